@@ -76,7 +76,7 @@ spark-faults: jars  ## Spark drivers, tasks, executors, checkpoints, proxy and b
 	@$(KEEP_BYTECODE) $(BIN)/python -m tests.spark_faults $(FAULTS)
 
 crash-steps: jars  ## a topic grows, and the proxy dies before and after each step, or the broker does
-	@$(PYTEST) -q -m "" -k killed --durations=0 tests/integration/test_growing_topics.py
+	@$(PYTEST) -q -m "" -k killed --durations=0 tests/integration/test_partition_expansion.py
 
 bench: jars  ## all routes to Kafka measured in one run; BENCH="--quick --only 'produce*'" (docs/performance.md)
 	@$(BIN)/python -m benchmarks $(BENCH)

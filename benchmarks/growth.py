@@ -74,7 +74,7 @@ class Client:
         self._socket = socket.create_connection((host, int(port)), _TIMEOUT_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def ask(self, frame: bytes) -> bytes:
+    def query(self, frame: bytes) -> bytes:
         """The answer without its length."""
         self._socket.sendall(frame)
         data = self._socket.recv(65536)
@@ -88,9 +88,9 @@ class Client:
     def greet(self, topic: str) -> None:
         """As every client begins."""
         versions = Message(client_software_name="growth", client_software_version="1")
-        self.ask(control.encode_request_frame(_API_VERSIONS, 3, 1, "growth", versions))
-        wanted = Message(topics=[Message(name=topic, topic_id=_NO_ID)], allow_auto_topic_creation=False)
-        self.ask(control.encode_request_frame(_METADATA, 12, 2, "growth", wanted))
+        self.query(control.encode_request_frame(_API_VERSIONS, 3, 1, "growth", versions))
+        requested = Message(topics=[Message(name=topic, topic_id=_NO_ID)], allow_auto_topic_creation=False)
+        self.query(control.encode_request_frame(_METADATA, 12, 2, "growth", requested))
 
     def close(self) -> None:
         self._socket.close()
@@ -154,10 +154,10 @@ class _Table:
     def costs(self, loads: dict[str, tuple[ProxyProcess, Callable[[], int]]]) -> None:
         """Each load in turn, again and again. The first is the smallest; ratios are made within each turn."""
         found: dict[str, list[float]] = {route: [] for route in loads}
-        for turn in range(_TURNS + 1):
+        for exchange in range(_TURNS + 1):
             for route, (proxy, load) in loads.items():
                 cost = cost_us(proxy, load)
-                if turn:  # the first warms up
+                if exchange:  # the first warms up
                     found[route].append(cost)
         smallest = next(iter(found.values()))
         for route, values in found.items():
@@ -198,7 +198,7 @@ def connections(stack: ExitStack, scale: float) -> list[Row]:
 
     def in_turn() -> int:
         for client in itertools.islice(everybody, _TURN_REQUESTS):
-            client.ask(frame)
+            client.query(frame)
         return _TURN_REQUESTS
 
     table.costs(
@@ -215,7 +215,7 @@ def connections(stack: ExitStack, scale: float) -> list[Row]:
 def _again_and_again(client: Client, frame: bytes) -> Callable[[], int]:
     def load() -> int:
         for _ in range(_TURN_REQUESTS):
-            client.ask(frame)
+            client.query(frame)
         return _TURN_REQUESTS
 
     return load
@@ -248,7 +248,7 @@ def partitions(stack: ExitStack, scale: float) -> list[Row]:
         for index, (name, partition) in itertools.islice(each_once, count):
             frames.append(produce_frame(name, partition, expected=rounds[index]))
             rounds[index] += 1
-        return _ask_all(clients[large], frames)
+        return _query_all(clients[large], frames)
 
     one = _appends(clients[small])
     empty_kb = rss_kb(large.pid)
@@ -269,19 +269,19 @@ def _appends(client: Client) -> Callable[[], int]:
 
     def load() -> int:
         frames = [produce_frame("required-one", 0, expected=next(ends)) for _ in range(_TURN_REQUESTS)]
-        return _ask_all(client, frames)
+        return _query_all(client, frames)
 
     return load
 
 
-def _ask_all(client: Client, frames: Iterator[bytes] | Sequence[bytes]) -> int:
+def _query_all(client: Client, frames: Iterator[bytes] | Sequence[bytes]) -> int:
     sent = 0
     for frame in frames:
-        answer = client.ask(frame)
+        answer = client.query(frame)
         give_up = time.monotonic() + _TIMEOUT_SECONDS
         while _result(answer).error_code == _TRY_AGAIN and time.monotonic() < give_up:
             time.sleep(_PAUSE_SECONDS)
-            answer = client.ask(frame)
+            answer = client.query(frame)
         sent += 1
         check(answer, f"append {sent}")
     return sent

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fencepost_proxy.dev.jars import classpath, release
 from fencepost_proxy.dev.java import find_jdk, logging_flags
-from fencepost_proxy.dev.process import guarded
+from fencepost_proxy.dev.process import supervised
 from fencepost_proxy.dev.tools import MAIN_CLASSES, compile_java
 
 _SOURCES = Path(__file__).parent / "java"
@@ -62,7 +62,7 @@ class Jvm:
         logging = logging_flags("ERROR", to_stderr=True)
         with log.open("a") as errors:
             self._process = subprocess.Popen(
-                guarded([str(find_jdk().java), *_JVM, *logging, "-cp", path, "PerfRunner"]),
+                supervised([str(find_jdk().java), *_JVM, *logging, "-cp", path, "PerfRunner"]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

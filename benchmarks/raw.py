@@ -42,7 +42,7 @@ class Connection:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), _TIMEOUT_SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._held = b""
+        self._paused = b""
 
     def close(self) -> None:
         self.socket.close()
@@ -52,17 +52,17 @@ class Connection:
 
     def receive(self) -> bytes:
         """The next answer, its length included."""
-        data = self._held
+        data = self._paused
         while len(data) < 4 or len(data) < 4 + _LENGTH.unpack_from(data)[0]:
             more = self.socket.recv(65536)
             if not more:
                 raise RefusedError("the connection was closed")
             data += more
         end = 4 + _LENGTH.unpack_from(data)[0]
-        self._held = data[end:]
+        self._paused = data[end:]
         return data[:end]
 
-    def ask(self, request: Any, response_class: Any, version: int) -> Any:
+    def query(self, request: Any, response_class: Any, version: int) -> Any:
         self.send(_frame(request, version))
         return response_class.decode(self.receive()[4:], version=version, header=True)
 
@@ -82,7 +82,7 @@ class Connection:
             include_cluster_authorized_operations=False,
             include_topic_authorized_operations=False,
         )
-        return self.ask(request, MetadataResponse, METADATA_VERSION)
+        return self.query(request, MetadataResponse, METADATA_VERSION)
 
     def broker(self) -> str:
         """The address that this route tells its clients to use."""
@@ -103,12 +103,12 @@ class Connection:
             ],
         )
         request = CreateTopicsRequest(topics=[topic], timeout_ms=20_000, validate_only=False)
-        answer = self.ask(request, CreateTopicsResponse, 5).topics[0]
+        answer = self.query(request, CreateTopicsResponse, 5).topics[0]
         if answer.error_code:
             raise RefusedError(f"topic {name} was not created: {answer.error_code} {answer.error_message}")
 
     def delete_topic(self, name: str) -> None:
-        self.ask(DeleteTopicsRequest(topic_names=[name], timeout_ms=20_000), DeleteTopicsResponse, 4)
+        self.query(DeleteTopicsRequest(topic_names=[name], timeout_ms=20_000), DeleteTopicsResponse, 4)
 
     def producer(self) -> tuple[int, int, int]:
         """An idempotent producer's id and epoch, and its first sequence. The coordinator may need a moment at first."""
@@ -117,7 +117,7 @@ class Connection:
         )
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         while True:
-            answer = self.ask(request, InitProducerIdResponse, 4)
+            answer = self.query(request, InitProducerIdResponse, 4)
             if not answer.error_code:
                 return answer.producer_id, answer.producer_epoch, 0
             if time.monotonic() > deadline:
@@ -164,14 +164,14 @@ class Appends:
     def frame(self) -> bytearray:
         """Valid until the next call."""
         shape = self.shape
-        said = b""
+        stated = b""
         if shape.carrier == "header":
-            said = b"%d" % self.next_offset
-        if len(said) != self._header_bytes:
-            self._make(said)
+            stated = b"%d" % self.next_offset
+        if len(stated) != self._header_bytes:
+            self._make(stated)
         frame, at = self._frame, self._batch_at
-        if said:
-            frame[self._header_at : self._header_at + len(said)] = said
+        if stated:
+            frame[self._header_at : self._header_at + len(stated)] = stated
         elif shape.carrier == "base":
             _OFFSET.pack_into(frame, at, self.next_offset)
         if shape.producer != NO_PRODUCER:
@@ -193,11 +193,11 @@ class Appends:
         if error:
             raise RefusedError(f"{self.shape.topic}: an append was answered with {error}: {answer[4:]!r}")
 
-    def _make(self, said: bytes) -> None:
+    def _make(self, stated: bytes) -> None:
         shape = self.shape
-        placeholder = _PLACEHOLDER[: len(said)]
+        placeholder = _PLACEHOLDER[: len(stated)]
         batch = _batch(shape, placeholder)
-        if said:
+        if stated:
             name_at = batch.index(b"expected-offset")
             self._header_at = name_at + len("expected-offset") + 1
         data = ProduceRequest.TopicProduceData
@@ -212,10 +212,10 @@ class Appends:
         self._batch_at = self._frame.index(batch)
         self._batch_bytes = len(batch)
         self._header_at += self._batch_at
-        self._header_bytes = len(said)
+        self._header_bytes = len(stated)
 
 
-def _batch(shape: Shape, said: bytes) -> bytes:
+def _batch(shape: Shape, stated: bytes) -> bytes:
     producer_id, epoch, sequence = shape.producer
     builder = DefaultRecordBatchBuilder(
         magic=2,
@@ -227,7 +227,7 @@ def _batch(shape: Shape, said: bytes) -> bytes:
         batch_size=1 << 24,
     )
     for index in range(shape.records):
-        headers = [("expected-offset", said)] if said and index == 0 else []
+        headers = [("expected-offset", stated)] if stated and index == 0 else []
         builder.append(index, 0, None, b"x" * shape.record_bytes, headers)
     return bytes(builder.build())
 

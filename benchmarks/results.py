@@ -302,8 +302,8 @@ def goal_lines(rows: Iterable[Row]) -> list[str]:
     lines = ["| | route | measure | goal | measured | |", "|---|---|---|---|---|---|"]
     for row in rows:
         if row.goal is not None:
-            verdict = "met" if row.goal.met_by(row.median) else "**missed**"
-            lines.append(f"| {row.table} | {row.route} | {row.measure} | {row.goal} | {row} | {verdict} |")
+            decision = "met" if row.goal.met_by(row.median) else "**missed**"
+            lines.append(f"| {row.table} | {row.route} | {row.measure} | {row.goal} | {row} | {decision} |")
     return lines
 
 

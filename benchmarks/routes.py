@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks import machine
 from benchmarks.results import DIRECT, PRODUCT
 from fencepost_proxy.dev.cluster import FREE_PORTS, HOST
-from fencepost_proxy.dev.process import GuardedProcess
+from fencepost_proxy.dev.process import SupervisedProcess
 
 HAPROXY = "HAProxy (TCP)"
 #: What people use now: said to be missing where peers.toml does not name them.
@@ -205,7 +205,7 @@ class Route:
             "config": str(self._directory / "config"),
             **{f"port{each}": str(port + each) for each in range(1, PORTS)},
         }
-        self._process: GuardedProcess | None = None
+        self._process: SupervisedProcess | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -229,7 +229,7 @@ class Route:
         command = [os.path.expanduser(filled(word, self._values)) for word in self.peer.start]
         command[0] = shutil.which(command[0]) or command[0]
         environment = {**os.environ, **{key: filled(text, self._values) for key, text in self.peer.environment.items()}}
-        process = self._process = GuardedProcess(command, output=self.log, environment=environment)
+        process = self._process = SupervisedProcess(command, output=self.log, environment=environment)
         # A guarded process is an interpreter at first, and only then the program.
         first = machine.command_line(process.pid)
         while process.running and set(first) >= _IS_GUARD and machine.command_line(process.pid) == first:

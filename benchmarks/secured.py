@@ -51,10 +51,10 @@ class Setup:
     client: dict[str, Any]
     connect: Callable[[], Connection]
     secured: bool
-    seen: dict[str, list[float]] = field(default_factory=dict)
+    observed: dict[str, list[float]] = field(default_factory=dict)
 
     def note(self, figure: str, value: float) -> None:
-        self.seen.setdefault(figure, []).append(value)
+        self.observed.setdefault(figure, []).append(value)
 
 
 @contextlib.contextmanager
@@ -187,29 +187,29 @@ def main() -> int:
             for setup in measured:
                 measure(setup, number, megabytes * 1_000_000, connections)
                 if not number:
-                    setup.seen = {OPEN: setup.seen[OPEN]}  # a first round warms up; memory is only new once
+                    setup.observed = {OPEN: setup.observed[OPEN]}  # a first round warms up; memory is only new once
             print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
         for setup in measured:
-            setup.seen[OPEN] = setup.seen[OPEN][:1]
+            setup.observed[OPEN] = setup.observed[OPEN][:1]
             if setup.secured:
                 stall(setup, 3 * connections)
-    first = measured[0].seen
+    first = measured[0].observed
     print("| " + " | ".join(["", *FIGURES]) + " |")
     print("|---" * (len(FIGURES) + 1) + "|")
     for setup in measured:
-        cells = [_cell(setup.seen.get(each, []), first.get(each, [])) for each in FIGURES]
+        cells = [_cell(setup.observed.get(each, []), first.get(each, [])) for each in FIGURES]
         print("| " + " | ".join([setup.name, *cells]) + " |")
     return 0
 
 
-def _cell(seen: list[float], without: list[float]) -> str:
+def _cell(observed: list[float], without: list[float]) -> str:
     """The middle of the rounds, and its ratio to what is there without TLS."""
-    if not seen:
+    if not observed:
         return "–"
-    middle = statistics.median(seen)
-    if not without or seen is without:
+    middle = statistics.median(observed)
+    if not without or observed is without:
         return f"{middle:.2f}"
-    ratios = [one / other for one, other in zip(seen, without, strict=True) if other > 0]
+    ratios = [one / other for one, other in zip(observed, without, strict=True) if other > 0]
     return f"{middle:.2f} (×{statistics.median(ratios):.1f})" if ratios else f"{middle:.2f}"
 
 

@@ -158,25 +158,25 @@ class Bench:
         found = found.selectExpr("CAST(tailnum AS BINARY) AS key", "CAST(to_json(struct(*)) AS BINARY) AS value")
         return found.crossJoin(self.spark.range(FLIGHTS_TIMES)).select("key", "value")
 
-    def measure(self, lane: Lane, into: Measured) -> None:
+    def measure(self, purpose: Lane, into: Measured) -> None:
         """One write, into a topic of its own. Raises WrongCountError."""
-        rows, count = self.rows(_FLIGHTS if lane.input.startswith(_FLIGHTS) else _KEYED)
-        topic = self._run.topic(lane.prefix, PARTITIONS)
-        route = next(each for each in self._run.routes if each.name == lane.route)
-        if not lane.key:
+        rows, count = self.rows(_FLIGHTS if purpose.input.startswith(_FLIGHTS) else _KEYED)
+        topic = self._run.topic(purpose.prefix, PARTITIONS)
+        route = next(each for each in self._run.routes if each.name == purpose.route)
+        if not purpose.key:
             rows = rows.select("value")
-        if lane.arranged:
+        if purpose.arranged:
             from fencepost.spark import arrange  # noqa: PLC0415 - its import takes its time
 
             rows = arrange(rows, partitions=PARTITIONS)
-        writer = rows.write.format(_OURS if lane.ours else "kafka").mode("append")
+        writer = rows.write.format(_OURS if purpose.ours else "kafka").mode("append")
         options = {
             "kafka.bootstrap.servers": route.address,
             "kafka.compression.type": self._compression,
             "topic": topic,
         }
-        if lane.ours:
-            options |= {"sink.id": f"bench-{uuid.uuid4().hex}", "arranged": str(lane.arranged).lower()}
+        if purpose.ours:
+            options |= {"sink.id": f"bench-{uuid.uuid4().hex}", "arranged": str(purpose.arranged).lower()}
         spent = self._cpu(route)
         began = time.monotonic()
         writer.options(**options).save()
@@ -248,12 +248,12 @@ def measured(bench: Bench, lanes: list[Lane], rounds: int, seconds_max: float) -
             say(f"{number - 1} rounds, not {rounds}: another would not end within {seconds_max:.0f} s")
             break
         if number <= 1:
-            found = {lane: Measured() for lane in lanes}
+            found = {purpose: Measured() for purpose in lanes}
         since = time.monotonic()
         # There and back, so that no lane is always behind the same other.
-        for lane in lanes if number % 2 else reversed(lanes):
-            bench.measure(lane, found[lane])
-            say(f"round {number}: {lane.label}: {found[lane].rows_per_second[-1]:,.0f} rows/s")
+        for purpose in lanes if number % 2 else reversed(lanes):
+            bench.measure(purpose, found[purpose])
+            say(f"round {number}: {purpose.label}: {found[purpose].rows_per_second[-1]:,.0f} rows/s")
         longest = max(longest, time.monotonic() - since)
     return found
 
@@ -272,31 +272,33 @@ def table(found: dict[Lane, Measured]) -> list[Row]:
 
 
 def _rows(found: dict[Lane, Measured]) -> Iterator[Row]:
-    for lane, values in found.items():
-        base = next(each for each in found if each.input == lane.input)
-        yield Row(lane.input, lane.name, "k rows/s", tuple(each / 1e3 for each in values.rows_per_second))
-        if lane is not base:
+    for purpose, values in found.items():
+        base = next(each for each in found if each.input == purpose.input)
+        yield Row(purpose.input, purpose.name, "k rows/s", tuple(each / 1e3 for each in values.rows_per_second))
+        if purpose is not base:
             ratio = ratios(values.rows_per_second, found[base].rows_per_second)
             # Arranging is no part of a sink: what is arranged has its goal beside Spark's sink with the same rows.
-            yield Row(lane.input, lane.name, OF_SPARK, ratio, _GOAL if lane.ours and not lane.arranged else None)
-        same = next((each for each in found if each.input == lane.input and each.arranged and not each.ours), None)
-        if lane.ours and lane.arranged and same is not None:
+            yield Row(
+                purpose.input, purpose.name, OF_SPARK, ratio, _GOAL if purpose.ours and not purpose.arranged else None
+            )
+        same = next((each for each in found if each.input == purpose.input and each.arranged and not each.ours), None)
+        if purpose.ours and purpose.arranged and same is not None:
             ratio = ratios(values.rows_per_second, found[same].rows_per_second)
-            yield Row(lane.input, lane.name, OF_SPARK_ARRANGED, ratio, _GOAL)
+            yield Row(purpose.input, purpose.name, OF_SPARK_ARRANGED, ratio, _GOAL)
         for who, cpu in values.cpu.items():
-            if who != "proxy" or lane.route != DIRECT:
-                yield Row(lane.input, lane.name, f"{who} CPU s/M rows", tuple(cpu))
+            if who != "proxy" or purpose.route != DIRECT:
+                yield Row(purpose.input, purpose.name, f"{who} CPU s/M rows", tuple(cpu))
 
 
 def chosen(patterns: list[str]) -> list[Lane]:
     """The lanes that match, and what they are compared with."""
-    inputs = {lane.input for lane in _LANES if _matches(lane, patterns)}
-    firsts = {next(lane for lane in _LANES if lane.input == each) for each in inputs}
-    return [lane for lane in _LANES if lane in firsts or _matches(lane, patterns)]
+    inputs = {purpose.input for purpose in _LANES if _matches(purpose, patterns)}
+    firsts = {next(purpose for purpose in _LANES if purpose.input == each) for each in inputs}
+    return [purpose for purpose in _LANES if purpose in firsts or _matches(purpose, patterns)]
 
 
-def _matches(lane: Lane, patterns: list[str]) -> bool:
-    return any(fnmatch.fnmatchcase(lane.label, pattern) for pattern in patterns)
+def _matches(purpose: Lane, patterns: list[str]) -> bool:
+    return any(fnmatch.fnmatchcase(purpose.label, pattern) for pattern in patterns)
 
 
 def published(page: str, report: Report) -> str:
@@ -336,7 +338,9 @@ def main() -> int:
         return 0
     lanes = chosen(options.only or ["*"])
     if not lanes:
-        parser.error(f"no lane is called like {options.only}; there are: {', '.join(lane.label for lane in _LANES)}")
+        parser.error(
+            f"no lane is called like {options.only}; there are: {', '.join(purpose.label for purpose in _LANES)}"
+        )
     rounds = options.rounds or (1 if options.quick else _ROUNDS)
     try:
         report = _measure(rounds, lanes, options)

@@ -26,7 +26,7 @@ from benchmarks.stage import FULL, Run, Stage
 from fencepost_proxy.dev.cluster import HOST
 from fencepost_proxy.dev.demo import end_session, tail
 from fencepost_proxy.dev.errors import DevError
-from fencepost_proxy.dev.process import GuardedProcess
+from fencepost_proxy.dev.process import SupervisedProcess
 
 JOBS: Final = Path(__file__).parents[1] / "spark_jobs"
 PARTITIONS: Final = 4
@@ -60,17 +60,17 @@ class Job:
             command += ["--conf", f"{setting}={value}"]
         say(f"spark-submit {name}.py {' '.join(arguments)}")
         environment = {**os.environ, "SPARK_HOME": home, "PYSPARK_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
-        self.process = GuardedProcess(
+        self.process = SupervisedProcess(
             [*command, str(JOBS / f"{name}.py"), *arguments], output=self.log, environment=environment
         )
-        self._name, self._told, self._since = name, 0, time.monotonic()
+        self._name, self._reported, self._since = name, 0, time.monotonic()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """What it has printed since the last time."""
         lines = self.log.read_text("utf-8", errors="replace").splitlines(keepends=True)
-        for line in lines[self._told :]:
+        for line in lines[self._reported :]:
             if line.endswith("\n"):
-                self._told += 1
+                self._reported += 1
                 if line.startswith(self._name):
                     say("  " + line.rstrip())
 
@@ -79,9 +79,9 @@ class Job:
         while self.process.running:
             if time.monotonic() - self._since > _SECONDS_MAX:
                 raise DevError(f"{self._name} does not end")
-            self.tell()
+            self.report()
             time.sleep(0.5)
-        self.tell()
+        self.report()
         if self.process.exit_code != 0:
             raise DevError(f"{self._name} ended with {self.process.exit_code}:\n{tail(self.log)}")
         say(f"exit code 0, after {time.monotonic() - self._since:.0f} s")
@@ -118,11 +118,11 @@ def load_kill_and_verify(run: Run, copies: int) -> None:
             while there() < total / 2:
                 if not job.process.running:
                     raise DevError(f"the load ended before it could be killed:\n{tail(job.log)}")
-                job.tell()
+                job.report()
                 time.sleep(0.1)
         finally:
             end_session(job.process)
-        job.tell()
+        job.report()
         say(f"KILLED with -9: driver, JVM and workers. {there():,} records are in the log")
     Job(run, "bulk_load", *load).wait()
     Job(run, "verify", "--input", str(files), "--key", _KEY, "--topic", topic, "--bootstrap", run.kafka).wait()

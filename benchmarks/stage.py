@@ -259,10 +259,10 @@ def await_kafka_behind(route: Route) -> str:
         try:
             with contextlib.closing(Connection(route.address)) as connection:
                 connection.greet()
-                told = connection.broker()
-                with contextlib.closing(Connection(told)) as behind:
+                reported = connection.broker()
+                with contextlib.closing(Connection(reported)) as behind:
                     behind.greet()
-            return told
+            return reported
         except (OSError, RefusedError) as error:
             problem = str(error)
         if route.is_ours and not route.running:

@@ -44,7 +44,7 @@ _PATHS: Final = (
     "/readyz",
 )
 _COMMANDS: Final = (("status",), ("topics",), ("topics", "listed-000"), ("expansions",), ("transactions",))
-_LOOK_SECONDS: Final = 5.0
+_PROBE_SECONDS: Final = 5.0
 _PATIENCE_SECONDS: Final = 600.0
 _CONFIG: Final = """
 [topics."listed-*"]
@@ -58,8 +58,8 @@ def fill(bootstrap: str, topics: int, partitions: int) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     # Kafka creates at most 10,000 partitions by one request.
     for start in range(0, len(names), 10):
-        wanted = [NewTopic(name, partitions, 1) for name in names[start : start + 10]]
-        for made in admin.create_topics(wanted, request_timeout=_PATIENCE_SECONDS).values():
+        requested = [NewTopic(name, partitions, 1) for name in names[start : start + 10]]
+        for made in admin.create_topics(requested, request_timeout=_PATIENCE_SECONDS).values():
             made.result()
     entry = ConfigEntry("check.expected.offsets", "required", incremental_operation=AlterConfigOpType.SET)
     switched_on = [
@@ -120,7 +120,7 @@ def share(pid: int, seconds: float, work: Callable[[], None] | None = None) -> f
     while (now := time.monotonic()) < began + seconds:
         if work is not None and now >= due:
             work()
-            due += _LOOK_SECONDS
+            due += _PROBE_SECONDS
         time.sleep(min(0.2, seconds / 10))
     return (cpu_seconds(pid) - before) / (time.monotonic() - began) * 100
 
@@ -158,12 +158,14 @@ def measure(directory: Path, topics: int, partitions: int, seconds: float) -> No
                 print(f"{path:42}{size:>10,}{cpu_ms:>9.1f}{passed_ms:>9.1f}", flush=True)
             print(f"\n{'command':42}{'lines':>10}{'s':>9}")
             for command in _COMMANDS:
-                told, passed = fencepost(*command, "--status", address)
-                print(f"{'fencepost ' + ' '.join(command):42}{told.count(chr(10)):>10}{passed:>9.1f}", flush=True)
+                reported, passed = fencepost(*command, "--status", address)
+                print(f"{'fencepost ' + ' '.join(command):42}{reported.count(chr(10)):>10}{passed:>9.1f}", flush=True)
             file = directory / "checked.toml"
             file.write_text(f'upstream = "{kafka.bootstrap}"\nlisten = "127.0.0.1:{proxy.port}"\n{_CONFIG}')
-            told, passed = fencepost("check", "--running", "--config", str(file))
-            print(f"{'fencepost check --running':42}{told.count(chr(10)):>10}{passed:>9.1f}\n\n{told}", flush=True)
+            reported, passed = fencepost("check", "--running", "--config", str(file))
+            print(
+                f"{'fencepost check --running':42}{reported.count(chr(10)):>10}{passed:>9.1f}\n\n{reported}", flush=True
+            )
             print(f"resident memory at the end: {rss_kb(proxy.pid) / 1024:.0f} MB", flush=True)
 
 

@@ -66,7 +66,7 @@ def rows(run: Run) -> list[Row]:
         of_two = _chain(run, two)
         topic, filled = run.topic("plain", PARTITIONS), _filled_topic(run)
         lanes = [Lane(DIRECT, run.direct, topic), Lane(ONE, run.product, topic), Lane(TWO, two, topic)]
-        reading = [replace(lane, topic=filled) for lane in lanes]
+        reading = [replace(purpose, topic=filled) for purpose in lanes]
         plan = run.plan
         requests = _REQUESTS_QUICK if plan.quick else _REQUESTS
         found = [
@@ -79,7 +79,9 @@ def rows(run: Run) -> list[Row]:
                     run,
                     "workers, produce",
                     lanes,
-                    lambda lane: _produce(run, lane, plan.produce_records, RECORD_BYTES, "enable.idempotence=false"),
+                    lambda purpose: _produce(
+                        run, purpose, plan.produce_records, RECORD_BYTES, "enable.idempotence=false"
+                    ),
                 ),
             ),
             *_of(
@@ -87,20 +89,20 @@ def rows(run: Run) -> list[Row]:
                 "MiB/s",
                 "CPU s/GB",
                 lanes,
-                _rounds(run, "workers, consume", reading, lambda lane: _consume(run, lane, plan.consume_records)),
+                _rounds(run, "workers, consume", reading, lambda purpose: _consume(run, purpose, plan.consume_records)),
             ),
             *_of(
                 "small requests",
                 "per s",
                 "CPU µs each",
                 lanes,
-                _rounds(run, "workers, small requests", lanes, lambda lane: _small_requests(lane, requests)),
+                _rounds(run, "workers, small requests", lanes, lambda purpose: _small_requests(purpose, requests)),
             ),
         ]
         found += [
-            Row(TABLE, lane.name, "RSS MB", (machine.rss_bytes(lane.route.pids()) / 1e6,))
-            for lane in lanes
-            if lane.route.is_ours
+            Row(TABLE, purpose.name, "RSS MB", (machine.rss_bytes(purpose.route.pids()) / 1e6,))
+            for purpose in lanes
+            if purpose.route.is_ours
         ]
         found += [
             Row(TABLE, ONE, "chain MiB/s", of_one),
@@ -112,9 +114,11 @@ def rows(run: Run) -> list[Row]:
 
 
 def _of(what: str, unit: str, cpu: str, lanes: list[Lane], found: dict[str, Found]) -> list[Row]:
-    made = [Row(TABLE, lane.name, f"{what} {unit}", tuple(found[lane.name].rates)) for lane in lanes]
+    made = [Row(TABLE, purpose.name, f"{what} {unit}", tuple(found[purpose.name].rates)) for purpose in lanes]
     made += [
-        Row(TABLE, lane.name, f"{what} {cpu}", tuple(found[lane.name].cpu)) for lane in lanes if lane.route.is_ours
+        Row(TABLE, purpose.name, f"{what} {cpu}", tuple(found[purpose.name].cpu))
+        for purpose in lanes
+        if purpose.route.is_ours
     ]
     made.append(Row(TABLE, TWO, f"{what} of {ONE}", ratios(found[TWO].rates, found[ONE].rates)))
     return made
@@ -123,29 +127,29 @@ def _of(what: str, unit: str, cpu: str, lanes: list[Lane], found: dict[str, Foun
 def _chain(run: Run, route: Route) -> tuple[float, ...]:
     """MiB/s of 16 KB batches, five in flight, on a `required` topic; one value a round, the first dropped."""
     rates = []
-    with contextlib.closing(_Chain("", route, run.topic("required"), "header")) as chain:
+    with contextlib.closing(_Chain("", route, run.topic("required"), "header")) as pipeline_key:
         for _ in range(run.plan.rounds + 1):
             for _ in range(run.plan.slices):
-                chain.slice(run.plan.slice_requests)
-            rates.append(statistics.median(chain.rates))
-            chain.rates.clear()
+                pipeline_key.slice(run.plan.slice_requests)
+            rates.append(statistics.median(pipeline_key.rates))
+            pipeline_key.rates.clear()
     say(f"workers, chain: {rates[-1]:.3g} MiB/s")
     return tuple(rates[1:])
 
 
-def _small_requests(lane: Lane, requests: int) -> tuple[float, float]:
+def _small_requests(purpose: Lane, requests: int) -> tuple[float, float]:
     """Requests a second, and µs of the route's CPU time for each."""
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
-        bootstrap = stack.enter_context(contextlib.closing(Connection(lane.route.address)))
+        bootstrap = stack.enter_context(contextlib.closing(Connection(purpose.route.address)))
         leader = bootstrap.broker()
         for _ in range(_CONNECTIONS):
             connection = stack.enter_context(contextlib.closing(Connection(leader)))
             connection.greet()
-            appends = Appends(Shape(lane.topic, 1, 100))
+            appends = Appends(Shape(purpose.topic, 1, 100))
             selector.register(connection.socket, selectors.EVENT_READ, (connection, appends))
             connection.send(appends.frame())
             appends.check(connection.receive())
-        with cpu_of(lane.route) as cpu:
+        with cpu_of(purpose.route) as cpu:
             began = time.perf_counter()
             for key in list(selector.get_map().values()):
                 key.data[0].send(key.data[1].frame())
@@ -153,12 +157,12 @@ def _small_requests(lane: Lane, requests: int) -> tuple[float, float]:
             while answered < requests:
                 ready = selector.select(_ANSWER_SECONDS)
                 if not ready:
-                    raise RefusedError(f"{lane.name}: no answer within {_ANSWER_SECONDS:g} s")
+                    raise RefusedError(f"{purpose.name}: no answer within {_ANSWER_SECONDS:g} s")
                 for key, _ in ready:
                     connection, appends = key.data
                     appends.check(connection.receive())
                     answered += 1
                     connection.send(appends.frame())
             took = time.perf_counter() - began
-    say(f"{lane.name}: {answered / took:,.0f} requests/s")
+    say(f"{purpose.name}: {answered / took:,.0f} requests/s")
     return answered / took, cpu[0] / answered * 1e6

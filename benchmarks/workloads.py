@@ -56,26 +56,26 @@ def _rounds(
     run: Run, what: str, lanes: Sequence[Lane], measure: Callable[[Lane], tuple[float, float]]
 ) -> dict[str, Found]:
     """`measure` gives (rate, CPU seconds per GB). The first round is dropped."""
-    found = {lane.name: Found() for lane in lanes}
+    found = {purpose.name: Found() for purpose in lanes}
     for number in range(run.plan.rounds + 1):
         say(f"{what}: {f'round {number} of {run.plan.rounds}' if number else 'warm-up'}")
-        for lane in rotated(lanes, number):
-            rate, cpu = measure(lane)
+        for purpose in rotated(lanes, number):
+            rate, cpu = measure(purpose)
             if number:
-                found[lane.name].rates.append(rate)
-                found[lane.name].cpu.append(cpu)
+                found[purpose.name].rates.append(rate)
+                found[purpose.name].cpu.append(cpu)
     return found
 
 
 def _rows(table: str, lanes: Sequence[Lane], found: dict[str, Found], base: str, *, measure: str) -> list[Row]:
     rows = []
-    for lane in lanes:
-        mine = found[lane.name]
-        rows.append(Row(table, lane.name, measure, tuple(mine.rates)))
-        if lane.name != base:
-            rows.append(Row(table, lane.name, f"of {base}", ratios(mine.rates, found[base].rates)))
-        if lane.route.is_ours:
-            rows.append(Row(table, lane.name, CPU_PER_GB, tuple(mine.cpu)))
+    for purpose in lanes:
+        mine = found[purpose.name]
+        rows.append(Row(table, purpose.name, measure, tuple(mine.rates)))
+        if purpose.name != base:
+            rows.append(Row(table, purpose.name, f"of {base}", ratios(mine.rates, found[base].rates)))
+        if purpose.route.is_ours:
+            rows.append(Row(table, purpose.name, CPU_PER_GB, tuple(mine.cpu)))
     return rows
 
 
@@ -96,14 +96,14 @@ def lanes_of(run: Run, plain: str, checked: Sequence[str]) -> list[Lane]:
 
 
 def _produce(
-    run: Run, lane: Lane, records: int, size: int, *settings: str, tool: Sequence[str] = ()
+    run: Run, purpose: Lane, records: int, size: int, *settings: str, tool: Sequence[str] = ()
 ) -> tuple[float, float]:
-    with cpu_of(lane.route) as cpu:
+    with cpu_of(purpose.route) as cpu:
         printed = run.jvm.run(
             "kafka-producer-perf-test",
             [
-                *("--topic", lane.topic, "--num-records", str(records), "--record-size", str(size)),
-                *("--throughput", "-1", "--bootstrap-server", lane.route.address),
+                *("--topic", purpose.topic, "--num-records", str(records), "--record-size", str(size)),
+                *("--throughput", "-1", "--bootstrap-server", purpose.route.address),
                 *tool,
                 *("--command-property", "acks=all", *_PRODUCER, *settings),
             ],
@@ -121,14 +121,19 @@ def produce(run: Run) -> list[Row]:
         run,
         "produce",
         lanes,
-        lambda lane: _produce(run, lane, run.plan.produce_records, RECORD_BYTES, "enable.idempotence=false"),
+        lambda purpose: _produce(run, purpose, run.plan.produce_records, RECORD_BYTES, "enable.idempotence=false"),
     )
     run.drop(*topics)
     rows = _rows("produce", lanes, found, "direct", measure="MiB/s")
     rows += [
-        Row("memory", lane.route.name, "peak MB under produce load", (machine.rss_peak_bytes(lane.route.pids()) / 1e6,))
-        for lane in lanes
-        if lane.route.is_ours and lane.topic == topics[0]
+        Row(
+            "memory",
+            purpose.route.name,
+            "peak MB under produce load",
+            (machine.rss_peak_bytes(purpose.route.pids()) / 1e6,),
+        )
+        for purpose in lanes
+        if purpose.route.is_ours and purpose.topic == topics[0]
     ]
     return rows
 
@@ -136,13 +141,15 @@ def produce(run: Run) -> list[Row]:
 def produce_small(run: Run) -> list[Row]:
     """Records of 100 bytes: on a topic with checks each record's headers are looked at."""
     topics = [run.topic("plain", PARTITIONS), *(run.topic("checked", PARTITIONS) for _ in run.products)]
-    lanes = [lane for lane in lanes_of(run, topics[0], topics[1:]) if lane.route in (run.direct, *run.products)]
+    lanes = [
+        purpose for purpose in lanes_of(run, topics[0], topics[1:]) if purpose.route in (run.direct, *run.products)
+    ]
     records = run.plan.produce_records * 4
     found = _rounds(
         run,
         "produce 100 B",
         lanes,
-        lambda lane: _produce(run, lane, records, SMALL_RECORD_BYTES, "enable.idempotence=false"),
+        lambda purpose: _produce(run, purpose, records, SMALL_RECORD_BYTES, "enable.idempotence=false"),
     )
     run.drop(*topics)
     rows = _rows("produce 100 B", lanes, found, "direct", measure="MiB/s")
@@ -164,7 +171,7 @@ def _against_itself(run: Run, table: str, measure: Callable[[Lane], tuple[float,
 def idempotent(run: Run) -> list[Row]:
     records = run.plan.produce_records
     return _against_itself(
-        run, "idempotent", lambda lane: _produce(run, lane, records, RECORD_BYTES, "enable.idempotence=true")
+        run, "idempotent", lambda purpose: _produce(run, purpose, records, RECORD_BYTES, "enable.idempotence=true")
     )
 
 
@@ -174,19 +181,19 @@ def transactional(run: Run) -> list[Row]:
     return _against_itself(
         run,
         "transactional",
-        lambda lane: _produce(run, lane, records, RECORD_BYTES, tool=("--transaction-duration-ms", "100")),
+        lambda purpose: _produce(run, purpose, records, RECORD_BYTES, tool=("--transaction-duration-ms", "100")),
     )
 
 
 # --- consume ----------------------------------------------------------------------------------------------------------
 
 
-def _consume(run: Run, lane: Lane, records: int, *settings: str) -> tuple[float, float]:
-    with cpu_of(lane.route) as cpu:
+def _consume(run: Run, purpose: Lane, records: int, *settings: str) -> tuple[float, float]:
+    with cpu_of(purpose.route) as cpu:
         printed = run.jvm.run(
             "kafka-consumer-perf-test",
             [
-                *("--bootstrap-server", lane.route.address, "--topic", lane.topic, "--num-records", str(records)),
+                *("--bootstrap-server", purpose.route.address, "--topic", purpose.topic, "--num-records", str(records)),
                 *(word for setting in settings for word in ("--command-property", setting)),
             ],
         )
@@ -205,7 +212,7 @@ def consume(run: Run) -> list[Row]:
     lanes = [Lane(route.name, route, topic) for route in run.routes]
     for route in run.routes:
         machine.forget_peak(route.pids())
-    found = _rounds(run, "consume", lanes, lambda lane: _consume(run, lane, run.plan.consume_records))
+    found = _rounds(run, "consume", lanes, lambda purpose: _consume(run, purpose, run.plan.consume_records))
     run.drop(topic)
     rows = _rows("consume", lanes, found, "direct", measure="MiB/s")
     rows += [
@@ -223,7 +230,7 @@ def read_committed(run: Run) -> list[Row]:
         run,
         "read_committed",
         lanes,
-        lambda lane: _consume(run, lane, run.plan.consume_records, "isolation.level=read_committed"),
+        lambda purpose: _consume(run, purpose, run.plan.consume_records, "isolation.level=read_committed"),
     )
     run.drop(topic)
     return _rows("read_committed", lanes, found, "direct", measure="MiB/s")
@@ -298,48 +305,48 @@ def one_in_flight(run: Run) -> list[Row]:
     plan = run.plan
     plain, checked = run.topic("plain"), [run.topic("checked") for _ in run.products]
     with contextlib.ExitStack() as opened:
-        lanes = [_Single(lane.name, lane.route, lane.topic, None) for lane in lanes_of(run, plain, checked)]
+        lanes = [_Single(purpose.name, purpose.route, purpose.topic, None) for purpose in lanes_of(run, plain, checked)]
         conditional = [
             _Single(f"{product.name}, {what}", product, run.topic(prefix), carrier)
             for product in run.products
             for prefix, carrier, what in _CARRIERS
         ]
         everything = [*lanes, *conditional]
-        for lane in everything:
-            opened.callback(lane.close)
-        p50: dict[str, list[float]] = {lane.name: [] for lane in everything}
-        p99: dict[str, list[float]] = {lane.name: [] for lane in everything}
-        rates: dict[str, list[float]] = {lane.name: [] for lane in everything}
-        cpu: dict[str, list[float]] = {lane.name: [] for lane in everything}
+        for purpose in everything:
+            opened.callback(purpose.close)
+        p50: dict[str, list[float]] = {purpose.name: [] for purpose in everything}
+        p99: dict[str, list[float]] = {purpose.name: [] for purpose in everything}
+        rates: dict[str, list[float]] = {purpose.name: [] for purpose in everything}
+        cpu: dict[str, list[float]] = {purpose.name: [] for purpose in everything}
         for number in range(plan.rounds + 1):
             say(f"one in flight: {f'round {number} of {plan.rounds}' if number else 'warm-up'}")
             with _no_collections():
-                for turn in range(plan.slices):
-                    for lane in rotated(everything, turn + number):
-                        lane.slice(plan.slice_requests)
-            for lane in everything:
+                for exchange in range(plan.slices):
+                    for purpose in rotated(everything, exchange + number):
+                        purpose.slice(plan.slice_requests)
+            for purpose in everything:
                 if number:
-                    times = sorted(lane.times)
-                    p50[lane.name].append(percentile(times, 0.5) / 1000)
-                    p99[lane.name].append(percentile(times, 0.99) / 1000)
-                    rates[lane.name].append(percentile(sorted(lane.slice_rates), 0.5))
-                    cpu[lane.name].append(lane.cpu / lane.requests * 1e6)
-                lane.forget()
+                    times = sorted(purpose.times)
+                    p50[purpose.name].append(percentile(times, 0.5) / 1000)
+                    p99[purpose.name].append(percentile(times, 0.99) / 1000)
+                    rates[purpose.name].append(percentile(sorted(purpose.slice_rates), 0.5))
+                    cpu[purpose.name].append(purpose.cpu / purpose.requests * 1e6)
+                purpose.forget()
     rows = []
-    for lane in lanes:
-        name = lane.name
+    for purpose in lanes:
+        name = purpose.name
         rows.append(Row("one in flight", name, "p50 µs", tuple(p50[name])))
-        if lane.route is not run.direct:
+        if purpose.route is not run.direct:
             added = tuple(mine - base for mine, base in zip(p50[name], p50["direct"], strict=True))
             rows.append(Row("one in flight", name, ADDED_P50, added))
         rows.append(Row("one in flight", name, P99, tuple(p99[name])))
-        if lane.route.is_ours:
+        if purpose.route.is_ours:
             rows.append(Row("one in flight", name, "proxy CPU µs/request", tuple(cpu[name])))
-    for lane in (*(each for each in lanes if each.route in run.products), *conditional):
-        name = lane.name
+    for purpose in (*(each for each in lanes if each.route in run.products), *conditional):
+        name = purpose.name
         rows.append(Row("conditional", name, "requests/s", tuple(rates[name])))
-        if lane in conditional:
-            unconditional = f"{lane.route.name}, {CHECKS_OFF}"
+        if purpose in conditional:
+            unconditional = f"{purpose.route.name}, {CHECKS_OFF}"
             rows.append(Row("conditional", name, OF_UNCONDITIONAL, ratios(rates[name], rates[unconditional])))
         rows.append(Row("conditional", name, "p50 µs", tuple(p50[name])))
         rows.append(Row("conditional", name, P99, tuple(p99[name])))
@@ -410,29 +417,31 @@ def _pipelined(run: Run, product: Route, *, others: bool) -> list[Row]:
             for prefix, carrier, what in _CARRIERS
         ]
         lanes += conditional
-        for lane in lanes:
-            opened.callback(lane.close)
-            rates[lane.name] = []
-            cpu[lane.name] = []
+        for purpose in lanes:
+            opened.callback(purpose.close)
+            rates[purpose.name] = []
+            cpu[purpose.name] = []
         for number in range(plan.rounds + 1):
             say(f"pipelined, {product.name}: {f'round {number} of {plan.rounds}' if number else 'warm-up'}")
             with _no_collections():
-                for turn in range(plan.slices):
-                    for lane in rotated(lanes, turn + number):
-                        lane.slice(plan.slice_requests)
-            for lane in lanes:
+                for exchange in range(plan.slices):
+                    for purpose in rotated(lanes, exchange + number):
+                        purpose.slice(plan.slice_requests)
+            for purpose in lanes:
                 if number:
-                    rates[lane.name].append(percentile(sorted(lane.rates), 0.5))
-                    cpu[lane.name].append(percentile(sorted(lane.cpu), 0.5))
-                lane.rates.clear()
-                lane.cpu.clear()
+                    rates[purpose.name].append(percentile(sorted(purpose.rates), 0.5))
+                    cpu[purpose.name].append(percentile(sorted(purpose.cpu), 0.5))
+                purpose.rates.clear()
+                purpose.cpu.clear()
     rows = []
-    for lane in lanes:
-        rows.append(Row("pipelined", lane.name, "MiB/s", tuple(rates[lane.name])))
-        if lane in conditional:
-            rows.append(Row("pipelined", lane.name, OF_UNCONDITIONAL, ratios(rates[lane.name], rates[unconditional])))
-        if lane.is_ours:
-            rows.append(Row("pipelined", lane.name, CPU_PER_GB, tuple(cpu[lane.name])))
+    for purpose in lanes:
+        rows.append(Row("pipelined", purpose.name, "MiB/s", tuple(rates[purpose.name])))
+        if purpose in conditional:
+            rows.append(
+                Row("pipelined", purpose.name, OF_UNCONDITIONAL, ratios(rates[purpose.name], rates[unconditional]))
+            )
+        if purpose.is_ours:
+            rows.append(Row("pipelined", purpose.name, CPU_PER_GB, tuple(cpu[purpose.name])))
     return rows
 
 
@@ -452,26 +461,34 @@ def _pipelined_java(run: Run, product: Route) -> list[Row]:
         Lane(f"{product.name}, required, header", product, run.topic("required")),
     ]
     records = run.plan.produce_records // 2
-    log_ends = dict.fromkeys((lane.topic for lane in lanes), 0)
+    log_ends = dict.fromkeys((purpose.topic for purpose in lanes), 0)
 
-    def measure(lane: Lane) -> tuple[float, float]:
-        expected = "-" if lane is lanes[0] else str(log_ends[lane.topic])
-        with cpu_of(lane.route) as cpu:
+    def measure(purpose: Lane) -> tuple[float, float]:
+        expected = "-" if purpose is lanes[0] else str(log_ends[purpose.topic])
+        with cpu_of(purpose.route) as cpu:
             printed = run.jvm.run(
                 "ChainLoad",
-                [lane.route.address, lane.topic, str(records), str(RECORD_BYTES), expected, "acks=all", *_PRODUCER],
+                [
+                    purpose.route.address,
+                    purpose.topic,
+                    str(records),
+                    str(RECORD_BYTES),
+                    expected,
+                    "acks=all",
+                    *_PRODUCER,
+                ],
             )
-        log_ends[lane.topic] += records
+        log_ends[purpose.topic] += records
         count, milliseconds = printed.split()
         size = int(count) * RECORD_BYTES
         return size / _MIB / (float(milliseconds) / 1000), cpu[0] / (size / _GB)
 
     found = _rounds(run, f"pipelined, Java, {product.name}", lanes, measure)
     rows = []
-    for lane in lanes:
-        name = lane.name
+    for purpose in lanes:
+        name = purpose.name
         rows.append(Row("pipelined", name, "Java MiB/s", tuple(found[name].rates)))
-        if lane is not lanes[0]:
+        if purpose is not lanes[0]:
             rows.append(
                 Row("pipelined", name, "Java, of unconditional", ratios(found[name].rates, found[lanes[0].name].rates))
             )
@@ -512,11 +529,11 @@ def _fresh(run: Run, route: Route) -> list[Row]:
     # Ours and the proxy's own, which has two for each.
     possible = [count for count in run.plan.idle_connections if count < machine.descriptors_max() // 2 - 200]
     for count in possible:
-        held = _with_idle_connections(route, count)
-        rows.append(Row("memory", route.name, f"MB with {count:,} idle connections", (held / 1e6,)))
+        buffered = _with_idle_connections(route, count)
+        rows.append(Row("memory", route.name, f"MB with {count:,} idle connections", (buffered / 1e6,)))
         if count == max(possible):
             # Of the largest number: what the first few cost once is not each one's.
-            rows.append(Row("memory", route.name, "KB per idle connection", ((held - idle) / count / 1e3,)))
+            rows.append(Row("memory", route.name, "KB per idle connection", ((buffered - idle) / count / 1e3,)))
     route.stop()
     route.start()
     await_kafka_behind(route)

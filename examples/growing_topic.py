@@ -87,7 +87,7 @@ def read(bootstrap: str, topic: str, *, plain: bool) -> int:
         "max_partition_fetch_bytes": 1024,  # so that each poll alternates between partitions
     }
     consumer = KafkaConsumer(**options) if plain else OrderedConsumer(topic, **options)
-    seen: dict[bytes, int] = defaultdict(int)
+    observed: dict[bytes, int] = defaultdict(int)
     records = early = 0
     assigned = 0
     lags = True
@@ -108,8 +108,8 @@ def read(bootstrap: str, topic: str, *, plain: bool) -> int:
             for record in batch:
                 time.sleep(LAG_SECONDS)
                 records += 1
-                early += int(record.value) > seen[record.key] + 1
-                seen[record.key] = max(seen[record.key], int(record.value))
+                early += int(record.value) > observed[record.key] + 1
+                observed[record.key] = max(observed[record.key], int(record.value))
     consumer.close()
     return early
 

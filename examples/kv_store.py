@@ -54,7 +54,7 @@ class State:
     """The state that the log yields. `conflicts`: number of operations decided on a stale value."""
 
     values: dict[str, int] = field(default_factory=dict)
-    seen: Counter[str] = field(default_factory=Counter)
+    observed: Counter[str] = field(default_factory=Counter)
     conflicts: int = 0
 
     def apply(self, record: LogRecord) -> None:
@@ -66,7 +66,7 @@ class State:
         if self.values.get(key, 0) != old:
             self.conflicts += 1
         self.values[key] = new
-        self.seen[str(operation["id"])] += 1
+        self.observed[str(operation["id"])] += 1
 
 
 def decide(requests: Sequence[Request], state: State) -> list[dict[str, object]]:
@@ -135,7 +135,7 @@ class Leader:
                 # Reading shows which of these operations are in the log.
                 self.doubts += 1
                 self.log.read_to_end(self.state.apply)
-                waiting = [request for request in waiting if request.id not in self.state.seen]
+                waiting = [request for request in waiting if request.id not in self.state.observed]
             else:
                 self.appended += 1
                 for operation in operations:
@@ -226,13 +226,13 @@ def report(leaders: Sequence[Leader], truth: State, end: int, took: float) -> in
             f"leader {leader.name}: {leader.appended} appends succeeded, {leader.fenced} were refused because the "
             f"other leader was first, {leader.doubts} stayed in doubt"
         )
-    asked = [request for leader in leaders for request in leader.requests]
-    lost = sum(request.id not in truth.seen for request in asked)
-    doubled = sum(count > 1 for count in truth.seen.values())
+    queried = [request for leader in leaders for request in leader.requests]
+    lost = sum(request.id not in truth.observed for request in queried)
+    doubled = sum(count > 1 for count in truth.observed.values())
     sums: Counter[str] = Counter()
-    for request in asked:
+    for request in queried:
         sums[request.key] += request.add
-    print(f"log: {end} offsets, {truth.seen.total()} operations of {len(asked)} requests, in {took:.1f} s")
+    print(f"log: {end} offsets, {truth.observed.total()} operations of {len(queried)} requests, in {took:.1f} s")
     print(f"  requests lost: {lost}   doubled: {doubled}   decided on a stale value: {truth.conflicts}")
     print(f"  {'key':8} {'requested':>10} {'replayed':>10} " + " ".join(f"{'leader ' + x.name:>10}" for x in leaders))
     for key in sorted(sums):

@@ -64,7 +64,7 @@ class Books:
     """The balances that both partitions yield. `conflicts`: number of balances that do not follow from the previous."""
 
     balances: dict[int, int] = field(default_factory=lambda: dict.fromkeys(ACCOUNTS, 0))
-    seen: dict[int, Counter[str]] = field(default_factory=lambda: {account: Counter() for account in ACCOUNTS})
+    observed: dict[int, Counter[str]] = field(default_factory=lambda: {account: Counter() for account in ACCOUNTS})
     conflicts: int = 0
 
     def apply(self, place: Place, record: LogRecord) -> None:
@@ -74,10 +74,10 @@ class Books:
         if self.balances[account] + entry["change"] != entry["balance"]:
             self.conflicts += 1
         self.balances[account] = entry["balance"]
-        self.seen[account][entry["id"]] += 1
+        self.observed[account][entry["id"]] += 1
 
     def has(self, transfer: str) -> bool:
-        return any(transfer in seen for seen in self.seen.values())
+        return any(transfer in observed for observed in self.observed.values())
 
 
 class Log(Protocol):
@@ -87,7 +87,7 @@ class Log(Protocol):
 
 
 class Writer(Protocol):
-    def append(self, wanted: Appends) -> dict[Place, int]: ...
+    def append(self, requested: Appends) -> dict[Place, int]: ...
 
     def close(self) -> None: ...
 
@@ -99,9 +99,9 @@ class PlainWriter:
         self._producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=transactional_id)
         self._producer.init_transactions()
 
-    def append(self, wanted: Appends) -> dict[Place, int]:
+    def append(self, requested: Appends) -> dict[Place, int]:
         self._producer.begin_transaction()
-        for (topic, partition), (_, records) in wanted.items():
+        for (topic, partition), (_, records) in requested.items():
             for record in records:
                 self._producer.send(topic, record.value, partition=partition)
         self._producer.commit_transaction()
@@ -127,8 +127,8 @@ class Awaited:
         expected: dict[Place, int] = self._runner.run(self._inner.read_to_end(apply))
         return expected
 
-    def append(self, wanted: Appends) -> dict[Place, int]:
-        offsets: dict[Place, int] = self._runner.run(self._inner.append(wanted))
+    def append(self, requested: Appends) -> dict[Place, int]:
+        offsets: dict[Place, int] = self._runner.run(self._inner.append(requested))
         return offsets
 
     def close(self) -> None:
@@ -341,10 +341,10 @@ def run(options: argparse.Namespace, proxies: Proxies | None) -> int:
     books = audit(options.bootstrap, topic)
     if killed:
         print("killed: " + ", ".join(f"{who} {count} times" for who, count in sorted(killed.items())))
-    told = {what: sum(counts[what] for counts in writers.done.values()) for what in COUNTED}
+    reported = {what: sum(counts[what] for counts in writers.done.values()) for what in COUNTED}
     print(
-        f"{total} transfers were decided {told['decided']} times (without killed attempts), in {took:.1f} s; "
-        f"fenced: {told['fenced']}, outcome unknown at first: {told['unknown']}"
+        f"{total} transfers were decided {reported['decided']} times (without killed attempts), in {took:.1f} s; "
+        f"fenced: {reported['fenced']}, outcome unknown at first: {reported['unknown']}"
     )
     return report(options, books)
 
@@ -391,17 +391,17 @@ class Writers:
         command += ["--bootstrap", bootstrap, "--client", client, "--seed", str(options.seed)]
         command += ["--transfers", str(options.transfers), *(["--plain"] if options.plain else [])]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        ear = threading.Thread(target=self._hear, args=(process,), daemon=True)
+        ear = threading.Thread(target=self._observe_record, args=(process,), daemon=True)
         ear.start()
         return process, ear
 
-    def _hear(self, process: subprocess.Popen[str]) -> None:
+    def _observe_record(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
                 with contextlib.suppress(ValueError):  # incomplete line of a killed writer
-                    told = json.loads(line)
-                    self.done.setdefault(told.pop("done"), told)
+                    reported = json.loads(line)
+                    self.done.setdefault(reported.pop("done"), reported)
 
 
 def audit(bootstrap: str, topic: str) -> Books:
@@ -415,16 +415,16 @@ def audit(bootstrap: str, topic: str) -> Books:
                 log.read_to_end(books.apply)
             finally:
                 log.close()
-            if books.seen[0].keys() == books.seen[1].keys() or time.monotonic() > deadline:
+            if books.observed[0].keys() == books.observed[1].keys() or time.monotonic() > deadline:
                 return books
         time.sleep(0.1)
 
 
 def report(options: argparse.Namespace, books: Books) -> int:
     """Print the result and whether it is correct. Returns the exit status."""
-    asked = {f"writer-{w}-{n}" for w in range(options.writers) for n in range(options.transfers)} | {"deposit"}
-    lost = len(asked - (books.seen[0].keys() & books.seen[1].keys()))
-    doubled = sum(count > 1 for seen in books.seen.values() for count in seen.values())
+    queried = {f"writer-{w}-{n}" for w in range(options.writers) for n in range(options.transfers)} | {"deposit"}
+    lost = len(queried - (books.observed[0].keys() & books.observed[1].keys()))
+    doubled = sum(count > 1 for observed in books.observed.values() for count in observed.values())
     paid_in, there = PAID_IN * len(ACCOUNTS), sum(books.balances.values())
     print(f"transfers lost: {lost}   doubled: {doubled}   decided on a stale balance: {books.conflicts}")
     print(f"deposits: {paid_in}   balances: {there} ({' + '.join(map(str, books.balances.values()))})")

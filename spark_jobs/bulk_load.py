@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from fencepost.spark import arrange, register, said
+from fencepost.spark import arrange, register, stated
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.files import KINDS, ORDER, rows_of
 from fencepost.spark.jobs import Progress, add_client_arguments, client_settings
@@ -140,7 +140,7 @@ def _write(rows: DataFrame, options: dict[str, str]) -> None:
     try:
         rows.write.format("fencepost").mode("append").options(**options).save()
     except PySparkException as error:
-        words = said(error)
+        words = stated(error)
         if words is None:
             raise
         raise SinkError(words) from error

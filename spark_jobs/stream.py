@@ -26,19 +26,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from fencepost.spark import register, said
+from fencepost.spark import register, stated
 from fencepost.spark.errors import SinkError
 from fencepost.spark.jobs import add_client_arguments, client_settings, named_value
 
 ORDERED_CONFIG = "ordered.partition.expansion"
 EXPANSIONS_CONFIG = "ordered.partition.expansions"
 #: Interval of checks for expansions and for partitions that may now be read.
-LOOK_SECONDS = 2.0
+REFRESH_SECONDS = 2.0
 #: How long to wait for a micro-batch before interrupting it. Spark then repeats it with the same partitions.
 INTERRUPT_SECONDS = 60.0
 
 
-class Growth(NamedTuple):
+class ExpansionHistory(NamedTuple):
     """A topic's partition count and its expansions, parsed from `ordered.partition.expansions`."""
 
     count: int
@@ -156,7 +156,7 @@ def _count(admin: Any, topic: str) -> int:
     return int(admin.describeTopics([topic]).allTopicNames().get().get(topic).partitions().size())
 
 
-def growth(spark: SparkSession, args: argparse.Namespace) -> Growth | None:
+def history(spark: SparkSession, args: argparse.Namespace) -> ExpansionHistory | None:
     """The source topic's expansions; None without ordered expansion."""
     with closing(_admin(spark, args)) as admin:
         # Read the count first: an expansion is described before its partitions exist.
@@ -164,7 +164,7 @@ def growth(spark: SparkSession, args: argparse.Namespace) -> Growth | None:
         value = _configs(spark, admin, args.source)
         if value(ORDERED_CONFIG) not in ("true", "any") or value(EXPANSIONS_CONFIG) is None:
             return None
-        return Growth(count, json.loads(value(EXPANSIONS_CONFIG)))
+        return ExpansionHistory(count, json.loads(value(EXPANSIONS_CONFIG)))
 
 
 def finished(spark: SparkSession, args: argparse.Namespace) -> dict[int, int]:
@@ -189,7 +189,7 @@ def finished(spark: SparkSession, args: argparse.Namespace) -> dict[int, int]:
     return {int(partition): offset for partition, offset in offsets.get(args.source, {}).items()}
 
 
-def readable(grown: Growth, positions: dict[int, int], *, latest: bool) -> list[int]:
+def readable(grown: ExpansionHistory, positions: dict[int, int], *, latest: bool) -> list[int]:
     """The partitions that a query may read, given the end offsets of its last micro-batch.
 
     An added partition may be read after all prior partitions are read up to their thresholds (KIP-253). A partition in
@@ -237,7 +237,7 @@ def partition_count(spark: SparkSession, args: argparse.Namespace) -> int:
 def run(spark: SparkSession, args: argparse.Namespace) -> None:
     """Run until the query ends. Raises PySparkException (StreamingQueryException if the query fails)."""
     while True:
-        grown = growth(spark, args)
+        grown = history(spark, args)
         if grown is None:
             start(spark, args).awaitTermination()
             return
@@ -245,7 +245,7 @@ def run(spark: SparkSession, args: argparse.Namespace) -> None:
         query = start(spark, args, partitions)
         ended = False
         while not ended and _may_read(spark, args) == partitions:
-            ended = bool(query.awaitTermination(LOOK_SECONDS))
+            ended = bool(query.awaitTermination(REFRESH_SECONDS))
         if not ended:
             _stop(query)
         elif _may_read(spark, args) == partitions:
@@ -253,7 +253,7 @@ def run(spark: SparkSession, args: argparse.Namespace) -> None:
 
 
 def _may_read(spark: SparkSession, args: argparse.Namespace) -> list[int]:
-    grown = growth(spark, args)
+    grown = history(spark, args)
     assert grown is not None, (
         f"topic {args.source!r} no longer has ordered expansion: {ORDERED_CONFIG} was switched off"
     )
@@ -277,7 +277,7 @@ def main() -> int:
     try:
         run(spark, args)
     except (SinkError, PySparkException) as error:
-        words = None if isinstance(error, SinkError) else said(error)
+        words = None if isinstance(error, SinkError) else stated(error)
         print(f"stream: {words or error}", file=sys.stderr)
         return 1
     finally:

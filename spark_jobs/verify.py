@@ -44,7 +44,7 @@ SAID_MAX = 5
 class Found:
     """Result of the comparison, as row counts. `examples`: {kind of error: positions}, never row contents."""
 
-    wanted: int
+    requested: int
     once: int
     missing: int
     too_often: int
@@ -168,7 +168,7 @@ def _same(key: Column, value: Column) -> Column:
     return sf.unhex(sf.md5(sf.concat(lengths.cast("binary"), sf.coalesce(key, empty), sf.coalesce(value, empty))))
 
 
-def compare(wanted: DataFrame, found: DataFrame, order: str) -> Found:
+def compare(requested: DataFrame, found: DataFrame, order: str) -> Found:
     """Compare `wanted` (key, value, sort column `at`) with `found` (partition, offset, key, value).
 
     `order`: `partition` (rows of each Kafka partition follow the input order), `key` (rows of each key follow it and
@@ -176,7 +176,7 @@ def compare(wanted: DataFrame, found: DataFrame, order: str) -> Found:
     """
     row = _same(sf.col("key"), sf.col("value")).alias("row")
     key = sf.unhex(sf.md5("key")).alias("of_key")
-    ours = wanted.select(row, "at").groupBy("row").agg(sf.sort_array(sf.collect_list("at")).alias("wanted"))
+    ours = requested.select(row, "at").groupBy("row").agg(sf.sort_array(sf.collect_list("at")).alias("wanted"))
     lies = sf.struct("partition", "offset").alias("lies")
     theirs = (
         found.select(row, key, lies)
@@ -189,12 +189,12 @@ def compare(wanted: DataFrame, found: DataFrame, order: str) -> Found:
     )
     both = both.withColumn("n", sf.size("wanted")).withColumn("m", sf.size("found")).persist()
     try:
-        return _told(both, order)
+        return _reported(both, order)
     finally:
         both.unpersist()
 
 
-def _told(both: DataFrame, order: str) -> Found:
+def _reported(both: DataFrame, order: str) -> Found:
     too_often = sf.when(sf.col("n") > 0, sf.greatest(sf.col("m") - sf.col("n"), sf.lit(0))).otherwise(0)
     sums = both.agg(
         sf.sum("n"),
@@ -204,7 +204,7 @@ def _told(both: DataFrame, order: str) -> Found:
         sf.sum(sf.when(sf.col("n") == 0, sf.col("m")).otherwise(0)),
     ).first()
     assert sums is not None
-    wanted, once, missing, often, unknown = (int(each or 0) for each in sums)
+    requested, once, missing, often, unknown = (int(each or 0) for each in sums)
     examples: dict[str, list[str]] = {}
     if missing:
         lost = both.where("m < n").selectExpr("explode(slice(wanted, m + 1, n - m)) AS at")
@@ -231,7 +231,7 @@ def _told(both: DataFrame, order: str) -> Found:
         if wrong:
             examples["out of order"] = _offsets(bad.select(sf.struct("partition", "offset").alias("lies")))
         bad.unpersist()
-    return Found(wanted, once, missing, often, unknown, wrong, examples)
+    return Found(requested, once, missing, often, unknown, wrong, examples)
 
 
 def _offsets(where: DataFrame) -> list[str]:
@@ -301,7 +301,7 @@ def report(args: argparse.Namespace, topic: Topic, found: Found, order: str) -> 
     for partition, (start, end) in topic.bounds.items():
         say(f"{topic.name}-{partition}: " + (f"offsets {start:,} to {end - 1:,}" if end > start else "empty"))
     say(
-        f"{found.wanted:,} rows wanted: {found.once:,} are there once, {found.missing:,} are missing, "
+        f"{found.requested:,} rows wanted: {found.once:,} are there once, {found.missing:,} are missing, "
         f"{found.too_often:,} too often; {found.unknown:,} records are none of them"
     )
     if found.out_of_order is not None:

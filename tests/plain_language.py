@@ -264,9 +264,9 @@ def _in_prose(text: str, file: str) -> Iterator[tuple[int, _Phrase]]:
 
 
 def _is_allowed(phrase: _Phrase, text: str, start: int, end: int) -> bool:
-    around = (max(0, start - 80), min(len(text), end + 80))
+    services = (max(0, start - 80), min(len(text), end + 80))
     return phrase.allowed is not None and any(
-        each.start() <= start and end <= each.end() for each in phrase.allowed.finditer(text, *around)
+        each.start() <= start and end <= each.end() for each in phrase.allowed.finditer(text, *services)
     )
 
 

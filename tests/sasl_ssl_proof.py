@@ -43,8 +43,8 @@ _LOGIN_SECONDS, _LOGINS = 6, 3
 def both(play: Callable[[str], T], direct: str, proxied: str) -> tuple[T, T]:
     """What is played at Kafka, and at the proxy, at the same time."""
     with ThreadPoolExecutor(2) as pool:
-        seen = list(pool.map(play, [direct, proxied]))
-    return seen[0], seen[1]
+        observed = list(pool.map(play, [direct, proxied]))
+    return observed[0], observed[1]
 
 
 # --- scripts ----------------------------------------------------------------------------------------------------------
@@ -55,18 +55,18 @@ def play(
 ) -> dict[str, str]:
     """Script → what the client's user saw, names and addresses made equal."""
     names = _addresses(bootstrap, secured)
-    seen = {}
+    observed = {}
     for script in scripts:
         if script in SCRIPTS:
             stage = Stage(bootstrap, brokers, secured, mechanism)
-            seen[script] = stage.plain(SCRIPTS[script](stage), names)
+            observed[script] = stage.plain(SCRIPTS[script](stage), names)
     if java := [each for each in scripts if each in JAVA_SCRIPTS]:
         stage = Stage(bootstrap, brokers, secured, mechanism)
         played = play_java(
             stage.java, java, prefix=stage.name("java"), brokers=brokers, at_ms=AT_MS, directory=directory
         )
-        seen |= {script: stage.plain(text, names) for script, text in played.items()}
-    return seen
+        observed |= {script: stage.plain(text, names) for script, text in played.items()}
+    return observed
 
 
 # --- logins that end --------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def opened(client: str, bootstrap: str, secured: Secured, mechanism: str, java: 
 
 
 def append_for_long(
-    client: str, bootstrap: str, secured: Secured, mechanism: str, topic: str, *, guarded: bool
+    client: str, bootstrap: str, secured: Secured, mechanism: str, topic: str, *, is_checked: bool
 ) -> tuple[int, int]:
     """How many appends were accepted, and how many were not: for as long as some logins last."""
     until_time = time.monotonic() + _LOGINS * _LOGIN_SECONDS
@@ -98,13 +98,13 @@ def append_for_long(
         try:
             while time.monotonic() < until_time and not failed:
                 at = range(accepted, accepted + at_once)
-                sendings = [sender.send(topic, f"{each}", expected=each if guarded else None) for each in at]
+                sendings = [sender.send(topic, f"{each}", expected=each if is_checked else None) for each in at]
                 ended = [each.get() for each in sendings]
-                accepted += sum(seen.offset == each for seen, each in zip(ended, at, strict=True))
-                failed += sum(seen.offset != each for seen, each in zip(ended, at, strict=True))
-                for seen in ended:
-                    if seen.error is not None:
-                        print(f"  {client}, {mechanism}: append {accepted}: {seen}", flush=True)
+                accepted += sum(observed.offset == each for observed, each in zip(ended, at, strict=True))
+                failed += sum(observed.offset != each for observed, each in zip(ended, at, strict=True))
+                for observed in ended:
+                    if observed.error is not None:
+                        print(f"  {client}, {mechanism}: append {accepted}: {observed}", flush=True)
         finally:
             sender.close()
     return accepted, failed
@@ -130,10 +130,10 @@ def log_in_anew(client: str, secured: Secured, mechanism: str, proxy: ProxyProce
     topics = {prefix: _created(secured, unique_topic(prefix)) for prefix in ("plain", "required")}
     before = _counted(status)
 
-    def append(guarded: bool) -> tuple[int, int]:
-        bootstrap = proxy.bootstrap if guarded else secured.kafka.bootstrap_of("SHORT")
-        topic = topics["required" if guarded else "plain"]
-        return append_for_long(client, bootstrap, secured, mechanism, topic, guarded=guarded)
+    def append(is_checked: bool) -> tuple[int, int]:
+        bootstrap = proxy.bootstrap if is_checked else secured.kafka.bootstrap_of("SHORT")
+        topic = topics["required" if is_checked else "plain"]
+        return append_for_long(client, bootstrap, secured, mechanism, topic, is_checked=is_checked)
 
     with ThreadPoolExecutor(2) as pool:
         direct, proxied = pool.map(append, [False, True])
@@ -216,7 +216,7 @@ def main() -> int:
     asyncio.constants.SSL_SHUTDOWN_TIMEOUT = 1.0  # type: ignore[attr-defined]
     mechanisms, clients = options.mechanisms.split(","), options.clients.split(",")
     scripts = [each for each in (*JAVA_SCRIPTS, *SCRIPTS) if each.partition(":")[0] in clients]
-    seen: dict[str, dict[str, str]] = {}
+    observed: dict[str, dict[str, str]] = {}
     anew: dict[tuple[str, str], LoggedIn] = {}
     directory = Path(tempfile.mkdtemp(prefix="fencepost-sasl-ssl-"))
     started = time.monotonic()
@@ -227,17 +227,17 @@ def main() -> int:
     }
     with sasl_ssl_kafka(directory, options.brokers, properties) as secured:
         if options.only != "logins":
-            seen = {each: compared(secured, options.brokers, each, directory, scripts) for each in mechanisms}
+            observed = {each: compared(secured, options.brokers, each, directory, scripts) for each in mechanisms}
         with short_logins(secured, directory) as (proxy, status):
             for client, mechanism in product(clients, mechanisms) if options.only != "scripts" else ():
                 anew[client, mechanism] = log_in_anew(client, secured, mechanism, proxy, status)
                 print(f"  {client}, {mechanism}: {anew[client, mechanism]}", flush=True)
 
     def cell(mechanism: str, script: str) -> str:
-        return "equal" if seen[mechanism][script] == "equal" else "**differs**"
+        return "equal" if observed[mechanism][script] == "equal" else "**differs**"
 
-    if seen:
-        print("\n" + table(["client: script", *seen], [[s, *(cell(m, s) for m in seen)] for s in scripts]))
+    if observed:
+        print("\n" + table(["client: script", *observed], [[s, *(cell(m, s) for m in observed)] for s in scripts]))
     header = [
         "client",
         "mechanism",
@@ -251,7 +251,7 @@ def main() -> int:
     rows = [[*who, *each.direct, *each.proxied, each.logins, each.connections] for who, each in anew.items()]
     if anew:
         print("\n" + table(header, rows))
-    holds = all(each == "equal" for found in seen.values() for each in found.values())
+    holds = all(each == "equal" for found in observed.values() for each in found.values())
     holds &= all(each.holds for each in anew.values())
     print(f"\n{'holds' if holds else 'DOES NOT HOLD'}; {time.monotonic() - started:.0f} s")
     return 0 if holds else 1

@@ -36,17 +36,17 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubtful:
+class MaybeAppended:
     """In doubt. `cause`: the client library's error."""
 
     cause: BaseException
 
 
-Reply = Appended | Refused | Doubtful
+Reply = Appended | Refused | MaybeAppended
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Observation:
     """A read of the log: its bounds as a consumer sees them, and the first record at or after the expected offset
     (None if there is none)."""
 
@@ -55,14 +55,16 @@ class Sight:
     first: LogRecord | None
 
 
-class Verdict(Enum):
+class Decision(Enum):
     OURS = auto()
     REFUSED = auto()
     UNDECIDED = auto()
     GONE = auto()
 
 
-def settle(expected: int, write_id: bytes, reply: Refused | Doubtful, sight: Sight, names: HeaderNames) -> Verdict:
+def resolve(
+    expected: int, write_id: bytes, reply: Refused | MaybeAppended, observation: Observation, names: HeaderNames
+) -> Decision:
     """The outcome of the write `write_id` at `expected`.
 
     | read at `expected`                   | after a refusal                                  | in doubt  |
@@ -76,16 +78,16 @@ def settle(expected: int, write_id: bytes, reply: Refused | Doubtful, sight: Sig
     *plain*: the server's message is known and does not contain POSSIBLY_YOURS.
     """
     refused = reply.error if isinstance(reply, Refused) else None
-    if sight.log_start > expected:
-        return Verdict.REFUSED if refused and refused.possibly_yours is False else Verdict.GONE
-    if sight.first is not None and sight.first.offset == expected:
-        return Verdict.OURS if write_id_of(names, sight.first) == write_id else Verdict.REFUSED
+    if observation.log_start > expected:
+        return Decision.REFUSED if refused and refused.possibly_yours is False else Decision.GONE
+    if observation.first is not None and observation.first.offset == expected:
+        return Decision.OURS if write_id_of(names, observation.first) == write_id else Decision.REFUSED
     if refused is None:
-        return Verdict.UNDECIDED
+        return Decision.UNDECIDED
     shorter = refused.actual is not None and refused.actual < expected
-    if sight.log_end > expected or refused.possibly_yours is False or shorter:
-        return Verdict.REFUSED
-    return Verdict.UNDECIDED  # the conflicting record is not replicated yet, so it is not readable
+    if observation.log_end > expected or refused.possibly_yours is False or shorter:
+        return Decision.REFUSED
+    return Decision.UNDECIDED  # the conflicting record is not replicated yet, so it is not readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class Append:
         record = self.records[index]
         return conditional_headers(self._names, record.headers, self.expected + index, self.write_id)
 
-    def judge(self, reply: Reply, sight: Sight | None, now: float) -> Done | Again:
+    def validate(self, reply: Reply, observation: Observation | None, now: float) -> Done | Again:
         """The next step after an attempt. `sight`: None if the reply is `Appended` or the log could not be read.
 
         Raises OffsetMismatch, InDoubt or OffsetViolation.
@@ -138,20 +140,22 @@ class Append:
         if isinstance(reply, Appended):
             verify(self.topic, self.partition, self.expected, reply.base_offset)
             return Done(reply.base_offset)
-        verdict = (
-            Verdict.UNDECIDED if sight is None else settle(self.expected, self.write_id, reply, sight, self._names)
+        decision = (
+            Decision.UNDECIDED
+            if observation is None
+            else resolve(self.expected, self.write_id, reply, observation, self._names)
         )
-        if verdict is Verdict.OURS:
+        if decision is Decision.OURS:
             return Done(self.expected)
-        if verdict is Verdict.REFUSED:
+        if decision is Decision.REFUSED:
             if isinstance(reply, Refused):
                 raise reply.error
-            assert sight is not None
+            assert observation is not None
             raise OffsetMismatch(
-                self.topic, self.partition, self.expected, sight.log_end, possibly_yours=False
+                self.topic, self.partition, self.expected, observation.log_end, possibly_yours=False
             ) from reply.cause
         cause = reply.error if isinstance(reply, Refused) else reply.cause
-        if verdict is Verdict.GONE:
+        if decision is Decision.GONE:
             raise self._in_doubt("the log now starts after it") from cause
         if now >= self._deadline:
             raise self._in_doubt(f"tried for {self._policy.total_seconds:g} s, last error: {cause!r}") from cause

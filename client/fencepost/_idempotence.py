@@ -23,8 +23,8 @@ def configured(level: Idempotence | None, config: Mapping[str, Any], name: str, 
         raise ValueError(
             f"idempotence={level!r}is invalid (use 'off', 'safe', 'required', True for required, or False for off)"
         )
-    wanted = known == "required" or (known == "safe" and possible)
-    said = config.get(name)
-    if said is not None and (str(said).lower() == "true") is not wanted:
-        raise ValueError(f"idempotence={level!r} contradicts {name}={said!r} (remove one of them)")
-    return {name: wanted}
+    requested = known == "required" or (known == "safe" and possible)
+    stated = config.get(name)
+    if stated is not None and (str(stated).lower() == "true") is not requested:
+        raise ValueError(f"idempotence={level!r} contradicts {name}={stated!r} (remove one of them)")
+    return {name: requested}

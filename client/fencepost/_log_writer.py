@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
-from fencepost._appending import Append, Appended, Done, LogPosition, Reply, Sight
+from fencepost._appending import Append, Appended, Done, LogPosition, Observation, Reply
 from fencepost._checks import TopicFacts
 from fencepost.records import HeaderNames, LogRecord, Record, new_write_id
 from fencepost.retries import RetryPolicy
@@ -24,7 +24,7 @@ class CannotRead(Exception):
     """A temporary read failure. `__cause__`: the client library's error."""
 
 
-def stamped_now(records: Sequence[Record]) -> list[Record]:
+def timestamped_now(records: Sequence[Record]) -> list[Record]:
     """`records`, with the current time where the timestamp is missing: a retry must equal the first attempt."""
     now_ms = int(time.time() * 1000)
     return [replace(r, timestamp_ms=now_ms) if r.timestamp_ms is None else r for r in records]
@@ -80,25 +80,25 @@ class BlockingLogWriter(ABC):
         next append, except after BatchTooLarge, CheckIsOff and ValueError.
         """
         facts = self._patiently(self._require_check)
-        append = self._position.begin(stamped_now(records), new_write_id(), facts, time.monotonic())
+        append = self._position.begin(timestamped_now(records), new_write_id(), facts, time.monotonic())
         while True:
             reply = self._send(append)
-            sight = None if isinstance(reply, Appended) else self._look(append.expected)
-            step = append.judge(reply, sight, time.monotonic())
+            observation = None if isinstance(reply, Appended) else self._probe(append.expected)
+            step = append.validate(reply, observation, time.monotonic())
             if isinstance(step, Done):
                 self._position.ended(append)
                 return step.base_offset
             time.sleep(step.after_seconds)
 
-    def _look(self, offset: int) -> Sight | None:
+    def _probe(self, offset: int) -> Observation | None:
         try:
             log_start, log_end = self._bounds()
             if not log_start <= offset < log_end:
-                return Sight(log_start, log_end, None)
+                return Observation(log_start, log_end, None)
             records = self._read(offset, log_end)
             first = next(records, None)
             records.close()
-            return Sight(log_start, log_end, first)
+            return Observation(log_start, log_end, first)
         except CannotRead:
             return None
 

@@ -32,7 +32,7 @@ class Waiting:
     `priors`: the expansion that added the partition is not described yet."""
 
     partition: int
-    priors: Mapping[int, tuple[int | None, int]]
+    prior_partitions: Mapping[int, tuple[int | None, int]]
 
 
 @dataclass(slots=True)
@@ -68,18 +68,18 @@ class TopicOrder:
     def unopened(self) -> list[int]:
         return [p for p in range(self.count) if p not in self.opened and self.mine(p)]
 
-    def is_born(self, partition: int) -> bool:
+    def is_created(self, partition: int) -> bool:
         """Whether a known expansion added the partition; otherwise it counts as original."""
         assert self._first_count is not None
         return partition >= self._first_count
 
-    def priors(self, partition: int) -> range:
+    def prior_partitions(self, partition: int) -> range:
         expansion = self._expansion(partition)
         return range(expansion.from_count) if expansion else range(0)
 
     def waiting(self, partition: int, positions: Mapping[int, int | None]) -> Waiting | None:
         """What the partition waits for; None if it may be read."""
-        if partition in self.opened or not self.is_born(partition):
+        if partition in self.opened or not self.is_created(partition):
             return None
         expansion = self._expansion(partition)
         if expansion is None or expansion.pending:
@@ -87,11 +87,11 @@ class TopicOrder:
         if expansion.thresholds is None:
             return None  # unordered: there are no thresholds
         behind: dict[int, tuple[int | None, int]] = {}
-        for prior, threshold in enumerate(expansion.thresholds):
-            wanted = min(threshold, self._ends_below.get(prior, threshold))
-            position = positions.get(prior)
-            if wanted > 0 and (position is None or position < wanted):
-                behind[prior] = (position, wanted)
+        for prior_partition, threshold in enumerate(expansion.thresholds):
+            requested = min(threshold, self._ends_below.get(prior_partition, threshold))
+            position = positions.get(prior_partition)
+            if requested > 0 and (position is None or position < requested):
+                behind[prior_partition] = (position, requested)
         return Waiting(partition, behind) if behind else None
 
     def ready(self, positions: Mapping[int, int | None]) -> list[int]:
@@ -102,7 +102,7 @@ class TopicOrder:
         """The prior partitions that unopened ones wait for. Logs partitions whose expansion is not described."""
         waiting = [waits for each in self.unopened if (waits := self.waiting(each, positions))]
         self.unexplained(waiting, now)
-        return {prior for waits in waiting for prior in waits.priors}
+        return {prior_partition for waits in waiting for prior_partition in waits.prior_partitions}
 
     def ends_are_due(self, now: float) -> bool:
         if now < self._ends_due:
@@ -110,25 +110,26 @@ class TopicOrder:
         self._ends_due = now + _ENDS_SECONDS
         return True
 
-    def ended_at(self, prior: int, log_end: int) -> None:
+    def ended_at(self, prior_partition: int, log_end: int) -> None:
         """Take a prior partition's log end offset. The high watermark had reached each threshold when it was stored, so
         an end below a threshold means lost records: then the partition counts as read at its log end."""
         highest = max(
-            (e.thresholds[prior] for e in self.expansions if e.thresholds and prior < e.from_count), default=0
+            (e.thresholds[prior_partition] for e in self.expansions if e.thresholds and prior_partition < e.from_count),
+            default=0,
         )
-        if log_end < min(highest, self._ends_below.get(prior, highest)):
+        if log_end < min(highest, self._ends_below.get(prior_partition, highest)):
             _log.warning(
                 "%s-%d lost records: log end offset %d is below threshold %d (added partitions do not wait for them)",
                 self.topic,
-                prior,
+                prior_partition,
                 log_end,
                 highest,
             )
-            self._ends_below[prior] = log_end
+            self._ends_below[prior_partition] = log_end
 
     def unexplained(self, waiting: Collection[Waiting], now: float) -> None:
         """Log partitions that have lacked a description of their expansion for `_UNEXPLAINED_SECONDS`."""
-        blank = {each.partition for each in waiting if not each.priors}
+        blank = {each.partition for each in waiting if not each.prior_partitions}
         self._unexplained_since = {p: self._unexplained_since.get(p, now) for p in blank}
         for partition, since in self._unexplained_since.items():
             if now - since >= _UNEXPLAINED_SECONDS:

@@ -89,7 +89,7 @@ class TopicSends:
     place_key: Placement
     count: int
     stale: bool = False
-    wanted: int = 0
+    requested: int = 0
     flying: dict[int, Send] = field(default_factory=dict)
     refused: list[Send] = field(default_factory=list)
     queue: deque[Send] = field(default_factory=deque)
@@ -124,26 +124,26 @@ class TopicSends:
         self.flying.pop(send.number, None)
         self.refused.append(send)
         self.stale = True
-        told = _ACTUAL.search(message or "")
-        self.wanted = max(self.wanted, send.placed_over + 1, int(told[1]) if told else 0)
+        reported = _ACTUAL.search(message or "")
+        self.requested = max(self.requested, send.placed_over + 1, int(reported[1]) if reported else 0)
 
     @property
-    def settled(self) -> bool:
+    def stable(self) -> bool:
         """All records sent with the stale count are answered."""
         return self.stale and not self.flying
 
     def regrown(self, count: int, now: float) -> list[Send]:
         """Take the topic's current partition count; call it while `stale`. Returns the expired records."""
         late = [send for send in itertools.chain(self.refused, self.queue) if now >= send.deadline]
-        if count >= self.wanted:
+        if count >= self.requested:
             self.queue.extendleft(sorted(self.refused, key=lambda send: -send.number))
-            self.refused, self.stale, self.wanted, self.count = [], False, 0, count
+            self.refused, self.stale, self.requested, self.count = [], False, 0, count
         gone = {send.number for send in late}
         if gone:
             self.refused = [send for send in self.refused if send.number not in gone]
             self.queue = deque(send for send in self.queue if send.number not in gone)
         if self.stale and not self.refused:
-            self.stale, self.wanted = False, 0  # if the count is still stale, queued records are refused again
+            self.stale, self.requested = False, 0  # if the count is still stale, queued records are refused again
         return late
 
     def give_up(self) -> list[Send]:

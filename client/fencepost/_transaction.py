@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from fencepost._appending import Sight
+from fencepost._appending import Observation
 from fencepost._checks import TopicFacts
-from fencepost._log_writer import stamped_now
+from fencepost._log_writer import timestamped_now
 from fencepost._refusals import POLICY_VIOLATION
 from fencepost.errors import (
     FencepostError,
@@ -46,7 +46,7 @@ REFUSED_AT_THE_END = (
     "between"
 )
 
-Wanted = Mapping[Any, tuple[int | None, Sequence[Record]]]
+PageRequest = Mapping[Any, tuple[int | None, Sequence[Record]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,14 @@ class Part:
         return conditional_headers(names, given, self.expected + index, write_id)
 
 
-def parts_of(wanted: Wanted) -> list[Part]:
+def parts_of(requested: PageRequest) -> list[Part]:
     """The parts in send order. Raises ValueError if they cannot form one conditional transaction."""
     parts = []
-    for key, (expected, records) in wanted.items():
+    for key, (expected, records) in requested.items():
         topic, partition = place(key)
         if not records:
             raise ValueError(f"{topic}-{partition}: nothing to append")
-        parts.append(Part(key, topic, partition, expected, tuple(stamped_now(records))))
+        parts.append(Part(key, topic, partition, expected, tuple(timestamped_now(records))))
     if all(part.expected is None for part in parts):
         raise ValueError("no partition has an expected offset (use the client library's own transactions)")
     if len({part.where for part in parts}) < len(parts):
@@ -104,7 +104,7 @@ def refuse_required(topic: str, facts: TopicFacts) -> None:
         )
 
 
-def landed(part: Part, offset: int) -> int:
+def appended_batch(part: Part, offset: int) -> int:
     """Raises OffsetMismatch if the append got another offset than expected; the transaction is then aborted."""
     if part.expected is not None and offset != part.expected:
         raise _elsewhere(part.topic, part.partition, part.expected, offset)
@@ -149,18 +149,18 @@ class Ended(Enum):
     GONE = auto()
 
 
-def settle(part: Part, write_id: bytes, sight: Sight | None, names: HeaderNames) -> Ended | None:
+def resolve(part: Part, write_id: bytes, observation: Observation | None, names: HeaderNames) -> Ended | None:
     """The outcome of the transaction; None if it has not ended, or its end is not visible yet.
 
     `part`: a part with an expected offset, acknowledged there. `sight`: a committed read, which shows nothing after the
     start of an open transaction.
     """
     assert part.expected is not None
-    if sight is None:
+    if observation is None:
         return None
-    if sight.log_start > part.expected:
+    if observation.log_start > part.expected:
         return Ended.GONE
-    if sight.first is not None and sight.first.offset == part.expected:
-        return Ended.COMMITTED if write_id_of(names, sight.first) == write_id else Ended.ABORTED
+    if observation.first is not None and observation.first.offset == part.expected:
+        return Ended.COMMITTED if write_id_of(names, observation.first) == write_id else Ended.ABORTED
     # An aborted record or a marker is there.
-    return Ended.ABORTED if sight.log_end > part.expected else None
+    return Ended.ABORTED if observation.log_end > part.expected else None

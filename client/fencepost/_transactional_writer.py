@@ -13,19 +13,19 @@ from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from fencepost._appending import LogPosition, Sight
+from fencepost._appending import LogPosition, Observation
 from fencepost._checks import TopicFacts
 from fencepost._log_writer import CannotRead
 from fencepost._transaction import (
     REFUSED_AT_THE_END,
     Ended,
+    PageRequest,
     Part,
-    Wanted,
-    landed,
+    appended_batch,
     parts_of,
     place,
     refuse_required,
-    settle,
+    resolve,
 )
 from fencepost.errors import (
     OutcomeUnknown,
@@ -53,16 +53,16 @@ class Reading(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def look(self, topic: str, partition: int, offset: int) -> Sight | None:
+    def probe(self, topic: str, partition: int, offset: int) -> Observation | None:
         """The log bounds and the first record from `offset`; None if the log could not be read."""
         try:
             log_start, log_end = self.bounds(topic, partition)
             if not log_start <= offset < log_end:
-                return Sight(log_start, log_end, None)
+                return Observation(log_start, log_end, None)
             records = self.read(topic, partition, offset, log_end)
             first = next(records, None)
             records.close()
-            return Sight(log_start, log_end, first)
+            return Observation(log_start, log_end, first)
         except CannotRead:
             return None
 
@@ -151,7 +151,7 @@ class BlockingTransactionalWriter(ABC):
         self._open = False
         self._fenced = False
 
-    def append(self, wanted: Wanted) -> dict[Any, int]:
+    def append(self, requested: PageRequest) -> dict[Any, int]:
         """Append to all partitions and commit, or append to none.
 
         `wanted`: {partition: (expected offset, records)}. A partition is a (topic, partition) tuple or the client
@@ -164,7 +164,7 @@ class BlockingTransactionalWriter(ABC):
         OutcomeUnknown if the outcome is unknown, ValueError and CheckIsOff if nothing was sent. Other errors are the
         client library's; no record is visible then either.
         """
-        parts = parts_of(wanted)
+        parts = parts_of(requested)
         write_id = new_write_id()
         self._refuse_if_fenced()
         for part in parts:
@@ -175,7 +175,7 @@ class BlockingTransactionalWriter(ABC):
             patiently(self._start, self._retry)
         try:
             self._begin()
-            offsets = {part.key: landed(part, self._send(part, write_id)) for part in parts}
+            offsets = {part.key: appended_batch(part, self._send(part, write_id)) for part in parts}
         except BaseException as error:
             self._fenced |= isinstance(error, WriterFenced)
             # A refused batch leaves a sequence gap in this producer, so the next append needs a new one.
@@ -189,15 +189,15 @@ class BlockingTransactionalWriter(ABC):
         except WriterFenced as fenced:
             self._fenced = True
             self._drop()
-            self._settle(parts, write_id, fenced, fenced.__cause__)
-        except CommitInDoubt as doubt:
+            self._finish_sends(parts, write_id, fenced, fenced.__cause__)
+        except CommitInDoubt as mark_in_doubt:
             self._drop()
             aborted = (
                 TransactionConflict(REFUSED_AT_THE_END)
-                if doubt.refused
+                if mark_in_doubt.refused
                 else TransactionAborted("no response to the commit, and it was not applied")
             )
-            self._settle(parts, write_id, aborted, doubt.__cause__)
+            self._finish_sends(parts, write_id, aborted, mark_in_doubt.__cause__)
         except BaseException:
             self._drop()  # interrupted: the next append completes or aborts the transaction
             raise
@@ -232,7 +232,9 @@ class BlockingTransactionalWriter(ABC):
             with contextlib.suppress(Exception):  # otherwise the next append or the transaction timeout aborts it
                 self._start()
 
-    def _settle(self, parts: list[Part], write_id: bytes, aborted: Exception, cause: BaseException | None) -> None:
+    def _finish_sends(
+        self, parts: list[Part], write_id: bytes, aborted: Exception, cause: BaseException | None
+    ) -> None:
         """Return if the transaction committed. Raises `aborted` or OutcomeUnknown."""
         part = next(part for part in parts if part.expected is not None)
         deadline = time.monotonic() + self._retry.total_seconds
@@ -241,7 +243,7 @@ class BlockingTransactionalWriter(ABC):
                 with contextlib.suppress(Exception):
                     self._start()
             assert part.expected is not None
-            ended = settle(part, write_id, self._reading.look(part.topic, part.partition, part.expected), self._names)
+            ended = resolve(part, write_id, self._reading.probe(part.topic, part.partition, part.expected), self._names)
             if ended is Ended.COMMITTED:
                 return
             if ended is Ended.ABORTED:

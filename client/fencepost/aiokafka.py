@@ -26,10 +26,10 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("fencepost.aiokafka needs aiokafka: pip install 'aiokafka>=0.14'") from error
 
-from fencepost._appending import Append, Appended, Done, Doubtful, LogPosition, Refused, Reply, Sight
+from fencepost._appending import Append, Appended, Done, LogPosition, MaybeAppended, Observation, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._idempotence import Idempotence, configured
-from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, CannotRead, stamped_now
+from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, CannotRead, timestamped_now
 from fencepost._ordering import TopicOrder, Waiting, every, refuse_alone, was_read
 from fencepost._placing import (
     INVALID_PARTITIONS,
@@ -48,14 +48,14 @@ from fencepost._transaction import (
     PRODUCER_FENCED,
     REFUSED_AT_THE_END,
     Ended,
+    PageRequest,
     Part,
-    Wanted,
+    appended_batch,
     explained,
-    landed,
     parts_of,
     place,
     refuse_required,
-    settle,
+    resolve,
 )
 from fencepost.errors import (
     FencepostError,
@@ -132,8 +132,8 @@ class TopicChecks:
                 await admin.close()
                 raise
             self._admin = admin
-        wanted = dict.fromkeys((self._cache.config, MAX_MESSAGE_BYTES_CONFIG), "")
-        (response,) = await self._admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic, wanted)])
+        requested = dict.fromkeys((self._cache.config, MAX_MESSAGE_BYTES_CONFIG), "")
+        (response,) = await self._admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic, requested)])
         code, message, _, _, entries = response.resources[0]
         if code in _NOT_VISIBLE:
             return {}
@@ -367,11 +367,11 @@ class LogWriter:
         next append, except after BatchTooLarge, CheckIsOff and ValueError.
         """
         facts = await self._patiently(self._require_check)
-        append = self._position.begin(stamped_now(records), new_write_id(), facts, time.monotonic())
+        append = self._position.begin(timestamped_now(records), new_write_id(), facts, time.monotonic())
         while True:
             reply = await self._send(append)
-            sight = None if isinstance(reply, Appended) else await self._look(append.expected)
-            step = append.judge(reply, sight, time.monotonic())
+            observation = None if isinstance(reply, Appended) else await self._probe(append.expected)
+            step = append.validate(reply, observation, time.monotonic())
             if isinstance(step, Done):
                 self._position.ended(append)
                 return step.base_offset
@@ -402,13 +402,13 @@ class LogWriter:
             if isinstance(ours, OffsetMismatch):
                 return Refused(ours)
             if error.retriable or isinstance(error, UnknownError):
-                return Doubtful(error)
+                return MaybeAppended(error)
             raise
         except KafkaError as error:  # client-side errors: timeouts, connections
-            return Doubtful(error)
+            return MaybeAppended(error)
 
-    async def _look(self, offset: int) -> Sight | None:
-        return await self._reading.look(self.topic, self.partition, offset)
+    async def _probe(self, offset: int) -> Observation | None:
+        return await self._reading.probe(self.topic, self.partition, offset)
 
     async def _read_once(self, apply: Callable[[LogRecord], Awaitable[None] | None]) -> int:
         log_start, log_end = await self._reading.bounds(self.topic, self.partition)
@@ -453,17 +453,17 @@ class _Reading:
         if consumer is not None:
             await consumer.stop()
 
-    async def look(self, topic: str, partition: int, offset: int) -> Sight | None:
+    async def probe(self, topic: str, partition: int, offset: int) -> Observation | None:
         """The log bounds and the first record from `offset`; None if the log could not be read."""
         try:
             await self.start()
             log_start, log_end = await self.bounds(topic, partition)
             if not log_start <= offset < log_end:
-                return Sight(log_start, log_end, None)
+                return Observation(log_start, log_end, None)
             records = self.read(topic, partition, offset, log_end)
             first = await anext(records, None)
             await records.aclose()
-            return Sight(log_start, log_end, first)
+            return Observation(log_start, log_end, first)
         except CannotRead:
             return None
 
@@ -618,7 +618,7 @@ class TransactionalWriter:
         self._reading = _Reading(retry.attempt_seconds, configs)
         self._fenced = False
 
-    async def append(self, wanted: Wanted) -> dict[Any, int]:
+    async def append(self, requested: PageRequest) -> dict[Any, int]:
         """Append to all partitions and commit, or append to none.
 
         `wanted`: {partition: (expected offset, records)}. A partition is a (topic, partition) tuple or a
@@ -631,7 +631,7 @@ class TransactionalWriter:
         OutcomeUnknown if the outcome is unknown, ValueError and CheckIsOff if nothing was sent. Other errors are the
         client library's; no record is visible then either. A cancelled append is aborted, unless its commit was sent.
         """
-        parts = parts_of(wanted)
+        parts = parts_of(requested)
         write_id = new_write_id()
         if self._fenced:
             raise WriterFenced(self.transactional_id)
@@ -644,7 +644,7 @@ class TransactionalWriter:
         assert self._producer is not None
         try:
             await self._producer.begin_transaction()
-            offsets = {part.key: landed(part, await self._send(part, write_id)) for part in parts}
+            offsets = {part.key: appended_batch(part, await self._send(part, write_id)) for part in parts}
         except BaseException as error:
             self._fenced |= isinstance(error, WriterFenced)
             await asyncio.shield(self._give_up())
@@ -663,7 +663,7 @@ class TransactionalWriter:
                 self._fenced, aborted = True, WriterFenced(self.transactional_id)
             elif code in COMMIT_REFUSED:
                 aborted = TransactionConflict(REFUSED_AT_THE_END)
-            await self._settle(parts, write_id, aborted, error)
+            await self._finish_sends(parts, write_id, aborted, error)
         return offsets
 
     async def start(self) -> None:
@@ -720,16 +720,16 @@ class TransactionalWriter:
             code = _code_of(error)
             if code == POLICY_VIOLATION and part.expected is not None:
                 # aiokafka hides which refusal it is. A committed read shows whether it was a mismatch.
-                sight = await self._sight(part)
-                if sight is not None and sight.log_end != part.expected:
-                    raise OffsetMismatch(part.topic, part.partition, part.expected, sight.log_end) from error
+                observation = await self._observe_log(part)
+                if observation is not None and observation.log_end != part.expected:
+                    raise OffsetMismatch(part.topic, part.partition, part.expected, observation.log_end) from error
             passing = isinstance(error, TimeoutError) or error.retriable or isinstance(error, UnknownError)
             why = explained(part, error, code=code, passing=passing, transactional_id=self.transactional_id)
             raise why from (None if why is error else error)
 
-    async def _sight(self, part: Part) -> Sight | None:
+    async def _observe_log(self, part: Part) -> Observation | None:
         assert part.expected is not None
-        return await self._reading.look(part.topic, part.partition, part.expected)
+        return await self._reading.probe(part.topic, part.partition, part.expected)
 
     async def _give_up(self) -> None:
         """Abort the transaction, because other writers wait for its partitions, and drop the producer.
@@ -751,7 +751,7 @@ class TransactionalWriter:
         if producer is not None:
             await _end(producer)
 
-    async def _settle(self, parts: list[Part], write_id: bytes, aborted: Exception, cause: Exception) -> None:
+    async def _finish_sends(self, parts: list[Part], write_id: bytes, aborted: Exception, cause: Exception) -> None:
         """Return if the transaction committed. Raises `aborted` or OutcomeUnknown."""
         part = next(part for part in parts if part.expected is not None)
         deadline = time.monotonic() + self._retry.total_seconds
@@ -759,7 +759,7 @@ class TransactionalWriter:
             if self._producer is None and not self._fenced:
                 with contextlib.suppress(Exception):
                     await self._start()
-            ended = settle(part, write_id, await self._sight(part), self._names)
+            ended = resolve(part, write_id, await self._observe_log(part), self._names)
             if ended is Ended.COMMITTED:
                 return
             if ended is Ended.ABORTED:
@@ -844,7 +844,7 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
         self._reset = configs.get("auto_offset_reset", "latest")
         self._grouped = configs.get("group_id") is not None
         self._refresh_seconds = refresh_seconds
-        self._look_at = 0.0
+        self._probe_at = 0.0
         self._others: dict[str, dict[int, int | None]] = {topic: {} for topic in topics}
         self._admin = AIOKafkaAdminClient(**_only(AIOKafkaAdminClient, configs))
 
@@ -896,13 +896,13 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
         await self._learn(order)
         refuse_alone(order.topic, order.shares, "given" if self._grouped else None)
         known = {p: await self._known(TopicPartition(order.topic, p)) for p in order.unopened}
-        born = [TopicPartition(order.topic, p) for p in known if order.is_born(p)]
-        log_starts = await self.beginning_offsets(born) if born else {}
+        created_partitions = [TopicPartition(order.topic, p) for p in known if order.is_created(p)]
+        log_starts = await self.beginning_offsets(created_partitions) if created_partitions else {}
         fresh = self._reset == "latest" and all(offset is None for offset in known.values())
         opened = [
             p
             for p in known
-            if not order.is_born(p) or fresh or was_read(known[p], log_starts[TopicPartition(order.topic, p)])
+            if not order.is_created(p) or fresh or was_read(known[p], log_starts[TopicPartition(order.topic, p)])
         ]
         await self._assign(order, opened, {p: self._given.get(TopicPartition(order.topic, p)) for p in opened})
 
@@ -922,16 +922,16 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
 
     async def _open(self) -> None:
         now = time.monotonic()
-        look = now >= self._look_at
-        if look:
-            self._look_at = now + self._refresh_seconds
+        probe = now >= self._probe_at
+        if probe:
+            self._probe_at = now + self._refresh_seconds
         for order in self._orders.values():
-            if look:
+            if probe:
                 await self._learn(order)
             if not order.unopened:
                 continue
-            if look:
-                await self._look_at_priors(order, now)
+            if probe:
+                await self._read_prior_partitions(order, now)
             ready = order.ready(self._positions(order))
             if ready:
                 # Ignore auto_offset_reset: all records of an added partition are newer than the expansion.
@@ -941,13 +941,15 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
                 starts.update({tp.partition: offset for tp, offset in begins.items()})
                 await self._assign(order, ready, starts)
 
-    async def _look_at_priors(self, order: TopicOrder, now: float) -> None:
+    async def _read_prior_partitions(self, order: TopicOrder, now: float) -> None:
         behind = order.behind(self._positions(order), now)
-        for prior in behind:
-            if not order.mine(prior):
-                self._others[order.topic][prior] = await self._known(TopicPartition(order.topic, prior))
+        for prior_partition in behind:
+            if not order.mine(prior_partition):
+                self._others[order.topic][prior_partition] = await self._known(
+                    TopicPartition(order.topic, prior_partition)
+                )
         if behind and order.ends_are_due(now):
-            ends = await self.end_offsets([TopicPartition(order.topic, prior) for prior in behind])
+            ends = await self.end_offsets([TopicPartition(order.topic, prior_partition) for prior_partition in behind])
             for tp, end in ends.items():
                 order.ended_at(tp.partition, end)
 
@@ -998,8 +1000,8 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
         self,
         *,
         partitioner: Placement = murmur2,
-        settle_seconds: float = 120.0,
-        held_max: int = 10_000,
+        grace_seconds: float = 120.0,
+        buffered_max: int = 10_000,
         check_ttl_seconds: float = 30.0,
         header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
         idempotence: Idempotence | None = None,
@@ -1014,15 +1016,15 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
         )
         self._serializers = configs.pop("key_serializer", None), configs.pop("value_serializer", None)
         super().__init__(**configs)
-        self._place_key, self._settle_seconds, self._held_max = partitioner, settle_seconds, held_max
+        self._place_key, self._grace_seconds, self._buffered_max = partitioner, grace_seconds, buffered_max
         self._count_header = header_names.partition_count
         self._checks = TopicChecks(check_ttl_seconds, configs, COUNT_CHECK_CONFIG)
         self._sends: dict[str, TopicSends] = {}
         self._numbers = itertools.count()
         #: Serializes calls of the library, so that records are sent in the order of their numbers.
-        self._handing = asyncio.Lock()
+        self._migrating = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._settlers: dict[str, asyncio.Task[None]] = {}
+        self._finishers: dict[str, asyncio.Task[None]] = {}
         self._outcomes: set[asyncio.Task[None]] = set()
 
     async def send(  # noqa: PLR0917 - the library's signature
@@ -1048,15 +1050,15 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
             self._sends.setdefault(topic, TopicSends(self._place_key, count))
         sends = self._sends[topic]
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        while len(sends.queue) >= self._held_max:
+        while len(sends.queue) >= self._buffered_max:
             await self._change()
-        async with self._handing:
+        async with self._migrating:
             what = (value, given, timestamp_ms or int(time.time() * 1000), future)
-            deadline = time.monotonic() + self._settle_seconds
+            deadline = time.monotonic() + self._grace_seconds
             send = Send(next(self._numbers), topic, key, partition, deadline, what)
             if sends.submit(send):
                 try:
-                    await self._hand_over(sends, send)
+                    await self._migrate(sends, send)
                 except BaseException:
                     sends.ended(send)
                     raise
@@ -1084,16 +1086,16 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
         if not self._closed and self._sends:
             await self.flush()
         await super().stop()
-        for settler in self._settlers.values():
-            settler.cancel()
-        if running := [*self._settlers.values(), *self._outcomes]:
+        for finisher in self._finishers.values():
+            finisher.cancel()
+        if running := [*self._finishers.values(), *self._outcomes]:
             await asyncio.wait(running)
         for sends in self._sends.values():
             for send in sends.give_up():
                 send.what[3].set_exception(count_changed(send, None, "the producer was closed"))
         await self._checks.close()
 
-    async def _hand_over(self, sends: TopicSends, send: Send) -> None:
+    async def _migrate(self, sends: TopicSends, send: Send) -> None:
         value, headers, timestamp_ms, _ = send.what
         counted = counted_headers(self._count_header, headers, send.placed_over)
         inner = await super().send(send.topic, value, send.key, send.placed_on, timestamp_ms, counted)
@@ -1108,8 +1110,8 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
         except KafkaError as error:
             if isinstance(error, BrokerResponseError) and error.errno == INVALID_PARTITIONS:
                 sends.refuse(send)
-                if send.topic not in self._settlers:
-                    self._settlers[send.topic] = asyncio.create_task(self._settle(send.topic, sends))
+                if send.topic not in self._finishers:
+                    self._finishers[send.topic] = asyncio.create_task(self._finish_sends(send.topic, sends))
             else:
                 sends.ended(send)
                 if not future.done():
@@ -1119,11 +1121,11 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
             if not future.done():
                 future.set_result(metadata)
         finally:
-            self._tell()
+            self._report()
 
-    async def _settle(self, topic: str, sends: TopicSends) -> None:
+    async def _finish_sends(self, topic: str, sends: TopicSends) -> None:
         while True:
-            while not sends.settled:
+            while not sends.stable:
                 await self._change()
             try:
                 await self.client.force_metadata_update()
@@ -1133,23 +1135,23 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
                 count = 0
             for send in sends.regrown(count, time.monotonic()):
                 if not send.what[3].done():
-                    reason = f"tried for {self._settle_seconds:g} s"
+                    reason = f"tried for {self._grace_seconds:g} s"
                     send.what[3].set_exception(count_changed(send, count or None, reason))
-            self._tell()
+            self._report()
             if sends.stale:
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            async with self._handing:
+            async with self._migrating:
                 while (again := sends.next()) is not None:
                     try:
-                        await self._hand_over(sends, again)
+                        await self._migrate(sends, again)
                     except KafkaError as error:
                         sends.ended(again)
                         if not again.what[3].done():
                             again.what[3].set_exception(error)
-                    self._tell()
+                    self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._changed.set()
 
     async def _change(self) -> None:

@@ -30,7 +30,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("fencepost.confluent needs confluent-kafka: pip install 'confluent-kafka>=2.16'") from error
 
-from fencepost._appending import Append, Appended, Doubtful, Refused, Reply
+from fencepost._appending import Append, Appended, MaybeAppended, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._idempotence import Idempotence, configured
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
@@ -558,8 +558,8 @@ class TransactionalWriter(BlockingTransactionalWriter):
         else:
             assert offsets[0] is not None
             return offsets[0]
-        told = failed.args[0]
-        code = KafkaError.PRODUCER_FENCED if told.code() == KafkaError._FENCED else told.code()
+        reported = failed.args[0]
+        code = KafkaError.PRODUCER_FENCED if reported.code() == KafkaError._FENCED else reported.code()
         why = explained(part, failed, code=code, passing=code in _IN_DOUBT, transactional_id=self.transactional_id)
         raise why from (None if why is failed else failed)
 
@@ -571,10 +571,10 @@ class TransactionalWriter(BlockingTransactionalWriter):
             failed = _failure(error)
         else:
             return
-        told = failed.args[0]
-        if told.code() in {KafkaError._FENCED, *FENCED}:
+        reported = failed.args[0]
+        if reported.code() in {KafkaError._FENCED, *FENCED}:
             raise WriterFenced(self.transactional_id) from failed
-        raise (CommitRefused if told.txn_requires_abort() else CommitInDoubt) from failed
+        raise (CommitRefused if reported.txn_requires_abort() else CommitInDoubt) from failed
 
     def _abort(self) -> bool:
         assert self._producer is not None
@@ -616,7 +616,7 @@ def _reply(outcomes: Sequence[Any], offsets: Sequence[int | None]) -> Reply:
     if isinstance(error, FencepostError):
         raise error
     if error.code() in _IN_DOUBT:
-        return Doubtful(KafkaException(error))
+        return MaybeAppended(KafkaException(error))
     raise KafkaException(error)
 
 
@@ -678,7 +678,7 @@ class OrderedConsumer(Consumer):
         self._others: dict[str, dict[int, int | None]] = {topic: {} for topic in topics}
         self._refresh_seconds = refresh_seconds
         self._timeout_seconds = timeout_seconds
-        self._look_at = 0.0
+        self._probe_at = 0.0
         consumers_own = ("group.", "partition.assignment.", "session.", "heartbeat.", "auto.offset.", "enable.auto.")
         self._admin = AdminClient(
             {k: v for k, v in config.items() if k not in _CALLBACKS and not k.startswith(consumers_own)}
@@ -722,18 +722,18 @@ class OrderedConsumer(Consumer):
         """Raises TypeError: a group coordinator would assign gated partitions."""
         raise TypeError("an OrderedConsumer reads the topics of its constructor (the proxy orders groups)")
 
-    def _get(self, timeout: float | None, ask: Callable[[float], Sequence[Message | None]]) -> list[Message]:
+    def _get(self, timeout: float | None, query: Callable[[float], Sequence[Message | None]]) -> list[Message]:
         deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout
         while True:
             self._open()
             left = self._refresh_seconds
             if deadline is not None:
                 left = min(left, max(0.0, deadline - time.monotonic()))
-            messages = [message for message in ask(left) if message is not None and self._note(message)]
+            messages = [message for message in query(left) if message is not None and self._record(message)]
             if messages or (deadline is not None and time.monotonic() >= deadline):
                 return messages
 
-    def _note(self, message: Message) -> bool:
+    def _record(self, message: Message) -> bool:
         """Record the position. False for an end-of-partition event that the application did not enable."""
         error, topic, partition, offset = message.error(), message.topic(), message.partition(), message.offset()
         if error is None or error.code() == KafkaError._PARTITION_EOF:
@@ -753,7 +753,7 @@ class OrderedConsumer(Consumer):
         known = self._known(order, order.unopened)
         fresh = self._latest and all(offset is None for offset in known.values())
         opened = [
-            p for p in known if not order.is_born(p) or fresh or was_read(known[p], self._bounds(order.topic, p)[0])
+            p for p in known if not order.is_created(p) or fresh or was_read(known[p], self._bounds(order.topic, p)[0])
         ]
         self._assign(order, {p: known[p] for p in opened})
 
@@ -765,9 +765,9 @@ class OrderedConsumer(Consumer):
 
     def _known(self, order: TopicOrder, partitions: Sequence[int]) -> dict[int, int | None]:
         known = {p: self._given.get((order.topic, p)) for p in partitions}
-        ask = [TopicPartition(order.topic, p) for p, offset in known.items() if offset is None]
-        if self._grouped and ask:
-            for tp in self.committed(ask, timeout=self._timeout_seconds):
+        query = [TopicPartition(order.topic, p) for p, offset in known.items() if offset is None]
+        if self._grouped and query:
+            for tp in self.committed(query, timeout=self._timeout_seconds):
                 if tp.error is not None:
                     raise KafkaException(tp.error)
                 known[tp.partition] = tp.offset if tp.offset >= 0 else None
@@ -781,29 +781,29 @@ class OrderedConsumer(Consumer):
 
     def _open(self) -> None:
         now = time.monotonic()
-        look = now >= self._look_at
-        if look:
-            self._look_at = now + self._refresh_seconds
+        probe = now >= self._probe_at
+        if probe:
+            self._probe_at = now + self._refresh_seconds
         for order in self._orders.values():
-            if look:
+            if probe:
                 self._learn(order)
             if not order.unopened:
                 continue
-            if look:
-                self._look_at_priors(order, now)
+            if probe:
+                self._read_prior_partitions(order, now)
             ready = order.ready(self._positions(order))
             if ready:
                 # Ignore auto.offset.reset: all records of an added partition are newer than the expansion.
                 starts = self._known(order, ready)
                 self._assign(order, {p: OFFSET_BEGINNING if at is None else at for p, at in starts.items()})
 
-    def _look_at_priors(self, order: TopicOrder, now: float) -> None:
+    def _read_prior_partitions(self, order: TopicOrder, now: float) -> None:
         behind = order.behind(self._positions(order), now)
-        others = [prior for prior in behind if not order.mine(prior)]
+        others = [prior_partition for prior_partition in behind if not order.mine(prior_partition)]
         if others:
             self._others[order.topic].update(self._known(order, others))
-        for prior in behind if order.ends_are_due(now) else ():
-            order.ended_at(prior, self._bounds(order.topic, prior)[1])
+        for prior_partition in behind if order.ends_are_due(now) else ():
+            order.ended_at(prior_partition, self._bounds(order.topic, prior_partition)[1])
 
     def _positions(self, order: TopicOrder) -> dict[int, int | None]:
         return {**self._others[order.topic], **{p: self._read.get((order.topic, p)) for p in order.opened}}
@@ -838,8 +838,8 @@ class OrderedProducer(Producer):
         config: Mapping[str, Any],
         *,
         partitioner: Placement | None = None,
-        settle_seconds: float = 120.0,
-        held_max: int = 10_000,
+        grace_seconds: float = 120.0,
+        buffered_max: int = 10_000,
         check_ttl_seconds: float = 30.0,
         check_timeout_seconds: float = 30.0,
         header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
@@ -859,7 +859,7 @@ class OrderedProducer(Producer):
             )
         super().__init__({"enable.idempotence": True, **config}, **kwargs)
         self._place_key = partitioner or _PLACEMENTS[named]
-        self._settle_seconds, self._held_max = settle_seconds, held_max
+        self._grace_seconds, self._buffered_max = grace_seconds, buffered_max
         self._timeout_seconds = check_timeout_seconds
         self._count_header = header_names.partition_count
         self._default_delivery: OnDelivery | None = config.get("on_delivery")
@@ -867,7 +867,7 @@ class OrderedProducer(Producer):
         self._sends: dict[str, TopicSends] = {}
         self._numbers = itertools.count()
         self._lock = threading.RLock()
-        self._ask_at = 0.0
+        self._query_at = 0.0
 
     def produce(  # noqa: PLR0917 - the library's signature
         self,
@@ -893,21 +893,21 @@ class OrderedProducer(Producer):
             if topic not in self._sends:
                 self._sends[topic] = TopicSends(self._place_key, self._count(topic))
             sends = self._sends[topic]
-            if len(sends.queue) >= self._held_max:
+            if len(sends.queue) >= self._buffered_max:
                 raise BufferError(
-                    f"{self._held_max} records are queued until the partition count of {topic!r} is known (call poll())"
+                    f"{self._buffered_max} records are queued until the partition count of {topic!r} is known (call poll())"
                 )
             send = Send(
                 next(self._numbers),
                 topic,
                 key.encode() if isinstance(key, str) else key,
                 partition if partition >= 0 else None,
-                time.monotonic() + self._settle_seconds,
+                time.monotonic() + self._grace_seconds,
                 (value, given, timestamp or int(time.time() * 1000), on_delivery or callback or self._default_delivery),
             )
             if sends.submit(send):
                 try:
-                    self._hand_over(sends, send)
+                    self._migrate(sends, send)
                 except BaseException:
                     sends.ended(send)
                     raise
@@ -918,7 +918,7 @@ class OrderedProducer(Producer):
         while True:
             left = _POLL_SECONDS if deadline is None else min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))
             events = super().poll(left)
-            self._settle()
+            self._finish_sends()
             if events or (deadline is not None and time.monotonic() >= deadline):
                 return events
 
@@ -928,12 +928,12 @@ class OrderedProducer(Producer):
         while True:
             left = _POLL_SECONDS if deadline is None else min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))
             super().flush(left)
-            self._settle()
+            self._finish_sends()
             if not len(self) or (deadline is not None and time.monotonic() >= deadline):
                 return len(self)
 
     def close(self) -> bool:
-        self.flush(self._settle_seconds)
+        self.flush(self._grace_seconds)
         closed = super().close()
         self._checks.close()
         return closed
@@ -945,7 +945,7 @@ class OrderedProducer(Producer):
     def _count(self, topic: str) -> int:
         return len(self.list_topics(topic, self._timeout_seconds).topics[topic].partitions)
 
-    def _hand_over(self, sends: TopicSends, send: Send) -> None:
+    def _migrate(self, sends: TopicSends, send: Send) -> None:
         value, headers, timestamp, deliver = send.what
 
         def delivered(err: KafkaError | None, msg: Message) -> None:
@@ -967,20 +967,20 @@ class OrderedProducer(Producer):
             headers=counted_headers(self._count_header, headers, send.placed_over),
         )
 
-    def _settle(self) -> None:
+    def _finish_sends(self) -> None:
         with self._lock:
             late: list[tuple[Send, int | None]] = []
             for topic, sends in self._sends.items():
-                if sends.settled and time.monotonic() >= self._ask_at:
+                if sends.stable and time.monotonic() >= self._query_at:
                     count = None
                     with contextlib.suppress(KafkaException):
                         count = self._count(topic)
                     late += [(send, count) for send in sends.regrown(count or 0, time.monotonic())]
                     if sends.stale:
-                        self._ask_at = time.monotonic() + _PAUSE_SECONDS
+                        self._query_at = time.monotonic() + _PAUSE_SECONDS
                 while (again := sends.next()) is not None:
                     try:
-                        self._hand_over(sends, again)
+                        self._migrate(sends, again)
                     except (BufferError, KafkaException) as error:
                         sends.put_back(again)
                         if isinstance(error, BufferError) or error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
@@ -990,7 +990,7 @@ class OrderedProducer(Producer):
         for send, count in late:
             deliver = send.what[3]
             if deliver is not None:
-                reason = f"tried for {self._settle_seconds:g} s (on_delivery gets no message)"
+                reason = f"tried for {self._grace_seconds:g} s (on_delivery gets no message)"
                 deliver(count_changed(send, count, reason), None)
 
 

@@ -36,9 +36,9 @@ class PartitionExpansion:
 
 def expansions_of(topic: str, configs: Mapping[str, str | None]) -> tuple[PartitionExpansion, ...]:
     """Parse a topic's configs, oldest expansion first. Raises CheckIsOff if ordered expansion is off."""
-    told = configs.get(EXPANSIONS_CONFIG)
-    if configs.get(ORDERED_CONFIG) in ("true", "any") and told is not None:
-        return parse_expansions(told)
+    reported = configs.get(EXPANSIONS_CONFIG)
+    if configs.get(ORDERED_CONFIG) in ("true", "any") and reported is not None:
+        return parse_expansions(reported)
     if not configs:
         found = "its configs are not visible (topic missing or just created, or no DescribeConfigs permission)"
     elif ORDERED_CONFIG not in configs:
@@ -56,14 +56,14 @@ def parse_expansions(text: str) -> tuple[PartitionExpansion, ...]:
         raise ValueError(f"{EXPANSIONS_CONFIG} is malformed: {text!r}") from error
 
 
-def _expansion(told: Mapping[str, Any]) -> PartitionExpansion:
-    unordered = bool(told.get("unordered", False))
-    known = told.get("thresholds") is not None and not unordered and not told.get("pending", False)
+def _expansion(reported: Mapping[str, Any]) -> PartitionExpansion:
+    unordered = bool(reported.get("unordered", False))
+    known = reported.get("thresholds") is not None and not unordered and not reported.get("pending", False)
     return PartitionExpansion(
-        int(told["from"]),
-        int(told["to"]),
-        tuple(map(int, told["thresholds"])) if known else None,
-        told.get("at_ms"),
+        int(reported["from"]),
+        int(reported["to"]),
+        tuple(map(int, reported["thresholds"])) if known else None,
+        reported.get("at_ms"),
         unordered,
     )
 

@@ -18,7 +18,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("fencepost.kafka_python needs kafka-python: pip install 'kafka-python>=3,<4'") from error
 
-from fencepost._appending import Append, Appended, Doubtful, Refused, Reply
+from fencepost._appending import Append, Appended, MaybeAppended, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._idempotence import Idempotence, configured
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
@@ -93,8 +93,8 @@ class TopicChecks:
                 return facts
             if self._admin is None:
                 self._admin = KafkaAdminClient(**self._configs)
-            wanted = dict.fromkeys((self._cache.config, MAX_MESSAGE_BYTES_CONFIG), "")
-            resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs=wanted)
+            requested = dict.fromkeys((self._cache.config, MAX_MESSAGE_BYTES_CONFIG), "")
+            resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs=requested)
             found = self._admin.describe_configs([resource], config_filter="all").get("topic", {}).get(topic, {})
             return self._cache.learn(topic, {name: config["value"] for name, config in found.items()})
 
@@ -289,7 +289,7 @@ class LogWriter(BlockingLogWriter):
         except OffsetMismatch as error:
             return Refused(error)
         except (RetriableError, UnknownError) as error:
-            return Doubtful(error)
+            return MaybeAppended(error)
         finally:
             if not done:
                 self._discard()  # drops its buffered records: a later flush must not send them
@@ -543,8 +543,8 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         self,
         *,
         partitioner: Placement = murmur2,
-        settle_seconds: float = 120.0,
-        held_max: int = 10_000,
+        grace_seconds: float = 120.0,
+        buffered_max: int = 10_000,
         check_ttl_seconds: float = 30.0,
         header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
         idempotence: Idempotence | None = None,
@@ -559,7 +559,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         )
         configs.setdefault("max_in_flight_requests_per_connection", 1)
         self._serializers = configs.pop("key_serializer", None), configs.pop("value_serializer", None)
-        self._place_key, self._settle_seconds, self._held_max = partitioner, settle_seconds, held_max
+        self._place_key, self._grace_seconds, self._buffered_max = partitioner, grace_seconds, buffered_max
         self._count_header = header_names.partition_count
         self._checks = TopicChecks(check_ttl_seconds, configs, COUNT_CHECK_CONFIG)
         self._sends: dict[str, TopicSends] = {}
@@ -567,8 +567,8 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         #: Guards the state; never locked during a blocking call.
         self._changed = threading.Condition()
         #: Serializes calls of the library, so that records are sent in the order of their numbers.
-        self._handing = threading.RLock()
-        self._settler: threading.Thread | None = None
+        self._migrating = threading.RLock()
+        self._finisher: threading.Thread | None = None
         self._ending = False
         super().__init__(**configs)
 
@@ -594,16 +594,16 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
             with self._changed:
                 self._sends.setdefault(topic, TopicSends(self._place_key, count))
         sends, future = self._sends[topic], OrderedFuture()
-        self._wait_for_room(sends)
-        with self._handing:
+        self._wait_for_space(sends)
+        with self._migrating:
             now = time.monotonic()
             with self._changed:
                 what = (value_bytes, headers, timestamp_ms or int(time.time() * 1000), future)
-                send = Send(next(self._numbers), topic, key_bytes, partition, now + self._settle_seconds, what)
+                send = Send(next(self._numbers), topic, key_bytes, partition, now + self._grace_seconds, what)
                 direct = sends.submit(send)
             if direct:
                 try:
-                    self._hand_over(sends, send)
+                    self._migrate(sends, send)
                 except BaseException:
                     self._ended(sends, send)
                     raise
@@ -632,8 +632,8 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
                 self._ending = True
                 self._changed.notify_all()
         super().close(timeout, null_logger)
-        if self._settler is not None:
-            self._settler.join()
+        if self._finisher is not None:
+            self._finisher.join()
         with self._changed:
             left = [send for sends in self._sends.values() for send in sends.give_up()]
         for send in left:
@@ -644,17 +644,17 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         partitions = self.partitions_for(topic)
         return len(partitions)
 
-    def _wait_for_room(self, sends: TopicSends) -> None:
+    def _wait_for_space(self, sends: TopicSends) -> None:
         deadline = time.monotonic() + self.config["max_block_ms"] / 1000
         with self._changed:
-            while len(sends.queue) >= self._held_max:
+            while len(sends.queue) >= self._buffered_max:
                 if time.monotonic() >= deadline:
                     raise KafkaTimeoutError(
-                        f"{self._held_max} records are queued until the topic's partition count is known"
+                        f"{self._buffered_max} records are queued until the topic's partition count is known"
                     )
                 self._changed.wait(_PAUSE_SECONDS)
 
-    def _hand_over(self, sends: TopicSends, send: Send) -> None:
+    def _migrate(self, sends: TopicSends, send: Send) -> None:
         value, headers, timestamp_ms, _ = send.what
         counted = counted_headers(self._count_header, headers, send.placed_over)
         inner = super().send(send.topic, value, send.key, counted, send.placed_on, timestamp_ms)
@@ -672,9 +672,9 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
             return
         with self._changed:
             sends.refuse(send, str(error.args[0]) if error.args else None)
-            if self._settler is None and not self._ending:
-                self._settler = threading.Thread(target=self._settle, name="fencepost-settler", daemon=True)
-                self._settler.start()
+            if self._finisher is None and not self._ending:
+                self._finisher = threading.Thread(target=self._finish_sends, name="fencepost-settler", daemon=True)
+                self._finisher.start()
             self._changed.notify_all()
 
     def _ended(self, sends: TopicSends, send: Send) -> None:
@@ -682,11 +682,11 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
             sends.ended(send)
             self._changed.notify_all()
 
-    def _settle(self) -> None:
+    def _finish_sends(self) -> None:
         """Runs in its own thread: the library's I/O thread runs the callbacks, which must not block."""
         while True:
             with self._changed:
-                while not (stale := [each for each in self._sends.items() if each[1].settled]):
+                while not (stale := [each for each in self._sends.items() if each[1].stable]):
                     if self._ending:
                         return
                     self._changed.wait(_PAUSE_SECONDS)
@@ -700,11 +700,11 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
             with self._changed:
                 late = sends.regrown(count, time.monotonic())
             for send in late:
-                send.what[3].failure(count_changed(send, count, f"tried for {self._settle_seconds:g} s"))
+                send.what[3].failure(count_changed(send, count, f"tried for {self._grace_seconds:g} s"))
         if sends.stale:
             time.sleep(_PAUSE_SECONDS)
             return
-        with self._handing:
+        with self._migrating:
             while True:
                 with self._changed:
                     send_next = sends.next()
@@ -712,7 +712,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
                 if send_next is None:
                     return
                 try:
-                    self._hand_over(sends, send_next)
+                    self._migrate(sends, send_next)
                 except Exception as error:
                     self._ended(sends, send_next)
                     send_next.what[3].failure(error)
@@ -758,7 +758,7 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
         self._orders = {topic: TopicOrder(topic, mine or every) for topic in topics}
         self._given = dict(positions or {})
         self._refresh_seconds = refresh_seconds
-        self._look_at = 0.0
+        self._probe_at = 0.0
         self._others: dict[str, dict[int, int | None]] = {topic: {} for topic in topics}
         try:
             self._admin = KafkaAdminClient(**{k: v for k, v in configs.items() if k in KafkaAdminClient.DEFAULT_CONFIG})
@@ -802,13 +802,17 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
         refuse_alone(order.topic, order.shares, self.config["group_id"])
         known = {p: self._known(TopicPartition(order.topic, p)) for p in order.unopened}
         starts = {p: known[p] for p in known if known[p] is not None}
-        born = [p for p in known if order.is_born(p)]
-        log_starts = self.beginning_offsets([TopicPartition(order.topic, p) for p in born]) if born else {}
+        created_partitions = [p for p in known if order.is_created(p)]
+        log_starts = (
+            self.beginning_offsets([TopicPartition(order.topic, p) for p in created_partitions])
+            if created_partitions
+            else {}
+        )
         fresh = not starts and self.config["auto_offset_reset"] == "latest"
         opened = [
             p
             for p in known
-            if not order.is_born(p) or fresh or was_read(known[p], log_starts[TopicPartition(order.topic, p)])
+            if not order.is_created(p) or fresh or was_read(known[p], log_starts[TopicPartition(order.topic, p)])
         ]
         self._assign(order, opened, {p: self._given.get(TopicPartition(order.topic, p)) for p in opened})
 
@@ -825,16 +829,16 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
 
     def _open(self) -> None:
         now = time.monotonic()
-        look = now >= self._look_at
-        if look:
-            self._look_at = now + self._refresh_seconds
+        probe = now >= self._probe_at
+        if probe:
+            self._probe_at = now + self._refresh_seconds
         for order in self._orders.values():
-            if look:
+            if probe:
                 self._learn(order)
             if not order.unopened:
                 continue
-            if look:
-                self._look_at_priors(order, now)
+            if probe:
+                self._read_prior_partitions(order, now)
             ready = order.ready(self._positions(order))
             if ready:
                 # Ignore auto_offset_reset: all records of an added partition are newer than the expansion.
@@ -845,13 +849,15 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
                 )
                 self._assign(order, ready, starts)
 
-    def _look_at_priors(self, order: TopicOrder, now: float) -> None:
+    def _read_prior_partitions(self, order: TopicOrder, now: float) -> None:
         behind = order.behind(self._positions(order), now)
-        ours = {prior for prior in behind if order.mine(prior)}
-        for prior in behind - ours:
-            self._others[order.topic][prior] = self._known(TopicPartition(order.topic, prior))
+        ours = {prior_partition for prior_partition in behind if order.mine(prior_partition)}
+        for prior_partition in behind - ours:
+            self._others[order.topic][prior_partition] = self._known(TopicPartition(order.topic, prior_partition))
         if behind and order.ends_are_due(now):
-            for tp, end in self.end_offsets([TopicPartition(order.topic, prior) for prior in behind]).items():
+            for tp, end in self.end_offsets(
+                [TopicPartition(order.topic, prior_partition) for prior_partition in behind]
+            ).items():
                 order.ended_at(tp.partition, end)
 
     def _positions(self, order: TopicOrder) -> dict[int, int | None]:

@@ -51,13 +51,13 @@ class ConditionalPublish:
             return None
         return (
             header_unreadable(append)
-            or self._nothing_said(append, facts)
+            or self._nothing_stated(append, facts)
             or self._timestamps(append, facts)
             or self._mismatch(append, facts)
         )
 
     @staticmethod
-    def _nothing_said(append: Append, facts: Facts) -> Refusal | None:
+    def _nothing_stated(append: Append, facts: Facts) -> Refusal | None:
         if facts.check_expected_offsets is not Check.REQUIRED or append.expected_base_offset is not None:
             return None
         return Refusal(

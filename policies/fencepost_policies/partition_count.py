@@ -33,16 +33,16 @@ def check_partition_count(append: Append, declared: int | None, facts: CountFact
     """`declared`: by the request, for all its batches of the topic; `append.partition_count`: by the batch."""
     if facts.check is Check.OFF:
         return None
-    said = append.partition_count
-    if said is not None and declared is not None and said != declared:
+    stated = append.partition_count
+    if stated is not None and declared is not None and stated != declared:
         return Refusal(
             INVALID_RECORD,
             "partition_count_contradiction",
-            f"PARTITION_COUNT_CONTRADICTION {_where(append)}: record header has {said}, request has {declared}",
+            f"PARTITION_COUNT_CONTRADICTION {_where(append)}: record header has {stated}, request has {declared}",
         )
-    said = declared if said is None else said
-    if said is not None:
-        return None if said == facts.count else invalid_partition_count(append, said, facts.count)
+    stated = declared if stated is None else stated
+    if stated is not None:
+        return None if stated == facts.count else invalid_partition_count(append, stated, facts.count)
     if facts.check is Check.REQUIRED:
         return Refusal(
             POLICY_VIOLATION,

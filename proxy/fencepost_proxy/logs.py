@@ -49,17 +49,17 @@ def lines() -> dict[str, int]:
     return {"debug": 0, "info": 0, "warning": 0, "error": 0, _LEFT_OUT: 0} | _lines
 
 
-def tell_left_out(*, at_once: bool = False) -> None:
+def report_suppressed(*, at_once: bool = False) -> None:
     """Reports suppressed lines whose event has not occurred again. Called periodically.
 
     `at_once` reports all of them, because the process exits.
     """
     for limited in list(_rate_limited):
-        limited.tell_left_out(at_once=at_once)
+        limited.report_suppressed(at_once=at_once)
     for handler in logging.getLogger().handlers:
         for each in handler.filters:
             if isinstance(each, _Flood):
-                each.tell_left_out(at_once=at_once)
+                each.report_suppressed(at_once=at_once)
 
 
 def _count(name: str, lines: int = 1) -> None:
@@ -101,7 +101,7 @@ def _nothing() -> None:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Reported:
     """One kind of event: time of the last line, and lines suppressed since."""
 
     at: float
@@ -128,7 +128,7 @@ class RateLimitedLog:
         self._interval_seconds = interval_seconds
         self._keys_max = keys_max
         self._clock = clock
-        self._seen: OrderedDict[object, _Told] = OrderedDict()
+        self._observed: OrderedDict[object, _Reported] = OrderedDict()
         _rate_limited.add(self)
 
     def info(self, key: object, event: str, /, **fields: object) -> None:
@@ -140,36 +140,36 @@ class RateLimitedLog:
     def error(self, key: object, event: str, /, **fields: object) -> None:
         self._limited(self._log.error, key, event, fields)
 
-    def tell_left_out(self, *, at_once: bool = False) -> None:
+    def report_suppressed(self, *, at_once: bool = False) -> None:
         """Writes the last suppressed event of each key."""
         now = self._clock()
-        for told in list(self._seen.values()):
-            if told.suppressed and (at_once or now - told.at >= self._interval_seconds):
-                told.at = now
-                told.suppressed -= 1
-                told.say()
+        for reported in list(self._observed.values()):
+            if reported.suppressed and (at_once or now - reported.at >= self._interval_seconds):
+                reported.at = now
+                reported.suppressed -= 1
+                reported.say()
 
     def _limited(self, emit: Callable[..., None], key: object, event: str, fields: Mapping[str, object]) -> None:
         now = self._clock()
-        told = self._seen.get(key)
-        if told is not None and now - told.at < self._interval_seconds:
-            told.suppressed += 1
-            told.say = partial(self._say, told, emit, event, fields)
+        reported = self._observed.get(key)
+        if reported is not None and now - reported.at < self._interval_seconds:
+            reported.suppressed += 1
+            reported.say = partial(self._write, reported, emit, event, fields)
             return
-        if told is None:
-            told = self._seen[key] = _Told(now)
-        told.at = now
-        self._seen.move_to_end(key)
-        if len(self._seen) > self._keys_max:
-            _, forgotten = self._seen.popitem(last=False)
+        if reported is None:
+            reported = self._observed[key] = _Reported(now)
+        reported.at = now
+        self._observed.move_to_end(key)
+        if len(self._observed) > self._keys_max:
+            _, forgotten = self._observed.popitem(last=False)
             if forgotten.suppressed:
                 forgotten.suppressed -= 1
                 forgotten.say()
-        self._say(told, emit, event, fields)
+        self._write(reported, emit, event, fields)
 
     @staticmethod
-    def _say(told: _Told, emit: Callable[..., None], event: str, fields: Mapping[str, object]) -> None:
-        suppressed, told.suppressed, told.say = told.suppressed, 0, _nothing
+    def _write(reported: _Reported, emit: Callable[..., None], event: str, fields: Mapping[str, object]) -> None:
+        suppressed, reported.suppressed, reported.say = reported.suppressed, 0, _nothing
         _count(_LEFT_OUT, suppressed)
         emit(event, **fields, **({"suppressed": suppressed} if suppressed else {}))
 
@@ -191,25 +191,25 @@ class _Flood(logging.Filter):
         now = self._clock()
         began, lines, left_out = self._events.get(key, (now, 0, 0))
         if now - began >= EVENT_SECONDS:
-            self._tell(key, int(left_out))
+            self._report(key, int(left_out))
             began, lines, left_out = now, 0, 0
         passes = lines < EVENT_LINES_MAX
         self._events[key] = [began, lines + passes, left_out + (not passes)]
         self._events.move_to_end(key)
         if len(self._events) > _EVENTS_MAX:
             forgotten, (_, _, unsaid) = self._events.popitem(last=False)
-            self._tell(forgotten, int(unsaid))
+            self._report(forgotten, int(unsaid))
         _count(record.levelname.lower() if passes else _LEFT_OUT)
         return passes
 
-    def tell_left_out(self, *, at_once: bool = False) -> None:
+    def report_suppressed(self, *, at_once: bool = False) -> None:
         now = self._clock()
         for key, (began, _, left_out) in list(self._events.items()):
             if at_once or now - began >= EVENT_SECONDS:
                 del self._events[key]
-                self._tell(key, int(left_out))
+                self._report(key, int(left_out))
 
-    def _tell(self, key: tuple[str, int, str], left_out: int) -> None:
+    def _report(self, key: tuple[str, int, str], left_out: int) -> None:
         """Writes one line for all suppressed ones, bypassing this filter."""
         if left_out:
             name, level, event = key
@@ -273,7 +273,7 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
     return fields
 
 
-def _room(record: logging.LogRecord) -> str:
+def _package(record: logging.LogRecord) -> str:
     return record.name.removeprefix(f"{_ROOT}.")
 
 
@@ -283,7 +283,7 @@ def _timestamp(record: logging.LogRecord) -> str:
 
 class _Console(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        parts = [_timestamp(record), record.levelname, _room(record), escape(record.getMessage())]
+        parts = [_timestamp(record), record.levelname, _package(record), escape(record.getMessage())]
         parts += [f"{key}={self._value(value)}" for key, value in _fields(record).items()]
         line = " ".join(parts)
         if record.exc_info:
@@ -304,7 +304,7 @@ class _Json(logging.Formatter):
         entry: dict[str, object] = {
             "time": _timestamp(record),
             "level": record.levelname.lower(),
-            "room": _room(record),
+            "room": _package(record),
             "event": escape(record.getMessage()),
         }
         for key, value in _fields(record).items():

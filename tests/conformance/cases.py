@@ -26,14 +26,14 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True)
 class Case:
-    tell: Callable[[Kafka], None]
+    report: Callable[[Kafka], None]
     fact: str
     brokers: int
     expires: bool
 
     @property
     def name(self) -> str:
-        return self.tell.__name__
+        return self.report.__name__
 
 
 CASES: list[Case] = []
@@ -45,14 +45,14 @@ def case(
     """`fact`: what gates rely on. `brokers`: how many replicas the topic has. `expires`: needs brokers that look for
     expired producers soon."""
 
-    def register(tell: Callable[[Kafka], None]) -> Callable[[Kafka], None]:
-        CASES.append(Case(tell, fact, brokers, expires))
-        return tell
+    def register(report: Callable[[Kafka], None]) -> Callable[[Kafka], None]:
+        CASES.append(Case(report, fact, brokers, expires))
+        return report
 
     return register
 
 
-def stamped(
+def fenced(
     kafka: Kafka,
     sequence: int,
     *values: bytes,
@@ -111,7 +111,7 @@ def values(topic: Topic) -> list[bytes | None]:
 def the_last_five_batches_are_known_again(kafka: Kafka) -> None:
     """Each with its own offset and time; the one before them is a gap, not a duplicate."""
     topic = kafka.create()
-    batches = [stamped(kafka, sequence) for sequence in range(6)]
+    batches = [fenced(kafka, sequence) for sequence in range(6)]
     assert [topic.append(each) for each in batches] == [appended(base) for base in range(6)]
     for base in range(1, 6):
         assert topic.append(batches[base]) == duplicate(base, batches[base])
@@ -122,13 +122,13 @@ def the_last_five_batches_are_known_again(kafka: Kafka) -> None:
 @case("A sequence gap is refused with 45")
 def a_gap_is_refused_and_changes_nothing(kafka: Kafka) -> None:
     topic = kafka.create()
-    first = stamped(kafka, 0, b"a", b"b")
+    first = fenced(kafka, 0, b"a", b"b")
     assert topic.append(first) == appended(0)
     before = topic.producers()
-    assert topic.append(stamped(kafka, 3)) == refused(OUT_OF_ORDER, 0)
-    assert topic.append(stamped(kafka, 1)) == refused(OUT_OF_ORDER, 0)
+    assert topic.append(fenced(kafka, 3)) == refused(OUT_OF_ORDER, 0)
+    assert topic.append(fenced(kafka, 1)) == refused(OUT_OF_ORDER, 0)
     assert topic.producers() == before == {SHARED: ProducerState(0, 1, timestamp_of(first), -1)}
-    assert topic.append(stamped(kafka, 2)) == appended(2)
+    assert topic.append(fenced(kafka, 2)) == appended(2)
 
 
 @case("An unknown producer may start at any sequence")
@@ -137,18 +137,18 @@ def a_producer_that_is_not_known_begins_anywhere(kafka: Kafka) -> None:
     topic = kafka.create()
     assert topic.producers() == {}
     assert topic.append(plain(kafka, b"other")) == appended(0)
-    assert topic.append(stamped(kafka, 41)) == appended(1)
+    assert topic.append(fenced(kafka, 41)) == appended(1)
     assert next_sequence(topic) == (0, 41)
-    assert topic.append(stamped(kafka, 43)) == refused(OUT_OF_ORDER, 0)
-    assert topic.append(stamped(kafka, 42)) == appended(2)
+    assert topic.append(fenced(kafka, 43)) == refused(OUT_OF_ORDER, 0)
+    assert topic.append(fenced(kafka, 42)) == appended(2)
 
 
 @case("With equal sequences, a race's loser gets success; only `log_append_time` differs")
 def equal_sequences_are_a_duplicate_whatever_they_hold(kafka: Kafka) -> None:
     """The loser of a race is told 0, at its own expected offset. Only the time betrays that it is another's batch."""
     topic = kafka.create()
-    ours = stamped(kafka, 0, b"ours", b"ours")
-    theirs = stamped(kafka, 0, b"theirs", b"theirs too", timestamp_ms=timestamp_of(ours) + 1000)
+    ours = fenced(kafka, 0, b"ours", b"ours")
+    theirs = fenced(kafka, 0, b"theirs", b"theirs too", timestamp_ms=timestamp_of(ours) + 1000)
     assert topic.append(ours) == appended(0)
     assert topic.append(theirs) == duplicate(0, ours)
     assert values(topic) == [b"ours", b"ours"]
@@ -157,9 +157,9 @@ def equal_sequences_are_a_duplicate_whatever_they_hold(kafka: Kafka) -> None:
 @case("A duplicate has the same first and last sequence")
 def another_count_of_records_is_no_duplicate(kafka: Kafka) -> None:
     topic = kafka.create()
-    assert topic.append(stamped(kafka, 0, b"a", b"b")) == appended(0)
-    assert topic.append(stamped(kafka, 0, b"a")) == refused(OUT_OF_ORDER, 0)
-    assert topic.append(stamped(kafka, 0, b"a", b"b", b"c")) == refused(OUT_OF_ORDER, 0)
+    assert topic.append(fenced(kafka, 0, b"a", b"b")) == appended(0)
+    assert topic.append(fenced(kafka, 0, b"a")) == refused(OUT_OF_ORDER, 0)
+    assert topic.append(fenced(kafka, 0, b"a", b"b", b"c")) == refused(OUT_OF_ORDER, 0)
     assert topic.end() == 2
 
 
@@ -167,21 +167,21 @@ def another_count_of_records_is_no_duplicate(kafka: Kafka) -> None:
 def a_duplicate_is_found_behind_other_writers(kafka: Kafka) -> None:
     """The answer is where it lies, not where the log ends."""
     topic = kafka.create()
-    first = stamped(kafka, 0)
+    first = fenced(kafka, 0)
     assert topic.append(first) == appended(0)
     assert topic.append(plain(kafka, b"x", b"y")) == appended(1)
-    assert topic.append(stamped(kafka, 9, producer_id=OTHER)) == appended(3)
+    assert topic.append(fenced(kafka, 9, producer_id=OTHER)) == appended(3)
     assert topic.append(first) == duplicate(0, first)
-    assert topic.append(stamped(kafka, 1)) == appended(4)
+    assert topic.append(fenced(kafka, 1)) == appended(4)
 
 
 @case("An unfenced append shifts the next sequence's offset")
 def a_cached_shift_accepts_at_the_wrong_place(kafka: Kafka) -> None:
     """No race is needed: whoever goes around the stamp moves the log end, and the next sequence still fits."""
     topic = kafka.create()
-    assert topic.append(stamped(kafka, 0)) == appended(0)
+    assert topic.append(fenced(kafka, 0)) == appended(0)
     assert topic.append(plain(kafka, b"around")) == appended(1)
-    assert topic.append(stamped(kafka, 1)) == appended(2), "expected at 1"
+    assert topic.append(fenced(kafka, 1)) == appended(2), "expected at 1"
 
 
 @case("Appends with different sequence offsets both succeed")
@@ -189,34 +189,34 @@ def two_that_believe_in_different_shifts_both_win(kafka: Kafka) -> None:
     """Both expect 2, cold. Hence one owner of a shift, or none; or its own epoch for each."""
     topic = kafka.create()
     assert topic.append(plain(kafka, b"a", b"b")) == appended(0)
-    assert topic.append(stamped(kafka, 2, b"by one who believes in a shift of 0")) == appended(2)
-    assert topic.append(stamped(kafka, 3, b"by one who believes in a shift of -1")) == appended(3), "expected at 2"
+    assert topic.append(fenced(kafka, 2, b"by one who believes in a shift of 0")) == appended(2)
+    assert topic.append(fenced(kafka, 3, b"by one who believes in a shift of -1")) == appended(3), "expected at 2"
 
 
 @case("Log end and sequence, read separately, may not match")
 def the_end_and_then_the_sequence_make_no_shift(kafka: Kafka) -> None:
     """Between the two reads somebody else appends. Read the other way round, what moved would be in the end."""
     topic = kafka.create()
-    assert topic.append(stamped(kafka, 0)) == appended(0)
+    assert topic.append(fenced(kafka, 0)) == appended(0)
     end = topic.end()
-    assert topic.append(stamped(kafka, 0, producer_id=OTHER)) == appended(1)
+    assert topic.append(fenced(kafka, 0, producer_id=OTHER)) == appended(1)
     known = next_sequence(topic)
     assert known == (0, 0)
-    shift = end - (known[1] + 1)
-    assert shift == 0, "in truth it is 1"
-    assert topic.append(stamped(kafka, end - shift)) == appended(2), "expected at 1"
+    sequence_offset = end - (known[1] + 1)
+    assert sequence_offset == 0, "in truth it is 1"
+    assert topic.append(fenced(kafka, end - sequence_offset)) == appended(2), "expected at 1"
 
 
 @case("With LogAppendTime, a duplicate looks like a new append")
 def log_append_time_hides_duplicates(kafka: Kafka) -> None:
     """A duplicate's answer is a fresh one's, byte for byte."""
     topic = kafka.create(Settings(log_append_time=True))
-    first = stamped(kafka, 0)
+    first = fenced(kafka, 0)
     fresh = topic.append(first)
     assert fresh[:2] == (0, 0)
     assert fresh.log_append_time_ms > 0
     assert topic.append(first) == fresh
-    assert topic.append(stamped(kafka, 0, b"theirs")) == fresh
+    assert topic.append(fenced(kafka, 0, b"theirs")) == fresh
     assert topic.producers()[SHARED].last_timestamp_ms == fresh.log_append_time_ms
 
 
@@ -224,9 +224,9 @@ def log_append_time_hides_duplicates(kafka: Kafka) -> None:
 def without_a_timestamp_a_duplicate_looks_fresh(kafka: Kafka) -> None:
     """Timestamp -1: the time in a duplicate's answer is that of the batch, and so is there none."""
     topic = kafka.create()
-    assert topic.append(stamped(kafka, 0, b"ours", timestamp_ms=-1)) == appended(0)
-    assert topic.append(stamped(kafka, 0, b"theirs", timestamp_ms=-1)) == appended(0)
-    assert topic.append(stamped(kafka, 0, b"theirs")) == appended(0)
+    assert topic.append(fenced(kafka, 0, b"ours", timestamp_ms=-1)) == appended(0)
+    assert topic.append(fenced(kafka, 0, b"theirs", timestamp_ms=-1)) == appended(0)
+    assert topic.append(fenced(kafka, 0, b"theirs")) == appended(0)
     assert values(topic) == [b"ours"]
 
 
@@ -234,31 +234,31 @@ def without_a_timestamp_a_duplicate_looks_fresh(kafka: Kafka) -> None:
 def sequences_wrap(kafka: Kafka) -> None:
     """Behind 2^31 - 1 comes 0, within a batch and between batches."""
     topic = kafka.create()
-    around = stamped(kafka, LAST_SEQUENCE, b"last", b"first")
-    assert topic.append(stamped(kafka, LAST_SEQUENCE - 1)) == appended(0)
-    assert topic.append(around) == appended(1)
+    services = fenced(kafka, LAST_SEQUENCE, b"last", b"first")
+    assert topic.append(fenced(kafka, LAST_SEQUENCE - 1)) == appended(0)
+    assert topic.append(services) == appended(1)
     assert next_sequence(topic) == (0, 0)
-    assert topic.append(around) == duplicate(1, around)
-    assert topic.append(stamped(kafka, 1)) == appended(3)
+    assert topic.append(services) == duplicate(1, services)
+    assert topic.append(fenced(kafka, 1)) == appended(3)
     exactly = kafka.create()
-    assert exactly.append(stamped(kafka, LAST_SEQUENCE)) == appended(0)
+    assert exactly.append(fenced(kafka, LAST_SEQUENCE)) == appended(0)
     assert next_sequence(exactly) == (0, LAST_SEQUENCE)
-    assert exactly.append(stamped(kafka, 1)) == refused(OUT_OF_ORDER, 0)
-    assert exactly.append(stamped(kafka, 0)) == appended(1)
+    assert exactly.append(fenced(kafka, 1)) == refused(OUT_OF_ORDER, 0)
+    assert exactly.append(fenced(kafka, 0)) == appended(1)
 
 
 @case("Unassigned attribute bits survive, unless the broker rewrites the batch")
 def attributes_without_a_meaning_are_kept_where_the_batch_is(kafka: Kafka) -> None:
     """A tag that says whose stamp it is survives in them; where the broker writes the batch anew, it is gone."""
-    tag = 0x5A00
+    instance_id = 0x5A00
     as_sent, timed, repacked = (kafka.create(each) for each in (DEFAULTS, Settings(log_append_time=True), _GZIP))
     for topic in (as_sent, timed, repacked):
-        assert topic.append(stamped(kafka, 0, b"a", attributes=tag)).error_code == 0
-    lying = bytearray(stamped(kafka, 1, b"a", attributes=tag))
+        assert topic.append(fenced(kafka, 0, b"a", attributes=instance_id)).error_code == 0
+    lying = bytearray(fenced(kafka, 1, b"a", attributes=instance_id))
     struct.pack_into(">q", lying, 35, kafka.now_ms() + 5000)
     raw.sign(lying)
     assert as_sent.append(bytes(lying)) == appended(1)
-    assert [batch.attributes for batch in as_sent.read()] == [tag, 0]
+    assert [batch.attributes for batch in as_sent.read()] == [instance_id, 0]
     assert [batch.attributes for batch in timed.read()] == [0x08]
     assert [batch.attributes for batch in repacked.read()] == [0x01]
     assert values(repacked) == [b"a"]
@@ -270,24 +270,24 @@ def attributes_without_a_meaning_are_kept_where_the_batch_is(kafka: Kafka) -> No
 @case("A new epoch starts at 0 and fences the old (47)")
 def a_new_epoch_begins_at_zero_and_fences_the_old(kafka: Kafka) -> None:
     topic = kafka.create()
-    old = stamped(kafka, 5)
+    old = fenced(kafka, 5)
     assert topic.append(old) == appended(0)
-    assert topic.append(stamped(kafka, 6, epoch=1)) == refused(OUT_OF_ORDER, 0)
+    assert topic.append(fenced(kafka, 6, epoch=1)) == refused(OUT_OF_ORDER, 0)
     assert next_sequence(topic) == (0, 5)
-    new = stamped(kafka, 0, epoch=1)
+    new = fenced(kafka, 0, epoch=1)
     assert topic.append(new) == appended(1)
     assert topic.append(old) == refused(WRONG_EPOCH, 0), "what is there, and was a duplicate before"
-    assert topic.append(stamped(kafka, 6)) == refused(WRONG_EPOCH, 0)
+    assert topic.append(fenced(kafka, 6)) == refused(WRONG_EPOCH, 0)
     assert topic.append(new) == duplicate(1, new)
-    assert topic.append(stamped(kafka, 0, epoch=9)) == appended(2), "epochs may be left out"
+    assert topic.append(fenced(kafka, 0, epoch=9)) == appended(2), "epochs may be left out"
     assert next_sequence(topic) == (9, 0)
 
 
 @case("An unknown producer may start with any epoch")
 def a_producer_that_is_not_known_begins_with_any_epoch_and_sequence(kafka: Kafka) -> None:
     topic = kafka.create()
-    assert topic.append(stamped(kafka, 17, epoch=4)) == appended(0)
-    assert topic.append(stamped(kafka, 18, epoch=3)) == refused(WRONG_EPOCH, 0)
+    assert topic.append(fenced(kafka, 17, epoch=4)) == appended(0)
+    assert topic.append(fenced(kafka, 18, epoch=3)) == refused(WRONG_EPOCH, 0)
     assert next_sequence(topic) == (4, 17)
 
 
@@ -302,17 +302,17 @@ def _limited(kafka: Kafka) -> Topic:
 def a_refused_batch_leaves_the_sequence_alone(kafka: Kafka) -> None:
     """Warm: what was chained behind it meets a gap, as wanted."""
     topic = _limited(kafka)
-    assert topic.append(stamped(kafka, 0)) == appended(0)
+    assert topic.append(fenced(kafka, 0)) == appended(0)
     before = topic.producers()
-    corrupt = bytearray(stamped(kafka, 1))
+    corrupt = bytearray(fenced(kafka, 1))
     corrupt[-1] ^= 1
     assert topic.append(bytes(corrupt)) == refused(CORRUPT)
-    assert topic.append(stamped(kafka, 1, b"x" * 500)) == refused(TOO_LARGE)
-    assert topic.append(stamped(kafka, 1, timestamp_ms=kafka.now_ms() + 600_000)) == refused(INVALID_TIMESTAMP, 0)
-    assert topic.append(stamped(kafka, 1, base_offset=1)) == refused(INVALID_RECORD, 0)
+    assert topic.append(fenced(kafka, 1, b"x" * 500)) == refused(TOO_LARGE)
+    assert topic.append(fenced(kafka, 1, timestamp_ms=kafka.now_ms() + 600_000)) == refused(INVALID_TIMESTAMP, 0)
+    assert topic.append(fenced(kafka, 1, base_offset=1)) == refused(INVALID_RECORD, 0)
     assert topic.producers() == before
-    assert topic.append(stamped(kafka, 2)) == refused(OUT_OF_ORDER, 0)
-    assert topic.append(stamped(kafka, 1)) == appended(1)
+    assert topic.append(fenced(kafka, 2)) == refused(OUT_OF_ORDER, 0)
+    assert topic.append(fenced(kafka, 1)) == appended(1)
 
 
 @case("While unconfirmed, a pipelined append may replace a refused one")
@@ -321,8 +321,8 @@ def behind_a_refused_first_batch_the_second_lands_in_its_place(kafka: Kafka) -> 
     topic = _limited(kafka)
     assert topic.append(plain(kafka, b"there")) == appended(0)
     wire = topic.connect()
-    wire.send(stamped(kafka, 1, b"x" * 500))
-    wire.send(stamped(kafka, 2, b"second"))
+    wire.send(fenced(kafka, 1, b"x" * 500))
+    wire.send(fenced(kafka, 2, b"second"))
     assert wire.receive() == refused(TOO_LARGE)
     assert wire.receive() == appended(1), "expected at 2"
     wire.close()
@@ -333,15 +333,15 @@ def behind_a_refused_first_batch_the_second_lands_in_its_place(kafka: Kafka) -> 
 def errors_come_before_duplicates(kafka: Kafka) -> None:
     """45, 10, 32, 2, 29 and the like to a resend say nothing about whether the first try is there."""
     topic = _limited(kafka)
-    there = stamped(kafka, 0, b"a")
+    there = fenced(kafka, 0, b"a")
     assert topic.append(there) == appended(0)
-    again = stamped(kafka, 0, b"a", timestamp_ms=kafka.now_ms() + 600_000)
+    again = fenced(kafka, 0, b"a", timestamp_ms=kafka.now_ms() + 600_000)
     assert topic.append(again) == refused(INVALID_TIMESTAMP, 0)
-    assert topic.append(stamped(kafka, 0, b"x" * 500)) == refused(TOO_LARGE)
+    assert topic.append(fenced(kafka, 0, b"x" * 500)) == refused(TOO_LARGE)
     corrupt = bytearray(there)
     corrupt[-1] ^= 1
     assert topic.append(bytes(corrupt)) == refused(CORRUPT)
-    assert topic.append(stamped(kafka, 0, b"a", base_offset=7)) == refused(INVALID_RECORD, 0)
+    assert topic.append(fenced(kafka, 0, b"a", base_offset=7)) == refused(INVALID_RECORD, 0)
     assert topic.append(there) == duplicate(0, there)
     topic.deny("WRITE")
     kafka.until(lambda: topic.append(there) == refused(DENIED), "the right to write to be gone")
@@ -352,10 +352,10 @@ def errors_come_before_duplicates(kafka: Kafka) -> None:
 def of_several_errors_the_first_is_told(kafka: Kafka) -> None:
     """Base offset, size, checksum."""
     topic = _limited(kafka)
-    all_wrong = bytearray(stamped(kafka, 0, b"x" * 500, base_offset=7))
+    all_wrong = bytearray(fenced(kafka, 0, b"x" * 500, base_offset=7))
     all_wrong[-1] ^= 1
     assert topic.append(bytes(all_wrong)) == refused(INVALID_RECORD, 0)
-    too_large_and_corrupt = bytearray(stamped(kafka, 0, b"x" * 500))
+    too_large_and_corrupt = bytearray(fenced(kafka, 0, b"x" * 500))
     too_large_and_corrupt[-1] ^= 1
     assert topic.append(bytes(too_large_and_corrupt)) == refused(TOO_LARGE)
     assert topic.producers() == {}
@@ -364,7 +364,7 @@ def of_several_errors_the_first_is_told(kafka: Kafka) -> None:
 @case("DescribeProducers needs READ; Produce needs WRITE alone")
 def who_may_not_read_cannot_describe_producers(kafka: Kafka) -> None:
     topic = kafka.create()
-    assert topic.append(stamped(kafka, 0)) == appended(0)
+    assert topic.append(fenced(kafka, 0)) == appended(0)
     topic.deny("READ")
 
     def denied() -> bool:
@@ -375,7 +375,7 @@ def who_may_not_read_cannot_describe_producers(kafka: Kafka) -> None:
         return False
 
     kafka.until(denied, "the right to read to be gone")
-    assert topic.append(stamped(kafka, 1)) == appended(1), "WRITE is enough to append"
+    assert topic.append(fenced(kafka, 1)) == appended(1), "WRITE is enough to append"
 
 
 # --- what is forgotten ------------------------------------------------------------------------------------------------
@@ -385,13 +385,13 @@ def who_may_not_read_cannot_describe_producers(kafka: Kafka) -> None:
 def after_a_restart_only_the_last_batch_is_remembered(kafka: Kafka) -> None:
     """45 on a resend of what is there; six batches later nothing is known of it."""
     topic = kafka.create()
-    batches = [stamped(kafka, sequence) for sequence in range(6)]
+    batches = [fenced(kafka, sequence) for sequence in range(6)]
     assert [topic.append(each) for each in batches] == [appended(base) for base in range(6)]
     kafka.restart()
     for each in batches[:5]:
         assert topic.append(each) == refused(OUT_OF_ORDER, 0)
     assert topic.append(batches[5]) == duplicate(5, batches[5])
-    assert topic.append(stamped(kafka, 6)) == appended(6)
+    assert topic.append(fenced(kafka, 6)) == appended(6)
     assert len(values(topic)) == 7
 
 
@@ -399,21 +399,21 @@ def after_a_restart_only_the_last_batch_is_remembered(kafka: Kafka) -> None:
 def after_a_kill_only_the_last_batch_is_remembered(kafka: Kafka) -> None:
     """Recovery reads the log, writes down what it learned of each producer, and begins with that."""
     topic = kafka.create()
-    batches = [stamped(kafka, sequence) for sequence in range(3)]
+    batches = [fenced(kafka, sequence) for sequence in range(3)]
     assert [topic.append(each) for each in batches] == [appended(base) for base in range(3)]
     kafka.crash()
     assert topic.append(batches[0]) == refused(OUT_OF_ORDER, 0)
     assert topic.append(batches[1]) == refused(OUT_OF_ORDER, 0)
     assert topic.append(batches[2]) == duplicate(2, batches[2])
-    assert topic.append(stamped(kafka, 3)) == appended(3)
+    assert topic.append(fenced(kafka, 3)) == appended(3)
 
 
 @case("A restart forgets producers with old record timestamps")
 def old_records_are_forgotten_at_a_restart_and_appended_twice(kafka: Kafka) -> None:
     """Not when they were written counts, but what their newest timestamp says: a warm partition grows cold."""
     topic, fresh = kafka.create(), kafka.create()
-    old = stamped(kafka, 0, b"old", timestamp_ms=kafka.now_ms() - 2 * DAY_MS)
-    young = stamped(kafka, 0, b"young", timestamp_ms=kafka.now_ms() - DAY_MS // 2)
+    old = fenced(kafka, 0, b"old", timestamp_ms=kafka.now_ms() - 2 * DAY_MS)
+    young = fenced(kafka, 0, b"young", timestamp_ms=kafka.now_ms() - DAY_MS // 2)
     assert topic.append(old) == appended(0)
     assert topic.append(old) == duplicate(0, old)
     assert fresh.append(young) == appended(0)
@@ -429,7 +429,7 @@ def a_lying_header_does_not_keep_old_records_known(kafka: Kafka) -> None:
     """The broker computes the newest timestamp from the records."""
     topic = kafka.create()
     old = kafka.now_ms() - 2 * DAY_MS
-    lying = bytearray(stamped(kafka, 0, timestamp_ms=old))
+    lying = bytearray(fenced(kafka, 0, timestamp_ms=old))
     struct.pack_into(">q", lying, 35, kafka.now_ms())
     raw.sign(lying)
     assert topic.append(bytes(lying)) == appended(0)
@@ -440,8 +440,8 @@ def a_lying_header_does_not_keep_old_records_known(kafka: Kafka) -> None:
 def old_records_are_forgotten_without_a_restart_too(kafka: Kafka) -> None:
     """When brokers look for what has expired; by default every ten minutes."""
     topic = kafka.create()
-    old = stamped(kafka, 0, b"old", timestamp_ms=kafka.now_ms() - 2 * DAY_MS)
-    young = stamped(kafka, 5, b"young", producer_id=OTHER, timestamp_ms=kafka.now_ms() - DAY_MS // 2)
+    old = fenced(kafka, 0, b"old", timestamp_ms=kafka.now_ms() - 2 * DAY_MS)
+    young = fenced(kafka, 5, b"young", producer_id=OTHER, timestamp_ms=kafka.now_ms() - DAY_MS // 2)
     assert topic.append(young) == appended(0)
     assert topic.append(old) == appended(1)
     kafka.expire_producers()
@@ -454,12 +454,12 @@ def old_records_are_forgotten_without_a_restart_too(kafka: Kafka) -> None:
 def deleted_records_are_remembered_until_a_restart(kafka: Kafka) -> None:
     """A duplicate may be told whose records can no longer be read. After the restart it is appended again."""
     topic = kafka.create()
-    batches = [stamped(kafka, sequence) for sequence in range(3)]
+    batches = [fenced(kafka, sequence) for sequence in range(3)]
     assert [topic.append(each) for each in batches] == [appended(base) for base in range(3)]
     topic.delete_records(3)
     assert (topic.start(), topic.end(), topic.read()) == (3, 3, [])
     assert topic.append(batches[1]) == duplicate(1, batches[1], 3)
-    assert topic.append(stamped(kafka, 9)) == refused(OUT_OF_ORDER, 3)
+    assert topic.append(fenced(kafka, 9)) == refused(OUT_OF_ORDER, 3)
     assert next_sequence(topic) == (0, 2)
     kafka.restart()
     assert (topic.start(), topic.end(), topic.producers()) == (3, 3, {})
@@ -470,7 +470,7 @@ def deleted_records_are_remembered_until_a_restart(kafka: Kafka) -> None:
 def a_producer_whose_records_are_deleted_is_known_as_long_as_others_remain(kafka: Kafka) -> None:
     """What a shutdown writes down is of all producers; it is not used only where nothing of the log is left."""
     topic = kafka.create()
-    ours = stamped(kafka, 0)
+    ours = fenced(kafka, 0)
     assert topic.append(ours) == appended(0)
     assert topic.append(plain(kafka, b"remains")) == appended(1)
     topic.delete_records(1)
@@ -483,7 +483,7 @@ def a_producer_whose_records_are_deleted_is_known_as_long_as_others_remain(kafka
 def after_a_kill_deleted_records_may_be_back(kafka: Kafka) -> None:
     """Where the log starts is written down once a minute. And who wrote them is known again."""
     topic = kafka.create()
-    ours = stamped(kafka, 0)
+    ours = fenced(kafka, 0)
     assert topic.append(ours) == appended(0)
     assert topic.append(plain(kafka, b"remains")) == appended(1)
     topic.delete_records(1)
@@ -498,14 +498,14 @@ def a_recreated_topic_knows_nobody_and_has_another_id(kafka: Kafka) -> None:
     """By name a stale batch lands at 0 of the new one; by id it is refused."""
     topic = kafka.create()
     old = topic.topic_id
-    assert topic.append_by_id(stamped(kafka, 0), old) == appended(0)
-    assert topic.append(stamped(kafka, 1)) == appended(1)
+    assert topic.append_by_id(fenced(kafka, 0), old) == appended(0)
+    assert topic.append(fenced(kafka, 1)) == appended(1)
     topic.recreate()
     assert topic.topic_id != old
-    assert topic.append_by_id(stamped(kafka, 2), old) == refused(UNKNOWN_TOPIC_ID)
+    assert topic.append_by_id(fenced(kafka, 2), old) == refused(UNKNOWN_TOPIC_ID)
     assert (topic.end(), topic.producers()) == (0, {})
-    assert topic.append(stamped(kafka, 2, b"stale")) == appended(0), "expected at 2"
-    assert topic.append_by_id(stamped(kafka, 3), topic.topic_id) == appended(1)
+    assert topic.append(fenced(kafka, 2, b"stale")) == appended(0), "expected at 2"
+    assert topic.append_by_id(fenced(kafka, 3), topic.topic_id) == appended(1)
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
@@ -516,17 +516,17 @@ def a_request_outlives_its_connection(kafka: Kafka) -> None:
     """No read is a barrier: the log end was read after the client was gone, and moves all the same."""
     topic = kafka.create()
     (node,) = topic.replicas()
-    assert topic.append(stamped(kafka, 0)) == appended(0)
+    assert topic.append(fenced(kafka, 0)) == appended(0)
     wire = topic.connect()
     wire.send(plain(kafka, b"to be sure that it is connected"))
     assert wire.receive() == appended(1)
     kafka.pause(node)
-    wire.send(stamped(kafka, 1, b"late"))
+    wire.send(fenced(kafka, 1, b"late"))
     wire.close()
     kafka.resume(node)
     kafka.until(lambda: topic.end() == 3, "what was queued to be appended")
     assert next_sequence(topic) == (0, 1)
-    assert topic.append(stamped(kafka, 1, b"another's")).base_offset == 2, "a duplicate of the late one"
+    assert topic.append(fenced(kafka, 1, b"another's")).base_offset == 2, "a duplicate of the late one"
     assert [b.values for b in topic.read()][-1] == (b"late",)
 
 
@@ -536,13 +536,13 @@ def only_the_sequence_decides_between_a_late_request_and_another(kafka: Kafka) -
     topic = kafka.create()
     (node,) = topic.replicas()
     late = topic.connect()
-    late.send(stamped(kafka, 0, timestamp_ms=kafka.now_ms() - 5))
+    late.send(fenced(kafka, 0, timestamp_ms=kafka.now_ms() - 5))
     assert late.receive() == appended(0)
     other = topic.connect()
     kafka.pause(node)
-    late.send(stamped(kafka, 1, b"late", timestamp_ms=kafka.now_ms() - 5))
+    late.send(fenced(kafka, 1, b"late", timestamp_ms=kafka.now_ms() - 5))
     late.close()
-    other.send(stamped(kafka, 1, b"other"))
+    other.send(fenced(kafka, 1, b"other"))
     kafka.resume(node)
     answer = other.receive()
     kafka.until(lambda: topic.end() == 2, "one of them")
@@ -556,7 +556,7 @@ def requests_of_one_connection_are_handled_in_order(kafka: Kafka) -> None:
     topic = kafka.create()
     wire = topic.connect()
     for sequence in (3, 4, 6, 5):
-        wire.send(stamped(kafka, sequence))
+        wire.send(fenced(kafka, sequence))
     answers = [wire.receive() for _ in range(4)]
     assert answers == [appended(0), appended(1), refused(OUT_OF_ORDER, 0), appended(2)]
     wire.close()
@@ -573,7 +573,7 @@ def _marker_v1(kafka: Kafka, *, commit: bool) -> None:
     topic = kafka.create()
     producer = kafka.transactional(v2=False)
     producer.add(topic)
-    first = stamped(kafka, 0, producer_id=producer.producer_id, epoch=producer.epoch, transactional=True)
+    first = fenced(kafka, 0, producer_id=producer.producer_id, epoch=producer.epoch, transactional=True)
     assert producer.append(topic, first) == appended(0)
     known = topic.producers()[producer.producer_id]
     assert known == ProducerState(producer.epoch, 0, timestamp_of(first), 0), "open since offset 0"
@@ -602,14 +602,14 @@ def an_abort_marker_takes_an_offset(kafka: Kafka) -> None:
 def a_partition_that_was_added_and_never_written_gets_its_marker(kafka: Kafka) -> None:
     """Transactions v1: nobody has seen a batch of that producer, and still the log end moves."""
     topic = kafka.create()
-    assert topic.append(stamped(kafka, 0)) == appended(0)
+    assert topic.append(fenced(kafka, 0)) == appended(0)
     producer = kafka.transactional(v2=False)
     producer.add(topic)
     assert (topic.end(), set(topic.producers())) == (1, {SHARED})
     producer.end(commit=False)
     kafka.until(lambda: topic.end() == 2, "the marker")
     assert next_sequence(topic) == (0, 0), "the stamps know nothing of it"
-    assert topic.append(stamped(kafka, 1)) == appended(2), "expected at 1"
+    assert topic.append(fenced(kafka, 1)) == appended(2), "expected at 1"
     known = topic.producers()[producer.producer_id]
     assert (known.epoch, known.last_sequence, known.transaction_start) == (producer.epoch, -1, -1)
     kafka.until(lambda: topic.high_watermark() == 3, "all to be committed")
@@ -621,15 +621,15 @@ def a_coordinator_knows_until_the_marker_is_there(kafka: Kafka) -> None:
     """So whoever is told that it is not named, and reads the log end after that, has the marker before it."""
     written, stranded = kafka.create(), kafka.create()
     producer = kafka.transactional(v2=False)
-    for turn in range(3):
+    for exchange in range(3):
         for topic in (written, stranded):
             assert not producer.is_on(topic)
             producer.add(topic)
             assert producer.is_on(topic)
         who = {"producer_id": producer.producer_id, "epoch": producer.epoch}
-        assert producer.append(written, stamped(kafka, turn, transactional=True, **who)) == appended(2 * turn)
-        producer.end(commit=bool(turn % 2))
-        for topic, end in ((written, 2 * turn + 2), (stranded, turn + 1)):
+        assert producer.append(written, fenced(kafka, exchange, transactional=True, **who)) == appended(2 * exchange)
+        producer.end(commit=bool(exchange % 2))
+        for topic, end in ((written, 2 * exchange + 2), (stranded, exchange + 1)):
 
             def is_over(topic: Topic = topic) -> bool:
                 return not producer.is_on(topic)
@@ -647,8 +647,8 @@ def who_is_known_by_a_marker_alone_begins_at_zero(kafka: Kafka) -> None:
     kafka.until(lambda: topic.end() == 1, "the marker")
     producer.add(topic)
     who = {"producer_id": producer.producer_id, "epoch": producer.epoch}
-    assert producer.append(topic, stamped(kafka, 4, transactional=True, **who)) == refused(OUT_OF_ORDER, 0)
-    assert producer.append(topic, stamped(kafka, 0, transactional=True, **who)) == appended(1)
+    assert producer.append(topic, fenced(kafka, 4, transactional=True, **who)) == refused(OUT_OF_ORDER, 0)
+    assert producer.append(topic, fenced(kafka, 0, transactional=True, **who)) == appended(1)
 
 
 @case("A transactional batch for a partition not added gets 48")
@@ -656,7 +656,7 @@ def a_transactional_batch_without_its_partition_is_refused(kafka: Kafka) -> None
     topic = kafka.create()
     producer = kafka.transactional(v2=False)
     who = {"producer_id": producer.producer_id, "epoch": producer.epoch}
-    assert producer.append(topic, stamped(kafka, 0, transactional=True, **who)) == refused(INVALID_TXN_STATE)
+    assert producer.append(topic, fenced(kafka, 0, transactional=True, **who)) == refused(INVALID_TXN_STATE)
     assert (topic.end(), topic.producers()) == (0, {})
 
 
@@ -668,7 +668,7 @@ def transactions_v2_begin_at_zero_and_bump_the_epoch_with_each_end(kafka: Kafka)
     epoch, producer_id = producer.epoch, producer.producer_id
 
     def next_batch(sequence: int) -> bytes:
-        return stamped(kafka, sequence, producer_id=producer_id, epoch=producer.epoch, transactional=True)
+        return fenced(kafka, sequence, producer_id=producer_id, epoch=producer.epoch, transactional=True)
 
     assert producer.append(topic, next_batch(3)) == refused(OUT_OF_ORDER, 0)
     first = next_batch(0)
@@ -696,7 +696,7 @@ def a_transactions_states(kafka: Kafka) -> None:
             producer.add(topic)
             who = {"producer_id": producer.producer_id, "epoch": producer.epoch}
             sequence = 0 if v2 or commit else 1
-            assert producer.append(topic, stamped(kafka, sequence, transactional=True, **who)) == appended(end - 2)
+            assert producer.append(topic, fenced(kafka, sequence, transactional=True, **who)) == appended(end - 2)
             assert producer.state() == "Ongoing"
             producer.end(commit=commit)
             after = "CompleteCommit" if commit else "CompleteAbort"
@@ -712,13 +712,13 @@ def an_end_that_is_said_again(kafka: Kafka) -> None:
     producer = kafka.transactional(v2=False)
     for commit in (True, False):
         assert producer.say_end(producer.epoch, commit=commit) == INVALID_TXN_STATE, "nothing was begun"
-    for turn, commit in enumerate((True, False)):
+    for exchange, commit in enumerate((True, False)):
         producer.add(topic)
         assert producer.say_end(producer.epoch + 1, commit=commit) == PRODUCER_FENCED
         for _ in range(2):
             assert producer.say_end(producer.epoch, commit=commit) == 0
         assert producer.say_end(producer.epoch, commit=not commit) == INVALID_TXN_STATE
-        assert topic.end() == turn + 1
+        assert topic.end() == exchange + 1
 
 
 @case("In v2, EndTxn repeats with the epoch that it ended")
@@ -728,7 +728,7 @@ def an_end_that_is_said_again_v2(kafka: Kafka) -> None:
     assert producer.say_end(producer.epoch, commit=True) == INVALID_TXN_STATE, "nothing was begun"
     for end in (2, 4):
         who = {"producer_id": producer.producer_id, "epoch": producer.epoch}
-        assert producer.append(topic, stamped(kafka, 0, transactional=True, **who)) == appended(end - 2)
+        assert producer.append(topic, fenced(kafka, 0, transactional=True, **who)) == appended(end - 2)
         ended = producer.epoch
         producer.end(commit=True)
         assert producer.say_end(ended, commit=True) == 0
@@ -759,14 +759,14 @@ def the_log_end_runs_ahead_of_the_high_watermark(kafka: Kafka) -> None:
     """OffsetForLeaderEpoch tells the end; ListOffsets tells what is committed, and Fetch gives no more than that."""
     topic = _two(kafka)
     assert (topic.end(), topic.high_watermark()) == (0, 0)
-    assert topic.append(stamped(kafka, 0)) == appended(0)
-    follower = _follower(topic)
-    kafka.pause(follower)
+    assert topic.append(fenced(kafka, 0)) == appended(0)
+    duplicate_waiter = _follower(topic)
+    kafka.pause(duplicate_waiter)
     for sequence in (1, 2):
-        assert topic.append(stamped(kafka, sequence), acks=1) == appended(sequence)
+        assert topic.append(fenced(kafka, sequence), acks=1) == appended(sequence)
     assert (topic.end(), topic.high_watermark()) == (3, 1)
     assert values(topic) == [b"0"]
-    kafka.resume(follower)
+    kafka.resume(duplicate_waiter)
     kafka.until(lambda: topic.high_watermark() == 3, "the follower to catch up")
     assert len(values(topic)) == 3
 
@@ -775,19 +775,19 @@ def the_log_end_runs_ahead_of_the_high_watermark(kafka: Kafka) -> None:
 def too_few_in_sync_replicas(kafka: Kafka) -> None:
     """19 before the append, and before duplicates; 7 after the append, with the offset where it lies."""
     topic = _two(kafka, min_isr=2)
-    first, waits = stamped(kafka, 0), stamped(kafka, 1)
+    first, waits = fenced(kafka, 0), fenced(kafka, 1)
     assert topic.append(first) == appended(0)
-    follower = _follower(topic)
-    kafka.pause(follower)
+    duplicate_waiter = _follower(topic)
+    kafka.pause(duplicate_waiter)
     assert topic.append(waits, timeout_ms=300) == Answer(TIMED_OUT, 1, -1, 0)
     assert (topic.end(), topic.high_watermark()) == (2, 1)
     kafka.until(
         lambda: topic.append(waits, timeout_ms=100) == refused(NOT_ENOUGH_REPLICAS, 0), "the follower to be missed"
     )
-    assert topic.append(stamped(kafka, 2)) == refused(NOT_ENOUGH_REPLICAS, 0)
-    assert topic.append(stamped(kafka, 2), acks=1) == appended(2), "acks=1 asks nobody"
+    assert topic.append(fenced(kafka, 2)) == refused(NOT_ENOUGH_REPLICAS, 0)
+    assert topic.append(fenced(kafka, 2), acks=1) == appended(2), "acks=1 asks nobody"
     assert (topic.end(), topic.high_watermark(), next_sequence(topic)) == (3, 1, (0, 2))
-    kafka.resume(follower)
+    kafka.resume(duplicate_waiter)
     kafka.until(lambda: topic.in_sync() == 2 and topic.high_watermark() == 3, "the follower to catch up")
     assert topic.append(waits) == duplicate(1, waits)
 
@@ -796,13 +796,13 @@ def too_few_in_sync_replicas(kafka: Kafka) -> None:
 def a_resend_waits_for_its_replicas_as_the_first_did(kafka: Kafka) -> None:
     """A duplicate is no success before it is committed."""
     topic = _two(kafka, min_isr=2)
-    assert topic.append(stamped(kafka, 0)) == appended(0)
-    follower = _follower(topic)
-    kafka.pause(follower)
-    waits = stamped(kafka, 1)
+    assert topic.append(fenced(kafka, 0)) == appended(0)
+    duplicate_waiter = _follower(topic)
+    kafka.pause(duplicate_waiter)
+    waits = fenced(kafka, 1)
     assert topic.append(waits, timeout_ms=200) == Answer(TIMED_OUT, 1, -1, 0)
     assert topic.append(waits, timeout_ms=200) == Answer(TIMED_OUT, 1, timestamp_of(waits), 0)
-    kafka.resume(follower)
+    kafka.resume(duplicate_waiter)
     kafka.until(lambda: topic.high_watermark() == 2, "the follower to catch up")
     assert topic.append(waits) == duplicate(1, waits)
 
@@ -811,19 +811,19 @@ def a_resend_waits_for_its_replicas_as_the_first_did(kafka: Kafka) -> None:
 def a_connection_is_silent_while_an_append_waits_for_replicas(kafka: Kafka) -> None:
     """One request at a time: what came behind it is not even appended. Other connections go on."""
     topic = _two(kafka, min_isr=2)
-    assert topic.append(stamped(kafka, 0)) == appended(0)
+    assert topic.append(fenced(kafka, 0)) == appended(0)
     wire = topic.connect()
-    follower = _follower(topic)
-    kafka.pause(follower)
-    wire.send(stamped(kafka, 1), timeout_ms=4000)
-    wire.send(stamped(kafka, 2), acks=1)
+    duplicate_waiter = _follower(topic)
+    kafka.pause(duplicate_waiter)
+    wire.send(fenced(kafka, 1), timeout_ms=4000)
+    wire.send(fenced(kafka, 2), acks=1)
     kafka.until(lambda: topic.end() == 2, "the first to be appended")
     assert topic.append(plain(kafka, b"other"), acks=1) == appended(2)
     assert topic.end() == 3
     assert wire.receive() == Answer(TIMED_OUT, 1, -1, 0)
     assert wire.receive() == appended(3)
     wire.close()
-    kafka.resume(follower)
+    kafka.resume(duplicate_waiter)
     kafka.until(lambda: topic.in_sync() == 2, "the follower to be back")
 
 
@@ -831,7 +831,7 @@ def a_connection_is_silent_while_an_append_waits_for_replicas(kafka: Kafka) -> N
 def a_new_leader_knows_the_last_five_and_the_old_one_takes_nothing(kafka: Kafka) -> None:
     """A to B to A. Who is asked in the name of another epoch, older or newer, does not tell its log end."""
     topic = _two(kafka)
-    batches = [stamped(kafka, sequence) for sequence in range(6)]
+    batches = [fenced(kafka, sequence) for sequence in range(6)]
     assert [topic.append(each) for each in batches] == [appended(base) for base in range(6)]
     a, b = topic.leader(), _follower(topic)
     epoch = topic.leader_epoch()
@@ -844,29 +844,29 @@ def a_new_leader_knows_the_last_five_and_the_old_one_takes_nothing(kafka: Kafka)
     assert topic.end_as_of(a, epoch) is None
     assert topic.end_as_of(b, epoch) is None
     assert topic.end_as_of(b, new_epoch) == 6
-    assert topic.append(stamped(kafka, 6), node=a) == refused(NOT_LEADER)
+    assert topic.append(fenced(kafka, 6), node=a) == refused(NOT_LEADER)
     assert topic.append(batches[0]) == refused(OUT_OF_ORDER, 0)
     for base in range(1, 6):
         assert topic.append(batches[base]) == duplicate(base, batches[base])
-    assert topic.append(stamped(kafka, 6)) == appended(6)
+    assert topic.append(fenced(kafka, 6)) == appended(6)
     topic.move_leader(a)
-    assert topic.append(stamped(kafka, 6, b"another's")).base_offset == 6
-    assert topic.append(stamped(kafka, 7)) == appended(7)
+    assert topic.append(fenced(kafka, 6, b"another's")).base_offset == 6
+    assert topic.append(fenced(kafka, 7)) == appended(7)
 
 
 @case("Truncation takes back log and sequence together", brokers=2)
 def truncation_takes_log_and_sequence_back_together(kafka: Kafka) -> None:
     """The tail that only the dead leader had is gone, and so is the memory of it, there too once it is back."""
     topic = _two(kafka)
-    assert topic.append(stamped(kafka, 0)) == appended(0)
+    assert topic.append(fenced(kafka, 0)) == appended(0)
     a, b = topic.leader(), _follower(topic)
     kafka.pause(b)
     # A fetch of the follower's was waiting: the first of these may be on its way to it.
     kafka.let_fetches_end()
-    assert topic.append(stamped(kafka, 0, producer_id=OTHER), acks=1) == appended(1)
-    lost = stamped(kafka, 1, b"lost")
+    assert topic.append(fenced(kafka, 0, producer_id=OTHER), acks=1) == appended(1)
+    lost = fenced(kafka, 1, b"lost")
     assert topic.append(lost, acks=1) == appended(2)
-    assert topic.append(stamped(kafka, 2, b"lost too"), acks=1) == appended(3)
+    assert topic.append(fenced(kafka, 2, b"lost too"), acks=1) == appended(3)
     assert next_sequence(topic) == (0, 2)
     kafka.kill(a)
     kafka.resume(b)
@@ -875,8 +875,8 @@ def truncation_takes_log_and_sequence_back_together(kafka: Kafka) -> None:
     end = topic.end()
     assert end in (1, 2)
     assert next_sequence(topic) == (0, 0)
-    assert topic.append(stamped(kafka, 2, b"lost too")) == refused(OUT_OF_ORDER, 0)
-    other = stamped(kafka, 1, b"another's")
+    assert topic.append(fenced(kafka, 2, b"lost too")) == refused(OUT_OF_ORDER, 0)
+    other = fenced(kafka, 1, b"another's")
     assert topic.append(other) == appended(end)
     kafka.start_again(a)
     kafka.until(lambda: topic.in_sync() == 2, "the old leader to be back")
@@ -892,7 +892,7 @@ def each_replica_has_its_own_memory(kafka: Kafka) -> None:
     """The same resend is a duplicate to one and a gap to the other, which was restarted: 45 does not mean that it is
     not there, and what a leader knew its successor need not know."""
     topic = _two(kafka)
-    batches = [stamped(kafka, sequence) for sequence in range(3)]
+    batches = [fenced(kafka, sequence) for sequence in range(3)]
     assert [topic.append(each) for each in batches] == [appended(base) for base in range(3)]
     a, b = topic.leader(), _follower(topic)
     kafka.kill(b)

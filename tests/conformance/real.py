@@ -68,10 +68,10 @@ _RESPONSES: dict[Any, Any] = {
 }
 
 
-def ask(connection: raw.Connection, request: Any, version: int) -> Any:
+def query(connection: raw.Connection, request: Any, version: int) -> Any:
     """`raw.Connection.ask` for messages that it has no need of."""
     if type(request) not in _RESPONSES:
-        return connection.ask(request, version)
+        return connection.query(request, version)
     connection.send(request, version)
     return _RESPONSES[type(request)].decode(connection.receive_frame(), version=version, header=True)
 
@@ -228,20 +228,20 @@ class RealTopic(Topic):
     def topic_id(self) -> uuid.UUID:
         return uuid.UUID(str(self._metadata().topic_id))
 
-    def _epoch_end(self, node: int, believed: int, asked: int) -> Any:
+    def _epoch_end(self, node: int, believed: int, queried: int) -> Any:
         topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-        partition = topic.OffsetForLeaderPartition(partition=0, current_leader_epoch=believed, leader_epoch=asked)
+        partition = topic.OffsetForLeaderPartition(partition=0, current_leader_epoch=believed, leader_epoch=queried)
         request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[topic(topic=self.name, partitions=[partition])])
         with self.at(node) as connection:
-            return connection.ask(request, 4).topics[0].partitions[0]
+            return connection.query(request, 4).topics[0].partitions[0]
 
     def end(self) -> int:
         """A leader may not have taken office yet."""
 
-        def look() -> int | None:
+        def probe() -> int | None:
             return self.end_as_of(self.leader(), self.leader_epoch())
 
-        return int(raw.until(look, "the log end", is_there=lambda o: o is not None, within_seconds=ANSWER_SECONDS))
+        return int(raw.until(probe, "the log end", is_there=lambda o: o is not None, within_seconds=ANSWER_SECONDS))
 
     def end_as_of(self, node: int, leader_epoch: int) -> int | None:
         answer = self._epoch_end(node, leader_epoch, leader_epoch)
@@ -257,7 +257,7 @@ class RealTopic(Topic):
             replica_id=-1, isolation_level=0, topics=[topic(name=self.name, partitions=[partition])]
         )
         with self.at() as connection:
-            answer = ask(connection, request, 7).topics[0].partitions[0]
+            answer = query(connection, request, 7).topics[0].partitions[0]
         return int(answer.offset) if answer.error_code == OK else None
 
     def high_watermark(self) -> int:
@@ -273,7 +273,7 @@ class RealTopic(Topic):
         topic = DescribeProducersRequest.TopicRequest
         request = DescribeProducersRequest(topics=[topic(name=self.name, partition_indexes=[0])])
         with self.at(node) as connection:
-            answer = ask(connection, request, 0).topics[0].partitions[0]
+            answer = query(connection, request, 0).topics[0].partitions[0]
         if answer.error_code:
             raise PermissionError(answer.error_code)
         return {
@@ -298,7 +298,7 @@ class RealTopic(Topic):
                     isolation_level=0,
                     topics=[topic(topic=self.name, partitions=[partition])],
                 )
-                answer = connection.ask(request, 4).responses[0].partitions[0]
+                answer = connection.query(request, 4).responses[0].partitions[0]
                 assert answer.error_code == OK, answer.error_code
                 for each in stored_batches(bytes(answer.records or b"")):
                     if each.base_offset + len(each.values) > at:
@@ -313,7 +313,7 @@ class RealTopic(Topic):
         partition = topic.DeleteRecordsPartition(partition_index=0, offset=before)
         request = DeleteRecordsRequest(topics=[topic(name=self.name, partitions=[partition])], timeout_ms=10_000)
         with self.at() as connection:
-            answer = connection.ask(request, 2).topics[0].partitions[0]
+            answer = connection.query(request, 2).topics[0].partitions[0]
         assert (answer.error_code, answer.low_watermark) == (OK, before)
 
     def deny(self, operation: str) -> None:
@@ -336,7 +336,7 @@ class RealTopic(Topic):
             permission_type=3,
         )
         with self.kafka.some() as connection:
-            answer = ask(connection, CreateAclsRequest(creations=[everything_else, creation]), 2)
+            answer = query(connection, CreateAclsRequest(creations=[everything_else, creation]), 2)
         assert [each.error_code for each in answer.results] == [OK, OK]
 
     def recreate(self) -> None:
@@ -354,11 +354,11 @@ class RealTopic(Topic):
         return self._metadata().partitions[0]
 
     def leader(self) -> int:
-        def look() -> int:
+        def probe() -> int:
             metadata = self._metadata()
             return -1 if metadata.error_code or not metadata.partitions else int(metadata.partitions[0].leader_id)
 
-        return int(raw.until(look, f"a leader of {self.name}", is_there=lambda n: n >= 0, within_seconds=40.0))
+        return int(raw.until(probe, f"a leader of {self.name}", is_there=lambda n: n >= 0, within_seconds=40.0))
 
     def leader_epoch(self) -> int:
         return int(self._partition().leader_epoch)
@@ -379,7 +379,7 @@ class RealTopic(Topic):
             timeout_ms=10_000, topics=[topic(name=self.name, partitions=[partition])]
         )
         with self.kafka.some() as connection:
-            answer = ask(connection, reassignment, 0)
+            answer = query(connection, reassignment, 0)
             assert answer.error_code == OK
             raw.until(lambda: list(self.replicas()) == replicas, "the new order of replicas")
             elected = ElectLeadersRequest.TopicPartitions
@@ -388,7 +388,7 @@ class RealTopic(Topic):
             )
 
             def moved() -> bool:
-                result = ask(connection, election, 2).replica_election_results[0].partition_result[0]
+                result = query(connection, election, 2).replica_election_results[0].partition_result[0]
                 return result.error_code in (OK, ELECTION_NOT_NEEDED)
 
             raw.until(moved, f"{self.name} to move to {node}", within_seconds=ANSWER_SECONDS)
@@ -397,8 +397,10 @@ class RealTopic(Topic):
             if self.leader() != node:
                 return False
             epoch = self.leader_epoch()
-            followers = [each for each in replicas if each != node and each not in self.kafka.paused]
-            old_ones_know = all(self._epoch_end(each, epoch, epoch).error_code == NOT_LEADER for each in followers)
+            duplicate_waiters = [each for each in replicas if each != node and each not in self.kafka.paused]
+            old_ones_know = all(
+                self._epoch_end(each, epoch, epoch).error_code == NOT_LEADER for each in duplicate_waiters
+            )
             return old_ones_know and self.end_as_of(node, epoch) is not None
 
         raw.until(all_know, f"{self.name} to be led by {node}", within_seconds=ANSWER_SECONDS)
@@ -453,7 +455,7 @@ class RealTransaction(Transaction):
         with self._kafka.some() as connection:
 
             def done() -> bool:
-                answer = connection.ask(request, 3).results_by_topic_v3_and_below[0].results_by_partition[0]
+                answer = connection.query(request, 3).results_by_topic_v3_and_below[0].results_by_partition[0]
                 code = answer.partition_error_code
                 assert code == OK or code in _COORDINATOR_BUSY, code
                 return bool(code == OK)
@@ -475,7 +477,7 @@ class RealTransaction(Transaction):
     def is_on(self, topic: Topic) -> bool:
         assert isinstance(topic, RealTopic)
         with self._kafka.some() as connection:
-            (state,) = ask(
+            (state,) = query(
                 connection, DescribeTransactionsRequest(transactional_ids=[self._name]), 0
             ).transaction_states
         assert state.error_code == OK, state.error_code
@@ -493,7 +495,7 @@ class RealTransaction(Transaction):
 
     def state(self) -> str:
         with self._kafka.some() as connection:
-            described = ask(connection, DescribeTransactionsRequest(transactional_ids=[self._name]), 0)
+            described = query(connection, DescribeTransactionsRequest(transactional_ids=[self._name]), 0)
         state: str = described.transaction_states[0].transaction_state
         return state
 
@@ -502,7 +504,7 @@ class RealTransaction(Transaction):
             transactional_id=self._name, producer_id=self.producer_id, producer_epoch=epoch, committed=commit
         )
         with self._kafka.some() as connection:
-            return connection.ask(request, 5 if self._v2 else 3)
+            return connection.query(request, 5 if self._v2 else 3)
 
     def end(self, *, commit: bool) -> None:
         answer = self._end_txn(self.epoch, commit)

@@ -24,7 +24,7 @@ each_case = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) fo
 def test_the_model(case: Case) -> None:
     for seed in range(_SEEDS):
         try:
-            case.tell(ModelKafka(seed, case.brokers))
+            case.report(ModelKafka(seed, case.brokers))
         except AssertionError as error:
             error.add_note(f"seed {seed}")
             raise
@@ -37,7 +37,7 @@ def test_real_kafka(case: Case, request: pytest.FixtureRequest) -> None:
     fixture = "one_broker_that_expires" if case.expires else "one_broker" if case.brokers == 1 else "three_brokers"
     kafka = request.getfixturevalue(fixture)
     try:
-        case.tell(kafka)
+        case.report(kafka)
     finally:
         kafka.heal()
 

@@ -34,11 +34,11 @@ def wrong(*cases: str) -> Callable[[Break], Break]:
 @pytest.mark.parametrize(("spoil", "case"), _WRONG)
 def test_a_wrong_model_is_found_out(spoil: Break, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch)
-    told = _BY_NAME[case]
+    reported = _BY_NAME[case]
     noticed = 0
     for seed in range(_SEEDS):
         try:
-            told.tell(ModelKafka(seed, told.brokers))
+            reported.report(ModelKafka(seed, reported.brokers))
         except AssertionError:
             noticed += 1
     assert noticed, f"{case} holds on a model of which '{spoil.__name__}' is true"
@@ -67,9 +67,9 @@ def _checked(patch: pytest.MonkeyPatch, change: Callable[[Any, Any, Any], Any]) 
 
 @wrong("a_gap_is_refused_and_changes_nothing", "a_cached_shift_accepts_at_the_wrong_place")
 def gaps_and_stale_sequences_are_judged_by_the_log_end(patch: pytest.MonkeyPatch) -> None:
-    def change(replica: Replica, header: Any, verdict: Any) -> Any:
-        if verdict is not None and verdict.error_code == 0:
-            return verdict
+    def change(replica: Replica, header: Any, decision: Any) -> Any:
+        if decision is not None and decision.error_code == 0:
+            return decision
         return None if header.base_sequence >= replica.log_end else PartitionResult(0, broker.OUT_OF_ORDER)
 
     _checked(patch, change)
@@ -93,19 +93,19 @@ def who_is_not_known_begins_anywhere_in_v2_too(patch: pytest.MonkeyPatch) -> Non
 
 @wrong("equal_sequences_are_a_duplicate_whatever_they_hold", "a_duplicate_is_found_behind_other_writers")
 def duplicates_look_fresh(patch: pytest.MonkeyPatch) -> None:
-    def change(replica: Replica, header: Any, verdict: Any) -> Any:
-        if verdict is None or verdict.error_code:
-            return verdict
-        return PartitionResult(0, 0, verdict.base_offset, -1, replica.log_start)
+    def change(replica: Replica, header: Any, decision: Any) -> Any:
+        if decision is None or decision.error_code:
+            return decision
+        return PartitionResult(0, 0, decision.base_offset, -1, replica.log_start)
 
     _checked(patch, change)
 
 
 @wrong("a_new_epoch_begins_at_zero_and_fences_the_old")
 def a_new_epoch_goes_on_with_the_sequence(patch: pytest.MonkeyPatch) -> None:
-    def change(replica: Replica, header: Any, verdict: Any) -> Any:
+    def change(replica: Replica, header: Any, decision: Any) -> Any:
         known = replica.producers.get(header.producer_id)
-        return None if known is not None and header.producer_epoch > known.epoch else verdict
+        return None if known is not None and header.producer_epoch > known.epoch else decision
 
     _checked(patch, change)
 
@@ -131,10 +131,10 @@ def _refuses(patch: pytest.MonkeyPatch, change: Callable[[Any, Any, bytes, int],
 
 @wrong("errors_come_before_duplicates", "too_few_in_sync_replicas")
 def duplicates_come_before_errors(patch: pytest.MonkeyPatch) -> None:
-    def change(cluster: Any, partition: Any, records: bytes, verdict: int) -> int:
+    def change(cluster: Any, partition: Any, records: bytes, decision: int) -> int:
         header = parse_batch_header(memoryview(records))
         found = partition.replicas[partition.leader]._check_producer(header, from_zero=False)
-        return broker.NONE if found is not None and found.error_code == 0 else verdict
+        return broker.NONE if found is not None and found.error_code == 0 else decision
 
     _refuses(patch, change)
 
@@ -143,12 +143,12 @@ def duplicates_come_before_errors(patch: pytest.MonkeyPatch) -> None:
 def a_refused_batch_counts(patch: pytest.MonkeyPatch) -> None:
     """As if the sequence were taken although nothing is appended."""
 
-    def change(cluster: Any, partition: Any, records: bytes, verdict: int) -> int:
-        if verdict == broker.TOO_LARGE:
+    def change(cluster: Any, partition: Any, records: bytes, decision: int) -> int:
+        if decision == broker.TOO_LARGE:
             replica = partition.replicas[partition.leader]
             header = parse_batch_header(memoryview(records))
             replica._learn(broker.LogBatch(replica.log_end, header.record_count, records, header, 0))
-        return verdict
+        return decision
 
     _refuses(patch, change)
 
@@ -157,7 +157,7 @@ def a_refused_batch_counts(patch: pytest.MonkeyPatch) -> None:
 def the_checksum_is_looked_at_first(patch: pytest.MonkeyPatch) -> None:
     _refuses(
         patch,
-        lambda cluster, partition, records, verdict: verdict if verify_crc(memoryview(records)) else broker.CORRUPT,
+        lambda cluster, partition, records, decision: decision if verify_crc(memoryview(records)) else broker.CORRUPT,
     )
 
 
@@ -224,22 +224,22 @@ def all_attributes_are_kept(patch: pytest.MonkeyPatch) -> None:
 def log_append_time_is_not_told(patch: pytest.MonkeyPatch) -> None:
     append = Replica.append_as_leader
 
-    def told(self: Replica, *args: Any, **more: Any) -> PartitionResult:
+    def reported(self: Replica, *args: Any, **more: Any) -> PartitionResult:
         result = append(self, *args, **more)
         return PartitionResult(0, result.error_code, result.base_offset, -1, result.log_start_offset)
 
-    patch.setattr(Replica, "append_as_leader", told)
+    patch.setattr(Replica, "append_as_leader", reported)
 
 
 @wrong("a_request_outlives_its_connection")
 def requests_die_with_their_connections(patch: pytest.MonkeyPatch) -> None:
     handle = broker.BrokerSide._handle
 
-    def alive(self: broker.BrokerSide, frame: bytes) -> None:
+    def live(self: broker.BrokerSide, frame: bytes) -> None:
         if not self._gone:
             handle(self, frame)
 
-    patch.setattr(broker.BrokerSide, "_handle", alive)
+    patch.setattr(broker.BrokerSide, "_handle", live)
 
 
 @wrong("a_connection_is_silent_while_an_append_waits_for_replicas")

@@ -201,55 +201,55 @@ class Application:
     def _serve(self, process: Process) -> None:
         source, target = self._topics
         name = f"{target}-{self.partition}"
-        process.tell("init", "app", PLAIN if self._plain else name, TRANSACTION_MS)
+        process.report("init", "app", PLAIN if self._plain else name, TRANSACTION_MS)
         loop = "forward" if self._plain else "transform"
-        process.tell(loop, "app", f"{target}-group", source, target, self.partition)
+        process.report(loop, "app", f"{target}-group", source, target, self.partition)
         begun, done = False, 0
-        heard = time.monotonic()
+        last_observed = time.monotonic()
         while not self._ended.is_set() and self._process is process:
-            told = process.hear(within_seconds=_POLL_SECONDS)
+            reported = process.apply_records(within_seconds=_POLL_SECONDS)
             self._hear_zombies()
-            if told is None:
+            if reported is None:
                 if not process.running:
                     return
                 if self.reached >= self._stage.written:
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > (STANDSTILL_SECONDS if begun else _START_SECONDS):
+                    last_observed = time.monotonic()
+                elif time.monotonic() - last_observed > (STANDSTILL_SECONDS if begun else _START_SECONDS):
                     stood = Stood(process.at or "init", self._stage.killed)
                     self._stage.note(f"{self.client} {process.log.name} stood still: {stood}")
-                    process.look()
+                    process.probe()
                     self.counts.stood_still[stood] += 1
                     return
                 continue
-            heard = time.monotonic()
-            if not told.ok:
-                self._stage.note(f"{self.client} {process.log.name} gave up: {told.text}")
-                self.counts.gave_up[told.error] += 1
+            last_observed = time.monotonic()
+            if not reported.ok:
+                self._stage.note(f"{self.client} {process.log.name} gave up: {reported.text}")
+                self.counts.gave_up[reported.error] += 1
                 return
             if begun:
-                self._done(told)
+                self._done(reported)
                 if self._plain:
                     done += 1
                     self._lay_zombies(done)
             begun = True
 
-    def _done(self, told: Told) -> None:
+    def _done(self, reported: Told) -> None:
         self.counts.transactions += 1
-        self.reached = max(self.reached, int(told.text))
+        self.reached = max(self.reached, int(reported.text))
         self.progress.append((time.monotonic(), self.reached))
 
     def _hear_zombies(self) -> None:
         """What they do before they are fenced is done, and counts: nobody does it again."""
         for zombie in tuple(self._zombies):
-            while (told := zombie.hear(within_seconds=0)) is not None:
-                if told.ok:
-                    self._done(told)
+            while (reported := zombie.apply_records(within_seconds=0)) is not None:
+                if reported.ok:
+                    self._done(reported)
                     continue
-                self._stage.note(f"{self.client} {zombie.log.name}, a zombie, was told: {told.text}")
-                if FENCED.search(told.text):
+                self._stage.note(f"{self.client} {zombie.log.name}, a zombie, was told: {reported.text}")
+                if FENCED.search(reported.text):
                     self.counts.fenced += 1
                 else:
-                    self.counts.gave_up[f"zombie: {told.error}"] += 1
+                    self.counts.gave_up[f"zombie: {reported.error}"] += 1
                 zombie.kill()
                 self._zombies.remove(zombie)
                 break

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from tests.fuzz.dialogue import Dialogue
 from tests.fuzz.engine import CORPUS, ROOT, Found, Program, Result, Target, Untraced, check_time, fuzz, save
-from tests.fuzz.gates import Gates
 from tests.fuzz.large import Large
 from tests.fuzz.parsers import Parsers
+from tests.fuzz.sequencers import Gates
 
 #: Each with its share of the time.
 TARGETS: dict[str, tuple[Target, float]] = {
@@ -79,7 +79,7 @@ def main() -> int:
             # Large inputs are about time, which tracing would measure instead.
             guided=not options.blind and name != "large",
             starting_from=replayable(name),
-            tell=lambda line: print(line, flush=True),
+            report=lambda line: print(line, flush=True),
         )
         results.append(result)
     return _summary(results, options.corpus)

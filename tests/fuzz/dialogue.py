@@ -30,12 +30,12 @@ from uuid import UUID
 from fencepost_policies.append import Check
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.errors import ConfigError, ProtocolError
-from fencepost_proxy.partitions import events as g
-from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.exchange import Exchanges
-from fencepost_proxy.session.surroundings import PASSES
-from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Switch
+from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection, ForControl
+from fencepost_proxy.session.rewriters import RequestRewriters
+from fencepost_proxy.session.services import RELAYED_VERSIONS
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -49,7 +49,7 @@ from fencepost_proxy.wire.apis import (
     PRODUCE,
     SASL_HANDSHAKE,
     UNKNOWN_VERSION,
-    Treatment,
+    Handling,
 )
 from fencepost_proxy.wire.batch import HeaderNames, scan_batch
 from fencepost_proxy.wire.control import (
@@ -90,12 +90,12 @@ CONNECTIONS_MAX = 5
 FRAME_BYTES_MAX = 40_000
 RECEIVE_BYTES = 65536
 NOW_MS = int(WALL_SECONDS * 1000) + 1_000_000
-LIMITS = g.GateLimits(
+LIMITS = g.SequencerLimits(
     queue_max=4,
     in_flight_max=3,
     attempts_max=3,
-    cold_send_seconds=0.5,
-    settle_seconds=2.0,
+    unconfirmed_send_seconds=0.5,
+    resolve_seconds=2.0,
     queued_seconds=3.0,
     violation_seconds=0.2,
     remembered_producers_max=3,
@@ -114,7 +114,7 @@ _CUTS_MAX = 80
 SERVED: Final = [
     (key, version)
     for key, api in APIS.items()
-    if key != PRODUCE and not api.withheld and (known := codec_versions(key)) is not None
+    if key != PRODUCE and not api.gated and (known := codec_versions(key)) is not None
     for version in range(max(known[0], api.min_version), min(known[1], api.max_version) + 1)
 ]
 
@@ -194,12 +194,12 @@ def make_batch(log_end: int, spec: list[Any]) -> bytes:
 class Around(Counting):
     frame_bytes_max = FRAME_BYTES_MAX
     in_flight_requests_max = _IN_FLIGHT_MAX
-    gate_wait_max_seconds = 1.0
+    sequencer_wait_max_seconds = 1.0
     request_timeout_seconds = 3.0
     decompressed_bytes_max = 20_000
     read_here_bytes_max = 200
     state_topic = STATE_TOPIC
-    passes = PASSES
+    relayed_versions = RELAYED_VERSIONS
     state_topic_marks = (STATE_TOPIC.encode(),)
     clients_log_in = False
 
@@ -210,12 +210,12 @@ class Around(Counting):
         self.memory_bytes = self.free_bytes = 2 * FRAME_BYTES_MAX
         self.newest_produce = setup["produce"]
         self.is_fresh = True
-        self.switch: Switch
+        self.dispatcher: Dispatcher
         self.unread: dict[int, int] = {}
         super().__init__()
 
     shared_producer_ids = frozenset({SHARED})
-    tag = 5
+    instance_id = 5
     is_alone = True
     is_taken_over = True
 
@@ -234,8 +234,8 @@ class Around(Counting):
     def policy(self, topic: str) -> TopicPolicy | None:
         return POLICIES.get(topic)
 
-    def gate(self, partition: TopicPartition) -> Gate | None:
-        return self.switch.gate(partition)
+    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
+        return self.dispatcher.sequencer(partition)
 
     def topic_id(self, topic: str) -> UUID | None:
         return TOPIC_IDS.get(topic)
@@ -243,8 +243,8 @@ class Around(Counting):
     def produce_version_max(self) -> int:
         return int(self.newest_produce)
 
-    def may_send(self, ticket: g.Ticket, now: float) -> bool:
-        return self.switch.may_send(ticket, now)
+    def may_send(self, pending: g.PendingAppend, now: float) -> bool:
+        return self.dispatcher.may_send(pending, now)
 
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         return NodeEndpoint(endpoint.node_id, local_host, 19000, endpoint.rack)
@@ -258,15 +258,15 @@ class Around(Counting):
     def kafka_refused(self, error_code: int) -> None: ...
     def upstream_lost(self) -> None: ...
 
-    def gate_waited(self, seconds: float) -> None:
+    def sequencer_waited(self, seconds: float) -> None:
         if seconds < 0:
             raise Failure("a wait of negative length", seconds)
 
     def forwarded(self, waited_seconds: float) -> None:
-        self.gate_waited(waited_seconds)
+        self.sequencer_waited(waited_seconds)
 
     def answered(self, waited_seconds: float) -> None:
-        self.gate_waited(waited_seconds)
+        self.sequencer_waited(waited_seconds)
 
     def unread_bytes(self, connection: int) -> int:
         return self.unread.get(connection, 0)
@@ -314,17 +314,17 @@ class Wires:
     client_wrote: bytearray = field(default_factory=bytearray)
     client_delivered: int = 0
     client_paused: bool = False
-    client_closed: bool = False  # by the proxy
-    client_gone: bool = False
+    proxy_closed_client: bool = False  # by the proxy
+    client_closed: bool = False
     client_got: bytearray = field(default_factory=bytearray)
     upstream_got: bytearray = field(default_factory=bytearray)
     upstream_read: int = 0
     upstream_wrote: bytearray = field(default_factory=bytearray)
     upstream_delivered: int = 0
     upstream_paused: bool = False
+    proxy_closed_upstream: bool = False
     upstream_closed: bool = False
-    upstream_gone: bool = False
-    asked: deque[Asked] = field(default_factory=deque)
+    queried: deque[Asked] = field(default_factory=deque)
     #: Answers of upstream to what passes, by correlation id; of several with one id only that there were some.
     answers: dict[int, bytes | None] = field(default_factory=dict)
     next_correlation: int = 1
@@ -332,11 +332,11 @@ class Wires:
 
     @property
     def client_can_send(self) -> bool:
-        return not (self.client_paused or self.client_closed or self.client_gone)
+        return not (self.client_paused or self.proxy_closed_client or self.client_closed)
 
     @property
     def upstream_can_send(self) -> bool:
-        return not (self.upstream_paused or self.upstream_closed or self.upstream_gone)
+        return not (self.upstream_paused or self.proxy_closed_upstream or self.upstream_closed)
 
 
 def frames_of(stream: bytes | bytearray, shortest: int, longest: int = 2**31) -> tuple[list[bytes], bytes]:
@@ -374,25 +374,25 @@ def acks_of(frame: bytes) -> int | None:
 
 
 def _uvarint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
+    value = sequence_offset = 0
     while True:
-        value |= (data[at] & 0x7F) << shift
-        shift += 7
+        value |= (data[at] & 0x7F) << sequence_offset
+        sequence_offset += 7
         at += 1
         if data[at - 1] < 0x80:
             return value, at
 
 
-def _stored(store: m.Store | m.NotePoison | m.ReadBatches, done: bool) -> m.Event:
+def _stored(store: m.Store | m.RecordAbortOnly | m.ReadBatches, done: bool) -> m.Event:
     if isinstance(store, m.ReadBatches):
         store.read()
         return m.BatchesRead(store.token)
-    if isinstance(store, m.NotePoison):
-        return m.PoisonNoted(store.token, done)
+    if isinstance(store, m.RecordAbortOnly):
+        return m.AbortOnlyRecorded(store.token, done)
     return m.Stored(store.token, None if done else "no")
 
 
-def passes(frame: bytes) -> bool:
+def relayed_versions(frame: bytes) -> bool:
     """Whether a client's frame goes up as it is."""
     (key,) = struct.unpack_from(">h", frame)
     if key == PRODUCE:
@@ -403,7 +403,7 @@ def passes(frame: bytes) -> bool:
         return not any(topic.name in POLICIES or topic.name == STATE_TOPIC for topic in topics)
     if frame[:4] == _HANDSHAKE_V0:
         return False  # goes up as v1
-    return key in APIS and APIS[key].treatment in (Treatment.RELAY, Treatment.ALONE)
+    return key in APIS and APIS[key].handling in (Handling.RELAY, Handling.ALONE)
 
 
 # --- the target -------------------------------------------------------------------------------------------------------
@@ -414,18 +414,18 @@ class Dialogue:
     modules = (
         "proxy/fencepost_proxy/session/session.py",
         "proxy/fencepost_proxy/session/connection.py",
-        "proxy/fencepost_proxy/session/handover.py",
+        "proxy/fencepost_proxy/session/migration.py",
         "proxy/fencepost_proxy/session/control.py",
-        "proxy/fencepost_proxy/session/guarded.py",
-        "proxy/fencepost_proxy/session/short_way.py",
-        "proxy/fencepost_proxy/session/turn.py",
-        "proxy/fencepost_proxy/session/switch.py",
+        "proxy/fencepost_proxy/session/checked_produce.py",
+        "proxy/fencepost_proxy/session/fast_path.py",
+        "proxy/fencepost_proxy/session/produce_exchange.py",
+        "proxy/fencepost_proxy/session/dispatcher.py",
         "proxy/fencepost_proxy/session/cutter.py",
-        "proxy/fencepost_proxy/session/exchange.py",
-        "proxy/fencepost_proxy/partitions/gate.py",
-        "proxy/fencepost_proxy/partitions/gate_state.py",
-        "proxy/fencepost_proxy/partitions/publishing.py",
-        "proxy/fencepost_proxy/partitions/settling.py",
+        "proxy/fencepost_proxy/session/rewriters.py",
+        "proxy/fencepost_proxy/sequencer/sequencer.py",
+        "proxy/fencepost_proxy/sequencer/state.py",
+        "proxy/fencepost_proxy/sequencer/publishing.py",
+        "proxy/fencepost_proxy/sequencer/in_doubt.py",
     )
 
     # ---- making programs
@@ -532,21 +532,21 @@ class Dialogue:
 
     # ---- running one
 
-    def execute(self, program: Program, seen: set[Hashable], tracer: Tracer | Untraced) -> bytes:
-        return _Run(program, seen, tracer).run()
+    def execute(self, program: Program, observed: set[Hashable], tracer: Tracer | Untraced) -> bytes:
+        return _Run(program, observed, tracer).run()
 
 
 class _Run:
     limits = LIMITS
     rounds_max = _ROUNDS_MAX
 
-    def __init__(self, program: Program, seen: set[Hashable], tracer: Tracer | Untraced) -> None:
+    def __init__(self, program: Program, observed: set[Hashable], tracer: Tracer | Untraced) -> None:
         setup = program.setup
         self.program = program
-        self.seen = seen
+        self.observed = observed
         self.call = tracer.call
         self.now = 1000.0
-        self.around = self._surroundings(setup)
+        self.services = self._surroundings(setup)
         self.view = StateView("fuzzed")
         book = AddressBook(19092)
         known = Known(
@@ -564,8 +564,12 @@ class _Run:
                 except ConfigError:
                     continue
 
-        exchanges = Exchanges(book, lambda: known, lambda: frozenset({SHARED}), open_listeners, in_loop=self.call)
-        self.switch = self.around.switch = Switch(self.around, exchanges, self.limits, self.around.header_names)
+        rewriters = RequestRewriters(
+            book, lambda: known, lambda: frozenset({SHARED}), open_listeners, in_loop=self.call
+        )
+        self.dispatcher = self.services.dispatcher = Dispatcher(
+            self.services, rewriters, self.limits, self.services.header_names
+        )
         append_time = NOW_MS if setup["append_time"] else None
         self.logs = {
             TopicPartition(topic, partition): Log(log_append_time_ms=append_time)
@@ -576,7 +580,7 @@ class _Run:
         self.wires: list[Wires] = []
         self.control: list[ForControl] = []
         self.control_asked_at: list[float] = []
-        self.stores: list[tuple[int, m.Store | m.NotePoison | m.ReadBatches]] = []
+        self.stores: list[tuple[int, m.Store | m.RecordAbortOnly | m.ReadBatches]] = []
         self.buffer = bytearray(RECEIVE_BYTES)
         self.always_fresh = True
 
@@ -614,9 +618,9 @@ class _Run:
                     self._answer(self._wires(rest[0]), rest[1], rest[2], rest[3])
             case "apply":
                 wires = self._wires(rest[0])
-                for asked in wires.asked:
-                    if asked.results is None:
-                        self._carry_out(asked)
+                for queried in wires.queried:
+                    if queried.results is None:
+                        self._carry_out(queried)
                         break
             case "lose-client":
                 self._lose_client(self._wires(rest[0]))
@@ -630,10 +634,10 @@ class _Run:
                 connection, store = self.stores.pop(rest[0] % len(self.stores))
                 self._perform(self._event(connection, _stored(store, bool(rest[1]))))
             case "forget":
-                self._perform(self.call(self.switch.forget_topic, TOPICS[rest[0] % 2], self.now))
+                self._perform(self.call(self.dispatcher.forget_topic, TOPICS[rest[0] % 2], self.now))
             case "fresh":
-                self.around.is_fresh = bool(rest[0])
-                self.always_fresh = self.always_fresh and self.around.is_fresh
+                self.services.is_fresh = bool(rest[0])
+                self.always_fresh = self.always_fresh and self.services.is_fresh
             case "move":
                 self._log(rest[0] % 2, rest[1]).move(abs(rest[2]) % 100)
             case "truncate":
@@ -645,7 +649,7 @@ class _Run:
                 wires.upstream_wrote += struct.pack(">ii", 4, rest[1])
                 self._deliver_upstream(wires, 0)
             case "unread":
-                self.around.unread[self._wires(rest[0]).number] = abs(rest[1])
+                self.services.unread[self._wires(rest[0]).number] = abs(rest[1])
             case _:
                 pass
 
@@ -654,7 +658,7 @@ class _Run:
         while len(self.wires) <= index:
             number = len(self.wires) + 1
             self.wires.append(Wires(number))
-            self.switch.open(number, "proxy.local", self.now)
+            self.dispatcher.open(number, "proxy.local", self.now)
         return self.wires[index]
 
     def _log(self, topic: int, partition: int) -> Log:
@@ -719,7 +723,7 @@ class _Run:
     # ---- delivery
 
     def _event(self, connection: int, event: m.Event) -> list[Action]:
-        return self.call(self.switch.session_event, connection, event, self.now)
+        return self.call(self.dispatcher.session_event, connection, event, self.now)
 
     def _deliver_client(self, wires: Wires, cuts: list[int]) -> None:
         index = 0
@@ -731,14 +735,14 @@ class _Run:
             wires.client_delivered += len(data)
             self.buffer[: len(data)] = data
             view = memoryview(self.buffer)[: len(data)]
-            session = self.switch.sessions.get(wires.number)
+            session = self.dispatcher.sessions.get(wires.number)
             taken = passed = 0
             if session is not None:
                 taken, out = self.call(session.take_up, view, self.now)
                 if taken:
                     self._command(wires, m.ToUpstream(out))
                     if session.needs_ticks:
-                        self.switch.keep_time(session)
+                        self.dispatcher.keep_time(session)
                 passed = 0 if len(data) % 2 else min(session.passing_up_bytes, len(data) - taken)
             if passed:
                 self._command(wires, m.ToUpstream([view[taken : taken + passed]]))
@@ -756,7 +760,7 @@ class _Run:
             wires.upstream_delivered += len(data)
             self.buffer[: len(data)] = data
             view = memoryview(self.buffer)[: len(data)]
-            session = self.switch.sessions.get(wires.number)
+            session = self.dispatcher.sessions.get(wires.number)
             taken = passed = 0
             if session is not None:
                 taken, out = self.call(session.take_down, view, self.now)
@@ -771,20 +775,20 @@ class _Run:
             self.buffer[: len(data)] = b"\xee" * len(data)
 
     def _lose_client(self, wires: Wires) -> None:
-        if not wires.client_gone:
-            wires.client_gone = True
+        if not wires.client_closed:
+            wires.client_closed = True
             self._perform(self._event(wires.number, m.ClientLost()))
 
     def _lose_upstream(self, wires: Wires) -> None:
-        if not wires.upstream_gone:
-            wires.upstream_gone = True
+        if not wires.upstream_closed:
+            wires.upstream_closed = True
             self._perform(self._event(wires.number, m.UpstreamLost("lost")))
 
     def _pass_time(self, seconds: float) -> None:
         self.now += seconds
-        self._perform(self.call(self.switch.tick, self.now))
-        while self.switch.over_quota:
-            self._perform(self.call(self.switch.renew_quota, self.now))
+        self._perform(self.call(self.dispatcher.tick, self.now))
+        while self.dispatcher.over_quota:
+            self._perform(self.call(self.dispatcher.renew_quota, self.now))
 
     # ---- what comes out
 
@@ -802,10 +806,10 @@ class _Run:
     def _command(self, wires: Wires, command: m.Command) -> None:
         match command:
             case m.ToClient(chunks):
-                if not (wires.client_closed or wires.client_gone):
+                if not (wires.proxy_closed_client or wires.client_closed):
                     wires.client_got += b"".join(chunks)
             case m.ToUpstream(chunks):
-                if not (wires.upstream_closed or wires.upstream_gone):
+                if not (wires.proxy_closed_upstream or wires.upstream_closed):
                     wires.upstream_got += b"".join(chunks)
                     self._read_requests(wires)
             case m.ReadClient(on):
@@ -813,14 +817,14 @@ class _Run:
             case m.ReadUpstream(on):
                 wires.upstream_paused = not on
             case m.CloseClient(_, fault):
-                wires.client_closed = True
-                self.seen.add(("closed", fault and fault.__name__))
+                wires.proxy_closed_client = True
+                self.observed.add(("closed", fault and fault.__name__))
             case m.CloseUpstream():
-                wires.upstream_closed = True
-            case m.Store() | m.NotePoison() | m.ReadBatches():
+                wires.proxy_closed_upstream = True
+            case m.Store() | m.RecordAbortOnly() | m.ReadBatches():
                 self.stores.append((wires.number, command))
             case m.Count(_, label):
-                self.seen.add(("count", label))
+                self.observed.add(("count", label))
             case m.TopicStale() | m.Downgraded():
                 pass
             case _:
@@ -829,72 +833,74 @@ class _Run:
     def _read_requests(self, wires: Wires) -> None:
         frames, rest = frames_of(wires.upstream_got[wires.upstream_read :], 8)
         wires.upstream_read = len(wires.upstream_got) - len(rest)
-        wires.asked += [Asked(frame) for frame in frames]
+        wires.queried += [Asked(frame) for frame in frames]
 
     def _check_bounds(self) -> None:
-        switch, seen = self.switch, self.seen
-        for session in switch.sessions.values():
+        dispatcher, observed = self.dispatcher, self.observed
+        for session in dispatcher.sessions.values():
             held = session._client.buffered_bytes
-            if held > self.around.frame_bytes_max + RECEIVE_BYTES:
+            if held > self.services.frame_bytes_max + RECEIVE_BYTES:
                 raise Failure("a session holds more than a frame and a read", held)
-            if session.in_flight > self.around.in_flight_requests_max:
+            if session.in_flight > self.services.in_flight_requests_max:
                 raise Failure("more requests in flight than allowed", session.in_flight)
-            seen.add(
+            observed.add(
                 (
                     "session",
                     min(len(session._to_client), 3),
                     min(len(session._from_upstream), 3),
-                    min(len(session._turns), 2),
-                    session._turn is not None,
-                    session.client_gone,
-                    session.upstream_gone,
+                    min(len(session._exchanges_in_flight), 2),
+                    session._waiting_exchange is not None,
+                    session.client_closed,
+                    session.upstream_closed,
                     session._client.state,
                     session._upstream.state,
                     session._client_paused,
                     session._upstream_paused,
                 )
             )
-        for gate in switch.gates.values():
-            if gate.waiting > 2 * self.limits.queue_max + self.limits.in_flight_max:
-                raise Failure("a gate's queue is beyond its bound", gate.waiting)
+        for sequencer in dispatcher.sequencers.values():
+            if sequencer.waiting > 2 * self.limits.queue_max + self.limits.in_flight_max:
+                raise Failure("a gate's queue is beyond its bound", sequencer.waiting)
             if (
-                len(gate.memory.landed) > self.limits.remembered_batches_max
-                or len(gate.memory.stamped) > self.limits.remembered_producers_max
+                len(sequencer.memory.appended_batch) > self.limits.remembered_batches_max
+                or len(sequencer.memory.fenced) > self.limits.remembered_producers_max
             ):
-                raise Failure("a gate remembers too much", (len(gate.memory.landed), len(gate.memory.stamped)))
-            seen.add(
+                raise Failure(
+                    "a gate remembers too much", (len(sequencer.memory.appended_batch), len(sequencer.memory.fenced))
+                )
+            observed.add(
                 (
                     "gate",
-                    gate.phase,
-                    min(gate.waiting, 2),
-                    gate._granted is not None,
-                    min(len(gate._in_flight), 2),
-                    min(len(gate._doubts), 2),
-                    min(len(gate._looking), 2),
-                    self.now < gate._warm_until,
+                    sequencer.phase,
+                    min(sequencer.waiting, 2),
+                    sequencer._admitted is not None,
+                    min(len(sequencer._in_flight), 2),
+                    min(len(sequencer._in_doubt_appends), 2),
+                    min(len(sequencer._being_read), 2),
+                    self.now < sequencer._confirmed_until,
                 )
             )
-        left = left_under_way(switch, self.around.transactions)
+        left = left_under_way(dispatcher, self.services.transactions)
         if left:
             raise Failure("something is under way for ever, though no request has it", left)
 
     # ---- what upstream answers
 
-    def _carry_out(self, asked: Asked) -> None:
-        asked.results = {}
-        if asked.api_key != PRODUCE:
+    def _carry_out(self, queried: Asked) -> None:
+        queried.results = {}
+        if queried.api_key != PRODUCE:
             return
-        for topic, data in self._parts(asked):
+        for topic, data in self._parts(queried):
             where = TopicPartition(topic, data.partition)
             log = self.logs.get(where)
             if log is None:
-                asked.results[where] = (3, -1, -1)
+                queried.results[where] = (3, -1, -1)
             else:
-                asked.results[where] = log.append(bytes(data.records or b""))
+                queried.results[where] = log.append(bytes(data.records or b""))
 
-    def _parts(self, asked: Asked) -> Iterator[tuple[str, PartitionData]]:
+    def _parts(self, queried: Asked) -> Iterator[tuple[str, PartitionData]]:
         try:
-            request = parse_produce_request(memoryview(asked.frame))
+            request = parse_produce_request(memoryview(queried.frame))
         except ProtocolError:
             return  # a client's, mutated and passed on
         for topic in request.topics:
@@ -903,42 +909,42 @@ class _Run:
                 yield name, data
 
     def _answer(self, wires: Wires, kind: str, error: int, cut: int) -> None:
-        while wires.asked and self._acks_0(wires.asked[0]):
-            asked = wires.asked.popleft()
-            if asked.results is None:
-                self._carry_out(asked)
-        if not wires.asked:
+        while wires.queried and self._acks_0(wires.queried[0]):
+            queried = wires.queried.popleft()
+            if queried.results is None:
+                self._carry_out(queried)
+        if not wires.queried:
             return
         error = (error + 2**15) % 2**16 - 2**15
-        asked = wires.asked.popleft()
-        head = struct.pack(">i", asked.correlation_id + (kind == "wrong-id"))
+        queried = wires.queried.popleft()
+        head = struct.pack(">i", queried.correlation_id + (kind == "wrong-id"))
         wires.lied = wires.lied or kind in ("wrong-id", "noise", "partitions")
         if kind == "noise":
             body = random.Random(error).randbytes(abs(error) % 300)
             answer = struct.pack(">i", len(head) + len(body)) + head + body
-        elif asked.api_key == PRODUCE:
-            answer = self._produced(asked, kind, error)
+        elif queried.api_key == PRODUCE:
+            answer = self._produced(queried, kind, error)
             answer = answer[:4] + head + answer[8:]
         else:
-            answer = self._other_answer(asked, head, error)
+            answer = self._other_answer(queried, head, error)
         verbatim = wires.answers
-        verbatim[asked.correlation_id] = None if asked.correlation_id in verbatim else answer
+        verbatim[queried.correlation_id] = None if queried.correlation_id in verbatim else answer
         wires.upstream_wrote += answer
         self._deliver_upstream(wires, cut)
 
     @staticmethod
-    def _acks_0(asked: Asked) -> bool:
-        return asked.api_key == PRODUCE and acks_of(asked.frame) == 0
+    def _acks_0(queried: Asked) -> bool:
+        return queried.api_key == PRODUCE and acks_of(queried.frame) == 0
 
-    def _other_answer(self, asked: Asked, head: bytes, variant: int) -> bytes:
-        key, version = asked.api_key, asked.version
+    def _other_answer(self, queried: Asked, head: bytes, variant: int) -> bytes:
+        key, version = queried.api_key, queried.version
         known = codec_versions(key)
         if (
-            APIS[key].treatment in (Treatment.RELAY, Treatment.ALONE)
+            APIS[key].handling in (Handling.RELAY, Handling.ALONE)
             or known is None
             or not known[0] <= version <= known[1]
         ):
-            body = random.Random(f"{asked.correlation_id} {variant}").randbytes(abs(variant) % 200)
+            body = random.Random(f"{queried.correlation_id} {variant}").randbytes(abs(variant) % 200)
         else:
             body = b"\0" if response_header_is_flexible(key, version) else b""
             body += self._made_up_answer(key, version, abs(variant) % 6)
@@ -949,27 +955,27 @@ class _Run:
     def _made_up_answer(self, key: int, version: int, variant: int) -> bytes:
         return made_up_body(key, version, "response", variant)
 
-    def _produced(self, asked: Asked, kind: str, error: int) -> bytes:
-        if asked.results is None and (kind in ("ok", "append-error", "partitions", "wrong-id") or not error):
-            self._carry_out(asked)
+    def _produced(self, queried: Asked, kind: str, error: int) -> bytes:
+        if queried.results is None and (kind in ("ok", "append-error", "partitions", "wrong-id") or not error):
+            self._carry_out(queried)
         topics: dict[str, list[PartitionResult]] = {}
-        for topic, data in self._parts(asked):
+        for topic, data in self._parts(queried):
             where = TopicPartition(topic, data.partition)
-            code, base, appended_at = (asked.results or {}).get(where, (error, -1, -1))
+            code, base, appended_at = (queried.results or {}).get(where, (error, -1, -1))
             if kind == "append-error" and not code:
                 code, base = error, base if error % 2 else -1
             elif kind == "error" and data.records is None:
                 code = INVALID_RECORD
             partition = data.partition + (kind == "partitions")
             topics.setdefault(topic, []).append(PartitionResult(partition, code, base, appended_at, 0))
-        version = min(asked.version, 13)
+        version = min(queried.version, 13)
         response = ProduceResponse(
-            asked.correlation_id,
+            queried.correlation_id,
             tuple(
                 TopicResult("" if version >= 13 else name, TOPIC_IDS.get(name, UUID(int=5)), tuple(results))
                 for name, results in topics.items()
             ),
-            asked.correlation_id % 3,
+            queried.correlation_id % 3,
             (NodeEndpoint(1, "b1", 9092, None),) if error % 2 and version >= 10 else (),
         )
         return encode_produce_response(response, version)
@@ -977,13 +983,15 @@ class _Run:
     # ---- what the control client answers
 
     def _control(self, index: int, kind: str, error: int) -> None:
-        wanted, asked_at = self.control.pop(index), self.control_asked_at.pop(index)
-        log, bases = self.logs.get(wanted.partition, Log()), self.bases
-        if wanted.partition not in self.logs:
+        requested, queried_at = self.control.pop(index), self.control_asked_at.pop(index)
+        log, bases = self.logs.get(requested.partition, Log()), self.bases
+        if requested.partition not in self.logs:
             kind = "no-topic"
-        event = carry_out(wanted.effect, wanted.partition, log, bases, asked_at=asked_at, kind=kind, error=error)
-        event = self._compared(wanted.effect, event)
-        self._perform(self.call(self.switch.gate_event, wanted.partition, event, self.now))
+        event = carry_out(
+            requested.effect, requested.partition, log, bases, queried_at=queried_at, kind=kind, error=error
+        )
+        event = self._compared(requested.effect, event)
+        self._perform(self.call(self.dispatcher.sequencer_event, requested.partition, event, self.now))
 
     def _compared(self, effect: object, event: g.Event) -> g.Event:
         return event
@@ -1000,7 +1008,7 @@ class _Run:
             if wires.upstream_can_send and wires.upstream_delivered < len(wires.upstream_wrote):
                 self._deliver_upstream(wires, 0)
                 moved = True
-            if wires.asked and not (wires.upstream_closed or wires.upstream_gone):
+            if wires.queried and not (wires.proxy_closed_upstream or wires.upstream_closed):
                 self._answer(wires, "ok", 0, 0)
                 moved = True
         while self.stores:
@@ -1012,40 +1020,46 @@ class _Run:
             moved = True
         return moved
 
-    def _settle(self, kind: str = "true") -> None:
+    def _resolve(self, kind: str = "true") -> None:
         """Until nothing moves any more, and for long enough that every limit of time has passed."""
         quiet = 0
         for _ in range(self.rounds_max):
             quiet = 0 if self._settle_once(kind) else quiet + 1
-            if quiet > 12 and not self.switch.needs_ticks:
+            if quiet > 12 and not self.dispatcher.needs_ticks:
                 return
             self._pass_time(_LONG_SECONDS / 12 if quiet > 2 else 0.06)
             for wires in self.wires:  # what was closed ends, once what was written is out
-                if wires.client_closed:
+                if wires.proxy_closed_client:
                     self._lose_client(wires)
-                if wires.upstream_closed:
+                if wires.proxy_closed_upstream:
                     self._lose_upstream(wires)
             if quiet > 24:
                 return
 
     def _calm_down(self) -> None:
         """Upstream answers honestly, reads come back, time passes: whoever is still connected has its answers."""
-        self.around.is_fresh = True
-        self._settle()
+        self.services.is_fresh = True
+        self._resolve()
         # What stopped within a frame is closed by the process after a while; until then it may hold others up.
         for wires in self.wires:
-            frames, rest = frames_of(wires.client_wrote, 8, self.around.frame_bytes_max)
-            if rest and not wires.client_closed and wires.client_delivered == len(wires.client_wrote):
+            frames, rest = frames_of(wires.client_wrote, 8, self.services.frame_bytes_max)
+            if rest and not wires.proxy_closed_client and wires.client_delivered == len(wires.client_wrote):
                 self._lose_client(wires)
-        self._settle()
+        self._resolve()
         for wires in self.wires:
-            if wires.client_closed or wires.client_gone or wires.upstream_gone or wires.upstream_closed or wires.lied:
+            if (
+                wires.proxy_closed_client
+                or wires.client_closed
+                or wires.upstream_closed
+                or wires.proxy_closed_upstream
+                or wires.lied
+            ):
                 continue
-            frames, _ = frames_of(wires.client_wrote, 8, self.around.frame_bytes_max)
-            wanted = [each for each in frames if struct.unpack_from(">h", each) != (PRODUCE,) or acks_of(each) != 0]
+            frames, _ = frames_of(wires.client_wrote, 8, self.services.frame_bytes_max)
+            requested = [each for each in frames if struct.unpack_from(">h", each) != (PRODUCE,) or acks_of(each) != 0]
             answered, _ = frames_of(wires.client_got, 4)
-            if len(answered) < len(wanted):
-                at = wanted[len(answered)]
+            if len(answered) < len(requested):
+                at = requested[len(answered)]
                 key, version, correlation = struct.unpack_from(">hhi", at)
                 raise Failure("a request is never answered", f"API {key} v{version} correlation id {correlation}")
 
@@ -1056,32 +1070,38 @@ class _Run:
         while self.stores:
             connection, store = self.stores.pop(0)
             self._perform(self._event(connection, _stored(store, True)))
-        if self.switch.sessions:
-            raise Failure("a session is left though both its sides are gone", len(self.switch.sessions))
-        self._settle("true" if self.program.setup["calm"] else "unreadable")
-        stuck = [f"{gate.partition} {gate.phase.name}" for gate in self.switch.gates.values() if not gate.idle]
+        if self.dispatcher.sessions:
+            raise Failure("a session is left though both its sides are gone", len(self.dispatcher.sessions))
+        self._resolve("true" if self.program.setup["calm"] else "unreadable")
+        stuck = [
+            f"{sequencer.partition} {sequencer.phase.name}"
+            for sequencer in self.dispatcher.sequencers.values()
+            if not sequencer.idle
+        ]
         if stuck:
             raise Failure("a gate is stuck though everybody is gone", stuck)
-        if self.switch.needs_ticks:
+        if self.dispatcher.needs_ticks:
             raise Failure("ticks are wanted though nothing waits")
-        if self.around.free_bytes != self.around.memory_bytes:
-            raise Failure("memory is kept though everybody is gone", self.around.memory_bytes - self.around.free_bytes)
+        if self.services.free_bytes != self.services.memory_bytes:
+            raise Failure(
+                "memory is kept though everybody is gone", self.services.memory_bytes - self.services.free_bytes
+            )
 
     # ---- what was on the wires
 
     def _check_wires(self, wires: Wires) -> None:
-        sent, _ = frames_of(wires.client_wrote, 8, self.around.frame_bytes_max)
+        sent, _ = frames_of(wires.client_wrote, 8, self.services.frame_bytes_max)
         ids = [struct.unpack_from(">i", frame, 4)[0] for frame in sent]
         self._check_answers(wires, sent)
         if len(set(ids)) == len(ids) and self.always_fresh:
             self._check_passed(wires, dict(zip(ids, sent, strict=True)))
 
     def _check_answers(self, wires: Wires, sent: list[bytes]) -> None:
-        wanted = [each for each in sent if struct.unpack_from(">h", each) != (PRODUCE,) or acks_of(each) != 0]
+        requested = [each for each in sent if struct.unpack_from(">h", each) != (PRODUCE,) or acks_of(each) != 0]
         answers, rest = frames_of(wires.client_got, 4)
-        if len(answers) > len(wanted) + wires.lied:  # a lie may be the answer to a request that has come in part
-            raise Failure("more answers than requests", (len(answers), len(wanted)))
-        for request, answer in zip(wanted, answers, strict=False):
+        if len(answers) > len(requested) + wires.lied:  # a lie may be the answer to a request that has come in part
+            raise Failure("more answers than requests", (len(answers), len(requested)))
+        for request, answer in zip(requested, answers, strict=False):
             if request[4:8] != answer[:4]:
                 raise Failure("an answer out of order", (request[4:8].hex(), answer[:4].hex()))
             correlation = struct.unpack_from(">i", request, 4)[0]
@@ -1090,25 +1110,25 @@ class _Run:
                 raise Failure("an answer that passes was changed", correlation)
             if request[:2] == b"\0\0":
                 self._check_success(request, answer)
-        if rest and wires.answers and len(rest) >= 8 and len(answers) < len(wanted):
-            correlation = struct.unpack_from(">i", wanted[len(answers)], 4)[0]
+        if rest and wires.answers and len(rest) >= 8 and len(answers) < len(requested):
+            correlation = struct.unpack_from(">i", requested[len(answers)], 4)[0]
             whole = wires.answers.get(correlation)
             if whole is not None and not whole.startswith(rest):
                 raise Failure("the beginning of an answer that passes was changed", correlation)
 
     @staticmethod
     def _relayed(request: bytes) -> bool:
-        return request[:2] != b"\0\0" and passes(request)
+        return request[:2] != b"\0\0" and relayed_versions(request)
 
     def _check_success(self, request: bytes, answer: bytes) -> None:
         try:
-            asked = parse_produce_request(memoryview(request))
-            told = parse_produce_response(memoryview(answer), asked.api_version)
+            queried = parse_produce_request(memoryview(request))
+            reported = parse_produce_response(memoryview(answer), queried.api_version)
         except ProtocolError:
             return
-        results = {(topic.name, each.partition): each for topic in told.topics for each in topic.partitions}
-        for topic in asked.topics:
-            if topic.name not in POLICIES or not POLICIES[topic.name].guarded:
+        results = {(topic.name, each.partition): each for topic in reported.topics for each in topic.partitions}
+        for topic in queried.topics:
+            if topic.name not in POLICIES or not POLICIES[topic.name].is_checked:
                 continue
             for data in topic.partitions:
                 result = results.get((topic.name, data.partition))
@@ -1121,7 +1141,7 @@ class _Run:
                         data.records,
                         HeaderNames(),
                         carrier_base=False,
-                        decompressed_bytes_max=self.around.decompressed_bytes_max,
+                        decompressed_bytes_max=self.services.decompressed_bytes_max,
                     )
                 except ProtocolError:
                     raise Failure("success for what cannot be read") from None
@@ -1131,12 +1151,12 @@ class _Run:
     @staticmethod
     def _check_passed(wires: Wires, sent: dict[int, bytes]) -> None:
         """What passes is there in the client's order and to the byte, the last of it perhaps cut off."""
-        plain = [frame for frame in sent.values() if passes(frame)]
+        plain = [frame for frame in sent.values() if relayed_versions(frame)]
         frames, rest = frames_of(wires.upstream_got, 8)
         at = 0
         for frame in frames:
             original = sent.get(struct.unpack_from(">i", frame, 4)[0])
-            if original is None or not passes(original):
+            if original is None or not relayed_versions(original):
                 continue
             if at >= len(plain) or frame != plain[at]:
                 raise Failure("what passes to upstream was changed", frame[:40].hex())

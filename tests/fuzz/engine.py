@@ -75,7 +75,7 @@ class Target(Protocol):
 
     def setup(self, rng: random.Random) -> dict[str, Any]: ...
     def op(self, rng: random.Random) -> Op: ...
-    def execute(self, program: Program, seen: set[Hashable], tracer: Tracer | Untraced) -> bytes: ...
+    def execute(self, program: Program, observed: set[Hashable], tracer: Tracer | Untraced) -> bytes: ...
 
 
 @dataclass
@@ -111,7 +111,7 @@ class Tracer:
     """Notes pairs of lines that ran one after the other, in some files only."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        self._wanted = {str(ROOT / module) for module in modules}
+        self._requested = {str(ROOT / module) for module in modules}
         self._numbers: dict[CodeType, int | None] = {}
         self.pairs: set[Hashable] = set()
         self.slowest_seconds = 0.0
@@ -120,7 +120,7 @@ class Tracer:
     def _number(self, code: CodeType) -> int | None:
         """Of a code object, the same in every run: from the names, not from addresses."""
         number = None
-        if code.co_filename in self._wanted:
+        if code.co_filename in self._requested:
             name = f"{code.co_filename.removeprefix(str(ROOT))}:{code.co_firstlineno}:{code.co_name}"
             number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=5).digest(), "big") << 20
         self._numbers[code] = number
@@ -235,20 +235,20 @@ def _tweak(rng: random.Random, op: Op) -> None:
     """Another number somewhere in an operation."""
     places: list[tuple[Any, Any]] = []
 
-    def walk(inside: Any) -> None:
-        for key, value in inside.items() if isinstance(inside, dict) else enumerate(inside):
+    def walk(entered: Any) -> None:
+        for key, value in entered.items() if isinstance(entered, dict) else enumerate(entered):
             if isinstance(value, bool):
                 continue
             if isinstance(value, int):
-                places.append((inside, key))
+                places.append((entered, key))
             elif isinstance(value, list | dict):
                 walk(value)
 
     walk(op)
     if places:
-        inside, key = rng.choice(places)
-        inside[key] = rng.choice(
-            (inside[key] + 1, inside[key] - 1, 0, 1, 2, 3, rng.randrange(256), rng.getrandbits(16))
+        entered, key = rng.choice(places)
+        entered[key] = rng.choice(
+            (entered[key] + 1, entered[key] - 1, 0, 1, 2, 3, rng.randrange(256), rng.getrandbits(16))
         )
 
 
@@ -267,10 +267,10 @@ def signature_of(error: Exception) -> str:
 
 
 def attempt(
-    target: Target, program: Program, seen: set[Hashable], tracer: Tracer | Untraced | None = None
+    target: Target, program: Program, observed: set[Hashable], tracer: Tracer | Untraced | None = None
 ) -> tuple[bytes, Exception | None]:
     try:
-        return target.execute(program, seen, tracer or Untraced()), None
+        return target.execute(program, observed, tracer or Untraced()), None
     except Exception as error:
         return str(error).encode(), error
 
@@ -363,7 +363,7 @@ def fuzz(
     guided: bool = True,
     minimised: bool = True,
     starting_from: list[Program] | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Result:
     """Runs until the time or the number of inputs is used up. Two failures with one signature are one."""
     rng = random.Random(f"{target.name} {seed}")
@@ -390,10 +390,10 @@ def fuzz(
             program = mutate(target, rng, rng.choice(newest), corpus)
         written = program.to_json()
         program = Program.from_json(json.loads(written))
-        seen: set[Hashable] = set()
+        observed: set[Hashable] = set()
         tracer.start()
-        transcript, error = attempt(target, program, seen, tracer)
-        seen |= tracer.pairs
+        transcript, error = attempt(target, program, observed, tracer)
+        observed |= tracer.pairs
         result.inputs += 1
         result.events += len(program.ops)
         digest.update(written.encode())
@@ -407,17 +407,17 @@ def fuzz(
                 result.slowest_seconds, result.slowest = took, program
             if error is None and took > CALL_SECONDS and sys.gettrace() is None:
                 error = TooSlow(took)
-        if not seen <= known:
-            known |= seen
+        if not observed <= known:
+            known |= observed
             corpus.append(program)
         if error is not None and (signature := signature_of(error)) not in found:
             message = "".join(traceback.format_exception(error)[-4:])
-            tell(f"FAILED {target.name} input {result.inputs}: {signature}: {error}")
+            report(f"FAILED {target.name} input {result.inputs}: {signature}: {error}")
             small = minimise(target, program, signature) if minimised else program
             found[signature] = Found(signature, message, small, len(program.ops))
         if time.monotonic() - told_at > 30:
             told_at = time.monotonic()
-            tell(f"{target.name}: {result.inputs} inputs, {len(corpus)} kept, {len(known)} pairs and features")
+            report(f"{target.name}: {result.inputs} inputs, {len(corpus)} kept, {len(known)} pairs and features")
     pairs_known = {each for each in known if isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], int)}
     result.seconds = time.monotonic() - started
     result.kept = len(corpus)

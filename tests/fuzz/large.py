@@ -14,10 +14,10 @@ from functools import lru_cache
 from typing import Any, Final
 
 from fencepost_proxy.config import Limits
-from fencepost_proxy.partitions import events as g
-from fencepost_proxy.partitions.landed import read_landed
+from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.appended import read_appended_batch
 from fencepost_proxy.session.reading import HERE_BYTES_MAX, PARTITIONS_MAX
-from fencepost_proxy.wire.apis import APIS, Treatment
+from fencepost_proxy.wire.apis import APIS, Handling
 from fencepost_proxy.wire.control import (
     decode_request,
     decode_response,
@@ -88,17 +88,17 @@ class Large(Dialogue):
             "changes": [],
         }
 
-    def execute(self, program: Program, seen: set[Hashable], tracer: Tracer | Untraced) -> bytes:
-        return _LargeRun(Program(program.setup, program.ops[:12]), seen, tracer).run()
+    def execute(self, program: Program, observed: set[Hashable], tracer: Tracer | Untraced) -> bytes:
+        return _LargeRun(Program(program.setup, program.ops[:12]), observed, tracer).run()
 
 
 class _LargeRun(_Run):
-    limits = g.GateLimits()
+    limits = g.SequencerLimits()
     rounds_max = 20_000  # one gate after the other
     elements = 1
 
-    def __init__(self, program: Program, seen: set[Hashable], tracer: Tracer | Untraced) -> None:
-        super().__init__(program, seen, tracer)
+    def __init__(self, program: Program, observed: set[Hashable], tracer: Tracer | Untraced) -> None:
+        super().__init__(program, observed, tracer)
         self.logs = defaultdict(Log, self.logs)
 
     def _surroundings(self, setup: dict[str, Any]) -> Around:
@@ -112,11 +112,13 @@ class _LargeRun(_Run):
         return _body(key, version, "response", variant, self.elements)
 
     def _compared(self, effect: object, event: g.Event) -> g.Event:
-        """As `net/reads.py` does it, in a thread."""
+        """As `net/log_reader.py` does it, in a thread."""
         match effect, event:
-            case g.Look(ticket, offset), g.Looked(_, g.Found(batch)):
-                names, bytes_max = self.around.header_names, self.around.decompressed_bytes_max
-                return g.Looked(ticket, g.Found(batch, offset, read_landed(batch, offset, ticket, names, bytes_max)))
+            case g.ReadBatch(pending, offset), g.BatchRead(_, g.Found(batch)):
+                names, bytes_max = self.services.header_names, self.services.decompressed_bytes_max
+                return g.BatchRead(
+                    pending, g.Found(batch, offset, read_appended_batch(batch, offset, pending, names, bytes_max))
+                )
         return event
 
     def _check_bounds(self) -> None:
@@ -172,9 +174,7 @@ def _header(key: int, version: int, correlation: int) -> bytes:
 
 
 #: Of `SERVED` those that are read here, whose arrays can be long.
-READ: Final = [
-    (key, version) for key, version in SERVED if APIS[key].treatment not in (Treatment.RELAY, Treatment.ALONE)
-]
+READ: Final = [(key, version) for key, version in SERVED if APIS[key].handling not in (Handling.RELAY, Handling.ALONE)]
 
 
 @lru_cache(maxsize=128)
@@ -217,7 +217,7 @@ def _produce(
     """`topics` – name, number of partitions, and the records of each."""
     version, where = 3 + (spec["version"] - 3) % 10, spec["where"] % 4
     flexible = version >= 9
-    many = _uvarint(tags) + b"".join(_uvarint(tag) + b"\0" for tag in range(tags))
+    many = _uvarint(tags) + b"".join(_uvarint(instance_id) + b"\0" for instance_id in range(tags))
 
     def section(place: int) -> bytes:
         return b"" if not flexible else many if tags and place == where else b"\0"

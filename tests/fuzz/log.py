@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 
 from fencepost_proxy.errors import ProtocolError
-from fencepost_proxy.partitions import events as g
-from fencepost_proxy.partitions.events import Found, LookResult, NotYet, OutOfRange, ProducerState
-from fencepost_proxy.session.turn import batch_to_send
+from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.events import BatchReadResult, Found, NotYet, OutOfRange, ProducerState
+from fencepost_proxy.session.produce_exchange import batch_to_send
 from fencepost_proxy.types import SEQUENCE_MODULUS, TopicPartition
 from fencepost_proxy.wire.batch import require_single_batch, sequence_add, verify_crc
 from fencepost_proxy.wire.produce import PartitionResult
@@ -77,7 +77,7 @@ class Log:
         known = self._producers.get(producer_id)
         return None if known is None else ProducerState(known[0], known[1])
 
-    def look(self, offset: int) -> LookResult:
+    def probe(self, offset: int) -> BatchReadResult:
         if offset < self.start:
             return OutOfRange()
         if offset >= self.end:
@@ -89,51 +89,51 @@ class Log:
 
 
 def carry_out(
-    effect: g.ReadTail | g.Look | g.Resend | g.PublishBase,
+    effect: g.ReadLogEnd | g.ReadBatch | g.Resend | g.PublishBase,
     partition: TopicPartition,
     log: Log,
     bases: dict[TopicPartition, tuple[int, int]],
     *,
-    asked_at: float,
+    queried_at: float,
     kind: str,
     error: int,
 ) -> g.Event:
     """What the control client answers a gate: what is true now, or that it could not be had."""
     failed = kind in ("unknown", "unreadable", "no-topic")
     match effect:
-        case g.ReadTail():
+        case g.ReadLogEnd():
             if kind == "no-topic":
-                return g.TailUnknown("gone", 3)
+                return g.LogEndUnknown("gone", 3)
             if failed or kind in ("not-yet", "gone"):
-                return g.TailUnknown("not now")
-            return g.TailRead(
-                g.Tail(
-                    requested_at=asked_at,
+                return g.LogEndUnknown("not now")
+            return g.LogEndRead(
+                g.LogEndSnapshot(
+                    requested_at=queried_at,
                     log_end_offset=log.end,
                     log_start_offset=log.start,
                     producer_id=SHARED,
                     producer_state=log.producer_state(SHARED),
-                    stamp_base=bases.get(partition, (0, 0)),
+                    fence_base=bases.get(partition, (0, 0)),
                     open_transactions=frozenset({2} if kind == "open" else ()),
                     log_append_time=log.log_append_time_ms is not None,
                     expiration_seconds=86_400.0,
-                    transactions_as_of=asked_at,
+                    transactions_as_of=queried_at,
                     wall_minus_monotonic_seconds=WALL_SECONDS,
                 )
             )
-        case g.Look(ticket, offset):
+        case g.ReadBatch(pending, offset):
             if failed:
-                return g.Looked(ticket, g.Unreadable("not now"))
+                return g.BatchRead(pending, g.Unreadable("not now"))
             if kind == "not-yet":
-                return g.Looked(ticket, g.NotYet(offset + error % 3))
-            return g.Looked(ticket, g.OutOfRange() if kind == "gone" else log.look(offset))
-        case g.Resend(ticket):
+                return g.BatchRead(pending, g.NotYet(offset + error % 3))
+            return g.BatchRead(pending, g.OutOfRange() if kind == "gone" else log.probe(offset))
+        case g.Resend(pending):
             if failed or kind in ("not-yet", "gone"):
-                return g.Resent(ticket, None)
+                return g.Resent(pending, None)
             if kind == "error" and error:
-                return g.Resent(ticket, PartitionResult(partition.partition, error))
-            code, base, at = log.append(bytes(batch_to_send(ticket)))
-            return g.Resent(ticket, PartitionResult(partition.partition, code, base, at, 0))
+                return g.Resent(pending, PartitionResult(partition.partition, error))
+            code, base, at = log.append(bytes(batch_to_send(pending)))
+            return g.Resent(pending, PartitionResult(partition.partition, code, base, at, 0))
         case g.PublishBase(_, epoch, base, _):
             if not failed:
                 bases[partition] = max(bases.get(partition, (0, 0)), (epoch, base))

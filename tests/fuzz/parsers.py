@@ -20,10 +20,10 @@ from fencepost_proxy.wire.apis import API_VERSIONS
 from fencepost_proxy.wire.batch import (
     HeaderNames,
     digest_batch,
+    fence_batch,
     parse_batch_header,
     scan_batch,
     split_batches,
-    stamp_batch,
     verify_crc,
 )
 from fencepost_proxy.wire.compression import decompress
@@ -54,7 +54,7 @@ from fencepost_proxy.wire.produce import (
 from tests.fuzz.dialogue import SERVED, made_up_body, make_batch
 from tests.fuzz.engine import Failure, Op, Program, Tracer, Untraced
 
-_TAGS = b"\x02\x09\x03abc\xac\x02\x00"
+_INSTANCE_IDS = b"\x02\x09\x03abc\xac\x02\x00"
 _DECOMPRESSED_MAX = 100_000
 _NAMES = HeaderNames()
 _PARSERS = ("produce-request", "produce-response", "batch", "fetched", "compressed", "plain", "request", "response")
@@ -62,7 +62,7 @@ _LETTERS = (0, 1, 2, 0x7F, 0x80, 0xFE, 0xFF)
 
 
 def _produce_request(version: int, variant: int) -> bytes:
-    tags = _TAGS if version >= 9 and variant & 1 else b""
+    tags = _INSTANCE_IDS if version >= 9 and variant & 1 else b""
     name, topic_id = ("", UUID(int=7)) if version >= 13 else ("flights", None)
     records = memoryview(make_batch(5, ["end", 0, 2, 1, 0, 1, 0]))
     parts = (PartitionData(3, records, tags), PartitionData(0, None, tags), PartitionData(1, memoryview(b""), tags))
@@ -81,7 +81,7 @@ def _produce_request(version: int, variant: int) -> bytes:
 
 
 def _produce_response(version: int, variant: int) -> bytes:
-    tags = _TAGS if version >= 9 and variant & 1 else b""
+    tags = _INSTANCE_IDS if version >= 9 and variant & 1 else b""
     name, topic_id = ("", UUID(int=7)) if version >= 13 else ("flights", None)
     errors = (RecordError(1, "bad", tags), RecordError(2, None, tags))
     result = PartitionResult(3, 44, 57, -1, 12, errors, "message", tags)
@@ -100,7 +100,7 @@ def _batch(variant: int) -> bytes:
         data[61:] = packed
         struct.pack_into(">i", data, 8, len(data) - 12)
         struct.pack_into(">h", data, 21, codec)
-        data = stamp_batch(memoryview(data), producer_id=1, producer_epoch=0, base_sequence=0)
+        data = fence_batch(memoryview(data), producer_id=1, producer_epoch=0, base_sequence=0)
     return bytes(data)
 
 
@@ -154,7 +154,7 @@ class Parsers:
             ]
         )
 
-    def execute(self, program: Program, seen: set[Hashable], tracer: Tracer | Untraced) -> bytes:
+    def execute(self, program: Program, observed: set[Hashable], tracer: Tracer | Untraced) -> bytes:
         setup = program.setup
         parser = _PARSERS[setup["parser"] % len(_PARSERS)]
         version, variant = abs(setup["version"]), abs(setup["variant"])
@@ -163,7 +163,7 @@ class Parsers:
         if parser == "batch" and variant & 32 and len(data) > 12:
             data = data[:8] + struct.pack(">i", len(data) - 12) + data[12:]
         outcome = _try(parser, version, data, tracer)
-        seen.add((parser, outcome[:30]))
+        observed.add((parser, outcome[:30]))
         return data + outcome.encode()
 
 
@@ -209,7 +209,7 @@ def _changed(data: bytearray, ops: list[Op]) -> bytes:
                 data[at:at] = data[source : source + abs(rest[2])]
             case "right-crc" if len(data) > 61:
                 struct.pack_into(">i", data, 8, len(data) - 12)
-                data = stamp_batch(memoryview(data), producer_id=1, producer_epoch=0, base_sequence=0)
+                data = fence_batch(memoryview(data), producer_id=1, producer_epoch=0, base_sequence=0)
             case _:
                 pass
         del data[20_000:]
@@ -257,9 +257,9 @@ def _parse_batch(version: int, view: memoryview) -> None:
     digest_batch(view, decompressed_bytes_max=_DECOMPRESSED_MAX)
     digest_batch(view, decompressed_bytes_max=_DECOMPRESSED_MAX, ignore_timestamps=True)
     verify_crc(view)
-    stamped = memoryview(stamp_batch(view, producer_id=9, producer_epoch=1, base_sequence=2))
-    after = scan_batch(stamped, _NAMES, carrier_base=False, decompressed_bytes_max=_DECOMPRESSED_MAX)
-    if after.digest != scan.digest or not verify_crc(stamped) or after.header.base_offset:
+    fenced = memoryview(fence_batch(view, producer_id=9, producer_epoch=1, base_sequence=2))
+    after = scan_batch(fenced, _NAMES, carrier_base=False, decompressed_bytes_max=_DECOMPRESSED_MAX)
+    if after.digest != scan.digest or not verify_crc(fenced) or after.header.base_offset:
         raise Failure("a stamp changes what it should not")
 
 

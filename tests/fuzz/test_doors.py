@@ -9,12 +9,12 @@ import pytest
 
 from fencepost_policies.append import Check
 from fencepost_policies.partitioners import Partitioner
-from fencepost_proxy.topics.door import Door
+from fencepost_proxy.topics.barrier import AppendBarrier
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from tests.fuzz import dialogue
 from tests.fuzz.dialogue import PARTITIONS, Around, Dialogue, _Run
 from tests.fuzz.engine import Failure, Op, Program, Untraced
-from tests.unit.test_short_way import _Programs
+from tests.unit.test_fast_path import _Programs
 
 _PROGRAMS = 120
 _ORDERED = {
@@ -36,8 +36,8 @@ class _CountingAround(Around):
         self.confirmed_at = dict.fromkeys(_COUNTED, float("inf"))
         self.settling = set(_COUNTED)
 
-    def door(self, topic: str) -> Door:
-        return self.switch.door(topic)
+    def barrier(self, topic: str) -> AppendBarrier:
+        return self.dispatcher.barrier(topic)
 
 
 class _GrowingRun(_Run):
@@ -48,21 +48,21 @@ class _GrowingRun(_Run):
     def _do(self, op: Op) -> None:
         draw, topic = self._rng.random(), self._rng.choice(("checked", "required"))
         if draw < 0.06:
-            self._perform(self.switch.close_door(topic, self.now))
+            self._perform(self.dispatcher.close_barrier(topic, self.now))
         elif draw < 0.14:
-            self._perform(self.switch.open_door(topic, PARTITIONS, self.now))
+            self._perform(self.dispatcher.open_barrier(topic, PARTITIONS, self.now))
         super()._do(op)
-        for session in self.switch.sessions.values():
-            if session._inside and session._nothing_under_way():
+        for session in self.dispatcher.sessions.values():
+            if session._entered and session._nothing_under_way():
                 raise Failure("all is answered, and somebody is inside", session.connection)
 
     def _end_everything(self) -> None:
-        for topic in list(self.switch.doors):
-            self._perform(self.switch.open_door(topic, PARTITIONS, self.now))
+        for topic in list(self.dispatcher.barriers):
+            self._perform(self.dispatcher.open_barrier(topic, PARTITIONS, self.now))
         super()._end_everything()
-        for topic, door in self.switch.doors.items():
-            if door.in_flight:
-                raise Failure("somebody is left behind a door", (topic, door.in_flight))
+        for topic, barrier in self.dispatcher.barriers.items():
+            if barrier.in_flight:
+                raise Failure("somebody is left behind a door", (topic, barrier.in_flight))
 
 
 def _anything(seed: int) -> Program:

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from fencepost_proxy.partitions import events as g
-from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.session import checked_produce as guarded_module
 from fencepost_proxy.session import control as control_module
 from fencepost_proxy.session import cutter as cutter_module
-from fencepost_proxy.session import guarded as guarded_module
 from fencepost_proxy.session import reading as reading_module
 from fencepost_proxy.session import session as session_module
+from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.session.turn import Turn
 from fencepost_proxy.wire import primitives, produce
 from fencepost_proxy.wire.apis import CREATE_TOPICS, DESCRIBE_CONFIGS, METADATA
 from tests.fuzz import large as large_module
@@ -64,9 +64,9 @@ def _views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _answers_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(self: Session) -> None:
-        for slot in [each for each in self._to_client if each.done]:
-            self._to_client.remove(slot)
-            self._client_out += slot.chunks
+        for response_slot in [each for each in self._to_client if each.done]:
+            self._to_client.remove(response_slot)
+            self._client_out += response_slot.chunks
 
     monkeypatch.setattr(Session, "_answer_front", answer)
 
@@ -83,43 +83,43 @@ def _memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _turns_are_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(self: Session) -> None:
-        self._turn = None
+        self._waiting_exchange = None
 
-    monkeypatch.setattr(Session, "_give_turns_back", forget)
+    monkeypatch.setattr(Session, "_return_exchanges", forget)
 
 
 def _lost_appends_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_module, "Lost", lambda ticket: g.Tick())
+    monkeypatch.setattr(guarded_module, "Lost", lambda pending: g.Tick())
 
 
 def _one_partition_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turn, "complete", property(lambda self: bool(self.results)))
+    monkeypatch.setattr(ProduceExchange, "complete", property(lambda self: bool(self.results)))
 
 
 def _success_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    def landed_elsewhere(self: Gate, ticket: g.Ticket, result: produce.PartitionResult) -> None:
-        self._answer(ticket, result)
+    def landed_elsewhere(self: PartitionSequencer, pending: g.PendingAppend, result: produce.PartitionResult) -> None:
+        self._answer(pending, result)
 
-    monkeypatch.setattr(Gate, "_landed_elsewhere", landed_elsewhere)
+    monkeypatch.setattr(PartitionSequencer, "_appended_elsewhere", landed_elsewhere)
 
 
 def _doubts_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gate, "_settle_later", lambda self, ticket, now: None)
+    monkeypatch.setattr(PartitionSequencer, "_resolve_later", lambda self, pending, now: None)
 
 
 def _queued_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gate, "_tick", lambda self, now: None)
+    monkeypatch.setattr(PartitionSequencer, "_tick", lambda self, now: None)
 
 
 def _granted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    grant = Gate._grant
+    grant = PartitionSequencer._admit
 
-    def grant_again(self: Gate, ticket: g.Ticket) -> None:
-        grant(self, ticket)
-        if ticket.append.record_count == 3:
-            self._queue.append(ticket)
+    def grant_again(self: PartitionSequencer, pending: g.PendingAppend) -> None:
+        grant(self, pending)
+        if pending.append.record_count == 3:
+            self._queue.append(pending)
 
-    monkeypatch.setattr(Gate, "_grant", grant_again)
+    monkeypatch.setattr(PartitionSequencer, "_admit", grant_again)
 
 
 def _index_error(monkeypatch: pytest.MonkeyPatch) -> None:

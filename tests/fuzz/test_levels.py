@@ -14,7 +14,7 @@ from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from tests.fuzz import dialogue
 from tests.fuzz.dialogue import Around, Dialogue, _Run
 from tests.fuzz.engine import Failure, Op, Program, Untraced
-from tests.unit.test_short_way import _Programs
+from tests.unit.test_fast_path import _Programs
 
 _PROGRAMS = 120
 _POLICIES = {
@@ -41,9 +41,9 @@ class _LevelledRun(_Run):
     def _do(self, op: Op) -> None:
         draw = self._rng.random()
         if draw < 0.05:
-            self.around.idempotence.refused(self._rng.choice(("plain", "checked")), self.now)
+            self.services.idempotence.refused(self._rng.choice(("plain", "checked")), self.now)
         elif draw < 0.08:
-            self.around.idempotence.forget_topic("plain")
+            self.services.idempotence.forget_topic("plain")
         super()._do(op)
 
 

@@ -24,10 +24,10 @@ def _run(proxy: ProxyProcess, *options: str) -> str:
 
 
 def test_with_the_library_no_record_is_out_of_order(growing: ProxyProcess) -> None:
-    said = _run(growing)
-    assert "from 2 to 4: thresholds" in said
-    assert "from 4 to 8: thresholds" in said
-    assert said.endswith("3000 records of 20 keys read, 0 of them out of order\n")
+    stated = _run(growing)
+    assert "from 2 to 4: thresholds" in stated
+    assert "from 4 to 8: thresholds" in stated
+    assert stated.endswith("3000 records of 20 keys read, 0 of them out of order\n")
 
 
 def test_without_it_some_are(growing: ProxyProcess) -> None:

@@ -51,8 +51,8 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-def _told(waiting: Iterable[fencepost.Waiting]) -> dict[int, dict[int, tuple[int | None, int]]]:
-    return {each.partition: dict(each.priors) for each in waiting}
+def _reported(waiting: Iterable[fencepost.Waiting]) -> dict[int, dict[int, tuple[int | None, int]]]:
+    return {each.partition: dict(each.prior_partitions) for each in waiting}
 
 
 class KafkaPython:
@@ -67,7 +67,7 @@ class KafkaPython:
         return [(r.partition, r.offset) for records in found.values() for r in records]
 
     def waiting(self) -> dict[int, dict[int, tuple[int | None, int]]]:
-        return _told(self._consumer.waiting().values())
+        return _reported(self._consumer.waiting().values())
 
     def commit(self) -> None:
         self._consumer.commit()
@@ -99,7 +99,7 @@ class Confluent:
         return [(partition, offset)]
 
     def waiting(self) -> dict[int, dict[int, tuple[int | None, int]]]:
-        return _told(self._consumer.waiting().values())
+        return _reported(self._consumer.waiting().values())
 
     def commit(self) -> None:
         self._consumer.commit(asynchronous=False)
@@ -142,7 +142,7 @@ class Aiokafka:
         return [(r.partition, r.offset) for records in found.values() for r in records]
 
     def waiting(self) -> dict[int, dict[int, tuple[int | None, int]]]:
-        return _told(self._consumer.waiting().values())
+        return _reported(self._consumer.waiting().values())
 
     def commit(self) -> None:
         self._runner.run(self._consumer.commit())
@@ -245,10 +245,10 @@ def test_a_new_partition_is_read_when_its_priors_were_read_to_their_thresholds(
             first += consumer.read(1.0)
         rest = read_all(consumer, 45 - len(first))
         assert consumer.waiting() == {}
-    seen = [*first, *rest]
-    begins = min(seen.index(place) for place in places(2, 0, 5))
-    assert places(0, 0, 20) | places(1, 0, 10) <= set(seen[:begins])
-    assert set(seen) == places(0, 0, 25) | places(1, 0, 15) | places(2, 0, 5)
+    observed = [*first, *rest]
+    begins = min(observed.index(place) for place in places(2, 0, 5))
+    assert places(0, 0, 20) | places(1, 0, 10) <= set(observed[:begins])
+    assert set(observed) == places(0, 0, 25) | places(1, 0, 15) | places(2, 0, 5)
 
 
 @each_library
@@ -257,9 +257,9 @@ def test_what_a_partition_waits_for_is_told(library: str, growing: ProxyProcess,
     grow(growing, topic, 4)
     write(growing, topic, 2, 1)
     with closing(reader(library, growing, topic, {0: 1, 1: 0})) as consumer:
-        told = consumer.waiting()
-        assert set(told) == {2, 3}
-        assert told[2][0][1] == 3
+        reported = consumer.waiting()
+        assert set(reported) == {2, 3}
+        assert reported[2][0][1] == 3
         assert set(read_all(consumer, 3)) == {(0, 1), (0, 2), (2, 0)}
         assert consumer.waiting() == {}
 
@@ -275,10 +275,13 @@ def test_several_growths_are_followed_one_after_the_other(
         if larger is not None:
             grow(growing, topic, larger)
     with closing(reader(library, growing, topic)) as consumer:
-        seen = read_all(consumer, 4 * sum(counts))
+        observed = read_all(consumer, 4 * sum(counts))
     # Partition 1 was there in three of the four generations, so it holds 12 records, and 8 lay before the last growth.
-    for partition, prior, threshold in ((1, 0, 4), (2, 0, 8), (3, 1, 4), (4, 0, 12), (5, 1, 8), (7, 2, 4)):
-        assert places(prior, 0, threshold) <= set(seen[: seen.index((partition, 0))]), (partition, prior)
+    for partition, prior_partition, threshold in ((1, 0, 4), (2, 0, 8), (3, 1, 4), (4, 0, 12), (5, 1, 8), (7, 2, 4)):
+        assert places(prior_partition, 0, threshold) <= set(observed[: observed.index((partition, 0))]), (
+            partition,
+            prior_partition,
+        )
 
 
 @each_library
@@ -311,13 +314,13 @@ def test_processes_that_share_a_topic_wait_for_each_others_commits(
         assert new.read(1.5) == []  # nothing is committed yet
         assert new.waiting() == {2: {0: (None, 3)}, 3: {0: (None, 3)}}
         give_up = time.monotonic() + _WAIT_SECONDS
-        seen: list[Place] = []
-        while not seen:
+        observed: list[Place] = []
+        while not observed:
             assert time.monotonic() < give_up, new.waiting()
             old.read(0.2)
             old.commit()  # behind the marker, too
-            seen = new.read(0.2)
-        assert seen == [(2, 0)]
+            observed = new.read(0.2)
+        assert observed == [(2, 0)]
 
 
 @each_library
@@ -370,10 +373,10 @@ def test_thresholds_are_read_by_every_admin_client(growing: ProxyProcess, topic:
             await admin.close()
 
     with closing(kafka_python.KafkaAdminClient(bootstrap_servers=growing.bootstrap)) as admin:
-        told = fencepost.partition_expansions(admin, topic)
-    (expansion,) = told
+        reported = fencepost.partition_expansions(admin, topic)
+    (expansion,) = reported
     assert (expansion.from_count, expansion.to_count, expansion.thresholds) == (2, 6, (0, 7))
-    assert asyncio.run(by_aiokafka()) == told
-    assert fencepost.partition_expansions(AdminClient({"bootstrap.servers": growing.bootstrap}), topic) == told
+    assert asyncio.run(by_aiokafka()) == reported
+    assert fencepost.partition_expansions(AdminClient({"bootstrap.servers": growing.bootstrap}), topic) == reported
     with pytest.raises(TypeError, match="is not an admin client"):
         fencepost.partition_expansions(object(), topic)

@@ -85,7 +85,7 @@ def test_keys_stay_in_order_while_the_topic_grows_under_the_producer(
             if number in (60, 100):
                 assert grower is not None
                 grower.join()
-        assert sender.settle() == []
+        assert sender.resolve() == []
     found = read(growing, topic, counts[-1])
     with closing(KafkaAdminClient(bootstrap_servers=growing.bootstrap)) as admin:
         expansions = fencepost.partition_expansions(admin, topic)
@@ -99,11 +99,11 @@ def test_keys_stay_in_order_while_the_topic_grows_under_the_producer(
 def test_a_record_with_a_partition_of_its_own_stays_there(library: str, growing: ProxyProcess, topic: str) -> None:
     with closing(producer(library, growing.bootstrap)) as sender:
         sender.send(topic, "a", "1", partition=1)
-        assert sender.settle() == []
+        assert sender.resolve() == []
         grow(growing, topic, 6)
         sender.send(topic, "a", "2", partition=1)
         sender.send(topic, "a", "3", partition=1)
-        assert sender.settle() == []
+        assert sender.resolve() == []
     assert read(growing, topic, 6)[1] == [("a", 1), ("a", 2), ("a", 3)]
 
 

@@ -51,10 +51,10 @@ def _topic(kafka: KafkaCluster, proxy: ProxyProcess, **configs: str) -> GrownTop
     return GrownTopic(kafka.bootstrap, proxy.bootstrap, f"lost-{uuid4().hex[:8]}", 2, **configs)
 
 
-def _reads_until(consumer: Reader, wanted: set[tuple[int, int]]) -> list[tuple[int, int]]:
+def _reads_until(consumer: Reader, requested: set[tuple[int, int]]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not wanted <= set(found):
+    while not requested <= set(found):
         assert time.monotonic() < deadline, f"{found} came; {consumer.waiting()} wait"
         found += consumer.read(0.5)
     return found
@@ -127,11 +127,13 @@ def test_an_unclean_leader_truncates_a_prior_partition_below_its_threshold(clien
     # Given a prior partition on two brokers, of which the second is away while the last records are written, so that
     # the topic grows with a threshold behind them. (State and groups live on the first broker, which stays.)
     with running_kafka(1) as kafka, ProxyProcess(kafka.bootstrap, tmp_path, config=GROWING) as proxy:
-        leader, follower = kafka.add_broker(), kafka.add_broker()
+        leader, duplicate_waiter = kafka.add_broker(), kafka.add_broker()
         topic, group = unique_topic("ordered"), f"truncated-{uuid4().hex[:8]}"
         with closing(KafkaAdminClient(bootstrap_servers=kafka.bootstrap)) as admin:
             configs = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
-            admin.create_topics([NewTopic(topic, replica_assignments={0: [leader, follower]}, topic_configs=configs)])
+            admin.create_topics(
+                [NewTopic(topic, replica_assignments={0: [leader, duplicate_waiter]}, topic_configs=configs)]
+            )
         first = str(kafka.address(1))
 
         def led_by(node_id: int, *, in_sync: int) -> bool:
@@ -142,7 +144,7 @@ def test_an_unclean_leader_truncates_a_prior_partition_below_its_threshold(clien
 
         until(lambda: led_by(leader, in_sync=2), f"{topic} to appear")
         _append(first, topic, 0, [b"%d" % n for n in range(5)])
-        kafka.kill(follower)
+        kafka.kill(duplicate_waiter)
         until(lambda: led_by(leader, in_sync=1), "the follower to be left behind")
         _append(first, topic, 0, [b"%d" % n for n in range(5, 9)])
         until(lambda: grow(proxy.bootstrap, topic, 2, assignments=[[1, leader]])[0] == 0, f"{topic} to grow")
@@ -150,8 +152,8 @@ def test_an_unclean_leader_truncates_a_prior_partition_below_its_threshold(clien
 
         # When the leader dies for good, and the one that lacks them leads.
         kafka.kill(leader)
-        kafka.restart(follower, wait=False)
-        until(lambda: led_by(follower, in_sync=1), "an unclean election")
+        kafka.restart(duplicate_waiter, wait=False)
+        until(lambda: led_by(duplicate_waiter, in_sync=1), "an unclean election")
         until(lambda: Log(first).end(topic, 0) == 5, "the log to be shorter")
         _append(first, topic, 1, [b"new"] * 3)
 

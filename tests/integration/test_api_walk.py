@@ -19,11 +19,11 @@ from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from fencepost_proxy.types import Address
 from fencepost_proxy.wire.apis import APIS
-from tests.pages.apis import treatment_of
+from tests.pages.apis import handling_of
 from tests.support.batches import batch
 from tests.support.messages import Closed, Fields, RawConnection, decode_response, definitions
 from tests.support.proxy import ProxyProcess
-from tests.support.walk import BODIES, Side
+from tests.support.walk import BODIES, ProxiedSocket
 
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
 
@@ -59,7 +59,7 @@ class Addresses:
     def __init__(self, kafka: KafkaCluster, proxy: ProxyProcess) -> None:
         self.direct = {node_id: kafka.address(node_id) for node_id in kafka.node_ids}
         with RawConnection(Address.parse(proxy.bootstrap)) as connection:
-            brokers = connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
+            brokers = connection.query(METADATA, 9, {"Topics": []})["Brokers"]
         self.proxied = {each["NodeId"]: Address(each["Host"], each["Port"]) for each in brokers}
         assert self.proxied.keys() == self.direct.keys()
         assert not set(self.proxied.values()) & set(self.direct.values())
@@ -95,9 +95,9 @@ def advertised(kafka3: KafkaCluster) -> dict[int, tuple[int, int]]:
 
 
 @pytest.fixture(scope="module")
-def sides(kafka3: KafkaCluster) -> dict[str, Side]:
+def sides(kafka3: KafkaCluster) -> dict[str, ProxiedSocket]:
     """Broker 1 leads and coordinates for both."""
-    both = {name: Side(name, 1, kafka3.address(1)) for name in ("d", "p")}
+    both = {name: ProxiedSocket(name, 1, kafka3.address(1)) for name in ("d", "p")}
     for side in both.values():
         side.set_up([1, 2, 3])
     return both
@@ -105,7 +105,7 @@ def sides(kafka3: KafkaCluster) -> dict[str, Side]:
 
 def _versions(address: Address) -> dict[int, tuple[int, int]]:
     with RawConnection(address) as connection:
-        answer = connection.ask(API_VERSIONS, 3, {"ClientSoftwareName": "walk", "ClientSoftwareVersion": "1"})
+        answer = connection.query(API_VERSIONS, 3, {"ClientSoftwareName": "walk", "ClientSoftwareVersion": "1"})
     assert answer["ErrorCode"] == 0
     return {each["ApiKey"]: (each["MinVersion"], each["MaxVersion"]) for each in answer["ApiKeys"]}
 
@@ -116,7 +116,7 @@ def test_a_client_is_told_what_the_table_and_its_broker_have_in_common(
     common = {}
     for key, (low, high) in advertised.items():
         api = APIS.get(key)
-        if api is not None and not api.withheld and max(low, api.min_version) <= min(high, api.max_version):
+        if api is not None and not api.gated and max(low, api.min_version) <= min(high, api.max_version):
             common[key] = (max(low, api.min_version), min(high, api.max_version))
 
     for address in addresses.proxied.values():
@@ -125,9 +125,9 @@ def test_a_client_is_told_what_the_table_and_its_broker_have_in_common(
     print(f"\n{'key':>3} {'API':38} {'broker':>7} {'told':>7}  what is done, and why")
     for key, (low, high) in sorted(advertised.items()):
         api = APIS.get(key)
-        told = "{}-{}".format(*common[key]) if key in common else "-"
-        what = "not in the table" if api is None else f"{treatment_of(api)}{'; ' * bool(api.reason)}{api.reason}"
-        print(f"{key:>3} {definitions()[key].name:38} {f'{low}-{high}':>7} {told:>7}  {what}")
+        reported = "{}-{}".format(*common[key]) if key in common else "-"
+        what = "not in the table" if api is None else f"{handling_of(api)}{'; ' * bool(api.reason)}{api.reason}"
+        print(f"{key:>3} {definitions()[key].name:38} {f'{low}-{high}':>7} {reported:>7}  {what}")
     assert len(common) > 50
 
 
@@ -135,7 +135,7 @@ Ask = Callable[[str, int, int, int, Fields], "bytes | str"]
 
 
 @pytest.fixture(scope="module")
-def ask(addresses: Addresses) -> Iterator[Ask]:
+def query(addresses: Addresses) -> Iterator[Ask]:
     """Sends a body to a broker, direct (`d`) or through its listener (`p`): the frame of the answer, or "closed"."""
     connections: dict[tuple[str, int], RawConnection] = {}
 
@@ -201,13 +201,13 @@ def _errors(value: Any) -> set[int]:
     return set().union(*map(_errors, value)) if isinstance(value, list) else set()
 
 
-def _answer(ask: Ask, addresses: Addresses, side: str, where: tuple[int, int, int], body: Fields) -> Any:
+def _answer(query: Ask, addresses: Addresses, side: str, where: tuple[int, int, int], body: Fields) -> Any:
     """The broker's answer, once it is not busy with what was asked before."""
     broker, key, version = where
     name = definitions()[key].name
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        frame = ask(side, broker, key, version, body)
+        frame = query(side, broker, key, version, body)
         if isinstance(frame, str):
             return frame
         if side == "p":
@@ -225,13 +225,17 @@ def _only_reads(name: str) -> bool:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("broker", [1, 2], ids=["leader", "follower"])
 def test_every_answer_is_the_brokers_own(
-    broker: int, sides: dict[str, Side], addresses: Addresses, advertised: dict[int, tuple[int, int]], ask: Ask
+    broker: int,
+    sides: dict[str, ProxiedSocket],
+    addresses: Addresses,
+    advertised: dict[int, tuple[int, int]],
+    query: Ask,
 ) -> None:
     """Broker 1 leads and coordinates; broker 2 answers most of it with an error that may name the leader."""
-    asked, different = 0, []
+    queried, different = 0, []
     for key, (low, high) in sorted(advertised.items()):
         api = APIS.get(key)
-        if api is None or api.withheld or key == API_VERSIONS:
+        if api is None or api.gated or key == API_VERSIONS:
             continue
         bodies = BODIES.get(api.name, lambda side, version: [{}])
         # Kafka 3.9 still takes Produce 0–2, from before record batches; the proxy only names them, as 4.x does.
@@ -239,36 +243,36 @@ def test_every_answer_is_the_brokers_own(
         for version in range(max(low, lowest), min(high, api.max_version) + 1):
             pairs = zip(bodies(sides["d"], version), bodies(sides["p"], version), strict=True)
             for direct_body, proxied_body in pairs:
-                asked += 1
+                queried += 1
                 deadline = time.monotonic() + CATCH_UP_SECONDS
                 while True:
-                    direct = _answer(ask, addresses, "d", (broker, key, version), direct_body)
-                    proxied = _answer(ask, addresses, "p", (broker, key, version), proxied_body)
+                    direct = _answer(query, addresses, "d", (broker, key, version), direct_body)
+                    proxied = _answer(query, addresses, "p", (broker, key, version), proxied_body)
                     if direct == proxied or not _only_reads(api.name) or time.monotonic() > deadline:
                         break
                     time.sleep(0.1)
                 if direct != proxied:
                     different.append(f"{api.name} v{version} {proxied_body}: {_difference(direct, proxied)}")
     assert different == []
-    assert asked > 250
+    assert queried > 250
 
 
 def test_what_is_not_advertised_costs_the_connection(
     addresses: Addresses, advertised: dict[int, tuple[int, int]]
 ) -> None:
-    withheld = [
+    gated = [
         (key, version)
         for key, (low, high) in advertised.items()
         for version in range(low, high + 1)
         if not (key in APIS and APIS[key].serves(version))
     ]
-    beyond = [(key, api.max_version + 1) for key, api in APIS.items() if not api.withheld and key in definitions()]
-    for key, version in {*withheld, *beyond}:
+    beyond = [(key, api.max_version + 1) for key, api in APIS.items() if not api.gated and key in definitions()]
+    for key, version in {*gated, *beyond}:
         if key == API_VERSIONS or not _is_defined(key, version):
             continue
         with RawConnection(addresses.proxied[1]) as connection, pytest.raises(Closed):
             connection.ask_raw(key, version, {"Acks": 1} if key == PRODUCE else {})
-    assert {(PRODUCE, 13), (FETCH, 16)} & {*withheld, *beyond}
+    assert {(PRODUCE, 13), (FETCH, 16)} & {*gated, *beyond}
 
 
 def _is_defined(key: int, version: int) -> bool:
@@ -277,24 +281,24 @@ def _is_defined(key: int, version: int) -> bool:
 
 
 def test_a_too_new_api_versions_request_is_answered_as_kafka_does(addresses: Addresses) -> None:
-    def ask(address: Address) -> Fields:
+    def query(address: Address) -> Fields:
         with RawConnection(address) as connection:
             header = struct.pack(">hhih", API_VERSIONS, 99, 5, -1) + b"\0"
             connection.socket.sendall(struct.pack(">i", len(header)) + header)
             return decode_response(API_VERSIONS, 0, connection.receive())
 
-    direct, proxied = ask(addresses.direct[1]), ask(addresses.proxied[1])
+    direct, proxied = query(addresses.direct[1]), query(addresses.proxied[1])
 
     assert direct["ErrorCode"] == proxied["ErrorCode"] == 35
-    (told,) = [each for each in proxied["ApiKeys"] if each["ApiKey"] == API_VERSIONS]
-    assert told["MaxVersion"] == APIS[API_VERSIONS].max_version
+    (reported,) = [each for each in proxied["ApiKeys"] if each["ApiKey"] == API_VERSIONS]
+    assert reported["MaxVersion"] == APIS[API_VERSIONS].max_version
 
 
 def test_the_listing_of_all_topics_lacks_the_state_topic_alone(
-    addresses: Addresses, advertised: dict[int, tuple[int, int]], ask: Ask
+    addresses: Addresses, advertised: dict[int, tuple[int, int]], query: Ask
 ) -> None:
     def listed(side: str, version: int) -> dict[str, Any]:
-        frame = ask(side, 1, METADATA, version, {"Topics": None})
+        frame = query(side, 1, METADATA, version, {"Topics": None})
         assert isinstance(frame, bytes)
         assert side == "d" or not addresses.leaks(frame)
         answer = _normal(decode_response(METADATA, version, frame), "", addresses)
@@ -306,12 +310,12 @@ def test_the_listing_of_all_topics_lacks_the_state_topic_alone(
         assert proxied == {name: direct[name] for name in proxied}
 
 
-def test_config_values_that_are_data_stay_what_they_are(addresses: Addresses, ask: Ask) -> None:
+def test_config_values_that_are_data_stay_what_they_are(addresses: Addresses, query: Ask) -> None:
     """The one exception: what an operator reads in a broker's own configs is the truth about that broker."""
     body = {"Resources": [{"ResourceType": 4, "ResourceName": "1", "ConfigurationKeys": None}]}
     answers = []
     for side in ("d", "p"):
-        frame = ask(side, 1, DESCRIBE_CONFIGS, 4, body)
+        frame = query(side, 1, DESCRIBE_CONFIGS, 4, body)
         assert isinstance(frame, bytes)
         answers.append(decode_response(DESCRIBE_CONFIGS, 4, frame)["Results"][0])
 
@@ -332,14 +336,14 @@ def moved_topic(
         assignment = {"Name": topic, "NumPartitions": -1, "ReplicationFactor": -1}
         with RawConnection(kafka3.address(1)) as connection:
             replicas = [{"PartitionIndex": 0, "BrokerIds": [1, 2, 3]}]
-            made = connection.ask(19, 7, {"Topics": [{**assignment, "Assignments": replicas}]})
+            made = connection.query(19, 7, {"Topics": [{**assignment, "Assignments": replicas}]})
             assert made["Topics"][0]["ErrorCode"] == 0
             _until(lambda: _leader(connection, topic) == 1)
             again = {"Name": topic, "Partitions": [{"PartitionIndex": 0, "Replicas": [2, 1, 3]}]}
-            assert connection.ask(REASSIGN, 0, {"Topics": [again]})["ErrorCode"] == 0
+            assert connection.query(REASSIGN, 0, {"Topics": [again]})["ErrorCode"] == 0
             elected = {"TopicPartitions": [{"Topic": topic, "Partitions": [0]}], "TimeoutMs": 10_000}
             _until(
-                lambda: connection.ask(ELECT_LEADERS, 2, elected) is not None and _leader(connection, topic) == 2,
+                lambda: connection.query(ELECT_LEADERS, 2, elected) is not None and _leader(connection, topic) == 2,
             )
         return topic, 1, 2
 
@@ -354,7 +358,7 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 def _leader(connection: RawConnection, topic: str) -> int:
-    answer = connection.ask(METADATA, 9, {"Topics": [{"Name": topic}], "AllowAutoTopicCreation": False})
+    answer = connection.query(METADATA, 9, {"Topics": [{"Name": topic}], "AllowAutoTopicCreation": False})
     partitions = answer["Topics"][0]["Partitions"]
     return partitions[0]["LeaderId"] if partitions else -1
 
@@ -363,7 +367,7 @@ def test_after_a_leader_moved_its_old_broker_names_the_new_ones_listener(
     moved_topic: Callable[[], tuple[str, int, int]],
     addresses: Addresses,
     advertised: dict[int, tuple[int, int]],
-    ask: Ask,
+    query: Ask,
 ) -> None:
     """KIP-951: Produce v10+ tells where the leader went, in `node_endpoints`, a tagged field behind all else."""
     topic, old, new = moved_topic()
@@ -371,8 +375,8 @@ def test_after_a_leader_moved_its_old_broker_names_the_new_ones_listener(
     data = [{"Name": topic, "PartitionData": [{"Index": 0, "Records": records}]}]
     for version in range(3, min(12, advertised[PRODUCE][1]) + 1):
         body = {"Acks": 1, "TimeoutMs": 5_000, "TopicData": data}
-        direct = ask("d", old, PRODUCE, version, body)
-        proxied = ask("p", old, PRODUCE, version, body)
+        direct = query("d", old, PRODUCE, version, body)
+        proxied = query("p", old, PRODUCE, version, body)
         assert isinstance(direct, bytes)
         assert isinstance(proxied, bytes)
         assert not addresses.leaks(proxied)

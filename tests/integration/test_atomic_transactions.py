@@ -22,7 +22,7 @@ from tests.support.kafka import running_kafka
 from tests.support.ports import free_port
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess, blocked_by
 from tests.support.raw import Connection, Log, batch, until
-from tests.support.stopping_judge import Stops
+from tests.support.stopping_validator import Stops
 from tests.support.transactions import Transactional, abort_as_an_admin, transaction_state
 
 pytestmark = pytest.mark.kafka
@@ -99,9 +99,9 @@ class Stage:
         records = batch(b"old", base_offset=-1 if topic.startswith("base") else 0)
         return client.append(topic, records, partition=partition).error_code == OK
 
-    def producer(self, protocol: int, *, around: bool = False) -> Transactional:
+    def producer(self, protocol: int, *, services: bool = False) -> Transactional:
         """`around` – around the proxy."""
-        address = self.cluster.bootstrap if around else self.proxy.bootstrap
+        address = self.cluster.bootstrap if services else self.proxy.bootstrap
         return Transactional(address, self.unique("txn"), protocol=protocol)
 
     def ended(self, transactional: Transactional) -> None:
@@ -247,7 +247,7 @@ def test_refused_at_one_proxy_and_committed_through_another(killed: bool, protoc
 def test_appends_that_no_proxy_knows_of(protocol: int, stage: Stage) -> None:
     """As after a proxy that died before it could say a word. The log tells by their headers."""
     topic = stage.topic()
-    with stage.producer(protocol, around=True) as transactional:
+    with stage.producer(protocol, services=True) as transactional:
         begin(transactional, topic)
         assert transactional.append(topic, b"a", expected=2).base_offset == 2
         assert transactional.append(topic, b"b", partition=1).base_offset == 2
@@ -339,17 +339,17 @@ def test_an_end_that_lies(protocol: int, stage: Stage) -> None:
             request = EndTxnRequest(
                 transactional_id=name, producer_id=producer.id, producer_epoch=epoch, committed=True
             )
-            return int(transactional.connection.ask(request, version).error_code)
+            return int(transactional.connection.query(request, version).error_code)
 
         for version in (0, 1, 2, 3, 4, 5):
             refused = ABORTABLE if version >= 4 else UNKNOWN_PRODUCER_ID
             # CONCURRENT_TRANSACTIONS: it could not be judged in time.
-            judged = until(
+            validated = until(
                 lambda version=version: end(transactional.name, producer.epoch, version),
                 "a judgement",
                 is_there=lambda code: code != CONCURRENT_TRANSACTIONS,
             )
-            assert judged == refused
+            assert validated == refused
             assert end(transactional.name, producer.epoch + 1, version) not in (OK, refused)
             if producer.epoch:
                 assert end(transactional.name, producer.epoch - 1, version) not in (OK, refused)
@@ -387,7 +387,7 @@ def test_kafka_cannot_be_asked(asked_seconds: float, stage: Stage) -> None:
         try:
             asked_until = time.monotonic() + asked_seconds
             while True:
-                assert transactional.connection.ask(request, 5).error_code == CONCURRENT_TRANSACTIONS
+                assert transactional.connection.query(request, 5).error_code == CONCURRENT_TRANSACTIONS
                 if time.monotonic() >= asked_until:
                     break
         finally:
@@ -449,15 +449,15 @@ def test_it_is_committed_through_another_proxy_while_it_is_judged(stage: Stage, 
     has been asked when the first one comes through: of what is committed nobody may be told that it is not."""
     topic, stops = stage.topic(), tmp_path / "stops"
     stops.mkdir()
-    judging = ProxyProcess(
+    validating = ProxyProcess(
         stage.cluster.bootstrap,
         tmp_path,
         config=CONFIG.replace(f"wait_seconds = {COMMIT_WAIT_SECONDS}", "wait_seconds = 60.0"),
-        module="tests.support.stopping_judge",
+        module="tests.support.stopping_validator",
         environment={"STOPS": str(stops)},
     )
-    with judging, stage.producer(2) as transactional:
-        through(judging, transactional)
+    with validating, stage.producer(2) as transactional:
+        through(validating, transactional)
         until(  # it has just started
             lambda: transactional.connection.append(topic, batch(b"old", expected=2)).error_code == OK,
             "an append",
@@ -468,14 +468,14 @@ def test_it_is_committed_through_another_proxy_while_it_is_judged(stage: Stage, 
         again = EndTxnRequest(
             transactional_id=transactional.name, producer_id=who.id, producer_epoch=who.epoch, committed=True
         )
-        with Connection(judging.bootstrap) as second, Stops(stops, "producers:before") as stopped:
+        with Connection(validating.bootstrap) as second, Stops(stops, "producers:before") as stopped:
             second.send(again, 5)
             stopped.await_reached(transactional.name)
             assert through(stage.other, transactional).end(commit=True) == OK
             stage.ended(transactional)
             stopped.release()
             assert second.receive(EndTxnRequest, 5)[1].error_code == CONCURRENT_TRANSACTIONS
-            assert second.ask(again, 5).error_code == OK  # Kafka's own answer to one that is asked for once more
+            assert second.query(again, 5).error_code == OK  # Kafka's own answer to one that is asked for once more
     assert stage.committed(topic)[0] == [b"old", b"old", b"old", b"a"]
 
 

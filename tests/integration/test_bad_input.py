@@ -18,11 +18,11 @@ import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
-from fencepost_proxy.wire.apis import APIS, Treatment
+from fencepost_proxy.wire.apis import APIS, Handling
 from tests.support.batches import batch
 from tests.support.messages import Closed, Fields, RawConnection, definitions, encode_request
 from tests.support.proxy import ProxyProcess, blocked_by
-from tests.support.walk import BODIES, Side
+from tests.support.walk import BODIES, ProxiedSocket
 
 pytestmark = pytest.mark.kafka
 
@@ -80,7 +80,7 @@ def listener(proxy: ProxyProcess) -> Address:
     while True:
         try:
             with RawConnection(Address.parse(proxy.bootstrap)) as connection:
-                (broker,) = connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
+                (broker,) = connection.query(METADATA, 9, {"Topics": []})["Brokers"]
             return Address(broker["Host"], broker["Port"])
         except Closed:  # a machine so busy that a second's silence is nobody's fault
             assert time.monotonic() < give_up
@@ -92,8 +92,8 @@ def make_topic(kafka: KafkaCluster) -> Callable[[str], str]:
 
     def make(name: str) -> str:
         with RawConnection(kafka.address(1)) as connection:
-            wanted = {"Name": name, "NumPartitions": 1, "ReplicationFactor": 1}
-            assert connection.ask(CREATE_TOPICS, 7, {"Topics": [wanted]})["Topics"][0]["ErrorCode"] == 0
+            requested = {"Name": name, "NumPartitions": 1, "ReplicationFactor": 1}
+            assert connection.query(CREATE_TOPICS, 7, {"Topics": [requested]})["Topics"][0]["ErrorCode"] == 0
             deadline = time.monotonic() + PATIENCE_SECONDS
             while _log_end(connection, name) is None:
                 assert time.monotonic() < deadline
@@ -104,8 +104,8 @@ def make_topic(kafka: KafkaCluster) -> Callable[[str], str]:
 
 
 def _log_end(connection: RawConnection, topic: str) -> int | None:
-    asked = {"Name": topic, "Partitions": [{"PartitionIndex": 0, "Timestamp": -1}]}
-    (answer,) = connection.ask(LIST_OFFSETS, 5, {"ReplicaId": -1, "Topics": [asked]})["Topics"][0]["Partitions"]
+    queried = {"Name": topic, "Partitions": [{"PartitionIndex": 0, "Timestamp": -1}]}
+    (answer,) = connection.query(LIST_OFFSETS, 5, {"ReplicaId": -1, "Topics": [queried]})["Topics"][0]["Partitions"]
     return None if answer["ErrorCode"] else int(answer["Offset"])
 
 
@@ -128,8 +128,8 @@ class Neighbour(threading.Thread):
         try:
             with RawConnection(self._address, 60.0) as connection:
                 while not self._stop_it.is_set():
-                    assert connection.ask(METADATA, 9, {"Topics": [{"Name": self._topic}]})["Brokers"]
-                    response = connection.ask(PRODUCE, 9, _produce(self._topic, b"mine"))
+                    assert connection.query(METADATA, 9, {"Topics": [{"Name": self._topic}]})["Brokers"]
+                    response = connection.query(PRODUCE, 9, _produce(self._topic, b"mine"))
                     (result,) = response["Responses"][0]["PartitionResponses"]
                     assert (result["ErrorCode"], result["BaseOffset"]) == (0, self.rounds)
                     assert _log_end(connection, self._topic) == self.rounds + 1
@@ -194,9 +194,9 @@ def rss_bytes(pid: int) -> int:
 
 def open_sockets(pid: int) -> int:
     count = 0
-    for link in Path(f"/proc/{pid}/fd").iterdir():
+    for proxied in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            count += link.readlink().name.startswith("socket:")
+            count += proxied.readlink().name.startswith("socket:")
     return count
 
 
@@ -245,7 +245,7 @@ def test_a_frame_just_below_the_limit_passes(
     """Kafka itself finds it too large, and says so."""
     topic = make_topic(unique_topic("large"))
     with RawConnection(listener) as connection:
-        response = connection.ask(PRODUCE, 9, _produce(topic, b"x" * (FRAME_BYTES_MAX - 200)))
+        response = connection.query(PRODUCE, 9, _produce(topic, b"x" * (FRAME_BYTES_MAX - 200)))
     assert response["Responses"][0]["PartitionResponses"][0]["ErrorCode"] == 10
 
 
@@ -268,7 +268,7 @@ def test_a_produce_request_cut_off_at_every_byte_appends_nothing(
     with RawConnection(kafka.address(1)) as connection:
         assert _log_end(connection, topic) == 0
     with RawConnection(listener) as connection:
-        connection.ask(PRODUCE, 9, _produce(topic, b"value"))
+        connection.query(PRODUCE, 9, _produce(topic, b"value"))
 
 
 @pytest.mark.parametrize(("prefix", "where"), [("plain", "header"), ("guarded", "header"), ("guarded", "frame")])
@@ -308,11 +308,11 @@ def test_a_batch_that_unpacks_beyond_the_limit_is_refused_and_the_connection_ser
     data = [{"Index": 0, "Records": bomb}]
     with RawConnection(listener) as connection:
         body = {"Acks": 1, "TimeoutMs": 5_000, "TopicData": [{"Name": topic, "PartitionData": data}]}
-        (result,) = connection.ask(PRODUCE, 9, body)["Responses"][0]["PartitionResponses"]
+        (result,) = connection.query(PRODUCE, 9, body)["Responses"][0]["PartitionResponses"]
         # Who has not proved that he may write is told what Kafka says of an empty batch; who has, why.
-        response = connection.ask(PRODUCE, 9, _produce(topic, b"value"))
+        response = connection.query(PRODUCE, 9, _produce(topic, b"value"))
         assert response["Responses"][0]["PartitionResponses"][0]["ErrorCode"] == 0
-        (again,) = connection.ask(PRODUCE, 9, body)["Responses"][0]["PartitionResponses"]
+        (again,) = connection.query(PRODUCE, 9, body)["Responses"][0]["PartitionResponses"]
     assert result["ErrorCode"] in (10, 87)
     assert again["ErrorCode"] == 10
     assert f"limit of {UNPACKED_BYTES_MAX} bytes" in again["ErrorMessage"]
@@ -348,7 +348,7 @@ def test_many_partitions_pass_or_close_their_connection(
             body += struct.pack(">h", len(topic)) + topic.encode() + struct.pack(">i", count) + entries
         return struct.pack(">ihhih", 10 + len(body), PRODUCE, 3, 1, -1) + body
 
-    plain, other, guarded = (make_topic(unique_topic(name)) for name in ("plain", "plain", "guarded"))
+    plain, other, checked_topic = (make_topic(unique_topic(name)) for name in ("plain", "plain", "guarded"))
     with connected(listener) as sock:
         sock.sendall(request(plain, other))
         with sock.makefile("rb") as answers:
@@ -356,7 +356,7 @@ def test_many_partitions_pass_or_close_their_connection(
             answer = answers.read(length)
         assert answer.count(b"\0\x03" + b"\xff" * 16) == 2 * count
     with connected(listener) as sock:
-        sock.sendall(request(plain, guarded))
+        sock.sendall(request(plain, checked_topic))
         assert is_closed(sock)
     await_logged(proxy, "more than 2048 topics or partitions")
     assert not blocked_by(proxy.log, "wire|session")
@@ -415,15 +415,15 @@ def test_requests_with_broken_bytes_are_answered_or_closed(
     """Every API that is read here, valid but for a few bytes: whatever comes of it, it is not a crash."""
     print(f"seed {SEED}")
     chance = random.Random(SEED)
-    side = Side("x", 1, kafka.address(1))
+    side = ProxiedSocket("x", 1, kafka.address(1))
     outcomes = {"answered": 0, "closed": 0, "nothing": 0}
     for key, api in APIS.items():
-        if api.withheld or not api.treatment or key not in definitions():
+        if api.gated or not api.handling or key not in definitions():
             continue
         low, high = definitions()[key].versions
         for version in range(max(api.min_version, low, 3 if key == PRODUCE else 0), min(api.max_version, high) + 1):
             bodies = BODIES.get(api.name, lambda side, version: [{}])(side, version)
-            if api.treatment is Treatment.PRODUCE:
+            if api.handling is Handling.PRODUCE:
                 bodies = [_produce("guarded-nowhere", b"value")]
             for body in bodies:
                 frame = bytearray(encode_request(key, version, 77, body))
@@ -454,11 +454,11 @@ def big_topic(kafka: KafkaCluster, make_topic: Callable[[str], str]) -> str:
     topic = make_topic("bad-input-big")
     with RawConnection(kafka.address(1)) as connection:
         for _ in range(60):
-            connection.ask(PRODUCE, 9, _produce(topic, random.Random(SEED).randbytes(500_000)))
+            connection.query(PRODUCE, 9, _produce(topic, random.Random(SEED).randbytes(500_000)))
     return topic
 
 
-def _never_reading(listener: Address, requests: bytes, seconds: float, look: Callable[[], None]) -> None:
+def _never_reading(listener: Address, requests: bytes, seconds: float, probe: Callable[[], None]) -> None:
     """Some clients send as much as is taken, for so long, and read nothing."""
     with contextlib.ExitStack() as stack:
         left = {}
@@ -474,7 +474,7 @@ def _never_reading(listener: Address, requests: bytes, seconds: float, look: Cal
                 with contextlib.suppress(BlockingIOError):
                     while True:
                         left[sock] = left[sock][sock.send(left[sock]) :] or memoryview(requests)
-            look()
+            probe()
             time.sleep(0.02)
 
 
@@ -492,13 +492,13 @@ def test_a_client_that_sends_and_never_reads_costs_bounded_memory(
         "refused here": encode_request(PRODUCE, 9, 1, _produce("guarded-nowhere", b"value")) * 500,
     }
     before, sockets = rss_bytes(proxy.pid), open_sockets(proxy.pid)
-    seen = [before]
+    observed = [before]
 
-    _never_reading(listener, requests[what], 3.0, lambda: seen.append(rss_bytes(proxy.pid)))
+    _never_reading(listener, requests[what], 3.0, lambda: observed.append(rss_bytes(proxy.pid)))
 
-    print(f"{what}: {(max(seen) - before) / 1e6:.1f} MB more at most")
+    print(f"{what}: {(max(observed) - before) / 1e6:.1f} MB more at most")
     # Per client what is written and not taken, and what the kernel's buffers do not tell.
-    assert max(seen) - before < NOISE_BYTES
+    assert max(observed) - before < NOISE_BYTES
     await_sockets(proxy, sockets)
 
 
@@ -517,7 +517,7 @@ def test_frames_that_are_announced_and_do_not_come_hold_nobody_up(
         assert rss_bytes(proxy.pid) - before < NOISE_BYTES
         topics = {"Topics": [{"Name": f"guarded-{number:0200}"} for number in range(100)]}
         with RawConnection(listener) as connection:
-            answer = connection.ask(METADATA, 9, {**topics, "AllowAutoTopicCreation": False})
+            answer = connection.query(METADATA, 9, {**topics, "AllowAutoTopicCreation": False})
         assert len(answer["Topics"]) == 100
         assert all(is_closed(sock) for sock in stalled)
     await_logged(proxy, "it stopped within a frame for 1 s (limits.header_seconds)")
@@ -567,7 +567,7 @@ def ask_once_let_in(listener: Address, api_key: int, version: int, body: Fields)
     while True:
         try:
             with RawConnection(listener) as connection:
-                return connection.ask(api_key, version, body)
+                return connection.query(api_key, version, body)
         except (Closed, ConnectionError):
             assert time.monotonic() < give_up, "nobody is let in"
             time.sleep(0.05)
@@ -586,7 +586,7 @@ def test_more_requests_than_may_be_in_flight_are_all_answered_in_order(listener:
 
 def test_a_client_that_falls_silent_is_closed_in_the_end(proxy: ProxyProcess, listener: Address) -> None:
     with RawConnection(listener) as connection:
-        connection.ask(METADATA, 9, {"Topics": []})
+        connection.query(METADATA, 9, {"Topics": []})
         with pytest.raises(Closed):
             connection.receive()
     await_logged(proxy, f"nothing moved for {IDLE_SECONDS} s (limits.client_idle_seconds)")

@@ -27,9 +27,9 @@ def test_a_listener_tells_the_address_of_what_stands_in_front_of_it(tmp_path: Pa
             route = Route(Peer("plain", address=str(in_front)), port=0, upstream="", directory=tmp_path)
             # then clients who came through it are led to it, and others are not
             assert stage.await_kafka_behind(route) == str(in_front)
-            for address, told in ((str(in_front), str(in_front)), (cluster.bootstrap, cluster.bootstrap)):
+            for address, reported in ((str(in_front), str(in_front)), (cluster.bootstrap, cluster.bootstrap)):
                 with contextlib.closing(Connection(address)) as connection:
-                    assert connection.broker() == told
+                    assert connection.broker() == reported
 
 
 def test_a_route_that_sends_its_clients_to_kafka_itself_is_not_measured() -> None:

@@ -44,7 +44,7 @@ def set_expiration(cluster: KafkaCluster, milliseconds: str | None) -> None:
     config = resource.AlterableConfig(name="producer.id.expiration.ms", config_operation=operation, value=milliseconds)
     brokers = resource(resource_type=4, resource_name="", configs=[config])
     with Connection(cluster.bootstrap) as direct:
-        answer = direct.ask(IncrementalAlterConfigsRequest(resources=[brokers], validate_only=False), 1)
+        answer = direct.query(IncrementalAlterConfigsRequest(resources=[brokers], validate_only=False), 1)
         assert answer.responses[0].error_code == OK
 
 

@@ -164,8 +164,8 @@ def test_it_is_told_at_the_next_append(  # noqa: PLR0917
 
     assert_violation(answer, topic, expected=3, appended_at=5, producer_id=producer_id)
     line = until(watch.reported, "the ERROR")[0]
-    for said in ("offset=3", "appended_at=5", f"producer_id={producer_id}"):
-        assert re.search(rf"\b{said}\b", line), line
+    for stated in ("offset=3", "appended_at=5", f"producer_id={producer_id}"):
+        assert re.search(rf"\b{stated}\b", line), line
     assert watch.counted == 1
     # and it goes on:
     refused = settled(client, topic, batch(b"x", expected=5))
@@ -196,8 +196,8 @@ def test_it_is_told_when_the_log_ends_where_nobody_appended(
     assert (refused.message or "").startswith(f"OFFSET_MISMATCH topic={topic} partition=0 expected=1 actual=5")
     if prefix == "required":
         line = until(watch.reported, "the ERROR")[0]
-        for said in ("offset=3", "log_end=5", f"producer_id={producer_id}"):
-            assert re.search(rf"\b{said}\b", line), line
+        for stated in ("offset=3", "log_end=5", f"producer_id={producer_id}"):
+            assert re.search(rf"\b{stated}\b", line), line
         assert watch.counted == 1
     assert settled(client, topic, batch(b"next", expected=5))[:2] == (OK, 5)
     assert log.values(topic) == [b"old"] * 3 + [b"around"] * 2 + [b"next"]
@@ -273,9 +273,9 @@ def test_a_chain_in_flight_is_told_piece_by_piece(
             )
         else:
             assert value not in there, answer
-    landed = sum(value[:1] == b"c" for value in there)
-    until(lambda: len(watch.reported()) == landed, "the ERRORs")
-    assert watch.counted == landed
+    appended_batch = sum(value[:1] == b"c" for value in there)
+    until(lambda: len(watch.reported()) == appended_batch, "the ERRORs")
+    assert watch.counted == appended_batch
     assert there[b"c0"] == 4
     end = log.end(topic)
     assert settled(client, topic, batch(b"next", expected=end))[:2] == (OK, end)
@@ -387,9 +387,9 @@ def test_a_stamp_that_fits_is_a_race_lost_fairly(
     """Who stamps as the proxies do is compared by Kafka as they are: log and sequence move together."""
     topic = new_topic("required", length=3)
     watch = Watch(proxy, topic)
-    stamp = log.batches(topic)[-1]
+    fence = log.batches(topic)[-1]
     with log.connect(topic) as direct:
-        fair = Producer(stamp.producer_id, stamp.producer_epoch, stamp.base_sequence + 1)
+        fair = Producer(fence.producer_id, fence.producer_epoch, fence.base_sequence + 1)
         assert direct.append(topic, batch(b"late", producer=fair._replace(sequence=77))).error_code == 45
         assert direct.append(topic, batch(b"fair", producer=fair)).base_offset == 3
     for _ in range(2):
@@ -445,7 +445,7 @@ def begin(client: Connection, topic: str, name: str, producer: Producer) -> None
     )
     until(
         lambda: (
-            client.ask(request, 3).results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code == OK
+            client.query(request, 3).results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code == OK
         ),
         "the transaction to begin",
     )
@@ -455,7 +455,7 @@ def end(client: Connection, name: str, producer: Producer, *, commit: bool) -> N
     request = EndTxnRequest(
         transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=commit
     )
-    assert client.ask(request, 3).error_code == OK
+    assert client.query(request, 3).error_code == OK
 
 
 # --- all of it at once ------------------------------------------------------------------------------------------------
@@ -471,7 +471,7 @@ def test_conditional_writers_beside_writers_around_the_proxy(
     topic = new_topic(prefix, length=1)
     watch = Watch(proxy, topic)
     told: dict[bytes, Answer] = {}
-    around: set[bytes] = set()
+    services: set[bytes] = set()
     done = threading.Event()
 
     def conditional(name: str) -> None:
@@ -484,8 +484,8 @@ def test_conditional_writers_beside_writers_around_the_proxy(
                 answer = told[value] = connection.append(topic, batch(value, expected=end))
                 accepted += answer.error_code == OK
                 if answer.base_offset >= 0:
-                    landed = answer.error_code == OK or "OFFSET_VIOLATION" in (answer.message or "")
-                    end = answer.base_offset + landed
+                    appended_batch = answer.error_code == OK or "OFFSET_VIOLATION" in (answer.message or "")
+                    end = answer.base_offset + appended_batch
 
     def stranger(pauses: list[float]) -> None:
         try:
@@ -503,7 +503,7 @@ def test_conditional_writers_beside_writers_around_the_proxy(
                     else:
                         records = batch(value, producer=liar._replace(epoch=100 + 50 * number))
                     if direct.append(topic, records).error_code == OK:
-                        around.add(value)
+                        services.add(value)
         finally:
             done.set()
 
@@ -529,9 +529,9 @@ def test_conditional_writers_beside_writers_around_the_proxy(
             codes[f"error {answer.error_code}"] += 1
             assert answer.error_code in (NOT_LEADER, POLICY_VIOLATION), answer
             assert value not in there, (value, answer)
-    print(f"{prefix}: {dict(codes)}, around the proxy {len(around)}")
-    assert around <= there.keys() <= around | told.keys()
-    assert len(around) == 40
+    print(f"{prefix}: {dict(codes)}, around the proxy {len(services)}")
+    assert services <= there.keys() <= services | told.keys()
+    assert len(services) == 40
     assert codes["accepted"] > 40, "hardly anything was accepted: the gate did not recover"
     assert watch.counted >= codes["violated"]
     assert len(watch.reported()) >= 1

@@ -50,8 +50,8 @@ class Checked:
         self.file = directory / "fencepost.toml"
         self.file.write_text(config)
         self._options = options
-        self.status, told = self._run("--json")
-        self.findings: list[dict[str, str]] = json.loads(told)["findings"]
+        self.status, reported = self._run("--json")
+        self.findings: list[dict[str, str]] = json.loads(reported)["findings"]
 
     def _run(self, *options: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "fencepost_proxy", "check", "--config", str(self.file), "--seconds", "200"]
@@ -61,9 +61,9 @@ class Checked:
 
     def text(self) -> str:
         """For people; it ends in the same way."""
-        status, told = self._run()
+        status, reported = self._run()
         assert status == self.status
-        return told
+        return reported
 
     def of(self, state: str) -> dict[str, str]:
         """What → what was said, of those in that state."""
@@ -73,17 +73,17 @@ class Checked:
         return " ".join(each["todo"] for each in self.findings if each["what"] == what)
 
 
-def until_failed(config: str, directory: Path, wanted: set[str]) -> Checked:
+def until_failed(config: str, directory: Path, requested: set[str]) -> Checked:
     """ACLs take a moment to reach the broker."""
 
-    seen: list[Checked] = []
+    observed: list[Checked] = []
 
-    def look() -> dict[str, str]:
-        seen.append(Checked(config, directory))
-        return seen[-1].of("failed")
+    def probe() -> dict[str, str]:
+        observed.append(Checked(config, directory))
+        return observed[-1].of("failed")
 
-    until(look, f"failures of {wanted}", within_seconds=120.0, is_there=lambda failed: set(failed) == wanted)
-    return seen[-1]
+    until(probe, f"failures of {requested}", within_seconds=120.0, is_there=lambda failed: set(failed) == requested)
+    return observed[-1]
 
 
 def listening(connect_seconds: int = 60) -> str:
@@ -260,12 +260,12 @@ def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_p
     (login := tmp_path / "admin.properties").write_text(
         "".join(f"{key}={value}\n" for key, value in secured.java(ADMIN).items())
     )
-    seen: list[Checked] = []
+    observed: list[Checked] = []
     done: set[str] = set()
 
     def suggested() -> list[str]:
-        seen.append(Checked(config, tmp_path))
-        return [each["todo"] for each in seen[-1].findings if "kafka-acls" in each["todo"]]
+        observed.append(Checked(config, tmp_path))
+        return [each["todo"] for each in observed[-1].findings if "kafka-acls" in each["todo"]]
 
     # When: an administrator runs what is suggested, as often as there is something new.
     until(suggested, "findings", is_there=bool)
@@ -275,11 +275,11 @@ def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_p
 
     # Then: nothing is left, once brokers know of it all.
     until(suggested, "nothing to be left", is_there=lambda left: not left)
-    assert seen[-1].status == 0
-    said = str(sorted(done))
-    assert "--topic guarded- --resource-pattern-type prefixed" in said
-    assert "--operation Alter --topic ordered- --resource-pattern-type prefixed" in said
-    assert "may be read (READ)" in seen[-1].of("ok")["transaction watch"]
+    assert observed[-1].status == 0
+    stated = str(sorted(done))
+    assert "--topic guarded- --resource-pattern-type prefixed" in stated
+    assert "--operation Alter --topic ordered- --resource-pattern-type prefixed" in stated
+    assert "may be read (READ)" in observed[-1].of("ok")["transaction watch"]
 
 
 def test_taken_ports_and_servers_that_are_not_there(secured: Secured, tmp_path: Path) -> None:
@@ -342,9 +342,9 @@ def test_it_ends_when_its_time_is_up(secured: Secured, tmp_path: Path) -> None:
 def test_a_configuration_that_is_wrong_is_told_with_its_lines(tmp_path: Path) -> None:
     checked = Checked('upstream = "a:1"\nlistne = "b:2"\n[limits]\ndrain_seconds = 0\n', tmp_path)
 
-    said: list[Any] = [(each["state"], each["said"]) for each in checked.findings]
+    stated: list[Any] = [(each["state"], each["said"]) for each in checked.findings]
     assert checked.status == 2
-    assert said == [
+    assert stated == [
         ("failed", f"{checked.file}:2: listne: unknown key; did you mean 'listen'?"),
         ("failed", f"{checked.file}:4: limits.drain_seconds: must be above 0, not 0.0"),
     ]
@@ -394,15 +394,15 @@ def test_topics_on_which_admins_have_set_a_check(secured: Secured, tmp_path: Pat
         assert checked.of("failed")["topics set by admins"] == f"the proxy may not READ and WRITE: {again}, {there}"
         asked_for = f"--operation Read --operation Write --topic {again} --topic {there}"
         assert asked_for in checked.todo("topics set by admins")
-        said = str(checked.findings)
-        assert f"unchecked despite the file: {listed}" in said
-        assert f"has min.insync.replicas=1: {there}" not in said  # its configs may not be read
+        stated = str(checked.findings)
+        assert f"unchecked despite the file: {listed}" in stated
+        assert f"has min.insync.replicas=1: {there}" not in stated  # its configs may not be read
 
         # When: it may read them.
         for topic, operation in product((there, again), (READ, WRITE, DESCRIBE_CONFIGS)):
             allow(secured.kafka, ALICE, TOPIC, topic, operation)
         checked = until_failed(config, tmp_path, set())
-        said = [each["said"] for each in checked.findings if each["what"] == "topics set by admins"]
-        assert f"all required operations on 2 topic(s): {again}, {there}" in said
-        assert f"has min.insync.replicas=1: {again}, {there}" in said
+        stated = [each["said"] for each in checked.findings if each["what"] == "topics set by admins"]
+        assert f"all required operations on 2 topic(s): {again}, {there}" in stated
+        assert f"has min.insync.replicas=1: {again}, {there}" in stated
         assert "set it to 2" in checked.todo("topics set by admins")

@@ -41,7 +41,7 @@ from tests.support.senders import free_proxy_port
 pytestmark = [pytest.mark.kafka, pytest.mark.parametrize("library", LIBRARIES)]
 
 #: From birth: switching a check on by hand waits until every proxy of the cluster knows.
-_GUARDED = """
+_CHECKED = """
 [topics."client-*"]
 "check.expected.offsets" = "required"
 [topics."plain-*"]
@@ -61,7 +61,7 @@ def own_kafka() -> Iterator[KafkaCluster]:
 @pytest.fixture(scope="module")
 def own_proxy(own_kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     with ProxyProcess(
-        own_kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=_GUARDED, port=free_proxy_port()
+        own_kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=_CHECKED, port=free_proxy_port()
     ) as process:
         yield process
 
@@ -96,11 +96,11 @@ def test_a_record_is_appended_at_the_offset_it_expects_or_refused_and_the_produc
     producer: Producer, own_kafka: KafkaCluster, topic: str
 ) -> None:
     first = producer.send(topic, b"first", partition=0, expected_offset=0)
-    producer.settle()
+    producer.resolve()
     assert first.get() == 0
 
     stale = producer.send(topic, b"stale", partition=0, expected_offset=0)
-    producer.settle()
+    producer.resolve()
     with pytest.raises(OffsetMismatch) as caught:
         stale.get()
     refused = caught.value
@@ -109,13 +109,13 @@ def test_a_record_is_appended_at_the_offset_it_expects_or_refused_and_the_produc
     assert refused.__cause__ is not None, "the library's own exception is kept"
 
     early = producer.send(topic, b"early", partition=0, expected_offset=7)
-    producer.settle()
+    producer.resolve()
     with pytest.raises(OffsetMismatch) as caught:
         early.get()
     assert (caught.value.expected, caught.value.actual) == (7, 1)
 
     again = producer.send(topic, b"second", partition=0, expected_offset=1)
-    producer.settle()
+    producer.resolve()
     assert again.get() == 1
     assert clients.read_all(own_kafka.bootstrap, topic) == [(0, b"first"), (1, b"second")]
 
@@ -124,7 +124,7 @@ def test_consecutive_sends_need_not_wait_for_each_other(
     producer: Producer, own_kafka: KafkaCluster, topic: str
 ) -> None:
     outcomes = [producer.send(topic, b"%d" % i, partition=0, expected_offset=i) for i in range(500)]
-    producer.settle()
+    producer.resolve()
     assert [outcome.get() for outcome in outcomes] == list(range(500))
     assert clients.read_all(own_kafka.bootstrap, topic) == [(i, b"%d" % i) for i in range(500)]
 
@@ -135,7 +135,7 @@ def test_a_stale_batch_is_refused_as_a_whole_each_record_with_its_own_expectatio
     with closing(clients.producer(library, own_proxy.bootstrap, linger_ms=3000)) as patient:
         _append_as_rival(own_kafka, topic)
         outcomes = [patient.send(topic, b"%d" % i, partition=0, expected_offset=i) for i in range(50)]
-        patient.settle()
+        patient.resolve()
     for i, outcome in enumerate(outcomes):
         assert isinstance(outcome.error, OffsetMismatch), outcome.error
         assert (outcome.error.expected, outcome.error.actual) == (i, 1)
@@ -150,7 +150,7 @@ def test_sends_in_batches_of_their_own_stand_for_themselves(
     outcomes = []
     for i in range(3):
         outcomes.append(producer.send(topic, b"%d" % i, partition=0, expected_offset=i))
-        producer.settle()
+        producer.resolve()
     with pytest.raises(OffsetMismatch):
         outcomes[0].get()
     assert [outcome.get() for outcome in outcomes[1:]] == [1, 2]
@@ -167,7 +167,7 @@ def test_the_same_write_sent_again_is_answered_as_the_first_and_appended_once(
             outcome = made.send(
                 topic, b"once", partition=0, expected_offset=0, write_id=b"order 77", timestamp_ms=now_ms
             )
-            made.settle()
+            made.resolve()
             assert outcome.get() == 0
     assert clients.read_all(own_kafka.bootstrap, topic) == [(0, b"once")]
 
@@ -184,23 +184,23 @@ def test_a_topic_that_is_not_checked_is_refused_before_anything_is_sent(
         assert clients.log_end(own_kafka.bootstrap, unchecked) == 0
         clients.set_check(own_proxy.bootstrap, unchecked, "true")
         outcome = made.send(unchecked, b"x", partition=0, expected_offset=0)
-        made.settle()
+        made.resolve()
         assert outcome.get() == 0
     with (
-        closing(clients.producer(library, own_kafka.bootstrap)) as around,
+        closing(clients.producer(library, own_kafka.bootstrap)) as services,
         pytest.raises(CheckIsOff, match="not a Fencepost proxy"),
     ):
-        around.send(unchecked, b"x", partition=0, expected_offset=1)
+        services.send(unchecked, b"x", partition=0, expected_offset=1)
 
 
 def test_switched_off_while_a_producer_believes_it_on_a_stale_write_is_reported_as_a_violation(
     producer: Producer, own_proxy: ProxyProcess, topic: str
 ) -> None:
     outcomes = [producer.send(topic, b"first", partition=0, expected_offset=0)]
-    producer.settle()
+    producer.resolve()
     clients.set_check(own_proxy.bootstrap, topic, "false")
     outcomes.append(producer.send(topic, b"stale", partition=0, expected_offset=0))
-    producer.settle()
+    producer.resolve()
     assert outcomes[0].get() == 0
     with pytest.raises(OffsetViolation) as caught:
         outcomes[1].get()
@@ -214,7 +214,7 @@ def test_a_conditional_send_names_its_partition_and_a_plain_one_is_as_always(
     with pytest.raises(PartitionRequired):
         producer.send(topic, b"x", expected_offset=0)
     outcome = producer.send(topic, b"x", key=b"k")
-    producer.settle()
+    producer.resolve()
     assert outcome.get() == 0
 
 
@@ -239,12 +239,12 @@ def test_sends_ahead_of_an_answer_fall_together(
     }
     with closing(clients.producer(library, own_proxy.bootstrap, **settings[library])) as eager:
         outcomes = [eager.send(topic, b"%d" % i, partition=0, expected_offset=i + 10) for i in range(4)]
-        eager.settle()
+        eager.resolve()
         for i, outcome in enumerate(outcomes):
             assert isinstance(outcome.error, OffsetMismatch), outcome.error
             assert (outcome.error.expected, outcome.error.actual in (0, None)) == (i + 10, True)
         again = eager.send(topic, b"right", partition=0, expected_offset=0)
-        eager.settle()
+        eager.resolve()
         assert again.get() == 0
     assert clients.read_all(own_kafka.bootstrap, topic) == [(0, b"right")]
 

@@ -84,8 +84,8 @@ def front(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield Front(bootstrap.address, broker, proxy)
 
 
-def _yes(*seen: Seen) -> str:
-    return "yes" if all(each.error is None for each in seen) else "**no**"
+def _yes(*observed: Seen) -> str:
+    return "yes" if all(each.error is None for each in observed) else "**no**"
 
 
 @each_client
@@ -97,17 +97,17 @@ def test_what_a_refusal_shows_and_whether_the_producer_goes_on(
     unique_topic: Callable[..., str],
 ) -> None:
     topic = create_topic(mortal_proxy.bootstrap, unique_topic("outcome"), partitions=2)
-    asked: list[tuple[int, str, Seen]] = []
+    queried: list[tuple[int, str, Seen]] = []
 
     def send(expected: int | None, partition: int = 0, *, while_down: Callable[[], None] | None = None) -> Seen:
-        value = f"{len(asked)}: {expected}"
+        value = f"{len(queried)}: {expected}"
         sending = producer.send(topic, value, partition=partition, expected=expected)
         if while_down is not None:
             while_down()
-        seen = sending.get()
-        print(f"    partition {partition} expected {expected!s:>4} -> {seen}")
-        asked.append((partition, value, seen))
-        return seen
+        observed = sending.get()
+        print(f"    partition {partition} expected {expected!s:>4} -> {observed}")
+        queried.append((partition, value, observed))
+        return observed
 
     with closing(client.open(mortal_proxy.bootstrap, java)) as producer:
         assert send(0).offset == 0
@@ -137,10 +137,12 @@ def test_what_a_refusal_shows_and_whether_the_producer_goes_on(
     log = Log(kafka.bootstrap)
     for partition in (0, 1):
         # What was told is what is there: every success at its offset, no refused record anywhere.
-        told = {
-            seen.offset: value.encode() for where, value, seen in asked if where == partition and seen.error is None
+        reported = {
+            observed.offset: value.encode()
+            for where, value, observed in queried
+            if where == partition and observed.error is None
         }
-        assert told == dict(enumerate(log.values(topic, partition)))
+        assert reported == dict(enumerate(log.values(topic, partition)))
     if client.ours:
         assert row == {"client": client.name, "exception": "`OffsetMismatch`", "can send again": "yes"}
     else:
@@ -161,16 +163,16 @@ def test_one_producer_that_sends_with_and_without_an_expectation_and_a_proxy_tha
     The proxy takes care of that as long as it remembers.
     """
     topic, log = create_topic(mortal_proxy.bootstrap, unique_topic("outcome-mixed")), Log(kafka.bootstrap)
-    told: list[Seen] = []
+    reported: list[Seen] = []
 
     def send(expected: int | None) -> Seen:
-        told.append(producer.send(topic, f"{len(told)}", expected=expected).get())
-        return told[-1]
+        reported.append(producer.send(topic, f"{len(reported)}", expected=expected).get())
+        return reported[-1]
 
     with closing(client.open(mortal_proxy.bootstrap, java)) as producer:
         for expected in (None, 1, 2, None, 4):
             send(expected)
-        assert told == [Seen(offset) for offset in range(5)]
+        assert reported == [Seen(offset) for offset in range(5)]
         mortal_proxy.kill()
         mortal_proxy.restart()
         outcomes = (
@@ -180,14 +182,14 @@ def test_one_producer_that_sends_with_and_without_an_expectation_and_a_proxy_tha
             _short(send(None)),
         )
     print(f"    {client.name}: {outcomes}")
-    appended = {seen.offset: b"%d" % n for n, seen in enumerate(told) if seen.error is None}
+    appended = {observed.offset: b"%d" % n for n, observed in enumerate(reported) if observed.error is None}
     assert appended == dict(enumerate(log.values(topic)))
     assert outcomes == MIXED[client.name]
     gc.collect()
 
 
-def _short(seen: Seen) -> str:
-    return "yes" if seen.error is None else f"`{seen.error}`"
+def _short(observed: Seen) -> str:
+    return "yes" if observed.error is None else f"`{observed.error}`"
 
 
 @each_client
@@ -209,11 +211,11 @@ def test_nothing_lands_behind_the_hole_of_a_chain_that_was_sent_at_once(
             first, *others = [each.get() for each in sent]
         then = producer.send(topic, "next", expected=Log(kafka.bootstrap).end(topic)).get()
     assert first.error is not None
-    landed = [value.decode() for value in Log(kafka.bootstrap).values(topic)[4:] if value is not None]
+    appended_batch = [value.decode() for value in Log(kafka.bootstrap).values(topic)[4:] if value is not None]
     print(f"    {client.name}: {_brief(first)}, then {[*map(_brief, others)]}, then {then}")
     assert (then.error is None) == client.goes_on
     appended = [f"chain {i}" for i, each in enumerate(others, 1) if each.error is None]
-    assert landed == appended + (["next"] if then.error is None else [])
+    assert appended_batch == appended + (["next"] if then.error is None else [])
     if client.pipelines or not client.goes_on:
         assert not appended
         assert {each.error for each in others} == {first.error}
@@ -223,11 +225,11 @@ def test_nothing_lands_behind_the_hole_of_a_chain_that_was_sent_at_once(
         assert all("SENT_BEHIND_A_FAILED_BATCH" in each.shown for each in others)
 
 
-def _brief(seen: Seen) -> str:
-    if seen.error is None:
-        return f"appended at {seen.offset}"
-    word = next((word for word in ("SENT_BEHIND_A_FAILED_BATCH", "OFFSET_MISMATCH") if word in seen.shown), None)
-    return f"`{seen.error}: {word} …`" if word else f"`{seen.error}`"
+def _brief(observed: Seen) -> str:
+    if observed.error is None:
+        return f"appended at {observed.offset}"
+    word = next((word for word in ("SENT_BEHIND_A_FAILED_BATCH", "OFFSET_MISMATCH") if word in observed.shown), None)
+    return f"`{observed.error}: {word} …`" if word else f"`{observed.error}`"
 
 
 def test_the_table_has_one_row_for_each_client() -> None:

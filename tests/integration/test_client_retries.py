@@ -154,18 +154,18 @@ def _cuts(rng: random.Random) -> dict[str, Callable[[int], int]]:
     }
 
 
-def _told(seen: Seen) -> str:
+def _reported(observed: Seen) -> str:
     """What the tables say of an outcome."""
-    if seen.error is None:
+    if observed.error is None:
         return "success"
-    if seen.error not in _REFUSED:
-        return f"`{seen.error}`"
-    return "refused, `POSSIBLY_YOURS`" if "POSSIBLY_YOURS" in seen.shown else "refused"
+    if observed.error not in _REFUSED:
+        return f"`{observed.error}`"
+    return "refused, `POSSIBLY_YOURS`" if "POSSIBLY_YOURS" in observed.shown else "refused"
 
 
-def _may_miss_the_last_answer(client: Client, seen: Seen) -> bool:
+def _may_miss_the_last_answer(client: Client, observed: Seen) -> bool:
     """kafka-python may not read an answer that arrived whole, if the connection ends right behind it."""
-    return client.library == "kafka-python" and seen.error is not None
+    return client.library == "kafka-python" and observed.error is not None
 
 
 @each_client
@@ -185,7 +185,7 @@ def test_a_lost_acknowledgement_and_what_the_user_is_told(
         sender = producer()
         assert sender.send(topic, "first", expected=0).get().offset == 0
         values = ["first"]
-        told: dict[tuple[Hop, bool], list[str]] = {}
+        reported: dict[tuple[Hop, bool], list[str]] = {}
         for hop, pipe in stage.pipes.items():
             for named in (False, True):
                 for where, at in _cuts(rng).items():
@@ -195,21 +195,21 @@ def test_a_lost_acknowledgement_and_what_the_user_is_told(
                         topic, value, expected=len(values), write_id=f"{topic} {value}" if named else None
                     )
                     cut.wait()
-                    seen = sending.get()
-                    print(f"    {value} -> {seen}")
+                    observed = sending.get()
+                    print(f"    {value} -> {observed}")
                     # Whatever is told: it was appended, at that offset, once.
-                    if seen.error is None:
-                        assert seen.offset == len(values)
+                    if observed.error is None:
+                        assert observed.offset == len(values)
                     values.append(value)
                     assert log.values(topic) == [each.encode() for each in values]
-                    if where != "behind its last byte" or _may_miss_the_last_answer(client, seen):
-                        told.setdefault((hop, named), []).append(_told(seen))
+                    if where != "behind its last byte" or _may_miss_the_last_answer(client, observed):
+                        reported.setdefault((hop, named), []).append(_reported(observed))
                     else:
-                        assert seen.error is None
-                    if seen.error is not None and not client.goes_on:
+                        assert observed.error is None
+                    if observed.error is not None and not client.goes_on:
                         sender = producer()
-    assert {*told["client", True], *told["kafka", True]} == {"success"}
-    lost = _all(told["client", False] + told["kafka", False])
+    assert {*reported["client", True], *reported["kafka", True]} == {"success"}
+    lost = _all(reported["client", False] + reported["kafka", False])
     print(f"    {client.name}: {lost}")
     assert lost == ("success" if client.ours else _documented(LOST, client)["acknowledgement lost"])
     gc.collect()
@@ -221,7 +221,7 @@ def test_a_lost_acknowledgement_and_both_proxy_and_broker_killed(
     """All clients at once: each has an append in the log whose answer hangs. Proxy and broker are killed and started
     again, others append behind it, and only then do the clients get through to send it again."""
     log = Log(stage.kafka.bootstrap)
-    told: dict[str, dict[bool, Seen]] = {client.name: {} for client in CLIENTS}
+    reported: dict[str, dict[bool, Seen]] = {client.name: {} for client in CLIENTS}
     with ExitStack() as stack:
         waiting, writing = [], []
         hanging: list[Cut] = []
@@ -256,16 +256,16 @@ def test_a_lost_acknowledgement_and_both_proxy_and_broker_killed(
             for topic in (*(topic for _, _, topic, _, _ in waiting), *(topic for topic, _, _ in writing)):
                 _append(stage, topic, b"behind it", expected=2)
         for client, named, topic, value, sending in waiting:
-            seen = told[client.name][named] = sending.get(120)
-            print(f"    {client.name}, {'named' if named else 'unnamed'} -> {seen}")
+            observed = reported[client.name][named] = sending.get(120)
+            print(f"    {client.name}, {'named' if named else 'unnamed'} -> {observed}")
             assert log.values(topic) == [b"before", value.encode(), b"behind it"]
-            if seen.error is None:
-                assert seen.offset == 1
+            if observed.error is None:
+                assert observed.offset == 1
         for topic, value, appending in writing:
             assert appending.result(180) == 1
             assert log.values(topic) == [b"before", value.encode(), b"behind it"]
-    assert {_told(told[client.name][True]) for client in CLIENTS} == {"success"}
-    rows = {client.name: _told(told[client.name][False]) for client in CLIENTS}
+    assert {_reported(reported[client.name][True]) for client in CLIENTS} == {"success"}
+    rows = {client.name: _reported(reported[client.name][False]) for client in CLIENTS}
     print(rows)
     documentation = {row["client"]: row["proxy and broker also restarted"] for row in documented(LOST)}
     assert rows == documentation | {client.name: "success" for client in CLIENTS if client.ours}
@@ -300,7 +300,7 @@ def test_a_retry_of_a_producer_that_was_refused_elsewhere_meanwhile(
     client: Client, stage: Stage, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
     """A record is in the log, its acknowledgement lost. Before it comes again, one to another partition is refused."""
-    changes, told = [], []
+    changes, reported = [], []
     for named in (False, True):
         for _ in range(10):
             topic = stage.topic(unique_topic("retry-bump"), partitions=2)
@@ -314,16 +314,16 @@ def test_a_retry_of_a_producer_that_was_refused_elsewhere_meanwhile(
                 assert sender.send(topic, "wrong", partition=1, expected=7).get().error is not None
                 # aiokafka has one request at a time on its way to a broker: nothing overtakes a retry.
                 overtaken = len(_tries(stage, value)) == 1 or client.library == "aiokafka"
-                seen = sending.get()
+                observed = sending.get()
             if overtaken:
                 break
         else:
             pytest.fail("its retry came before the refusal, every time")
-        print(f"    {client.name}, {'named' if named else 'unnamed'}: {seen}")
-        told.append(_told(seen))
+        print(f"    {client.name}, {'named' if named else 'unnamed'}: {observed}")
+        reported.append(_reported(observed))
         changes.append(_comes_as(stage, value))
         assert Log(stage.kafka.bootstrap).values(topic) == [b"before", value.encode()]
-    assert (_all(changes), *told) == IDENTITY[client.name]
+    assert (_all(changes), *reported) == IDENTITY[client.name]
 
 
 @each_idempotent
@@ -331,7 +331,7 @@ def test_a_record_that_was_given_up_and_is_sent_again_by_the_user(
     client: Client, stage: Stage, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
     """The one that was given up is in the log. What the user sends is another batch, by another epoch perhaps."""
-    changes, told = [], []
+    changes, reported = [], []
     # kafka-python sends nothing any more: asked once, since that takes its time.
     variants = {"aiokafka": (), "kafka-python": (False,)}.get(client.library, (False, True))
     for named in variants:
@@ -355,10 +355,10 @@ def test_a_record_that_was_given_up_and_is_sent_again_by_the_user(
                     again.get(3)
                 changes.append(_comes_as(stage, value))
             else:
-                told.append(_told(again.get()))
+                reported.append(_reported(again.get()))
                 changes.append(_comes_as(stage, value))
         assert Log(stage.kafka.bootstrap).values(topic) == [b"before", value.encode()]
-    assert (*dict.fromkeys(changes), *told) == GIVEN_UP[client.name]
+    assert (*dict.fromkeys(changes), *reported) == GIVEN_UP[client.name]
     gc.collect()
 
 
@@ -414,8 +414,8 @@ def test_the_table_has_one_row_for_each_client() -> None:
     assert [row["client"] for row in documented(LOST)] == [client.name for client in CLIENTS if not client.ours]
 
 
-def _all(told: list[str]) -> str:
-    return " or ".join(dict.fromkeys(told))
+def _all(reported: list[str]) -> str:
+    return " or ".join(dict.fromkeys(reported))
 
 
 def _documented(heading: str, client: Client) -> dict[str, str]:

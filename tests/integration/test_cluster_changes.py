@@ -49,7 +49,7 @@ def proxy(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def brokers_seen(proxy: ProxyProcess) -> dict[int, Address]:
     with RawConnection(Address.parse(proxy.bootstrap)) as connection:
-        brokers = connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
+        brokers = connection.query(METADATA, 9, {"Topics": []})["Brokers"]
     return {each["NodeId"]: Address(each["Host"], each["Port"]) for each in brokers}
 
 
@@ -65,7 +65,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 def answers(address: Address) -> bool:
     with RawConnection(address, 20.0) as connection:
-        return bool(connection.ask(METADATA, 9, {"Topics": []})["Brokers"])
+        return bool(connection.query(METADATA, 9, {"Topics": []})["Brokers"])
 
 
 class Clients:
@@ -143,7 +143,7 @@ def test_clients_go_on_while_a_broker_is_away_and_when_it_is_back(
 
     with RawConnection(before[1]) as connection:
         names = [f"group-{number}" for number in range(30)]
-        found = connection.ask(FIND_COORDINATOR, 4, {"CoordinatorKeys": names})["Coordinators"]
+        found = connection.query(FIND_COORDINATOR, 4, {"CoordinatorKeys": names})["Coordinators"]
     lost = [each for each in found if each["ErrorCode"]]
     assert lost, "a group whose coordinator is away"
     assert {(each["ErrorCode"], each["Host"], each["Port"]) for each in lost} == {(15, "", -1)}
@@ -186,15 +186,15 @@ def test_a_new_broker_gets_a_listener(cluster: KafkaCluster, proxy: ProxyProcess
     node_id = cluster.add_broker()
 
     everybody = known.keys() | {node_id}
-    seen = until(lambda: found if (found := brokers_seen(proxy)).keys() == everybody else None, "the new broker")
+    observed = until(lambda: found if (found := brokers_seen(proxy)).keys() == everybody else None, "the new broker")
 
-    assert seen[node_id] != cluster.address(node_id)
-    until(lambda: answers(seen[node_id]), "it to answer behind its listener")
+    assert observed[node_id] != cluster.address(node_id)
+    until(lambda: answers(observed[node_id]), "it to answer behind its listener")
     topic = unique_topic("on-the-new-broker")
-    with RawConnection(seen[node_id]) as connection:
-        wanted: Fields = {"Name": topic, "NumPartitions": -1, "ReplicationFactor": -1}
-        wanted["Assignments"] = [{"PartitionIndex": 0, "BrokerIds": [node_id]}]
-        assert connection.ask(19, 7, {"Topics": [wanted]})["Topics"][0]["ErrorCode"] == 0
+    with RawConnection(observed[node_id]) as connection:
+        requested: Fields = {"Name": topic, "NumPartitions": -1, "ReplicationFactor": -1}
+        requested["Assignments"] = [{"PartitionIndex": 0, "BrokerIds": [node_id]}]
+        assert connection.query(19, 7, {"Topics": [requested]})["Topics"][0]["ErrorCode"] == 0
     producer = kafka_python.KafkaProducer(bootstrap_servers=proxy.bootstrap, retries=100)
     assert producer.send(topic, b"first").get(PATIENCE_SECONDS).offset == 0
     producer.close()
@@ -224,7 +224,7 @@ def test_a_proxy_may_be_started_before_its_kafka(tmp_path: Path) -> None:
             until(lambda: answers(Address("127.0.0.1", listen)), "it to answer")
         # And Kafka is gone again: whoever connects now is sent away, as by a broker that is down.
         with pytest.raises((OSError, Closed)), RawConnection(Address("127.0.0.1", listen), 10.0) as connection:
-            connection.ask(METADATA, 9, {"Topics": []})
+            connection.query(METADATA, 9, {"Topics": []})
         assert process.poll() is None
     finally:
         process.terminate()

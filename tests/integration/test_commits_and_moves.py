@@ -28,7 +28,7 @@ from tests.support.kafka import unique_topic
 from tests.support.messages import RawConnection
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Producer, batch, produce_request, until
-from tests.support.stopping_judge import Stops
+from tests.support.stopping_validator import Stops
 from tests.support.three_brokers import NODES, PATIENCE_SECONDS, STAMPED, Stage3, leaders_listener
 from tests.support.transactions import transaction_state
 
@@ -72,7 +72,7 @@ class Story:
     partition: int
     protocol: int
     holds: bool
-    seen: bool = False
+    observed: bool = False
     client: str = ""
     refused_elsewhere: bool = False
     timeout_ms: int = 300_000
@@ -85,7 +85,7 @@ class Story:
             case "producers":
                 return not self.refused_elsewhere
             case "log":
-                return not self.seen and not self.refused_elsewhere
+                return not self.observed and not self.refused_elsewhere
             case "verdict":
                 return self.holds
         return True
@@ -98,8 +98,8 @@ class Story:
 
 def stories() -> list[Story]:
     return [
-        Story(0, 2, holds=True, seen=True, client="java"),
-        Story(1, 1, holds=True, seen=True, client="confluent-kafka"),
+        Story(0, 2, holds=True, observed=True, client="java"),
+        Story(1, 1, holds=True, observed=True, client="confluent-kafka"),
         Story(2, 2, holds=True),
         Story(3, 1, holds=True),
         Story(4, 2, holds=False),
@@ -124,12 +124,12 @@ class Stage:
     def elect(self, topic: str, leader: int, partitions: Sequence[int]) -> None:
         """All of these partitions are led by that broker; nothing else of them moves."""
         replicas = [leader, *(each for each in NODES if each != leader)]
-        wanted = [{"PartitionIndex": each, "Replicas": replicas} for each in partitions]
-        self.kafka.ask(_REASSIGN, 0, {"TimeoutMs": 20_000, "Topics": [{"Name": topic, "Partitions": wanted}]})
+        requested = [{"PartitionIndex": each, "Replicas": replicas} for each in partitions]
+        self.kafka.query(_REASSIGN, 0, {"TimeoutMs": 20_000, "Topics": [{"Name": topic, "Partitions": requested}]})
 
         def led() -> bool:
-            asked = [{"Topic": topic, "Partitions": list(partitions)}]
-            self.kafka.ask(_ELECT_LEADERS, 2, {"ElectionType": 0, "TopicPartitions": asked, "TimeoutMs": 20_000})
+            queried = [{"Topic": topic, "Partitions": list(partitions)}]
+            self.kafka.query(_ELECT_LEADERS, 2, {"ElectionType": 0, "TopicPartitions": queried, "TimeoutMs": 20_000})
             return all(self.kafka.partition(topic, each).get("LeaderId") == leader for each in partitions)
 
         self.kafka.until(led, f"broker {leader} to lead {topic}")
@@ -152,20 +152,20 @@ class Stage:
     def ask_coordinator(
         self, name: str, request: Any, version: int, code: Callable[[Any], int], proxy: ProxyProcess | None = None
     ) -> Any:
-        def asked() -> Any:
+        def queried() -> Any:
             for address in self._bootstrap(proxy):
                 with Connection(address, timeout_seconds=30) as connection:
                     find = FindCoordinatorRequest(key_type=1, coordinator_keys=[name])
-                    (found,) = connection.ask(find, 4).coordinators
+                    (found,) = connection.query(find, 4).coordinators
                 if found.error_code:
                     continue
                 with Connection(f"{found.host}:{found.port}", timeout_seconds=30) as connection:
-                    answer = connection.ask(request, version)
+                    answer = connection.query(request, version)
                     if code(answer) not in _AGAIN:
                         return answer
             return None
 
-        return until(asked, f"the coordinator of {name}", within_seconds=PATIENCE_SECONDS)
+        return until(queried, f"the coordinator of {name}", within_seconds=PATIENCE_SECONDS)
 
     def begin(self, story: Story) -> None:
         init = InitProducerIdRequest(
@@ -229,8 +229,8 @@ class Stage:
             process.do("init", story.name, story.name, story.timeout_ms)
             process.do("begin", story.name)
             for topic, value, end in zip(self.topics, values, ends, strict=True):
-                told = process.do("send", story.name, topic, story.partition, value.decode(), end)
-                assert int(told) == end
+                reported = process.do("send", story.name, topic, story.partition, value.decode(), end)
+                assert int(reported) == end
             return
         self.begin(story)
         elsewhere = self.kafka.proxies[1] if story.refused_elsewhere else None
@@ -257,15 +257,15 @@ class Stage:
         """Asks for its commit, and goes away when that is being judged."""
         find = FindCoordinatorRequest(key_type=1, coordinator_keys=[story.name])
         with Connection(self.proxy.bootstrap) as connection:
-            (found,) = connection.ask(find, 4).coordinators
+            (found,) = connection.query(find, 4).coordinators
         with Connection(f"{found.host}:{found.port}") as connection:
             connection.send(self._end_txn(story, commit=True), 5 if story.protocol == 2 else 3)
             until((self.stops / f"reached-{story.name}").exists, "its commit to be judged")
 
     def _committed_by(self, process: Process, name: str) -> str:
-        told: Told = process.ask("commit", name)
-        process.ask("close", name)
-        return "committed" if told.ok else told.text
+        reported: Told = process.query("commit", name)
+        process.query("close", name)
+        return "committed" if reported.ok else reported.text
 
     # ---- what came of it
 
@@ -282,10 +282,10 @@ class Stage:
         return self._last_stable_offset(topic, partition) == self.kafka.log.end(topic, partition)
 
     def _last_stable_offset(self, topic: str, partition: int) -> int:
-        asked = {"PartitionIndex": partition, "Timestamp": -1, "CurrentLeaderEpoch": -1}
-        body = {"ReplicaId": -1, "IsolationLevel": 1, "Topics": [{"Name": topic, "Partitions": [asked]}]}
+        queried = {"PartitionIndex": partition, "Timestamp": -1, "CurrentLeaderEpoch": -1}
+        body = {"ReplicaId": -1, "IsolationLevel": 1, "Topics": [{"Name": topic, "Partitions": [queried]}]}
         with RawConnection(Address.parse(self.kafka.log.leader(topic, partition))) as connection:
-            return int(connection.ask(2, 4, body)["Topics"][0]["Partitions"][0]["Offset"])
+            return int(connection.query(2, 4, body)["Topics"][0]["Partitions"][0]["Offset"])
 
     def committed(self) -> dict[tuple[str, int], list[bytes]]:
         """What a consumer of Kafka itself gets that reads committed."""
@@ -339,7 +339,7 @@ def _added(answer: Any) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def judging(shared_stage3: Stage3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def validating(shared_stage3: Stage3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     directory = tmp_path_factory.mktemp("judging")
     stops = directory / "stops"
     stops.mkdir()
@@ -349,7 +349,7 @@ def judging(shared_stage3: Stage3, tmp_path_factory: pytest.TempPathFactory) -> 
                 shared_stage3.proxies[0].upstream,
                 directory,
                 config=CONFIG,
-                module="tests.support.stopping_judge",
+                module="tests.support.stopping_validator",
                 environment={"STOPS": str(stops)},
             )
         )
@@ -370,10 +370,10 @@ def judging(shared_stage3: Stage3, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def stage(judging: Stage, stage3: Stage3) -> Stage:
-    assert stage3 is judging.kafka
-    judging.place()
-    return judging
+def stage(validating: Stage, stage3: Stage3) -> Stage:
+    assert stage3 is validating.kafka
+    validating.place()
+    return validating
 
 
 # --- the moves --------------------------------------------------------------------------------------------------------
@@ -534,8 +534,8 @@ def test_a_commit_waits_for_a_partition_that_nobody_leads(stage: Stage) -> None:
     alone = unique_topic("checked")
     with Connection(proxy.bootstrap) as admin:
         configs = {"min.insync.replicas": "1"}
-        told = admin.create_topic(alone, partitions=len(stories()), on=[COORDINATOR], configs=configs)
-        assert told == (OK, None)
+        reported = admin.create_topic(alone, partitions=len(stories()), on=[COORDINATOR], configs=configs)
+        assert reported == (OK, None)
     kafka.await_leader(alone, is_now=COORDINATOR)
     stage.elect(TRANSACTION_STATE, SECOND, [0])
 

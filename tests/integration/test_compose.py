@@ -70,8 +70,8 @@ def _compose_command() -> list[str]:
         pytest.skip("no docker command: install Docker to run this test")
     daemon = _run(["docker", "version", "--format", "{{.Server.Version}}"], 30)
     if daemon.returncode:
-        said = daemon.stderr.strip().splitlines() or ["no reason given"]
-        pytest.skip(f"no Docker daemon answers: {said[-1]}")
+        stated = daemon.stderr.strip().splitlines() or ["no reason given"]
+        pytest.skip(f"no Docker daemon answers: {stated[-1]}")
     for command in (["docker", "compose"], ["docker-compose"]):
         if shutil.which(command[0]) and _run([*command, "version"], 30).returncode == 0:
             return command
@@ -184,18 +184,18 @@ def test_a_conditional_append_is_accepted_and_a_stale_one_refused(stack: Stack) 
 
 def test_kafka_is_reached_from_the_proxy_alone(stack: Stack) -> None:
     assert not any((stack.inspect("kafka")["NetworkSettings"]["Ports"] or {}).values()), "Kafka has a published port"
-    ask = ("-c", ASK_KAFKA)
+    query = ("-c", ASK_KAFKA)
     port = stack.bootstrap.partition(":")[2]
     for target in stack.addresses("kafka"):
-        assert "Kafka" not in _run([sys.executable, *ask, target, "9092"], 30).stdout, (
+        assert "Kafka" not in _run([sys.executable, *query, target, "9092"], 30).stdout, (
             f"the host reaches it at {target}"
         )
-        assert "Kafka" not in stack.spark("python3", *ask, target, "9092"), f"a job reaches it at {target}"
-    assert "Kafka" not in stack.spark("python3", *ask, "kafka", "9092")
+        assert "Kafka" not in stack.spark("python3", *query, target, "9092"), f"a job reaches it at {target}"
+    assert "Kafka" not in stack.spark("python3", *query, "kafka", "9092")
     # The same question where the answer is yes.
-    assert "Kafka" in _run([sys.executable, *ask, HOST, port], 30).stdout
-    assert "Kafka" in stack.compose("exec", "-T", "proxy", "python3", *ask, "kafka", "9092")
-    assert "Kafka" in stack.spark("python3", *ask, "proxy-jobs", "19092")
+    assert "Kafka" in _run([sys.executable, *query, HOST, port], 30).stdout
+    assert "Kafka" in stack.compose("exec", "-T", "proxy", "python3", *query, "kafka", "9092")
+    assert "Kafka" in stack.spark("python3", *query, "proxy-jobs", "19092")
 
 
 def test_the_status_page_is_on_the_loopback(stack: Stack) -> None:
@@ -259,9 +259,9 @@ def test_every_spark_job_runs(stack: Stack) -> None:
     with closing(KafkaAdminClient(bootstrap_servers=stack.bootstrap)) as admin:
         admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
 
-    said = stack.spark("bulk_load", "--input", "/data/rows.csv", "--topic", topic, "--compression", "gzip")
+    stated = stack.spark("bulk_load", "--input", "/data/rows.csv", "--topic", topic, "--compression", "gzip")
 
-    assert f"complete: {ROWS} rows" in said
+    assert f"complete: {ROWS} rows" in stated
     ids: list[int] = []
     for partition in range(PARTITIONS):
         records = read_all(stack.bootstrap, topic, partition)
@@ -270,15 +270,15 @@ def test_every_spark_job_runs(stack: Stack) -> None:
     assert sorted(ids) == list(range(ROWS))
 
     copy = create_topic(stack.bootstrap, "copy", check="true")
-    said = stack.spark(
+    stated = stack.spark(
         *("stream", "--from", topic, "--to", copy, "--sink-id", "copy", "--checkpoint", "/home/spark/copy", "--once")
     )
-    assert log_end(stack.bootstrap, copy) >= ROWS, said
+    assert log_end(stack.bootstrap, copy) >= ROWS, stated
 
     for checked, order in ((topic, "partition"), (copy, "none")):
-        said = stack.spark("verify", "--input", "/data/rows.csv", "--topic", checked, "--order", order)
-        assert f"{ROWS} rows wanted: {ROWS} are there once" in said.replace(",", "")
-        assert "PROVED" in said.replace("NOT PROVED", "")
+        stated = stack.spark("verify", "--input", "/data/rows.csv", "--topic", checked, "--order", order)
+        assert f"{ROWS} rows wanted: {ROWS} are there once" in stated.replace(",", "")
+        assert "PROVED" in stated.replace("NOT PROVED", "")
 
 
 def test_data_outlives_the_containers(stack: Stack) -> None:

@@ -164,15 +164,15 @@ def test_where_nothing_is_said(client: Connection, log: Log, new_topic: NewTopic
 
 
 @pytest.mark.parametrize(
-    "said",
+    "stated",
     [b"", b"abc", b"+3", b" 3", b"3 ", b"-2", b"0x3", b"3.0", "٣".encode(), b"1" * 20, b"9223372036854775808"],
 )
 @pytest.mark.parametrize("prefix", ["required", "checked"])
 def test_a_header_that_cannot_be_read(
-    said: bytes, prefix: str, client: Connection, log: Log, new_topic: NewTopic
+    stated: bytes, prefix: str, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     topic = new_topic(prefix, length=3)
-    answer = client.append(topic, batch(b"first", Record(b"second", expected=said)))
+    answer = client.append(topic, batch(b"first", Record(b"second", expected=stated)))
     message = f"HEADER_UNREADABLE topic={topic} partition=0 record=1 header=expected-offset"
     assert_refused(answer, INVALID_RECORD, message)
     assert log.end(topic) == 3
@@ -250,14 +250,14 @@ def test_a_header_decides_where_there_is_one(prefix: str, client: Connection, lo
     assert log.values(topic) == [b"a"]
 
 
-@pytest.mark.parametrize("said", [None, -1])
+@pytest.mark.parametrize("stated", [None, -1])
 def test_the_base_offset_is_zeroed_though_nothing_is_expected(
-    said: int | None, client: Connection, log: Log, new_topic: NewTopic
+    stated: int | None, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     """-1 says nothing; upstream it would be refused. Idempotent, so that the batch goes without a stamp."""
     topic = new_topic("base")
     producer = client.init_producer_id()
-    record = Record(b"a", expected=None if said is None else b"-1")
+    record = Record(b"a", expected=None if stated is None else b"-1")
     assert client.append(topic, batch(record, base_offset=-1, producer=producer)).base_offset == 0
     assert client.append(topic, batch(b"b", base_offset=-1)).base_offset == 1
     assert log.values(topic) == [b"a", b"b"]
@@ -406,11 +406,11 @@ def test_acks_0_with_an_error_closes_the_connection(
 def test_acks_1_goes_up_as_all(kafka3: KafkaCluster, proxy3: ProxyProcess, unique_topic: Callable[..., str]) -> None:
     """With a follower that does not answer, acks=1 is done at once and acks=all is not."""
     log3 = Log(kafka3.bootstrap)
-    leader, follower, _ = kafka3.node_ids
+    leader, duplicate_waiter, _ = kafka3.node_ids
     topics = {prefix: unique_topic(prefix) for prefix in ("plain", "required", "checked")}
     with Connection(proxy3.bootstrap) as admin:
         for topic in topics.values():
-            assert admin.create_topic(topic, on=[leader, follower]) == (OK, None)
+            assert admin.create_topic(topic, on=[leader, duplicate_waiter]) == (OK, None)
             assert log3.end(topic) == 0
     with contextlib.ExitStack() as stack:
         clients = {prefix: stack.enter_context(_leader_through(proxy3, topic)) for prefix, topic in topics.items()}
@@ -419,20 +419,20 @@ def test_acks_1_goes_up_as_all(kafka3: KafkaCluster, proxy3: ProxyProcess, uniqu
                 lambda prefix=prefix, client=client: client.append(topics[prefix], batch(b"warm", expected=0))[0] == OK,
                 f"an append to {topics[prefix]}",
             )
-        kafka3.pause(follower)
+        kafka3.pause(duplicate_waiter)
         try:
             for prefix, client in clients.items():
-                client.send_produce({topics[prefix]: {0: _said(prefix)}}, acks=1)
+                client.send_produce({topics[prefix]: {0: _stated(prefix)}}, acks=1)
             answered = {"plain": _answers_within(clients["plain"], 60.0)}
             answered |= {prefix: _answers_within(clients[prefix], 0.5) for prefix in ("required", "checked")}
         finally:
-            kafka3.resume(follower)
+            kafka3.resume(duplicate_waiter)
         assert answered == {"plain": True, "required": False, "checked": False}
         for prefix, client in clients.items():
             assert client.receive_produce()[1][topics[prefix], 0][:2] == (OK, 1)
 
 
-def _said(prefix: str) -> bytes:
+def _stated(prefix: str) -> bytes:
     return batch(b"x", expected=1 if prefix == "required" else None)
 
 
@@ -498,9 +498,9 @@ def test_refusal_scope_request_is_the_kip_to_the_letter(
             }
             answers = client.produce(batches)
             assert {answer.error_code for answer in answers.values()} == {POLICY_VIOLATION}
-            told = f"OFFSET_MISMATCH topic={required} partition={order[0]} expected=5 actual=0"
-            assert answers[required, order[0]].message == told
-            assert all(told in (answer.message or "") for answer in answers.values())
+            reported = f"OFFSET_MISMATCH topic={required} partition={order[0]} expected=5 actual=0"
+            assert answers[required, order[0]].message == reported
+            assert all(reported in (answer.message or "") for answer in answers.values())
         assert [log.end(required, 0), log.end(required, 1), log.end(plain)] == [0, 0, 0]
         answers = client.produce({required: {0: batch(b"a", expected=0), 1: batch(b"b", expected=0)}})
         assert {answer.error_code for answer in answers.values()} == {OK}
@@ -604,7 +604,7 @@ def test_answers_keep_the_order_of_requests(client: Connection, log: Log, new_to
     frames = b""
     for i in range(12):
         fetch_topic = FetchRequest.FetchTopic
-        asked = fetch_topic.FetchPartition(
+        queried = fetch_topic.FetchPartition(
             partition=0, fetch_offset=0, last_fetched_epoch=-1, log_start_offset=-1, partition_max_bytes=1000
         )
         requests: list[tuple[Any, int]] = [
@@ -622,7 +622,7 @@ def test_answers_keep_the_order_of_requests(client: Connection, log: Log, new_to
                     isolation_level=0,
                     session_id=0,
                     session_epoch=-1,
-                    topics=[fetch_topic(topic=plain, partitions=[asked])],
+                    topics=[fetch_topic(topic=plain, partitions=[queried])],
                     forgotten_topics_data=[],
                     rack_id="",
                 ),
@@ -731,8 +731,8 @@ def test_equal_records_without_a_name_are_possibly_yours(
         for connection in (client, stranger):
             answer = connection.append(topic, mine)
             assert answer.error_code == POLICY_VIOLATION
-            told = f"OFFSET_MISMATCH topic={topic} partition=0 expected=0 actual=1 POSSIBLY_YOURS"
-            assert (answer.base_offset, answer.message) == (1, told)
+            reported = f"OFFSET_MISMATCH topic={topic} partition=0 expected=0 actual=1 POSSIBLY_YOURS"
+            assert (answer.base_offset, answer.message) == (1, reported)
     assert log.end(topic) == 1
 
 
@@ -832,7 +832,7 @@ def _begin(client: Connection, topic: str, name: str, producer: Producer, expect
     )
 
     def begun() -> bool:
-        code = client.ask(request, 3).results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
+        code = client.query(request, 3).results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
         assert code in (expected, 51), code  # CONCURRENT_TRANSACTIONS: the one before is being ended
         return bool(code == expected)
 
@@ -844,7 +844,7 @@ def _end(client: Connection, name: str, producer: Producer, *, commit: bool) -> 
         transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=commit
     )
     # CONCURRENT_TRANSACTIONS: it could not be judged in time.
-    code = until(lambda: client.ask(request, 3).error_code, "it to end", is_there=lambda code: code != 51)
+    code = until(lambda: client.query(request, 3).error_code, "it to end", is_there=lambda code: code != 51)
     assert code == OK
 
 
@@ -892,12 +892,12 @@ def test_a_transaction_on_a_checked_topic(  # noqa: PLR0917
         assert meanwhile.error_code == NOT_LEADER
         _end(transactional, name, producer, commit=commit)
     until(lambda: log.end(topic) == 4, "the marker")
-    told = until(
+    reported = until(
         lambda: client.append(topic, batch(b"mine", expected=3)),
         "the proxy to know of it",
         is_there=lambda answer: answer is not None and answer.error_code != NOT_LEADER,
     )
-    assert_refused(told, POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=4)
+    assert_refused(reported, POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=4)
     assert client.append(topic, batch(b"mine", expected=4)).base_offset == 4
     assert log.values(topic) == [b"old", b"t0", b"t1", b"mine"]
 
@@ -1081,8 +1081,8 @@ def test_a_topic_created_again_is_guarded_by_each_process_once_that_is_told(
 
 def test_the_state_topic_is_closed_to_clients(client: Connection, log: Log) -> None:
     assert STATE_TOPIC not in [topic.name for topic in client.metadata().topics]
-    asked = client.metadata(STATE_TOPIC).topics[0]
-    assert (asked.error_code, asked.partitions) == (TOPIC_AUTHORIZATION_FAILED, [])
+    queried = client.metadata(STATE_TOPIC).topics[0]
+    assert (queried.error_code, queried.partitions) == (TOPIC_AUTHORIZATION_FAILED, [])
     with log.connect(STATE_TOPIC) as direct:
         assert direct.metadata(STATE_TOPIC).topics[0].error_code == OK
 
@@ -1110,7 +1110,7 @@ def test_the_state_topic_is_closed_to_clients(client: Connection, log: Log) -> N
         forgotten_topics_data=[],
         rack_id="",
     )
-    fetched = client.ask(fetch, 11).responses[0].partitions[0]
+    fetched = client.query(fetch, 11).responses[0].partitions[0]
     assert (fetched.error_code, bytes(fetched.records or b"")) == (TOPIC_AUTHORIZATION_FAILED, b"")
     assert FORGED not in log.values(STATE_TOPIC)  # its end moves meanwhile: proxies say that they are there
 
@@ -1154,8 +1154,8 @@ def test_unconditional_batches_are_answered_as_by_kafka(
         for connection, topic in ((client, checked), (at_kafka, direct)):
             batches = [bad if number % 10 == 3 else good for number in range(30)]
             connection.socket.sendall(b"".join(connection.frame(_request(topic, each), 9)[1] for each in batches))
-            told = [connection.receive_produce()[1][topic, 0] for _ in batches]
-            answers.append([(each.error_code, each.base_offset) for each in told])
+            reported = [connection.receive_produce()[1][topic, 0] for _ in batches]
+            answers.append([(each.error_code, each.base_offset) for each in reported])
     assert [code != OK for code, _ in answers[0]] == [number % 10 == 3 for number in range(30)]
     assert answers[0] == answers[1]
     assert log.end(checked) == 27

@@ -27,7 +27,7 @@ from fencepost_proxy.net.control import (
     UpstreamUnavailable,
 )
 from fencepost_proxy.types import Address, LeaderEpoch, NodeId, Offset, ProducerId, TopicPartition
-from fencepost_proxy.wire.batch import parse_batch_header, stamp_batch
+from fencepost_proxy.wire.batch import fence_batch, parse_batch_header
 from fencepost_proxy.wire.plain_batch import encode_plain_batch, read_plain_records
 from tests.support.waiting import until
 
@@ -152,10 +152,10 @@ def test_a_follower_is_never_taken_for_the_leader(kafka3: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client, replicas=3)
         end = await client.log_end(tp)
-        follower = next(NodeId(node) for node in kafka3.node_ids if node != end.node_id)
+        duplicate_waiter = next(NodeId(node) for node in kafka3.node_ids if node != end.node_id)
 
         # A follower answers DescribeProducers, and there is nothing in that request to fence it with.
-        believe(client, tp, Leader(follower, end.leader_epoch))
+        believe(client, tp, Leader(duplicate_waiter, end.leader_epoch))
         reading = await client.read_partition(tp)
 
         assert reading.log_end.node_id == end.node_id
@@ -206,10 +206,10 @@ def test_producer_state_before_and_after_a_stamped_append(kafka: KafkaCluster) -
         assert await client.producer_state(tp, producer_id) is None
 
         before_ms = int(time.time() * 1000)
-        stamped = stamp_batch(
+        fenced = fence_batch(
             memoryview(batch(b"a", b"b")), producer_id=producer_id, producer_epoch=epoch, base_sequence=41
         )
-        assert (await client.produce(tp, bytes(stamped), timeout_ms=5_000)).error_code == 0
+        assert (await client.produce(tp, bytes(fenced), timeout_ms=5_000)).error_code == 0
 
         state = await client.producer_state(tp, producer_id)
         assert state is not None
@@ -387,21 +387,21 @@ def test_the_cluster_as_it_is(kafka3: KafkaCluster) -> None:
 def test_many_who_ask_for_metadata_at_once_share_few_requests(
     kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = 0
+    queried = 0
 
     async def story(client: ControlClient) -> None:
-        nonlocal asked
+        nonlocal queried
         adopt = client._adopt
 
         def counting(*args: object, **kwargs: object) -> object:
-            nonlocal asked
-            asked += 1
+            nonlocal queried
+            queried += 1
             return adopt(*args, **kwargs)  # type: ignore[arg-type]
 
         tps = [await new_topic(client) for _ in range(3)]
         monkeypatch.setattr(client, "_adopt", counting)
         results = await asyncio.gather(*(client.refresh_metadata([tps[n % 3].topic]) for n in range(60)))
-        assert asked <= 6, "of sixty; now and then it asks by itself"
+        assert queried <= 6, "of sixty; now and then it asks by itself"
         assert all(tps[n % 3].topic in result.topics for n, result in enumerate(results))
 
     with_client(kafka, story)
@@ -494,8 +494,8 @@ def test_the_end_of_a_partition_is_replicated_once_its_high_watermark_is_there(k
         tp = await new_topic(client, replicas=3)
         assert (await client.produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
         leader = (await client.log_end(tp)).node_id
-        followers = [node for node in kafka3.node_ids if node != leader]
-        with paused(kafka3, *followers):
+        duplicate_waiters = [node for node in kafka3.node_ids if node != leader]
+        with paused(kafka3, *duplicate_waiters):
             assert (await client.produce(tp, batch(b"b"), timeout_ms=5_000, acks=1)).error_code == 0
             end = await client.partition_end(tp)
             assert (end.log_end.offset, end.high_watermark) == (2, 1)

@@ -67,7 +67,7 @@ class Connection:
         assert header.correlation_id == self._next
         return frame[header.body_offset :]
 
-    def ask(self, api_key: int, version: int, request: Message) -> Message:
+    def query(self, api_key: int, version: int, request: Message) -> Message:
         return decode_response(api_key, version, self.ask_raw(api_key, version, request))
 
     def _read(self, count: int) -> bytes:
@@ -98,19 +98,19 @@ def admin(guarded_kafka: KafkaCluster) -> Iterator[Connection]:
 def reader(guarded_kafka: KafkaCluster) -> Iterator[Connection]:
     """May do nothing at all."""
     connection = Connection(guarded_kafka.address(1, "SASL"))
-    connection.ask(SASL_HANDSHAKE, 1, Message(mechanism="PLAIN"))
-    assert connection.ask(SASL_AUTHENTICATE, 2, Message(auth_bytes=b"\0reader\0secret")).error_code == 0
+    connection.query(SASL_HANDSHAKE, 1, Message(mechanism="PLAIN"))
+    assert connection.query(SASL_AUTHENTICATE, 2, Message(auth_bytes=b"\0reader\0secret")).error_code == 0
     yield connection
     connection.close()
 
 
 @pytest.fixture
 def topic(admin: Connection) -> str:
-    wanted = Message(name="orders", num_partitions=1, replication_factor=1)
-    created = admin.ask(apis.CREATE_TOPICS, 7, Message(topics=[wanted]))
+    requested = Message(name="orders", num_partitions=1, replication_factor=1)
+    created = admin.query(apis.CREATE_TOPICS, 7, Message(topics=[requested]))
     assert created.topics[0].error_code in (0, 36)
     deadline = time.monotonic() + 60
-    while admin.ask(apis.METADATA, 12, Message(topics=[Message(name="orders")])).topics[0].error_code:
+    while admin.query(apis.METADATA, 12, Message(topics=[Message(name="orders")])).topics[0].error_code:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return "orders"
@@ -128,16 +128,16 @@ def test_an_empty_list_of_configs_is_authorised_like_any_other(
 ) -> None:
     request = Message(resources=[empty(topic), empty("no-such-topic")], validate_only=validate_only)
 
-    by_admin = {each.resource_name: each.error_code for each in admin.ask(api_key, 1, request).responses}
-    by_reader = {each.resource_name: each.error_code for each in reader.ask(api_key, 1, request).responses}
+    by_admin = {each.resource_name: each.error_code for each in admin.query(api_key, 1, request).responses}
+    by_reader = {each.resource_name: each.error_code for each in reader.query(api_key, 1, request).responses}
 
     assert by_admin == {topic: 0, "no-such-topic": 3}
     assert by_reader == {topic: 29, "no-such-topic": 29}
 
 
 def config_of(admin: Connection, topic: str, name: str) -> str:
-    wanted = Message(resource_type=TOPIC, resource_name=topic, configuration_keys=[name])
-    value: str = admin.ask(apis.DESCRIBE_CONFIGS, 4, Message(resources=[wanted])).results[0].configs[0].value
+    requested = Message(resource_type=TOPIC, resource_name=topic, configuration_keys=[name])
+    value: str = admin.query(apis.DESCRIBE_CONFIGS, 4, Message(resources=[requested])).results[0].configs[0].value
     return value
 
 
@@ -145,7 +145,7 @@ def set_config(admin: Connection, topic: str, name: str, value: str) -> None:
     """Returns once the broker shows it: it learns of changes in their order, a moment after the controller."""
     configs = [Message(name=name, value=value, config_operation=0)]
     change = Message(resources=[Message(resource_type=TOPIC, resource_name=topic, configs=configs)])
-    assert admin.ask(apis.INCREMENTAL_ALTER_CONFIGS, 1, change).responses[0].error_code == 0
+    assert admin.query(apis.INCREMENTAL_ALTER_CONFIGS, 1, change).responses[0].error_code == 0
     deadline = time.monotonic() + 60
     while config_of(admin, topic, name) != value:
         assert time.monotonic() < deadline
@@ -156,11 +156,11 @@ def set_config(admin: Connection, topic: str, name: str, value: str) -> None:
 def test_an_empty_list_resets_kafkas_configs_in_the_legacy_call_alone(admin: Connection, topic: str) -> None:
     set_config(admin, topic, "retention.ms", "123456")
 
-    admin.ask(apis.INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=[empty(topic)]))
+    admin.query(apis.INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=[empty(topic)]))
     set_config(admin, topic, "flush.messages", "1000")
     assert config_of(admin, topic, "retention.ms") == "123456"
 
-    admin.ask(apis.ALTER_CONFIGS, 1, Message(resources=[empty(topic)]))
+    admin.query(apis.ALTER_CONFIGS, 1, Message(resources=[empty(topic)]))
     set_config(admin, topic, "flush.messages", "2000")
     assert config_of(admin, topic, "retention.ms") == "604800000"
 
@@ -168,8 +168,8 @@ def test_an_empty_list_resets_kafkas_configs_in_the_legacy_call_alone(admin: Con
 @pytest.mark.brokers
 def test_names_that_kafka_does_not_know_bring_no_configs(admin: Connection, topic: str) -> None:
     def shown(keys: list[str]) -> list[str]:
-        wanted = Message(resource_type=TOPIC, resource_name=topic, configuration_keys=keys)
-        result = admin.ask(apis.DESCRIBE_CONFIGS, 4, Message(resources=[wanted])).results[0]
+        requested = Message(resource_type=TOPIC, resource_name=topic, configuration_keys=keys)
+        result = admin.query(apis.DESCRIBE_CONFIGS, 4, Message(resources=[requested])).results[0]
         assert result.error_code == 0
         return [each.name for each in result.configs]
 
@@ -188,10 +188,10 @@ ASKED = {
 
 @pytest.mark.brokers
 def test_every_answer_of_a_real_broker_is_read_and_written_again(admin: Connection) -> None:
-    offered = admin.ask(apis.API_VERSIONS, 3, Message(client_software_name="test", client_software_version="1"))
-    restrict_api_versions(offered)
+    submitted = admin.query(apis.API_VERSIONS, 3, Message(client_software_name="test", client_software_version="1"))
+    restrict_api_versions(submitted)
     read = []
-    for entry in offered.api_keys:
+    for entry in submitted.api_keys:
         readable = codec_versions(entry.api_key)
         if readable is None or entry.api_key == apis.PRODUCE:
             continue
@@ -210,43 +210,43 @@ def test_no_answer_names_the_broker_once_it_is_rewritten(
     guarded_kafka: KafkaCluster, admin: Connection, topic: str
 ) -> None:
     book = AddressBook(19092, advertised_host="proxy.example.com")
-    asked = [
+    queried = [
         *((apis.METADATA, v, Message(topics=None if v else [])) for v in range(14)),
         *((apis.FIND_COORDINATOR, v, Message(key="g")) for v in range(4)),
         *((apis.FIND_COORDINATOR, v, Message(coordinator_keys=["g", "h"])) for v in range(4, 7)),
         *((apis.DESCRIBE_CLUSTER, v, Message()) for v in range(3)),
         (apis.DESCRIBE_QUORUM, 2, Message(topics=[Message(topic_name="__cluster_metadata", partitions=[Message()])])),
     ]
-    offered = versions_in(
-        admin.ask(apis.API_VERSIONS, 3, Message(client_software_name="test", client_software_version="1"))
+    submitted = versions_in(
+        admin.query(apis.API_VERSIONS, 3, Message(client_software_name="test", client_software_version="1"))
     )
-    for api_key, version, request in asked:
-        if (api_key, version) not in offered:
+    for api_key, version, request in queried:
+        if (api_key, version) not in submitted:
             continue
-        response = admin.ask(api_key, version, request)
+        response = admin.query(api_key, version, request)
         assert guarded_kafka.address(1).host in repr(response), "or there is nothing to see"
         learn_brokers(api_key, response, book)
         rewrite_response(api_key, response, book, "127.0.0.2")
 
-        told = encode_response(api_key, version, response)
+        reported = encode_response(api_key, version, response)
 
-        assert guarded_kafka.address(1).host.encode() not in told
-        assert b"proxy.example.com" in told
+        assert guarded_kafka.address(1).host.encode() not in reported
+        assert b"proxy.example.com" in reported
     assert book.nodes == {1: guarded_kafka.address(1)}
 
 
 @pytest.mark.brokers
 def test_only_what_the_table_serves_is_advertised(admin: Connection) -> None:
-    offered = admin.ask(apis.API_VERSIONS, 3, Message(client_software_name="test", client_software_version="1"))
-    of_broker = versions_in(offered)
-    restrict_api_versions(offered)
+    submitted = admin.query(apis.API_VERSIONS, 3, Message(client_software_name="test", client_software_version="1"))
+    of_broker = versions_in(submitted)
+    restrict_api_versions(submitted)
 
-    assert versions_in(offered) == {each for each in of_broker if apis.serves(*each)}
-    assert of_broker - versions_in(offered) >= {(apis.FETCH, 16), (apis.FETCH, 17)}
+    assert versions_in(submitted) == {each for each in of_broker if apis.serves(*each)}
+    assert of_broker - versions_in(submitted) >= {(apis.FETCH, 16), (apis.FETCH, 17)}
 
 
-def versions_in(offered: Message) -> set[tuple[int, int]]:
-    return {(each.api_key, v) for each in offered.api_keys for v in range(each.min_version, each.max_version + 1)}
+def versions_in(submitted: Message) -> set[tuple[int, int]]:
+    return {(each.api_key, v) for each in submitted.api_keys for v in range(each.min_version, each.max_version + 1)}
 
 
 # --- Kafka's own message definitions, out of the locked jar -----------------------------------------------------------
@@ -286,7 +286,7 @@ def within(version: int, versions: str) -> bool:
 def test_no_served_version_can_name_a_brokers_address_in_the_newest_kafka() -> None:
     definitions = response_definitions()
     assert set(definitions) == set(APIS), "a new Kafka has new APIs: look at each, and give it its row"
-    seen = set()
+    observed = set()
     for api_key, definition in definitions.items():
         structs = {each["name"]: each["fields"] for each in definition.get("commonStructs", [])}
         for version in range(100):
@@ -294,10 +294,10 @@ def test_no_served_version_can_name_a_brokers_address_in_the_newest_kafka() -> N
                 continue
             fields = set(hosts_and_ports(definition["fields"], structs, version)) - OTHER_HOSTS
             if fields:
-                seen.add((api_key, version))
+                observed.add((api_key, version))
             if apis.serves(api_key, version) and fields:
                 assert api_key in ADDRESSES_REPLACED, f"{APIS[api_key].name} v{version} answers with {fields}"
-    assert {(apis.FETCH, 16), (apis.PRODUCE, 10), (55, 2), (78, 1), (79, 1), (apis.METADATA, 0)} <= seen
+    assert {(apis.FETCH, 16), (apis.PRODUCE, 10), (55, 2), (78, 1), (79, 1), (apis.METADATA, 0)} <= observed
 
 
 def test_the_table_serves_what_the_newest_kafka_has_but_for_a_reason() -> None:
@@ -306,17 +306,17 @@ def test_the_table_serves_what_the_newest_kafka_has_but_for_a_reason() -> None:
         assert definition["name"] == f"{api.name}Response"
         newest = max((v for v in range(100) if within(v, definition["validVersions"])), default=0)
         assert api.reason or api.max_version == newest, f"{api.name} stops at {api.max_version} of {newest}: say why"
-        assert api.withheld or api.max_version <= newest
+        assert api.gated or api.max_version <= newest
 
 
 def test_a_broker_does_not_name_controllers(admin: Connection) -> None:
-    answer = admin.ask(apis.DESCRIBE_CLUSTER, 1, Message(endpoint_type=2))
+    answer = admin.query(apis.DESCRIBE_CLUSTER, 1, Message(endpoint_type=2))
 
     assert (answer.error_code, answer.brokers) == (114, [])
 
 
 def test_topics_are_known_by_id(admin: Connection, topic: str) -> None:
-    answer = admin.ask(apis.METADATA, 12, Message(topics=[Message(name=topic)]))
+    answer = admin.query(apis.METADATA, 12, Message(topics=[Message(name=topic)]))
 
     assert isinstance(answer.topics[0].topic_id, UUID)
     assert answer.topics[0].topic_id.int != 0

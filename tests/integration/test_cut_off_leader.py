@@ -32,36 +32,36 @@ STATE_TOPIC = "__fencepost_state"
 _PATIENCE_SECONDS = 90.0
 
 
-def ask(address: str, api_key: int, version: int, body: Fields) -> Fields:
+def query(address: str, api_key: int, version: int, body: Fields) -> Fields:
     with RawConnection(Address.parse(address), 30.0) as connection:
-        return connection.ask(api_key, version, body)
+        return connection.query(api_key, version, body)
 
 
 def leader(address: str, topic: str) -> int:
     """Of partition 0, as this broker has it."""
-    (found,) = ask(address, _METADATA, 9, {"Topics": [{"Name": topic}]})["Topics"]
+    (found,) = query(address, _METADATA, 9, {"Topics": [{"Name": topic}]})["Topics"]
     return int(found["Partitions"][0]["LeaderId"]) if found["Partitions"] else -1
 
 
 def lead(kafka: CutOffCluster, topic: str, node_id: int) -> None:
-    wanted = {"PartitionIndex": 0, "Replicas": [node_id, *(each for each in NODES if each != node_id)]}
+    requested = {"PartitionIndex": 0, "Replicas": [node_id, *(each for each in NODES if each != node_id)]}
     elected = {"ElectionType": 0, "TopicPartitions": [{"Topic": topic, "Partitions": [0]}], "TimeoutMs": 20_000}
 
     def led() -> bool:
-        topics = [{"Name": topic, "Partitions": [wanted]}]
-        ask(kafka.wire(node_id), _REASSIGN, 0, {"TimeoutMs": 20_000, "Topics": topics})
-        ask(kafka.wire(node_id), _ELECT_LEADERS, 2, elected)
+        topics = [{"Name": topic, "Partitions": [requested]}]
+        query(kafka.wire(node_id), _REASSIGN, 0, {"TimeoutMs": 20_000, "Topics": topics})
+        query(kafka.wire(node_id), _ELECT_LEADERS, 2, elected)
         return all(leader(kafka.wire(each), topic) == node_id for each in NODES)
 
     until(led, f"broker {node_id} to lead {topic}", within_seconds=_PATIENCE_SECONDS)
 
 
-def asked_again(question: Callable[[], Any], code: Callable[[Any], int]) -> Any:
-    def asked() -> Any:
-        answer = question()
+def asked_again(query_message: Callable[[], Any], code: Callable[[Any], int]) -> Any:
+    def queried() -> Any:
+        answer = query_message()
         return None if code(answer) in _AGAIN else answer
 
-    return until(asked, "an answer", within_seconds=_PATIENCE_SECONDS)
+    return until(queried, "an answer", within_seconds=_PATIENCE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +153,14 @@ def test_what_was_refused_elsewhere_is_not_committed_by_a_proxy_that_asks_the_ol
 
     def coordinator() -> int:
         with Connection(kafka.wire(here)) as client:
-            (found,) = client.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=[name]), 4).coordinators
+            (found,) = client.query(FindCoordinatorRequest(key_type=1, coordinator_keys=[name]), 4).coordinators
         return int(found.node_id) if not found.error_code and found.node_id != lost else 0
 
     node = until(coordinator, "a coordinator", within_seconds=_PATIENCE_SECONDS)
 
     def at(address: str, request: Any, version: int) -> Any:
         with Connection(address) as client:
-            return client.ask(request, version)
+            return client.query(request, version)
 
     init = InitProducerIdRequest(
         transactional_id=name, transaction_timeout_ms=300_000, producer_id=-1, producer_epoch=-1
@@ -176,17 +176,17 @@ def test_what_was_refused_elsewhere_is_not_committed_by_a_proxy_that_asks_the_ol
             return client.receive_produce(12)[1][topic, 0]
 
     for topic, led_by, expected, code in ((good, here, 0, OK), (bad, there, 3, POLICY_VIOLATION)):
-        told = asked_again(
+        reported = asked_again(
             lambda topic=topic, led_by=led_by, expected=expected: append(topic, led_by, expected),
             lambda answer: int(answer.error_code),
         )
-        assert told.error_code == code, told
+        assert reported.error_code == code, reported
 
     # Then the other proxy does not let it commit.
     commit = EndTxnRequest(
         transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=True
     )
     address = f"127.0.0.1:{believing.port + 1 + node}"
-    told = asked_again(lambda: at(address, commit, 5), lambda answer: int(answer.error_code))
-    assert told.error_code == ABORTABLE
+    reported = asked_again(lambda: at(address, commit, 5), lambda answer: int(answer.error_code))
+    assert reported.error_code == ABORTABLE
     assert cut_off.still_believed

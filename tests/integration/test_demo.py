@@ -85,9 +85,9 @@ def test_the_proof_finds_what_is_wrong_with_a_topic(kafka: KafkaCluster, unique_
             producer.send(topic, value, partition=partition).get(30)
 
     def prove(*rows: str) -> Proof:
-        wanted = Counter(row_hash([row]) for row in rows)
+        requested = Counter(row_hash([row]) for row in rows)
         return read_back(
-            kafka.bootstrap, topic, wanted, lambda v: None if v == b"junk" else [v.decode()], lambda count: None
+            kafka.bootstrap, topic, requested, lambda v: None if v == b"junk" else [v.decode()], lambda count: None
         )
 
     try:
@@ -95,7 +95,9 @@ def test_the_proof_finds_what_is_wrong_with_a_topic(kafka: KafkaCluster, unique_
         append(1, b"b")
         good = prove("a", "b", "b")
         assert good.holds
-        assert [(seen.log_start, seen.log_end, seen.records, seen.gaps) for seen in good.partitions] == [
+        assert [
+            (observed.log_start, observed.log_end, observed.records, observed.gaps) for observed in good.partitions
+        ] == [
             (0, 2, 2, 0),
             (0, 1, 1, 0),
         ]

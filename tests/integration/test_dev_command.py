@@ -66,7 +66,7 @@ def test_it_says_when_it_is_ready_and_a_signal_ends_everything(tmp_path: Path, s
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "stated"),
     [
         ({"JAVA_HOME": "/nonexistent"}, r"fencepost: JAVA_HOME=/nonexistent contains no bin/java .*"),
         (
@@ -75,7 +75,7 @@ def test_it_says_when_it_is_ready_and_a_signal_ends_everything(tmp_path: Path, s
         ),
     ],
 )
-def test_what_is_missing_is_one_line_and_exit_code_2(tmp_path: Path, environment: dict[str, str], said: str) -> None:
+def test_what_is_missing_is_one_line_and_exit_code_2(tmp_path: Path, environment: dict[str, str], stated: str) -> None:
     environment = {name: value.format(tmp=tmp_path) for name, value in environment.items()}
     done = subprocess.run(
         fencepost("dev", "--listen", "127.0.0.1:0"),
@@ -88,7 +88,7 @@ def test_what_is_missing_is_one_line_and_exit_code_2(tmp_path: Path, environment
     assert done.returncode == 2
     assert done.stdout == ""
     *progress, last = done.stderr.splitlines()
-    assert re.fullmatch(said, last)
+    assert re.fullmatch(stated, last)
     assert not any("Traceback" in line for line in progress)
 
 

@@ -92,8 +92,8 @@ def test_the_wheel_has_the_packages_their_types_and_the_licence(wheel: Path) -> 
     # Each module that is in the work tree, and what they read beside them; nothing that was built or left there.
     there = run("git", "ls-files", "client/fencepost", "policies", "proxy").split()
     new = run("git", "ls-files", "--others", "--exclude-standard", "client/fencepost", "policies", "proxy").split()
-    inside = {name for name in names if not name.startswith(information)}
-    assert inside == {each.partition("/")[2] for each in (*there, *new) if (ROOT / each).exists()}
+    entered = {name for name in names if not name.startswith(information)}
+    assert entered == {each.partition("/")[2] for each in (*there, *new) if (ROOT / each).exists()}
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra") or []) == {"dev", "proxy", "spark"}
     assert not [each for each in metadata.get_all("Requires-Dist") or [] if "extra ==" not in each]

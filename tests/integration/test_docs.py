@@ -48,7 +48,7 @@ def test_the_quickstart_does_what_it_says(proxy: ProxyProcess, capsys: pytest.Ca
     shown = [block for block in blocks(QUICKSTART) if block.language in ("python", "text")]
     names: dict[str, object] = {}
     topic = unique_topic("orders")
-    said = 0
+    stated = 0
     for index, block in enumerate(shown):
         if block.language == "text":
             continue
@@ -57,17 +57,17 @@ def test_the_quickstart_does_what_it_says(proxy: ProxyProcess, capsys: pytest.Ca
             .replace('"orders"', f'"{topic}"')
             .replace("get(30)", "get(120)")
         )
-        before, told = capsys.readouterr(), ""
+        before, reported = capsys.readouterr(), ""
         assert before.err == ""
         try:
             exec(compile(code, block.where, "exec"), names)
         except PolicyViolationError as refused:
-            told = str(refused)
-        told += capsys.readouterr().out
+            reported = str(refused)
+        reported += capsys.readouterr().out
         if index + 1 < len(shown) and shown[index + 1].language == "text":
-            assert shown[index + 1].text.replace("topic=orders", f"topic={topic}") in told, block.where
-            said += 1
-    assert said == 3
+            assert shown[index + 1].text.replace("topic=orders", f"topic={topic}") in reported, block.where
+            stated += 1
+    assert stated == 3
     for name in ("producer", "plain"):
         names[name].close()  # type: ignore[attr-defined]
 

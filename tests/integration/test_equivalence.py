@@ -103,10 +103,10 @@ def _until_led(stage: Stage, topic: str) -> None:
             time.sleep(0.05)
 
 
-def until_shown(text: str, ask: Callable[[], Any]) -> Any:
+def until_shown(text: str, query: Callable[[], Any]) -> Any:
     """The broker that is asked hears of a change a moment after the one that made it."""
     deadline = time.monotonic() + WAIT_SECONDS
-    while text not in repr(answer := ask()):
+    while text not in repr(answer := query()):
         assert time.monotonic() < deadline, answer
         time.sleep(0.1)
     return answer
@@ -155,7 +155,7 @@ def _read(stage: Stage, topic: str, **settings: Any) -> list[Any]:
 
 def _produced(stage: Stage) -> Any:
     """What three clients' `produce` wrote. Appends that nobody confirms overtake each other between connections."""
-    unconfirmed = _settled(lambda: _read(stage, stage.name("unconfirmed")), 15)
+    unconfirmed = _resolved(lambda: _read(stage, stage.name("unconfirmed")), 15)
     return _read(stage, stage.name("confirmed")), sorted((p, *rest) for p, _, *rest in unconfirmed)
 
 
@@ -182,12 +182,12 @@ def kp_produce(stage: Stage) -> Any:
 def kp_idempotent_and_large(stage: Stage) -> Any:
     topic = stage.topic()
     producer = kafka_python.KafkaProducer(**stage.kafka_python, enable_idempotence=True, max_request_size=4 * TOO_LARGE)
-    seen = [
+    observed = [
         outcome(lambda size=size: producer.send(topic, b"x" * size, partition=0).get(WAIT_SECONDS).offset)
         for size in (1, LARGE, TOO_LARGE)
     ]
     producer.close()
-    return seen, [(partition, offset, len(value)) for partition, offset, _, _, value, _ in _read(stage, topic)]
+    return observed, [(partition, offset, len(value)) for partition, offset, _, _, value, _ in _read(stage, topic)]
 
 
 def kp_transactions(stage: Stage) -> Any:
@@ -201,12 +201,12 @@ def kp_transactions(stage: Stage) -> Any:
         (producer.commit_transaction if end == "commit" else producer.abort_transaction)()
     producer.close()
     return [
-        _settled(lambda level=level: _read(stage, topic, isolation_level=level), count)
+        _resolved(lambda level=level: _read(stage, topic, isolation_level=level), count)
         for level, count in (("read_committed", 4), ("read_uncommitted", 6))
     ]
 
 
-def _settled(read: Callable[[], list[Any]], count: int) -> list[Any]:
+def _resolved(read: Callable[[], list[Any]], count: int) -> list[Any]:
     """Markers follow a commit a moment later; until then the last stable offset lags."""
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
@@ -219,7 +219,7 @@ def _settled(read: Callable[[], list[Any]], count: int) -> list[Any]:
 def kp_group(stage: Stage) -> Any:
     topic, group = stage.topic(), stage.name("group")
     _fill(stage, topic, 20)
-    seen: list[Any] = []
+    observed: list[Any] = []
     for count in (7, 13):
         with kafka_python_consumer(stage, topic, group_id=group, max_poll_records=1) as consumer:
             values = []
@@ -231,10 +231,10 @@ def kp_group(stage: Stage) -> Any:
                 keep_on_joining(consumer)
             consumer.commit()
             committed = [consumer.committed(kafka_python.TopicPartition(topic, p)) for p in (0, 1)]
-            seen.append((len(values), sum(offset or 0 for offset in committed)))
-            seen.append(values)
+            observed.append((len(values), sum(offset or 0 for offset in committed)))
+            observed.append(values)
     # Which of the two partitions comes first is a matter of timing, which records come twice or never is not.
-    return [seen[0], seen[2], sorted(seen[1] + seen[3])]
+    return [observed[0], observed[2], sorted(observed[1] + observed[3])]
 
 
 def kp_seek_and_times(stage: Stage) -> Any:
@@ -339,12 +339,12 @@ async def _outcome(action: Awaitable[Any]) -> Any:
         return type(error).__name__
 
 
-async def until_shown_async(text: str, ask: Callable[[], Awaitable[Any]]) -> Any:
+async def until_shown_async(text: str, query: Callable[[], Awaitable[Any]]) -> Any:
     deadline = time.monotonic() + WAIT_SECONDS
-    answer = await ask()
+    answer = await query()
     while text not in repr(answer):
         assert time.monotonic() < deadline, answer
-        answer = await ask()
+        answer = await query()
     return answer
 
 
@@ -367,21 +367,21 @@ async def aio_produce(stage: Stage) -> Any:
 @in_asyncio
 async def aio_idempotent_large_and_transactions(stage: Stage) -> Any:
     topic = await asyncio.to_thread(stage.topic)
-    seen = []
+    observed = []
     async with aiokafka.AIOKafkaProducer(
         **stage.aiokafka, enable_idempotence=True, max_request_size=4 * TOO_LARGE
     ) as producer:
         for size in (1, LARGE, TOO_LARGE):
             met = await _outcome(producer.send_and_wait(topic, b"x" * size, partition=0))
-            seen.append(met if isinstance(met, str) else met.offset)
+            observed.append(met if isinstance(met, str) else met.offset)
     async with aiokafka.AIOKafkaProducer(**stage.aiokafka, transactional_id=stage.name("aio-txn")) as producer:
         for end in ("commit", "abort", "commit"):
             await producer.begin_transaction()
             for partition in (0, 1):
                 await producer.send_and_wait(topic, end.encode(), partition=partition, timestamp_ms=AT_MS)
             await (producer.commit_transaction() if end == "commit" else producer.abort_transaction())
-    committed = await asyncio.to_thread(_settled, lambda: _read(stage, topic, isolation_level="read_committed"), 6)
-    return seen, [(partition, offset, value[:10]) for partition, offset, _, _, value, _ in committed]
+    committed = await asyncio.to_thread(_resolved, lambda: _read(stage, topic, isolation_level="read_committed"), 6)
+    return observed, [(partition, offset, value[:10]) for partition, offset, _, _, value, _ in committed]
 
 
 @in_asyncio
@@ -422,7 +422,7 @@ async def aio_admin(stage: Stage) -> Any:
         aiokafka.admin.config_resource.ConfigResourceType.TOPIC, topic, {"retention.ms": "9876543210"}
     )
     try:
-        seen = [
+        observed = [
             await _outcome(admin.create_topics([new(topic, 1, 1)])),
             await _outcome(admin.create_topics([new(stage.name("wide"), 1, 77)])),
             await _outcome(admin.create_partitions({topic: aiokafka.admin.NewPartitions(4)})),
@@ -432,7 +432,7 @@ async def aio_admin(stage: Stage) -> Any:
             await _outcome(admin.delete_topics([topic])),
         ]
         described = await admin.describe_cluster()
-        return [_without_throttle(each) for each in seen], sorted(map(str, _brokers_of(described)))
+        return [_without_throttle(each) for each in observed], sorted(map(str, _brokers_of(described)))
     finally:
         await admin.close()
 
@@ -451,15 +451,15 @@ def _ck_producer(stage: Stage, **settings: Any) -> Any:
 
 
 def _ck_send(producer: Any, topic: str, values: Iterable[bytes], **more: Any) -> list[Any]:
-    seen: list[Any] = []
+    observed: list[Any] = []
 
     def delivered(error: Any, message: Any) -> None:
-        seen.append(error.name() if error else (message.partition(), message.offset()))
+        observed.append(error.name() if error else (message.partition(), message.offset()))
 
     for number, value in enumerate(values):
         producer.produce(topic, value, partition=number % 2, timestamp=AT_MS + number, on_delivery=delivered, **more)
         assert producer.flush(WAIT_SECONDS) == 0
-    return seen
+    return observed
 
 
 def ck_produce(stage: Stage) -> Any:
@@ -477,17 +477,17 @@ def ck_produce(stage: Stage) -> Any:
 def ck_idempotent_large_and_transactions(stage: Stage) -> Any:
     topic = stage.topic()
     producer = _ck_producer(stage, enable_idempotence=True, message_max_bytes=4 * TOO_LARGE)
-    seen: list[Any] = _ck_send(producer, topic, [b"x" * size for size in (1, 2, LARGE, LARGE)])
+    observed: list[Any] = _ck_send(producer, topic, [b"x" * size for size in (1, 2, LARGE, LARGE)])
     unchecked = _ck_producer(stage, message_max_bytes=4 * TOO_LARGE)
-    seen += _ck_send(unchecked, topic, [b"x" * TOO_LARGE])
+    observed += _ck_send(unchecked, topic, [b"x" * TOO_LARGE])
     producer = _ck_producer(stage, transactional_id=stage.name("ck-txn"))
     producer.init_transactions(WAIT_SECONDS)
     for end in ("commit", "abort", "commit"):
         producer.begin_transaction()
-        seen += _ck_send(producer, topic, [end.encode()] * 2)
+        observed += _ck_send(producer, topic, [end.encode()] * 2)
         (producer.commit_transaction if end == "commit" else producer.abort_transaction)(WAIT_SECONDS)
-    committed = _settled(lambda: _read(stage, topic, isolation_level="read_committed"), 8)
-    return seen, [(partition, offset, value[:10]) for partition, offset, _, _, value, _ in committed]
+    committed = _resolved(lambda: _read(stage, topic, isolation_level="read_committed"), 8)
+    return observed, [(partition, offset, value[:10]) for partition, offset, _, _, value, _ in committed]
 
 
 def _ck_group(stage: Stage, protocol: str) -> Any:
@@ -536,12 +536,12 @@ def ck_seek_and_times(stage: Stage) -> Any:
     try:
         consumer.assign([confluent_kafka.TopicPartition(topic, 0, 6)])
         message = consumer.poll(WAIT_SECONDS)
-        asked = [
+        queried = [
             confluent_kafka.TopicPartition(topic, 0, AT_MS + 8),
             confluent_kafka.TopicPartition(topic, 1, AT_MS * 2),
         ]
-        times = consumer.offsets_for_times(asked, WAIT_SECONDS)
-        marks = [consumer.get_watermark_offsets(each, WAIT_SECONDS) for each in asked]
+        times = consumer.offsets_for_times(queried, WAIT_SECONDS)
+        marks = [consumer.get_watermark_offsets(each, WAIT_SECONDS) for each in queried]
         return (message.offset(), message.value(), message.timestamp()), [each.offset for each in times], marks
     finally:
         consumer.close()
@@ -627,7 +627,7 @@ def _addresses(bootstrap: str, secured: Secured | None = None) -> dict[str, str]
     first = bootstrap.partition(",")[0]
     if secured is None:
         with RawConnection(Address.parse(first)) as connection:
-            brokers = connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
+            brokers = connection.query(METADATA, 9, {"Topics": []})["Brokers"]
         return {f"{each['Host']}:{each['Port']}": f"broker {each['NodeId']}" for each in brokers}
     with SecuredConnection(first, secured.trusting()) as client:
         assert client.log_in(ADMIN) == 0
@@ -636,12 +636,12 @@ def _addresses(bootstrap: str, secured: Secured | None = None) -> dict[str, str]
 
 def compare(play: Callable[[str], str], direct: str, proxy: ProxyProcess) -> None:
     with ThreadPoolExecutor(2) as pool:
-        seen, proxied = pool.map(play, [direct, proxy.bootstrap])
+        observed, proxied = pool.map(play, [direct, proxy.bootstrap])
 
     print(proxy.log[-2000:])
-    at = next((index for index, pair in enumerate(zip(proxied, seen, strict=False)) if pair[0] != pair[1]), None)
-    assert proxied == seen, f"proxied …{proxied[at - 80 : at + 200]}\ndirect …{seen[at - 80 : at + 200]}"
-    assert len(seen) > 20
+    at = next((index for index, pair in enumerate(zip(proxied, observed, strict=False)) if pair[0] != pair[1]), None)
+    assert proxied == observed, f"proxied …{proxied[at - 80 : at + 200]}\ndirect …{observed[at - 80 : at + 200]}"
+    assert len(observed) > 20
 
 
 def skip_what_kafka_lacks(script: str) -> None:

@@ -33,7 +33,7 @@ def test_produce_and_fetch_are_answered_alike(kafka: KafkaCluster, fake: FakeClu
 
 
 def test_the_control_clients_questions_are_answered_alike(kafka: KafkaCluster, fake: FakeClusterProcess) -> None:
-    assert asyncio.run(questions(fake.bootstrap)) == asyncio.run(questions(kafka.bootstrap))
+    assert asyncio.run(queries(fake.bootstrap)) == asyncio.run(queries(kafka.bootstrap))
 
 
 def test_an_error_without_an_answer_closes_the_connection(kafka: KafkaCluster, fake: FakeClusterProcess) -> None:
@@ -45,26 +45,26 @@ def test_an_error_without_an_answer_closes_the_connection(kafka: KafkaCluster, f
 
 def produce_and_fetch(bootstrap: str) -> Told:
     topic = unique_topic("fake")
-    told: Told = []
+    reported: Told = []
 
-    def tell(what: str, answer: object) -> None:
-        told.append((what, answer))
+    def report(what: str, answer: object) -> None:
+        reported.append((what, answer))
 
     with Connection(bootstrap) as client:
-        tell("create", client.create_topic(topic, partitions=2, configs={"max.message.bytes": "2000000"})[0])
-        tell("create again", client.create_topic(topic, partitions=2)[0])
+        report("create", client.create_topic(topic, partitions=2, configs={"max.message.bytes": "2000000"})[0])
+        report("create again", client.create_topic(topic, partitions=2)[0])
         _until_led(client, topic)
         one, two = client.init_producer_id(), client.init_producer_id()
-        tell("ids differ", one.id != two.id)
+        report("ids differ", one.id != two.id)
         metadata = client.metadata(topic, "no-such-topic")
-        tell("metadata", [(each.error_code, len(each.partitions)) for each in metadata.topics])
-        tell("no such topic", client.append("no-such-topic", batch(b"a")).error_code)
+        report("metadata", [(each.error_code, len(each.partitions)) for each in metadata.topics])
+        report("no such topic", client.append("no-such-topic", batch(b"a")).error_code)
 
         def append(what: str, records: bytes, partition: int = 0) -> None:
             answer = client.append(topic, records, partition=partition)
             # Of a duplicate it says when it was first appended, else -1: which of them, not when.
-            seen = _whether_told(answer.log_append_time_ms)
-            tell(what, (answer.error_code, answer.base_offset, seen, answer.log_start_offset))
+            observed = _whether_told(answer.log_append_time_ms)
+            report(what, (answer.error_code, answer.base_offset, observed, answer.log_start_offset))
 
         append("first", batch(b"a", b"b"))
         append("second", batch(b"c"))
@@ -88,9 +88,9 @@ def produce_and_fetch(bootstrap: str) -> Told:
         append("with headers", batch(Record(b"l", expected=3)), 1)
     log = Log(bootstrap)
     for partition in (0, 1):
-        tell(f"log end {partition}", log.end(topic, partition))
-        tell(f"log {partition}", [(each.base_offset, each.values) for each in log.batches(topic, partition)])
-    return told
+        report(f"log end {partition}", log.end(topic, partition))
+        report(f"log {partition}", [(each.base_offset, each.values) for each in log.batches(topic, partition)])
+    return reported
 
 
 def _whether_told(log_append_time_ms: int) -> str:
@@ -114,42 +114,44 @@ def _until_led(client: Connection, topic: str) -> None:
     until(led, f"{topic} to have leaders that know it")
 
 
-async def questions(bootstrap: str) -> Told:
+async def queries(bootstrap: str) -> Told:
     topic = unique_topic("fake")
-    told: Told = []
+    reported: Told = []
     client = ControlClient([Address.parse(each) for each in bootstrap.split(",")], LIMITS)
     try:
         await client.start(timeout_seconds=60)
-        told.append(("created", await client.create_topic(topic, partitions=1, replication_factor=1, configs={})))
-        told.append(("again", await client.create_topic(topic, partitions=1, replication_factor=1, configs={})))
+        reported.append(("created", await client.create_topic(topic, partitions=1, replication_factor=1, configs={})))
+        reported.append(("again", await client.create_topic(topic, partitions=1, replication_factor=1, configs={})))
         tp = TopicPartition(topic, 0)
-        told.append(("empty", (await client.log_end(tp)).offset))
+        reported.append(("empty", (await client.log_end(tp)).offset))
         producer_id, epoch = await client.init_producer_id()
         records = batch(b"a", b"b", producer=Producer(producer_id, epoch, 5))
-        told.append(("produce", (await client.produce(tp, records, timeout_ms=5_000)).base_offset))
+        reported.append(("produce", (await client.produce(tp, records, timeout_ms=5_000)).base_offset))
         reading = await client.read_partition(tp)
         state = asdict(reading.producers[ProducerId(producer_id)])
-        told.append(("state", {name: state[name] for name in ("epoch", "last_sequence", "current_txn_start_offset")}))
-        told.append(("consistent", (reading.consistent, reading.log_start_offset, reading.log_end.offset)))
-        told.append(("high watermark", await client.high_watermark(tp)))
+        reported.append(
+            ("state", {name: state[name] for name in ("epoch", "last_sequence", "current_txn_start_offset")})
+        )
+        reported.append(("consistent", (reading.consistent, reading.log_start_offset, reading.log_end.offset)))
+        reported.append(("high watermark", await client.high_watermark(tp)))
         found = await client.read_batch(tp, Offset(1))
         assert isinstance(found, Found)
-        told.append(("batch", [(each.base_offset, each.values) for each in read_batches(found.batch)]))
-        told.append(("not yet", await client.read_batch(tp, Offset(2))))
-        told.append(("far behind the end", await client.read_batch(tp, Offset(1_000))))
-        told.append(("facts", asdict(await client.topic_facts(topic))))
-        told.append(("of many", sorted(await client.facts_of_topics([topic, "no-such-topic"])) == [topic]))
-        told.append(("brokers", asdict(await client.broker_facts())))
-        told.append(("transaction", await client.transaction_partitions("no-such-transaction")))
+        reported.append(("batch", [(each.base_offset, each.values) for each in read_batches(found.batch)]))
+        reported.append(("not yet", await client.read_batch(tp, Offset(2))))
+        reported.append(("far behind the end", await client.read_batch(tp, Offset(1_000))))
+        reported.append(("facts", asdict(await client.topic_facts(topic))))
+        reported.append(("of many", sorted(await client.facts_of_topics([topic, "no-such-topic"])) == [topic]))
+        reported.append(("brokers", asdict(await client.broker_facts())))
+        reported.append(("transaction", await client.transaction_partitions("no-such-transaction")))
         try:
             await client.log_end(TopicPartition("no-such-topic", 0), timeout_seconds=60)
         except UpstreamUnavailable as error:
-            told.append(("missing", error.error_code))
+            reported.append(("missing", error.error_code))
         same = False
         for _ in range(10):  # now and then it asks for all topics by itself, and has other metadata then
             again = await client.refresh_metadata([topic])
             same = same or await client.refresh_metadata([topic]) is again
-        told.append(("the same bytes again", same))
+        reported.append(("the same bytes again", same))
     finally:
         await client.close()
-    return told
+    return reported

@@ -55,8 +55,14 @@ class Scene:
             self.may(user, TOPIC, self.topic, READ)
         self.may("halfway", GROUP, self.group, READ)
         with User(self.through, "admin") as admin:
-            wanted = {"Name": self.topic, "NumPartitions": 1, "ReplicationFactor": 1, "Assignments": [], "Configs": []}
-            created = admin.ask(CREATE_TOPICS, 5, {"Topics": [wanted], "timeoutMs": 30_000})
+            requested = {
+                "Name": self.topic,
+                "NumPartitions": 1,
+                "ReplicationFactor": 1,
+                "Assignments": [],
+                "Configs": [],
+            }
+            created = admin.query(CREATE_TOPICS, 5, {"Topics": [requested], "timeoutMs": 30_000})
             assert created["Topics"][0]["ErrorCode"] == 0
         with Connection(str(kafka.address(1))) as writer:
             until(lambda: writer.append(self.topic, batch(*map(_record, range(5)))).error_code == 0, "a leader")
@@ -72,18 +78,20 @@ class Scene:
             "PermissionType": permission,
         }
         with RawConnection(self.kafka.address(1)) as admin:
-            assert admin.ask(CREATE_ACLS, 2, {"Creations": [acl]})["Results"][0]["ErrorCode"] == 0
+            assert admin.query(CREATE_ACLS, 2, {"Creations": [acl]})["Results"][0]["ErrorCode"] == 0
 
     def grow(self) -> None:
         with User(self.through, "admin") as admin:
-            wanted = {"Name": self.topic, "Count": 2, "Assignments": None}
-            grown = admin.ask(CREATE_PARTITIONS, 1, {"Topics": [wanted], "TimeoutMs": 30_000, "ValidateOnly": False})
+            requested = {"Name": self.topic, "Count": 2, "Assignments": None}
+            grown = admin.query(
+                CREATE_PARTITIONS, 1, {"Topics": [requested], "TimeoutMs": 30_000, "ValidateOnly": False}
+            )
             assert grown["Results"][0]["ErrorCode"] == 0, grown
 
     def join(self, member: User) -> Fields:
         """With an assignment that it makes itself: all partitions. Gives back who it is, and what it was told."""
         protocols = [{"Name": "range", "Metadata": struct.pack(">hih", 0, 1, len(self.topic)) + self.topic.encode()}]
-        wanted = {
+        requested = {
             "GroupId": self.group,
             "SessionTimeoutMs": 30_000,
             "RebalanceTimeoutMs": 30_000,
@@ -94,13 +102,13 @@ class Scene:
         joined: Fields = {}
 
         def in_it() -> bool:
-            joined.update(member.ask(JOIN, 3, wanted))
+            joined.update(member.query(JOIN, 3, requested))
             return bool(joined["ErrorCode"] == 0)
 
         until(in_it, "a coordinator")
         who = {"GroupId": self.group, "GenerationId": joined["GenerationId"], "MemberId": joined["MemberId"]}
         own = {"MemberId": joined["MemberId"], "Assignment": self.assignment(0, 1)}
-        return who, member.ask(SYNC, 2, who | {"Assignments": [own]})  # type: ignore[return-value]
+        return who, member.query(SYNC, 2, who | {"Assignments": [own]})  # type: ignore[return-value]
 
     def assignment(self, *partitions: int) -> bytes:
         name = self.topic.encode()
@@ -109,14 +117,14 @@ class Scene:
 
     def commit(self, member: User, who: Fields, offset: int) -> None:
         partition = {"PartitionIndex": 0, "CommittedOffset": offset, "CommittedMetadata": ""}
-        asked = {
+        queried = {
             "GroupId": who["GroupId"],
             "GenerationIdOrMemberEpoch": who["GenerationId"],
             "MemberId": who["MemberId"],
             "RetentionTimeMs": -1,
             "Topics": [{"Name": self.topic, "Partitions": [partition]}],
         }
-        answer = member.ask(OFFSET_COMMIT, 4, asked)
+        answer = member.query(OFFSET_COMMIT, 4, queried)
         assert answer["Topics"][0]["Partitions"][0]["ErrorCode"] == 0, answer
 
     def fetch(self, version: int) -> Fields:
@@ -151,7 +159,7 @@ def test_who_may_not_read_the_group_is_told_the_same_as_without_the_proxy(scene:
         who, synced = scene.join(member)
         scene.commit(member, who, 2)
         assert synced["Assignment"] == scene.assignment(0), f"nothing is withheld: {scene.proxy.log}"
-        asked = [
+        queried = [
             (SYNC, 2, who | {"Assignments": []}),
             (SYNC, 5, who | {"ProtocolType": "consumer", "ProtocolName": "range", "Assignments": []}),
             (HEARTBEAT, 4, who),
@@ -170,12 +178,12 @@ def test_who_may_not_read_the_group_is_told_the_same_as_without_the_proxy(scene:
                 },
             ),
         ]
-        for api_key, version, body in asked:
+        for api_key, version, body in queried:
             with User(scene.direct, "stranger") as one, User(scene.through, "stranger") as other:
-                told = one.ask(api_key, version, body)
-                assert other.ask(api_key, version, body) == told, (api_key, version)
-                assert GROUP_AUTHORIZATION_FAILED in _codes(told), (api_key, version, told)
-        assert member.ask(HEARTBEAT, 4, who)["ErrorCode"] == 0, "nobody has disturbed it"
+                reported = one.query(api_key, version, body)
+                assert other.query(api_key, version, body) == reported, (api_key, version)
+                assert GROUP_AUTHORIZATION_FAILED in _codes(reported), (api_key, version, reported)
+        assert member.query(HEARTBEAT, 4, who)["ErrorCode"] == 0, "nobody has disturbed it"
 
 
 def test_no_beginning_is_told_of_a_topic_that_one_may_not_describe(scene: Scene) -> None:
@@ -185,14 +193,14 @@ def test_no_beginning_is_told_of_a_topic_that_one_may_not_describe(scene: Scene)
         who, _ = scene.join(member)
         scene.commit(member, who, 2)
         for version in (5, 8):
-            offsets = _offsets(member.ask(OFFSET_FETCH, version, scene.fetch(version)))
+            offsets = _offsets(member.query(OFFSET_FETCH, version, scene.fetch(version)))
             assert offsets == {0: (2, 0), 1: (0, 0)}, "the proxy has its say here, else this would prove nothing"
             with User(scene.direct, "member") as direct:
-                assert _offsets(direct.ask(OFFSET_FETCH, version, scene.fetch(version)))[1] == (-1, 0)
+                assert _offsets(direct.query(OFFSET_FETCH, version, scene.fetch(version)))[1] == (-1, 0)
             with User(scene.direct, "halfway") as one, User(scene.through, "halfway") as other:
-                told = one.ask(OFFSET_FETCH, version, scene.fetch(version))
-                assert other.ask(OFFSET_FETCH, version, scene.fetch(version)) == told
-                assert _offsets(told) == dict.fromkeys((0, 1), (-1, TOPIC_AUTHORIZATION_FAILED))
+                reported = one.query(OFFSET_FETCH, version, scene.fetch(version))
+                assert other.query(OFFSET_FETCH, version, scene.fetch(version)) == reported
+                assert _offsets(reported) == dict.fromkeys((0, 1), (-1, TOPIC_AUTHORIZATION_FAILED))
 
 
 def _offsets(answer: Fields) -> dict[int, tuple[int, int]]:
@@ -215,9 +223,9 @@ def test_a_member_whose_right_was_taken_away_is_not_told_that_there_is_more(scen
         scene.may("member", GROUP, scene.group, READ, DENY)
         with User(scene.direct, "member") as direct:
             refused = {"ThrottleTimeMs": 0, "ErrorCode": GROUP_AUTHORIZATION_FAILED}
-            until(lambda: direct.ask(HEARTBEAT, 4, who) == refused, "the ACL to hold")
-        assert member.ask(HEARTBEAT, 4, who) == refused
-        synced = member.ask(SYNC, 2, who | {"Assignments": []})
+            until(lambda: direct.query(HEARTBEAT, 4, who) == refused, "the ACL to hold")
+        assert member.query(HEARTBEAT, 4, who) == refused
+        synced = member.query(SYNC, 2, who | {"Assignments": []})
         assert (synced["ErrorCode"], synced["Assignment"]) == (GROUP_AUTHORIZATION_FAILED, b"")
 
 
@@ -228,4 +236,4 @@ def test_a_member_that_may_is_told_that_there_is_more(scene: Scene) -> None:
         who, _ = scene.join(member)
         scene.commit(member, who, 5)
         until(lambda: f"gated partition assigned group={scene.group}" in scene.proxy.log, "the group to be let in")
-        assert member.ask(HEARTBEAT, 4, who)["ErrorCode"] == REBALANCE_IN_PROGRESS
+        assert member.query(HEARTBEAT, 4, who)["ErrorCode"] == REBALANCE_IN_PROGRESS

@@ -57,7 +57,7 @@ def topic(groups_kafka: KafkaCluster, proxy: ProxyProcess) -> GrownTopic:
     return GrownTopic(groups_kafka.bootstrap, proxy.bootstrap, f"grown-{uuid4().hex[:8]}", 2)
 
 
-def _withheld(proxy: ProxyProcess, group: str, partition: int = 2) -> bool:
+def _gated(proxy: ProxyProcess, group: str, partition: int = 2) -> bool:
     return any(
         "new partition gated for a group" in line and group in line and f"-{partition}" in line
         for line in proxy.log.splitlines()
@@ -101,15 +101,15 @@ def test_a_new_partition_comes_once_the_prior_ones_are_read_and_committed(
         topic.write(2, 7)
 
         # Then it is withheld: what was read is not committed yet.
-        until(lambda: _withheld(proxy, group), f"nothing was withheld: {member.errors}\n{proxy.log}")
+        until(lambda: _gated(proxy, group), f"nothing was withheld: {member.errors}\n{proxy.log}")
         assert not member.read_of(2)
         assert 2 not in member.assigned
 
         # Until it is (again, where the rebalance made it begin at its commits): then all of it comes.
         _commit_until(member, lambda: len(member.read_of(2)) == 7, proxy)
         assert _offsets(member, 2) == list(range(7))
-        for prior in (0, 1):
-            assert list(dict.fromkeys(_offsets(member, prior))) == list(range(10))
+        for prior_partition in (0, 1):
+            assert list(dict.fromkeys(_offsets(member, prior_partition))) == list(range(10))
         until(lambda: member.assigned == {0, 1, 2}, f"it has {member.assigned}")
 
 
@@ -185,7 +185,7 @@ def test_consumable_records_before_an_aborted_tail_are_waited_for(
     topic.write(2, 4)
     with _member(proxy, topic, group) as member:
         until(lambda: len(member.read_of(0)) == 1, f"{member.errors}")
-        until(lambda: _withheld(proxy, group), proxy.log)
+        until(lambda: _gated(proxy, group), proxy.log)
         assert not member.read_of(2)
         _commit_until(member, lambda: len(member.read_of(2)) == 4, proxy)
         assert [each.partition for each in member.read] == [0] + [2] * 4
@@ -239,7 +239,7 @@ def test_what_compaction_took_is_not_waited_for_even_if_it_was_seen_before(
     topic.grow(3)
     topic.write(2, 4)
     with _member(proxy, topic, group) as member:
-        until(lambda: _withheld(proxy, group), proxy.log)
+        until(lambda: _gated(proxy, group), proxy.log)
         # When compaction takes them, since their key got a newer record, and the group still commits nothing.
         topic.write(0, 1)
         for _ in range(100):
@@ -336,7 +336,7 @@ def test_a_restarted_proxy_still_hands_over_what_it_withheld(
         topic.write(2, 5)
         with MEMBERS[client](proxy.bootstrap, topic.name, group, "earliest") as member:
             # Given a member that holds less than its coordinator thinks, and whose proxy dies.
-            until(lambda: len(member.read_of(0)) == 5 and _withheld(proxy, group), f"{member.errors}\n{proxy.log}")
+            until(lambda: len(member.read_of(0)) == 5 and _gated(proxy, group), f"{member.errors}\n{proxy.log}")
             proxy.kill()
             proxy.restart()
             # When it goes on with the same generation through a new process, and commits.
@@ -372,7 +372,7 @@ def test_a_group_that_commits_nothing_gets_the_new_partition_in_the_end(
     topic.grow(3)
     topic.write(2, 5)
     with _member(impatient, topic, group) as member:
-        until(lambda: _withheld(impatient, group), impatient.log)
+        until(lambda: _gated(impatient, group), impatient.log)
         assert not member.read_of(2)
         _gets_the_new_partition(member, 5, impatient)
     assert "limits.withheld_without_commit_seconds" in impatient.log
@@ -410,7 +410,7 @@ def test_member_that_commits_only_when_records_arrive_gets_the_new_partition(
                 grown = True
     finally:
         consumer.close()
-    assert _withheld(impatient, group)
+    assert _gated(impatient, group)
     assert read[2] == list(range(5))
     assert "limits.withheld_without_progress_seconds" in impatient.log
 
@@ -424,7 +424,7 @@ def test_a_group_that_began_at_the_end_and_commits_nothing_need_not_wait(
     topic.write(1, 5)
     topic.grow(3)
     with _member(proxy, topic, group, "latest") as member:
-        until(lambda: _withheld(proxy, group), proxy.log)
+        until(lambda: _gated(proxy, group), proxy.log)
         until(lambda: member.assigned == {0, 1, 2}, f"{member.assigned} {member.errors}\n{proxy.log}")
         topic.write(2, 3)
         _gets_the_new_partition(member, 3, proxy)
@@ -451,7 +451,7 @@ def test_an_operator_sees_who_waits_and_lets_them_go(
         assert waiting["records_max"] == 7
         # At least: groups of other stories on this Kafka may wait as well.
         until(lambda: _metric(url, "withheld_partitions") >= 1, "the metric to say so")
-        handed_over = _metric(url, "withheld_partitions_handed_over_total")
+        released_total = _metric(url, "withheld_partitions_handed_over_total")
 
         address = url.removeprefix("http://")
         assert main(["expansions", "--status", address, "--topic", topic.name]) == 0
@@ -475,7 +475,7 @@ def test_an_operator_sees_who_waits_and_lets_them_go(
 
         _gets_the_new_partition(member, 5, watched)
         until(lambda: not _waiting(url, group), watched.log)
-        until(lambda: _metric(url, "withheld_partitions_handed_over_total") > handed_over, "the metric to say so")
+        until(lambda: _metric(url, "withheld_partitions_handed_over_total") > released_total, "the metric to say so")
     assert main(["expansions", "--bootstrap", watched.bootstrap, "--json"]) == 0
     of_all = json.loads(capsys.readouterr().out)["expansions"]
     assert {each["topic"]: each["thresholds"] for each in of_all}[topic.name] == [7, 0]
@@ -491,8 +491,8 @@ def _committed(address: str, group: str, partitions: list[TopicPartition] | None
     """All commits of a group, or those of certain partitions; -1 where there is none."""
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": address})
     named = None if partitions is None else [confluent_kafka.TopicPartition(*each) for each in partitions]
-    asked = confluent_kafka.ConsumerGroupTopicPartitions(group, named)
-    found = admin.list_consumer_group_offsets([asked])[group].result(90).topic_partitions
+    queried = confluent_kafka.ConsumerGroupTopicPartitions(group, named)
+    found = admin.list_consumer_group_offsets([queried])[group].result(90).topic_partitions
     return {each.partition: max(each.offset, -1) for each in found}
 
 
@@ -518,7 +518,7 @@ def test_a_withheld_partition_that_moves_to_another_member_wedges_nobody(
         topic.grow(4)
         topic.write(2, 3)
         topic.write(3, 3)
-        until(lambda: _withheld(proxy, group, 2) and _withheld(proxy, group, 3), proxy.log)
+        until(lambda: _gated(proxy, group, 2) and _gated(proxy, group, 3), proxy.log)
         # When a second one joins: the coordinator takes partitions from the first, withheld ones perhaps, and gives
         # them to the second one as soon as the first has given them up.
         with start(proxy.bootstrap, topic.name, group, "earliest") as two:
@@ -573,15 +573,15 @@ def test_a_streams_application_goes_on_and_is_warned_about(
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            seen = [process.stdout.readline().split() for _ in range(3)]
-            assert [each[0] for each in seen] == ["mapped"] * 3
+            observed = [process.stdout.readline().split() for _ in range(3)]
+            assert [each[0] for each in observed] == ["mapped"] * 3
             # When the topic grows, then the application reads the new partition, at once.
             topic.grow(4)
             topic.write(2, 3)
-            seen = [process.stdout.readline().split() for _ in range(3)]
-            assert [each[:2] for each in seen] == [["mapped", "2"]] * 3
+            observed = [process.stdout.readline().split() for _ in range(3)]
+            assert [each[:2] for each in observed] == [["mapped", "2"]] * 3
             until(lambda: "assigns tasks" in proxy.log and group in proxy.log, proxy.log)
-            assert not _withheld(proxy, group)
+            assert not _gated(proxy, group)
         finally:
             process.kill()
 
@@ -617,9 +617,9 @@ def test_several_workers_withhold_together(client: str, groups_kafka: KafkaClust
             # Then all workers learn of it, and each brings its members to ask again, or tells them.
             until(lambda: one.assigned | two.assigned == {0, 1, 2, 3}, f"{one.assigned} {two.assigned}\n{proxy.log}")
             for partition in (2, 3):
-                wanted = {0, 1, 2}
+                requested = {0, 1, 2}
                 until(
-                    lambda p=partition, w=wanted: {*_offsets(one, p), *_offsets(two, p)} == w,  # type: ignore[misc]
+                    lambda p=partition, w=requested: {*_offsets(one, p), *_offsets(two, p)} == w,  # type: ignore[misc]
                     f"{one.read} {two.read}",
                 )
 
@@ -635,7 +635,7 @@ def test_a_coordinator_that_moves_forgets_nothing(client: str, tmp_path: Path) -
             until(lambda: len(member.read_of(0)) == 3, f"{member.errors}")
             topic.grow(4)
             topic.write(2, 3)
-            until(lambda: _withheld(proxy, group), proxy.log)
+            until(lambda: _gated(proxy, group), proxy.log)
             # When its coordinator dies, and another broker takes its place.
             until(lambda: _described(kafka.bootstrap, group) is not None, "its coordinator to be known")
             kafka.kill(_described(kafka.bootstrap, group).coordinator.id)

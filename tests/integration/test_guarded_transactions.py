@@ -126,7 +126,7 @@ class Told:
 @contextmanager
 def beside_a_conditional_writer(address: str, topic: str, name: str = "w") -> Iterator[Told]:
     """One append after the other at the end that it was last told, from before the block begins until after it ends."""
-    told = Told()
+    reported = Told()
     done = threading.Event()
 
     def write() -> None:
@@ -135,19 +135,23 @@ def beside_a_conditional_writer(address: str, topic: str, name: str = "w") -> It
             while not done.is_set():
                 number += 1
                 value = b"%s/%d/%d" % (name.encode(), number, end)
-                answer = told.answers[value] = connection.append(topic, batch(value, expected=end), timeout_ms=4500)
+                answer = reported.answers[value] = connection.append(topic, batch(value, expected=end), timeout_ms=4500)
                 if answer.base_offset >= 0:
                     end = answer.base_offset + (answer.error_code == OK)
 
     def gets_on() -> None:
-        before = told.accepted
-        until(lambda: told.accepted > before or writing.done(), "the writer to get on", within_seconds=PATIENCE_SECONDS)
+        before = reported.accepted
+        until(
+            lambda: reported.accepted > before or writing.done(),
+            "the writer to get on",
+            within_seconds=PATIENCE_SECONDS,
+        )
 
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write)
         try:
             gets_on()
-            yield told
+            yield reported
             gets_on()
         finally:
             done.set()
@@ -242,13 +246,13 @@ def test_admin_markers_through_the_proxy_displace_no_append(
     logged = len(proxy.log)
     with (
         RawConnection(Address.parse(proxy.bootstrap)) as admin,
-        beside_a_conditional_writer(proxy.bootstrap, topic) as told,
+        beside_a_conditional_writer(proxy.bootstrap, topic) as reported,
     ):
         for _ in range(60):
-            before = told.accepted
+            before = reported.accepted
             assert write_abort_marker(admin, topic, Producer(FOREIGN_PRODUCER_ID, 0, 0)) == OK
-            until(lambda before=before: told.accepted > before, "the writer to get on")  # type: ignore[misc]
-    codes = told.check(log, topic)
+            until(lambda before=before: reported.accepted > before, "the writer to get on")  # type: ignore[misc]
+    codes = reported.check(log, topic)
     assert codes.keys() <= {"OK", "OFFSET_MISMATCH", "TRY_AGAIN"}, codes
     assert sum(batch.is_control for batch in log.batches(topic)) == 60
     assert "OFFSET_VIOLATION" not in proxy.log[logged:]
@@ -306,13 +310,13 @@ def test_a_conditional_writer_beside_markers(  # noqa: PLR0917
 ) -> None:
     """It never stops trying: whatever moment the marker is written at, no append lands where it did not expect to."""
     topic = new_topic("checked")
-    with beside_a_conditional_writer(proxy.bootstrap, topic) as told:
+    with beside_a_conditional_writer(proxy.bootstrap, topic) as reported:
         for _ in range(10):
             with Transactional(proxy.bootstrap, unique_topic("txn"), protocol=1) as transactional:
                 transactional.begin(topic)
                 if written:
-                    landed = until_ok(lambda transactional=transactional: transactional.append(topic, b"txn"))
-                    assert landed.error_code == OK
+                    appended_batch = until_ok(lambda transactional=transactional: transactional.append(topic, b"txn"))
+                    assert appended_batch.error_code == OK
                 WAYS[way](transactional, cluster, topic)
                 until(
                     lambda transactional=transactional: (
@@ -321,19 +325,23 @@ def test_a_conditional_writer_beside_markers(  # noqa: PLR0917
                     "its end",
                     within_seconds=PATIENCE_SECONDS,
                 )
-            before = told.accepted
-            until(lambda before=before: told.accepted > before, "the writer to get on", within_seconds=PATIENCE_SECONDS)
-    print(told.check(log, topic))
+            before = reported.accepted
+            until(
+                lambda before=before: reported.accepted > before,
+                "the writer to get on",
+                within_seconds=PATIENCE_SECONDS,
+            )
+    print(reported.check(log, topic))
 
 
 def until_ok(append: Callable[[], Answer]) -> Answer:
     """6: another is on its way there."""
 
-    def asked() -> Answer | None:
+    def queried() -> Answer | None:
         answer = append()
         return None if answer.error_code == NOT_LEADER else answer
 
-    found: Answer = until(asked, "an answer that is not retriable", within_seconds=PATIENCE_SECONDS)
+    found: Answer = until(queried, "an answer that is not retriable", within_seconds=PATIENCE_SECONDS)
     return found
 
 
@@ -373,14 +381,14 @@ def test_transactions_of_both_protocols_and_conditional_writers(
                     transactional.init()
                 elif appended or refused or later or protocol == 1:
                     commits = rng.random() < 0.5
-                    told = transactional.end(commit=commits)
+                    reported = transactional.end(commit=commits)
                     if not commits or not (refused or later):
-                        assert told == OK
+                        assert reported == OK
                     elif refused:
-                        assert told == REFUSED[protocol]
+                        assert reported == REFUSED[protocol]
                     else:
-                        assert told in (OK, REFUSED[protocol])  # it came again, or did not
-                    if told != OK:
+                        assert reported in (OK, REFUSED[protocol])  # it came again, or did not
+                    if reported != OK:
                         assert transactional.end(commit=False) == OK
 
     with (
@@ -390,7 +398,7 @@ def test_transactions_of_both_protocols_and_conditional_writers(
     ):
         for task in [pool.submit(transactions, protocol) for protocol in (1, 2)]:
             task.result()
-    print(f"transactional {dict(codes)}", *(told.check(log, topic) for told in (a, b)))
+    print(f"transactional {dict(codes)}", *(reported.check(log, topic) for reported in (a, b)))
     assert codes[OK] > len(met_a_marker)
 
 
@@ -478,8 +486,8 @@ def test_required_topics_are_not_written_to_within_a_transaction(  # noqa: PLR09
     required, others = new_topic("required", length=2), [new_topic(prefix) for prefix in beside]
     with Transactional(proxy.bootstrap, f"{required}-txn") as transactional:
         for expected in (None, 2, 7):
-            wanted = {(topic, 0): ((b"txn",), None) for topic in others}
-            answers = transactional.append_all({(required, 0): ((b"txn",), expected), **wanted})
+            requested = {(topic, 0): ((b"txn",), None) for topic in others}
+            answers = transactional.append_all({(required, 0): ((b"txn",), expected), **requested})
             assert answers[required, 0].error_code == POLICY_VIOLATION
             if expected is not None:
                 assert (answers[required, 0].message or "").startswith("TRANSACTIONS_NOT_GUARDED")
@@ -564,8 +572,8 @@ def test_two_transactions_whose_requests_name_the_same_partitions(
         with Transactional(proxy.bootstrap, f"{order[0]}-{name}", protocol=protocol) as transactional:
             while committed < 5:
                 transactional.begin(*order)
-                wanted = {(topic, 0): ((name.encode(),), log.end(topic)) for topic in order}
-                answers = transactional.append_all(wanted, timeout_ms=3000)
+                requested = {(topic, 0): ((name.encode(),), log.end(topic)) for topic in order}
+                answers = transactional.append_all(requested, timeout_ms=3000)
                 codes = [answers[topic, 0].error_code for topic in order]
                 assert set(codes) <= {OK, NOT_LEADER, POLICY_VIOLATION}, answers
                 violated = [each for each in answers.values() if "OFFSET_VIOLATION" in (each.message or "")]
@@ -620,12 +628,12 @@ def again(connection: Connection, transactional: Transactional, topic: str, reco
     version = 12 if transactional.protocol == 2 else 11
     request = produce_request({topic: {0: records}}, -1, 10_000, transactional.name)
 
-    def asked() -> Answer | None:
+    def queried() -> Answer | None:
         connection.send(request, version)
         answer: Answer = connection.receive_produce(version)[1][topic, 0]
         return None if answer.error_code in (NOT_LEADER, 51) else answer
 
-    found: Answer = until(asked, "an answer that is not retriable", within_seconds=PATIENCE_SECONDS)
+    found: Answer = until(queried, "an answer that is not retriable", within_seconds=PATIENCE_SECONDS)
     return found
 
 
@@ -639,9 +647,9 @@ def test_a_retry_within_a_transaction_is_told_where_its_first_try_lies(
         transactional.begin(topic, other)
         where_expected = batch(b"x", b"y", expected=2, producer=transactional.producer, transactional=True)
         elsewhere = batch(b"z", expected=1, producer=transactional.producer, transactional=True)
-        with Connection(cluster.bootstrap) as around, Connection(proxy.bootstrap) as through:
-            assert again(around, transactional, topic, where_expected)[:2] == (OK, 2)
-            assert again(around, transactional, other, elsewhere)[:2] == (OK, 2)
+        with Connection(cluster.bootstrap) as services, Connection(proxy.bootstrap) as through:
+            assert again(services, transactional, topic, where_expected)[:2] == (OK, 2)
+            assert again(services, transactional, other, elsewhere)[:2] == (OK, 2)
             for _ in range(2):
                 assert again(through, transactional, topic, where_expected)[:2] == (OK, 2)
                 violated = again(through, transactional, other, elsewhere)
@@ -737,12 +745,12 @@ class _Confluent:
         self.producer.begin_transaction()
 
     def send(self, expected: int) -> int:
-        landed: list[int] = []
+        appended_batch: list[int] = []
         failed: list[confluent_kafka.KafkaError] = []
 
         def delivered(error: confluent_kafka.KafkaError | None, msg: confluent_kafka.Message) -> None:
             if error is None:
-                landed.append(msg.offset())
+                appended_batch.append(msg.offset())
             else:
                 failed.append(error)
 
@@ -752,7 +760,7 @@ class _Confluent:
         self.producer.flush(PATIENCE_SECONDS)
         if failed:
             raise confluent_kafka.KafkaException(failed[0])
-        return landed[0]
+        return appended_batch[0]
 
     def commit(self) -> None:
         self.producer.commit_transaction(PATIENCE_SECONDS)

@@ -128,8 +128,8 @@ def test_partition_added_at_kafka_is_appended_to_at_the_first_try(
         direct.create_topic(topic)
         assert connection.append(topic, raw.batch(b"x")).error_code == OK
         assert connection.append(topic, raw.batch(b"x"), partition=1).error_code == UNKNOWN_PARTITION
-        wanted = CreatePartitionsRequest.CreatePartitionsTopic(name=topic, count=2, assignments=None)
-        answer = direct.ask(CreatePartitionsRequest(topics=[wanted], timeout_ms=10_000, validate_only=False), 3)
+        requested = CreatePartitionsRequest.CreatePartitionsTopic(name=topic, count=2, assignments=None)
+        answer = direct.query(CreatePartitionsRequest(topics=[requested], timeout_ms=10_000, validate_only=False), 3)
         assert answer.results[0].error_code == OK
         raw.until(lambda: raw.Log(kafka.bootstrap).end(topic, 1) == 0, "the partition's leader", is_there=bool)
         assert connection.append(topic, raw.batch(b"x"), partition=1).error_code == OK

@@ -103,8 +103,8 @@ def refused(client: Client, bootstrap: str, java: JavaProducers, topic: str, **m
             gc.collect()
 
 
-def shown(seen: Seen) -> str:
-    return f"`{seen.error}`" if seen.error is not None else "appended"
+def shown(observed: Seen) -> str:
+    return f"`{observed.error}`" if observed.error is not None else "appended"
 
 
 @pytest.mark.parametrize("client", IDEMPOTENT, ids=lambda client: client.name.replace("`", ""))
@@ -126,13 +126,13 @@ def test_what_each_idempotent_producer_makes_of_it(
         assert error == expected
         assert read_all(old.bootstrap, topic) == []
         before = downgraded(proxy, why)
-        seen = outcome(client, proxy.bootstrap, java, topic, **more)
+        observed = outcome(client, proxy.bootstrap, java, topic, **more)
         # All of it, in the order in which it was sent, once: though nobody deduplicates it.
-        assert [each.offset for each in seen] == list(range(COUNT)), seen
+        assert [each.offset for each in observed] == list(range(COUNT)), observed
         assert read_all(old.bootstrap, topic) == [(n, b"%d" % n) for n in range(COUNT)]
         assert downgraded(proxy, why) > before
-        told = [line for line in proxy.log.splitlines() if "idempotence given up" in line and topic in line]
-        assert len(told) == 1, told
+        reported = [line for line in proxy.log.splitlines() if "idempotence given up" in line and topic in line]
+        assert len(reported) == 1, reported
     gc.collect()
 
 
@@ -194,6 +194,6 @@ def test_our_library_may_ask_for_it(library: str, old: OldKafka, proxy: ProxyPro
     topic = create(old, "safe", old_format=True)
     with closing(producer(library, proxy.bootstrap, idempotence="safe")) as made:
         sent = [made.send(topic, b"%d" % n, partition=0) for n in range(COUNT)]
-        made.settle()
+        made.resolve()
         assert [each.get() for each in sent] == list(range(COUNT))
     assert read_all(old.bootstrap, topic) == [(n, b"%d" % n) for n in range(COUNT)]

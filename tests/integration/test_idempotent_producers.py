@@ -82,10 +82,10 @@ def send(producer: Sender, topic: str, numbers: range) -> list[Seen]:
     return [producer.send(topic, f"{n}").get() for n in numbers]
 
 
-def outcome(seen: list[Seen], all_well: str) -> str:
-    first, *others = seen
+def outcome(observed: list[Seen], all_well: str) -> str:
+    first, *others = observed
     if first.error is None:
-        assert all(each.error is None for each in others), seen
+        assert all(each.error is None for each in others), observed
         return all_well
     gone_on = all(each.error is None for each in others)
     return f"`{first.error}` once" if gone_on else f"`{first.error}` from then on"
@@ -131,8 +131,8 @@ def test_a_producer_whose_state_has_expired_goes_on(
     client: Client, prefix: str, forgotten: Forgotten, forgetful: KafkaCluster
 ) -> None:
     _, topic, producer = forgotten[client.name, prefix]
-    seen = send(producer, topic, range(BEFORE, BEFORE + AFTER))
-    assert [each.offset for each in seen] == list(range(BEFORE, BEFORE + AFTER)), seen
+    observed = send(producer, topic, range(BEFORE, BEFORE + AFTER))
+    assert [each.offset for each in observed] == list(range(BEFORE, BEFORE + AFTER)), observed
     assert Log(forgetful.bootstrap).values(topic) == [b"%d" % n for n in range(BEFORE + AFTER)]
 
 
@@ -150,8 +150,8 @@ def test_a_producer_whose_records_are_deleted_goes_on(
     with closing(client.open(proxy.bootstrap, java)) as producer:
         assert [each.offset for each in send(producer, topic, range(BEFORE))] == list(range(BEFORE))
         lose(log, topic)
-        seen = send(producer, topic, range(BEFORE, BEFORE + AFTER))
-    assert [each.offset for each in seen] == list(range(BEFORE, BEFORE + AFTER)), seen
+        observed = send(producer, topic, range(BEFORE, BEFORE + AFTER))
+    assert [each.offset for each in observed] == list(range(BEFORE, BEFORE + AFTER)), observed
     found = [(each.base_offset, *each.values) for each in log.batches(topic, start=log_start(log, topic))]
     assert found == [(n, b"%d" % n) for n in range(BEFORE, BEFORE + AFTER)]
     gc.collect()
@@ -203,12 +203,12 @@ def test_a_45_that_tells_of_no_loss_lets_the_producer_go_on(
     direct, proxied = old_fashioned
     topic = f"{FORGETFUL}{IDEMPOTENT.index(client)}"
     with closing(client.open(proxied, java)) as producer:
-        seen = send(producer, topic, range(FORGETS_EVERY + AFTER))
-    print([str(each) for each in seen])
-    told = [each.offset for each in seen if each.error is None]
-    assert told == list(range(len(told)))
-    assert Log(direct).end(topic) == len(told)
-    assert outcome(seen[FORGETS_EVERY:], "goes on") == OUTCOMES[client.name][0]
+        observed = send(producer, topic, range(FORGETS_EVERY + AFTER))
+    print([str(each) for each in observed])
+    reported = [each.offset for each in observed if each.error is None]
+    assert reported == list(range(len(reported)))
+    assert Log(direct).end(topic) == len(reported)
+    assert outcome(observed[FORGETS_EVERY:], "goes on") == OUTCOMES[client.name][0]
     gc.collect()
 
 
@@ -258,9 +258,9 @@ def test_what_kafka_has_lost_is_told_as_lost(stage3: Stage3, java: JavaProducers
         assert found == OUT_OF_ORDER
         outcomes = {}
         for client in IDEMPOTENT:
-            seen = send(senders[client.name], topics[client.name], range(6, 8))
-            print(client.name, [str(each) for each in seen])
-            outcomes[client.name] = outcome(seen, "goes on behind the hole")
+            observed = send(senders[client.name], topics[client.name], range(6, 8))
+            print(client.name, [str(each) for each in observed])
+            outcomes[client.name] = outcome(observed, "goes on behind the hole")
     print(outcomes)
     for client in IDEMPOTENT:
         assert outcomes[client.name] == OUTCOMES[client.name][1]

@@ -65,7 +65,7 @@ def test_topics_that_kafka_calls_internal_are_known(kafka: KafkaCluster) -> None
 
     def internal() -> set[str]:
         with Connection(kafka.bootstrap) as client:
-            return {each.name for each in client.ask(MetadataRequest(topics=None), 9).topics if each.is_internal}
+            return {each.name for each in client.query(MetadataRequest(topics=None), 9).topics if each.is_internal}
 
     until(lambda: {"__consumer_offsets", "__transaction_state"} <= internal(), "Kafka's internal topics")
     assert internal() <= INTERNAL_TOPICS

@@ -34,10 +34,10 @@ def test_a_java_producer_sees_a_policy_violation_with_both_offsets_and_goes_on(
     with Connection(proxy.bootstrap) as client:
         assert client.create_topic(topic) == (0, None)
 
-    seen = sends(proxy.bootstrap, topic, idempotent, "0", "7", "1", "-", "3")
+    observed = sends(proxy.bootstrap, topic, idempotent, "0", "7", "1", "-", "3")
 
-    print(*seen, sep="\n")
-    assert seen == [
+    print(*observed, sep="\n")
+    assert observed == [
         "ok 0",
         f"PolicyViolationException OFFSET_MISMATCH topic={topic} partition=0 expected=7 actual=1",
         "ok 1",
@@ -55,7 +55,7 @@ def test_a_java_producer_that_says_nothing_where_it_must_is_told_so(
     with Connection(proxy.bootstrap) as client:
         assert client.create_topic(topic) == (0, None)
 
-    nothing_said, said = sends(proxy.bootstrap, topic, True, "-", "0")
+    nothing_said, stated = sends(proxy.bootstrap, topic, True, "-", "0")
 
     assert nothing_said.startswith(f"PolicyViolationException EXPECTATION_REQUIRED topic={topic} partition=0")
-    assert said == "ok 0"
+    assert stated == "ok 0"

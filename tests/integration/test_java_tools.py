@@ -96,7 +96,7 @@ def _main_class(tool: str) -> str:
 
 def _addresses(bootstrap: str) -> dict[str, str]:
     with RawConnection(Address.parse(bootstrap.partition(",")[0])) as connection:
-        brokers = connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
+        brokers = connection.query(METADATA, 9, {"Topics": []})["Brokers"]
     return {f"{each['Host']}:{each['Port']}": f"broker-{each['NodeId']}" for each in brokers}
 
 
@@ -148,9 +148,9 @@ def test_quorum_is_described_with_the_proxys_addresses(kafka3: KafkaCluster, pro
     direct = {node_id: [f"CONTROLLER://{kafka3.address(node_id, 'CONTROLLER')}"] for node_id in kafka3.node_ids}
     names = {name: address for address, name in _addresses(proxied3.bootstrap).items()}
     proxied = {node_id: [f"CONTROLLER://{names[f'broker-{node_id}']}"] for node_id in kafka3.node_ids}
-    for asked in (of_kafka_python, of_the_tool):
-        assert asked(kafka3.bootstrap) == direct
-        assert asked(proxied3.bootstrap) == proxied
+    for queried in (of_kafka_python, of_the_tool):
+        assert queried(kafka3.bootstrap) == direct
+        assert queried(proxied3.bootstrap) == proxied
 
 
 @pytest.mark.parametrize("brokers", [pytest.param(1, marks=pytest.mark.soak), 3])

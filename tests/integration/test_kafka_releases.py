@@ -32,10 +32,10 @@ FETCH, API_VERSIONS = 1, 18
 
 @pytest.mark.brokers
 def test_the_page_tells_what_this_release_tells(kafka: KafkaCluster, proxied: ProxyProcess) -> None:
-    direct, told = story.api_versions(kafka.bootstrap), story.api_versions(proxied.bootstrap)
-    release = Release(kafka_version(), direct, told)
+    direct, reported = story.api_versions(kafka.bootstrap), story.api_versions(proxied.bootstrap)
+    release = Release(kafka_version(), direct, reported)
     documented = page.documented(kafka_version())
-    assert documented == {key: page.cell(release, key) for key in {*direct, *told}}
+    assert documented == {key: page.cell(release, key) for key in {*direct, *reported}}
 
 
 def test_every_release_that_can_be_started_is_in_the_page() -> None:
@@ -77,12 +77,12 @@ def test_clients_are_told_what_they_were_told(
 
     with ProxyProcess(of_today.bootstrap, tmp_path) as proxy_of_today:
         for version in range(APIS[API_VERSIONS].max_version + 1):
-            told = []
+            reported = []
             for address in (proxy_of_today.bootstrap, future.proxy.bootstrap):
                 with Connection(address) as client:
-                    told.append(client.api_versions(version))
+                    reported.append(client.api_versions(version))
             # What this release does not have yet, up to what the proxy knows, is all that may come.
-            assert told[1] == {key: _up_to_the_table(key, known[key]) for key in told[0]}, version
+            assert reported[1] == {key: _up_to_the_table(key, known[key]) for key in reported[0]}, version
 
 
 def _up_to_the_table(key: int, known: tuple[int, int]) -> tuple[int, int]:
@@ -118,7 +118,7 @@ def test_what_nobody_knows_ends_its_connection_alone(future: Front, broker: Futu
         assert client.append(topic, batch(b"after", expected=1)).error_code == 0
     assert Log(future.kafka.bootstrap).values(topic) == [b"before", b"after"]
     until(lambda: "api key 95 v0 is not an API that this proxy lets pass" in future.proxy.log, "the log to tell why")
-    assert not {key for key, _ in broker.asked} & NEW_APIS.keys()
+    assert not {key for key, _ in broker.queried} & NEW_APIS.keys()
 
 
 def test_the_broker_is_asked_nothing_that_is_not_known(future: Front, broker: FutureBroker) -> None:
@@ -126,8 +126,8 @@ def test_the_broker_is_asked_nothing_that_is_not_known(future: Front, broker: Fu
     with Connection(future.proxy.bootstrap) as client:
         client.metadata("none")
     known = story.api_versions(future.kafka.bootstrap)
-    assert {key for key, _ in broker.asked} >= {PRODUCE, METADATA, API_VERSIONS}
-    assert {(key, version) for key, version in broker.asked if not _is_in(known, key, version)} == set()
+    assert {key for key, _ in broker.queried} >= {PRODUCE, METADATA, API_VERSIONS}
+    assert {(key, version) for key, version in broker.queried if not _is_in(known, key, version)} == set()
 
 
 def _is_in(known: story.Versions, key: int, version: int) -> bool:

@@ -70,26 +70,26 @@ def second(proxy: ProxyProcess, tmp_path_factory: pytest.TempPathFactory) -> Ite
 # --- asked of Kafka, not of the proxy ---------------------------------------------------------------------------------
 
 
-def _ask(address: str, api_key: int, version: int, body: Fields) -> Fields:
+def _query(address: str, api_key: int, version: int, body: Fields) -> Fields:
     with RawConnection(Address.parse(address)) as connection:
-        return connection.ask(api_key, version, body)
+        return connection.query(api_key, version, body)
 
 
 def _last_stable_offset(cluster: KafkaCluster, topic: str) -> int:
     partition = {"PartitionIndex": 0, "Timestamp": -1, "CurrentLeaderEpoch": -1}
-    asked = {"ReplicaId": -1, "IsolationLevel": 1, "Topics": [{"Name": topic, "Partitions": [partition]}]}
-    (found,) = _ask(Log(cluster.bootstrap).leader(topic), LIST_OFFSETS, 4, asked)["Topics"]
+    queried = {"ReplicaId": -1, "IsolationLevel": 1, "Topics": [{"Name": topic, "Partitions": [partition]}]}
+    (found,) = _query(Log(cluster.bootstrap).leader(topic), LIST_OFFSETS, 4, queried)["Topics"]
     return int(found["Partitions"][0]["Offset"])
 
 
 def _state(cluster: KafkaCluster, transactional_id: str) -> str:
     def answer() -> str | None:
-        asked = {"KeyType": 1, "CoordinatorKeys": [transactional_id]}
-        (found,) = _ask(str(cluster.address(1)), FIND_COORDINATOR, 4, asked)["Coordinators"]
+        queried = {"KeyType": 1, "CoordinatorKeys": [transactional_id]}
+        (found,) = _query(str(cluster.address(1)), FIND_COORDINATOR, 4, queried)["Coordinators"]
         if found["ErrorCode"]:
             return None
         body = {"TransactionalIds": [transactional_id]}
-        answer = _ask(f"{found['Host']}:{found['Port']}", DESCRIBE_TRANSACTIONS, 0, body)["TransactionStates"][0]
+        answer = _query(f"{found['Host']}:{found['Port']}", DESCRIBE_TRANSACTIONS, 0, body)["TransactionStates"][0]
         return None if answer["ErrorCode"] else str(answer["TransactionState"])
 
     return str(until(answer, "the transaction coordinator", within_seconds=PATIENCE_SECONDS))
@@ -194,10 +194,10 @@ class Story:
         self.first.do("begin", "a")
         self.send(self.first, "a", "zombie")
         self.second.do("init", "b", f"{self.topic}-txn", LONG_MS)
-        told = self.first.ask("commit", "a")
-        assert not told.ok, "a zombie has committed"
-        assert FENCED.search(told.text), told
-        self.shown["zombie"] = told.error
+        reported = self.first.query("commit", "a")
+        assert not reported.ok, "a zombie has committed"
+        assert FENCED.search(reported.text), reported
+        self.shown["zombie"] = reported.error
         self.second.do("begin", "b")
         self.send(self.second, "b", "successor")
         self.second.do("commit", "b")
@@ -222,9 +222,9 @@ class Story:
         self.second.do("begin", "slow")
         self.send(self.second, "slow", "too-late")
         until(lambda: _state(self.cluster, name) == "CompleteAbort", "the timeout", within_seconds=PATIENCE_SECONDS)
-        told = self.second.ask("commit", "slow")
-        assert not told.ok, "it has committed what its coordinator aborted"
-        self.shown["timed out"] = told.error
+        reported = self.second.query("commit", "slow")
+        assert not reported.ok, "it has committed what its coordinator aborted"
+        self.shown["timed out"] = reported.error
         self.second.do("init", "again", name, LONG_MS)
         self.second.do("begin", "again")
         self.send(self.second, "again", "last")
@@ -331,4 +331,4 @@ def test_kafkas_own_tools(cluster: KafkaCluster, proxy: ProxyProcess, tmp_path: 
         assert topic not in hanging, hanging
         assert re.search(r"None\s*$", after.strip()), after
         assert _last_stable_offset(cluster, topic) == Log(cluster.bootstrap).end(topic) == 2
-        process.ask("abort", "a")
+        process.query("abort", "a")

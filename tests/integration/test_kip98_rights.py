@@ -84,53 +84,53 @@ class Scene:
 
     def as_user(self, user: str, side: Address, api_key: int, version: int, body: Fields) -> Fields:
         with User(side, user) as connection:
-            return connection.ask(api_key, version, body)
+            return connection.query(api_key, version, body)
 
     def same(self, user: str, api_key: int, version: int, body: Fields, *codes: int) -> Fields:
         """The one answer that both sides give, once they have no reason to say: later."""
 
-        def ask(side: Address) -> Fields:
+        def query(side: Address) -> Fields:
             def answer() -> Fields | None:
-                told = self.as_user(user, side, api_key, version, body)
-                return None if _codes(told) & LATER else told
+                reported = self.as_user(user, side, api_key, version, body)
+                return None if _codes(reported) & LATER else reported
 
-            told: Fields = until(answer, "an answer", within_seconds=60)
-            return told
+            reported: Fields = until(answer, "an answer", within_seconds=60)
+            return reported
 
-        direct, proxied = map(ask, self.sides)
+        direct, proxied = map(query, self.sides)
         assert direct == proxied, (user, api_key, version)
         assert _codes(direct) == set(codes), (user, api_key, version, direct)
         return direct
 
     def init(self, user: str, name: str, side: Address | None = None) -> Producer:
         def answer() -> Fields | None:
-            told = self.as_user(user, side or self.through, INIT_PRODUCER_ID, 4, _init(name))
-            return None if told["ErrorCode"] in LATER else told
+            reported = self.as_user(user, side or self.through, INIT_PRODUCER_ID, 4, _init(name))
+            return None if reported["ErrorCode"] in LATER else reported
 
-        told = until(answer, "a coordinator", within_seconds=60)
-        assert told["ErrorCode"] == OK, told
-        return Producer(told["ProducerId"], told["ProducerEpoch"], 0)
+        reported = until(answer, "a coordinator", within_seconds=60)
+        assert reported["ErrorCode"] == OK, reported
+        return Producer(reported["ProducerId"], reported["ProducerEpoch"], 0)
 
     def end(self, user: str, name: str, producer: Producer, *, commit: bool, version: int = 3) -> int:
         def answer() -> Fields | None:
-            told = self.as_user(user, self.through, END_TXN, version, _end(name, producer, commit=commit))
-            return None if told["ErrorCode"] in LATER else told
+            reported = self.as_user(user, self.through, END_TXN, version, _end(name, producer, commit=commit))
+            return None if reported["ErrorCode"] in LATER else reported
 
-        told: Fields = until(answer, "a coordinator", within_seconds=60)
-        return int(told["ErrorCode"])
+        reported: Fields = until(answer, "a coordinator", within_seconds=60)
+        return int(reported["ErrorCode"])
 
     def add(self, user: str, name: str, producer: Producer, *topics: str) -> None:
         def answer() -> bool:
-            told = self.as_user(user, self.through, ADD_PARTITIONS, 3, _add(name, producer, *topics))
-            assert _codes(told) <= {OK, *LATER}, told
-            return _codes(told) == {OK}
+            reported = self.as_user(user, self.through, ADD_PARTITIONS, 3, _add(name, producer, *topics))
+            assert _codes(reported) <= {OK, *LATER}, reported
+            return _codes(reported) == {OK}
 
         until(answer, "a coordinator", within_seconds=60)
 
     def produce(self, user: str, topic: str, records: bytes, name: str | None, side: Address | None = None) -> Fields:
         def answer() -> Fields | None:
-            told = self.as_user(user, side or self.through, PRODUCE, 9, _produce(topic, records, name))
-            partition: Fields = told["Responses"][0]["PartitionResponses"][0]
+            reported = self.as_user(user, side or self.through, PRODUCE, 9, _produce(topic, records, name))
+            partition: Fields = reported["Responses"][0]["PartitionResponses"][0]
             return None if partition["ErrorCode"] == NOT_LEADER else partition  # the log end is not known yet
 
         found: Fields = until(answer, "an answer", within_seconds=60)
@@ -153,11 +153,11 @@ def scene(kafka: KafkaCluster, proxy: ProxyProcess) -> Scene:
     allow(kafka, "internal", TOPIC, "__transaction_state", WRITE)
     allow(kafka, "internal", TOPIC, "__consumer_offsets", WRITE)
     with User(found.through, "admin") as admin:
-        wanted = [
+        requested = [
             {"Name": topic, "NumPartitions": 1, "ReplicationFactor": 1, "Assignments": [], "Configs": []}
             for topic in topics
         ]
-        created = admin.ask(CREATE_TOPICS, 5, {"Topics": wanted, "timeoutMs": 30_000})
+        created = admin.query(CREATE_TOPICS, 5, {"Topics": requested, "timeoutMs": 30_000})
         assert {each["ErrorCode"] for each in created["Topics"]} == {OK}
     for topic in topics:
         assert found.log.end(topic) == 0
@@ -321,9 +321,11 @@ def test_nobody_writes_to_the_internal_topics(scene: Scene, topic: str) -> None:
     """Given one who may write there, when it does, then it is refused; who may not is told just that."""
     producer = scene.init("owner", scene.name)
     for side in scene.sides:  # creates __consumer_offsets
-        asked = {"KeyType": 0, "CoordinatorKeys": [scene.group]}
+        queried = {"KeyType": 0, "CoordinatorKeys": [scene.group]}
         until(
-            lambda side=side, asked=asked: not _codes(scene.as_user("owner", side, FIND_COORDINATOR, 4, asked)) - {OK},
+            lambda side=side, queried=queried: (
+                not _codes(scene.as_user("owner", side, FIND_COORDINATOR, 4, queried)) - {OK}
+            ),
             "it",
         )
     plain = batch(b"x", producer=Producer(-1, -1, -1))
@@ -346,11 +348,11 @@ def test_nobody_writes_control_batches(scene: Scene, kind: str) -> None:
     )
     for transactional in (True, False):
         records = _control_batch(producer._replace(sequence=1), transactional=transactional)
-        told = [
+        reported = [
             scene.produce("owner", topic, records, scene.name if transactional else None, side)["ErrorCode"]
             for side in scene.sides
         ]
-        assert told[0] == told[1] == INVALID_RECORD, told
+        assert reported[0] == reported[1] == INVALID_RECORD, reported
     log = scene.log
     assert log.end(topic) == 1
     assert scene.end("owner", scene.name, producer, commit=False) == OK
@@ -379,8 +381,8 @@ def _stranger(user: str, name_of: str, *, epoch: int = 0) -> Callable[[Scene, Pr
         if name_of == "other":
             scene.init("other", name)
         for expected in (1, 77):
-            told = scene.produce(user, scene.topic("checked"), _conditional(claimed, b"theirs", expected), name)
-            assert told["ErrorCode"] != OK, told
+            reported = scene.produce(user, scene.topic("checked"), _conditional(claimed, b"theirs", expected), name)
+            assert reported["ErrorCode"] != OK, reported
 
     return speaks
 
@@ -435,8 +437,8 @@ def test_kafka_itself_adds_a_strangers_batch_to_an_open_transaction(scene: Scene
     where = scene.direct if side == "direct" else scene.through
     assert scene.produce("other", scene.topic("checked"), theirs, scene.others_name, where)["ErrorCode"] == OK
     more = _conditional(producer._replace(sequence=2), b"theirs too", 2)
-    told = scene.produce("other", scene.topic("checked"), more, scene.others_name)
-    assert told["ErrorCode"] == BAD_MAPPING
+    reported = scene.produce("other", scene.topic("checked"), more, scene.others_name)
+    assert reported["ErrorCode"] == BAD_MAPPING
     assert scene.end("owner", scene.name, producer, commit=False) == OK
 
 

@@ -34,26 +34,26 @@ def _run(bootstrap: str, topic: str, *options: str) -> tuple[int, str]:
 def test_two_leaders_that_fight_end_in_the_same_state(
     store_proxy: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
-    status, told = _run(store_proxy.bootstrap, unique_topic("kv"))
-    print(told)
-    assert status == 0, told
-    assert "EQUAL" in told
-    assert "requests lost: 0   doubled: 0   decided on a stale value: 0" in told
-    refused = sum(int(n) for n in re.findall(r"(\d+) were refused", told))
+    status, reported = _run(store_proxy.bootstrap, unique_topic("kv"))
+    print(reported)
+    assert status == 0, reported
+    assert "EQUAL" in reported
+    assert "requests lost: 0   doubled: 0   decided on a stale value: 0" in reported
+    refused = sum(int(n) for n in re.findall(r"(\d+) were refused", reported))
     assert refused > 0, "they never met: nothing was shown"
 
 
 def test_without_expected_offsets_the_same_run_diverges(
     store_proxy: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
-    status, told = _run(store_proxy.bootstrap, unique_topic("kv-unchecked"), "--unchecked")
-    assert status == 1, told
-    assert "DIVERGED" in told
+    status, reported = _run(store_proxy.bootstrap, unique_topic("kv-unchecked"), "--unchecked")
+    assert status == 1, reported
+    assert "DIVERGED" in reported
 
 
 def test_in_front_of_a_plain_kafka_the_example_says_what_is_missing(
     kafka: KafkaCluster, unique_topic: Callable[..., str]
 ) -> None:
-    _, told = _run(kafka.bootstrap, unique_topic("kv-plain"))
-    assert "is not a Fencepost proxy" in told
-    assert "Traceback" not in told
+    _, reported = _run(kafka.bootstrap, unique_topic("kv-plain"))
+    assert "is not a Fencepost proxy" in reported
+    assert "Traceback" not in reported

@@ -46,9 +46,9 @@ def all_kinds(proxies: Sequence[ProxyProcess], topic: str) -> list[Writer]:
     there, back = list(proxies), list(reversed(proxies))
     return [
         Writer("single", there, topic),
-        Writer("chain", back, topic, chain=6),
+        Writer("chain", back, topic, pipeline_key=6),
         Writer("idempotent", back, topic, idempotent=True),
-        Writer("idempotent-chain", there, topic, chain=4, idempotent=True),
+        Writer("idempotent-chain", there, topic, pipeline_key=4, idempotent=True),
         Writer("named", there, topic, named=True),
     ]
 
@@ -95,21 +95,21 @@ def test_preferred_elections_and_reassignments(rounds: int, stage3: Stage3, say:
 
 
 @pytest.mark.parametrize(
-    ("tail", "stamped"),
+    ("tail", "fenced"),
     [("another wrote", True), ("another wrote", False), ("nobody wrote", True)],
     ids=["stamped", "not stamped", "nobody else wrote"],
 )
 def test_the_leader_goes_and_comes_back_between_check_and_append(
-    tail: str, stamped: bool, stage3: Stage3, say: Say
+    tail: str, fenced: bool, stage3: Stage3, say: Say
 ) -> None:
     """A -> B -> A: the request that was checked under the first A comes to the second A, which cannot tell."""
-    first, second = stage3.proxies if stamped else stage3.naive
+    first, second = stage3.proxies if fenced else stage3.naive
     topic = stage3.create(required_topic())
     ledger = Ledger()
     runs = 4
-    told = []
+    reported = []
     for run in itertools.count():
-        if run >= runs and (set(told) != {NOT_LEADER} or run >= 4 * runs):
+        if run >= runs and (set(reported) != {NOT_LEADER} or run >= 4 * runs):
             break
         end = append_at_the_end(stage3.log, first, topic, f"warm{run}", ledger) + 1
         # Kafka takes an equal sequence range for a duplicate, and refuses any other: see that both are understood.
@@ -130,8 +130,8 @@ def test_the_leader_goes_and_comes_back_between_check_and_append(
             stage3.until(partial(has_grown, stage3, topic, 1, end - 1), "broker 1 to know that it leads")
             held.release()
             answer = client.receive_produce()[1][topic, 0]
-        told.append(answer.error_code)
-        if stamped:
+        reported.append(answer.error_code)
+        if fenced:
             for i, value in enumerate(late):
                 ledger.note(value, answer._replace(base_offset=answer.base_offset + i))
             # 6: its time at the gate is over, or broker 1 has not taken the lead yet.
@@ -142,11 +142,11 @@ def test_the_leader_goes_and_comes_back_between_check_and_append(
         for value, offset in offsets(stage3.log.batches(topic)).items()
         if expected_of(value) not in (None, offset)
     ]
-    title = f"{tail}, {'stamped' if stamped else 'not stamped'}"
-    say(f"{title}: {run} runs, {len(misplaced)} at a wrong offset; the late ones were told {told}")
-    if stamped:
+    title = f"{tail}, {'stamped' if fenced else 'not stamped'}"
+    say(f"{title}: {run} runs, {len(misplaced)} at a wrong offset; the late ones were told {reported}")
+    if fenced:
         ledger.check(stage3.log, topic)
-        assert set(told) != {NOT_LEADER}, "never compared: these runs show nothing"
+        assert set(reported) != {NOT_LEADER}, "never compared: these runs show nothing"
     else:
         assert len(misplaced) >= runs, "without the stamp nothing went wrong: these runs show nothing"
 
@@ -217,14 +217,14 @@ def test_a_tail_that_was_never_replicated_is_truncated(rounds: int, stage3: Stag
         if run >= rounds and (truncated or run >= rounds + 4):
             break
         leader = stage3.leader(topic)
-        followers = [each for each in NODES if each != leader]
+        duplicate_waiters = [each for each in NODES if each != leader]
         stage3.lead(STATE_TOPIC, leader)  # or the proxies stop serving when they cannot read it
         with Connection(leaders_listener(stage3.proxies[0], topic), timeout_seconds=40) as client:
             client.api_versions()  # connected before the acknowledgement that makes the gate sure: it may pipeline
             end = append_at_the_end(stage3.log, stage3.proxies[0], topic, f"warm{run}", ledger) + 1
             tail = [value_of("tail", run * 10 + i, end + i) for i in range(5)]
-            for follower in followers:
-                stage3.kafka.pause(follower)
+            for duplicate_waiter in duplicate_waiters:
+                stage3.kafka.pause(duplicate_waiter)
             time.sleep(1)  # their fetches wait in the leader for replica.fetch.wait.max.ms, and would be answered
             for i, value in enumerate(tail):
                 ledger.sent(value)
@@ -232,8 +232,8 @@ def test_a_tail_that_was_never_replicated_is_truncated(rounds: int, stage3: Stag
                 client.send_produce({topic: {0: batch(value, expected=end + i)}}, acks=1, timeout_ms=8_000)
             until(partial(has_grown, stage3, topic, leader, end), "a tail")
             stage3.kafka.pause(leader)
-            for follower in followers:
-                stage3.kafka.resume(follower)
+            for duplicate_waiter in duplicate_waiters:
+                stage3.kafka.resume(duplicate_waiter)
             stage3.await_leader(topic, other_than=leader)
             # Another writer takes the offsets that the old leader gave to the tail.
             other = append_at_the_end(stage3.log, stage3.proxies[1], topic, f"other{run}", ledger)

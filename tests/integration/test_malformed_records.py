@@ -34,7 +34,7 @@ MALFORMED: dict[str, tuple[list[bytes], int]] = {
 }
 
 
-def told(connection: raw.Connection, topic: str, records: bytes) -> int:
+def reported(connection: raw.Connection, topic: str, records: bytes) -> int:
     """By a leader that knows that it is one."""
     return int(
         raw.until(
@@ -57,7 +57,7 @@ def test_kafka_appends_nothing_of_a_batch_with_a_malformed_record(
     with raw.Connection(kafka.bootstrap) as connection:
         connection.create_topic(name)
         malformed = bytes(batch(records, count=count, base_timestamp_ms=now_ms, codec=codec))
-        assert told(connection, name, malformed) != 0
+        assert reported(connection, name, malformed) != 0
     assert log.end(name) == 0
 
 
@@ -71,5 +71,7 @@ def test_only_in_uncompressed_batches_kafka_believes_the_offset_deltas(
     name = unique_topic("deltas")
     with raw.Connection(kafka.bootstrap) as connection:
         connection.create_topic(name)
-        code = told(connection, name, bytes(batch([record(0), record(delta)], base_timestamp_ms=now_ms, codec=codec)))
+        code = reported(
+            connection, name, bytes(batch([record(0), record(delta)], base_timestamp_ms=now_ms, codec=codec))
+        )
     assert (code == 0) == (codec == "none")

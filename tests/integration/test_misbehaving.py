@@ -84,7 +84,7 @@ class Good:
         try:
             if self._connection is None:
                 self._connection = RawConnection(self._address)
-            (topic,) = self._connection.ask(PRODUCE, 9, body)["Responses"]
+            (topic,) = self._connection.query(PRODUCE, 9, body)["Responses"]
         except (Closed, OSError):
             self.close()
             self._connection = None
@@ -141,9 +141,9 @@ def rss_bytes(pid: int) -> int:
 
 def sockets(pid: int) -> int:
     count = 0
-    for link in Path(f"/proc/{pid}/fd").iterdir():
+    for proxied in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            count += link.readlink().name.startswith("socket:")
+            count += proxied.readlink().name.startswith("socket:")
         except FileNotFoundError:
             continue  # closed meanwhile
     return count
@@ -151,11 +151,13 @@ def sockets(pid: int) -> int:
 
 def _topic(kafka: KafkaCluster, name: str) -> str:
     with RawConnection(kafka.address(1)) as connection:
-        wanted = {"Name": name, "NumPartitions": 1, "ReplicationFactor": 1}
-        assert connection.ask(CREATE_TOPICS, 7, {"Topics": [wanted]})["Topics"][0]["ErrorCode"] == NONE
+        requested = {"Name": name, "NumPartitions": 1, "ReplicationFactor": 1}
+        assert connection.query(CREATE_TOPICS, 7, {"Topics": [requested]})["Topics"][0]["ErrorCode"] == NONE
         give_up = time.monotonic() + PATIENCE_SECONDS
-        asked = {"Topics": [{"Name": name, "Partitions": [{"PartitionIndex": 0, "Timestamp": -1}]}]}
-        while connection.ask(LIST_OFFSETS, 5, {"ReplicaId": -1, **asked})["Topics"][0]["Partitions"][0]["ErrorCode"]:
+        queried = {"Topics": [{"Name": name, "Partitions": [{"PartitionIndex": 0, "Timestamp": -1}]}]}
+        while connection.query(LIST_OFFSETS, 5, {"ReplicaId": -1, **queried})["Topics"][0]["Partitions"][0][
+            "ErrorCode"
+        ]:
             assert time.monotonic() < give_up
             time.sleep(0.05)
     return name
@@ -166,15 +168,15 @@ def _fill(kafka: KafkaCluster, topic: str) -> None:
     with RawConnection(kafka.address(1)) as connection:
         data = [{"Index": 0, "Records": bytes(batch(b"x" * 500_000))}]
         for _ in range(20):
-            connection.ask(
+            connection.query(
                 PRODUCE, 9, {"Acks": 1, "TimeoutMs": 15_000, "TopicData": [{"Name": topic, "PartitionData": data}]}
             )
 
 
 @contextmanager
-def crowd(listener: Address, plain: str, guarded: str) -> Iterator[dict[str, int]]:
+def crowd(listener: Address, plain: str, checked_topic: str) -> Iterator[dict[str, int]]:
     """All of them connected; how often they came, once they are gone."""
-    command = [sys.executable, "-m", "tests.support.crowd", str(listener), plain, guarded, str(SEED)]
+    command = [sys.executable, "-m", "tests.support.crowd", str(listener), plain, checked_topic, str(SEED)]
     root = Path(__file__).parents[2]
     counts: dict[str, int] = {}
     with subprocess.Popen(
@@ -210,11 +212,11 @@ def test_one_good_client_beside_a_thousand_others(
     if allow_open_files(FILES) < FILES:
         pytest.skip(f"needs {FILES} open files; raise the hard limit (ulimit -Hn)")
     mine = _topic(kafka, unique_topic("guarded-mine"))
-    plain, guarded = _topic(kafka, unique_topic("plain")), _topic(kafka, unique_topic("guarded-theirs"))
+    plain, checked_topic = _topic(kafka, unique_topic("plain")), _topic(kafka, unique_topic("guarded-theirs"))
     _fill(kafka, plain)
     with ProxyProcess(kafka.bootstrap, tmp_path, config=CONFIG) as proxy, ExitStack() as stack:
         with RawConnection(Address.parse(proxy.bootstrap)) as connection:
-            (broker,) = connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
+            (broker,) = connection.query(METADATA, 9, {"Topics": []})["Brokers"]
         listener = Address(broker["Host"], broker["Port"])
         good = stack.enter_context(closing(Good(listener, mine)))
 
@@ -222,7 +224,7 @@ def test_one_good_client_beside_a_thousand_others(
         alone = good.take_times()
         again_alone, good.again = good.again, Counter()
         rss_before, sockets_before = rss_bytes(proxy.pid), sockets(proxy.pid)
-        with watching(proxy.pid) as watch, crowd(listener, plain, guarded) as came:
+        with watching(proxy.pid) as watch, crowd(listener, plain, checked_topic) as came:
             over = time.monotonic() + BESIDE_SECONDS
             while time.monotonic() < over or len(good.seconds) < AT_LEAST:
                 good.append(1)

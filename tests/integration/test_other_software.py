@@ -57,10 +57,12 @@ def test_admin_tools_see_what_they_see_without_the_proxy(
 ) -> None:
     """Each call of Java's Admin client that fills a screen of theirs, at Kafka and through the proxy."""
     with ThreadPoolExecutor(2) as pool:
-        direct, seen = pool.map(lambda bootstrap: screens(bootstrap, tmp_path), [kafka.bootstrap, proxied.bootstrap])
-    say(f"{len(seen)} lines, of {len([line for line in seen if not line.startswith('  ')])} calls")
+        direct, observed = pool.map(
+            lambda bootstrap: screens(bootstrap, tmp_path), [kafka.bootstrap, proxied.bootstrap]
+        )
+    say(f"{len(observed)} lines, of {len([line for line in observed if not line.startswith('  ')])} calls")
     # The virtual configs are the proxy's own.
-    assert [line for line in seen if line.strip().partition("=")[0] not in VIRTUAL_CONFIGS] == direct
+    assert [line for line in observed if line.strip().partition("=")[0] not in VIRTUAL_CONFIGS] == direct
     assert len(direct) > 50
 
 

@@ -172,10 +172,10 @@ def test_who_says_a_count_is_told_that_it_is_stale_and_ends_up_on_the_new_one(
 
         # When the topic grows
         topic.grow()
-        seen = producer.send(topic.name, key, "after", says=True)
+        observed = producer.send(topic.name, key, "after", says=True)
         error, shown = STALE[client]
-        told = f"INVALID_PARTITION_COUNT topic={topic.name} partition={old} expected=2 actual=3"
-        assert (seen.error, seen.shown) == (error, shown.format(told=told))
+        reported = f"INVALID_PARTITION_COUNT topic={topic.name} partition={old} expected=2 actual=3"
+        assert (observed.error, observed.shown) == (error, shown.format(reported=reported))
 
         # Then it learns of it, and places its keys anew
         assert sends_again(producer, topic.name, key, "after", says=True).partition == new
@@ -194,13 +194,13 @@ def test_who_says_nothing_is_judged_by_his_keys_while_the_topic_settles(
         producer.send(topic.name, key, "before", says=False)
 
         topic.grow()
-        seen = producer.send(topic.name, key, "after", says=False)
+        observed = producer.send(topic.name, key, "after", says=False)
         error, shown = STALE[client]
-        told = (
+        reported = (
             f"MISPLACED_KEY topic={topic.name} partition={old} record=0 belongs={new} actual=3: of 3 partitions, its "
             f"key is placed on another one by {placed_by.value}"
         )
-        assert (seen.error, seen.shown) == (error, shown.format(told=told))
+        assert (observed.error, observed.shown) == (error, shown.format(reported=reported))
 
         assert sends_again(producer, topic.name, key, "after", says=False).partition == new
     assert topic.values() == {"before": old, "after": new}
@@ -218,10 +218,10 @@ def test_who_says_nothing_and_shows_nothing_is_judged_by_what_he_was_told(
         producer.send(topic.name, key, "before", says=False)
 
         topic.grow()
-        seen = producer.send(topic.name, key, "first", says=False)
+        observed = producer.send(topic.name, key, "first", says=False)
         error, shown = STALE[client]
-        told = f"INVALID_PARTITION_COUNT topic={topic.name} partition={old} expected=2 actual=3"
-        assert (seen.error, seen.shown) == (error, shown.format(told=told))
+        reported = f"INVALID_PARTITION_COUNT topic={topic.name} partition={old} expected=2 actual=3"
+        assert (observed.error, observed.shown) == (error, shown.format(reported=reported))
 
         assert sends_again(producer, topic.name, key, "first", says=False).error is None
         while producer.send(topic.name, key, f"later {time.monotonic()}", says=False).partition != new:
@@ -265,7 +265,7 @@ def test_what_becomes_of_the_producer_afterwards(
         topic.grow()
 
         refused = producer.send(topic.name, key, "after", says=True)
-        seen = f"`{refused.error}: {refused.shown}`".replace(f"topic={topic.name}", "topic=t")
+        observed = f"`{refused.error}: {refused.shown}`".replace(f"topic={topic.name}", "topic=t")
         again = producer.send(topic.name, key, "after", says=True)
         give_up = time.monotonic() + (WAIT_SECONDS if TABLE[variant][1] == "yes" else 3.0)
         while again.error is not None and time.monotonic() < give_up:
@@ -273,9 +273,12 @@ def test_what_becomes_of_the_producer_afterwards(
             again = producer.send(topic.name, key, "after", says=True)
         another = [producer.send(topic.name, stays, f"another {n}", says=True) for n in range(3)]
 
-    told = "yes" if again.error is None else "**no**" if again == refused else f"`{again.error}`"
+    reported = "yes" if again.error is None else "**no**" if again == refused else f"`{again.error}`"
     others = {"yes" if each.error is None else "**no**" if each == refused else f"`{each.error}`" for each in another}
-    assert ((seen, told), others) == ((TABLE[variant][0].format(told=TOLD), TABLE[variant][1]), {TABLE[variant][2]})
+    assert ((observed, reported), others) == (
+        (TABLE[variant][0].format(reported=TOLD), TABLE[variant][1]),
+        {TABLE[variant][2]},
+    )
 
 
 def _keys_of_the_first(placed_by: Partitioner) -> tuple[str, str]:
@@ -309,8 +312,8 @@ def test_a_producer_that_runs_while_the_topic_grows_loses_nothing(
             elif grown.is_alive():
                 left = 2 * len(keys)
             key, value = keys[len(sent) % len(keys)], f"{len(sent)}"
-            while (seen := producer.send(topic.name, key, value, says=says)).error is not None:
-                assert seen.error == STALE[client][0], seen
+            while (observed := producer.send(topic.name, key, value, says=says)).error is not None:
+                assert observed.error == STALE[client][0], observed
                 refused += 1
                 time.sleep(0.02)
             sent.append((key, value))
@@ -322,7 +325,7 @@ def test_a_producer_that_runs_while_the_topic_grows_loses_nothing(
     assert values.keys() == {value for _, value in sent}
     for key in keys:
         old, new = (partition_for(producer.placed_by, key.encode(), count) for count in (2, 3))
-        landed = [values[value] for its_key, value in sent if its_key == key]
-        assert landed == sorted(landed, key=lambda partition: partition == new) or old == new
-        assert landed[0] == old
-        assert landed[-1] == new
+        appended_batch = [values[value] for its_key, value in sent if its_key == key]
+        assert appended_batch == sorted(appended_batch, key=lambda partition: partition == new) or old == new
+        assert appended_batch[0] == old
+        assert appended_batch[-1] == new

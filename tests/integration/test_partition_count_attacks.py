@@ -79,7 +79,7 @@ def leader(proxy: ProxyProcess, topic: str) -> Connection:
 
     def appends() -> Connection | None:
         connection = Connection(address, timeout_seconds=60.0)
-        if connection.append(topic, said(3)).error_code == 0:
+        if connection.append(topic, stated(3)).error_code == 0:
             return connection
         connection.close()
         return None
@@ -88,7 +88,7 @@ def leader(proxy: ProxyProcess, topic: str) -> Connection:
     return connection
 
 
-def said(count: object, *more: tuple[str, bytes], **settings: Any) -> bytes:
+def stated(count: object, *more: tuple[str, bytes], **settings: Any) -> bytes:
     return batch(Record(b"v", headers=[("partition-count", str(count).encode()), *more]), **settings)
 
 
@@ -121,15 +121,15 @@ def test_where_the_check_is_off_a_count_is_a_header_like_any_other(
 ) -> None:
     topic = _created(kafka, unique_topic("plain"))
     with leader(proxy, topic) as client:
-        for told in (2, "x", -1):
-            assert client.append(topic, said(told)).error_code == 0
+        for reported in (2, "x", -1):
+            assert client.append(topic, stated(reported)).error_code == 0
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
 def test_counts_and_keys_in_compressed_batches(topic: str, proxy: ProxyProcess, codec: int) -> None:
     with leader(proxy, topic) as client:
-        assert client.append(topic, said(3, codec=codec)).error_code == 0
-        answer = client.append(topic, said(2, codec=codec))
+        assert client.append(topic, stated(3, codec=codec)).error_code == 0
+        answer = client.append(topic, stated(2, codec=codec))
         assert answer.message == f"INVALID_PARTITION_COUNT topic={topic} partition=0 expected=2 actual=3"
         assert client.is_closed()
 
@@ -138,7 +138,7 @@ def test_a_batch_that_unpacks_to_too_much_is_refused_and_the_connection_lives(to
     with leader(proxy, topic) as client:
         bomb = batch(Record(bytes(5_000_000)), codec=1)
         assert client.append(topic, bomb).error_code == 10
-        assert client.append(topic, said(3)).error_code == 0
+        assert client.append(topic, stated(3)).error_code == 0
 
 
 def test_a_client_that_goes_on_sending_behind_it_reads_its_answers_in_order_and_then_the_end(
@@ -147,9 +147,9 @@ def test_a_client_that_goes_on_sending_behind_it_reads_its_answers_in_order_and_
     # Given a pipeline: answers that Kafka still owes, a stale count in the middle, and megabytes behind it
     before = Log(kafka.bootstrap).end(topic)
     with leader(proxy, topic) as client:
-        landed = Log(kafka.bootstrap).end(topic)
-        sent = [client.send_produce({topic: {0: said(3)}}), client.send(MetadataRequest(topics=[]), 1)]
-        sent += [client.send_produce({topic: {0: said(2)}})]
+        appended_batch = Log(kafka.bootstrap).end(topic)
+        sent = [client.send_produce({topic: {0: stated(3)}}), client.send(MetadataRequest(topics=[]), 1)]
+        sent += [client.send_produce({topic: {0: stated(2)}})]
         for _ in range(3):
             client.send_produce({topic: {0: batch(Record(bytes(700_000), headers=[("partition-count", b"3")]))}})
 
@@ -162,7 +162,7 @@ def test_a_client_that_goes_on_sending_behind_it_reads_its_answers_in_order_and_
         with pytest.raises(Closed, match="closed by"):
             client.receive_frame()
     assert before is not None
-    assert Log(kafka.bootstrap).end(topic) == (landed or 0) + 1
+    assert Log(kafka.bootstrap).end(topic) == (appended_batch or 0) + 1
 
 
 def test_without_an_answer_the_end_of_the_connection_tells_it(
@@ -170,9 +170,9 @@ def test_without_an_answer_the_end_of_the_connection_tells_it(
 ) -> None:
     with leader(proxy, topic) as client:
         end = Log(kafka.bootstrap).end(topic)
-        client.send_produce({topic: {0: said(3)}}, acks=0)
+        client.send_produce({topic: {0: stated(3)}}, acks=0)
         until(lambda: Log(kafka.bootstrap).end(topic) == (end or 0) + 1, "the append without an answer")
-        client.send_produce({topic: {0: said(2)}}, acks=0)
+        client.send_produce({topic: {0: stated(2)}}, acks=0)
         assert client.is_closed()
     assert Log(kafka.bootstrap).end(topic) == (end or 0) + 1
 
@@ -181,10 +181,10 @@ def test_both_checks_on_one_topic(kafka: KafkaCluster, proxy: ProxyProcess, uniq
     topic = _created(kafka, unique_topic("both"))
     with leader(proxy, topic) as client:
         end = Log(kafka.bootstrap).end(topic) or 0
-        assert client.append(topic, said(3, ("expected-offset", b"%d" % end))).base_offset == end
-        mismatch = client.append(topic, said(3, ("expected-offset", b"%d" % end)))
+        assert client.append(topic, stated(3, ("expected-offset", b"%d" % end))).base_offset == end
+        mismatch = client.append(topic, stated(3, ("expected-offset", b"%d" % end)))
         assert (mismatch.error_code, mismatch.base_offset) == (MISMATCH, end + 1)
-        stale = client.append(topic, said(2, ("expected-offset", b"%d" % (end + 1))))
+        stale = client.append(topic, stated(2, ("expected-offset", b"%d" % (end + 1))))
         assert stale.error_code == INVALID_PARTITIONS
         assert client.is_closed()
 
@@ -204,10 +204,10 @@ def test_growth_around_the_proxy_is_found_by_whoever_knows_of_it(
         while not answers or answers[-1]:
             assert time.monotonic() < give_up
             with leader_of_four(proxy, topic) as another:
-                answers.append(another.append(topic, said(4)).error_code)
+                answers.append(another.append(topic, stated(4)).error_code)
         assert set(answers) <= {0, INVALID_PARTITIONS, NOT_LEADER}
         # Another process than the one that was told has to read metadata again.
-        until(lambda: client.append(topic, said(3)).error_code == INVALID_PARTITIONS, "every process knows")
+        until(lambda: client.append(topic, stated(3)).error_code == INVALID_PARTITIONS, "every process knows")
 
 
 def leader_of_four(proxy: ProxyProcess, topic: str) -> Connection:

@@ -156,8 +156,8 @@ class Story:
             if not each.is_control:
                 # Compaction leaves holes in a batch, and empty batches.
                 there.update(dict.fromkeys(each.values, each.base_offset))
-        told = {value: offset for offset, (_, values) in self.accepted.items() for value in values}
-        assert there.items() <= told.items()
+        reported = {value: offset for offset, (_, values) in self.accepted.items() for value in values}
+        assert there.items() <= reported.items()
         assert self.log.end(self.topic) == self.end
 
 
@@ -172,10 +172,10 @@ def assert_right(story: Story, *, gone: bool = False) -> None:
     # A chain whose first batch Kafka itself refuses: where it knows no sequence, the second would land in its place.
     with Connection(story.addresses[here], timeout_seconds=30) as connection:
         too_large = batch(b"x" * 2 * MESSAGE_BYTES_MAX, expected=story.end)
-        chain = [too_large, story.make(expected=story.end + 1), story.make(expected=story.end + 2)]
-        for records in chain:
+        pipeline_key = [too_large, story.make(expected=story.end + 1), story.make(expected=story.end + 2)]
+        for records in pipeline_key:
             connection.send_produce({story.topic: {0: records}})
-        codes = [connection.receive_produce()[1][story.topic, 0].error_code for _ in chain]
+        codes = [connection.receive_produce()[1][story.topic, 0].error_code for _ in pipeline_key]
         assert OK not in codes, (story.topic, codes)
     # Nothing lands where it did not expect to.
     for through in (here, there):
@@ -194,11 +194,11 @@ def assert_right(story: Story, *, gone: bool = False) -> None:
     # And it goes on, with a chain and with batches of several records.
     story.append(3, through=here)
     with Connection(story.addresses[here], timeout_seconds=30) as connection:
-        chain = [story.make(expected=story.end + i) for i in range(4)]
-        for records in chain:
+        pipeline_key = [story.make(expected=story.end + i) for i in range(4)]
+        for records in pipeline_key:
             connection.send_produce({story.topic: {0: records}})
-        answers = [connection.receive_produce()[1][story.topic, 0] for _ in chain]
-    for records, answer in zip(chain, answers, strict=True):
+        answers = [connection.receive_produce()[1][story.topic, 0] for _ in pipeline_key]
+    for records, answer in zip(pipeline_key, answers, strict=True):
         # Named as they are, those that shall come again may.
         again = answer.error_code in COME_AGAIN
         story.took(records, settled(story.addresses[here], story.topic, records) if again else answer)
@@ -215,7 +215,7 @@ Tell = Callable[..., Story]
 
 
 @pytest.fixture
-def tell(cluster: KafkaCluster, proxies: list[ProxyProcess]) -> Tell:
+def report(cluster: KafkaCluster, proxies: list[ProxyProcess]) -> Tell:
     """`tell("required", length=3)`: a new story."""
     return partial(begin, cluster, proxies)
 
@@ -249,7 +249,7 @@ def asked_of_the_leader(log: Log, topic: str, api_key: int, version: int, body: 
 
     def answered() -> Fields | None:
         with RawConnection(Address.parse(log.leader(topic))) as connection:
-            answer: Fields = connection.ask(api_key, version, body)["Topics"][0]["Partitions"][0]
+            answer: Fields = connection.query(api_key, version, body)["Topics"][0]["Partitions"][0]
         return None if answer["ErrorCode"] in (UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER) else answer
 
     found: Fields = until(answered, f"the leader of {topic}", within_seconds=PATIENCE_SECONDS)
@@ -271,11 +271,11 @@ def log_start(log: Log, topic: str) -> int:
 
 def delete_records(log: Log, topic: str) -> None:
     """All there are."""
-    asked = DeleteRecordsRequest.DeleteRecordsTopic
-    partition = asked.DeleteRecordsPartition(partition_index=0, offset=-1)
+    queried = DeleteRecordsRequest.DeleteRecordsTopic
+    partition = queried.DeleteRecordsPartition(partition_index=0, offset=-1)
     with log.connect(topic) as connection:
-        request = DeleteRecordsRequest(topics=[asked(name=topic, partitions=[partition])], timeout_ms=10_000)
-        assert connection.ask(request, 2).topics[0].partitions[0].error_code == OK
+        request = DeleteRecordsRequest(topics=[queried(name=topic, partitions=[partition])], timeout_ms=10_000)
+        assert connection.query(request, 2).topics[0].partitions[0].error_code == OK
 
 
 @contextmanager
@@ -327,9 +327,9 @@ def test_producer_state_that_expired(prefix: str, what: str, expired: dict[str, 
 
 @pytest.mark.parametrize("how", ["DeleteRecords", "retention"])
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_records_that_are_deleted(prefix: str, how: str, tell: Tell) -> None:
+def test_records_that_are_deleted(prefix: str, how: str, report: Tell) -> None:
     """All of them, while their writer goes on: the log end stays where it was, and so must everybody's idea of it."""
-    story = tell(prefix, length=3)
+    story = report(prefix, length=3)
     with while_it_is_written_to(story), story.log.connect(story.topic) as direct:
         if how == "retention":
             assert direct.alter_topic(story.topic, {"retention.ms": "1", "segment.ms": "50"}) == (OK, None)
@@ -351,9 +351,9 @@ def test_records_that_are_deleted(prefix: str, how: str, tell: Tell) -> None:
 
 @pytest.mark.parametrize("timestamp", ["two days old", "none"])
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_records_whose_timestamps_make_kafka_forget(prefix: str, timestamp: str, tell: Tell) -> None:
+def test_records_whose_timestamps_make_kafka_forget(prefix: str, timestamp: str, report: Tell) -> None:
     """A producer's state is as old as its newest record says. So no stamp may stand on such a batch."""
-    story = tell(prefix, length=3)
+    story = report(prefix, length=3)
     timestamp_ms = -1 if timestamp == "none" else now_ms() - 2 * DAY_MS
     for _ in range(3):
         if story.required:
@@ -378,9 +378,9 @@ def is_compacted(story: Story) -> bool:
 
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_a_log_that_is_compacted(prefix: str, tell: Tell) -> None:
+def test_a_log_that_is_compacted(prefix: str, report: Tell) -> None:
     """Batches vanish and are emptied behind its writer; where the log ends does not change."""
-    story = tell(prefix, key=b"the same", configs=COMPACTED)
+    story = report(prefix, key=b"the same", configs=COMPACTED)
     with while_it_is_written_to(story):
         until(lambda: story.end > 0 and is_compacted(story), "compaction", within_seconds=PATIENCE_SECONDS)
     assert_right(story, gone=True)
@@ -390,17 +390,17 @@ def test_a_log_that_is_compacted(prefix: str, tell: Tell) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_log_append_time(prefix: str, tell: Tell) -> None:
-    story = tell(prefix, length=3, configs=LOG_APPEND_TIME)
+def test_log_append_time(prefix: str, report: Tell) -> None:
+    story = report(prefix, length=3, configs=LOG_APPEND_TIME)
     assert_right(story)
     story.append(2, timestamp_ms=now_ms() - 2 * DAY_MS)
     assert_right(story)
 
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_log_append_time_comes_and_goes(prefix: str, tell: Tell) -> None:
+def test_log_append_time_comes_and_goes(prefix: str, report: Tell) -> None:
     """Around the proxy, under a writer: fresh answers begin to look like duplicates, and duplicates like fresh ones."""
-    story = tell(prefix, length=1)
+    story = report(prefix, length=1)
     with while_it_is_written_to(story), story.log.connect(story.topic) as direct:
         for kind in (LOG_APPEND_TIME, CREATE_TIME, LOG_APPEND_TIME):
             assert direct.alter_topic(story.topic, kind) == (OK, None)
@@ -409,9 +409,9 @@ def test_log_append_time_comes_and_goes(prefix: str, tell: Tell) -> None:
     assert_right(story)
 
 
-def test_a_batch_without_a_name_when_log_append_time_comes(tell: Tell) -> None:
+def test_a_batch_without_a_name_when_log_append_time_comes(report: Tell) -> None:
     """It cannot be proved to be its client's own while the proxy believes otherwise: a success, or marked."""
-    story = tell("required", length=1)
+    story = report("required", length=1)
     with story.log.connect(story.topic) as direct, Connection(story.addresses[0]) as client:
         assert direct.alter_topic(story.topic, LOG_APPEND_TIME) == (OK, None)
         for number in range(20):
@@ -433,11 +433,11 @@ def test_a_batch_without_a_name_when_log_append_time_comes(tell: Tell) -> None:
 
 @pytest.mark.parametrize("by", ["the proxy", "Kafka itself"])
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_a_topic_is_created_again_under_its_writer(prefix: str, by: str, tell: Tell) -> None:
+def test_a_topic_is_created_again_under_its_writer(prefix: str, by: str, report: Tell) -> None:
     """What was accepted after the new topic was there is in it, at its offset; what was refused is not."""
-    story = tell(prefix, length=2)
+    story = report(prefix, length=2)
     topic, log = story.topic, story.log
-    told: dict[bytes, tuple[float, Answer]] = {}
+    reported: dict[bytes, tuple[float, Answer]] = {}
     done = threading.Event()
 
     def write() -> None:
@@ -449,7 +449,7 @@ def test_a_topic_is_created_again_under_its_writer(prefix: str, by: str, tell: T
                     answer = connection.append(topic, batch(value, expected=end))
             except (OSError, Closed):
                 continue
-            told[value] = began, answer
+            reported[value] = began, answer
             if answer.base_offset >= 0:
                 end = answer.base_offset + (answer.error_code == OK)
 
@@ -475,15 +475,15 @@ def test_a_topic_is_created_again_under_its_writer(prefix: str, by: str, tell: T
         writing.result()
 
     there = {value: offset for offset, value in enumerate(log.values(topic))}
-    for value, (began, answer) in told.items():
+    for value, (began, answer) in reported.items():
         if answer.error_code == OK and (began > created or value in there):
             assert there.get(value) == answer.base_offset, (value, answer)
         elif answer.error_code not in (OK, TIMED_OUT):
             assert value not in there, (value, answer)
-    assert there.keys() <= told.keys()
+    assert there.keys() <= reported.keys()
 
     # None went up by the topic's name alone, to land at the start of one that its writer never meant.
-    assert not [each for _, each in told.values() if "OFFSET_VIOLATION" in (each.message or "")]
+    assert not [each for _, each in reported.values() if "OFFSET_VIOLATION" in (each.message or "")]
 
 
 def topic_id(log: Log, topic: str) -> uuid.UUID | None:
@@ -523,9 +523,9 @@ def restarted(cluster: KafkaCluster, proxies: list[ProxyProcess]) -> dict[str, S
     return stories
 
 
-def _before_the_restart(prefix: str, history: str, tell: Tell) -> Story:
+def _before_the_restart(prefix: str, history: str, report: Tell) -> Story:
     configs = {"compacted": COMPACTED, "LogAppendTime": LOG_APPEND_TIME}.get(history)
-    story: Story = tell(prefix, configs=configs, key=b"the same" if history == "compacted" else None)
+    story: Story = report(prefix, configs=configs, key=b"the same" if history == "compacted" else None)
     if history in BEGINS:
         return story  # its log must be empty
     for _ in range(4):
@@ -560,14 +560,14 @@ def test_a_broker_that_was_killed_and_came_back(prefix: str, history: str, resta
 def test_sequences_wrap_where_offsets_do_not(prefix: str, begins: str, restarted: dict[str, Story]) -> None:
     """A sequence has 31 bits, an offset 63."""
     story = restarted[f"{prefix}, {begins}"]
-    turn = BEGINS[begins] // WRAP * WRAP + WRAP
-    assert story.end < turn
+    exchange = BEGINS[begins] // WRAP * WRAP + WRAP
+    assert story.end < exchange
     if "batch" in begins:
         story.append(5)
         (across,) = [each for each in story.log.batches(story.topic, start=story.end - 5) if each.values]
         assert across.base_sequence == across.base_offset % WRAP > WRAP - 5
     assert_right(story)
-    assert story.end > turn
+    assert story.end > exchange
     assert_right(story)
 
 

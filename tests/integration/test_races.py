@@ -73,8 +73,8 @@ def value_of(writer: str, number: int, expected: int | None) -> bytes:
 
 
 def expected_of(value: bytes) -> int | None:
-    said = value.rpartition(b"/")[2]
-    return int(said) if said else None
+    stated = value.rpartition(b"/")[2]
+    return int(stated) if stated else None
 
 
 def offsets(log: Log, topic: str) -> dict[bytes, int]:
@@ -239,15 +239,16 @@ def test_chains_race(  # noqa: PLR0917
             with Connection(address) as connection:
                 while end < 1000:
                     line_up(start_line)
-                    chain = [value_of(name, number + i, end + i) for i in range(10)]
+                    pipeline_key = [value_of(name, number + i, end + i) for i in range(10)]
                     number += 10
                     requests = [
-                        produce_request({topic: {0: batch(value, expected=end + i)}}) for i, value in enumerate(chain)
+                        produce_request({topic: {0: batch(value, expected=end + i)}})
+                        for i, value in enumerate(pipeline_key)
                     ]
                     # All at once: what is sent only after a refusal has left stands for itself.
                     connection.socket.sendall(b"".join(connection.frame(request, 9)[1] for request in requests))
-                    answers = [connection.receive_produce()[1][topic, 0] for _ in chain]
-                    for value, answer in zip(chain, answers, strict=True):
+                    answers = [connection.receive_produce()[1][topic, 0] for _ in pipeline_key]
+                    for value, answer in zip(pipeline_key, answers, strict=True):
                         tally.note(value, answer)
                     codes = [answer.error_code for answer in answers]
                     assert set(codes) <= {OK, NOT_LEADER, POLICY_VIOLATION}
@@ -495,12 +496,12 @@ def one_run(stage: Stage, proxies: tuple[ProxyProcess, ProxyProcess], topic: str
 
 
 @pytest.mark.parametrize("runs", [25, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
-@pytest.mark.parametrize("stamped", [True, False], ids=["stamped", "not stamped"])
+@pytest.mark.parametrize("fenced", [True, False], ids=["stamped", "not stamped"])
 def test_a_queued_append_whose_connection_died(
-    stamped: bool, runs: int, stage: Stage, unique_topic: Callable[..., str], say: Say
+    fenced: bool, runs: int, stage: Stage, unique_topic: Callable[..., str], say: Say
 ) -> None:
     """No re-read of the log is a barrier for what a broker has in its queue; Kafka's own comparison is one."""
-    proxies = stage.proxies if stamped else stage.naive
+    proxies = stage.proxies if fenced else stage.naive
     topic = create(proxies[0].bootstrap, stage.log, unique_topic("required"))
     tally = Tally()
     answers: Counter[str] = Counter()
@@ -510,10 +511,10 @@ def test_a_queued_append_whose_connection_died(
     misplaced = tally.check(stage.log, topic)
     queued = sum(value.startswith(b"a/") for value in offsets(stage.log, topic))
     say(
-        f"{'stamped' if stamped else 'not stamped'}: {runs} runs, {queued} queued appends landed, "
+        f"{'stamped' if fenced else 'not stamped'}: {runs} runs, {queued} queued appends landed, "
         f"{len(misplaced)} at a wrong offset; second writers got {dict(answers)}"
     )
-    if stamped:
+    if fenced:
         assert misplaced == []
     else:
         assert len(misplaced) > runs // 25, "without the stamp hardly anything went wrong: these runs show nothing"

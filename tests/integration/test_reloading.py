@@ -27,7 +27,7 @@ def admitted(address: str, tries: int) -> int:
         for _ in range(tries):
             connection = stack.enter_context(Connection(address))
             try:
-                connection.ask(ApiVersionsRequest(), 0)
+                connection.query(ApiVersionsRequest(), 0)
                 count += 1
             except (Closed, OSError):
                 pass
@@ -43,27 +43,27 @@ def test_a_running_proxy_takes_over_what_it_can(kafka: KafkaCluster, tmp_path: P
 
         def hang_up(text: str, wait_for: Callable[[str], bool]) -> str:
             file.write_text(text)
-            seen = len(proxy.log)
+            observed = len(proxy.log)
             os.kill(proxy.pid, signal.SIGHUP)
-            until(lambda: wait_for(proxy.log[seen:]), "what it says of the new file")
-            return proxy.log[seen:]
+            until(lambda: wait_for(proxy.log[observed:]), "what it says of the new file")
+            return proxy.log[observed:]
 
         # Given: everybody gets in.
         assert admitted(proxy.bootstrap, 4) == 4
 
         # When: there is less room, and a setting that needs a restart.
         changed = 'status = "127.0.0.1:1"\n' + before.replace("connections_max = 100", "connections_max = 1")
-        said = hang_up(changed, lambda log: "configuration reloaded" in log)
+        stated = hang_up(changed, lambda log: "configuration reloaded" in log)
 
         # Then: one line says both, and each process serves one connection at once.
-        (line,) = [each for each in said.splitlines() if "configuration reloaded" in each]
+        (line,) = [each for each in stated.splitlines() if "configuration reloaded" in each]
         assert 'changed="limits.connections_max: 100 → 1"' in line
         assert 'needs_restart="status: not set → \\"127.0.0.1:1\\""' in line
         until(lambda: 1 <= admitted(proxy.bootstrap, 4) <= workers, "the new limit")
 
         # When: the file is wrong, the limit stays, and the line is named.
-        said = hang_up(changed + "\n[limit]\n", lambda log: "keeping the old one" in log)
-        assert f"{file}:{len(changed.splitlines()) + 2}: limit: unknown key; did you mean 'limits'?" in said
+        stated = hang_up(changed + "\n[limit]\n", lambda log: "keeping the old one" in log)
+        assert f"{file}:{len(changed.splitlines()) + 2}: limit: unknown key; did you mean 'limits'?" in stated
         until(lambda: 1 <= admitted(proxy.bootstrap, 4) <= workers, "the limit as it was")
 
         # When: it is as it was, so is the proxy; and logs look as the file says now.

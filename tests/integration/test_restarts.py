@@ -58,7 +58,7 @@ def proxy(cluster: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
         assert "crashed" not in process.log
 
 
-def guarded(proxy: ProxyProcess, log: Log, topic: str, check: str) -> str:
+def checked_topic(proxy: ProxyProcess, log: Log, topic: str, check: str) -> str:
     """By an admin's call, which the state topic alone remembers."""
     with Connection(proxy.bootstrap, timeout_seconds=60) as client:
         assert client.create_topic(topic) == (OK, None)
@@ -67,7 +67,7 @@ def guarded(proxy: ProxyProcess, log: Log, topic: str, check: str) -> str:
     return topic
 
 
-def told(client: Connection, topic: str, records: bytes) -> Answer:
+def reported(client: Connection, topic: str, records: bytes) -> Answer:
     """Not "come again": a process that got no time for as long as its lease says so, and has appended nothing."""
 
     def answer() -> Answer | None:
@@ -93,45 +93,47 @@ class Told:
         return sum(answer.error_code == OK for answer in list(self.answers.values()))
 
 
-def tried_until_told(address: Callable[[], str], topic: str, value: bytes, records: bytes, told: Told) -> Answer:
+def tried_until_told(address: Callable[[], str], topic: str, value: bytes, records: bytes, reported: Told) -> Answer:
     """The same bytes again and again, until the answer is neither "come again" nor "not known"."""
     while True:
         try:
             with Connection(address(), timeout_seconds=30) as connection:
                 answer = connection.append(topic, records, timeout_ms=3000)
         except (OSError, Closed):
-            told.lost += 1
+            reported.lost += 1
             time.sleep(0.05)
             continue
         if answer.error_code not in (UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER, TIMED_OUT):
-            told.answers[value] = answer
+            reported.answers[value] = answer
             return answer
 
 
-def conditional_writer(address: Callable[[], str], topic: str, name: str, told: Told, done: threading.Event) -> None:
+def conditional_writer(
+    address: Callable[[], str], topic: str, name: str, reported: Told, done: threading.Event
+) -> None:
     end = 0
     for number in itertools.count():
         if done.is_set():
             return
         value = b"%s/%d/%d" % (name.encode(), number, end)
         records = batch(value, expected=end, write_id=uuid.uuid4().bytes)
-        answer = tried_until_told(address, topic, value, records, told)
-        landed = answer.error_code == OK or "OFFSET_VIOLATION" in (answer.message or "")
-        end = answer.base_offset + landed
+        answer = tried_until_told(address, topic, value, records, reported)
+        appended_batch = answer.error_code == OK or "OFFSET_VIOLATION" in (answer.message or "")
+        end = answer.base_offset + appended_batch
 
 
 def idempotent_writer(
-    address: Callable[[], str], producer: Producer, topic: str, told: Told, done: threading.Event
+    address: Callable[[], str], producer: Producer, topic: str, reported: Told, done: threading.Event
 ) -> None:
     for number in itertools.count():
         if done.is_set():
             return
         value = b"idempotent/%d/" % number
-        tried_until_told(address, topic, value, batch(value, producer=producer._replace(sequence=number)), told)
+        tried_until_told(address, topic, value, batch(value, producer=producer._replace(sequence=number)), reported)
         time.sleep(0.005)
 
 
-def check(log: Log, topic: str, told: Told, *, violations: bool) -> Counter[str]:
+def check(log: Log, topic: str, reported: Told, *, violations: bool) -> Counter[str]:
     """`violations`: whether an append may have landed elsewhere, if it was told so."""
     there: dict[bytes, int] = {}
     for each in log.batches(topic):
@@ -139,11 +141,11 @@ def check(log: Log, topic: str, told: Told, *, violations: bool) -> Counter[str]
             assert value is not None
             assert value not in there, f"{value!r} is in {topic} twice"
             there[value] = each.base_offset + delta
-    said: Counter[str] = Counter()
-    for value, answer in told.answers.items():
+    stated: Counter[str] = Counter()
+    for value, answer in reported.answers.items():
         expected = value.rpartition(b"/")[2]
         word = "accepted" if answer.error_code == OK else (answer.message or "").split()[0]
-        said[word] += 1
+        stated[word] += 1
         if word == "accepted":
             assert there.get(value) == answer.base_offset, (value, answer, there.get(value))
             assert not expected or int(expected) == answer.base_offset, (value, answer)
@@ -153,8 +155,8 @@ def check(log: Log, topic: str, told: Told, *, violations: bool) -> Counter[str]
         else:
             assert (answer.error_code, word) == (POLICY_VIOLATION, "OFFSET_MISMATCH"), (value, answer)
             assert value not in there, (value, answer, there[value])
-    assert there.keys() == {value for value, answer in told.answers.items() if value in there}
-    return said
+    assert there.keys() == {value for value, answer in reported.answers.items() if value in there}
+    return stated
 
 
 @dataclass
@@ -229,33 +231,33 @@ def test_the_proxy_is_killed_at_any_moment(
 ) -> None:
     print(f"seed {SEED}")
     rng = random.Random(SEED)
-    required = guarded(proxy, log, unique_topic("restarts"), "required")
-    checked = guarded(proxy, log, unique_topic("restarts"), "true")
-    probed = guarded(proxy, log, unique_topic("restarts"), "required")
+    required = checked_topic(proxy, log, unique_topic("restarts"), "required")
+    checked = checked_topic(proxy, log, unique_topic("restarts"), "true")
+    probed = checked_topic(proxy, log, unique_topic("restarts"), "required")
     with Connection(proxy.bootstrap) as client:
         producer = client.init_producer_id()
 
     def address() -> str:
         return f"127.0.0.1:{proxy.port}"
 
-    told = {name: Told() for name in ("a", "b", "c", "idempotent")}
+    reported = {name: Told() for name in ("a", "b", "c", "idempotent")}
     probes = Probes(address, probed)
     done = threading.Event()
     restarts = Restarts(proxy, rng)
     with ThreadPoolExecutor(5) as pool:
         tasks = [
-            pool.submit(conditional_writer, address, required, "a", told["a"], done),
-            pool.submit(conditional_writer, address, required, "b", told["b"], done),
-            pool.submit(conditional_writer, address, checked, "c", told["c"], done),
-            pool.submit(idempotent_writer, address, producer, checked, told["idempotent"], done),
+            pool.submit(conditional_writer, address, required, "a", reported["a"], done),
+            pool.submit(conditional_writer, address, required, "b", reported["b"], done),
+            pool.submit(conditional_writer, address, checked, "c", reported["c"], done),
+            pool.submit(idempotent_writer, address, producer, checked, reported["idempotent"], done),
             pool.submit(probes.run, done),
         ]
 
         def on_with_it() -> None:
-            before = [each.accepted for each in told.values()]
+            before = [each.accepted for each in reported.values()]
             until(
                 lambda: (
-                    sum(now.accepted > then for now, then in zip(told.values(), before, strict=True)) >= 3
+                    sum(now.accepted > then for now, then in zip(reported.values(), before, strict=True)) >= 3
                     or any(task.done() for task in tasks)
                 ),
                 "the writers to get on",
@@ -281,13 +283,13 @@ def test_the_proxy_is_killed_at_any_moment(
         for task in tasks:
             task.result()
 
-    everything = Told({**told["a"].answers, **told["b"].answers})
-    print(f"killed {dict(restarts.counts)}; lost answers { ({name: each.lost for name, each in told.items()}) }")
+    everything = Told({**reported["a"].answers, **reported["b"].answers})
+    print(f"killed {dict(restarts.counts)}; lost answers { ({name: each.lost for name, each in reported.items()}) }")
     print(f"required: {dict(check(log, required, everything, violations=False))}")
-    both = Told({**told["c"].answers, **told["idempotent"].answers})
+    both = Told({**reported["c"].answers, **reported["idempotent"].answers})
     print(f"true: {dict(check(log, checked, both, violations=True))}; probes: {dict(probes.answers)}")
     probes.check(log)
-    assert sum(each.lost for each in told.values()) > times / 2, "hardly an answer was lost: the kills hit nothing"
+    assert sum(each.lost for each in reported.values()) > times / 2, "hardly an answer was lost: the kills hit nothing"
 
 
 def test_who_takes_over_waits_for_what_may_be_queued(
@@ -298,8 +300,8 @@ def test_who_takes_over_waits_for_what_may_be_queued(
     with Connection(cluster.bootstrap) as direct:
         start_anew(direct)  # those that other tests killed are in the state topic
     with ProxyProcess(cluster.bootstrap, tmp_path, config=config) as proxy:
-        required = guarded(proxy, log, unique_topic("restarts"), "required")
-        checked = guarded(proxy, log, unique_topic("restarts"), "true")
+        required = checked_topic(proxy, log, unique_topic("restarts"), "required")
+        checked = checked_topic(proxy, log, unique_topic("restarts"), "true")
         numbers = itertools.count()
 
         def answer(client: Connection, topic: str) -> Answer:
@@ -324,7 +326,7 @@ def test_who_takes_over_waits_for_what_may_be_queued(
             waits = answer(client, checked)
             assert waits.error_code == NOT_LEADER, waits
             assert (waits.message or "").startswith("TRY_AGAIN"), waits
-            assert told(client, checked, batch(b"says nothing")).error_code == OK
+            assert reported(client, checked, batch(b"says nothing")).error_code == OK
         accepted_at_once(required)
         until(lambda: accepted(checked), "the end of the takeover", within_seconds=PATIENCE_SECONDS)
 
@@ -335,7 +337,7 @@ def test_a_broker_that_hangs_while_the_proxy_starts(
     """Paused for longer than the lease, at any moment of the start: guarded is what was guarded, or nothing is said."""
     print(f"seed {SEED}")
     rng = random.Random(SEED)
-    topic = guarded(proxy, log, unique_topic("restarts"), "required")
+    topic = checked_topic(proxy, log, unique_topic("restarts"), "required")
     probes = Probes(lambda: f"127.0.0.1:{proxy.port}", topic)
     done = threading.Event()
     with ThreadPoolExecutor(2) as pool:
@@ -371,7 +373,7 @@ def test_kafka_is_not_there_at_the_start(
     cluster: KafkaCluster, proxy: ProxyProcess, log: Log, unique_topic: Callable[..., str]
 ) -> None:
     """No client is served before the state topic was read: what it sent meanwhile is answered by what that says."""
-    topic = guarded(proxy, log, unique_topic("restarts"), "required")
+    topic = checked_topic(proxy, log, unique_topic("restarts"), "required")
     proxy.kill()
     cluster.pause(1)
     try:
@@ -394,8 +396,8 @@ def test_kafka_is_not_there_at_the_start(
     finally:
         cluster.resume(1)
     with Connection(proxy.bootstrap) as client:
-        assert told(client, topic, batch(b"unguarded")).error_code == POLICY_VIOLATION
-        assert told(client, topic, batch(b"x", expected=0))[:2] == (OK, 0)
+        assert reported(client, topic, batch(b"unguarded")).error_code == POLICY_VIOLATION
+        assert reported(client, topic, batch(b"x", expected=0))[:2] == (OK, 0)
     assert log.values(topic) == [b"x"]
 
 
@@ -423,10 +425,10 @@ def _another_clusters_producer_id(cluster: KafkaCluster, direct: Connection) -> 
 
 def _deleted_records(cluster: KafkaCluster, direct: Connection) -> None:
     assert direct.alter_topic(STATE_TOPIC, {"cleanup.policy": "compact,delete"}) == (OK, None)
-    asked = DeleteRecordsRequest.DeleteRecordsTopic
-    partition = asked.DeleteRecordsPartition(partition_index=0, offset=1)
-    request = DeleteRecordsRequest(topics=[asked(name=STATE_TOPIC, partitions=[partition])], timeout_ms=10_000)
-    assert direct.ask(request, 2).topics[0].partitions[0].error_code == OK
+    queried = DeleteRecordsRequest.DeleteRecordsTopic
+    partition = queried.DeleteRecordsPartition(partition_index=0, offset=1)
+    request = DeleteRecordsRequest(topics=[queried(name=STATE_TOPIC, partitions=[partition])], timeout_ms=10_000)
+    assert direct.query(request, 2).topics[0].partitions[0].error_code == OK
     assert direct.alter_topic(STATE_TOPIC, {"cleanup.policy": "compact"}) == (OK, None)
 
 
@@ -447,9 +449,9 @@ def test_a_state_topic_that_cannot_be_relied_on(
     with Connection(cluster.bootstrap) as direct:
         start_anew(direct)
         with ProxyProcess(cluster.bootstrap, tmp_path, config=CONFIG) as proxy:
-            topic = guarded(proxy, log, unique_topic("restarts"), "required")
+            topic = checked_topic(proxy, log, unique_topic("restarts"), "required")
             with Connection(proxy.bootstrap, timeout_seconds=60) as client:
-                assert told(client, topic, batch(b"x", expected=0))[:2] == (OK, 0)
+                assert reported(client, topic, batch(b"x", expected=0))[:2] == (OK, 0)
 
                 spoil(cluster, direct)
 

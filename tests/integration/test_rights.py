@@ -83,39 +83,39 @@ class Scene:
     #: The batch that is there.
     first: bytes
 
-    def ask(self, user: str, side: Address, api_key: int, version: int, body: Fields) -> Fields:
+    def query(self, user: str, side: Address, api_key: int, version: int, body: Fields) -> Fields:
         with User(side, user) as connection:
-            return connection.ask(api_key, version, body)
+            return connection.query(api_key, version, body)
 
     def same(self, user: str, api_key: int, version: int, body: Fields) -> Fields:
         """The one answer that both sides give."""
-        direct, proxied = (self.ask(user, side, api_key, version, body) for side in (self.direct, self.through))
+        direct, proxied = (self.query(user, side, api_key, version, body) for side in (self.direct, self.through))
         assert direct == proxied, (user, api_key, version)
         return direct
 
     def denied(self, user: str, api_key: int, version: int, body: Fields, code: int = DENIED) -> None:
-        told = self.same(user, api_key, version, body)
-        assert code in codes(told), (user, api_key, version, told)
+        reported = self.same(user, api_key, version, body)
+        assert code in codes(reported), (user, api_key, version, reported)
 
     def configs(self) -> dict[str, str]:
         """All that is set on the topic, by who may know."""
-        told = self.ask("admin", self.through, DESCRIBE_CONFIGS, 4, _describe(self.topic))
-        return {each["Name"]: each["Value"] for each in told["Results"][0]["Configs"] if each["ConfigSource"] == 1}
+        reported = self.query("admin", self.through, DESCRIBE_CONFIGS, 4, _describe(self.topic))
+        return {each["Name"]: each["Value"] for each in reported["Results"][0]["Configs"] if each["ConfigSource"] == 1}
 
     def append(self, connection: RawConnection, records: bytes, partition: int = 0, version: int = 9) -> Fields:
         body = _produce(self.topic, records, partition)
-        found: Fields = connection.ask(PRODUCE, version, body)["Responses"][0]["PartitionResponses"][0]
+        found: Fields = connection.query(PRODUCE, version, body)["Responses"][0]["PartitionResponses"][0]
         return found
 
     def appended(self, user: str, records: bytes) -> Fields:
         """What becomes of it in the end."""
 
-        def told() -> Fields | None:
+        def reported() -> Fields | None:
             with User(self.through, user) as connection:
                 found = self.append(connection, records)
             return None if found["ErrorCode"] in (NOT_LEADER, TIMED_OUT, 3) else found
 
-        answer: Fields = until(told, "an answer")
+        answer: Fields = until(reported, "an answer")
         return answer
 
 
@@ -139,8 +139,8 @@ def _scene(kafka: KafkaCluster, proxy: ProxyProcess, status: Address) -> Scene:
         for operation in operations:
             allow(kafka, user, TOPIC, found.topic, operation)
     deny(kafka, "blind", TOPIC, found.topic, DESCRIBE)
-    told = found.ask("admin", found.through, CREATE_TOPICS, 5, _create(found.topic, GUARDS))
-    assert codes(told) == {OK}, told
+    reported = found.query("admin", found.through, CREATE_TOPICS, 5, _create(found.topic, GUARDS))
+    assert codes(reported) == {OK}, reported
     assert found.appended("writer", first)["ErrorCode"] == OK
     return found
 
@@ -158,8 +158,8 @@ def codes(answer: Any) -> set[int]:
 
 def _create(topic: str, configs: Mapping[str, str], *, validate_only: bool = False) -> Fields:
     set_to = [{"Name": name, "Value": value} for name, value in configs.items()]
-    wanted = {"Name": topic, "NumPartitions": 1, "ReplicationFactor": 1, "Assignments": [], "Configs": set_to}
-    return {"Topics": [wanted], "timeoutMs": 30_000, "validateOnly": validate_only}
+    requested = {"Name": topic, "NumPartitions": 1, "ReplicationFactor": 1, "Assignments": [], "Configs": set_to}
+    return {"Topics": [requested], "timeoutMs": 30_000, "validateOnly": validate_only}
 
 
 def _describe(topic: str, *names: str) -> Fields:
@@ -175,8 +175,8 @@ def _alter(topic: str, configs: Mapping[str, str], *, incremental: bool, validat
 
 
 def _grow(topic: str, count: int, *, validate_only: bool = False) -> Fields:
-    wanted = {"Name": topic, "Count": count, "Assignments": None}
-    return {"Topics": [wanted], "TimeoutMs": 5_000, "ValidateOnly": validate_only}
+    requested = {"Name": topic, "Count": count, "Assignments": None}
+    return {"Topics": [requested], "TimeoutMs": 5_000, "ValidateOnly": validate_only}
 
 
 def _produce(topic: str, records: bytes, partition: int = 0, acks: int = -1) -> Fields:
@@ -196,12 +196,12 @@ def test_virtual_configs_are_for_who_may_describe_and_alter_configs(still: Scene
     for version in (1, 2, 3, 4):
         for names in ((), ("check.expected.offsets",), ("retention.ms", "idempotence.level")):
             still.denied(user, DESCRIBE_CONFIGS, version, _describe(still.topic, *names))
-    wanted: tuple[dict[str, str], ...] = (
+    requested: tuple[dict[str, str], ...] = (
         {"check.expected.offsets": "false"},
         {"check.partition.count": "false", "retention.ms": "1000"},
         {"retention.ms": "1000"},
     )
-    for configs in wanted:
+    for configs in requested:
         for validate_only in (False, True):
             for version in (0, 1, 2):
                 alter = _alter(still.topic, configs, incremental=False, validate_only=validate_only)
@@ -215,10 +215,10 @@ def test_virtual_configs_are_for_who_may_describe_and_alter_configs(still: Scene
 
 def test_who_may_describe_and_alter_configs_does_so(scene: Scene) -> None:
     """Without which the one above would prove nothing."""
-    told = scene.ask("configurer", scene.through, DESCRIBE_CONFIGS, 4, _describe(scene.topic))
-    assert GUARDS.items() <= {each["Name"]: each["Value"] for each in told["Results"][0]["Configs"]}.items()
+    reported = scene.query("configurer", scene.through, DESCRIBE_CONFIGS, 4, _describe(scene.topic))
+    assert GUARDS.items() <= {each["Name"]: each["Value"] for each in reported["Results"][0]["Configs"]}.items()
     alter = _alter(scene.topic, {"check.partition.count": "false"}, incremental=True)
-    assert codes(scene.ask("configurer", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, alter)) == {OK}
+    assert codes(scene.query("configurer", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, alter)) == {OK}
     assert scene.configs()["check.partition.count"] == "false"
 
 
@@ -228,9 +228,9 @@ def test_a_topic_that_one_may_not_create_gets_no_virtual_configs(still: Scene, u
     for version in (2, 5, 7):
         for validate_only in (True, False):
             still.denied(user, CREATE_TOPICS, version, _create(topic, GUARDS, validate_only=validate_only))
-    assert codes(still.ask("admin", still.through, CREATE_TOPICS, 5, _create(topic, {}))) == {OK}
-    told = still.ask("admin", still.through, DESCRIBE_CONFIGS, 4, _describe(topic))
-    assert not [each for each in told["Results"][0]["Configs"] if each["ConfigSource"] == 1]
+    assert codes(still.query("admin", still.through, CREATE_TOPICS, 5, _create(topic, {}))) == {OK}
+    reported = still.query("admin", still.through, DESCRIBE_CONFIGS, 4, _describe(topic))
+    assert not [each for each in reported["Results"][0]["Configs"] if each["ConfigSource"] == 1]
 
 
 # --- what a refusal tells ---------------------------------------------------------------------------------------------
@@ -250,17 +250,17 @@ def test_who_may_not_write_learns_nothing_from_a_refusal(still: Scene, user: str
 def test_who_may_write_and_nothing_else_is_told_no_more_than_an_append_tells(scene: Scene) -> None:
     """Kafka itself tells one who may write, and must not describe, where its own append came to lie."""
     with User(scene.direct, "blind") as direct:
-        assert codes(direct.ask(METADATA, 9, {"Topics": [{"Name": scene.topic}]})["Topics"]) == {DENIED}
-        told = scene.append(direct, batch(b"direct"))
-    assert (told["ErrorCode"], told["BaseOffset"], told["LogStartOffset"]) == (OK, 1, 0)
+        assert codes(direct.query(METADATA, 9, {"Topics": [{"Name": scene.topic}]})["Topics"]) == {DENIED}
+        reported = scene.append(direct, batch(b"direct"))
+    assert (reported["ErrorCode"], reported["BaseOffset"], reported["LogStartOffset"]) == (OK, 1, 0)
     refused = scene.appended("blind", batch(b"theirs", expected=77))
     assert (refused["ErrorCode"], refused["BaseOffset"], refused["LogStartOffset"]) == (POLICY_VIOLATION, 2, 0)
     scene.denied("blind", LIST_OFFSETS, 5, _list_offsets(scene.topic))
 
 
 def _list_offsets(topic: str) -> Fields:
-    asked = {"Name": topic, "Partitions": [{"PartitionIndex": 0, "Timestamp": -1}]}
-    return {"ReplicaId": -1, "Topics": [asked]}
+    queried = {"Name": topic, "Partitions": [{"PartitionIndex": 0, "Timestamp": -1}]}
+    return {"ReplicaId": -1, "Topics": [queried]}
 
 
 def test_a_right_that_was_taken_away_is_gone_on_the_same_connection(scene: Scene) -> None:
@@ -271,10 +271,10 @@ def test_a_right_that_was_taken_away_is_gone_on_the_same_connection(scene: Scene
         deny(scene.kafka, "leaving", TOPIC, scene.topic, WRITE)
         until(lambda: scene.append(direct, batch(b"direct"))["ErrorCode"] == DENIED, "the ACL to hold")
         end = scene.append(client, batch(b"theirs", expected=77))["BaseOffset"]
-        told = scene.append(client, batch(b"fits", expected=end))
-        assert (told["ErrorCode"], told["BaseOffset"]) == (DENIED, -1)
-        told = scene.append(client, batch(b"theirs", expected=77))
-        assert told == scene.append(direct, batch(b"theirs", expected=77))
+        reported = scene.append(client, batch(b"fits", expected=end))
+        assert (reported["ErrorCode"], reported["BaseOffset"]) == (DENIED, -1)
+        reported = scene.append(client, batch(b"theirs", expected=77))
+        assert reported == scene.append(direct, batch(b"theirs", expected=77))
 
 
 def test_nobody_becomes_somebody_else_on_the_same_connection(still: Scene) -> None:
@@ -312,17 +312,17 @@ def test_who_has_not_logged_in_is_told_nothing_and_changes_nothing(scene: Scene)
     for api_key, version, body in requests:
         for side in (scene.direct, scene.through):
             with RawConnection(side) as stranger, pytest.raises(Closed):
-                assert stranger.ask(api_key, version, body) is None
+                assert stranger.query(api_key, version, body) is None
             with RawConnection(side) as halfway:
-                assert halfway.ask(SASL_HANDSHAKE, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == OK
-                assert codes(halfway.ask(api_key, version, body)) <= {ILLEGAL_SASL_STATE, DENIED}
+                assert halfway.query(SASL_HANDSHAKE, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == OK
+                assert codes(halfway.query(api_key, version, body)) <= {ILLEGAL_SASL_STATE, DENIED}
                 with pytest.raises(Closed):
-                    assert halfway.ask(api_key, version, body) is None
+                    assert halfway.query(api_key, version, body) is None
     assert scene.configs() == before
-    told = scene.appended("writer", batch(b"second", expected=1))
-    assert (told["ErrorCode"], told["BaseOffset"]) == (OK, 1)
-    told = scene.ask("admin", scene.through, METADATA, 9, {"Topics": [{"Name": new}, {"Name": scene.topic}]})
-    assert [len(topic["Partitions"]) for topic in told["Topics"] if topic["Name"] == scene.topic] == [1]
+    reported = scene.appended("writer", batch(b"second", expected=1))
+    assert (reported["ErrorCode"], reported["BaseOffset"]) == (OK, 1)
+    reported = scene.query("admin", scene.through, METADATA, 9, {"Topics": [{"Name": new}, {"Name": scene.topic}]})
+    assert [len(topic["Partitions"]) for topic in reported["Topics"] if topic["Name"] == scene.topic] == [1]
 
 
 @pytest.mark.parametrize("check", ["required", "true"])
@@ -330,33 +330,33 @@ def test_who_may_not_append_has_no_turn_at_a_gate(scene: Scene, check: str) -> N
     """Given a guarded topic, when strangers without a login append to it, one in the middle of a login, and one who may
     not write it, then none of them has a turn, which others would have to wait for; and who may, has."""
     checked = _alter(scene.topic, {"check.expected.offsets": check}, incremental=True)
-    assert codes(scene.ask("admin", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, checked)) == {OK}
-    before = _turns(scene)
+    assert codes(scene.query("admin", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, checked)) == {OK}
+    before = _exchanges_in_flight(scene)
     for records in (batch(b"x"), batch(b"x", expected=1), batch(b"x", expected=77), scene.first):
         for acks in (-1, 1, 0):
             body = _produce(scene.topic, records, acks=acks)
             for version in (7, 9):
                 with RawConnection(scene.through) as stranger, pytest.raises(Closed):
-                    stranger.ask(PRODUCE, version, body)
+                    stranger.query(PRODUCE, version, body)
             for side in (scene.direct, scene.through) if acks else ():
                 with RawConnection(side) as half:
-                    assert half.ask(SASL_HANDSHAKE, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == OK
-                    assert codes(half.ask(PRODUCE, 9, body)) == {ILLEGAL_SASL_STATE}
+                    assert half.query(SASL_HANDSHAKE, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == OK
+                    assert codes(half.query(PRODUCE, 9, body)) == {ILLEGAL_SASL_STATE}
                     with pytest.raises(Closed):
-                        half.ask(PRODUCE, 9, body)
+                        half.query(PRODUCE, 9, body)
         with User(scene.through, "reader") as reader:
             for _ in range(3):
                 assert scene.append(reader, records)["ErrorCode"] == DENIED
             with pytest.raises(Closed):
-                reader.ask(PRODUCE, 9, _produce(scene.topic, records, acks=0))
-    assert _turns(scene) == before
+                reader.query(PRODUCE, 9, _produce(scene.topic, records, acks=0))
+    assert _exchanges_in_flight(scene) == before
 
-    told = scene.appended("writer", batch(b"second", expected=1))
-    assert (told["ErrorCode"], told["BaseOffset"]) == (OK, 1)
-    assert _turns(scene) > before, "else this would prove nothing"
+    reported = scene.appended("writer", batch(b"second", expected=1))
+    assert (reported["ErrorCode"], reported["BaseOffset"]) == (OK, 1)
+    assert _exchanges_in_flight(scene) > before, "else this would prove nothing"
 
 
-def _turns(scene: Scene) -> int:
+def _exchanges_in_flight(scene: Scene) -> int:
     """How many appends have had a turn at a gate so far."""
     with urllib.request.urlopen(f"http://{scene.status}/metrics", timeout=60) as response:
         text = response.read().decode()
@@ -388,16 +388,16 @@ def test_who_may_not_alter_a_topic_is_not_told_that_it_grows(scene: Scene) -> No
     """Given a topic that is about to grow and waits for a transaction, when others want it to grow, or append, then who
     may not is told what Kafka tells it."""
     name = unique_topic("txn")
-    owner = _begun(scene, name)
+    primary = _begun(scene, name)
     with User(scene.through, "grower") as grower:
         with suppress(Closed):
-            grower.ask(CREATE_PARTITIONS, 1, _grow(scene.topic, 2))
+            grower.query(CREATE_PARTITIONS, 1, _grow(scene.topic, 2))
 
         def pending() -> list[Any]:
             return [e for e in _status(scene)["expansions"] if e["topic"] == scene.topic and e["state"] == "pending"]
 
         until(pending, "an expansion under way")
-        again = scene.ask("grower", scene.through, CREATE_PARTITIONS, 1, _grow(scene.topic, 4))
+        again = scene.query("grower", scene.through, CREATE_PARTITIONS, 1, _grow(scene.topic, 4))
         assert "EXPANSION_IN_PROGRESS" in again["Results"][0]["ErrorMessage"], "else this would prove nothing"
         for user in ("nobody", "describer", "writer", "configurer"):
             for count in (1, 2, 4):
@@ -407,26 +407,26 @@ def test_who_may_not_alter_a_topic_is_not_told_that_it_grows(scene: Scene) -> No
             for records in (batch(b"x"), batch(b"x", expected=77)):
                 scene.denied(user, PRODUCE, 9, _produce(scene.topic, records))
     assert pending()
-    end = {"TransactionalId": name, "ProducerId": owner["ProducerId"], "ProducerEpoch": owner["ProducerEpoch"]}
-    told = scene.ask("admin", scene.through, END_TXN, 3, end | {"Committed": False})
-    assert codes(told) == {OK}
+    end = {"TransactionalId": name, "ProducerId": primary["ProducerId"], "ProducerEpoch": primary["ProducerEpoch"]}
+    reported = scene.query("admin", scene.through, END_TXN, 3, end | {"Committed": False})
+    assert codes(reported) == {OK}
     until(lambda: not pending(), "its end")
 
 
 def _begun(scene: Scene, name: str) -> Fields:
     """A transaction that is open on the scene's topic; a topic that requires expectations would have none."""
     checked = _alter(scene.topic, {"check.expected.offsets": "true"}, incremental=True)
-    assert codes(scene.ask("admin", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, checked)) == {OK}
+    assert codes(scene.query("admin", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, checked)) == {OK}
 
-    def told(api_key: int, version: int, body: Fields) -> Fields | None:
-        answer = scene.ask("admin", scene.through, api_key, version, body)
+    def reported(api_key: int, version: int, body: Fields) -> Fields | None:
+        answer = scene.query("admin", scene.through, api_key, version, body)
         return answer if codes(answer) == {OK} else None
 
-    owner: Fields = until(lambda: told(INIT_PRODUCER_ID, 4, _init(name)), "a coordinator")
-    until(lambda: told(ADD_PARTITIONS, 3, _add(name, owner, scene.topic)), "a partition")
-    records = batch(b"t", producer=Producer(owner["ProducerId"], owner["ProducerEpoch"], 0), transactional=True)
-    until(lambda: told(PRODUCE, 9, _produce(scene.topic, records) | {"TransactionalId": name}), "its append")
-    return owner
+    primary: Fields = until(lambda: reported(INIT_PRODUCER_ID, 4, _init(name)), "a coordinator")
+    until(lambda: reported(ADD_PARTITIONS, 3, _add(name, primary, scene.topic)), "a partition")
+    records = batch(b"t", producer=Producer(primary["ProducerId"], primary["ProducerEpoch"], 0), transactional=True)
+    until(lambda: reported(PRODUCE, 9, _produce(scene.topic, records) | {"TransactionalId": name}), "its append")
+    return primary
 
 
 def _init(name: str) -> Fields:
@@ -449,7 +449,7 @@ def test_the_state_topic_is_closed_to_who_may_everything(scene: Scene) -> None:
     """Given one whom Kafka lets do everything, when it wants anything of the state topic, by name or by id, then it is
     refused as if it might not; and it goes on as it was."""
     with RawConnection(scene.kafka.address(1)) as kafka:
-        (found,) = kafka.ask(METADATA, 12, {"Topics": [{"Name": STATE_TOPIC}]})["Topics"]
+        (found,) = kafka.query(METADATA, 12, {"Topics": [{"Name": STATE_TOPIC}]})["Topics"]
         topic_id = found["TopicId"]
         assert found["ErrorCode"] == OK
     one = [{"Name": STATE_TOPIC, "Partitions": [{"PartitionIndex": 0, "Timestamp": -1}]}]
@@ -476,13 +476,13 @@ def test_the_state_topic_is_closed_to_who_may_everything(scene: Scene) -> None:
     with User(scene.through, "admin") as admin:
         for api_key, versions, body in refused:
             for version in versions:
-                told = admin.ask(api_key, version, body)
-                assert codes(told) - {OK} == {DENIED}, (api_key, version, told)
-                assert topic_id.bytes not in repr(told).encode()
-        assert STATE_TOPIC not in [topic["Name"] for topic in admin.ask(METADATA, 12, {"Topics": None})["Topics"]]
+                reported = admin.query(api_key, version, body)
+                assert codes(reported) - {OK} == {DENIED}, (api_key, version, reported)
+                assert topic_id.bytes not in repr(reported).encode()
+        assert STATE_TOPIC not in [topic["Name"] for topic in admin.query(METADATA, 12, {"Topics": None})["Topics"]]
         name = unique_topic("txn")
-        owner = until(lambda: _if_ok(admin.ask(INIT_PRODUCER_ID, 4, _init(name))), "a coordinator")
-        assert codes(admin.ask(ADD_PARTITIONS, 3, _add(name, owner, STATE_TOPIC))) == {DENIED}
+        primary = until(lambda: _if_ok(admin.query(INIT_PRODUCER_ID, 4, _init(name))), "a coordinator")
+        assert codes(admin.query(ADD_PARTITIONS, 3, _add(name, primary, STATE_TOPIC))) == {DENIED}
 
 
 def _if_ok(answer: Fields) -> Fields | None:
@@ -499,8 +499,8 @@ def _delete_records(topic: str) -> Fields:
 
 def _fetch(topic: Fields) -> Fields:
     partition = {"Partition": 0, "FetchOffset": 0, "PartitionMaxBytes": 1000, "CurrentLeaderEpoch": -1}
-    wanted = topic | {"Partitions": [partition]}
-    return {"ReplicaId": -1, "MaxWaitMs": 1, "MinBytes": 0, "MaxBytes": 1000, "SessionEpoch": -1, "Topics": [wanted]}
+    requested = topic | {"Partitions": [partition]}
+    return {"ReplicaId": -1, "MaxWaitMs": 1, "MinBytes": 0, "MaxBytes": 1000, "SessionEpoch": -1, "Topics": [requested]}
 
 
 @pytest.mark.parametrize("subscription", ["names", "pattern"])
@@ -508,33 +508,35 @@ def test_a_group_is_not_assigned_the_state_topic(scene: Scene, subscription: str
     """Given one whom Kafka lets do everything, when it subscribes to the state topic beside another, or to all there
     are, then it is assigned the other alone; at Kafka itself it gets both."""
     with RawConnection(scene.kafka.address(1)) as kafka:
-        topics = kafka.ask(METADATA, 12, {"Topics": [{"Name": each} for each in (STATE_TOPIC, scene.topic)]})["Topics"]
+        topics = kafka.query(METADATA, 12, {"Topics": [{"Name": each} for each in (STATE_TOPIC, scene.topic)]})[
+            "Topics"
+        ]
         ids = {each["Name"]: each["TopicId"] for each in topics}
     everything = {ids[STATE_TOPIC], ids[scene.topic]}
     assert _assigned(scene.direct, everything, scene.topic, subscription) == everything
     assert _assigned(scene.through, {ids[scene.topic]}, scene.topic, subscription) == {ids[scene.topic]}
 
 
-def _assigned(side: Address, wanted: set[uuid.UUID], topic: str, subscription: str) -> set[uuid.UUID]:
+def _assigned(side: Address, requested: set[uuid.UUID], topic: str, subscription: str) -> set[uuid.UUID]:
     """All topics that it was told of until it had those that are wanted."""
     who = {"GroupId": unique_topic("group"), "MemberId": str(uuid.uuid4()), "RebalanceTimeoutMs": 60_000}
     first: Fields = {"SubscribedTopicNames": [STATE_TOPIC, topic], "TopicPartitions": []}
     if subscription == "pattern":
         first |= {"SubscribedTopicNames": None, "SubscribedTopicRegex": f"{STATE_TOPIC}|{topic}"}
-    epoch, seen = 0, set[uuid.UUID]()
+    epoch, observed = 0, set[uuid.UUID]()
     with User(side, "admin") as member:
 
         def assigned() -> bool:
             nonlocal epoch
-            told = member.ask(CONSUMER_HEARTBEAT, 1, who | {"MemberEpoch": epoch} | (first if not epoch else {}))
-            if told["ErrorCode"] == OK:
-                epoch = told["MemberEpoch"]
-                if told["Assignment"] is not None:
-                    seen.update(each["TopicId"] for each in told["Assignment"]["TopicPartitions"])
-            return wanted <= seen
+            reported = member.query(CONSUMER_HEARTBEAT, 1, who | {"MemberEpoch": epoch} | (first if not epoch else {}))
+            if reported["ErrorCode"] == OK:
+                epoch = reported["MemberEpoch"]
+                if reported["Assignment"] is not None:
+                    observed.update(each["TopicId"] for each in reported["Assignment"]["TopicPartitions"])
+            return requested <= observed
 
         until(assigned, "an assignment")
-    return seen
+    return observed
 
 
 # --- what is on the status page ---------------------------------------------------------------------------------------
@@ -552,9 +554,9 @@ def test_neither_status_page_nor_log_has_anything_of_records_or_logins(scene: Sc
     scene.appended("writer", batch(record, Record(b"x", expected=secret["value"].encode())))
     scene.appended("writer", batch(record))
     with RawConnection(scene.through) as stranger:
-        assert stranger.ask(17, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == OK
-        told = stranger.ask(36, 2, {"AuthBytes": f"\0writer\0{secret['password']}".encode()})
-        assert told["ErrorCode"] != OK
+        assert stranger.query(17, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == OK
+        reported = stranger.query(36, 2, {"AuthBytes": f"\0writer\0{secret['password']}".encode()})
+        assert reported["ErrorCode"] != OK
     texts = {"log": proxy.log}
     for path in ("/", "/status.json", "/metrics", "/readyz", "/livez"):
         with urllib.request.urlopen(f"http://{scene.status}{path}", timeout=60) as response:

@@ -112,16 +112,16 @@ def by_aiokafka(bootstrap: str, secured: Secured, mechanism: str, topic: str) ->
 
 def by_confluent(bootstrap: str, secured: Secured, mechanism: str, topic: str) -> list[int]:
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, **secured.confluent(ADMIN, mechanism)})
-    seen: list[Any] = []
+    observed: list[Any] = []
     producer.produce(
         topic,
         b"v",
         partition=0,
         headers=[("expected-offset", b"0")],
-        on_delivery=lambda error, message: seen.append(message.offset() if error is None else error),
+        on_delivery=lambda error, message: observed.append(message.offset() if error is None else error),
     )
     assert producer.flush(WAIT_SECONDS) == 0
-    return seen
+    return observed
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -154,15 +154,15 @@ def test_java_logs_in_through_the_proxy(
 
 
 def test_a_wrong_password_is_told_as_kafka_tells_it(secured: Secured, through: ProxyProcess) -> None:
-    seen = []
+    observed = []
     for bootstrap in (secured.kafka.bootstrap_of("SECURED"), through.bootstrap):
         with SecuredConnection(bootstrap, secured.trusting()) as client:
-            assert client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 0
-            answer = client.ask(SaslAuthenticateRequest(auth_bytes=plain(ALICE, "guessed")), 1)
-            seen.append((answer.error_code, answer.error_message, client.is_closed(WAIT_SECONDS)))
+            assert client.query(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 0
+            answer = client.query(SaslAuthenticateRequest(auth_bytes=plain(ALICE, "guessed")), 1)
+            observed.append((answer.error_code, answer.error_message, client.is_closed(WAIT_SECONDS)))
 
-    assert seen[0] == seen[1]
-    assert seen[1] == (58, "Authentication failed: Invalid username or password", True)
+    assert observed[0] == observed[1]
+    assert observed[1] == (58, "Authentication failed: Invalid username or password", True)
     assert "guessed" not in through.log
 
 
@@ -172,31 +172,31 @@ def test_old_clients_log_in_through_the_proxy(
     secured: Secured, through: ProxyProcess, unique_topic: Callable[..., str], release: str
 ) -> None:
     topic = created(secured, unique_topic("required"))
-    told = {"bootstrap": through.bootstrap, "topic": topic, "ca_file": str(secured.authority.file)}
-    told |= {"user": ADMIN, "password": password(ADMIN), "token": token(ADMIN)}
+    reported = {"bootstrap": through.bootstrap, "topic": topic, "ca_file": str(secured.authority.file)}
+    reported |= {"user": ADMIN, "password": password(ADMIN), "token": token(ADMIN)}
     # SCRAM of librdkafka before 2.6.1 repeats its nonce, which today's Kafka refuses without a proxy too.
     mechanisms = [each for each in MECHANISMS if release != "confluent-kafka-2.0.2" or not each.startswith("SCRAM")]
 
-    assert run_old_client(release, {**told, "mechanisms": mechanisms}) == [*range(len(mechanisms))]
+    assert run_old_client(release, {**reported, "mechanisms": mechanisms}) == [*range(len(mechanisms))]
 
     assert Log(secured.kafka.bootstrap).values(topic) == [each.encode() for each in mechanisms]
 
 
 @pytest.mark.parametrize("right", [True, False])
 def test_bare_tokens_are_answered_as_by_kafka(secured: Secured, through: ProxyProcess, right: bool) -> None:
-    seen = []
+    observed = []
     for bootstrap in (secured.kafka.bootstrap_of("SECURED"), through.bootstrap):
         with SecuredConnection(bootstrap, secured.trusting()) as client:
             assert client.api_versions()[17] == (0, 1)
-            assert client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 0).error_code == 0
+            assert client.query(SaslHandshakeRequest(mechanism="PLAIN"), 0).error_code == 0
             sent = plain(ADMIN if right else ALICE, None if right else "guessed")
             client.socket.sendall(len(sent).to_bytes(4, "big") + sent)
             if right:
-                seen.append((client.receive_frame(), sorted(each.node_id for each in client.metadata().brokers)))
+                observed.append((client.receive_frame(), sorted(each.node_id for each in client.metadata().brokers)))
             else:
-                seen.append(client.is_closed(WAIT_SECONDS))
+                observed.append(client.is_closed(WAIT_SECONDS))
 
-    assert seen[0] == seen[1]
+    assert observed[0] == observed[1]
     if not right:
         until(lambda: "login failed" in through.log, "the failed login in the log")
         line = next(each for each in through.log.splitlines() if "login failed" in each)
@@ -267,8 +267,8 @@ def test_java_logs_in_anew_under_load(secured: Secured, short: ProxyProcess, uni
         while time.monotonic() - began < 3 * SHORT_SECONDS:
             sendings = [sender.send(topic, f"{number}", expected=number) for number in range(count, count + 20)]
             for number, sending in enumerate(sendings, count):
-                seen = sending.get()
-                assert seen.offset == number, seen
+                observed = sending.get()
+                assert observed.offset == number, observed
             count += len(sendings)
         sender.close()
 
@@ -303,7 +303,7 @@ def test_nothing_of_ours_comes_into_a_login(
                 # Then: both are answered in their order, the login is taken, and what comes behind it.
                 assert client.receive_produce()[1][topic, 0].error_code == 0
                 assert client.receive(SaslHandshakeRequest, 1)[1].error_code == 0
-                assert client.ask(SaslAuthenticateRequest(auth_bytes=plain(ADMIN)), 1).error_code == 0
+                assert client.query(SaslAuthenticateRequest(auth_bytes=plain(ADMIN)), 1).error_code == 0
                 assert client.append(topic, batch(b"behind")).error_code == 0
 
     values = Log(secured.kafka.bootstrap).values(topic)
@@ -319,7 +319,7 @@ def test_the_proxy_logs_in_anew_itself(secured: Secured, short: ProxyProcess) ->
     async def ask_for_long() -> int:
         address = secured.kafka.address(1, "SHORT")
         connection = await BrokerConnection.open(address, limits=Limits(), client_id="test", access=access)
-        asked = 0
+        queried = 0
         try:
             while len(logins) < 3:
                 answers = await asyncio.gather(
@@ -328,12 +328,12 @@ def test_the_proxy_logs_in_anew_itself(secured: Secured, short: ProxyProcess) ->
                         for _ in range(10)
                     )
                 )
-                asked += len(answers)
+                queried += len(answers)
                 await asyncio.sleep(0.05)
             assert not connection.closed
         finally:
             await connection.close()
-        return asked
+        return queried
 
     assert asyncio.run(ask_for_long()) > 20
     assert logins == [True] * 3
@@ -351,7 +351,7 @@ def test_the_proxy_logs_in_by_each_mechanism(secured: Secured, mechanism: str) -
 def opened(secured: Secured, listener: str, access: Access) -> str | None:
     """Why a connection of the proxy's own does not come to anything; None: it does."""
 
-    async def ask() -> str | None:
+    async def query() -> str | None:
         address = secured.kafka.address(1, listener)
         limits = Limits(connect_timeout_seconds=WAIT_SECONDS, request_timeout_seconds=WAIT_SECONDS)
         try:
@@ -364,7 +364,7 @@ def opened(secured: Secured, listener: str, access: Access) -> str | None:
             return str(error).replace(str(address), "HERE")
         return None
 
-    return asyncio.run(ask())
+    return asyncio.run(query())
 
 
 def test_why_kafka_does_not_let_the_proxy_in(secured: Secured, tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_why_kafka_does_not_let_the_proxy_in(secured: Secured, tmp_path: Path) -
     print(found)
     assert found.pop("right") is None
     assert found.pop("a certificate") is None
-    said = {
+    stated = {
         "wrong password": "SASL PLAIN as control: Authentication failed: Invalid username or password",
         "wrong scram password": "SASL SCRAM-SHA-256 as control: Authentication failed during authentication due to "
         "invalid credentials with SASL mechanism SCRAM-SHA-256",
@@ -404,7 +404,7 @@ def test_why_kafka_does_not_let_the_proxy_in(secured: Secured, tmp_path: Path) -
         "(upstream_tls.ca_file)",
         "no certificate": "it wants a certificate that it trusts",
     }
-    assert {what: words in found[what] for what, words in said.items()} == dict.fromkeys(said, True), found  # type: ignore[operator]
+    assert {what: words in found[what] for what, words in stated.items()} == dict.fromkeys(stated, True), found  # type: ignore[operator]
 
 
 def test_what_is_wrong_with_its_files_is_waited_for(secured: Secured, tmp_path: Path) -> None:
@@ -424,10 +424,10 @@ def test_what_is_wrong_with_its_files_is_waited_for(secured: Secured, tmp_path: 
 
         # When: the one file is put right, the other one is what is left, and nothing is said of the password.
         trusted.write_bytes(secured.authority.file.read_bytes())
-        said = until(
+        stated = until(
             lambda: page(status, "readyz"), "the reason", is_there=lambda text: "Invalid username" in (text or "")
         )
-        assert "SASL PLAIN as control: Authentication failed: Invalid username or password" in said
+        assert "SASL PLAIN as control: Authentication failed: Invalid username or password" in stated
 
         # When: that file is put right, it starts by itself.
         file.write_text(password(CONTROL) + "\n")
@@ -543,7 +543,7 @@ def test_certificates_are_read_anew(secured: Secured, tmp_path: Path) -> None:
         # Then: new connections are shown the new one, and the old connection goes on.
         until(lambda: shown(other), "the new certificate")
         assert not shown(secured.authority)
-        assert old.ask(MetadataRequest(topics=[]), 9) is not None
+        assert old.query(MetadataRequest(topics=[]), 9) is not None
 
 
 # --- several workers --------------------------------------------------------------------------------------------------

@@ -48,10 +48,10 @@ def conditional(proxies: Sequence[ProxyProcess], topic: str) -> list[Writer]:
     there, back = list(proxies), list(reversed(proxies))
     return [
         Writer("single", there, topic),
-        Writer("chain", back, topic, chain=6),
+        Writer("chain", back, topic, pipeline_key=6),
         Writer("idempotent", back, topic, idempotent=True),
         Writer("named", there, topic, named=True),
-        Writer("named-chain", back, topic, chain=4, named=True, idempotent=True),
+        Writer("named-chain", back, topic, pipeline_key=4, named=True, idempotent=True),
     ]
 
 
@@ -158,11 +158,11 @@ def test_a_proxy_is_paused_and_continued_while_the_other_goes_on(
         ledger.check(stage3.log, topic)
 
 
-@pytest.mark.parametrize("stamped", [True, False], ids=["stamped", "not stamped"])
+@pytest.mark.parametrize("fenced", [True, False], ids=["stamped", "not stamped"])
 @pytest.mark.parametrize("where", ["unread by it", "sent on by it"])
-def test_a_zombie_with_requests_in_its_sockets(where: str, stamped: bool, stage3: Stage3, say: Say) -> None:
+def test_a_zombie_with_requests_in_its_sockets(where: str, fenced: bool, stage3: Stage3, say: Say) -> None:
     """It is sure of the log end, stands still, another proxy's writer takes that offset; then it goes on."""
-    zombie, other = stage3.proxies if stamped else stage3.naive
+    zombie, other = stage3.proxies if fenced else stage3.naive
     topic = stage3.create(required_topic())
     ledger = Ledger()
     runs = 6
@@ -199,7 +199,7 @@ def test_a_zombie_with_requests_in_its_sockets(where: str, stamped: bool, stage3
             for value in late:
                 answer = client.receive_produce()[1][topic, 0]
                 codes.append(answer.error_code)
-                if stamped:
+                if fenced:
                     ledger.note(value, answer)
         stage3.pipes[1].forget_faults()
     misplaced = [
@@ -207,9 +207,9 @@ def test_a_zombie_with_requests_in_its_sockets(where: str, stamped: bool, stage3
         for value, offset in offsets(stage3.log.batches(topic)).items()
         if expected_of(value) not in (None, offset)
     ]
-    title = "stamped" if stamped else "not stamped"
+    title = "stamped" if fenced else "not stamped"
     say(f"{where}, {title}: {runs} runs, {len(misplaced)} at a wrong offset; the zombie's clients were told {codes}")
-    if stamped:
+    if fenced:
         assert OK not in codes
         ledger.check(stage3.log, topic)
     else:
@@ -361,16 +361,16 @@ def test_one_that_starts_while_kafka_is_half_up_says_what_it_waits_for_and_serve
         bootstrap = ",".join(pipe.address for pipe in stage3.pipes.values())
         starting = pool.submit(ProxyProcess, bootstrap, tmp_path, config=STAMPED, arguments=arguments)
         try:
-            until(lambda: _looked_at(status, "/livez") == (200, "ok\n"), "a process")
-            until(lambda: "__fencepost_state" in _looked_at(status, "/readyz")[1], "it to say what it waits for")
+            until(lambda: _probed_at(status, "/livez") == (200, "ok\n"), "a process")
+            until(lambda: "__fencepost_state" in _probed_at(status, "/readyz")[1], "it to say what it waits for")
             assert not starting.done()
         finally:
             stage3.mend()
         with starting.result(PATIENCE_SECONDS):
-            until(lambda: _looked_at(status, "/readyz")[0] == 200, "it to be ready")
+            until(lambda: _probed_at(status, "/readyz")[0] == 200, "it to be ready")
 
 
-def _looked_at(port: int, path: str) -> tuple[int, str]:
+def _probed_at(port: int, path: str) -> tuple[int, str]:
     try:
         with urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
             return answer.status, answer.read().decode()

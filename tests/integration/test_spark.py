@@ -25,7 +25,7 @@ import pytest
 from kafka.partitioner import murmur2
 from pyspark.errors import StreamingQueryException
 
-from fencepost.spark import register, said
+from fencepost.spark import register, stated
 from fencepost.spark.errors import SinkError
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.jars import fetch
@@ -213,7 +213,7 @@ def test_both_sinks_and_the_source_behind_tls_and_a_login(
         wrong = login | {"kafka.sasl.jaas.config": login["kafka.sasl.jaas.config"].replace("secret", "guess")}
         with pytest.raises(Exception, match="does not let this user in") as refused:
             rows.write.format("fencepost").mode("append").options(**wrong, topic=topic).option("sink.id", "w").save()
-        assert "guess" not in str(said(refused.value))
+        assert "guess" not in str(stated(refused.value))
 
 
 # --- stream.py --------------------------------------------------------------------------------------------------------
@@ -255,13 +255,13 @@ def test_a_stream_with_a_sink_id_appends_once_although_its_commit_was_lost(
     shutil.rmtree(checkpoint)
     with pytest.raises(StreamingQueryException) as refused:
         mirror()
-    assert "checkpoint" in (said(refused.value) or "")
+    assert "checkpoint" in (stated(refused.value) or "")
     assert contents(kafka, target) == once
 
     # nor anything where nobody would check
     with pytest.raises(StreamingQueryException) as refused:
         mirror(unguarded)
-    assert "check.expected.offsets" in (said(refused.value) or "")
+    assert "check.expected.offsets" in (stated(refused.value) or "")
     assert contents(kafka, unguarded) == {0: [], 1: []}
 
 
@@ -305,7 +305,7 @@ def test_a_half_written_batch_goes_on_although_sparks_source_numbers_its_tasks_o
             checkpoint = tmp_path / f"checkpoint-{number}"
             with pytest.raises(StreamingQueryException) as failed:
                 run(checkpoint, **{"kafka.max.request.size": "2000", "batch.bytes": "4000"})
-            assert "raise that option" in (said(failed.value) or "")
+            assert "raise that option" in (stated(failed.value) or "")
             time.sleep(1)  # what is still on its way
             if first := _tasks(kafka, target):
                 break
@@ -317,7 +317,9 @@ def test_a_half_written_batch_goes_on_although_sparks_source_numbers_its_tasks_o
     run(checkpoint)
     found = contents(kafka, target)
     values = Counter((record.value or b"").strip() for records in found.values() for record in records)
-    assert values == Counter(b"%d:%d" % (place, row) for place in range(PARTITIONS) for row in range(each))
+    assert values == Counter(
+        b"%d:%d" % (partition_key, row) for partition_key in range(PARTITIONS) for row in range(each)
+    )
     for records in found.values():
         for key in {record.key for record in records}:
             order = [int((r.value or b"").split(b":")[1]) for r in records if r.key == key]
@@ -355,7 +357,7 @@ def test_a_killed_driver_over_sparks_source_is_started_again_and_nothing_is_refu
     target = unique_topic(GUARDED)
     create(kafka, *sources, partitions=partitions)
     create(kafka, target)
-    places = [(source, partition) for source in sources for partition in range(partitions)]
+    partition_keys = [(source, partition) for source in sources for partition in range(partitions)]
     output, checkpoint = tmp_path / "stream.log", str(tmp_path / "checkpoint")
     command = [sys.executable, "-m", "tests.support.mapped_stream", kafka.bootstrap, proxy.bootstrap]
     command += [",".join(sources), target, checkpoint]
@@ -382,11 +384,11 @@ def test_a_killed_driver_over_sparks_source_is_started_again_and_nothing_is_refu
 
     # given a micro-batch, and a driver that is killed in the middle of the next one
     logs = Log(kafka.bootstrap)
-    _produce(kafka, places[:1], 10)
+    _produce(kafka, partition_keys[:1], 10)
     through()
-    each = 80_000 // len(places)
-    _produce(kafka, places, each, start=10)
-    count = 10 + len(places) * each
+    each = 80_000 // len(partition_keys)
+    _produce(kafka, partition_keys, each, start=10)
+    count = 10 + len(partition_keys) * each
     stream = start()
     try:
         until(lambda: stream.poll() is not None or there() > count // 10, "some rows", within_seconds=QUERY_SECONDS)
@@ -404,11 +406,11 @@ def test_a_killed_driver_over_sparks_source_is_started_again_and_nothing_is_refu
 
 
 def _produce(
-    kafka: KafkaCluster, places: list[tuple[str, int]], each: int, start: int = 0, long: int | None = None
+    kafka: KafkaCluster, partition_keys: list[tuple[str, int]], each: int, start: int = 0, long: int | None = None
 ) -> None:
     """Rows of 100 bytes, `each` per partition: a number for the place, and one for the row. `long` – a row of 3000."""
     producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True})
-    for number, (topic, partition) in enumerate(places):
+    for number, (topic, partition) in enumerate(partition_keys):
         for row in range(start, start + each):
             value = b"%d:%d" % (number, row)
             size = 3000 if row == long else 100
@@ -421,7 +423,7 @@ def _listed_backwards(unique_topic: Callable[..., str]) -> str:
     """A topic whose partition 1 comes before partition 0 where Java keeps them by their hash, as Kafka's client does
     when it is asked for offsets; Spark's offset log has them in order."""
 
-    def place(topic: str, partition: int, buckets: int) -> int:
+    def partition_key(topic: str, partition: int, buckets: int) -> int:
         name = 0
         for char in topic:
             name = (31 * name + ord(char)) & 0xFFFFFFFF
@@ -430,7 +432,7 @@ def _listed_backwards(unique_topic: Callable[..., str]) -> str:
 
     while True:
         topic = unique_topic("source")
-        if all(place(topic, 1, buckets) < place(topic, 0, buckets) for buckets in (4, 16)):
+        if all(partition_key(topic, 1, buckets) < partition_key(topic, 0, buckets) for buckets in (4, 16)):
             return topic
 
 
@@ -476,9 +478,9 @@ def test_a_stream_reads_a_growing_topic_in_order(
     seen = [(record.value or b"").decode() for record in contents(kafka, target)[0]]
     assert len(seen) == len(set(seen)) == 5 * (2 + 4 + 8)
     first = {partition: seen.index(f"{partition}/0") for partition in range(8)}
-    for new, priors in {2: {0: 5, 1: 5}, 3: {0: 5, 1: 5}, 7: {0: 10, 1: 10, 2: 5, 3: 5}}.items():
-        for prior, threshold in priors.items():
-            assert seen.index(f"{prior}/{threshold - 1}") < first[new], (new, prior)
+    for new, prior_partitions in {2: {0: 5, 1: 5}, 3: {0: 5, 1: 5}, 7: {0: 10, 1: 10, 2: 5, 3: 5}}.items():
+        for prior_partition, threshold in prior_partitions.items():
+            assert seen.index(f"{prior_partition}/{threshold - 1}") < first[new], (new, prior_partition)
 
     # Once more: what it read is read, and a partition that was opened stays open.
     fill(8)
@@ -509,7 +511,7 @@ def test_a_stream_that_runs_takes_in_what_a_growth_brings(
         append(proxy.bootstrap, source, 3, b"after")
         until(lambda: len(contents(kafka, target)[0]) == 2, "the row of a new partition", within_seconds=QUERY_SECONDS)
     finally:
-        stream.growth = lambda *_: None  # so that it starts no other
+        stream.history = lambda *_: None  # so that it starts no other
         for query in spark.streams.active:
             query.stop()
         runner.join(QUERY_SECONDS)
@@ -620,12 +622,14 @@ def test_bulk_load_puts_keys_where_kafka_clients_do_in_the_order_of_the_file(  #
 
     bulk_load(spark, proxy, topic, file, "--key", "name")
 
-    place: dict[int, list[tuple[bytes, str]]] = {0: [], 1: []}
+    partition_key: dict[int, list[tuple[bytes, str]]] = {0: [], 1: []}
     for row in rows:
         key = row["name"].encode()
-        place[(murmur2(key) & 0x7FFFFFFF) % PARTITIONS].append((key, row["id"]))
+        partition_key[(murmur2(key) & 0x7FFFFFFF) % PARTITIONS].append((key, row["id"]))
     found = contents(kafka, topic)
-    assert {p: [(r.key, json.loads(r.value or b"")["id"]) for r in records] for p, records in found.items()} == place
+    assert {
+        p: [(r.key, json.loads(r.value or b"")["id"]) for r in records] for p, records in found.items()
+    } == partition_key
 
 
 def test_bulk_load_goes_on_behind_what_another_writer_appends_in_between(

@@ -82,9 +82,9 @@ def rows(*values: str) -> list[bytes]:
     return [b"\x01" + bytes([2 * len(value)]) + value.encode() + b"\x00" for value in values]
 
 
-def chunk(expected: int, *values: str, mark: bytes = MARK, compression: str | None = None) -> bytes:
+def chunk(expected: int, *values: str, commit_tag: bytes = MARK, compression: str | None = None) -> bytes:
     now_ms = int(time.time() * 1000)
-    return build(rows(*values), mark=mark, expected=expected, now_ms=now_ms, compression=compression)
+    return build(rows(*values), commit_tag=commit_tag, expected=expected, now_ms=now_ms, compression=compression)
 
 
 def answer(future: Future[Answer]) -> Answer:
@@ -96,12 +96,12 @@ def answer(future: Future[Answer]) -> Answer:
 
 def test_a_batch_is_appended_where_it_is_expected_and_read_back_with_its_mark(log: Log, topic: str) -> None:
     first = answer(log.append(topic, 0, chunk(0, "a", "b")))
-    second = answer(log.append(topic, 0, chunk(2, "c", mark=b"second", compression="zstd")))
+    second = answer(log.append(topic, 0, chunk(2, "c", commit_tag=b"second", compression="zstd")))
 
     assert (first.code, first.base_offset, second.code, second.base_offset) == (OK, 0, OK, 2)
     assert log.offsets(topic, [0]) == {0: (0, 3)}
     found = list(log.read(topic, 0, 0, 3))
-    assert [(each.base_offset, each.next_offset, each.mark, each.bodies) for each in found] == [
+    assert [(each.base_offset, each.next_offset, each.commit_tag, each.bodies) for each in found] == [
         (0, 2, MARK, rows("a", "b")),
         (2, 3, b"second", rows("c")),
     ]
@@ -130,18 +130,24 @@ def test_a_batch_for_an_empty_log_is_refused_where_the_log_has_begun(log: Log, t
 
 
 def test_chains_are_appended_in_the_order_in_which_they_were_handed_over(log: Log, topic: str) -> None:
-    chain = [log.append(topic, 0, chunk(at, f"row {at}")) for at in range(30)]
+    pipeline_key = [log.append(topic, 0, chunk(at, f"row {at}")) for at in range(30)]
 
-    assert [answer(future).base_offset for future in chain] == list(range(30))
+    assert [answer(future).base_offset for future in pipeline_key] == list(range(30))
     assert [body for each in log.read(topic, 0, 0, 30) for body in each.bodies] == rows(
         *(f"row {at}" for at in range(30))
     )
 
 
 def test_of_a_chain_all_behind_the_refused_one_is_refused(log: Log, topic: str) -> None:
-    chain = [log.append(topic, 0, chunk(at, f"row {at}")) for at in (0, 1, 7, 8, 9)]
+    pipeline_key = [log.append(topic, 0, chunk(at, f"row {at}")) for at in (0, 1, 7, 8, 9)]
 
-    assert [answer(future).code for future in chain] == [OK, OK, POLICY_VIOLATION, POLICY_VIOLATION, POLICY_VIOLATION]
+    assert [answer(future).code for future in pipeline_key] == [
+        OK,
+        OK,
+        POLICY_VIOLATION,
+        POLICY_VIOLATION,
+        POLICY_VIOLATION,
+    ]
     assert log.offsets(topic, [0]) == {0: (0, 2)}
 
 
@@ -172,7 +178,13 @@ def test_foreign_batches_lie_between_ours(log: Log, topic: str, client: Connecti
 
     found = list(log.read(topic, 0, 0, 8))
 
-    assert [(each.base_offset, each.mark) for each in found] == [(0, MARK), (1, None), (3, None), (5, None), (7, MARK)]
+    assert [(each.base_offset, each.commit_tag) for each in found] == [
+        (0, MARK),
+        (1, None),
+        (3, None),
+        (5, None),
+        (7, MARK),
+    ]
     foreign_rows = [b"\x02k\xe8\x07" + b"x" * 500 + b"\x00", b"\x01\xe8\x07" + b"y" * 500 + b"\x00"]
     assert [each.bodies for each in found[1:4]] == [foreign_rows] * 3
     assert [tail.base_offset for end in (1, 3, 7, 8) if (tail := log.tail(topic, 0, end))] == [0, 1, 5, 7]
@@ -209,7 +221,7 @@ def test_markers_of_transactions_are_batches_without_rows(
     ]
     tail = log.tail(topic, 0, 5)
     assert tail is not None
-    assert (tail.is_control, tail.mark) == (True, None)
+    assert (tail.is_control, tail.commit_tag) == (True, None)
 
 
 def test_what_was_deleted_cannot_be_read_and_says_so(log: Log, topic: str, kafka: KafkaCluster) -> None:
@@ -228,11 +240,11 @@ def test_what_was_deleted_cannot_be_read_and_says_so(log: Log, topic: str, kafka
 
 
 def delete_below(kafka: KafkaCluster, topic: str, offset: int) -> None:
-    asked = DeleteRecordsRequest.DeleteRecordsTopic
-    partition = asked.DeleteRecordsPartition(partition_index=0, offset=offset)
-    request = DeleteRecordsRequest(topics=[asked(name=topic, partitions=[partition])], timeout_ms=10_000)
+    queried = DeleteRecordsRequest.DeleteRecordsTopic
+    partition = queried.DeleteRecordsPartition(partition_index=0, offset=offset)
+    request = DeleteRecordsRequest(topics=[queried(name=topic, partitions=[partition])], timeout_ms=10_000)
     with Connection(kafka.bootstrap) as direct:
-        assert direct.ask(request, 2).topics[0].partitions[0].error_code == OK
+        assert direct.query(request, 2).topics[0].partitions[0].error_code == OK
 
 
 @pytest.fixture
@@ -245,7 +257,7 @@ def busy_cleaner(kafka: KafkaCluster) -> Iterator[None]:
         config = resource.AlterableConfig(name=_REST, config_operation=operation, value=milliseconds)
         brokers = resource(resource_type=4, resource_name="", configs=[config])
         with Connection(kafka.bootstrap) as direct:
-            answer = direct.ask(IncrementalAlterConfigsRequest(resources=[brokers], validate_only=False), 1)
+            answer = direct.query(IncrementalAlterConfigsRequest(resources=[brokers], validate_only=False), 1)
             assert answer.responses[0].error_code == OK
 
     rest("100")
@@ -263,7 +275,10 @@ def test_what_was_compacted_leaves_gaps(log: Log, client: Connection, unique_top
     compaction |= {"max.compaction.lag.ms": "1", "delete.retention.ms": "0"}
     name = created(client, log, unique_topic("checked"), **compaction)
     ours = build(
-        [b"\x02k\x02" + b"1\x00", b"\x02o\x02" + b"2\x00", b"\x02k\x02" + b"3\x00"], mark=MARK, expected=0, now_ms=now()
+        [b"\x02k\x02" + b"1\x00", b"\x02o\x02" + b"2\x00", b"\x02k\x02" + b"3\x00"],
+        commit_tag=MARK,
+        expected=0,
+        now_ms=now(),
     )
     assert answer(log.append(name, 0, ours)).code == OK
     end = 3
@@ -282,7 +297,7 @@ def test_what_was_compacted_leaves_gaps(log: Log, client: Connection, unique_top
     until(compacted, "the cleaner", within_seconds=90, pause_seconds=0.2)
 
     # Then what is left is read, and the mark went with the record that had it.
-    assert (first().base_offset, first().next_offset, first().mark) == (0, 3, None)
+    assert (first().base_offset, first().next_offset, first().commit_tag) == (0, 3, None)
     assert first().bodies == [b"\x02o\x02" + b"2\x00"]
     newest = log.tail(name, 0, end)
     assert newest is not None
@@ -334,7 +349,7 @@ def test_configs_and_counts_are_those_of_now(log: Log, client: Connection, uniqu
 
     config = log.config(name)
     assert log.partition_count(name) == 2
-    client.ask(raw.CreatePartitionsRequest(**_grown(name, 3)), 1)
+    client.query(raw.CreatePartitionsRequest(**_grown(name, 3)), 1)
 
     assert (config["max.message.bytes"], config["check.expected.offsets"]) == ("4321", "true")
     until(lambda: log.partition_count(name) == 3, "the third partition")
@@ -374,12 +389,12 @@ def test_an_append_whose_proxy_dies_is_unknown_and_the_log_is_used_on(
             with pytest.raises(Unknown, match="no answer from broker"):
                 answer(future)
         # and the next question is asked until the proxy is there again.
-        asked: Future[dict[int, tuple[int, int]]] = Future()
-        asking = threading.Thread(target=lambda: asked.set_result(log.offsets(name, [0])))
-        asking.start()
+        queried: Future[dict[int, tuple[int, int]]] = Future()
+        querying = threading.Thread(target=lambda: queried.set_result(log.offsets(name, [0])))
+        querying.start()
         mortal.restart()
-        assert asked.result(ANSWER_SECONDS) == {0: (0, 1)}
-        asking.join()
+        assert queried.result(ANSWER_SECONDS) == {0: (0, 1)}
+        querying.join()
         until(lambda: answer(log.append(name, 0, chunk(1, "d"))).code == OK, "the log end to be known again")
         assert [body for each in log.read(name, 0, 0, 2) for body in each.bodies] == rows("a", "d")
 
@@ -456,9 +471,9 @@ def test_a_log_behind_tls_and_a_password(
         create(secured, name)
         until(lambda: log.partition_count(name) == 1, "the topic")
 
-        assert answer(log.append(name, 0, build(rows("a"), mark=MARK, expected=0, now_ms=now()))).code == OK
+        assert answer(log.append(name, 0, build(rows("a"), commit_tag=MARK, expected=0, now_ms=now()))).code == OK
 
-        assert [each.mark for each in by_text.read(name, 0, 0, 1)] == [MARK]
+        assert [each.commit_tag for each in by_text.read(name, 0, 0, 1)] == [MARK]
 
 
 def create(secured: dict[str, str], name: str) -> None:

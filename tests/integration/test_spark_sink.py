@@ -92,9 +92,9 @@ def refusal(spark_call: Callable[[], Any]) -> str:
 
     with pytest.raises(Exception) as raised:  # noqa: PT011 - Spark's, whose text is looked at
         spark_call()
-    said = fencepost.spark.said(raised.value)
-    assert said is not None, raised.value
-    return said
+    stated = fencepost.spark.stated(raised.value)
+    assert stated is not None, raised.value
+    return stated
 
 
 def test_a_load_is_there_once_however_often_it_is_run(
@@ -172,9 +172,9 @@ def test_a_load_that_failed_in_the_middle_goes_on_where_it_stopped(
     assert values(kafka, name).total() < 4000
 
     # Another split: what is there was written by other tasks, or it is other data.
-    said = refusal(lambda: save(with_long_row(spark, 4000, tasks=5), proxy, name))
-    assert "its rows are in other tasks" in said
-    assert "unmatched.rows=compare" in said
+    stated = refusal(lambda: save(with_long_row(spark, 4000, tasks=5), proxy, name))
+    assert "its rows are in other tasks" in stated
+    assert "unmatched.rows=compare" in stated
     assert values(kafka, name).most_common(1)[0][1] == 1
 
     save(with_long_row(spark, 4000, tasks=5), proxy, name, report=str(report), **{"unmatched.rows": "compare"})
@@ -222,10 +222,10 @@ def test_other_data_under_the_name_of_a_load_is_refused(
 ) -> None:
     name = topic()
     save(rows(spark, 300), proxy, name)
-    said = refusal(lambda: save(rows(spark, 300, start=1), proxy, name))
+    stated = refusal(lambda: save(rows(spark, 300, start=1), proxy, name))
     # Which row is met first decides how it is told: one that the data lacks, or one that another task wrote.
-    assert "that the data does not have now" in said or "split into tasks differently" in said
-    assert "sink.id" in said
+    assert "that the data does not have now" in stated or "split into tasks differently" in stated
+    assert "sink.id" in stated
     assert values(kafka, name) == numbers(300)
 
     save(rows(spark, 300), proxy, name, sink="again")  # another name: behind it
@@ -332,8 +332,8 @@ def test_a_stream_puts_each_row_once_whatever_its_checkpoint_remembers(
     shutil.copytree(tmp_path / "backup", stream.checkpoint)
     (tmp_path / "in" / "b").unlink()
     stream.file("b2", 9000, count=150)
-    said = refusal(stream.run)
-    assert "the checkpoint was restored from before later batches" in said or "that the data does not have" in said
+    stated = refusal(stream.run)
+    assert "the checkpoint was restored from before later batches" in stated or "that the data does not have" in stated
     assert values(kafka, name) == numbers(600)
 
 
@@ -372,8 +372,8 @@ def test_a_batch_that_retention_deleted_is_not_appended_again(
 def test_a_topic_that_does_not_exist_is_refused_in_one_sentence(spark: Any, proxy: ProxyProcess) -> None:
     with pytest.raises(Exception, match=r"\S") as raised:
         save(rows(spark, 10), proxy, "guarded-absent")
-    wanted = "NotBegun: topic guarded-absent does not exist (create it with the number of partitions that it needs)"
-    assert wanted in str(raised.value)
+    requested = "NotBegun: topic guarded-absent does not exist (create it with the number of partitions that it needs)"
+    assert requested in str(raised.value)
     assert "PicklingError" not in str(raised.value)
 
 
@@ -386,9 +386,9 @@ def test_a_new_checkpoint_is_refused_and_another_name_is_not(
     stream.run()
 
     shutil.rmtree(stream.checkpoint)
-    said = refusal(stream.run)
-    assert "restore its checkpoint" in said
-    assert "new sink.id" in said
+    stated = refusal(stream.run)
+    assert "restore its checkpoint" in stated
+    assert "new sink.id" in stated
     assert values(kafka, name) == numbers(200)
 
     shutil.rmtree(stream.checkpoint)

@@ -27,13 +27,13 @@ from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.errors import Error
 from fencepost_proxy.net import state_topic
 from fencepost_proxy.net.control import ControlClient, Leader, OutcomeUnknown, UpstreamUnavailable
-from fencepost_proxy.net.places import own_place
+from fencepost_proxy.net.process_identity import own_identity
 from fencepost_proxy.net.state_topic import TOPIC_CONFIGS, StateTopic
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import (
     StateError,
-    encode_alive,
-    encode_alive_tombstone,
+    encode_heartbeat,
+    encode_heartbeat_tombstone,
     encode_process,
     encode_producer_id,
     encode_topic_config,
@@ -129,22 +129,22 @@ def test_read_to_its_end_it_lacks_nothing_that_was_stored_before(kafka: KafkaClu
     async def story() -> None:
         async with process(kafka, name) as one, process(kafka, name) as two:
             await asyncio.gather(one.state.start(), two.state.start())
-            questions = 0
-            ask = two.control.confirmed_high_watermark
+            queries = 0
+            query = two.control.confirmed_high_watermark
 
             async def counted(*args: Any, **kwargs: Any) -> Any:
-                nonlocal questions
-                questions += 1
-                return await ask(*args, **kwargs)
+                nonlocal queries
+                queries += 1
+                return await query(*args, **kwargs)
 
             two.control.confirmed_high_watermark = counted  # type: ignore[method-assign]
             for number in range(30):
                 await one.state.append([config(f"topic-{number}")])
                 await two.state.read_to_end(timeout_seconds=30)
                 assert f"topic-{number}" in two.state.view.topic_configs
-            questions = 0
+            queries = 0
             await asyncio.gather(*(two.state.read_to_end(timeout_seconds=30) for _ in range(50)))
-            assert 1 <= questions <= 2, "who asks at the same time shares the question"
+            assert 1 <= queries <= 2, "who asks at the same time shares the question"
 
             kafka.pause(1)
             try:
@@ -164,13 +164,13 @@ def test_all_processes_agree_on_one_producer_id_and_keep_it(
         async with process(kafka, name) as one, process(kafka, name) as two, process(kafka, name) as three:
             await asyncio.gather(one.state.start(), two.state.start(), three.state.start())
             # Nobody proposes before all know of none.
-            asked, all_asked = set[Process](), asyncio.Event()
+            queried, all_asked = set[Process](), asyncio.Event()
 
-            def together(each: Process, ask: Callable[..., Any]) -> Callable[..., Any]:
+            def together(each: Process, query: Callable[..., Any]) -> Callable[..., Any]:
                 async def init_producer_id(**settings: Any) -> Any:
-                    answer = await ask(**settings)
-                    asked.add(each)
-                    if len(asked) == 3:
+                    answer = await query(**settings)
+                    queried.add(each)
+                    if len(queried) == 3:
                         all_asked.set()
                     await all_asked.wait()
                     return answer
@@ -224,18 +224,18 @@ def test_a_controller_that_knows_no_living_broker_is_waited_for(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given metadata without brokers, as while all of them come back from a pause
-    named, asked = ControlClient.brokers, []
+    named, queried = ControlClient.brokers, []
 
     def brokers(self: ControlClient) -> object:
-        asked.append(named.__get__(self))
-        return {} if len(asked) <= 2 else asked[-1]
+        queried.append(named.__get__(self))
+        return {} if len(queried) <= 2 else queried[-1]
 
     async def story() -> None:
         async with process(kafka, name) as one:
             monkeypatch.setattr(ControlClient, "brokers", property(brokers))
             # Then the topic is created when they are back, on as many as there are
             await one.state.start()
-            assert len(asked) > 2
+            assert len(queried) > 2
             await until(lambda: one.state.fresh)
 
     asyncio.run(story())
@@ -246,11 +246,11 @@ def test_what_it_has_just_created_is_waited_for(
     whose: str, kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given brokers that do not show the topic for a while, as where one of them is busy with thousands of others
-    shown, asked = ControlClient.log_start, []
+    shown, queried = ControlClient.log_start, []
 
     async def log_start(self: ControlClient, tp: TopicPartition, **how: Any) -> object:
-        asked.append(tp)
-        if len(asked) == 1:
+        queried.append(tp)
+        if len(queried) == 1:
             raise UpstreamUnavailable(f"{tp}: there is none", error_code=Error.UNKNOWN_TOPIC_OR_PARTITION)
         return await shown(self, tp, **how)
 
@@ -263,7 +263,7 @@ def test_what_it_has_just_created_is_waited_for(
             if whose == "its own":
                 # When it has created it, it waits: it knows that it is there
                 await one.state.start()
-                assert asked
+                assert queried
                 await until(lambda: one.state.fresh)
             else:
                 # Where somebody else says that it exists, this process may not see it: it says so
@@ -502,7 +502,7 @@ def test_processes_know_of_each_other_and_have_tags_of_their_own(kafka: KafkaClu
             assert await two.state.enter() is True
             assert not two.state.alone(time.monotonic())
             await until(lambda: not one.state.alone(time.monotonic()))
-            assert {one.state.tag, two.state.tag} == {1, 2}
+            assert {one.state.instance_id, two.state.instance_id} == {1, 2}
             await two.state.leave()
             await until(lambda: one.state.alone(time.monotonic()))
 
@@ -512,8 +512,8 @@ def test_processes_know_of_each_other_and_have_tags_of_their_own(kafka: KafkaClu
 def test_a_process_that_ended_without_a_word_is_gone_after_a_time(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_topic, "_GONE_SECONDS", 10.0)
-    monkeypatch.setattr(state_topic, "_ALIVE_SECONDS", 1.0)
+    monkeypatch.setattr(state_topic, "_DEAD_SECONDS", 10.0)
+    monkeypatch.setattr(state_topic, "_HEARTBEAT_SECONDS", 1.0)
 
     async def story() -> None:
         async with process(kafka, name) as one:
@@ -533,18 +533,18 @@ def test_a_process_that_ended_without_a_word_is_gone_after_a_time(
 def test_who_died_long_ago_is_nobodys_concern_and_is_taken_off_the_list(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_topic, "_ALIVE_SECONDS", 0.5)
+    monkeypatch.setattr(state_topic, "_HEARTBEAT_SECONDS", 0.5)
     ghost = uuid4()
 
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            await one.state.append([encode_alive(ghost, int((time.time() - 3600) * 1000))])
+            await one.state.append([encode_heartbeat(ghost, int((time.time() - 3600) * 1000))])
         async with process(kafka, name) as two:
             await two.state.start()
             assert await two.state.enter() is False
             await until(lambda: two.state.alone(time.monotonic()))
-            await until(lambda: encode_alive_tombstone(ghost) in two.changes)
+            await until(lambda: encode_heartbeat_tombstone(ghost) in two.changes)
 
     asyncio.run(story())
 
@@ -569,7 +569,7 @@ def test_who_may_be_unknown_to_the_others_serves_nobody_until_it_has_read_itself
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     """Given a first record of which is not known whether it was stored: an expansion would not wait for its writer."""
-    monkeypatch.setattr(state_topic, "_UNHEARD_SECONDS", 0.2)
+    monkeypatch.setattr(state_topic, "_UNACKNOWLEDGED_SECONDS", 0.2)
     lost = PartitionResult(partition=0, error_code=Error.REQUEST_TIMED_OUT)
 
     async def story() -> None:
@@ -595,7 +595,7 @@ def test_who_may_be_unknown_to_the_others_serves_nobody_until_it_has_read_itself
             # However fresh its view is: an expansion that begins now is in it only by and by, and ends without it.
             await until(lambda: one.state._fresh_until > time.monotonic())
             assert not one.state.fresh
-            assert one.state.unheard
+            assert one.state.unacknowledged
             assert two.state.may_append(time.monotonic()) == frozenset()
 
             may_pass.set()
@@ -609,7 +609,7 @@ def test_a_name_that_was_given_up_is_waited_for_by_nobody(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given a new name that was not stored, then the next sign of life tells of it, and that the old one is no more."""
-    monkeypatch.setattr(state_topic, "_ALIVE_SECONDS", 0.3)
+    monkeypatch.setattr(state_topic, "_HEARTBEAT_SECONDS", 0.3)
 
     async def story() -> None:
         async with process(kafka, name) as one, process(kafka, name) as two:
@@ -624,7 +624,7 @@ def test_a_name_that_was_given_up_is_waited_for_by_nobody(
 
             monkeypatch.setattr(one.control, "produce", lost)
             await one.state.enter()
-            assert not one.state.unheard  # under its old name the others know it
+            assert not one.state.unacknowledged  # under its old name the others know it
             await until(lambda: two.state.may_append(time.monotonic()) == {one.state.process})
 
     asyncio.run(story())
@@ -658,12 +658,12 @@ def test_a_tag_that_runs_out_is_renewed(kafka: KafkaCluster, name: str) -> None:
             await one.state.start()
             await one.state.enter()
             await one.state.append([encode_process(uuid4(), 0) for _ in range(200)])
-            assert (one.state.tag, one.state.tag_runs_out) == (1, True)
+            assert (one.state.instance_id, one.state.instance_id_expires) == (1, True)
             await one.state.enter()
-            assert (one.state.tag, one.state.tag_runs_out) == (202, False)
+            assert (one.state.instance_id, one.state.instance_id_expires) == (202, False)
             await until(lambda: one.state.alone(time.monotonic()))  # not beside its former self
             await one.state.append([encode_process(uuid4(), 0) for _ in range(254)])
-            assert one.state.tag == 0  # the next one would have it
+            assert one.state.instance_id == 0  # the next one would have it
 
     asyncio.run(story())
 
@@ -679,14 +679,14 @@ def test_what_a_silent_process_has_sent_may_be_queued_for_a_while(
         async with process(kafka, name) as one:
             await one.state.start()
             await one.state.enter()
-            await one.state.append([encode_alive(ghost, int(time.time() * 1000))])
+            await one.state.append([encode_heartbeat(ghost, int(time.time() * 1000))])
             now = time.monotonic()
-            assert one.state.alive(now) == one.state.may_append(now) == {ghost}
-            assert one.state.alive(now + 91) == frozenset()
+            assert one.state.live(now) == one.state.may_append(now) == {ghost}
+            assert one.state.live(now + 91) == frozenset()
             assert one.state.may_append(now + 91) == {ghost}
             assert one.state.may_append(now + 75 + LIMITS.takeover_seconds + 1) == frozenset()
             # It ended well after all: with nothing under way.
-            await one.state.append([encode_alive_tombstone(ghost)])
+            await one.state.append([encode_heartbeat_tombstone(ghost)])
             assert one.state.may_append(now) == frozenset()
 
     asyncio.run(story())
@@ -694,7 +694,7 @@ def test_what_a_silent_process_has_sent_may_be_queued_for_a_while(
 
 def test_a_process_of_this_machine_that_was_killed_is_gone_at_once(kafka: KafkaCluster, name: str) -> None:
     ghost = uuid4()
-    place = own_place()
+    place = own_identity()
     assert place is not None
     of_another = f"{place}0"  # the same number, begun at another time
 
@@ -703,9 +703,9 @@ def test_a_process_of_this_machine_that_was_killed_is_gone_at_once(kafka: KafkaC
             await one.state.start()
             await one.state.enter()
             now_ms = int(time.time() * 1000)
-            await one.state.append([encode_process(ghost, now_ms, of_another), encode_alive(ghost, now_ms)])
+            await one.state.append([encode_process(ghost, now_ms, of_another), encode_heartbeat(ghost, now_ms)])
             now = time.monotonic()
-            assert one.state.alive(now) == frozenset()
+            assert one.state.live(now) == frozenset()
             assert one.state.may_append(now) == {ghost}  # what it had sent
             assert one.state.may_append(now + LIMITS.takeover_seconds + 1) == frozenset()
 

@@ -40,8 +40,8 @@ class Shown(ProxyProcess):
             text: str = answer.read().decode()
             return text
 
-    def rows(self, what: str, **asked: object) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.text(f"/{what}.json?{urlencode(asked)}"))["rows"]
+    def rows(self, what: str, **queried: object) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.text(f"/{what}.json?{urlencode(queried)}"))["rows"]
         return found
 
 

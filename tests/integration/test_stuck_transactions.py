@@ -65,14 +65,14 @@ class Page:
         lines = [each for each in self.text("/metrics").splitlines() if not each.startswith("#")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
-    def metric(self, name: str, wanted: float) -> dict[str, float]:
+    def metric(self, name: str, requested: float) -> dict[str, float]:
         """All of them, once this one has that value."""
 
         def there() -> dict[str, float] | None:
             found = self.metrics()
-            return found if found.get(name) == wanted else None
+            return found if found.get(name) == requested else None
 
-        return until(there, f"{name} {wanted}", within_seconds=_PATIENCE_SECONDS)
+        return until(there, f"{name} {requested}", within_seconds=_PATIENCE_SECONDS)
 
 
 def create(kafka: KafkaCluster, topic: str) -> None:
@@ -120,11 +120,11 @@ def test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended(
         producer.append(topic, b"a", b"b")
 
         # Then the metrics have it, and it does not hang
-        seen = page.metric(lag, 2)
-        assert seen[f'fencepost_kafka_last_stable_offset{{partition="0",topic="{topic}"}}'] == 0
-        assert seen[f'fencepost_kafka_partition_producer_ids{{partition="0",topic="{topic}"}}'] == 1
-        seen = page.metric("fencepost_kafka_open_transactions", 1)
-        assert seen['fencepost_kafka_transactional_ids{state="Ongoing"}'] == 1
+        observed = page.metric(lag, 2)
+        assert observed[f'fencepost_kafka_last_stable_offset{{partition="0",topic="{topic}"}}'] == 0
+        assert observed[f'fencepost_kafka_partition_producer_ids{{partition="0",topic="{topic}"}}'] == 1
+        observed = page.metric("fencepost_kafka_open_transactions", 1)
+        assert observed['fencepost_kafka_transactional_ids{state="Ongoing"}'] == 1
         until(
             lambda: page.metrics()["fencepost_kafka_open_transaction_age_seconds_max"] > 0,
             "its age",
@@ -196,13 +196,13 @@ def test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended(
         # Then nothing hangs any more
         until(lambda: not open_transactions(trusting_kafka.bootstrap, topic), "the markers")
         page.metric(NOT_LISTED, 0)
-        seen = page.metric(HANGING, 0)
-        assert lag not in seen
+        observed = page.metric(HANGING, 0)
+        assert lag not in observed
         # and conditional appends go on behind its marker.
-        landed = until(
+        appended_batch = until(
             lambda: conditional(proxy, topic, 5), "its turn", is_there=lambda answer: answer.error_code != NOT_LEADER
         )
-        assert (landed.error_code, landed.base_offset) == (0, 5)
+        assert (appended_batch.error_code, appended_batch.base_offset) == (0, 5)
         assert transactions("hanging", "--bootstrap", proxy.bootstrap)[0] == 0
 
 
@@ -295,7 +295,7 @@ def led_elsewhere(kafka: KafkaCluster, node_id: int, prefix: str) -> str:
     with Connection(kafka.bootstrap.split(",")[0]) as admin:
         for number in range(50):
             name = f"{prefix}-cut{number}"
-            (found,) = admin.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=[name]), 4).coordinators
+            (found,) = admin.query(FindCoordinatorRequest(key_type=1, coordinator_keys=[name]), 4).coordinators
             if found.error_code == 0 and found.node_id != node_id:
                 return name
     raise AssertionError(f"all coordinators are on broker {node_id}")

@@ -81,8 +81,8 @@ class _Awaited:
 
 
 class _AwaitedWriter(_Awaited):
-    def append(self, wanted: Mapping[Any, Any]) -> dict[Any, int]:
-        offsets: dict[Any, int] = self.runner.run(self.inner.append(wanted))
+    def append(self, requested: Mapping[Any, Any]) -> dict[Any, int]:
+        offsets: dict[Any, int] = self.runner.run(self.inner.append(requested))
         return offsets
 
 
@@ -294,12 +294,12 @@ def test_a_commit_whose_answer_is_lost_is_settled(  # noqa: PLR0917
         writer.append({(topic, 0): (0, records(b"first")), (topic, 1): (0, records(b"first"))})
         pipe.break_at_next_commit(after=after)
         healed = pool.submit(_heal, pipe, HASTY.attempt_seconds + 1.5)
-        wanted = {(topic, 0): (2, records(b"second")), (topic, 1): (2, records(b"second"))}
+        requested = {(topic, 0): (2, records(b"second")), (topic, 1): (2, records(b"second"))}
         if after:
-            assert writer.append(wanted) == {(topic, 0): 2, (topic, 1): 2}
+            assert writer.append(requested) == {(topic, 0): 2, (topic, 1): 2}
         else:
             with pytest.raises(TransactionAborted):
-                writer.append(wanted)
+                writer.append(requested)
         healed.result()
         retrying(lambda: _append_at_the_ends(writer, reader, b"third"), POLICY)
     expected = [b"first", b"second", b"third"] if after else [b"first", b"third"]
@@ -554,10 +554,10 @@ def test_what_java_sees_of_a_refused_commit(  # noqa: PLR0917
     pipe.refuse_next_commit()
     try:
         steps = ["begin", f"{topic}=0", "commit", "abort", "begin", f"{topic}=2", "commit"]
-        told = _java_client(release, [own_proxy.bootstrap, f"{topic}-w", *steps])
+        reported = _java_client(release, [own_proxy.bootstrap, f"{topic}-w", *steps])
     finally:
         set_transaction_version(own_kafka.bootstrap, 2)
     assert pipe.refused[-1] == version
-    assert told[2].startswith(raised)
-    assert [*told[:2], *told[3:]] == ["ok", "ok 0", "ok", "ok", "ok 2", "ok"]
+    assert reported[2].startswith(raised)
+    assert [*reported[:2], *reported[3:]] == ["ok", "ok 0", "ok", "ok", "ok 2", "ok"]
     assert committed()[0] == [b"expects 2"]

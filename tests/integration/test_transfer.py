@@ -47,32 +47,32 @@ def _run(topic: str, *options: str, seconds: float = 600) -> tuple[int, str]:
     return result.returncode, result.stdout + result.stderr
 
 
-def _conserved(status: int, told: str) -> None:
-    print(told)
-    assert status == 0, told
-    assert "transfers lost: 0   doubled: 0   decided on a stale balance: 0" in told
-    assert "CONSERVED" in told
+def _conserved(status: int, reported: str) -> None:
+    print(reported)
+    assert status == 0, reported
+    assert "transfers lost: 0   doubled: 0   decided on a stale balance: 0" in reported
+    assert "CONSERVED" in reported
 
 
 def test_many_writers_neither_make_nor_lose_money(bank_proxy: ProxyProcess, unique_topic: Callable[..., str]) -> None:
-    status, told = _run(
+    status, reported = _run(
         unique_topic("bank"), "--bootstrap", bank_proxy.bootstrap, "--writers", "3", "--transfers", "12"
     )
-    _conserved(status, told)
-    decided = re.search(r"36 transfers were decided (\d+) times", told)
+    _conserved(status, reported)
+    decided = re.search(r"36 transfers were decided (\d+) times", reported)
     assert decided is not None
     assert int(decided[1]) > 36, "they never met: nothing was shown"
 
 
 def test_transactions_alone_lose_it(bank_proxy: ProxyProcess, unique_topic: Callable[..., str]) -> None:
-    status, told = _run(
+    status, reported = _run(
         *(unique_topic("bank-plain"), "--bootstrap", bank_proxy.bootstrap, "--plain"),
         *("--writers", "3", "--transfers", "15", "--client", "kafka-python"),
     )
-    print(told)
-    assert status == 1, told
-    assert "NOT CONSERVED" in told
-    assert "transfers lost: 0" in told, "each transfer is all or nothing, but that does not help"
+    print(reported)
+    assert status == 1, reported
+    assert "NOT CONSERVED" in reported
+    assert "transfers lost: 0" in reported, "each transfer is all or nothing, but that does not help"
 
 
 def test_writers_and_proxies_are_killed(kafka: KafkaCluster, unique_topic: Callable[..., str]) -> None:
@@ -82,23 +82,23 @@ def test_writers_and_proxies_are_killed(kafka: KafkaCluster, unique_topic: Calla
 @pytest.mark.soak
 @pytest.mark.timeout(LONG_SECONDS + 100)
 def test_writers_and_proxies_are_killed_many_times(kafka: KafkaCluster, unique_topic: Callable[..., str]) -> None:
-    told = _killed(kafka, unique_topic("bank-kills"), writers=6, transfers=200, kills=120, seconds=LONG_SECONDS)
-    _conserved(*told)
+    reported = _killed(kafka, unique_topic("bank-kills"), writers=6, transfers=200, kills=120, seconds=LONG_SECONDS)
+    _conserved(*reported)
 
 
 def _killed(
     kafka: KafkaCluster, topic: str, *, writers: int, transfers: int, kills: int, seconds: float
 ) -> tuple[int, str]:
     ports = ",".join(str(free_ports_in_a_row(3)) for _ in range(2))
-    status, told = _run(
+    status, reported = _run(
         *(topic, "--kafka", kafka.bootstrap, "--ports", ports, "--kills", str(kills)),
         *("--writers", str(writers), "--transfers", str(transfers)),
         seconds=seconds,
     )
-    counts = re.search("^killed: (.*)$", told, re.MULTILINE)
-    assert counts is not None, told
-    assert sum(map(int, re.findall(r"(\d+) times", counts[1]))) >= kills - 1, told
-    return status, told
+    counts = re.search("^killed: (.*)$", reported, re.MULTILINE)
+    assert counts is not None, reported
+    assert sum(map(int, re.findall(r"(\d+) times", counts[1]))) >= kills - 1, reported
+    return status, reported
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -39,7 +39,7 @@ from tests.support.writers import (
 pytestmark = pytest.mark.kafka
 
 NOT_LEADER = 6
-OWNER, OTHER = 0, 1
+PRIMARY, OTHER = 0, 1
 
 
 class Workers(ProxyProcess):
@@ -157,18 +157,18 @@ def append(connection: Connection, topic: str, records: bytes) -> Answer:
 
 def test_both_workers_take_connections_and_unguarded_ones_stay(shared: Workers, log: Log) -> None:
     topic = new_topic(shared, "plain")
-    handed_over = shared.metric("fencepost_handovers_total")
+    released_total = shared.metric("fencepost_handovers_total")
 
-    with shared.connect(OWNER, topic) as one, shared.connect(OTHER, topic) as other:
+    with shared.connect(PRIMARY, topic) as one, shared.connect(OTHER, topic) as other:
         assert append(one, topic, batch(b"one")).base_offset == 0
         assert append(other, topic, batch(b"other")).base_offset == 1
-        assert shared.of_worker("requests_total", OWNER) > 0
+        assert shared.of_worker("requests_total", PRIMARY) > 0
         assert shared.of_worker("requests_total", OTHER) > 0
         assert shared.metric('fencepost_requests_total{api="Produce",version="9"}') >= 2
         assert shared.status()["connections"] >= 2
 
     assert log.values(topic) == [b"one", b"other"]
-    assert shared.metric("fencepost_handovers_total") == handed_over
+    assert shared.metric("fencepost_handovers_total") == released_total
 
 
 def test_connections_are_shared_out_evenly(shared: Workers) -> None:
@@ -177,7 +177,7 @@ def test_connections_are_shared_out_evenly(shared: Workers) -> None:
             stack.enter_context(Connection(shared.bootstrap)).api_versions()
 
         def counts() -> list[float]:
-            return [shared.of_worker("client_connections", worker) for worker in (OWNER, OTHER)]
+            return [shared.of_worker("client_connections", worker) for worker in (PRIMARY, OTHER)]
 
         # Those of other tests may be about to be closed.
         until(lambda: abs(counts()[0] - counts()[1]) <= 4, "as many connections here as there")
@@ -185,9 +185,9 @@ def test_connections_are_shared_out_evenly(shared: Workers) -> None:
 
 def test_writers_at_both_workers_race_for_a_required_topic(shared: Workers, log: Log) -> None:
     topic = new_topic(shared, "required")
-    requests = [shared.of_worker("requests_total", worker) for worker in (OWNER, OTHER)]
+    requests = [shared.of_worker("requests_total", worker) for worker in (PRIMARY, OTHER)]
 
-    with shared.connect(OWNER, topic) as one, shared.connect(OTHER, topic) as other:
+    with shared.connect(PRIMARY, topic) as one, shared.connect(OTHER, topic) as other:
         rounds = 40
         for offset in range(rounds):
             for connection, name in ((one, b"one"), (other, b"other")):
@@ -198,7 +198,7 @@ def test_writers_at_both_workers_race_for_a_required_topic(shared: Workers, log:
             codes = sorted(answer.error_code for answer in answers)
             assert codes in ([OK, POLICY_VIOLATION], [POLICY_VIOLATION, POLICY_VIOLATION]), answers
             assert log.end(topic) == offset + 1
-        for worker, before in zip((OWNER, OTHER), requests, strict=True):
+        for worker, before in zip((PRIMARY, OTHER), requests, strict=True):
             assert shared.of_worker("requests_total", worker) >= before + rounds
 
 
@@ -207,7 +207,7 @@ def test_writers_at_both_workers_race_for_a_required_topic(shared: Workers, log:
 
 def test_a_connection_goes_over_to_the_owner_with_all_that_was_sent_ahead(shared: Workers, log: Log) -> None:
     plain, topic = new_topic(shared, "plain"), new_topic(shared, "checked")
-    with shared.connect(OWNER, topic) as first:
+    with shared.connect(PRIMARY, topic) as first:
         assert append(first, topic, batch(b"first", expected=0)).base_offset == 0
     with shared.connect(OTHER, topic) as connection:
         before = shared.metric("fencepost_handovers_total")
@@ -246,12 +246,12 @@ def test_writers_that_came_to_both_workers_race_for_a_true_topic(shared: Workers
     writers = [
         Writer("single", proxies, topic),
         Writer("other", proxies, topic),
-        Writer("chain", proxies, topic, chain=4),
+        Writer("chain", proxies, topic, pipeline_key=4),
         Writer("plain", proxies, topic, conditional=False, pause_seconds=0.01),
         Writer("own-id", proxies, topic, conditional=False, idempotent=True, pause_seconds=0.01),
         Writer("own-id-too", proxies, topic, conditional=False, idempotent=True, pause_seconds=0.01),
     ]
-    handed_over = shared.metric("fencepost_handovers_total")
+    released_total = shared.metric("fencepost_handovers_total")
     violations = shared.metric("fencepost_offset_violations_total")
     late = Ledger()
     with writing(*writers):
@@ -269,7 +269,7 @@ def test_writers_that_came_to_both_workers_race_for_a_true_topic(shared: Workers
     assert not ledger.violated
     assert [v for v, at in ledger.accepted.items() if expected_of(v) not in (None, at)] == []
     assert shared.metric("fencepost_offset_violations_total") == violations
-    assert shared.metric("fencepost_handovers_total") > handed_over
+    assert shared.metric("fencepost_handovers_total") > released_total
 
 
 def await_end(log: Log, topic: str, end: int, writers: Sequence[Writer]) -> None:
@@ -285,7 +285,7 @@ def await_end(log: Log, topic: str, end: int, writers: Sequence[Writer]) -> None
 def test_a_transaction_with_expectations_through_the_other_worker(protocol: int, shared: Workers, log: Log) -> None:
     """The owner knows of it as soon as Kafka does: nobody's expectation is judged before its marker is there."""
     topic = new_topic(shared, "checked")
-    with shared.connect(OTHER, topic) as found, shared.connect(OWNER, topic) as rival:
+    with shared.connect(OTHER, topic) as found, shared.connect(PRIMARY, topic) as rival:
         assert append(rival, topic, batch(b"before", expected=0)).base_offset == 0
         with Transactional(shared.bootstrap, topic) as transaction:
             transaction.connection.close()
@@ -305,7 +305,7 @@ def test_a_commit_that_comes_to_the_other_worker_is_judged(protocol: int, shared
     """It goes over to the owner, as the appends did, which knows without a look at the log what has become of them."""
     topic = new_topic(shared, "checked")
     with (
-        shared.connect(OWNER, topic) as append_here,
+        shared.connect(PRIMARY, topic) as append_here,
         shared.connect(OTHER, topic) as refused_here,
         shared.connect(OTHER, topic) as committed_here,
         Transactional(shared.bootstrap, topic, protocol=protocol) as transaction,
@@ -331,7 +331,7 @@ def test_a_virtual_config_is_changed_by_the_owner_and_known_to_all(shared: Worke
     with shared.connect(OTHER, topic) as witness, shared.connect(OTHER) as admin:
         assert admin.alter_topic(topic, {"check.expected.offsets": "required"}) == (OK, None)
         assert shared.metric("fencepost_handovers_total") == before + 1
-        with shared.connect(OWNER) as another:
+        with shared.connect(PRIMARY) as another:
             for each in (witness, another):
                 assert each.describe_topic(topic)["check.expected.offsets"] == "required"
         answer = append(witness, topic, batch(b"says nothing"))
@@ -343,7 +343,7 @@ def test_a_virtual_config_is_changed_by_the_owner_and_known_to_all(shared: Worke
 def test_a_failed_chain_stays_failed_where_the_connection_goes_over(shared: Workers, log: Log) -> None:
     """A, on a `required` topic, loses; B was sent behind it, and between them what makes the connection go over."""
     required, checked = new_topic(shared, "required"), new_topic(shared, "checked")
-    with shared.connect(OTHER, required) as connection, shared.connect(OWNER, required) as rival:
+    with shared.connect(OTHER, required) as connection, shared.connect(PRIMARY, required) as rival:
         assert append(rival, required, batch(b"theirs", expected=0)).base_offset == 0
         who = connection.init_producer_id()
         frames = [
@@ -365,7 +365,7 @@ def test_a_failed_chain_stays_failed_where_the_connection_goes_over(shared: Work
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("worker", [OTHER, OWNER], ids=["the other", "the owner"])
+@pytest.mark.parametrize("worker", [OTHER, PRIMARY], ids=["the other", "the owner"])
 @pytest.mark.parametrize("prefix", ["required", "checked"])
 def test_a_worker_is_killed_under_load_and_started_again(worker: int, prefix: str, own: Workers, log: Log) -> None:
     topic = new_topic(own, prefix)
@@ -373,7 +373,7 @@ def test_a_worker_is_killed_under_load_and_started_again(worker: int, prefix: st
         Writer("single", [own], topic),
         Writer("idempotent", [own], topic, idempotent=True),
         Writer("named", [own], topic, named=True),
-        Writer("another", [own], topic, chain=3),
+        Writer("another", [own], topic, pipeline_key=3),
     ]
     with writing(*writers):
         await_end(log, topic, 40, writers)
@@ -392,14 +392,14 @@ def test_without_the_owner_nobody_else_serves_what_is_its_own(own: Workers, log:
     """Given that the owner stands still, a connection that needs it waits, and is closed once it is killed."""
     checked, plain = new_topic(own, "checked"), new_topic(own, "plain")
     with own.connect(OTHER, checked) as needs_it, own.connect(OTHER, plain) as does_not:
-        pid = own.worker_pid(OWNER)
+        pid = own.worker_pid(PRIMARY)
         os.kill(pid, signal.SIGSTOP)
         needs_it.send_produce({checked: {0: batch(b"a", expected=0)}})
         assert append(does_not, plain, batch(b"unguarded")).base_offset == 0
         os.kill(pid, signal.SIGKILL)
         with pytest.raises((Closed, OSError)):
             needs_it.receive_produce()
-    own.await_start(OWNER, 2)
+    own.await_start(PRIMARY, 2)
     with own.connect(OTHER, checked) as again:
         assert append(again, checked, batch(b"b", expected=0)).base_offset == 0
     assert log.values(checked) == [b"b"]
@@ -407,10 +407,10 @@ def test_without_the_owner_nobody_else_serves_what_is_its_own(own: Workers, log:
 
 def test_sigterm_drains_all_workers(own: Workers, log: Log) -> None:
     topic = new_topic(own, "required")
-    with own.connect(OWNER, topic) as one, own.connect(OTHER, topic) as other:
+    with own.connect(PRIMARY, topic) as one, own.connect(OTHER, topic) as other:
         assert append(one, topic, batch(b"a", expected=0)).base_offset == 0
         assert append(other, topic, batch(b"b", expected=1)).base_offset == 1
-        pids = [own.worker_pid(worker) for worker in (OWNER, OTHER)]
+        pids = [own.worker_pid(worker) for worker in (PRIMARY, OTHER)]
         assert own.stop() == 0
         assert one.is_closed()
         assert other.is_closed()
@@ -419,7 +419,7 @@ def test_sigterm_drains_all_workers(own: Workers, log: Log) -> None:
 
 
 def test_the_workers_of_a_supervisor_that_was_killed_end_too(own: Workers) -> None:
-    pids = [own.worker_pid(worker) for worker in (OWNER, OTHER)]
+    pids = [own.worker_pid(worker) for worker in (PRIMARY, OTHER)]
     own.kill()
     until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "the workers to end")
     own.restart()

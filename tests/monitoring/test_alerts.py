@@ -57,12 +57,12 @@ def test_every_alert_has_its_page_and_no_other_has() -> None:
 
 
 def test_every_alert_has_a_story_in_which_it_is_raised_and_one_in_which_it_is_not() -> None:
-    told: dict[str, set[bool]] = {}
+    reported: dict[str, set[bool]] = {}
     for story in yaml.safe_load(STORIES.read_text("utf-8"))["tests"]:
         for each in story["alert_rule_test"]:
-            told.setdefault(each["alertname"], set()).add(bool(each["exp_alerts"]))
+            reported.setdefault(each["alertname"], set()).add(bool(each["exp_alerts"]))
 
-    assert told == {alert["alert"]: {True, False} for alert in alerts()}
+    assert reported == {alert["alert"]: {True, False} for alert in alerts()}
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")

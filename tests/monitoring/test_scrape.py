@@ -101,7 +101,7 @@ def test_what_was_done_is_shown_and_of_partitions_so_many(proxies: tuple[Watched
         assert append(connection, topic, 0, 1).error_code == POLICY_VIOLATION
 
         # Then the scrape says so
-        def grown(after: str) -> list[float]:
+        def expanded(after: str) -> list[float]:
             return [
                 total(after, name, **labels) - total(before, name, **labels)
                 for name, labels in (
@@ -112,7 +112,7 @@ def test_what_was_done_is_shown_and_of_partitions_so_many(proxies: tuple[Watched
             ]
 
         what = "all three partitions to be told of"
-        after = until(proxy.scrape, what, is_there=lambda text: grown(text) == [1, PARTITIONS, PARTITIONS - SHOWN])
+        after = until(proxy.scrape, what, is_there=lambda text: expanded(text) == [1, PARTITIONS, PARTITIONS - SHOWN])
     assert total(after, "fencepost_requests_total", api="Produce", version="9") >= 5
     assert total(after, "fencepost_partition_log_end_offset", topic=topic, partition="0") == 2
     assert total(after, "fencepost_partition_log_end_offset", topic=topic) == 3
@@ -175,18 +175,18 @@ def test_what_becomes_of_connections_to_brokers_is_counted(tmp_path: Path) -> No
             assert connection.is_closed()
 
         # Then that is told of its client, of those that come thereafter, and of the proxy's own connection
-        def told(of: str, reason: str) -> float:
+        def reported(of: str, reason: str) -> float:
             return total(proxy.scrape(), "fencepost_upstream_errors_total", of=of, reason=reason)
 
         def a_late_client_is_told() -> bool:
             with Connection(proxy.bootstrap) as late:
                 assert late.is_closed()
-            return told("clients", "unreachable") >= 1
+            return reported("clients", "unreachable") >= 1
 
         assert total(before, "fencepost_upstream_errors_total") == 0
-        assert told("clients", "lost") == 1
+        assert reported("clients", "lost") == 1
         until(a_late_client_is_told, "a client that finds no broker")
-        until(lambda: told("proxy", "unreachable") >= 1, "the proxy's own connection to be missed")
+        until(lambda: reported("proxy", "unreachable") >= 1, "the proxy's own connection to be missed")
         until(lambda: "fencepost_requests_in_flight 0.0" in proxy.scrape(), "nothing to be in flight any more")
 
 

@@ -33,86 +33,86 @@ def _headers(number: int) -> list[tuple[str, bytes]]:
     return [("expected-offset", str(number).encode())]
 
 
-def _login(told: dict[str, Any], mechanism: str) -> dict[str, Any]:
+def _login(reported: dict[str, Any], mechanism: str) -> dict[str, Any]:
     return {
         "security_protocol": "SASL_SSL",
         "sasl_mechanism": mechanism,
-        "sasl_plain_username": told["user"],
-        "sasl_plain_password": told["password"],
+        "sasl_plain_username": reported["user"],
+        "sasl_plain_password": reported["password"],
     }
 
 
-def by_kafka_python(told: dict[str, Any], mechanism: str, number: int) -> int:
+def by_kafka_python(reported: dict[str, Any], mechanism: str, number: int) -> int:
     from kafka import KafkaProducer  # noqa: PLC0415
     from kafka.oauth.abstract import AbstractTokenProvider  # type: ignore[import-not-found]  # noqa: PLC0415
 
     class Token(_Token, AbstractTokenProvider):  # type: ignore[misc]
         pass
 
-    login = _login(told, mechanism)
+    login = _login(reported, mechanism)
     producer = KafkaProducer(
-        bootstrap_servers=told["bootstrap"],
-        ssl_cafile=told["ca_file"],
-        sasl_oauth_token_provider=Token(told["token"]),
+        bootstrap_servers=reported["bootstrap"],
+        ssl_cafile=reported["ca_file"],
+        sasl_oauth_token_provider=Token(reported["token"]),
         **login,
     )
-    sent = producer.send(told["topic"], mechanism.encode(), partition=0, headers=_headers(number))
+    sent = producer.send(reported["topic"], mechanism.encode(), partition=0, headers=_headers(number))
     offset: int = sent.get(_SECONDS).offset
     producer.close()
     return offset
 
 
-def by_aiokafka(told: dict[str, Any], mechanism: str, number: int) -> int:
+def by_aiokafka(reported: dict[str, Any], mechanism: str, number: int) -> int:
     from aiokafka import AIOKafkaProducer  # noqa: PLC0415
     from aiokafka.abc import AbstractTokenProvider  # noqa: PLC0415
 
     class Token(AbstractTokenProvider):
         async def token(self) -> str:
-            text: str = told["token"]
+            text: str = reported["token"]
             return text
 
     async def send() -> int:
-        context = ssl.create_default_context(cafile=told["ca_file"])
-        login = _login(told, mechanism) | {"sasl_oauth_token_provider": Token(), "ssl_context": context}
-        async with AIOKafkaProducer(bootstrap_servers=told["bootstrap"], **login) as producer:
+        context = ssl.create_default_context(cafile=reported["ca_file"])
+        login = _login(reported, mechanism) | {"sasl_oauth_token_provider": Token(), "ssl_context": context}
+        async with AIOKafkaProducer(bootstrap_servers=reported["bootstrap"], **login) as producer:
             value, headers = mechanism.encode(), _headers(number)
-            met = await producer.send_and_wait(told["topic"], value, partition=0, headers=headers)
+            met = await producer.send_and_wait(reported["topic"], value, partition=0, headers=headers)
             offset: int = met.offset
             return offset
 
     return asyncio.run(send())
 
 
-def by_confluent(told: dict[str, Any], mechanism: str, number: int) -> int:
+def by_confluent(reported: dict[str, Any], mechanism: str, number: int) -> int:
     from confluent_kafka import Producer  # noqa: PLC0415
 
     settings = {
-        "bootstrap.servers": told["bootstrap"],
+        "bootstrap.servers": reported["bootstrap"],
         "security.protocol": "SASL_SSL",
-        "ssl.ca.location": told["ca_file"],
+        "ssl.ca.location": reported["ca_file"],
         "sasl.mechanism": mechanism,
         "message.timeout.ms": round(_SECONDS * 1000),
     }
     if mechanism == "OAUTHBEARER":
-        settings["oauth_cb"] = lambda _: (told["token"], time.time() + 3600)
+        settings["oauth_cb"] = lambda _: (reported["token"], time.time() + 3600)
     else:
-        settings |= {"sasl.username": told["user"], "sasl.password": told["password"]}
-    seen: list[Any] = []
+        settings |= {"sasl.username": reported["user"], "sasl.password": reported["password"]}
+    observed: list[Any] = []
     producer = Producer(settings)
     producer.produce(
-        told["topic"],
+        reported["topic"],
         mechanism.encode(),
         partition=0,
         headers=_headers(number),
-        on_delivery=lambda error, message: seen.append(message.offset() if error is None else str(error)),
+        on_delivery=lambda error, message: observed.append(message.offset() if error is None else str(error)),
     )
     producer.flush(_SECONDS)
-    offset: int = seen[0]
+    offset: int = observed[0]
     return offset
 
 
 if __name__ == "__main__":
-    told = json.load(sys.stdin)
+    reported = json.load(sys.stdin)
     by = {"kafka-python": by_kafka_python, "aiokafka": by_aiokafka, "confluent-kafka": by_confluent}
-    append = by[told["library"]]
-    print(json.dumps([append(told, each, number) for number, each in enumerate(told["mechanisms"])]))
+    append = by[reported["library"]]
+    print(json.dumps([append(reported, each, number) for number, each in enumerate(reported["mechanisms"])]))

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from tests.order_proof import run as proof
-from tests.order_proof.members import Kind, kinds_named
-from tests.order_proof.seen import Verdict
+from tests.order_proof.members import AppendMode, kinds_named
+from tests.order_proof.seen import Decision
 
 
 def main() -> int:
@@ -42,36 +42,36 @@ def main() -> int:
     plan = proof.KILLS if options.kills else proof.SHORT if options.short else proof.LONG
     with proof.stage(directory, options.brokers, options.proxies) as stage:
         for number in range(1, options.rounds + 1):
-            on: dict[Kind, Verdict] = {}
-            off: dict[Kind, Verdict] = {}
+            on: dict[AppendMode, Decision] = {}
+            off: dict[AppendMode, Decision] = {}
             results: list[proof.Result] = []
             for kinds in _batched(kinds_named(options.kinds), options.at_once):
                 print(", ".join(kind.name for kind in kinds), flush=True)
                 if options.only != "off":
-                    result = proof.run(stage, kinds, plan, ordered=True, say=_say)
+                    result = proof.run(stage, kinds, plan, ordered=True, say=_write)
                     results.append(result)
-                    on.update(result.verdicts)
+                    on.update(result.decisions)
                     holds &= result.holds
                 if options.only != "on":
-                    off.update(proof.run(stage, kinds, proof.OFF, ordered=False, say=_say).verdicts)
+                    off.update(proof.run(stage, kinds, proof.OFF, ordered=False, say=_write).decisions)
             if plan is proof.LONG and options.only != "off":
                 kinds = kinds_named(options.kinds)[-options.at_once :]
                 print(
                     "any growth, keys placed by jump hash; then 2 to 3 by murmur2, where order is not kept", flush=True
                 )
-                jumping = proof.run(stage, kinds, proof.JUMPING, ordered=True, say=_say)
-                between = proof.run(stage, kinds, proof.BETWEEN_OLD, ordered=True, say=_say)
+                jumping = proof.run(stage, kinds, proof.JUMPING, ordered=True, say=_write)
+                between = proof.run(stage, kinds, proof.BETWEEN_OLD, ordered=True, say=_write)
                 holds &= jumping.holds and between.complete
-                print("\n".join(["", "jump hash, 1→2→3→8:", *proof.table(jumping.verdicts, {})]))
+                print("\n".join(["", "jump hash, 1→2→3→8:", *proof.table(jumping.decisions, {})]))
                 between_title = "murmur2, 2→3 (order for information; none may be missing):"
-                print("\n".join(["", between_title, *proof.table(between.verdicts, {})]))
+                print("\n".join(["", between_title, *proof.table(between.decisions, {})]))
             print(f"\nround {number}, {time.monotonic() - started:.0f} s")
             print("\n".join(proof.table(on, off)), flush=True)
             if options.kills and results:
                 print("\n".join(["", *proof.writers_table(results)]), flush=True)
             holds &= all(each.early for each in off.values())
-            for kind, verdict in on.items():
-                for what, records in (("before its predecessor", verdict.early), ("again", verdict.late)):
+            for kind, decision in on.items():
+                for what, records in (("before its predecessor", decision.early), ("again", decision.late)):
                     for record in records[:5]:
                         print(f"{kind.name}, of {len(records)} seen {what}: {record}")
     if holds and not options.keep:
@@ -81,11 +81,11 @@ def main() -> int:
     return 0 if holds else 1
 
 
-def _batched(kinds: tuple[Kind, ...], size: int) -> list[tuple[Kind, ...]]:
+def _batched(kinds: tuple[AppendMode, ...], size: int) -> list[tuple[AppendMode, ...]]:
     return [kinds[i : i + size] for i in range(0, len(kinds), size)]
 
 
-def _say(text: str) -> None:
+def _write(text: str) -> None:
     print(text, flush=True)
 
 

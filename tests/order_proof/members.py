@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fencepost_proxy.dev.process import guarded
+from fencepost_proxy.dev.process import supervised
 from fencepost_proxy.dev.tools import compile_java, java_command
 from tests.order_proof.seen import NANOS, Assigned, Seen, parse
 from tests.support.kafka import kafka_version
@@ -31,7 +31,7 @@ _LEAVE_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class AppendMode:
     """A client with a group protocol. `settings` beside those that every client needs, by the client's names."""
 
     client: str
@@ -47,19 +47,19 @@ _CLASSIC_DOTTED = {"session.timeout.ms": _SESSION_MS, "heartbeat.interval.ms": _
 _CLASSIC_PYTHON = {"session_timeout_ms": _SESSION_MS, "heartbeat_interval_ms": _HEARTBEAT_MS}
 
 KINDS = (
-    Kind("java", "eager", {**_CLASSIC_DOTTED, "partition.assignment.strategy": f"{_ASSIGNORS}RangeAssignor"}),
-    Kind(
+    AppendMode("java", "eager", {**_CLASSIC_DOTTED, "partition.assignment.strategy": f"{_ASSIGNORS}RangeAssignor"}),
+    AppendMode(
         "java",
         "cooperative",
         {**_CLASSIC_DOTTED, "partition.assignment.strategy": f"{_ASSIGNORS}CooperativeStickyAssignor"},
     ),
-    Kind("java", "consumer", {"group.protocol": "consumer"}),
-    Kind("librdkafka", "eager", {**_CLASSIC_DOTTED, "partition.assignment.strategy": "range"}),
-    Kind("librdkafka", "cooperative", {**_CLASSIC_DOTTED, "partition.assignment.strategy": "cooperative-sticky"}),
-    Kind("librdkafka", "consumer", {"group.protocol": "consumer"}),
-    Kind("kafka-python", "eager", _CLASSIC_PYTHON),
-    Kind("kafka-python", "cooperative", {**_CLASSIC_PYTHON, "assignor": "cooperative"}),
-    Kind("aiokafka", "eager", _CLASSIC_PYTHON),
+    AppendMode("java", "consumer", {"group.protocol": "consumer"}),
+    AppendMode("librdkafka", "eager", {**_CLASSIC_DOTTED, "partition.assignment.strategy": "range"}),
+    AppendMode("librdkafka", "cooperative", {**_CLASSIC_DOTTED, "partition.assignment.strategy": "cooperative-sticky"}),
+    AppendMode("librdkafka", "consumer", {"group.protocol": "consumer"}),
+    AppendMode("kafka-python", "eager", _CLASSIC_PYTHON),
+    AppendMode("kafka-python", "cooperative", {**_CLASSIC_PYTHON, "assignor": "cooperative"}),
+    AppendMode("aiokafka", "eager", _CLASSIC_PYTHON),
 )
 #: So that members of the new protocol come and go as fast as the others.
 BROKER_PROPERTIES = {
@@ -107,7 +107,7 @@ class Member:
         command = _command(group, bootstrap, commit_seconds)
         with (group.directory / f"{group.id}-{name}.log").open("ab") as errors:
             self._process = subprocess.Popen(
-                guarded(command),
+                supervised(command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -179,12 +179,12 @@ class Group:
     """The members of one group, those that are gone included, and what they have seen. `bootstraps` – the ways that its
     members take in turn."""
 
-    def __init__(self, kind: Kind, bootstraps: Sequence[str], topic: str, directory: Path, reset: str) -> None:
+    def __init__(self, kind: AppendMode, bootstraps: Sequence[str], topic: str, directory: Path, reset: str) -> None:
         self.kind, self.topic, self.directory, self.reset = kind, topic, directory, reset
         self._bootstraps = bootstraps
         self.id = f"{topic}-{kind.client}-{kind.protocol}"
         self.members: list[Member] = []
-        self.seen: list[Seen] = []
+        self.observed: list[Seen] = []
         self.assigned: list[Assigned] = []
         self._lock = threading.Lock()
         self._found: dict[str, set[int]] = defaultdict(set)
@@ -204,7 +204,7 @@ class Group:
 
     def saw(self, record: Seen) -> None:
         with self._lock:
-            self.seen.append(record)
+            self.observed.append(record)
             self._found[record.key].add(record.counter)
             self._partitions.add(record.partition)
 
@@ -231,8 +231,8 @@ class Group:
     def standing(self) -> str:
         """For each partition the highest offset seen, and how long ago a record of it was seen for the last time."""
         with self._lock:
-            last = {record.partition: record for record in self.seen}
-            highest = {p: max(r.offset for r in self.seen if r.partition == p) for p in sorted(last)}
+            last = {record.partition: record for record in self.observed}
+            highest = {p: max(r.offset for r in self.observed if r.partition == p) for p in sorted(last)}
         now = time.monotonic_ns()
         return (
             ", ".join(f"{p}: {at} ({(now - last[p].nanos) / NANOS:.0f} s ago)" for p, at in highest.items())
@@ -245,10 +245,12 @@ class Group:
         for member in self.members:
             member.end()
         with (self.directory / f"{self.id}.seen").open("w") as file:
-            file.writelines(f"{r.nanos} {r.member} {r.partition} {r.offset} {r.key} {r.counter}\n" for r in self.seen)
+            file.writelines(
+                f"{r.nanos} {r.member} {r.partition} {r.offset} {r.key} {r.counter}\n" for r in self.observed
+            )
 
 
-def kinds_named(pattern: str) -> tuple[Kind, ...]:
+def kinds_named(pattern: str) -> tuple[AppendMode, ...]:
     """By the beginning of their names, separated by commas; all where it is empty."""
-    wanted = [each for each in pattern.split(",") if each]
-    return tuple(kind for kind in KINDS if not wanted or any(kind.name.startswith(each) for each in wanted))
+    requested = [each for each in pattern.split(",") if each]
+    return tuple(kind for kind in KINDS if not requested or any(kind.name.startswith(each) for each in requested))

@@ -30,8 +30,8 @@ from kafka.errors import KafkaError
 from fencepost import jump_hash
 from fencepost_policies.partitioners import Partitioner, partition_for
 from fencepost_proxy.dev.cluster import KafkaCluster
-from tests.order_proof.members import BROKER_PROPERTIES, Group, Kind
-from tests.order_proof.seen import NANOS, WARM_UP, Grown, Seen, Verdict, judge
+from tests.order_proof.members import BROKER_PROPERTIES, AppendMode, Group
+from tests.order_proof.seen import NANOS, WARM_UP, Decision, Grown, Seen, validate
 from tests.order_proof.writers import PATIENCE_SECONDS, WRITERS, Asking, Place, Work, Writer
 from tests.support.growing import expansions, partition_count
 from tests.support.growing import grow as ask_to_grow
@@ -43,7 +43,7 @@ from tests.support.raw import Closed, Connection
 #: known to place keys by murmur2), or by any number.
 ORDERED = "ordered"
 ANY = "any"
-PLAIN = "plain"
+SEQUENCED = "plain"
 PROXY_CONFIG = f"""
 config_lease_seconds = 3.0
 
@@ -151,9 +151,9 @@ BETWEEN_OLD = Plan(2, (Step(3),), keys=24)
 
 @dataclass(slots=True)
 class Result:
-    verdicts: dict[Kind, Verdict]
+    decisions: dict[AppendMode, Decision]
     #: By kind of writer: its records in all groups together, and how many of them were refused and sent again.
-    writers: dict[str, Verdict]
+    writers: dict[str, Decision]
     refused: dict[str, int]
     growths: list[Grown] = field(default_factory=list)
     #: What did not happen in time, though it may have later: partitions that were withheld for too long.
@@ -161,12 +161,12 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        return self.complete and all(verdict.holds for verdict in self.verdicts.values())
+        return self.complete and all(decision.holds for decision in self.decisions.values())
 
     @property
     def complete(self) -> bool:
         """Each group saw all of it, in whatever order."""
-        return not self.late and not any(verdict.missing for verdict in self.verdicts.values())
+        return not self.late and not any(decision.missing for decision in self.decisions.values())
 
 
 class NeverHappened(AssertionError):
@@ -179,7 +179,7 @@ class Stage:
     def __init__(self, kafka: KafkaCluster, proxies: Sequence[ProxyProcess], directory: Path) -> None:
         self.kafka, self.proxies, self.directory = kafka, list(proxies), directory
         self.replicas = min(3, len(kafka.node_ids))
-        self._growths = 0
+        self._histories = 0
         self._coming_back: list[threading.Thread] = []
 
     @property
@@ -201,21 +201,21 @@ class Stage:
         """Comes back when it has grown. The proxies take turns. `kill` – `WHAT at STEP`, or nothing: what dies by
         SIGKILL as soon as the log tells of that step. `driver` (the proxy that was asked), `proxy` (the other one),
         `broker` (that of partition 0)."""
-        driver = self.proxies[self._growths % len(self.proxies)]
-        self._growths += 1
+        driver = self.proxies[self._histories % len(self.proxies)]
+        self._histories += 1
         from_count, began = self.count(topic, driver.bootstrap), time.monotonic_ns()
-        asked = threading.Thread(target=self._ask, args=(driver.bootstrap, topic, to_count), daemon=True)
+        queried = threading.Thread(target=self._query, args=(driver.bootstrap, topic, to_count), daemon=True)
         log_bytes = len(driver.log)
-        asked.start()
+        queried.start()
         if kill:
             what, _, step = kill.partition(" at ")
             at = self._kill(what, step, driver, topic, log_bytes)
             say(f"  {topic}: {what} killed at step {at}")
-        asked.join(_GROW_SECONDS)
+        queried.join(_GROW_SECONDS)
         self._await_grown(topic, to_count)
         return Grown(from_count, to_count, began, time.monotonic_ns())
 
-    def _ask(self, bootstrap: str, topic: str, to_count: int) -> None:
+    def _query(self, bootstrap: str, topic: str, to_count: int) -> None:
         """By an admin client, who may get no answer."""
         with (
             contextlib.suppress(KafkaError),
@@ -258,26 +258,26 @@ class Stage:
     def _await_grown(self, topic: str, to_count: int) -> None:
         """By a living proxy, asked again where the first one died before it had written down what was wanted."""
         deadline = time.monotonic() + _GROW_SECONDS
-        said: object = None
+        stated: object = None
         while True:
             proxy = next(each for each in self.proxies if each.running) if any(self._running) else self.proxies[0]
             try:
-                if topic.startswith(PLAIN):
+                if topic.startswith(SEQUENCED):
                     if partition_count(proxy.bootstrap, topic) == to_count:
                         return
                 elif any(each.to_count == to_count for each in expansions(proxy.bootstrap, topic)):
                     return
-                said = ask_to_grow(proxy.bootstrap, topic, to_count, timeout_ms=10_000)
+                stated = ask_to_grow(proxy.bootstrap, topic, to_count, timeout_ms=10_000)
             except (OSError, Closed) as error:
-                said = error
-            assert time.monotonic() < deadline, f"{topic} has not grown to {to_count}: {said}"
+                stated = error
+            assert time.monotonic() < deadline, f"{topic} has not grown to {to_count}: {stated}"
             time.sleep(_POLL_SECONDS)
 
     @property
     def _running(self) -> list[bool]:
         return [each.running for each in self.proxies]
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         """Whoever was killed is there again."""
         while self._coming_back:
             self._coming_back.pop().join(_GROW_SECONDS)
@@ -300,14 +300,14 @@ def stage(directory: Path, brokers: int = 1, proxies: int = 1) -> Iterator[Stage
             started.append(stack.enter_context(ProxyProcess(kafka.bootstrap, own, config=PROXY_CONFIG)))
         ready = Stage(kafka, started, directory)
         yield ready
-        ready.settle()  # or one would come back behind the end
+        ready.resolve()  # or one would come back behind the end
 
 
 def run(
-    stage: Stage, kinds: Sequence[Kind], plan: Plan, *, ordered: bool, say: Callable[[str], None] = lambda _: None
+    stage: Stage, kinds: Sequence[AppendMode], plan: Plan, *, ordered: bool, say: Callable[[str], None] = lambda _: None
 ) -> Result:
     """Raises AssertionError where something did not happen at all; what was seen out of order is in the result."""
-    topic = unique_topic((ORDERED if plan.by_multiples else ANY) if ordered else PLAIN)
+    topic = unique_topic((ORDERED if plan.by_multiples else ANY) if ordered else SEQUENCED)
     stage.create(topic, plan.initial)
     # Half of the groups would skip what a new partition already holds, were they not told where it begins.
     groups = [
@@ -354,7 +354,7 @@ def run(
                 say(f"  {error}")
                 late.append(str(error))
             say(f"  all of {new} seen {(time.monotonic_ns() - growths[-1].ended_nanos) / NANOS:.1f} s later")
-            stage.settle()
+            stage.resolve()
         for writer in writers:
             writer.end()
         everything = {key: count for writer in writers for key, count in writer.written.items()}
@@ -362,10 +362,10 @@ def run(
         held = ", ".join(f"{each:.2f}" for each in stage.held_seconds(topic))
         say(f"  {topic}: appends were held for {held} s" if ordered else f"  {topic}: done")
         return Result(
-            {group.kind: judge(group.seen, everything, growths, group.assigned) for group in groups},
+            {group.kind: validate(group.observed, everything, growths, group.assigned) for group in groups},
             {
                 writer.name: _of_all(
-                    [judge(_of(group, writer), writer.written, growths, group.assigned) for group in groups]
+                    [validate(_of(group, writer), writer.written, growths, group.assigned) for group in groups]
                 )
                 for writer in writers
             },
@@ -381,18 +381,18 @@ def run(
 
 
 def _of(group: Group, writer: Writer) -> list[Seen]:
-    return [each for each in group.seen if each.key in writer.written]
+    return [each for each in group.observed if each.key in writer.written]
 
 
-def _of_all(verdicts: Sequence[Verdict]) -> Verdict:
-    return Verdict(
-        keys=verdicts[0].keys,
-        records=sum(each.records for each in verdicts),
-        early=[record for each in verdicts for record in each.early],
-        late=[record for each in verdicts for record in each.late],
-        expelled=[record for each in verdicts for record in each.expelled],
-        again=sum(each.again for each in verdicts),
-        missing=sum(each.missing for each in verdicts),
+def _of_all(decisions: Sequence[Decision]) -> Decision:
+    return Decision(
+        keys=decisions[0].keys,
+        records=sum(each.records for each in decisions),
+        early=[record for each in decisions for record in each.early],
+        late=[record for each in decisions for record in each.late],
+        expelled=[record for each in decisions for record in each.expelled],
+        again=sum(each.again for each in decisions),
+        missing=sum(each.missing for each in decisions),
     )
 
 
@@ -421,9 +421,9 @@ def warm_up(bootstrap: str, topic: str, groups: Sequence[Group], plan: Plan) -> 
 
 def committed(admin: KafkaAdminClient, group: Group, partitions: Iterable[int]) -> bool:
     """Whether the group has a commit on each of them."""
-    wanted = [TopicPartition(group.topic, partition) for partition in partitions]
-    offsets = admin.list_group_offsets({group.id: wanted})[group.id]
-    return all(each in offsets and offsets[each].offset >= 0 for each in wanted)
+    requested = [TopicPartition(group.topic, partition) for partition in partitions]
+    offsets = admin.list_group_offsets({group.id: requested})[group.id]
+    return all(each in offsets and offsets[each].offset >= 0 for each in requested)
 
 
 def _lag(groups: Sequence[Group], writers: Sequence[Writer], plan: Plan, partitions: int) -> None:
@@ -490,7 +490,7 @@ def _until(
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def table(on: dict[Kind, Verdict], off: dict[Kind, Verdict]) -> list[str]:
+def table(on: dict[AppendMode, Decision], off: dict[AppendMode, Decision]) -> list[str]:
     """`on` and `off` – the verdicts with the feature on and off; either may lack a kind."""
     head = ("client", "protocol", "keys", "records", "seen again", "missing", "out of order: on", "off", "longest hold")
     rows = [head]
@@ -519,10 +519,10 @@ def writers_table(results: Sequence[Result]) -> list[str]:
     rows = [("writer", "keys", "records", "refused", "missing", "out of order")]
     names = dict.fromkeys(name for result in results for name in result.writers)
     for name in names:
-        verdict = _of_all([result.writers[name] for result in results if name in result.writers])
+        decision = _of_all([result.writers[name] for result in results if name in result.writers])
         refused = sum(result.refused.get(name, 0) for result in results)
-        told = "by itself" if name.startswith("library") else str(refused)
-        numbers = (verdict.keys, verdict.records, told, verdict.missing, verdict.out_of_order)
+        reported = "by itself" if name.startswith("library") else str(refused)
+        numbers = (decision.keys, decision.records, reported, decision.missing, decision.out_of_order)
         rows.append((name, *map(str, numbers)))  # type: ignore[arg-type]
     return _aligned(rows)
 

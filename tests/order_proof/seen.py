@@ -47,7 +47,7 @@ class Grown:
 
 
 @dataclass(slots=True)
-class Verdict:
+class Decision:
     """`early` – seen before the one that was written before it. `late` – seen again on a partition of the topic's
     earlier days, after its key had been seen on a later one. `expelled` – the same, by a member that had lost the
     partition to another one and did not know it yet: no coordinator can keep it from what it has fetched. `again` –
@@ -81,40 +81,42 @@ def parse(line: str, member: str = "") -> Seen | None:
     return None
 
 
-def judge(
-    seen: Iterable[Seen],
+def validate(
+    observed: Iterable[Seen],
     written: Mapping[str, int],
     growths: Iterable[Grown] = (),
     assigned: Iterable[Assigned] = (),
-) -> Verdict:
+) -> Decision:
     """`written` – per key how many were acknowledged; `seen` by one group, and what its members had, in any order."""
     growths = list(growths)
     assignments = sorted(assigned)
-    verdict = Verdict(keys=len(written))
+    decision = Decision(keys=len(written))
     reached: dict[str, int] = defaultdict(int)
     found: dict[str, set[int]] = defaultdict(set)
     age: dict[str, int] = defaultdict(int)
     first: dict[int, int] = {}
-    for record in sorted(each for each in seen if each.key != WARM_UP):
-        verdict.records += 1
+    for record in sorted(each for each in observed if each.key != WARM_UP):
+        decision.records += 1
         first.setdefault(record.partition, record.nanos)
-        born = next((i for i, g in enumerate(growths, 1) if g.from_count <= record.partition < g.to_count), 0)
+        created_partitions = next(
+            (i for i, g in enumerate(growths, 1) if g.from_count <= record.partition < g.to_count), 0
+        )
         if record.counter in found[record.key]:
-            verdict.again += 1
+            decision.again += 1
         if record.counter > reached[record.key] + 1:
-            verdict.early.append(record)
-        elif born < age[record.key] and record.counter < reached[record.key]:
-            (verdict.expelled if _expelled(record, assignments) else verdict.late).append(record)
-        age[record.key] = max(age[record.key], born)
+            decision.early.append(record)
+        elif created_partitions < age[record.key] and record.counter < reached[record.key]:
+            (decision.expelled if _expelled(record, assignments) else decision.late).append(record)
+        age[record.key] = max(age[record.key], created_partitions)
         found[record.key].add(record.counter)
         reached[record.key] = max(reached[record.key], record.counter)
-    verdict.missing = sum(count - len(found[key] & set(range(1, count + 1))) for key, count in written.items())
+    decision.missing = sum(count - len(found[key] & set(range(1, count + 1))) for key, count in written.items())
     for grown in growths:
         for partition in range(grown.from_count, grown.to_count):
             if partition in first:
                 held = (first[partition] - grown.ended_nanos) / NANOS
-                verdict.longest_hold_seconds = max(verdict.longest_hold_seconds, held)
-    return verdict
+                decision.longest_hold_seconds = max(decision.longest_hold_seconds, held)
+    return decision
 
 
 def _expelled(record: Seen, assignments: list[Assigned]) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from tests.order_proof import __main__ as command
 from tests.order_proof import run as proof
 from tests.order_proof.members import KINDS
-from tests.order_proof.seen import Seen, Verdict
+from tests.order_proof.seen import Decision, Seen
 
 _SEEN = Seen(1, 0, 0, "k", 2)
 
@@ -21,13 +21,13 @@ _SEEN = Seen(1, 0, 0, "k", 2)
 @pytest.mark.parametrize(
     ("between", "status"),
     [
-        (Verdict(), 0),
-        (Verdict(early=[_SEEN]), 0),  # that is why `true` grows topics by multiples only
-        (Verdict(missing=234), 1),
+        (Decision(), 0),
+        (Decision(early=[_SEEN]), 0),  # that is why `true` grows topics by multiples only
+        (Decision(missing=234), 1),
     ],
 )
 def test_where_order_is_not_promised_none_may_be_missing_all_the_same(
-    between: Verdict,
+    between: Decision,
     status: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -38,8 +38,8 @@ def test_where_order_is_not_promised_none_may_be_missing_all_the_same(
         yield
 
     def run(_: object, kinds: object, plan: proof.Plan, *, ordered: bool, say: object) -> proof.Result:
-        verdict = between if plan is proof.BETWEEN_OLD else Verdict() if ordered else Verdict(early=[_SEEN])
-        return proof.Result({KINDS[0]: verdict}, {}, {})
+        decision = between if plan is proof.BETWEEN_OLD else Decision() if ordered else Decision(early=[_SEEN])
+        return proof.Result({KINDS[0]: decision}, {}, {})
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(proof, "stage", stage)

@@ -13,7 +13,7 @@ import pytest
 from kafka import KafkaAdminClient
 
 from tests.order_proof import run as proof
-from tests.order_proof.members import KINDS, Group, Kind, kinds_named
+from tests.order_proof.members import KINDS, AppendMode, Group, kinds_named
 from tests.support.kafka import unique_topic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
@@ -31,16 +31,16 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[proof.Stage]:
 def test_without_ordered_expansion_groups_see_keys_out_of_order(stage: proof.Stage) -> None:
     """So the next test can fail."""
     result = proof.run(stage, kinds_named(_FEW), proof.OFF, ordered=False)
-    for kind, verdict in result.verdicts.items():
-        assert verdict.early, f"{kind.name} saw all in order by chance"
-        assert not verdict.missing
+    for kind, decision in result.decisions.items():
+        assert decision.early, f"{kind.name} saw all in order by chance"
+        assert not decision.missing
 
 
 def test_with_ordered_expansion_groups_see_every_key_in_order(stage: proof.Stage, say: Callable[[str], None]) -> None:
     result = proof.run(stage, kinds_named(_FEW), proof.SHORT, ordered=True)
-    say("\n    ".join(proof.table(result.verdicts, {})))
-    for kind, verdict in result.verdicts.items():
-        assert verdict.holds, f"{kind.name}: {verdict.missing} missing, {verdict.early[:5]}, {verdict.late[:5]}"
+    say("\n    ".join(proof.table(result.decisions, {})))
+    for kind, decision in result.decisions.items():
+        assert decision.holds, f"{kind.name}: {decision.missing} missing, {decision.early[:5]}, {decision.late[:5]}"
     assert result.holds, result.late
     for writer in ("declared", "silent", "transactional"):
         assert result.refused[writer], f"no record was refused for its partition count: {writer} never was behind"
@@ -49,7 +49,7 @@ def test_with_ordered_expansion_groups_see_every_key_in_order(stage: proof.Stage
 def test_nothing_is_written_before_each_partition_has_a_commit(stage: proof.Stage) -> None:
     """Or a partition that a second member takes over would be read from its end: records missed, and nobody's fault."""
     (kind,) = kinds_named("kafka-python cooperative")
-    topic = unique_topic(proof.PLAIN)
+    topic = unique_topic(proof.SEQUENCED)
     stage.create(topic, 2)
     group = Group(kind, stage.bootstraps, topic, stage.directory, "latest")
     try:
@@ -66,10 +66,10 @@ def test_nothing_is_written_before_each_partition_has_a_commit(stage: proof.Stag
 def test_every_client_and_protocol(stage: proof.Stage, client: str, say: Callable[[str], None]) -> None:
     kinds = kinds_named(client)
     on = proof.run(stage, kinds, proof.LONG, ordered=True)
-    off = proof.run(stage, kinds, proof.OFF, ordered=False).verdicts
-    say("\n    ".join(proof.table(on.verdicts, off)))
-    assert on.holds, (on.late, on.verdicts)
-    assert all(verdict.early for verdict in off.values()), off
+    off = proof.run(stage, kinds, proof.OFF, ordered=False).decisions
+    say("\n    ".join(proof.table(on.decisions, off)))
+    assert on.holds, (on.late, on.decisions)
+    assert all(decision.early for decision in off.values()), off
 
 
 @pytest.mark.soak
@@ -78,18 +78,18 @@ def test_every_client_and_protocol(stage: proof.Stage, client: str, say: Callabl
 def test_while_proxies_and_brokers_are_killed(tmp_path: Path, client: str, say: Callable[[str], None]) -> None:
     with proof.stage(tmp_path, brokers=3, proxies=2) as stage:
         result = proof.run(stage, kinds_named(client), proof.KILLS, ordered=True)
-    say("\n    ".join([*proof.table(result.verdicts, {}), *proof.writers_table([result])]))
-    assert result.holds, (result.late, result.verdicts)
+    say("\n    ".join([*proof.table(result.decisions, {}), *proof.writers_table([result])]))
+    assert result.holds, (result.late, result.decisions)
 
 
 def test_kinds_are_chosen_by_the_beginning_of_their_names() -> None:
     assert kinds_named("") == KINDS
-    chosen: tuple[Kind, ...] = kinds_named("java consumer,aiokafka")
+    chosen: tuple[AppendMode, ...] = kinds_named("java consumer,aiokafka")
     assert [kind.name for kind in chosen] == ["java consumer", "aiokafka eager"]
 
 
 @pytest.mark.soak
 def test_any_growth_where_keys_move_to_new_partitions_only(stage: proof.Stage, say: Callable[[str], None]) -> None:
     result = proof.run(stage, kinds_named(_FEW), proof.JUMPING, ordered=True)
-    say("\n    ".join(proof.table(result.verdicts, {})))
-    assert result.holds, (result.late, result.verdicts)
+    say("\n    ".join(proof.table(result.decisions, {})))
+    assert result.holds, (result.late, result.decisions)

@@ -2,58 +2,60 @@
 
 from __future__ import annotations
 
-from tests.order_proof.seen import NANOS, WARM_UP, Assigned, Grown, Seen, judge, parse
+from tests.order_proof.seen import NANOS, WARM_UP, Assigned, Grown, Seen, parse, validate
 
 ONE_TO_TWO = Grown(1, 2, 10 * NANOS, 11 * NANOS)
 
 
-def sights(*told: tuple[int, int]) -> list[Seen]:
+def observations(*reported: tuple[int, int]) -> list[Seen]:
     """(partition, counter) of the key `k`, one a second."""
-    return [Seen(i * NANOS, partition, i, "k", counter) for i, (partition, counter) in enumerate(told, 10)]
+    return [Seen(i * NANOS, partition, i, "k", counter) for i, (partition, counter) in enumerate(reported, 10)]
 
 
 def test_a_key_that_moves_to_a_new_partition_in_order_is_in_order() -> None:
-    verdict = judge(sights((0, 1), (0, 2), (1, 3), (1, 4)), {"k": 4}, [ONE_TO_TWO])
-    assert verdict.holds
-    assert verdict.records == 4
-    assert verdict.longest_hold_seconds == 1.0
+    decision = validate(observations((0, 1), (0, 2), (1, 3), (1, 4)), {"k": 4}, [ONE_TO_TWO])
+    assert decision.holds
+    assert decision.records == 4
+    assert decision.longest_hold_seconds == 1.0
 
 
 def test_a_record_before_its_predecessor_is_out_of_order() -> None:
-    verdict = judge(sights((0, 1), (1, 3), (0, 2), (1, 4)), {"k": 4}, [ONE_TO_TWO])
-    assert [each.counter for each in verdict.early] == [3]
-    assert [each.counter for each in verdict.late] == [2]
-    assert not verdict.missing
+    decision = validate(observations((0, 1), (1, 3), (0, 2), (1, 4)), {"k": 4}, [ONE_TO_TWO])
+    assert [each.counter for each in decision.early] == [3]
+    assert [each.counter for each in decision.late] == [2]
+    assert not decision.missing
 
 
 def test_records_seen_again_are_not_out_of_order_unless_their_key_has_moved_on() -> None:
-    same = judge(sights((0, 1), (0, 2), (0, 1), (0, 2), (1, 3)), {"k": 3}, [ONE_TO_TWO])
+    same = validate(observations((0, 1), (0, 2), (0, 1), (0, 2), (1, 3)), {"k": 3}, [ONE_TO_TWO])
     assert same.holds
     assert same.again == 2
-    back = judge(sights((0, 1), (0, 2), (1, 3), (0, 2)), {"k": 3}, [ONE_TO_TWO])
+    back = validate(observations((0, 1), (0, 2), (1, 3), (0, 2)), {"k": 3}, [ONE_TO_TWO])
     assert [each.counter for each in back.late] == [2]
 
 
 def test_who_lost_its_partition_and_does_not_know_may_handle_again_what_it_had_fetched() -> None:
-    told = [(0, 1, "a"), (0, 1, "b"), (0, 2, "b"), (1, 3, "b"), (0, 2, "a")]
-    seen = [Seen(i * NANOS, partition, i, "k", counter, who) for i, (partition, counter, who) in enumerate(told, 10)]
+    reported = [(0, 1, "a"), (0, 1, "b"), (0, 2, "b"), (1, 3, "b"), (0, 2, "a")]
+    observed = [
+        Seen(i * NANOS, partition, i, "k", counter, who) for i, (partition, counter, who) in enumerate(reported, 10)
+    ]
     first, taken = Assigned(9 * NANOS, "a", frozenset({0})), Assigned(10 * NANOS + 1, "b", frozenset({0, 1}))
-    verdict = judge(seen, {"k": 3}, [ONE_TO_TWO], [first, taken])
-    assert verdict.holds
-    assert [each.member for each in verdict.expelled] == ["a"]
+    decision = validate(observed, {"k": 3}, [ONE_TO_TWO], [first, taken])
+    assert decision.holds
+    assert [each.member for each in decision.expelled] == ["a"]
     # Who has it, or has it back, may not.
     for assigned in ([first], [first, taken, Assigned(13 * NANOS + 1, "a", frozenset({0}))]):
-        assert [each.member for each in judge(seen, {"k": 3}, [ONE_TO_TWO], assigned).late] == ["a"]
+        assert [each.member for each in validate(observed, {"k": 3}, [ONE_TO_TWO], assigned).late] == ["a"]
 
 
 def test_time_decides_not_the_order_of_reports() -> None:
-    assert judge(reversed(sights((0, 1), (0, 2), (1, 3))), {"k": 3}, [ONE_TO_TWO]).holds
+    assert validate(reversed(observations((0, 1), (0, 2), (1, 3))), {"k": 3}, [ONE_TO_TWO]).holds
 
 
 def test_what_was_never_seen_is_missing() -> None:
-    verdict = judge(sights((0, 1), (0, 2)), {"k": 3, "never": 2}, [ONE_TO_TWO])
-    assert verdict.missing == 3
-    assert not verdict.holds
+    decision = validate(observations((0, 1), (0, 2)), {"k": 3, "never": 2}, [ONE_TO_TWO])
+    assert decision.missing == 3
+    assert not decision.holds
 
 
 def test_a_line_of_a_member() -> None:
@@ -63,4 +65,4 @@ def test_a_line_of_a_member() -> None:
 
 def test_what_warms_up_is_not_judged() -> None:
     warm = [Seen(1, 0, 0, WARM_UP, 0), Seen(2, 0, 1, WARM_UP, 0)]
-    assert judge([*warm, *sights((0, 1))], {"k": 1}).records == 1
+    assert validate([*warm, *observations((0, 1))], {"k": 1}).records == 1

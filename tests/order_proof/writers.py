@@ -166,11 +166,11 @@ class Declared(ByRounds):
 
     def _send(self, keys: list[str]) -> dict[str, str]:
         outcomes: dict[str, str | None] = {}
-        self._hand_over(keys, outcomes)
+        self._migrate(keys, outcomes)
         assert self._producer.flush(PATIENCE_SECONDS) == 0, f"{self.name}'s records were not acknowledged"
         return {key: error for key, error in outcomes.items() if error is not None}
 
-    def _hand_over(self, keys: list[str], outcomes: dict[str, str | None]) -> None:
+    def _migrate(self, keys: list[str], outcomes: dict[str, str | None]) -> None:
         """`outcomes` – by key, later: None, or what is wrong."""
 
         def delivered(key: str, error: confluent_kafka.KafkaError | None) -> None:
@@ -207,11 +207,11 @@ class Silent(ByRounds):
         self._answers: queue.Queue[list[str]] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         # The count is never looked up by the clock: a refusal tells.
-        self._tell("open", "p", self._bootstrap, "metadata.max.age.ms=300000", "linger.ms=1")
+        self._report("open", "p", self._bootstrap, "metadata.max.age.ms=300000", "linger.ms=1")
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):
-            self._tell("close", "p")
+            self._report("close", "p")
         end_java(self._java)
 
     def _read(self) -> None:
@@ -221,7 +221,7 @@ class Silent(ByRounds):
             for line in stdout:
                 self._answers.put(line.rstrip("\n").split("\t"))
 
-    def _tell(self, *words: str) -> None:
+    def _report(self, *words: str) -> None:
         assert self._java.stdin is not None
         self._java.stdin.write("\t".join(words) + "\n")
         self._java.stdin.flush()
@@ -229,9 +229,9 @@ class Silent(ByRounds):
     def _send(self, keys: list[str]) -> dict[str, str]:
         sent = {}
         for key in keys:
-            tag = f"t{next(self._tags)}"
-            sent[tag] = key
-            self._tell("send", "p", tag, self._topic, key, f"{self.written[key] + 1}", "-")
+            instance_id = f"t{next(self._tags)}"
+            sent[instance_id] = key
+            self._report("send", "p", instance_id, self._topic, key, f"{self.written[key] + 1}", "-")
         failed = {}
         while sent:
             answer = self._answers.get(timeout=PATIENCE_SECONDS)
@@ -255,7 +255,7 @@ class Library(Writer):
             self._library,
             self._bootstrap,
             partitioner=lambda key, count: place(key.decode(), count),
-            settle_seconds=PATIENCE_SECONDS,
+            resolve_seconds=PATIENCE_SECONDS,
         )
 
     def _close(self) -> None:
@@ -266,7 +266,7 @@ class Library(Writer):
             for key, before in self.written.items():
                 self._send(key, f"{before + number}")
             time.sleep(self._pause)
-        failed = self._producer.settle()
+        failed = self._producer.resolve()
         assert not failed, f"{self.name}: {failed[:3]}"
         for key in self.written:
             self.written[key] += _BURST
@@ -295,7 +295,7 @@ class Transactional(Declared):
         self._producer.begin_transaction()
         outcomes: dict[str, str | None] = {}
         try:
-            self._hand_over(keys, outcomes)
+            self._migrate(keys, outcomes)
             deadline = time.monotonic() + PATIENCE_SECONDS
             # Not flush(): once one is refused, librdkafka sends none of the others any more, and waits for their end.
             while len(outcomes) < len(keys) and not any(outcomes.values()):

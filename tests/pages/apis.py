@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencepost_proxy.wire.apis import APIS, Api, Treatment
+from fencepost_proxy.wire.apis import APIS, Api, Handling
 
 _HEAD = """\
 # What the proxy does with each Kafka API
@@ -25,22 +25,22 @@ A client is offered the versions that both this table and its broker have.
 """
 
 _WORDS = {
-    Treatment.INSPECT_REQUEST: "inspected",
-    Treatment.REWRITE_REQUEST: "request rewritten",
-    Treatment.REWRITE_RESPONSE: "response rewritten",
-    Treatment.PRODUCE: "checked",
-    Treatment.ALONE: "relayed alone",
-    Treatment.WITHHELD: "not advertised",
+    Handling.INSPECT_REQUEST: "inspected",
+    Handling.REWRITE_REQUEST: "request rewritten",
+    Handling.REWRITE_RESPONSE: "response rewritten",
+    Handling.PRODUCE: "checked",
+    Handling.ALONE: "relayed alone",
+    Handling.WITHHELD: "not advertised",
 }
 
 
-def treatment_of(api: Api) -> str:
+def handling_of(api: Api) -> str:
     """In words, as the legend of the table explains them."""
-    return ", ".join(word for flag, word in _WORDS.items() if flag in api.treatment) or "relayed"
+    return ", ".join(word for flag, word in _WORDS.items() if flag in api.handling) or "relayed"
 
 
 def versions_of(api: Api) -> str:
-    if api.withheld:
+    if api.gated:
         return "–"
     return f"{api.min_version}–{api.max_version}" if api.max_version > api.min_version else f"{api.min_version}"
 
@@ -48,7 +48,7 @@ def versions_of(api: Api) -> str:
 def page() -> str:
     """The whole file."""
     rows = [
-        f"| {api.key} | {api.name} | {versions_of(api)} | {treatment_of(api)} | {api.reason} |\n"
+        f"| {api.key} | {api.name} | {versions_of(api)} | {handling_of(api)} | {api.reason} |\n"
         for api in APIS.values()
     ]
     return _HEAD + "".join(rows)

@@ -97,14 +97,14 @@ def _row(event: _Event) -> str:
 def _events() -> Iterator[_Event]:
     for file in sorted(_ROOT.rglob("*.py")):
         tree = ast.parse(file.read_text("utf-8"))
-        room = _room(tree)
+        room = _package(tree)
         if room is not None:
             for node in ast.walk(tree):
                 if isinstance(node, ast.Call):
                     yield from _logged(node, room)
 
 
-def _room(tree: ast.Module) -> str | None:
+def _package(tree: ast.Module) -> str | None:
     """The argument of `logs.get`, such as `net.app`."""
     for node in ast.walk(tree):
         match node:

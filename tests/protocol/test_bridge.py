@@ -14,7 +14,7 @@ import pytest
 from fencepost_proxy.config import ListenTls
 from fencepost_proxy.net.bridge import Bridge
 from fencepost_proxy.net.certificates import listener_context
-from fencepost_proxy.net.side import UNSENT_BYTES_MAX, Buffers
+from fencepost_proxy.net.proxied_socket import UNSENT_BYTES_MAX, Buffers
 from fencepost_proxy.net.tls import TlsSocket, secure
 from tests.support.certificates import Authority
 
@@ -95,10 +95,10 @@ def test_a_client_that_ends(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> 
         await scene.begin(contexts)
         scene.client.sendall(b"last words")
         scene.client.close()
-        heard = await asyncio.to_thread(receive, scene.far, 1_000)
+        last_observed = await asyncio.to_thread(receive, scene.far, 1_000)
         await scene.until_ended()
         scene.far.close()
-        return heard
+        return last_observed
 
     assert asyncio.run(play()) == b"last words"
 

@@ -18,9 +18,9 @@ from fencepost_proxy.net.broker import (
     PLAIN,
     Access,
     BrokerConnection,
-    BrokerLink,
     Call,
     OutcomeUnknown,
+    PooledConnection,
     UpstreamUnavailable,
     deadline_in,
 )
@@ -114,14 +114,14 @@ async def silence(peer: Peer) -> None:
         await peer.read()
 
 
-async def ask(connection: BrokerConnection, seconds: float = PATIENCE_SECONDS) -> Message:
+async def query(connection: BrokerConnection, seconds: float = PATIENCE_SECONDS) -> Message:
     return await connection.request(*ASK, deadline=deadline_in(seconds))
 
 
 def test_answers_come_back_to_who_asked_in_the_order_of_asking() -> None:
     async def story() -> None:
         async with connected(echo) as connection:
-            answers = await asyncio.gather(*(ask(connection) for _ in range(20)))
+            answers = await asyncio.gather(*(query(connection) for _ in range(20)))
             ids = [each.producer_id for each in answers]
             assert ids == sorted(set(ids))
             pair = await connection.pipeline([ASK, ASK], deadline=deadline_in(PATIENCE_SECONDS))
@@ -134,7 +134,7 @@ def test_a_request_without_an_answer_has_an_unknown_outcome() -> None:
     async def story() -> None:
         async with connected(silence) as connection:
             with pytest.raises(OutcomeUnknown, match="no answer to InitProducerId in time"):
-                await ask(connection, 0.05)
+                await query(connection, 0.05)
 
     asyncio.run(story())
 
@@ -146,9 +146,9 @@ def test_a_connection_that_breaks_leaves_what_was_sent_in_doubt_and_the_next_not
     async def story() -> None:
         async with connected(hang_up) as connection:
             with pytest.raises(OutcomeUnknown, match="closed by the broker"):
-                await ask(connection)
+                await query(connection)
             with pytest.raises(UpstreamUnavailable) as caught:
-                await ask(connection)
+                await query(connection)
             assert not isinstance(caught.value, OutcomeUnknown)
 
     asyncio.run(story())
@@ -164,22 +164,22 @@ def test_what_went_wrong_with_a_connection_is_counted_by_reason() -> None:
         await peer.read()
 
     async def troubles(script: Script) -> list[str]:
-        told: list[str] = []
-        async with connected(script, access=Access(on_trouble=told.append)) as connection:
+        reported: list[str] = []
+        async with connected(script, access=Access(on_error=reported.append)) as connection:
             with pytest.raises(OutcomeUnknown):
-                await ask(connection)
-        return told
+                await query(connection)
+        return reported
 
     async def story() -> None:
         assert await troubles(hang_up) == ["lost"]
         assert await troubles(nonsense) == ["protocol"]
-        told: list[str] = []
+        reported: list[str] = []
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))  # not listening: refused at once
-            access = Access(on_trouble=told.append)
+            access = Access(on_error=reported.append)
             with pytest.raises(UpstreamUnavailable):
                 await BrokerConnection.open(Address(*nobody.getsockname()), limits=LIMITS, client_id="", access=access)
-        assert told == ["unreachable"]
+        assert reported == ["unreachable"]
 
     asyncio.run(story())
 
@@ -190,14 +190,14 @@ def test_that_a_broker_closes_an_idle_connection_or_we_do_is_no_trouble() -> Non
         await peer.writer.drain()
 
     async def story() -> None:
-        told: list[str] = []
-        access = Access(on_trouble=told.append)
+        reported: list[str] = []
+        access = Access(on_error=reported.append)
         async with connected(done, access=access) as connection:
-            await ask(connection)
+            await query(connection)
             await until(lambda: connection.closed)
         async with connected(echo, access=access) as connection:
-            await ask(connection)
-        assert told == []
+            await query(connection)
+        assert reported == []
 
     asyncio.run(story())
 
@@ -214,9 +214,9 @@ def test_a_late_answer_is_dropped_and_the_connection_serves_on() -> None:
 
         async with connected(slow_once) as connection:
             with pytest.raises(OutcomeUnknown):
-                await ask(connection, 0.05)
+                await query(connection, 0.05)
             too_late.set()
-            assert (await ask(connection)).producer_id != 111
+            assert (await query(connection)).producer_id != 111
             assert not connection.closed
 
     asyncio.run(story())
@@ -225,11 +225,11 @@ def test_a_late_answer_is_dropped_and_the_connection_serves_on() -> None:
 def test_a_connection_that_stays_silent_is_given_up_and_frees_everybody() -> None:
     async def story() -> None:
         async with connected(silence, replace(LIMITS, request_timeout_seconds=0.3)) as connection:
-            waiting = asyncio.create_task(ask(connection))
+            waiting = asyncio.create_task(query(connection))
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while not connection.closed:
                     with pytest.raises(UpstreamUnavailable):
-                        await ask(connection, 0.05)
+                        await query(connection, 0.05)
             with pytest.raises(OutcomeUnknown, match=r"limits\.request_timeout_seconds"):
                 await waiting
             assert connection.closed
@@ -238,19 +238,19 @@ def test_a_connection_that_stays_silent_is_given_up_and_frees_everybody() -> Non
 
 
 def test_no_more_than_the_limit_is_ever_unanswered() -> None:
-    seen = 0
+    observed = 0
 
     async def count(peer: Peer) -> None:
-        nonlocal seen
+        nonlocal observed
         while True:
             await peer.read()
-            seen += 1
+            observed += 1
 
     async def story() -> None:
         async with connected(count) as connection:
-            results = await asyncio.gather(*(ask(connection, 0.2) for _ in range(10)), return_exceptions=True)
-            await until(lambda: seen >= LIMITS.control_in_flight_max)
-            assert seen == LIMITS.control_in_flight_max
+            results = await asyncio.gather(*(query(connection, 0.2) for _ in range(10)), return_exceptions=True)
+            await until(lambda: observed >= LIMITS.control_in_flight_max)
+            assert observed == LIMITS.control_in_flight_max
             sent = [each for each in results if isinstance(each, OutcomeUnknown)]
             assert len(sent) == LIMITS.control_in_flight_max
             assert all("limits.control_in_flight_max" in str(each) for each in results if each not in sent)
@@ -268,7 +268,7 @@ def test_two_pipelines_that_wait_for_the_same_room_both_get_it() -> None:
 
     async def story() -> None:
         async with connected(slowly_at_first) as connection:
-            singles = [asyncio.create_task(ask(connection)) for _ in range(4)]
+            singles = [asyncio.create_task(query(connection)) for _ in range(4)]
             await asyncio.sleep(0.01)
             # If each took what came free, both would end up with two places of the three that they need.
             pipelines = (connection.pipeline([ASK] * 3, deadline=deadline_in(PATIENCE_SECONDS)) for _ in range(2))
@@ -296,7 +296,7 @@ def test_a_stranger_at_the_brokers_address_costs_that_connection_alone(frame: by
     async def story() -> None:
         async with connected(nonsense) as connection:
             with pytest.raises(OutcomeUnknown, match="is not talking Kafka's protocol") as caught:
-                await ask(connection)
+                await query(connection)
             assert reason in str(caught.value)
 
     asyncio.run(story())
@@ -341,16 +341,16 @@ def test_one_attempt_serves_all_who_wait_and_a_short_deadline_spoils_none() -> N
             writer.transport.abort()
 
         server = await asyncio.start_server(late, "127.0.0.1", 0)
-        link = BrokerLink(Address(*server.sockets[0].getsockname()[:2]), limits=LIMITS, client_id="test")
-        hurried = asyncio.create_task(link.connected(deadline_in(0.02)))
-        waiting = [asyncio.create_task(link.connected(deadline_in(PATIENCE_SECONDS))) for _ in range(2)]
+        proxied = PooledConnection(Address(*server.sockets[0].getsockname()[:2]), limits=LIMITS, client_id="test")
+        hurried = asyncio.create_task(proxied.connected(deadline_in(0.02)))
+        waiting = [asyncio.create_task(proxied.connected(deadline_in(PATIENCE_SECONDS))) for _ in range(2)]
         with pytest.raises(UpstreamUnavailable, match="not connected in time"):
             await hurried
         spoiled.set()
         patient = await asyncio.gather(*waiting)
-        assert patient[0] is patient[1] is link.connection
+        assert patient[0] is patient[1] is proxied.connection
         assert attempts == 1
-        await link.close()
+        await proxied.close()
         server.close()
 
     asyncio.run(story())
@@ -360,21 +360,21 @@ def test_a_broker_that_refuses_is_tried_again_ever_more_slowly(monkeypatch: pyte
     pauses: list[float] = []
     sleep = asyncio.sleep
 
-    async def noted(seconds: float) -> None:
+    async def recorded(seconds: float) -> None:
         pauses.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr(asyncio, "sleep", noted)
+    monkeypatch.setattr(asyncio, "sleep", recorded)
 
     async def story() -> None:
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))  # not listening: refused at once
             limits = replace(LIMITS, reconnect_backoff_min_seconds=0.02, reconnect_backoff_max_seconds=0.1)
-            link = BrokerLink(Address(*nobody.getsockname()), limits=limits, client_id="test")
+            proxied = PooledConnection(Address(*nobody.getsockname()), limits=limits, client_id="test")
             for _ in range(6):
                 with pytest.raises(UpstreamUnavailable, match="cannot connect"):
-                    await link.connected(deadline_in(PATIENCE_SECONDS))
-            await link.close()
+                    await proxied.connected(deadline_in(PATIENCE_SECONDS))
+            await proxied.close()
 
     asyncio.run(story())
 
@@ -383,8 +383,8 @@ def test_a_broker_that_refuses_is_tried_again_ever_more_slowly(monkeypatch: pyte
     assert all(most / 2 <= pause <= most for pause, most in zip(pauses, longest, strict=True)), pauses
 
 
-@pytest.mark.parametrize("turns", range(4))
-def test_a_request_on_a_transport_that_has_just_closed_was_not_sent(turns: int) -> None:
+@pytest.mark.parametrize("exchanges", range(4))
+def test_a_request_on_a_transport_that_has_just_closed_was_not_sent(exchanges: int) -> None:
     async def script(peer: Peer) -> None:
         await peer.read()
 
@@ -392,7 +392,7 @@ def test_a_request_on_a_transport_that_has_just_closed_was_not_sent(turns: int) 
         async with broker(script) as address:
             connection = await BrokerConnection.open(address, limits=LIMITS, client_id="test")
             connection._writer.transport.abort()  # as uvloop does on a reset
-            for _ in range(turns):
+            for _ in range(exchanges):
                 await asyncio.sleep(0)
             with pytest.raises(UpstreamUnavailable):
                 await connection.pipeline([ASK], deadline=deadline_in(PATIENCE_SECONDS))
@@ -406,14 +406,14 @@ def test_two_wait_for_an_attempt_and_the_first_of_them_tries_again_at_once() -> 
     async def story() -> None:
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))  # not listening: refused at once
-            link = BrokerLink(Address(*nobody.getsockname()), limits=replace(LIMITS), client_id="test")
+            proxied = PooledConnection(Address(*nobody.getsockname()), limits=replace(LIMITS), client_id="test")
 
             async def patient() -> None:
                 for _ in range(3):
                     with contextlib.suppress(UpstreamUnavailable):
-                        await link.connected(deadline_in(PATIENCE_SECONDS))
+                        await proxied.connected(deadline_in(PATIENCE_SECONDS))
 
             await asyncio.gather(*(patient() for _ in range(5)))
-            await link.close()
+            await proxied.close()
 
     asyncio.run(story())

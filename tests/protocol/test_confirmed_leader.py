@@ -40,12 +40,12 @@ class Brokers(FakeCluster):
         self.epochs: dict[int, int] = {}
         self.replicas: dict[int, list[int]] = {}
         self.silent: set[int] = set()
-        self.asked: list[tuple[int, int]] = []
+        self.queried: list[tuple[int, int]] = []
         self._answering = 0
 
     def answer(self, node_id: int, frame: bytes) -> Any:
         key = wire.parse_request_header(frame).api_key
-        self.asked.append((node_id, key))
+        self.queried.append((node_id, key))
         if node_id in self.silent:
             return None
         self._answering = node_id
@@ -88,7 +88,7 @@ async def confirmed(client: ControlClient, in_sync: int = 2, seconds: float = 60
 
 
 def who_were_asked(kafka: Brokers) -> list[int]:
-    return [node_id for node_id, key in kafka.asked if key == METADATA]
+    return [node_id for node_id, key in kafka.queried if key == METADATA]
 
 
 @pytest.mark.parametrize(
@@ -101,15 +101,15 @@ def test_no_more_are_asked_than_need_be(
 
     async def story(kafka: Brokers, client: ControlClient) -> None:
         assert await confirmed(client, in_sync)
-        kafka.asked.clear()
+        kafka.queried.clear()
 
         assert await confirmed(client, in_sync)
 
-        assert (1, LIST_OFFSETS) in kafka.asked
-        asked = who_were_asked(kafka)
-        assert len(asked) == len(set(asked)) == others
-        assert 1 not in asked
-        assert len(kafka.asked) == 1 + others
+        assert (1, LIST_OFFSETS) in kafka.queried
+        queried = who_were_asked(kafka)
+        assert len(queried) == len(set(queried)) == others
+        assert 1 not in queried
+        assert len(kafka.queried) == 1 + others
 
     with_brokers(story, replicas=replicas, in_sync=in_sync)
 
@@ -123,7 +123,7 @@ def test_who_is_away_is_left_out_from_then_on(monkeypatch: pytest.MonkeyPatch) -
         assert await confirmed(client)
 
         monkeypatch.setattr(control, "_ONE_MORE_SECONDS", 60.0)
-        kafka.asked.clear()
+        kafka.queried.clear()
         assert await confirmed(client)
         assert who_were_asked(kafka) == [5 - first]
 
@@ -146,15 +146,15 @@ def test_a_later_leader_is_believed_by_whoever_tells_of_it(knows: int) -> None:
     async def story(kafka: Brokers, client: ControlClient) -> None:
         # Given that both others are needed, and one of them knows of an election that the leader does not know of
         kafka.epochs[knows] = 7
-        asking = asyncio.create_task(confirmed(client, in_sync=1, seconds=3600))
+        querying = asyncio.create_task(confirmed(client, in_sync=1, seconds=3600))
 
         def believed() -> bool:
             leader = client.leader(STATE)
             return leader is not None and leader.leader_epoch == 7
 
         await until(believed)
-        assert not asking.done()
-        asking.cancel()
+        assert not querying.done()
+        querying.cancel()
 
     with_brokers(story)
 
@@ -167,7 +167,7 @@ def test_replicas_that_are_being_added_count_as_soon_as_one_tells_of_them() -> N
         assert not await confirmed(client, seconds=0.6)
 
         kafka.silent.clear()
-        kafka.asked.clear()
+        kafka.queried.clear()
         assert await confirmed(client)
         assert {4, 5} & set(who_were_asked(kafka))
 
@@ -241,11 +241,11 @@ def test_one_that_is_away_makes_no_gap() -> None:
 def test_where_nobody_can_confirm_it_nobody_is_asked(replicas: int, in_sync: int) -> None:
     async def story(kafka: Brokers, client: ControlClient) -> None:
         async with followed(client, 0.6) as state:
-            kafka.asked.clear()
+            kafka.queried.clear()
             assert state.fresh_until > float("-inf")
             renewed = state.fresh_until
             await until(lambda: state.fresh_until > renewed + 0.6)
-            assert LIST_OFFSETS not in {key for _, key in kafka.asked}
+            assert LIST_OFFSETS not in {key for _, key in kafka.queried}
             assert not who_were_asked(kafka)
 
     with_brokers(story, replicas=replicas, in_sync=in_sync)

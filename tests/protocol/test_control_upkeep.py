@@ -12,7 +12,7 @@ import pytest
 from fencepost_proxy.config import Limits
 from fencepost_proxy.net import control
 from fencepost_proxy.net.control import ControlClient
-from fencepost_proxy.net.reads import GateReads
+from fencepost_proxy.net.log_reader import LogReader
 from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.topics.state import encode_process
 from fencepost_proxy.types import Address, Monotonic, TopicPartition
@@ -80,9 +80,9 @@ def test_news_between_two_equal_answers_is_seen() -> None:
             kafka.changed()
             await client.refresh_metadata(["orders"])
 
-            told = client.leader(led_by_two)
-            assert told is not None
-            assert told.node_id == leader
+            reported = client.leader(led_by_two)
+            assert reported is not None
+            assert reported.node_id == leader
 
     with_client(story, brokers=2)
 
@@ -111,7 +111,7 @@ def test_the_questions_that_are_remembered_are_few() -> None:
         for number in range(50):
             await client.refresh_metadata([f"no-such-topic-{number}"])
 
-        assert len(client._told._answers) <= control._QUESTIONS_REMEMBERED
+        assert len(client._reported._answers) <= control._QUERIES_REMEMBERED
 
     with_client(story)
 
@@ -134,7 +134,7 @@ def test_the_newest_version_of_all_brokers_is_known_once_all_have_told_theirs() 
 
 def test_configs_of_many_topics_are_read_in_one_request_and_only_changes_are_told(decoded: list[int]) -> None:
     async def story(kafka: FakeCluster, client: ControlClient) -> None:
-        reads = GateReads(
+        reads = LogReader(
             client,
             StateTopic(client, name="s", lease_seconds=1, limits=Limits()),
             1,

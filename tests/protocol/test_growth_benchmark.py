@@ -30,7 +30,7 @@ def test_a_refused_append_ends_the_measurement() -> None:
     with FakeClusterProcess(topics={"open": 1}) as kafka:
         client = growth.Client(kafka.bootstrap)
         try:
-            answer = client.ask(growth.produce_frame("no-such-topic", 0))
+            answer = client.query(growth.produce_frame("no-such-topic", 0))
             with pytest.raises(AssertionError, match="Produce answered 3"):
                 growth.check(answer, "append 1")
         finally:

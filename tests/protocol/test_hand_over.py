@@ -13,13 +13,13 @@ import pytest
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.net import channel as channel_module
 from fencepost_proxy.net.channel import Channel, Packet, pair, receive_packet, send_packet
-from fencepost_proxy.net.link import Link
-from fencepost_proxy.net.side import Buffers
-from fencepost_proxy.net.worker import HandedLink
+from fencepost_proxy.net.proxied_connection import ProxiedConnection
+from fencepost_proxy.net.proxied_socket import Buffers
+from fencepost_proxy.net.worker import MigratedSockets
 from fencepost_proxy.session import messages
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import Address, NodeId
-from tests.protocol.test_link import SIZE, Driver, Pair, receive, request, response, send
+from tests.protocol.test_proxied_connection import SIZE, Driver, Pair, receive, request, response, send
 from tests.support.batches import expecting
 from tests.support.waiting import until
 from tests.unit.test_session import Unchanged, produce
@@ -27,7 +27,7 @@ from tests.unit.test_session import Unchanged, produce
 GUARDED = produce(("guarded", 0, expecting(5, b"a")), correlation=7)
 
 
-def told(story: Callable[[], Any]) -> None:
+def reported(story: Callable[[], Any]) -> None:
     asyncio.run(story())
 
 
@@ -38,48 +38,52 @@ class Other(Driver):
         super().__init__()
         self.packets: list[Packet] = []
 
-    def link_opened(self, link: Link) -> Session:
-        self.opened.append(link)
-        around, exchanges = self.around, Unchanged()
-        return Session(link.connection, link.local_host, around, exchanges, 0.0, owner=False)  # type: ignore[arg-type]
+    def proxied_opened(self, proxied: ProxiedConnection) -> Session:
+        self.opened.append(proxied)
+        services, rewriters = self.services, Unchanged()
+        return Session(proxied.connection, proxied.local_host, services, rewriters, 0.0, primary=False)  # type: ignore[arg-type]
 
     def session_event(self, connection: int, event: messages.Event) -> None:
-        link = self.opened[0]
-        assert link.session is not None
-        for command in link.session.handle(event, 1.0):
-            if isinstance(command, messages.HandOver):
-                given = link.give_away()
+        proxied = self.opened[0]
+        assert proxied.session is not None
+        for command in proxied.session.handle(event, 1.0):
+            if isinstance(command, messages.Migrate):
+                given = proxied.detach()
                 assert given is not None
-                handed = HandedLink(command.handed, link.peer, link.node_id, given.to_client, given.to_upstream)
-                self.packets.append(Packet.of("hand-over", handed, [given.client, given.upstream]))
+                migrated = MigratedSockets(
+                    command.migrated, proxied.peer, proxied.node_id, given.to_client, given.to_upstream
+                )
+                self.packets.append(Packet.of("hand-over", migrated, [given.client, given.upstream]))
             elif not isinstance(command, messages.Count):
-                link.perform(command)
+                proxied.perform(command)
 
 
 class TakesOver(Driver):
     """The owner."""
 
     def take_over(self, packet: Packet) -> None:
-        handed: HandedLink = packet.message()
+        migrated: MigratedSockets = packet.message()
         client, upstream = packet.sockets()
-        link = Link(9, client, self, Buffers(), peer=handed.peer, local_host="127.0.0.1", node_id=handed.node_id)
-        self.opened.append(link)
-        session = Session.of(handed.session, 9, self.around, Unchanged())  # type: ignore[arg-type]
-        link.take_over(
+        proxied = ProxiedConnection(
+            9, client, self, Buffers(), peer=migrated.peer, local_host="127.0.0.1", node_id=migrated.node_id
+        )
+        self.opened.append(proxied)
+        session = Session.of(migrated.session, 9, self.services, Unchanged())  # type: ignore[arg-type]
+        proxied.take_over(
             upstream,
             session,
-            unread=handed.session.unread,
-            to_client=handed.to_client,
-            to_upstream=handed.to_upstream,
+            unread=migrated.session.unread,
+            to_client=migrated.to_client,
+            to_upstream=migrated.to_upstream,
         )
 
     def session_event(self, connection: int, event: messages.Event) -> None:
         self.events.append(event)
-        link = self.opened[0]
-        assert link.session is not None
-        for command in link.session.handle(event, 1.0):
-            if not isinstance(command, messages.Count | messages.ToGate):
-                link.perform(command)
+        proxied = self.opened[0]
+        assert proxied.session is not None
+        for command in proxied.session.handle(event, 1.0):
+            if not isinstance(command, messages.Count | messages.ToSequencer):
+                proxied.perform(command)
 
     @property
     def seen_bytes(self) -> bytes:
@@ -101,39 +105,39 @@ def test_bytes_that_were_read_ahead_and_a_frame_that_was_not_whole_go_along() ->
         sockets.driver = other = Other()
         sockets.accept()
         sockets.connect()
-        owner = TakesOver()
+        primary = TakesOver()
 
         await send(sockets.client, request(1) + GUARDED[:60])
         assert await receive(sockets.broker, len(request(1))) == request(1)
         await send(sockets.broker, response(1))
         assert await receive(sockets.client, len(response(1))) == response(1)
         await until(lambda: bool(other.packets))
-        assert other.closed == [sockets.link]
+        assert other.closed == [sockets.proxied]
         await send(sockets.client, GUARDED[60:])  # while it is on its way
         kept: list[bytes] = []
-        original = owner.session_event
+        original = primary.session_event
 
         def keep(connection: int, event: messages.Event) -> None:
             if isinstance(event, messages.ClientBytes):
                 kept.append(bytes(event.data))
             original(connection, event)
 
-        owner.session_event = keep  # type: ignore[method-assign]
-        owner.take_over(through_a_socket_pair(other.packets[0]))
+        primary.session_event = keep  # type: ignore[method-assign]
+        primary.take_over(through_a_socket_pair(other.packets[0]))
         await until(lambda: len(b"".join(kept)) >= len(GUARDED))
 
         assert b"".join(kept) == GUARDED
-        link = owner.opened[0]
-        assert link.peer == Address("client", 1)
-        link.client.abort()
-        assert link.upstream is not None
-        link.upstream.abort()
+        proxied = primary.opened[0]
+        assert proxied.peer == Address("client", 1)
+        proxied.client.abort()
+        assert proxied.upstream is not None
+        proxied.upstream.abort()
         await asyncio.sleep(0)
         assert await asyncio.get_running_loop().sock_recv(sockets.client, 1) == b"", "nobody else holds the socket"
         sockets.client.close()
         sockets.broker.close()
 
-    told(story)
+    reported(story)
 
 
 def test_what_its_client_has_not_taken_yet_goes_along() -> None:
@@ -152,23 +156,23 @@ def test_what_its_client_has_not_taken_yet_goes_along() -> None:
         reading = asyncio.create_task(receive(sockets.client, len(big) // 2))
         assert await reading == big[: len(reading.result())]
         already = len(reading.result())
-        owner = TakesOver()
+        primary = TakesOver()
         reading = asyncio.create_task(receive(sockets.client, len(big) - already))
         await until(lambda: bool(other.packets))
-        handed = through_a_socket_pair(other.packets[0])
-        owner.take_over(handed)
+        migrated = through_a_socket_pair(other.packets[0])
+        primary.take_over(migrated)
         rest = await reading
         await sending
         assert rest == big[already:]
-        assert owner.opened
-        owner.opened[0].client.abort()
-        assert owner.opened[0].upstream is not None
-        owner.opened[0].upstream.abort()
+        assert primary.opened
+        primary.opened[0].client.abort()
+        assert primary.opened[0].upstream is not None
+        primary.opened[0].upstream.abort()
         await asyncio.sleep(0)
         sockets.client.close()
         sockets.broker.close()
 
-    told(story)
+    reported(story)
 
 
 def test_a_link_whose_broker_is_leaving_is_not_given_away() -> None:
@@ -176,15 +180,15 @@ def test_a_link_whose_broker_is_leaving_is_not_given_away() -> None:
         sockets = Pair()
         sockets.accept()
         sockets.connect()
-        assert sockets.link.upstream is not None
-        sockets.link.upstream.close(1.0)
-        assert sockets.link.give_away() is None
+        assert sockets.proxied.upstream is not None
+        sockets.proxied.upstream.close(1.0)
+        assert sockets.proxied.detach() is None
         async with asyncio.timeout(60):
             assert await asyncio.get_running_loop().sock_recv(sockets.client, 1) == b""
         sockets.close()
         await asyncio.sleep(0)
 
-    told(story)
+    reported(story)
 
 
 # --- packets ----------------------------------------------------------------------------------------------------------
@@ -238,7 +242,7 @@ def test_a_channel_keeps_what_the_other_end_does_not_take_in_order_and_up_to_a_b
         channel.close()
         reader.close()
 
-    told(story)
+    reported(story)
 
 
 def test_the_end_of_the_other_end_is_told_once_and_nothing_can_be_sent() -> None:
@@ -255,7 +259,7 @@ def test_the_end_of_the_other_end_is_told_once_and_nothing_can_be_sent() -> None
         channel.close()
         assert len(ends) == 1
 
-    told(story)
+    reported(story)
 
 
 def test_sockets_that_cannot_be_received_are_closed_and_the_channel_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,4 +282,4 @@ def test_sockets_that_cannot_be_received_are_closed_and_the_channel_goes_on(monk
             each.close()
         channel.close()
 
-    told(story)
+    reported(story)

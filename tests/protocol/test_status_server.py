@@ -19,11 +19,11 @@ from fencepost_proxy.net.http import StatusServer
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.net.status import (
     BrokerStatus,
+    CheckedTopicStatus,
     ExpansionStatus,
-    GuardedTopicStatus,
     Listed,
+    PageRequest,
     StatusSnapshot,
-    Wanted,
 )
 from fencepost_proxy.types import Address, Monotonic, NodeId
 from fencepost_proxy.wire.apis import API_VERSIONS, PRODUCE, UNKNOWN_VERSION
@@ -38,7 +38,7 @@ READY = StatusSnapshot(
     refusals={"offset_mismatch": 4},
     brokers=(BrokerStatus(NodeId(1), Address("kafka-1", 9092), Address("127.0.0.1", 19094), 2),),
 )
-TOPICS = (GuardedTopicStatus("<script>alert(1)</script>", "required", 6),)
+TOPICS = (CheckedTopicStatus("<script>alert(1)</script>", "required", 6),)
 
 
 def with_server(
@@ -134,7 +134,7 @@ def test_metrics_are_what_was_counted() -> None:
     metrics.traffic.requests[API_VERSIONS][UNKNOWN_VERSION] += 1
     metrics.refused("offset_mismatch")
     metrics.violations.inc()
-    metrics.gate_wait_seconds.observe(0.003)
+    metrics.sequencer_wait_seconds.observe(0.003)
 
     async def story(address: Address) -> None:
         _, headers, body = await get(address, "/metrics")
@@ -247,10 +247,10 @@ def test_health_is_answered_while_all_else_is_busy() -> None:
         go_on = asyncio.Event()
         busy = asyncio.Semaphore(0)
 
-        async def lists(wanted: Sequence[Wanted]) -> Sequence[Listed]:
+        async def lists(requested: Sequence[PageRequest]) -> Sequence[Listed]:
             busy.release()
             await go_on.wait()
-            return [Listed() for _ in wanted]
+            return [Listed() for _ in requested]
 
         server = StatusServer(lambda: READY, Metrics(), lists=lists)
         address = await server.start(Address("127.0.0.1", 0))
@@ -300,7 +300,7 @@ def with_rows(story: Callable[[Address], Awaitable[None]], what: str, rows: Sequ
 
 
 def test_a_list_comes_in_parts_each_of_which_says_where_the_next_is() -> None:
-    rows = [GuardedTopicStatus(f"orders-{number:05}", "required", 1) for number in range(1_234)]
+    rows = [CheckedTopicStatus(f"orders-{number:05}", "required", 1) for number in range(1_234)]
 
     async def story(address: Address) -> None:
         found: list[str] = []
@@ -326,7 +326,7 @@ def test_a_list_comes_in_parts_each_of_which_says_where_the_next_is() -> None:
     ["/", "/status.json", "/?live=1", "/topics", "/topics.json?limit=500", "/topics?limit=500&live=1"],
 )
 def test_however_many_there_are_and_whatever_their_names_an_answer_is_bounded(target: str) -> None:
-    rows = [GuardedTopicStatus("\N{SNOWMAN}" * 5_000 + str(number), "required", 1) for number in range(600)]
+    rows = [CheckedTopicStatus("\N{SNOWMAN}" * 5_000 + str(number), "required", 1) for number in range(600)]
 
     async def story(address: Address) -> None:
         status, _, body = await get(address, target)

@@ -17,11 +17,11 @@ from functools import partial
 
 import pytest
 
-from fencepost_proxy.net.link import Link
-from fencepost_proxy.net.side import RECEIVE_BUFFER_BYTES, UNSENT_BYTES_MAX, Buffers
+from fencepost_proxy.net.proxied_connection import ProxiedConnection
+from fencepost_proxy.net.proxied_socket import RECEIVE_BUFFER_BYTES, UNSENT_BYTES_MAX, Buffers
 from fencepost_proxy.net.tls import TlsBuffers, TlsSocket, _Records, secure
 from fencepost_proxy.types import Address
-from tests.protocol.test_link import Driver, _tcp_pair, request, response, told
+from tests.protocol.test_proxied_connection import Driver, _tcp_pair, reported, request, response
 from tests.protocol.test_tls_socket import authority, listen, server, tcp_pair, trusting
 from tests.support.certificates import Authority, Certificate
 from tests.support.waiting import until
@@ -57,7 +57,7 @@ class Far:
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=as_server, server_hostname=name)
         self._loop = asyncio.get_running_loop()
 
-    async def _hear(self) -> None:
+    async def _observe_record(self) -> None:
         data = await self._loop.sock_recv(self.sock, 1 << 20)
         assert data, "the connection ended"
         self._incoming.write(data)
@@ -68,7 +68,7 @@ class Far:
                 self._ssl.do_handshake()
             except ssl.SSLWantReadError:
                 await self._loop.sock_sendall(self.sock, self._outgoing.read())
-                await self._hear()
+                await self._observe_record()
             else:
                 await self._loop.sock_sendall(self.sock, self._outgoing.read())
                 return
@@ -87,7 +87,7 @@ class Far:
                 try:
                     received += self._ssl.read(size - len(received))
                 except ssl.SSLWantReadError:
-                    await self._hear()
+                    await self._observe_record()
         return bytes(received)
 
 
@@ -102,11 +102,13 @@ def worth_an_event(sock: TlsSocket) -> int:
 
 
 class Both:
-    def __init__(self, link: Link, client: Far, broker: Far, near_client: Counted, near_broker: Counted) -> None:
-        self.link, self.client, self.broker = link, client, broker
+    def __init__(
+        self, proxied: ProxiedConnection, client: Far, broker: Far, near_client: Counted, near_broker: Counted
+    ) -> None:
+        self.proxied, self.client, self.broker = proxied, client, broker
         self.near_client, self.near_broker = near_client, near_broker
 
-    async def ask(self) -> None:
+    async def query(self) -> None:
         for record in self.client.records(request(1)):
             self.client.sock.sendall(record)
         await self.broker.receive(len(request(1)))
@@ -129,14 +131,14 @@ async def secured_link(authority: Authority, server: Certificate, *, narrow: boo
     await asyncio.gather(secure(near_client), client.shake_hands())
     await asyncio.gather(secure(near_broker), broker.shake_hands())
     peer = Address("client", 1)
-    link = Link(1, near_client, driver, buffers, peer=peer, local_host="127.0.0.1", node_id=None)
-    link.connected(near_broker)
+    proxied = ProxiedConnection(1, near_client, driver, buffers, peer=peer, local_host="127.0.0.1", node_id=None)
+    proxied.connected(near_broker)
     try:
-        yield Both(link, client, broker, near_client, near_broker)
+        yield Both(proxied, client, broker, near_client, near_broker)
     finally:
-        link.client.abort()
-        if link.upstream is not None:
-            link.upstream.abort()
+        proxied.client.abort()
+        if proxied.upstream is not None:
+            proxied.upstream.abort()
         client.sock.close()
         broker.sock.close()
         await asyncio.sleep(0)
@@ -164,7 +166,7 @@ def test_many_records_of_a_frame_are_one_read_and_one_write(
         async with secured_link(authority, server) as both:
             # Given: a frame of 1 MB, in 65 records.
             if direction == "answer":
-                await both.ask()
+                await both.query()
                 frame = response(1, os.urandom(ANSWER_BYTES))
                 far, near, to, out = both.broker, both.near_broker, both.client, both.near_client
             else:
@@ -182,21 +184,21 @@ def test_many_records_of_a_frame_are_one_read_and_one_write(
             assert out.writes - writes <= 20
             # And: the next byte of whatever comes is worth an event again.
             assert worth_an_event(near) == 1
-            await both.ask()
+            await both.query()
 
-    told(story)
+    reported(story)
 
 
 def test_what_trickles_is_taken_all_the_same(authority: Authority, server: Certificate) -> None:
     async def story() -> None:
         async with secured_link(authority, server) as both:
             # Given: of an answer three records have come, and no more.
-            await both.ask()
+            await both.query()
             frame = response(1, os.urandom(ANSWER_BYTES // 4))
             records = both.broker.records(frame)
             receiving = asyncio.create_task(both.client.receive(3 * RECORD_BYTES))
             await _one_by_one(records[:3], both.broker, both.near_broker)
-            upstream = both.link.upstream
+            upstream = both.proxied.upstream
             assert upstream is not None
             # When: nothing more has come for some seconds.
             upstream.take_trickle(time.monotonic() + 5.0)
@@ -207,14 +209,14 @@ def test_what_trickles_is_taken_all_the_same(authority: Authority, server: Certi
             await _one_by_one(records[3:], both.broker, both.near_broker)
             assert await receiving == frame[3 * RECORD_BYTES :]
 
-    told(story)
+    reported(story)
 
 
 def test_a_client_that_reads_nothing_costs_bounded_memory(authority: Authority, server: Certificate) -> None:
     async def story() -> None:
         async with secured_link(authority, server, narrow=True) as both:
-            await both.ask()
-            upstream, frame = both.link.upstream, response(1, os.urandom(4 * ANSWER_BYTES))
+            await both.query()
+            upstream, frame = both.proxied.upstream, response(1, os.urandom(4 * ANSWER_BYTES))
             assert upstream is not None
 
             async def answer() -> None:
@@ -226,30 +228,30 @@ def test_a_client_that_reads_nothing_costs_bounded_memory(authority: Authority, 
             await until(lambda: bool(upstream.paused))
             # Then: no more than one read beyond the bound is kept, and one encrypted piece; the broker waits.
             assert not answering.done()
-            assert both.link.client._unsent_bytes <= UNSENT_BYTES_MAX + RECEIVE_BUFFER_BYTES
+            assert both.proxied.client._unsent_bytes <= UNSENT_BYTES_MAX + RECEIVE_BUFFER_BYTES
             assert len(both.near_client._unflushed) <= RECEIVE_BUFFER_BYTES
             # And: nothing is lost.
             assert await both.client.receive(len(frame)) == frame
             await answering
-            assert not both.link.client.unsent
+            assert not both.proxied.client.unsent
             assert both.near_client._unflushed == b""
 
-    told(story)
+    reported(story)
 
 
 def test_an_end_in_the_middle_of_a_frame_is_heard(authority: Authority, server: Certificate) -> None:
     async def story() -> None:
         async with secured_link(authority, server) as both:
-            await both.ask()
+            await both.query()
             records = both.broker.records(response(1, os.urandom(ANSWER_BYTES // 4)))
             receiving = asyncio.create_task(both.client.receive(2 * RECORD_BYTES))
             await _one_by_one(records[:2], both.broker, both.near_broker)
             assert worth_an_event(both.near_broker) > RECORD_BYTES
             both.broker.sock.close()
             await receiving
-            await until(lambda: both.link.upstream is not None and both.link.upstream.ended)
+            await until(lambda: both.proxied.upstream is not None and both.proxied.upstream.ended)
 
-    told(story)
+    reported(story)
 
 
 @pytest.mark.parametrize("seed", range(20))

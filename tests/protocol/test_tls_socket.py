@@ -160,23 +160,23 @@ def test_several_connections_share_what_is_empty_between_calls(authority: Author
     # Given: five connections to one process, whose records come and go in no order.
     buffers, context = TlsBuffers(), listen(server)
     pairs = [tcp_pair() for _ in range(5)]
-    said = [f"client {number} ".encode() * 3_000 for number in range(5)]
-    heard: list[bytes] = [b""] * 5
+    stated = [f"client {number} ".encode() * 3_000 for number in range(5)]
+    last_observed: list[bytes] = [b""] * 5
 
     def client(number: int) -> Callable[[], None]:
         def talk() -> None:
             with trusting(authority).wrap_socket(pairs[number][1], server_hostname="localhost") as secured:
-                for at in range(0, len(said[number]), 1_000):
-                    secured.sendall(said[number][at : at + 1_000])
-                while len(heard[number]) < len(said[number]):
-                    heard[number] += secured.recv(100_000)
+                for at in range(0, len(stated[number]), 1_000):
+                    secured.sendall(stated[number][at : at + 1_000])
+                while len(last_observed[number]) < len(stated[number]):
+                    last_observed[number] += secured.recv(100_000)
 
         return talk
 
     async def serve(number: int) -> None:
         sock = TlsSocket(pairs[number][0], context, buffers)
         await secure(sock)
-        received = await receive(sock, len(said[number]))
+        received = await receive(sock, len(stated[number]))
         await send_all(sock, received, random.Random(number))
         sock.close()
 
@@ -185,7 +185,7 @@ def test_several_connections_share_what_is_empty_between_calls(authority: Author
 
     with peer(client(0)), peer(client(1)), peer(client(2)), peer(client(3)), peer(client(4)):
         asyncio.run(serve_all())
-    assert heard == said
+    assert last_observed == stated
     assert empty(buffers)
 
 
@@ -251,7 +251,7 @@ def test_a_peer_that_ends_is_told_from_one_that_says_nothing(authority: Authorit
             secured.unwrap()
         secured.close()
 
-    async def hear() -> bytes:
+    async def apply_records() -> bytes:
         sock = TlsSocket(near, listen(server), TlsBuffers())
         await secure(sock)
         words = await receive(sock, 1_000)  # until it is told the end
@@ -259,7 +259,7 @@ def test_a_peer_that_ends_is_told_from_one_that_says_nothing(authority: Authorit
         return words
 
     with peer(talk) as raised:
-        assert asyncio.run(hear()) == b"last words"
+        assert asyncio.run(apply_records()) == b"last words"
     assert raised == []
 
 
@@ -282,7 +282,7 @@ def test_an_end_that_comes_with_the_last_words_is_heard(authority: Authority, se
             client.unwrap()
         far.sendall(outgoing.read())
 
-    async def hear() -> None:
+    async def apply_records() -> None:
         sock = TlsSocket(near, listen(server), TlsBuffers())
         await secure(sock)
         assert await receive(sock, 10) == b"last words"
@@ -295,19 +295,19 @@ def test_an_end_that_comes_with_the_last_words_is_heard(authority: Authority, se
         sock.close()
 
     with peer(talk) as raised:
-        asyncio.run(hear())
+        asyncio.run(apply_records())
     far.close()
     assert raised == []
 
 
 def test_an_end_is_told(authority: Authority, server: Certificate) -> None:
     near, far = tcp_pair()
-    heard = []
+    last_observed = []
 
     def talk() -> None:
         with trusting(authority).wrap_socket(far, server_hostname="localhost", suppress_ragged_eofs=False) as secured:
-            heard.append(secured.recv(100))
-            heard.append(secured.recv(100))  # raises where the end comes without being told
+            last_observed.append(secured.recv(100))
+            last_observed.append(secured.recv(100))  # raises where the end comes without being told
 
     async def speak() -> None:
         sock = TlsSocket(near, listen(server), TlsBuffers())
@@ -318,20 +318,20 @@ def test_an_end_is_told(authority: Authority, server: Certificate) -> None:
     with peer(talk) as raised:
         asyncio.run(speak())
     assert raised == []
-    assert heard == [b"last words", b""]
+    assert last_observed == [b"last words", b""]
 
 
 def test_who_has_said_the_end_still_hears(authority: Authority, server: Certificate) -> None:
     """As a side does that hangs up: its peer gets the last answer and the end, and may be sending meanwhile."""
     near, far = tcp_pair()
-    heard = []
+    last_observed = []
 
     def talk() -> None:
         with trusting(authority).wrap_socket(far, server_hostname="localhost", suppress_ragged_eofs=False) as secured:
             secured.sendall(b"a question")
-            heard.append(secured.recv(100))
+            last_observed.append(secured.recv(100))
             secured.sendall(b"another one")
-            heard.append(secured.recv(100))
+            last_observed.append(secured.recv(100))
 
     async def answer() -> bytes:
         sock = TlsSocket(near, listen(server), TlsBuffers())
@@ -346,7 +346,7 @@ def test_who_has_said_the_end_still_hears(authority: Authority, server: Certific
     with peer(talk) as raised:
         assert asyncio.run(answer()) == b"another one"
     assert raised == []
-    assert heard == [b"the last answer", b""]
+    assert last_observed == [b"the last answer", b""]
 
 
 # --- handshakes that come to nothing ----------------------------------------------------------------------------------
@@ -494,15 +494,15 @@ def test_brokers_are_told_which_host_is_meant(
 ) -> None:
     near, far = tcp_pair()
     context = listen(server)
-    asked: list[str | None] = []
-    context.sni_callback = lambda sock, name, _: asked.append(name)
+    queried: list[str | None] = []
+    context.sni_callback = lambda sock, name, _: queried.append(name)
 
     async def connect() -> bytes:
         sock = TlsSocket(near, trusting(authority), TlsBuffers(), server_hostname=host)
         await secure(sock)
-        said = await receive(sock, 1)
+        stated = await receive(sock, 1)
         sock.close()
-        return said
+        return stated
 
     def talk() -> None:
         with context.wrap_socket(far, server_side=True) as secured:
@@ -511,7 +511,7 @@ def test_brokers_are_told_which_host_is_meant(
     with peer(talk) as raised:
         assert asyncio.run(connect()) == b"!"
     assert raised == []
-    assert asked == [sent]
+    assert queried == [sent]
 
 
 def test_a_handshake_that_never_ends_holds_nothing_of_others(authority: Authority, server: Certificate) -> None:
@@ -554,7 +554,7 @@ def test_a_record_that_was_changed_on_its_way_ends_the_connection(authority: Aut
         raw.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
         raw.close()
 
-    async def hear() -> None:
+    async def apply_records() -> None:
         sock = TlsSocket(near, listen(server), buffers)
         await secure(sock)
         with pytest.raises(ssl.SSLError):
@@ -562,7 +562,7 @@ def test_a_record_that_was_changed_on_its_way_ends_the_connection(authority: Aut
         sock.close()
 
     with peer(talk) as raised:
-        asyncio.run(hear())
+        asyncio.run(apply_records())
     assert raised == []
     assert empty(buffers)
 
@@ -578,7 +578,7 @@ def test_who_reads_nothing_of_what_openssl_answers_is_not_kept(authority: Author
                 secured.sendall(b"again")
                 time.sleep(0.001)
 
-    async def hear() -> None:
+    async def apply_records() -> None:
         sock = TlsSocket(near, listen(server), buffers)
         await secure(sock)
 
@@ -596,7 +596,7 @@ def test_who_reads_nothing_of_what_openssl_answers_is_not_kept(authority: Author
         sock.close()
 
     with peer(talk) as raised:
-        asyncio.run(hear())
+        asyncio.run(apply_records())
     assert raised == []
 
 
@@ -609,7 +609,7 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, server: Certi
     (password := tmp_path / "password").write_text("right\n")
     (wrong := tmp_path / "wrong").write_text("wrong\n")
     (nothing := tmp_path / "nothing.pem").write_text("nothing\n")
-    for tls, said in (
+    for tls, stated in (
         (ListenTls(tmp_path / "absent"), "listen_tls.certificate_file: .*absent cannot be read: No such file"),
         (ListenTls(server.certificate), "listen_tls.key_file: no PEM private key is in .*server.pem"),
         (ListenTls(nothing), "listen_tls.certificate_file: no PEM certificate is in .*nothing.pem"),
@@ -621,7 +621,7 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, server: Certi
             "listen_tls.client_ca_file: no PEM certificate is in .*nothing.pem",
         ),
     ):
-        with pytest.raises(ConfigError, match=said) as refused:
+        with pytest.raises(ConfigError, match=stated) as refused:
             listener_context(tls)
         assert "right" not in str(refused.value)
         assert "wrong\n" not in str(refused.value)

@@ -34,7 +34,7 @@ def main() -> int:
     directory = options.keep or Path(tempfile.mkdtemp(prefix="fencepost-releases-"))
     directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    found = [_told(version, directory) for version in options.releases.split(",")]
+    found = [_reported(version, directory) for version in options.releases.split(",")]
     print(f"\n{page.made(found)}")
     if options.write:
         page.write(found)
@@ -43,7 +43,7 @@ def main() -> int:
     return 0 if holds else 1
 
 
-def _told(version: str, directory: Path) -> Release:
+def _reported(version: str, directory: Path) -> Release:
     """In a process of its own: what is known of a release is known once in a process. Kept: not asked again."""
     file = directory / f"{version}.json"
     if not file.exists():
@@ -57,7 +57,7 @@ def _one(file: Path) -> int:
         tempfile.TemporaryDirectory(prefix="fencepost-release-") as directory,
         story.front(Path(directory)) as where,
     ):
-        release = story.tell(where, say=lambda text: print(text, flush=True))
+        release = story.report(where, say=lambda text: print(text, flush=True))
     file.write_text(json.dumps(release.to_json()))
     return 0
 

@@ -25,8 +25,8 @@ _LEGEND = (
 
 
 def story_table(releases: Sequence[Release]) -> str:
-    steps = list(dict.fromkeys(step for each in releases for step in each.seen))
-    rows = [[step, *(each.seen.get(step, _NOTHING) for each in releases)] for step in steps]
+    steps = list(dict.fromkeys(step for each in releases for step in each.observed))
+    rows = [[step, *(each.observed.get(step, _NOTHING) for each in releases)] for step in steps]
     return _table(["what was done", *(each.version for each in releases)], rows)
 
 
@@ -55,11 +55,11 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def write(releases: Sequence[Release]) -> None:
-    before, after = _around(PAGE.read_text("utf-8"))
+    before, after = _services(PAGE.read_text("utf-8"))
     PAGE.write_text(f"{before}{_BEGIN}\n{made(releases)}\n{_END}{after}", "utf-8")
 
 
-def _around(text: str) -> tuple[str, str]:
+def _services(text: str) -> tuple[str, str]:
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     assert begin, f"{PAGE} has no line {_BEGIN!r}"

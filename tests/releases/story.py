@@ -66,11 +66,11 @@ class Release:
     version: str
     direct: Versions
     proxied: Versions
-    seen: dict[str, str] = field(default_factory=dict)
+    observed: dict[str, str] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
-        return all(each in (HOLDS, LACKING) for each in self.seen.values())
+        return all(each in (HOLDS, LACKING) for each in self.observed.values())
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -103,32 +103,32 @@ def front(directory: Path) -> Iterator[Front]:
         yield Front(kafka, proxy, directory)
 
 
-def tell(where: Front, *, steps: Sequence[str] = (), say: Say = lambda text: None) -> Release:
+def report(where: Front, *, steps: Sequence[str] = (), say: Say = lambda text: None) -> Release:
     """`steps` – of `STEPS` or `PLAYED`; all where none is named."""
     release = Release(kafka_version(), api_versions(where.kafka.bootstrap), api_versions(where.proxy.bootstrap))
 
     def record(step: str, began: float, outcome: str) -> None:
-        release.seen[step] = outcome
+        release.observed[step] = outcome
         say(f"{release.version}  {step}: {outcome} ({time.monotonic() - began:.1f} s)")
 
-    wanted = [each for each in (*STEPS, *PLAYED) if not steps or each in steps]
-    for step in wanted:
+    requested = [each for each in (*STEPS, *PLAYED) if not steps or each in steps]
+    for step in requested:
         if step in STEPS:
             began = time.monotonic()
             try:
                 STEPS[step](where)
             except Exception as failure:
-                record(step, began, _told(failure))
+                record(step, began, _reported(failure))
             else:
                 record(step, began, HOLDS)
-    scripts = [each for each in wanted if each in PLAYED]
+    scripts = [each for each in requested if each in PLAYED]
     java = [each for each in scripts if each in JAVA_SCRIPTS and not _lacks(each)]
     for group in [java] * bool(java) + [[each] for each in scripts if each in SCRIPTS and not _lacks(each)]:
         began = time.monotonic()
         for step, outcome in _compared(where, group).items():
             record(step, began, outcome)
-    release.seen |= {each: LACKING for each in scripts if _lacks(each)}
-    release.seen = {each: release.seen[each] for each in wanted}
+    release.observed |= {each: LACKING for each in scripts if _lacks(each)}
+    release.observed = {each: release.observed[each] for each in requested}
     return release
 
 
@@ -156,14 +156,14 @@ def _compared(where: Front, scripts: Sequence[str]) -> dict[str, str]:
         sides = [pool.submit(play, each) for each in (where.kafka.bootstrap, where.proxy.bootstrap)]
     for name, side in zip(("direct", "proxied"), sides, strict=True):
         if failure := side.exception():
-            return dict.fromkeys(scripts, f"{name}: {_told(failure)}")
+            return dict.fromkeys(scripts, f"{name}: {_reported(failure)}")
     direct, proxied = (side.result() for side in sides)
     return {
         each: HOLDS if direct[each] == proxied[each] else _difference(direct[each], proxied[each]) for each in scripts
     }
 
 
-def _told(failure: BaseException) -> str:
+def _reported(failure: BaseException) -> str:
     return " ".join(f"{type(failure).__name__}: {failure}".split())[:300]
 
 
@@ -184,11 +184,11 @@ def names_no_broker(where: Front) -> None:
 
 
 def conditional_append(client: Client) -> Callable[[Front], None]:
-    def ask(where: Front) -> None:
+    def query(where: Front) -> None:
         with JavaProducers() as java:
             append_both_ways(client, where, java)
 
-    return ask
+    return query
 
 
 def append_both_ways(client: Client, where: Front, java: JavaProducers) -> None:
@@ -243,7 +243,7 @@ def _ends_at(log: Log, topic: str, end: int) -> bool:
     return log.end(topic) == end
 
 
-def growth(where: Front) -> None:
+def history(where: Front) -> None:
     """A counted topic grows twice under a writer. Its records lie on their side of each growth; a group gets all."""
     topic = create_topic(where.proxy.bootstrap, unique_topic("grows"))
     group = _Group(where.proxy.bootstrap, topic)
@@ -255,9 +255,11 @@ def growth(where: Front) -> None:
                 grow_in_the_end(where.proxy.bootstrap, topic, count)
             writers[0].goes_on()
         check_log(where.log, topic, expansions(where.proxy.bootstrap, topic), writers)
-        wanted = set(writers[0].acknowledged)
+        requested = set(writers[0].acknowledged)
         until(
-            lambda: wanted <= group.numbers or group.failure, "the group to read it all", within_seconds=_READ_SECONDS
+            lambda: requested <= group.numbers or group.failure,
+            "the group to read it all",
+            within_seconds=_READ_SECONDS,
         )
         assert group.failure is None, group.failure
     finally:
@@ -307,5 +309,5 @@ STEPS: dict[str, Callable[[Front], None]] = {
     **{f"conditional append, accepted and refused: {each.name}": conditional_append(each) for each in CLIENTS},
     "guarded transactions, committed and refused": guarded_transaction,
     "a virtual config, set, shown and at work": virtual_config,
-    "a topic grows under a writer, a group reads it": growth,
+    "a topic grows under a writer, a group reads it": history,
 }

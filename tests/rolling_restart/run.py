@@ -44,7 +44,7 @@ class Written:
     """What became of one writer's records, counted in Kafka. `pause` – the longest that an append took."""
 
     writer: str
-    told: int
+    reported: int
     failed: int
     in_kafka: int
     twice: int
@@ -90,7 +90,7 @@ class Result:
     def table(self) -> str:
         lines = ["writer                        acked  failed  in Kafka  twice  lost  out of order  longest append"]
         lines += [
-            f"{w.writer:<28} {w.told:>6} {w.failed:>7} {w.in_kafka:>9} {w.twice:>6} {w.lost:>5} {w.out_of_order:>13}"
+            f"{w.writer:<28} {w.reported:>6} {w.failed:>7} {w.in_kafka:>9} {w.twice:>6} {w.lost:>5} {w.out_of_order:>13}"
             f" {w.pause_seconds:>13.1f} s"
             for w in self.written
         ]
@@ -118,7 +118,7 @@ class Result:
         for each in self.written:
             lines += [f"{each.writer}: {failure}" for failure in each.failures]
         for transactions in self.committed:
-            lines += [f"{transactions.writer}: {told}" for told in transactions.told]
+            lines += [f"{transactions.writer}: {reported}" for reported in transactions.reported]
         for group in self.read:
             lines += [f"{group.group}: {error}" for error in group.errors]
         return "\n".join(lines)
@@ -247,11 +247,11 @@ def _written(writer: Writer, stored: Sequence[tuple[int, str]]) -> Written:
         numbers.setdefault(partition, []).append(int(value.rpartition("/")[2]))
     return Written(
         writer.name,
-        len(writer.ledger.told),
+        len(writer.ledger.reported),
         len(writer.ledger.failed),
         len(own),
         sum(count - 1 for count in times.values()),
-        sum(value not in times for value in writer.ledger.told),
+        sum(value not in times for value in writer.ledger.reported),
         sum(later < earlier for each in numbers.values() for earlier, later in itertools.pairwise(each)),
         writer.ledger.longest_pause_seconds,
         tuple(f"{value}: {error}" for value, error in list(writer.ledger.failed.items())[:3]),

@@ -144,14 +144,14 @@ class _Java(Java):
             )
             for number, value in enumerate(values)
         ]
-        told: list[int | Exception] = []
+        reported: list[int | Exception] = []
         for each in sent:
             try:
-                told.append(each.result(_JAVA_SECONDS) or 0)
+                reported.append(each.result(_JAVA_SECONDS) or 0)
             except Exception as error:
-                told.append(error)
-        self._is_known = all(isinstance(each, int) for each in told)
-        return told
+                reported.append(error)
+        self._is_known = all(isinstance(each, int) for each in reported)
+        return reported
 
     def commit(self) -> None:
         self._end("commit")
@@ -166,24 +166,24 @@ class _Java(Java):
         self._is_known = is_known
 
     def _do(self, verb: str) -> None:
-        self._java.ask(verb, self._name).result(_JAVA_SECONDS)
+        self._java.query(verb, self._name).result(_JAVA_SECONDS)
 
 
 def _bounded(call: Callable[[], object]) -> None:
     """Of what has no limit itself. Raises TimeoutError."""
-    told: queue.Queue[Exception | None] = queue.Queue()
+    reported: queue.Queue[Exception | None] = queue.Queue()
 
     def run() -> None:
         try:
             call()
         except Exception as error:
-            told.put(error)
+            reported.put(error)
         else:
-            told.put(None)
+            reported.put(None)
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        error = told.get(timeout=_TOLD_SECONDS)
+        error = reported.get(timeout=_TOLD_SECONDS)
     except queue.Empty:
         raise TimeoutError("it does not come back") from None
     if error is not None:
@@ -244,7 +244,7 @@ class Transactions(Writer):
             self.tries.longest_pause_seconds = max(self.tries.longest_pause_seconds, pause)
             number += 1
             self._end.wait(_PAUSE_SECONDS)
-        self._leave()
+        self._drain()
 
     def _until_done(self, number: int) -> None:
         """Done by now, or to be done again: as often as it takes."""
@@ -259,9 +259,9 @@ class Transactions(Writer):
             step = "begin"
             producer.begin()
             step, self._open = "send", name
-            for told in producer.send([f"{name}/{number}" for number in range(_RECORDS)]):
-                if isinstance(told, Exception):
-                    raise told
+            for reported in producer.send([f"{name}/{number}" for number in range(_RECORDS)]):
+                if isinstance(reported, Exception):
+                    raise reported
             step = "abort" if aborts else "commit"
             if aborts:
                 producer.abort()
@@ -270,7 +270,7 @@ class Transactions(Writer):
                 producer.commit()
                 tries.committed[name] = _RECORDS
         except Exception as error:
-            tries.again[f"{step}: {_said(error)}"] += 1
+            tries.again[f"{step}: {_stated(error)}"] += 1
         else:
             return True
         finally:
@@ -278,7 +278,7 @@ class Transactions(Writer):
         if self._producer is None or self._is_aborted(self._producer):
             return False
         # What has become of it is for the next producer to decide; it does so as it begins.
-        self._leave()
+        self._drain()
         self._renew()
         tries.looked_up += 1
         if any(value.startswith(f"{name}/") for _, value in self.committed()):
@@ -290,7 +290,7 @@ class Transactions(Writer):
         try:
             producer.abort()
         except Exception as error:
-            self.tries.again[f"abort: {_said(error)}"] += 1
+            self.tries.again[f"abort: {_stated(error)}"] += 1
             return False
         return True
 
@@ -306,19 +306,19 @@ class Transactions(Writer):
             except Exception as error:
                 if time.monotonic() > deadline:
                     raise
-                self.tries.again[f"init: {_said(error)}"] += 1
+                self.tries.again[f"init: {_stated(error)}"] += 1
                 time.sleep(_PAUSE_SECONDS)
             else:
                 return
 
-    def _leave(self) -> None:
+    def _drain(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
             with contextlib.suppress(Exception):
                 producer.close()
 
 
-def _said(error: Exception) -> str:
+def _stated(error: Exception) -> str:
     return f"{type(error).__name__} {error}"[:160].replace("\n", " ")
 
 
@@ -376,7 +376,7 @@ class Committed:
     torn: int
     out_of_order: int
     pause_seconds: float
-    told: tuple[str, ...]
+    reported: tuple[str, ...]
 
     @property
     def holds(self) -> bool:

@@ -34,7 +34,7 @@ _PAUSE_SECONDS = 0.05
 class Ledger:
     """`told` – value -> offset, of those that their client called appended. `failed` – value -> what it was told."""
 
-    told: dict[str, int] = field(default_factory=dict)
+    reported: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     longest_pause_seconds: float = 0.0
 
@@ -63,7 +63,7 @@ class Writer:
     @property
     def appended(self) -> int:
         self.raise_crash()
-        return len(self.ledger.told)
+        return len(self.ledger.reported)
 
     def raise_crash(self) -> None:
         if self.crashed is not None:
@@ -88,11 +88,11 @@ class Writer:
             values = [f"{self.name}/{number + each}" for each in range(self._at_once)]
             number += self._at_once
             began = time.monotonic()
-            for value, told in zip(values, sending.send(values), strict=True):
-                if isinstance(told, int):
-                    ledger.told[value] = told
+            for value, reported in zip(values, sending.send(values), strict=True):
+                if isinstance(reported, int):
+                    ledger.reported[value] = reported
                 else:
-                    ledger.failed[value] = f"{type(told).__name__} {told}"
+                    ledger.failed[value] = f"{type(reported).__name__} {reported}"
             ledger.longest_pause_seconds = max(ledger.longest_pause_seconds, time.monotonic() - began)
             self._end.wait(_PAUSE_SECONDS)
         sending.close()
@@ -105,13 +105,13 @@ class KafkaPython:
 
     def send(self, values: Sequence[str]) -> list[int | Exception]:
         futures = [self._producer.send(self._topic, each.encode()) for each in values]
-        told: list[int | Exception] = []
+        reported: list[int | Exception] = []
         for future in futures:
             try:
-                told.append(int(future.get(_TOLD_SECONDS).offset))
+                reported.append(int(future.get(_TOLD_SECONDS).offset))
             except Exception as error:
-                told.append(error)
-        return told
+                reported.append(error)
+        return reported
 
     def close(self) -> None:
         self._producer.close(_TOLD_SECONDS)
@@ -157,16 +157,16 @@ class Confluent:
         self._producer = confluent_kafka.Producer(settings | {key.replace("_", "."): more[key] for key in more})
 
     def send(self, values: Sequence[str]) -> list[int | Exception]:
-        told: dict[str, int | Exception] = {}
+        reported: dict[str, int | Exception] = {}
 
         def delivered(error: Any, message: confluent_kafka.Message) -> None:
             value = (message.value() or b"").decode()
-            told[value] = int(message.offset() or 0) if error is None else confluent_kafka.KafkaException(error)
+            reported[value] = int(message.offset() or 0) if error is None else confluent_kafka.KafkaException(error)
 
         for each in values:
             self._producer.produce(self._topic, each.encode(), on_delivery=delivered)
         self._producer.flush(_TOLD_SECONDS)
-        return [told.get(each, TimeoutError("never told")) for each in values]
+        return [reported.get(each, TimeoutError("never told")) for each in values]
 
     def close(self) -> None:
         self._producer.flush(_TOLD_SECONDS)
@@ -190,13 +190,13 @@ class Java:
         if self._expects:
             return [self._append(each) for each in values]
         futures = [self._java.send(self._name, self._topic, each) for each in values]
-        told: list[int | Exception] = []
+        reported: list[int | Exception] = []
         for future in futures:
             try:
-                told.append(future.result(_TOLD_SECONDS) or 0)
+                reported.append(future.result(_TOLD_SECONDS) or 0)
             except Exception as error:
-                told.append(error)
-        return told
+                reported.append(error)
+        return reported
 
     def _append(self, value: str) -> int | Exception:
         try:
@@ -208,7 +208,7 @@ class Java:
         return offset
 
     def close(self) -> None:
-        self._java.ask("close", self._name).result(_TOLD_SECONDS)
+        self._java.query("close", self._name).result(_TOLD_SECONDS)
 
 
 class _LogWriter:
@@ -219,13 +219,13 @@ class _LogWriter:
         self._log.read_to_end(lambda record: None)
 
     def send(self, values: Sequence[str]) -> list[int | Exception]:
-        told: list[int | Exception] = []
+        reported: list[int | Exception] = []
         for each in values:
             try:
-                told.append(self._log.append([Record(each.encode())]))
+                reported.append(self._log.append([Record(each.encode())]))
             except Exception as error:
-                told.append(error)
-        return told
+                reported.append(error)
+        return reported
 
     def close(self) -> None:
         self._log.close()

@@ -72,10 +72,10 @@ def writers_of(stage: Sidecars, topic: str, check: Check) -> list[Writer]:
     return [
         *beside,
         Writer("single", there, topic),
-        Writer("chain", back, topic, chain=6),
+        Writer("chain", back, topic, pipeline_key=6),
         Writer("idempotent", back, topic, idempotent=True),
         Writer("named", there, topic, named=True),
-        Writer("named-chain", back, topic, chain=4, named=True, idempotent=True),
+        Writer("named-chain", back, topic, pipeline_key=4, named=True, idempotent=True),
     ]
 
 

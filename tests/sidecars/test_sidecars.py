@@ -62,18 +62,18 @@ def test_so_they_do_with_tls_and_logins_several_workers_and_writers_who_expect_n
 
 def test_every_sidecar_tells_what_its_broker_tells(stage: Sidecars) -> None:
     """Nothing is rewritten: where brokers and coordinators are, is what Kafka says of the listener behind."""
-    told = {node_id: f"127.0.0.1:{stage.sidecar(node_id).port}" for node_id in NODES}
-    asked: tuple[tuple[int, int, Fields], ...] = (
+    reported = {node_id: f"127.0.0.1:{stage.sidecar(node_id).port}" for node_id in NODES}
+    queried: tuple[tuple[int, int, Fields], ...] = (
         (FIND_COORDINATOR, 4, {"KeyType": 0, "CoordinatorKeys": ["some-group"]}),
         (DESCRIBE_CLUSTER, 0, {"IncludeClusterAuthorizedOperations": False}),
         (METADATA, 9, {"Topics": [], "AllowAutoTopicCreation": False}),
     )
     for node_id in NODES:
         own, direct = stage.sidecar(node_id).bootstrap, stage.kafka.address(node_id, CLIENTS)
-        assert addresses_told(own) == told
-        for api_key, version, body in asked:
+        assert addresses_told(own) == reported
+        for api_key, version, body in queried:
             with RawConnection(Address.parse(own)) as through, RawConnection(direct) as beside:
-                assert _places(through.ask(api_key, version, body)) == _places(beside.ask(api_key, version, body))
+                assert _places(through.query(api_key, version, body)) == _places(beside.query(api_key, version, body))
 
 
 def _places(answer: Fields) -> set[tuple[str, int]]:
@@ -83,7 +83,7 @@ def _places(answer: Fields) -> set[tuple[str, int]]:
 
 def test_the_state_topic_is_hidden_all_the_same(stage: Sidecars) -> None:
     with RawConnection(Address.parse(stage.sidecar(1).bootstrap)) as client:
-        topics = client.ask(METADATA, 9, {"Topics": None, "AllowAutoTopicCreation": False})["Topics"]
+        topics = client.query(METADATA, 9, {"Topics": None, "AllowAutoTopicCreation": False})["Topics"]
     assert "__fencepost_state" not in {each["Name"] for each in topics}
 
 
@@ -131,7 +131,7 @@ def test_check_says_whether_a_broker_sends_clients_to_its_sidecar(stage: Sidecar
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=patient)
         return done.returncode, done.stdout
 
-    status, said = check(one.bootstrap)
-    assert (status, "broker 1 sends clients to it" in said) == (0, True), said
-    status, said = check(stage.sidecar(2).bootstrap)
-    assert (status, "does not advertise this sidecar" in said) == (1, True), said
+    status, stated = check(one.bootstrap)
+    assert (status, "broker 1 sends clients to it" in stated) == (0, True), stated
+    status, stated = check(stage.sidecar(2).bootstrap)
+    assert (status, "does not advertise this sidecar" in stated) == (1, True), stated

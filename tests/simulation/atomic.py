@@ -25,7 +25,7 @@ from fencepost_proxy.wire.schema import Message
 from tests.simulation.clients import RETRIABLE, Socket
 from tests.simulation.clock import take_frame
 from tests.simulation.history import Ended, Transaction, Write
-from tests.simulation.listener import ADD_LATER, ADDED, adds, question
+from tests.simulation.listener import ADD_LATER, ADDED, adds, query_message
 from tests.simulation.world import World
 from tests.support.batches import Header, batch
 
@@ -293,7 +293,7 @@ class Atomic:
         assert self.socket is not None
         self._waits_for = "add"
         text = adds(self.name, self.producer_id, self.epoch, self._to_add)
-        self.socket.write(question(ADD_PARTITIONS_TO_TXN, 3, self._correlation, text))
+        self.socket.write(query_message(ADD_PARTITIONS_TO_TXN, 3, self._correlation, text))
 
     def _produce(self) -> None:
         assert self.socket is not None
@@ -368,13 +368,13 @@ class Atomic:
             if not self._waits_for or int.from_bytes(frame[:4], "big", signed=True) != self._correlation:
                 self.world.history.broken.append(f"{self.name} got an answer out of order, or one too many")
                 return
-            asked, self._waits_for = self._waits_for, ""
+            queried, self._waits_for = self._waits_for, ""
             self._round += 1
             if self.sim.chance(0.3):
                 self._close()  # its next request may go through another process
-            if asked == "add":
+            if queried == "add":
                 self._added(frame[4:])
-            elif asked == "produce":
+            elif queried == "produce":
                 self._produced(frame)
             else:
                 self._ended(frame)
@@ -392,13 +392,13 @@ class Atomic:
     def lost(self) -> None:
         self.sim.log(f"{self.name} loses its connection")
         self.socket = None
-        asked, self._waits_for = self._waits_for, ""
+        queried, self._waits_for = self._waits_for, ""
         self._round += 1
-        if asked == "end":
+        if queried == "end":
             assert self._now is not None
             self._now.ends[-1].codes.append(None)
             self._end_again()
-        elif asked == "produce":
+        elif queried == "produce":
             self._after(list(self._sent), failed=False)
-        elif asked == "add":
+        elif queried == "add":
             self.sim.after(self.sim.between(0.02, 0.2), self._send, self._add)

@@ -98,11 +98,11 @@ def newest_timestamp(batch: bytes, header: BatchHeader) -> int:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value, shift = 0, 0
+    value, sequence_offset = 0, 0
     while True:
         byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
+        value |= (byte & 0x7F) << sequence_offset
+        at, sequence_offset = at + 1, sequence_offset + 7
         if byte < 0x80:
             return (value >> 1) ^ -(value & 1), at
 
@@ -365,7 +365,7 @@ class BrokerSide(End):
         self.cluster.produce(self.node, request, lambda response: self._respond(request, response))
 
     def _respond(self, request: ProduceRequest, response: ProduceResponse) -> None:
-        if not self._gone and self.connection is not None and self.cluster.alive(self.node, self.incarnation):
+        if not self._gone and self.connection is not None and self.cluster.live(self.node, self.incarnation):
             self.connection.to_a.write(encode_produce_response(response, request.api_version))
         self._busy = False
         self._next()
@@ -373,7 +373,7 @@ class BrokerSide(End):
 
 @dataclass(slots=True)
 class Broker:
-    alive: bool = True
+    live: bool = True
     incarnation: int = 0
     paused_until: float = 0.0
     put_off: list[tuple[Callable[..., None], tuple[object, ...]]] = field(default_factory=list)
@@ -456,9 +456,9 @@ class Cluster:
 
     # ---- time that a broker needs
 
-    def alive(self, node: int, incarnation: int) -> bool:
+    def live(self, node: int, incarnation: int) -> bool:
         broker = self.brokers[node]
-        return broker.alive and broker.incarnation == incarnation
+        return broker.live and broker.incarnation == incarnation
 
     def queue(self, node: int, incarnation: int, call: Callable[..., None], *args: object) -> None:
         """A request waits in the broker's queue, and there it stays, whatever becomes of its connection."""
@@ -467,7 +467,7 @@ class Cluster:
         sim.after(delay, self._dequeue, node, incarnation, call, args)
 
     def _dequeue(self, node: int, incarnation: int, call: Callable[..., None], args: tuple[object, ...]) -> None:
-        if self.alive(node, incarnation) and not self._put_off(node, self._dequeue, node, incarnation, call, args):
+        if self.live(node, incarnation) and not self._put_off(node, self._dequeue, node, incarnation, call, args):
             call(*args)
 
     def _put_off(self, node: int, call: Callable[..., None], *args: object) -> bool:
@@ -497,14 +497,14 @@ class Cluster:
     # ---- Produce
 
     def produce(self, node: int, request: ProduceRequest, done: Callable[[ProduceResponse], None]) -> None:
-        wanted = [(topic, data) for topic in request.topics for data in topic.partitions]
+        requested = [(topic, data) for topic in request.topics for data in topic.partitions]
         results: dict[tuple[str, UUID | None, int], PartitionResult] = {}
 
         def one(key: tuple[str, UUID | None, int], result: PartitionResult) -> None:
             results[key] = PartitionResult(
                 key[2], result.error_code, result.base_offset, result.log_append_time_ms, result.log_start_offset
             )
-            if len(results) == len(wanted):
+            if len(results) == len(requested):
                 topics = tuple(
                     TopicResult(
                         t.name, t.topic_id, tuple(results[t.name, t.topic_id, d.partition] for d in t.partitions)
@@ -513,7 +513,7 @@ class Cluster:
                 )
                 done(ProduceResponse(request.correlation_id, topics, 0))
 
-        for topic, data in wanted:
+        for topic, data in requested:
             key = (topic.name, topic.topic_id, data.partition)
             if request.api_version >= BY_TOPIC_ID:
                 found = [
@@ -546,8 +546,8 @@ class Cluster:
         replica = partition.replicas[node]
         refused = self._refuse(node, partition, records, acks)
         if refused != NONE:
-            told = refused in (NOT_ENOUGH_REPLICAS, INVALID_RECORD, INVALID_TIMESTAMP)
-            return done(PartitionResult(0, refused, log_start_offset=replica.log_start if told else -1))
+            reported = refused in (NOT_ENOUGH_REPLICAS, INVALID_RECORD, INVALID_TIMESTAMP)
+            return done(PartitionResult(0, refused, log_start_offset=replica.log_start if reported else -1))
         failed = bool(self.server_errors) and sim.chance(self.server_errors)
         if self._cannot_be_read(records) or (failed and sim.chance(0.5)):
             return done(PartitionResult(0, SERVER_ERROR))
@@ -634,7 +634,7 @@ class Cluster:
         if waiting in partition.waiting:
             partition.waiting.remove(waiting)
         r = waiting.result
-        if self.alive(waiting.broker, waiting.incarnation):
+        if self.live(waiting.broker, waiting.incarnation):
             waiting.done(PartitionResult(0, error, r.base_offset, r.log_append_time_ms, r.log_start_offset))
 
     def _check_waiting(self, partition: Partition) -> None:
@@ -671,7 +671,7 @@ class Cluster:
     def _fetch(self, partition: Partition, node: int, leader: int, incarnation: int) -> None:
         """One round of a follower: truncate to what it shares with its leader, copy the rest, tell how far it is."""
         for each in (node, leader):
-            if not self.brokers[each].alive or partition.deleted:
+            if not self.brokers[each].live or partition.deleted:
                 return
             if self._put_off(each, self._fetch, partition, node, leader, incarnation):
                 return
@@ -700,7 +700,7 @@ class Cluster:
 
     def _fetched(self, partition: Partition, node: int, leader: int, end: int, epoch: int) -> None:
         """The follower's next fetch tells its leader that it has everything up to `end`."""
-        if not self.brokers[leader].alive or partition.deleted:
+        if not self.brokers[leader].live or partition.deleted:
             return
         if self._put_off(leader, self._fetched, partition, node, leader, end, epoch):
             return
@@ -711,13 +711,13 @@ class Cluster:
         fetched[node] = max(fetched.get(node, 0), end)
         current = partition.leader == leader and partition.epoch == epoch
         behind = end < partition.replicas[leader].high_watermark
-        if current and node not in partition.isr and not behind and self.brokers[node].alive:
+        if current and node not in partition.isr and not behind and self.brokers[node].live:
             partition.isr.append(node)
             view.isr = list(partition.isr)
         self._advance(partition, leader)
-        follower = partition.replicas[node]
-        follower.high_watermark = max(
-            follower.high_watermark, min(partition.replicas[leader].high_watermark, follower.log_end)
+        duplicate_waiter = partition.replicas[node]
+        duplicate_waiter.high_watermark = max(
+            duplicate_waiter.high_watermark, min(partition.replicas[leader].high_watermark, duplicate_waiter.log_end)
         )
 
     def snapshot_of(self, replica: Replica) -> int:
@@ -749,10 +749,10 @@ class Cluster:
 
     def _seems_alive(self, node: int) -> bool:
         broker = self.brokers[node]
-        return broker.alive and broker.paused_until <= self.sim.now
+        return broker.live and broker.paused_until <= self.sim.now
 
     def _learn_leader(self, partition: Partition, node: int, incarnation: int) -> None:
-        if not self.alive(node, incarnation) or partition.deleted:
+        if not self.live(node, incarnation) or partition.deleted:
             return
         if self._put_off(node, self._learn_leader, partition, node, incarnation):
             return
@@ -793,7 +793,7 @@ class Cluster:
                 if any(self._seems_alive(n) for n in (partition.replicas if self.unclean else partition.isr)):
                     self.elect(partition)
             elif not self._seems_alive(partition.leader):
-                if len(self.brokers) > 1 or not self.brokers[partition.leader].alive:
+                if len(self.brokers) > 1 or not self.brokers[partition.leader].live:
                     self.elect(partition)
             else:
                 # Followers fetch all the time; here they do when there is something to copy, and now and then.
@@ -801,7 +801,7 @@ class Cluster:
 
     def kill(self, node: int) -> None:
         broker = self.brokers[node]
-        broker.alive = False
+        broker.live = False
         broker.incarnation += 1
         self.sim.log(f"broker {node} is killed")
         self.resume(node)
@@ -821,10 +821,10 @@ class Cluster:
     def restart(self, node: int, *, clean: bool | None = None) -> None:
         """`clean`: it was shut down in good order; where it is not said, that is as it happens."""
         broker = self.brokers[node]
-        if broker.alive:
+        if broker.live:
             return
         clean = self.sim.chance(0.5) if clean is None else clean
-        broker.alive = True
+        broker.live = True
         self.sim.log(f"broker {node} starts again")
         for partition in self.partitions.values():
             replica = partition.replicas[node]
@@ -848,7 +848,7 @@ class Cluster:
     def expire_producers(self) -> None:
         for partition in self.partitions.values():
             for node, replica in partition.replicas.items():
-                if self.brokers[node].alive:
+                if self.brokers[node].live:
                     replica.expire_producers(self.sim.wall_ms, self.expiration_ms)
 
     # ---- questions of the control client; None: not the leader of that epoch
@@ -986,7 +986,7 @@ class Cluster:
         view = partition.views[node]
         if partition.deleted:
             done()
-        elif not self.brokers[node].alive or view.leader != node or view.epoch != leader_epoch:
+        elif not self.brokers[node].live or view.leader != node or view.epoch != leader_epoch:
             again()  # first: what a follower has up to there may be another leader's, and this one truncated
         elif partition.replicas[node].high_watermark >= end:
             done()

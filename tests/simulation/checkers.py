@@ -58,8 +58,8 @@ def _check_transactions(world: World) -> list[str]:
     found = []
     for transaction in world.history.transactions:
         there = [write for write in transaction.writes if write.payload in committed]
-        told = [end for end in transaction.ends if end.commits]
-        codes = [code for end in told for code in end.codes]
+        reported = [end for end in transaction.ends if end.commits]
+        codes = [code for end in reported for code in end.codes]
         for write in there:
             at = committed[write.payload]
             if write.expected is not None and at != write.expected:
@@ -79,7 +79,7 @@ def _check_transactions(world: World) -> list[str]:
         calm = not world.scenario.faults_max and not world.scenario.lossy_reads
         if refused_it and calm and all(map(_told_success, transaction.writes)):
             found.append(f"REFUSED WITHOUT CAUSE: a {transaction}, of which all has landed")
-        if there and (not told or any(code in REFUSED_COMMIT for code in codes)):
+        if there and (not reported or any(code in REFUSED_COMMIT for code in codes)):
             found.append(f"COMMITTED ALL THE SAME: a {transaction} was answered {codes}")
     return found
 
@@ -136,10 +136,10 @@ def checks_during(world: World, topic: str, since: float, until: float) -> set[C
     whatever was asked for since."""
     if topic != TOPIC or not world.scenario.managed:
         return {world.checks[topic]}
-    switches = [s for s in world.history.switches if s.asked_at <= until]
-    told = [s for s in switches if s.reported_at <= since]
-    last = max(told, key=lambda s: s.reported_at, default=None)
-    found = {s.check for s in switches if last is None or s.asked_at >= last.asked_at}
+    switches = [s for s in world.history.switches if s.queried_at <= until]
+    reported = [s for s in switches if s.reported_at <= since]
+    last = max(reported, key=lambda s: s.reported_at, default=None)
+    found = {s.check for s in switches if last is None or s.queried_at >= last.queried_at}
     return found if last is not None else found | {Check.OFF}
 
 
@@ -168,81 +168,88 @@ def refused(attempt: Try) -> bool:
     return result.error_code in (32, 87, 45, 47, 48, 51, 2, 3, 10, 19)
 
 
-def _check_group(world: World, writes: list[Write], landed: list[Landing]) -> list[str]:
+def _check_group(world: World, writes: list[Write], appended_batch: list[Landing]) -> list[str]:
     """Writes with equal records: one, and those who copied it."""
     found = []
     first = writes[0]
     tries = [attempt for write in writes for attempt in write.tries if not write.bypass]
     if any(write.bypass for write in writes):
         return []
-    where = ", ".join(f"{each.batch.base} of {each.partition.topic_id.int % 1000}" for each in landed) or "nowhere"
+    where = (
+        ", ".join(f"{each.batch.base} of {each.partition.topic_id.int % 1000}" for each in appended_batch) or "nowhere"
+    )
     lossy = any(p.lost_by_unclean for p in (*world.cluster.retired, *world.cluster.partitions.values()))
     for write in writes:
         for attempt in write.tries:
             result = attempt.result
             if result is None or result.error_code != 0:
                 continue
-            guarded = Check.OFF not in _checks_of(world, attempt)
-            if guarded and write.expected is not None and result.base_offset != write.expected:
+            is_checked = Check.OFF not in _checks_of(world, attempt)
+            if is_checked and write.expected is not None and result.base_offset != write.expected:
                 found.append(f"FALSE ACCEPT: {write} was told 0 at {result.base_offset}")
             checked = write.expected is not None or write.honest
-            if checked and not lossy and result.base_offset not in [each.batch.base for each in landed]:
+            if checked and not lossy and result.base_offset not in [each.batch.base for each in appended_batch]:
                 found.append(f"FALSE ACCEPT: {write} was told 0 at {result.base_offset}, but it lies {where}")
-    told = [w for w in writes if any(t.result is not None and t.result.error_code == 0 for t in w.tries)]
-    if len(told) > 1 and not _alike(world, told):
-        found.append(f"TWO WINNERS: {' and '.join(map(str, told))}, one batch")
+    reported = [w for w in writes if any(t.result is not None and t.result.error_code == 0 for t in w.tries)]
+    if len(reported) > 1 and not _alike(world, reported):
+        found.append(f"TWO WINNERS: {' and '.join(map(str, reported))}, one batch")
     possible = [attempt for attempt in tries if not refused(attempt)]
-    if len(landed) > len(possible):
+    if len(appended_batch) > len(possible):
         told_codes = [(a.result.error_code, a.message) if a.result else None for a in tries]
         found.append(f"REFUSED BUT THERE: {first} lies {where}, its tries were told {told_codes}")
     once = first.expected is not None or (first.kind == "idempotent" and _kafka_remembers(world))
     if any(_unguarded(world, write) for write in writes) and not (first.kind == "idempotent" and len(writes) == 1):
         once = False
-    if once and first.honest and len(landed) > 1 and len({id(each.partition) for each in landed}) < len(landed):
+    if (
+        once
+        and first.honest
+        and len(appended_batch) > 1
+        and len({id(each.partition) for each in appended_batch}) < len(appended_batch)
+    ):
         found.append(f"TWICE: {first} lies {where}")
     if world.scenario.airtight and first.expected is not None:
-        elsewhere = [each.batch.base for each in landed if each.batch.base != first.expected]
+        elsewhere = [each.batch.base for each in appended_batch if each.batch.base != first.expected]
         found += [f"ELSEWHERE: {first} lies at {base}" for base in elsewhere]
-    if first.forbidden and (told or landed):
+    if first.forbidden and (reported or appended_batch):
         found.append(f"LET THROUGH: {first} breaks the rules, and lies {where}")
     if not lossy:
-        found += [each for write in writes for each in _check_refusals(world, write, landed)]
+        found += [each for write in writes for each in _check_refusals(world, write, appended_batch)]
     for attempt in tries:
         if attempt.result is None:
             continue
         if not lossy:
-            found += _check_mismatch(attempt, landed)
+            found += _check_mismatch(attempt, appended_batch)
         violation = _APPENDED_AT.search(attempt.message)
         if violation and not attempt.message.startswith("SENT_BEHIND") and not lossy:
             at = int(violation.group(1))
-            if at not in [each.batch.base for each in landed]:
+            if at not in [each.batch.base for each in appended_batch]:
                 found.append(f"FALSE REPORT: {first} was reported at {at}, but lies {where}")
     return found
 
 
-def _check_refusals(world: World, write: Write, landed: list[Landing]) -> list[str]:
+def _check_refusals(world: World, write: Write, appended_batch: list[Landing]) -> list[str]:
     """By its producer's sequence a batch of a transaction names itself: it is never told that it is not there."""
     forgetful = world.scenario.proxies > 1 or {"crash", "roll"} & set(world.scenario.faults)
-    if write.kind != "transactional" or forgetful or not landed:
+    if write.kind != "transactional" or forgetful or not appended_batch:
         return []
     last = write.tries[-1]
     if not refused(last) or last.result is None or last.result.error_code == 6 or "POSSIBLY_YOURS" in last.message:
         return []
-    return [f"RETRY DENIED: {write} lies at {landed[0].batch.base} and was told {last.message}"]
+    return [f"RETRY DENIED: {write} lies at {appended_batch[0].batch.base} and was told {last.message}"]
 
 
-def _check_mismatch(attempt: Try, landed: list[Landing]) -> list[str]:
+def _check_mismatch(attempt: Try, appended_batch: list[Landing]) -> list[str]:
     """A mismatch where equal records lie at that very offset: an earlier try, which it has to tell."""
-    told = _ACTUAL.match(attempt.message)
+    reported = _ACTUAL.match(attempt.message)
     write = attempt.write
-    if told is None or write.expected is None or int(told.group(1)) <= write.expected or write.forbidden:
+    if reported is None or write.expected is None or int(reported.group(1)) <= write.expected or write.forbidden:
         return []
-    there = [each for each in landed if each.batch.base == write.expected and _readable(each)]
+    there = [each for each in appended_batch if each.batch.base == write.expected and _readable(each)]
     if not there:
         return []
     if write.write_id is not None and write.honest:
         return [f"RETRY DENIED: {write} lies there and names itself, a try was told {attempt.message}"]
-    if told.group(2) is None:
+    if reported.group(2) is None:
         return [f"NOT MARKED: equal records lie at {write.expected}, {write} was told {attempt.message}"]
     return []
 
@@ -256,11 +263,11 @@ def _readable(landing: Landing) -> bool:
     return not partition.deleted and all(r.highest_start <= start for r in partition.replicas.values())
 
 
-def _alike(world: World, told: list[Write]) -> bool:
+def _alike(world: World, reported: list[Write]) -> bool:
     """The known limit of LogAppendTime topics: of equal batches without a write-id, sent by two processes, neither
     Kafka's answers nor its log tell which one lies there. Both are told success."""
-    proxies = {t.proxy for w in told for t in w.tries if t.result is not None and t.result.error_code == 0}
-    return world.scenario.log_append_time and len(proxies) > 1 and all(w.write_id is None for w in told)
+    proxies = {t.proxy for w in reported for t in w.tries if t.result is not None and t.result.error_code == 0}
+    return world.scenario.log_append_time and len(proxies) > 1 and all(w.write_id is None for w in reported)
 
 
 def _kafka_remembers(world: World) -> bool:
@@ -282,18 +289,18 @@ def _check_try(world: World, attempt: Try) -> list[str]:
         if landed_before and write.honest and write.records[43:51] != b"\xff" * 8:
             found.append(f"RETRY DENIED: {write} was told {attempt.message}, and the process had its acknowledgement")
     checks = _checks_of(world, attempt)
-    stamped = Check.OFF not in checks and (write.expected is not None or write.kind == "plain")
-    stamped = stamped and write.kind != "transactional"
-    if result.error_code == 45 and stamped and not _behind_an_own_45(world, attempt):
+    fenced = Check.OFF not in checks and (write.expected is not None or write.kind == "plain")
+    fenced = fenced and write.kind != "transactional"
+    if result.error_code == 45 and fenced and not _behind_an_own_45(world, attempt):
         found.append(f"BARE 45: {write} was told 45")
     loose = write.expected is None or write.kind == "transactional"
     if result.error_code == 0 and checks == {Check.REQUIRED} and loose:
         found.append(f"LET THROUGH: {write} on a topic that requires expectations")
     if result.error_code == 44 and checks == {Check.OFF}:
         found.append(f"CHECKED: {write} on a topic that is not guarded was told {attempt.message}")
-    told = _ACTUAL.match(attempt.message)
-    if told and "record=" not in attempt.message:
-        actual = int(told.group(1))
+    reported = _ACTUAL.match(attempt.message)
+    if reported and "record=" not in attempt.message:
+        actual = int(reported.group(1))
         ends = _ends(world, write, attempt.sent_at, attempt.answered_at)
         if actual not in ends:
             found.append(f"UNTRUE END: {write} was told actual={actual} where the log ended at {sorted(ends)}")
@@ -313,26 +320,26 @@ def _check_chains(world: World, landings: dict[bytes, list[Landing]]) -> list[st
     """What a producer sent behind a batch that was refused, before it could know of that, must not be there: it would
     follow a hole. As far as anybody but the producer can know: what had arrived when the refusal left."""
     found = []
-    chains: dict[tuple[Connection, TopicPartition], list[Try]] = {}
+    pipeline_keys: dict[tuple[Connection, TopicPartition], list[Try]] = {}
     for attempt in world.history.tries:
         ordered = attempt.write.kind != "plain"  # nobody promises those anything
         if attempt.proxy is not None and attempt.connection is not None and attempt.write.honest and ordered:
-            chains.setdefault((attempt.connection, attempt.write.partition), []).append(attempt)
-    for (connection, _), chain in chains.items():
-        for number, attempt in enumerate(chain):
+            pipeline_keys.setdefault((attempt.connection, attempt.write.partition), []).append(attempt)
+    for (connection, _), pipeline_key in pipeline_keys.items():
+        for number, attempt in enumerate(pipeline_key):
             if not refused(attempt) or (attempt.write.kind == "idempotent" and not attempt.message):
                 continue  # between Kafka and a producer of its own a hole is what Kafka makes of it
             if attempt.message.startswith("SENT_BEHIND"):
                 continue  # who has the answer of the chain's head knows that all behind it falls
-            arrived = world.history.links[connection][attempt.correlation_id]
-            for other in chain[number + 1 :]:
+            arrived = world.history.proxied_connections[connection][attempt.correlation_id]
+            for other in pipeline_key[number + 1 :]:
                 if other.starts_at >= arrived:
                     break
                 write = other.write
-                told = other.result is not None and other.result.error_code == 0
+                reported = other.result is not None and other.result.error_code == 0
                 # One whose outcome is unknown may lie in a broker's queue: nobody can call it back.
                 fills = _lies_before(attempt.write, write, landings)  # an earlier try of it, which was told 7
-                if told and not (fills or _unguarded(world, write) or _copies(world, write)):
+                if reported and not (fills or _unguarded(world, write) or _copies(world, write)):
                     found.append(
                         f"BEHIND A HOLE: {write} is there, and {attempt.write} before it was told "
                         f"{attempt.result.error_code if attempt.result else None} {attempt.message}"
@@ -395,24 +402,24 @@ def check_bounds(world: World) -> list[str]:
     limits = world.scenario.limits
     found = []
     for proxy in world.proxies:
-        if proxy.alive and proxy.running:
-            found += proxy.switch.overdue()
+        if proxy.live and proxy.running:
+            found += proxy.dispatcher.overdue()
         if proxy.free_bytes < 0:
             found.append(f"MEMORY: proxy {proxy.number} has given away more than it has")
         found += _check_under_way(proxy)
-        for gate in proxy.switch.gates.values():
-            if gate.waiting > limits.queue_max + limits.in_flight_max:
-                found.append(f"UNBOUNDED: {gate.waiting} wait at {gate.partition}")
+        for sequencer in proxy.dispatcher.sequencers.values():
+            if sequencer.waiting > limits.queue_max + limits.in_flight_max:
+                found.append(f"UNBOUNDED: {sequencer.waiting} wait at {sequencer.partition}")
             if (
-                len(gate.memory.landed) > limits.remembered_batches_max
-                or len(gate.memory.stamped) > limits.remembered_producers_max
+                len(sequencer.memory.appended_batch) > limits.remembered_batches_max
+                or len(sequencer.memory.fenced) > limits.remembered_producers_max
             ):
-                found.append(f"UNBOUNDED: {gate.partition} remembers too much")
+                found.append(f"UNBOUNDED: {sequencer.partition} remembers too much")
     return found
 
 
 def _check_under_way(proxy: Proxy) -> list[str]:
-    left = left_under_way(proxy.switch, proxy.transactions) if proxy.alive else []
+    left = left_under_way(proxy.dispatcher, proxy.transactions) if proxy.live else []
     return [f"STUCK: at proxy {proxy.number} what is under way of {each} for ever: no request has it" for each in left]
 
 
@@ -421,18 +428,18 @@ def check_rest(world: World) -> list[str]:
     found = []
     for proxy in world.proxies:
         found += _check_under_way(proxy)
-        for gate in proxy.switch.gates.values():
-            if not gate.idle:
+        for sequencer in proxy.dispatcher.sequencers.values():
+            if not sequencer.idle:
                 found.append(
-                    f"STUCK: gate {gate.partition} of proxy {proxy.number} is {gate.phase.name}: queue {gate.waiting}, "
-                    f"in flight {len(gate._in_flight)}, doubts {len(gate._doubts)}, looking {len(gate._looking)}, "
-                    f"granted {gate._granted is not None}"
+                    f"STUCK: gate {sequencer.partition} of proxy {proxy.number} is {sequencer.phase.name}: queue {sequencer.waiting}, "
+                    f"in flight {len(sequencer._in_flight)}, doubts {len(sequencer._in_doubt_appends)}, looking {len(sequencer._being_read)}, "
+                    f"granted {sequencer._admitted is not None}"
                 )
-        if proxy.switch.sessions:
-            found.append(f"STUCK: proxy {proxy.number} has {len(proxy.switch.sessions)} sessions left")
+        if proxy.dispatcher.sessions:
+            found.append(f"STUCK: proxy {proxy.number} has {len(proxy.dispatcher.sessions)} sessions left")
         elif proxy.free_bytes != world.scenario.memory_bytes:
             lost = world.scenario.memory_bytes - proxy.free_bytes
             found.append(f"MEMORY: proxy {proxy.number} has lost {lost} bytes")
-        if proxy.switch.needs_ticks and not found:
+        if proxy.dispatcher.needs_ticks and not found:
             found.append(f"STUCK: proxy {proxy.number} still wants ticks")
     return found

@@ -22,8 +22,8 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
 )
 from tests.simulation.clock import Connection, End, take_frame
-from tests.simulation.history import Switch, Try, Write
-from tests.simulation.listener import ADDED, Listener, adds, answer_body, question
+from tests.simulation.history import Dispatcher, Try, Write
+from tests.simulation.listener import ADDED, Listener, adds, answer_body, query_message
 from tests.simulation.world import CHANGED, SHARED, TOPIC, World
 from tests.support.batches import Header, batch
 
@@ -40,7 +40,7 @@ class Request:
 
 
 @dataclass
-class Question:
+class Query:
     """Something else than Produce, between the appends. `expected` – its answer, behind the correlation id.
 
     `never`: nothing may be answered any more, since what was sent before it has to cost the connection. `adds`: how
@@ -58,7 +58,7 @@ _QUESTIONS = ((API_VERSIONS, 99), (API_VERSIONS, 3), (METADATA, 12), (FETCH, 12)
 
 
 @dataclass(frozen=True)
-class Kind:
+class AppendMode:
     """How a client behaves. `lies` – the share of its writes that break the rules; `depth` – requests in flight.
 
     `silent` – the share of its requests that go with acks=0; `asks` – the share that something else is asked behind.
@@ -79,38 +79,38 @@ class Kind:
     twin: bool = False
     old: float = 0.0
     silent: float = 0.0
-    asks: float = 0.0
+    queries_to_send: float = 0.0
     rebirth: bool = False
     strands: float = 0.0
     bulky: bool = False
 
 
 KINDS = {
-    "honest": Kind(write_ids=1.0),
-    "sequenced": Kind(producer=1.0),
-    "bare": Kind(),
-    "chain": Kind(depth=4, producer=0.6, write_ids=0.5),
-    "twin": Kind(twin=True, conditional=1.0),
-    "idempotent": Kind(conditional=0.0, producer=1.0, bumps=1.0),
-    "idempotent-chain": Kind(conditional=0.0, producer=1.0, bumps=1.0, depth=3),
-    "plain": Kind(conditional=0.0, retries=0.0),
-    "mixed": Kind(conditional=0.5, producer=0.7, write_ids=0.3),
-    "mixed-chain": Kind(conditional=0.5, producer=1.0, depth=4),
-    "several": Kind(several=True, conditional=0.8, producer=0.5, write_ids=0.5),
-    "liar": Kind(conditional=0.8, lies=0.5, producer=0.7, write_ids=0.3),
-    "bypass": Kind(conditional=0.0, producer=0.5, bypass=True, lies=0.3),
-    "transactional": Kind(conditional=0.4, transactional=True),
-    "transactional-plain": Kind(conditional=0.0, transactional=True),
-    "old": Kind(old=0.4, write_ids=0.5, producer=0.3),
-    "silent": Kind(conditional=0.1, silent=0.7, asks=0.5, depth=2),
-    "silent-idempotent": Kind(conditional=0.1, silent=0.5, asks=0.5, producer=1.0, depth=2),
-    "asking": Kind(asks=0.9, depth=4, producer=0.5, write_ids=0.5),
-    "asking-plain": Kind(conditional=0.0, asks=0.9, depth=3, producer=0.5),
-    "wide": Kind(several=True, conditional=0.7, producer=0.5, write_ids=0.5, depth=3, asks=0.2),
-    "reborn": Kind(rebirth=True, producer=1.0, write_ids=0.5, bumps=1.0),
-    "reborn-chain": Kind(rebirth=True, producer=1.0, write_ids=0.5, bumps=1.0, depth=3),
-    "stranding": Kind(conditional=0.0, transactional=True, strands=0.6),
-    "bulky": Kind(bulky=True, conditional=0.8, depth=3, producer=0.6, write_ids=0.3),
+    "honest": AppendMode(write_ids=1.0),
+    "sequenced": AppendMode(producer=1.0),
+    "bare": AppendMode(),
+    "chain": AppendMode(depth=4, producer=0.6, write_ids=0.5),
+    "twin": AppendMode(twin=True, conditional=1.0),
+    "idempotent": AppendMode(conditional=0.0, producer=1.0, bumps=1.0),
+    "idempotent-chain": AppendMode(conditional=0.0, producer=1.0, bumps=1.0, depth=3),
+    "plain": AppendMode(conditional=0.0, retries=0.0),
+    "mixed": AppendMode(conditional=0.5, producer=0.7, write_ids=0.3),
+    "mixed-chain": AppendMode(conditional=0.5, producer=1.0, depth=4),
+    "several": AppendMode(several=True, conditional=0.8, producer=0.5, write_ids=0.5),
+    "liar": AppendMode(conditional=0.8, lies=0.5, producer=0.7, write_ids=0.3),
+    "bypass": AppendMode(conditional=0.0, producer=0.5, bypass=True, lies=0.3),
+    "transactional": AppendMode(conditional=0.4, transactional=True),
+    "transactional-plain": AppendMode(conditional=0.0, transactional=True),
+    "old": AppendMode(old=0.4, write_ids=0.5, producer=0.3),
+    "silent": AppendMode(conditional=0.1, silent=0.7, queries_to_send=0.5, depth=2),
+    "silent-idempotent": AppendMode(conditional=0.1, silent=0.5, queries_to_send=0.5, producer=1.0, depth=2),
+    "asking": AppendMode(queries_to_send=0.9, depth=4, producer=0.5, write_ids=0.5),
+    "asking-plain": AppendMode(conditional=0.0, queries_to_send=0.9, depth=3, producer=0.5),
+    "wide": AppendMode(several=True, conditional=0.7, producer=0.5, write_ids=0.5, depth=3, queries_to_send=0.2),
+    "reborn": AppendMode(rebirth=True, producer=1.0, write_ids=0.5, bumps=1.0),
+    "reborn-chain": AppendMode(rebirth=True, producer=1.0, write_ids=0.5, bumps=1.0, depth=3),
+    "stranding": AppendMode(conditional=0.0, transactional=True, strands=0.6),
+    "bulky": AppendMode(bulky=True, conditional=0.8, depth=3, producer=0.6, write_ids=0.3),
 }
 
 
@@ -126,18 +126,18 @@ class Owner(Protocol):
 class Socket(End):
     """One connection as its client sees it; what comes after the client let go of it is nobody's."""
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+    def __init__(self, primary: Owner) -> None:
+        self._primary = primary
         self.connection: Connection | None = None
         self.sent_bytes = 0
 
     def data(self, data: bytes) -> None:
-        if self._owner.socket is self:
-            self._owner.data(data)
+        if self._primary.socket is self:
+            self._primary.data(data)
 
     def lost(self) -> None:
-        if self._owner.socket is self:
-            self._owner.lost()
+        if self._primary.socket is self:
+            self._primary.lost()
 
     def write(self, data: bytes) -> None:
         assert self.connection is not None
@@ -174,7 +174,7 @@ class Client:
         self.done = False
         self._bytes = bytearray()
         self._correlation = rng.randrange(1 << 20)
-        self._in_flight: deque[Request | Question] = deque()
+        self._in_flight: deque[Request | Query] = deque()
         self._job: list[Write] = []
         self._tries_left = 0
         self._rows: list[list[Write]] = []
@@ -230,13 +230,13 @@ class Client:
             return [write for row in self._rows for write in row]
         name = rng.choice(names)
         end = self._end_of(name)
-        chain = []
+        pipeline_key = []
         for _ in range(rng.randrange(1, kind.depth + 1)):
             write = self._write(name, end)
             end += write.count
-            chain.append(write)
+            pipeline_key.append(write)
         self.writes_left -= 1
-        return chain
+        return pipeline_key
 
     def _copy(self) -> Write | None:
         """Another client's batch, byte for byte, by somebody who wants it there on his own account."""
@@ -249,7 +249,7 @@ class Client:
             return None
         self.writes_left -= 1
         other = self.sim.rng.choice(candidates)
-        return self._note(
+        return self._record(
             other.partition,
             "conditional",
             _headed(other.records, -1, -1, -1),
@@ -325,7 +325,7 @@ class Client:
         if self.kind.transactional:
             kind = "transactional"
         honest = not lie or lie == "expectation"
-        write = self._note(name, kind, records, count=count, expected=expected, write_id=write_id, honest=honest)
+        write = self._record(name, kind, records, count=count, expected=expected, write_id=write_id, honest=honest)
         write.forbidden = lie in ("shared", "crc") or (
             lie == "contradiction" and conditional and count > 1 and not base_offset
         )
@@ -340,7 +340,7 @@ class Client:
         taken = [w for w in self.world.history.writes if w.write_id and w.partition == name]
         return taken[-1].expected if taken else None
 
-    def _note(
+    def _record(
         self,
         name: TopicPartition,
         kind: str,
@@ -389,11 +389,11 @@ class Client:
         for writes in requests:
             if writes:
                 self._request(writes)
-            if self.sim.chance(self.kind.asks):
-                self._ask()
+            if self.sim.chance(self.kind.queries_to_send):
+                self._query()
         if not self._in_flight:
             # Nobody answers acks=0: whoever wants to know that it has arrived asks something else behind it.
-            self._ask()
+            self._query()
 
     def _add_partitions(self) -> None:
         """Transactions v1: the coordinator is told first. Of some that are added nothing is written to: they get
@@ -403,13 +403,13 @@ class Client:
         if self.sim.chance(self.kind.strands):
             names[self.sim.rng.choice(self.world.names)] = None
         self._correlation += 1
-        self._in_flight.append(Question(self._correlation, ADDED, adds=len(names)))
+        self._in_flight.append(Query(self._correlation, ADDED, adds=len(names)))
         text = adds(self.name, self.producer_id, self.epoch, names)
-        self.socket.write(question(ADD_PARTITIONS_TO_TXN, 3, self._correlation, text))
+        self.socket.write(query_message(ADD_PARTITIONS_TO_TXN, 3, self._correlation, text))
 
-    def _added(self, asked: Question, body: bytes) -> None:
+    def _added(self, queried: Query, body: bytes) -> None:
         if body == ADDED:
-            self._transaction_parts += asked.adds
+            self._transaction_parts += queried.adds
             self._send_job()
         else:
             self._new_epoch()
@@ -422,7 +422,7 @@ class Client:
         self._bytes.clear()
         socket = Socket(self)
         if self.kind.bypass:
-            if not world.cluster.brokers[node].alive:
+            if not world.cluster.brokers[node].live:
                 return False
             side = Listener(world.cluster, node)
             socket.connection = side.connection = Connection(self.sim, world.delay, socket, side)
@@ -476,7 +476,7 @@ class Client:
         refused = write.expected is not None or self.world.checks[write.partition.topic] is Check.REQUIRED
         return refused and not self.kind.bypass and not self.world.scenario.managed
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         assert self.socket is not None
         self._correlation += 1
         api_key, version = self.sim.rng.choice(_QUESTIONS)
@@ -486,8 +486,8 @@ class Client:
             expected += CHANGED
         elif self.kind.bypass:
             expected = answer_body(api_key, number, b"")
-        self._in_flight.append(Question(number, expected, never=self._outcast))
-        self.socket.write(question(api_key, version, number))
+        self._in_flight.append(Query(number, expected, never=self._outcast))
+        self.socket.write(query_message(api_key, version, number))
 
     def _give_up(self, number: int) -> None:
         if number == self._round and self._in_flight and self.socket is not None and not self.world.quiet:
@@ -507,7 +507,7 @@ class Client:
             self.world.history.broken.append(f"{self.name} got an answer out of order, or one too many")
             return
         request = self._in_flight.popleft()
-        if isinstance(request, Question):
+        if isinstance(request, Query):
             self._answered(request, frame[4:])
             return
         response: ProduceResponse = parse_produce_response(memoryview(frame), request.version)
@@ -530,15 +530,15 @@ class Client:
         if not self._in_flight:
             self._after_job()
 
-    def _answered(self, asked: Question, body: bytes) -> None:
-        if asked.adds:
-            self._added(asked, body)
+    def _answered(self, queried: Query, body: bytes) -> None:
+        if queried.adds:
+            self._added(queried, body)
             return
-        if body != asked.expected:
+        if body != queried.expected:
             self.world.history.broken.append(
-                f"{self.name} asked {asked.correlation_id} and got {body[:30]!r} for {asked.expected[:30]!r}"
+                f"{self.name} asked {queried.correlation_id} and got {body[:30]!r} for {queried.expected[:30]!r}"
             )
-        if asked.never:
+        if queried.never:
             self.world.history.broken.append(f"{self.name} was served after what cannot be answered with acks=0")
         if not self._in_flight:
             self._after_job()
@@ -720,7 +720,7 @@ class Admin:
         self._plan = [Check.REQUIRED, Check.ON, Check.OFF, Check.REQUIRED, Check.OFF, Check.ON]
         first = self.sim.rng.randrange(len(self._plan))
         self._plan = self._plan[first:] + self._plan[:first]
-        self._asked: Switch | None = None
+        self._queried: Dispatcher | None = None
         self.sim.after(0.3, self._next)
 
     def _next(self) -> None:
@@ -728,7 +728,7 @@ class Admin:
             if self.socket is not None:
                 self.socket.close()
             return
-        self._asked = Switch(TOPIC, self._plan[0], self.sim.now)
+        self._queried = Dispatcher(TOPIC, self._plan[0], self.sim.now)
         self._correlation += 1
         if self.socket is None:
             self._bytes.clear()
@@ -739,16 +739,16 @@ class Admin:
         if self.socket is None:
             self.sim.after(0.2, self._next)
             return
-        self.world.history.switches.append(self._asked)
+        self.world.history.switches.append(self._queried)
         self.sim.log(f"admin: {TOPIC} is to be checked for {self._plan[0].value}")
         text = f"{TOPIC}={self._plan[0].value}".encode()
-        self.socket.write(question(INCREMENTAL_ALTER_CONFIGS, 1, self._correlation, text))
+        self.socket.write(query_message(INCREMENTAL_ALTER_CONFIGS, 1, self._correlation, text))
         # A switch takes as long as the configs' lease.
         patience = self.sim.between(0.2, 3.0) if self.sim.chance(0.3) else 6.0
         self.sim.after(patience, self._give_up, self._correlation)
 
     def _give_up(self, number: int) -> None:
-        if number == self._correlation and self._asked is not None and self.socket is not None:
+        if number == self._correlation and self._queried is not None and self.socket is not None:
             self.socket.close()
 
     def data(self, data: bytes) -> None:
@@ -757,11 +757,11 @@ class Admin:
         if frame is None:
             return
         body = frame[4:]
-        asked, self._asked = self._asked, None
-        assert asked is not None
+        queried, self._queried = self._queried, None
+        assert queried is not None
         if body == CHANGED:
-            asked.reported_at = self.sim.now
-            self.sim.log(f"admin is told that {TOPIC} is checked for {asked.check.value}")
+            queried.reported_at = self.sim.now
+            self.sim.log(f"admin is told that {TOPIC} is checked for {queried.check.value}")
             self._plan.append(self._plan.pop(0))
             self.sim.after(self.sim.between(0.0, 3.0), self._next)
         else:
@@ -769,6 +769,6 @@ class Admin:
 
     def lost(self) -> None:
         self.socket = None
-        if self._asked is not None:
-            self._asked = None
+        if self._queried is not None:
+            self._queried = None
             self.sim.after(self.sim.between(0.05, 0.5), self._next)

@@ -67,7 +67,7 @@ class Wire:
         self._deliver = deliver
         self._under_way: deque[tuple[float, bytes]] = deque()
         self._last = 0.0
-        self._held = False
+        self._paused = False
         self._ended: Callable[[], None] | None = None
         self.dead = False
 
@@ -85,7 +85,7 @@ class Wire:
         return sum(len(data) for at, data in self._under_way if at <= self._sim.now)
 
     def hold(self, held: bool) -> None:
-        self._held = held
+        self._paused = held
         if not held:
             self._sim.after(0.0, self._arrive)
 
@@ -101,7 +101,7 @@ class Wire:
             return
         rng = self._sim.rng
         self.dead = True
-        while self._under_way and not self._held:
+        while self._under_way and not self._paused:
             _, data = self._under_way.popleft()
             if rng.random() < 0.5:
                 self._deliver(data[: rng.randrange(len(data) + 1)])
@@ -110,7 +110,7 @@ class Wire:
         self._under_way.clear()
 
     def _arrive(self) -> None:
-        while self._under_way and not self._held and not self.dead and self._under_way[0][0] <= self._sim.now:
+        while self._under_way and not self._paused and not self.dead and self._under_way[0][0] <= self._sim.now:
             _, data = self._under_way.popleft()
             if len(data) > 1 and self._sim.rng.random() < 0.05:
                 at = self._sim.rng.randrange(1, len(data))
@@ -142,22 +142,22 @@ class Connection:
         self._ends = {"a": a, "b": b}
         self.to_b = Wire(sim, delay, b.data)
         self.to_a = Wire(sim, delay, a.data)
-        self._told: dict[str, bool] = {"a": False, "b": False}
+        self._reported: dict[str, bool] = {"a": False, "b": False}
 
     @property
     def over(self) -> bool:
-        return self._told["a"] or self._told["b"]
+        return self._reported["a"] or self._reported["b"]
 
     def close(self, by: str) -> None:
         """What this end has written still arrives; what the other has under way is lost."""
-        if self._told[by]:
+        if self._reported[by]:
             return
         other = "b" if by == "a" else "a"
         out, back = (self.to_b, self.to_a) if by == "a" else (self.to_a, self.to_b)
         back.dead = True
-        out.end(lambda: self._tell(other))
+        out.end(lambda: self._report(other))
         # A transport that has bytes left to write is not closed before they are gone.
-        self._sim.after(self._sim.between(0.1, 2.0) if self._sim.chance(0.1) else 0.0, self._tell, by)
+        self._sim.after(self._sim.between(0.1, 2.0) if self._sim.chance(0.1) else 0.0, self._report, by)
 
     def cut(self) -> None:
         """The network takes it away. The ends learn of it at different times."""
@@ -165,11 +165,11 @@ class Connection:
         self.to_b.cut()
         for each in ("a", "b"):
             slow = self._sim.chance(0.1)
-            self._sim.after(self._sim.between(0.5, 3.0) if slow else self._sim.between(0.0, 0.02), self._tell, each)
+            self._sim.after(self._sim.between(0.5, 3.0) if slow else self._sim.between(0.0, 0.02), self._report, each)
 
-    def _tell(self, end: str) -> None:
-        if not self._told[end]:
-            self._told[end] = True
+    def _report(self, end: str) -> None:
+        if not self._reported[end]:
+            self._reported[end] = True
             self._ends[end].lost()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fencepost_policies.append import Check
-from fencepost_proxy.partitions.events import Violation
+from fencepost_proxy.sequencer.events import Violation
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 from tests.simulation.broker import LogBatch, Partition
@@ -71,12 +71,12 @@ class Try:
 
 
 @dataclass(eq=False)
-class Switch:
+class Dispatcher:
     """What an admin asked a topic to be checked for; `reported_at` – when it was told that this now holds."""
 
     topic: str
     check: Check
-    asked_at: float
+    queried_at: float
     reported_at: float = float("inf")
 
 
@@ -85,7 +85,7 @@ class Ended:
     """One EndTxn, and what was answered to its tries; None: the connection was lost."""
 
     commits: bool
-    asked_at: float
+    queried_at: float
     codes: list[int | None] = field(default_factory=list)
     answered_at: float | None = None
 
@@ -114,10 +114,10 @@ class History:
         self.violations: list[Violation] = []
         self.closings: list[tuple[str, type[Exception] | None]] = []
         self.broken: list[str] = []
-        self.switches: list[Switch] = []
+        self.switches: list[Dispatcher] = []
         self.transactions: list[Transaction] = []
         #: By connection: what each answer on it could be sent in knowledge of (`Link.answered`).
-        self.links: dict[Connection, dict[int, int]] = {}
+        self.proxied_connections: dict[Connection, dict[int, int]] = {}
         self.compacted: list[tuple[Partition, LogBatch]] = []
 
     def tried(self, write: Write, now: float, proxy: int | None) -> Try:

@@ -30,7 +30,7 @@ _HEAD = struct.Struct(">hhi")
 _LONGEST_ANSWER_BYTES = 3000
 
 
-def question(api_key: int, version: int, correlation_id: int, text: bytes = b"") -> bytes:
+def query_message(api_key: int, version: int, correlation_id: int, text: bytes = b"") -> bytes:
     """A request frame, length included."""
     body = _HEAD.pack(api_key, version, correlation_id) + text
     return struct.pack(">i", len(body)) + body
@@ -117,18 +117,18 @@ class Listener(BrokerSide):
         if int.from_bytes(frame[:2]) != END_TXN:
             return 0
         header = parse_request_header(memoryview(frame))
-        asked = decode_request(END_TXN, header.api_version, memoryview(frame)[header.body_offset :])
-        transaction = self.cluster.transactions.get(asked.producer_id)
+        queried = decode_request(END_TXN, header.api_version, memoryview(frame)[header.body_offset :])
+        transaction = self.cluster.transactions.get(queried.producer_id)
         return 0 if transaction is None else transaction.ends
 
     def _end_txn(self, frame: bytes) -> bytes:
         header = parse_request_header(memoryview(frame))
-        asked = decode_request(END_TXN, header.api_version, memoryview(frame)[header.body_offset :])
+        queried = decode_request(END_TXN, header.api_version, memoryview(frame)[header.body_offset :])
         v2 = header.api_version >= _END_TXN_V2
-        named = self.cluster.transactional_ids.get(asked.transactional_id)
-        if not self.cluster.may_use(header.client_id, asked.transactional_id):
+        named = self.cluster.transactional_ids.get(queried.transactional_id)
+        if not self.cluster.may_use(header.client_id, queried.transactional_id):
             error, producer_id, epoch = DENIED_TRANSACTIONAL_ID, -1, -1
-        elif named is not None and named != asked.producer_id:
+        elif named is not None and named != queried.producer_id:
             error, producer_id, epoch = INVALID_PRODUCER_ID_MAPPING, -1, -1
         elif not v2 and (self._gone or self._ends_of(frame) > self._ended_before):
             # Its client has asked again elsewhere, and this would end whatever transaction its producer has by then,
@@ -137,7 +137,7 @@ class Listener(BrokerSide):
             error, producer_id, epoch = _NOT_HANDLED, -1, -1
         else:
             error, producer_id, epoch = self.cluster.end_txn(
-                asked.producer_id, asked.producer_epoch, commit=asked.committed
+                queried.producer_id, queried.producer_epoch, commit=queried.committed
             )
         answer = Message(throttle_time_ms=0, error_code=error, producer_id=producer_id, producer_epoch=epoch)
         return encode_response_frame(END_TXN, header.api_version, header.correlation_id, answer)[4:]
@@ -154,7 +154,7 @@ class Listener(BrokerSide):
         self._go_on()
 
     def _write(self, body: bytes) -> None:
-        if not self._gone and self.connection is not None and self.cluster.alive(self.node, self.incarnation):
+        if not self._gone and self.connection is not None and self.cluster.live(self.node, self.incarnation):
             self.connection.to_a.write(struct.pack(">i", len(body)) + body)
 
     def _go_on(self) -> None:

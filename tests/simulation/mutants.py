@@ -1,4 +1,4 @@
-"""Seeded defects: each breaks one rule of the gate, and simulation has to notice.
+"""Seeded defects: each breaks one rule of the sequencer, and simulation has to notice.
 
 Switched on by this harness only, as monkeypatches of the code under test. `python -m tests.simulation.mutants` tries
 all of them and writes docs/mutants.md.
@@ -19,25 +19,25 @@ from typing import Any
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
-from fencepost_proxy.partitions import events as g
-from fencepost_proxy.partitions import gate as gate_module
-from fencepost_proxy.partitions import gate_state as gate_state_module
-from fencepost_proxy.partitions import publishing as publishing_module
-from fencepost_proxy.partitions.gate import Gate
-from fencepost_proxy.partitions.memory import Memory
-from fencepost_proxy.partitions.settling import Settling
-from fencepost_proxy.session import guarded as guarded_module
+from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer import publishing as publishing_module
+from fencepost_proxy.sequencer import sequencer as gate_module
+from fencepost_proxy.sequencer import state as gate_state_module
+from fencepost_proxy.sequencer.in_doubt import InDoubtResolver
+from fencepost_proxy.sequencer.memory import Memory
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.session import checked_produce as guarded_module
+from fencepost_proxy.session import fast_path as short_way_module
+from fencepost_proxy.session import produce_exchange as turn_module
 from fencepost_proxy.session import reading as reading_module
-from fencepost_proxy.session import short_way as short_way_module
-from fencepost_proxy.session import turn as turn_module
-from fencepost_proxy.session.messages import ToGate
+from fencepost_proxy.session.dispatcher import Dispatcher
+from fencepost_proxy.session.messages import ToSequencer
+from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.session.switch import Switch
-from fencepost_proxy.session.turn import Turn
-from fencepost_proxy.topics.door import Door
+from fencepost_proxy.topics.barrier import AppendBarrier
 from fencepost_proxy.topics.state import StateView
-from fencepost_proxy.transactions import judge as judge_module
-from fencepost_proxy.transactions.judge import Judge
+from fencepost_proxy.transactions import commit_validator as judge_module
+from fencepost_proxy.transactions.commit_validator import CommitValidator
 from tests.simulation import world as world_module
 from tests.simulation.scenarios import SCENARIOS, run
 
@@ -48,29 +48,31 @@ class Patch:
     def __init__(self) -> None:
         self._old: list[tuple[Any, str, Any]] = []
 
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        if isinstance(owner, type):
-            owner = next(each for each in owner.__mro__ if name in each.__dict__)  # a session is made of parts
-        self._old.append((owner, name, owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)))
-        setattr(owner, name, value)
+    def set(self, primary: Any, name: str, value: Any) -> None:
+        if isinstance(primary, type):
+            primary = next(each for each in primary.__mro__ if name in each.__dict__)  # a session is made of parts
+        self._old.append(
+            (primary, name, primary.__dict__[name] if isinstance(primary, type) else getattr(primary, name))
+        )
+        setattr(primary, name, value)
 
-    def edit(self, owner: type, name: str, *changes: tuple[str, str]) -> None:
+    def edit(self, primary: type, name: str, *changes: tuple[str, str]) -> None:
         """A method with some of its text exchanged. Each text has to be there: or the code has moved on."""
-        original = getattr(owner, name)
+        original = getattr(primary, name)
         source = textwrap.dedent(inspect.getsource(original))
         for old, new in changes:
             if old not in source:
-                raise TypeError(f"{owner.__name__}.{name} has no {old!r}")
+                raise TypeError(f"{primary.__name__}.{name} has no {old!r}")
             source = source.replace(old, new)
         scope: dict[str, Any] = {}
         flags = inspect.unwrap(original).__code__.co_flags & annotations.compiler_flag
         code = compile(source, f"<{name} with a defect>", "exec", flags=flags)
         exec(code, original.__globals__, scope)
-        self.set(owner, name, scope[name])
+        self.set(primary, name, scope[name])
 
     def undo(self) -> None:
-        for owner, name, value in reversed(self._old):
-            setattr(owner, name, value)
+        for primary, name, value in reversed(self._old):
+            setattr(primary, name, value)
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,17 @@ def mutant(breaks: str, rule: str, *scenarios: str) -> Callable[[Callable[[Patch
 
 @mutant("batches go unstamped: the gate alone compares", "Kafka itself does the comparing", "race", "one-broker")
 def no_stamp(patch: Patch) -> None:
-    orig = Gate.__init__
+    orig = PartitionSequencer.__init__
 
-    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_state_module.DEFAULT_NAMES) -> None:
-        orig(self, partition, replace(limits, stamping=False), names)
+    def init(
+        self: PartitionSequencer,
+        partition: Any,
+        limits: g.SequencerLimits,
+        names: Any = gate_state_module.DEFAULT_NAMES,
+    ) -> None:
+        orig(self, partition, replace(limits, fencing=False), names)
 
-    patch.set(Gate, "__init__", init)
+    patch.set(PartitionSequencer, "__init__", init)
 
 
 @mutant("the high watermark is taken for the log end", "the log end is the leader's LEO", "cluster")
@@ -123,33 +130,33 @@ def no_wrap(patch: Patch) -> None:
     "an answer's base offset is not compared", "0 means success only at the expected offset", "bypass", "bypass-true"
 )
 def base_offset_not_compared(patch: Patch) -> None:
-    orig = Gate._stamped_success
+    orig = PartitionSequencer._fenced_success
 
-    def success(self: Gate, ticket: g.Ticket, result: Any, now: float) -> None:
-        if result.log_append_time_ms == -1 and ticket.at is not None:
-            self._landed_at(ticket, -1, result.log_start_offset, now)
+    def success(self: PartitionSequencer, pending: g.PendingAppend, result: Any, now: float) -> None:
+        if result.log_append_time_ms == -1 and pending.at is not None:
+            self._appended_at(pending, -1, result.log_start_offset, now)
         else:
-            orig(self, ticket, result, now)
+            orig(self, pending, result, now)
 
-    patch.set(Gate, "_stamped_success", success)
+    patch.set(PartitionSequencer, "_fenced_success", success)
 
 
 @mutant("a duplicate is taken for a success", "another's batch may lie there: rule 5", "race", "one-broker")
 def duplicate_is_success(patch: Patch) -> None:
-    orig = Gate._stamped_success
+    orig = PartitionSequencer._fenced_success
     patch.set(
-        Gate,
-        "_stamped_success",
-        lambda self, ticket, result, now: orig(self, ticket, replace(result, log_append_time_ms=-1), now),
+        PartitionSequencer,
+        "_fenced_success",
+        lambda self, pending, result, now: orig(self, pending, replace(result, log_append_time_ms=-1), now),
     )
 
 
 @mutant("on a LogAppendTime topic a 0 is not read back", "fresh and duplicate look the same: rule 4", "log-append-time")
 def log_append_time_not_read_back(patch: Patch) -> None:
     patch.set(
-        Gate,
-        "_stamped_success",
-        lambda self, ticket, result, now: self._landed_at(ticket, result.log_append_time_ms, -1, now),
+        PartitionSequencer,
+        "_fenced_success",
+        lambda self, pending, result, now: self._appended_at(pending, result.log_append_time_ms, -1, now),
     )
 
 
@@ -157,28 +164,28 @@ def log_append_time_not_read_back(patch: Patch) -> None:
     "a violation is told as a mismatch", "44 without OFFSET_VIOLATION means nothing appended", "bypass", "bypass-true"
 )
 def violation_not_told(patch: Patch) -> None:
-    def elsewhere(self: Gate, ticket: g.Ticket, result: Any, now: float) -> None:
-        self._go_cold()
-        message = f"OFFSET_MISMATCH topic=orders partition=0 expected={ticket.at} actual={result.base_offset}"
-        self._refuse(ticket, Refusal(Error.POLICY_VIOLATION, "offset_mismatch", message, result.base_offset))
+    def elsewhere(self: PartitionSequencer, pending: g.PendingAppend, result: Any, now: float) -> None:
+        self._unconfirm()
+        message = f"OFFSET_MISMATCH topic=orders partition=0 expected={pending.at} actual={result.base_offset}"
+        self._refuse(pending, Refusal(Error.POLICY_VIOLATION, "offset_mismatch", message, result.base_offset))
 
-    patch.set(Gate, "_landed_elsewhere", elsewhere)
+    patch.set(PartitionSequencer, "_appended_elsewhere", elsewhere)
 
 
 @mutant(
     "an appended batch moves the believed end by one record", "the end moves by the batch's records", "chains", "race"
 )
 def end_moves_by_one(patch: Patch) -> None:
-    orig = Gate._note_landed
+    orig = PartitionSequencer._record_appended
 
-    def landed(self: Gate, ticket: g.Ticket, *rest: Any) -> Any:
-        noted = orig(self, ticket, *rest)
-        if ticket.append.record_count > 1 and self._log_end == ticket.at + ticket.append.record_count:  # type: ignore[operator]
+    def appended_batch(self: PartitionSequencer, pending: g.PendingAppend, *rest: Any) -> Any:
+        recorded = orig(self, pending, *rest)
+        if pending.append.record_count > 1 and self._log_end == pending.at + pending.append.record_count:  # type: ignore[operator]
             self._log_end -= 1
             self._end_as_of = float("inf")
-        return noted
+        return recorded
 
-    patch.set(Gate, "_note_landed", landed)
+    patch.set(PartitionSequencer, "_record_appended", appended_batch)
 
 
 # --------------------------------------------------------------------------------------------------- warm and cold
@@ -186,38 +193,44 @@ def end_moves_by_one(patch: Patch) -> None:
 
 @mutant("once warm, always warm", "warm for a quarter of producer.id.expiration.ms", "idle-chains")
 def warm_for_ever(patch: Patch) -> None:
-    patch.set(Gate, "_warm", lambda self, ticket, now: self.phase is gate_module.Phase.OPEN and self._warm_until > 0)
+    patch.set(
+        PartitionSequencer,
+        "_is_confirmed",
+        lambda self, pending, now: self.phase is gate_module.Phase.OPEN and self._confirmed_until > 0,
+    )
 
 
 @mutant("chains go out while cold", "pipeline only while warm: rule 13", "refused-chains")
 def cold_pipeline(patch: Patch) -> None:
-    def fits(self: Gate, ticket: g.Ticket, now: float) -> bool:
+    def fits(self: PartitionSequencer, pending: g.PendingAppend, now: float) -> bool:
         flight = self._in_flight
-        same = all(o.kind.stamped and o.connection == ticket.connection for o in flight)
-        return not flight or (ticket.kind.stamped and self.phase is gate_module.Phase.OPEN and same)
+        same = all(o.kind.fenced and o.connection == pending.connection for o in flight)
+        return not flight or (pending.kind.fenced and self.phase is gate_module.Phase.OPEN and same)
 
-    patch.set(Gate, "_fits_beside_in_flight", fits)
+    patch.set(PartitionSequencer, "_fits_with_in_flight", fits)
 
 
 @mutant("old and missing timestamps are stamped", "stamp only fresh timestamps: rules 2, 3", "expiry")
 def any_timestamp(patch: Patch) -> None:
-    patch.set(Gate, "_timestamps", staticmethod(lambda ticket, tail, now: None))
+    patch.set(PartitionSequencer, "_timestamps", staticmethod(lambda pending, snapshot, now: None))
 
 
 @mutant("unstamped appends go beside stamped ones", "what is not stamped moves the log", "true-one", "liars-true")
 def own_beside_stamped(patch: Patch) -> None:
-    orig = Gate._fits_beside_in_flight
+    orig = PartitionSequencer._fits_with_in_flight
     patch.set(
-        Gate,
-        "_fits_beside_in_flight",
-        lambda self, ticket, now: ticket.kind is g.Kind.OWN or orig(self, ticket, now),
+        PartitionSequencer,
+        "_fits_with_in_flight",
+        lambda self, pending, now: pending.kind is g.AppendMode.PASS_THROUGH or orig(self, pending, now),
     )
 
 
 @mutant("the shift is not counted", "every unstamped append shifts the stamp: rule 6", "true-one", "liars-true")
 def shift_not_counted(patch: Patch) -> None:
-    patch.set(Gate, "_own_success", lambda self, ticket, result, now: self._answer(ticket, result))
-    patch.set(Gate, "_moved_by_own", lambda self, end, ticket: None)
+    patch.set(
+        PartitionSequencer, "_pass_through_success", lambda self, pending, result, now: self._answer(pending, result)
+    )
+    patch.set(PartitionSequencer, "_moved_by_pass_through", lambda self, end, pending: None)
 
 
 # ----------------------------------------------------------------------------------------- the stamp that is agreed on
@@ -225,7 +238,7 @@ def shift_not_counted(patch: Patch) -> None:
 
 @mutant("a log that moved without its stamp is not noticed", "publish a new base: rule 6", "bypass")
 def base_never_published(patch: Patch) -> None:
-    patch.set(Gate, "_stamp_left_behind", staticmethod(lambda tail: None))
+    patch.set(PartitionSequencer, "_fence_outside_log", staticmethod(lambda snapshot: None))
 
 
 @mutant("the new base is published under the old epoch", "a new base needs a new epoch: rule 6", "bypass")
@@ -242,36 +255,36 @@ def epoch_not_raised(patch: Patch) -> None:
     "the epoch that the partition knows is not adopted", "adopt what DescribeProducers shows: rule 15", "bypass-true"
 )
 def epoch_not_adopted(patch: Patch) -> None:
-    orig = Gate._tail_read
+    orig = PartitionSequencer._log_end_read
 
-    def read(self: Gate, tail: g.Tail, now: float) -> None:
-        orig(self, tail, now)
+    def read(self: PartitionSequencer, snapshot: g.LogEndSnapshot, now: float) -> None:
+        orig(self, snapshot, now)
         if self.phase is gate_module.Phase.OPEN:
-            self._epoch = tail.stamp_base[0]
+            self._epoch = snapshot.fence_base[0]
 
-    patch.set(Gate, "_tail_read", read)
+    patch.set(PartitionSequencer, "_log_end_read", read)
 
 
 @mutant("the last epoch of a producer id is never left", "go on with the next producer id", "rotating")
 def epochs_run_out(patch: Patch) -> None:
-    orig = Gate._new_base
+    orig = PartitionSequencer._new_base
 
-    def last(self: Gate, tail: g.Tail, reason: str) -> g.PublishBase:
-        wanted = orig(self, tail, reason)
-        return replace(wanted, producer_epoch=min(wanted.producer_epoch, self._limits.producer_epochs - 1))
+    def last(self: PartitionSequencer, snapshot: g.LogEndSnapshot, reason: str) -> g.PublishBase:
+        requested = orig(self, snapshot, reason)
+        return replace(requested, producer_epoch=min(requested.producer_epoch, self._limits.producer_epochs - 1))
 
-    patch.set(Gate, "_new_base", last)
+    patch.set(PartitionSequencer, "_new_base", last)
 
 
 @mutant("published bases are not read", "whoever gets 47 adopts what is published: rule 6", "bypass")
 def base_not_read(patch: Patch) -> None:
-    patch.set(StateView, "stamp_base", lambda self, topic_id, partition: None)
+    patch.set(StateView, "fence_base", lambda self, topic_id, partition: None)
 
 
 @mutant("45 and 47 go to the client", "no bare 45 for a stamped batch", "race", "one-broker", "true-many")
 def stamp_errors_passed_on(patch: Patch) -> None:
     for module in (gate_module, gate_state_module):
-        patch.set(module, "ABOUT_THE_STAMP", frozenset())
+        patch.set(module, "FENCE_ERRORS", frozenset())
 
 
 # ------------------------------------------------------------------------------------------------------------- doubts
@@ -284,14 +297,14 @@ def stamp_errors_passed_on(patch: Patch) -> None:
     "one-broker",
 )
 def timeout_is_final(patch: Patch) -> None:
-    orig = Gate._answered
+    orig = PartitionSequencer._answered
 
-    def answered(self: Gate, ticket: g.Ticket, result: Any, now: float) -> None:
+    def answered(self: PartitionSequencer, pending: g.PendingAppend, result: Any, now: float) -> None:
         if result.error_code != 0:
             result = replace(result, error_code=Error.NOT_LEADER_OR_FOLLOWER, base_offset=-1)
-        orig(self, ticket, result, now)
+        orig(self, pending, result, now)
 
-    patch.set(Gate, "_answered", answered)
+    patch.set(PartitionSequencer, "_answered", answered)
 
 
 @mutant(
@@ -300,32 +313,32 @@ def timeout_is_final(patch: Patch) -> None:
     "wide-logged-in",
 )
 def first_try_forgotten(patch: Patch) -> None:
-    patch.set(Gate, "_first_try_decides", lambda self, ticket, end, now: None)
+    patch.set(PartitionSequencer, "_first_try_decides", lambda self, pending, end, now: None)
 
 
 @mutant("an error on a resend is final", "only the log decides: rule 1", "resends")
 def resend_error_is_final(patch: Patch) -> None:
-    def resent(self: Gate, ticket: g.Ticket, result: Any, now: float) -> None:
-        if ticket in self._doubts:
+    def resent(self: PartitionSequencer, pending: g.PendingAppend, result: Any, now: float) -> None:
+        if pending in self._in_doubt_appends:
             if result is None:
-                self._settle_later(ticket, now)
+                self._resolve_later(pending, now)
             else:
-                self._settled(ticket, now)
-                self._answer(ticket, result)
+                self._resolved(pending, now)
+                self._answer(pending, result)
 
-    patch.set(Gate, "_resent", resent)
+    patch.set(PartitionSequencer, "_resent", resent)
 
 
 @mutant("doubts are never looked at again", "settled in time, always", "one-broker", "cluster")
 def no_second_look(patch: Patch) -> None:
-    orig = Gate._tick
+    orig = PartitionSequencer._tick
 
-    def tick(self: Gate, now: float) -> None:
-        if self.phase is gate_module.Phase.SETTLING:
+    def tick(self: PartitionSequencer, now: float) -> None:
+        if self.phase is gate_module.Phase.RESOLVING:
             self._retry_at = None
         orig(self, now)
 
-    patch.set(Gate, "_tick", tick)
+    patch.set(PartitionSequencer, "_tick", tick)
 
 
 @mutant(
@@ -336,23 +349,23 @@ def no_second_look(patch: Patch) -> None:
 )
 def client_loss_releases(patch: Patch) -> None:
     lost = Session._client_lost
-    withdrawn = Gate._withdrawn
+    withdrawn = PartitionSequencer._canceled
 
     def client_lost(self: Session, now: float) -> None:
-        self._no_short_ways()
-        for turn in self._turns.values():
-            for ticket in turn.granted:
-                self._commands.append(ToGate(ticket, g.Withdrawn(ticket)))
+        self._disable_fast_path()
+        for exchange in self._exchanges_in_flight.values():
+            for pending in exchange.admitted:
+                self._commands.append(ToSequencer(pending, g.Canceled(pending)))
         lost(self, now)
 
-    def out(self: Gate, ticket: g.Ticket) -> None:
-        if ticket in self._in_flight:
-            self._in_flight.remove(ticket)
+    def out(self: PartitionSequencer, pending: g.PendingAppend) -> None:
+        if pending in self._in_flight:
+            self._in_flight.remove(pending)
         else:
-            withdrawn(self, ticket)
+            withdrawn(self, pending)
 
     patch.set(Session, "_client_lost", client_lost)
-    patch.set(Gate, "_withdrawn", out)
+    patch.set(PartitionSequencer, "_canceled", out)
 
 
 # ------------------------------------------------------------------------------------------------------------ retries
@@ -360,8 +373,8 @@ def client_loss_releases(patch: Patch) -> None:
 
 @mutant("a producer's retry is not known", "retries come before the offset check", "retries")
 def retry_not_known(patch: Patch) -> None:
-    patch.set(Memory, "retry_of", lambda self, ticket: None)
-    patch.set(Gate, "_known_retry", lambda self, ticket: False)
+    patch.set(Memory, "retry_of", lambda self, pending: None)
+    patch.set(PartitionSequencer, "_known_retry", lambda self, pending: False)
 
 
 @mutant(
@@ -371,9 +384,9 @@ def retry_not_known(patch: Patch) -> None:
     "liars-true",
 )
 def retry_without_digest(patch: Patch) -> None:
-    def retry_of(self: Memory, ticket: g.Ticket) -> Any:
-        known = self.stamped.get(ticket.producer, ())
-        return next((landed for first, landed in known if first == ticket.append.base_sequence), None)
+    def retry_of(self: Memory, pending: g.PendingAppend) -> Any:
+        known = self.fenced.get(pending.producer, ())
+        return next((appended_batch for first, appended_batch in known if first == pending.append.base_sequence), None)
 
     patch.set(Memory, "retry_of", retry_of)
 
@@ -381,53 +394,53 @@ def retry_without_digest(patch: Patch) -> None:
 @mutant("equal records are taken for the client's own", "never success by mere likeness: rule 5", "race", "one-broker")
 def likeness_is_success(patch: Patch) -> None:
     patch.set(
-        Gate,
+        PartitionSequencer,
         "_names_itself",
-        staticmethod(lambda ticket, there: there.digest == ticket.digest),
+        staticmethod(lambda pending, there: there.digest == pending.digest),
     )
 
 
 @mutant("a write-id alone is proof", "the records have to be equal too", "liars")
 def write_id_alone(patch: Patch) -> None:
-    orig = Gate._end_mismatch
+    orig = PartitionSequencer._end_mismatch
 
-    def end(self: Gate, ticket: g.Ticket, there: Any, now: float, **more: Any) -> None:
-        if there is not None and self._names_itself(ticket, there):
-            self._accept(ticket, there)
+    def end(self: PartitionSequencer, pending: g.PendingAppend, there: Any, now: float, **more: Any) -> None:
+        if there is not None and self._names_itself(pending, there):
+            self._accept(pending, there)
         else:
-            orig(self, ticket, there, now, **more)
+            orig(self, pending, there, now, **more)
 
-    patch.set(Gate, "_end_mismatch", end)
+    patch.set(PartitionSequencer, "_end_mismatch", end)
 
 
 @mutant("write-ids are not looked for", "a named write is recognised for ever", "one-broker", "race")
 def write_id_ignored(patch: Patch) -> None:
-    patch.set(Gate, "_names_itself", staticmethod(lambda ticket, there: False))
+    patch.set(PartitionSequencer, "_names_itself", staticmethod(lambda pending, there: False))
 
 
 @mutant("POSSIBLY_YOURS is left out", "an equal batch at E has to be told: rule 14", "race", "one-broker")
 def not_marked(patch: Patch) -> None:
-    orig = Gate._end_mismatch
+    orig = PartitionSequencer._end_mismatch
 
-    def end(self: Gate, ticket: g.Ticket, there: Any, now: float, **more: Any) -> None:
-        own = there is not None and there.digest == ticket.digest and self._names_itself(ticket, there)
-        orig(self, ticket, there if own else None, now, **(more if own else {}))
+    def end(self: PartitionSequencer, pending: g.PendingAppend, there: Any, now: float, **more: Any) -> None:
+        own = there is not None and there.digest == pending.digest and self._names_itself(pending, there)
+        orig(self, pending, there if own else None, now, **(more if own else {}))
 
-    patch.set(Gate, "_end_mismatch", end)
+    patch.set(PartitionSequencer, "_end_mismatch", end)
 
 
 @mutant("the end that is remembered is told", "actual was true during the call", "race", "one-broker")
 def old_actual(patch: Patch) -> None:
-    orig = Gate._decide
+    orig = PartitionSequencer._decide
 
-    def decide(self: Gate, ticket: g.Ticket, now: float) -> bool:
-        offered_at, ticket.offered_at = ticket.offered_at, float("-inf")
+    def decide(self: PartitionSequencer, pending: g.PendingAppend, now: float) -> bool:
+        submitted_at, pending.submitted_at = pending.submitted_at, float("-inf")
         try:
-            return orig(self, ticket, now)
+            return orig(self, pending, now)
         finally:
-            ticket.offered_at = offered_at
+            pending.submitted_at = submitted_at
 
-    patch.set(Gate, "_decide", decide)
+    patch.set(PartitionSequencer, "_decide", decide)
 
 
 # ------------------------------------------------------------------------------------------- transactions, topics
@@ -435,33 +448,37 @@ def old_actual(patch: Patch) -> None:
 
 @mutant("open transactions are not looked at", "a marker takes an offset: rule 7", "calm-transactions")
 def marker_ignored(patch: Patch) -> None:
-    orig = Gate._tail_read
-    patch.set(Gate, "_tail_read", lambda self, tail, now: orig(self, replace(tail, open_transactions=frozenset()), now))
-    patch.set(Gate, "_joined", lambda self, transactional_id, believe_from: None)
+    orig = PartitionSequencer._log_end_read
+    patch.set(
+        PartitionSequencer,
+        "_log_end_read",
+        lambda self, snapshot, now: orig(self, replace(snapshot, open_transactions=frozenset()), now),
+    )
+    patch.set(PartitionSequencer, "_joined", lambda self, transactional_id, believe_from: None)
 
 
 @mutant("that a transaction joins is not heard", "markers come where nothing was written: rule 7", "calm-stranded")
 def joins_not_heard(patch: Patch) -> None:
-    patch.set(Gate, "_joined", lambda self, transactional_id, believe_from: None)
+    patch.set(PartitionSequencer, "_joined", lambda self, transactional_id, believe_from: None)
 
 
 @mutant("a transaction joins while stamped appends are on their way", "its marker puts them one further", "stranded")
 def joins_at_once(patch: Patch) -> None:
-    def let_join(self: Gate) -> None:
+    def let_join(self: PartitionSequencer) -> None:
         self._effects += [g.MayJoin(connection) for _, connection in self._joining]
         self._joining = {}
 
-    patch.set(Gate, "_let_join", let_join)
+    patch.set(PartitionSequencer, "_let_join", let_join)
 
 
 @mutant("a transaction is put off for ever", "it joins once what is stamped has been answered", "atomic")
 def joins_never(patch: Patch) -> None:
-    patch.set(Gate, "_let_join", lambda self: None)
+    patch.set(PartitionSequencer, "_let_join", lambda self: None)
 
 
 @mutant("a transaction that owns something waits for another one", "two would wait for each other", "atomic-crossing")
 def owners_wait(patch: Patch) -> None:
-    patch.set(Gate, "_may_not_wait", lambda self, ticket, tail, now: False)
+    patch.set(PartitionSequencer, "_may_not_wait", lambda self, pending, snapshot, now: False)
 
 
 @mutant(
@@ -470,13 +487,13 @@ def owners_wait(patch: Patch) -> None:
     "atomic-crossing-v2",
 )
 def owners_elsewhere_wait(patch: Patch) -> None:
-    orig = Gate._may_not_wait
+    orig = PartitionSequencer._may_not_wait
 
-    def may_not_wait(self: Gate, ticket: g.Ticket, tail: Any, now: float) -> bool:
-        ticket.alone = True
-        return orig(self, ticket, tail, now)
+    def may_not_wait(self: PartitionSequencer, pending: g.PendingAppend, snapshot: Any, now: float) -> bool:
+        pending.alone = True
+        return orig(self, pending, snapshot, now)
 
-    patch.set(Gate, "_may_not_wait", may_not_wait)
+    patch.set(PartitionSequencer, "_may_not_wait", may_not_wait)
 
 
 @mutant(
@@ -485,12 +502,12 @@ def owners_elsewhere_wait(patch: Patch) -> None:
     "atomic-crossing",
 )
 def joined_is_written(patch: Patch) -> None:
-    orig = Gate._another_transaction_is_open
+    orig = PartitionSequencer._another_transaction_is_open
 
-    def is_open(self: Gate, ticket: g.Ticket, tail: Any) -> bool:
-        return orig(self, ticket, tail) or bool(self._transactions.keys() - {ticket.transactional_id})
+    def is_open(self: PartitionSequencer, pending: g.PendingAppend, snapshot: Any) -> bool:
+        return orig(self, pending, snapshot) or bool(self._transactions.keys() - {pending.transactional_id})
 
-    patch.set(Gate, "_another_transaction_is_open", is_open)
+    patch.set(PartitionSequencer, "_another_transaction_is_open", is_open)
 
 
 @mutant(
@@ -499,12 +516,12 @@ def joined_is_written(patch: Patch) -> None:
     "atomic-calm",
 )
 def records_are_no_obstacle(patch: Patch) -> None:
-    orig = Gate._another_transaction_is_open
+    orig = PartitionSequencer._another_transaction_is_open
 
-    def is_open(self: Gate, ticket: g.Ticket, tail: Any) -> bool:
-        return not ticket.append.transactional and orig(self, ticket, tail)
+    def is_open(self: PartitionSequencer, pending: g.PendingAppend, snapshot: Any) -> bool:
+        return not pending.append.transactional and orig(self, pending, snapshot)
 
-    patch.set(Gate, "_another_transaction_is_open", is_open)
+    patch.set(PartitionSequencer, "_another_transaction_is_open", is_open)
 
 
 @mutant(
@@ -513,14 +530,16 @@ def records_are_no_obstacle(patch: Patch) -> None:
     "atomic-calm",
 )
 def own_marker_ignored(patch: Patch) -> None:
-    patch.set(Gate, "_knows_transaction", staticmethod(lambda ticket, tail: True))
+    patch.set(PartitionSequencer, "_knows_transaction", staticmethod(lambda pending, snapshot: True))
 
 
 @mutant("an ending transaction is not waited for", "its markers are on their way", "atomic-calm")
 def ending_ignored(patch: Patch) -> None:
-    orig = Gate._tail_read
+    orig = PartitionSequencer._log_end_read
     patch.set(
-        Gate, "_tail_read", lambda self, tail, now: orig(self, replace(tail, ending_transactions=frozenset()), now)
+        PartitionSequencer,
+        "_log_end_read",
+        lambda self, snapshot, now: orig(self, replace(snapshot, ending_transactions=frozenset()), now),
     )
 
 
@@ -531,7 +550,7 @@ def ending_ignored(patch: Patch) -> None:
     "atomic-v2",
 )
 def itself_not_known(patch: Patch) -> None:
-    patch.set(Gate, "_is_itself", staticmethod(lambda found, there, ticket: False))
+    patch.set(PartitionSequencer, "_is_itself", staticmethod(lambda found, there, pending: False))
 
 
 @mutant(
@@ -540,7 +559,7 @@ def itself_not_known(patch: Patch) -> None:
     "atomic-bypassing",
 )
 def landed_elsewhere_not_suspected(patch: Patch) -> None:
-    patch.set(Gate, "_sequence_is_taken", lambda self, ticket: False)
+    patch.set(PartitionSequencer, "_sequence_is_taken", lambda self, pending: False)
 
 
 @mutant(
@@ -550,7 +569,7 @@ def landed_elsewhere_not_suspected(patch: Patch) -> None:
     "atomic-bypassing",
 )
 def refused_while_queued(patch: Patch) -> None:
-    patch.set(Gate, "_is_queued", lambda self, ticket, now: False)
+    patch.set(PartitionSequencer, "_is_queued", lambda self, pending, now: False)
 
 
 @mutant(
@@ -560,11 +579,11 @@ def refused_while_queued(patch: Patch) -> None:
     "atomic-cluster",
 )
 def own_duplicate_is_success(patch: Patch) -> None:
-    orig = Gate._own_success
+    orig = PartitionSequencer._pass_through_success
     patch.set(
-        Gate,
-        "_own_success",
-        lambda self, ticket, result, now: orig(self, ticket, replace(result, log_append_time_ms=-1), now),
+        PartitionSequencer,
+        "_pass_through_success",
+        lambda self, pending, result, now: orig(self, pending, replace(result, log_append_time_ms=-1), now),
     )
 
 
@@ -573,7 +592,7 @@ def own_duplicate_is_success(patch: Patch) -> None:
 
 @mutant("a commit goes to Kafka unseen", "the commit is the guard", "atomic", "atomic-v2")
 def commits_not_judged(patch: Patch) -> None:
-    patch.set(Judge, "begin", lambda self: judge_module.PASS)
+    patch.set(CommitValidator, "begin", lambda self: judge_module.PASS)
 
 
 @mutant("anybody speaks for a transaction", "Kafka says who may use a transactional id", "atomic-strangers")
@@ -592,7 +611,7 @@ def use_not_proved(patch: Patch) -> None:
     "atomic-strangers-v2",
 )
 def anothers_producer_id(patch: Patch) -> None:
-    patch.set(Gate, "_is_anothers_producer", staticmethod(lambda ticket, tail: False))
+    patch.set(PartitionSequencer, "_is_anothers_producer", staticmethod(lambda pending, snapshot: False))
 
 
 @mutant(
@@ -602,12 +621,12 @@ def anothers_producer_id(patch: Patch) -> None:
     "atomic-cluster-v2",
 )
 def poison_not_read(patch: Patch) -> None:
-    orig = Judge.handle
+    orig = CommitValidator.handle
 
-    def handle(self: Judge, answer: Any) -> Any:
+    def handle(self: CommitValidator, answer: Any) -> Any:
         return orig(self, judge_module.StateRead(()) if isinstance(answer, judge_module.StateRead) else answer)
 
-    patch.set(Judge, "handle", handle)
+    patch.set(CommitValidator, "handle", handle)
 
 
 @mutant(
@@ -617,7 +636,7 @@ def poison_not_read(patch: Patch) -> None:
     "atomic-cluster-v2",
 )
 def told_before_noted(patch: Patch) -> None:
-    patch.set(Session, "_waits_for_notes", lambda self, slot, turn: False)
+    patch.set(Session, "_waits_for_notes", lambda self, response_slot, exchange: False)
 
 
 @mutant(
@@ -626,7 +645,7 @@ def told_before_noted(patch: Patch) -> None:
     "atomic-roaming",
 )
 def log_not_read_back(patch: Patch) -> None:
-    patch.set(Judge, "_batches", lambda self, partition, batches: None)
+    patch.set(CommitValidator, "_batches", lambda self, partition, batches: None)
 
 
 @mutant("what cannot be found out in time passes", "never a pass", "atomic-cluster", "atomic-cluster-v2", "atomic-v2")
@@ -636,7 +655,11 @@ def later_is_pass(patch: Patch) -> None:
 
 @mutant("what is said of a transaction is not taken back", "the next one may have its epoch", "atomic-crossing")
 def poison_not_lifted(patch: Patch) -> None:
-    patch.set(world_module.Notes, "lift", lambda self, connection, wanted: self._told(connection, wanted.token, True))
+    patch.set(
+        world_module.Notes,
+        "clear_abort_only",
+        lambda self, connection, requested: self._reported(connection, requested.token, True),
+    )
 
 
 @mutant(
@@ -646,7 +669,7 @@ def poison_not_lifted(patch: Patch) -> None:
     "atomic-cluster",
 )
 def under_way_for_ever(patch: Patch) -> None:
-    patch.set(Session, "_let_go", lambda self, turn: None)
+    patch.set(Session, "_let_go", lambda self, exchange: None)
 
 
 @mutant(
@@ -666,8 +689,8 @@ def commits_waited_for(patch: Patch) -> None:
     "atomic-cluster",
 )
 def results_are_not_let_go(patch: Patch) -> None:
-    of_all = "for ticket in turn.tickets.values():"
-    of_some = "for ticket in [t for key, t in turn.tickets.items() if key not in turn.results]:"
+    of_all = "for pending in exchange.pending_appends.values():"
+    of_some = "for pending in [t for key, t in exchange.pending_appends.items() if key not in exchange.results]:"
     patch.edit(Session, "_let_go", (of_all, of_some))
 
 
@@ -679,12 +702,12 @@ def results_are_not_let_go(patch: Patch) -> None:
     "atomic-cluster-v2",
 )
 def told_beside_the_unknown(patch: Patch) -> None:
-    patch.edit(Session, "_tell_what_is_unknown", ("self._tell_later_instead(turn)", "pass"))
+    patch.edit(Session, "_answer_unknown_outcomes", ("self._answer_later_instead(exchange)", "pass"))
 
 
 @mutant("transactions pass on `required` topics", "nothing unstamped there: rule 7", "refused-transactions-v2")
 def transactions_on_required(patch: Patch) -> None:
-    patch.set(Gate, "_no_transactions", staticmethod(lambda ticket: None))
+    patch.set(PartitionSequencer, "_no_transactions", staticmethod(lambda pending: None))
 
 
 @mutant("appends go by topic name", "a topic created again is another one: rule 11", "recreated")
@@ -700,13 +723,13 @@ def by_name(patch: Patch) -> None:
     "resends",
 )
 def acks_as_asked(patch: Patch) -> None:
-    orig = Turn.upstream_request
+    orig = ProduceExchange.upstream_request
 
-    def request(self: Turn) -> Any:
+    def request(self: ProduceExchange) -> Any:
         made = orig(self)
         return None if made is None else replace(made, acks=self.request.acks)
 
-    patch.set(Turn, "upstream_request", request)
+    patch.set(ProduceExchange, "upstream_request", request)
     encode = short_way_module.encode_single
 
     def encoded(*, before_acks: bytes, **rest: Any) -> Any:
@@ -729,13 +752,13 @@ def crc_not_checked(patch: Patch) -> None:
 
 @mutant("clients may use the shared producer id", "refuse client batches under it: rule 9", "liars", "liars-true")
 def shared_id_let_through(patch: Patch) -> None:
-    orig = turn_module.make_ticket
+    orig = turn_module.make_pending_append
 
-    def make(bid: Any, *rest: Any) -> Any:
-        return orig(replace(bid, shared_producer_ids=frozenset()), *rest)
+    def make(draft: Any, *rest: Any) -> Any:
+        return orig(replace(draft, shared_producer_ids=frozenset()), *rest)
 
     for module in (guarded_module, short_way_module):
-        patch.set(module, "make_ticket", make)
+        patch.set(module, "make_pending_append", make)
 
 
 @mutant("contradictions pass", "an expectation that contradicts its place is a mismatch", "liars", "liars-true")
@@ -750,55 +773,69 @@ def contradiction_passes(patch: Patch) -> None:
 @mutant("answers go out as they are made", "one connection's answers in its order", "chains", "refused-chains")
 def answers_out_of_order(patch: Patch) -> None:
     def front(self: Session) -> None:
-        for slot in [slot for slot in self._to_client if slot.done]:
-            self._to_client.remove(slot)
-            self._client_out += slot.chunks
+        for response_slot in [response_slot for response_slot in self._to_client if response_slot.done]:
+            self._to_client.remove(response_slot)
+            self._client_out += response_slot.chunks
 
     patch.set(Session, "_answer_front", front)
 
 
 @mutant("a gate's queue has no bound", "a partition's queue is bounded", "crowd")
 def queue_unbounded(patch: Patch) -> None:
-    orig = Gate.__init__
+    orig = PartitionSequencer.__init__
 
-    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_state_module.DEFAULT_NAMES) -> None:
+    def init(
+        self: PartitionSequencer,
+        partition: Any,
+        limits: g.SequencerLimits,
+        names: Any = gate_state_module.DEFAULT_NAMES,
+    ) -> None:
         orig(self, partition, replace(limits, queue_max=1000), names)
 
-    patch.set(Gate, "__init__", init)
+    patch.set(PartitionSequencer, "__init__", init)
 
 
 @mutant("a gate remembers every batch", "bounded memory", "crowd")
 def remembers_everything(patch: Patch) -> None:
-    orig = Gate.__init__
+    orig = PartitionSequencer.__init__
 
-    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_state_module.DEFAULT_NAMES) -> None:
+    def init(
+        self: PartitionSequencer,
+        partition: Any,
+        limits: g.SequencerLimits,
+        names: Any = gate_state_module.DEFAULT_NAMES,
+    ) -> None:
         orig(self, partition, replace(limits, remembered_batches_max=1 << 30), names)
 
-    patch.set(Gate, "__init__", init)
+    patch.set(PartitionSequencer, "__init__", init)
 
 
 @mutant("a grant to a client that is gone is not given back", "no stuck gate", "crowd", "chains", "one-broker")
 def grant_to_nobody(patch: Patch) -> None:
-    orig = Switch._tell
+    orig = Dispatcher._report
 
-    def tell(self: Switch, ticket: g.Ticket, event: Any, gate: Gate) -> None:
-        if ticket.connection in self.sessions:
-            orig(self, ticket, event, gate)
+    def report(self: Dispatcher, pending: g.PendingAppend, event: Any, sequencer: PartitionSequencer) -> None:
+        if pending.connection in self.sessions:
+            orig(self, pending, event, sequencer)
 
-    patch.set(Switch, "_tell", tell)
-    patch.set(Session, "_give_turns_back", lambda self: None)
+    patch.set(Dispatcher, "_report", report)
+    patch.set(Session, "_return_exchanges", lambda self: None)
 
 
 @mutant("a turn that is withdrawn is kept", "no stuck gate", "whole-requests", "true-cluster")
 def withdrawn_keeps_its_turn(patch: Patch) -> None:
-    orig = Gate._withdrawn
-    patch.set(Gate, "_withdrawn", lambda self, ticket: None if ticket is self._granted else orig(self, ticket))
+    orig = PartitionSequencer._canceled
+    patch.set(
+        PartitionSequencer,
+        "_canceled",
+        lambda self, pending: None if pending is self._admitted else orig(self, pending),
+    )
 
 
 @mutant("a request's memory is not given back", "bounded memory", "race")
 def memory_kept(patch: Patch) -> None:
-    def end(self: Session, slot: Any, chunks: Any) -> None:
-        slot.chunks, slot.done, slot.reserved_bytes = chunks, True, 0
+    def end(self: Session, response_slot: Any, chunks: Any) -> None:
+        response_slot.chunks, response_slot.done, response_slot.reserved_bytes = chunks, True, 0
         self._answer_front()
 
     patch.set(Session, "_end", end)
@@ -809,12 +846,12 @@ def memory_kept(patch: Patch) -> None:
 
 @mutant("what comes behind a failed batch is let in", "a chain falls as a whole: rule 13", "chains", "queues")
 def chain_goes_on(patch: Patch) -> None:
-    patch.set(Session, "_chain_failed", lambda self, slot, ticket, result: None)
+    patch.set(Session, "_pipeline_failed", lambda self, response_slot, pending, result: None)
 
 
 @mutant("what was sent behind a failed batch is tried again", "a chain falls as a whole: rule 13", "mixed-chains")
 def sent_behind_goes_on(patch: Patch) -> None:
-    patch.set(Gate, "_sent_behind", lambda self, ticket: iter(()))
+    patch.set(PartitionSequencer, "_sent_after", lambda self, pending: iter(()))
 
 
 @mutant(
@@ -830,45 +867,45 @@ def pipelined_beside_others(patch: Patch) -> None:
 
 @mutant("who comes last is served first", "a gate is fair", "queues", "crowd")
 def last_come_first_served(patch: Patch) -> None:
-    orig = Gate._offered
+    orig = PartitionSequencer._submitted
 
-    def offered(self: Gate, ticket: g.Ticket, now: float) -> None:
-        orig(self, ticket, now)
-        if self._queue and self._queue[-1] is ticket:
+    def submitted(self: PartitionSequencer, pending: g.PendingAppend, now: float) -> None:
+        orig(self, pending, now)
+        if self._queue and self._queue[-1] is pending:
             self._queue.rotate(1)
 
-    patch.set(Gate, "_offered", offered)
+    patch.set(PartitionSequencer, "_submitted", submitted)
 
 
 @mutant("a connection that has the turn keeps it", "a gate is fair", "queues", "chains")
 def holder_keeps_the_turn(patch: Patch) -> None:
-    orig = Gate._advance
+    orig = PartitionSequencer._advance
 
-    def advance(self: Gate, now: float) -> None:
+    def advance(self: PartitionSequencer, now: float) -> None:
         if self._in_flight:
             holder = self._in_flight[-1].connection
             self._queue = type(self._queue)(sorted(self._queue, key=lambda t: t.connection != holder))
         orig(self, now)
 
-    patch.set(Gate, "_advance", advance)
+    patch.set(PartitionSequencer, "_advance", advance)
 
 
 @mutant("who waits for a turn waits for ever", "a gate answers in time", "hanging", "one-broker")
 def waits_for_ever(patch: Patch) -> None:
-    orig = Gate._tick
+    orig = PartitionSequencer._tick
 
-    def tick(self: Gate, now: float) -> None:
+    def tick(self: PartitionSequencer, now: float) -> None:
         waiting, self._queue = self._queue, type(self._queue)()
         orig(self, now)
         waiting.extend(self._queue)
         self._queue = waiting
 
-    patch.set(Gate, "_tick", tick)
+    patch.set(PartitionSequencer, "_tick", tick)
 
 
 @mutant("a cold grant is good for ever", "cold: send soon after the read: rule 12", "wide-required", "wide", "cluster")
 def cold_grant_never_old(patch: Patch) -> None:
-    patch.set(Gate, "may_send", lambda self, ticket, now: ticket is self._granted)
+    patch.set(PartitionSequencer, "may_send", lambda self, pending, now: pending is self._admitted)
 
 
 # -------------------------------------------------------------------------------------------- what processes agree on
@@ -907,7 +944,7 @@ def one_tag_for_all(patch: Patch) -> None:
 
 @mutant("another process's tag is not looked at", "what is not proved is no success: rule 5", "twins")
 def tag_ignored(patch: Patch) -> None:
-    patch.set(Gate, "_is_from_here", lambda self, found, ticket, at: True)
+    patch.set(PartitionSequencer, "_is_from_here", lambda self, found, pending, at: True)
 
 
 # ------------------------------------------------------------------------------------- what a log goes through, again
@@ -925,7 +962,7 @@ def read_without_brackets(patch: Patch) -> None:
 
 @mutant("what may still be queued is not waited for", "beside unstamped appends: rule 8", "true-one", "true-cluster")
 def queued_not_waited_for(patch: Patch) -> None:
-    patch.set(Gate, "_waits_for_what_may_be_queued", lambda self, ticket, now: False)
+    patch.set(PartitionSequencer, "_waits_for_what_may_be_queued", lambda self, pending, now: False)
 
 
 @mutant("a successor goes on at once", "after a takeover, wait: rule 8", "takeover")
@@ -936,9 +973,9 @@ def takeover_not_waited_for(patch: Patch) -> None:
 @mutant("a predecessor's batch is taken for nobody's", "detected after a takeover: rule 8", "takeover", "true-many")
 def takeover_not_detected(patch: Patch) -> None:
     patch.set(
-        Gate,
-        "_landed_elsewhere",
-        lambda self, ticket, result, now: self._accept(ticket, self.memory.add(ticket, result.log_append_time_ms)),
+        PartitionSequencer,
+        "_appended_elsewhere",
+        lambda self, pending, result, now: self._accept(pending, self.memory.add(pending, result.log_append_time_ms)),
     )
 
 
@@ -947,39 +984,39 @@ def takeover_not_detected(patch: Patch) -> None:
 
 @mutant("batches without a producer id are one chain", "Kafka answers such batches one by one", "switches", "bulky")
 def no_independent_batches(patch: Patch) -> None:
-    patch.set(g.Ticket, "pipeline", property(lambda self: self.append.producer_id))
+    patch.set(g.PendingAppend, "pipeline", property(lambda self: self.append.producer_id))
 
 
 @mutant("acks=0 is answered", "acks=0 has no answer", "silent")
 def acks_0_answered(patch: Patch) -> None:
-    patch.set(Turn, "silent", property(lambda self: False))
+    patch.set(ProduceExchange, "silent", property(lambda self: False))
 
 
 @mutant("an append with acks=0 fails in silence", "acks=0: an error closes the connection", "silent")
 def acks_0_fails_silently(patch: Patch) -> None:
-    orig = Session._finish_turn
+    orig = Session._finish_exchange
 
-    def finish(self: Session, slot: Any, turn: Turn) -> None:
-        if turn.silent:
-            turn.results = {key: replace(result, error_code=0) for key, result in turn.results.items()}
-        orig(self, slot, turn)
+    def finish(self: Session, response_slot: Any, exchange: ProduceExchange) -> None:
+        if exchange.silent:
+            exchange.results = {key: replace(result, error_code=0) for key, result in exchange.results.items()}
+        orig(self, response_slot, exchange)
 
-    patch.set(Session, "_finish_turn", finish)
+    patch.set(Session, "_finish_exchange", finish)
 
 
 @mutant("an expectation with acks=0 is appended", "acks=0: an expectation closes the connection", "silent")
 def acks_0_expects(patch: Patch) -> None:
-    orig = Session._take_bid
+    orig = Session._take_draft
 
-    def take(self: Session, turn: Turn, *rest: Any) -> None:
-        request = turn.request
-        turn.request = replace(request, acks=1)
+    def take(self: Session, exchange: ProduceExchange, *rest: Any) -> None:
+        request = exchange.request
+        exchange.request = replace(request, acks=1)
         try:
-            orig(self, turn, *rest)
+            orig(self, exchange, *rest)
         finally:
-            turn.request = request
+            exchange.request = request
 
-    patch.set(Session, "_take_bid", take)
+    patch.set(Session, "_take_draft", take)
 
 
 @mutant("an answer that only passes goes past those before it", "one connection's answers in its order", "asking")
@@ -989,77 +1026,85 @@ def relayed_answers_overtake(patch: Patch) -> None:
 
 @mutant("who waits for memory is not asked again", "no stuck connection", "bulky")
 def waits_for_memory(patch: Patch) -> None:
-    patch.set(Session, "needs_ticks", property(lambda self: bool(self._answer_by) or self.client_gone))
+    patch.set(Session, "needs_ticks", property(lambda self: bool(self._answer_by) or self.client_closed))
 
 
 # -------------------------------------------------------------------------------------------------- the short way
-# Those of its defects that no run here shows are in tests/unit/test_short_way.py, which compares it to the general way.
+# Those of its defects that no run here shows are in tests/unit/test_fast_path.py, which compares it to the general way.
 
 
 @mutant("the short way stamps while cold", "cold: send soon after the read: rule 12", "idle-chains")
 def taken_while_cold(patch: Patch) -> None:
-    warm = "if not (self._in_flight or self._warm(ticket, now) or self._tail_is_fresh(now)):"
-    patch.edit(Gate, "_stamp_at_end", (warm, "if False:"))
+    warm = "if not (self._in_flight or self._is_confirmed(pending, now) or self._snapshot_is_fresh(now)):"
+    patch.edit(PartitionSequencer, "_fence_at_end", (warm, "if False:"))
 
 
 @mutant("the short way takes a retry for a new append", "retries come before the offset check", "true-one")
 def taken_retry(patch: Patch) -> None:
-    known = "if its_retry_is_known_here and (memory.retry_of(ticket) or self._follows(ticket)):"
-    patch.edit(Gate, "take", (known, "if False:"))
+    known = "if its_retry_is_known_here and (memory.retry_of(pending) or self._follows(pending)):"
+    patch.edit(PartitionSequencer, "take", (known, "if False:"))
 
 
 @mutant("the short way asks no policy", "what the policy refuses is refused", "liars", "switches", "race")
 def taken_without_policy(patch: Patch) -> None:
     patch.edit(
-        Gate, "take", ("append.transactional or POLICY.check(append, _FACTS[ticket.check]) is not None", "False")
+        PartitionSequencer,
+        "take",
+        ("append.transactional or POLICY.check(append, _FACTS[pending.check]) is not None", "False"),
     )
 
 
 @mutant("the short way stamps old timestamps", "stamp only fresh timestamps: rules 2, 3", "expiry")
 def taken_with_any_timestamp(patch: Patch) -> None:
-    patch.edit(Gate, "_stamp_at_end", (" or self._timestamps(ticket, tail, now) is not None", ""))
+    patch.edit(PartitionSequencer, "_fence_at_end", (" or self._timestamps(pending, snapshot, now) is not None", ""))
 
 
 @mutant("the short way takes contradictions", "an expectation that contradicts its place is a mismatch", "liars-true")
 def taken_contradiction(patch: Patch) -> None:
-    patch.edit(Gate, "_stamp_at_end", (" or ticket.append.contradiction is not None", ""))
+    patch.edit(PartitionSequencer, "_fence_at_end", (" or pending.append.contradiction is not None", ""))
 
 
 @mutant("the short way goes past who waits", "a gate is fair", "queues", "crowd")
 def taken_past_the_queue(patch: Patch) -> None:
-    patch.edit(Gate, "take", ("if self._queue or self._granted", "if self._granted"))
+    patch.edit(PartitionSequencer, "take", ("if self._queue or self._admitted", "if self._admitted"))
 
 
 @mutant("the short way stamps without comparing", "0 means success only at the expected offset", "race", "liars")
 def taken_anywhere(patch: Patch) -> None:
-    patch.edit(Gate, "_stamp_at_end", ("if expected != end or ", "if "))
+    patch.edit(PartitionSequencer, "_fence_at_end", ("if expected != end or ", "if "))
 
 
 @mutant("the short way does not compare an answer's offset", "0 means success only there", "bypass", "bypass-true")
 def landed_anywhere(patch: Patch) -> None:
-    patch.edit(Gate, "landed", ("result.base_offset != ticket.at\n", "False\n"))
+    patch.edit(PartitionSequencer, "appended_batch", ("result.base_offset != pending.at\n", "False\n"))
 
 
 @mutant("the short way takes a duplicate for a success", "another's batch may lie there: rule 5", "race", "one-broker")
 def landed_duplicate(patch: Patch) -> None:
-    patch.edit(Gate, "landed", ("or result.log_append_time_ms != -1\n", "\n"))
+    patch.edit(PartitionSequencer, "appended_batch", ("or result.log_append_time_ms != -1\n", "\n"))
 
 
 @mutant("the short way ends whichever append comes first", "no stuck gate", "true-many", "true-one", "true-cluster")
 def landed_out_of_order(patch: Patch) -> None:
-    patch.edit(Gate, "landed", (" or self._in_flight[0] is not ticket", ""))
+    patch.edit(PartitionSequencer, "appended_batch", (" or self._in_flight[0] is not pending", ""))
 
 
 @mutant("the short way does not note what landed", "retries come before the offset check", "retries")
 def landed_and_forgotten(patch: Patch) -> None:
-    patch.edit(Gate, "landed", ("self._note_landed(ticket, result.log_append_time_ms, now)", "pass"))
+    patch.edit(
+        PartitionSequencer, "appended_batch", ("self._record_appended(pending, result.log_append_time_ms, now)", "pass")
+    )
 
 
 @mutant(
     "the short way does not count what was not stamped", "every unstamped append shifts the stamp: rule 6", "true-one"
 )
 def landed_without_a_shift(patch: Patch) -> None:
-    patch.edit(Gate, "landed", ("self._moved_by_own(result.base_offset + ticket.append.record_count, ticket)", "pass"))
+    patch.edit(
+        PartitionSequencer,
+        "appended_batch",
+        ("self._moved_by_pass_through(result.base_offset + pending.append.record_count, pending)", "pass"),
+    )
 
 
 @mutant("the short way takes an error for a success", "an error is no success", "resends")
@@ -1069,29 +1114,29 @@ def landed_by_an_error(patch: Patch) -> None:
 
 @mutant("the short way goes on behind a failed batch", "a chain falls as a whole: rule 13", "chains", "queues")
 def taken_behind_a_hole(patch: Patch) -> None:
-    patch.edit(Session, "_take_single", (" or self._failed_chains", ""))
+    patch.edit(Session, "_take_single", (" or self._failed_pipelines", ""))
 
 
 @mutant(
     "what took the short way first is never taken back", "settled in time, always", "one-broker", "chains", "cluster"
 )
 def one_is_not_taken_back(patch: Patch) -> None:
-    patch.edit(Session, "_no_short_ways", ("if single is None:", "if single is None or index == 0:"))
+    patch.edit(Session, "_disable_fast_path", ("if single is None:", "if single is None or index == 0:"))
 
 
 @mutant("the short way keeps its memory", "bounded memory", "race")
 def short_way_keeps_memory(patch: Patch) -> None:
-    patch.edit(Session, "_end_single", ("self._around.release(slot.reserved_bytes)\n", "\n"))
+    patch.edit(Session, "_end_single", ("self._services.release(response_slot.reserved_bytes)\n", "\n"))
 
 
 @mutant("the short way is taken by old configs", "a view of the configs has a lease: rule 10", "switches")
 def short_way_without_a_lease(patch: Patch) -> None:
-    patch.edit(Session, "take_up", (" or not around.fresh(now)", ""))
+    patch.edit(Session, "take_up", (" or not services.fresh(now)", ""))
 
 
 @mutant("a topic that was not guarded stays so", "what the configs say now holds", "switches")
 def never_guarded_again(patch: Patch) -> None:
-    patch.edit(Session, "take_up", ("if around.policy(self._known.topic_name) is not None:", "if False:"))
+    patch.edit(Session, "take_up", ("if services.policy(self._known.topic_name) is not None:", "if False:"))
 
 
 @mutant("a known request names any topic", "what is known of a request is its whole beginning", "wide", "wide-required")
@@ -1103,7 +1148,7 @@ def any_topic_is_known(patch: Patch) -> None:
     "an answer by the short way goes past those before it", "one connection's answers in its order", "chains", "asking"
 )
 def short_answers_overtake(patch: Patch) -> None:
-    first = "if slot is not to_client[0] or (len(to_client) > 1 and to_client[1].done):"
+    first = "if response_slot is not to_client[0] or (len(to_client) > 1 and to_client[1].done):"
     patch.edit(
         Session,
         "take_down",
@@ -1114,27 +1159,27 @@ def short_answers_overtake(patch: Patch) -> None:
 
 # ------------------------------------------------------------------------------------------ the doors of counted topics
 
-_GROWING = ("growing", "growing-required")
+_GROWING = ("expanded_topics", "expanded_topics-required")
 
 
 @mutant("an empty door is one that is closed", "an expansion waits for what is inside", *_GROWING)
 def door_forgets_who_is_inside(patch: Patch) -> None:
-    patch.edit(Door, "empty", ("not self._inside and ", ""))
+    patch.edit(AppendBarrier, "empty", ("not self._entered and ", ""))
 
 
 @mutant("a closed door lets everybody in", "nothing is appended while a topic grows", *_GROWING)
 def door_never_closes(patch: Patch) -> None:
-    patch.edit(Door, "admits", ("if self.closed_at is None:", "if True:"))
+    patch.edit(AppendBarrier, "admits", ("if self.closed_at is None:", "if True:"))
 
 
 @mutant("an append whose connection broke is out", "a broker may have it queued", *_GROWING)
 def door_without_doubts(patch: Patch) -> None:
-    patch.edit(Door, "leave", ("if in_doubt:", "if False:"))
+    patch.edit(AppendBarrier, "leave", ("if in_doubt:", "if False:"))
 
 
 @mutant("a new process has nothing under way", "its predecessor's requests may be queued", *_GROWING)
 def door_of_a_new_process_is_clear(patch: Patch) -> None:
-    patch.edit(Door, "__init__", ("self._clear_at = clear_at", 'self._clear_at = float("-inf")'))
+    patch.edit(AppendBarrier, "__init__", ("self._clear_at = clear_at", 'self._clear_at = float("-inf")'))
 
 
 @mutant("the short way goes past the doors", "every append to a counted topic goes through its door", *_GROWING)
@@ -1144,13 +1189,13 @@ def short_way_past_the_door(patch: Patch) -> None:
 
 @mutant("what is refused at a door breaks no chain", "what follows a refused batch follows a hole", *_GROWING)
 def door_breaks_no_chain(patch: Patch) -> None:
-    patch.set(Session, "_chains_fail_at_door", lambda self, slot, turn: None)
+    patch.set(Session, "_pipelines_fail_at_barrier", lambda self, response_slot, exchange: None)
 
 
 @mutant("a request is out as soon as it is sent", "it is inside until Kafka has answered", *_GROWING)
 def door_left_when_sent(patch: Patch) -> None:
-    sent = "turn.sent.update(turn.unsent())"
-    patch.edit(Session, "_send_granted", (sent, f"{sent}; self._leave_door(turn, unsent=True)"))
+    sent = "exchange.sent.update(exchange.unsent())"
+    patch.edit(Session, "_send_admitted", (sent, f"{sent}; self._leave_barrier(exchange, unsent=True)"))
 
 
 @mutant(
@@ -1162,8 +1207,8 @@ def error_is_final(patch: Patch) -> None:
 
 @mutant("the same error twice is final whatever the log has", "it is read after the second", "server-errors")
 def repeated_error_without_a_look(patch: Patch) -> None:
-    ends = "self._settled(ticket, now); self._answer(ticket, result)"
-    patch.edit(Settling, "_resent_stamped", ("self._settle_first(now)", ends))
+    ends = "self._resolved(pending, now); self._answer(pending, result)"
+    patch.edit(InDoubtResolver, "_resent_fenced", ("self._resolve_first(now)", ends))
 
 
 @mutant(
@@ -1173,7 +1218,7 @@ def repeated_error_without_a_look(patch: Patch) -> None:
     "wide-required",
 )
 def sent_ahead_and_told_unsent(patch: Patch) -> None:
-    patch.edit(Session, "_give_turns_back", ("key not in turn.sent and ", ""))
+    patch.edit(Session, "_return_exchanges", ("key not in exchange.sent and ", ""))
 
 
 # ------------------------------------------------------------------------------------------------------- the rules
@@ -1181,7 +1226,7 @@ def sent_ahead_and_told_unsent(patch: Patch) -> None:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule that the stamp needs in order to hold. `elsewhere` – tests of what of it lies outside the simulated
+    """One rule that the fence needs in order to hold. `elsewhere` – tests of what of it lies outside the simulated
     core."""
 
     text: str
@@ -1192,16 +1237,18 @@ _PRODUCER_STATE = "tests/integration/test_producer_state.py"
 _STATE_TOPIC = "tests/integration/test_state_topic.py"
 
 RULES = {
-    1: Rule("An error is final only for a batch that was sent once and answered; after a doubt the log decides"),
-    2: Rule("Only batches with fresh timestamps are stamped: Kafka forgets a producer by them"),
+    1: Rule(
+        "An error is final only for a batch that was sent once and answered; after a mark_in_doubt the log decides"
+    ),
+    2: Rule("Only batches with fresh timestamps are fenced: Kafka forgets a producer by them"),
     3: Rule("Nor are batches without a timestamp"),
     4: Rule(
         "With LogAppendTime every 0 is read back; a change of that config is noticed",
         (f"{_PRODUCER_STATE}::test_log_append_time_comes_and_goes",),
     ),
     5: Rule("Another's batch is never called the client's; what cannot be read is unknown"),
-    6: Rule("A shift comes from a bracketed read, or from what is published; a new base has a new epoch"),
-    7: Rule("Markers pass no gate: no transactions where everything has to be stamped, no guess beside open ones"),
+    6: Rule("A sequence_offset comes from a bracketed read, or from what is published; a new base has a new epoch"),
+    7: Rule("Markers pass no sequencer: no transactions where everything has to be fenced, no guess beside open ones"),
     8: Rule("What a process that is gone left in a broker's queue is waited for, or detected"),
     9: Rule(
         "Of several proposals the first wins, for ever; nobody else uses the shared producer id",
@@ -1212,7 +1259,7 @@ RULES = {
         ),
     ),
     10: Rule(
-        "Nothing passes by configs that are older than their lease; a switch-on is reported after it",
+        "Nothing relayed_versions by configs that are older than their lease; a dispatcher-on is reported after it",
         (
             "tests/integration/test_races.py::test_no_append_passes_while_the_configs_are_older_than_the_lease",
             "tests/integration/test_cut_off_leader.py::test_nothing_passes_by_configs_that_the_old_leader_still_tells",
@@ -1227,7 +1274,7 @@ RULES = {
         ("tests/integration/test_bypassing_writers.py::test_the_stamp_itself_under_a_huge_epoch",),
     ),
     16: Rule(
-        "A replica may restore an older sequence: no shift is guessed from it. (Scenarios `compacted` and "
+        "A replica may restore an older sequence: no sequence_offset is guessed from it. (Scenarios `compacted` and "
         "`compacted-true` compact, expire and restart; that Kafka drops a producer's last batch and keeps an older one "
         "takes tombstones, which the model does not have.)",
         (f"{_PRODUCER_STATE}::test_a_log_that_is_compacted",),
@@ -1264,7 +1311,7 @@ def _table_of_rules() -> str:
 
 
 @contextmanager
-def alive(one: Mutant) -> Iterator[None]:
+def live(one: Mutant) -> Iterator[None]:
     patch = Patch()
     try:
         one.apply(patch)
@@ -1274,11 +1321,11 @@ def alive(one: Mutant) -> Iterator[None]:
 
 
 def hunt(one: Mutant, seeds: int) -> tuple[str, int, str] | None:
-    """(scenario, seed, what was found) of the first run that notices it, and that the code as it is passes; None if
+    """(scenario, seed, what was found) of the first run that notices it, and that the code as it is relayed_versions; None if
     none of so many does."""
     for seed in range(seeds):
         for name in one.scenarios:
-            with alive(one):
+            with live(one):
                 found = _found(name, seed)
             if found is not None and _found(name, seed) is None:
                 return name, seed, found
@@ -1309,11 +1356,11 @@ def main() -> int:
     table = "\n".join(rows)
     Path("docs/mutants.md").write_text(
         "# Mutants\n\n"
-        "Defects that the simulation must notice, each a rule of the gate broken once. Made by `make mutants` from\n"
+        "Defects that the simulation must notice, each a rule of the sequencer broken once. Made by `make mutants` from\n"
         "`tests/simulation/mutants.py`; the seed is the first that notices it (`python -m tests.simulation` replays\n"
-        "seeds of the code as it is). A seed counts only if the code as it is passes it.\n\n"
+        "seeds of the code as it is). A seed counts only if the code as it is relayed_versions it.\n\n"
         "| mutant | what is wrong with it | the rule | caught by | as |\n|---|---|---|---|---|\n" + table + "\n\n"
-        "## The rules of the stamp\n\n"
+        "## The rules of the fence\n\n"
         "Which mutant breaks which, and the tests of what lies outside the simulated core (the client of the state\n"
         "topic, the brokers' configs).\n\n"
         "| # | rule | broken by | tests elsewhere |\n|---|---|---|---|\n" + _table_of_rules() + "\n"

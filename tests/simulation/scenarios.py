@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fencepost_policies.append import Check
-from fencepost_proxy.partitions.events import GateLimits
+from fencepost_proxy.sequencer.events import SequencerLimits
 from tests.simulation.atomic import HABITS, Atomic
 from tests.simulation.checkers import check, check_bounds, check_rest
 from tests.simulation.clients import Admin, Client, Probe
 from tests.simulation.history import History
-from tests.simulation.strangers import KIND, Stranger
+from tests.simulation.unauthorized import KIND, Stranger
 from tests.simulation.world import Scenario, World
 
 _SETTLE_SECONDS = 25.0
@@ -34,7 +34,7 @@ SCENARIOS = {
             seconds=20.0,
             writes=25,
             slow_requests=0.05,
-            doors=3,
+            barriers=3,
         ),
         Scenario(
             "growing",
@@ -48,7 +48,7 @@ SCENARIOS = {
             seconds=20.0,
             writes=25,
             slow_requests=0.05,
-            doors=3,
+            barriers=3,
         ),
         Scenario(
             "refused-chains",
@@ -111,7 +111,7 @@ SCENARIOS = {
             "crowd",
             clients=("bare",) * 9,
             faults=("pause", "snip"),
-            limits=GateLimits(queue_max=3, in_flight_max=2, remembered_batches_max=8, remembered_producers_max=2),
+            limits=SequencerLimits(queue_max=3, in_flight_max=2, remembered_batches_max=8, remembered_producers_max=2),
         ),
         Scenario(
             "one-broker",
@@ -406,11 +406,11 @@ SCENARIOS = {
             proxies=2,
             faults=("cut", "kill", "state"),
             airtight=False,
-            limits=GateLimits(
+            limits=SequencerLimits(
                 queue_max=50,
                 in_flight_max=4,
-                cold_send_seconds=0.5,
-                settle_seconds=3.0,
+                unconfirmed_send_seconds=0.5,
+                resolve_seconds=3.0,
                 queued_seconds=9.0,
                 producer_epochs=6,
             ),

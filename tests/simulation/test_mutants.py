@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .mutants import MUTANTS, RULES, alive, hunt, rules_of
+from .mutants import MUTANTS, RULES, hunt, live, rules_of
 from .scenarios import SCENARIOS, run
 
 #: All of it is work: four minutes were nearly used up on a machine with forty processes that wanted its two cores.
@@ -14,28 +14,28 @@ _QUICK_SEEDS = 100
 #: Defects that need a rare coincidence: `make mutants` has the seeds for them.
 _RARE = frozenset(
     {
-        "acks-as-asked",
+        "acks-as-queried",
         "by-name",
         "client-loss-releases",
         "cold-pipeline",
-        "door-forgets-who-is-inside",
-        "door-without-doubts",
+        "barrier-forgets-who-is-entered",
+        "barrier-without-doubts",
         "first-try-forgotten",
         "grant-to-nobody",
-        "joins-not-heard",
+        "joins-not-last_observed",
         "last-producer-id-wins",
         "leader-unconfirmed",
         "lease-ignored",
         "log-not-read-back",
-        "no-second-look",
-        "one-tag-for-all",
+        "no-second-probe",
+        "one-instance_id-for-all",
         "own-duplicate-is-success",
         "owners-wait",
         "pipelined-beside-others",
         "queued-not-waited-for",
         "resend-error-is-final",
         "short-way-without-a-lease",
-        "tag-ignored",
+        "instance_id-ignored",
         "takeover-not-waited-for",
         "timeout-is-final",
         "warm-for-ever",
@@ -53,7 +53,7 @@ def test_a_defect_is_noticed(one) -> None:  # type: ignore[no-untyped-def]
 def test_a_mutant_leaves_nothing_behind() -> None:
     before = run(SCENARIOS["race"], 1)
     for one in MUTANTS:
-        with alive(one):
+        with live(one):
             pass
     assert run(SCENARIOS["race"], 1) == before
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fencepost_proxy.partitions import events as g
-from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as sessions
-from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.dispatcher import Dispatcher
+from fencepost_proxy.session.rewriters import RequestRewriters
+from fencepost_proxy.session.services import Services
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.session.surroundings import Surroundings
-from fencepost_proxy.session.switch import Switch
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames
 from tests.simulation.clock import Sim
@@ -19,144 +19,154 @@ from tests.simulation.history import History
 _LATE_SECONDS = 1.0
 
 
-class WatchedSwitch(Switch):
+class WatchedSwitch(Dispatcher):
     """Notes in `history` what no answer shows. A ticket's place is that of its offer; a retry that waited for another
     try of the same batch has that one's place."""
 
     def __init__(
         self,
-        around: Surroundings,
-        exchanges: Exchanges,
-        limits: g.GateLimits,
+        services: Services,
+        rewriters: RequestRewriters,
+        limits: g.SequencerLimits,
         names: HeaderNames,
         *,
         sim: Sim,
         history: History,
     ) -> None:
-        super().__init__(around, exchanges, limits, names)
+        super().__init__(services, rewriters, limits, names)
         self._sim = sim
         self._history = history
-        self._cold_send_seconds = limits.cold_send_seconds
-        self._offers = 0
-        self._places: dict[g.Ticket, int] = {}
-        self._held: set[g.Ticket] = set()  # that waited for what may be queued: others may have passed them
+        self._cold_send_seconds = limits.unconfirmed_send_seconds
+        self._submits = 0
+        self._places: dict[g.PendingAppend, int] = {}
+        self._paused: set[g.PendingAppend] = set()  # that waited for what may be queued: others may have passed them
         #: Of each chain the last that failed: its place, and when.
         self._failed: dict[tuple[TopicPartition, int, int], tuple[int, float]] = {}
 
     def _route(self, session: Session, command: sessions.Command) -> None:
-        if isinstance(command, sessions.ToGate):
-            ticket = command.ticket
+        if isinstance(command, sessions.ToSequencer):
+            pending = command.pending
             match command.event:
-                case g.Offered():
-                    self._offers += 1
-                    self._places[ticket] = self._offers
-                case g.Withdrawn():
-                    if ticket.followers:
-                        self._places[ticket.followers[0]] = self._places[ticket]
+                case g.Submitted():
+                    self._submits += 1
+                    self._places[pending] = self._submits
+                case g.Canceled():
+                    if pending.duplicate_waiters:
+                        self._places[pending.duplicate_waiters[0]] = self._places[pending]
                 case g.Sent():
-                    self._check_age(ticket)
+                    self._check_age(pending)
                 case _:
                     pass
         super()._route(session, command)
 
-    def _new_gate(self, partition: TopicPartition) -> Gate:
+    def _new_sequencer(self, partition: TopicPartition) -> PartitionSequencer:
         return _WatchedGate(partition, self._limits, self._names, self)
 
-    def take(self, gate: Gate, take: Callable[[g.Ticket, float], bool], ticket: g.Ticket, now: float) -> bool:
+    def take(
+        self,
+        sequencer: PartitionSequencer,
+        take: Callable[[g.PendingAppend, float], bool],
+        pending: g.PendingAppend,
+        now: float,
+    ) -> bool:
         """The short way: offer, turn and sending in one."""
-        is_cold = not gate._in_flight and now >= gate._warm_until
-        held = {_chain(t) for t in gate._queue if gate._waits_for_what_may_be_queued(t, now)}
-        before = [t for t in gate._queue if t.connection != ticket.connection and _chain(t) not in held]
-        if not take(ticket, now):
+        is_cold = not sequencer._in_flight and now >= sequencer._confirmed_until
+        held = {_chain(t) for t in sequencer._queue if sequencer._waits_for_what_may_be_queued(t, now)}
+        before = [t for t in sequencer._queue if t.connection != pending.connection and _chain(t) not in held]
+        if not take(pending, now):
             return False
-        self._offers += 1
-        self._places[ticket] = self._offers
+        self._submits += 1
+        self._places[pending] = self._submits
         if is_cold:
-            self._check_read(gate, ticket)
+            self._check_read(sequencer, pending)
         if before:
-            self._note(f"UNFAIR: a turn at {gate.partition} goes past {len(before)} that came before")
+            self._record(f"UNFAIR: a turn at {sequencer.partition} goes past {len(before)} that came before")
         return True
 
-    def note_held(self, gate: Gate) -> None:
-        self._held.update(t for t in gate._queue if gate._waits_for_what_may_be_queued(t, self._sim.now))
+    def note_held(self, sequencer: PartitionSequencer) -> None:
+        self._paused.update(t for t in sequencer._queue if sequencer._waits_for_what_may_be_queued(t, self._sim.now))
 
-    def _carry_out(self, gate: Gate, effect: g.Effect, now: float) -> None:
-        self.note_held(gate)
+    def _carry_out(self, sequencer: PartitionSequencer, effect: g.Effect, now: float) -> None:
+        self.note_held(sequencer)
         match effect:
-            case g.Grant(ticket):
-                self._check_place(gate, ticket)
-                if ticket.connection not in self.sessions and ticket.followers:
-                    self._places[ticket.followers[0]] = self._places[ticket]  # its client is gone
-            case g.Resend(ticket) if ticket.kind.stamped:
-                self._check_chain(gate, ticket)
-            case g.Answer(ticket, result):
-                self._held.discard(ticket)
-                place = self._places.pop(ticket, 0)
-                if result.error_code and ticket.attempts:
-                    self._failed[_chain(ticket)] = place, self._sim.now
+            case g.Admit(pending):
+                self._check_place(sequencer, pending)
+                if pending.connection not in self.sessions and pending.duplicate_waiters:
+                    self._places[pending.duplicate_waiters[0]] = self._places[pending]  # its client is gone
+            case g.Resend(pending) if pending.kind.fenced:
+                self._check_chain(sequencer, pending)
+            case g.Answer(pending, result):
+                self._paused.discard(pending)
+                place = self._places.pop(pending, 0)
+                if result.error_code and pending.attempts:
+                    self._failed[_chain(pending)] = place, self._sim.now
             case _:
                 pass
-        super()._carry_out(gate, effect, now)
+        super()._carry_out(sequencer, effect, now)
 
-    def _check_place(self, gate: Gate, ticket: g.Ticket) -> None:
+    def _check_place(self, sequencer: PartitionSequencer, pending: g.PendingAppend) -> None:
         """First come, first served; a batch in doubt, sent or looked up, holds the turn until it is settled."""
-        if ticket.attempts and (ticket.append.producer_id >= 0 or ticket.append.expected_base_offset is not None):
-            self._check_chain(gate, ticket)
-        if ticket.attempts or ticket.settle_until:
+        if pending.attempts and (pending.append.producer_id >= 0 or pending.append.expected_base_offset is not None):
+            self._check_chain(sequencer, pending)
+        if pending.attempts or pending.resolve_until:
             return
-        mine = self._places[ticket]
+        mine = self._places[pending]
         # Whoever waits for what may still be in a broker's queue holds up nobody but its own chain.
-        held = {_chain(t) for t in gate._queue if t in self._held}
+        held = {_chain(t) for t in sequencer._queue if t in self._paused}
         before = [
             t
-            for t in gate._queue
-            if self._places.get(t, mine) < mine and t.connection != ticket.connection and _chain(t) not in held
+            for t in sequencer._queue
+            if self._places.get(t, mine) < mine and t.connection != pending.connection and _chain(t) not in held
         ]
         if before:
-            self._note(f"UNFAIR: a turn at {gate.partition} goes past {len(before)} that came before")
+            self._record(f"UNFAIR: a turn at {sequencer.partition} goes past {len(before)} that came before")
 
-    def _check_chain(self, gate: Gate, ticket: g.Ticket) -> None:
+    def _check_chain(self, sequencer: PartitionSequencer, pending: g.PendingAppend) -> None:
         """A batch that has been sent cannot go again after one ahead of it in its chain failed, or may yet fail."""
-        mine = self._places.get(ticket, 0)
-        before = [t for t in gate._looking if t.attempts and _chain(t) == _chain(ticket) and self._places[t] < mine]
-        place, failed_at = self._failed.get(_chain(ticket), (0, 0.0))
-        if before or (0 < place < mine and failed_at >= ticket.offered_at):
-            self._note(f"BEHIND A HOLE: at {gate.partition} a batch goes again behind one that failed")
+        mine = self._places.get(pending, 0)
+        before = [
+            t for t in sequencer._being_read if t.attempts and _chain(t) == _chain(pending) and self._places[t] < mine
+        ]
+        place, failed_at = self._failed.get(_chain(pending), (0, 0.0))
+        if before or (0 < place < mine and failed_at >= pending.submitted_at):
+            self._record(f"BEHIND A HOLE: at {sequencer.partition} a batch goes again behind one that failed")
 
-    def _check_age(self, ticket: g.Ticket) -> None:
+    def _check_age(self, pending: g.PendingAppend) -> None:
         """What was read of a cold partition may be relied on for a short time only: nothing compares there."""
-        gate = self.gates.get(ticket.partition)
-        if gate is not None and self._sim.now >= gate._warm_until and not gate._in_flight:
-            self._check_read(gate, ticket)
+        sequencer = self.sequencers.get(pending.partition)
+        if sequencer is not None and self._sim.now >= sequencer._confirmed_until and not sequencer._in_flight:
+            self._check_read(sequencer, pending)
 
-    def _check_read(self, gate: Gate, ticket: g.Ticket) -> None:
-        tail = gate._tail
-        if tail is None or not ticket.kind.stamped:
+    def _check_read(self, sequencer: PartitionSequencer, pending: g.PendingAppend) -> None:
+        tail = sequencer._snapshot
+        if tail is None or not pending.kind.fenced:
             return
         age = self._sim.now - tail.requested_at
         if age > self._cold_send_seconds + 0.001:
-            self._note(f"COLD AND LATE: sent to {ticket.partition} {age:.2f} s after its end was read")
+            self._record(f"COLD AND LATE: sent to {pending.partition} {age:.2f} s after its end was read")
 
-    def _note(self, what: str) -> None:
+    def _record(self, what: str) -> None:
         self._sim.log(what)
         self._history.broken.append(what)
 
     def overdue(self) -> list[str]:
         """Who has waited for longer than was promised. Only true of a process that runs."""
         return [
-            f"STARVED: a turn at {gate.partition} is {self._sim.now - ticket.deadline:.2f} s late"
-            for gate in self.gates.values()
-            for ticket in gate._queue
-            if ticket.deadline + _LATE_SECONDS < self._sim.now and not ticket.attempts
+            f"STARVED: a turn at {sequencer.partition} is {self._sim.now - pending.deadline:.2f} s late"
+            for sequencer in self.sequencers.values()
+            for pending in sequencer._queue
+            if pending.deadline + _LATE_SECONDS < self._sim.now and not pending.attempts
         ]
 
 
-def _chain(ticket: g.Ticket) -> tuple[TopicPartition, int, int]:
-    return ticket.partition, ticket.connection, ticket.append.producer_id
+def _chain(pending: g.PendingAppend) -> tuple[TopicPartition, int, int]:
+    return pending.partition, pending.connection, pending.append.producer_id
 
 
-class _WatchedGate(Gate):
-    def __init__(self, partition: TopicPartition, limits: g.GateLimits, names: HeaderNames, by: WatchedSwitch) -> None:
+class _WatchedGate(PartitionSequencer):
+    def __init__(
+        self, partition: TopicPartition, limits: g.SequencerLimits, names: HeaderNames, by: WatchedSwitch
+    ) -> None:
         super().__init__(partition, limits, names)
         self._by = by
 
@@ -165,5 +175,5 @@ class _WatchedGate(Gate):
         self._by.note_held(self)  # who may pass them was decided by this event
         return effects
 
-    def take(self, ticket: g.Ticket, now: float) -> bool:
-        return self._by.take(self, super().take, ticket, now)
+    def take(self, pending: g.PendingAppend, now: float) -> bool:
+        return self._by.take(self, super().take, pending, now)

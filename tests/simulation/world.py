@@ -16,23 +16,23 @@ from uuid import UUID
 import crc32c
 
 from fencepost_policies.append import Check
-from fencepost_proxy.partitions import events as gates
-from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.sequencer import events as sequencers
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as sessions
-from fencepost_proxy.session.exchange import Exchange, Finished
+from fencepost_proxy.session.dispatcher import Action, ForConnection, ForControl, Report
+from fencepost_proxy.session.produce_exchange import batch_to_send
+from fencepost_proxy.session.rewriters import Finished, RequestRewriter
+from fencepost_proxy.session.services import relayed_versions_without
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.session.surroundings import passes_but_for
-from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report
-from fencepost_proxy.session.turn import batch_to_send
-from fencepost_proxy.topics.door import Door
+from fencepost_proxy.topics.abort_only import AbortOnly, cleared
+from fencepost_proxy.topics.barrier import AppendBarrier
 from fencepost_proxy.topics.planning import Joins
-from fencepost_proxy.topics.poisoned import Poison, lifted
 from fencepost_proxy.topics.state import (
     StateRecord,
     StateView,
     TopicConfigChange,
+    encode_fence_base,
     encode_producer_id,
-    encode_stamp_base,
 )
 from fencepost_proxy.topics.virtual_configs import CHECK_EXPECTED_OFFSETS, ORDERED_PARTITION_EXPANSION, TopicPolicy
 from fencepost_proxy.transactions.table import Table
@@ -46,10 +46,10 @@ from fencepost_proxy.wire.apis import (
 )
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult
+from tests.simulation.barriers import Keeper
 from tests.simulation.broker import NOT_LEADER, Cluster, LogBatch, Partition, Replica
 from tests.simulation.clock import WALL_MINUS_MONOTONIC, Connection, End, Sim, take_frame
-from tests.simulation.doors import Keeper
-from tests.simulation.judging import JudgeCall, Notes
+from tests.simulation.commit_validation import JudgeCall, Notes
 from tests.simulation.listener import ADD_LATER, NOT_ADDED, Listener, read_adds
 from tests.simulation.watching import WatchedSwitch
 from tests.support.counting import Counting
@@ -67,7 +67,7 @@ _QUOTA_SECONDS = 0.003
 _READ_SECONDS = 2.0
 #: Signs of life: shorter than net/'s, as all times are here.
 _HEARD_SECONDS = 0.1
-_GONE_SECONDS = 2.0
+_DEAD_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,9 @@ class Scenario:
     pause_max: float = 5.0
     think_max: float = 0.6
     start_offsets: tuple[int, ...] = (0, 0, 0, (1 << 31) - 9)
-    limits: gates.GateLimits = field(
-        default_factory=lambda: gates.GateLimits(
-            queue_max=50, in_flight_max=4, cold_send_seconds=0.5, settle_seconds=3.0, queued_seconds=9.0
+    limits: sequencers.SequencerLimits = field(
+        default_factory=lambda: sequencers.SequencerLimits(
+            queue_max=50, in_flight_max=4, unconfirmed_send_seconds=0.5, resolve_seconds=3.0, queued_seconds=9.0
         )
     )
     refuse_whole_requests: bool = False
@@ -119,7 +119,7 @@ class Scenario:
     memory_bytes: int = 1 << 24
     read_here_bytes: int = 1 << 20
     takeover_seconds: float = 1.0
-    doors: int = 0
+    barriers: int = 0
 
 
 #: What the broker's answer becomes on its way, where it is changed.
@@ -135,28 +135,28 @@ class ModelExchanges:
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
 
-    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
+    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
         framed = len(frame).to_bytes(4, "big") + bytes(frame)
         if api_key == API_VERSIONS and version > _API_VERSIONS_MAX:
-            return Exchange(None, answer=_framed(bytes(frame[4:8]) + CHANGED))
+            return RequestRewriter(None, answer=_framed(bytes(frame[4:8]) + CHANGED))
         if api_key == INCREMENTAL_ALTER_CONFIGS:
-            return Exchange(framed, finish=self._altered)
+            return RequestRewriter(framed, finish=self._altered)
         if api_key == ADD_PARTITIONS_TO_TXN:
             return self._adds(frame, framed)
         if api_key in (API_VERSIONS, METADATA):
-            return Exchange(framed, finish=lambda response: Finished(_framed(bytes(response) + CHANGED)))
-        return Exchange(framed)
+            return RequestRewriter(framed, finish=lambda response: Finished(_framed(bytes(response) + CHANGED)))
+        return RequestRewriter(framed)
 
-    def _adds(self, frame: memoryview, framed: bytes) -> Exchange:
+    def _adds(self, frame: memoryview, framed: bytes) -> RequestRewriter:
         transactional_id, _, _, partitions = read_adds(bytes(frame[8:]))
         policies = {name: self._proxy.policy(name.topic) for name in partitions}
         refused = any(p is not None and p.check is Check.REQUIRED for p in policies.values())
         if refused or not self._proxy.fresh(self._proxy.sim.now):
-            return Exchange(None, answer=_framed(bytes(frame[4:8]) + NOT_ADDED))
+            return RequestRewriter(None, answer=_framed(bytes(frame[4:8]) + NOT_ADDED))
         joins = Joins(transactional_id, tuple(name for name, policy in policies.items() if policy is not None))
         later = _framed(bytes(frame[4:8]) + ADD_LATER)
         finish = lambda response: Finished(_framed(bytes(response)))  # noqa: E731
-        return Exchange(framed, finish=finish, joins=joins, answer_later=lambda: later)
+        return RequestRewriter(framed, finish=finish, joins=joins, answer_later=lambda: later)
 
     @staticmethod
     def _altered(response: memoryview) -> Finished:
@@ -189,11 +189,11 @@ class Proxy(Counting):
 
     frame_bytes_max = 1 << 20
     in_flight_requests_max = 10
-    gate_wait_max_seconds = 1.0
+    sequencer_wait_max_seconds = 1.0
     request_timeout_seconds = 3.0
     decompressed_bytes_max = 1 << 20
     state_topic = "__state"
-    passes = passes_but_for(frozenset({END_TXN}))
+    relayed_versions = relayed_versions_without(frozenset({END_TXN}))
     state_topic_marks = (b"__state",)
     lease_seconds = _LEASE_SECONDS
     wants_confirmation = True
@@ -207,8 +207,8 @@ class Proxy(Counting):
         self.clients_log_in = world.scenario.clients_log_in
         self.incarnation = 0
         self.paused_until = 0.0
-        self.alive = False
-        self.links: dict[int, Link] = {}
+        self.live = False
+        self.proxied_connections: dict[int, ProxiedConnection] = {}
         self._next_connection = 0
         self._deferred: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
         self.start()
@@ -216,11 +216,11 @@ class Proxy(Counting):
     # ---- life
 
     def start(self) -> None:
-        self.alive = True
+        self.live = True
         self.incarnation += 1
         self.free_bytes = self.world.scenario.memory_bytes
         self.read_here_bytes_max = self.world.scenario.read_here_bytes
-        self.switch = WatchedSwitch(
+        self.dispatcher = WatchedSwitch(
             self,
             ModelExchanges(self),  # type: ignore[arg-type]
             self.world.scenario.limits,
@@ -228,11 +228,11 @@ class Proxy(Counting):
             sim=self.sim,
             history=self.world.history,
         )
-        self.links = {}
+        self.proxied_connections = {}
         self.transactions = Table(queued_seconds=self.world.scenario.limits.queued_seconds)
         Counting.__init__(self)
         self._view = StateView(_CLUSTER_ID)
-        self._tag = self.world.next_tag()
+        self._instance_id = self.world.next_tag()
         self.started_at = self.sim.now
         self.died_at = float("-inf")
         self._takes_over = self.incarnation > 1 or self.number > 0
@@ -252,20 +252,20 @@ class Proxy(Counting):
         self.later(2.0, self._housekeeping)
 
     def crash(self) -> None:
-        if not self.alive:
+        if not self.live:
             return
         self.sim.log(f"proxy {self.number} crashes")
         self.died_at = self.sim.now
-        self.alive = False
+        self.live = False
         self.incarnation += 1
         self._deferred.clear()
         self.paused_until = 0.0
-        for link in list(self.links.values()):
-            link.client.cut()
-            link.upstream.cut()
+        for proxied in list(self.proxied_connections.values()):
+            proxied.client.cut()
+            proxied.upstream.cut()
 
     def pause(self, seconds: float) -> None:
-        if self.alive:
+        if self.live:
             self.sim.log(f"proxy {self.number} is paused for {seconds:.2f} s")
             self.paused_until = self.sim.now + seconds
             self.sim.after(seconds, self._resume, self.incarnation)
@@ -275,14 +275,14 @@ class Proxy(Counting):
         if incarnation != self.incarnation or self.paused_until > self.sim.now:
             return
         deferred, self._deferred = self._deferred, []
-        for stamp, call, args in deferred:
-            if stamp == self.incarnation:
+        for fence, call, args in deferred:
+            if fence == self.incarnation:
                 call(*args)
 
     @property
     def running(self) -> bool:
         """And has been for a while: after a pause it first catches up."""
-        return self.alive and not self._deferred and self.paused_until + 1.0 < self.sim.now
+        return self.live and not self._deferred and self.paused_until + 1.0 < self.sim.now
 
     def here(self, call: Callable[..., None], *args: Any) -> None:
         """Something that happens to this process: now, or when it is continued, or never."""
@@ -295,7 +295,7 @@ class Proxy(Counting):
         self.sim.after(delay, self._if_same, self.incarnation, call, args)
 
     def _if_same(self, incarnation: int, call: Callable[..., None], args: tuple[Any, ...]) -> None:
-        if self.alive and incarnation == self.incarnation:
+        if self.live and incarnation == self.incarnation:
             self.here(call, *args)
 
     # ---- Surroundings
@@ -308,17 +308,17 @@ class Proxy(Counting):
         return self._view.producer_id(number)
 
     @property
-    def tag(self) -> int:
-        return self._tag
+    def instance_id(self) -> int:
+        return self._instance_id
 
     def alone(self, now: float) -> bool:
         """As signs of life in the state topic tell it (net/state_topic.py): late of a start, later of an end."""
-        if self.incarnation > 1 and now - self.started_at < _GONE_SECONDS:
+        if self.incarnation > 1 and now - self.started_at < _DEAD_SECONDS:
             return False  # its own predecessor has not been silent for long enough
         return not any(other.counts_as_alive(now) for other in self.world.proxies if other is not self)
 
     def counts_as_alive(self, now: float) -> bool:
-        return now - self.started_at > _HEARD_SECONDS if self.alive else now - self.died_at < _GONE_SECONDS
+        return now - self.started_at > _HEARD_SECONDS if self.live else now - self.died_at < _DEAD_SECONDS
 
     def taken_over(self, now: float) -> bool:
         return not self._takes_over or now - self.started_at > self.world.scenario.takeover_seconds
@@ -336,20 +336,20 @@ class Proxy(Counting):
         return found
 
     @property
-    def doubt_seconds(self) -> float:
+    def in_doubt_seconds(self) -> float:
         """How long a broker may have queued what nobody waits for any more."""
         return self.world.scenario.limits.queued_seconds
 
-    def door(self, topic: str) -> Door:
-        return self.switch.door(topic)
+    def barrier(self, topic: str) -> AppendBarrier:
+        return self.dispatcher.barrier(topic)
 
-    def new_door(self, topic: str) -> Door:
-        clear_at = self.started_at + self.doubt_seconds if self.incarnation > 1 else float("-inf")
+    def new_barrier(self, topic: str) -> AppendBarrier:
+        clear_at = self.started_at + self.in_doubt_seconds if self.incarnation > 1 else float("-inf")
         assert self.world.keeper is not None
-        return self.world.keeper.new_door(topic, self.doubt_seconds, clear_at, self.sim.now)
+        return self.world.keeper.new_barrier(topic, self.in_doubt_seconds, clear_at, self.sim.now)
 
-    def gate(self, partition: TopicPartition) -> Gate | None:
-        return self.switch.gate(partition)
+    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
+        return self.dispatcher.sequencer(partition)
 
     def topic_id(self, topic: str) -> UUID | None:
         return next((known[2] for name, known in self._metadata.items() if name.topic == topic), None)
@@ -361,8 +361,8 @@ class Proxy(Counting):
     def produce_version_max(self) -> int:
         return 13 if self.world.scenario.by_topic_id else 12
 
-    def may_send(self, ticket: gates.Ticket, now: float) -> bool:
-        return self.switch.may_send(ticket, now)
+    def may_send(self, pending: sequencers.PendingAppend, now: float) -> bool:
+        return self.dispatcher.may_send(pending, now)
 
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         return endpoint
@@ -370,13 +370,13 @@ class Proxy(Counting):
     def count_request(self, api_key: int, version: int) -> None: ...
     def kafka_refused(self, error_code: int) -> None: ...
     def upstream_lost(self) -> None: ...
-    def gate_waited(self, seconds: float) -> None: ...
+    def sequencer_waited(self, seconds: float) -> None: ...
     def forwarded(self, waited_seconds: float) -> None: ...
     def answered(self, waited_seconds: float) -> None: ...
 
     def unread_bytes(self, connection: int) -> int:
-        link = self.links.get(connection)
-        return 0 if link is None else link.received_bytes + link.client.to_b.unread_bytes - link.fed_bytes
+        proxied = self.proxied_connections.get(connection)
+        return 0 if proxied is None else proxied.received_bytes + proxied.client.to_b.unread_bytes - proxied.fed_bytes
 
     def reserve(self, byte_count: int) -> bool:
         if byte_count > self.free_bytes:
@@ -391,21 +391,21 @@ class Proxy(Counting):
 
     def accept(self, client: End, node: int) -> Connection | None:
         """A client connects to the listener of a broker."""
-        if not self.alive or not self.world.cluster.brokers[node].alive:
+        if not self.live or not self.world.cluster.brokers[node].live:
             return None
         self._next_connection += 1
         number = self._next_connection
-        link = Link(self, number, client, node)
-        self.links[number] = link
-        self.world.history.links[link.client] = link.answered
-        self.switch.open(number, "proxy", self.sim.now)
-        return link.client
+        proxied = ProxiedConnection(self, number, client, node)
+        self.proxied_connections[number] = proxied
+        self.world.history.proxied_connections[proxied.client] = proxied.answered
+        self.dispatcher.open(number, "proxy", self.sim.now)
+        return proxied.client
 
-    def tell(self, connection: int, event: sessions.Event) -> None:
-        self.perform(self.switch.session_event(connection, event, self.sim.now))
+    def report(self, connection: int, event: sessions.Event) -> None:
+        self.perform(self.dispatcher.session_event(connection, event, self.sim.now))
 
     def keep_time(self, session: Session) -> None:
-        self.switch.keep_time(session)
+        self.dispatcher.keep_time(session)
         self.perform([])
 
     def perform(self, actions: list[Action]) -> None:
@@ -419,23 +419,23 @@ class Proxy(Counting):
                 case Report(violation):
                     self.sim.log(f"proxy {self.number} reports {violation}")
                     self.world.history.reported(violation)
-        if not self._ticking and self.switch.needs_ticks:
+        if not self._ticking and self.dispatcher.needs_ticks:
             self._ticking = True
             self.later(_TICK_SECONDS, self._tick)
-        if not self._renewing and self.switch.over_quota:
+        if not self._renewing and self.dispatcher.over_quota:
             self._renewing = True
             self.later(_QUOTA_SECONDS, self._renew_quota)
 
     def _renew_quota(self) -> None:
         self._renewing = False
-        self.perform(self.switch.renew_quota(self.sim.now))
+        self.perform(self.dispatcher.renew_quota(self.sim.now))
 
     def _tick(self) -> None:
         self._ticking = False
-        self.perform(self.switch.tick(self.sim.now))
+        self.perform(self.dispatcher.tick(self.sim.now))
 
     def _for_connection(self, connection: int, command: sessions.Command) -> None:
-        link = self.links.get(connection)
+        proxied = self.proxied_connections.get(connection)
         match command:
             case sessions.TopicStale():
                 if not self._refreshing:
@@ -447,22 +447,22 @@ class Proxy(Counting):
                 self._store(connection, command)
             case sessions.ReadBatches():
                 self.later(self.sim.between(0.0, 0.3), self._read_batches, connection, command)
-            case sessions.JudgeCommit():
+            case sessions.ValidateCommit():
                 JudgeCall(self, connection, command).start()
-            case sessions.NotePoison():
+            case sessions.RecordAbortOnly():
                 self._notes.note(connection, command)
-            case sessions.LiftPoison():
-                self._notes.lift(connection, command)
-            case _ if link is not None:
-                link.perform(command)
+            case sessions.ClearAbortOnly():
+                self._notes.clear_abort_only(connection, command)
+            case _ if proxied is not None:
+                proxied.perform(command)
 
-    def _read_batches(self, connection: int, wanted: sessions.ReadBatches) -> None:
-        if connection in self.links:
-            wanted.read()
-        self.tell(connection, sessions.BatchesRead(wanted.token))
+    def _read_batches(self, connection: int, requested: sessions.ReadBatches) -> None:
+        if connection in self.proxied_connections:
+            requested.read()
+        self.report(connection, sessions.BatchesRead(requested.token))
 
-    def topic_ended(self, link: Link) -> None:
-        self.links.pop(link.number, None)
+    def topic_ended(self, proxied: ProxiedConnection) -> None:
+        self.proxied_connections.pop(proxied.number, None)
 
     # ---- what it knows of Kafka
 
@@ -477,7 +477,7 @@ class Proxy(Counting):
                 self._metadata[each] = (partition.leader, partition.epoch, partition.topic_id)
         if known is not None and known[2] != self._metadata[name][2]:
             self._policies.pop(name.topic, None)
-            self.perform(self.switch.forget_topic(name.topic, self.sim.now))
+            self.perform(self.dispatcher.forget_topic(name.topic, self.sim.now))
 
     def _refresh_all(self) -> None:
         self._refreshing = False
@@ -492,13 +492,13 @@ class Proxy(Counting):
         if self.log_append_time != self.world.log_append_time:
             self.log_append_time = self.world.log_append_time
             for topic in self.world.checks:
-                self.perform(self.switch.forget_topic(topic, self.sim.now, same_log=True))
+                self.perform(self.dispatcher.forget_topic(topic, self.sim.now, same_log=True))
         self.later(2.0, self._housekeeping)
 
     # ---- transactions
 
-    def poisons_of(self, producer_id: int, producer_epoch: int) -> tuple[Poison, ...]:
-        return self._view.poisons.of(producer_id, producer_epoch)
+    def poisons_of(self, producer_id: int, producer_epoch: int) -> tuple[AbortOnly, ...]:
+        return self._view.abort_only_records.of(producer_id, producer_epoch)
 
     def read_state(self, done: Callable[[bool], None]) -> None:
         """The state topic to its end as of when the question is handled."""
@@ -520,24 +520,24 @@ class Proxy(Counting):
     # ---- the state topic
 
     def _poll(self) -> None:
-        asked_at = self.sim.now
+        queried_at = self.sim.now
         state = self.world.state
-        blind = self.blind_until > asked_at
+        blind = self.blind_until > queried_at
         if state.reachable and (not blind or not self.wants_confirmation):
             delay = self.sim.between(0.001, 0.05)
             # What is there when the question is handled is in its answer. A leader that was cut off has an old end.
-            self.later(delay, self._polled, asked_at, self._read_to if blind else len(state.records))
+            self.later(delay, self._polled, queried_at, self._read_to if blind else len(state.records))
         self.later(_POLL_SECONDS, self._poll)
 
-    def _polled(self, asked_at: float, read_to: int) -> None:
+    def _polled(self, queried_at: float, read_to: int) -> None:
         records = self.world.state.records
         changed = set()
         while self._read_to < read_to:
             record = records[self._read_to]
             if record is not None:
                 self._view.apply(Offset(self._read_to), record.key, record.value)
-                if (name := lifted(record)) is not None:
-                    self.transactions.lifted(name)
+                if (name := cleared(record)) is not None:
+                    self.transactions.cleared(name)
                 kind, _, topic = record.key.decode().partition("/")
                 if kind == "topic-config":
                     changed.add(topic)
@@ -546,15 +546,15 @@ class Proxy(Counting):
             self._policies.clear()
         for topic in sorted(changed):
             self.sim.log(f"proxy {self.number} learns: {topic} is checked for {self.policy(topic)}")
-            self.perform(self.switch.forget_topic(topic, self.sim.now))
-        self._fresh_until = max(self._fresh_until, asked_at + _LEASE_SECONDS)
+            self.perform(self.dispatcher.forget_topic(topic, self.sim.now))
+        self._fresh_until = max(self._fresh_until, queried_at + _LEASE_SECONDS)
 
-    def stamp_base(self, topic_id: UUID, partition: int) -> tuple[int, int]:
-        base = self._view.stamp_base(topic_id, partition)
+    def fence_base(self, topic_id: UUID, partition: int) -> tuple[int, int]:
+        base = self._view.fence_base(topic_id, partition)
         return (0, 0) if base is None else (base.producer_epoch, base.base)
 
     def winning_base(self, topic_id: UUID, partition: int, epoch: int) -> bytes | None:
-        return self._view.stamp_base_proposal(topic_id, partition, ProducerEpoch(epoch))
+        return self._view.fence_base_proposal(topic_id, partition, ProducerEpoch(epoch))
 
     def publish(self, record: StateRecord, done: Callable[[bool], None]) -> None:
         """Stored and read back, or not known to be: then it may be there all the same, or come later."""
@@ -581,14 +581,14 @@ class Proxy(Counting):
         """net/app.py: a switch-on is reported only once every process knows of it, or has stopped serving."""
         changes = [replace(change, topic_id=self.topic_id(change.topic or "")) for change in store.changes]
 
-        def tell(error: str | None) -> None:
-            self.tell(connection, sessions.Stored(store.token, error))
+        def report(error: str | None) -> None:
+            self.report(connection, sessions.Stored(store.token, error))
 
         def published(ok: bool) -> None:
             if ok:
-                self.later(self.lease_seconds, tell, None)
+                self.later(self.lease_seconds, report, None)
             else:
-                tell("the state topic cannot be reached")
+                report("the state topic cannot be reached")
 
         records = self._view.records_of(changes)
         if records:
@@ -598,21 +598,21 @@ class Proxy(Counting):
 
 
 class _Side(End):
-    def __init__(self, link: Link, *, client: bool) -> None:
-        self._link = link
+    def __init__(self, proxied: ProxiedConnection, *, client: bool) -> None:
+        self._proxied = proxied
         self._client = client
 
     def data(self, data: bytes) -> None:
-        proxy = self._link.proxy
-        if proxy.alive and self._link.incarnation == proxy.incarnation:
+        proxy = self._proxied.proxy
+        if proxy.live and self._proxied.incarnation == proxy.incarnation:
             if self._client:
-                self._link.received_bytes += len(data)
-            proxy.here(self._link.data, data, self._client)
+                self._proxied.received_bytes += len(data)
+            proxy.here(self._proxied.data, data, self._client)
 
     def lost(self) -> None:
-        proxy = self._link.proxy
-        if proxy.alive and self._link.incarnation == proxy.incarnation:
-            proxy.here(self._link.lost, self._client)
+        proxy = self._proxied.proxy
+        if proxy.live and self._proxied.incarnation == proxy.incarnation:
+            proxy.here(self._proxied.lost, self._client)
 
 
 def _spliced(data: bytes, passing_bytes: int) -> int:
@@ -620,8 +620,8 @@ def _spliced(data: bytes, passing_bytes: int) -> int:
     return 0 if len(data) % 2 else min(passing_bytes, len(data))
 
 
-class Link:
-    """A client connection and its own upstream connection (net/link.py)."""
+class ProxiedConnection:
+    """A client connection and its own upstream connection (net/proxied_connection.py)."""
 
     def __init__(self, proxy: Proxy, number: int, client: End, node: int) -> None:
         sim, cluster = proxy.sim, proxy.world.cluster
@@ -645,7 +645,7 @@ class Link:
             self.fed_bytes += len(data)
         if self._gone[client]:
             return
-        session = self.proxy.switch.sessions.get(self.number)
+        session = self.proxy.dispatcher.sessions.get(self.number)
         if session is None:
             return
         now = self.proxy.sim.now
@@ -659,9 +659,9 @@ class Link:
             spliced = _spliced(data, session.passing_up_bytes)
             if spliced:
                 self.upstream.to_b.write(data[:spliced])
-                self.proxy.tell(self.number, sessions.ClientPassed(spliced))
+                self.proxy.report(self.number, sessions.ClientPassed(spliced))
             if data[spliced:]:
-                self.proxy.tell(self.number, sessions.ClientBytes(memoryview(data[spliced:])))
+                self.proxy.report(self.number, sessions.ClientBytes(memoryview(data[spliced:])))
         else:
             taken, out = session.take_down(memoryview(data), now)
             if taken:
@@ -670,9 +670,9 @@ class Link:
             spliced = _spliced(data, session.passing_down_bytes)
             if spliced:
                 self._answer(data[:spliced])
-                self.proxy.tell(self.number, sessions.UpstreamPassed(spliced))
+                self.proxy.report(self.number, sessions.UpstreamPassed(spliced))
             if data[spliced:]:
-                self.proxy.tell(self.number, sessions.UpstreamBytes(memoryview(data[spliced:])))
+                self.proxy.report(self.number, sessions.UpstreamBytes(memoryview(data[spliced:])))
 
     def _answer(self, data: bytes) -> None:
         self._note_answers(data)
@@ -681,7 +681,7 @@ class Link:
     def lost(self, client: bool) -> None:
         if not self._gone[client]:
             self._gone[client] = True
-            self.proxy.tell(self.number, sessions.ClientLost() if client else sessions.UpstreamLost("it broke"))
+            self.proxy.report(self.number, sessions.ClientLost() if client else sessions.UpstreamLost("it broke"))
             if all(self._gone.values()):
                 self.proxy.topic_ended(self)
 
@@ -712,13 +712,13 @@ class Link:
 
 
 class ControlCall:
-    """One thing that a gate asked of the control client (net/reads.py, net/control.py), step by step."""
+    """One thing that a gate asked of the control client (net/log_reader.py, net/control.py), step by step."""
 
-    def __init__(self, proxy: Proxy, wanted: ForControl) -> None:
+    def __init__(self, proxy: Proxy, requested: ForControl) -> None:
         self.proxy = proxy
-        self.wanted = wanted
+        self.requested = requested
         self.deadline = proxy.sim.now + _READ_SECONDS
-        self.asked_at = proxy.sim.now
+        self.queried_at = proxy.sim.now
         self.node = 0
         self.epoch = 0
         self.topic_id = UUID(int=0)
@@ -731,30 +731,30 @@ class ControlCall:
 
     @property
     def partition(self) -> Partition:
-        return self.proxy.world.cluster.partitions[self.wanted.partition]
+        return self.proxy.world.cluster.partitions[self.requested.partition]
 
     def start(self) -> None:
-        effect = self.wanted.effect
-        if isinstance(effect, gates.PublishBase):
+        effect = self.requested.effect
+        if isinstance(effect, sequencers.PublishBase):
             self._publish(effect)
-        elif isinstance(effect, gates.Resend):
+        elif isinstance(effect, sequencers.Resend):
             self._resend(effect)
         else:
             self._once()
 
     def _once(self) -> None:
         """Ask whom metadata names as the leader; who is not, says so."""
-        self.asked_at = self._transactions_as_of = self.proxy.sim.now
-        leader, self.epoch, self.topic_id = self.proxy.leader(self.wanted.partition)
+        self.queried_at = self._transactions_as_of = self.proxy.sim.now
+        leader, self.epoch, self.topic_id = self.proxy.leader(self.requested.partition)
         if leader is None or self.proxy.sim.chance(self.proxy.world.lossy_reads):
             self._again("no leader, or no connection")
             return
         self.node = leader
         self._brokers_incarnation = self.proxy.world.cluster.brokers[leader].incarnation
-        effect = self.wanted.effect
-        if isinstance(effect, gates.Look):
+        effect = self.requested.effect
+        if isinstance(effect, sequencers.ReadBatch):
             self._step(self._fetch, effect)
-        elif isinstance(effect, gates.ReadTail) and effect.transactional_ids:
+        elif isinstance(effect, sequencers.ReadLogEnd) and effect.transactional_ids:
             self._step(self._transactions, effect.transactional_ids)
         else:
             self._step(self._end_before)
@@ -768,22 +768,22 @@ class ControlCall:
             self.proxy.later(self.proxy.sim.between(0.02, 0.1), self._retry)
 
     def _retry(self) -> None:
-        self.proxy.refresh(self.wanted.partition)
+        self.proxy.refresh(self.requested.partition)
         self._once()
 
     def _failed(self, reason: str) -> None:
-        effect = self.wanted.effect
-        if isinstance(effect, gates.Look):
-            self._tell(gates.Looked(effect.ticket, gates.Unreadable(reason)))
+        effect = self.requested.effect
+        if isinstance(effect, sequencers.ReadBatch):
+            self._report(sequencers.BatchRead(effect.pending, sequencers.Unreadable(reason)))
         else:
-            self._tell(gates.TailUnknown(reason))
+            self._report(sequencers.LogEndUnknown(reason))
 
     def _step(self, call: Callable[..., None], *args: Any) -> None:
         """Handled by the broker a little later; a dead one never answers."""
         sim = self.proxy.sim
         broker = self.proxy.world.cluster.brokers[self.node]
         wait = max(0.0, broker.paused_until - sim.now)
-        if not broker.alive or broker.incarnation != self._brokers_incarnation:
+        if not broker.live or broker.incarnation != self._brokers_incarnation:
             self._again("the broker is gone")
         elif wait > 0:
             if sim.now + wait < self.deadline:
@@ -795,7 +795,7 @@ class ControlCall:
 
     def _at_broker(self, call: Callable[..., None], args: tuple[Any, ...]) -> None:
         broker = self.proxy.world.cluster.brokers[self.node]
-        if broker.incarnation != self._brokers_incarnation or not broker.alive:
+        if broker.incarnation != self._brokers_incarnation or not broker.live:
             self._again("the broker is gone")
         elif broker.paused_until > self.proxy.sim.now:
             self._step(call, *args)
@@ -811,7 +811,7 @@ class ControlCall:
             transaction = world.cluster.transactions.get(producer_id)
             preparing = transaction is not None and transaction.state.startswith("Prepare")
             self._producer_ids[transactional_id] = -1 if preparing else producer_id
-            on = transaction is not None and self.wanted.partition in transaction.partitions
+            on = transaction is not None and self.requested.partition in transaction.partitions
             if not on and (transaction is None or not transaction.markers_due):
                 self._ended |= {transactional_id}
             elif preparing:
@@ -834,11 +834,11 @@ class ControlCall:
     def _producers(self, partition: Partition, before: int) -> None:
         replica = partition.replicas[self.node]
         states = {
-            producer: gates.ProducerState(known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS)
+            producer: sequencers.ProducerState(known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS)
             for producer, known in replica.producers.items()
         }
         in_transaction = {
-            producer: gates.ProducerState(known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS)
+            producer: sequencers.ProducerState(known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS)
             for producer, known in replica.producers.items()
             if known.transaction_start is not None
         }
@@ -848,8 +848,8 @@ class ControlCall:
         self,
         partition: Partition,
         before: int,
-        states: dict[int, gates.ProducerState],
-        in_transaction: dict[int, gates.ProducerState],
+        states: dict[int, sequencers.ProducerState],
+        in_transaction: dict[int, sequencers.ProducerState],
     ) -> None:
         proxy = self.proxy
         if partition is not self.partition or not self._leads():
@@ -857,15 +857,15 @@ class ControlCall:
             return
         end = self.log_end(partition)
         if end != before:
-            proxy.later(proxy.world.delay(), self._tell, gates.TailUnknown("the log moved while it was read"))
+            proxy.later(proxy.world.delay(), self._report, sequencers.LogEndUnknown("the log moved while it was read"))
             return
-        tail = gates.Tail(
-            requested_at=self.asked_at,
+        snapshot = sequencers.LogEndSnapshot(
+            requested_at=self.queried_at,
             log_end_offset=end,
             log_start_offset=partition.replicas[self.node].log_start,
             producer_id=-1,
             producer_state=None,
-            stamp_base=(0, 0),
+            fence_base=(0, 0),
             open_transactions=frozenset(in_transaction),
             in_transaction=in_transaction,
             ended_transactions=self._ended,
@@ -876,82 +876,84 @@ class ControlCall:
             expiration_seconds=proxy.world.scenario.expiration_seconds,
             wall_minus_monotonic_seconds=WALL_MINUS_MONOTONIC,
         )
-        proxy.later(proxy.world.delay(), self._tail_came, tail, states)
+        proxy.later(proxy.world.delay(), self._tail_came, snapshot, states)
 
-    def _tail_came(self, tail: gates.Tail, states: dict[int, gates.ProducerState]) -> None:
+    def _tail_came(self, snapshot: sequencers.LogEndSnapshot, states: dict[int, sequencers.ProducerState]) -> None:
         proxy = self.proxy
-        base = proxy.stamp_base(proxy.leader(self.wanted.partition)[2], self.wanted.partition.partition)
+        base = proxy.fence_base(proxy.leader(self.requested.partition)[2], self.requested.partition.partition)
         epochs = proxy.world.scenario.limits.producer_epochs
         producer_id = proxy.shared_producer_id(base[0] // epochs)
         if producer_id is None:
-            self._tell(gates.TailUnknown("no producer id is agreed on yet"))
+            self._report(sequencers.LogEndUnknown("no producer id is agreed on yet"))
             return
         state = states.get(producer_id)
         if state is not None:
             state = replace(state, producer_epoch=base[0] // epochs * epochs + state.producer_epoch)
-        proxy.sim.log(f"proxy {proxy.number} reads end {tail.log_end_offset}, state {state}, base {base}")
-        self._tell(gates.TailRead(replace(tail, stamp_base=base, producer_id=producer_id, producer_state=state)))
+        proxy.sim.log(f"proxy {proxy.number} reads end {snapshot.log_end_offset}, state {state}, base {base}")
+        self._report(
+            sequencers.LogEndRead(replace(snapshot, fence_base=base, producer_id=producer_id, producer_state=state))
+        )
 
-    def _fetch(self, look: gates.Look) -> None:
+    def _fetch(self, probe: sequencers.ReadBatch) -> None:
         """By the high watermark, as a consumer reads."""
         proxy, partition = self.proxy, self.partition
         if self.topic_id != partition.topic_id or not self._leads():
             self._again("not the leader of that epoch")
             return
         replica = partition.replicas[self.node]
-        if look.offset < replica.log_start:
-            result: gates.LookResult = gates.OutOfRange()
-        elif look.offset >= replica.high_watermark:
-            self._step(self._end_for_look, look, partition)
+        if probe.offset < replica.log_start:
+            result: sequencers.BatchReadResult = sequencers.OutOfRange()
+        elif probe.offset >= replica.high_watermark:
+            self._step(self._end_for_look, probe, partition)
             return
         else:
-            batch = replica.batch_at(look.offset)
-            result = gates.OutOfRange() if batch is None else gates.Found(memoryview(batch.data))
-        proxy.later(proxy.world.delay(), self._tell, gates.Looked(look.ticket, result))
+            batch = replica.batch_at(probe.offset)
+            result = sequencers.OutOfRange() if batch is None else sequencers.Found(memoryview(batch.data))
+        proxy.later(proxy.world.delay(), self._report, sequencers.BatchRead(probe.pending, result))
 
-    def _end_for_look(self, look: gates.Look, partition: Partition) -> None:
+    def _end_for_look(self, probe: sequencers.ReadBatch, partition: Partition) -> None:
         proxy = self.proxy
         if partition is not self.partition or not self._leads():
             self._again("not the leader of that epoch")
             return
-        result = gates.NotYet(self.log_end(partition))
-        proxy.later(proxy.world.delay(), self._tell, gates.Looked(look.ticket, result))
+        result = sequencers.NotYet(self.log_end(partition))
+        proxy.later(proxy.world.delay(), self._report, sequencers.BatchRead(probe.pending, result))
 
-    def _resend(self, effect: gates.Resend) -> None:
+    def _resend(self, effect: sequencers.Resend) -> None:
         """An append of our own, sent once; its answer may be lost."""
         proxy, partition = self.proxy, self.partition
-        node, _, topic_id = proxy.leader(self.wanted.partition)
-        if node is None or not proxy.world.cluster.brokers[node].alive or proxy.sim.chance(proxy.world.lossy_reads):
-            proxy.later(0.05, self._tell, gates.Resent(effect.ticket, None))
-            proxy.later(0.05, proxy.refresh, self.wanted.partition)
+        node, _, topic_id = proxy.leader(self.requested.partition)
+        if node is None or not proxy.world.cluster.brokers[node].live or proxy.sim.chance(proxy.world.lossy_reads):
+            proxy.later(0.05, self._report, sequencers.Resent(effect.pending, None))
+            proxy.later(0.05, proxy.refresh, self.requested.partition)
             return
         told: list[bool] = []
         cluster = proxy.world.cluster
 
-        def tell(result: gates.Resent) -> None:
+        def report(result: sequencers.Resent) -> None:
             if not told:
                 told.append(True)
                 if result.result is not None and result.result.error_code == NOT_LEADER:
-                    proxy.refresh(self.wanted.partition)
-                self._tell(result)
+                    proxy.refresh(self.requested.partition)
+                self._report(result)
 
         def handled() -> None:
             if partition.topic_id != topic_id or partition.deleted:
                 return
-            records = bytes(batch_to_send(effect.ticket))
+            records = bytes(batch_to_send(effect.pending))
             cluster.append(node, partition, records, answered, acks=-1, timeout_ms=2000)
 
         def answered(result: PartitionResult) -> None:
             here = replace(result, partition=partition.name.partition)
-            proxy.later(proxy.world.delay(), tell, gates.Resent(effect.ticket, here))
+            proxy.later(proxy.world.delay(), report, sequencers.Resent(effect.pending, here))
 
         cluster.queue(node, cluster.brokers[node].incarnation, handled)
-        proxy.later(3.0, tell, gates.Resent(effect.ticket, None))
+        proxy.later(3.0, report, sequencers.Resent(effect.pending, None))
 
-    def _publish(self, effect: gates.PublishBase) -> None:
+    def _publish(self, effect: sequencers.PublishBase) -> None:
         proxy = self.proxy
-        topic_id = proxy.leader(self.wanted.partition)[2]
-        record = encode_stamp_base(
+        topic_id = proxy.leader(self.requested.partition)[2]
+        record = encode_fence_base(
             topic_id,
             effect.partition.partition,
             ProducerEpoch(effect.producer_epoch),
@@ -965,11 +967,11 @@ class ControlCall:
             if ok:
                 proxy.publish(record, published)
             else:
-                self._tell(gates.BasePublished(False))
+                self._report(sequencers.BasePublished(False))
 
         def published(ok: bool) -> None:
             won = proxy.winning_base(topic_id, effect.partition.partition, effect.producer_epoch)
-            self._tell(gates.BasePublished(ok, ours=ok and won == record.key))
+            self._report(sequencers.BasePublished(ok, ours=ok and won == record.key))
 
         if proxy.shared_producer_id(number) is not None:
             proxy.publish(record, published)
@@ -977,27 +979,27 @@ class ControlCall:
         proposal, producer_id = UUID(int=proxy.sim.rng.getrandbits(128)), ProducerId(SHARED * 10 + number)
         proxy.publish(encode_producer_id(proposal, _CLUSTER_ID, producer_id, number), acquired)
 
-    def _tell(self, event: gates.Event) -> None:
-        if self.proxy.alive and self._incarnation == self.proxy.incarnation:
+    def _report(self, event: sequencers.Event) -> None:
+        if self.proxy.live and self._incarnation == self.proxy.incarnation:
             self.proxy.here(self._deliver, event)
 
-    def _deliver(self, event: gates.Event) -> None:
+    def _deliver(self, event: sequencers.Event) -> None:
         proxy = self.proxy
-        if proxy.sim.tracing and isinstance(event, (gates.Looked, gates.Resent, gates.TailUnknown)):
+        if proxy.sim.tracing and isinstance(event, (sequencers.BatchRead, sequencers.Resent, sequencers.LogEndUnknown)):
             proxy.sim.log(f"proxy {proxy.number} is told {_brief(event)}")
-        proxy.perform(proxy.switch.gate_event(self.wanted.partition, event, proxy.sim.now))
+        proxy.perform(proxy.dispatcher.sequencer_event(self.requested.partition, event, proxy.sim.now))
 
 
 def _brief(what: object) -> str:
     match what:
-        case gates.Look(ticket, offset):
-            return f"look at {offset} (its batch is sent at {ticket.at})"
-        case gates.Looked(_, result):
-            end = f" {result.log_end_offset}" if isinstance(result, gates.NotYet) else ""
+        case sequencers.ReadBatch(pending, offset):
+            return f"look at {offset} (its batch is sent at {pending.at})"
+        case sequencers.BatchRead(_, result):
+            end = f" {result.log_end_offset}" if isinstance(result, sequencers.NotYet) else ""
             return f"{type(result).__name__}{end}"
-        case gates.Resent(_, result):
+        case sequencers.Resent(_, result):
             return f"resent: {result}"
-        case gates.Resend():
+        case sequencers.Resend():
             return "resend"
         case _:
             return str(what)
@@ -1046,8 +1048,8 @@ class World:
         self.keeper: Keeper | None = None
         self.proxies = [Proxy(self, number) for number in range(scenario.proxies)]
         self.quiet = False
-        if scenario.doors:
-            self.keeper = Keeper(self, TOPIC, scenario.doors)
+        if scenario.barriers:
+            self.keeper = Keeper(self, TOPIC, scenario.barriers)
         sim.after(0.5, self._control_tick)
 
     def file_configs(self, topic: str) -> dict[str, str]:
@@ -1055,7 +1057,7 @@ class World:
         if topic == TOPIC and self.scenario.managed:
             return {}
         configs = {CHECK_EXPECTED_OFFSETS: self.checks[topic].value} if topic in self.checks else {}
-        if topic == TOPIC and self.scenario.doors:
+        if topic == TOPIC and self.scenario.barriers:
             configs[ORDERED_PARTITION_EXPANSION] = "true"
         return configs
 
@@ -1095,37 +1097,37 @@ class World:
             broker.paused_until = min(broker.paused_until, self.sim.now)
             self.cluster.restart(node)
         for proxy in self.proxies:
-            if not proxy.alive:
+            if not proxy.live:
                 proxy.start()
 
-    def _links(self) -> list[Link]:
-        return [link for proxy in self.proxies if proxy.alive for link in proxy.links.values()]
+    def _proxied_connections(self) -> list[ProxiedConnection]:
+        return [proxied for proxy in self.proxies if proxy.live for proxied in proxy.proxied_connections.values()]
 
     def _fault_cut(self) -> None:
-        links = self._links()
-        if links:
-            link = self.sim.rng.choice(links)
-            side = link.upstream if self.sim.chance(0.6) else link.client
-            self.sim.log(f"a connection of proxy {link.proxy.number} is cut ({link.number})")
+        proxied_connections = self._proxied_connections()
+        if proxied_connections:
+            proxied = self.sim.rng.choice(proxied_connections)
+            side = proxied.upstream if self.sim.chance(0.6) else proxied.client
+            self.sim.log(f"a connection of proxy {proxied.proxy.number} is cut ({proxied.number})")
             side.cut()
 
     def _fault_snip(self) -> None:
         """A client is gone; its upstream connection is not."""
-        links = self._links()
-        if links:
-            link = self.sim.rng.choice(links)
-            self.sim.log(f"a client of proxy {link.proxy.number} is cut off ({link.number})")
-            link.client.cut()
+        proxied_connections = self._proxied_connections()
+        if proxied_connections:
+            proxied = self.sim.rng.choice(proxied_connections)
+            self.sim.log(f"a client of proxy {proxied.proxy.number} is cut off ({proxied.number})")
+            proxied.client.cut()
 
     def _fault_kill(self) -> None:
         node = self.sim.rng.randrange(len(self.cluster.brokers))
-        if self.cluster.brokers[node].alive and not self.quiet:
+        if self.cluster.brokers[node].live and not self.quiet:
             self.cluster.kill(node)
             self.sim.after(self.sim.between(0.05, 3.0), self.cluster.restart, node)
 
     def _fault_pause(self) -> None:
         node = self.sim.rng.randrange(len(self.cluster.brokers))
-        if self.cluster.brokers[node].alive and not self.quiet:
+        if self.cluster.brokers[node].live and not self.quiet:
             self.cluster.pause(node, self.sim.between(0.1, self.scenario.pause_max))
 
     def _fault_move(self) -> None:
@@ -1135,13 +1137,13 @@ class World:
 
     def _fault_crash(self) -> None:
         proxy = self.sim.rng.choice(self.proxies)
-        if proxy.alive and not self.quiet:
+        if proxy.live and not self.quiet:
             proxy.crash()
             self.sim.after(self.sim.between(0.05, 1.5), self._start_again, proxy)
 
     @staticmethod
     def _start_again(proxy: Proxy) -> None:
-        if not proxy.alive:
+        if not proxy.live:
             proxy.start()
 
     def _fault_freeze(self) -> None:
@@ -1194,7 +1196,7 @@ class World:
     def _fault_hang(self) -> None:
         """A broker that stands still past every timeout, with whatever it has been sent."""
         node = self.sim.rng.randrange(len(self.cluster.brokers))
-        if self.cluster.brokers[node].alive and not self.quiet:
+        if self.cluster.brokers[node].live and not self.quiet:
             self.cluster.pause(node, self.sim.between(6.0, 12.0))
 
     def _fault_compact(self) -> None:
@@ -1225,14 +1227,14 @@ class World:
 
     def _fault_tidy(self) -> None:
         """The state topic is compacted: of each key the last record stays."""
-        seen: set[bytes] = set()
+        observed: set[bytes] = set()
         records = self.state.records
         for at in range(len(records) - 1, -1, -1):
             record = records[at]
-            if record is not None and record.key in seen:
+            if record is not None and record.key in observed:
                 records[at] = None
             elif record is not None:
-                seen.add(record.key)
+                observed.add(record.key)
 
     def _fault_reassign(self) -> None:
         """A follower starts anew at the log start: what it knows of producers is what lies there. Then it leads."""
@@ -1240,7 +1242,7 @@ class World:
             return
         name = self.sim.rng.choice(self.names)
         partition = self.cluster.partitions[name]
-        others = [node for node in partition.isr if node != partition.leader and self.cluster.brokers[node].alive]
+        others = [node for node in partition.isr if node != partition.leader and self.cluster.brokers[node].live]
         if partition.leader is None or not others:
             return
         node = self.sim.rng.choice(others)

@@ -24,14 +24,14 @@ def mixed(seed: int) -> Story:
         kill=dice.choice((0, 0, 0.3)),
     )
     arranged, restored, restarts = chance(0.2), chance(0.3), dice.choice((0, 1, 2, 4))
-    grows, counted = chance(0.25), chance(0.7)
+    expands, counted = chance(0.25), chance(0.7)
     # Without the count's check nobody of the old count may be under way; arranged rows are to be arranged anew then.
-    alone = grows and not counted
+    alone = expands and not counted
     restarts = 0 if alone and arranged else restarts
     keyless = chance(0.15) and not arranged
     # Where a copy of a row belongs is not known in a growth; rows without a key are known by their task.
-    equal_rows = chance(0.3) and not grows and not keyless
-    dealt = chance(0.2) and not grows and not keyless
+    equal_rows = chance(0.3) and not expands and not keyless
+    dealt = chance(0.2) and not expands and not keyless
     return Story(
         f"mix {seed}",
         faults,
@@ -51,7 +51,7 @@ def mixed(seed: int) -> Story:
         quiet=alone,
         split_brain=chance(0.15) and not alone and not keyless,
         restored=restored,
-        grows=grows,
+        expands=expands,
         counted=counted,
         equal_rows=equal_rows,
         keyless=keyless,

@@ -27,7 +27,7 @@ class Batch:
     """What the wire would carry."""
 
     bodies: tuple[bytes, ...]
-    mark: bytes | None
+    commit_tag: bytes | None
     expected: int | None
     count: int | None
 
@@ -38,7 +38,7 @@ class Stored:
 
     base_offset: int
     bodies: tuple[bytes, ...]
-    mark: bytes | None
+    commit_tag: bytes | None
     gone: int = 0
 
     @property
@@ -58,9 +58,9 @@ class Partition:
     #: What is replicated: no reader sees more.
     high_watermark: int = 0
 
-    def append(self, bodies: tuple[bytes, ...], mark: bytes | None) -> int:
+    def append(self, bodies: tuple[bytes, ...], commit_tag: bytes | None) -> int:
         base = self.end
-        self.stored.append(Stored(base, bodies, mark))
+        self.stored.append(Stored(base, bodies, commit_tag))
         self.end = base + len(bodies)
         return base
 
@@ -74,7 +74,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Request:
-    place: tuple[str, int]
+    partition_key: tuple[str, int]
     batch: Batch
     answer: Future[Any]
 
@@ -219,12 +219,12 @@ class World:
             request.answer.set_exception(Unknown("the connection was lost"))
             return
         if answer.code == 0:
-            partition = self.topics[request.place[0]][request.place[1]]
+            partition = self.topics[request.partition_key[0]][request.partition_key[1]]
             partition.high_watermark = max(partition.high_watermark, answer.base_offset + len(request.batch.bodies))
         request.answer.set_result(answer)
 
     def _arrive(self, request: Request) -> Answer:
-        (topic, number), batch = request.place, request.batch
+        (topic, number), batch = request.partition_key, request.batch
         partition = self.topics[topic][number]
         if topic in self.counted and batch.count is not None and batch.count != len(self.topics[topic]):
             return Answer(37, -1, "INVALID_PARTITION_COUNT")
@@ -237,7 +237,7 @@ class World:
             partition.append(tuple(b"\1foreign" for _ in range(self.random.randrange(1, 4))), None)
             return Answer(44, -1, None)
         self.appends += 1
-        return Answer(0, partition.append(batch.bodies, batch.mark))
+        return Answer(0, partition.append(batch.bodies, batch.commit_tag))
 
     def grow(self, topic: str, count: int) -> None:
         """As the proxy does it: nothing is under way, all is replicated, then there are more."""
@@ -319,8 +319,8 @@ class ModelFraming:
     """A body is a length, a key (or 255 for none), a value."""
 
     @staticmethod
-    def build(bodies: pa.Array, *, mark: bytes, expected: int, now_ms: int, partition_count: int | None) -> Any:
-        return Batch(tuple(bodies.to_pylist()), mark, expected, partition_count)
+    def build(bodies: pa.Array, *, commit_tag: bytes, expected: int, now_ms: int, partition_count: int | None) -> Any:
+        return Batch(tuple(bodies.to_pylist()), commit_tag, expected, partition_count)
 
     @staticmethod
     def key(body: bytes) -> bytes | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from fencepost.spark import comparing, looking, task
+from fencepost.spark import comparing, driver_probe, task
 from fencepost.spark.errors import SinkError, Unknown
 
 from .model import Answer, ModelFraming
@@ -24,7 +24,7 @@ class Mutant:
 
     name: str
     breaks: str
-    alive: Callable[[], Any]
+    live: Callable[[], Any]
     stories: tuple[str, ...]
 
 
@@ -32,48 +32,48 @@ def _method(name: str, broken: Callable[..., Any]) -> Callable[[], Any]:
     return lambda: patch.object(Task, name, broken)
 
 
-def _look_without_reading(self: Any, place: Any, actual: int) -> None:
-    partition = self._partitions[place]
+def _look_without_reading(self: Any, partition_key: Any, actual: int) -> None:
+    partition = self._partitions[partition_key]
     end = actual
     if end < 0:
-        [(_, end)] = self._log.offsets(place[0], [place[1]]).values()
+        [(_, end)] = self._log.offsets(partition_key[0], [partition_key[1]]).values()
     partition.end = max(end, partition.end)
 
 
-_absorb, _answered, _grow, _begin, _judge = (
+_absorb, _answered, _grow, _begin, _validate = (
     Task._absorb, Task._answered, Task._grow, Task.begin, Task._judge_counts,
 )  # fmt: skip
 
 
-def _doubt_is_success(self: Any, place: Any, partition: Any) -> None:
+def _doubt_is_success(self: Any, partition_key: Any, partition: Any) -> None:
     flight = partition.flight
     if isinstance(flight.answer.exception(), Unknown):
         partition.flight = None
-        self._landed(place, partition, flight, Answer(0, flight.expected))
+        self._landed(partition_key, partition, flight, Answer(0, flight.expected))
     else:
-        _answered(self, place, partition)
+        _answered(self, partition_key, partition)
 
 
 _pool = Task._pool
 
 
-def _without(whose: int) -> Callable[..., None]:
+def _without(origin: int) -> Callable[..., None]:
     def pool(self: Any, partition: Any, chunk: Any, of: int) -> None:
-        if of != whose:
+        if of != origin:
             _pool(self, partition, chunk, of)
 
     return pool
 
 
-def _same_run_too(self: Any, place: Any, chunk: Any, **more: Any) -> None:
-    _absorb(self, place, chunk, **more)
-    if chunk.mark.run == self._looked.run and chunk.mark.task != self._task and not self._plan.arranged:
-        _pool(self, self._partitions[place], chunk, task._FOREIGN)
+def _same_run_too(self: Any, partition_key: Any, chunk: Any, **more: Any) -> None:
+    _absorb(self, partition_key, chunk, **more)
+    if chunk.commit_tag.run == self._probed.run and chunk.commit_tag.task != self._task and not self._plan.arranged:
+        _pool(self, self._partitions[partition_key], chunk, task._FOREIGN)
 
 
 def _uncompared(mutated: Callable[..., Any] | None = None) -> Callable[[], Any]:
     @contextmanager
-    def alive() -> Iterator[None]:
+    def live() -> Iterator[None]:
         with patch.object(comparing, "compare", lambda *args, **more: None):
             if mutated is None:
                 yield
@@ -81,7 +81,7 @@ def _uncompared(mutated: Callable[..., Any] | None = None) -> Callable[[], Any]:
                 with patch.object(Task, "_absorb", mutated):
                     yield
 
-    return alive
+    return live
 
 
 _difference, _append_at, _read_lying = (
@@ -99,21 +99,21 @@ def _nothing_unknown(self: Any, lying: Any) -> Any:
     return _difference(self, lying)[0], 0
 
 
-def _append_anyway(self: Any, place: Any, end: int, like: Any, bodies: Any) -> int:
+def _append_anyway(self: Any, partition_key: Any, end: int, like: Any, bodies: Any) -> int:
     """At the end, wherever it is now."""
     done = 0
     while not done:
-        [(_, end)] = self._log.offsets(place[0], [place[1]]).values()
-        done = int(_append_at(self, place, end, like, bodies))
+        [(_, end)] = self._log.offsets(partition_key[0], [partition_key[1]]).values()
+        done = int(_append_at(self, partition_key, end, like, bodies))
     return done
 
 
-def _without_earlier_commits(self: Any, place: Any) -> Any:
+def _without_earlier_commits(self: Any, partition_key: Any) -> Any:
     """What the driver had appended when this commit began."""
-    found = _read_lying(self, place)
-    first = self.__dict__.setdefault("first_ends", {}).setdefault(place, found.end)
-    for mark, logged in self._chunks(place, found.begin, first):
-        if mark.task == comparing.DRIVER and logged.base_offset < first:
+    found = _read_lying(self, partition_key)
+    first = self.__dict__.setdefault("first_ends", {}).setdefault(partition_key, found.end)
+    for commit_tag, logged in self._chunks(partition_key, found.begin, first):
+        if commit_tag.task == comparing.DRIVER and logged.base_offset < first:
             for each in logged.bodies:
                 found.digests.remove(task.digest_of(each))
     return found
@@ -123,46 +123,58 @@ def _met_without_unmatched(self: Any) -> Any:
     met = _met(self)
     if met is None:
         return None
-    return replace(met, places={place: at._replace(unmatched=b"") for place, at in met.places.items()})
+    return replace(
+        met,
+        partition_keys={partition_key: at._replace(unmatched=b"") for partition_key, at in met.partition_keys.items()},
+    )
 
 
 def _met_without_numbers(self: Any) -> Any:
     met = _met(self)
     if met is None:
         return None
-    return replace(met, places={place: at._replace(numbers=frozenset()) for place, at in met.places.items()})
+    return replace(
+        met,
+        partition_keys={
+            partition_key: at._replace(numbers=frozenset()) for partition_key, at in met.partition_keys.items()
+        },
+    )
 
 
 _met = Task._met
 
 
 def _never_doubtful(self: Any, *args: Any) -> Any:
-    self._doubtful = False
+    self._in_doubt = False
     return _send(self, *args)
 
 
 def _resume_as_fresh(self: Any) -> None:
-    sights = {
-        place: replace(sight, last=None if sight.last and sight.last.batch == self._batch else sight.last)
-        for place, sight in self._looked.sights.items()
+    observations = {
+        partition_key: replace(
+            observation, last=None if observation.last and observation.last.batch == self._batch else observation.last
+        )
+        for partition_key, observation in self._probed.observations.items()
     }
-    self._looked = replace(self._looked, sights=sights)
+    self._probed = replace(self._probed, observations=observations)
     _begin(self)
 
 
 def _behind_as_fresh(self: Any) -> None:
-    sights = {
-        place: replace(sight, last=None if sight.last and sight.last.batch > self._batch else sight.last)
-        for place, sight in self._looked.sights.items()
+    observations = {
+        partition_key: replace(
+            observation, last=None if observation.last and observation.last.batch > self._batch else observation.last
+        )
+        for partition_key, observation in self._probed.observations.items()
     }
-    self._looked = replace(self._looked, sights=sights)
+    self._probed = replace(self._probed, observations=observations)
     _begin(self)
 
 
 def _grown_without_reading(self: Any, topic: str) -> None:
-    self._look = lambda *args: None  # of this task alone: others are in the middle of theirs
+    self._probe = lambda *args: None  # of this task alone: others are in the middle of theirs
     _grow(self, topic)
-    del self._look
+    del self._probe
 
 
 def _not_mixed(self: Any, *args: Any) -> bool:
@@ -177,17 +189,17 @@ _is_missing = Task._is_missing
 
 
 def _wrong_began(self: Any, last: Any) -> None:
-    _judge(self, last)
-    for place, mark in list(last.items()):
-        if mark.batch == self._batch:
-            last[place] = replace(mark, began=self._looked.sights[place].end)
-    sights = {
-        place: replace(sight, last=last.get(place)) for place, sight in self._looked.sights.items()
+    _validate(self, last)
+    for partition_key, commit_tag in list(last.items()):
+        if commit_tag.batch == self._batch:
+            last[partition_key] = replace(commit_tag, began=self._probed.observations[partition_key].end)
+    observations = {
+        partition_key: replace(observation, last=last.get(partition_key)) for partition_key, observation in self._probed.observations.items()
     }  # fmt: skip
-    self._looked = replace(self._looked, sights=sights)
+    self._probed = replace(self._probed, observations=observations)
 
 
-def _nothing_is_new(self: Any, place: Any, partition: Any, end: int) -> bool:
+def _nothing_is_new(self: Any, partition_key: Any, partition: Any, end: int) -> bool:
     return True
 
 
@@ -202,14 +214,14 @@ class _Both(Future[Any]):
     """Of two appends under way at once."""
 
 
-def _send_two(self: Any, place: Any, partition: Any) -> None:
+def _send_two(self: Any, partition_key: Any, partition: Any) -> None:
     """The second expects what the first would leave."""
-    _send(self, place, partition)
+    _send(self, partition_key, partition)
     if not partition.queue:
         return
     first, end = partition.flight, partition.end
     partition.end = end + len(first.rows)
-    _send(self, place, partition)
+    _send(self, partition_key, partition)
     second, partition.end = partition.flight, end
     both: _Both = _Both()
 
@@ -232,7 +244,7 @@ def _send_two(self: Any, place: Any, partition: Any) -> None:
 _send = Task._send
 
 
-def _tail_only(log: Any, place: Any, bounds: Any, sink: str, lower: Any) -> Any:
+def _tail_only(log: Any, partition_key: Any, bounds: Any, sink: str, lower: Any) -> Any:
     return replace(lower, below=bounds[1])
 
 
@@ -240,44 +252,44 @@ def _spread_by_chance(self: Any, topic: str) -> int:
     return int(self._clock.random() * self._over[topic])
 
 
-def _ours_by_task(self: Any, place: Any, chunk: Any, **more: Any) -> None:
+def _ours_by_task(self: Any, partition_key: Any, chunk: Any, **more: Any) -> None:
     arranged = self._plan
-    if arranged.arranged and chunk.mark.task != self._task:
+    if arranged.arranged and chunk.commit_tag.task != self._task:
         return
-    _absorb(self, place, chunk, **more)
+    _absorb(self, partition_key, chunk, **more)
 
 
-def _no_order(self: Any, place: Any, partition: Any) -> None:
+def _no_order(self: Any, partition_key: Any, partition: Any) -> None:
     """Rows that were refused go behind those that came later."""
     refused = self._refused
-    _answered(self, place, partition)
+    _answered(self, partition_key, partition)
     if self._refused > refused and partition.queue:
         partition.queue.rotate(-1)
 
 
-def _absorb_uncounted(self: Any, place: Any, chunk: Any, **more: Any) -> None:
-    seen = self._partitions[place].seen
+def _absorb_uncounted(self: Any, partition_key: Any, chunk: Any, **more: Any) -> None:
+    seen = self._partitions[partition_key].seen
     before = dict(seen) if seen is not None else None
-    _absorb(self, place, chunk, **more)
-    self._partitions[place].seen = before
+    _absorb(self, partition_key, chunk, **more)
+    self._partitions[partition_key].seen = before
 
 
-def _release_at_once(self: Any, place: Any) -> None:
-    _read_region(self, place)
-    self._held = None
+def _release_at_once(self: Any, partition_key: Any) -> None:
+    _read_scan_range(self, partition_key)
+    self._buffered = None
 
 
-_read_region = Task._read_region
+_read_scan_range = Task._read_scan_range
 
 MUTANTS = (
     Mutant(
-        "no look",
+        "no probe",
         "after a refusal the new end is believed without reading",
-        _method("_look", _look_without_reading),
+        _method("_probe", _look_without_reading),
         ("speculation", "zombies", "lossy"),
     ),
     Mutant(
-        "doubt is success",
+        "mark_in_doubt is success",
         "an append without an answer counts as appended",
         _method("_answered", _doubt_is_success),
         ("lossy",),
@@ -290,19 +302,19 @@ MUTANTS = (
     ),
     Mutant(
         "no foreign numbers",
-        "rows are not looked for under other numbers",
+        "rows are not probed for under other numbers",
         _method("_pool", _without(task._FOREIGN)),
         ("permuted", "permuted, calm"),
     ),
     Mutant(
         "no own number",
-        "rows are not looked for under the task's number in other runs",
+        "rows are not probed for under the task's number in other runs",
         _method("_pool", _without(task._SAME_NUMBER)),
         ("driver restarts",),
     ),
     Mutant(
         "no own run",
-        "rows are not looked for among what the task has written in this run",
+        "rows are not probed for among what the task has written in this run",
         _method("_pool", _without(task._OWN)),
         ("speculation", "tasks die"),
     ),
@@ -343,20 +355,20 @@ MUTANTS = (
         ("equal rows in tasks",),
     ),
     Mutant(
-        "unmatched not told",
+        "unmatched not reported",
         "a task does not say which rows of its number it does not have",
         _method("_met", _met_without_unmatched),
         ("permuted", "other data, compared"),
     ),
     Mutant(
-        "numbers not told",
-        "a task does not say whose rows it has met",
+        "numbers not reported",
+        "a task does not say origin rows it has met",
         _method("_met", _met_without_numbers),
         ("other data, fewer tasks",),
     ),
     Mutant(
-        "never in doubt",
-        "a batch whose data is another one each time is written each time",
+        "never in mark_in_doubt",
+        "a batch origin data is another one each time is written each time",
         _method("_send", _never_doubtful),
         ("other data each time",),
     ),
@@ -364,7 +376,7 @@ MUTANTS = (
         "keys",
         "a task of other keys is taken for one of other data",
         _method("_keys_are_the_same", lambda self: True),
-        ("permuted, growth",),
+        ("permuted, history",),
     ),
     Mutant(
         "left-overs",
@@ -400,26 +412,26 @@ MUTANTS = (
     Mutant(
         "not sifted",
         "what waits is not compared with what was read",
-        _method("_sift", lambda self, place: None),
+        _method("_dedupe", lambda self, partition_key: None),
         ("lossy",),
     ),
     Mutant(
         "grown without reading",
-        "after a growth old partitions are not read",
+        "after a history old partitions are not read",
         _method("_grow", _grown_without_reading),
-        ("growth and copies",),
+        ("history and copies",),
     ),
     Mutant(
         "not mixed",
-        "after a growth rows are looked for where they would go now",
+        "after a history rows are probed for where they would go now",
         _method("_is_missing", _not_mixed),
-        ("growth and restarts", "growth"),
+        ("history and restarts", "history"),
     ),
     Mutant(
-        "count not said",
+        "count not stated",
         "chunks do not say over how many partitions they were placed",
         lambda: patch.object(ModelFraming, "build", staticmethod(_uncounted_build)),
-        ("growth and restarts", "growth", "growth, no keys"),
+        ("history and restarts", "history", "history, no keys"),
     ),
     Mutant(
         "two under way",
@@ -429,16 +441,16 @@ MUTANTS = (
     ),
     Mutant(
         "tail only",
-        "the last mark is not looked for behind others' records",
-        lambda: patch.object(looking, "_search", _tail_only),
+        "the last commit_tag is not probed for behind others' records",
+        lambda: patch.object(driver_probe, "_search", _tail_only),
         ("zombies, other order",),
     ),
     Mutant("spread by chance", "rows without a key go anywhere", _method("own", _spread_by_chance), ("no keys",)),
     Mutant(
         "arranged by task",
-        "arranged rows are looked for among the task's own",
+        "arranged rows are probed for among the task's own",
         _method("_absorb", _ours_by_task),
-        ("changed split, then arranged", "growth, arranged"),
+        ("changed split, then arranged", "history, arranged"),
     ),
     Mutant(
         "arranged rows without a task",
@@ -450,19 +462,19 @@ MUTANTS = (
     Mutant(
         "other query",
         "another query's rows are nobody's",
-        _method("_refuse_other_query", lambda self, place, mark: None),
+        _method("_refuse_other_query", lambda self, partition_key, commit_tag: None),
         ("deleted checkpoint",),
     ),
     Mutant(
-        "a stale mark",
+        "a stale commit_tag",
         "records that were deleted unread are not missed",
-        lambda: patch.object(looking, "_cut_off", lambda known, start: replace(known, below=start)),
+        lambda: patch.object(driver_probe, "_cut_off", lambda known, start: replace(known, below=start)),
         ("deleted rows",),
     ),
     Mutant(
-        "not held",
+        "not buffered",
         "new rows are appended before all old ones were met",
-        _method("_read_region", _release_at_once),
+        _method("_read_scan_range", _release_at_once),
         ("other data",),
     ),
 )
@@ -472,7 +484,7 @@ def hunt(mutant: Mutant, seeds: int) -> tuple[str, int, str] | None:
     """Story, seed and what was noticed; None if nothing was."""
     for name in mutant.stories:
         for seed in range(seeds):
-            with mutant.alive():
+            with mutant.live():
                 try:
                     play(STORIES[name], seed)
                 except (AssertionError, SinkError, Exception) as error:

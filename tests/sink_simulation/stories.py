@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from fencepost._placing import murmur2
-from fencepost.spark import comparing, looking, task
+from fencepost.spark import comparing, driver_probe, task
 from fencepost.spark.errors import CannotReach, SinkError
 
 from .model import Actor, Faults, ModelClock, ModelFraming, ModelLog, Partition, World, body
@@ -54,7 +54,7 @@ class Story:
     zombies: float = 0.5
     split_brain: bool = False
     restored: bool = False
-    grows: bool = False
+    expands: bool = False
     counted: bool = True
     equal_rows: bool = False
     keyless: bool = False
@@ -106,11 +106,11 @@ def play(story: Story, seed: int) -> Run:
     run = Run(story, world)
     for number in range(story.batches + 1):
         run.rows[number] = _rows(world, story, number)
-    if story.grows:
-        wanted = world.random.randrange(1, 60)
+    if story.expands:
+        requested = world.random.randrange(1, 60)
 
         def grow() -> None:
-            due = world.appends >= wanted and len(world.topics[TOPIC]) == story.partitions
+            due = world.appends >= requested and len(world.topics[TOPIC]) == story.partitions
             if due and (story.counted or not any(actor.name.startswith("t") for actor in world.actors)):
                 world.grow(TOPIC, story.partitions * 2)
 
@@ -143,7 +143,7 @@ class _Query:
     #: Batches that a driver has begun.
     begun: set[int] = field(default_factory=set)
     #: Of the driver that began the last one.
-    remembered: looking.Remembered = field(default_factory=looking.Remembered)
+    remembered: driver_probe.Remembered = field(default_factory=driver_probe.Remembered)
 
     def play(self) -> None:
         story, world = self.run.story, self.run.world
@@ -252,7 +252,7 @@ class _Query:
         run.surplus = sum(p.end for p in world.topics[TOPIC]) - before
         assert run.surplus <= len(truth), "each try was written"
 
-    def _try_again(self, *, fewer: bool = False, remembered: looking.Remembered | None = None) -> None:
+    def _try_again(self, *, fewer: bool = False, remembered: driver_probe.Remembered | None = None) -> None:
         world = self.run.world
         driver = _Driver(self, 0, arranged=self.run.story.arranged, fewer=fewer)
         driver.remembered = remembered or driver.remembered
@@ -273,7 +273,7 @@ class _Driver:
     attempts: list[Attempt] = field(default_factory=list)
     refused: str = ""
     fewer: bool = False
-    remembered: looking.Remembered = field(default_factory=looking.Remembered)
+    remembered: driver_probe.Remembered = field(default_factory=driver_probe.Remembered)
 
     def main(self) -> None:
         run = self.query.run
@@ -285,33 +285,35 @@ class _Driver:
             counted = frozenset(world.counted)
             while True:
                 try:
-                    look = looking.look(log, "s", [TOPIC], at=0, counted=counted, remembered=remembered)
+                    probe = driver_probe.probe(log, "s", [TOPIC], at=0, counted=counted, remembered=remembered)
                     break
                 except CannotReach:
                     clock.wait((), 0.05)
-            if self.arranged and look.counts[TOPIC] != planned:
+            if self.arranged and probe.counts[TOPIC] != planned:
                 return  # started again, arranged anew
             hold = 10_000 if story.other_data or story.random_data else world.random.choice((100, 10_000))
             plan = task.Plan(
                 "s", arranged=self.arranged, unmatched=story.unmatched, patience_seconds=1e6,
-                chunk_bytes=world.random.choice((60, 150, 400)), buffer_bytes=800, hold_bytes=hold,
+                append_bytes_max=world.random.choice((60, 150, 400)), buffer_bytes=800, hold_bytes=hold,
             )  # fmt: skip
             again = batch in self.query.begun
             self.query.begun.add(batch)
-            if not self._write(look, plan, batch, planned, again=again):
+            if not self._write(probe, plan, batch, planned, again=again):
                 return
             run.complete.add(batch)
             # The commit may be lost: the next driver begins with this batch again.
             self.query.committed = max(self.query.committed, batch)
 
-    def _write(self, look: looking.Look, plan: task.Plan, batch: int, planned: int, *, again: bool) -> bool:
+    def _write(
+        self, probe: driver_probe.DriverProbe, plan: task.Plan, batch: int, planned: int, *, again: bool
+    ) -> bool:
         world, story = self.query.run.world, self.query.run.story
         tasks = self._tasks(batch, planned)
         if story.permuted and again:
             tasks = {number: tasks[(number + 1) % len(tasks)] for number in tasks}
         done: dict[int, task.Outcome] = {}
         running: dict[int, list[Attempt]] = {
-            number: [self._start(look, plan, batch, number, rows)] for number, rows in tasks.items()
+            number: [self._start(probe, plan, batch, number, rows)] for number, rows in tasks.items()
         }
         failures = 0
         while len(done) < len(tasks):
@@ -342,7 +344,7 @@ class _Driver:
                 if number in done:
                     continue
                 if not several or (len(several) == 1 and world.random.random() < story.speculation):
-                    several.append(self._start(look, plan, batch, number, tasks[number]))
+                    several.append(self._start(probe, plan, batch, number, tasks[number]))
         return self._commit(plan, batch, list(done.values()))
 
     def _commit(self, plan: task.Plan, batch: int, outcomes: list[task.Outcome]) -> bool:
@@ -368,10 +370,10 @@ class _Driver:
                 run.filled += compared.appended
         return True
 
-    def _may_refuse(self, said: str) -> bool:
+    def _may_refuse(self, stated: str) -> bool:
         story = self.query.run.story
-        return (story.split_brain and "another driver is ahead" in said) or (
-            story.grows and story.arranged and "since the rows were arranged" in said
+        return (story.split_brain and "another driver is ahead" in stated) or (
+            story.expands and story.arranged and "since the rows were arranged" in stated
         )
 
     def _stop(self) -> None:
@@ -403,7 +405,9 @@ class _Driver:
                 world.random.shuffle(rows)
         return tasks
 
-    def _start(self, look: looking.Look, plan: task.Plan, batch: int, number: int, rows: list[Row]) -> Attempt:
+    def _start(
+        self, probe: driver_probe.DriverProbe, plan: task.Plan, batch: int, number: int, rows: list[Row]
+    ) -> Attempt:
         run = self.query.run
         world, story = run.world, run.story
         attempt = Attempt(None, number)  # type: ignore[arg-type]
@@ -414,7 +418,7 @@ class _Driver:
 
         def work() -> None:
             one = task.Task(
-                plan, look, query=self.query.query, batch=batch, task=number, attempt=f"{world.random.random()}",
+                plan, probe, query=self.query.query, batch=batch, task=number, attempt=f"{world.random.random()}",
                 log=ModelLog(world), framing=ModelFraming(), clock=ModelClock(world),
             )  # fmt: skip
             try:
@@ -423,14 +427,14 @@ class _Driver:
                 for first in range(0, len(order), step):
                     some = order[first : first + step]
                     over = one.over(TOPIC)
-                    places = [
+                    partition_keys = [
                         one.own(TOPIC) if r.key is None and r.partition is None else _place(r, over) for r in some
                     ]
                     explicit = np.array([r.partition is not None for r in some]) if story.explicit else None
                     if self.arranged and not story.explicit:
                         explicit = np.ones(len(some), dtype=bool)
-                        places = [_place(r, len(look.counts) and look.counts[TOPIC]) for r in some]
-                    one.feed(TOPIC, pa.array([r.body for r in some], pa.large_binary()), places, explicit)
+                        partition_keys = [_place(r, len(probe.counts) and probe.counts[TOPIC]) for r in some]
+                    one.feed(TOPIC, pa.array([r.body for r in some], pa.large_binary()), partition_keys, explicit)
                     ModelClock(world).wait((), 0.001)
                 attempt.outcome = one.finish()
                 run.found += attempt.outcome.found
@@ -476,28 +480,28 @@ def check(run: Run) -> None:
         for stored in partition.stored:
             assert stored.base_offset == offset
             offset = stored.next_offset
-            if stored.mark is not None:
+            if stored.commit_tag is not None:
                 there.update(stored.bodies)
                 for each in stored.bodies:
                     if (key := ModelFraming.key(each)) is not None:
                         values.setdefault(key, []).append(each)
     for batch, rows in run.rows.items():
-        wanted = Counter(row.body for row in rows)
-        for each, count in wanted.items():
+        requested = Counter(row.body for row in rows)
+        for each, count in requested.items():
             assert there[each] <= count, (
                 f"{run.story.name}: batch {batch}: {there[each]} times instead of {count}: {each!r}"
             )
             if batch in run.complete:
                 assert there[each] == count, f"{run.story.name}: batch {batch}: a row is missing: {each!r}"
     assert there.total() <= sum(map(len, run.rows.values())) + run.surplus
-    told = run.story
-    if not (told.shuffled or told.changed_split or told.equal_rows or told.grows or told.dealt):
+    reported = run.story
+    if not (reported.shuffled or reported.changed_split or reported.equal_rows or reported.expands or reported.dealt):
         _check_order(run, values)
     if run.story.explicit:
         for number, partition in enumerate(run.world.topics[TOPIC]):
-            wanted = Counter(row.body for rows in run.rows.values() for row in rows if row.partition == number)
-            found = Counter(each for stored in partition.stored if stored.mark for each in stored.bodies)
-            assert found <= wanted
+            requested = Counter(row.body for rows in run.rows.values() for row in rows if row.partition == number)
+            found = Counter(each for stored in partition.stored if stored.commit_tag for each in stored.bodies)
+            assert found <= requested
 
 
 def _check_order(run: Run, values: dict[bytes, list[bytes]]) -> None:
@@ -505,8 +509,8 @@ def _check_order(run: Run, values: dict[bytes, list[bytes]]) -> None:
     if run.story.explicit:
         return
     for key, found in values.items():
-        wanted = [row.body for batch in sorted(run.rows) for row in run.rows[batch] if row.key == key]
-        position = {each: index for index, each in enumerate(wanted)}
+        requested = [row.body for batch in sorted(run.rows) for row in run.rows[batch] if row.key == key]
+        position = {each: index for index, each in enumerate(requested)}
         order = [position[each] for each in found if each in position]
         assert order == sorted(order), f"{run.story.name}: key {key!r} out of order"
 
@@ -542,14 +546,14 @@ STORIES = {
             "permuted, equal rows", _SOME, restarts=4, permuted=True, dealt=True, equal_rows=True, unmatched="compare"
         ),
         Story("permuted, then behind", _SOME, restarts=2, permuted=True, restored=True, batches=4, tasks=3),
-        Story("permuted, growth", _SOME, restarts=3, permuted=True, grows=True, tasks=3),
+        Story("permuted, growth", _SOME, restarts=3, permuted=True, expands=True, tasks=3),
         # Where a copy belongs that the driver misses is not known then: it is refused.
         Story(
             "permuted, growth, equal rows",
             _SOME,
             restarts=3,
             permuted=True,
-            grows=True,
+            expands=True,
             dealt=True,
             equal_rows=True,
             unmatched="compare",
@@ -610,13 +614,13 @@ STORIES = {
         Story("deleted checkpoint", _SOME, deleted_checkpoint=True, strict=False),
         Story("deleted rows", _CALM, deleted_rows=True, strict=False),
         Story("other data", _SOME, other_data=True, strict=False, rows=30),
-        Story("growth", _SOME, grows=True, speculation=0.2, shuffled=True),
-        Story("growth and copies", _CALM, grows=True, speculation=0.9, tasks=1, partitions=3, rows=80, shuffled=True),
-        Story("growth and restarts", replace(_SOME, kill=0.2), grows=True, restarts=3, zombies=1.0, shuffled=True),
-        Story("growth, arranged", _SOME, grows=True, arranged=True, restarts=2, zombies=1.0),
-        Story("growth without the check", _SOME, grows=True, counted=False, restarts=3, zombies=0.0, shuffled=True),
-        Story("growth without the check, restored", _SOME, grows=True, counted=False, restored=True, zombies=0.0),
-        Story("growth, restored", _SOME, grows=True, restored=True, restarts=1),
-        Story("growth, no keys", _SOME, grows=True, keyless=True, restarts=2, zombies=1.0, tasks=3),
+        Story("growth", _SOME, expands=True, speculation=0.2, shuffled=True),
+        Story("growth and copies", _CALM, expands=True, speculation=0.9, tasks=1, partitions=3, rows=80, shuffled=True),
+        Story("growth and restarts", replace(_SOME, kill=0.2), expands=True, restarts=3, zombies=1.0, shuffled=True),
+        Story("growth, arranged", _SOME, expands=True, arranged=True, restarts=2, zombies=1.0),
+        Story("growth without the check", _SOME, expands=True, counted=False, restarts=3, zombies=0.0, shuffled=True),
+        Story("growth without the check, restored", _SOME, expands=True, counted=False, restored=True, zombies=0.0),
+        Story("growth, restored", _SOME, expands=True, restored=True, restarts=1),
+        Story("growth, no keys", _SOME, expands=True, keyless=True, restarts=2, zombies=1.0, tasks=3),
     )
 }

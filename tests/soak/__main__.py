@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--check", type=Path, metavar="DIRECTORY", help="judge an earlier run again")
     options = parser.parse_args()
     if options.check is not None:
-        return _judge(options.check)
+        return _validate(options.check)
     seed = random.randrange(1 << 31) if options.seed is None else options.seed
     directory = options.directory or Path(tempfile.mkdtemp(prefix="fencepost-soak-"))
     plan = Plan(
@@ -42,7 +42,7 @@ def main() -> int:
         directory,
         options.pace,
         faults=not options.no_faults,
-        stamping=not options.no_stamping,
+        fencing=not options.no_stamping,
     )
     _quieten(directory)
     interrupted = threading.Event()
@@ -50,7 +50,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: interrupted.set())
     print(f"soak: {options.minutes:g} minutes, seed {seed}, history in {directory}", flush=True)
     started = time.monotonic()
-    result = run(plan, _say, interrupted=interrupted)
+    result = run(plan, _write, interrupted=interrupted)
     print(f"\nseed {seed}, {time.monotonic() - started:.0f} s")
     for line in result.summary():
         print(line)
@@ -61,11 +61,11 @@ def main() -> int:
     return 0 if result.holds else 1
 
 
-def _judge(directory: Path) -> int:
-    verdict = checker.check(checker.load(directory / HISTORY, directory / LOG))
-    for line in checker.report(verdict):
+def _validate(directory: Path) -> int:
+    decision = checker.check(checker.load(directory / HISTORY, directory / LOG))
+    for line in checker.report(decision):
         print(line)
-    return 1 if verdict.findings else 0
+    return 1 if decision.findings else 0
 
 
 def _quieten(directory: Path) -> None:
@@ -77,7 +77,7 @@ def _quieten(directory: Path) -> None:
         os.dup2(file.fileno(), 2)
 
 
-def _say(text: str) -> None:
+def _write(text: str) -> None:
     print(text, flush=True)
 
 

@@ -73,7 +73,7 @@ class Operation:
     sees_messages: bool = True
     idempotent: bool = False
     reads_end: bool = False
-    chain: str | None = None
+    pipeline_key: str | None = None
     transaction: str | None = None
     end: float = _FOREVER
     outcome: str = UNKNOWN
@@ -85,14 +85,14 @@ class Operation:
 
     def __str__(self) -> str:
         topic, partition = self.place
-        told = [
+        reported = [
             f"{name} {value}" for name in ("offset", "actual", "code") if (value := getattr(self, name)) is not None
         ]
         end = "open" if self.end == _FOREVER else f"{self.end:.6f}"
         return (
             f"op {self.number} of {self.writer} ({self.ids[0]}{f' +{len(self.ids) - 1}' * (len(self.ids) > 1)}) on "
             f"{topic}-{partition}, expected {self.expected}, {self.start:.6f}..{end}: "
-            f"{', '.join([self.outcome, *told])}{f' ({self.detail})' if self.detail else ''}"
+            f"{', '.join([self.outcome, *reported])}{f' ({self.detail})' if self.detail else ''}"
         )
 
 
@@ -175,35 +175,35 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Verdict:
+class Decision:
     findings: list[Finding] = field(default_factory=list)
     tolerated: Counter[str] = field(default_factory=Counter)
     #: How often each rule had something to look at: a rule that never had any has shown nothing.
-    looked_at: Counter[str] = field(default_factory=Counter)
+    probed_at: Counter[str] = field(default_factory=Counter)
 
     @property
     def rules(self) -> list[str]:
         return [finding.rule for finding in self.findings]
 
 
-def check(history: History) -> Verdict:
-    verdict = Verdict()
+def check(history: History) -> Decision:
+    decision = Decision()
     by_place: dict[Place, list[Operation]] = defaultdict(list)
     for operation in history.operations.values():
         by_place[operation.place].append(operation)
     for place in by_place.keys() | history.logs.keys():
-        _Partition(history, place, by_place[place], verdict).check()
-    return verdict
+        _Partition(history, place, by_place[place], decision).check()
+    return decision
 
 
 class _Partition:
-    def __init__(self, history: History, place: Place, operations: list[Operation], verdict: Verdict) -> None:
+    def __init__(self, history: History, place: Place, operations: list[Operation], decision: Decision) -> None:
         self.topic = history.topics[place[0]]
         self.transactions = history.transactions
         self.place = place
         self.operations = operations
         self.entries = sorted(history.logs.get(place, []), key=lambda entry: entry.offset)
-        self.verdict = verdict
+        self.decision = decision
         self.where: dict[str, list[int]] = defaultdict(list)
         for entry in self.entries:
             if entry.id is not None:
@@ -215,13 +215,13 @@ class _Partition:
         return self.topic.mode == "required"
 
     def found(self, rule: str, text: object) -> None:
-        self.verdict.findings.append(Finding(rule, str(text)))
+        self.decision.findings.append(Finding(rule, str(text)))
 
-    def look(self, rule: str) -> None:
-        self.verdict.looked_at[rule] += 1
+    def probe(self, rule: str) -> None:
+        self.decision.probed_at[rule] += 1
 
     def tolerate(self, why: str) -> None:
-        self.verdict.tolerated[why] += 1
+        self.decision.tolerated[why] += 1
 
     def check(self) -> None:
         self.gaps_and_strangers()
@@ -232,7 +232,7 @@ class _Partition:
             self.together(operation)
             self.errors(operation)
         self.order()
-        self.chains()
+        self.pipeline_keys()
         self.ends()
         self.visibility()
 
@@ -241,7 +241,7 @@ class _Partition:
     def gaps_and_strangers(self) -> None:
         topic, partition = self.place
         for index, entry in enumerate(self.entries):
-            self.look("GAP")
+            self.probe("GAP")
             if entry.offset != index:
                 self.found("GAP", f"{topic}-{partition}: offset {index} is missing; {entry.offset} comes next")
                 break
@@ -250,7 +250,7 @@ class _Partition:
                 if self.airtight:
                     self.found("UNGUARDED", f"{topic}-{partition}: a transaction marker at offset {entry.offset}")
                 continue
-            self.look("STRANGER")
+            self.probe("STRANGER")
             if entry.id not in self.owners:
                 self.found("STRANGER", f"{topic}-{partition}: nobody sent {entry.id!r}, which is at {entry.offset}")
 
@@ -263,8 +263,8 @@ class _Partition:
     def outcome(self, operation: Operation) -> None:
         there = self.offsets(operation)
         if operation.outcome == OK:
-            self.look("FALSE ACCEPT")
-            self.look("LOST")
+            self.probe("FALSE ACCEPT")
+            self.probe("LOST")
             if not there:
                 self.found("LOST", operation)
             elif operation.offset is None and operation.expected is None:
@@ -274,11 +274,11 @@ class _Partition:
             elif operation.expected is not None and operation.offset != operation.expected:
                 self.found("FALSE ACCEPT", f"{operation}: accepted off its expectation")
         elif operation.outcome == VIOLATION:
-            self.look("VIOLATION NOT THERE")
+            self.probe("VIOLATION NOT THERE")
             if operation.offset not in there:
                 self.found("VIOLATION NOT THERE", f"{operation}: it is at {there}")
         elif operation.outcome in (REFUSED, TRY_AGAIN):
-            self.look("REFUSED BUT THERE")
+            self.probe("REFUSED BUT THERE")
             if there:
                 why = self.may_be_there(operation, there)
                 if why is None:
@@ -300,7 +300,7 @@ class _Partition:
     def copies(self, operation: Operation) -> None:
         at_least_once = operation.expected is None and operation.resends and not operation.idempotent
         for each in operation.ids:
-            self.look("TWICE")
+            self.probe("TWICE")
             if len(self.where.get(each, [])) > 1:
                 if at_least_once:
                     self.tolerate("at least once")
@@ -310,14 +310,14 @@ class _Partition:
     def placed(self, operation: Operation) -> None:
         if operation.expected is None or operation.transaction is not None:
             if self.airtight:
-                self.look("UNGUARDED")
+                self.probe("UNGUARDED")
                 if self.offsets(operation):
                     self.found("UNGUARDED", f"{operation}: it is at {self.offsets(operation)}")
             if operation.expected is None:
                 return
         for delta, each in enumerate(operation.ids):
             for offset in self.where.get(each, []):
-                self.look("ELSEWHERE")
+                self.probe("ELSEWHERE")
                 if offset == operation.expected + delta:
                     continue
                 text = f"{operation}: {each} is at {offset}"
@@ -334,7 +334,7 @@ class _Partition:
     def together(self, operation: Operation) -> None:
         if len(operation.ids) == 1:
             return
-        self.look("HALF A BATCH")
+        self.probe("HALF A BATCH")
         places = [self.where.get(each, []) for each in operation.ids]
         first = places[0]
         if any(offsets != [offset + delta for offset in first] for delta, offsets in enumerate(places)):
@@ -347,7 +347,7 @@ class _Partition:
             return
         if operation.idempotent and not self.airtight:
             return  # its appends without an expectation may have gone to Kafka under its own sequence
-        self.look("BARE ERROR")
+        self.probe("BARE ERROR")
         if operation.code in _ERRORS_OF_PRODUCERS:
             self.found("BARE ERROR", operation)
 
@@ -367,28 +367,28 @@ class _Partition:
                     highest = ended[next_ended]
                 next_ended += 1
             if highest is not None:
-                self.look("ORDER")
+                self.probe("ORDER")
                 if _offset(highest) >= _offset(operation):
                     self.found("ORDER", f"{operation} began after the end of {highest}")
 
-    def chains(self) -> None:
-        chains: dict[str, list[Operation]] = defaultdict(list)
+    def pipeline_keys(self) -> None:
+        pipeline_keys: dict[str, list[Operation]] = defaultdict(list)
         for operation in self.operations:
-            if operation.chain is not None:
-                chains[operation.chain].append(operation)
-        for chain in chains.values():
+            if operation.pipeline_key is not None:
+                pipeline_keys[operation.pipeline_key].append(operation)
+        for pipeline_key in pipeline_keys.values():
             before: Operation | None = None
             refused: Operation | None = None
-            for operation in sorted(chain, key=lambda each: each.number):
+            for operation in sorted(pipeline_key, key=lambda each: each.number):
                 if operation.outcome == OK:
-                    self.look("ORDER")
+                    self.probe("ORDER")
                     if before is not None and _offset(before) >= _offset(operation):
                         self.found("ORDER", f"{operation} was sent behind {before}")
                     before = operation
                     if refused is not None and self.topic.one_proxy:
                         self.found("HOLE", f"{operation} was sent behind {refused}")
                 elif operation.outcome in (REFUSED, TRY_AGAIN):
-                    self.look("HOLE")
+                    self.probe("HOLE")
                     refused = refused or operation
 
     def ends(self) -> None:
@@ -412,7 +412,7 @@ class _Partition:
         for operation in self.operations:
             if operation.outcome != REFUSED or operation.actual is None:
                 continue
-            self.look("UNTRUE END")
+            self.probe("UNTRUE END")
             before = bisect.bisect_left(times, operation.start)
             if before and operation.actual < highest[before - 1]:
                 if operation.reads_end:
@@ -430,8 +430,8 @@ class _Partition:
             if writer is not None and writer.start > operation.end:
                 first = first_of_epoch[below.leader_epoch]
                 # Where this leader's first record was there before the call, no change of leaders came in between.
-                owner = self.owners.get(first.id) if first.id is not None else None
-                if owner is not None and owner.outcome == OK and owner.end < operation.start:
+                primary = self.owners.get(first.id) if first.id is not None else None
+                if primary is not None and primary.outcome == OK and primary.end < operation.start:
                     self.found("UNTRUE END", f"{operation}: the record below that end was sent later, by {writer}")
 
     def was_cut(self, operation: Operation) -> bool:
@@ -453,7 +453,7 @@ class _Partition:
             if operation.transaction is not None:
                 groups[operation.transaction].append(operation)
             elif operation.outcome == OK:
-                self.look("COMMITTED MISSING")
+                self.probe("COMMITTED MISSING")
                 for each in operation.ids:
                     if each in self.where and each not in visible:
                         self.found("COMMITTED MISSING", f"{operation}: no reader of committed records sees {each}")
@@ -462,21 +462,21 @@ class _Partition:
             accepted = [each for operation in operations if operation.outcome == OK for each in operation.ids]
             of_all = [each for operation in operations for each in operation.ids]
             if outcome == "aborted":
-                self.look("ABORTED VISIBLE")
+                self.probe("ABORTED VISIBLE")
                 for each in of_all:
                     if each in visible:
                         self.found("ABORTED VISIBLE", f"{each} of transaction {name}, at {self.where[each]}")
             elif outcome == "committed":
-                self.look("COMMITTED MISSING")
+                self.probe("COMMITTED MISSING")
                 for each in accepted:
                     if each not in visible:
                         self.found("COMMITTED MISSING", f"{each} of transaction {name}")
             else:
-                self.look("HALF A TRANSACTION")
+                self.probe("HALF A TRANSACTION")
                 there = [each for each in of_all if each in self.where]
-                seen = [each for each in there if each in visible]
-                if seen and seen != there:
-                    self.found("HALF A TRANSACTION", f"of {name} {seen} can be seen, of {there} that are there")
+                observed = [each for each in there if each in visible]
+                if observed and observed != there:
+                    self.found("HALF A TRANSACTION", f"of {name} {observed} can be seen, of {there} that are there")
 
 
 def _offset(operation: Operation) -> int:
@@ -484,14 +484,14 @@ def _offset(operation: Operation) -> int:
     return operation.offset
 
 
-def report(verdict: Verdict, *, findings_max: int = 20) -> Iterable[str]:
+def report(decision: Decision, *, findings_max: int = 20) -> Iterable[str]:
     """Lines that tell it."""
-    counts = Counter(verdict.rules)
-    yield "checked: " + ", ".join(f"{rule} {count}" for rule, count in sorted(verdict.looked_at.items()))
-    if verdict.tolerated:
-        yield "tolerated: " + ", ".join(f"{why} {count}" for why, count in sorted(verdict.tolerated.items()))
+    counts = Counter(decision.rules)
+    yield "checked: " + ", ".join(f"{rule} {count}" for rule, count in sorted(decision.probed_at.items()))
+    if decision.tolerated:
+        yield "tolerated: " + ", ".join(f"{why} {count}" for why, count in sorted(decision.tolerated.items()))
     for rule, count in sorted(counts.items()):
         yield f"VIOLATED {rule}: {count}"
-        of_rule = [finding for finding in verdict.findings if finding.rule == rule]
+        of_rule = [finding for finding in decision.findings if finding.rule == rule]
         yield from (f"  {finding.text}" for finding in of_rule[:findings_max])
-    yield "verdict: " + ("VIOLATED" if verdict.findings else "holds")
+    yield "verdict: " + ("VIOLATED" if decision.findings else "holds")

@@ -28,8 +28,8 @@ class Faults:
         self._recorder = recorder
         self._over = threading.Event()
         self._threads = [
-            threading.Thread(target=self._lane, args=(lane, random.Random(f"{seed}/{lane.__name__}"), pause))
-            for lane, pause in ((self._broker, (4.0, 14.0)), (self._proxy, (5.0, 15.0)), (self._wire, (0.2, 1.5)))
+            threading.Thread(target=self._lane, args=(purpose, random.Random(f"{seed}/{purpose.__name__}"), pause))
+            for purpose, pause in ((self._broker, (4.0, 14.0)), (self._proxy, (5.0, 15.0)), (self._wire, (0.2, 1.5)))
         ]
 
     def start(self) -> None:
@@ -44,15 +44,15 @@ class Faults:
                 thread.join(180.0)
 
     def _lane(
-        self, lane: Callable[[random.Random], None], randomness: random.Random, pause: tuple[float, float]
+        self, purpose: Callable[[random.Random], None], randomness: random.Random, pause: tuple[float, float]
     ) -> None:
         while not self._over.wait(randomness.uniform(*pause)):
             try:
-                lane(randomness)
+                purpose(randomness)
             except Exception:
                 self._recorder.fault("failed", traceback.format_exc(limit=3))
 
-    def _note(self, kind: str, what: str) -> None:
+    def _record(self, kind: str, what: str) -> None:
         self._recorder.fault(kind, what)
 
     # ---- brokers
@@ -75,14 +75,14 @@ class Faults:
         if node_id not in NODES:
             node_id = anybody
         if verb == "pause":
-            self._note(f"broker paused ({whom})", f"{node_id} for {seconds:.1f} s")
+            self._record(f"broker paused ({whom})", f"{node_id} for {seconds:.1f} s")
             self._stage.kafka.pause(node_id)
             try:
                 self._over.wait(seconds)
             finally:
                 self._stage.kafka.resume(node_id)
         else:
-            self._note(f"broker killed ({whom})", f"{node_id} for {seconds / 2:.1f} s")
+            self._record(f"broker killed ({whom})", f"{node_id} for {seconds / 2:.1f} s")
             self._stage.kafka.kill(node_id)
             self._over.wait(seconds / 2)
             self._stage.kafka.restart(node_id)
@@ -94,7 +94,7 @@ class Faults:
                 return
 
     def _move(self, topic: str, to: int) -> None:
-        self._note("leader moved", f"{topic} to {to}")
+        self._record("leader moved", f"{topic} to {to}")
         self._stage.reassign(topic, [to, *(node_id for node_id in NODES if node_id != to)])
         for _ in range(10):
             self._stage.elect_preferred(topic)
@@ -110,14 +110,14 @@ class Faults:
         proxy = self._stage.proxies[name]
         with self._stage.proxy_locks[name]:
             if kind == "paused":
-                self._note("proxy paused", f"{name} for {seconds:.1f} s")
+                self._record("proxy paused", f"{name} for {seconds:.1f} s")
                 proxy.pause()
                 try:
                     self._over.wait(seconds)
                 finally:
                     proxy.resume()
                 return
-            self._note(f"proxy {kind}", f"{name} for {seconds / 5:.1f} s")
+            self._record(f"proxy {kind}", f"{name} for {seconds / 5:.1f} s")
             if kind == "stopped":
                 proxy.stop()
             else:
@@ -146,4 +146,4 @@ class Faults:
             self._stage.pipes.refuse(pipe, min(seconds, 3.0))
         else:
             self._stage.pipes.arm(pipe, fault)
-        self._note(f"{hop} {kind}", f"{pipe}: {fault}")
+        self._record(f"{hop} {kind}", f"{pipe}: {fault}")

@@ -105,7 +105,7 @@ class Recorder:
         *,
         expected: int | None,
         manner: Manner,
-        chain: str | None = None,
+        pipeline_key: str | None = None,
         transaction: str | None = None,
     ) -> int:
         """To be called before anything is sent. Gives back the operation's number."""
@@ -126,12 +126,12 @@ class Recorder:
             sees_messages=manner.sees_messages,
             idempotent=manner.idempotent,
             reads_end=manner.reads_end,
-            chain=chain,
+            pipeline_key=pipeline_key,
             transaction=transaction,
         )
         return operation
 
-    def told(self, operation: int, told: Told) -> None:
+    def reported(self, operation: int, reported: Told) -> None:
         """To be called once the answer is there. Only the first call for an operation counts."""
         at = time.monotonic()
         with self._lock:
@@ -139,12 +139,12 @@ class Recorder:
             if writer is None:
                 return
             kind = _kind(writer)
-            self.counts[kind, told.outcome] += 1
-            if told.code is not None:
-                self.codes[kind, f"{told.code}"] += 1
-        event: dict[str, Any] = {"e": "return", "op": operation, "t": at, "outcome": told.outcome}
+            self.counts[kind, reported.outcome] += 1
+            if reported.code is not None:
+                self.codes[kind, f"{reported.code}"] += 1
+        event: dict[str, Any] = {"e": "return", "op": operation, "t": at, "outcome": reported.outcome}
         for name in ("offset", "actual", "possibly_yours", "code", "detail"):
-            if (value := getattr(told, name)) is not None:
+            if (value := getattr(reported, name)) is not None:
                 event[name] = value
         self._write(**event)
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Self
 
-from fencepost_proxy.dev.process import guarded
+from fencepost_proxy.dev.process import supervised
 from fencepost_proxy.dev.tools import compile_java, java_command
 from tests.support.kafka import kafka_version
 
@@ -34,7 +34,7 @@ class JavaProducers:
         classes = compile_java([_SOURCE], version=kafka_version())
         with log.open("a") as errors:
             self._process = subprocess.Popen(
-                guarded(java_command("SoakProducer", [], classes=classes, version=kafka_version())),
+                supervised(java_command("SoakProducer", [], classes=classes, version=kafka_version())),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -60,7 +60,7 @@ class JavaProducers:
             self._process.kill()
             self._process.wait(_END_SECONDS)
 
-    def ask(self, verb: str, name: str, *words: str) -> Future[int | None]:
+    def query(self, verb: str, name: str, *words: str) -> Future[int | None]:
         """The future gives the offset of a send, and raises JavaError."""
         number = str(next(self._numbers))
         stdin = self._process.stdin
@@ -73,7 +73,7 @@ class JavaProducers:
         return future
 
     def open(self, name: str, **settings: object) -> Future[int | None]:
-        return self.ask("open", name, *(f"{key.replace('_', '.')}={value}" for key, value in settings.items()))
+        return self.query("open", name, *(f"{key.replace('_', '.')}={value}" for key, value in settings.items()))
 
     def send(
         self,
@@ -85,8 +85,8 @@ class JavaProducers:
         *,
         partition: int = 0,
     ) -> Future[int | None]:
-        said = "-" if expected is None else str(expected)
-        return self.ask("send", name, topic, str(partition), said, write_id or "-", value)
+        stated = "-" if expected is None else str(expected)
+        return self.query("send", name, topic, str(partition), stated, write_id or "-", value)
 
     def _read(self) -> None:
         stdout = self._process.stdout

@@ -24,7 +24,7 @@ PADDING = b" "
 
 def _batches(connection: Connection, topic: str, at: int) -> bytes:
     fetch_topic = FetchRequest.FetchTopic
-    asked = fetch_topic.FetchPartition(
+    queried = fetch_topic.FetchPartition(
         partition=0,
         current_leader_epoch=-1,
         fetch_offset=at,
@@ -40,11 +40,11 @@ def _batches(connection: Connection, topic: str, at: int) -> bytes:
         isolation_level=0,
         session_id=0,
         session_epoch=-1,
-        topics=[fetch_topic(topic=topic, partitions=[asked])],
+        topics=[fetch_topic(topic=topic, partitions=[queried])],
         forgotten_topics_data=[],
         rack_id="",
     )
-    answer = connection.ask(request, 12).responses[0].partitions[0]
+    answer = connection.query(request, 12).responses[0].partitions[0]
     if answer.error_code:
         raise OSError(f"Fetch of {topic} at {at}: {answer.error_code}")
     return bytes(answer.records or b"")
@@ -106,11 +106,11 @@ def write(log: Log, bootstrap: str, topics: list[str], path: Path) -> dict[str, 
     counts = {}
     with path.open("w", encoding="utf-8") as file:
         for topic in topics:
-            seen = committed(bootstrap, topic)
+            observed = committed(bootstrap, topic)
             counts[topic] = 0
             for offset, each, epoch in records(log, topic):
                 line: dict[str, Any] = {"topic": topic, "partition": 0, "offset": offset, "id": each}
-                line |= {"leader_epoch": epoch, "visible": offset in seen}
+                line |= {"leader_epoch": epoch, "visible": offset in observed}
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")
                 counts[topic] += 1
     return counts

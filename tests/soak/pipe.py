@@ -28,7 +28,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from fencepost_proxy.dev.process import guarded
+from fencepost_proxy.dev.process import supervised
 
 Direction = Literal["up", "down"]
 _CHUNK = 1 << 16
@@ -202,7 +202,7 @@ class PipeProcess:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            guarded([sys.executable, "-m", "tests.soak.pipe"]),
+            supervised([sys.executable, "-m", "tests.soak.pipe"]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -211,7 +211,7 @@ class PipeProcess:
         )
         self._lock = threading.Lock()
 
-    def _ask(self, **order: Any) -> dict[str, Any]:
+    def _query(self, **order: Any) -> dict[str, Any]:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -224,10 +224,10 @@ class PipeProcess:
         return answer
 
     def open(self, pipe: str, listen: tuple[str, int], target: tuple[str, int]) -> None:
-        self._ask(do="open", pipe=pipe, listen=listen, target=target)
+        self._query(do="open", pipe=pipe, listen=listen, target=target)
 
     def arm(self, pipe: str, fault: Fault) -> None:
-        self._ask(
+        self._query(
             do="arm",
             pipe=pipe,
             kind=fault.kind,
@@ -238,10 +238,10 @@ class PipeProcess:
         )
 
     def refuse(self, pipe: str, seconds: float) -> None:
-        self._ask(do="refuse", pipe=pipe, seconds=seconds)
+        self._query(do="refuse", pipe=pipe, seconds=seconds)
 
     def hits(self) -> Counter[str]:
-        return Counter(self._ask(do="hits"))
+        return Counter(self._query(do="hits"))
 
     def __enter__(self) -> Self:
         return self

@@ -22,7 +22,7 @@ from tests.support.raw import Closed, Connection, batch
 
 _PROGRESS_SECONDS = 5.0
 _JOIN_SECONDS = 75.0
-_ALIVE_SECONDS = 90.0
+_HEARTBEAT_SECONDS = 90.0
 #: Other writers may be faster than a probe again and again: then they end first.
 _RACE_SECONDS = 15.0
 #: What is still on its way once every client and proxy is gone has this long to land before the log is read.
@@ -51,12 +51,12 @@ class Plan:
     directory: Path
     pace_seconds: float = 0.15
     faults: bool = True
-    stamping: bool = True
+    fencing: bool = True
 
 
 @dataclass(slots=True)
 class Result:
-    verdict: checker.Verdict
+    decision: checker.Decision
     counts: Counter[tuple[str, str]]
     codes: Counter[tuple[str, str]]
     faults: Counter[str]
@@ -73,7 +73,7 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        return not self.verdict.findings and not self.troubles
+        return not self.decision.findings and not self.troubles
 
     def summary(self) -> Iterator[str]:
         yield f"{'writers':<40}" + "".join(f"{outcome:>12}" for outcome in OUTCOMES)
@@ -93,7 +93,7 @@ class Result:
         yield "clients opened anew after: " + _listed(self.renewed)
         yield f"log: {sum(self.records.values())} records and markers: " + _listed(Counter(self.records))
         yield from (f"TROUBLE: {trouble}" for trouble in self.troubles)
-        yield from checker.report(self.verdict)
+        yield from checker.report(self.decision)
 
 
 def _listed(counts: Counter[str]) -> str:
@@ -157,7 +157,7 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
     interrupted = interrupted or threading.Event()
     recorder = Recorder(plan.directory / HISTORY)
     troubles: list[str] = []
-    with Stage(plan.directory, stamping=plan.stamping) as stage:
+    with Stage(plan.directory, fencing=plan.fencing) as stage:
         for index, (topic, mode) in enumerate(TOPICS.items()):
             stage.create(topic, NODES[index % len(NODES)])
             recorder.topic(topic, mode, one_proxy=mode == "true")
@@ -189,9 +189,9 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
         say("reading the log")
         records = log.write(stage.log, stage.kafka.bootstrap, list(TOPICS), plan.directory / LOG)
     say("checking")
-    verdict = checker.check(checker.load(plan.directory / HISTORY, plan.directory / LOG))
+    decision = checker.check(checker.load(plan.directory / HISTORY, plan.directory / LOG))
     return Result(
-        verdict,
+        decision,
         recorder.counts,
         recorder.codes,
         recorder.faults,
@@ -253,22 +253,22 @@ def append_at_last(stage: Stage, recorder: Recorder, topic: str, proxy: str, ove
     began = time.monotonic()
     end = 0
     number = 0
-    while (passed := time.monotonic() - began) < _ALIVE_SECONDS:
+    while (passed := time.monotonic() - began) < _HEARTBEAT_SECONDS:
         if passed > _RACE_SECONDS:
             over.set()
         number += 1
         each = f"probe-{proxy}/{topic}/{number}"
         with contextlib.suppress(OSError, Closed, AssertionError):
-            with Connection(stage.bootstrap(proxy), timeout_seconds=5.0) as asked:
-                metadata = asked.metadata(topic)
+            with Connection(stage.bootstrap(proxy), timeout_seconds=5.0) as queried:
+                metadata = queried.metadata(topic)
             brokers = {broker.node_id: f"{broker.host}:{broker.port}" for broker in metadata.brokers}
             leader = brokers[metadata.topics[0].partitions[0].leader_id]
             with Connection(leader, timeout_seconds=10.0) as connection:
                 operation = recorder.call(f"probe-{proxy}", topic, 0, [each], expected=end, manner=Manner())
-                told = told_of(connection.append(topic, batch(each.encode(), expected=end)))
-                recorder.told(operation, told)
-                if told.outcome == OK:
+                reported = told_of(connection.append(topic, batch(each.encode(), expected=end)))
+                recorder.reported(operation, reported)
+                if reported.outcome == OK:
                     return True
-                end = told.actual if told.actual is not None else end
+                end = reported.actual if reported.actual is not None else end
         time.sleep(0.02)
     return False

@@ -87,9 +87,9 @@ class Stage:
     something.
     """
 
-    def __init__(self, directory: Path, *, stamping: bool = True) -> None:
+    def __init__(self, directory: Path, *, fencing: bool = True) -> None:
         self._stack = ExitStack()
-        self._stamping = stamping
+        self._stamping = fencing
         self.directory = directory
         self.proxies: dict[str, ProxyProcess] = {}
         self.upstream: dict[str, list[str]] = {}
@@ -152,15 +152,15 @@ class Stage:
 
     # ---- asked of Kafka itself, of a broker that runs
 
-    def _ask(self, api_key: int, version: int, body: Fields) -> Fields | None:
+    def _query(self, api_key: int, version: int, body: Fields) -> Fields | None:
         for node_id in NODES:
             if self.kafka.running(node_id) and node_id not in self.kafka._paused:
                 with contextlib.suppress(OSError, Closed), RawConnection(self.kafka.address(node_id), 5.0) as broker:
-                    return broker.ask(api_key, version, body)
+                    return broker.query(api_key, version, body)
         return None
 
     def _partition(self, topic: str) -> Fields:
-        answer = self._ask(_METADATA, 9, {"Topics": [{"Name": topic}], "AllowAutoTopicCreation": False})
+        answer = self._query(_METADATA, 9, {"Topics": [{"Name": topic}], "AllowAutoTopicCreation": False})
         found: list[Fields] = answer["Topics"][0]["Partitions"] if answer else []
         return found[0] if found else {}
 
@@ -173,17 +173,17 @@ class Stage:
 
     def controller(self) -> int:
         topics = [{"TopicName": "__cluster_metadata", "Partitions": [{"PartitionIndex": 0}]}]
-        answer = self._ask(_DESCRIBE_QUORUM, 1, {"Topics": topics})
+        answer = self._query(_DESCRIBE_QUORUM, 1, {"Topics": topics})
         return int(answer["Topics"][0]["Partitions"][0]["LeaderId"]) if answer and answer["Topics"] else -1
 
     def reassign(self, topic: str, replicas: Sequence[int]) -> None:
         """The first of them is preferred from then on, not yet the leader."""
-        wanted = [{"PartitionIndex": 0, "Replicas": list(replicas)}]
-        self._ask(_REASSIGN, 0, {"TimeoutMs": 5_000, "Topics": [{"Name": topic, "Partitions": wanted}]})
+        requested = [{"PartitionIndex": 0, "Replicas": list(replicas)}]
+        self._query(_REASSIGN, 0, {"TimeoutMs": 5_000, "Topics": [{"Name": topic, "Partitions": requested}]})
 
     def elect_preferred(self, topic: str) -> None:
         partitions = [{"Topic": topic, "Partitions": [0]}]
-        self._ask(_ELECT_LEADERS, 2, {"ElectionType": 0, "TopicPartitions": partitions, "TimeoutMs": 5_000})
+        self._query(_ELECT_LEADERS, 2, {"ElectionType": 0, "TopicPartitions": partitions, "TimeoutMs": 5_000})
 
     # ---- mended
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.soak.checker import Entry, History, Operation, Topic, Verdict, check, load, report
+from tests.soak.checker import Decision, Entry, History, Operation, Topic, check, load, report
 from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, Manner, Recorder, Told
 
 TOPIC = "t"
@@ -44,12 +44,12 @@ class Story:
         return self
 
     @property
-    def verdict(self) -> Verdict:
+    def decision(self) -> Decision:
         return check(self.history)
 
     @property
     def rules(self) -> list[str]:
-        return self.verdict.rules
+        return self.decision.rules
 
 
 # --- good histories ---------------------------------------------------------------------------------------------------
@@ -65,9 +65,9 @@ def test_two_writers_race_and_one_is_refused_and_told_the_end() -> None:
     story.op("h", expected=5, outcome=TRY_AGAIN)
     story.log("a", "c", "d", "e", "f", "g")
     assert story.rules == []
-    assert story.verdict.looked_at["FALSE ACCEPT"] == 3
-    assert story.verdict.looked_at["UNTRUE END"] == 1
-    assert not story.verdict.tolerated
+    assert story.decision.probed_at["FALSE ACCEPT"] == 3
+    assert story.decision.probed_at["UNTRUE END"] == 1
+    assert not story.decision.tolerated
 
 
 def test_an_unknown_append_may_also_be_nowhere() -> None:
@@ -99,8 +99,8 @@ def test_what_the_readme_says_can_happen_is_counted_and_tolerated() -> None:
     story = Story()
     story.op("a", expected=0, outcome=REFUSED, resends=True, sees_messages=False, actual=1)
     story.op("b", expected=1, outcome=REFUSED, resends=True, possibly_yours=True, actual=2)
-    verdict = story.log("a", "b").verdict
-    assert (verdict.rules, verdict.tolerated) == ([], {"unnamed retry": 2})
+    decision = story.log("a", "b").decision
+    assert (decision.rules, decision.tolerated) == ([], {"unnamed retry": 2})
 
     story = Story("true")
     story.op("a", outcome=UNKNOWN)
@@ -108,17 +108,17 @@ def test_what_the_readme_says_can_happen_is_counted_and_tolerated() -> None:
     story.op("c", expected=1, outcome=REFUSED, sees_messages=False)
     story.op("d", expected=1, outcome=REFUSED, resends=True, named=True)
     story.op("e", resends=True, offset=4)
-    verdict = story.log("a", "b", "c", "d", "e", "e").verdict
-    assert verdict.rules == []
-    assert verdict.tolerated == {"late elsewhere": 2, "told as mismatch": 1, "at least once": 1}
+    decision = story.log("a", "b", "c", "d", "e", "e").decision
+    assert decision.rules == []
+    assert decision.tolerated == {"late elsewhere": 2, "told as mismatch": 1, "at least once": 1}
 
 
 def test_an_end_that_a_client_read_by_itself_may_be_that_of_a_deposed_leader_and_no_later_one() -> None:
     story = Story()
     story.op("a", expected=0)
     story.op("b", expected=1, outcome=REFUSED, actual=0, reads_end=True)
-    verdict = story.log("a").verdict
-    assert (verdict.rules, verdict.tolerated) == ([], {"stale end": 1})
+    decision = story.log("a").decision
+    assert (decision.rules, decision.tolerated) == ([], {"stale end": 1})
     story.op("c", expected=1, outcome=REFUSED, actual=5, reads_end=True)
     assert story.rules == ["UNTRUE END"]
 
@@ -227,8 +227,8 @@ def out_of_order(story: Story) -> None:
 
 
 def a_chain_out_of_order(story: Story) -> None:
-    story.op("b", expected=1, chain="c", start=0.0, end=9.0)
-    story.op("a", expected=0, chain="c", start=0.0, end=9.0)
+    story.op("b", expected=1, pipeline_key="c", start=0.0, end=9.0)
+    story.op("a", expected=0, pipeline_key="c", start=0.0, end=9.0)
     story.log("a", "b")
 
 
@@ -336,8 +336,8 @@ def an_idempotent_one_twice(story: Story) -> None:
 
 def a_chain_with_a_hole(story: Story) -> None:
     story.op("x", offset=0)
-    story.op("a", expected=0, chain="c", outcome=REFUSED, start=5.0, end=9.0)
-    story.op("b", expected=1, chain="c", start=5.0, end=9.0)
+    story.op("a", expected=0, pipeline_key="c", outcome=REFUSED, start=5.0, end=9.0)
+    story.op("b", expected=1, pipeline_key="c", start=5.0, end=9.0)
     story.log("x", "b")
 
 
@@ -387,9 +387,9 @@ def test_a_broken_promise_on_a_true_topic_is_found(tell: Callable[[Story], None]
 def test_every_rule_in_the_table_has_a_history_that_breaks_it() -> None:
     from tests.soak import checker  # noqa: PLC0415 - its docstring is what is looked at
 
-    told = {line.split("|")[1].strip() for line in (checker.__doc__ or "").splitlines() if line.startswith("| ")}
+    reported = {line.split("|")[1].strip() for line in (checker.__doc__ or "").splitlines() if line.startswith("| ")}
     broken = {rule for _, rules in (*BROKEN_ON_REQUIRED, *BROKEN_ON_TRUE) for rule in rules}
-    assert told - {"rule"} == broken
+    assert reported - {"rule"} == broken
 
 
 def test_across_two_proxies_a_chain_may_go_on_where_its_own_expectation_holds() -> None:
@@ -408,9 +408,9 @@ def test_what_was_recorded_is_what_is_judged(tmp_path: Path) -> None:
     recorder.topic(TOPIC, "required", one_proxy=False)
     first = recorder.call("raw-1", TOPIC, 0, ["a"], expected=0, manner=Manner())
     second = recorder.call("raw-2", TOPIC, 0, ["b"], expected=0, manner=Manner(named=True))
-    recorder.told(first, Told(OK, offset=0))
-    recorder.told(first, Told(UNKNOWN))
-    recorder.told(second, Told(REFUSED, actual=1, code=44, detail="OFFSET_MISMATCH"))
+    recorder.reported(first, Told(OK, offset=0))
+    recorder.reported(first, Told(UNKNOWN))
+    recorder.reported(second, Told(REFUSED, actual=1, code=44, detail="OFFSET_MISMATCH"))
     recorder.call("raw-2", TOPIC, 0, ["c"], expected=1, manner=Manner())
     recorder.transaction("t1", "committed")
     recorder.fault("broker", "killed 1")
@@ -423,10 +423,10 @@ def test_what_was_recorded_is_what_is_judged(tmp_path: Path) -> None:
     )
 
     loaded = load(tmp_path / "history.jsonl", tmp_path / "log.jsonl")
-    verdict = check(loaded)
+    decision = check(loaded)
 
     assert [operation.outcome for operation in loaded.operations.values()] == [OK, REFUSED, UNKNOWN]
-    assert verdict.rules == ["LOST", "REFUSED BUT THERE"]
-    lines = list(report(verdict))
+    assert decision.rules == ["LOST", "REFUSED BUT THERE"]
+    lines = list(report(decision))
     assert lines[-1] == "verdict: VIOLATED"
     assert any("op 2 of raw-2 (b) on t-0, expected 0" in line for line in lines)

@@ -50,10 +50,10 @@ def schedule(directory: Path, seed: int) -> list[tuple[str, str]]:
     recorder = Recorder(directory / "history.jsonl")
     faults = Faults(Stage(), ["one", "another"], seed, recorder)  # type: ignore[arg-type]
     faults.stop()  # nothing is waited for
-    for lane in (faults._broker, faults._wire):
-        randomness = random.Random(f"{seed}/{lane.__name__}")
+    for purpose in (faults._broker, faults._wire):
+        randomness = random.Random(f"{seed}/{purpose.__name__}")
         for _ in range(100):
-            lane(randomness)
+            purpose(randomness)
     recorder.close()
     return [(line["kind"], line["what"]) for line in read_lines(directory / "history.jsonl")]
 

@@ -55,9 +55,9 @@ class Busy:
     def append(self, topic: str, _: bytes) -> Answer:
         if self._over.is_set():
             return Answer(0, self._end, -1, 0, None, ())
-        told = f"OFFSET_MISMATCH topic={topic} partition=0 expected={self._end} actual={self._end + 1}"
+        reported = f"OFFSET_MISMATCH topic={topic} partition=0 expected={self._end} actual={self._end + 1}"
         self._end += 1
-        return Answer(44, self._end, -1, 0, told, ())
+        return Answer(44, self._end, -1, 0, reported, ())
 
 
 def test_a_probe_whose_offset_others_win_again_and_again_ends_them(
@@ -66,7 +66,7 @@ def test_a_probe_whose_offset_others_win_again_and_again_ends_them(
     over = threading.Event()
     busy = Busy(over)
     monkeypatch.setattr(run, "Connection", lambda *_, **__: busy)
-    monkeypatch.setattr(run, "_ALIVE_SECONDS", 30.0)
+    monkeypatch.setattr(run, "_HEARTBEAT_SECONDS", 30.0)
     monkeypatch.setattr(run, "_RACE_SECONDS", 0.2)
     stage: Any = SimpleNamespace(bootstrap=lambda _: "127.0.0.1:9092")
     recorder = Recorder(tmp_path / "history")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev.process import guarded
+from fencepost_proxy.dev.process import supervised
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(2400), pytest.mark.no_cover]
 
@@ -45,7 +45,7 @@ def soaked(minutes: float, directory: Path) -> dict[str, int]:
     output = directory / "output.txt"
     with output.open("w") as file:
         process = subprocess.Popen(
-            guarded([*command, "--directory", str(directory / "soak")]),
+            supervised([*command, "--directory", str(directory / "soak")]),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

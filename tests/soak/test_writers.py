@@ -46,9 +46,14 @@ def answer(code: int, message: str | None = None, base_offset: int = -1) -> Answ
 def test_an_answer_to_one_send(
     given: Answer, outcome: str, offset: int | None, actual: int | None, possibly_yours: bool | None
 ) -> None:
-    told = told_of(given)
-    assert (told.outcome, told.offset, told.actual, told.possibly_yours) == (outcome, offset, actual, possibly_yours)
-    assert told.code == (None if outcome == OK else given.error_code)
+    reported = told_of(given)
+    assert (reported.outcome, reported.offset, reported.actual, reported.possibly_yours) == (
+        outcome,
+        offset,
+        actual,
+        possibly_yours,
+    )
+    assert reported.code == (None if outcome == OK else given.error_code)
 
 
 @pytest.mark.parametrize(
@@ -76,5 +81,5 @@ def test_an_answer_to_one_send(
     ],
 )
 def test_what_a_library_raises(error: Exception, outcome: str, offset: int | None, actual: int | None) -> None:
-    told = told_of_error(error)
-    assert (told.outcome, told.offset, told.actual) == (outcome, offset, actual)
+    reported = told_of_error(error)
+    assert (reported.outcome, reported.offset, reported.actual) == (outcome, offset, actual)

@@ -96,11 +96,11 @@ class Ends:
     def __init__(self) -> None:
         self._ends: dict[str, int] = {}
 
-    def heard(self, topic: str, told: Told, count: int = 1) -> None:
-        if told.outcome == OK and told.offset is not None:
-            self._ends[topic] = told.offset + count
-        elif told.actual is not None and told.actual >= 0:
-            self._ends[topic] = told.actual
+    def last_observed(self, topic: str, reported: Told, count: int = 1) -> None:
+        if reported.outcome == OK and reported.offset is not None:
+            self._ends[topic] = reported.offset + count
+        elif reported.actual is not None and reported.actual >= 0:
+            self._ends[topic] = reported.actual
 
     def of(self, topic: str) -> int:
         return self._ends.get(topic, 0)
@@ -190,7 +190,7 @@ class Writer:
         ids: Sequence[str],
         expected: int | None,
         *,
-        chain: str | None = None,
+        pipeline_key: str | None = None,
         transaction: str | None = None,
         manner: Manner | None = None,
     ) -> int:
@@ -201,15 +201,15 @@ class Writer:
             ids,
             expected=expected,
             manner=manner or self.manner,
-            chain=chain,
+            pipeline_key=pipeline_key,
             transaction=transaction,
         )
 
-    def told(self, operation: int, told: Told, count: int = 1) -> Told:
-        self.crew.recorder.told(operation, told)
-        self.crew.ends.heard(self.topic, told, count)
-        self._unknown_in_a_row = self._unknown_in_a_row + 1 if told.outcome == UNKNOWN else 0
-        return told
+    def reported(self, operation: int, reported: Told, count: int = 1) -> Told:
+        self.crew.recorder.reported(operation, reported)
+        self.crew.ends.last_observed(self.topic, reported, count)
+        self._unknown_in_a_row = self._unknown_in_a_row + 1 if reported.outcome == UNKNOWN else 0
+        return reported
 
     def wait(self, future: Future[Any], seconds: float = _ANSWER_SECONDS) -> Any:
         return future.result(seconds)
@@ -228,8 +228,8 @@ class RawWriter(Writer):
 
     def connect(self, bootstrap: str | None = None) -> Connection:
         """To the listener of the partition's leader."""
-        with Connection(bootstrap or self.bootstrap, timeout_seconds=_SOCKET_SECONDS) as asked:
-            metadata = asked.metadata(self.topic)
+        with Connection(bootstrap or self.bootstrap, timeout_seconds=_SOCKET_SECONDS) as queried:
+            metadata = queried.metadata(self.topic)
         brokers = {each.node_id: f"{each.host}:{each.port}" for each in metadata.brokers}
         partitions = metadata.topics[0].partitions
         leader = partitions[0].leader_id if partitions else -1
@@ -247,12 +247,12 @@ class RawWriter(Writer):
         try:
             answer = self.send(self.connection, records)
         except (OSError, Closed, AssertionError) as error:
-            self.told(operation, Told(UNKNOWN, code=type(error).__name__))
+            self.reported(operation, Told(UNKNOWN, code=type(error).__name__))
             raise
-        told = self.told(operation, told_of(answer), count)
+        reported = self.reported(operation, told_of(answer), count)
         if answer.error_code == NOT_LEADER:
             raise OSError("another leader, perhaps")
-        return told
+        return reported
 
     def step(self) -> None:
         ids = [self.new_id() for _ in range(self.random.choice([1, 1, 1, 3]))]
@@ -289,23 +289,23 @@ class RawRetrier(RawWriter):
         records = self.records(each, expected)
         operation = self.call([each], expected)
         give_up = time.monotonic() + 2 * DELIVERY_SECONDS
-        told = Told(UNKNOWN)
+        reported = Told(UNKNOWN)
         while True:
             try:
                 if self.connection is None:
                     self.connection = self.connect(self.crew.stage.bootstrap(self.random.choice(self.proxies)))
-                told = told_of(self.send(self.connection, records))
+                reported = told_of(self.send(self.connection, records))
             except (OSError, Closed, AssertionError) as error:
-                told = Told(UNKNOWN, code=type(error).__name__)
+                reported = Told(UNKNOWN, code=type(error).__name__)
             # "Try again" speaks of one send: an earlier one may have landed.
-            if told.outcome not in (UNKNOWN, TRY_AGAIN) or time.monotonic() > give_up:
+            if reported.outcome not in (UNKNOWN, TRY_AGAIN) or time.monotonic() > give_up:
                 break
             self.close()
             if self.crew.over.wait(0.1):
                 break
-        if told.outcome == TRY_AGAIN:
-            told = Told(UNKNOWN, code=told.code)
-        self.told(operation, told)
+        if reported.outcome == TRY_AGAIN:
+            reported = Told(UNKNOWN, code=reported.code)
+        self.reported(operation, reported)
 
     def close(self) -> None:
         if self.connection is not None:
@@ -347,13 +347,13 @@ class RawChain(RawWriter):
         return batch(each.encode(), expected=expected)
 
     def step(self) -> None:
-        chain = f"{self.name}/chain {next(self._chains)}"
+        pipeline_key = f"{self.name}/chain {next(self._chains)}"
         expected = self.expectation()
         ids = [self.new_id() for _ in range(self.random.randint(2, 8))]
         calls = []
         for delta, each in enumerate(ids):
             records = self.records(each, expected + delta)
-            calls.append((self.call([each], expected + delta, chain=chain), records))
+            calls.append((self.call([each], expected + delta, pipeline_key=pipeline_key), records))
         answered = 0
         try:
             # In one piece: else the first may be answered before the last is sent.
@@ -361,11 +361,11 @@ class RawChain(RawWriter):
             self.connection.socket.sendall(b"".join(self.connection.frame(each, 9)[1] for each in requests))
             for operation, _ in calls:
                 answer = self.connection.receive_produce()[1][self.topic, 0]
-                self.told(operation, told_of(answer))
+                self.reported(operation, told_of(answer))
                 answered += 1
         except (OSError, Closed) as error:
             for operation, _ in calls[answered:]:
-                self.told(operation, Told(UNKNOWN, code=type(error).__name__))
+                self.reported(operation, Told(UNKNOWN, code=type(error).__name__))
             raise
         if answer.error_code == NOT_LEADER:
             raise OSError("another leader, perhaps")
@@ -434,16 +434,16 @@ class LibraryWriter(Writer):
         options = self.options(each, expected) if expected is not None else {}
         try:
             outcome = self.producer.send(self.topic, each.encode(), partition=0, **options)
-            self.producer.settle()
+            self.producer.resolve()
         except Exception as error:
-            self.told(operation, told_of_error(error))
+            self.reported(operation, told_of_error(error))
             raise
         if outcome.error is not None:
-            self.told(operation, told_of_error(outcome.error))
+            self.reported(operation, told_of_error(outcome.error))
         elif outcome.offset is None:
-            self.told(operation, Told(UNKNOWN, code="not settled"))
+            self.reported(operation, Told(UNKNOWN, code="not settled"))
         else:
-            self.told(operation, Told(OK, offset=outcome.offset if outcome.offset >= 0 else None))
+            self.reported(operation, Told(OK, offset=outcome.offset if outcome.offset >= 0 else None))
 
     def close(self) -> None:
         self.producer.close()
@@ -555,12 +555,12 @@ class LogWriter(Writer):
         try:
             offset = self.log.append([fencepost.Record(each.encode()) for each in ids])
         except Exception as error:
-            self.told(operation, told_of_error(error), len(ids))
+            self.reported(operation, told_of_error(error), len(ids))
             if not isinstance(error, fencepost.OffsetMismatch | fencepost.InDoubt):
                 raise
             self.log.read_to_end(lambda _: None)
         else:
-            self.told(operation, Told(OK, offset=offset), len(ids))
+            self.reported(operation, Told(OK, offset=offset), len(ids))
 
     def close(self) -> None:
         self.log.close()
@@ -622,7 +622,7 @@ class JavaWriter(Writer):
             write_id = each if self.manner.named else None
             calls.append((operation, self.crew.java.send(self.producer, self.topic, each, expected, write_id)))
         for operation, future in calls:
-            self.told(operation, self.told_of(future))
+            self.reported(operation, self.told_of(future))
 
     def told_of(self, future: Future[int | None]) -> Told:
         try:
@@ -636,7 +636,7 @@ class JavaWriter(Writer):
         return Told(OK, offset=offset if offset is not None and offset >= 0 else None)
 
     def close(self) -> None:
-        self.crew.java.ask("close", self.producer)
+        self.crew.java.query("close", self.producer)
 
 
 class JavaChain(JavaWriter):
@@ -678,8 +678,8 @@ class Transactional(Writer):
                 expected = self.expectation() if self.random.random() < 0.3 else None
                 each = self.new_id()
                 operation = self.call([each], expected, transaction=name)
-                told = self.told(operation, self.append(each, expected))
-                accepted = accepted and told.outcome == OK
+                reported = self.reported(operation, self.append(each, expected))
+                accepted = accepted and reported.outcome == OK
                 if not accepted:
                     break
             if commit and accepted:
@@ -760,22 +760,22 @@ class JavaTransactional(Transactional, JavaWriter):
 
     def open(self) -> None:
         JavaWriter.open(self)
-        self._ask("init")
+        self._query("init")
 
-    def _ask(self, verb: str) -> None:
-        self.wait(self.crew.java.ask(verb, self.producer))
+    def _query(self, verb: str) -> None:
+        self.wait(self.crew.java.query(verb, self.producer))
 
     def begin(self) -> None:
-        self._ask("begin")
+        self._query("begin")
 
     def append(self, each: str, expected: int | None) -> Told:
         return self.told_of(self.crew.java.send(self.producer, self.topic, each, expected))
 
     def commit(self) -> None:
-        self._ask("commit")
+        self._query("commit")
 
     def abort(self) -> None:
-        self._ask("abort")
+        self._query("abort")
 
 
 class AiokafkaTransactional(Transactional):

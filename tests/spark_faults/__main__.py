@@ -28,7 +28,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.list:
         for fault in FAULTS:
-            print(f"{fault.name:20} {fault.told}")
+            print(f"{fault.name:20} {fault.reported}")
         return 0
     logging.basicConfig(level=logging.CRITICAL)
     directory = Path(tempfile.mkdtemp(prefix="fencepost-spark-faults-"))

@@ -27,11 +27,11 @@ def main() -> None:
     query.register(spark)
     queries: dict[str, query.Running] = {}
 
-    def obey(told: dict[str, Any]) -> Any:
-        name = told.get("name", "")
-        match told["do"]:
+    def obey(reported: dict[str, Any]) -> Any:
+        name = reported.get("name", "")
+        match reported["do"]:
             case "start":
-                queries[name] = query.Running(spark, told)
+                queries[name] = query.Running(spark, reported)
                 return None
             case "state":
                 return queries[name].state

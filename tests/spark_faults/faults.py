@@ -24,7 +24,7 @@ class Fault:
     """`told` – for the table."""
 
     name: str
-    told: str
+    reported: str
     happen: Callable[[Trial], None]
     #: Of those that have such a point.
     sinks: tuple[str, ...] = SINKS
@@ -64,13 +64,13 @@ def half_written(trial: Trial, query: Query, action: str = WAIT) -> int:
 
     Task 1 comes later: the two would refuse each other's appends, and ours tries again only when there are more rows.
     """
-    [gate], [other] = points(trial, "rows/0"), points(trial, "task/1")
-    gates.arm(gate, action)
+    [sequencer], [other] = points(trial, "rows/0"), points(trial, "task/1")
+    gates.arm(sequencer, action)
     gates.arm(other)
     query.more()
     if query.load:
         trial.start(query)
-    pid = trial.reached(gate)
+    pid = trial.reached(sequencer)
     trial.has_written(query, trial.at, 0)
     trial.reached(other)
     gates.let_pass(other)
@@ -79,8 +79,8 @@ def half_written(trial: Trial, query: Query, action: str = WAIT) -> int:
 
 
 def go_on(trial: Trial) -> None:
-    [gate] = points(trial, "rows/0")
-    gates.let_pass(gate)
+    [sequencer] = points(trial, "rows/0")
+    gates.let_pass(sequencer)
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
@@ -96,11 +96,11 @@ def task_fails(trial: Trial) -> None:
 def strikes(trial: Trial, where: str, action: str = RAISE) -> None:
     """At this point in the sink, once. Where it raises, Spark tries the task again."""
     query = begun(trial)
-    [gate] = points(trial, where)
-    gates.arm(gate, action)
+    [sequencer] = points(trial, where)
+    gates.arm(sequencer, action)
     query.more()
     ended(trial, query)
-    assert gates.reached(gate)
+    assert gates.reached(sequencer)
 
 
 # --- the driver -------------------------------------------------------------------------------------------------------
@@ -109,11 +109,11 @@ def strikes(trial: Trial, where: str, action: str = RAISE) -> None:
 def driver_killed(trial: Trial, where: str) -> None:
     """When this point has been reached, by all."""
     query = begun(trial)
-    for gate in points(trial, where):
-        gates.arm(gate)
+    for sequencer in points(trial, where):
+        gates.arm(sequencer)
     query.more()
-    for gate in points(trial, where):
-        trial.reached(gate)
+    for sequencer in points(trial, where):
+        trial.reached(sequencer)
     trial.driver.kill()
     trial.start(query)
     ended(trial, query)
@@ -129,11 +129,11 @@ def driver_killed_half_way(trial: Trial) -> None:
 
 def commit_fails(trial: Trial, where: str) -> None:
     query = begun(trial)
-    [gate] = points(trial, where)
-    gates.arm(gate, RAISE)
+    [sequencer] = points(trial, where)
+    gates.arm(sequencer, RAISE)
     query.more()
     trial.fails(query)
-    assert gates.reached(gate)
+    assert gates.reached(sequencer)
     trial.start(query)
     ended(trial, query)
 
@@ -175,15 +175,15 @@ def zombie_executor(trial: Trial) -> None:
 def zombie_worker(trial: Trial) -> None:
     """It is about to append when the driver dies; when the query has written all of it again, it appends."""
     query = begun(trial)
-    [gate] = points(trial, "append/0")
-    gates.arm(gate)
+    [sequencer] = points(trial, "append/0")
+    gates.arm(sequencer)
     query.more()
-    trial.reached(gate)
+    trial.reached(sequencer)
     old = trial.driver
     old.kill()
     trial.start(query)
     trial.done(query, trial.at)
-    gates.let_pass(gate)
+    gates.let_pass(sequencer)
     until(lambda: not old.processes(), "the zombie has ended")
     ended(trial, query)
 
@@ -203,7 +203,7 @@ def zombie_driver(trial: Trial) -> None:
     go_on(trial)
     for pid in members:
         _signal(pid, signal.SIGCONT)
-    until(lambda: not old.tell("state", name=query.name)["active"], "the older driver's query has ended")
+    until(lambda: not old.report("state", name=query.name)["active"], "the older driver's query has ended")
     old.end()
     ended(trial, query)
 
@@ -219,7 +219,7 @@ def speculation(trial: Trial) -> None:
     }
     query = begun(trial)
     half_written(trial, query)
-    until(lambda: len(gates.noted(f"started.{trial.at}.0.")) > 1, "a speculative copy of the task")
+    until(lambda: len(gates.recorded(f"started.{trial.at}.0.")) > 1, "a speculative copy of the task")
     go_on(trial)
     ended(trial, query)
 
@@ -398,13 +398,13 @@ _BACK = "the query as it was"
 
 
 def _at(
-    name: str, told: str, happen: Callable[..., None], where: str, sinks: tuple[str, ...] = SINKS, **more: Any
+    name: str, reported: str, happen: Callable[..., None], where: str, sinks: tuple[str, ...] = SINKS, **more: Any
 ) -> Fault:
-    return Fault(name, told, partial(happen, where=where, **more), sinks, chained=True)
+    return Fault(name, reported, partial(happen, where=where, **more), sinks, chained=True)
 
 
-def _killed(name: str, told: str, where: str, sinks: tuple[str, ...] = SINKS, **more: Any) -> Fault:
-    return _at(f"kill-{name}", f"driver killed {told}", driver_killed, where, sinks, **more)
+def _killed(name: str, reported: str, where: str, sinks: tuple[str, ...] = SINKS, **more: Any) -> Fault:
+    return _at(f"kill-{name}", f"driver killed {reported}", driver_killed, where, sinks, **more)
 
 
 FAULTS = (

@@ -75,7 +75,7 @@ def reached(name: str) -> int | None:
     return int(file.read_text()) if file.exists() else None
 
 
-def noted(prefix: str) -> list[str]:
+def recorded(prefix: str) -> list[str]:
     """What was noted under names that begin so."""
     return [file.read_text() for file in directory().glob(f"{prefix}*.noted")]
 

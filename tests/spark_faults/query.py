@@ -23,7 +23,7 @@ def batch_of(context: Any) -> str:
     return context.getLocalProperty("streaming.sql.batchId") or "0"
 
 
-def gated(let_through: int) -> Any:
+def sequenced_topics(let_through: int) -> Any:
     """Gates around a task's rows: `task` before the first, `rows` after `let_through` of them, `all` after the last."""
 
     def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -49,16 +49,16 @@ def gated(let_through: int) -> Any:
 class Running:
     """A query that was started, or one write of `df.write` in a thread of its own."""
 
-    def __init__(self, spark: Any, wanted: dict[str, Any]) -> None:
+    def __init__(self, spark: Any, requested: dict[str, Any]) -> None:
         self._spark = spark
         self._error = ""
         self._query: Any = None
         self._thread: threading.Thread | None = None
-        if wanted["load"]:
-            self._thread = threading.Thread(target=self._load, args=(wanted,), daemon=True)
+        if requested["load"]:
+            self._thread = threading.Thread(target=self._load, args=(requested,), daemon=True)
             self._thread.start()
         else:
-            self._query = _stream(spark, wanted)
+            self._query = _stream(spark, requested)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -74,48 +74,50 @@ class Running:
             self._spark.sparkContext.cancelAllJobs()
             self._thread.join(60)
 
-    def _load(self, wanted: dict[str, Any]) -> None:
+    def _load(self, requested: dict[str, Any]) -> None:
         try:
             # Formats in Python are looked up in the session of the thread, and a new one has none.
             self._spark._jvm.org.apache.spark.sql.SparkSession.setActiveSession(self._spark._jsparkSession)
-            rows = self._spark.read.schema(SCHEMA).parquet(wanted["source"])
-            writer = _shaped(rows, wanted).write.format(wanted["sink"]).mode("append")
-            for name, text in options(wanted).items():
+            rows = self._spark.read.schema(SCHEMA).parquet(requested["source"])
+            writer = _shaped(rows, requested).write.format(requested["sink"]).mode("append")
+            for name, text in options(requested).items():
                 writer = writer.option(name, text)
             writer.save()
         except Exception as error:
             self._error = str(error)
 
 
-def _stream(spark: Any, wanted: dict[str, Any]) -> Any:
-    rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", wanted["files"]).parquet(wanted["source"])
-    writer = _shaped(rows, wanted).writeStream.format(wanted["sink"]).queryName(wanted["name"])
-    for name, text in options(wanted).items():
+def _stream(spark: Any, requested: dict[str, Any]) -> Any:
+    rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", requested["files"]).parquet(requested["source"])
+    writer = _shaped(rows, requested).writeStream.format(requested["sink"]).queryName(requested["name"])
+    for name, text in options(requested).items():
         writer = writer.option(name, text)
-    return writer.option("checkpointLocation", wanted["checkpoint"]).trigger(processingTime="500 milliseconds").start()
+    return (
+        writer.option("checkpointLocation", requested["checkpoint"]).trigger(processingTime="500 milliseconds").start()
+    )
 
 
-def _shaped(rows: Any, wanted: dict[str, Any]) -> Any:
+def _shaped(rows: Any, requested: dict[str, Any]) -> Any:
     """`wanted` – a `stage.Query` as a dictionary, with what its trial adds."""
-    value = f"concat('{wanted['prefix']}', id, ' ', counter, ' ', text) AS value"
+    value = f"concat('{requested['prefix']}', id, ' ', counter, ' ', text) AS value"
     # One file is read by one task, so that each key's rows are in order behind the shuffle.
-    placed = rows.repartition(wanted["tasks"], "key").selectExpr("key", value)
-    if wanted["arranged"] and wanted["sink"] == FENCEPOST:
+    placed = rows.repartition(requested["tasks"], "key").selectExpr("key", value)
+    if requested["arranged"] and requested["sink"] == FENCEPOST:
         from fencepost.spark import arrange  # noqa: PLC0415
 
-        placed = arrange(placed, partitions=wanted["partitions"])
-    return placed.mapInArrow(gated(wanted["let_through"]), placed.schema)
+        placed = arrange(placed, partitions=requested["partitions"])
+    return placed.mapInArrow(sequenced_topics(requested["let_through"]), placed.schema)
 
 
-def options(wanted: dict[str, Any]) -> dict[str, str]:
+def options(requested: dict[str, Any]) -> dict[str, str]:
     chosen = {
-        "kafka.bootstrap.servers": wanted["bootstrap"],
-        "topic": wanted["topic"],
+        "kafka.bootstrap.servers": requested["bootstrap"],
+        "topic": requested["topic"],
     }
-    if wanted["sink"] == FENCEPOST:
-        if wanted["arranged"]:
+    if requested["sink"] == FENCEPOST:
+        if requested["arranged"]:
             chosen["arranged"] = "true"
-        chosen |= {"sink.id": wanted["sink_id"], "batch.bytes": str(BATCH_BYTES), **wanted["options"]}
+        chosen |= {"sink.id": requested["sink_id"], "batch.bytes": str(BATCH_BYTES), **requested["options"]}
     return chosen
 
 

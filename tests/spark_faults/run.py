@@ -84,12 +84,12 @@ def run(
                 if sink in fault.sinks:
                     outcome = row.strike(fault)
                     result.outcomes[fault.name, sink] = outcome
-                    what = f"{told(outcome)}, {outcome.seconds:.0f} s {outcome.refusal}{outcome.broken}"
+                    what = f"{reported(outcome)}, {outcome.seconds:.0f} s {outcome.refusal}{outcome.broken}"
                     say(f"{fault.name}, {sink}: {what}")
     return result
 
 
-def told(outcome: Outcome) -> str:
+def reported(outcome: Outcome) -> str:
     counts = outcome.counts
     foreign = f" / {counts.foreign} foreign" if counts.foreign else ""
     return f"{counts.expected} rows: {counts.missing} / {counts.duplicated} / {counts.out_of_order}{foreign}"
@@ -109,12 +109,12 @@ def table(result: Result) -> Iterator[str]:
                 cells += ["–"] * 5
                 continue
             counts = outcome.counts
-            mark = ""
+            commit_tag = ""
             if outcome.refusal:
                 notes.append(f"[{len(notes) + 1}] `{fault.name}`: “{outcome.refusal}” It went on with {outcome.then}.")
-                mark = f" [{len(notes)}]"
-            cells += [f"{counts.expected}{mark}" + " **broken**" * bool(outcome.broken), counts.missing]
+                commit_tag = f" [{len(notes)}]"
+            cells += [f"{counts.expected}{commit_tag}" + " **broken**" * bool(outcome.broken), counts.missing]
             cells += [f"{counts.duplicated}", counts.out_of_order, f"{outcome.seconds:.0f}"]
-        yield f"| {fault.told} | {' | '.join(map(str, cells))} |"
+        yield f"| {fault.reported} | {' | '.join(map(str, cells))} |"
     yield ""
     yield from notes

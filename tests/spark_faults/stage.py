@@ -28,7 +28,7 @@ import confluent_kafka
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fencepost.spark import said
+from fencepost.spark import stated
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.jars import fetch
 from fencepost_proxy.dev.java import find_jdk
@@ -71,14 +71,14 @@ class NeverHappened(AssertionError):
 class QueryFailed(Exception):
     """What the query ended with, as Spark tells it."""
 
-    def __init__(self, told: str) -> None:
-        super().__init__(told)
-        self.told = told
+    def __init__(self, reported: str) -> None:
+        super().__init__(reported)
+        self.reported = reported
 
     @property
     def reason(self) -> str:
         """What the sink said, without Spark's frames around it; else Spark's first line."""
-        return said(self) or self.told.strip().partition("\n")[0]
+        return stated(self) or self.reported.strip().partition("\n")[0]
 
 
 def until(happened: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> None:
@@ -131,17 +131,17 @@ class Driver:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         try:
-            assert self._hear() == "ready"
+            assert self._observe_record() == "ready"
         except BaseException:
             self.end()
             raise
 
-    def tell(self, what: str, **more: Any) -> Any:
+    def report(self, what: str, **more: Any) -> Any:
         stdin = self._process.stdin
         assert stdin is not None
         stdin.write(json.dumps({"do": what, **more}) + "\n")
         stdin.flush()
-        answer = self._hear()
+        answer = self._observe_record()
         if "error" in answer:
             raise QueryFailed(answer["error"])
         return answer["ok"]
@@ -194,7 +194,7 @@ class Driver:
                 self._lines.put(line)
         self._lines.put("")
 
-    def _hear(self) -> Any:
+    def _observe_record(self) -> Any:
         try:
             line = self._lines.get(timeout=PATIENCE_SECONDS)
         except queue.Empty:
@@ -419,7 +419,7 @@ class Trial:
         for each in self.queries:
             with contextlib.suppress(QueryFailed, NeverHappened, OSError):
                 if self.driver.running:
-                    self.driver.tell("stop", name=each.name)
+                    self.driver.report("stop", name=each.name)
         gates.clear()
         self.stage.end_orphans()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -436,7 +436,7 @@ class Trial:
         return made
 
     def start(self, query: Query) -> None:
-        self.driver.tell(
+        self.driver.report(
             "start",
             **asdict(query),
             sink=self.sink,
@@ -446,12 +446,12 @@ class Trial:
         )
 
     def stop(self, query: Query) -> None:
-        self.driver.tell("stop", name=query.name)
+        self.driver.report("stop", name=query.name)
 
     def loaded(self, query: Query) -> None:
         """Waits until a `df.write` has ended. Raises QueryFailed where it did by an error."""
-        until(lambda: not self.driver.tell("state", name=query.name)["active"], f"the load {query.name} ended")
-        if error := self.driver.tell("state", name=query.name)["error"]:
+        until(lambda: not self.driver.report("state", name=query.name)["active"], f"the load {query.name} ended")
+        if error := self.driver.report("state", name=query.name)["error"]:
             raise QueryFailed(error)
 
     def done(self, query: Query, batch: int) -> None:
@@ -467,7 +467,7 @@ class Trial:
         raise AssertionError
 
     def _failed(self, query: Query) -> bool:
-        state = self.driver.tell("state", name=query.name)
+        state = self.driver.report("state", name=query.name)
         if not state["active"]:
             raise QueryFailed(state["error"] or "ended by itself")
         return False
@@ -490,7 +490,7 @@ class Trial:
         """Waits until some of the rows of this task, of the newest batch, are in Kafka."""
 
         def some() -> bool:
-            keys = {key.encode() for key in gates.noted(f"key.{batch}.{task}.")}
+            keys = {key.encode() for key in gates.recorded(f"key.{batch}.{task}.")}
             first = query.first_id + query.rows - query.newest
             return any(
                 key in keys and _number(value) >= first

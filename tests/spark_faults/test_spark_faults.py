@@ -31,7 +31,7 @@ def struck(ready: Stage, name: str, sink: str) -> run.Outcome:
 def test_a_zombie_appends_nothing_that_its_successor_has_written(ready: Stage, say: Callable[[str], None]) -> None:
     """Given a driver killed when its task is about to append, when another wrote the batch, and the task goes on."""
     outcome = struck(ready, "zombie-append", FENCEPOST)
-    say(run.told(outcome))
+    say(run.reported(outcome))
     assert outcome.exact, outcome
 
 
@@ -40,7 +40,7 @@ def test_a_batch_that_spark_does_not_know_to_be_done_is_written_again_by_sparks_
 ) -> None:
     """Given that Spark cannot log a batch that is written; else the counting would prove nothing."""
     ours, sparks = (struck(ready, "log-raises", sink) for sink in (FENCEPOST, KAFKA))
-    say(f"ours: {run.told(ours)}; Spark's: {run.told(sparks)}")
+    say(f"ours: {run.reported(ours)}; Spark's: {run.reported(sparks)}")
     assert ours.exact, ours
     assert sparks.counts.duplicated > 0
     assert not sparks.counts.missing
@@ -51,5 +51,5 @@ def test_a_batch_that_spark_does_not_know_to_be_done_is_written_again_by_sparks_
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_each_row_is_there_once(ready: Stage, fault: Fault, say: Callable[[str], None]) -> None:
     outcome = struck(ready, fault.name, FENCEPOST)
-    say(f"{run.told(outcome)} {outcome.refusal}")
+    say(f"{run.reported(outcome)} {outcome.refusal}")
     assert outcome.exact, outcome

@@ -91,7 +91,7 @@ class Producer(Protocol):
 
     def send(self, topic: str, value: bytes, **options: Any) -> Outcome: ...
 
-    def settle(self) -> None: ...
+    def resolve(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -106,7 +106,7 @@ class KafkaPythonProducer:
         self._waiting.append((outcome, self.producer.send(topic, value, **options)))
         return outcome
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         for outcome, future in self._waiting:
             try:
                 outcome.offset = future.get(WAIT_SECONDS).offset
@@ -139,11 +139,11 @@ class ConfluentProducer:
         self.producer.produce(topic, value, on_delivery=delivered, **options)
         return outcome
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         assert self.producer.flush(WAIT_SECONDS) == 0
 
     def close(self) -> None:
-        self.settle()
+        self.resolve()
         self.producer.close()
 
 
@@ -166,15 +166,15 @@ class AiokafkaProducer:
         self._waiting.append((outcome, self._runner.run(self.producer.send(topic, value, **options))))
         return outcome
 
-    def settle(self) -> None:
-        async def settle() -> None:
+    def resolve(self) -> None:
+        async def resolve() -> None:
             for outcome, future in self._waiting:
                 try:
                     outcome.offset = (await asyncio.wait_for(future, WAIT_SECONDS)).offset
                 except Exception as error:
                     outcome.error = error
 
-        self._runner.run(settle())
+        self._runner.run(resolve())
         self._waiting.clear()
 
     def close(self) -> None:

@@ -34,8 +34,8 @@ def xxh32(data: bytes) -> int:
     else:
         lanes = [(one + two) & _MASK, two, 0, -one & _MASK]
         while at + 16 <= size:
-            for lane, word in enumerate(struct.unpack_from("<4I", data, at)):
-                lanes[lane] = rotated((lanes[lane] + word * two) & _MASK, 13) * one & _MASK
+            for purpose, word in enumerate(struct.unpack_from("<4I", data, at)):
+                lanes[purpose] = rotated((lanes[purpose] + word * two) & _MASK, 13) * one & _MASK
             at += 16
         found = sum(rotated(value, bits) for value, bits in zip(lanes, (1, 7, 12, 18), strict=True)) & _MASK
     found = (found + size) & _MASK

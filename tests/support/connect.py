@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fencepost_proxy.dev.jars import CONNECT_LOCK, classpath
 from fencepost_proxy.dev.java import QUICK_JVM, find_jdk, logging_flags
-from fencepost_proxy.dev.process import GuardedProcess
+from fencepost_proxy.dev.process import SupervisedProcess
 
 STANDALONE = "org.apache.kafka.connect.cli.ConnectStandalone"
 DISTRIBUTED = "org.apache.kafka.connect.cli.ConnectDistributed"
@@ -56,7 +56,7 @@ def file_sink(file: Path, topic: str) -> dict[str, str]:
 
 
 @contextmanager
-def running(main_class: str, directory: Path, settings: Sequence[Mapping[str, str]]) -> Iterator[GuardedProcess]:
+def running(main_class: str, directory: Path, settings: Sequence[Mapping[str, str]]) -> Iterator[SupervisedProcess]:
     """Each of `settings` becomes a file; the first is the worker's. It logs to `log_of(directory)`."""
     files = []
     for number, each in enumerate(settings):
@@ -72,7 +72,7 @@ def running(main_class: str, directory: Path, settings: Sequence[Mapping[str, st
         main_class,
         *files,
     ]
-    process = GuardedProcess(command, output=log_of(directory))
+    process = SupervisedProcess(command, output=log_of(directory))
     try:
         yield process
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fencepost_proxy.topics.door import Door
+from fencepost_proxy.topics.barrier import AppendBarrier
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.types import TopicPartition
 
@@ -25,7 +25,7 @@ class Counting:
 
     def __init__(self) -> None:
         self.idempotence: IdempotenceMemory = StartsKnown()
-        self.doors: dict[str, Door] = {}
+        self.barriers: dict[str, AppendBarrier] = {}
         self.partition_counts: dict[str, int] = {}
         self.confirmed_at: dict[str, float] = {}
         self.settling: set[str] = set()
@@ -35,11 +35,11 @@ class Counting:
         self.unanswered_at: list[float] = []
         self.waited: list[float] = []
 
-    def new_door(self, topic: str) -> Door:
-        return Door(topic, doubt_seconds=30.0)
+    def new_barrier(self, topic: str) -> AppendBarrier:
+        return AppendBarrier(topic, in_doubt_seconds=30.0)
 
-    def door(self, topic: str) -> Door:
-        return self.doors.setdefault(topic, self.new_door(topic))
+    def barrier(self, topic: str) -> AppendBarrier:
+        return self.barriers.setdefault(topic, self.new_barrier(topic))
 
     def partition_count(self, topic: str, now: float) -> int | None:
         return self.partition_counts.get(topic)
@@ -47,25 +47,25 @@ class Counting:
     def count_confirmed_since(self, topic: str, at: float) -> bool:
         return self.confirmed_at.get(topic, float("-inf")) >= at
 
-    def partition_exists(self, partition: TopicPartition, asked_since: float) -> bool | None:
+    def partition_exists(self, partition: TopicPartition, queried_since: float) -> bool | None:
         if partition not in self.absent:
             return True
-        return False if self.confirmed_at.get(partition.topic, float("-inf")) >= asked_since else None
+        return False if self.confirmed_at.get(partition.topic, float("-inf")) >= queried_since else None
 
-    def settles(self, topic: str, now: float) -> bool:
+    def in_grace_period(self, topic: str, now: float) -> bool:
         return topic in self.settling
 
     def served_count(self, connection: int, client_id: str | None, topic: str, now: float) -> int | None:
         return self.served.get((client_id, topic))
 
-    def note_served(self, connection: int, client_id: str | None, counts: Sequence[tuple[str, int]]) -> None:
+    def record_served(self, connection: int, client_id: str | None, counts: Sequence[tuple[str, int]]) -> None:
         self.served |= {(client_id, topic): count for topic, count in counts}
 
-    def note_guess(self, connection: int, client_id: str | None, topic: str, now: float) -> None:
+    def record_guess(self, connection: int, client_id: str | None, topic: str, now: float) -> None:
         self.guesses.append((client_id, topic))
 
-    def note_unanswered(self, now: float) -> None:
+    def record_unanswered(self, now: float) -> None:
         self.unanswered_at.append(now)
 
-    def door_waited(self, seconds: float) -> None:
+    def barrier_waited(self, seconds: float) -> None:
         self.waited.append(seconds)

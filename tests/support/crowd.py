@@ -42,7 +42,7 @@ _FETCHES = 30
 
 
 class Crowd:
-    def __init__(self, address: Address, plain: str, guarded: str, seed: int) -> None:
+    def __init__(self, address: Address, plain: str, checked_topic: str, seed: int) -> None:
         self.address = address
         self.chance = random.Random(seed)
         self.connected: set[int] = set()
@@ -54,7 +54,10 @@ class Crowd:
         )
         large = {"Index": 0, "Records": bytes(batch(b"x" * 500_000))}
         self.held = encode_request(
-            PRODUCE, 9, 1, {"Acks": 1, "TimeoutMs": 5_000, "TopicData": [{"Name": guarded, "PartitionData": [large]}]}
+            PRODUCE,
+            9,
+            1,
+            {"Acks": 1, "TimeoutMs": 5_000, "TopicData": [{"Name": checked_topic, "PartitionData": [large]}]},
         )
         partition = {"Partition": 0, "FetchOffset": 0, "PartitionMaxBytes": 1_000_000}
         self.fetch = encode_request(
@@ -151,9 +154,9 @@ class Crowd:
 
 
 async def main() -> None:
-    address, plain, guarded, seed = sys.argv[1:]
+    address, plain, checked_topic, seed = sys.argv[1:]
     allow_open_files(4_096)
-    crowd = Crowd(Address.parse(address), plain, guarded, int(seed))
+    crowd = Crowd(Address.parse(address), plain, checked_topic, int(seed))
     await crowd.run(asyncio.to_thread(sys.stdin.read))
     print(json.dumps(crowd.counts), flush=True)
 

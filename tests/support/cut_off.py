@@ -34,7 +34,7 @@ class CutOffCluster(KafkaCluster):
             if node == node_id:
                 pipe.close()
             # As whom a node's controller, and its broker, speak to controllers.
-            pipe.unheard = {b"raft-client-%d" % node_id, b"%d" % node_id}
+            pipe.unacknowledged = {b"raft-client-%d" % node_id, b"%d" % node_id}
 
     def _properties(self, node_id: int) -> dict[str, str]:
         for pipes, listener in ((self._controllers, "CONTROLLER"), (self._replicas, "PLAINTEXT")):
@@ -63,7 +63,7 @@ class _PeerPipe(FramePipe):
 
     def __init__(self) -> None:
         super().__init__()
-        self.unheard: set[bytes] = set()
+        self.unacknowledged: set[bytes] = set()
 
     def _wire(self, near: socket.socket, far: socket.socket) -> framepipe._Wire:
         return _PeerWire(self, near, far)
@@ -76,7 +76,7 @@ class _PeerWire(framepipe._Wire):
         with contextlib.suppress(OSError):
             for frame in framepipe._frames(self._near):
                 client_id = frame[14 : 14 + int.from_bytes(frame[12:14])]
-                if client_id in self._pipe.unheard:
+                if client_id in self._pipe.unacknowledged:
                     break
                 self._far.sendall(frame)
         self.cut()

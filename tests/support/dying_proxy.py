@@ -20,7 +20,7 @@ from fencepost_proxy.topics import expanding as ex
 from fencepost_proxy.topics.expansions import EXPANSION_CLOSED, Expansion
 
 STEP, WHEN, HOW = os.environ["STOP_AT"].split(":", 2)
-_LOOK_SECONDS = 0.02
+_PROBE_SECONDS = 0.02
 
 
 async def _stop(step: str, when: str) -> None:
@@ -37,27 +37,31 @@ async def _stop(step: str, when: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     Path(f"{HOW}.reached").touch()  # noqa: ASYNC240
     while not Path(HOW).exists():  # noqa: ASYNC110, ASYNC240
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_PROBE_SECONDS)
 
 
 answer, append = Expansions._answer, Expansions._append
 
 
-async def stopping_answer(self: Expansions, expansion: Expansion, wanted: ex.Effect) -> ex.Answer:
+async def stopping_answer(self: Expansions, expansion: Expansion, requested: ex.Effect) -> ex.Answer:
     step = self._procedures[expansion.proposal].step.value
-    if step == ex.Step.CREATE.value and isinstance(wanted, ex.Describe):
-        return await answer(self, expansion, wanted)  # it only makes sure of the topic: what comes next is this step's
+    if step == ex.Step.CREATE.value and isinstance(requested, ex.Describe):
+        return await answer(
+            self, expansion, requested
+        )  # it only makes sure of the topic: what comes next is this step's
     await _stop(step, "before")
-    answered = await answer(self, expansion, wanted)
+    answered = await answer(self, expansion, requested)
     await _stop(step, "after")
     return answered
 
 
-async def stopping_append(self: Expansions, wanted: ex.Append) -> ex.Answer:
-    closed = wanted.records[0].key.startswith(f"{EXPANSION_CLOSED}/".encode()) and wanted.records[0].value is not None
+async def stopping_append(self: Expansions, requested: ex.Append) -> ex.Answer:
+    closed = (
+        requested.records[0].key.startswith(f"{EXPANSION_CLOSED}/".encode()) and requested.records[0].value is not None
+    )
     if closed:
         await _stop("closed", "before")
-    answered = await append(self, wanted)
+    answered = await append(self, requested)
     if closed:
         await _stop("closed", "after")
     return answered

@@ -252,7 +252,7 @@ class FakeCluster:
         self.topics: dict[str, Topic] = {}
         self._by_id: dict[UUID, Topic] = {}
         #: Encoded answers to Metadata, by version and request: the same question comes from thousands of clients.
-        self._told: dict[tuple[int, bytes], bytes] = {}
+        self._reported: dict[tuple[int, bytes], bytes] = {}
         for name, partitions in (topics or {}).items():
             self.create(name, partitions)
 
@@ -266,17 +266,17 @@ class FakeCluster:
             made.append(Partition(nodes[0], nodes, kept_max, forgets_every))
         topic = self.topics[name] = Topic(name, uuid4(), made, dict(configs or {}))
         self._by_id[topic.topic_id] = topic
-        self._told.clear()
+        self._reported.clear()
         return topic
 
     def changed(self) -> None:
         """Somebody has changed what metadata tells."""
-        self._told.clear()
+        self._reported.clear()
 
     def add_broker(self) -> None:
         """One more, without partitions; `start` opens its listener."""
         self._node_ids.append(len(self._node_ids) + 1)
-        self._told.clear()
+        self._reported.clear()
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -312,13 +312,13 @@ class FakeCluster:
         if not first <= version <= last:
             raise ValueError(f"version {version} of API {key} is not served")
         if key == 3:
-            told = self._told.get((version, body))
-            if told is None:
+            reported = self._reported.get((version, body))
+            if reported is None:
                 request = control.decode_request(key, version, body)
-                told = self._told[version, body] = control.encode_response_frame(
+                reported = self._reported[version, body] = control.encode_response_frame(
                     key, version, 0, self._metadata(version, request)
                 )
-            return told[:4] + _LENGTH.pack(correlation_id) + told[8:]
+            return reported[:4] + _LENGTH.pack(correlation_id) + reported[8:]
         request = control.decode_request(key, version, body)
         if key == 1:
             return _Waiting(self, node_id, version, correlation_id, request)
@@ -334,13 +334,17 @@ class FakeCluster:
         if request.topics is None or (version == 0 and not request.topics):
             topics = [self._described(topic) for topic in self.topics.values()]
         else:
-            for wanted in request.topics:
-                found = self._by_id.get(wanted.topic_id) if wanted.name is None else self.topics.get(wanted.name)
+            for requested in request.topics:
+                found = (
+                    self._by_id.get(requested.topic_id) if requested.name is None else self.topics.get(requested.name)
+                )
                 if found is not None:
                     topics.append(self._described(found))
                 else:
-                    error = UNKNOWN_TOPIC if wanted.name is not None else UNKNOWN_TOPIC_ID
-                    topics.append(Message(error_code=error, name=wanted.name, topic_id=wanted.topic_id, partitions=[]))
+                    error = UNKNOWN_TOPIC if requested.name is not None else UNKNOWN_TOPIC_ID
+                    topics.append(
+                        Message(error_code=error, name=requested.name, topic_id=requested.topic_id, partitions=[])
+                    )
         brokers = [Message(node_id=node_id, host=HOST, port=self._ports[node_id]) for node_id in self._node_ids]
         return Message(brokers=brokers, cluster_id=self.cluster_id, controller_id=self._node_ids[0], topics=topics)
 
@@ -392,12 +396,14 @@ class FakeCluster:
         return self._api_versions()
 
     def _answer_list_offsets(self, node_id: int, version: int, request: Message) -> Message:
-        def offset(topic: Message, wanted: Message) -> Message:
-            partition, error = self._led(topic.name, wanted.partition_index, node_id, wanted.current_leader_epoch)
+        def offset(topic: Message, requested: Message) -> Message:
+            partition, error = self._led(topic.name, requested.partition_index, node_id, requested.current_leader_epoch)
             if partition is None:
-                return Message(partition_index=wanted.partition_index, error_code=error, timestamp=-1, offset=-1)
-            at = {-1: partition.log_end, -2: partition.log_start}[wanted.timestamp]
-            return Message(partition_index=wanted.partition_index, timestamp=-1, offset=at, leader_epoch=_LEADER_EPOCH)
+                return Message(partition_index=requested.partition_index, error_code=error, timestamp=-1, offset=-1)
+            at = {-1: partition.log_end, -2: partition.log_start}[requested.timestamp]
+            return Message(
+                partition_index=requested.partition_index, timestamp=-1, offset=at, leader_epoch=_LEADER_EPOCH
+            )
 
         return Message(
             topics=[
@@ -407,13 +413,13 @@ class FakeCluster:
         )
 
     def _answer_offset_for_leader_epoch(self, node_id: int, version: int, request: Message) -> Message:
-        def end(topic: Message, wanted: Message) -> Message:
-            partition, error = self._led(topic.topic, wanted.partition, node_id, wanted.current_leader_epoch)
+        def end(topic: Message, requested: Message) -> Message:
+            partition, error = self._led(topic.topic, requested.partition, node_id, requested.current_leader_epoch)
             if partition is None:
-                return Message(partition=wanted.partition, error_code=error, leader_epoch=-1, end_offset=-1)
-            if wanted.leader_epoch != _LEADER_EPOCH:
-                return Message(partition=wanted.partition, leader_epoch=-1, end_offset=-1)
-            return Message(partition=wanted.partition, leader_epoch=_LEADER_EPOCH, end_offset=partition.log_end)
+                return Message(partition=requested.partition, error_code=error, leader_epoch=-1, end_offset=-1)
+            if requested.leader_epoch != _LEADER_EPOCH:
+                return Message(partition=requested.partition, leader_epoch=-1, end_offset=-1)
+            return Message(partition=requested.partition, leader_epoch=_LEADER_EPOCH, end_offset=partition.log_end)
 
         return Message(
             topics=[
@@ -462,14 +468,16 @@ class FakeCluster:
 
     def _answer_create_topics(self, node_id: int, version: int, request: Message) -> Message:
         results = []
-        for wanted in request.topics:
-            if wanted.name in self.topics:
+        for requested in request.topics:
+            if requested.name in self.topics:
                 results.append(
-                    Message(name=wanted.name, error_code=TOPIC_EXISTS, num_partitions=-1, replication_factor=-1)
+                    Message(name=requested.name, error_code=TOPIC_EXISTS, num_partitions=-1, replication_factor=-1)
                 )
                 continue
-            configs = {each.name: each.value for each in wanted.configs}
-            made = self.create(wanted.name, max(1, wanted.num_partitions), max(1, wanted.replication_factor), configs)
+            configs = {each.name: each.value for each in requested.configs}
+            made = self.create(
+                requested.name, max(1, requested.num_partitions), max(1, requested.replication_factor), configs
+            )
             results.append(
                 Message(
                     name=made.name,
@@ -485,9 +493,9 @@ class FakeCluster:
         results = []
         for resource in request.resources:
             topic = self.topics.get(resource.resource_name)
-            told = {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
+            reported = {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
             if resource.resource_type == _TOPIC and topic is None:
-                results.append(Message(error_code=UNKNOWN_TOPIC, configs=[], **told))
+                results.append(Message(error_code=UNKNOWN_TOPIC, configs=[], **reported))
                 continue
             given = topic.configs if resource.resource_type == _TOPIC and topic is not None else {}
             defaults = _TOPIC_DEFAULTS if resource.resource_type == _TOPIC else _BROKER_DEFAULTS
@@ -497,7 +505,7 @@ class FakeCluster:
                 for name, value in {**defaults, **given}.items()
                 if keys is None or name in keys
             ]
-            results.append(Message(configs=configs, **told))
+            results.append(Message(configs=configs, **reported))
         return Message(results=results)
 
 
@@ -526,13 +534,13 @@ class _Waiting:
         self._cancels: list[Callable[[], None]] = []
 
     def start(self, done: Callable[[bytes], None]) -> None:
-        response, size, failed = self._look()
+        response, size, failed = self._probe()
         if failed or size >= self._request.min_bytes or self._request.max_wait_ms <= 0:
             done(self._encoded(response))
             return
 
         def again() -> None:
-            _, size, failed = self._look()
+            _, size, failed = self._probe()
             if failed or size >= self._request.min_bytes:
                 finish()
 
@@ -540,7 +548,7 @@ class _Waiting:
             timer.cancel()
             for cancel in self._cancels:
                 cancel()
-            done(self._encoded(self._look()[0]))
+            done(self._encoded(self._probe()[0]))
 
         timer = asyncio.get_running_loop().call_later(self._request.max_wait_ms / 1000, finish)
         for _, partition, _, _ in self._partitions():
@@ -549,40 +557,42 @@ class _Waiting:
 
     def _partitions(self) -> Iterator[tuple[Message, Partition | None, int, Message]]:
         for topic in self._request.topics:
-            for wanted in topic.partitions:
+            for requested in topic.partitions:
                 name = topic.topic if self._version < 13 else None
-                found, error = self._cluster.find(name, topic.topic_id, wanted.partition, self._node_id)
-                yield topic, found, error, wanted
+                found, error = self._cluster.find(name, topic.topic_id, requested.partition, self._node_id)
+                yield topic, found, error, requested
 
-    def _look(self) -> tuple[Message, int, bool]:
+    def _probe(self) -> tuple[Message, int, bool]:
         topics: dict[int, Message] = {}
         size = 0
         failed = False
-        for topic, partition, problem, wanted in self._partitions():
+        for topic, partition, problem, requested in self._partitions():
             error = problem
             entry = topics.setdefault(id(topic), Message(topic=topic.topic, topic_id=topic.topic_id, partitions=[]))
-            if partition is not None and not partition.log_start <= wanted.fetch_offset <= partition.log_end:
+            if partition is not None and not partition.log_start <= requested.fetch_offset <= partition.log_end:
                 error = OFFSET_OUT_OF_RANGE
             if partition is None or error:
                 failed = True
-                told = Message(partition_index=wanted.partition, error_code=error, high_watermark=-1, records=b"")
+                reported = Message(
+                    partition_index=requested.partition, error_code=error, high_watermark=-1, records=b""
+                )
             else:
                 room = (
-                    min(wanted.partition_max_bytes, self._request.max_bytes - size)
+                    min(requested.partition_max_bytes, self._request.max_bytes - size)
                     if size
-                    else wanted.partition_max_bytes
+                    else requested.partition_max_bytes
                 )
-                records = partition.read(wanted.fetch_offset, room)
+                records = partition.read(requested.fetch_offset, room)
                 size += len(records)
-                told = Message(
-                    partition_index=wanted.partition,
+                reported = Message(
+                    partition_index=requested.partition,
                     high_watermark=partition.log_end,
                     last_stable_offset=partition.log_end,
                     log_start_offset=partition.log_start,
                     aborted_transactions=None,
                     records=records,
                 )
-            entry.partitions.append(told)
+            entry.partitions.append(reported)
         return Message(responses=list(topics.values())), size, failed
 
     def _encoded(self, response: Message) -> bytes:

@@ -41,7 +41,7 @@ class Cut:
 class _Hold:
     words: bytes
     count: int
-    seen: int = 0
+    observed: int = 0
     released: threading.Event = field(default_factory=threading.Event)
 
 
@@ -147,8 +147,8 @@ class FramePipe:
         with self._lock:
             if self._hold is None or self._hold.words not in frame:
                 return False, False
-            self._hold.seen += 1
-            return True, self._hold.seen >= self._hold.count
+            self._hold.observed += 1
+            return True, self._hold.observed >= self._hold.count
 
     def _gone(self, wire: _Wire) -> None:
         with self._lock, contextlib.suppress(ValueError):
@@ -160,7 +160,7 @@ class _Wire:
         self._pipe = pipe
         self._near, self._far = near, far
         self._cuts: dict[int, Cut] = {}  # by correlation id
-        self._held: bytearray = bytearray()
+        self._paused: bytearray = bytearray()
         self._holding = False
         self._hangs = False
         self._lock = threading.Lock()
@@ -187,7 +187,7 @@ class _Wire:
                     if not self._holding:
                         self._far.sendall(frame)
                         continue
-                    self._held += frame
+                    self._paused += frame
                 if complete:
                     self.release()
         self.cut()
@@ -214,8 +214,8 @@ class _Wire:
         with self._lock:
             self._holding = False
             with contextlib.suppress(OSError):
-                self._far.sendall(self._held)
-            self._held.clear()
+                self._far.sendall(self._paused)
+            self._paused.clear()
 
     def cut(self) -> None:
         for each in (self._near, self._far):

@@ -26,7 +26,7 @@ class FutureBroker(Pipe):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: set[tuple[int, int]] = set()
+        self.queried: set[tuple[int, int]] = set()
 
     def _wire(self, near: socket.socket, far: socket.socket) -> _FutureWire:
         return _FutureWire(near, far, self)
@@ -40,7 +40,7 @@ class _FutureWire(pipe._FrameWire):
 
     def _request(self, frame: bytes) -> bytes:
         key, version = struct.unpack_from(">hh", frame, 4)
-        self._future.asked.add((key, version))
+        self._future.queried.add((key, version))
         if key == _API_VERSIONS:
             self._versions[frame[8:12]] = version
         return super()._request(frame)
@@ -61,30 +61,30 @@ def of_the_future(frame: bytes, version: int) -> bytes:
     else:
         (count,) = struct.unpack_from(">i", frame, at)
         at += 4
-    told: dict[int, tuple[int, int]] = {}
+    reported: dict[int, tuple[int, int]] = {}
     for _ in range(count):
         key, low, high = _ENTRY.unpack_from(frame, at)
         at += _ENTRY.size
-        told[key] = (low, high + NEWER_BY)
+        reported[key] = (low, high + NEWER_BY)
         if flexible:
             assert frame[at] == 0, "Kafka tells more of an API than its versions: this has to learn of it"
             at += 1
-    told |= NEW_APIS
+    reported |= NEW_APIS
     end = b"\0" if flexible else b""
-    entries = b"".join(_ENTRY.pack(key, *versions) + end for key, versions in told.items())
-    size = _of_uvarint(len(told) + 1) if flexible else struct.pack(">i", len(told))
+    entries = b"".join(_ENTRY.pack(key, *versions) + end for key, versions in reported.items())
+    size = _of_uvarint(len(reported) + 1) if flexible else struct.pack(">i", len(reported))
     rest = frame[4:10] + size + entries + frame[at:]
     return struct.pack(">i", len(rest)) + rest
 
 
 def _uvarint(data: bytes, at: int) -> tuple[int, int]:
     """The number, and where it ends."""
-    value = shift = 0
+    value = sequence_offset = 0
     while True:
         byte = data[at]
         at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
+        value |= (byte & 0x7F) << sequence_offset
+        sequence_offset += 7
         if byte < 0x80:
             return value, at
 

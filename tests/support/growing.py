@@ -43,7 +43,7 @@ def counted(wait_seconds: float = 30.0) -> str:
 
 def create_partitions(
     connection: Connection,
-    wanted: dict[str, int],
+    requested: dict[str, int],
     *,
     assignments: Sequence[Sequence[int]] | None = None,
     validate_only: bool = False,
@@ -57,11 +57,11 @@ def create_partitions(
         else [topic.CreatePartitionsAssignment(broker_ids=list(brokers)) for brokers in assignments]
     )
     request = CreatePartitionsRequest(
-        topics=[topic(name=name, count=count, assignments=places) for name, count in wanted.items()],
+        topics=[topic(name=name, count=count, assignments=places) for name, count in requested.items()],
         timeout_ms=timeout_ms,
         validate_only=validate_only,
     )
-    answer = connection.ask(request, 3)
+    answer = connection.query(request, 3)
     return {each.name: (each.error_code, each.error_message) for each in answer.results}
 
 

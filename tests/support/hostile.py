@@ -147,13 +147,13 @@ def half_a_frame(address: str, topic: str) -> Iterator[None]:
 
 @way
 def asks_and_never_reads(address: str, topic: str) -> Iterator[None]:
-    asked = raw.MetadataRequest(topics=None, allow_auto_topic_creation=False)
+    queried = raw.MetadataRequest(topics=None, allow_auto_topic_creation=False)
 
     def one(connection: raw.Connection) -> None:
         connection.socket.settimeout(0.001)
         with contextlib.suppress(TimeoutError):
             for _ in range(PIPELINED):
-                connection.send(asked, 5)
+                connection.send(queried, 5)
 
     return _many(address, one)
 

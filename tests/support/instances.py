@@ -21,7 +21,7 @@ from tests.support.kafka import kafka_version
 CLIENTS = ("java", "confluent-kafka", "kafka-python", "aiokafka")
 _JAVA = Path(__file__).parents[1] / "java" / "TransactionalWorker.java"
 _PATIENCE_SECONDS = 150.0
-_LOOK_SECONDS = 0.5
+_PROBE_SECONDS = 0.5
 #: So that what it says of its threads is not among its answers.
 _JAVA_ENVIRONMENT = {"JDK_JAVA_OPTIONS": "-XX:+DisplayVMOutputToStderr"}
 _numbers = itertools.count(1)
@@ -78,18 +78,18 @@ class Process:
         begun = [line for line in self.log.read_text().splitlines() if line.startswith("at ")]
         return begun[-1].split()[1] if begun else ""
 
-    def look(self) -> None:
+    def probe(self) -> None:
         """It writes to its log where it stands."""
         self._process.send_signal(signal.SIGQUIT if self.client == "java" else signal.SIGUSR1)
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_PROBE_SECONDS)
 
-    def tell(self, *command: object) -> None:
+    def report(self, *command: object) -> None:
         """Answered later, see `hear`."""
         assert self._process.stdin is not None
         self._process.stdin.write(" ".join(map(str, command)) + "\n")
         self._process.stdin.flush()
 
-    def hear(self, within_seconds: float = _PATIENCE_SECONDS) -> Told | None:
+    def apply_records(self, within_seconds: float = _PATIENCE_SECONDS) -> Told | None:
         """None: it has ended, or said nothing."""
         try:
             line = self._lines.get(timeout=within_seconds)
@@ -102,17 +102,17 @@ class Process:
         assert state in ("ok", "error"), line
         return Told(state == "ok", text)
 
-    def ask(self, *command: object) -> Told:
-        self.tell(*command)
-        told = self.hear()
-        assert told is not None, f"{self.client} said nothing to {command}: {self.log.read_text()[-2000:]}"
-        return told
+    def query(self, *command: object) -> Told:
+        self.report(*command)
+        reported = self.apply_records()
+        assert reported is not None, f"{self.client} said nothing to {command}: {self.log.read_text()[-2000:]}"
+        return reported
 
     def do(self, *command: object) -> str:
         """What must not fail."""
-        told = self.ask(*command)
-        assert told.ok, f"{self.client}: {command}: {told.text}"
-        return told.text
+        reported = self.query(*command)
+        assert reported.ok, f"{self.client}: {command}: {reported.text}"
+        return reported.text
 
     def kill(self) -> None:
         self._process.kill()

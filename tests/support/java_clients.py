@@ -37,5 +37,5 @@ def play_java(
         timeout_seconds=_SECONDS,
     ).output
     parts = re.split(r"^=== (\w+)\n", printed, flags=re.MULTILINE)[1:]
-    seen = dict(zip(parts[::2], parts[1::2], strict=True))
-    return {each: seen[JAVA_SCRIPTS[each]] for each in scripts}
+    observed = dict(zip(parts[::2], parts[1::2], strict=True))
+    return {each: observed[JAVA_SCRIPTS[each]] for each in scripts}

@@ -162,7 +162,7 @@ class Java:
     def __init__(self, bootstrap: str, **configs: Any) -> None:
         self._process = java_process()
         settings = {"metadata.max.age.ms": _NEVER_MS, **configs}
-        self._tell("open", "p", bootstrap, *(f"{name}={value}" for name, value in settings.items()))
+        self._report("open", "p", bootstrap, *(f"{name}={value}" for name, value in settings.items()))
         self._tags = itertools.count(1)
         self._lines: queue.Queue[str] = queue.Queue()
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -173,16 +173,16 @@ class Java:
         for line in self._process.stdout:
             self._lines.put(line.rstrip("\n"))
 
-    def _tell(self, *words: object) -> None:
+    def _report(self, *words: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write("\t".join(map(str, words)) + "\n")
         self._process.stdin.flush()
 
     def send(self, topic: str, key: str, value: str, *, says: bool) -> Sent:
-        tag = f"t{next(self._tags)}"
-        self._tell("send", "p", tag, topic, key, value, "count" if says else "-")
+        instance_id = f"t{next(self._tags)}"
+        self._report("send", "p", instance_id, topic, key, value, "count" if says else "-")
         words = self._lines.get(timeout=WAIT_SECONDS).split("\t")
-        assert words[0] == tag
+        assert words[0] == instance_id
         if words[1] == "ok":
             return Sent(int(words[2]), int(words[3]))
         return Sent(error=words[2], shown=words[3])

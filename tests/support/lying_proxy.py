@@ -14,7 +14,7 @@ import os
 import sys
 
 from fencepost_proxy.cli.main import main
-from fencepost_proxy.net.link import ClientSide
+from fencepost_proxy.net.proxied_connection import ClientSocket
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.transactions import Ending
 
@@ -25,18 +25,18 @@ _TXN_OFFSET_COMMIT = (28).to_bytes(2)
 _LATER = 3
 
 _ends = itertools.count(1)
-_forward_end, _received = Session._forward_end, ClientSide._received
+_forward_end, _received = Session._forward_end, ClientSocket._received
 
 
 def forward_aborts(self: Session, ending: Ending) -> None:
     if ending.commits and next(_ends) % _LATER == 0:
         frame = bytearray(ending.frame)
-        frame[-2 if ending.slot.version >= _END_TXN_FLEXIBLE else -1] = False
+        frame[-2 if ending.response_slot.version >= _END_TXN_FLEXIBLE else -1] = False
         ending.frame = bytes(frame)
     _forward_end(self, ending)
 
 
-def receive_other_offsets(self: ClientSide, data: memoryview) -> None:
+def receive_other_offsets(self: ClientSocket, data: memoryview) -> None:
     """Clients send it at once and alone."""
     frame = bytes(data)
     if frame[4:6] == _TXN_OFFSET_COMMIT:
@@ -50,7 +50,7 @@ def receive_other_offsets(self: ClientSide, data: memoryview) -> None:
 if LIE == "commits":
     Session._forward_end = forward_aborts  # type: ignore[method-assign]
 else:
-    ClientSide._received = receive_other_offsets  # type: ignore[method-assign]
+    ClientSocket._received = receive_other_offsets  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     sys.exit(main())

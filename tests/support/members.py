@@ -53,10 +53,10 @@ class Member:
         """Returns once what was read until now is committed."""
         before = self.commits
         self._commit_wanted.set()
-        until(lambda: self.commits > before or not self.alive, f"{self} did not commit: {self.errors}")
+        until(lambda: self.commits > before or not self.live, f"{self} did not commit: {self.errors}")
 
     @property
-    def alive(self) -> bool:
+    def live(self) -> bool:
         return not self._end.is_set()
 
     def read_of(self, partition: int) -> list[Read]:
@@ -84,10 +84,10 @@ def until(condition: Callable[[], bool], what: str, seconds: float = WAIT_SECOND
 class _Threaded(Member):
     def __init__(self) -> None:
         super().__init__()
-        self._thread = threading.Thread(target=self._guarded, daemon=True)
+        self._thread = threading.Thread(target=self._checked, daemon=True)
         self._thread.start()
 
-    def _guarded(self) -> None:
+    def _checked(self) -> None:
         try:
             self._run()
         except Exception as error:
@@ -279,8 +279,8 @@ class JavaMember(Member):
                     self.commits += 1
                 elif kind == "error":
                     self.errors.append(rest)
-                    if self.alive and self._commit_wanted.is_set():
-                        self._say("commit")
+                    if self.live and self._commit_wanted.is_set():
+                        self._write("commit")
         self._end.set()
 
     def _complaints(self) -> None:
@@ -289,7 +289,7 @@ class JavaMember(Member):
             for line in lines:
                 self.errors.append(line.rstrip())
 
-    def _say(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
@@ -297,8 +297,8 @@ class JavaMember(Member):
     def commit(self) -> None:
         before = self.commits
         self._commit_wanted.set()
-        self._say("commit")
-        until(lambda: self.commits > before or not self.alive, f"{self} did not commit: {self.errors}")
+        self._write("commit")
+        until(lambda: self.commits > before or not self.live, f"{self} did not commit: {self.errors}")
         self._commit_wanted.clear()
 
     def crash(self) -> None:

@@ -118,7 +118,7 @@ class RawConnection:
         assert struct.unpack_from(">i", frame) == (self._next,)
         return frame
 
-    def ask(self, api_key: int, version: int, body: Fields) -> Fields:
+    def query(self, api_key: int, version: int, body: Fields) -> Fields:
         return decode_response(api_key, version, self.ask_raw(api_key, version, body))
 
     def receive(self) -> bytes:
@@ -246,11 +246,11 @@ class _Reader(_Walk):
 
     def tags(self, known: list[dict[str, Any]], found: Fields) -> None:
         for _ in range(self.uvarint()):
-            tag, size = self.uvarint(), self.uvarint()
+            instance_id, size = self.uvarint(), self.uvarint()
             end = self.at + size
-            field = next((each for each in known if each["tag"] == tag), None)
+            field = next((each for each in known if each["tag"] == instance_id), None)
             if field is None:
-                found[f"tag {tag}"] = self.data[self.at : end]
+                found[f"tag {instance_id}"] = self.data[self.at : end]
                 self.at = end
             else:
                 found[field["name"]] = self.value(field, field["type"])
@@ -285,11 +285,11 @@ class _Reader(_Walk):
         return None if size < 0 else size
 
     def uvarint(self) -> int:
-        value = shift = 0
+        value = sequence_offset = 0
         while True:
             byte = self.take(1)[0]
-            value |= (byte & 0x7F) << shift
-            shift += 7
+            value |= (byte & 0x7F) << sequence_offset
+            sequence_offset += 7
             if byte < 0x80:
                 return value
 

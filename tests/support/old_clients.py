@@ -23,12 +23,12 @@ RELEASES = tuple(sorted(each.stem for each in _HERE.glob("*.txt")))
 _SECONDS = 200.0
 
 
-def run_old_client(release: str, told: Mapping[str, Any]) -> Any:
+def run_old_client(release: str, reported: Mapping[str, Any]) -> Any:
     """What `tests/old_clients/append.py` prints for `told`. Skips the test where the release cannot be installed."""
     library = release.rpartition("-")[0]
     done = subprocess.run(
         [_python_with(release), "-I", _HERE / "append.py"],
-        input=json.dumps({**told, "library": library}),
+        input=json.dumps({**reported, "library": library}),
         capture_output=True,
         text=True,
         timeout=_SECONDS,

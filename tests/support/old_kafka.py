@@ -18,7 +18,7 @@ from typing import Self
 
 from fencepost_proxy.dev.jars import OLD_BROKER_LOCK, classpath
 from fencepost_proxy.dev.java import QUICK_JVM, find_jdk, logging_flags
-from fencepost_proxy.dev.process import GuardedProcess
+from fencepost_proxy.dev.process import SupervisedProcess
 from fencepost_proxy.dev.tools import compile_java
 from fencepost_proxy.types import Address
 from tests.support.messages import RawConnection
@@ -55,7 +55,7 @@ class OldKafka:
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="fencepost-old-kafka-"))
         self._port, self._zookeeper_port = free_port(), free_port()
-        self._processes: list[GuardedProcess] = []
+        self._processes: list[SupervisedProcess] = []
 
     @property
     def bootstrap(self) -> str:
@@ -94,7 +94,7 @@ class OldKafka:
         flags = ["-Xmx512m", *QUICK_JVM, *logging_flags("WARN", to_stderr=False)]
         path = os.pathsep.join([classpath(OLD_BROKER_LOCK), str(compile_java([_AUTHORIZER]))])
         command = [str(find_jdk().java), *flags, "-cp", path, main, str(config)]
-        self._processes.append(GuardedProcess(command, output=self._directory / f"{config.stem}.out"))
+        self._processes.append(SupervisedProcess(command, output=self._directory / f"{config.stem}.out"))
 
     def _await(self, port: int) -> None:
         deadline = time.monotonic() + _START_SECONDS
@@ -110,4 +110,4 @@ class OldKafka:
 
     def _sees_itself(self) -> bool:
         with RawConnection(Address.parse(self.bootstrap)) as connection:
-            return bool(connection.ask(_METADATA, 9, {"Topics": None})["Brokers"])
+            return bool(connection.query(_METADATA, 9, {"Topics": None})["Brokers"])

@@ -21,7 +21,7 @@ class Producer(Protocol):
         """Without waiting for its outcome."""
         ...
 
-    def settle(self) -> list[Any]:
+    def resolve(self) -> list[Any]:
         """Waits for all; what failed."""
         ...
 
@@ -38,7 +38,7 @@ class KafkaPython:
     def send(self, topic: str, key: str, value: str, **options: Any) -> None:
         self._futures.append(self.producer.send(topic, value, key, **options))
 
-    def settle(self) -> list[Any]:
+    def resolve(self) -> list[Any]:
         self.producer.flush(_WAIT_SECONDS)
         done, self._futures = self._futures, []
         return [error for future in done if (error := _error(future)) is not None]
@@ -68,7 +68,7 @@ class Confluent:
         self.producer.produce(topic, value, key, on_delivery=delivered, **options)
         self.producer.poll(0)
 
-    def settle(self) -> list[Any]:
+    def resolve(self) -> list[Any]:
         assert self.producer.flush(_WAIT_SECONDS) == 0
         failed, self._failed = self._failed, []
         return failed
@@ -101,14 +101,14 @@ class Aiokafka:
     def send(self, topic: str, key: str, value: str, **options: Any) -> None:
         self._futures.append(self._run(self.producer.send(topic, value, key, **options)))
 
-    def settle(self) -> list[Any]:
-        async def settle() -> list[Any]:
+    def resolve(self) -> list[Any]:
+        async def resolve() -> list[Any]:
             await self.producer.flush()
             outcomes = await asyncio.gather(*self._futures, return_exceptions=True)
             self._futures.clear()
             return [each for each in outcomes if isinstance(each, BaseException)]
 
-        return list(self._run(settle()))
+        return list(self._run(resolve()))
 
     def close(self) -> None:
         self._run(self.producer.stop())

@@ -33,7 +33,7 @@ class Fault:
 
     def __init__(self, words: bytes) -> None:
         self.words = words
-        self.seen = threading.Event()
+        self.observed = threading.Event()
         self.happened = threading.Event()
 
     def request(self, frame: bytes) -> bytes:
@@ -43,7 +43,7 @@ class Fault:
         return frame
 
     def wait_seen(self) -> None:
-        assert self.seen.wait(30), f"no request with {self.words!r} came by"
+        assert self.observed.wait(30), f"no request with {self.words!r} came by"
 
     def wait_happened(self) -> None:
         assert self.happened.wait(30), f"nothing happened to a request with {self.words!r}"
@@ -205,7 +205,7 @@ class _FrameWire(forwarder._Wire):
         if fault is None:
             return frame
         self._faulty[frame[8:12]] = fault
-        fault.seen.set()
+        fault.observed.set()
         return fault.request(frame)
 
     def _response(self, frame: bytes) -> bytes:

@@ -119,8 +119,8 @@ class Record:
     def all_headers(self) -> list[tuple[str, bytes | None]]:
         if self.expected is None:
             return list(self.headers)
-        said = b"%d" % self.expected if isinstance(self.expected, int) else self.expected
-        return [("expected-offset", said), *self.headers]
+        stated = b"%d" % self.expected if isinstance(self.expected, int) else self.expected
+        return [("expected-offset", stated), *self.headers]
 
 
 def batch(
@@ -298,7 +298,7 @@ class Connection:
         # ApiVersions answers with the oldest header, whatever its own version.
         return correlation_id, _RESPONSES[request_class].decode(frame, version=version, header=True)
 
-    def ask(self, request: Any, version: int) -> Any:
+    def query(self, request: Any, version: int) -> Any:
         sent = self.send(request, version)
         correlation_id, response = self.receive(type(request), version)
         assert correlation_id == sent, f"answer {correlation_id} to request {sent}"
@@ -357,7 +357,7 @@ class Connection:
 
     def api_versions(self, version: int = 3) -> dict[int, tuple[int, int]]:
         request = ApiVersionsRequest(client_software_name="raw", client_software_version="1")
-        return {each.api_key: (each.min_version, each.max_version) for each in self.ask(request, version).api_keys}
+        return {each.api_key: (each.min_version, each.max_version) for each in self.query(request, version).api_keys}
 
     def metadata(self, *topics: str) -> Any:
         """Of all topics where none is named."""
@@ -368,13 +368,13 @@ class Connection:
             include_cluster_authorized_operations=False,
             include_topic_authorized_operations=False,
         )
-        return self.ask(request, 12)
+        return self.query(request, 12)
 
     def init_producer_id(self, transactional_id: str | None = None, timeout_ms: int = 60_000) -> Producer:
         request = InitProducerIdRequest(
             transactional_id=transactional_id, transaction_timeout_ms=timeout_ms, producer_id=-1, producer_epoch=-1
         )
-        answer = self.ask(request, 4)
+        answer = self.query(request, 4)
         assert answer.error_code == 0, f"InitProducerId answered {answer.error_code}"
         return Producer(answer.producer_id, answer.producer_epoch, 0)
 
@@ -406,7 +406,7 @@ class Connection:
                 for key, value in (configs or {}).items()
             ],
         )
-        answer = self.ask(CreateTopicsRequest(topics=[topic], timeout_ms=10_000, validate_only=False), 5)
+        answer = self.query(CreateTopicsRequest(topics=[topic], timeout_ms=10_000, validate_only=False), 5)
         if not answer.topics[0].error_code:
             self._await_leaders(name)
         return answer.topics[0].error_code, answer.topics[0].error_message
@@ -418,8 +418,8 @@ class Connection:
         """
         deadline = time.monotonic() + _LEADERS_SECONDS
         host, port = self.socket.getpeername()[:2]
-        with contextlib.suppress(OSError, Closed, KeyError), Connection(f"{host}:{port}") as asking:
-            while time.monotonic() < deadline and not asking._led(topic):
+        with contextlib.suppress(OSError, Closed, KeyError), Connection(f"{host}:{port}") as querying:
+            while time.monotonic() < deadline and not querying._led(topic):
                 time.sleep(0.02)
 
     def _led(self, topic: str) -> bool:
@@ -442,15 +442,15 @@ class Connection:
     def epoch_ends(self, topic: str, epochs: Mapping[int, int]) -> list[Any]:
         """OffsetForLeaderEpoch of these partitions, of the epoch that their leader has now."""
         request_topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-        asked = [
+        queried = [
             request_topic.OffsetForLeaderPartition(partition=partition, current_leader_epoch=epoch, leader_epoch=epoch)
             for partition, epoch in epochs.items()
         ]
-        request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[request_topic(topic=topic, partitions=asked)])
-        return list(self.ask(request, 4).topics[0].partitions)
+        request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[request_topic(topic=topic, partitions=queried)])
+        return list(self.query(request, 4).topics[0].partitions)
 
     def delete_topic(self, name: str) -> int:
-        return int(self.ask(DeleteTopicsRequest(topic_names=[name], timeout_ms=10_000), 4).responses[0].error_code)
+        return int(self.query(DeleteTopicsRequest(topic_names=[name], timeout_ms=10_000), 4).responses[0].error_code)
 
     def alter_topic(
         self,
@@ -469,12 +469,12 @@ class Connection:
             ]
             topic = resource(resource_type=2, resource_name=name, configs=entries)
             request = IncrementalAlterConfigsRequest(resources=[topic], validate_only=validate_only)
-            answer = self.ask(request, 1).responses[0]
+            answer = self.query(request, 1).responses[0]
         else:
             plain = AlterConfigsRequest.AlterConfigsResource
             entries = [plain.AlterableConfig(name=key, value=value) for key, value in configs.items()]
             topic = plain(resource_type=2, resource_name=name, configs=entries)
-            answer = self.ask(AlterConfigsRequest(resources=[topic], validate_only=validate_only), 2).responses[0]
+            answer = self.query(AlterConfigsRequest(resources=[topic], validate_only=validate_only), 2).responses[0]
         return answer.error_code, answer.error_message
 
     def describe_topic(self, name: str, *, keys: Sequence[str] | None = None) -> dict[str, str]:
@@ -486,7 +486,7 @@ class Connection:
             include_synonyms=False,
             include_documentation=False,
         )
-        result = self.ask(request, 4).results[0]
+        result = self.query(request, 4).results[0]
         assert result.error_code == 0, f"DescribeConfigs of {name}: {result.error_code} {result.error_message}"
         return {config.name: config.value for config in result.configs}
 
@@ -564,7 +564,7 @@ class Log:
         with self.connect(topic, partition) as connection:
             while at < end and time.monotonic() < deadline:
                 fetch_topic = FetchRequest.FetchTopic
-                asked = fetch_topic.FetchPartition(
+                queried = fetch_topic.FetchPartition(
                     partition=partition,
                     current_leader_epoch=-1,
                     fetch_offset=at,
@@ -580,11 +580,11 @@ class Log:
                     isolation_level=0,
                     session_id=0,
                     session_epoch=-1,
-                    topics=[fetch_topic(topic=topic, partitions=[asked])],
+                    topics=[fetch_topic(topic=topic, partitions=[queried])],
                     forgotten_topics_data=[],
                     rack_id="",
                 )
-                answer = connection.ask(request, 12).responses[0].partitions[0]
+                answer = connection.query(request, 12).responses[0].partitions[0]
                 assert answer.error_code == 0, f"Fetch of {topic}-{partition} at {at}: {answer.error_code}"
                 news = list(read_batches(bytes(answer.records or b"")))
                 found += [each for each in news if each.base_offset >= at]
@@ -603,7 +603,7 @@ def _not_none(value: object) -> bool:
 
 
 def until(
-    look: Callable[[], Any],
+    probe: Callable[[], Any],
     what: str,
     *,
     within_seconds: float = 60.0,
@@ -615,7 +615,7 @@ def until(
     while True:
         found = None
         with contextlib.suppress(OSError, Closed):
-            found = look()
+            found = probe()
         if is_there(found):
             return found
         if time.monotonic() > deadline:

@@ -128,8 +128,8 @@ mechanism = "{mechanism}"
             try:
                 new = context.wrap_socket(new, server_hostname="127.0.0.1")
                 client = RawConnection.over(new)
-                assert client.ask(_SASL_HANDSHAKE, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == 0
-                assert client.ask(_SASL_AUTHENTICATE, 1, {"AuthBytes": plain(user)})["ErrorCode"] == 0
+                assert client.query(_SASL_HANDSHAKE, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == 0
+                assert client.query(_SASL_AUTHENTICATE, 1, {"AuthBytes": plain(user)})["ErrorCode"] == 0
             except BaseException:
                 new.close()
                 raise
@@ -197,8 +197,8 @@ class SecuredConnection(Connection):
 
     def log_in(self, user: str, secret: str | None = None) -> int:
         """The error code."""
-        assert self.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 0
-        code: int = self.ask(SaslAuthenticateRequest(auth_bytes=plain(user, secret)), 1).error_code
+        assert self.query(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 0
+        code: int = self.query(SaslAuthenticateRequest(auth_bytes=plain(user, secret)), 1).error_code
         return code
 
 
@@ -250,11 +250,11 @@ def set_scram_passwords(bootstrap: str) -> None:
     admin = confluent_admin.AdminClient({"bootstrap.servers": bootstrap})
     for kind in (confluent_admin.ScramMechanism.SCRAM_SHA_256, confluent_admin.ScramMechanism.SCRAM_SHA_512):
         # One request each: Kafka takes a user once in one.
-        wanted = [
+        requested = [
             confluent_admin.UserScramCredentialUpsertion(
                 user, confluent_admin.ScramCredentialInfo(kind, 4096), password(user).encode()
             )
             for user in USERS
         ]
-        for done in admin.alter_user_scram_credentials(wanted).values():
+        for done in admin.alter_user_scram_credentials(requested).values():
             done.result(_WAIT_SECONDS)

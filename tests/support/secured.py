@@ -58,8 +58,8 @@ class User(RawConnection):
         assert self.log_in(name)["ErrorCode"] == 0
 
     def log_in(self, name: str) -> Fields:
-        assert self.ask(_SASL_HANDSHAKE, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == 0
-        return self.ask(_SASL_AUTHENTICATE, 2, {"AuthBytes": f"\0{name}\0{PASSWORD}".encode()})
+        assert self.query(_SASL_HANDSHAKE, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == 0
+        return self.query(_SASL_AUTHENTICATE, 2, {"AuthBytes": f"\0{name}\0{PASSWORD}".encode()})
 
 
 def allow(kafka: KafkaCluster, user: str, kind: int, name: str, operation: int) -> None:
@@ -83,7 +83,7 @@ def _create_acl(kafka: KafkaCluster, user: str, resource: tuple[int, str], opera
         "PermissionType": permission,
     }
     with RawConnection(kafka.address(1)) as admin:
-        assert admin.ask(_CREATE_ACLS, 2, {"Creations": [acl]})["Results"][0]["ErrorCode"] == 0
+        assert admin.query(_CREATE_ACLS, 2, {"Creations": [acl]})["Results"][0]["ErrorCode"] == 0
         this = {
             "ResourceTypeFilter": kind,
             "ResourceNameFilter": name,
@@ -93,4 +93,4 @@ def _create_acl(kafka: KafkaCluster, user: str, resource: tuple[int, str], opera
             "Operation": operation,
             "PermissionType": permission,
         }
-        until(lambda: admin.ask(_DESCRIBE_ACLS, 2, this)["Resources"], "the ACL at the broker")
+        until(lambda: admin.query(_DESCRIBE_ACLS, 2, this)["Resources"], "the ACL at the broker")

@@ -50,20 +50,20 @@ class Seen:
 class Sending:
     def __init__(self) -> None:
         self._ended = threading.Event()
-        self._seen: Seen | None = None
+        self._observed: Seen | None = None
 
     @property
     def ended(self) -> bool:
         return self._ended.is_set()
 
-    def end(self, seen: Seen) -> None:
-        self._seen = seen
+    def end(self, observed: Seen) -> None:
+        self._observed = observed
         self._ended.set()
 
     def get(self, seconds: float = WAIT_SECONDS) -> Seen:
         assert self._ended.wait(seconds), "the client has told nothing yet"
-        assert self._seen is not None
-        return self._seen
+        assert self._observed is not None
+        return self._observed
 
 
 class Sender(Protocol):
@@ -98,12 +98,12 @@ class KafkaPython:
     def send(
         self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
     ) -> Sending:
-        said: dict[str, Any] = {"headers": _headers(expected, write_id)}
+        stated: dict[str, Any] = {"headers": _headers(expected, write_id)}
         if self._library:
-            said = _for_the_library(expected, write_id)
+            stated = _for_the_library(expected, write_id)
         sending = Sending()
         try:
-            future = self._producer.send(topic, value.encode(), partition=partition, **said)
+            future = self._producer.send(topic, value.encode(), partition=partition, **stated)
         except kafka.errors.KafkaError as error:
             sending.end(_failed(error))
             return sending
@@ -137,9 +137,9 @@ class Aiokafka:
     def send(
         self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
     ) -> Sending:
-        said: dict[str, Any] = {"headers": _headers(expected, write_id)}
+        stated: dict[str, Any] = {"headers": _headers(expected, write_id)}
         if self._library:
-            said = _for_the_library(expected, write_id)
+            stated = _for_the_library(expected, write_id)
         sending = Sending()
 
         async def outcome(future: Any) -> None:
@@ -150,7 +150,7 @@ class Aiokafka:
 
         async def send() -> None:
             try:
-                future = await self._producer.send(topic, value.encode(), partition=partition, **said)
+                future = await self._producer.send(topic, value.encode(), partition=partition, **stated)
             except Exception as error:
                 sending.end(_failed(error))
                 return
@@ -195,9 +195,9 @@ class Confluent:
     def send(
         self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
     ) -> Sending:
-        said: dict[str, Any] = {"headers": _headers(expected, write_id)}
+        stated: dict[str, Any] = {"headers": _headers(expected, write_id)}
         if self._library:
-            said = _for_the_library(expected, write_id)
+            stated = _for_the_library(expected, write_id)
         sending = Sending()
 
         def delivered(error: Any, msg: confluent_kafka.Message) -> None:
@@ -209,7 +209,7 @@ class Confluent:
                 sending.end(Seen(error=error.name(), shown=f"msg.offset()={msg.offset()} fatal={error.fatal()}"))
 
         try:
-            self._producer.produce(topic, value.encode(), partition=partition, on_delivery=delivered, **said)
+            self._producer.produce(topic, value.encode(), partition=partition, on_delivery=delivered, **stated)
         except confluent_kafka.KafkaException as error:  # a producer that is dead
             sending.end(_failed(error))
         return sending
@@ -258,27 +258,27 @@ class JavaProducers:
 
     def open(self, bootstrap: str, configs: Mapping[str, Any]) -> Sender:
         name = f"p{next(self._names)}"
-        self.tell("open", name, bootstrap, *(f"{key}={value}" for key, value in configs.items()))
+        self.report("open", name, bootstrap, *(f"{key}={value}" for key, value in configs.items()))
         return _JavaProducer(self, name)
 
-    def tell(self, *words: str) -> None:
+    def report(self, *words: str) -> None:
         assert self._process.stdin is not None
         with self._lock:
             self._process.stdin.write("\t".join(words) + "\n")
             self._process.stdin.flush()
 
     def send(self, name: str, *words: str) -> Sending:
-        tag = f"s{next(self._names)}"
-        sending = self._sendings[tag] = Sending()
-        self.tell("send", name, tag, *words)
+        instance_id = f"s{next(self._names)}"
+        sending = self._sendings[instance_id] = Sending()
+        self.report("send", name, instance_id, *words)
         return sending
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout:
             for line in self._process.stdout:
-                tag, what, *rest = line.rstrip("\n").split("\t")
-                sending = self._sendings.pop(tag)
+                instance_id, what, *rest = line.rstrip("\n").split("\t")
+                sending = self._sendings.pop(instance_id)
                 sending.end(Seen(int(rest[0])) if what == "ok" else Seen(error=rest[0], shown=rest[1]))
 
 
@@ -290,11 +290,11 @@ class _JavaProducer:
     def send(
         self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
     ) -> Sending:
-        said = "-" if expected is None else str(expected)
-        return self.process.send(self.name, topic, str(partition), said, write_id or "-", value)
+        stated = "-" if expected is None else str(expected)
+        return self.process.send(self.name, topic, str(partition), stated, write_id or "-", value)
 
     def close(self) -> None:
-        self.process.tell("close", self.name)
+        self.process.report("close", self.name)
 
 
 @dataclass(frozen=True)

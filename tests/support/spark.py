@@ -103,11 +103,11 @@ def contents(kafka: KafkaCluster, topic: str) -> dict[int, list[Read]]:
 
 
 def ends(kafka: KafkaCluster, topic: str) -> dict[int, int]:
-    async def ask() -> dict[int, int]:
+    async def query() -> dict[int, int]:
         async with AIOKafkaConsumer(topic, bootstrap_servers=kafka.bootstrap) as consumer:
             return {at.partition: end for at, end in (await consumer.end_offsets(consumer.assignment())).items()}
 
-    return asyncio.run(ask())
+    return asyncio.run(query())
 
 
 def append(

@@ -11,17 +11,17 @@ from typing import Any
 
 from fencepost_proxy.net.http import Release, StatusServer
 from fencepost_proxy.net.metrics import Metrics
-from fencepost_proxy.net.status import Listed, StatusSnapshot, Wanted
+from fencepost_proxy.net.status import Listed, PageRequest, StatusSnapshot
 from fencepost_proxy.types import Address
 from tests.support.ports import free_port
 
 
-def lists(rows: Mapping[str, Sequence[Any]]) -> Callable[[Sequence[Wanted]], Awaitable[Sequence[Listed]]]:
+def lists(rows: Mapping[str, Sequence[Any]]) -> Callable[[Sequence[PageRequest]], Awaitable[Sequence[Listed]]]:
     """By what is wanted; of a topic, or a page of them."""
 
-    async def listed(wanted: Sequence[Wanted]) -> Sequence[Listed]:
+    async def listed(requested: Sequence[PageRequest]) -> Sequence[Listed]:
         found = []
-        for each in wanted:
+        for each in requested:
             there = [row for row in rows.get(each.what, ()) if each.topic in (None, getattr(row, "topic", None))]
             there = [row for row in there if each.search in getattr(row, "topic", "")]
             found.append(Listed(len(there), tuple(there[each.offset : each.offset + each.limit])))

@@ -95,12 +95,12 @@ class Stage3:
     def log(self) -> Log:
         return Log(",".join(str(self.kafka.address(each)) for each in self.living))
 
-    def ask(self, api_key: int, version: int, body: Fields) -> Fields:
+    def query(self, api_key: int, version: int, body: Fields) -> Fields:
         def answer() -> Fields | None:
             for node_id in self.living:
                 address = self.kafka.address(node_id)
                 with contextlib.suppress(OSError, Closed), RawConnection(address, 10.0) as connection:
-                    return connection.ask(api_key, version, body)
+                    return connection.query(api_key, version, body)
             return None
 
         found: Fields = until(answer, "any broker to answer", within_seconds=PATIENCE_SECONDS)
@@ -108,7 +108,7 @@ class Stage3:
 
     def partition(self, topic: str, partition: int = 0) -> Fields:
         """LeaderId, IsrNodes, … as Metadata has them."""
-        found = self.ask(_METADATA, 9, {"Topics": [{"Name": topic}], "AllowAutoTopicCreation": False})["Topics"][0]
+        found = self.query(_METADATA, 9, {"Topics": [{"Name": topic}], "AllowAutoTopicCreation": False})["Topics"][0]
         return next((each for each in found["Partitions"] if each["PartitionIndex"] == partition), {})
 
     def leader(self, topic: str) -> int:
@@ -121,7 +121,7 @@ class Stage3:
         topics = [{"TopicName": "__cluster_metadata", "Partitions": [{"PartitionIndex": 0}]}]
 
         def leader() -> int:
-            answer = self.ask(_DESCRIBE_QUORUM, 1, {"Topics": topics})
+            answer = self.query(_DESCRIBE_QUORUM, 1, {"Topics": topics})
             return int(answer["Topics"][0]["Partitions"][0]["LeaderId"]) if answer["Topics"] else -1
 
         found: int = until(
@@ -139,7 +139,7 @@ class Stage3:
             "Topics": [{"Topic": topic, "Partitions": [{"Partition": 0, "LeaderEpoch": self.leader_epoch(topic)}]}],
         }
         with RawConnection(self.kafka.address(node_id), 10.0) as connection:
-            answer = connection.ask(_OFFSET_FOR_LEADER_EPOCH, 4, body)["Topics"][0]["Partitions"][0]
+            answer = connection.query(_OFFSET_FOR_LEADER_EPOCH, 4, body)["Topics"][0]["Partitions"][0]
         return int(answer["EndOffset"])
 
     def leader_epoch(self, topic: str) -> int:
@@ -173,15 +173,15 @@ class Stage3:
         """Comes back when the partition has these replicas, all that live in sync. The first is preferred, but does not
         lead yet."""
         living = set(replicas) & set(self.living)
-        wanted = [{"PartitionIndex": 0, "Replicas": list(replicas)}]
-        body: Fields = {"TimeoutMs": 20_000, "Topics": [{"Name": topic, "Partitions": wanted}]}
+        requested = [{"PartitionIndex": 0, "Replicas": list(replicas)}]
+        body: Fields = {"TimeoutMs": 20_000, "Topics": [{"Name": topic, "Partitions": requested}]}
 
-        def asked() -> bool:
-            answer = self.ask(_REASSIGN, 0, body)
+        def queried() -> bool:
+            answer = self.query(_REASSIGN, 0, body)
             codes = [each["ErrorCode"] for of in answer["Responses"] for each in of["Partitions"]]
             return not answer["ErrorCode"] and not any(codes)
 
-        self.until(asked, f"a reassignment of {topic} to begin")
+        self.until(queried, f"a reassignment of {topic} to begin")
         self.until(
             lambda: self.partition(topic).get("ReplicaNodes") == list(replicas) and self.isr(topic) >= living,
             f"{topic} to be on {replicas}",
@@ -192,7 +192,7 @@ class Stage3:
         body: Fields = {"ElectionType": _PREFERRED, "TopicPartitions": partitions, "TimeoutMs": 20_000}
 
         def elected() -> bool:
-            answer = self.ask(_ELECT_LEADERS, 2, body)
+            answer = self.query(_ELECT_LEADERS, 2, body)
             codes = [each["ErrorCode"] for of in answer["ReplicaElectionResults"] for each in of["PartitionResult"]]
             return not answer["ErrorCode"] and set(codes) <= {0, _ELECTION_NOT_NEEDED}
 
@@ -268,7 +268,7 @@ def leaders_listener(proxy: ProxyProcess, topic: str) -> str:
     for address in random.sample([proxy.bootstrap, *known.values()], 1 + len(known)):
         with contextlib.suppress(OSError, Closed), _client(proxy, address) as connection:
             topics: Fields = {"Topics": [{"Name": topic}], "AllowAutoTopicCreation": False}
-            metadata = connection.ask(_METADATA, 9, topics)
+            metadata = connection.query(_METADATA, 9, topics)
             known |= {each["NodeId"]: f"{each['Host']}:{each['Port']}" for each in metadata["Brokers"]}
             leaders = [each["LeaderId"] for each in metadata["Topics"][0]["Partitions"] if each["PartitionIndex"] == 0]
             if leaders and leaders[0] in known:

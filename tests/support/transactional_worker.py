@@ -85,8 +85,8 @@ class KafkaPython:
         return int(sent.get(_PATIENCE_SECONDS).offset)
 
     def offsets(self, group: str, topic: str, partition: int, offset: int) -> None:
-        wanted = {TopicPartition(topic, partition): OffsetAndMetadata(offset, "", -1)}
-        self._producer.send_offsets_to_transaction(wanted, ConsumerGroupMetadata(group))
+        requested = {TopicPartition(topic, partition): OffsetAndMetadata(offset, "", -1)}
+        self._producer.send_offsets_to_transaction(requested, ConsumerGroupMetadata(group))
 
     def commit(self) -> None:
         self._producer.commit_transaction()
@@ -208,13 +208,17 @@ class Confluent:
         self._producer.begin_transaction()
 
     def send(self, topic: str, partition: int, value: bytes, headers: Headers) -> int:
-        told: list[tuple[Any, Any]] = []
+        reported: list[tuple[Any, Any]] = []
         named: Any = dict(headers)
         self._producer.produce(
-            topic, value, partition=partition, headers=named, on_delivery=lambda error, sent: told.append((error, sent))
+            topic,
+            value,
+            partition=partition,
+            headers=named,
+            on_delivery=lambda error, sent: reported.append((error, sent)),
         )
         self._producer.flush(_PATIENCE_SECONDS)
-        ((error, sent),) = told
+        ((error, sent),) = reported
         if error is not None:
             raise confluent_kafka.KafkaException(error)
         return int(sent.offset())
@@ -223,8 +227,8 @@ class Confluent:
         # librdkafka makes what names a group only from a consumer of it.
         consumer = confluent_kafka.Consumer({"bootstrap.servers": "127.0.0.1:1", "group.id": group, "log_level": 0})
         try:
-            wanted = [confluent_kafka.TopicPartition(topic, partition, offset)]
-            self._producer.send_offsets_to_transaction(wanted, consumer.consumer_group_metadata(), _OFFSETS_SECONDS)
+            requested = [confluent_kafka.TopicPartition(topic, partition, offset)]
+            self._producer.send_offsets_to_transaction(requested, consumer.consumer_group_metadata(), _OFFSETS_SECONDS)
         finally:
             consumer.close()
 
@@ -265,8 +269,8 @@ class ConfluentReader:
         return found
 
     def commit(self, offset: int) -> None:
-        wanted = [confluent_kafka.TopicPartition(*self._partition, offset)]
-        self._consumer.commit(offsets=wanted, asynchronous=False)
+        requested = [confluent_kafka.TopicPartition(*self._partition, offset)]
+        self._consumer.commit(offsets=requested, asynchronous=False)
 
     def close(self) -> None:
         self._consumer.close()

@@ -77,19 +77,19 @@ class Transactional:
         timeout_ms: int = 10_000,
         codec: int = 0,
     ) -> Answer:
-        wanted = {(topic, partition): (values, expected)}
-        return self.append_all(wanted, timeout_ms=timeout_ms, codec=codec)[topic, partition]
+        requested = {(topic, partition): (values, expected)}
+        return self.append_all(requested, timeout_ms=timeout_ms, codec=codec)[topic, partition]
 
     def append_all(
         self,
-        wanted: Mapping[tuple[str, int], tuple[Sequence[bytes], int | None]],
+        requested: Mapping[tuple[str, int], tuple[Sequence[bytes], int | None]],
         *,
         timeout_ms: int = 10_000,
         codec: int = 0,
     ) -> dict[tuple[str, int], Answer]:
         """One request. What is refused keeps its sequence for the next try; what landed elsewhere has used it up."""
         batches: dict[str, dict[int, bytes]] = {}
-        for (topic, partition), (values, expected) in wanted.items():
+        for (topic, partition), (values, expected) in requested.items():
             who = self.producer._replace(sequence=self.sequences.get((topic, partition), 0))
             if self.carrier_base:
                 base = -1 if expected is None else expected
@@ -103,7 +103,7 @@ class Transactional:
             sent = self.connection.send(produce_request(batches, -1, timeout_ms, self.name), version)
             correlation_id, answers = self.connection.receive_produce(version)
             assert correlation_id == sent
-        for where, (values, _) in wanted.items():
+        for where, (values, _) in requested.items():
             if answers[where].error_code == OK or (answers[where].message or "").startswith("OFFSET_VIOLATION"):
                 self.sequences[where] = self.sequences.get(where, 0) + len(values)
         return answers
@@ -125,11 +125,11 @@ class Transactional:
         return int(answer.error_code)
 
     def _until_done(self, request: Any, version: int, code: Any) -> Any:
-        def asked() -> Any:
-            answer = self.connection.ask(request, version)
+        def queried() -> Any:
+            answer = self.connection.query(request, version)
             return None if code(answer) in _WAIT else answer
 
-        return until(asked, "the transaction coordinator", within_seconds=_PATIENCE_SECONDS)
+        return until(queried, "the transaction coordinator", within_seconds=_PATIENCE_SECONDS)
 
 
 def _added(answer: Any) -> dict[tuple[str, int], int]:
@@ -161,7 +161,7 @@ def write_abort_marker(admin: RawConnection, topic: str, producer: Producer, *, 
         "Topics": [{"Name": topic, "PartitionIndexes": [0]}],
         "CoordinatorEpoch": coordinator_epoch,
     }
-    (answer,) = admin.ask(_WRITE_TXN_MARKERS, 1, {"Markers": [marker]})["Markers"]
+    (answer,) = admin.query(_WRITE_TXN_MARKERS, 1, {"Markers": [marker]})["Markers"]
     return int(answer["Topics"][0]["Partitions"][0]["ErrorCode"])
 
 
@@ -173,7 +173,7 @@ def open_transactions(address: str, topic: str) -> set[int]:
 
 def _producers(admin: RawConnection, topic: str) -> list[dict[str, Any]]:
     topics = [{"Name": topic, "PartitionIndexes": [0]}]
-    answer = admin.ask(_DESCRIBE_PRODUCERS, 0, {"Topics": topics})["Topics"][0]["Partitions"][0]
+    answer = admin.query(_DESCRIBE_PRODUCERS, 0, {"Topics": topics})["Topics"][0]["Partitions"][0]
     assert answer["ErrorCode"] == OK, answer
     found: list[dict[str, Any]] = answer["ActiveProducers"]
     return found
@@ -182,7 +182,7 @@ def _producers(admin: RawConnection, topic: str) -> list[dict[str, Any]]:
 def transaction_state(address: str, name: str) -> tuple[str, set[tuple[str, int]]]:
     """The coordinator's word: its state, and the partitions that a marker would go to."""
     with RawConnection(Address.parse(address)) as admin:
-        (found,) = admin.ask(_DESCRIBE_TRANSACTIONS, 0, {"TransactionalIds": [name]})["TransactionStates"]
+        (found,) = admin.query(_DESCRIBE_TRANSACTIONS, 0, {"TransactionalIds": [name]})["TransactionStates"]
     assert found["ErrorCode"] == OK, found
     return found["TransactionState"], {(each["Topic"], part) for each in found["Topics"] for part in each["Partitions"]}
 
@@ -191,6 +191,6 @@ def set_transaction_version(address: str, level: int) -> None:
     """The cluster's: 1 for clients that add partitions themselves, 2 for KIP-890. They learn it as they connect."""
     with RawConnection(Address.parse(address)) as admin:
         update = {"Feature": "transaction.version", "MaxVersionLevel": level, "UpgradeType": 1 if level > 1 else 2}
-        answer = admin.ask(_UPDATE_FEATURES, 1, {"timeoutMs": 30_000, "FeatureUpdates": [update]})
+        answer = admin.query(_UPDATE_FEATURES, 1, {"timeoutMs": 30_000, "FeatureUpdates": [update]})
         assert answer["ErrorCode"] == OK, answer
         assert all(each["ErrorCode"] == OK for each in answer["Results"]), answer

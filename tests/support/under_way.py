@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from fencepost_proxy.session.switch import Switch
+from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.transactions.table import Open, Table
 
 
-def left_under_way(switch: Switch, table: Table) -> list[str]:
+def left_under_way(dispatcher: Dispatcher, table: Table) -> list[str]:
     """Conditional appends and commits that no request has any more: they would keep their transactions from committing
     for ever."""
     requests = [
-        turn
-        for session in switch.sessions.values()
-        for turn in (session._turn, *session._turns.values())
-        if turn is not None
+        exchange
+        for session in dispatcher.sessions.values()
+        for exchange in (session._waiting_exchange, *session._exchanges_in_flight.values())
+        if exchange is not None
     ]
     held = {
         (t.transactional_id, *t.producer, t.partition, t.append.base_sequence)
-        for turn in requests
-        for t in turn.tickets.values()
+        for exchange in requests
+        for t in exchange.pending_appends.values()
     }
-    commits = [each for session in switch.sessions.values() for each in session._commits.values()]
-    unheard = [
+    commits = [each for session in dispatcher.sessions.values() for each in session._commits.values()]
+    unacknowledged = [
         f"{transaction.transactional_id} that is to be committed is not heard of again"
         for transaction in table._transactions.values()
         if transaction.commits_sent > sum(each is transaction for each in commits)
     ]
-    return unheard + [
+    return unacknowledged + [
         f"{transaction.transactional_id} to {partition} (sequence {sequence}) is {state.name}"
         for key, transaction in table._transactions.items()
         for (partition, sequence), state in transaction.open.items()

@@ -26,7 +26,7 @@ _AT_MS: Final = now_ms()
 
 
 @dataclass
-class Side:
+class ProxiedSocket:
     """`name` is one letter. `leader` leads the topic and coordinates the group and the transaction."""
 
     name: str
@@ -60,7 +60,7 @@ class Side:
         if known is None:
             names = [self.of(f"{what}-{number}") for number in range(60)]
             with RawConnection(self.leader_address) as connection:
-                answer = connection.ask(FIND_COORDINATOR, 4, {"KeyType": key_type, "CoordinatorKeys": names})
+                answer = connection.query(FIND_COORDINATOR, 4, {"KeyType": key_type, "CoordinatorKeys": names})
             known = next(each["Key"] for each in answer["Coordinators"] if each["NodeId"] == self.leader)
             self._names[(what, key_type)] = known
         return known
@@ -69,17 +69,17 @@ class Side:
         with RawConnection(self.leader_address) as connection:
             assignments = [{"PartitionIndex": index, "BrokerIds": replicas} for index in range(2)]
             topic = {"Name": self.topic, "NumPartitions": -1, "ReplicationFactor": -1, "Assignments": assignments}
-            made = connection.ask(CREATE_TOPICS, 7, {"Topics": [topic]})["Topics"][0]
+            made = connection.query(CREATE_TOPICS, 7, {"Topics": [topic]})["Topics"][0]
             assert made["ErrorCode"] == 0, made
             self.topic_id = made["TopicId"]
-            joined = connection.ask(JOIN_GROUP, 0, _join(self.group))
+            joined = connection.query(JOIN_GROUP, 0, _join(self.group))
             self.member_id, self.generation = joined["MemberId"], joined["GenerationId"]
             assignment = {"MemberId": self.member_id, "Assignment": b"all"}
             synced = {"GroupId": self.group, "GenerationId": self.generation, "MemberId": self.member_id}
-            assert connection.ask(SYNC_GROUP, 0, {**synced, "Assignments": [assignment]})["ErrorCode"] == 0
+            assert connection.query(SYNC_GROUP, 0, {**synced, "Assignments": [assignment]})["ErrorCode"] == 0
             while True:
-                wanted = {"TransactionalId": self.transactional_id, "TransactionTimeoutMs": 60_000}
-                begun = connection.ask(INIT_PRODUCER_ID, 4, wanted)
+                requested = {"TransactionalId": self.transactional_id, "TransactionTimeoutMs": 60_000}
+                begun = connection.query(INIT_PRODUCER_ID, 4, requested)
                 if begun["ErrorCode"] not in RETRIABLE:
                     break
                 time.sleep(0.1)
@@ -91,10 +91,10 @@ class Side:
         """Leaders are named a moment before they take office, and followers join one by one."""
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
-            wanted = {"Topics": [{"Name": self.topic}], "AllowAutoTopicCreation": False}
-            partitions = connection.ask(METADATA, 9, wanted)["Topics"][0]["Partitions"]
-            asked = {"Topics": [{"Name": self.topic, "Partitions": [_at(0, Timestamp=-1), _at(1, Timestamp=-1)]}]}
-            offsets = connection.ask(2, 4, {"ReplicaId": -1, **asked})["Topics"][0]["Partitions"]
+            requested = {"Topics": [{"Name": self.topic}], "AllowAutoTopicCreation": False}
+            partitions = connection.query(METADATA, 9, requested)["Topics"][0]["Partitions"]
+            queried = {"Topics": [{"Name": self.topic, "Partitions": [_at(0, Timestamp=-1), _at(1, Timestamp=-1)]}]}
+            offsets = connection.query(2, 4, {"ReplicaId": -1, **queried})["Topics"][0]["Partitions"]
             if all(len(p["IsrNodes"]) == in_sync for p in partitions) and not any(p["ErrorCode"] for p in offsets):
                 return
             time.sleep(0.1)
@@ -116,7 +116,7 @@ def _join(group: str, member_id: str = "") -> Fields:
     }
 
 
-def _produce(side: Side, version: int) -> list[Fields]:
+def _produce(side: ProxiedSocket, version: int) -> list[Fields]:
     def to(topic: str, index: int, acks: int) -> Fields:
         records = bytes(batch(b"one", b"two", timestamp_ms=_AT_MS))
         data = {"Name": topic, "PartitionData": [{"Index": index, "Records": records}]}
@@ -131,7 +131,7 @@ def _produce(side: Side, version: int) -> list[Fields]:
     ]
 
 
-def _fetch(side: Side, version: int) -> list[Fields]:
+def _fetch(side: ProxiedSocket, version: int) -> list[Fields]:
     def of(topic: str, index: int, offset: int, topic_id: UUID) -> Fields:
         partition = {"Partition": index, "FetchOffset": offset, "PartitionMaxBytes": 1 << 20}
         topics = [{"Topic": topic, "TopicId": topic_id, "Partitions": [partition]}]
@@ -145,14 +145,14 @@ def _fetch(side: Side, version: int) -> list[Fields]:
     ]
 
 
-def _metadata(side: Side, version: int) -> list[Fields]:
+def _metadata(side: ProxiedSocket, version: int) -> list[Fields]:
     known = {"Topics": [{"Name": side.topic}], "AllowAutoTopicCreation": False}
     # Before v4 a client cannot ask a broker not to create the topic.
     nowhere = {"Topics": [{"Name": side.of("nowhere")}], "AllowAutoTopicCreation": False}
     return [known, *([nowhere, {"Topics": [{"Name": "not a name"}]}] if version >= 4 else [])]
 
 
-def _find_coordinator(side: Side, version: int) -> list[Fields]:
+def _find_coordinator(side: ProxiedSocket, version: int) -> list[Fields]:
     def of(key: str, key_type: int) -> Fields:
         return {"Key": key, "KeyType": key_type, "CoordinatorKeys": [key, f"{key}-0-1"]}
 
@@ -163,7 +163,7 @@ def _find_coordinator(side: Side, version: int) -> list[Fields]:
     return bodies
 
 
-def _txn(side: Side) -> Fields:
+def _txn(side: ProxiedSocket) -> Fields:
     return {
         "TransactionalId": side.transactional_id,
         "ProducerId": side.producer_id,
@@ -171,25 +171,25 @@ def _txn(side: Side) -> Fields:
     }
 
 
-def _named(side: Side, by_id: bool) -> Fields:
+def _named(side: ProxiedSocket, by_id: bool) -> Fields:
     return {"TopicId": side.topic_id} if by_id else {"Name": side.topic}
 
 
-def _offset_commit(side: Side, version: int) -> list[Fields]:
+def _offset_commit(side: ProxiedSocket, version: int) -> list[Fields]:
     partitions = [{"PartitionIndex": 0, "CommittedOffset": 1, "CommittedMetadata": "m"}]
     topics = [{**_named(side, version >= 10), "Partitions": partitions}]
     member = {"GenerationIdOrMemberEpoch": side.generation, "MemberId": side.member_id}
     return [{"GroupId": side.group, "Topics": topics, **member}, {"GroupId": side.group, "Topics": topics}]
 
 
-def _offset_fetch(side: Side, version: int) -> list[Fields]:
+def _offset_fetch(side: ProxiedSocket, version: int) -> list[Fields]:
     topics = [{**_named(side, version >= 10), "PartitionIndexes": [0, 1]}]
     if version < 8:
         return [{"GroupId": side.group, "Topics": topics}]
     return [{"Groups": [{"GroupId": group, "Topics": topics} for group in (side.group, side.of("nobody"))]}]
 
 
-def _create_topics(side: Side, version: int) -> list[Fields]:
+def _create_topics(side: ProxiedSocket, version: int) -> list[Fields]:
     def of(name: str, replication_factor: int = 1, **configs: str) -> Fields:
         return {
             "Name": name,
@@ -205,12 +205,12 @@ def _create_topics(side: Side, version: int) -> list[Fields]:
     ]
 
 
-def _delete_topics(side: Side, version: int) -> list[Fields]:
+def _delete_topics(side: ProxiedSocket, version: int) -> list[Fields]:
     names = [side.of(f"created-{version + 1}"), side.of("nowhere")]
     return [{"TopicNames": names, "Topics": [{"Name": name} for name in names], "TimeoutMs": 5_000}]
 
 
-def _delete_records(side: Side, version: int) -> list[Fields]:
+def _delete_records(side: ProxiedSocket, version: int) -> list[Fields]:
     def of(topic: str, offset: int) -> Fields:
         return {
             "Topics": [{"Name": topic, "Partitions": [{"PartitionIndex": 0, "Offset": offset}]}],
@@ -220,14 +220,14 @@ def _delete_records(side: Side, version: int) -> list[Fields]:
     return [of(side.topic, 1), of(side.topic, 1 << 40), of(side.of("nowhere"), 0)]
 
 
-def _configs(side: Side) -> list[Fields]:
+def _configs(side: ProxiedSocket) -> list[Fields]:
     return [
         {"ResourceType": 2, "ResourceName": name, "Configs": [{"Name": "retention.ms", "Value": "7654321"}]}
         for name in (side.topic, side.of("nowhere"))
     ]
 
 
-def _alter_configs(side: Side, version: int) -> list[Fields]:
+def _alter_configs(side: ProxiedSocket, version: int) -> list[Fields]:
     bad = {"ResourceType": 2, "ResourceName": side.topic, "Configs": [{"Name": "retention.ms", "Value": "soon"}]}
     return [
         {"Resources": _configs(side), "ValidateOnly": True},
@@ -236,15 +236,15 @@ def _alter_configs(side: Side, version: int) -> list[Fields]:
     ]
 
 
-def _describe_configs(side: Side, version: int) -> list[Fields]:
+def _describe_configs(side: ProxiedSocket, version: int) -> list[Fields]:
     def of(name: str, keys: list[str] | None) -> Fields:
         return {"ResourceType": 2, "ResourceName": name, "ConfigurationKeys": keys}
 
-    wanted = [of(side.topic, None), of(side.topic, ["retention.ms"]), of(side.of("nowhere"), ["retention.ms"])]
-    return [{"Resources": [each], "IncludeSynonyms": True, "IncludeDocumentation": True} for each in wanted]
+    requested = [of(side.topic, None), of(side.topic, ["retention.ms"]), of(side.of("nowhere"), ["retention.ms"])]
+    return [{"Resources": [each], "IncludeSynonyms": True, "IncludeDocumentation": True} for each in requested]
 
 
-def _acl(side: Side) -> Fields:
+def _acl(side: ProxiedSocket) -> Fields:
     return {
         "ResourceType": 2,
         "ResourceName": side.topic,
@@ -266,7 +266,7 @@ _ANY_ACL: Final = {
 }
 
 
-def _group_heartbeat(side: Side, version: int) -> list[Fields]:
+def _group_heartbeat(side: ProxiedSocket, version: int) -> list[Fields]:
     member_id = "" if version == 0 else f"member-{version}"
     joining = {
         "GroupId": side.coordinated(f"next-{version}", GROUP),
@@ -278,12 +278,12 @@ def _group_heartbeat(side: Side, version: int) -> list[Fields]:
     return [joining, {"GroupId": side.coordinated(f"next-{version}", GROUP), "MemberId": "x", "MemberEpoch": 3}]
 
 
-def _partitions(side: Side, key: str = "PartitionIndexes") -> list[Fields]:
+def _partitions(side: ProxiedSocket, key: str = "PartitionIndexes") -> list[Fields]:
     return [{"Name": side.topic, key: [0]}, {"Name": side.of("nowhere"), key: [0]}]
 
 
 #: What a side asks, per API. An API without a row is asked with Kafka's defaults alone.
-BODIES: Final[dict[str, Callable[[Side, int], list[Fields]]]] = {
+BODIES: Final[dict[str, Callable[[ProxiedSocket, int], list[Fields]]]] = {
     "Produce": _produce,
     "Fetch": _fetch,
     "ListOffsets": lambda s, v: [

@@ -33,8 +33,8 @@ def value_of(writer: str, number: int, expected: int | None) -> bytes:
 
 
 def expected_of(value: bytes) -> int | None:
-    said = value.rpartition(b"/")[2]
-    return int(said) if said else None
+    stated = value.rpartition(b"/")[2]
+    return int(stated) if stated else None
 
 
 @dataclass
@@ -141,7 +141,7 @@ def check_stamps(batches: Sequence[Logged]) -> None:
     """Log and sequence went together all the way: nobody ever had to agree on a new base."""
     stamps = {(each.producer_id, each.producer_epoch, each.base_offset - each.base_sequence) for each in batches}
     assert len(stamps) <= 1, f"(producer id, epoch, shift): {stamps}"
-    assert all(epoch == 0 and shift == 0 for _, epoch, shift in stamps), stamps
+    assert all(epoch == 0 and sequence_offset == 0 for _, epoch, sequence_offset in stamps), stamps
 
 
 class Writer:
@@ -158,7 +158,7 @@ class Writer:
         proxies: Sequence[ProxyProcess],
         topic: str,
         *,
-        chain: int = 1,
+        pipeline_key: int = 1,
         idempotent: bool = False,
         named: bool = False,
         conditional: bool = True,
@@ -169,7 +169,7 @@ class Writer:
         self.topic = topic
         self.ledger = Ledger()
         self._proxies = list(proxies)
-        self._chain = chain
+        self._chain = pipeline_key
         self._idempotent = idempotent
         self._named = named
         self._conditional = conditional
@@ -243,7 +243,7 @@ class Writer:
             for value, records in requests:
                 answer = connection.receive_produce()[1][self.topic, 0]
                 answered += 1
-                self._note(value, records, answer, again=bool(again))
+                self._record(value, records, answer, again=bool(again))
                 look_again = look_again or answer.error_code not in (OK, POLICY_VIOLATION)
                 if answer.error_code == OK:
                     ends.append(answer.base_offset + 1)
@@ -274,7 +274,7 @@ class Writer:
             made.append((value, batch(value, expected=expected, producer=who, write_id=name)))
         return made
 
-    def _note(self, value: bytes, records: bytes, answer: Answer, *, again: bool) -> None:
+    def _record(self, value: bytes, records: bytes, answer: Answer, *, again: bool) -> None:
         # An unconditional idempotent producer gives no sequence up: a gap would be its end.
         persists = self._idempotent and not self._conditional
         self.ledger.note(value, answer, again=again or (persists and answer.error_code != OK), named=self._named)

@@ -35,7 +35,7 @@ from fencepost_proxy.wire.apis import (
     METADATA,
     OFFSET_FOR_LEADER_EPOCH,
     WRITE_TXN_MARKERS,
-    Treatment,
+    Handling,
 )
 from fencepost_proxy.wire.control import decode_request, decode_response, encode_request, encode_response
 from fencepost_proxy.wire.schema import Message
@@ -65,7 +65,7 @@ class World:
         ids = {"orders": ORDERS, "payments": PAYMENTS}
         return Known(view, lambda topic: self.file if topic == "orders" else {}, ids.get, STATE_TOPIC, STATE)
 
-    def exchange(self, api_key: int, version: int, request: Message, answer: Message) -> Message:
+    def rewriter(self, api_key: int, version: int, request: Message, answer: Message) -> Message:
         sent = decode_request(api_key, version, encode_request(api_key, version, request))
         plan = plan_request(api_key, version, sent, self.known())
         assert plan is not None
@@ -86,20 +86,20 @@ def versions(api_key: int) -> range:
 @pytest.mark.parametrize("api_key", [CREATE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
 def test_virtual_configs_of_internal_topics_are_refused(api_key: int) -> None:
     created = api_key == CREATE_TOPICS
-    wanted = config(CHECK, "true", **({"config_operation": SET} if api_key == INCREMENTAL_ALTER_CONFIGS else {}))
+    requested = config(CHECK, "true", **({"config_operation": SET} if api_key == INCREMENTAL_ALTER_CONFIGS else {}))
     if created:
-        topic = Message(name="__consumer_offsets", num_partitions=1, replication_factor=1, configs=[wanted])
+        topic = Message(name="__consumer_offsets", num_partitions=1, replication_factor=1, configs=[requested])
         request, answer = Message(topics=[topic], timeout_ms=1), Message(topics=[])
     else:
-        resource = Message(resource_type=TOPIC, resource_name="__consumer_offsets", configs=[wanted])
+        resource = Message(resource_type=TOPIC, resource_name="__consumer_offsets", configs=[requested])
         request, answer = Message(resources=[resource]), Message(responses=[])
     world = World()
 
-    response = world.exchange(api_key, versions(api_key)[-1], request, answer)
+    response = world.rewriter(api_key, versions(api_key)[-1], request, answer)
 
-    (told,) = response.topics if created else response.responses
-    assert (told.error_code, world.changes) == (40, [])
-    assert "__consumer_offsets is internal to Kafka" in told.error_message
+    (reported,) = response.topics if created else response.responses
+    assert (reported.error_code, world.changes) == (40, [])
+    assert "__consumer_offsets is internal to Kafka" in reported.error_message
     assert not (world.forwarded.topics if created else world.forwarded.resources)
 
 
@@ -108,8 +108,8 @@ def names(messages: list[Message]) -> list[str]:
 
 
 def test_what_is_planned_or_closed_is_what_the_table_of_apis_says() -> None:
-    plans = {key for key, api in APIS.items() if Treatment.REWRITE_REQUEST in api.treatment}
-    looked_into = {key for key, api in APIS.items() if api.treatment is Treatment.INSPECT_REQUEST}
+    plans = {key for key, api in APIS.items() if Handling.REWRITE_REQUEST in api.handling}
+    looked_into = {key for key, api in APIS.items() if api.handling is Handling.INSPECT_REQUEST}
 
     assert plans == {
         ADD_PARTITIONS_TO_TXN,
@@ -131,8 +131,8 @@ def test_what_is_planned_or_closed_is_what_the_table_of_apis_says() -> None:
 def added(world: World, *names: str, fresh: bool = True) -> tuple[Plan, dict[str, list[int]]]:
     """The plan, and the error codes that the client is told, where Kafka adds whatever it sees."""
     topics = [Message(name=name, partitions=[1, 2]) for name in names]
-    asked = Message(v3_and_below_transactional_id="app", v3_and_below_producer_id=5, v3_and_below_topics=topics)
-    request = decode_request(ADD_PARTITIONS_TO_TXN, 3, encode_request(ADD_PARTITIONS_TO_TXN, 3, asked))
+    queried = Message(v3_and_below_transactional_id="app", v3_and_below_producer_id=5, v3_and_below_topics=topics)
+    request = decode_request(ADD_PARTITIONS_TO_TXN, 3, encode_request(ADD_PARTITIONS_TO_TXN, 3, queried))
     plan = plan_request(ADD_PARTITIONS_TO_TXN, 3, request, replace(world.known(), fresh=fresh))
     assert plan is not None
     entries = [
@@ -144,27 +144,27 @@ def added(world: World, *names: str, fresh: bool = True) -> tuple[Plan, dict[str
     ]
     answer = Message(results_by_topic_v3_and_below=entries)
     plan.finish(answer)
-    told = answer.results_by_topic_v3_and_below
-    return plan, {topic.name: [each.partition_error_code for each in topic.results_by_partition] for topic in told}
+    reported = answer.results_by_topic_v3_and_below
+    return plan, {topic.name: [each.partition_error_code for each in topic.results_by_partition] for topic in reported}
 
 
 def test_a_transaction_cannot_have_partitions_of_a_required_topic() -> None:
-    plan, told = added(World({"check.expected.offsets": "required"}), "orders", "payments")
+    plan, reported = added(World({"check.expected.offsets": "required"}), "orders", "payments")
     assert names(plan.forward.v3_and_below_topics) == ["payments"]
-    assert told == {"payments": [0, 0], "orders": [44, 44]}
+    assert reported == {"payments": [0, 0], "orders": [44, 44]}
     assert plan.joins is None
 
 
 def test_the_gates_of_a_true_topic_are_told_of_a_transaction_that_joins() -> None:
-    plan, told = added(World({"check.expected.offsets": "true"}), "orders", "payments")
-    assert told == {"orders": [0, 0], "payments": [0, 0]}
+    plan, reported = added(World({"check.expected.offsets": "true"}), "orders", "payments")
+    assert reported == {"orders": [0, 0], "payments": [0, 0]}
     assert plan.joins == Joins("app", (TopicPartition("orders", 1), TopicPartition("orders", 2)))
 
 
 def test_where_it_is_not_known_what_is_guarded_a_transaction_is_asked_to_try_again() -> None:
-    plan, told = added(World(), "orders", fresh=False)
+    plan, reported = added(World(), "orders", fresh=False)
     assert plan.forward.v3_and_below_topics == []
-    assert told == {"orders": [51, 51]}
+    assert reported == {"orders": [51, 51]}
 
 
 # --- WriteTxnMarkers --------------------------------------------------------------------------------------------------
@@ -176,13 +176,13 @@ def marked(
     world: World, *markers: tuple[int, str], fresh: bool = True
 ) -> tuple[Plan, list[tuple[int, str, list[int]]]]:
     """The plan, and the errors of partitions 1 and 2 of each producer's topic, where Kafka writes what it gets."""
-    asked = Message(
+    queried = Message(
         markers=[
             Message(producer_id=producer_id, topics=[Message(name=topic, partition_indexes=[1, 2])])
             for producer_id, topic in markers
         ]
     )
-    request = decode_request(WRITE_TXN_MARKERS, 1, encode_request(WRITE_TXN_MARKERS, 1, asked))
+    request = decode_request(WRITE_TXN_MARKERS, 1, encode_request(WRITE_TXN_MARKERS, 1, queried))
     known = replace(world.known(), fresh=fresh, shared_producer_ids=frozenset({SHARED}))
     plan = plan_request(WRITE_TXN_MARKERS, 1, request, known)
     assert plan is not None
@@ -204,33 +204,33 @@ def marked(
 
 
 def written(answer: Message) -> list[tuple[int, str, list[int]]]:
-    told = decode_response(WRITE_TXN_MARKERS, 1, encode_response(WRITE_TXN_MARKERS, 1, answer))
+    reported = decode_response(WRITE_TXN_MARKERS, 1, encode_response(WRITE_TXN_MARKERS, 1, answer))
     return [
         (marker.producer_id, topic.name, [each.error_code for each in topic.partitions])
-        for marker in told.markers
+        for marker in reported.markers
         for topic in marker.topics
     ]
 
 
 @pytest.mark.parametrize("check", ["true", "required"])
 def test_a_marker_waits_for_the_appends_of_a_checked_topic(check: str) -> None:
-    plan, told = marked(World({CHECK: check}), (5, "orders"), (6, "payments"))
-    assert told == [(5, "orders", [0, 0]), (6, "payments", [0, 0])]
+    plan, reported = marked(World({CHECK: check}), (5, "orders"), (6, "payments"))
+    assert reported == [(5, "orders", [0, 0]), (6, "payments", [0, 0])]
     assert plan.joins == Joins(MARKER, (TopicPartition("orders", 1), TopicPartition("orders", 2)))
     assert plan.later is not None
     assert written(plan.later) == [(5, "orders", [6, 6]), (6, "payments", [6, 6])]
 
 
 def test_a_marker_of_the_shared_producer_id_is_refused() -> None:
-    plan, told = marked(World({CHECK: "required"}), (SHARED, "orders"), (SHARED, "payments"), (5, "payments"))
+    plan, reported = marked(World({CHECK: "required"}), (SHARED, "orders"), (SHARED, "payments"), (5, "payments"))
     assert [topic.name for marker in plan.forward.markers for topic in marker.topics] == ["payments"]
-    assert told == [(SHARED, "orders", [44, 44]), (SHARED, "payments", [44, 44]), (5, "payments", [0, 0])]
+    assert reported == [(SHARED, "orders", [44, 44]), (SHARED, "payments", [44, 44]), (5, "payments", [0, 0])]
     assert plan.joins is None
 
 
 def test_a_marker_is_tried_again_where_the_checks_are_not_known() -> None:
-    plan, told = marked(World(), (5, "orders"), fresh=False)
-    assert told == [(5, "orders", [6, 6])]
+    plan, reported = marked(World(), (5, "orders"), fresh=False)
+    assert reported == [(5, "orders", [6, 6])]
     assert plan.joins is None
 
 
@@ -244,13 +244,13 @@ def creatable(name: str, *configs: Message) -> Message:
 @pytest.mark.parametrize("version", versions(CREATE_TOPICS))
 def test_a_topic_is_created_without_and_stored_with_its_virtual_configs(version: int) -> None:
     world = World()
-    asked = creatable("orders", config("retention.ms", "1000"), config(CHECK, "TRUE"), config(CARRIER, "base"))
+    queried = creatable("orders", config("retention.ms", "1000"), config(CHECK, "TRUE"), config(CARRIER, "base"))
     kafkas = Message(name="orders", topic_id=ORDERS, configs=[config("retention.ms", "1000", config_source=1)])
 
-    answer = world.exchange(
+    answer = world.rewriter(
         CREATE_TOPICS,
         version,
-        Message(topics=[asked, creatable("payments")], timeout_ms=1),
+        Message(topics=[queried, creatable("payments")], timeout_ms=1),
         Message(topics=[kafkas, Message(name="payments", topic_id=PAYMENTS, configs=[])]),
     )
 
@@ -268,7 +268,7 @@ def test_a_topic_is_created_without_and_stored_with_its_virtual_configs(version:
 def test_configs_that_the_file_gives_are_shown_at_birth_and_not_stored() -> None:
     world = World(file={CHECK: "required"})
 
-    answer = world.exchange(
+    answer = world.rewriter(
         CREATE_TOPICS,
         7,
         Message(topics=[creatable("orders")]),
@@ -285,7 +285,7 @@ def test_a_topic_with_an_invalid_virtual_config_is_not_created(version: int, val
     world = World()
     wrong = creatable("orders", config(CHECK, value))
 
-    answer = world.exchange(
+    answer = world.rewriter(
         CREATE_TOPICS,
         version,
         Message(topics=[wrong, creatable("payments", config(CHECK, "true"))]),
@@ -293,17 +293,17 @@ def test_a_topic_with_an_invalid_virtual_config_is_not_created(version: int, val
     )
 
     assert names(world.forwarded.topics) == ["payments"]
-    told = {each.name: (each.error_code, each.error_message) for each in answer.topics}
-    assert told["payments"][0] == 0
-    assert told["orders"][0] == 40
-    assert f"{value!r} for configuration {CHECK}: it must be false, true or required" in told["orders"][1]
+    reported = {each.name: (each.error_code, each.error_message) for each in answer.topics}
+    assert reported["payments"][0] == 0
+    assert reported["orders"][0] == 40
+    assert f"{value!r} for configuration {CHECK}: it must be false, true or required" in reported["orders"][1]
     assert [change.topic for change in world.changes] == ["payments"]
 
 
 def test_a_topic_that_is_in_the_request_twice_is_not_created_by_taking_one_of_them_out() -> None:
     world = World()
 
-    world.exchange(
+    world.rewriter(
         CREATE_TOPICS,
         7,
         Message(topics=[creatable("orders", config(CHECK, "maybe")), creatable("orders")]),
@@ -325,21 +325,21 @@ def test_nothing_is_stored_for_a_topic_that_kafka_did_not_create(answer: Message
     world = World()
     request = Message(topics=[creatable("orders", config(CHECK, "true"))], validate_only=validate_only)
 
-    told = world.exchange(CREATE_TOPICS, 7, request, Message(topics=[answer]))
+    reported = world.rewriter(CREATE_TOPICS, 7, request, Message(topics=[answer]))
 
     assert world.changes == []
     assert world.forwarded.validate_only is validate_only
-    assert told.topics[0].error_code == answer.__dict__.get("error_code", 0)
+    assert reported.topics[0].error_code == answer.__dict__.get("error_code", 0)
 
 
 def test_who_may_not_describe_configs_is_not_shown_ours() -> None:
     hidden = Message(name="orders", topic_id=ORDERS, topic_config_error_code=29, configs=[])
 
-    told = World().exchange(
+    reported = World().rewriter(
         CREATE_TOPICS, 7, Message(topics=[creatable("orders", config(CHECK, "true"))]), Message(topics=[hidden])
     )
 
-    assert told.topics[0].configs == []
+    assert reported.topics[0].configs == []
 
 
 # --- AlterConfigs and IncrementalAlterConfigs -------------------------------------------------------------------------
@@ -366,7 +366,7 @@ def test_incremental_changes_are_taken_out_and_stored(version: int) -> None:
         config(CARRIER, None, config_operation=DELETE),
     ]
 
-    answer = world.exchange(
+    answer = world.rewriter(
         INCREMENTAL_ALTER_CONFIGS,
         version,
         Message(resources=[resource("orders", *ops)]),
@@ -383,7 +383,7 @@ def test_a_request_with_nothing_but_ours_still_asks_kafka_for_the_right(api_key:
     for error_code, stored in ((0, 1), (29, 0), (3, 0)):
         world = World()
 
-        answer = world.exchange(
+        answer = world.rewriter(
             api_key,
             0,
             Message(resources=[resource("orders", config(CHECK, "true"))]),
@@ -404,7 +404,7 @@ def test_an_invalid_value_changes_nothing_of_its_topic_and_does_not_touch_the_ot
     world = World()
     wrong = resource("orders", config("retention.ms", "5"), config(CHECK, "perhaps"))
 
-    answer = world.exchange(
+    answer = world.rewriter(
         api_key,
         version,
         Message(resources=[wrong, resource("payments", config(CHECK, "true"))]),
@@ -431,7 +431,7 @@ def test_what_kafka_refuses_for_its_own_configs_is_refused_for_ours(
 ) -> None:
     world = World()
 
-    answer = world.exchange(api_key, 0, Message(resources=[resource("orders", *configs)]), Message(responses=[]))
+    answer = world.rewriter(api_key, 0, Message(resources=[resource("orders", *configs)]), Message(responses=[]))
 
     assert world.forwarded.resources == []
     assert codes(answer)["orders"][0] == error_code
@@ -444,7 +444,7 @@ def test_no_virtual_config_is_a_list(operation: int, called: str) -> None:
     world = World()
     ops = [config(CHECK, "true", config_operation=operation)]
 
-    answer = world.exchange(
+    answer = world.rewriter(
         INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=[resource("orders", *ops)]), Message(responses=[])
     )
 
@@ -459,7 +459,7 @@ def test_validate_only_stores_nothing_and_says_what_is_wrong(api_key: int) -> No
         validate_only=True,
     )
 
-    answer = world.exchange(api_key, 1, request, Message(responses=[done("orders")]))
+    answer = world.rewriter(api_key, 1, request, Message(responses=[done("orders")]))
 
     assert world.forwarded.validate_only is True
     assert {name: code for name, (code, _) in codes(answer).items()} == {"orders": 0, "payments": 40}
@@ -470,15 +470,15 @@ def test_the_legacy_call_replaces_all_that_is_set() -> None:
     world = World(stored={CHECK: "true"})
     request = Message(resources=[resource("orders", config(CARRIER, "base"))])
 
-    world.exchange(ALTER_CONFIGS, 2, request, Message(responses=[done("orders")]))
+    world.rewriter(ALTER_CONFIGS, 2, request, Message(responses=[done("orders")]))
     assert world.changes == [TopicConfigChange("orders", None, {CARRIER: "base"}, replace=True)]
 
     request = Message(resources=[resource("orders", config("retention.ms", "5"))])
-    world.exchange(ALTER_CONFIGS, 2, request, Message(responses=[done("orders")]))
+    world.rewriter(ALTER_CONFIGS, 2, request, Message(responses=[done("orders")]))
     assert world.changes == [TopicConfigChange("orders", None, {}, replace=True)]
 
     request = Message(resources=[resource("payments", config("retention.ms", "5"))])
-    world.exchange(ALTER_CONFIGS, 2, request, Message(responses=[done("payments")]))
+    world.rewriter(ALTER_CONFIGS, 2, request, Message(responses=[done("payments")]))
     assert world.changes == [], "nothing was set, nothing is to be stored"
 
 
@@ -487,7 +487,7 @@ def test_configs_of_brokers_are_none_of_ours(api_key: int) -> None:
     world = World()
     request = Message(resources=[resource("1", config(CHECK, "true"), kind=BROKER)])
 
-    world.exchange(api_key, 1, request, Message(responses=[done("1", kind=BROKER)]))
+    world.rewriter(api_key, 1, request, Message(responses=[done("1", kind=BROKER)]))
 
     assert names(world.forwarded.resources[0].configs) == [CHECK]
     assert world.changes == []
@@ -515,7 +515,7 @@ RETENTION = config("retention.ms", "1000", config_source=5)
 def test_virtual_configs_are_shown_with_where_they_come_from(
     version: int, stored: Mapping[str, str], file: Mapping[str, str], value: str, source: int
 ) -> None:
-    answer = World(stored=stored, file=file).exchange(
+    answer = World(stored=stored, file=file).rewriter(
         DESCRIBE_CONFIGS,
         version,
         Message(resources=[Message(resource_type=TOPIC, resource_name="orders", configuration_keys=None)]),
@@ -544,7 +544,7 @@ def test_virtual_configs_are_shown_with_where_they_come_from(
 def test_only_what_was_asked_for_is_shown(keys: list[str] | None, shown: list[str]) -> None:
     world = World()
 
-    answer = world.exchange(
+    answer = world.rewriter(
         DESCRIBE_CONFIGS,
         4,
         Message(resources=[Message(resource_type=TOPIC, resource_name="orders", configuration_keys=keys)]),
@@ -557,7 +557,7 @@ def test_only_what_was_asked_for_is_shown(keys: list[str] | None, shown: list[st
 
 
 def test_synonyms_and_documentation_are_there_for_those_who_ask() -> None:
-    answer = World(stored={CHECK: "true"}, file={CHECK: "required"}).exchange(
+    answer = World(stored={CHECK: "true"}, file={CHECK: "required"}).rewriter(
         DESCRIBE_CONFIGS,
         4,
         Message(
@@ -578,7 +578,7 @@ def test_synonyms_and_documentation_are_there_for_those_who_ask() -> None:
 
 
 def test_errors_and_other_resources_are_left_alone() -> None:
-    answer = World().exchange(
+    answer = World().rewriter(
         DESCRIBE_CONFIGS,
         4,
         Message(
@@ -603,7 +603,7 @@ def test_what_was_deleted_is_known_by_its_id(version: int) -> None:
     if version >= 6:
         by_name.topic_names = []
 
-    world.exchange(
+    world.rewriter(
         DELETE_TOPICS,
         version,
         by_name,
@@ -622,7 +622,7 @@ def test_deleting_a_replaced_topic_ends_what_it_inherits() -> None:
     world = World(stored={CHECK: "true"})
 
     by_id, answer = Message(name=None, topic_id=PAYMENTS), Message(name="orders", topic_id=PAYMENTS)
-    world.exchange(DELETE_TOPICS, 6, Message(topics=[by_id]), Message(responses=[answer]))
+    world.rewriter(DELETE_TOPICS, 6, Message(topics=[by_id]), Message(responses=[answer]))
 
     assert world.changes == [TopicConfigChange("orders", PAYMENTS, deleted=True, inherited_from=ORDERS)]
 
@@ -630,7 +630,7 @@ def test_deleting_a_replaced_topic_ends_what_it_inherits() -> None:
 def test_a_topic_deleted_by_its_id() -> None:
     world = World()
 
-    world.exchange(
+    world.rewriter(
         DELETE_TOPICS,
         6,
         Message(topics=[Message(name=None, topic_id=ORDERS)]),
@@ -812,20 +812,20 @@ def test_the_state_topic_is_refused_and_the_rest_served(
     world = World()
     assert mentions(memoryview(encode_request(api_key, version, request_)), world.known())
 
-    told = world.exchange(api_key, version, request_, answer)
+    reported = world.rewriter(api_key, version, request_, answer)
 
     forwarded = encode_request(api_key, version, world.forwarded)
     assert not mentions(forwarded, world.known())
     assert error_codes(world.forwarded) == []
-    assert sorted(set(error_codes(told))) == [0, 29]
-    assert sum(code == 29 for code in error_codes(told)) == 1
-    assert mentions(encode_response(api_key, version, told), world.known())
+    assert sorted(set(error_codes(reported))) == [0, 29]
+    assert sum(code == 29 for code in error_codes(reported)) == 1
+    assert mentions(encode_response(api_key, version, reported), world.known())
     assert {change.topic for change in world.changes} <= {"orders"}
 
 
 def test_every_api_that_can_touch_it_is_in_that_list() -> None:
     touching = {
-        key for key, api in APIS.items() if api.treatment & (Treatment.INSPECT_REQUEST | Treatment.REWRITE_REQUEST)
+        key for key, api in APIS.items() if api.handling & (Handling.INSPECT_REQUEST | Handling.REWRITE_REQUEST)
     }
     assert touching == {api_key for api_key, *_ in CLOSED} | {
         METADATA,
@@ -846,17 +846,17 @@ def test_a_request_that_does_not_name_it_is_told_by_its_bytes() -> None:
     ("api_key", "version"),
     [(METADATA, v) for v in versions(METADATA)] + [(DESCRIBE_TOPIC_PARTITIONS, 0)],
 )
-@pytest.mark.parametrize("asked", [False, True])
-def test_it_is_not_listed_and_refused_to_those_who_ask_for_it(api_key: int, version: int, asked: bool) -> None:
+@pytest.mark.parametrize("queried", [False, True])
+def test_it_is_not_listed_and_refused_to_those_who_ask_for_it(api_key: int, version: int, queried: bool) -> None:
     def topic(name: str, topic_id: UUID) -> Message:
         return Message(name=name, topic_id=topic_id, partitions=[Message(leader_id=1), Message(leader_id=2)])
 
     answer = Message(topics=[topic("orders", ORDERS), topic(STATE_TOPIC, STATE)])
     response = decode_response(api_key, version, encode_response(api_key, version, answer))
 
-    hide(response, World().known(), asked=asked)
+    hide(response, World().known(), queried=queried)
     assert STATE not in [each.topic_id for each in response.topics]
 
-    told = decode_response(api_key, version, encode_response(api_key, version, response))
-    entries = [(each.name, each.error_code, len(each.partitions)) for each in told.topics]
-    assert entries == [("orders", 0, 2)] + ([(STATE_TOPIC, 29, 0)] if asked else [])
+    reported = decode_response(api_key, version, encode_response(api_key, version, response))
+    entries = [(each.name, each.error_code, len(each.partitions)) for each in reported.topics]
+    assert entries == [("orders", 0, 2)] + ([(STATE_TOPIC, 29, 0)] if queried else [])

@@ -139,13 +139,13 @@ def test_what_is_unknown_leads_to_the_log() -> None:
 
 def test_reasons_are_looked_for_wherever_they_are_told() -> None:
     """Else one of them would be missing above without anybody seeing it."""
-    asked = {
+    queried = {
         each.attr
         for each in ast.walk(function("net/app.py", "_not_ready"))
         if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Attribute | ast.Name)
     }
     states = {"_to_end", "_control", "cluster_id", "config", "upstream", "_bootstrap", "_state", "_sidecar", "asked"}
-    assert asked - states - {"unheard", "fresh"} == TOLD_BY
+    assert queried - states - {"unheard", "fresh"} == TOLD_BY
     for begins in (
         "waiting for Kafka",
         "it is shutting down",

@@ -14,7 +14,7 @@ from kio.schema.index import api_key_map, schema_name_map
 from fencepost_proxy.errors import Error
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.api_versions import restrict_api_versions, unsupported_api_versions
-from fencepost_proxy.wire.apis import APIS, Treatment
+from fencepost_proxy.wire.apis import APIS, Handling
 from fencepost_proxy.wire.control import codec_versions, decode_response, encode_response
 from fencepost_proxy.wire.schema import Message
 
@@ -85,14 +85,14 @@ def test_headers_are_flexible_from_the_version_on_that_kafka_says(api_key: int) 
 def test_a_row_caps_versions_only_for_a_reason(api_key: int) -> None:
     api = APIS[api_key]
     newest = NEWER_THAN_KIO.get(api_key, kafka_versions(api_key)[-1])
-    if not api.withheld:
+    if not api.gated:
         assert api.max_version <= newest, "a version that Kafka does not have is not ours to advertise"
         assert api.max_version == newest or api.reason, f"{api.name} stops at {api.max_version} of {newest}: say why"
     else:
         assert api.reason
 
 
-@pytest.mark.parametrize("api_key", [key for key in sorted(api_key_map) if not APIS[key].withheld])
+@pytest.mark.parametrize("api_key", [key for key in sorted(api_key_map) if not APIS[key].gated])
 def test_no_served_version_can_name_a_brokers_address(api_key: int) -> None:
     api = APIS[api_key]
     for version in kafka_versions(api_key):
@@ -102,28 +102,34 @@ def test_no_served_version_can_name_a_brokers_address(api_key: int) -> None:
         named -= {field for name, field in NOT_A_BROKER if name == api.name}
         if named:
             assert api.name in ADDRESSES_REPLACED, f"{api.name} v{version} answers with {named}"
-            assert api.treatment & (Treatment.REWRITE_RESPONSE | Treatment.PRODUCE)
+            assert api.handling & (Handling.REWRITE_RESPONSE | Handling.PRODUCE)
 
 
 def test_the_walk_sees_the_addresses_that_are_known_to_be_there() -> None:
-    seen = {
+    observed = {
         (APIS[key].name, version)
         for key in api_key_map
         for version in kafka_versions(key)
         if set(address_fields(load_response_schema(key, version)))
     }
-    assert {("Fetch", 16), ("Produce", 10), ("ShareFetch", 1), ("ShareAcknowledge", 1), ("DescribeQuorum", 2)} <= seen
-    assert {("Metadata", 0), ("FindCoordinator", 3), ("FindCoordinator", 4), ("DescribeCluster", 0)} <= seen
-    assert {("Fetch", 15), ("Produce", 9), ("DescribeQuorum", 1)}.isdisjoint(seen)
+    assert {
+        ("Fetch", 16),
+        ("Produce", 10),
+        ("ShareFetch", 1),
+        ("ShareAcknowledge", 1),
+        ("DescribeQuorum", 2),
+    } <= observed
+    assert {("Metadata", 0), ("FindCoordinator", 3), ("FindCoordinator", 4), ("DescribeCluster", 0)} <= observed
+    assert {("Fetch", 15), ("Produce", 9), ("DescribeQuorum", 1)}.isdisjoint(observed)
 
 
-@pytest.mark.parametrize("api", [api for api in APIS.values() if api.treatment and not api.withheld])
+@pytest.mark.parametrize("api", [api for api in APIS.values() if api.handling and not api.gated])
 def test_what_must_be_decoded_can_be_decoded_in_every_served_version(api: apis.Api) -> None:
-    if api.treatment is Treatment.PRODUCE:
+    if api.handling is Handling.PRODUCE:
         return
     versions = codec_versions(api.key)
     assert versions is not None
-    if api.treatment is not Treatment.INSPECT_REQUEST:  # else only where it names the state topic, and is closed then
+    if api.handling is not Handling.INSPECT_REQUEST:  # else only where it names the state topic, and is closed then
         assert versions[0] <= api.min_version
     assert api.max_version <= versions[1]
 
@@ -148,12 +154,12 @@ def api(key: int, low: int, high: int) -> Message:
 def test_a_client_is_told_what_the_broker_and_the_table_have_in_common() -> None:
     feature = Message(name="transaction.version", min_version=0, max_version=2)
     final = Message(name="transaction.version", max_version_level=2, min_version_level=2)
-    offered = [api(0, 0, 13), api(1, 4, 18), api(3, 2, 7), api(62, 0, 4), api(95, 0, 0), api(55, 0, 2), api(20, 0, 0)]
+    submitted = [api(0, 0, 13), api(1, 4, 18), api(3, 2, 7), api(62, 0, 4), api(95, 0, 0), api(55, 0, 2), api(20, 0, 0)]
     body = encode_response(
         apis.API_VERSIONS,
         4,
         Message(
-            api_keys=offered,
+            api_keys=submitted,
             throttle_time_ms=3,
             supported_features=[feature],
             finalized_features_epoch=77,
@@ -164,19 +170,19 @@ def test_a_client_is_told_what_the_broker_and_the_table_have_in_common() -> None
 
     response = decode_response(apis.API_VERSIONS, 4, body)
     restrict_api_versions(response)
-    told = decode_response(apis.API_VERSIONS, 4, encode_response(apis.API_VERSIONS, 4, response))
+    reported = decode_response(apis.API_VERSIONS, 4, encode_response(apis.API_VERSIONS, 4, response))
 
-    assert [(each.api_key, each.min_version, each.max_version) for each in told.api_keys] == [
+    assert [(each.api_key, each.min_version, each.max_version) for each in reported.api_keys] == [
         (0, 0, 12),
         (1, 4, 15),
         (3, 2, 7),
         (55, 0, 2),
     ]
-    assert told.throttle_time_ms == 3
-    assert [each.name for each in told.supported_features] == ["transaction.version"]
-    assert told.finalized_features_epoch == 77
-    assert told.finalized_features[0].max_version_level == 2
-    assert told.unknown_tags == ((9, b"later"),)
+    assert reported.throttle_time_ms == 3
+    assert [each.name for each in reported.supported_features] == ["transaction.version"]
+    assert reported.finalized_features_epoch == 77
+    assert reported.finalized_features[0].max_version_level == 2
+    assert reported.unknown_tags == ((9, b"later"),)
 
 
 def test_a_too_new_api_versions_request_is_answered_in_the_oldest_format() -> None:

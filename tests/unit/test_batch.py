@@ -31,12 +31,12 @@ from fencepost_proxy.wire.batch import (
     HeaderNames,
     MalformedBatch,
     digest_batch,
+    fence_batch,
     parse_batch_header,
     require_single_batch,
     scan_batch,
     sequence_add,
     split_batches,
-    stamp_batch,
     verify_crc,
     zero_base_offset,
 )
@@ -88,7 +88,7 @@ def _batch(
 
 def _saying(*headers: Headers) -> memoryview:
     """One record for each argument, which are its headers."""
-    return _batch([_record(i, said) for i, said in enumerate(headers)])
+    return _batch([_record(i, stated) for i, stated in enumerate(headers)])
 
 
 def _scan(batch: memoryview, names: HeaderNames = NAMES, *, carrier_base: bool = False) -> BatchScan:
@@ -652,20 +652,20 @@ def test_a_log_append_time_batch_is_compared_without_timestamps() -> None:
 def test_a_stamped_batch_is_the_same_batch_of_another_producer(codec: str) -> None:
     original = _rewritten(_by_aiokafka(CODECS[codec], FLIGHTS), base_offset=57, partition_leader_epoch=3)
     before = bytes(original)
-    stamped = memoryview(stamp_batch(original, producer_id=1 << 40, producer_epoch=32_767, base_sequence=2**31 - 1))
+    fenced = memoryview(fence_batch(original, producer_id=1 << 40, producer_epoch=32_767, base_sequence=2**31 - 1))
     assert bytes(original) == before
-    assert verify_crc(stamped)
-    assert kafka.record.default_records.DefaultRecordBatch(stamped).validate_crc()
-    assert parse_batch_header(stamped) == parse_batch_header(original)._replace(
+    assert verify_crc(fenced)
+    assert kafka.record.default_records.DefaultRecordBatch(fenced).validate_crc()
+    assert parse_batch_header(fenced) == parse_batch_header(original)._replace(
         base_offset=0,
         partition_leader_epoch=-1,
         producer_id=1 << 40,
         producer_epoch=32_767,
         base_sequence=2**31 - 1,
-        crc=parse_batch_header(stamped).crc,
+        crc=parse_batch_header(fenced).crc,
     )
-    assert stamped[61:] == original[61:]
-    assert _digest(stamped) == _digest(original)
+    assert fenced[61:] == original[61:]
+    assert _digest(fenced) == _digest(original)
 
 
 def test_a_damaged_batch_has_a_wrong_crc() -> None:

@@ -382,14 +382,14 @@ def _sent(frame: bytearray) -> tuple[int, DefaultRecordBatch]:
 
 def test_frames_expect_what_the_log_end_will_be_also_where_that_gets_a_digit_more() -> None:
     appends = Appends(Shape("orders", 2, 10, "header"), next_offset=7)
-    said = []
+    stated = []
     for number_ in (1, 2, 3):
         correlation_id, batch = _sent(appends.frame())
         records = list(batch)
         assert correlation_id == number_
         assert [len(record.value) for record in records] == [10, 10]
-        said.append(records[0].headers)
-    assert said == [[("expected-offset", b"7")], [("expected-offset", b"9")], [("expected-offset", b"11")]]
+        stated.append(records[0].headers)
+    assert stated == [[("expected-offset", b"7")], [("expected-offset", b"9")], [("expected-offset", b"11")]]
 
 
 def test_the_other_carrier_is_the_batchs_base_offset() -> None:
@@ -458,10 +458,10 @@ def test_spark_lanes_are_compared_round_by_round_and_arranged_ones_with_their_li
         spark.Lane("key", "fencepost, arranged", "fencepost", ours=True, key=True, arranged=True),
     )
     speeds = {base: (100e3, 50e3), base_arranged: (40e3, 20e3), ours: (90e3, 45e3), ours_arranged: (60e3, 30e3)}
-    found = {lane: spark.Measured() for lane in speeds}
-    for lane, values in speeds.items():
-        found[lane].rows_per_second.extend(values)
-        for cpu in found[lane].cpu.values():
+    found = {purpose: spark.Measured() for purpose in speeds}
+    for purpose, values in speeds.items():
+        found[purpose].rows_per_second.extend(values)
+        for cpu in found[purpose].cpu.values():
             cpu.extend((1.0, 2.0))
     # when they become a table
     rows = {(row.route, row.measure): row for row in spark.table(found)}

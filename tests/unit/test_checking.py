@@ -25,8 +25,8 @@ def states(found: list[Finding]) -> dict[str, str]:
     return {each.what: each.state.value for each in found}
 
 
-def said(found: list[Finding], what: str) -> str:
-    return " / ".join(each.said for each in found if each.what == what)
+def stated(found: list[Finding], what: str) -> str:
+    return " / ".join(each.stated for each in found if each.what == what)
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +83,9 @@ def test_files_that_are_not_there_or_not_what_they_should_be(authority: Authorit
     found = [each for each in checking._files(config) if each.state is State.FAILED]
 
     assert [each.what for each in found] == ["listen_tls.key_file", "upstream_tls.ca_file", "control_sasl.token_file"]
-    assert "is not that of the certificate" in found[0].said
+    assert "is not that of the certificate" in found[0].stated
     assert found[0].todo == "correct the file, or use another one"
-    assert "cannot be read: No such file" in found[1].said
+    assert "cannot be read: No such file" in found[1].stated
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_certificate_has_to_be_for_the_host_that_clients_are_told(
     made = authority.sign("names", names=names)
     config = ProxyConfig(UPSTREAM, advertised_host=host, listen_tls=ListenTls(made.certificate, made.key))
 
-    found = [each for each in checking._files(config) if "advertised_host" in each.said]
+    found = [each for each in checking._files(config) if "advertised_host" in each.stated]
 
     assert bool(found) is not fits
     assert all(each.state is State.FAILED and host in each.todo for each in found)
@@ -121,7 +121,7 @@ def test_what_is_in_the_clear_is_told(tmp_path: Path) -> None:
     one_side = list(checking._files(ProxyConfig(UPSTREAM, upstream_tls=UpstreamTls())))
 
     assert states(found)["control_sasl.mechanism"] == "warning"
-    assert "from clients to the proxy" in said(one_side, "TLS")
+    assert "from clients to the proxy" in stated(one_side, "TLS")
     assert list(checking._files(ProxyConfig(UPSTREAM))) == []
 
 
@@ -139,20 +139,20 @@ def test_fewer_open_files_than_clients_need(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_ports_of_listeners() -> None:
-    async def look(config: ProxyConfig, brokers: list[NodeId] | None, running: bool = False) -> list[Finding]:
+    async def probe(config: ProxyConfig, brokers: list[NodeId] | None, running: bool = False) -> list[Finding]:
         return await checking._listeners(config, brokers, running)
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         config = ProxyConfig(UPSTREAM, listen=Address("127.0.0.1", free_port()), broker_ports={NodeId(2): port})
-        found = asyncio.run(look(config, [NodeId(2)]))
-        absent = asyncio.run(look(config, [NodeId(1)]))
-        running = asyncio.run(look(config, [NodeId(2)], running=True))
-        nobody = asyncio.run(look(config, None))
+        found = asyncio.run(probe(config, [NodeId(2)]))
+        absent = asyncio.run(probe(config, [NodeId(1)]))
+        running = asyncio.run(probe(config, [NodeId(2)], running=True))
+        nobody = asyncio.run(probe(config, None))
 
     assert states(found) == {"listener for clients": "ok", "listener for broker 2": "failed"}
-    assert "another process listens there" in said(found, "listener for broker 2")
-    assert "names broker(s) 2, which are not in the cluster now" in said(absent, "broker_ports")
+    assert "another process listens there" in stated(found, "listener for broker 2")
+    assert "names broker(s) 2, which are not in the cluster now" in stated(absent, "broker_ports")
     assert states(running) == {"listener for clients": "failed", "listener for broker 2": "ok"}
     assert states(nobody)["listeners for brokers"] == "unknown"
     assert states(nobody)["listener for broker 2"] == "failed"
@@ -163,7 +163,7 @@ def test_a_broker_id_that_leaves_no_port(tmp_path: Path) -> None:
 
     found = asyncio.run(checking._listeners(config, [NodeId(1), NodeId(9_000)], False))
 
-    assert "is not from 1 to 65535" in said(found, "listener for broker 9000")
+    assert "is not from 1 to 65535" in stated(found, "listener for broker 9000")
 
 
 def test_a_host_that_nobody_knows() -> None:
@@ -216,7 +216,7 @@ def test_the_list_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         unknown("files", "four", "who knows"),
     ]
 
-    command._tell(argparse.Namespace(json=False), found)
+    command._report(argparse.Namespace(json=False), found)
 
     assert capsys.readouterr().out.splitlines() == [
         "Kafka",

@@ -12,7 +12,7 @@ import pytest
 
 from fencepost_proxy.cli import expansions
 from fencepost_proxy.cli.main import main
-from fencepost_proxy.net.status import ExpansionStatus, StatusSnapshot, WithheldStatus
+from fencepost_proxy.net.status import ExpansionStatus, GatedStatus, StatusSnapshot
 from tests.support.ports import free_port
 from tests.support.status import status_page
 
@@ -23,7 +23,7 @@ PENDING = ExpansionStatus(
 ELSEWHERE = ExpansionStatus("carts", 1, 2, "pending", int(NOW - 3) * 1000)
 DONE = ExpansionStatus("clicks", 12, 24, "done", 1_700_000_000_000, held_ms=47, thresholds=tuple(range(100, 112)))
 AROUND = ExpansionStatus("views", 2, 8, "unordered", 1_700_000_000_000)
-LAGS = WithheldStatus(
+LAGS = GatedStatus(
     "billing", "clicks", 12, "behind", 1_234, ("partition 3: committed 57, threshold 103",), seconds=61.2
 )
 SNAPSHOT = StatusSnapshot("1", 1.0, "cluster", None)
@@ -56,7 +56,7 @@ def test_what_is_under_way_what_has_grown_and_who_waits_are_tables() -> None:
     with page() as [address]:
         found = expansions._of_status(address)  # type: ignore[arg-type]
 
-    assert expansions.told(found, NOW).splitlines() == [
+    assert expansions.reported(found, NOW).splitlines() == [
         "In progress: appends are blocked",
         "  TOPIC   PARTITIONS  FOR   STEP                     WAITS FOR",
         "  orders  2 -> 4      12 s  doors                    process(es) 7 have not closed it yet",
@@ -108,15 +108,15 @@ def test_an_operator_opens_a_topic_for_a_group(
     assert capsys.readouterr().out == "group billing gets it\n"
 
 
-@pytest.mark.parametrize(("configured", "said"), [(False, "set status_token_file"), (True, "token required")])
+@pytest.mark.parametrize(("configured", "stated"), [(False, "set status_token_file"), (True, "token required")])
 def test_opening_without_the_token_says_what_to_do(
-    capsys: pytest.CaptureFixture[str], token_file: Path, configured: bool, said: str
+    capsys: pytest.CaptureFixture[str], token_file: Path, configured: bool, stated: str
 ) -> None:
     with page(token_file=token_file if configured else None) as found:
         assert main(["expansions", "open", "orders", "billing", "--status", str(found[0])]) == 2
 
     assert found[1:] == []
-    assert said in capsys.readouterr().err
+    assert stated in capsys.readouterr().err
 
 
 def test_what_could_not_be_opened_is_no_success(capsys: pytest.CaptureFixture[str], token_file: Path) -> None:
@@ -141,7 +141,7 @@ def test_who_is_not_told_whom_to_ask_says_so(words: list[str], capsys: pytest.Ca
 def test_nobody_there_is_one_line_and_status_2(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expansions, "_ASK_MS", 300)
+    monkeypatch.setattr(expansions, "_QUERY_MS", 300)
     address = f"127.0.0.1:{free_port()}"
 
     assert main(["expansions", "--status", address]) == 2
@@ -157,6 +157,6 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["expansions", "--help"])
 
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     for word in ("thresholds", "--json", "--bootstrap", "fencepost expansions open orders billing"):
-        assert word in told
+        assert word in reported

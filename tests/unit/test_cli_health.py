@@ -60,16 +60,16 @@ def test_whoever_answers_there_cannot_command_the_terminal(capsys: pytest.Captur
         assert main(["health", "--status", address]) == 1
     assert capsys.readouterr().out == "topic \\x1b[31m waits\nand more\n"
     with socket.create_server(("127.0.0.1", free_port())) as stranger:
-        thread = threading.Thread(target=_say, args=(stranger, b"\0\0\0\5hello\x1b[31m\n"))
+        thread = threading.Thread(target=_write, args=(stranger, b"\0\0\0\5hello\x1b[31m\n"))
         thread.start()
         assert main(["health", "--status", f"127.0.0.1:{stranger.getsockname()[1]}"]) == 1
         thread.join()
-    told = capsys.readouterr().err
-    assert "no response from" in told
-    assert "\x1b" not in told
+    reported = capsys.readouterr().err
+    assert "no response from" in reported
+    assert "\x1b" not in reported
 
 
-def _say(server: socket.socket, words: bytes) -> None:
+def _write(server: socket.socket, words: bytes) -> None:
     client, _ = server.accept()
     with client:
         client.sendall(words)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from fencepost_proxy.cli import asking, status
+from fencepost_proxy.cli import status, status_client
 from fencepost_proxy.cli.main import main
 from fencepost_proxy.net.status import (
     BrokerStatus,
-    GuardedTopicStatus,
+    CheckedTopicStatus,
     PartitionStatus,
     Problem,
     RefusalStatus,
@@ -28,13 +28,13 @@ from tests.support.ports import free_port
 from tests.support.status import status_page
 
 BROKER = BrokerStatus(NodeId(2), Address("kafka-2", 9092), Address("proxy", 19095), 4)
-WELL = StatusSnapshot("1.2.3", 3_700.0, "abc", Address("proxy", 19092), brokers=(BROKER,), refusals={"x": 7})
-WRONG = replace(WELL, problems=(Problem(True, "Broker 2 cannot be reached\x1b[2J", "Is that broker up?"),))
+HEALTHY = StatusSnapshot("1.2.3", 3_700.0, "abc", Address("proxy", 19092), brokers=(BROKER,), refusals={"x": 7})
+WRONG = replace(HEALTHY, problems=(Problem(True, "Broker 2 cannot be reached\x1b[2J", "Is that broker up?"),))
 LAST = RefusalStatus(
     "orders", 3, "offset_mismatch", int(time.time() * 1000), 41, 57, "billing", Address("10.0.0.7", 51_000)
 )
 ROWS: Mapping[str, Sequence[Any]] = {
-    "topics": (GuardedTopicStatus("orders", "required", 6, 2, log_end_offsets=570, ends_known=4, refusals=1),),
+    "topics": (CheckedTopicStatus("orders", "required", 6, 2, log_end_offsets=570, ends_known=4, refusals=1),),
     "partitions": (
         PartitionStatus("orders", 3, NodeId(2), "open", 57, 0, refusals=1, last_refusal=LAST),
         PartitionStatus("orders", 4, None),
@@ -45,14 +45,14 @@ ROWS: Mapping[str, Sequence[Any]] = {
 
 
 def test_first_whether_it_is_well_then_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
-    with status_page(WELL, ROWS) as address:
+    with status_page(HEALTHY, ROWS) as address:
         assert main(["status", "--status", str(address)]) == 0
 
-    told = capsys.readouterr().out
-    assert told.startswith("✓ Healthy\n\nclients connect to proxy:19092, cluster abc\n")
+    reported = capsys.readouterr().out
+    assert reported.startswith("✓ Healthy\n\nclients connect to proxy:19092, cluster abc\n")
     for text in ("1 checked topics", "7 batches refused", "kafka-2:9092", "billing", "41", "57", "apache-kafka-java"):
-        assert text in told
-    assert "\x1b" not in told, "this is no terminal"
+        assert text in reported
+    assert "\x1b" not in reported, "this is no terminal"
 
 
 def test_what_is_wrong_stands_first_with_what_to_do_and_is_an_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +79,7 @@ def test_colours_are_for_terminals(
     monkeypatch.delenv("NO_COLOR", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with status_page(WELL, ROWS) as address:
+    with status_page(HEALTHY, ROWS) as address:
         monkeypatch.setattr(sys, "stdout", terminal)
         main(["status", "--status", str(address)])
 
@@ -95,7 +95,7 @@ def test_programs_get_what_the_page_has(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_topics_and_the_partitions_of_one(capsys: pytest.CaptureFixture[str]) -> None:
-    with status_page(WELL, ROWS) as address:
+    with status_page(HEALTHY, ROWS) as address:
         assert main(["topics", "--status", str(address)]) == 0
         head, topic = capsys.readouterr().out.splitlines()
         assert main(["topics", "orders", "--status", str(address)]) == 0
@@ -114,15 +114,15 @@ def test_topics_and_the_partitions_of_one(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_all_of_a_long_list_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [GuardedTopicStatus(f"t{number:04}", "true", 1) for number in range(1_100)]
-    with status_page(WELL, {"topics": rows}) as address:
+    rows = [CheckedTopicStatus(f"t{number:04}", "true", 1) for number in range(1_100)]
+    with status_page(HEALTHY, {"topics": rows}) as address:
         assert main(["topics", "--status", str(address), "--json"]) == 0
 
     assert [each["topic"] for each in json.loads(capsys.readouterr().out)["topics"]] == [each.topic for each in rows]
 
 
 def test_a_topic_that_is_not_checked_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
-    with status_page(WELL, {}) as address:
+    with status_page(HEALTHY, {}) as address:
         assert main(["topics", "orders", "--status", str(address)]) == 2
 
     assert "orders is not a checked topic of the proxy at" in capsys.readouterr().err
@@ -131,19 +131,19 @@ def test_a_topic_that_is_not_checked_is_no_success(capsys: pytest.CaptureFixture
 def test_it_is_shown_again_and_again_and_a_proxy_that_goes_away_is_waited_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with status_page(WELL, ROWS) as address:
-        well = asking.status_page(address)
-    answers = iter([well, asking.CannotAsk("gone"), well | {"state": "trouble"}])
+    with status_page(HEALTHY, ROWS) as address:
+        well = status_client.status_page(address)
+    answers = iter([well, status_client.CannotQuery("gone"), well | {"state": "trouble"}])
 
-    def look(_: Address) -> dict[str, Any]:
+    def probe(_: Address) -> dict[str, Any]:
         answer = next(answers, None)
         if answer is None:
             raise KeyboardInterrupt
-        if isinstance(answer, asking.CannotAsk):
+        if isinstance(answer, status_client.CannotQuery):
             raise answer
         return dict(answer)
 
-    monkeypatch.setattr(status, "status_page", look)
+    monkeypatch.setattr(status, "status_page", probe)
     assert main(["status", "--watch", "0.2", "--json"]) == 130
 
     captured = capsys.readouterr()
@@ -166,6 +166,6 @@ def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])
 
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     for word in ("examples:", "--watch", "--json", "127.0.0.1:8080"):
-        assert word in told
+        assert word in reported

@@ -55,8 +55,8 @@ REPORT: dict[str, Any] = {
 def page(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the status page says of transactions: a test changes it."""
     report = dict(REPORT)
-    said = {"ready": True, "bootstrap": "proxy:19092", "transactions": report}
-    monkeypatch.setattr(transactions, "status_page", lambda status: json.loads(json.dumps(said)))
+    stated = {"ready": True, "bootstrap": "proxy:19092", "transactions": report}
+    monkeypatch.setattr(transactions, "status_page", lambda status: json.loads(json.dumps(stated)))
     return report
 
 
@@ -118,7 +118,7 @@ def test_a_name_is_no_command_to_a_terminal(page: dict[str, Any], capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wanted"),
+    ("arguments", "requested"),
     [
         (["describe", "--status", "x:1"], "describe ID"),
         (["list", "payments-7", "--status", "x:1"], "unexpected 'payments-7'"),
@@ -127,10 +127,10 @@ def test_a_name_is_no_command_to_a_terminal(page: dict[str, Any], capsys: pytest
         (["--status", "127.0.0.1:1"], "(check that the proxy runs with --status 127.0.0.1:1)"),
     ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_line(arguments: list[str], requested: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["transactions", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert wanted in line
+    assert requested in line
 
 
 def test_one_transaction_of_those_that_the_page_names(page: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,13 +20,13 @@ from fencepost._appending import (
     Again,
     Append,
     Appended,
+    Decision,
     Done,
-    Doubtful,
     LogPosition,
+    MaybeAppended,
+    Observation,
     Refused,
-    Sight,
-    Verdict,
-    settle,
+    resolve,
 )
 from fencepost._checks import TopicFacts
 
@@ -44,54 +44,56 @@ def _record(offset: int, write_id: bytes | None) -> LogRecord:
     return LogRecord(offset, 0, None, b"v", headers)
 
 
-DOUBT = Doubtful(TimeoutError("no answer"))
-PLAIN = _mismatch()
+DOUBT = MaybeAppended(TimeoutError("no answer"))
+SEQUENCED = _mismatch()
 MUTE = _mismatch(possibly_yours=None)  # a library that does not show the message
 MAYBE = _mismatch(possibly_yours=True)
 SHORTER = _mismatch(actual=12, possibly_yours=None)
 
-MINE = Sight(0, 57, _record(41, OURS))
-THEIRS = Sight(0, 57, _record(41, b"theirs"))
-UNNAMED = Sight(0, 57, _record(41, None))
-GAP = Sight(0, 57, _record(43, b"theirs"))
-MARKER_LAST = Sight(0, 42, None)
-NOTHING_YET = Sight(0, 41, None)
-SHORT = Sight(0, 12, None)
-DELETED = Sight(50, 57, _record(50, b"theirs"))
+MINE = Observation(0, 57, _record(41, OURS))
+THEIRS = Observation(0, 57, _record(41, b"theirs"))
+UNNAMED = Observation(0, 57, _record(41, None))
+GAP = Observation(0, 57, _record(43, b"theirs"))
+MARKER_LAST = Observation(0, 42, None)
+NOTHING_YET = Observation(0, 41, None)
+SHORT = Observation(0, 12, None)
+DELETED = Observation(50, 57, _record(50, b"theirs"))
 
 
-@pytest.mark.parametrize("reply", [DOUBT, PLAIN, MUTE, MAYBE])
-def test_a_record_of_ours_there_settles_it_whatever_was_answered(reply: Refused | Doubtful) -> None:
-    assert settle(41, OURS, reply, MINE, NAMES) is Verdict.OURS
+@pytest.mark.parametrize("reply", [DOUBT, SEQUENCED, MUTE, MAYBE])
+def test_a_record_of_ours_there_settles_it_whatever_was_answered(reply: Refused | MaybeAppended) -> None:
+    assert resolve(41, OURS, reply, MINE, NAMES) is Decision.OURS
 
 
-@pytest.mark.parametrize("reply", [DOUBT, PLAIN, MUTE, MAYBE])
-@pytest.mark.parametrize("sight", [THEIRS, UNNAMED])
-def test_anothers_record_there_is_a_refusal(reply: Refused | Doubtful, sight: Sight) -> None:
-    assert settle(41, OURS, reply, sight, NAMES) is Verdict.REFUSED
+@pytest.mark.parametrize("reply", [DOUBT, SEQUENCED, MUTE, MAYBE])
+@pytest.mark.parametrize("observation", [THEIRS, UNNAMED])
+def test_anothers_record_there_is_a_refusal(reply: Refused | MaybeAppended, observation: Observation) -> None:
+    assert resolve(41, OURS, reply, observation, NAMES) is Decision.REFUSED
 
 
 @pytest.mark.parametrize(
-    ("reply", "sight", "verdict"),
+    ("reply", "observation", "decision"),
     [
-        (DOUBT, NOTHING_YET, Verdict.UNDECIDED),  # it may be queued still, or never have arrived
-        (DOUBT, GAP, Verdict.UNDECIDED),  # a marker lies there: let the server say so
-        (DOUBT, SHORT, Verdict.UNDECIDED),
-        (DOUBT, DELETED, Verdict.GONE),
-        (PLAIN, NOTHING_YET, Verdict.REFUSED),
-        (PLAIN, GAP, Verdict.REFUSED),
-        (PLAIN, DELETED, Verdict.REFUSED),
-        (MUTE, NOTHING_YET, Verdict.UNDECIDED),  # the library's first send may have landed and not be replicated
-        (MUTE, MARKER_LAST, Verdict.REFUSED),
-        (MUTE, GAP, Verdict.REFUSED),
-        (MUTE, DELETED, Verdict.GONE),
-        (MAYBE, NOTHING_YET, Verdict.UNDECIDED),
-        (MAYBE, DELETED, Verdict.GONE),
-        (SHORTER, SHORT, Verdict.REFUSED),
+        (DOUBT, NOTHING_YET, Decision.UNDECIDED),  # it may be queued still, or never have arrived
+        (DOUBT, GAP, Decision.UNDECIDED),  # a marker lies there: let the server say so
+        (DOUBT, SHORT, Decision.UNDECIDED),
+        (DOUBT, DELETED, Decision.GONE),
+        (SEQUENCED, NOTHING_YET, Decision.REFUSED),
+        (SEQUENCED, GAP, Decision.REFUSED),
+        (SEQUENCED, DELETED, Decision.REFUSED),
+        (MUTE, NOTHING_YET, Decision.UNDECIDED),  # the library's first send may have landed and not be replicated
+        (MUTE, MARKER_LAST, Decision.REFUSED),
+        (MUTE, GAP, Decision.REFUSED),
+        (MUTE, DELETED, Decision.GONE),
+        (MAYBE, NOTHING_YET, Decision.UNDECIDED),
+        (MAYBE, DELETED, Decision.GONE),
+        (SHORTER, SHORT, Decision.REFUSED),
     ],
 )
-def test_where_nothing_lies_there_the_answer_counts(reply: Refused | Doubtful, sight: Sight, verdict: Verdict) -> None:
-    assert settle(41, OURS, reply, sight, NAMES) is verdict
+def test_where_nothing_lies_there_the_answer_counts(
+    reply: Refused | MaybeAppended, observation: Observation, decision: Decision
+) -> None:
+    assert resolve(41, OURS, reply, observation, NAMES) is decision
 
 
 def _begun(position: LogPosition | None = None, records: int = 3) -> Append:
@@ -111,7 +113,7 @@ def test_an_acknowledged_append_is_done_and_the_next_expects_the_offset_behind_i
     position = _at_end()
     append = _begun(position)
     assert append.expected == 41
-    assert append.judge(Appended(41), None, now=100.1) == Done(41)
+    assert append.validate(Appended(41), None, now=100.1) == Done(41)
     position.ended(append)
     assert _begun(position).expected == 44
 
@@ -127,22 +129,22 @@ def test_every_record_of_a_batch_expects_its_own_offset_under_one_write_id() -> 
 
 def test_an_acknowledgement_for_another_offset_is_never_a_success() -> None:
     with pytest.raises(OffsetViolation):
-        _begun().judge(Appended(42), None, now=100.1)
+        _begun().validate(Appended(42), None, now=100.1)
 
 
 def test_a_doubt_settled_as_ours_is_a_success() -> None:
-    assert _begun().judge(DOUBT, MINE, now=100.1) == Done(41)
+    assert _begun().validate(DOUBT, MINE, now=100.1) == Done(41)
 
 
 def test_a_refusal_is_raised_as_the_server_said_it() -> None:
     with pytest.raises(OffsetMismatch) as caught:
-        _begun().judge(PLAIN, THEIRS, now=100.1)
-    assert caught.value is PLAIN.error
+        _begun().validate(SEQUENCED, THEIRS, now=100.1)
+    assert caught.value is SEQUENCED.error
 
 
 def test_a_doubt_that_turns_out_to_be_anothers_append_is_a_mismatch() -> None:
     with pytest.raises(OffsetMismatch) as caught:
-        _begun().judge(DOUBT, THEIRS, now=100.1)
+        _begun().validate(DOUBT, THEIRS, now=100.1)
     assert (caught.value.expected, caught.value.actual, caught.value.possibly_yours) == (41, 57, False)
     assert isinstance(caught.value.__cause__, TimeoutError)
 
@@ -151,26 +153,26 @@ def test_the_same_is_tried_again_with_growing_pauses_until_the_time_is_over() ->
     append = _begun()
     pauses = []
     for now in (100.0, 101.0, 102.0, 103.0, 104.0, 109.9):
-        step = append.judge(DOUBT, NOTHING_YET, now)
+        step = append.validate(DOUBT, NOTHING_YET, now)
         assert isinstance(step, Again)
         pauses.append(step.after_seconds)
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     with pytest.raises(InDoubt, match="tried for 10 s") as caught:
-        append.judge(DOUBT, NOTHING_YET, now=110.0)
+        append.validate(DOUBT, NOTHING_YET, now=110.0)
     assert (caught.value.expected, caught.value.write_id) == (41, OURS)
 
 
 def test_a_log_that_cannot_be_read_leaves_even_a_refusal_open() -> None:
     """The refusal may speak of the library's second send, and the first may have landed."""
     append = _begun()
-    assert isinstance(append.judge(MUTE, None, now=100.0), Again)
+    assert isinstance(append.validate(MUTE, None, now=100.0), Again)
     with pytest.raises(InDoubt):
-        append.judge(MUTE, None, now=110.0)
+        append.validate(MUTE, None, now=110.0)
 
 
 def test_an_append_whose_place_was_deleted_cannot_be_settled() -> None:
     with pytest.raises(InDoubt, match="the log now starts after it"):
-        _begun().judge(DOUBT, DELETED, now=100.0)
+        _begun().validate(DOUBT, DELETED, now=100.0)
 
 
 def test_appending_needs_the_end_to_have_been_read_and_again_after_every_append_that_did_not_end_well() -> None:

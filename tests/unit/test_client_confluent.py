@@ -8,15 +8,15 @@ from fencepost.confluent import LogEnds
 def test_the_records_of_one_refused_batch_tell_one_log_end() -> None:
     """Expected 41, 42, 43 in one batch; the log ends at 57; librdkafka shows 57, 58, 59."""
     ends = LogEnds()
-    handed_over = ends.count
-    assert [ends.of_refusal("t", 0, 41 + i, 57 + i, handed_over) for i in range(3)] == [57, 57, 57]
+    released_total = ends.count
+    assert [ends.of_refusal("t", 0, 41 + i, 57 + i, released_total) for i in range(3)] == [57, 57, 57]
 
 
 def test_the_next_batch_starts_anew() -> None:
     ends = LogEnds()
-    handed_over = ends.count
+    released_total = ends.count
     shown = [(41, 57), (42, 58), (43, 57), (44, 58)]
-    assert [ends.of_refusal("t", 0, e, o, handed_over) for e, o in shown] == [57, 57, 57, 57]
+    assert [ends.of_refusal("t", 0, e, o, released_total) for e, o in shown] == [57, 57, 57, 57]
 
 
 def test_a_record_handed_over_after_a_refusal_was_known_is_not_of_that_batch() -> None:
@@ -28,7 +28,7 @@ def test_a_record_handed_over_after_a_refusal_was_known_is_not_of_that_batch() -
 
 def test_partitions_are_told_apart() -> None:
     ends = LogEnds()
-    handed_over = ends.count
-    assert ends.of_refusal("t", 0, 41, 57, handed_over) == 57
-    assert ends.of_refusal("t", 1, 42, 58, handed_over) == 58
-    assert ends.of_refusal("t", 0, 42, 58, handed_over) == 57
+    released_total = ends.count
+    assert ends.of_refusal("t", 0, 41, 57, released_total) == 57
+    assert ends.of_refusal("t", 1, 42, 58, released_total) == 58
+    assert ends.of_refusal("t", 0, 42, 58, released_total) == 57

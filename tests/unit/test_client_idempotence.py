@@ -30,11 +30,11 @@ def test_an_unknown_level_is_told_the_known_ones(level: Idempotence) -> None:
         configured(level, {}, NAME, possible=True)
 
 
-@pytest.mark.parametrize("said", [False, "false"])
-def test_a_setting_that_says_otherwise_is_not_overruled(said: object) -> None:
+@pytest.mark.parametrize("stated", [False, "false"])
+def test_a_setting_that_says_otherwise_is_not_overruled(stated: object) -> None:
     with pytest.raises(ValueError, match="contradict"):
-        configured("required", {NAME: said}, NAME, possible=True)
-    assert configured("off", {NAME: said}, NAME, possible=True) == {NAME: False}
+        configured("required", {NAME: stated}, NAME, possible=True)
+    assert configured("off", {NAME: stated}, NAME, possible=True) == {NAME: False}
 
 
 @pytest.mark.parametrize(

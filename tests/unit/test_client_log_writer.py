@@ -14,7 +14,7 @@ import pytest
 
 from fencepost import HeaderNames, InDoubt, LogRecord, NotAtEnd, OffsetMismatch, PositionLost, Record, RetryPolicy
 from fencepost import _log_writer as module
-from fencepost._appending import Append, Appended, Doubtful, Refused, Reply
+from fencepost._appending import Append, Appended, MaybeAppended, Refused, Reply
 from fencepost._checks import TopicFacts
 from fencepost._log_writer import BlockingLogWriter, CannotRead
 
@@ -87,7 +87,7 @@ class FakeLogWriter(BlockingLogWriter):
                 # The library's own retry, by a proxy that cannot read the first one yet.
                 self.at.others_append()
                 return self._refusal(append, possibly_yours=rng.choice([None, True]))
-            return Doubtful(TimeoutError(what))
+            return MaybeAppended(TimeoutError(what))
         if self.at.land(append) or self.at.known(append):
             return Appended(append.expected)
         return self._refusal(append, possibly_yours=rng.choice([None, False]))
@@ -177,7 +177,7 @@ def test_a_writer_that_lost_every_answer_is_in_doubt_then_reads_what_became_of_i
     partition = Partition.quiet()
     writer = FakeLogWriter(partition, trouble=0.0)
     writer.read_to_end(lambda record: None)
-    writer._send = lambda append: Doubtful(TimeoutError("no answer"))  # type: ignore[method-assign]
+    writer._send = lambda append: MaybeAppended(TimeoutError("no answer"))  # type: ignore[method-assign]
     with pytest.raises(InDoubt, match="tried for 20 s") as caught:
         writer.append([Record(b"x")])
     with pytest.raises(NotAtEnd):
@@ -198,7 +198,7 @@ def test_a_retry_is_the_same_write_with_the_same_timestamps(clock: SimpleNamespa
     def send(append: Append) -> Reply:
         clock.seconds += 1
         tries.append((append.write_id, [r.timestamp_ms for r in append.records]))
-        return Doubtful(TimeoutError("no answer")) if len(tries) < 3 else Appended(append.expected)
+        return MaybeAppended(TimeoutError("no answer")) if len(tries) < 3 else Appended(append.expected)
 
     writer._send = send  # type: ignore[method-assign]
     writer.append([Record(b"x"), Record(b"y", timestamp_ms=77)])

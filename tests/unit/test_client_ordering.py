@@ -114,12 +114,12 @@ def test_what_was_read_before() -> None:
 
 
 def test_expansions_as_the_proxy_tells_them() -> None:
-    told = [
+    reported = [
         {"from": 2, "to": 3, "thresholds": [57, 80], "at_ms": 1, "unordered": False},
         {"from": 3, "to": 5, "thresholds": [], "at_ms": 2, "unordered": True},
         {"from": 5, "to": 6, "thresholds": None, "at_ms": None, "unordered": False, "pending": True},
     ]
-    first, second, third = parse_expansions(json.dumps(told))
+    first, second, third = parse_expansions(json.dumps(reported))
     assert first == TO_THREE
     assert (second.unordered, second.thresholds, second.pending) == (True, None, False)
     assert third.pending

@@ -74,11 +74,11 @@ def test_what_was_refused_is_placed_again_in_its_order_ahead_of_what_came_since(
     story.sends.ended(first)  # appended before the topic grew
     story.sends.refuse(third)
     assert not story.submit(2)  # held back: it would overtake the third
-    assert not story.sends.settled
+    assert not story.sends.stable
     story.sends.refuse(second)
     assert story.next() is None
     story.sends.refuse(fourth, "INVALID_PARTITION_COUNT topic=t partition=1 expected=2 actual=4")
-    assert story.sends.settled
+    assert story.sends.stable
 
     assert story.sends.regrown(3, 1.0) == []  # metadata is behind what the refusal said
     assert story.next() is None

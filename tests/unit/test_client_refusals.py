@@ -18,8 +18,8 @@ def _append(expected: int, contradiction: Contradiction | None = None) -> Append
 
 
 def test_the_message_of_a_mismatch_is_read() -> None:
-    said = offset_mismatch(_append(41), 57)
-    error = refusal("orders", 3, 41, code=said.error_code, message=said.message)
+    stated = offset_mismatch(_append(41), 57)
+    error = refusal("orders", 3, 41, code=stated.error_code, message=stated.message)
     assert isinstance(error, OffsetMismatch)
     assert (error.topic, error.partition, error.expected, error.actual) == ("orders", 3, 41, 57)
     assert error.possibly_yours is False
@@ -27,8 +27,8 @@ def test_the_message_of_a_mismatch_is_read() -> None:
 
 
 def test_possibly_yours_is_read_and_explained() -> None:
-    said = offset_mismatch(_append(41), 57, possibly_yours=True)
-    error = refusal("orders", 3, 41, code=said.error_code, message=said.message)
+    stated = offset_mismatch(_append(41), 57, possibly_yours=True)
+    error = refusal("orders", 3, 41, code=stated.error_code, message=stated.message)
     assert isinstance(error, OffsetMismatch)
     assert error.possibly_yours is True
     assert "read them before writing again" in str(error)
@@ -36,8 +36,8 @@ def test_possibly_yours_is_read_and_explained() -> None:
 
 def test_a_later_record_of_the_batch_keeps_its_own_expectation_and_sees_the_log_end() -> None:
     """Three sends expecting 41, 42, 43 in one batch: the server names the first only."""
-    said = offset_mismatch(_append(41), 57)
-    error = refusal("orders", 3, 43, code=44, message=said.message)
+    stated = offset_mismatch(_append(41), 57)
+    error = refusal("orders", 3, 43, code=44, message=stated.message)
     assert isinstance(error, OffsetMismatch)
     assert (error.expected, error.actual) == (43, 57)
     assert "expected=41" in str(error)
@@ -45,19 +45,19 @@ def test_a_later_record_of_the_batch_keeps_its_own_expectation_and_sees_the_log_
 
 def test_a_record_that_would_have_fitted_is_told_why_it_did_not() -> None:
     """Sent 41 and 50 in one batch while the log ends at 41: `actual` in the message is the offset of record 1."""
-    said = offset_mismatch(_append(41, Contradiction(record=1, expected=50, offset_delta=1)), 41)
-    assert "actual=42 record=1" in said.message
-    error = refusal("orders", 3, 41, code=44, message=said.message)
+    stated = offset_mismatch(_append(41, Contradiction(record=1, expected=50, offset_delta=1)), 41)
+    assert "actual=42 record=1" in stated.message
+    error = refusal("orders", 3, 41, code=44, message=stated.message)
     assert isinstance(error, OffsetMismatch)
     assert error.actual == 41
     assert "another record of the same batch was refused" in str(error)
-    assert said.message in str(error)
+    assert stated.message in str(error)
 
 
 def test_a_record_that_was_refused_with_the_one_ahead_of_it_is_a_mismatch_of_its_own() -> None:
     """Sent 41 and 42 without waiting while the log ends at 42: 41 does not fit, and 42 must not land behind a hole."""
-    said = offset_mismatch(_append(41), 42)
-    error = refusal("orders", 3, 42, code=44, message=f"SENT_BEHIND_A_FAILED_BATCH {said.message}")
+    stated = offset_mismatch(_append(41), 42)
+    error = refusal("orders", 3, 42, code=44, message=f"SENT_BEHIND_A_FAILED_BATCH {stated.message}")
     assert isinstance(error, OffsetMismatch)
     assert (error.expected, error.actual, error.possibly_yours) == (42, 42, None)
     assert "an earlier append was refused" in str(error)

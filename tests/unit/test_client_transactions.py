@@ -33,10 +33,10 @@ from fencepost import (
     retrying_async,
 )
 from fencepost import _transactional_writer as module
-from fencepost._appending import Sight
+from fencepost._appending import Observation
 from fencepost._checks import TopicFacts
 from fencepost._log_writer import CannotRead
-from fencepost._transaction import Ended, Part, explained, landed, parts_of, settle
+from fencepost._transaction import Ended, Part, appended_batch, explained, parts_of, resolve
 from fencepost._transactional_writer import (
     BlockingLogReader,
     BlockingTransactionalWriter,
@@ -242,20 +242,20 @@ def test_whatever_happens_all_of_it_is_there_once_or_nothing_or_the_writer_says_
         except OSError:
             continue
         count = rng.randint(1, 2)
-        wanted = {
+        requested = {
             place: (offset if rng.random() < 0.9 else offset + 1, [Record(value)] * count)
             for place, offset in expected.items()
         }
         if rng.random() < 0.1:
             cluster.initialise()  # somebody with the same name
         try:
-            offsets = writer.append(wanted)
+            offsets = writer.append(requested)
         except (OffsetMismatch, TransactionAborted):
             nothing.append(value)
         except WriterFenced:
             nothing.append(value)
             with pytest.raises(WriterFenced):
-                writer.append(wanted)
+                writer.append(requested)
             writer = FakeWriter(cluster, trouble, aborts=writer.aborts)
         except OutcomeUnknown:
             unknown.append(value)
@@ -263,7 +263,7 @@ def test_whatever_happens_all_of_it_is_there_once_or_nothing_or_the_writer_says_
             nothing.append(value)  # could not even begin
         else:
             done += [(place[1], offset + i, value) for place, offset in offsets.items() for i in range(count)]
-            assert all(offsets[place] == wanted[place][0] for place in wanted)
+            assert all(offsets[place] == requested[place][0] for place in requested)
         assert writer._fenced or writer.epoch is None or not writer.dead, "a producer of no use is kept"
     for epoch in cluster.late:
         cluster.end(epoch, commit=True)
@@ -325,13 +325,13 @@ def test_a_commit_that_nobody_ever_hears_of_again_is_unknown(clock: SimpleNamesp
 
 def test_partitions_are_appended_to_in_an_order_that_is_the_same_for_all() -> None:
     one = [Record(b"x")]
-    wanted: dict[Any, Any] = {
+    requested: dict[Any, Any] = {
         ("b", 0): (0, one),
         ("a", 10): (0, one),
         ("c", 0): (None, one),
         SimpleNamespaceKey("a", 9): (5, one),
     }
-    parts = parts_of(wanted)
+    parts = parts_of(requested)
     assert [(part.where, part.expected) for part in parts] == [
         (("a", 9), 5),
         (("a", 10), 0),
@@ -351,7 +351,7 @@ class SimpleNamespaceKey:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "why"),
+    ("requested", "why"),
     [
         ({}, "no partition has an expected offset"),
         ({("t", 0): (None, [Record(b"x")])}, "no partition has an expected offset"),
@@ -359,9 +359,9 @@ class SimpleNamespaceKey:
         ({("t", 0): (0, [Record(b"x")]), SimpleNamespaceKey("t", 0): (0, [Record(b"x")])}, "named twice"),
     ],
 )
-def test_what_cannot_be_one_transaction_is_not_sent(wanted: dict[Any, Any], why: str) -> None:
+def test_what_cannot_be_one_transaction_is_not_sent(requested: dict[Any, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        parts_of(wanted)
+        parts_of(requested)
 
 
 def test_on_required_topics_it_is_not_tried_again_and_again() -> None:
@@ -376,19 +376,21 @@ OURS, OTHERS = (LogRecord(7, 0, None, b"x", (("write-id", each),)) for each in (
 
 
 @pytest.mark.parametrize(
-    ("sight", "ended"),
+    ("observation", "ended"),
     [
         (None, None),
-        (Sight(0, 7, None), None),  # its marker is not there yet
-        (Sight(0, 9, OURS), Ended.COMMITTED),
-        (Sight(0, 9, OTHERS), Ended.ABORTED),
-        (Sight(0, 9, None), Ended.ABORTED),
-        (Sight(0, 9, LogRecord(8, 0, None, b"x")), Ended.ABORTED),
-        (Sight(8, 9, None), Ended.GONE),
+        (Observation(0, 7, None), None),  # its marker is not there yet
+        (Observation(0, 9, OURS), Ended.COMMITTED),
+        (Observation(0, 9, OTHERS), Ended.ABORTED),
+        (Observation(0, 9, None), Ended.ABORTED),
+        (Observation(0, 9, LogRecord(8, 0, None, b"x")), Ended.ABORTED),
+        (Observation(8, 9, None), Ended.GONE),
     ],
 )
-def test_what_the_log_says_of_a_transaction_that_has_ended(sight: Sight | None, ended: Ended | None) -> None:
-    assert settle(PART, b"w", sight, HeaderNames()) is ended
+def test_what_the_log_says_of_a_transaction_that_has_ended(
+    observation: Observation | None, ended: Ended | None
+) -> None:
+    assert resolve(PART, b"w", observation, HeaderNames()) is ended
 
 
 @pytest.mark.parametrize(
@@ -417,9 +419,9 @@ def test_what_is_raised_for_a_failed_append(
 
 
 def test_an_append_that_was_made_elsewhere_is_a_mismatch() -> None:
-    assert landed(PART, 7) == 7
+    assert appended_batch(PART, 7) == 7
     with pytest.raises(OffsetMismatch, match="appended at 9, and aborted"):
-        landed(PART, 9)
+        appended_batch(PART, 9)
 
 
 # --- retrying ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.config.keys import KEYS
 from fencepost_proxy.config.reading import load
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.partitions.events import GateLimits
+from fencepost_proxy.sequencer.events import SequencerLimits
 from fencepost_proxy.topics.virtual_configs import check_topic_config
 from fencepost_proxy.types import Address, NodeId
 
@@ -72,7 +72,7 @@ def test_every_key_of_a_file_arrives(write: Write) -> None:
     assert config.limits.frame_bytes_max == 104_857_600
     assert dict(config.configs_for("orders-eu")) == {"check.expected.offsets": "required"}
     assert dict(config.configs_for("payments")) == {"check.expected.offsets": "true"}
-    assert not config.unsafe_disable_stamping
+    assert not config.unsafe_disable_fencing
 
 
 def test_the_command_line_wins_key_by_key(write: Write) -> None:
@@ -197,7 +197,7 @@ def test_the_switch_for_tests_is_not_offered_to_anyone(write: Write) -> None:
 
     assert "allowed here" in str(caught.value)
     assert "unsafe" not in str(caught.value)
-    assert load(write('upstream = "a:1"\nunsafe_disable_stamping = true')).unsafe_disable_stamping
+    assert load(write('upstream = "a:1"\nunsafe_disable_stamping = true')).unsafe_disable_fencing
 
 
 def test_every_limit_is_explained_and_names_its_unit() -> None:
@@ -230,7 +230,7 @@ def test_gates_and_doors_reckon_with_one_figure_for_what_may_be_queued() -> None
     """Doors wait `takeover_seconds`; had gates reckoned with more, an append could come behind an empty door."""
     limits = Limits()
 
-    assert limits.takeover_seconds == limits.queued_seconds == GateLimits().queued_seconds
+    assert limits.takeover_seconds == limits.queued_seconds == SequencerLimits().queued_seconds
     assert limits.queued_seconds == limits.connect_timeout_seconds + limits.request_timeout_seconds
     assert replace(limits, takeover_seconds=90.0).queued_seconds == 90.0
     assert replace(limits, takeover_seconds=0.5).queued_seconds == limits.queued_seconds

@@ -43,7 +43,7 @@ def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FENCEPOST_CONFIG", raising=False)
 
 
-def said(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
+def stated(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert main([*words]) == 0
     return capsys.readouterr().out
 
@@ -77,7 +77,7 @@ def test_the_options_of_the_command_line_are_those_of_the_table() -> None:
 
 
 def test_the_reference_page_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
-    page = said("config", "explain", "--markdown", capsys=capsys)
+    page = stated("config", "explain", "--markdown", capsys=capsys)
 
     assert (ROOT / "docs" / "configuration.md").read_text("utf-8") == page, (
         "run: fencepost config explain --markdown > docs/configuration.md"
@@ -87,7 +87,7 @@ def test_the_reference_page_is_up_to_date(capsys: pytest.CaptureFixture[str]) ->
 def test_the_example_file_has_every_key_and_loads_with_and_without_them(
     capsys: pytest.CaptureFixture[str], write: Write
 ) -> None:
-    example = said("config", "explain", "--toml", capsys=capsys)
+    example = stated("config", "explain", "--toml", capsys=capsys)
     # A login is by password or by token.
     everything = re.sub(r"^#(?! |$)", "", example, flags=re.MULTILINE).replace("\ntoken_file =", "\n# token_file =")
 
@@ -103,7 +103,7 @@ def test_the_example_file_has_every_key_and_loads_with_and_without_them(
 
 
 def test_one_key_is_explained_with_all_there_is_to_know(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said("config", "explain", "limits.drain_seconds", capsys=capsys)
+    text = stated("config", "explain", "limits.drain_seconds", capsys=capsys)
 
     for part in (
         "Maximum time for requests in progress",
@@ -118,17 +118,17 @@ def test_one_key_is_explained_with_all_there_is_to_know(capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("name", [*(key.name for key in SHOWN), *TABLES, *VIRTUAL_CONFIGS, "drain_seconds"])
 def test_whatever_has_a_name_is_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert name in said("config", "explain", name, capsys=capsys)
+    assert name in stated("config", "explain", name, capsys=capsys)
 
 
 @pytest.mark.parametrize(
-    ("asked", "meant"),
+    ("queried", "meant"),
     [("limit.drain_second", "limits.drain_seconds"), ("drain_secs", "limits.drain_seconds"), ("listn", "listen")],
 )
 def test_who_asks_for_what_is_not_there_is_told_what_is(
-    asked: str, meant: str, capsys: pytest.CaptureFixture[str]
+    queried: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["config", "explain", asked]) == 2
+    assert main(["config", "explain", queried]) == 2
 
     assert f"did you mean {meant}?" in capsys.readouterr().err
 
@@ -331,8 +331,8 @@ def test_show_tells_values_and_origins_and_can_be_used_as_a_file(
     monkeypatch.setenv("FENCEPOST_CONFIG", str(file))
     monkeypatch.setenv("FENCEPOST_LOG__LEVEL", "debug")
 
-    text = said("config", "show", "--listen", "c:5", capsys=capsys)
-    rows = json.loads(said("config", "show", "--listen", "c:5", "--json", "--changed", capsys=capsys))
+    text = stated("config", "show", "--listen", "c:5", capsys=capsys)
+    rows = json.loads(stated("config", "show", "--listen", "c:5", "--json", "--changed", capsys=capsys))
 
     assert re.search(rf"^limits.drain_seconds = 3.0 +# {re.escape(str(file))}:3$", text, re.MULTILINE)
     assert re.search(r'^log.level = "debug" +# environment FENCEPOST_LOG__LEVEL$', text, re.MULTILINE)

@@ -58,24 +58,24 @@ def _data(base: int, count: int, producer: int) -> bytes:
 def test_the_last_record_below_the_limit(
     batches: Sequence[bytes], aborted: Sequence[tuple[int, int]], limit: int, highest: int | None
 ) -> None:
-    looked = consumable_below(
+    probed = consumable_below(
         limit,
         memoryview(b"".join(batches)),
         [Aborted(*each) for each in aborted],
         from_offset=0,
         decompressed_bytes_max=1 << 20,
     )
-    assert looked.highest == highest
+    assert probed.highest == highest
 
 
 def test_it_tells_where_to_go_on() -> None:
     records = memoryview(_batch(0, 5) + _batch(5, 5, last=20)[:-3])
-    looked = consumable_below(50, records, [], from_offset=0, decompressed_bytes_max=1 << 20)
-    assert looked == (4, 5)
+    probed = consumable_below(50, records, [], from_offset=0, decompressed_bytes_max=1 << 20)
+    assert probed == (4, 5)
     assert consumable_below(50, memoryview(b""), [], from_offset=0, decompressed_bytes_max=1).next_offset is None
 
 
 def test_records_that_compaction_left_below_the_place_do_not_count() -> None:
-    looked = consumable_below(10, memoryview(_batch(0, 2, last=9)), [], from_offset=2, decompressed_bytes_max=1 << 20)
-    assert looked.highest is None
-    assert looked.next_offset == 10
+    probed = consumable_below(10, memoryview(_batch(0, 2, last=9)), [], from_offset=2, decompressed_bytes_max=1 << 20)
+    assert probed.highest is None
+    assert probed.next_offset == 10

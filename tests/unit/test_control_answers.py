@@ -30,13 +30,13 @@ def test_only_the_end_of_the_epoch_that_was_asked_for_is_a_log_end() -> None:
 
     # Of an older epoch Kafka tells where the next one starts; undefined is (-1, -1).
     for answer in (end_of_epoch(4, 41), end_of_epoch(-1, -1), end_of_epoch(5, -1)):
-        with pytest.raises(control._AskAgain):
+        with pytest.raises(control._Retry):
             control._read_log_end(answer, LEADER)
 
 
 @pytest.mark.parametrize("error_code", [3, 5, 6, 74, 75, 78, 100, 103])
 def test_what_a_new_leader_may_answer_better_is_asked_again(error_code: int) -> None:
-    with pytest.raises(control._AskAgain):
+    with pytest.raises(control._Retry):
         control._read_log_end(end_of_epoch(-1, -1, error_code), LEADER)
 
 
@@ -53,7 +53,7 @@ def test_the_batch_around_an_offset_is_cut_out_and_a_hole_is_told() -> None:
     assert control._batch_around(Offset(12), first + second) == Found(first)
     assert control._batch_around(Offset(9), first) == CompactedAway(Offset(10))
     for offset, records in ((13, first + second), (10, first[:-1])):
-        with pytest.raises(control._AskAgain):
+        with pytest.raises(control._Retry):
             control._batch_around(Offset(offset), records)
 
 

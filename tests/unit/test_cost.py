@@ -42,15 +42,15 @@ from typing import Any, Final, NamedTuple, Self
 import pytest
 
 from fencepost_policies.append import Check
-from fencepost_proxy.net import side as side_module
-from fencepost_proxy.net.link import ClientSide, Link, UpstreamSide
+from fencepost_proxy.net import proxied_socket as side_module
 from fencepost_proxy.net.metrics import Traffic
-from fencepost_proxy.net.side import Buffers
-from fencepost_proxy.partitions import events as g
-from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.net.proxied_connection import ClientSocket, ProxiedConnection, UpstreamSocket
+from fencepost_proxy.net.proxied_socket import Buffers
+from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection, ForControl
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.session.switch import ForConnection, ForControl, Switch
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames
@@ -138,16 +138,16 @@ Dialogue = Callable[[int], Sequence[Said]]
 class _Process(Around):
     """Grants are the gates' to confirm."""
 
-    switch: Switch
+    dispatcher: Dispatcher
 
     def policy(self, topic: str) -> TopicPolicy | None:
         return _POLICIES.get(topic)
 
-    def may_send(self, ticket: g.Ticket, now: float) -> bool:
-        return self.switch.may_send(ticket, now)
+    def may_send(self, pending: g.PendingAppend, now: float) -> bool:
+        return self.dispatcher.may_send(pending, now)
 
-    def gate(self, partition: TopicPartition) -> Gate | None:
-        return self.switch.gate(partition)
+    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
+        return self.dispatcher.sequencer(partition)
 
 
 class Wire(NamedTuple):
@@ -171,7 +171,7 @@ class _Loop:
     def remove_reader(self, fd: int) -> None:
         del self.readers[fd]
 
-    def turn(self, wire: Wire) -> None:
+    def exchange(self, wire: Wire) -> None:
         """Whoever wants to read and can, does; until nobody can."""
         ends = (wire.near_client.fileno(), wire.near_kafka.fileno())
         while ready := select.select([fd for fd in ends if fd in self.readers], [], [], 0)[0]:
@@ -189,13 +189,13 @@ class Stage:
     """The process between clients and one broker, whose log begins empty. Gates soon remember all they may."""
 
     def __init__(self, connections: int = 1) -> None:
-        around = _Process(frame_bytes_max=1 << 24, free_bytes=1 << 24, newest_produce=13, in_flight_requests_max=100)
-        limits = g.GateLimits(remembered_batches_max=8)
-        self.switch = around.switch = Switch(around, Unchanged(), limits, HeaderNames())  # type: ignore[arg-type]
+        services = _Process(frame_bytes_max=1 << 24, free_bytes=1 << 24, newest_produce=13, in_flight_requests_max=100)
+        limits = g.SequencerLimits(remembered_batches_max=8)
+        self.dispatcher = services.dispatcher = Dispatcher(services, Unchanged(), limits, HeaderNames())  # type: ignore[arg-type]
         self.traffic = Traffic()
         self._loop = _Loop()
         self._buffers = Buffers()
-        self._links: dict[int, Link] = {}
+        self._proxied_connections: dict[int, ProxiedConnection] = {}
         self._taken = bytearray(_PIECE_BYTES)
         with socket.create_server(("127.0.0.1", 0), backlog=2 * connections) as server:
             self._wires = [Wire(*_pair(server), *_pair(server)) for _ in range(connections)]
@@ -210,11 +210,11 @@ class Stage:
                 each.close()
 
     def connect(self) -> int:
-        connection = len(self._links)
+        connection = len(self._proxied_connections)
         wire = self._wires[connection]
         asyncio._set_running_loop(self._loop)  # type: ignore[arg-type]
         try:
-            link = Link(
+            proxied = ProxiedConnection(
                 connection,
                 wire.near_client,
                 self,
@@ -225,18 +225,18 @@ class Stage:
             )
         finally:
             asyncio._set_running_loop(None)
-        self._links[connection] = link
-        link.connected(wire.near_kafka)
+        self._proxied_connections[connection] = proxied
+        proxied.connected(wire.near_kafka)
         return connection
 
-    def tell(self, connection: int, said: Said) -> None:
+    def report(self, connection: int, stated: Said) -> None:
         wire = self._wires[connection]
-        far = wire.client if said.by_client else wire.kafka
-        for at in range(0, len(said.data), _PIECE_BYTES):
-            piece = said.data[at : at + _PIECE_BYTES]
+        far = wire.client if stated.by_client else wire.kafka
+        for at in range(0, len(stated.data), _PIECE_BYTES):
+            piece = stated.data[at : at + _PIECE_BYTES]
             far.sendall(piece)
-            _arrived(wire.near_client if said.by_client else wire.near_kafka, len(piece))
-            self._loop.turn(wire)
+            _arrived(wire.near_client if stated.by_client else wire.near_kafka, len(piece))
+            self._loop.exchange(wire)
             self._take(wire.client)
             self._take(wire.kafka)
 
@@ -252,36 +252,38 @@ class Stage:
         return time.monotonic()  # as links have it
 
     def keep_time(self, session: Session) -> None:
-        self.switch.keep_time(session)
+        self.dispatcher.keep_time(session)
 
-    def link_opened(self, link: Link) -> Session:
-        return self.switch.open(link.connection, link.local_host, 0.0)  # long ago: what gates know holds for it
+    def proxied_opened(self, proxied: ProxiedConnection) -> Session:
+        return self.dispatcher.open(
+            proxied.connection, proxied.local_host, 0.0
+        )  # long ago: what gates know holds for it
 
-    def link_closed(self, link: Link) -> None:
+    def proxied_closed(self, proxied: ProxiedConnection) -> None:
         raise AssertionError("no connection ends here")
 
     def session_event(self, connection: int, event: m.Event) -> None:
-        actions = self.switch.session_event(connection, event, self.now)
+        actions = self.dispatcher.session_event(connection, event, self.now)
         while actions:
             more = []
             for action in actions:
                 if isinstance(action, ForControl):
-                    assert isinstance(action.effect, g.ReadTail), "only the first append has to look at the log"
-                    more += self.switch.gate_event(action.partition, g.TailRead(self._empty_log()), self.now)
+                    assert isinstance(action.effect, g.ReadLogEnd), "only the first append has to look at the log"
+                    more += self.dispatcher.sequencer_event(action.partition, g.LogEndRead(self._empty_log()), self.now)
                 else:
                     assert isinstance(action, ForConnection), action
                     assert not isinstance(action.command, m.CloseClient), action.command.reason
-                    self._links[action.connection].perform(action.command)
+                    self._proxied_connections[action.connection].perform(action.command)
             actions = more
 
-    def _empty_log(self) -> g.Tail:
-        return g.Tail(
+    def _empty_log(self) -> g.LogEndSnapshot:
+        return g.LogEndSnapshot(
             requested_at=self.now,
             log_end_offset=0,
             log_start_offset=0,
             producer_id=7000,
             producer_state=None,
-            stamp_base=(0, 0),
+            fence_base=(0, 0),
             open_transactions=frozenset(),
             log_append_time=False,
             expiration_seconds=86_400.0,
@@ -305,7 +307,7 @@ def _pair(server: socket.socket) -> tuple[socket.socket, socket.socket]:
     return far, server.accept()[0]
 
 
-def _asked(frame: bytes) -> Said:
+def _queried(frame: bytes) -> Said:
     return Said(True, memoryview(frame))
 
 
@@ -314,29 +316,29 @@ def _answered(frame: bytes) -> Said:
 
 
 def _relayed(api_key: int, version: int, answer_bytes: int) -> Dialogue:
-    said = [_asked(request(api_key, version, 1, b"q" * 60)), _answered(response(1, bytes(answer_bytes)))]
-    return lambda number: said
+    stated = [_queried(request(api_key, version, 1, b"q" * 60)), _answered(response(1, bytes(answer_bytes)))]
+    return lambda number: stated
 
 
 def _unguarded(number: int) -> list[Said]:
-    ask = produce(("plain", 0, batch(b"v" * 1000)), correlation=number, acks=-1)
-    return [_asked(ask), _answered(produced(("plain", 0, 0, number), correlation=number))]
+    query = produce(("plain", 0, batch(b"v" * 1000)), correlation=number, acks=-1)
+    return [_queried(query), _answered(produced(("plain", 0, 0, number), correlation=number))]
 
 
-def _guarded(topic: str, make: Callable[[int], memoryview], *, records: int = 1, together: int = 1) -> Dialogue:
+def _checked(topic: str, make: Callable[[int], memoryview], *, records: int = 1, together: int = 1) -> Dialogue:
     """Appends that are accepted, one behind the other; `together` of them are sent before the first is answered."""
 
-    def ask(number: int) -> Said:
-        return _asked(produce((topic, 0, make(number * records)), correlation=number, acks=-1, timeout_ms=30_000))
+    def query(number: int) -> Said:
+        return _queried(produce((topic, 0, make(number * records)), correlation=number, acks=-1, timeout_ms=30_000))
 
     def answer(number: int) -> Said:
         return _answered(produced((topic, 0, 0, number * records), correlation=number, version=13, by_id=True))
 
-    def said(number: int) -> list[Said]:
+    def stated(number: int) -> list[Said]:
         numbers = range(number * together, (number + 1) * together)
-        return [*map(ask, numbers), *map(answer, numbers)]
+        return [*map(query, numbers), *map(answer, numbers)]
 
-    return said
+    return stated
 
 
 def _of_idempotent_client(offset: int) -> memoryview:
@@ -348,13 +350,13 @@ CASES: Final[dict[str, Dialogue]] = {
     "Heartbeat, relayed": _relayed(_HEARTBEAT, 4, 20),
     "Fetch of 1 MiB, relayed in pieces of 64 KiB": _relayed(_FETCH, 12, 16 * _PIECE_BYTES - 8),
     "Produce, unguarded, 1 KB": _unguarded,
-    "Produce, guarded, unconditional": _guarded("checked", lambda offset: batch(b"v" * 100)),
-    "Produce, conditional by header": _guarded("required", lambda offset: expecting(offset, b"v" * 100)),
-    "Produce, conditional by base offset": _guarded("based", lambda offset: batch(b"v" * 100, base_offset=offset)),
-    "Produce, conditional, 100 records": _guarded(
+    "Produce, guarded, unconditional": _checked("checked", lambda offset: batch(b"v" * 100)),
+    "Produce, conditional by header": _checked("required", lambda offset: expecting(offset, b"v" * 100)),
+    "Produce, conditional by base offset": _checked("based", lambda offset: batch(b"v" * 100, base_offset=offset)),
+    "Produce, conditional, 100 records": _checked(
         "required", lambda offset: expecting(offset, *[b"v" * 100] * 100), records=100
     ),
-    "Produce, conditional, 5 in flight, all five": _guarded("required", _of_idempotent_client, together=_IN_FLIGHT),
+    "Produce, conditional, 5 in flight, all five": _checked("required", _of_idempotent_client, together=_IN_FLIGHT),
 }
 
 # ------------------------------------------------------------------------------------------------------------- counting
@@ -372,26 +374,26 @@ Tell = Callable[[Sequence[Said]], None]
 
 def measure(name: str) -> Cost:
     dialogue = CASES[name]
-    told = iter([dialogue(number) for number in range(_WARM_UP + _COUNTED + _WEIGHED + _LOOKS * _BETWEEN_LOOKS)])
+    reported = iter([dialogue(number) for number in range(_WARM_UP + _COUNTED + _WEIGHED + _LOOKS * _BETWEEN_LOOKS)])
     with _undisturbed(), Stage() as stage:
         connection = stage.connect()
 
-        def tell(said: Sequence[Said]) -> None:
-            for each in said:
-                stage.tell(connection, each)
+        def report(stated: Sequence[Said]) -> None:
+            for each in stated:
+                stage.report(connection, each)
 
-        for said in islice(told, _WARM_UP):
-            tell(said)
-        counts = {_opcodes(tell, said) for said in islice(told, _COUNTED)}
-        held = min(_held(tell, said) for said in islice(told, _WEIGHED))
-        looks = [_settled()]
-        while more := list(islice(told, _BETWEEN_LOOKS)):
-            for said in more:
-                tell(said)
-            looks.append(_settled())
-    assert stage.switch.sessions[connection].drained, "the dialogue is out of step with the code"
+        for stated in islice(reported, _WARM_UP):
+            report(stated)
+        counts = {_opcodes(report, stated) for stated in islice(reported, _COUNTED)}
+        held = min(_paused(report, stated) for stated in islice(reported, _WEIGHED))
+        probes = [_resolved()]
+        while more := list(islice(reported, _BETWEEN_LOOKS)):
+            for stated in more:
+                report(stated)
+            probes.append(_resolved())
+    assert stage.dispatcher.sessions[connection].drained, "the dialogue is out of step with the code"
     assert len(counts) == 1, f"the opcodes of one request vary: {sorted(counts)}"
-    left = [min(after[of] - before[of] for before, after in pairwise(looks)) for of in range(2)]
+    left = [min(after[of] - before[of] for before, after in pairwise(probes)) for of in range(2)]
     left_objects, left_bytes = (max(0, each) // _BETWEEN_LOOKS for each in left)
     return Cost(min(counts), held, left_objects, left_bytes // 1024, _idle_bytes(dialogue))
 
@@ -413,11 +415,11 @@ def _undisturbed() -> Iterator[None]:
         sys.settrace(tracer)
 
 
-def _opcodes(tell: Tell, said: Sequence[Said]) -> int:
-    return (_opcodes_monitored if sys.version_info >= (3, 12) else _opcodes_traced)(tell, said)
+def _opcodes(report: Tell, stated: Sequence[Said]) -> int:
+    return (_opcodes_monitored if sys.version_info >= (3, 12) else _opcodes_traced)(report, stated)
 
 
-def _opcodes_traced(tell: Tell, said: Sequence[Said]) -> int:
+def _opcodes_traced(report: Tell, stated: Sequence[Said]) -> int:
     count = 0
 
     def each_opcode(frame: FrameType, event: str, argument: Any) -> Any:
@@ -434,13 +436,13 @@ def _opcodes_traced(tell: Tell, said: Sequence[Said]) -> int:
 
     sys.settrace(each_call)
     try:
-        tell(said)
+        report(stated)
     finally:
         sys.settrace(None)
     return count
 
 
-def _opcodes_monitored(tell: Tell, said: Sequence[Said]) -> int:
+def _opcodes_monitored(report: Tell, stated: Sequence[Said]) -> int:
     """Since Python 3.12 tracing stands on monitoring, and misses some opcodes."""
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
     count = 0
@@ -454,24 +456,24 @@ def _opcodes_monitored(tell: Tell, said: Sequence[Said]) -> int:
     try:
         monitoring.register_callback(tool, monitoring.events.INSTRUCTION, each_opcode)
         monitoring.set_events(tool, monitoring.events.INSTRUCTION)
-        tell(said)
+        report(stated)
     finally:
         monitoring.set_events(tool, 0)
         monitoring.free_tool_id(tool)
     return count
 
 
-def _held(tell: Tell, said: Sequence[Said]) -> int:
-    tell(_NOTHING_MUCH)  # what was kept of the request before is not taken for granted
+def _paused(report: Tell, stated: Sequence[Said]) -> int:
+    report(_NOTHING_MUCH)  # what was kept of the request before is not taken for granted
     before, held = tracemalloc.get_traced_memory()[0], 0
-    for each in said:
+    for each in stated:
         tracemalloc.reset_peak()
-        tell((each,))
+        report((each,))
         held += tracemalloc.get_traced_memory()[1] - before
     return held
 
 
-def _settled() -> tuple[int, int]:
+def _resolved() -> tuple[int, int]:
     """Objects that hold others, and bytes."""
     gc.collect()  # empties the interpreter's free lists
     sys._clear_type_cache()  # a class pattern leaves a new name in it, each time
@@ -480,20 +482,20 @@ def _settled() -> tuple[int, int]:
 
 def _idle_bytes(dialogue: Dialogue) -> int:
     """Of a connection that is idle after this request; what its gate keeps is shared by all."""
-    told = [dialogue(number) for number in range(2 * _CONNECTIONS)]
-    with _undisturbed(), Stage(len(told)) as stage:
+    reported = [dialogue(number) for number in range(2 * _CONNECTIONS)]
+    with _undisturbed(), Stage(len(reported)) as stage:
 
-        def come(said: Sequence[Said]) -> None:
+        def come(stated: Sequence[Said]) -> None:
             connection = stage.connect()
-            for each in said:
-                stage.tell(connection, each)
+            for each in stated:
+                stage.report(connection, each)
 
-        for said in told[:_CONNECTIONS]:
-            come(said)
-        before = _settled()[1]
-        for said in told[_CONNECTIONS:]:
-            come(said)
-        return (_settled()[1] - before) // _CONNECTIONS
+        for stated in reported[:_CONNECTIONS]:
+            come(stated)
+        before = _resolved()[1]
+        for stated in reported[_CONNECTIONS:]:
+            come(stated)
+        return (_resolved()[1] - before) // _CONNECTIONS
 
 
 # -------------------------------------------------------------------------------------------------------------- judging
@@ -560,7 +562,7 @@ def test_waste_is_noticed(what: str, costs: dict[str, Cost]) -> None:
 
 def _waste(what: str) -> None:
     code = f"def wasteful(self, data):\n {_WASTE[what]}\n real(self, data)"
-    for side in (ClientSide, UpstreamSide):
+    for side in (ClientSocket, UpstreamSocket):
         names: dict[str, Any] = {"real": side._received, "kept": [], "held": {}}
         exec(compile(code, "<waste>", "exec"), names)
         side._received = names["wasteful"]  # type: ignore[method-assign]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from fencepost_proxy.topics.counts import Client, Counts
-from fencepost_proxy.topics.expansions import NO_GROWTH, Expansion, Growth
+from fencepost_proxy.topics.expansions import NO_EXPANSIONS, Expansion, ExpansionHistory
 
 ORDERS, ANEW, PROPOSAL = UUID(int=1), UUID(int=2), UUID(int=3)
 NOW, NOW_MS = 1000.0, 1_700_000_000_000
@@ -17,26 +17,26 @@ ME, ANOTHER = Client("10.0.0.1", "app"), Client("10.0.0.2", "app")
 class World:
     """One topic `orders`, as metadata and the state topic tell of it."""
 
-    heard: tuple[UUID, int] | None = (ORDERS, 2)
-    growth: Growth = NO_GROWTH
+    last_observed: tuple[UUID, int] | None = (ORDERS, 2)
+    history: ExpansionHistory = NO_EXPANSIONS
     served_max: int = 3
     counts: Counts = field(init=False)
 
     def __post_init__(self) -> None:
         self.counts = Counts(
-            lambda topic: self.heard,
-            lambda topic, topic_id: self.growth if topic_id == ORDERS else NO_GROWTH,
+            lambda topic: self.last_observed,
+            lambda topic, topic_id: self.history if topic_id == ORDERS else NO_EXPANSIONS,
             lambda: NOW_MS,
-            settle_seconds=900.0,
+            resolve_seconds=900.0,
             served_max=self.served_max,
         )
 
     def count(self, at: float = NOW) -> int | None:
         return self.counts.count("orders", at)
 
-    def settles(self, at: float = NOW) -> bool:
+    def in_grace_period(self, at: float = NOW) -> bool:
         self.count(at)
-        return self.counts.settles("orders", at)
+        return self.counts.in_grace_period("orders", at)
 
 
 def _expansion(to: int, *, ended_at_ms: int | None = None) -> Expansion:
@@ -44,61 +44,63 @@ def _expansion(to: int, *, ended_at_ms: int | None = None) -> Expansion:
 
 
 def test_a_topic_that_metadata_does_not_know_has_no_count() -> None:
-    assert World(heard=None).count() is None
+    assert World(last_observed=None).count() is None
 
 
 def test_the_largest_count_that_is_known_is_true() -> None:
     world = World()
     assert world.count() == 2
 
-    world.growth = Growth(count=3)
+    world.history = ExpansionHistory(count=3)
     assert world.count() == 3, "metadata lags behind the expansion"
-    world.heard = (ORDERS, 8)
+    world.last_observed = (ORDERS, 8)
     assert world.count() == 8, "it has grown around the proxy"
-    world.heard = (ORDERS, 3)
+    world.last_observed = (ORDERS, 3)
     assert world.count() == 8, "partitions are never taken away: this broker lags"
 
 
 def test_partitions_of_a_pending_expansion_do_not_count() -> None:
-    world = World(heard=(ORDERS, 3), growth=Growth(count=2, pending=_expansion(3)))
+    world = World(last_observed=(ORDERS, 3), history=ExpansionHistory(count=2, pending=_expansion(3)))
     assert world.count() == 2
 
-    world.growth = Growth(count=3, expansions=(_expansion(3, ended_at_ms=NOW_MS),))
+    world.history = ExpansionHistory(count=3, expansions=(_expansion(3, ended_at_ms=NOW_MS),))
     assert world.count() == 3
 
 
 def test_a_topic_that_was_created_anew_counts_anew() -> None:
-    world = World(heard=(ORDERS, 8))
+    world = World(last_observed=(ORDERS, 8))
     world.count()
 
-    world.heard = (ANEW, 2)
+    world.last_observed = (ANEW, 2)
 
     assert world.count() == 2
-    assert not world.settles()
+    assert not world.in_grace_period()
 
 
 def test_a_topic_settles_from_the_moment_it_was_seen_to_grow() -> None:
     world = World()
-    assert not world.settles(), "nobody knows that it ever grew"
+    assert not world.in_grace_period(), "nobody knows that it ever grew"
 
-    world.heard = (ORDERS, 3)
-    assert world.settles(NOW + 1)
-    assert world.settles(NOW + 900)
-    assert not world.settles(NOW + 902)
+    world.last_observed = (ORDERS, 3)
+    assert world.in_grace_period(NOW + 1)
+    assert world.in_grace_period(NOW + 900)
+    assert not world.in_grace_period(NOW + 902)
 
 
 def test_after_a_restart_it_settles_as_long_as_its_last_expansion_says() -> None:
     ended = _expansion(3, ended_at_ms=NOW_MS - 800_000)
-    assert World(heard=(ORDERS, 3), growth=Growth(3, (ended,))).settles()
-    assert not World(heard=(ORDERS, 3), growth=Growth(3, (ended,))).counts.settles("orders", NOW), "nobody has asked"
+    assert World(last_observed=(ORDERS, 3), history=ExpansionHistory(3, (ended,))).in_grace_period()
+    assert not World(last_observed=(ORDERS, 3), history=ExpansionHistory(3, (ended,))).counts.in_grace_period(
+        "orders", NOW
+    ), "nobody has asked"
     long_ago = _expansion(3, ended_at_ms=NOW_MS - 901_000)
-    assert not World(heard=(ORDERS, 3), growth=Growth(3, (long_ago,))).settles()
+    assert not World(last_observed=(ORDERS, 3), history=ExpansionHistory(3, (long_ago,))).in_grace_period()
     ahead = _expansion(3, ended_at_ms=NOW_MS + 5000)
-    assert World(heard=(ORDERS, 3), growth=Growth(3, (ahead,))).settles(), "by another clock"
+    assert World(last_observed=(ORDERS, 3), history=ExpansionHistory(3, (ahead,))).in_grace_period(), "by another clock"
 
 
 def test_growth_that_nobody_saw_counts_from_when_it_is_seen() -> None:
-    assert World(heard=(ORDERS, 3), growth=Growth(count=2)).settles()
+    assert World(last_observed=(ORDERS, 3), history=ExpansionHistory(count=2)).in_grace_period()
 
 
 def test_a_count_is_confirmed_by_what_was_asked_later() -> None:
@@ -116,17 +118,17 @@ def test_a_count_is_confirmed_by_what_was_asked_later() -> None:
 
 
 def test_a_topic_that_is_not_there_can_be_confirmed_too() -> None:
-    world = World(heard=None)
+    world = World(last_observed=None)
     world.counts.confirm("orders", NOW, NOW + 1)
     assert world.counts.confirmed_since("orders", NOW)
     assert not world.counts.confirmed_since("orders", NOW + 0.5)
 
-    world.heard = (ORDERS, 2)
+    world.last_observed = (ORDERS, 2)
     assert not world.counts.confirmed_since("orders", NOW), "it is another question now"
 
 
 def test_a_pending_expansion_confirms_nothing_and_breaks_nothing() -> None:
-    world = World(heard=(ORDERS, 3), growth=Growth(count=2, pending=_expansion(3)))
+    world = World(last_observed=(ORDERS, 3), history=ExpansionHistory(count=2, pending=_expansion(3)))
     world.counts.confirm("orders", NOW, NOW)
     assert not world.counts.confirmed_since("orders", NOW)
 
@@ -160,5 +162,5 @@ def test_only_so_many_are_remembered_and_the_oldest_go_first() -> None:
     for number in range(5):
         counts.serve(Client("10.0.0.1", f"app-{number}"), [("orders", number)])
 
-    told = [counts.served(Client("10.0.0.1", f"app-{number}"), "orders", NOW) for number in range(5)]
-    assert told == [None, None, 2, 3, 4]
+    reported = [counts.served(Client("10.0.0.1", f"app-{number}"), "orders", NOW) for number in range(5)]
+    assert reported == [None, None, 2, 3, 4]

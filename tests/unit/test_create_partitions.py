@@ -26,8 +26,8 @@ from fencepost_proxy.wire.apis import CREATE_PARTITIONS, DESCRIBE_CONFIGS, INCRE
 from fencepost_proxy.wire.control import decode_request, encode_request
 from fencepost_proxy.wire.schema import Message
 
-GROWS, PLAIN = UUID(int=1), UUID(int=2)
-IDS = {"grows": GROWS, "also-grows": UUID(int=3), "plain": PLAIN}
+GROWS, SEQUENCED = UUID(int=1), UUID(int=2)
+IDS = {"grows": GROWS, "also-grows": UUID(int=3), "plain": SEQUENCED}
 PROCESS, END = UUID(int=50), UUID(int=60)
 FIRST = Expansion("grows", GROWS, 2, 3, UUID(int=70), 1_000, process=PROCESS)
 DONE = encode_done(
@@ -50,9 +50,9 @@ def known(*records: StateRecord, fresh: bool = True) -> Known:
     )
 
 
-def asked(*topics: Message, validate_only: bool = False, around: Known | None = None) -> Plan:
+def queried(*topics: Message, validate_only: bool = False, services: Known | None = None) -> Plan:
     request = Message(topics=list(topics), timeout_ms=5_000, validate_only=validate_only)
-    plan = plan_request(CREATE_PARTITIONS, 3, request, around or known())
+    plan = plan_request(CREATE_PARTITIONS, 3, request, services or known())
     assert plan is not None
     for sent in (plan.forward, plan.expansions.first if plan.expansions else None):
         if sent is not None:  # it can be written down
@@ -78,48 +78,50 @@ def answered(*names: str, code: int = 0) -> Message:
 def test_a_counted_topic_is_only_validated_by_kafka_and_then_the_proxy_lets_it_grow() -> None:
     places = [Message(broker_ids=[1, 2])]
 
-    plan = asked(topic("grows", 3, places))
+    plan = queried(topic("grows", 3, places))
 
     assert plan.forward.validate_only
     assert names(plan.forward) == ["grows"]
-    growing = plan.expansions
-    assert growing is not None
-    assert growing.first is None
-    assert growing.timeout_ms == 5_000
+    expanded_topics = plan.expansions
+    assert expanded_topics is not None
+    assert expanded_topics.first is None
+    assert expanded_topics.timeout_ms == 5_000
     response = answered("grows")
     assert plan.finish(response) == []
-    assert growing.wanted(response) == (ExpansionRequest("grows", 3, ((NodeId(1), NodeId(2)),), ordered=True),)
-    growing.tell(response, {"grows": ExpansionOutcome("grows", 44, "EXPANSION_FAILED")})
+    assert expanded_topics.requested(response) == (
+        ExpansionRequest("grows", 3, ((NodeId(1), NodeId(2)),), ordered=True),
+    )
+    expanded_topics.report(response, {"grows": ExpansionOutcome("grows", 44, "EXPANSION_FAILED")})
     [result] = response.results
     assert (result.error_code, result.error_message) == (44, "EXPANSION_FAILED")
 
 
 def test_what_kafka_finds_wrong_is_told_as_it_is_and_nothing_grows() -> None:
-    plan = asked(topic("grows", 1))
+    plan = queried(topic("grows", 1))
     response = answered("grows", code=Error.INVALID_PARTITIONS)
-    growing = plan.expansions
-    assert growing is not None
+    expanded_topics = plan.expansions
+    assert expanded_topics is not None
 
-    assert growing.wanted(response) == ()
-    growing.tell(response, {})
+    assert expanded_topics.requested(response) == ()
+    expanded_topics.report(response, {})
 
     assert [each.error_code for each in response.results] == [Error.INVALID_PARTITIONS]
 
 
 def test_other_topics_of_the_request_go_to_kafka_before_and_the_answers_are_put_together() -> None:
-    plan = asked(topic("plain"), topic("grows"), topic("also-grows", 5))
-    growing = plan.expansions
-    assert growing is not None
-    assert growing.first is not None
+    plan = queried(topic("plain"), topic("grows"), topic("also-grows", 5))
+    expanded_topics = plan.expansions
+    assert expanded_topics is not None
+    assert expanded_topics.first is not None
 
-    assert (names(growing.first), growing.first.validate_only) == (["plain"], False)
+    assert (names(expanded_topics.first), expanded_topics.first.validate_only) == (["plain"], False)
     assert (names(plan.forward), plan.forward.validate_only) == (["grows", "also-grows"], True)
 
-    growing.finish_first(answered("plain", code=Error.INVALID_PARTITIONS))
+    expanded_topics.finish_first(answered("plain", code=Error.INVALID_PARTITIONS))
     response = answered("grows", "also-grows")
     plan.finish(response)
-    assert [each.topic for each in growing.wanted(response)] == ["grows", "also-grows"]
-    growing.tell(response, {"grows": ExpansionOutcome("grows", 0, None)})
+    assert [each.topic for each in expanded_topics.requested(response)] == ["grows", "also-grows"]
+    expanded_topics.report(response, {"grows": ExpansionOutcome("grows", 0, None)})
     assert {each.name: each.error_code for each in response.results} == {
         "grows": 0,
         "also-grows": 0,
@@ -131,7 +133,7 @@ def test_other_topics_of_the_request_go_to_kafka_before_and_the_answers_are_put_
     ("asked_for", "validate_only"), [(["plain"], False), (["grows"], True), (["plain", "grows"], True)]
 )
 def test_what_is_not_counted_or_only_to_be_validated_is_kafkas(asked_for: list[str], validate_only: bool) -> None:
-    plan = asked(*map(topic, asked_for), validate_only=validate_only)
+    plan = queried(*map(topic, asked_for), validate_only=validate_only)
 
     assert plan.expansions is None
     assert names(plan.forward) == asked_for
@@ -140,14 +142,14 @@ def test_what_is_not_counted_or_only_to_be_validated_is_kafkas(asked_for: list[s
 
 @pytest.mark.parametrize("validate_only", [False, True])
 def test_what_grows_by_multiples_only_is_looked_at_here_even_if_only_to_be_validated(validate_only: bool) -> None:
-    plan = asked(topic("plain"), topic("doubles"), validate_only=validate_only)
-    growing = plan.expansions
-    assert growing is not None
+    plan = queried(topic("plain"), topic("doubles"), validate_only=validate_only)
+    expanded_topics = plan.expansions
+    assert expanded_topics is not None
 
-    assert growing.first is not None
-    assert (names(growing.first), growing.first.validate_only) == (["plain"], validate_only)
+    assert expanded_topics.first is not None
+    assert (names(expanded_topics.first), expanded_topics.first.validate_only) == (["plain"], validate_only)
     assert (names(plan.forward), plan.forward.validate_only) == (["doubles"], True)
-    [request] = growing.wanted(answered("doubles"))
+    [request] = expanded_topics.requested(answered("doubles"))
     assert (request.multiples_only, request.validate_only) == (True, validate_only)
 
 
@@ -169,32 +171,32 @@ def test_else_keys_move_between_old_partitions(before: int, after: int) -> None:
 
 
 def test_while_one_is_pending_another_is_refused_whatever_it_wants() -> None:
-    plan = asked(topic("grows", 8), topic("plain"), around=known(encode_expansion(FIRST)))
+    plan = queried(topic("grows", 8), topic("plain"), services=known(encode_expansion(FIRST)))
 
     assert plan.expansions is not None
     assert names(plan.expansions.first) == ["plain"]
     assert (names(plan.forward), plan.forward.validate_only) == (["grows"], True), "Kafka says who may hear of it"
-    for said in (Error.NONE, Error.INVALID_PARTITIONS):
-        response = answered("grows", code=said)
+    for stated in (Error.NONE, Error.INVALID_PARTITIONS):
+        response = answered("grows", code=stated)
         plan.finish(response)
-        assert plan.expansions.wanted(response) == ()
+        assert plan.expansions.requested(response) == ()
         (refused,) = response.results
         assert (refused.name, refused.error_code) == ("grows", Error.INVALID_PARTITIONS)
         assert refused.error_message == "EXPANSION_IN_PROGRESS topic=grows from=2 to=3: it continues automatically"
 
 
 def test_who_may_not_let_a_topic_grow_is_not_told_that_it_does() -> None:
-    plan = asked(topic("grows", 8), around=known(encode_expansion(FIRST)))
+    plan = queried(topic("grows", 8), services=known(encode_expansion(FIRST)))
 
-    for said in (Error.TOPIC_AUTHORIZATION_FAILED, Error.UNKNOWN_TOPIC_OR_PARTITION):
-        response = answered("grows", code=said)
+    for stated in (Error.TOPIC_AUTHORIZATION_FAILED, Error.UNKNOWN_TOPIC_OR_PARTITION):
+        response = answered("grows", code=stated)
         plan.finish(response)
-        assert [(each.name, each.error_code) for each in response.results] == [("grows", said)]
+        assert [(each.name, each.error_code) for each in response.results] == [("grows", stated)]
         assert not hasattr(response.results[0], "error_message"), "Kafka's own words stay"
 
 
 def test_where_it_is_not_known_whether_a_topic_is_counted_nothing_is_done() -> None:
-    plan = asked(topic("plain"), around=known(fresh=False))
+    plan = queried(topic("plain"), services=known(fresh=False))
 
     assert names(plan.forward) == []
     response = answered()
@@ -203,7 +205,7 @@ def test_where_it_is_not_known_whether_a_topic_is_counted_nothing_is_done() -> N
 
 
 def test_the_state_topic_is_closed() -> None:
-    plan = asked(topic("__state"), topic("grows"))
+    plan = queried(topic("__state"), topic("grows"))
 
     assert names(plan.forward) == ["grows"]
     response = answered("grows")
@@ -214,10 +216,10 @@ def test_the_state_topic_is_closed() -> None:
 # --- how growth is shown ----------------------------------------------------------------------------------------------
 
 
-def described(topic: str, around: Known, keys: list[str] | None = None) -> dict[str, Message]:
+def described(topic: str, services: Known, keys: list[str] | None = None) -> dict[str, Message]:
     resource = Message(resource_type=2, resource_name=topic, configuration_keys=keys)
     request = Message(resources=[resource], include_synonyms=True, include_documentation=True)
-    plan = plan_request(DESCRIBE_CONFIGS, 4, request, around)
+    plan = plan_request(DESCRIBE_CONFIGS, 4, request, services)
     assert plan is not None
     result = Message(error_code=0, error_message=None, resource_type=2, resource_name=topic, configs=[])
     response = Message(throttle_time_ms=0, results=[result])
@@ -226,9 +228,9 @@ def described(topic: str, around: Known, keys: list[str] | None = None) -> dict[
 
 
 def test_thresholds_are_readable_as_a_config_that_nobody_can_set() -> None:
-    around = known(encode_expansion(FIRST), DONE)
+    services = known(encode_expansion(FIRST), DONE)
 
-    shown = described("grows", around)["ordered.partition.expansions"]
+    shown = described("grows", services)["ordered.partition.expansions"]
 
     assert shown.read_only
     assert json.loads(shown.value) == [
@@ -237,7 +239,7 @@ def test_thresholds_are_readable_as_a_config_that_nobody_can_set() -> None:
     assert "thresholds" in shown.documentation
     config = Message(name="ordered.partition.expansions", config_operation=0, value="[]")
     resource = Message(resource_type=2, resource_name="grows", configs=[config])
-    plan = plan_request(INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=[resource], validate_only=False), around)
+    plan = plan_request(INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=[resource], validate_only=False), services)
     assert plan is not None
     response = Message(throttle_time_ms=0, responses=[])
     plan.finish(response)
@@ -258,31 +260,31 @@ def test_growth_is_shown_where_there_may_be_any_or_where_it_is_asked_for() -> No
 
 
 def test_where_counting_began_is_the_count_until_the_topic_grows() -> None:
-    around = known(encode_partition_count("grows", GROWS, 2))
-    assert around.growth("grows").count == 2
+    services = known(encode_partition_count("grows", GROWS, 2))
+    assert services.history("grows").count == 2
 
-    around = known(encode_partition_count("grows", GROWS, 2), encode_expansion(FIRST), DONE)
-    growth = around.growth("grows")
-    assert growth.count == 3
-    assert growth.born_by(2) == growth.expansions[0]
-    assert growth.born_by(1) is None
+    services = known(encode_partition_count("grows", GROWS, 2), encode_expansion(FIRST), DONE)
+    history = services.history("grows")
+    assert history.count == 3
+    assert history.created_by(2) == history.expansions[0]
+    assert history.created_by(1) is None
 
 
 def test_an_end_counts_once_and_only_for_what_is_pending() -> None:
     other = replace(FIRST, proposal=UUID(int=71), to_count=8)
     failed = encode_failed(FIRST, UUID(int=61), reason="too late", at_ms=3_000)
 
-    growth = known(encode_expansion(FIRST), encode_expansion(other), DONE, failed).growth("grows")
+    history = known(encode_expansion(FIRST), encode_expansion(other), DONE, failed).history("grows")
 
-    assert growth.count == 3
-    assert not growth.failed
-    assert growth.pending is None, "what was proposed while another was pending never comes to be"
+    assert history.count == 3
+    assert not history.failed
+    assert history.pending is None, "what was proposed while another was pending never comes to be"
 
 
 def test_a_pending_growth_is_shown_so_that_nobody_takes_its_partitions_for_old_ones() -> None:
     later = replace(FIRST, from_count=3, to_count=6, proposal=UUID(int=77))
 
-    shown = json.loads(known(encode_expansion(FIRST), DONE, encode_expansion(later)).growth("grows").described())
+    shown = json.loads(known(encode_expansion(FIRST), DONE, encode_expansion(later)).history("grows").described())
 
     assert [(each["from"], each["to"], each.get("pending", False)) for each in shown] == [(2, 3, False), (3, 6, True)]
     assert shown[0]["thresholds"] is not None
@@ -292,41 +294,41 @@ def test_a_pending_growth_is_shown_so_that_nobody_takes_its_partitions_for_old_o
 def test_after_one_that_failed_another_may_begin_and_an_outdated_one_may_not() -> None:
     failed = encode_failed(FIRST, END, reason="a transaction is open", at_ms=2_000)
     again = replace(FIRST, proposal=UUID(int=72))
-    growth = known(encode_expansion(FIRST), failed, encode_expansion(again)).growth("grows")
-    assert growth.pending == again
-    assert growth.failed == {FIRST.proposal: "a transaction is open"}
+    history = known(encode_expansion(FIRST), failed, encode_expansion(again)).history("grows")
+    assert history.pending == again
+    assert history.failed == {FIRST.proposal: "a transaction is open"}
 
     outdated = replace(FIRST, proposal=UUID(int=73), to_count=5)
-    growth = known(encode_expansion(FIRST), DONE, encode_expansion(outdated)).growth("grows")
-    assert growth.pending is None
-    assert growth.count == 3
+    history = known(encode_expansion(FIRST), DONE, encode_expansion(outdated)).history("grows")
+    assert history.pending is None
+    assert history.count == 3
 
 
 def test_growth_around_the_proxy_is_written_down_once() -> None:
     unordered = Expansion("grows", GROWS, 2, 5, UUID(int=74), 1_000, unordered=True)
     twice = replace(unordered, proposal=UUID(int=75))
 
-    growth = known(encode_expansion(unordered), encode_expansion(twice)).growth("grows")
+    history = known(encode_expansion(unordered), encode_expansion(twice)).history("grows")
 
-    assert [(each.from_count, each.to_count, each.unordered) for each in growth.expansions] == [(2, 5, True)]
-    assert growth.ordered == ()
-    assert json.loads(growth.described())[0]["thresholds"] == []
+    assert [(each.from_count, each.to_count, each.unordered) for each in history.expansions] == [(2, 5, True)]
+    assert history.ordered == ()
+    assert json.loads(history.described())[0]["thresholds"] == []
 
 
 def test_a_deleted_topic_takes_all_of_it_along() -> None:
     loser = replace(FIRST, proposal=UUID(int=76))
     records = [encode_partition_count("grows", GROWS, 2), encode_expansion(FIRST), encode_expansion(loser), DONE]
-    around = known(*records)
+    services = known(*records)
 
-    tombstones = around.view.records_of([TopicConfigChange("grows", GROWS, deleted=True)])
+    tombstones = services.view.records_of([TopicConfigChange("grows", GROWS, deleted=True)])
 
     assert {each.key for each in tombstones} == {each.key for each in records}
     assert all(each.value is None for each in tombstones)
-    assert known(*records, *tombstones).growth("grows").expansions == ()
+    assert known(*records, *tombstones).history("grows").expansions == ()
 
 
 def test_while_a_topic_grows_it_counts_even_if_that_is_switched_off_meanwhile() -> None:
-    pending = Expansion("plain", PLAIN, 1, 2, UUID(int=77), 1_000, process=PROCESS)
+    pending = Expansion("plain", SEQUENCED, 1, 2, UUID(int=77), 1_000, process=PROCESS)
 
-    assert known(encode_expansion(pending)).is_counted("plain")
-    assert not known().is_counted("plain")
+    assert known(encode_expansion(pending)).is_count_checked("plain")
+    assert not known().is_count_checked("plain")

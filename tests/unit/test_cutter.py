@@ -46,8 +46,8 @@ def cut(chunks: list[bytes], collect: list[bool]) -> tuple[list[bytes], list[tup
                 head = cutter.head()
                 if head is None:
                     break
-                length, seen = head
-                heads.append((length, bytes(seen)))
+                length, observed = head
+                heads.append((length, bytes(observed)))
                 (cutter.collect_frame if collect[len(heads) - 1] else cutter.pass_frame)(length)
         cutter.save()
         assert cutter.buffered_bytes <= LONGEST + 4
@@ -66,10 +66,10 @@ def test_any_split_of_a_stream_gives_the_same_frames(frames: list[tuple[bool, by
     found, heads = cut(chunks, [collect for collect, _ in frames])
 
     assert found == [body if collect else struct.pack(">i", len(body)) + body for collect, body in frames]
-    for (length, seen), (_, body) in zip(heads, frames, strict=True):
+    for (length, observed), (_, body) in zip(heads, frames, strict=True):
         assert length == len(body)
-        assert len(seen) >= SHORTEST
-        assert body.startswith(seen)
+        assert len(observed) >= SHORTEST
+        assert body.startswith(observed)
 
 
 def test_one_byte_at_a_time_gives_the_same_frames() -> None:

@@ -72,11 +72,11 @@ def test_the_proxys_image_has_what_a_proxy_needs_and_no_more() -> None:
         for package in packages.split()
     }
     needed: set[str] = set()
-    asked = {requirement_name(each) for each in requires("fencepost") or () if "extra == 'proxy'" in each}
-    while asked:
-        needed |= asked
-        asked = {
-            requirement_name(each) for one in asked for each in requires(one) or () if "extra ==" not in each
+    queried = {requirement_name(each) for each in requires("fencepost") or () if "extra == 'proxy'" in each}
+    while queried:
+        needed |= queried
+        queried = {
+            requirement_name(each) for one in queried for each in requires(one) or () if "extra ==" not in each
         } - needed
 
     assert locked - removed == needed

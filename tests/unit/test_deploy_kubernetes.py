@@ -175,14 +175,14 @@ def test_files_of_the_configuration_are_mounted(directory: str, tmp_path: Path) 
 def test_the_gateway_has_a_port_for_each_broker(tmp_path: Path) -> None:
     config = configuration("gateway", tmp_path)
     bootstrap, brokers = config.listen.port, len(config.upstream)
-    wanted = [bootstrap, *(bootstrap + 1 + node for node in range(brokers))]
+    requested = [bootstrap, *(bootstrap + 1 + node for node in range(brokers))]
     service = one("gateway", "Service")
 
-    assert [each["port"] for each in service["spec"]["ports"]] == wanted
+    assert [each["port"] for each in service["spec"]["ports"]] == requested
     ports = {each["name"]: each["containerPort"] for each in proxy("gateway")["ports"]}
-    assert [ports[each["targetPort"]] for each in service["spec"]["ports"]] == wanted
+    assert [ports[each["targetPort"]] for each in service["spec"]["ports"]] == requested
     (clients, _) = one("gateway", "NetworkPolicy")["spec"]["ingress"]
-    assert clients["ports"] == [{"protocol": "TCP", "port": wanted[0], "endPort": wanted[-1]}]
+    assert clients["ports"] == [{"protocol": "TCP", "port": requested[0], "endPort": requested[-1]}]
     assert config.advertised_host is not None
     assert config.advertised_host.startswith(f"{service['metadata']['name']}.")
 
@@ -190,9 +190,9 @@ def test_the_gateway_has_a_port_for_each_broker(tmp_path: Path) -> None:
 def test_a_sidecars_broker_sends_clients_to_it_and_nobody_else_to_the_broker(tmp_path: Path) -> None:
     config = configuration("sidecar", tmp_path)
     (broker,) = [each for each in pod("sidecar")["containers"] if each["name"] == "kafka"]
-    told = {each["name"]: each.get("value", "") for each in broker["env"]}
-    listeners = dict(each.split("://") for each in told["KAFKA_LISTENERS"].split(","))
-    advertised = dict(each.split("://") for each in told["KAFKA_ADVERTISED_LISTENERS"].split(","))
+    reported = {each["name"]: each.get("value", "") for each in broker["env"]}
+    listeners = dict(each.split("://") for each in reported["KAFKA_LISTENERS"].split(","))
+    advertised = dict(each.split("://") for each in reported["KAFKA_ADVERTISED_LISTENERS"].split(","))
     (own_name,) = [each["value"] for each in proxy("sidecar")["env"] if each["name"] == "FENCEPOST_ADVERTISED_HOST"]
 
     assert (config.mode, str(config.broker)) == ("sidecar", listeners["CLIENTS"])

@@ -22,8 +22,8 @@ def systemd_version() -> int:
     """0 where there is none."""
     if shutil.which("systemd-analyze") is None:
         return 0
-    said = subprocess.run(["systemd-analyze", "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.match(r"systemd (\d+)", said)
+    stated = subprocess.run(["systemd-analyze", "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.match(r"systemd (\d+)", stated)
     return int(found[1]) if found else 0
 
 

@@ -71,6 +71,6 @@ def test_a_page_is_shown_without_a_network(site: Path) -> None:
 def test_a_link_that_leads_nowhere_is_an_error(copy: Path, site: Path) -> None:
     page = copy / "docs" / "index.md"
     whole = page.read_text("utf-8")
-    for link in ("no-such-page.md", "contract.md#no-such-heading"):
-        page.write_text(f"{whole}\n[nowhere]({link})\n", "utf-8")
-        assert build(copy).returncode != 0, link
+    for proxied in ("no-such-page.md", "contract.md#no-such-heading"):
+        page.write_text(f"{whole}\n[nowhere]({proxied})\n", "utf-8")
+        assert build(copy).returncode != 0, proxied

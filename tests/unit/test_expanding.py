@@ -17,7 +17,7 @@ import pytest
 
 from fencepost_proxy.errors import Error
 from fencepost_proxy.topics import expanding as ex
-from fencepost_proxy.topics.door import Door
+from fencepost_proxy.topics.barrier import AppendBarrier
 from fencepost_proxy.topics.expansions import Expansion, encode_expansion
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView, TopicConfigChange
@@ -54,16 +54,16 @@ class Kafka:
     def count(self) -> int:
         return len(self.logs)
 
-    def create(self, wanted: ex.CreatePartitions) -> ex.Answer:
+    def create(self, requested: ex.CreatePartitions) -> ex.Answer:
         if self.topic_id is None:  # it goes by the name: a topic that was created anew would do
             return ex.Refused(Error.UNKNOWN_TOPIC_OR_PARTITION, None)
         if self.refuses is not None:
             return self.refuses
-        if wanted.to_count <= self.count:
+        if requested.to_count <= self.count:
             return ex.Refused(Error.INVALID_PARTITIONS, f"Topic already has {self.count} partition(s).")
-        if not wanted.validate_only:
-            self.created[wanted.to_count] += 1
-            self.logs += [[] for _ in range(self.count, wanted.to_count)]
+        if not requested.validate_only:
+            self.created[requested.to_count] += 1
+            self.logs += [[] for _ in range(self.count, requested.to_count)]
         return ex.Created()
 
 
@@ -98,15 +98,15 @@ class World:
     def append(self, records: Iterable[StateRecord]) -> None:
         for record in records:
             assert record.key not in {each.key for each in self.records}, "no key is ever written twice"
-            said = self.view.apply(Offset(len(self.records)), record.key, record.value)
-            assert said is None, said
+            stated = self.view.apply(Offset(len(self.records)), record.key, record.value)
+            assert stated is None, stated
             self.records.append(record)
         for process in self.processes:
             process.view_changed()
 
     @property
-    def growth(self) -> ex.Growth:
-        return self.view.growth("orders", TOPIC_ID)
+    def history(self) -> ex.ExpansionHistory:
+        return self.view.history("orders", TOPIC_ID)
 
     def may_append(self) -> list[Process]:
         """As the others know it."""
@@ -119,17 +119,17 @@ class World:
     def run(self, until: Callable[[], bool], seconds: float = 400.0) -> None:
         end = self.now + seconds
         while not until():
-            assert self.now < end, f"it never came: {[each.state for each in self.processes]} {self.growth}"
+            assert self.now < end, f"it never came: {[each.state for each in self.processes]} {self.history}"
             self.now += STEP_SECONDS
             for flight in [each for each in self.flights if each.lands_at <= self.now]:
                 self.flights.remove(flight)
                 self.kafka.logs[flight.partition].append(flight.count)
-                flight.process.landed(flight)
+                flight.process.appended_batch(flight)
             for process in self.living():
                 if process.deaf_until <= self.now < process.deaf_until + STEP_SECONDS:
                     process.view_changed()
                 process.write()
-                process.close_door()
+                process.close_barrier()
                 process.drive()
 
     def expand(self, to: int, driver: int = 0) -> None:
@@ -137,13 +137,13 @@ class World:
 
     def check(self) -> None:
         """Thresholds tell the old count's records from the new one's, in each expansion that ended well."""
-        for expansion in self.growth.ordered:
-            for prior, threshold in enumerate(expansion.thresholds):
-                log = self.kafka.logs[prior]
+        for expansion in self.history.ordered:
+            for prior_partition, threshold in enumerate(expansion.thresholds):
+                log = self.kafka.logs[prior_partition]
                 assert all(count <= expansion.from_count for count in log[:threshold]), "placed under the new count"
                 assert all(count >= expansion.to_count for count in log[threshold:]), "behind the threshold"
-            for born in expansion.born:
-                assert all(count >= expansion.to_count for count in self.kafka.logs[born])
+            for created_partitions in expansion.created_partitions:
+                assert all(count >= expansion.to_count for count in self.kafka.logs[created_partitions])
 
 
 class Process:
@@ -152,7 +152,7 @@ class Process:
     def __init__(self, world: World) -> None:
         self.world = world
         self.name = world.new_id()
-        self.door = Door("orders", doubt_seconds=DOUBT_SECONDS)
+        self.barrier = AppendBarrier("orders", in_doubt_seconds=DOUBT_SECONDS)
         self.closing: ex.Closing | None = None
         self.procedure: ex.Procedure | None = None
         self.died_at: float | None = None
@@ -174,30 +174,30 @@ class Process:
     def view_changed(self) -> None:
         if self.died_at is not None or self.world.now < self.deaf_until:
             return
-        growth = self.world.growth
-        if growth.pending is None:
+        history = self.world.history
+        if history.pending is None:
             self.closing = None
-            if self.door.closed or self.door.count != (growth.count or 2):
-                self.door.open(growth.count or 2)
-        elif self.closing is None or self.closing.expansion.proposal != growth.pending.proposal:
-            self.door.close(self.world.now)
-            self.closing = ex.Closing(growth.pending)
+            if self.barrier.closed or self.barrier.count != (history.count or 2):
+                self.barrier.open(history.count or 2)
+        elif self.closing is None or self.closing.expansion.proposal != history.pending.proposal:
+            self.barrier.close(self.world.now)
+            self.closing = ex.Closing(history.pending)
 
     # ---- what it appends
 
     def write(self) -> None:
         world = self.world
-        number, count = self.written, self.door.count or 2
+        number, count = self.written, self.barrier.count or 2
         if not (self.known or self.serves_unknown):
             return
-        if self.door.in_flight or not self.door.enter(number, world.now):
+        if self.barrier.in_flight or not self.barrier.enter(number, world.now):
             return
         self.written += 1
         world.flights.append(Flight(self, number, number % count, count, world.now + ON_ITS_WAY_SECONDS))
 
-    def landed(self, flight: Flight) -> None:
+    def appended_batch(self, flight: Flight) -> None:
         if self.died_at is None:
-            self.door.leave(flight.number, self.world.now)
+            self.barrier.leave(flight.number, self.world.now)
 
     def die(self) -> None:
         """What it sent stays in a queue."""
@@ -208,17 +208,17 @@ class Process:
 
     # ---- what it does about an expansion
 
-    def close_door(self) -> None:
+    def close_barrier(self) -> None:
         world, closing = self.world, self.closing
         if closing is None or self.died_at is not None:
             return
-        wanted = closing.ask(world.growth, self.name, empty=self.door.empty(world.now), now=world.now)
-        if isinstance(wanted, ex.Append):
-            self.carry_out(wanted)
-        elif isinstance(wanted, ex.LookAtTransactions):
+        requested = closing.query(world.history, self.name, empty=self.barrier.empty(world.now), now=world.now)
+        if isinstance(requested, ex.Append):
+            self.carry_out(requested)
+        elif isinstance(requested, ex.ProbeTransactions):
             hold = closing.handle(self.look_at_transactions(), world.now)
             if hold is not None:
-                self.door.close(world.now, but_for=hold.but_for)
+                self.barrier.close(world.now, but_for=hold.but_for)
 
     def look_at_transactions(self) -> ex.TransactionsOpen:
         until = self.world.kafka.transaction_until
@@ -226,8 +226,8 @@ class Process:
 
     def begin(self, to: int) -> None:
         world = self.world
-        growth = world.growth
-        expansion = Expansion("orders", TOPIC_ID, growth.count or 2, to, world.new_id(), 0, process=self.name)
+        history = world.history
+        expansion = Expansion("orders", TOPIC_ID, history.count or 2, to, world.new_id(), 0, process=self.name)
         self.procedure = self._procedure(expansion)
 
     def _procedure(self, expansion: Expansion, *, taken_over: bool = False) -> ex.Procedure:
@@ -236,7 +236,7 @@ class Process:
             expansion,
             world.now,
             wait_seconds=WAIT_SECONDS,
-            doubt_seconds=DOUBT_SECONDS,
+            in_doubt_seconds=DOUBT_SECONDS,
             new_id=world.new_id,
             clock_ms=lambda: int(world.now * 1000),
             taken_over=taken_over,
@@ -245,43 +245,43 @@ class Process:
     def drive(self) -> None:
         world = self.world
         if self.procedure is None:
-            alive = frozenset(each.name for each in world.living() if each is not self)
+            live = frozenset(each.name for each in world.living() if each is not self)
             match ex.driver(
-                world.growth, own=frozenset({self.name}), process=self.name, alive=alive, new_id=world.new_id
+                world.history, own=frozenset({self.name}), process=self.name, live=live, new_id=world.new_id
             ):
                 case ex.Drive(expansion):
                     self.procedure = self._procedure(expansion, taken_over=True)
                 case ex.Claim(record):
                     self.carry_out(ex.Append((record,)))
             return
-        not_closed = tuple(each.name for each in world.may_append() if each.name not in world.growth.closed)
-        wanted = self.procedure.ask(ex.World(world.growth, frozenset({self.name}), not_closed), world.now)
-        if isinstance(wanted, ex.Ended):
-            world.ended.append(wanted)
+        not_closed = tuple(each.name for each in world.may_append() if each.name not in world.history.closed)
+        requested = self.procedure.query(ex.World(world.history, frozenset({self.name}), not_closed), world.now)
+        if isinstance(requested, ex.Ended):
+            world.ended.append(requested)
             self.procedure = None
-        elif not isinstance(wanted, ex.Wait):
-            answer = self.carry_out(wanted)
+        elif not isinstance(requested, ex.Wait):
+            answer = self.carry_out(requested)
             if answer is not None and self.procedure is not None:
                 self.procedure.handle(answer, world.now)
 
-    def carry_out(self, wanted: ex.Effect) -> ex.Answer | None:
+    def carry_out(self, requested: ex.Effect) -> ex.Answer | None:
         """None: it died, before or after it was done."""
         number, self.world.effects = self.world.effects, self.world.effects + 1
         if self.crash_at == (number, "before"):
             self.die()
             return None
         lost = self.unanswered_at == (number, "lost")
-        answer = ex.Unanswered("no answer") if lost else self._done(wanted)
+        answer = ex.Unanswered("no answer") if lost else self._done(requested)
         if self.crash_at == (number, "after"):
             self.die()
             return None
         if lost or self.unanswered_at == (number, "done, not answered"):
-            return ex.NotAppended("no answer", True) if isinstance(wanted, ex.Append) else ex.Unanswered("no answer")
+            return ex.NotAppended("no answer", True) if isinstance(requested, ex.Append) else ex.Unanswered("no answer")
         return answer
 
-    def _done(self, wanted: ex.Effect) -> ex.Answer:
+    def _done(self, requested: ex.Effect) -> ex.Answer:
         kafka, now = self.world.kafka, self.world.now
-        match wanted:
+        match requested:
             case ex.Append(records):
                 self.world.append(records)
                 return ex.Appended()
@@ -289,10 +289,10 @@ class Process:
                 shown = kafka.count if kafka.metadata_shows is None else kafka.metadata_shows
                 leaderless = (shown - 1,) if now < kafka.leaderless_until else ()
                 return ex.Described(kafka.topic_id, shown, leaderless)
-            case ex.LookAtTransactions():
+            case ex.ProbeTransactions():
                 return self.look_at_transactions()
             case ex.CreatePartitions():
-                return kafka.create(wanted)
+                return kafka.create(requested)
             case ex.ReadEnds() if kafka.topic_id is None:
                 return ex.Unanswered("no such topic")
             case ex.ReadEnds(partitions):
@@ -303,12 +303,12 @@ class Process:
                 )
 
 
-def grown(world: World, to: int) -> Callable[[], bool]:
-    return lambda: world.growth.pending is None and world.growth.count == to
+def expanded(world: World, to: int) -> Callable[[], bool]:
+    return lambda: world.history.pending is None and world.history.count == to
 
 
 def over(world: World) -> Callable[[], bool]:
-    return lambda: bool(world.ended) and world.growth.pending is None
+    return lambda: bool(world.ended) and world.history.pending is None
 
 
 def writes_on(world: World) -> None:
@@ -325,11 +325,11 @@ def test_a_topic_grows_under_load_and_again_and_again() -> None:
 
     for to in (3, 5, 8):
         world.expand(to)
-        world.run(grown(world, to))
+        world.run(expanded(world, to))
         writes_on(world)
 
     assert [each.result for each in world.ended] == [ex.Result.DONE] * 3
-    assert [(each.from_count, each.to_count) for each in world.growth.ordered] == [(2, 3), (3, 5), (5, 8)]
+    assert [(each.from_count, each.to_count) for each in world.history.ordered] == [(2, 3), (3, 5), (5, 8)]
     world.check()
 
 
@@ -341,10 +341,10 @@ def test_thresholds_wait_for_an_open_transaction_leaders_and_replication() -> No
     world.run(lambda: world.now > 1.0)
 
     world.expand(3)
-    world.run(grown(world, 3))
+    world.run(expanded(world, 3))
 
     assert world.now > 9.0
-    assert world.processes[0].door.count == 3
+    assert world.processes[0].barrier.count == 3
     writes_on(world)
     world.check()
 
@@ -365,7 +365,7 @@ def scene() -> World:
 def effects_of_a_run() -> int:
     world = scene()
     world.expand(3)
-    world.run(grown(world, 3))
+    world.run(expanded(world, 3))
     return world.effects
 
 
@@ -387,19 +387,19 @@ def test_whoever_dies_at_whichever_effect_the_expansion_ends_and_keeps_order(eff
         for each in dead:  # on the same machine: that it is gone is known at once, what it sent may be queued
             each.gone_seconds = DOUBT_SECONDS
             world.processes.append(Process(world))
-    if world.growth.pending is not None:
-        world.run(lambda: world.growth.pending is None)
+    if world.history.pending is not None:
+        world.run(lambda: world.history.pending is None)
     writes_on(world)
 
     # Whether it was given up since the dead process cannot say that its door is closed, or has grown: never between.
-    assert world.growth.count in {None, 2, 3}
-    assert world.kafka.count == (world.growth.count or 2)
+    assert world.history.count in {None, 2, 3}
+    assert world.kafka.count == (world.history.count or 2)
     world.check()
     # And the topic can grow once more.
     world.ended.clear()
     world.run(lambda: world.may_append() == world.living())
     world.expand(6, driver=world.processes.index(world.living()[0]))
-    world.run(grown(world, 6))
+    world.run(expanded(world, 6))
     writes_on(world)
     world.check()
 
@@ -412,7 +412,7 @@ def test_the_enumeration_stops_in_every_step() -> None:
     assert procedure is not None
     world.run(over(world))
 
-    assert set(procedure.took) == set(ex.Step) - {ex.Step.GIVE_UP, ex.Step.LOOK}
+    assert set(procedure.took) == set(ex.Step) - {ex.Step.ABANDON, ex.Step.PROBE}
     assert EFFECTS > 10
 
 
@@ -425,10 +425,10 @@ def test_no_answer_to_any_of_its_questions(effect: int, what: str) -> None:
     world.expand(3)
 
     world.run(over(world))
-    if world.growth.count is None:  # Kafka could not be asked at the beginning: nothing has been touched
+    if world.history.count is None:  # Kafka could not be asked at the beginning: nothing has been touched
         assert world.ended.pop().result in {ex.Result.REFUSED, ex.Result.UNKNOWN}
         world.expand(3)
-    world.run(grown(world, 3))
+    world.run(expanded(world, 3))
 
     writes_on(world)
     world.check()
@@ -446,7 +446,7 @@ def test_a_process_that_the_others_do_not_know_of_serves_nobody(serves_unknown: 
     world.run(lambda: world.now > 1.0)
 
     world.expand(3)
-    world.run(grown(world, 3))
+    world.run(expanded(world, 3))
     assert world.now < unknown.deaf_until
     world.run(lambda: world.now > unknown.deaf_until)
     unknown.known = True  # it has read its own record back, and with it all that stands before
@@ -474,8 +474,8 @@ def test_a_transaction_that_does_not_end_gives_it_up_and_the_topic_opens_at_the_
     assert ended.message is not None
     assert ended.message.startswith("EXPANSION_FAILED topic=orders from=2 to=3: after 60 s")
     assert world.kafka.count == 2
-    assert world.growth.count is None
-    assert not world.growth.expansions
+    assert world.history.count is None
+    assert not world.history.expansions
     writes_on(world)
 
 
@@ -502,7 +502,7 @@ def test_what_kafka_refuses_is_told_as_kafka_says_it(step: ex.Step) -> None:
     if step is ex.Step.CREATE:
         procedure = world.processes[0].procedure
         assert procedure is not None
-        world.run(lambda: procedure.step is ex.Step.DOORS)
+        world.run(lambda: procedure.step is ex.Step.BARRIERS)
     world.kafka.refuses = refusal
     world.run(over(world))
 
@@ -528,11 +528,11 @@ def test_it_is_not_given_up_where_the_topic_has_grown_and_metadata_does_not_show
     world.kafka.metadata_shows = 2
     world.kafka.transaction_until = world.now + WAIT_SECONDS + 5.0
     second = world.processes[1]
-    world.run(lambda: second.procedure is not None and second.procedure.step is ex.Step.GIVE_UP)
-    world.run(lambda: second.procedure is not None and second.procedure.step is ex.Step.LOOK)
+    world.run(lambda: second.procedure is not None and second.procedure.step is ex.Step.ABANDON)
+    world.run(lambda: second.procedure is not None and second.procedure.step is ex.Step.PROBE)
     world.kafka.metadata_shows = None
 
-    world.run(grown(world, 3))
+    world.run(expanded(world, 3))
 
     assert world.kafka.created == {3: 1}
     writes_on(world)
@@ -553,19 +553,19 @@ def test_of_two_at_once_one_is_refused_and_never_comes_back() -> None:
     [refused] = [each for each in world.ended if each.result is ex.Result.REFUSED]
     assert refused.code == Error.INVALID_PARTITIONS
     assert (refused.message or "").startswith("EXPANSION_IN_PROGRESS topic=orders")
-    assert world.growth.count == world.kafka.count == 3
+    assert world.history.count == world.kafka.count == 3
     # Read anew from the beginning, the state topic says the same.
     again = StateView("cluster")
     for offset, record in enumerate(world.records):
         again.apply(Offset(offset), *record)
-    assert again.growth("orders", TOPIC_ID) == world.growth
+    assert again.history("orders", TOPIC_ID) == world.history
 
 
 @pytest.mark.parametrize(
     ("step", "created_anew"),
     [
-        (ex.Step.DOORS, False),
-        (ex.Step.DOORS, True),
+        (ex.Step.BARRIERS, False),
+        (ex.Step.BARRIERS, True),
         (ex.Step.LEADERS, False),
         (ex.Step.LEADERS, True),
         (ex.Step.ENDS, False),
@@ -595,7 +595,7 @@ def test_a_topic_that_is_deleted_through_the_proxy_takes_its_records_along() -> 
     world.expand(3)
     procedure = world.processes[0].procedure
     assert procedure is not None
-    world.run(lambda: procedure.step is ex.Step.DOORS)
+    world.run(lambda: procedure.step is ex.Step.BARRIERS)
 
     for record in world.view.records_of([TopicConfigChange("orders", TOPIC_ID, deleted=True)]):
         world.view.apply(world.view.next_offset, *record)
@@ -609,14 +609,14 @@ def test_growth_around_the_proxy_while_it_waits_ends_it_as_unordered() -> None:
     world = World()
     world.kafka.transaction_until = 5.0
     world.expand(3)
-    world.run(lambda: world.growth.pending is not None)
+    world.run(lambda: world.history.pending is not None)
     world.kafka.logs += [[] for _ in range(6)]
 
     world.run(over(world))
 
     assert world.ended[0].result is ex.Result.UNORDERED
-    assert world.growth.count == world.kafka.count == 8
-    assert [each.unordered for each in world.growth.expansions] == [True]
+    assert world.history.count == world.kafka.count == 8
+    assert [each.unordered for each in world.history.expansions] == [True]
     writes_on(world)
 
 
@@ -629,7 +629,7 @@ def test_who_was_only_slow_stops_when_another_drives() -> None:
     world.run(lambda: procedure.step is ex.Step.LEADERS)
     slow.died_at = world.now  # so it seems to the other
     slow.gone_seconds = 0.0
-    world.run(grown(world, 3))
+    world.run(expanded(world, 3))
     slow.died_at = None
     slow.view_changed()
     world.run(lambda: len(world.ended) == 2)
@@ -643,20 +643,20 @@ def test_two_that_claim_at_once_one_drives() -> None:
     world.expand(3)
     procedure = world.processes[0].procedure
     assert procedure is not None
-    world.run(lambda: procedure.step is ex.Step.DOORS)
-    growth = world.growth
+    world.run(lambda: procedure.step is ex.Step.BARRIERS)
+    history = world.history
     claims = []
     for process in world.processes[1:]:
         claim = ex.driver(
-            growth, own=frozenset({process.name}), process=process.name, alive=frozenset(), new_id=world.new_id
+            history, own=frozenset({process.name}), process=process.name, live=frozenset(), new_id=world.new_id
         )
         assert isinstance(claim, ex.Claim)
         claims.append(claim.record)
 
     world.append(claims)
 
-    assert world.growth.driver == world.processes[1].name
-    assert world.growth.driver_round == 1
+    assert world.history.driver == world.processes[1].name
+    assert world.history.driver_round == 1
 
 
 def test_a_door_is_told_to_be_closed_only_once_what_was_inside_opened_no_transaction() -> None:
@@ -664,18 +664,18 @@ def test_a_door_is_told_to_be_closed_only_once_what_was_inside_opened_no_transac
     expansion = Expansion("orders", TOPIC_ID, 2, 3, UUID(int=1), 0, process=UUID(int=2))
     view = StateView("cluster")
     view.apply(Offset(0), *encode_expansion(expansion))
-    growth, me = view.growth("orders", TOPIC_ID), UUID(int=2)
+    history, me = view.history("orders", TOPIC_ID), UUID(int=2)
     closing = ex.Closing(expansion)
 
-    assert closing.ask(growth, me, empty=False, now=0.0) == ex.LookAtTransactions(range(2))
+    assert closing.query(history, me, empty=False, now=0.0) == ex.ProbeTransactions(range(2))
     assert closing.handle(ex.TransactionsOpen({}), 0.0) is None
-    assert closing.ask(growth, me, empty=True, now=1.0) == ex.LookAtTransactions(range(2))
+    assert closing.query(history, me, empty=True, now=1.0) == ex.ProbeTransactions(range(2))
     assert closing.handle(ex.TransactionsOpen({0: [TRANSACTIONAL]}), 1.0) == ex.Hold(frozenset({TRANSACTIONAL}))
-    assert closing.ask(growth, me, empty=True, now=2.0) == ex.LookAtTransactions(range(2))
+    assert closing.query(history, me, empty=True, now=2.0) == ex.ProbeTransactions(range(2))
     assert closing.handle(ex.TransactionsOpen({}), 2.0) == ex.Hold(frozenset())
-    assert closing.ask(growth, me, empty=True, now=3.0) == ex.LookAtTransactions(range(2))
+    assert closing.query(history, me, empty=True, now=3.0) == ex.ProbeTransactions(range(2))
     assert closing.handle(ex.TransactionsOpen({}), 3.0) is None
-    assert isinstance(closing.ask(growth, me, empty=True, now=4.0), ex.Append)
+    assert isinstance(closing.query(history, me, empty=True, now=4.0), ex.Append)
 
 
 # --- single steps -----------------------------------------------------------------------------------------------------
@@ -686,7 +686,10 @@ PENDING = Expansion("orders", TOPIC_ID, 2, 3, UUID(int=1), 0, process=ME)
 
 def begun(*, driver: UUID = ME, closed: Iterable[UUID] = (ME,)) -> ex.World:
     return ex.World(
-        ex.Growth(2, (), PENDING, frozenset(closed), driver), frozenset({ME}), tuple({ME} - set(closed)), fresh=True
+        ex.ExpansionHistory(2, (), PENDING, frozenset(closed), driver),
+        frozenset({ME}),
+        tuple({ME} - set(closed)),
+        fresh=True,
     )
 
 
@@ -696,7 +699,7 @@ def machine(*, now: float = 0.0, taken_over: bool = True) -> ex.Procedure:
         PENDING,
         now,
         wait_seconds=WAIT_SECONDS,
-        doubt_seconds=DOUBT_SECONDS,
+        in_doubt_seconds=DOUBT_SECONDS,
         new_id=lambda: next(names),
         clock_ms=lambda: 1_000,
         taken_over=taken_over,
@@ -705,16 +708,16 @@ def machine(*, now: float = 0.0, taken_over: bool = True) -> ex.Procedure:
 
 def at_ends() -> ex.Procedure:
     procedure = machine()
-    assert procedure.ask(begun(), 0.0) == ex.Describe()
+    assert procedure.query(begun(), 0.0) == ex.Describe()
     procedure.handle(ex.Described(TOPIC_ID, 3), 0.0)
-    assert procedure.ask(begun(), 0.0) == ex.Describe()
+    assert procedure.query(begun(), 0.0) == ex.Describe()
     procedure.handle(ex.Described(TOPIC_ID, 3), 0.0)
-    assert procedure.ask(begun(), 0.0) == ex.ReadEnds(range(2))
+    assert procedure.query(begun(), 0.0) == ex.ReadEnds(range(2))
     return procedure
 
 
 def is_still_there(procedure: ex.Procedure, now: float) -> None:
-    assert procedure.ask(begun(), now) == ex.Describe()
+    assert procedure.query(begun(), now) == ex.Describe()
     procedure.handle(ex.Described(TOPIC_ID, 2), now)
 
 
@@ -727,11 +730,11 @@ def test_an_end_that_is_not_replicated_is_no_threshold() -> None:
     procedure = at_ends()
 
     procedure.handle(ex.Ends((end(10, 10), end(20, 15))), 0.0)
-    assert isinstance(procedure.ask(begun(), 0.0), ex.Wait)
-    assert procedure.ask(begun(), 1.0) == ex.ReadEnds(range(2))
+    assert isinstance(procedure.query(begun(), 0.0), ex.Wait)
+    assert procedure.query(begun(), 1.0) == ex.ReadEnds(range(2))
     procedure.handle(ex.Ends((end(10, 10), end(15, 15, epoch=4))), 1.0)
 
-    stored = procedure.ask(begun(), 1.0)
+    stored = procedure.query(begun(), 1.0)
     assert isinstance(stored, ex.Append)
     assert stored.records[0].value is not None
     assert b'"thresholds":[10,15]' in stored.records[0].value
@@ -740,81 +743,81 @@ def test_an_end_that_is_not_replicated_is_no_threshold() -> None:
 
 def test_what_the_last_driver_has_asked_for_may_still_happen_so_giving_up_waits() -> None:
     procedure = machine()
-    procedure.ask(begun(closed=()), 0.0)
+    procedure.query(begun(closed=()), 0.0)
     procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
     late = WAIT_SECONDS + 0.1
-    assert isinstance(procedure.ask(begun(closed=()), 0.0), ex.Wait)
+    assert isinstance(procedure.query(begun(closed=()), 0.0), ex.Wait)
     procedure.wait_seconds = 1.0
 
-    wanted = procedure.ask(begun(closed=()), 1.1)
+    requested = procedure.query(begun(closed=()), 1.1)
 
-    assert wanted == ex.Wait(DOUBT_SECONDS, "a request of another process may still be queued in Kafka")
-    assert procedure.ask(begun(closed=()), late) == ex.CreatePartitions(3, None, validate_only=True)
+    assert requested == ex.Wait(DOUBT_SECONDS, "a request of another process may still be queued in Kafka")
+    assert procedure.query(begun(closed=()), late) == ex.CreatePartitions(3, None, validate_only=True)
 
 
 def test_a_topic_that_cannot_be_described_is_not_waited_for_for_ever_before_create() -> None:
     procedure = machine(taken_over=False)
-    procedure.ask(begun(), 0.0)
+    procedure.query(begun(), 0.0)
     procedure.handle(ex.Created(), 0.0)
-    procedure.ask(begun(), 0.0)
+    procedure.query(begun(), 0.0)
     procedure.handle(ex.Appended(), 0.0)
-    procedure.ask(begun(), 0.0)
+    procedure.query(begun(), 0.0)
     procedure.handle(ex.TransactionsOpen({}), 0.0)
     for now in (1.0, WAIT_SECONDS - 1.0, WAIT_SECONDS + 1.0):
         assert procedure.step is ex.Step.CREATE
-        assert procedure.ask(begun(), now) == ex.Describe()
+        assert procedure.query(begun(), now) == ex.Describe()
         procedure.handle(ex.Unanswered("no broker answers"), now)
 
-    assert procedure.step is ex.Step.GIVE_UP
+    assert procedure.step is ex.Step.ABANDON
 
 
 def test_create_without_an_answer_may_still_happen_so_giving_up_waits() -> None:
     procedure = machine(taken_over=False)
-    procedure.ask(begun(), 0.0)
+    procedure.query(begun(), 0.0)
     procedure.handle(ex.Created(), 0.0)
-    procedure.ask(begun(), 0.0)
+    procedure.query(begun(), 0.0)
     procedure.handle(ex.Appended(), 0.0)
-    assert procedure.ask(begun(), 0.0) == ex.LookAtTransactions(range(2))
+    assert procedure.query(begun(), 0.0) == ex.ProbeTransactions(range(2))
     procedure.handle(ex.TransactionsOpen({}), 0.0)
     is_still_there(procedure, 0.0)
-    assert procedure.ask(begun(), 0.0) == ex.CreatePartitions(3, None, validate_only=False)
-    asked_at = WAIT_SECONDS - 1.0
-    procedure.handle(ex.Unanswered("the connection broke"), asked_at)
-    assert procedure.ask(begun(), asked_at + 1.0) == ex.Describe()
-    procedure.handle(ex.Described(TOPIC_ID, 2), asked_at + 2.0)
-    assert procedure.ask(begun(), asked_at + 2.0) == ex.LookAtTransactions(range(2))
-    procedure.handle(ex.TransactionsOpen({0: [TRANSACTIONAL]}), asked_at + 2.0)
+    assert procedure.query(begun(), 0.0) == ex.CreatePartitions(3, None, validate_only=False)
+    queried_at = WAIT_SECONDS - 1.0
+    procedure.handle(ex.Unanswered("the connection broke"), queried_at)
+    assert procedure.query(begun(), queried_at + 1.0) == ex.Describe()
+    procedure.handle(ex.Described(TOPIC_ID, 2), queried_at + 2.0)
+    assert procedure.query(begun(), queried_at + 2.0) == ex.ProbeTransactions(range(2))
+    procedure.handle(ex.TransactionsOpen({0: [TRANSACTIONAL]}), queried_at + 2.0)
 
-    wanted = procedure.ask(begun(), asked_at + 2.0)
+    requested = procedure.query(begun(), queried_at + 2.0)
 
-    assert wanted == ex.Wait(asked_at + DOUBT_SECONDS, "a request of another process may still be queued in Kafka")
+    assert requested == ex.Wait(queried_at + DOUBT_SECONDS, "a request of another process may still be queued in Kafka")
 
 
 @pytest.mark.parametrize(
-    ("growth", "told"),
+    ("history", "reported"),
     [
-        (ex.Growth(), (ex.Result.DELETED, Error.UNKNOWN_TOPIC_OR_PARTITION)),
-        (ex.Growth(2), (ex.Result.REFUSED, Error.INVALID_PARTITIONS)),
+        (ex.ExpansionHistory(), (ex.Result.DELETED, Error.UNKNOWN_TOPIC_OR_PARTITION)),
+        (ex.ExpansionHistory(2), (ex.Result.REFUSED, Error.INVALID_PARTITIONS)),
     ],
     ids=["deleted meanwhile", "another was first"],
 )
-def test_an_intent_that_the_view_does_not_have(growth: ex.Growth, told: tuple[ex.Result, Error]) -> None:
+def test_an_intent_that_the_view_does_not_have(history: ex.ExpansionHistory, reported: tuple[ex.Result, Error]) -> None:
     procedure = machine(taken_over=False)
-    procedure.ask(begun(), 0.0)
+    procedure.query(begun(), 0.0)
     procedure.handle(ex.Created(), 0.0)
-    assert isinstance(procedure.ask(begun(), 0.0), ex.Append)
+    assert isinstance(procedure.query(begun(), 0.0), ex.Append)
     procedure.handle(ex.Appended(), 0.0)
 
-    ended = procedure.ask(ex.World(growth, frozenset({ME}), ()), 0.0)
+    ended = procedure.query(ex.World(history, frozenset({ME}), ()), 0.0)
 
     assert isinstance(ended, ex.Ended)
-    assert (ended.result, ended.code) == told
+    assert (ended.result, ended.code) == reported
 
 
 def test_who_sees_another_driver_stops() -> None:
     procedure = at_ends()
 
-    ended = procedure.ask(begun(driver=ANOTHER), 0.0)
+    ended = procedure.query(begun(driver=ANOTHER), 0.0)
 
     assert isinstance(ended, ex.Ended)
     assert (ended.result, ended.code) == (ex.Result.SUPERSEDED, Error.REQUEST_TIMED_OUT)
@@ -823,17 +826,17 @@ def test_who_sees_another_driver_stops() -> None:
 def test_a_broker_that_was_just_started_may_not_know_the_topic_yet() -> None:
     procedure = machine()
     for now in (0.0, 1.0, 2.0):
-        assert procedure.ask(begun(), now) == ex.Describe()
+        assert procedure.query(begun(), now) == ex.Describe()
         procedure.handle(ex.Described(None), now)
 
-    assert procedure.ask(begun(), 3.0) == ex.Describe()
+    assert procedure.query(begun(), 3.0) == ex.Describe()
     procedure.handle(ex.Described(TOPIC_ID, 3), 3.0)
 
-    assert procedure.step is ex.Step.DOORS
+    assert procedure.step is ex.Step.BARRIERS
     # But when it stays away, it is gone.
     procedure = machine()
     for now in (0.0, 1.0, 2.0, 3.0):
-        procedure.ask(begun(), now)
+        procedure.query(begun(), now)
         procedure.handle(ex.Described(None), now)
     assert procedure.step is ex.Step.STORE
 
@@ -843,54 +846,54 @@ def test_nothing_is_ended_on_a_view_that_is_too_old() -> None:
     created the partitions. When it goes on, its word that the topic is as it was would be the first one, and open all
     doors at the old count."""
     procedure = machine()
-    procedure.ask(begun(), 0.0)
+    procedure.query(begun(), 0.0)
     procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
-    procedure.ask(begun(), 0.0)
+    procedure.query(begun(), 0.0)
     procedure.handle(ex.TransactionsOpen({}), 0.0)
     is_still_there(procedure, 0.0)
-    procedure.ask(begun(), 0.0)
+    procedure.query(begun(), 0.0)
     procedure.handle(ex.Refused(Error.TOPIC_AUTHORIZATION_FAILED, None), 0.0)
     now = DOUBT_SECONDS + 1.0
-    assert procedure.ask(begun(), now) == ex.CreatePartitions(3, None, validate_only=True)
+    assert procedure.query(begun(), now) == ex.CreatePartitions(3, None, validate_only=True)
     procedure.handle(ex.Created(), now)
-    outdated = ex.World(begun().growth, frozenset({ME}), (), fresh=False)
+    outdated = ex.World(begun().history, frozenset({ME}), (), fresh=False)
 
     now += 200.0
-    assert isinstance(procedure.ask(outdated, now), ex.Wait)
-    ended = procedure.ask(begun(driver=ANOTHER), now + 1.0)
+    assert isinstance(procedure.query(outdated, now), ex.Wait)
+    ended = procedure.query(begun(driver=ANOTHER), now + 1.0)
     assert isinstance(ended, ex.Ended)
     assert ended.result is ex.Result.SUPERSEDED
 
 
 def test_nothing_is_created_on_a_view_that_is_too_old() -> None:
     procedure = machine()
-    procedure.ask(begun(), 0.0)
+    procedure.query(begun(), 0.0)
     procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
-    procedure.ask(begun(), 0.0)
+    procedure.query(begun(), 0.0)
     procedure.handle(ex.TransactionsOpen({}), 0.0)
-    outdated = ex.World(begun().growth, frozenset({ME}), (), fresh=False)
+    outdated = ex.World(begun().history, frozenset({ME}), (), fresh=False)
 
-    assert isinstance(procedure.ask(outdated, 0.0), ex.Wait)
+    assert isinstance(procedure.query(outdated, 0.0), ex.Wait)
     is_still_there(procedure, 0.1)
-    assert isinstance(procedure.ask(outdated, 0.1), ex.Wait)
-    assert procedure.ask(begun(), 0.2) == ex.CreatePartitions(3, None, validate_only=False)
+    assert isinstance(procedure.query(outdated, 0.1), ex.Wait)
+    assert procedure.query(begun(), 0.2) == ex.CreatePartitions(3, None, validate_only=False)
 
 
 def test_kafka_has_it_already_says_the_controller_and_metadata_is_behind() -> None:
     procedure = machine()
-    procedure.ask(begun(), 0.0)
+    procedure.query(begun(), 0.0)
     procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
-    procedure.ask(begun(), 0.0)
+    procedure.query(begun(), 0.0)
     procedure.handle(ex.TransactionsOpen({}), 0.0)
     is_still_there(procedure, 0.0)
-    assert procedure.ask(begun(), 0.0) == ex.CreatePartitions(3, None, validate_only=False)
+    assert procedure.query(begun(), 0.0) == ex.CreatePartitions(3, None, validate_only=False)
     procedure.handle(ex.Refused(Error.INVALID_PARTITIONS, "Topic already has 3 partition(s)."), 0.0)
 
-    assert procedure.ask(begun(), 1.0) == ex.Describe()
+    assert procedure.query(begun(), 1.0) == ex.Describe()
     procedure.handle(ex.Described(TOPIC_ID, 2), 1.0)
-    assert procedure.step is ex.Step.LOOK
-    assert procedure.ask(begun(), 2.0) == ex.Describe()
+    assert procedure.step is ex.Step.PROBE
+    assert procedure.query(begun(), 2.0) == ex.Describe()
     procedure.handle(ex.Described(TOPIC_ID, 3), 2.0)
-    procedure.ask(begun(), 2.0)
+    procedure.query(begun(), 2.0)
 
     assert procedure.step is ex.Step.LEADERS

@@ -11,11 +11,11 @@ from uuid import UUID
 import pytest
 
 from fencepost_proxy.config import Limits
-from fencepost_proxy.groups.questions import MayHave, Withheld
-from fencepost_proxy.groups.withholding import Tail
+from fencepost_proxy.groups.gating import RemainingRecords
+from fencepost_proxy.groups.queries import GatedPartitions, MayHave
 from fencepost_proxy.net import expansions, groups
 from fencepost_proxy.net.expansions import Expansions
-from fencepost_proxy.net.groups import GroupKeeper, _Looked
+from fencepost_proxy.net.groups import GroupProgressTracker, _Probed
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.topics.expansions import (
     Expansion,
@@ -24,10 +24,10 @@ from fencepost_proxy.topics.expansions import (
     encode_failed,
     encode_partition_count,
 )
+from fencepost_proxy.topics.gated import encode_gated, encode_released
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
-from fencepost_proxy.topics.withheld import encode_released, encode_withheld
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset, TopicPartition
 
 OLD, NEW = UUID(int=7), UUID(int=8)
@@ -82,7 +82,7 @@ class State:
         self.append_now(records)
         return []
 
-    def alive(self, now: float) -> frozenset[UUID]:
+    def live(self, now: float) -> frozenset[UUID]:
         return frozenset()
 
     def may_append(self, now: float) -> frozenset[UUID]:
@@ -120,7 +120,7 @@ class Story:
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.state, self.control = clock, State(), Control()
-        self.keeper = GroupKeeper(
+        self.keeper = GroupProgressTracker(
             self.control,  # type: ignore[arg-type]
             Limits(),
             configured=[],
@@ -130,19 +130,19 @@ class Story:
         )
         self.keeper.attach(self.state)  # type: ignore[arg-type]
         self.keeper.refresh()
-        tail = Tail.of(THRESHOLD)
-        tail.found(0, 9)
-        self.keeper._tails[OLD, 0, THRESHOLD] = _Looked(tail, clock.monotonic())
+        remaining = RemainingRecords.of(THRESHOLD)
+        remaining.found(0, 9)
+        self.keeper._remaining[OLD, 0, THRESHOLD] = _Probed(remaining, clock.monotonic())
 
-    async def asks(self) -> frozenset[TopicPartition]:
+    async def queries_to_send(self) -> frozenset[TopicPartition]:
         reply = await self.keeper.answer(MayHave("billing", "client", (BORN,)), "127.0.0.1")
-        assert isinstance(reply, Withheld)
+        assert isinstance(reply, GatedPartitions)
         return reply.partitions
 
-    async def looks(self, *, heard: bool = True) -> None:
-        if heard and "billing" in self.keeper.watch.groups:
+    async def probes(self, *, last_observed: bool = True) -> None:
+        if last_observed and "billing" in self.keeper.watch.groups:
             self.keeper.watch.groups["billing"].active_at = self.clock.monotonic()
-        await self.keeper._look("billing")
+        await self.keeper._probe("billing")
         self.keeper.refresh()
 
     @property
@@ -154,21 +154,21 @@ def test_that_members_may_lack_something_is_known_for_half_an_hour_after_they_ne
     """A member that has not asked since holds less than the coordinator thinks, whichever process it comes back by."""
 
     async def story() -> None:
-        told = Story(clock)
-        assert await told.asks() == {BORN}
-        assert told.recorded
+        reported = Story(clock)
+        assert await reported.queries_to_send() == {BORN}
+        assert reported.recorded
 
-        told.control.committed = THRESHOLD
+        reported.control.committed = THRESHOLD
         for _ in range(29):
-            await told.looks()
+            await reported.probes()
             clock.passed += MINUTE
-        assert told.recorded
+        assert reported.recorded
         clock.passed += MINUTE
-        await told.looks()
+        await reported.probes()
 
-        assert not told.recorded
-        assert "billing" not in told.keeper.watch.groups
-        assert not told.keeper.waiting()
+        assert not reported.recorded
+        assert "billing" not in reported.keeper.watch.groups
+        assert not reported.keeper.waiting()
 
     asyncio.run(story())
 
@@ -177,44 +177,44 @@ def test_half_an_hour_begins_anew_where_something_is_withheld_again(clock: Clock
     """Given a group that was set back before the end of it."""
 
     async def story() -> None:
-        told = Story(clock)
-        await told.asks()
-        told.control.committed = THRESHOLD
-        await told.looks()
+        reported = Story(clock)
+        await reported.queries_to_send()
+        reported.control.committed = THRESHOLD
+        await reported.probes()
         clock.passed += 29 * MINUTE
-        told.control.committed = 5
-        assert await told.asks() == {BORN}
+        reported.control.committed = 5
+        assert await reported.queries_to_send() == {BORN}
         clock.passed += 2 * MINUTE
-        told.control.committed = THRESHOLD
-        await told.looks()
+        reported.control.committed = THRESHOLD
+        await reported.probes()
 
-        assert told.recorded
+        assert reported.recorded
 
     asyncio.run(story())
 
 
 def test_groups_that_nobody_has_heard_of_for_a_day_are_tidied_away(clock: Clock) -> None:
     async def story() -> None:
-        told = Story(clock)
-        assert await told.asks() == {BORN}  # this one is young, then it is heard of
+        reported = Story(clock)
+        assert await reported.queries_to_send() == {BORN}  # this one is young, then it is heard of
         day_ms = 86_400_000
         now_ms = int(clock.time() * 1000)
         ids = {"orders": OLD}
-        told.state.append_now(
+        reported.state.append_now(
             [
-                encode_withheld("old", [BORN], ids, now_ms - day_ms - 1000),
-                encode_withheld("younger", [BORN], ids, now_ms - day_ms + 60_000),
+                encode_gated("old", [BORN], ids, now_ms - day_ms - 1000),
+                encode_gated("younger", [BORN], ids, now_ms - day_ms + 60_000),
             ]
         )
-        told.keeper.refresh()
+        reported.keeper.refresh()
 
-        await told.keeper._tidy(clock.monotonic())
-        assert set(told.state.view.groups.groups) == {"billing", "younger"}
+        await reported.keeper._tidy(clock.monotonic())
+        assert set(reported.state.view.groups.groups) == {"billing", "younger"}
 
         clock.passed += 2 * 86_400
-        told.keeper.watch.groups["billing"].active_at = clock.monotonic() - 1
-        await told.keeper._tidy(clock.monotonic())
-        assert set(told.state.view.groups.groups) == {"billing"}
+        reported.keeper.watch.groups["billing"].active_at = clock.monotonic() - 1
+        await reported.keeper._tidy(clock.monotonic())
+        assert set(reported.state.view.groups.groups) == {"billing"}
 
     asyncio.run(story())
 
@@ -227,10 +227,10 @@ def _keeper(state: State, control: Control, tasks: list[asyncio.Task[None]]) -> 
         control,  # type: ignore[arg-type]
         state,  # type: ignore[arg-type]
         Limits(),
-        doors=SimpleNamespace(),  # type: ignore[arg-type]
+        barriers=SimpleNamespace(),  # type: ignore[arg-type]
         metrics=Metrics(),
         spawn=lambda work, name: tasks.append(asyncio.get_running_loop().create_task(work)),
-        owner=True,
+        primary=True,
     )
 
 
@@ -242,14 +242,14 @@ async def _looked_after(state: State, control: Control) -> None:
     clock = expansions.time
     assert isinstance(clock, Clock)
     for _ in range(61):
-        keeper.look_after([])
+        keeper.maintain([])
         await asyncio.gather(*tasks)
         tasks.clear()
         clock.passed += MINUTE
 
 
 def _known(state: State) -> bool:
-    return state.view.growth("orders", OLD).count is not None
+    return state.view.history("orders", OLD).count is not None
 
 
 def test_a_replaced_topic_is_forgotten_after_an_hour_but_for_its_checks(clock: Clock) -> None:
@@ -264,7 +264,7 @@ def test_a_replaced_topic_is_forgotten_after_an_hour_but_for_its_checks(clock: C
         assert not _known(state)
         assert state.view.configs_set_on("orders", NEW) == {"ordered.partition.expansion": "true"}
         assert not state.view.groups.released(OLD, 2, "billing")
-        assert state.view.growth("orders", NEW).count == 3
+        assert state.view.history("orders", NEW).count == 3
 
     asyncio.run(story())
 

@@ -108,10 +108,10 @@ def test_a_damaged_jar_in_the_cache_is_fetched_again(repository: Path) -> None:
     (path,) = fetch_jars((jar,), "test", quiet)
     path.write_bytes(b"conten")
 
-    said: list[str] = []
-    fetch_jars((jar,), "test", said.append)
+    stated: list[str] = []
+    fetch_jars((jar,), "test", stated.append)
     assert path.read_bytes() == b"content"
-    assert any("damaged" in line for line in said)
+    assert any("damaged" in line for line in stated)
 
 
 def test_no_network_is_one_line_that_says_what_to_do(
@@ -126,9 +126,9 @@ def test_no_network_is_one_line_that_says_what_to_do(
 
 
 def test_several_at_once_fill_one_cache(repository: Path, tmp_path: Path) -> None:
-    wanted = tuple(publish(repository, f"content {n}".encode() * 100_000, f"artifact{n}") for n in range(5))
+    requested = tuple(publish(repository, f"content {n}".encode() * 100_000, f"artifact{n}") for n in range(5))
     results: list[tuple[Path, ...]] = []
-    threads = [threading.Thread(target=lambda: results.append(fetch_jars(wanted, "test", quiet))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: results.append(fetch_jars(requested, "test", quiet))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -140,7 +140,7 @@ def test_several_at_once_fill_one_cache(repository: Path, tmp_path: Path) -> Non
 
 
 def test_progress_is_told_from_the_first_line_to_the_last(repository: Path) -> None:
-    said: list[str] = []
-    fetch_jars((publish(repository, b"content"),), "kafka-x", said.append)
-    assert said[0].startswith("fetching kafka-x: 1 jars into ")
-    assert said[-1].startswith("fetched kafka-x: 1 jars")
+    stated: list[str] = []
+    fetch_jars((publish(repository, b"content"),), "kafka-x", stated.append)
+    assert stated[0].startswith("fetching kafka-x: 1 jars into ")
+    assert stated[-1].startswith("fetched kafka-x: 1 jars")

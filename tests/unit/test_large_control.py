@@ -16,7 +16,7 @@ from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProt
 from fencepost_proxy.net.app import Proxy
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.control import HERE_BYTES_MAX, PRODUCED_HERE_BYTES_MAX
-from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.rewriting import plan_request
@@ -58,8 +58,8 @@ def _talk(in_loop: Callable[[Callable[[], Any]], Any] = lambda call: call()) -> 
         for node_id in node_ids:
             book.listens_on(NodeId(node_id), book.listener_port(node_id))
 
-    exchanges = Exchanges(book, _known, frozenset[int], open_listeners, in_loop=in_loop)
-    talk.session = Session(1, "proxy.local", talk.around, exchanges, 0.0)
+    rewriters = RequestRewriters(book, _known, frozenset[int], open_listeners, in_loop=in_loop)
+    talk.session = Session(1, "proxy.local", talk.services, rewriters, 0.0)
     talk.session._quota = 1 << 40  # tests/unit/test_session.py has the quota's tests
     return talk
 
@@ -87,15 +87,15 @@ def _ask_metadata(correlation: int = 1) -> bytes:
 
 def test_nothing_is_read_while_large_request_is_planned() -> None:
     talk = _talk()
-    asked = _create_topics(MANY)
-    assert len(asked) > HERE_BYTES_MAX
-    talk.client(asked + request(HEARTBEAT, 4, 2))
-    wanted = talk.next(m.ReadBatches)
+    queried = _create_topics(MANY)
+    assert len(queried) > HERE_BYTES_MAX
+    talk.client(queried + request(HEARTBEAT, 4, 2))
+    requested = talk.next(m.ReadBatches)
     assert not talk.next(m.ReadClient).on
     talk.silent()
     assert talk.session.waits
-    wanted.read()
-    talk.tell(m.BatchesRead(wanted.token))
+    requested.read()
+    talk.report(m.BatchesRead(requested.token))
     assert talk.next(m.ReadClient).on
     sent = talk.upstream()
     assert sent.endswith(request(HEARTBEAT, 4, 2))
@@ -131,17 +131,17 @@ def test_responses_keep_their_order_while_one_is_worked_on() -> None:
     talk.client(_ask_metadata(1) + request(HEARTBEAT, 4, 2) + _ask_metadata(3))
     talk.commands.clear()
     talk.kafka(_metadata(MANY, 1) + response(2) + _metadata(MANY, 3))
-    wanted = talk.next(m.ReadBatches)
+    requested = talk.next(m.ReadBatches)
     assert not talk.next(m.ReadUpstream).on
     talk.silent()  # one at a time: the others stay with the broker
-    wanted.read()
-    talk.tell(m.BatchesRead(wanted.token))
+    requested.read()
+    talk.report(m.BatchesRead(requested.token))
     assert m.ReadUpstream(True) in talk.commands
     second = next(each for each in talk.commands if isinstance(each, m.ReadBatches))
     answers = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
     talk.commands.clear()
     second.read()
-    talk.tell(m.BatchesRead(second.token))
+    talk.report(m.BatchesRead(second.token))
     answers += b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
     found = []
     while answers:
@@ -157,13 +157,13 @@ def test_only_one_response_is_worked_on_at_a_time() -> None:
     talk.client(_ask_metadata(1) + _ask_metadata(2))
     talk.commands.clear()
     talk.kafka(_metadata(MANY, 1) + _metadata(MANY, 2))
-    wanted = talk.next(m.ReadBatches)
+    requested = talk.next(m.ReadBatches)
     assert not talk.next(m.ReadUpstream).on
     talk.silent()
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.silent()
-    wanted.read()
-    talk.tell(m.BatchesRead(wanted.token))
+    requested.read()
+    talk.report(m.BatchesRead(requested.token))
     assert [type(each) for each in talk.commands] == [m.ReadBatches, m.ReadUpstream, m.ToClient]
 
 
@@ -192,11 +192,11 @@ def test_configs_are_stored_though_client_left_meanwhile() -> None:
     talk.read_elsewhere()
     talk.upstream()
     talk.kafka(_topics_created(MANY))
-    wanted = talk.next(m.ReadBatches)
-    talk.tell(m.ClientLost())
+    requested = talk.next(m.ReadBatches)
+    talk.report(m.ClientLost())
     talk.silent()
-    wanted.read()
-    talk.tell(m.BatchesRead(wanted.token))
+    requested.read()
+    talk.report(m.BatchesRead(requested.token))
     assert len(talk.next(m.Store).changes) == MANY
     talk.next(m.CloseUpstream)
 
@@ -207,28 +207,28 @@ def test_configs_are_stored_though_both_sides_closed_meanwhile() -> None:
     talk.read_elsewhere()
     talk.upstream()
     talk.kafka(_topics_created(MANY))
-    wanted = talk.next(m.ReadBatches)
-    talk.tell(m.UpstreamLost("closed"))
+    requested = talk.next(m.ReadBatches)
+    talk.report(m.UpstreamLost("closed"))
     talk.next(m.CloseClient)
-    talk.tell(m.ClientLost())
+    talk.report(m.ClientLost())
     assert not talk.session.finished
-    wanted.read()
-    talk.tell(m.BatchesRead(wanted.token))
+    requested.read()
+    talk.report(m.BatchesRead(requested.token))
     assert len(talk.next(m.Store).changes) == MANY
     assert talk.session.finished
 
 
 def test_request_of_client_that_left_meanwhile_is_not_sent() -> None:
     talk = _talk()
-    free = talk.around.free_bytes
+    free = talk.services.free_bytes
     talk.client(_create_topics(2_000))
-    assert talk.around.free_bytes < free
-    wanted = talk.next(m.ReadBatches)
-    talk.tell(m.ClientLost())
+    assert talk.services.free_bytes < free
+    requested = talk.next(m.ReadBatches)
+    talk.report(m.ClientLost())
     talk.next(m.CloseUpstream)
-    assert talk.around.free_bytes == free
-    wanted.read()
-    talk.tell(m.BatchesRead(wanted.token))
+    assert talk.services.free_bytes == free
+    requested.read()
+    talk.report(m.BatchesRead(requested.token))
     talk.silent()
 
 
@@ -237,13 +237,13 @@ def test_session_does_not_drain_before_answer_is_made() -> None:
     talk.client(_ask_metadata())
     talk.upstream()
     talk.kafka(_metadata(MANY))
-    wanted = talk.next(m.ReadBatches)
-    talk.tell(m.Leave(talk.now + 10))
+    requested = talk.next(m.ReadBatches)
+    talk.report(m.Drain(talk.now + 10))
     assert not talk.next(m.ReadClient).on
     talk.silent()
     assert not talk.session.drained
-    wanted.read()
-    talk.tell(m.BatchesRead(wanted.token))
+    requested.read()
+    talk.report(m.BatchesRead(requested.token))
     assert len(talk.answer()) > HERE_BYTES_MAX
     assert talk.session.drained
 
@@ -253,20 +253,20 @@ def test_large_message_that_cannot_be_read_costs_its_connection(*, crashes: bool
     """`crashes` – the thread has raised what is no protocol error: there is no result."""
     talk = _talk()
     talk.client(_create_topics(MANY)[:-1] + b"\7")
-    wanted = talk.next(m.ReadBatches)
+    requested = talk.next(m.ReadBatches)
     if not crashes:
-        wanted.read()
-    talk.tell(m.BatchesRead(wanted.token))
+        requested.read()
+    talk.report(m.BatchesRead(requested.token))
     assert talk.next(m.CloseClient).fault is ClientProtocolError
 
     talk = _talk()
     talk.client(_ask_metadata())
     talk.upstream()
     talk.kafka(_metadata(MANY)[:-1] + b"\7")
-    wanted = talk.next(m.ReadBatches)
+    requested = talk.next(m.ReadBatches)
     if not crashes:
-        wanted.read()
-    talk.tell(m.BatchesRead(wanted.token))
+        requested.read()
+    talk.report(m.BatchesRead(requested.token))
     assert talk.next(m.CloseClient).fault is (ClientProtocolError if crashes else UpstreamProtocolError)
 
 
@@ -280,7 +280,7 @@ def test_large_request_that_is_only_searched_needs_no_thread() -> None:
 
 def test_large_request_that_names_state_topic_is_read_in_thread() -> None:
     talk = _talk()
-    talk.around.state_topic_marks = (b"__state",)
+    talk.services.state_topic_marks = (b"__state",)
     talk.client(request(FETCH, 12, 1, bytes(20_000) + b"__state"))
     talk.next(m.ReadBatches)
 

@@ -13,7 +13,7 @@ from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.errors import ClientProtocolError
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.idempotence import IdempotenceMemory, make_up_producer_id
 from fencepost_proxy.topics.planning import Known
@@ -60,8 +60,8 @@ MADE_UP = MADE_UP_IDS_FROM + 5
 
 
 class Process(Around):
-    def __init__(self, **around: Any) -> None:
-        super().__init__(**around)
+    def __init__(self, **services: Any) -> None:
+        super().__init__(**services)
         self.partition_counts = {"counted": 6, "counted-safe": 6}
         self.confirmed_at = dict.fromkeys(self.partition_counts, float("inf"))
 
@@ -72,15 +72,15 @@ class Process(Around):
 class Levels(Talk):
     """One session before such a process. `may_write` – it has proved that before."""
 
-    around: Process
+    services: Process
 
-    def __init__(self, *, may_write: bool = True, exchanges: object = None, **around: Any) -> None:
+    def __init__(self, *, may_write: bool = True, rewriters: object = None, **services: Any) -> None:
         super().__init__()
-        self.around = Process(**around)
-        if exchanges is not None:
-            self.session = Session(1, "proxy.local", self.around, exchanges, 0.0)  # type: ignore[arg-type]
+        self.services = Process(**services)
+        if rewriters is not None:
+            self.session = Session(1, "proxy.local", self.services, rewriters, 0.0)  # type: ignore[arg-type]
         else:
-            self.session._around = self.around
+            self.session._services = self.services
         if may_write:
             self.session._may_write = dict.fromkeys([*_POLICIES, "plain"], float("inf"))
 
@@ -96,14 +96,14 @@ class Levels(Talk):
         (one,) = self.ups()
         return one
 
-    def told(self) -> dict[tuple[str, int], tuple[int, int, str | None]]:
+    def reported(self) -> dict[tuple[str, int], tuple[int, int, str | None]]:
         return read(self.answer())
 
     def downgraded(self, topic: str, why: str = "message_format") -> None:
         assert self.next(m.Downgraded) == m.Downgraded(topic, why, 1)
 
 
-def ask(
+def query(
     *parts: tuple[str, int, Any], level: bytes | None = None, correlation: int = 1, version: int = 9, acks: int = -1
 ) -> bytes:
     """A Produce request; `level` – contents of the tagged field 254 of its header."""
@@ -154,12 +154,12 @@ def test_the_policy(producer_id: int, level: Level, code: int | None) -> None:
 
 def test_a_batch_without_a_producer_id_is_refused_where_one_is_required() -> None:
     talk = Levels()
-    talk.client(ask(("required", 0, batch(b"v")), ("plain", 0, batch(b"v"))))
+    talk.client(query(("required", 0, batch(b"v")), ("plain", 0, batch(b"v"))))
     talk.counted()
     request = talk.up()
     assert [topic.name for topic in request.topics] == ["plain"]
     talk.kafka(produced(("plain", 0, 0, 3)))
-    code, base, message = talk.told()["required", 0]
+    code, base, message = talk.reported()["required", 0]
     assert (code, base) == (POLICY_VIOLATION, -1)
     assert message is not None
     assert message.startswith("IDEMPOTENCE_REQUIRED topic=required partition=0: ")
@@ -168,34 +168,34 @@ def test_a_batch_without_a_producer_id_is_refused_where_one_is_required() -> Non
 def test_a_batch_with_one_passes_and_so_does_a_transaction() -> None:
     talk = Levels()
     for correlation, records in enumerate([idempotent(), idempotent(sequence=1, transactional=True)]):
-        talk.client(ask(("required", 0, records), correlation=correlation))
+        talk.client(query(("required", 0, records), correlation=correlation))
         assert producer(talk.up())[0] == 9
         talk.kafka(produced(("required", 0, 0, correlation), correlation=correlation))
-        assert talk.told() == {("required", 0): (0, correlation, None)}
+        assert talk.reported() == {("required", 0): (0, correlation, None)}
 
 
 def test_what_is_no_batch_does_not_come_in_either() -> None:
     talk = Levels()
     two = bytes(idempotent()) + bytes(batch(b"v"))
-    talk.client(ask(("required", 0, two)))
+    talk.client(query(("required", 0, two)))
     talk.counted()
-    assert talk.told()["required", 0][0] == INVALID_RECORD
+    assert talk.reported()["required", 0][0] == INVALID_RECORD
 
 
 def test_who_may_not_write_is_not_told_how_a_topic_is_guarded() -> None:
     talk = Levels(may_write=False)
     for correlation in (1, 2):  # and not when it asks again either
-        talk.client(ask(("required", 0, batch(b"v")), correlation=correlation))
+        talk.client(query(("required", 0, batch(b"v")), correlation=correlation))
         talk.counted()
         assert talk.up().topics[0].partitions[0].records == b""
         talk.silent()
         talk.kafka(produced(("required", 0, NOT_AUTHORIZED, -1), correlation=correlation))
-        assert talk.told() == {("required", 0): (NOT_AUTHORIZED, -1, None)}
+        assert talk.reported() == {("required", 0): (NOT_AUTHORIZED, -1, None)}
 
 
 def test_acks_0_leaves_no_other_way_than_the_end_of_the_connection() -> None:
     talk = Levels()
-    talk.client(ask(("required", 0, batch(b"v")), acks=0))
+    talk.client(query(("required", 0, batch(b"v")), acks=0))
     talk.counted()
     closed = talk.next(m.CloseClient)
     assert closed.fault is ClientProtocolError
@@ -208,15 +208,15 @@ def test_acks_0_leaves_no_other_way_than_the_end_of_the_connection() -> None:
 @pytest.mark.parametrize("topic", ["plain", "safe"])
 def test_a_request_may_require_what_its_topic_does_not(topic: str) -> None:
     talk = Levels()
-    talk.client(ask((topic, 0, batch(b"v")), level=b"\2"))
+    talk.client(query((topic, 0, batch(b"v")), level=b"\2"))
     talk.counted()
-    assert talk.told()[topic, 0][0] == POLICY_VIOLATION
+    assert talk.reported()[topic, 0][0] == POLICY_VIOLATION
 
 
 @pytest.mark.parametrize("level", [b"\0", b"\1", b"\2"])
 def test_its_field_goes_no_further_and_others_do(level: bytes) -> None:
     talk = Levels()
-    talk.client(ask(("plain", 0, idempotent()), level=level))
+    talk.client(query(("plain", 0, idempotent()), level=level))
     request = talk.up()
     assert request.header_tags == join_tags([(7, b"theirs"), (300, b"later")])
     assert producer(request)[0] == 9
@@ -225,39 +225,39 @@ def test_its_field_goes_no_further_and_others_do(level: bytes) -> None:
 @pytest.mark.parametrize("level", [b"\0", b"\1"])
 def test_it_does_not_make_a_topic_less_strict(level: bytes) -> None:
     talk = Levels()
-    talk.client(ask(("required", 0, batch(b"v")), level=level))
+    talk.client(query(("required", 0, batch(b"v")), level=level))
     talk.counted()
-    assert talk.told()["required", 0][0] == POLICY_VIOLATION
+    assert talk.reported()["required", 0][0] == POLICY_VIOLATION
 
 
 def test_it_may_make_safe_what_is_off_and_strict_what_is_safe() -> None:
     talk = Levels()
-    talk.client(ask(("plain", 0, idempotent()), level=b"\1"))
+    talk.client(query(("plain", 0, idempotent()), level=b"\1"))
     talk.upstream()
     talk.kafka(produced(("plain", 0, OLD_FORMAT, -1)))
     talk.downgraded("plain")
     assert producer(talk.up()) == NOBODY
     talk.kafka(produced(("plain", 0, 0, 5)))
     talk.answer()
-    talk.client(ask(("safe", 0, idempotent()), level=b"\2", correlation=2))
+    talk.client(query(("safe", 0, idempotent()), level=b"\2", correlation=2))
     talk.upstream()
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), correlation=2))
-    assert talk.told()["safe", 0][0] == OLD_FORMAT
+    assert talk.reported()["safe", 0][0] == OLD_FORMAT
 
 
 @pytest.mark.parametrize("level", [b"", b"\3", b"\xff", b"\0\0"])
 def test_a_level_that_cannot_be_read_is_refused(level: bytes) -> None:
     talk = Levels()
-    talk.client(ask(("plain", 0, idempotent()), level=level))
+    talk.client(query(("plain", 0, idempotent()), level=level))
     talk.counted()
-    code, _, message = talk.told()["plain", 0]
+    code, _, message = talk.reported()["plain", 0]
     assert code == INVALID_RECORD
     assert "tagged field 254 is an int8" in (message or "")
 
 
 def test_a_level_can_be_seen_before_the_rest_of_the_request_is_there() -> None:
-    with_level = ask(("plain", 0, idempotent()), level=b"\1")
-    without = ask(("plain", 0, idempotent()))
+    with_level = query(("plain", 0, idempotent()), level=b"\1")
+    without = query(("plain", 0, idempotent()))
     for frame, count in ((with_level, TO_BE_READ), (without, 1)):
         peek = peek_produce(memoryview(frame)[4:80], len(frame) - 4)
         assert peek is not None
@@ -269,7 +269,7 @@ def test_others_of_the_same_client_are_streamed_before_and_after() -> None:
     way round."""
     talk = Levels()
     for correlation, level in enumerate([None, b"\2", None, b"\2"]):
-        frame = ask(("plain", 0, batch(b"v")), level=level, correlation=correlation)
+        frame = query(("plain", 0, batch(b"v")), level=level, correlation=correlation)
         count, out = talk.session.take_up(memoryview(frame), talk.now)
         assert (count > 0) == (correlation == 2)
         if count:
@@ -288,7 +288,7 @@ def test_others_of_the_same_client_are_streamed_before_and_after() -> None:
 
 def test_naming_a_partition_twice_ends_the_connection() -> None:
     talk = Levels()
-    talk.client(ask(("safe", 0, idempotent()), ("safe", 0, idempotent())))
+    talk.client(query(("safe", 0, idempotent()), ("safe", 0, idempotent())))
     assert "twice" in talk.next(m.CloseClient).reason
 
 
@@ -298,7 +298,7 @@ def test_naming_a_partition_twice_ends_the_connection() -> None:
 def test_a_batch_that_kafka_takes_from_no_idempotent_producer_is_sent_again_without() -> None:
     talk = Levels()
     sent = idempotent(b"value", 7)
-    talk.client(ask(("safe", 0, sent)))
+    talk.client(query(("safe", 0, sent)))
     assert producer(talk.up()) == (9, 0, 7)
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
     talk.downgraded("safe")
@@ -308,20 +308,20 @@ def test_a_batch_that_kafka_takes_from_no_idempotent_producer_is_sent_again_with
     assert data.records is not None
     assert data.records[61:] == sent[61:]
     talk.kafka(produced(("safe", 0, 0, 33)))
-    assert talk.told() == {("safe", 0): (0, 33, None)}
+    assert talk.reported() == {("safe", 0): (0, 33, None)}
     assert talk.session.drained
 
 
 def test_later_ones_of_the_topic_go_without_at_once_and_are_tried_with_it_after_a_while() -> None:
     talk = Levels()
-    talk.around.idempotence.refused("safe", talk.now)
-    talk.client(ask(("safe", 1, idempotent(sequence=1)), correlation=1))
+    talk.services.idempotence.refused("safe", talk.now)
+    talk.client(query(("safe", 1, idempotent(sequence=1)), correlation=1))
     talk.downgraded("safe")
     assert producer(talk.up()) == NOBODY
     talk.kafka(produced(("safe", 1, 0, 1), correlation=1))
     talk.answer()
     talk.now += 301
-    talk.client(ask(("safe", 1, idempotent(sequence=2)), correlation=2))
+    talk.client(query(("safe", 1, idempotent(sequence=2)), correlation=2))
     assert producer(talk.up())[0] == 9
     talk.silent()
 
@@ -329,20 +329,20 @@ def test_later_ones_of_the_topic_go_without_at_once_and_are_tried_with_it_after_
 def test_what_is_answered_by_anything_else_is_not_sent_again() -> None:
     talk = Levels()
     for correlation, code in enumerate([TIMED_OUT, NOT_LEADER, OUT_OF_ORDER, POLICY_VIOLATION, INVALID_RECORD]):
-        talk.client(ask(("safe", 0, idempotent(sequence=correlation)), correlation=correlation))
+        talk.client(query(("safe", 0, idempotent(sequence=correlation)), correlation=correlation))
         talk.upstream()
         talk.kafka(produced(("safe", 0, code, -1), correlation=correlation))
         talk.commands = [each for each in talk.commands if not isinstance(each, m.TopicStale)]
-        assert talk.told()["safe", 0][0] == code
+        assert talk.reported()["safe", 0][0] == code
         talk.silent()
 
 
 def test_a_transaction_is_never_sent_without_its_producer() -> None:
     talk = Levels()
-    talk.client(ask(("safe", 0, idempotent(transactional=True))))
+    talk.client(query(("safe", 0, idempotent(transactional=True))))
     talk.upstream()
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
-    assert talk.told()["safe", 0][0] == OLD_FORMAT
+    assert talk.reported()["safe", 0][0] == OLD_FORMAT
     talk.silent()
 
 
@@ -350,8 +350,8 @@ def test_a_damaged_batch_is_not_made_sound_by_a_new_crc() -> None:
     damaged = bytearray(idempotent(b"value"))
     damaged[-1] ^= 1
     talk = Levels()
-    talk.around.idempotence.refused("safe", talk.now)
-    talk.client(ask(("safe", 0, bytes(damaged))))
+    talk.services.idempotence.refused("safe", talk.now)
+    talk.client(query(("safe", 0, bytes(damaged))))
     (data,) = talk.up().topics[0].partitions
     assert data.records == bytes(damaged)
 
@@ -361,13 +361,15 @@ def test_those_that_are_under_way_keep_their_order() -> None:
     talk = Levels()
     for correlation in (1, 2):
         talk.client(
-            ask(("safe", 0, idempotent((b"first", b"second")[correlation - 1], correlation)), correlation=correlation)
+            query(("safe", 0, idempotent((b"first", b"second")[correlation - 1], correlation)), correlation=correlation)
         )
         assert producer(talk.up())[0] == 9
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), correlation=1))
     talk.downgraded("safe")
     assert producer(talk.up()) == NOBODY
-    talk.client(ask(("safe", 0, idempotent(b"last", 3)), correlation=3) + ask(("plain", 0, batch(b"v")), correlation=4))
+    talk.client(
+        query(("safe", 0, idempotent(b"last", 3)), correlation=3) + query(("plain", 0, batch(b"v")), correlation=4)
+    )
     assert talk.next(m.ReadClient) == m.ReadClient(False)
     talk.silent()
     assert talk.session.needs_ticks
@@ -381,26 +383,26 @@ def test_those_that_are_under_way_keep_their_order() -> None:
         talk.kafka(produced(("safe", 0, 0, base), correlation=correlation))
     answers = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
     lengths = len(answers) // 3
-    told = [read(answers[at : at + lengths])["safe", 0][:2] for at in range(0, len(answers), lengths)]
-    assert told == [(0, 0), (0, 1), (0, 2)]
+    reported = [read(answers[at : at + lengths])["safe", 0][:2] for at in range(0, len(answers), lengths)]
+    assert reported == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_who_waits_behind_a_broker_that_does_not_answer_is_told_to_try_again() -> None:
     talk = Levels()
-    talk.client(ask(("safe", 0, idempotent()), correlation=1))
+    talk.client(query(("safe", 0, idempotent()), correlation=1))
     talk.upstream()
-    talk.around.idempotence.refused("safe", talk.now)
-    talk.client(ask(("safe", 0, idempotent(sequence=1)), correlation=2))
+    talk.services.idempotence.refused("safe", talk.now)
+    talk.client(query(("safe", 0, idempotent(sequence=1)), correlation=2))
     talk.silent()
     talk.now += 1.1  # a third of the request's timeout
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.counted()
     talk.silent()
     talk.kafka(produced(("safe", 0, 0, 0), correlation=1))
     first, second = _split(talk.answer())
     assert read(first)["safe", 0][0] == 0
     assert read(second)["safe", 0][0] == NOT_LEADER
-    assert not talk.session._failed_chains  # all that was sent before is read
+    assert not talk.session._failed_pipelines  # all that was sent before is read
 
 
 @pytest.mark.parametrize("producer_id", [9, MADE_UP], ids=["its own id", "an id made up here"])
@@ -410,19 +412,19 @@ def test_what_was_sent_behind_one_that_came_while_the_configs_were_not_known_is_
     """Given A, refused since the configs are too old, and B, sent behind it and read when they are not any more, then B
     is refused too: without producer ids nobody would notice that it lands before A's next try."""
     talk = Levels()
-    talk.around.idempotence.refused("safe", talk.now)
+    talk.services.idempotence.refused("safe", talk.now)
     first, second = (
-        ask(("safe", 0, idempotent(sequence=n, producer_id=producer_id)), correlation=n + 1) for n in range(2)
+        query(("safe", 0, idempotent(sequence=n, producer_id=producer_id)), correlation=n + 1) for n in range(2)
     )
-    talk.around.is_fresh, talk.around.unread = False, len(second)
+    talk.services.is_fresh, talk.services.unread = False, len(second)
     talk.client(first)
     talk.counted()
-    assert talk.told()["safe", 0][0] == NOT_LEADER
+    assert talk.reported()["safe", 0][0] == NOT_LEADER
 
-    talk.around.is_fresh, talk.around.unread = True, 0
+    talk.services.is_fresh, talk.services.unread = True, 0
     talk.client(second)
     talk.counted()
-    code, _, message = talk.told()["safe", 0]
+    code, _, message = talk.reported()["safe", 0]
     assert (code, (message or "").split()[0]) == (NOT_LEADER, "SENT_BEHIND_A_FAILED_BATCH")
 
     # What is sent knowing it goes its way.
@@ -430,7 +432,7 @@ def test_what_was_sent_behind_one_that_came_while_the_configs_were_not_known_is_
         talk.client(frame)
         talk.downgraded("safe", "message_format" if producer_id == 9 else "not_permitted")
         assert producer(talk.up()) == NOBODY
-    assert not talk.session._failed_chains
+    assert not talk.session._failed_pipelines
 
 
 def _split(answers: bytes) -> list[bytes]:
@@ -444,19 +446,19 @@ def _split(answers: bytes) -> list[bytes]:
 
 def test_another_partition_need_not_wait() -> None:
     talk = Levels()
-    talk.client(ask(("safe", 0, idempotent()), correlation=1))
+    talk.client(query(("safe", 0, idempotent()), correlation=1))
     talk.upstream()
-    talk.around.idempotence.refused("safe", talk.now)
-    talk.client(ask(("safe", 1, idempotent()), correlation=2))
+    talk.services.idempotence.refused("safe", talk.now)
+    talk.client(query(("safe", 1, idempotent()), correlation=2))
     talk.downgraded("safe")
     assert producer(talk.up()) == NOBODY
 
 
 def test_it_is_not_sent_again_into_the_middle_of_a_streamed_frame() -> None:
     talk = Levels()
-    talk.client(ask(("safe", 0, idempotent()), correlation=1))
+    talk.client(query(("safe", 0, idempotent()), correlation=1))
     talk.upstream()
-    streamed = ask(("plain", 0, batch(b"v" * 500)), correlation=2)
+    streamed = query(("plain", 0, batch(b"v" * 500)), correlation=2)
     talk.client(streamed[:200])
     assert talk.upstream() == streamed[:200]
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), correlation=1))
@@ -470,14 +472,14 @@ def test_it_is_not_sent_again_into_the_middle_of_a_streamed_frame() -> None:
 
 def test_what_was_sent_behind_one_that_waited_too_long_is_tried_again_with_it() -> None:
     talk = Levels()
-    talk.client(ask(("safe", 0, idempotent()), correlation=1))
+    talk.client(query(("safe", 0, idempotent()), correlation=1))
     talk.upstream()
-    talk.around.idempotence.refused("safe", talk.now)
-    second, third = (ask(("safe", 0, idempotent(sequence=n)), correlation=n + 1) for n in (1, 2))
+    talk.services.idempotence.refused("safe", talk.now)
+    second, third = (query(("safe", 0, idempotent(sequence=n)), correlation=n + 1) for n in (1, 2))
     talk.client(second)
     talk.silent()
     talk.now += 1.1
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.counted()
     # When the first is answered, the next one is in the socket.
     talk.client(third)
@@ -490,27 +492,27 @@ def test_what_was_sent_behind_one_that_waited_too_long_is_tried_again_with_it() 
 def test_what_was_told_as_unknown_is_not_sent_again() -> None:
     """Its client may have done so itself."""
     talk = Levels()
-    talk.client(ask(("safe", 0, idempotent())))
+    talk.client(query(("safe", 0, idempotent())))
     talk.upstream()
     talk.now += 3
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.counted()
-    assert talk.told()["safe", 0][0] == TIMED_OUT
+    assert talk.reported()["safe", 0][0] == TIMED_OUT
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
     talk.silent()
 
 
 def test_some_partitions_of_a_request_may_be_taken_and_others_not() -> None:
     talk = Levels()
-    talk.client(ask(("safe", 0, idempotent()), ("required", 0, idempotent()), ("plain", 0, batch(b"v"))))
+    talk.client(query(("safe", 0, idempotent()), ("required", 0, idempotent()), ("plain", 0, batch(b"v"))))
     assert len(talk.up().topics) == 3
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), ("required", 0, OLD_FORMAT, -1), ("plain", 0, 0, 4)))
     talk.downgraded("safe")
     again = talk.up()
     assert [topic.name for topic in again.topics] == ["safe"]
     talk.kafka(produced(("safe", 0, 0, 8)))
-    told = talk.told()
-    assert {key: each[:2] for key, each in told.items()} == {
+    reported = talk.reported()
+    assert {key: each[:2] for key, each in reported.items()} == {
         ("safe", 0): (0, 8),
         ("required", 0): (OLD_FORMAT, -1),
         ("plain", 0): (0, 4),
@@ -519,21 +521,21 @@ def test_some_partitions_of_a_request_may_be_taken_and_others_not() -> None:
 
 def test_a_counted_topic_is_left_only_when_the_second_try_is_answered() -> None:
     talk = Levels()
-    talk.client(ask(("counted-safe", 0, idempotent())))
+    talk.client(query(("counted-safe", 0, idempotent())))
     talk.upstream()
-    door = talk.around.door("counted-safe")
+    barrier = talk.services.barrier("counted-safe")
     talk.kafka(produced(("counted-safe", 0, OLD_FORMAT, -1)))
     talk.downgraded("counted-safe")
     talk.upstream()
-    assert not door.empty(talk.now)
+    assert not barrier.empty(talk.now)
     talk.kafka(produced(("counted-safe", 0, 0, 2)))
-    assert talk.told()["counted-safe", 0][0] == 0
-    assert door.empty(talk.now)
+    assert talk.reported()["counted-safe", 0][0] == 0
+    assert barrier.empty(talk.now)
 
 
 def test_acks_0_is_sent_again_too() -> None:
     talk = Levels()
-    talk.client(ask(("safe", 0, idempotent()), acks=0))
+    talk.client(query(("safe", 0, idempotent()), acks=0))
     talk.upstream()
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
     talk.downgraded("safe")
@@ -547,18 +549,18 @@ def test_acks_0_is_sent_again_too() -> None:
 @pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("it broke")])
 def test_an_end_in_between_leaves_nothing_behind(gone: m.Event) -> None:
     talk = Levels()
-    talk.client(ask(("safe", 0, idempotent())))
+    talk.client(query(("safe", 0, idempotent())))
     talk.upstream()
     if isinstance(gone, m.ClientLost):
-        talk.tell(gone)
+        talk.report(gone)
         talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
         assert isinstance(talk.commands.pop(), m.CloseUpstream)
     else:
         talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
         talk.commands.clear()
-        talk.tell(gone)
+        talk.report(gone)
         talk.next(m.CloseClient)
-    assert talk.around.free_bytes == 1 << 20
+    assert talk.services.free_bytes == 1 << 20
     talk.silent()
 
 
@@ -573,7 +575,7 @@ def test_ids_that_are_made_up_cannot_be_taken_for_kafkas_nor_for_each_other() ->
 
 def test_a_batch_under_such_an_id_loses_it_on_a_safe_topic() -> None:
     talk = Levels()
-    talk.client(ask(("safe", 0, idempotent(producer_id=MADE_UP)), ("plain", 0, batch(b"v"))))
+    talk.client(query(("safe", 0, idempotent(producer_id=MADE_UP)), ("plain", 0, batch(b"v"))))
     talk.downgraded("safe", "not_permitted")
     assert producer(talk.up()) == NOBODY
 
@@ -581,9 +583,9 @@ def test_a_batch_under_such_an_id_loses_it_on_a_safe_topic() -> None:
 @pytest.mark.parametrize("topic", ["required", "guarded", "guarded-required", "counted"])
 def test_elsewhere_it_is_told_what_kafka_said(topic: str) -> None:
     talk = Levels()
-    talk.client(ask((topic, 0, idempotent(producer_id=MADE_UP))))
+    talk.client(query((topic, 0, idempotent(producer_id=MADE_UP))))
     talk.counted()
-    code, _, message = talk.told()[topic, 0]
+    code, _, message = talk.reported()[topic, 0]
     assert code == NOT_PERMITTED
     assert "idempotence.level=safe" in (message or "")
     talk.silent()
@@ -591,26 +593,26 @@ def test_elsewhere_it_is_told_what_kafka_said(topic: str) -> None:
 
 def test_on_a_counted_topic_that_is_safe_it_goes_in_and_without() -> None:
     talk = Levels()
-    talk.client(ask(("counted-safe", 0, idempotent(producer_id=MADE_UP))))
+    talk.client(query(("counted-safe", 0, idempotent(producer_id=MADE_UP))))
     talk.downgraded("counted-safe", "not_permitted")
     assert producer(talk.up()) == NOBODY
 
 
 def test_on_a_guarded_topic_that_is_safe_its_gate_never_hears_of_the_id() -> None:
     talk = Levels()
-    talk.client(ask(("guarded-safe", 0, expecting(4, b"v", producer=(MADE_UP, 0, 0)))))
+    talk.client(query(("guarded-safe", 0, expecting(4, b"v", producer=(MADE_UP, 0, 0)))))
     talk.downgraded("guarded-safe", "not_permitted")
-    ticket = talk.offered()
-    assert (ticket.append.producer_id, ticket.append.expected_base_offset) == (-1, 4)
+    pending = talk.submitted()
+    assert (pending.append.producer_id, pending.append.expected_base_offset) == (-1, 4)
 
 
 def test_a_guarded_topic_may_require_idempotence_beside_its_check() -> None:
     talk = Levels()
-    talk.client(ask(("guarded-required", 0, expecting(4, b"v")), correlation=1))
+    talk.client(query(("guarded-required", 0, expecting(4, b"v")), correlation=1))
     talk.counted()
-    assert talk.told()["guarded-required", 0][0] == POLICY_VIOLATION
-    talk.client(ask(("guarded-required", 0, expecting(4, b"v", producer=(9, 0, 0))), correlation=2))
-    assert talk.offered().append.producer_id == 9
+    assert talk.reported()["guarded-required", 0][0] == POLICY_VIOLATION
+    talk.client(query(("guarded-required", 0, expecting(4, b"v", producer=(9, 0, 0))), correlation=2))
+    assert talk.submitted().append.producer_id == 9
 
 
 _KNOWN = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__state")
@@ -620,7 +622,7 @@ def init_producer_id(
     code: int, *, safe: bool = True, transactional_id: str | None = None, version: int = 4
 ) -> tuple[int, int, int]:
     """What a client is told that Kafka tells `code`: code, id, epoch."""
-    exchanges = Exchanges(
+    rewriters = RequestRewriters(
         AddressBook(1),
         lambda: _KNOWN,
         frozenset[int],
@@ -628,13 +630,13 @@ def init_producer_id(
         some_are_safe=lambda: safe,
         make_up_producer_id=lambda: MADE_UP,
     )
-    talk = Levels(exchanges=exchanges)
-    asked = Message(transactional_id=transactional_id, transaction_timeout_ms=1000, producer_id=-1, producer_epoch=-1)
-    frame = encode_request_frame(INIT_PRODUCER_ID, version, 1, "app", asked)
+    talk = Levels(rewriters=rewriters)
+    queried = Message(transactional_id=transactional_id, transaction_timeout_ms=1000, producer_id=-1, producer_epoch=-1)
+    frame = encode_request_frame(INIT_PRODUCER_ID, version, 1, "app", queried)
     talk.client(frame)
     assert talk.upstream() == frame
-    told = Message(throttle_time_ms=0, error_code=code, producer_id=40 if not code else -1, producer_epoch=0)
-    talk.kafka(encode_response_frame(INIT_PRODUCER_ID, version, 1, told))
+    reported = Message(throttle_time_ms=0, error_code=code, producer_id=40 if not code else -1, producer_epoch=0)
+    talk.kafka(encode_response_frame(INIT_PRODUCER_ID, version, 1, reported))
     answer = memoryview(talk.answer())[4:]
     body = parse_response_header(answer, INIT_PRODUCER_ID, version).body_offset
     found = decode_response(INIT_PRODUCER_ID, version, answer[body:])
@@ -658,10 +660,10 @@ def test_a_transactional_id_gets_kafkas_answer_and_so_does_every_other_error() -
 
 def answered(talk: Levels, code: int, base: int, *, correlation: int, topic: str = "required", start: int) -> int:
     """One append of the same producer, and what Kafka says of it; what its client is told."""
-    talk.client(ask((topic, 0, idempotent(sequence=correlation)), correlation=correlation))
+    talk.client(query((topic, 0, idempotent(sequence=correlation)), correlation=correlation))
     talk.upstream()
     talk.kafka(_with_start(produced((topic, 0, code, base), correlation=correlation), start))
-    return talk.told()[topic, 0][0]
+    return talk.reported()[topic, 0][0]
 
 
 def _with_start(answer: bytes, start: int) -> bytes:
@@ -681,8 +683,8 @@ def test_it_is_told_so_once_for_a_batch() -> None:
     """kafka-python 3 sends the same batch again, at once and for ever. Others begin anew under another epoch."""
     talk = Levels()
     assert answered(talk, 0, 10, correlation=1, start=0) == 0
-    for told in (UNKNOWN_PRODUCER_ID, OUT_OF_ORDER, OUT_OF_ORDER):
-        assert answered(talk, OUT_OF_ORDER, -1, correlation=2, start=11) == told
+    for reported in (UNKNOWN_PRODUCER_ID, OUT_OF_ORDER, OUT_OF_ORDER):
+        assert answered(talk, OUT_OF_ORDER, -1, correlation=2, start=11) == reported
     assert answered(talk, OUT_OF_ORDER, -1, correlation=3, start=11) == UNKNOWN_PRODUCER_ID
 
 
@@ -696,7 +698,7 @@ def test_one_that_should_be_there_is_told_of_a_loss(start: int) -> None:
 def test_where_kafka_does_not_say_where_the_log_starts_its_last_word_counts() -> None:
     talk = Levels()
     assert answered(talk, 0, 10, correlation=1, start=0) == 0
-    talk.around.idempotence.note_log_start(TopicPartition("required", 0), 20, talk.now)
+    talk.services.idempotence.record_log_start(TopicPartition("required", 0), 20, talk.now)
     assert answered(talk, OUT_OF_ORDER, -1, correlation=2, start=-1) == UNKNOWN_PRODUCER_ID
 
 
@@ -707,18 +709,18 @@ def test_of_whom_nothing_is_known_kafkas_word_goes_through() -> None:
 
 def test_a_guarded_topic_knows_its_own_producers_too() -> None:
     talk = Levels()
-    for correlation, (code, base, start, told) in enumerate(
+    for correlation, (code, base, start, reported) in enumerate(
         [(0, 10, 0, 0), (OUT_OF_ORDER, -1, 11, UNKNOWN_PRODUCER_ID)]
     ):
-        talk.client(ask(("guarded", 0, idempotent(sequence=correlation)), correlation=correlation))
-        ticket = talk.offered()
-        talk.tell(m.TurnGranted(ticket))
-        talk.sent(ticket)
+        talk.client(query(("guarded", 0, idempotent(sequence=correlation)), correlation=correlation))
+        pending = talk.submitted()
+        talk.report(m.AppendAdmitted(pending))
+        talk.sent(pending)
         talk.upstream()
         talk.kafka(_with_start(produced(("guarded", 0, code, base), correlation=correlation), start))
-        verdict = talk.next(m.ToGate).event
-        assert verdict.result.error_code == told  # type: ignore[union-attr]
-        talk.tell(m.TurnEnded(ticket, verdict.result, None))  # type: ignore[union-attr]
+        decision = talk.next(m.ToSequencer).event
+        assert decision.result.error_code == reported  # type: ignore[union-attr]
+        talk.report(m.AppendCompleted(pending, decision.result, None))  # type: ignore[union-attr]
         talk.answer()
 
 
@@ -727,8 +729,8 @@ def test_what_is_remembered_is_bounded_and_goes_with_its_topic() -> None:
     at = [TopicPartition("t", index) for index in range(3)]
     for partition in at:
         memory.acknowledged(partition, 1, 5)
-        memory.note_log_start(partition, 3, 10.0)
-    assert [memory.is_gone(partition, 1, 6) for partition in at] == [False, True, True]
+        memory.record_log_start(partition, 3, 10.0)
+    assert [memory.is_dead(partition, 1, 6) for partition in at] == [False, True, True]
     assert [memory.log_start(partition) for partition in at] == [-1, 3, 3]
     assert [memory.recent_log_start(at[2], now) for now in (14.9, 15.0)] == [3, -1]
     memory.refused("t", 0.0)
@@ -736,7 +738,7 @@ def test_what_is_remembered_is_bounded_and_goes_with_its_topic() -> None:
     memory.forget_topic("t")
     assert [memory.log_start(partition) for partition in at] == [-1, -1, -1]
     assert not memory.goes_without("t", 0.0)
-    assert not memory.is_gone(at[2], 1, 6)
+    assert not memory.is_dead(at[2], 1, 6)
 
 
 # ------------------------------------------------------------------------------------------------- where the log starts
@@ -751,7 +753,7 @@ def starts(answer: bytes, version: int = 9) -> dict[tuple[str, int], int]:
     }
 
 
-def questions(data: bytes) -> list[tuple[int, int]]:
+def queries(data: bytes) -> list[tuple[int, int]]:
     """API and correlation id of what goes to Kafka in one write."""
     found = []
     while data:
@@ -763,22 +765,22 @@ def questions(data: bytes) -> list[tuple[int, int]]:
 
 def log_starts(topic: str, partition: int, offset: int, *, code: int = 0, correlation: int = 1) -> bytes:
     each = Message(partition_index=partition, error_code=code, timestamp=-1, offset=offset)
-    told = Message(topics=[Message(name=topic, partitions=[each])])
-    return encode_response_frame(LIST_OFFSETS, 1, correlation, told)
+    reported = Message(topics=[Message(name=topic, partitions=[each])])
+    return encode_response_frame(LIST_OFFSETS, 1, correlation, reported)
 
 
 def forgetful(*, may_write: bool = True) -> Levels:
     talk = Levels(may_write=may_write)
-    talk.around.idempotence = IdempotenceMemory()
+    talk.services.idempotence = IdempotenceMemory()
     return talk
 
 
 def test_a_refusal_says_where_the_log_starts_which_is_asked_for_once() -> None:
     talk = forgetful()
-    talk.client(ask(("required", 3, batch(b"v"))))
+    talk.client(query(("required", 3, batch(b"v"))))
     talk.counted()
     up = talk.upstream()
-    assert questions(up) == [(LIST_OFFSETS, 1)]
+    assert queries(up) == [(LIST_OFFSETS, 1)]
     header = parse_request_header(up[4:])
     (topic,) = decode_request(LIST_OFFSETS, 1, up[4 + header.body_offset :]).topics
     assert (topic.name, [(each.partition_index, each.timestamp) for each in topic.partitions]) == (
@@ -789,16 +791,16 @@ def test_a_refusal_says_where_the_log_starts_which_is_asked_for_once() -> None:
     answer = talk.answer()
     assert starts(answer) == {("required", 3): 17}
     assert read(answer)["required", 3][0] == POLICY_VIOLATION
-    talk.client(ask(("required", 3, batch(b"v")), correlation=2))
+    talk.client(query(("required", 3, batch(b"v")), correlation=2))
     talk.counted()
     assert starts(talk.answer()) == {("required", 3): 17}
 
 
 def test_it_is_asked_for_together_with_the_right_to_know() -> None:
     talk = forgetful(may_write=False)
-    talk.client(ask(("required", 0, batch(b"v"))))
+    talk.client(query(("required", 0, batch(b"v"))))
     talk.counted()
-    assert questions(talk.upstream()) == [(0, 1), (LIST_OFFSETS, 1)]
+    assert queries(talk.upstream()) == [(0, 1), (LIST_OFFSETS, 1)]
     talk.kafka(produced(("required", 0, INVALID_RECORD, -1)))
     talk.silent()
     talk.kafka(log_starts("required", 0, 17))
@@ -807,7 +809,7 @@ def test_it_is_asked_for_together_with_the_right_to_know() -> None:
 
 def test_who_may_not_write_is_not_told_it() -> None:
     talk = forgetful(may_write=False)
-    talk.client(ask(("required", 0, batch(b"v"))))
+    talk.client(query(("required", 0, batch(b"v"))))
     talk.counted()
     talk.upstream()
     talk.kafka(produced(("required", 0, NOT_AUTHORIZED, -1)) + log_starts("required", 0, 17))
@@ -816,7 +818,7 @@ def test_who_may_not_write_is_not_told_it() -> None:
 
 def test_a_broker_that_does_not_say_leaves_it_open() -> None:
     talk = forgetful()
-    talk.client(ask(("required", 0, batch(b"v"))))
+    talk.client(query(("required", 0, batch(b"v"))))
     talk.counted()
     talk.upstream()
     talk.kafka(log_starts("required", 0, -1, code=NOT_LEADER))
@@ -825,18 +827,18 @@ def test_a_broker_that_does_not_say_leaves_it_open() -> None:
 
 def test_a_client_that_could_not_read_it_does_not_wait_for_it() -> None:
     talk = forgetful()
-    talk.client(ask(("required", 0, batch(b"v")), version=4))
+    talk.client(query(("required", 0, batch(b"v")), version=4))
     talk.counted()
     assert talk.answer()
 
 
 def test_a_broker_that_stands_still_does_not_keep_the_refusal_for_ever() -> None:
     talk = forgetful()
-    talk.client(ask(("required", 0, batch(b"v"))))
+    talk.client(query(("required", 0, batch(b"v"))))
     talk.counted()
     talk.upstream()
     talk.now += 3
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.counted()
     assert read(talk.answer())["required", 0][0] == POLICY_VIOLATION
     talk.kafka(log_starts("required", 0, 17))
@@ -846,19 +848,19 @@ def test_a_broker_that_stands_still_does_not_keep_the_refusal_for_ever() -> None
 
 def test_a_retriable_answer_does_not_ask_but_says_what_is_known() -> None:
     talk = forgetful()
-    talk.around.is_fresh = False
-    talk.around.idempotence.note_log_start(TopicPartition("required", 0), 17, 0.0)
-    talk.client(ask(("required", 0, idempotent()), ("required", 1, idempotent())))
+    talk.services.is_fresh = False
+    talk.services.idempotence.record_log_start(TopicPartition("required", 0), 17, 0.0)
+    talk.client(query(("required", 0, idempotent()), ("required", 1, idempotent())))
     talk.counted()
     assert starts(talk.answer()) == {("required", 0): 17, ("required", 1): -1}
 
 
 def test_an_answer_to_something_else_in_between_stays_where_it_belongs() -> None:
     talk = forgetful()
-    talk.client(ask(("required", 0, batch(b"v")), correlation=1))
+    talk.client(query(("required", 0, batch(b"v")), correlation=1))
     talk.counted()
     talk.upstream()
-    talk.client(ask(("plain", 0, batch(b"v")), correlation=2))
+    talk.client(query(("plain", 0, batch(b"v")), correlation=2))
     talk.upstream()
     talk.kafka(log_starts("required", 0, 17))
     assert starts(talk.answer()) == {("required", 0): 17}
@@ -871,9 +873,9 @@ def test_who_was_told_29_once_has_not_proved_anything_by_that() -> None:
     """Asked about anew, each time: its second try is not told where a guarded log ends either."""
     talk = Levels(may_write=False)
     for correlation in (1, 2):
-        talk.client(ask(("guarded", 0, expecting(9, b"x")), correlation=correlation))
-        talk.refuse(talk.offered())
+        talk.client(query(("guarded", 0, expecting(9, b"x")), correlation=correlation))
+        talk.refuse(talk.submitted())
         talk.counted()
         assert talk.up().topics[0].partitions[0].records == b""
         talk.kafka(produced(("guarded", 0, NOT_AUTHORIZED, -1), correlation=correlation))
-        assert talk.told() == {("guarded", 0): (NOT_AUTHORIZED, -1, None)}
+        assert talk.reported() == {("guarded", 0): (NOT_AUTHORIZED, -1, None)}

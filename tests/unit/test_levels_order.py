@@ -13,7 +13,7 @@ from collections import deque
 import pytest
 
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.guarded import GuardedProduce
+from fencepost_proxy.session.checked_produce import CheckedProduce
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.produce import (
@@ -25,7 +25,7 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
 )
 from tests.support.batches import batch
-from tests.unit.test_levels import OLD_FORMAT, Levels, ask, idempotent
+from tests.unit.test_levels import OLD_FORMAT, Levels, idempotent, query
 
 SEEDS = range(150)
 _REQUESTS = 40
@@ -45,10 +45,10 @@ class Run:
         self.log: dict[int, list[bytes]] = {each: [] for each in range(_PARTITIONS)}
         self.sent: dict[int, list[bytes]] = {each: [] for each in range(_PARTITIONS)}
         self.answers: list[int] = []
-        self.asked = 0
+        self.queried = 0
 
     def run(self) -> None:
-        steps = [self.ask, self.deliver, self.handle, self.answer, self.others, self.tick]
+        steps = [self.query, self.deliver, self.handle, self.answer, self.others, self.tick]
         while len(self.answers) < _REQUESTS:
             self.random.choices(steps, weights=[4, 6, 5, 5, 1, 1])[0]()
         assert self.answers == list(range(_REQUESTS))
@@ -57,19 +57,21 @@ class Run:
 
     # ---- what may come next
 
-    def ask(self) -> None:
-        if self.asked - len(self.answers) >= _IN_FLIGHT or self.asked == _REQUESTS:
+    def query(self) -> None:
+        if self.queried - len(self.answers) >= _IN_FLIGHT or self.queried == _REQUESTS:
             return
-        number = self.asked
-        self.asked += 1
+        number = self.queried
+        self.queried += 1
         if self.random.random() < 0.2:
-            self.from_client += ask(("plain", 0, batch(b"x" * 200)), correlation=number)
+            self.from_client += query(("plain", 0, batch(b"x" * 200)), correlation=number)
             return
         value = b"%d" % number
         partitions = self.random.sample(range(_PARTITIONS), self.random.randint(1, _PARTITIONS))
         for partition in partitions:
             self.sent[partition].append(value)
-        self.from_client += ask(*(("safe", each, idempotent(value, number)) for each in partitions), correlation=number)
+        self.from_client += query(
+            *(("safe", each, idempotent(value, number)) for each in partitions), correlation=number
+        )
 
     def deliver(self) -> None:
         if self.reads and self.from_client:
@@ -79,7 +81,7 @@ class Run:
             taken, out = self.talk.session.take_up(memoryview(data), self.talk.now)
             self.to_broker += b"".join(out)
             if data[taken:]:
-                self.tell(m.ClientBytes(memoryview(data[taken:])))
+                self.report(m.ClientBytes(memoryview(data[taken:])))
 
     def handle(self) -> None:
         """One request at a time, in their order; a producer id is refused."""
@@ -105,20 +107,20 @@ class Run:
 
     def answer(self) -> None:
         if self.handled:
-            self.tell(m.UpstreamBytes(memoryview(self.handled.popleft())))
+            self.report(m.UpstreamBytes(memoryview(self.handled.popleft())))
 
     def others(self) -> None:
         """Another connection has found out, or it was long ago."""
         if self.random.random() < 0.5:
-            self.talk.around.idempotence.refused("safe", self.talk.now)
+            self.talk.services.idempotence.refused("safe", self.talk.now)
         else:
-            self.talk.around.idempotence = IdempotenceMemory()
+            self.talk.services.idempotence = IdempotenceMemory()
 
     def tick(self) -> None:
         self.talk.now += 0.01
-        self.tell(m.Tick())
+        self.report(m.Tick())
 
-    def tell(self, event: m.Event) -> None:
+    def report(self, event: m.Event) -> None:
         for command in self.talk.session.handle(event, self.talk.now):
             match command:
                 case m.ToUpstream(chunks):
@@ -131,10 +133,10 @@ class Run:
                     raise AssertionError(reason)
         while len(self.to_client) >= 4:
             end = 4 + int.from_bytes(self.to_client[:4], "big")
-            told = parse_produce_response(memoryview(bytes(self.to_client[4:end])), 9)
+            reported = parse_produce_response(memoryview(bytes(self.to_client[4:end])), 9)
             del self.to_client[:end]
-            assert not any(each.error_code for topic in told.topics for each in topic.partitions), told
-            self.answers.append(told.correlation_id)
+            assert not any(each.error_code for topic in reported.topics for each in topic.partitions), reported
+            self.answers.append(reported.correlation_id)
 
 
 def _value(records: memoryview) -> bytes:
@@ -154,6 +156,6 @@ def test_nothing_is_overtaken_lost_or_doubled() -> None:
 
 def test_without_the_rule_it_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """That this can be seen: who goes without does not wait for what is upstream with an id."""
-    monkeypatch.setattr(GuardedProduce, "_has_id_upstream", staticmethod(lambda turn, key: False))
+    monkeypatch.setattr(CheckedProduce, "_has_id_upstream", staticmethod(lambda exchange, key: False))
     with pytest.raises(AssertionError, match="seed"):
         test_nothing_is_overtaken_lost_or_doubled()

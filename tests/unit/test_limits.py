@@ -18,12 +18,12 @@ from fencepost_policies.append import Check, Refusal
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
 from fencepost_proxy.net.app import Proxy
-from fencepost_proxy.partitions import events as g
-from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.session import dispatcher as switch_module
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session import switch as switch_module
-from fencepost_proxy.session.switch import Switch
-from fencepost_proxy.session.turn import Bid, make_ticket
+from fencepost_proxy.session.dispatcher import Dispatcher
+from fencepost_proxy.session.produce_exchange import AppendDraft, make_pending_append
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, DESCRIBE_CONFIGS
@@ -32,8 +32,8 @@ from fencepost_proxy.wire.control import ITEMS_MAX, decode_request
 from fencepost_proxy.wire.produce import PartitionData
 from tests.support.batches import batch, expecting
 from tests.unit.test_control_codec import uvarint
-from tests.unit.test_gate import TP, Talk
-from tests.unit.test_session import HEARTBEAT, Around, Unchanged, guarded, produce, request
+from tests.unit.test_sequencer import TP, Talk
+from tests.unit.test_session import HEARTBEAT, Around, Unchanged, is_checked, produce, request
 from tests.unit.test_session import Talk as SessionTalk
 
 MESSAGE_TOO_LARGE, TIMED_OUT = 10, 7
@@ -55,20 +55,20 @@ def at_most(byte_count: int) -> Iterator[None]:
 def test_what_an_operator_sets_is_what_gates_and_sessions_obey() -> None:
     limits = replace(
         Limits(),
-        gate_queue_max=7,
-        settle_retry_seconds=0.7,
+        sequencer_queue_max=7,
+        resolve_retry_seconds=0.7,
         decompressed_bytes_max=70_000,
         frame_bytes_max=7_000,
         buffered_bytes_max=14_000,
         in_flight_requests_max=77,
-        gate_wait_max_seconds=7.5,
+        sequencer_wait_max_seconds=7.5,
         request_timeout_seconds=17.0,
     )
     proxy = Proxy(ProxyConfig((Address("kafka", 9092),), limits=limits))
-    gates = proxy.switch._limits
-    assert (gates.queue_max, gates.read_retry_seconds, gates.decompressed_bytes_max) == (7, 0.7, 70_000)
+    sequencers = proxy.dispatcher._limits
+    assert (sequencers.queue_max, sequencers.read_retry_seconds, sequencers.decompressed_bytes_max) == (7, 0.7, 70_000)
     assert (proxy.frame_bytes_max, proxy.in_flight_requests_max, proxy.decompressed_bytes_max) == (7_000, 77, 70_000)
-    assert (proxy.gate_wait_max_seconds, proxy.request_timeout_seconds) == (7.5, 17.0)
+    assert (proxy.sequencer_wait_max_seconds, proxy.request_timeout_seconds) == (7.5, 17.0)
     assert proxy.reserve(14_000)
     assert not proxy.reserve(1)
 
@@ -111,7 +111,7 @@ def test_numbers_count_as_elements() -> None:
 
 
 def test_a_batch_that_unpacks_beyond_the_limit_is_refused_and_its_request_answered() -> None:
-    bid = Bid(
+    draft = AppendDraft(
         connection=1,
         policy=TopicPolicy(Check.ON),
         names=HeaderNames(),
@@ -122,11 +122,13 @@ def test_a_batch_that_unpacks_beyond_the_limit_is_refused_and_its_request_answer
     )
     bomb = batch(b"\0" * 20_000, compression=1)
     assert len(bomb) < 1_000
-    refusal = make_ticket(bid, TP, PartitionData(TP.partition, bomb))
+    refusal = make_pending_append(draft, TP, PartitionData(TP.partition, bomb))
     assert isinstance(refusal, Refusal)
     assert (refusal.error_code, refusal.reason) == (MESSAGE_TOO_LARGE, "too_large")
     assert "TOO_LARGE topic=orders partition=3" in refusal.message
-    assert isinstance(make_ticket(replace(bid, decompressed_bytes_max=30_000), TP, PartitionData(3, bomb)), g.Ticket)
+    assert isinstance(
+        make_pending_append(replace(draft, decompressed_bytes_max=30_000), TP, PartitionData(3, bomb)), g.PendingAppend
+    )
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
@@ -135,8 +137,8 @@ def test_a_batch_that_unpacks_beyond_the_limit_is_refused_and_its_request_answer
 @pytest.mark.parametrize(("timeout_ms", "wait"), [(30_000, 5.0), (3_000, 1.0), (0, 0.0)])
 def test_an_append_waits_at_a_gate_for_so_long_and_a_third_of_its_timeout(timeout_ms: int, wait: float) -> None:
     talk = SessionTalk()
-    (ticket,) = guarded(talk, timeout_ms=timeout_ms)
-    assert ticket.deadline == pytest.approx(talk.now + wait)
+    (pending,) = is_checked(talk, timeout_ms=timeout_ms)
+    assert pending.deadline == pytest.approx(talk.now + wait)
 
 
 def test_a_frame_above_the_limit_costs_the_connection_before_a_byte_of_it_is_held() -> None:
@@ -151,7 +153,7 @@ def test_a_frame_above_the_limit_costs_the_connection_before_a_byte_of_it_is_hel
 def test_an_answer_above_the_limit_that_is_to_be_held_costs_the_connection_before_a_byte_of_it_is_held() -> None:
     """A broker that lies about lengths, or whoever sits at its address. What only passes is not held, however long."""
     talk = SessionTalk(frame_bytes_max=1_000)
-    guarded(talk, correlation=7)
+    is_checked(talk, correlation=7)
     talk.upstream()
     talk.kafka(struct.pack(">ii", 2_000_000_000, 7))
     (closed,) = [each for each in talk.commands if isinstance(each, m.CloseClient)]
@@ -173,12 +175,12 @@ def test_a_broken_request_costs_no_memory_that_others_share() -> None:
         produce(("guarded-a", 0, batch(b"x")))[:-1] + b"\7",
     ):
         talk = SessionTalk()
-        free = talk.around.free_bytes
+        free = talk.services.free_bytes
         talk.client(broken)
         assert talk.next(m.CloseClient).fault is ClientProtocolError
-        talk.tell(m.ClientLost())
-        talk.tell(m.UpstreamLost("closed"))
-        assert talk.around.free_bytes == free
+        talk.report(m.ClientLost())
+        talk.report(m.UpstreamLost("closed"))
+        assert talk.services.free_bytes == free
 
 
 # --- gates ------------------------------------------------------------------------------------------------------------
@@ -186,12 +188,12 @@ def test_a_broken_request_costs_no_memory_that_others_share() -> None:
 
 def _limited(**limits: Any) -> Talk:
     """A warm gate: the log ends at 10."""
-    talk = Talk(gate=Gate(TP, g.GateLimits(**limits)))
-    ticket = talk.offer(expecting(9, b"first"))
-    talk.tail(9)
-    talk.granted(ticket)
-    talk.kafka(ticket, base_offset=9)
-    talk.accepted(ticket, 9)
+    talk = Talk(sequencer=PartitionSequencer(TP, g.SequencerLimits(**limits)))
+    pending = talk.offer(expecting(9, b"first"))
+    talk.snapshot(9)
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=9)
+    talk.accepted(pending, 9)
     talk.now += 1
     return talk
 
@@ -199,46 +201,46 @@ def _limited(**limits: Any) -> Talk:
 def test_a_chain_has_no_more_on_its_way_than_the_limit() -> None:
     talk = _limited(in_flight_max=2)
     first, second, third = (talk.offer(expecting(at, b"x")) for at in (10, 11, 12))
-    assert talk.granted(first) is not None
-    assert talk.granted(second) is not None
+    assert talk.admitted(first) is not None
+    assert talk.admitted(second) is not None
     talk.silent()  # the third waits, though it could go
     talk.kafka(first, base_offset=10)
     talk.accepted(first, 10)
-    assert talk.granted(third) is not None
+    assert talk.admitted(third) is not None
 
 
 def test_a_doubt_that_cannot_be_settled_is_told_as_unknown_in_the_end() -> None:
-    talk = _limited(settle_seconds=3.0, read_retry_seconds=0.5)
-    ticket = talk.offer(expecting(10, b"x"))
-    talk.granted(ticket)
-    talk.tell(g.Lost(ticket))
-    looks = 0
+    talk = _limited(resolve_seconds=3.0, read_retry_seconds=0.5)
+    pending = talk.offer(expecting(10, b"x"))
+    talk.admitted(pending)
+    talk.report(g.Lost(pending))
+    probes = 0
     gave_up = talk.now + 3.0
-    while isinstance(talk.effects[0], g.Look):
-        talk.next(g.Look)
-        looks += 1
-        talk.tell(g.Looked(ticket, g.Unreadable("the broker does not answer")))
+    while isinstance(talk.effects[0], g.ReadBatch):
+        talk.next(g.ReadBatch)
+        probes += 1
+        talk.report(g.BatchRead(pending, g.Unreadable("the broker does not answer")))
         if talk.effects:
             break
         assert talk.now <= gave_up
         talk.now += 0.5
-        talk.tell(g.Tick())
-    assert talk.answered(ticket).error_code == TIMED_OUT
+        talk.report(g.Tick())
+    assert talk.answered(pending).error_code == TIMED_OUT
     assert talk.now >= gave_up
-    assert looks == 7  # at once, and every half second
+    assert probes == 7  # at once, and every half second
 
 
 def test_a_gate_remembers_so_many_batches_and_producers_and_no_more() -> None:
     talk = _limited(remembered_batches_max=3, remembered_producers_max=2)
     sent = [expecting(at, b"%d" % at, producer=(100 + at, 0, 0)) for at in range(10, 16)]
     for at, records in enumerate(sent, 10):
-        ticket = talk.offer(records)
-        talk.granted(ticket)
-        talk.kafka(ticket, base_offset=at)
-        talk.accepted(ticket, at)
+        pending = talk.offer(records)
+        talk.admitted(pending)
+        talk.kafka(pending, base_offset=at)
+        talk.accepted(pending, at)
     talk.silent()
-    assert len(talk.gate.memory.landed) == 3
-    assert len(talk.gate.memory.stamped) == 2
+    assert len(talk.sequencer.memory.appended_batch) == 3
+    assert len(talk.sequencer.memory.fenced) == 2
     # The newest are known at once; an older one has to be looked for in the log.
     talk.accepted(talk.offer(sent[-1], connection=2), 15)
     talk.offer(sent[0], connection=2)
@@ -248,14 +250,14 @@ def test_a_gate_remembers_so_many_batches_and_producers_and_no_more() -> None:
 
 def test_gates_that_nobody_uses_are_dropped_before_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of topics are the clients' to choose, as far as patterns guard what there is not yet."""
-    monkeypatch.setattr(switch_module, "_IDLE_GATES_MAX", 4)
-    around = Around()
-    switch = Switch(around, Unchanged(), g.GateLimits(), HeaderNames())  # type: ignore[arg-type]
+    monkeypatch.setattr(switch_module, "_IDLE_SEQUENCERS_MAX", 4)
+    services = Around()
+    dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     for number in range(1, 12):
-        switch.open(number, "proxy.local", 100.0)
+        dispatcher.open(number, "proxy.local", 100.0)
         data = produce((f"guarded-{number}", 0, batch(b"x")))
-        switch.session_event(number, m.ClientBytes(memoryview(data)), 100.0)
+        dispatcher.session_event(number, m.ClientBytes(memoryview(data)), 100.0)
         if number != 3:  # who still waits keeps his gate
-            switch.session_event(number, m.ClientLost(), 100.0)
-        assert len(switch.gates) <= 4
-    assert TopicPartition("guarded-3", 0) in switch.gates
+            dispatcher.session_event(number, m.ClientLost(), 100.0)
+        assert len(dispatcher.sequencers) <= 4
+    assert TopicPartition("guarded-3", 0) in dispatcher.sequencers

@@ -14,13 +14,13 @@ import pytest
 from fencepost_proxy.config import ControlSasl
 from fencepost_proxy.errors import ClientProtocolError, ConfigError
 from fencepost_proxy.net.sasl import LoginFailed, log_in
-from fencepost_proxy.partitions import events as g
+from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from fencepost_proxy.wire.control import decode_request, encode_response_frame, parse_request_header
 from fencepost_proxy.wire.produce import PartitionResult
 from fencepost_proxy.wire.schema import Message
-from tests.unit.test_session import HEARTBEAT, Talk, expecting, guarded, produce, produced, read, request, response
+from tests.unit.test_session import HEARTBEAT, Talk, expecting, is_checked, produce, produced, read, request, response
 
 HANDSHAKE = request(SASL_HANDSHAKE, 1, 7, b"\0\5PLAIN")
 AUTHENTICATE = request(SASL_AUTHENTICATE, 1, 8, b"\0\0\0\x04\0a\0b")
@@ -33,8 +33,8 @@ class Waiting(Talk):
 
     reads = True
 
-    def tell(self, event: m.Event) -> None:
-        super().tell(event)
+    def report(self, event: m.Event) -> None:
+        super().report(event)
         for each in self.commands:
             if isinstance(each, m.ReadClient):
                 self.reads = each.on
@@ -60,7 +60,7 @@ def test_a_login_passes_as_it_is() -> None:
 def test_a_login_waits_for_what_may_have_to_be_sent_once_more() -> None:
     # Given: an append whose stamp Kafka may refuse, and a login right behind it.
     talk = Waiting()
-    (ticket,) = guarded(talk)
+    (pending,) = is_checked(talk)
     talk.upstream()
     talk.client(HANDSHAKE)
     talk.silent()
@@ -68,18 +68,18 @@ def test_a_login_waits_for_what_may_have_to_be_sent_once_more() -> None:
 
     # When: Kafka refuses it, and the gate lets it go once more.
     talk.kafka(produced(("guarded-a", 0, 45, -1)))
-    talk.next(m.ToGate)
-    talk.grant(ticket)
-    talk.sent(ticket)
+    talk.next(m.ToSequencer)
+    talk.grant(pending)
+    talk.sent(pending)
 
     # Then: it goes up, and nothing of the login.
     assert HANDSHAKE not in talk.upstream()
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    assert isinstance(talk.next(m.ToGate).event, g.Answered)
+    assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
     talk.silent()
 
     # And: the login goes up once that was answered.
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5, -1, 0), None))
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5, -1, 0), None))
     assert {type(each) for each in talk.commands} == {m.ToUpstream, m.ToClient}
     talk.commands.sort(key=lambda each: isinstance(each, m.ToClient))
     assert talk.upstream() == HANDSHAKE
@@ -89,10 +89,10 @@ def test_a_login_waits_for_what_may_have_to_be_sent_once_more() -> None:
 
 def test_a_login_waits_for_relayed_requests_too_and_what_follows_it_for_nothing() -> None:
     talk = Waiting()
-    ask, after = request(HEARTBEAT, 4, 1), request(HEARTBEAT, 4, 9)
-    taken, out = talk.session.take_up(memoryview(ask + HANDSHAKE), talk.now)
-    assert taken == len(ask)
-    assert b"".join(out) == ask
+    query, after = request(HEARTBEAT, 4, 1), request(HEARTBEAT, 4, 9)
+    taken, out = talk.session.take_up(memoryview(query + HANDSHAKE), talk.now)
+    assert taken == len(query)
+    assert b"".join(out) == query
     talk.client(HANDSHAKE)
     talk.silent()
     assert not talk.reads
@@ -107,8 +107,8 @@ def test_a_login_waits_for_relayed_requests_too_and_what_follows_it_for_nothing(
 
 
 def logged_in(lifetime_ms: int, version: int = 2) -> bytes:
-    said = Message(error_code=0, error_message=None, auth_bytes=b"", session_lifetime_ms=lifetime_ms)
-    return encode_response_frame(SASL_AUTHENTICATE, version, 8, said)
+    stated = Message(error_code=0, error_message=None, auth_bytes=b"", session_lifetime_ms=lifetime_ms)
+    return encode_response_frame(SASL_AUTHENTICATE, version, 8, stated)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -120,7 +120,7 @@ def test_who_does_not_log_in_anew_appends_until_its_login_ends(version: int) -> 
     talk.kafka(logged_in(3000, version))
     assert talk.answer() == logged_in(3000, version)
     talk.now += 2.0
-    (ticket,) = guarded(talk)
+    (pending,) = is_checked(talk)
     talk.upstream()
 
     # When: there is another one when it has ended.
@@ -130,11 +130,11 @@ def test_who_does_not_log_in_anew_appends_until_its_login_ends(version: int) -> 
     # Then: that is not sent. Kafka would close the connection, and nobody know what became of it.
     talk.silent()
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    assert isinstance(talk.next(m.ToGate).event, g.Answered)
+    assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
     talk.silent()
 
     # And: the one before it is answered, and then the connection ends.
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5, -1, 0), None))
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5, -1, 0), None))
     assert read(talk.answer()) == {("guarded-a", 0): (0, 5, None)}
     closed = talk.next(m.CloseClient)
     assert (closed.hang_up, closed.fault) == (True, None)
@@ -152,7 +152,7 @@ def test_a_new_login_begins_its_time_anew() -> None:
         talk.now += 2.9
     talk.now += 6.0
 
-    guarded(talk)
+    is_checked(talk)
 
     assert talk.upstream()
 
@@ -166,7 +166,7 @@ def test_a_login_that_does_not_say_when_it_ends_does_not(answer: bytes) -> None:
     assert talk.answer() == answer
     talk.now += 1e6
 
-    guarded(talk)
+    is_checked(talk)
 
     assert talk.upstream()
 
@@ -179,8 +179,8 @@ def handshake(mechanism: str, version: int = 0) -> bytes:
 
 
 def handshaken(error_code: int = 0) -> bytes:
-    said = Message(error_code=error_code, mechanisms=["PLAIN", "SCRAM-SHA-256"])
-    return encode_response_frame(SASL_HANDSHAKE, 1, 7, said)
+    stated = Message(error_code=error_code, mechanisms=["PLAIN", "SCRAM-SHA-256"])
+    return encode_response_frame(SASL_HANDSHAKE, 1, 7, stated)
 
 
 def bare(token: bytes) -> bytes:
@@ -188,16 +188,16 @@ def bare(token: bytes) -> bytes:
 
 
 def authenticated(number: int, token: bytes = b"", error_code: int = 0, lifetime_ms: int = 0) -> bytes:
-    said = Message(
+    stated = Message(
         error_code=error_code,
         error_message="Authentication failed: Invalid username or password" if error_code else None,
         auth_bytes=token,
         session_lifetime_ms=lifetime_ms,
     )
-    return encode_response_frame(SASL_AUTHENTICATE, 1, number, said)
+    return encode_response_frame(SASL_AUTHENTICATE, 1, number, stated)
 
 
-def told(frame: bytes) -> tuple[int, int, bytes]:
+def reported(frame: bytes) -> tuple[int, int, bytes]:
     """Of a SaslAuthenticate request: version, correlation id, token."""
     header = parse_request_header(memoryview(frame[4:]))
     assert header.api_key == SASL_AUTHENTICATE
@@ -237,7 +237,7 @@ def test_bare_tokens_are_relayed_as_requests(mechanism: str, steps: list[tuple[b
             taken, out = talk.session.take_up(memoryview(frame[at : at + cut]), talk.now)
             assert (taken, out) == (0, [])
             talk.client(frame[at : at + cut])
-        assert told(talk.upstream()) == (1, number, token)
+        assert reported(talk.upstream()) == (1, number, token)
         reply = authenticated(number, answer)
         for at in range(0, len(reply), cut):
             talk.kafka(reply[at : at + cut])
@@ -245,7 +245,7 @@ def test_bare_tokens_are_relayed_as_requests(mechanism: str, steps: list[tuple[b
     talk.silent()
     if mechanism == "GSSAPI":  # a last token without an answer, with a request behind it
         talk.client(bare(b"chosen layer") + request(HEARTBEAT, 4, 9))
-        assert told(talk.upstream()) == (1, len(steps), b"chosen layer")
+        assert reported(talk.upstream()) == (1, len(steps), b"chosen layer")
         talk.silent()
         talk.kafka(authenticated(len(steps)))
     else:
@@ -254,7 +254,7 @@ def test_bare_tokens_are_relayed_as_requests(mechanism: str, steps: list[tuple[b
     assert talk.upstream() == request(HEARTBEAT, 4, 9)
     talk.kafka(response(9))
     assert talk.answer() == response(9)
-    assert talk.around.free_bytes == 1 << 20
+    assert talk.services.free_bytes == 1 << 20
 
 
 def test_bare_token_that_reads_as_a_request_is_none() -> None:
@@ -264,7 +264,7 @@ def test_bare_token_that_reads_as_a_request_is_none() -> None:
     assert talk.session.take_up(memoryview(whole), talk.now) == (0, [])
     talk.client(whole)
 
-    assert told(talk.upstream()) == (1, 0, whole[4:])
+    assert reported(talk.upstream()) == (1, 0, whole[4:])
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -288,7 +288,7 @@ def test_failed_login_names_its_principal(version: int, mechanism: str, tokens: 
     for number, token in enumerate(tokens):
         as_request = request(SASL_AUTHENTICATE, 1, number, bare(token))
         talk.client(as_request if version else bare(token))
-        assert told(talk.upstream()) == (1, number, token)
+        assert reported(talk.upstream()) == (1, number, token)
         last = number == len(tokens) - 1
         talk.kafka(authenticated(number, b"" if last else b"more", 58 if last else 0))
         if not last:
@@ -346,7 +346,7 @@ def test_bare_token_waits_for_the_answer_before_it() -> None:
         assert not talk.reads
         talk.kafka(answer)
         talk.commands.sort(key=lambda each: isinstance(each, m.ToClient))
-        assert told(talk.upstream()) == (1, number, str(number + 1).encode())
+        assert reported(talk.upstream()) == (1, number, str(number + 1).encode())
         talk.answer()
 
 
@@ -363,20 +363,20 @@ def test_login_by_bare_tokens_ends_too() -> None:
     assert "login has ended" in talk.next(m.CloseClient).reason
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_process_that_ends_does_not_wait_for_tokens(asked: bool) -> None:
+@pytest.mark.parametrize("queried", [False, True])
+def test_process_that_ends_does_not_wait_for_tokens(queried: bool) -> None:
     talk = begun("SCRAM-SHA-256")
-    if asked:
+    if queried:
         talk.client(bare(FIRST))
         talk.upstream()
-    talk.tell(m.Leave(talk.now + 30.0))
-    if asked:
+    talk.report(m.Drain(talk.now + 30.0))
+    if queried:
         talk.silent()
         talk.kafka(authenticated(0, b"more"))
         talk.answer()
     talk.now += 1.0
 
-    talk.tell(m.Leave(talk.now + 29.0))
+    talk.report(m.Drain(talk.now + 29.0))
 
     assert talk.next(m.CloseClient).hang_up
 
@@ -384,12 +384,12 @@ def test_process_that_ends_does_not_wait_for_tokens(asked: bool) -> None:
 def test_client_that_leaves_in_a_login_keeps_nothing() -> None:
     talk = begun("OAUTHBEARER")
     talk.client(bare(LONG)[:-1])
-    assert talk.around.free_bytes == (1 << 20) - len(LONG)
+    assert talk.services.free_bytes == (1 << 20) - len(LONG)
 
-    talk.tell(m.ClientLost())
+    talk.report(m.ClientLost())
 
     talk.next(m.CloseUpstream)
-    assert talk.around.free_bytes == 1 << 20
+    assert talk.services.free_bytes == 1 << 20
 
 
 def test_a_client_with_tls_where_there_is_none_is_told_so() -> None:
@@ -411,15 +411,15 @@ class Broker:
     def __init__(self, *steps: Callable[[bytes], Message], mechanisms: tuple[str, ...] = ()) -> None:
         self.mechanisms = mechanisms
         self.steps = list(steps)
-        self.told: list[bytes] = []
+        self.reported: list[bytes] = []
 
-    async def ask(self, api_key: int, version: int, message: Message) -> Message:
+    async def query(self, api_key: int, version: int, message: Message) -> Message:
         if api_key == SASL_HANDSHAKE:
             known = message.mechanism in self.mechanisms
             return Message(error_code=0 if known else 33, mechanisms=list(self.mechanisms))
         assert (api_key, version) == (SASL_AUTHENTICATE, 1)
-        self.told.append(bytes(message.auth_bytes))
-        return self.steps.pop(0)(self.told[-1])
+        self.reported.append(bytes(message.auth_bytes))
+        return self.steps.pop(0)(self.reported[-1])
 
 
 def accepts(auth_bytes: bytes = b"", *, lifetime_ms: int = 0) -> Callable[[bytes], Message]:
@@ -435,9 +435,9 @@ def password(tmp_path: Path) -> Path:
 def test_plain(password: Path) -> None:
     broker = Broker(accepts(lifetime_ms=90_000), mechanisms=("PLAIN",))
 
-    assert asyncio.run(log_in(broker.ask, ControlSasl("PLAIN", "user", password))) == 90.0
+    assert asyncio.run(log_in(broker.query, ControlSasl("PLAIN", "user", password))) == 90.0
 
-    assert broker.told[0].split(b"\0")[1:] == [b"user", b"pencil"]
+    assert broker.reported[0].split(b"\0")[1:] == [b"user", b"pencil"]
 
 
 def test_the_token_is_read_anew_at_each_login(tmp_path: Path) -> None:
@@ -446,13 +446,13 @@ def test_the_token_is_read_anew_at_each_login(tmp_path: Path) -> None:
     for token in ("first", "second"):
         file.write_text(token + "\n")
         broker = Broker(accepts(), mechanisms=("OAUTHBEARER",))
-        assert asyncio.run(log_in(broker.ask, sasl)) == 0.0
-        assert broker.told == [f"n,,\x01auth=Bearer {token}\x01\x01".encode()]
+        assert asyncio.run(log_in(broker.query, sasl)) == 0.0
+        assert broker.reported == [f"n,,\x01auth=Bearer {token}\x01\x01".encode()]
 
 
 def scram(name: str, secret: bytes, *, iterations: int = 4096, honest: bool = True) -> Broker:
     """A broker's side of RFC 5802, for one user."""
-    said: list[bytes] = []
+    stated: list[bytes] = []
     salt, digest = b"salt", getattr(hashlib, name)
 
     def keyed(key: bytes, text: bytes) -> bytes:
@@ -462,12 +462,12 @@ def scram(name: str, secret: bytes, *, iterations: int = 4096, honest: bool = Tr
         bare = auth_bytes.removeprefix(b"n,,")
         nonce = bare.partition(b"r=")[2] + b"server"
         answer = b"r=%s,s=%s,i=%d" % (nonce, base64.b64encode(salt), iterations)
-        said.extend((bare, answer))
+        stated.extend((bare, answer))
         return accepts(answer)(auth_bytes)
 
     def last(auth_bytes: bytes) -> Message:
         without_proof, _, proof = auth_bytes.partition(b",p=")
-        text = b",".join((*said, without_proof))
+        text = b",".join((*stated, without_proof))
         salted = hashlib.pbkdf2_hmac(name, secret, salt, iterations)
         key = keyed(salted, b"Client Key")
         signature = keyed(digest(key).digest(), text)
@@ -483,14 +483,14 @@ def scram(name: str, secret: bytes, *, iterations: int = 4096, honest: bool = Tr
 def test_scram(password: Path, mechanism: str, name: str) -> None:
     broker = scram(name, b"pencil")
 
-    asyncio.run(log_in(broker.ask, ControlSasl(mechanism, "a=b,c", password)))  # type: ignore[arg-type]
+    asyncio.run(log_in(broker.query, ControlSasl(mechanism, "a=b,c", password)))  # type: ignore[arg-type]
 
-    assert broker.told[0].startswith(b"n,,n=a=3Db=2Cc,r=")
-    assert b"pencil" not in b"".join(broker.told)
+    assert broker.reported[0].startswith(b"n,,n=a=3Db=2Cc,r=")
+    assert b"pencil" not in b"".join(broker.reported)
 
 
 @pytest.mark.parametrize(
-    ("broker", "said"),
+    ("broker", "stated"),
     [
         (scram("sha256", b"other"), "SASL SCRAM-SHA-256 as user: Authentication failed"),
         (scram("sha256", b"pencil", honest=False), "invalid message from the broker: Server sent wrong signature"),
@@ -499,9 +499,9 @@ def test_scram(password: Path, mechanism: str, name: str) -> None:
         (Broker(mechanisms=("PLAIN", "GSSAPI")), r"this listener takes PLAIN, GSSAPI \(control_sasl.mechanism\)"),
     ],
 )
-def test_why_a_login_fails(password: Path, broker: Broker, said: str) -> None:
-    with pytest.raises(LoginFailed, match=said) as failed:
-        asyncio.run(log_in(broker.ask, ControlSasl("SCRAM-SHA-256", "user", password)))
+def test_why_a_login_fails(password: Path, broker: Broker, stated: str) -> None:
+    with pytest.raises(LoginFailed, match=stated) as failed:
+        asyncio.run(log_in(broker.query, ControlSasl("SCRAM-SHA-256", "user", password)))
 
     assert "pencil" not in str(failed.value)
 
@@ -510,10 +510,10 @@ def test_secrets_that_cannot_be_read(tmp_path: Path) -> None:
     broker = Broker(mechanisms=("PLAIN",))
     (empty := tmp_path / "empty").write_text("\n")
     (binary := tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for file, said in (
+    for file, stated in (
         (tmp_path / "absent", "control_sasl.password_file: .*absent cannot be read: No such file or directory"),
         (empty, "control_sasl.password_file: the first line of .*empty is empty"),
         (binary, "control_sasl.password_file: .*binary is not UTF-8 text"),
     ):
-        with pytest.raises(ConfigError, match=said):
-            asyncio.run(log_in(broker.ask, ControlSasl("PLAIN", "user", file)))
+        with pytest.raises(ConfigError, match=stated):
+            asyncio.run(log_in(broker.query, ControlSasl("PLAIN", "user", file)))

@@ -128,10 +128,10 @@ def test_what_was_left_out_is_told_although_nothing_follows(stream: io.StringIO)
 
     for size in range(5):
         limited.warning("bad frame", "bad frame", size=size)
-    logs.tell_left_out()
+    logs.report_suppressed()
     now = 110.0
-    logs.tell_left_out()
-    logs.tell_left_out()
+    logs.report_suppressed()
+    logs.report_suppressed()
 
     # Its last line is the last of them, and stands for three others.
     assert [line.split("session ")[1] for line in lines(stream)] == [
@@ -147,7 +147,7 @@ def test_at_the_end_what_was_left_out_is_told_at_once(stream: io.StringIO) -> No
 
     for size in range(2):
         limited.warning("bad frame", "bad frame", size=size)
-    logs.tell_left_out(at_once=True)
+    logs.report_suppressed(at_once=True)
 
     assert [line.split("session ")[1] for line in lines(stream)] == ["bad frame size=0", "bad frame size=1"]
 
@@ -163,14 +163,14 @@ def test_no_event_floods_the_log_whoever_causes_it(stream: io.StringIO, style: s
     for number in range(logs.EVENT_LINES_MAX + 3):
         log.info("a group gets a new partition", group=f"group-{number}")
     log.info("another event")
-    logs.tell_left_out(at_once=True)
+    logs.report_suppressed(at_once=True)
 
     # Then three are left out, counted, and told with the fields that every line has
-    *_, last, another, told = lines(stream)
+    *_, last, another, reported = lines(stream)
     assert f"group-{logs.EVENT_LINES_MAX - 1}" in last
     assert "another event" in another
     if style == "json":
-        assert json.loads(told) | {"time": ""} == {
+        assert json.loads(reported) | {"time": ""} == {
             "time": "",
             "level": "info",
             "room": "net.groups",
@@ -179,7 +179,7 @@ def test_no_event_floods_the_log_whoever_causes_it(stream: io.StringIO, style: s
             "worker": 1,
         }
     else:
-        assert told.endswith("INFO net.groups a group gets a new partition suppressed=3 worker=1")
+        assert reported.endswith("INFO net.groups a group gets a new partition suppressed=3 worker=1")
     after = logs.lines()
     assert after["info"] - before["info"] == logs.EVENT_LINES_MAX + 1
     assert after["left_out"] - before["left_out"] == 3

@@ -91,8 +91,8 @@ def test_librdkafkas_default_places_an_empty_key_anywhere() -> None:
 # --- the policy -------------------------------------------------------------------------------------------------------
 
 
-def _append(said: int | None = None) -> Append:
-    return Append("orders", 3, record_count=2, expected_base_offset=None, partition_count=said)
+def _append(stated: int | None = None) -> Append:
+    return Append("orders", 3, record_count=2, expected_base_offset=None, partition_count=stated)
 
 
 _CONTRADICTION = "PARTITION_COUNT_CONTRADICTION topic=orders partition=3: record header has 6, request has 8"
@@ -101,7 +101,7 @@ _AHEAD = "INVALID_PARTITION_COUNT topic=orders partition=3 expected=9 actual=8"
 
 
 @pytest.mark.parametrize(
-    ("check", "said", "served", "code", "message"),
+    ("check", "stated", "served", "code", "message"),
     [
         # Both checks want what is said to be true, wherever it is said.
         ("true", (8, None), None, 0, ""),
@@ -129,9 +129,9 @@ _AHEAD = "INVALID_PARTITION_COUNT topic=orders partition=3 expected=9 actual=8"
     ],
 )
 def test_what_a_batch_is_refused_for(
-    check: str, said: tuple[int | None, int | None], served: int | None, code: int, message: str
+    check: str, stated: tuple[int | None, int | None], served: int | None, code: int, message: str
 ) -> None:
-    in_header, in_request = said
+    in_header, in_request = stated
     refusal = check_partition_count(_append(in_header), in_request, CountFacts(Check(check), 8, served=served))
 
     assert (0 if refusal is None else refusal.error_code) == code
@@ -143,9 +143,9 @@ def test_keys_are_placed_anew_where_the_batch_says_nothing() -> None:
     # Given keys, of which murmur2 places the third on another of 8 partitions than 3
     here, elsewhere = _placed_on(3, of=8), _placed_on(5, of=8)
 
-    def refusal(*keys: bytes | None, said: int | None = None) -> tuple[int, str] | None:
+    def refusal(*keys: bytes | None, stated: int | None = None) -> tuple[int, str] | None:
         facts = CountFacts(Check.ON, 8, Partitioner.MURMUR2, keys, served=6)
-        refused = check_partition_count(_append(said), None, facts)
+        refused = check_partition_count(_append(stated), None, facts)
         return None if refused is None else (refused.error_code, refused.message)
 
     # Then the first misplaced one is named, and what needs no place has none
@@ -155,7 +155,7 @@ def test_keys_are_placed_anew_where_the_batch_says_nothing() -> None:
         "MISPLACED_KEY topic=orders partition=3 record=2 belongs=5 actual=8: of 8 partitions, its key is placed on "
         "another one by murmur2",
     )
-    assert refusal(elsewhere, said=8) is None, "who says the count chooses partitions as it likes"
+    assert refusal(elsewhere, stated=8) is None, "who says the count chooses partitions as it likes"
 
 
 def test_while_the_topic_does_not_settle_nothing_is_placed_anew() -> None:

@@ -134,7 +134,7 @@ def test_a_section_of_tagged_fields_is_kept_raw_and_can_be_taken_apart() -> None
 
 
 def test_more_tagged_fields_than_the_limit_are_refused_unread() -> None:
-    fields = b"".join(bytes([tag, 0]) for tag in range(TAGS_MAX))
+    fields = b"".join(bytes([instance_id, 0]) for instance_id in range(TAGS_MAX))
     assert read_tags(bytes([TAGS_MAX]) + fields, 0)[1] == 1 + len(fields)
     with pytest.raises(Malformed, match=f"above the limit of {TAGS_MAX}"):
         read_tags(bytes([TAGS_MAX + 1]) + fields, 0)

@@ -111,7 +111,9 @@ def tag_sections(draw: st.DrawFn, version: int, *, first_tag: int = 0) -> bytes:
     fields = draw(st.dictionaries(st.integers(first_tag, 127), st.binary(max_size=100), max_size=3))
     if version < 9 or not fields:
         return b""
-    return bytes([len(fields)]) + b"".join(bytes([tag, len(fields[tag])]) + fields[tag] for tag in sorted(fields))
+    return bytes([len(fields)]) + b"".join(
+        bytes([instance_id, len(fields[instance_id])]) + fields[instance_id] for instance_id in sorted(fields)
+    )
 
 
 @st.composite

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
-from fencepost_proxy.partitions import events as g
+from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import MARKER, TopicPartition
@@ -17,7 +17,7 @@ from fencepost_proxy.wire.control import decode_request, encode_response_frame, 
 from fencepost_proxy.wire.produce import PartitionResult, ProduceRequest, parse_produce_request
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
-from tests.unit import test_counted as doors
+from tests.unit import test_partition_counts as barriers
 from tests.unit import test_session_transactions as transactions
 from tests.unit.test_logins import AUTHENTICATE, HANDSHAKE, logged_in
 from tests.unit.test_session import (
@@ -43,11 +43,11 @@ AT_5 = PartitionResult(0, 0, 5)
 class Proving(Talk):
     """Of a client that Kafka knows by a login of its own. Whether it is read is no matter here."""
 
-    def __init__(self, **around: Any) -> None:
-        super().__init__(clients_log_in=True, **around)
+    def __init__(self, **services: Any) -> None:
+        super().__init__(clients_log_in=True, **services)
 
-    def tell(self, event: m.Event) -> None:
-        super().tell(event)
+    def report(self, event: m.Event) -> None:
+        super().report(event)
         self.commands = [each for each in self.commands if not isinstance(each, m.ReadClient)]
 
     def appends(self, at: int = 5, *, topic: str = TOPIC, correlation: int = 1, **options: Any) -> None:
@@ -56,7 +56,7 @@ class Proving(Talk):
     def sent_up(self) -> ProduceRequest:
         return parse_produce_request(memoryview(self.upstream())[4:])
 
-    def asked(self) -> list[str]:
+    def queried(self) -> list[str]:
         """The topics that Kafka is asked about, by a request that appends nothing."""
         probe = self.sent_up()
         assert (probe.acks, probe.transactional_id) == (1, None)
@@ -66,21 +66,21 @@ class Proving(Talk):
     def says(self, *codes: tuple[str, int], correlation: int = 1) -> None:
         self.kafka(produced(*((topic, 0, code, -1) for topic, code in codes), correlation=correlation))
 
-    def told(self) -> dict[tuple[str, int], tuple[int, int, str | None]]:
+    def reported(self) -> dict[tuple[str, int], tuple[int, int, str | None]]:
         return read(self.answer())
 
 
-def allowed(**around: Any) -> Proving:
+def allowed(**services: Any) -> Proving:
     """Of one that has proved it."""
-    talk = Proving(**around)
+    talk = Proving(**services)
     talk.session._may_write[TOPIC] = talk.now
     return talk
 
 
-def granted(talk: Proving) -> g.Ticket:
-    ticket = talk.offered()
-    talk.grant(ticket)
-    return ticket
+def admitted(talk: Proving) -> g.PendingAppend:
+    pending = talk.submitted()
+    talk.grant(pending)
+    return pending
 
 
 # --- before a gate ----------------------------------------------------------------------------------------------------
@@ -93,41 +93,41 @@ def test_kafka_is_asked_before_an_append_comes_to_its_gate() -> None:
     talk.client(request(HEARTBEAT, 4, 2))
 
     # Then: Kafka is asked, no gate hears of it, and nothing behind it is read.
-    assert talk.asked() == [TOPIC]
+    assert talk.queried() == [TOPIC]
     talk.silent()
 
     # And: when Kafka has said that it may write, it is an append as any other.
     talk.says((TOPIC, MAY))
-    ticket = granted(talk)
-    talk.sent(ticket)
+    pending = admitted(talk)
+    talk.sent(pending)
     sent = talk.upstream()
     assert sent.endswith(request(HEARTBEAT, 4, 2))
     assert parse_produce_request(memoryview(sent)[4 : -len(request(HEARTBEAT, 4, 2))]).acks == -1
     talk.says((TOPIC, 0))
-    assert isinstance(talk.next(m.ToGate).event, g.Answered)
-    talk.tell(m.TurnEnded(ticket, AT_5, None))
-    assert talk.told() == {(TOPIC, 0): (0, 5, None)}
+    assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
+    talk.report(m.AppendCompleted(pending, AT_5, None))
+    assert talk.reported() == {(TOPIC, 0): (0, 5, None)}
     talk.kafka(response(2))
     assert talk.answer() == response(2)
-    assert talk.around.free_bytes == 1 << 20
+    assert talk.services.free_bytes == 1 << 20
     assert talk.session.drained
 
 
 def test_kafka_is_asked_once_a_connection_and_topic() -> None:
     talk = Proving()
     talk.appends()
-    assert talk.asked() == [TOPIC]
+    assert talk.queried() == [TOPIC]
     talk.says((TOPIC, MAY))
-    talk.tell(m.TurnEnded(talk.offered(), AT_5, None))
+    talk.report(m.AppendCompleted(talk.submitted(), AT_5, None))
     talk.answer()
 
     talk.now += 3600.0
     talk.client(produce((TOPIC, 1, expecting(5, b"x"))))
-    assert talk.offered().partition == TopicPartition(TOPIC, 1)
+    assert talk.submitted().partition == TopicPartition(TOPIC, 1)
 
     talk = Proving()
     talk.client(produce((TOPIC, 0, expecting(5, b"x")), ("guarded-b", 0, batch(b"y")), ("plain", 0, batch(b"z"))))
-    assert talk.asked() == [TOPIC, "guarded-b"]
+    assert talk.queried() == [TOPIC, "guarded-b"]
 
 
 def test_who_has_not_logged_in_comes_to_no_gate() -> None:
@@ -135,25 +135,25 @@ def test_who_has_not_logged_in_comes_to_no_gate() -> None:
     for acks in (-1, 0, 1):
         talk = Proving()
         talk.appends(acks=acks)
-        talk.asked()
-        talk.tell(m.UpstreamLost("Kafka closed the connection"))
+        talk.queried()
+        talk.report(m.UpstreamLost("Kafka closed the connection"))
         assert isinstance(talk.next(m.CloseClient), m.CloseClient)
         talk.silent()
-        assert talk.around.free_bytes == 1 << 20 or not talk.session.finished
+        assert talk.services.free_bytes == 1 << 20 or not talk.session.finished
 
 
 def test_half_a_login_is_none() -> None:
     """With SCRAM the server's first message comes before it has seen a proof of the password."""
     talk = Proving()
-    for ask, answer in ((HANDSHAKE, response(7, b"\0\0\0\0\0\0")), (AUTHENTICATE, logged_in(0, 1))):
-        talk.client(ask)
-        assert talk.upstream() == ask
+    for query, answer in ((HANDSHAKE, response(7, b"\0\0\0\0\0\0")), (AUTHENTICATE, logged_in(0, 1))):
+        talk.client(query)
+        assert talk.upstream() == query
         talk.kafka(answer)
         assert talk.answer() == answer
 
     talk.appends()
 
-    assert talk.asked() == [TOPIC]
+    assert talk.queried() == [TOPIC]
     talk.silent()
 
 
@@ -162,20 +162,20 @@ def test_what_kafka_answers_in_the_middle_of_a_login_is_no_proof(code: int) -> N
     """After a handshake it says 34 to any request, and then ends the connection."""
     talk = Proving()
     talk.appends()
-    talk.asked()
+    talk.queried()
     talk.says((TOPIC, code))
-    assert talk.told() == {(TOPIC, 0): (code, -1, None)}
+    assert talk.reported() == {(TOPIC, 0): (code, -1, None)}
     talk.silent()
 
     # Nor before a refusal is told, where nobody was asked first.
     talk = Proving()
-    talk.around.clients_log_in = False
+    talk.services.clients_log_in = False
     talk.appends()
-    talk.refuse(talk.offered())
+    talk.refuse(talk.submitted())
     talk.counted()
-    assert talk.asked() == [TOPIC]
+    assert talk.queried() == [TOPIC]
     talk.says((TOPIC, code))
-    assert talk.told() == {(TOPIC, 0): (code, -1, None)}
+    assert talk.reported() == {(TOPIC, 0): (code, -1, None)}
 
     # Nor of a transactional id.
     strangers = transactions.strangers_talk()
@@ -193,14 +193,14 @@ def test_what_comes_into_a_login_anew_comes_to_no_gate(login: bytes) -> None:
 
     talk.appends()
 
-    assert talk.asked() == [TOPIC]
+    assert talk.queried() == [TOPIC]
     talk.silent()
 
 
 def test_where_nobody_logs_in_nobody_is_asked() -> None:
     talk = Talk()
     talk.client(produce((TOPIC, 0, expecting(5, b"x"))))
-    talk.offered()
+    talk.submitted()
     talk.silent()
 
 
@@ -208,7 +208,7 @@ def test_before_the_configs_are_known_nothing_is_asked() -> None:
     talk = Proving(is_fresh=False)
     talk.appends()
     talk.counted()
-    assert talk.told()[TOPIC, 0][0] == NOT_LEADER
+    assert talk.reported()[TOPIC, 0][0] == NOT_LEADER
 
 
 # --- who may not ------------------------------------------------------------------------------------------------------
@@ -218,14 +218,14 @@ def test_who_may_not_write_is_told_so_and_comes_to_no_gate() -> None:
     talk = Proving()
     for _ in range(2):
         talk.appends()
-        assert talk.asked() == [TOPIC]
+        assert talk.queried() == [TOPIC]
         talk.says((TOPIC, MAY_NOT))
-        assert talk.told() == {(TOPIC, 0): (MAY_NOT, -1, None)}
+        assert talk.reported() == {(TOPIC, 0): (MAY_NOT, -1, None)}
         talk.silent()
-    assert talk.around.free_bytes == 1 << 20
+    assert talk.services.free_bytes == 1 << 20
 
     talk.appends(acks=0)
-    talk.asked()
+    talk.queried()
     talk.says((TOPIC, MAY_NOT))
     assert talk.next(m.CloseClient).fault is ClientProtocolError
     talk.silent()
@@ -237,53 +237,53 @@ def test_what_else_is_in_its_request_goes_its_way(whole: bool) -> None:
     talk = Proving(refuse_whole_requests=whole)
     more = ("guarded-b", 0, expecting(7, b"y")), ("plain", 0, batch(b"z"))
     talk.client(produce((TOPIC, 0, expecting(5, b"x")), *more))
-    talk.asked()
+    talk.queried()
     talk.says((TOPIC, MAY_NOT), ("guarded-b", MAY))
 
-    ticket = granted(talk)
-    assert ticket.partition.topic == "guarded-b"
-    talk.sent(ticket)
+    pending = admitted(talk)
+    assert pending.partition.topic == "guarded-b"
+    talk.sent(pending)
     assert [topic.name for topic in talk.sent_up().topics] == ["guarded-b", "plain"]
     talk.kafka(produced(("guarded-b", 0, 0, 7), ("plain", 0, 0, 9)))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 7), None))
+    talk.next(m.ToSequencer)
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 7), None))
 
-    told = {name: answer[:2] for (name, _), answer in talk.told().items()}
-    assert told == {TOPIC: (MAY_NOT, -1), "guarded-b": (0, 7), "plain": (0, 9)}
+    reported = {name: answer[:2] for (name, _), answer in talk.reported().items()}
+    assert reported == {TOPIC: (MAY_NOT, -1), "guarded-b": (0, 7), "plain": (0, 9)}
 
 
 def test_what_was_sent_behind_it_falls_with_it() -> None:
     """Another writer may have won its place, and its client the right, before that comes."""
     talk = Proving()
-    talk.around.unread = 1000
+    talk.services.unread = 1000
     talk.appends(5)
-    talk.asked()
+    talk.queried()
     talk.says((TOPIC, MAY_NOT))
-    talk.told()
+    talk.reported()
 
     talk.appends(6, correlation=2)
-    talk.asked()
+    talk.queried()
     talk.says((TOPIC, MAY), correlation=2)
 
     talk.counted()
-    assert talk.told()[TOPIC, 0][0] == MAY_NOT
+    assert talk.reported()[TOPIC, 0][0] == MAY_NOT
     talk.silent()
 
 
 def test_a_refusal_takes_the_right_away() -> None:
     talk = allowed()
     talk.appends()
-    ticket = granted(talk)
-    talk.sent(ticket)
+    pending = admitted(talk)
+    talk.sent(pending)
     talk.upstream()
     talk.says((TOPIC, MAY_NOT))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, MAY_NOT), None))
-    talk.told()
+    talk.next(m.ToSequencer)
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, MAY_NOT), None))
+    talk.reported()
 
     talk.appends(correlation=2)
 
-    assert talk.asked() == [TOPIC]
+    assert talk.queried() == [TOPIC]
     talk.silent()
 
 
@@ -297,11 +297,11 @@ def test_a_denied_append_spoils_no_transaction() -> None:
     talk.silent()
 
 
-@pytest.mark.parametrize("said", [MAY, MAY_NOT])
-def test_a_transaction_joins_no_partition_that_its_client_may_not_write(said: int) -> None:
+@pytest.mark.parametrize("stated", [MAY, MAY_NOT])
+def test_a_transaction_joins_no_partition_that_its_client_may_not_write(stated: int) -> None:
     """Others' appends would wait for what Kafka does not add."""
     talk = Proving()
-    talk.session = Session(1, "proxy.local", talk.around, Joining(b""), 0.0)  # type: ignore[arg-type]
+    talk.session = Session(1, "proxy.local", talk.services, Joining(b""), 0.0)  # type: ignore[arg-type]
     talk.session._may_use = "app"
     join = request(ADD_PARTITIONS_TO_TXN, 3, 1)
     talk.client(join)
@@ -309,9 +309,9 @@ def test_a_transaction_joins_no_partition_that_its_client_may_not_write(said: in
     assert struct.unpack(">h", probe[4:6]) == (PRODUCE,)
     talk.silent()
 
-    talk.kafka(produced((TOPIC, 0, said, -1), version=3))
+    talk.kafka(produced((TOPIC, 0, stated, -1), version=3))
 
-    if said == MAY:
+    if stated == MAY:
         assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoins("app", 1))
     else:
         assert talk.upstream() == join
@@ -322,9 +322,9 @@ def test_a_transaction_joins_no_partition_that_its_client_may_not_write(said: in
 def test_only_who_may_write_markers_makes_appends_wait(error: int) -> None:
     """Kafka refuses the others, in its own words."""
     talk = Proving()
-    talk.session = Session(1, "proxy.local", talk.around, Joining(b"", MARKER), 0.0)  # type: ignore[arg-type]
-    asked = request(WRITE_TXN_MARKERS, 1, 1)
-    talk.client(asked)
+    talk.session = Session(1, "proxy.local", talk.services, Joining(b"", MARKER), 0.0)  # type: ignore[arg-type]
+    queried = request(WRITE_TXN_MARKERS, 1, 1)
+    talk.client(queried)
     probe = memoryview(talk.upstream())[4:]
     assert struct.unpack(">h", probe[:2]) == (WRITE_TXN_MARKERS,)
     marker = decode_request(WRITE_TXN_MARKERS, 1, probe[parse_request_header(probe).body_offset :]).markers[0]
@@ -338,23 +338,23 @@ def test_only_who_may_write_markers_makes_appends_wait(error: int) -> None:
     if error == 3:  # UNKNOWN_TOPIC_OR_PARTITION
         assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoins(MARKER, 1))
     else:
-        assert talk.upstream() == asked
+        assert talk.upstream() == queried
     talk.silent()
 
 
 def test_who_may_not_write_a_counted_topic_does_not_come_through_its_door() -> None:
     """Nor is it sent away, since what it says of the count is out of date."""
-    talk = doors.Doors(may_write=False, clients_log_in=True)
-    talk.client(doors.ask(("counted", 2, doors.saying(3)), ("plain", 0, batch(b"z"))))
+    talk = barriers.Barriers(may_write=False, clients_log_in=True)
+    talk.client(barriers.query(("counted", 2, barriers.saying(3)), ("plain", 0, batch(b"z"))))
     assert [topic.name for topic in talk.sent_up().topics] == ["counted"]
-    assert talk.door().empty
+    assert talk.barrier().empty
 
     talk.kafka(produced(("counted", 2, MAY_NOT, -1)))
 
-    assert talk.door().empty
+    assert talk.barrier().empty
     assert [topic.name for topic in talk.sent_up().topics] == ["plain"]
     talk.kafka(produced(("plain", 0, 0, 4)))
-    assert talk.told() == {("counted", 2): (MAY_NOT, -1, None), ("plain", 0): (0, 4, None)}
+    assert talk.reported() == {("counted", 2): (MAY_NOT, -1, None), ("plain", 0): (0, 4, None)}
     assert not [each for each in talk.commands if isinstance(each, m.CloseClient)]
 
 
@@ -364,13 +364,13 @@ def test_who_may_not_write_a_counted_topic_does_not_come_through_its_door() -> N
 def test_what_kafka_does_not_say_in_time_costs_the_connection() -> None:
     talk = Proving()
     talk.appends(timeout_ms=1000)
-    talk.asked()
+    talk.queried()
     assert talk.session.needs_ticks
     talk.now += 0.8
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.silent()
     talk.now += 0.2
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     assert "may write a topic" in talk.next(m.CloseClient).reason
     talk.silent()
 
@@ -378,17 +378,17 @@ def test_what_kafka_does_not_say_in_time_costs_the_connection() -> None:
 def test_who_left_meanwhile_comes_to_no_gate() -> None:
     talk = Proving()
     talk.appends()
-    talk.asked()
-    talk.tell(m.ClientLost())
+    talk.queried()
+    talk.report(m.ClientLost())
     talk.says((TOPIC, MAY))
     assert [each for each in talk.commands if not isinstance(each, m.CloseUpstream)] == []
-    assert talk.around.free_bytes == 1 << 20
+    assert talk.services.free_bytes == 1 << 20
 
 
 def test_an_answer_that_leaves_a_topic_out_is_none() -> None:
     talk = Proving()
     talk.appends()
-    talk.asked()
+    talk.queried()
     talk.says(("guarded-b", MAY))
     assert talk.next(m.CloseClient).fault is UpstreamProtocolError
 
@@ -400,22 +400,22 @@ def test_the_short_way_is_for_who_has_proved_it() -> None:
     """Else the bytes of its next append would be enough to let it pass."""
     talk = Proving(newest_produce=13)
     talk.appends(correlation=1)
-    assert talk.session._known.guarded is False
+    assert talk.session._known.is_checked is False
     talk.says((TOPIC, MAY))
     talk.commands.clear()
-    talk.tell(m.TurnEnded(talk.session._turn.waiting_for, AT_5, None))  # type: ignore[union-attr,arg-type]
+    talk.report(m.AppendCompleted(talk.session._waiting_exchange.waiting_for, AT_5, None))  # type: ignore[union-attr,arg-type]
     talk.commands.clear()
 
     talk.appends(correlation=2)
-    assert talk.session._known.guarded is True
-    talk.session._note_proof(TOPIC, MAY_NOT)
-    assert talk.session._known.guarded is False
+    assert talk.session._known.is_checked is True
+    talk.session._record_proof(TOPIC, MAY_NOT)
+    assert talk.session._known.is_checked is False
 
 
 # --- a login that ends while an append waits --------------------------------------------------------------------------
 
 
-def waits_past_its_login() -> tuple[Proving, g.Ticket]:
+def waits_past_its_login() -> tuple[Proving, g.PendingAppend]:
     talk = Proving()
     talk.client(request(SASL_AUTHENTICATE, 2, 8, b"\0\0\0"))
     talk.upstream()
@@ -424,20 +424,20 @@ def waits_past_its_login() -> tuple[Proving, g.Ticket]:
     talk.session._may_write[TOPIC] = talk.now
     talk.now += 2.0
     talk.client(produce((TOPIC, 0, expecting(5, b"x")), ("plain", 0, batch(b"y")), timeout_ms=30_000))
-    return talk, talk.offered()
+    return talk, talk.submitted()
 
 
 @pytest.mark.parametrize("seconds", [1.0, 100.0])
 def test_what_has_waited_past_the_end_of_its_login_is_not_sent(seconds: float) -> None:
     """Sent, it would be in doubt; now its client may send it again."""
-    talk, ticket = waits_past_its_login()
+    talk, pending = waits_past_its_login()
     talk.now += seconds
-    talk.grant(ticket)
-    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
+    talk.grant(pending)
+    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
     talk.counted()
-    told = talk.told()
-    assert {key: answer[0] for key, answer in told.items()} == {(TOPIC, 0): NOT_LEADER, ("plain", 0): NOT_LEADER}
-    assert "login has ended" in str(told[TOPIC, 0][2])
+    reported = talk.reported()
+    assert {key: answer[0] for key, answer in reported.items()} == {(TOPIC, 0): NOT_LEADER, ("plain", 0): NOT_LEADER}
+    assert "login has ended" in str(reported[TOPIC, 0][2])
     talk.silent()
 
     talk.appends(correlation=2)
@@ -445,26 +445,26 @@ def test_what_has_waited_past_the_end_of_its_login_is_not_sent(seconds: float) -
 
 
 def test_before_that_it_is_sent() -> None:
-    talk, ticket = waits_past_its_login()
+    talk, pending = waits_past_its_login()
     talk.now += 0.9
-    talk.grant(ticket)
-    talk.sent(ticket)
+    talk.grant(pending)
+    talk.sent(pending)
     assert len(talk.sent_up().topics) == 2
 
 
 def test_nothing_is_sent_once_more_after_the_end_of_its_login() -> None:
-    talk, ticket = waits_past_its_login()
-    talk.grant(ticket)
-    talk.sent(ticket)
+    talk, pending = waits_past_its_login()
+    talk.grant(pending)
+    talk.sent(pending)
     talk.upstream()
     talk.kafka(produced((TOPIC, 0, 45, -1), ("plain", 0, 0, 3)))
-    talk.next(m.ToGate)
+    talk.next(m.ToSequencer)
     talk.now += 1.0
 
-    talk.grant(ticket)
+    talk.grant(pending)
 
     assert talk.next(m.TopicStale).topic == TOPIC
     talk.counted()
-    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
-    assert {key: answer[0] for key, answer in talk.told().items()} == {(TOPIC, 0): NOT_LEADER, ("plain", 0): 0}
+    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    assert {key: answer[0] for key, answer in talk.reported().items()} == {(TOPIC, 0): NOT_LEADER, ("plain", 0): 0}
     talk.silent()

@@ -24,7 +24,7 @@ from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import RECORDS_MAX, BatchScan, HeaderNames
 from tests.support import bytewise
 from tests.support.batches import expecting
-from tests.unit.test_counted import Doors, ask
+from tests.unit.test_partition_counts import Barriers, query
 from tests.unit.test_session import Talk, produce, read, request
 
 WHERE = TopicPartition("guarded", 0)
@@ -40,42 +40,42 @@ def talk() -> Talk:
 def test_large_batch_is_offered_once_it_was_read(talk: Talk) -> None:
     talk.client(produce(("guarded", 0, LARGE)))
     talk.read_elsewhere()
-    assert talk.offered().append.expected_base_offset == 7
+    assert talk.submitted().append.expected_base_offset == 7
 
 
 def test_nothing_behind_a_batch_that_is_read_overtakes_it(talk: Talk) -> None:
     talk.client(produce(("guarded", 0, LARGE)) + request(12, 4, 2))
-    wanted = talk.next(m.ReadBatches)
+    requested = talk.next(m.ReadBatches)
     assert talk.commands == [m.ReadClient(False)]
     talk.commands.clear()
-    wanted.read()
-    talk.tell(m.BatchesRead(wanted.token))
-    assert talk.offered().append.expected_base_offset == 7
+    requested.read()
+    talk.report(m.BatchesRead(requested.token))
+    assert talk.submitted().append.expected_base_offset == 7
     talk.silent()
 
 
 def test_client_that_leaves_meanwhile_leaves_nothing_behind(talk: Talk) -> None:
-    free = talk.around.free_bytes
+    free = talk.services.free_bytes
     talk.client(produce(("guarded", 0, LARGE)))
-    wanted = talk.next(m.ReadBatches)
-    talk.tell(m.ClientLost())
-    talk.tell(m.BatchesRead(wanted.token))
+    requested = talk.next(m.ReadBatches)
+    talk.report(m.ClientLost())
+    talk.report(m.BatchesRead(requested.token))
     assert [type(each) for each in talk.commands] == [m.CloseUpstream]
-    assert talk.around.free_bytes == free
+    assert talk.services.free_bytes == free
     assert talk.session.finished
 
 
 def test_process_that_drains_waits_for_what_is_read(talk: Talk) -> None:
     talk.client(produce(("guarded", 0, LARGE)))
-    wanted = talk.next(m.ReadBatches)
-    talk.tell(m.Leave(talk.now + 10))
+    requested = talk.next(m.ReadBatches)
+    talk.report(m.Drain(talk.now + 10))
     talk.now += 1
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     assert not any(isinstance(each, m.CloseClient) for each in talk.commands)
     talk.commands.clear()
-    wanted.read()
-    talk.tell(m.BatchesRead(wanted.token))
-    talk.offered()
+    requested.read()
+    talk.report(m.BatchesRead(requested.token))
+    talk.submitted()
 
 
 def test_many_batches_that_cannot_be_read_are_looked_at_elsewhere(talk: Talk) -> None:
@@ -95,9 +95,9 @@ def test_policy_that_changes_meanwhile_is_told_to_try_again() -> None:
 
 
 def test_many_keys_are_placed_elsewhere() -> None:
-    talk = Doors(read_here_bytes_max=1000)
-    talk.around.settling.add("hashed")
-    talk.client(ask(("hashed", 2, bytewise.batch([bytewise.record(i, key=b"k%d" % i) for i in range(200)]))))
+    talk = Barriers(read_here_bytes_max=1000)
+    talk.services.settling.add("hashed")
+    talk.client(query(("hashed", 2, bytewise.batch([bytewise.record(i, key=b"k%d" % i) for i in range(200)]))))
     talk.read_elsewhere()
     assert talk.refusals() == ["misplaced_key"]
 
@@ -113,38 +113,38 @@ def _many(*topics: str, partitions: int = 1, **more: Any) -> bytes:
 
 def _closed(talk: Talk) -> str:
     (closed,) = [each for each in talk.commands if isinstance(each, m.CloseClient)]
-    assert not any(isinstance(each, m.ToUpstream | m.ToGate | m.ToClient) for each in talk.commands)
+    assert not any(isinstance(each, m.ToUpstream | m.ToSequencer | m.ToClient) for each in talk.commands)
     return closed.reason
 
 
 def test_many_partitions_of_topics_that_only_pass_are_forwarded_in_order(talk: Talk) -> None:
-    asked = _many("plain", "other", partitions=PARTITIONS_MAX)
-    free = talk.around.free_bytes
-    talk.client(asked + produce(("guarded", 0, expecting(7, b"v")), correlation=2))
+    queried = _many("plain", "other", partitions=PARTITIONS_MAX)
+    free = talk.services.free_bytes
+    talk.client(queried + produce(("guarded", 0, expecting(7, b"v")), correlation=2))
     talk.read_elsewhere()
     talk.commands = [each for each in talk.commands if not isinstance(each, m.ReadClient)]
-    assert talk.offered().append.expected_base_offset == 7
-    assert talk.upstream() == asked
-    assert talk.around.free_bytes <= free
+    assert talk.submitted().append.expected_base_offset == 7
+    assert talk.upstream() == queried
+    assert talk.services.free_bytes <= free
 
 
 def test_many_partitions_are_parsed_outside_the_event_loop(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = _many("plain", "other", partitions=65_536 // 2)
-    talk.around.free_bytes = len(asked)
-    assert _lines_of(lambda: talk.client(asked)) < 2_000
-    wanted = talk.next(m.ReadBatches)
-    wanted.read()
-    assert _lines_of(lambda: talk.tell(m.BatchesRead(wanted.token))) < 2_000
-    assert talk.upstream() == asked
+    queried = _many("plain", "other", partitions=65_536 // 2)
+    talk.services.free_bytes = len(queried)
+    assert _lines_of(lambda: talk.client(queried)) < 2_000
+    requested = talk.next(m.ReadBatches)
+    requested.read()
+    assert _lines_of(lambda: talk.report(m.BatchesRead(requested.token))) < 2_000
+    assert talk.upstream() == queried
 
 
 def test_many_topics_are_looked_up_in_several_goes(talk: Talk) -> None:
-    asked = _many(*(f"plain-{number}" for number in range(PARTITIONS_MAX + 1)))
-    talk.client(asked)
+    queried = _many(*(f"plain-{number}" for number in range(PARTITIONS_MAX + 1)))
+    talk.client(queried)
     for _ in range(1 + PARTITIONS_MAX // TOPICS_AT_ONCE):
         assert not any(isinstance(each, m.ToUpstream) for each in talk.commands)
         talk.read_elsewhere()
-    assert talk.upstream() == asked
+    assert talk.upstream() == queried
 
 
 @pytest.mark.parametrize("topics", [("guarded",), ("plain", "guarded"), ("plain", "__state")])
@@ -161,16 +161,16 @@ def test_as_many_partitions_as_are_read_are_not_refused(talk: Talk) -> None:
 
 
 def test_many_partitions_are_not_forwarded_while_configs_are_not_known(talk: Talk) -> None:
-    talk.around.is_fresh = False
+    talk.services.is_fresh = False
     talk.client(_many("plain", "other", partitions=PARTITIONS_MAX))
     talk.read_elsewhere()
     assert "not read yet" in _closed(talk)
 
 
 def test_many_partitions_that_cannot_be_read_end_the_connection(talk: Talk) -> None:
-    asked = bytearray(_many("plain", "other", partitions=PARTITIONS_MAX))
-    asked[-4] = 0x40  # the length of the last one's records
-    talk.client(bytes(asked))
+    queried = bytearray(_many("plain", "other", partitions=PARTITIONS_MAX))
+    queried[-4] = 0x40  # the length of the last one's records
+    talk.client(bytes(queried))
     talk.read_elsewhere()
     assert "malformed" in _closed(talk)
 

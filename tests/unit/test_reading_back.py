@@ -19,8 +19,8 @@ from fencepost_proxy.net.broker import deadline_in
 from fencepost_proxy.net.control import Fetched, UpstreamUnavailable
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.net.transactions import Commits
-from fencepost_proxy.session.messages import JudgeCommit
-from fencepost_proxy.transactions.judge import V2_FROM, Logged, LogIs, Outcome, ReadBack
+from fencepost_proxy.session.messages import ValidateCommit
+from fencepost_proxy.transactions.commit_validator import V2_FROM, Logged, LogIs, Outcome, ReadBack
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import Offset, TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames, scan_batch
@@ -85,32 +85,32 @@ class Scans:
 
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> Scans:
-    seen = Scans()
+    observed = Scans()
 
     def scan(records: memoryview, names: HeaderNames, **more: Any) -> Any:
         scanned = scan_batch(records, names, **more)
-        seen.offsets.append(scanned.header.base_offset)
-        seen.threads.add(threading.get_ident())
-        if seen.then is not None:
-            seen.then()
+        observed.offsets.append(scanned.header.base_offset)
+        observed.threads.add(threading.get_ident())
+        if observed.then is not None:
+            observed.then()
         return scanned
 
     monkeypatch.setattr(product, "scan_batch", scan)
-    return seen
+    return observed
 
 
 class State:
     """The state topic, which says nothing."""
 
     fresh = True
-    view: Any = SimpleNamespace(poisons=SimpleNamespace(of=lambda *_: ()))
+    view: Any = SimpleNamespace(abort_only_records=SimpleNamespace(of=lambda *_: ()))
 
     async def read_to_end(self, **_: object) -> None: ...
 
 
 def commits_on(log: Log, limits: Limits | None = None) -> Commits:
     control: Any = log
-    policy: Any = SimpleNamespace(guarded=True, carrier_base=False)
+    policy: Any = SimpleNamespace(is_checked=True, carrier_base=False)
     commits = Commits(
         control,
         limits or Limits(),
@@ -125,8 +125,8 @@ def commits_on(log: Log, limits: Limits | None = None) -> Commits:
     return commits
 
 
-async def read(commits: Commits, ask: ReadBack = ASK) -> LogIs:
-    return await commits._read_back(ask, deadline_in(60.0))
+async def read(commits: Commits, query: ReadBack = ASK) -> LogIs:
+    return await commits._read_back(query, deadline_in(60.0))
 
 
 def offsets(log: LogIs) -> list[tuple[int, int | None]]:
@@ -260,13 +260,13 @@ def test_commit_that_takes_longer_than_its_wait_passes_at_a_later_try(scans: Sca
     """And what was read for it is forgotten then."""
     log = Log([at(START + i, compression=GZIP, size=2_000_000) for i in range(6)])
     scans.then = lambda: time.sleep(0.3)
-    wanted = JudgeCommit(1, "transfer", ID, EPOCH, V2_FROM)
+    requested = ValidateCommit(1, "transfer", ID, EPOCH, V2_FROM)
 
     async def story() -> tuple[list[Outcome], int]:
         commits = commits_on(log, Limits(commit_wait_seconds=0.5))
         outcomes = [Outcome.LATER]
         while outcomes[-1] is Outcome.LATER and len(outcomes) < 30:
-            outcomes.append((await commits.judge(wanted)).outcome)
+            outcomes.append((await commits.validate(requested)).outcome)
         return outcomes, len(commits._read)
 
     outcomes, remembered = asyncio.run(story())

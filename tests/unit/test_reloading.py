@@ -63,7 +63,7 @@ def test_the_keys_that_are_said_to_change_are_those_that_do() -> None:
 
 def test_what_can_change_does_and_what_cannot_is_named(write: Write) -> None:
     running = loaded(write('status = "s:1"\n[limits]\ndrain_seconds = 3\n[upstream_tls]\nca_file = "/one"\n'))
-    wanted = loaded(
+    requested = loaded(
         write(
             'listen = "b:2"\nworkers = 2\n[log]\nlevel = "debug"\n[limits]\nconnect_timeout_seconds = 9\n'
             '[upstream_tls]\nca_file = "/two"\n[control_sasl]\nmechanism = "OAUTHBEARER"\ntoken_file = "/t"\n'
@@ -71,7 +71,7 @@ def test_what_can_change_does_and_what_cannot_is_named(write: Write) -> None:
         )
     )
 
-    found = changes(running, wanted)
+    found = changes(running, requested)
 
     assert set(found.changed) == {
         "limits.drain_seconds: 3.0 → 10.0",
@@ -91,10 +91,10 @@ def test_what_can_change_does_and_what_cannot_is_named(write: Write) -> None:
     config = found.config
     assert (config.limits.drain_seconds, config.limits.connect_timeout_seconds) == (10.0, 5.0)
     assert (config.log.level, config.workers, config.listen) == ("debug", 1, running.listen)
-    assert config.upstream_tls == wanted.upstream_tls
+    assert config.upstream_tls == requested.upstream_tls
     assert config.control_sasl is None
     # And: the second time, only what still waits for its restart.
-    again = changes(config, wanted)
+    again = changes(config, requested)
     assert (again.config, list(again.changed), set(again.left)) == (config, [], set(found.left))
 
 
@@ -111,10 +111,10 @@ def test_tls_is_not_switched_on_in_a_running_proxy(write: Write) -> None:
 def test_what_goes_only_with_what_needs_a_restart_is_refused(write: Write) -> None:
     """Smaller frames in less memory: the memory alone would not hold a frame of the size that is allowed still."""
     running = loaded(write(""))
-    wanted = loaded(write("[limits]\nframe_bytes_max = 1000000\nbuffered_bytes_max = 2000000\n"))
+    requested = loaded(write("[limits]\nframe_bytes_max = 1000000\nbuffered_bytes_max = 2000000\n"))
 
     with pytest.raises(Refused, match=r"limits\.buffered_bytes_max: is 2000000 and must not be below"):
-        changes(running, wanted)
+        changes(running, requested)
 
 
 # --- in a process -----------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_a_file_is_read_anew_and_a_wrong_one_changes_nothing(write: Write, caplo
     file = write("[limits]\ndrain_seconds = 3\n")
     running = Running(loaded(file), lambda: read(file))
 
-    def said() -> list[tuple[str, dict[str, str]]]:
+    def stated() -> list[tuple[str, dict[str, str]]]:
         found = [
             (each.getMessage(), {k: str(v) for k, v in vars(each)["fencepost_fields"].items()})
             for each in caplog.records
@@ -135,33 +135,33 @@ def test_a_file_is_read_anew_and_a_wrong_one_changes_nothing(write: Write, caplo
 
     # When: it changes, one line tells how.
     write("[limits]\ndrain_seconds = 4\n")
-    assert running.read_anew().limits.drain_seconds == 4.0
-    assert said() == [
+    assert running.reread().limits.drain_seconds == 4.0
+    assert stated() == [
         ("configuration reloaded", {"file": str(file), "changed": "limits.drain_seconds: 3.0 → 4.0"}),
     ]
 
     # When: it does not, that is told too.
-    running.read_anew()
-    assert said() == [("configuration reloaded", {"file": str(file), "changed": "nothing"})]
+    running.reread()
+    assert stated() == [("configuration reloaded", {"file": str(file), "changed": "nothing"})]
 
     # When: it is wrong, everything stays, and each error is told with its line.
     write("[limits]\ndrain_seconds = 5\nheader_secs = 1\nhandshake_seconds = 0\n")
     before = running.config
-    assert running.read_anew() is before
-    assert [fields["reason"] for _, fields in said()] == [
+    assert running.reread() is before
+    assert [fields["reason"] for _, fields in stated()] == [
         f"{file}:4: limits.header_secs: unknown key; did you mean 'header_seconds'?",
         f"{file}:5: limits.handshake_seconds: must be above 0, not 0.0",
     ]
     write("listen = \n")
-    assert running.read_anew() is before
-    assert f"{file}:2: is not TOML" in said()[0][1]["reason"]
+    assert running.reread() is before
+    assert f"{file}:2: is not TOML" in stated()[0][1]["reason"]
     file.unlink()
-    assert running.read_anew() is before
-    assert "cannot be read: No such file" in said()[0][1]["reason"]
+    assert running.reread() is before
+    assert "cannot be read: No such file" in stated()[0][1]["reason"]
 
     # And: it is read again when it is right again.
     write("[limits]\ndrain_seconds = 6\n")
-    assert running.read_anew().limits.drain_seconds == 6.0
+    assert running.reread().limits.drain_seconds == 6.0
 
 
 def test_a_certificate_that_cannot_be_used_changes_nothing_at_all(
@@ -175,11 +175,11 @@ def test_a_certificate_that_cannot_be_used_changes_nothing_at_all(
     before = running.config
 
     write(text.format(two.certificate, one.key, 2))
-    assert running.read_anew() is before
+    assert running.reread() is before
     assert "listen_tls.key_file: the key in" in str(vars(caplog.records[-1])["fencepost_fields"]["reason"])
 
     write(text.format(two.certificate, two.key, 2))
-    after = running.read_anew()
+    after = running.reread()
     assert after.listen_tls is not None
     assert (after.listen_tls.certificate_file, after.limits.drain_seconds) == (two.certificate, 2.0)
 
@@ -228,7 +228,7 @@ def test_a_proxy_goes_on_with_what_it_is_given(write: Write, tmp_path: Path, mon
 
         proxy.reload(after)
 
-        assert (proxy.config, proxy.in_flight_requests_max, proxy.gate_wait_max_seconds) == (after, 7, 1.0)
+        assert (proxy.config, proxy.in_flight_requests_max, proxy.sequencer_wait_max_seconds) == (after, 7, 1.0)
         assert proxy._certificates.listener is not context
         assert proxy._certificates.not_after() != ends
         # What is held already counts.

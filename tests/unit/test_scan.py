@@ -46,34 +46,34 @@ class Said(NamedTuple):
 
 def plainly(rows: list[Row], names: HeaderNames = NAMES) -> Said | None:
     """What the rows say, by the rules and nothing else; None where a record with a header of ours is out of place."""
-    said = Said()
+    stated = Said()
     for index, row in enumerate(rows):
-        seen = set()
+        observed = set()
         for name, value in row.headers:
             if name not in (names.expected_offset, names.partition_count, names.write_id):
                 continue
             if row.place not in (None, index):
                 return None
             number = int(value) if value is not None and value.isdigit() and len(value) <= 19 else None
-            if name in seen or value is None:
-                return said._replace(unreadable=index)
-            seen.add(name)
+            if name in observed or value is None:
+                return stated._replace(unreadable=index)
+            observed.add(name)
             if name == names.write_id:
                 if not value:
-                    return said._replace(unreadable=index)
-                said = said._replace(write_id=said.write_id or value)
+                    return stated._replace(unreadable=index)
+                stated = stated._replace(write_id=stated.write_id or value)
             elif name == names.partition_count:
-                if number is None or not 1 <= number < 2**31 or said.partition_count not in (None, number):
-                    return said._replace(unreadable=index)
-                said = said._replace(partition_count=number)
+                if number is None or not 1 <= number < 2**31 or stated.partition_count not in (None, number):
+                    return stated._replace(unreadable=index)
+                stated = stated._replace(partition_count=number)
             elif value != b"-1":
                 if number is None or number > INT64_MAX:
-                    return said._replace(unreadable=index)
-                if said.expected_base_offset is None:
-                    said = said._replace(expected_base_offset=number - index)
-                elif said.expected_base_offset != number - index and said.contradiction is None:
-                    said = said._replace(contradiction=(index, number))
-    return said
+                    return stated._replace(unreadable=index)
+                if stated.expected_base_offset is None:
+                    stated = stated._replace(expected_base_offset=number - index)
+                elif stated.expected_base_offset != number - index and stated.contradiction is None:
+                    stated = stated._replace(contradiction=(index, number))
+    return stated
 
 
 def built(rows: list[Row], codec: str = "none", max_timestamp_ms: int | None = None) -> memoryview:
@@ -96,7 +96,7 @@ def scanned(records: memoryview, names: HeaderNames = NAMES) -> BatchScan:
     return scan_batch(records, names, carrier_base=False, decompressed_bytes_max=LIMIT)
 
 
-def heard(records: memoryview, names: HeaderNames = NAMES) -> Said | None:
+def last_observed(records: memoryview, names: HeaderNames = NAMES) -> Said | None:
     try:
         scan = scanned(records, names)
     except MalformedBatch:
@@ -143,9 +143,9 @@ def rows_and_names(draw: st.DrawFn) -> tuple[list[Row], HeaderNames]:
 
     def misleading(index: int) -> st.SearchStrategy[bytes | None]:
         """Bytes that look like one of our headers where none is."""
-        looks = [sized(name) + sized(said) for name, said in agreeing(index)]
+        probes = [sized(name) + sized(stated) for name, stated in agreeing(index)]
         piece = st.sampled_from(
-            [*looks, *(name for name, _ in agreeing(index)), b"\x02", b"\0", b"text", looks[0][:-1]]
+            [*probes, *(name for name, _ in agreeing(index)), b"\x02", b"\0", b"text", probes[0][:-1]]
         )
         return st.none() | st.lists(piece, max_size=4).map(b"".join)
 
@@ -182,12 +182,12 @@ def rows_and_names(draw: st.DrawFn) -> tuple[list[Row], HeaderNames]:
 def test_what_a_batch_says_is_what_all_its_records_say(case: tuple[list[Row], HeaderNames], codec: str) -> None:
     rows, names = case
     plain = plainly(rows, names)
-    said = heard(built(rows, codec), names)
-    if said is None:
+    stated = last_observed(built(rows, codec), names)
+    if stated is None:
         # A record out of place need not have a header of ours to be noticed.
         assert any(row.place not in (None, index) for index, row in enumerate(rows))
     else:
-        assert said == plain
+        assert stated == plain
 
 
 @some
@@ -196,8 +196,8 @@ def test_no_batch_is_said_to_be_newer_than_its_newest_record(case: tuple[list[Ro
     """And where the header tells the truth, at most a second older."""
     rows = [row._replace(place=None) for row in case[0]]
     newest_ms = NOW_MS + max(row.timestamp_delta for row in rows)
-    said = scanned(built(rows))
-    assert newest_ms - 1000 <= said.max_timestamp_ms <= newest_ms
+    stated = scanned(built(rows))
+    assert newest_ms - 1000 <= stated.max_timestamp_ms <= newest_ms
     lying = scanned(built(rows, max_timestamp_ms=newest_ms + lie_ms))
     assert lying.max_timestamp_ms <= newest_ms
 
@@ -205,8 +205,8 @@ def test_no_batch_is_said_to_be_newer_than_its_newest_record(case: tuple[list[Ro
 @pytest.mark.parametrize("lie_ms", [-1, NOW_MS - 1, NOW_MS + 5000])
 def test_a_header_that_lies_about_its_timestamps_is_not_believed(lie_ms: int) -> None:
     rows = [Row(timestamp_delta=delta) for delta in (0, 3000, 7, -4000)]
-    said = scanned(built(rows, max_timestamp_ms=lie_ms))
-    assert said.max_timestamp_ms == NOW_MS + 3000
+    stated = scanned(built(rows, max_timestamp_ms=lie_ms))
+    assert stated.max_timestamp_ms == NOW_MS + 3000
 
 
 # --- single stories ---------------------------------------------------------------------------------------------------
@@ -219,9 +219,9 @@ def _expect(offset: int) -> Header:
 @pytest.mark.parametrize("count", [63, 64, 65, 200, 8191, 8192, 8193, 9000])
 def test_each_record_of_many_may_say_what_it_expects(count: int) -> None:
     rows = [Row((_expect(41 + i),), value=b"") for i in range(count)]
-    assert heard(built(rows)) == Said(41)
+    assert last_observed(built(rows)) == Said(41)
     rows[-1] = Row((_expect(41 + count),))
-    assert heard(built(rows)) == Said(41, (count - 1, 41 + count))
+    assert last_observed(built(rows)) == Said(41, (count - 1, 41 + count))
 
 
 @pytest.mark.parametrize("count", [3, 70, 8200])
@@ -229,22 +229,22 @@ def test_each_record_of_many_may_say_what_it_expects(count: int) -> None:
 def test_a_record_out_of_place_that_expects_its_own_is_malformed(count: int, timestamp_delta: int) -> None:
     """Kafka would append it at another offset than the one it expects, where the batch is not compressed."""
     rows = [Row((_expect(41 + i),), timestamp_delta=timestamp_delta) for i in range(count)]
-    assert heard(built(rows)) == Said(41)
+    assert last_observed(built(rows)) == Said(41)
     for place in (0, count - 2, count, 2**31 - 1):
-        assert heard(built([*rows[:-1], rows[-1]._replace(place=place)])) is None
+        assert last_observed(built([*rows[:-1], rows[-1]._replace(place=place)])) is None
 
 
 def test_a_header_hides_behind_a_value_that_looks_like_it() -> None:
     """The value says 42, as it should; the header behind says 50."""
-    looks = sized(b"expected-offset") + sized(b"42")
-    rows = [Row((_expect(41),)), Row((_expect(50),), value=b"x" + looks)]
-    assert heard(built(rows)) == Said(41, (1, 50))
+    probes = sized(b"expected-offset") + sized(b"42")
+    rows = [Row((_expect(41),)), Row((_expect(50),), value=b"x" + probes)]
+    assert last_observed(built(rows)) == Said(41, (1, 50))
 
 
 def test_a_value_of_one_record_does_not_stand_for_the_header_of_the_next() -> None:
-    looks = sized(b"expected-offset") + sized(b"42")
-    rows = [Row((_expect(41),)), Row(value=looks), Row((_expect(44),))]
-    assert heard(built(rows)) == Said(41, (2, 44))
+    probes = sized(b"expected-offset") + sized(b"42")
+    rows = [Row((_expect(41),)), Row(value=probes), Row((_expect(44),))]
+    assert last_observed(built(rows)) == Said(41, (2, 44))
 
 
 def test_a_name_across_two_records_is_nobodys() -> None:
@@ -255,40 +255,40 @@ def test_a_name_across_two_records_is_nobodys() -> None:
     names = HeaderNames(name, b"count", b"id")
     first = record(0, [(b"h", tail)])
     assert name in first + head
-    assert heard(batch([first, head]), names) == Said()
+    assert last_observed(batch([first, head]), names) == Said()
 
 
 def test_a_header_name_with_a_longer_length_than_needed_is_still_that_header() -> None:
     """Kafka reads such a length, too."""
     body = b"\0\0\x02" + sized(None) + sized(b"v") + varint(1) + b"\x9e\x00expected-offset" + sized(b"50")
-    assert heard(batch([record(0, [_expect(41)]), framed(body)])) == Said(41, (1, 50))
+    assert last_observed(batch([record(0, [_expect(41)]), framed(body)])) == Said(41, (1, 50))
 
 
 def test_what_stands_behind_an_unreadable_header_is_not_looked_at() -> None:
     rows = [Row((_expect(41),)), Row(((b"expected-offset", b"?"),)), Row((_expect(99), (b"write-id", b"w")))]
-    assert heard(built(rows)) == Said(41, unreadable=1)
+    assert last_observed(built(rows)) == Said(41, unreadable=1)
 
 
 def test_offsets_end_where_64_bits_do() -> None:
     rows = [Row((_expect(INT64_MAX - 2 + i),)) for i in range(5)]
-    assert heard(built(rows[:3])) == Said(INT64_MAX - 2)
-    assert heard(built(rows)) == Said(INT64_MAX - 2, unreadable=3)
+    assert last_observed(built(rows[:3])) == Said(INT64_MAX - 2)
+    assert last_observed(built(rows)) == Said(INT64_MAX - 2, unreadable=3)
 
 
 def test_a_number_with_a_digit_too_few_does_not_agree_by_the_byte_behind_it() -> None:
     """Where 10 is due the header says 1, and the length of the next header's name reads as a 0."""
     assert sized(b"n" * 24)[:1] == b"0"
     rows = [*(Row((_expect(7 + i),)) for i in range(3)), Row(((b"expected-offset", b"1"), (b"n" * 24, b"")))]
-    assert heard(built(rows)) == Said(7, (3, 1))
+    assert last_observed(built(rows)) == Said(7, (3, 1))
 
 
 @pytest.mark.parametrize("value", [None, b""])
 def test_a_later_write_id_may_not_be_null_or_empty(value: bytes | None) -> None:
     rows = [Row(((b"write-id", b"a"),)), Row(((b"write-id", b"b"),)), Row(((b"write-id", value),))]
-    assert heard(built(rows)) == Said(write_id=b"a", unreadable=2)
+    assert last_observed(built(rows)) == Said(write_id=b"a", unreadable=2)
 
 
 @pytest.mark.parametrize("name", [b"expected-offset", b"partition-count", b"write-id"])
 def test_a_header_twice_in_a_later_record_is_unreadable(name: bytes) -> None:
     rows = [Row(((name, b"%d" % (6 + (i if name == b"expected-offset" else 0))),)) for i in range(3)]
-    assert heard(built([*rows, rows[2]._replace(headers=rows[2].headers * 2)])).unreadable == 3  # type: ignore[union-attr]
+    assert last_observed(built([*rows, rows[2]._replace(headers=rows[2].headers * 2)])).unreadable == 3  # type: ignore[union-attr]

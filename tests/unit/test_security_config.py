@@ -71,7 +71,7 @@ def test_an_empty_table_is_enough_for_tls_to_brokers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "stated"),
     [
         ("[listen_tls]", "listen_tls.certificate_file: must be given"),
         ('[listen_tls]\ncertificate = "/a"', "listen_tls.certificate: unknown key; did you mean 'certificate_file'"),
@@ -112,10 +112,10 @@ def test_an_empty_table_is_enough_for_tls_to_brokers(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, lines: str, said: str) -> None:
+def test_what_is_wrong_is_named(tmp_path: Path, lines: str, stated: str) -> None:
     (file := tmp_path / "fencepost.toml").write_text(UPSTREAM + lines + "\n")
 
-    with pytest.raises(ConfigError, match=said) as refused:
+    with pytest.raises(ConfigError, match=stated) as refused:
         load(file)
 
     assert str(file) in str(refused.value)
@@ -138,26 +138,26 @@ def test_changed_files_are_read_anew_and_broken_ones_are_not_used(tmp_path: Path
     assert set(ends) == {"listener"}
 
     # Then: as long as nothing has changed, nothing is read.
-    assert certificates.look() == []
+    assert certificates.probe() == []
     assert certificates.listener is listener
 
     # When: it is broken, or gone, the old one stays.
     file.write_text("in the middle of being written")
-    assert certificates.look() == [False]
-    assert certificates.look() == []
+    assert certificates.probe() == [False]
+    assert certificates.probe() == []
     file.unlink()
-    assert certificates.look() == [False]
+    assert certificates.probe() == [False]
     assert (certificates.listener, certificates.not_after()) == (listener, ends)
 
     # When: there is another one, new connections get it.
     file.write_bytes(two.both.read_bytes())
-    assert certificates.look() == [True]
+    assert certificates.probe() == [True]
     assert certificates.listener is not listener
     assert certificates.upstream is upstream
     assert certificates.not_after()["listener"] - ends["listener"] > 4 * 86_400
 
     # And: whoever asks for it has all of them read.
-    assert certificates.look(at_once=True) == [True, True]
+    assert certificates.probe(at_once=True) == [True, True]
     assert certificates.upstream is not upstream
 
 

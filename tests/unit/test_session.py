@@ -13,13 +13,13 @@ from kafka.protocol.producer import ProduceRequest, ProduceResponse
 from fencepost_policies.append import Check
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
-from fencepost_proxy.partitions import events as g
-from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.exchange import Exchange, Exchanges, Finished
+from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection
+from fencepost_proxy.session.rewriters import Finished, RequestRewriter, RequestRewriters
+from fencepost_proxy.session.services import RELAYED_VERSIONS, RelayedVersions
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.session.surroundings import PASSES, Passes
-from fencepost_proxy.session.switch import ForConnection, Switch
 from fencepost_proxy.topics.planning import Joins, Known
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -46,7 +46,7 @@ class Around(Counting):
 
     frame_bytes_max: int = 1 << 20
     in_flight_requests_max: int = 10
-    gate_wait_max_seconds: float = 5.0
+    sequencer_wait_max_seconds: float = 5.0
     request_timeout_seconds: float = 30.0
     decompressed_bytes_max: int = 1 << 20
     read_here_bytes_max: int = 1 << 20
@@ -55,7 +55,7 @@ class Around(Counting):
     clients_log_in: bool = False
     transactions: Table = field(default_factory=Table)
     state_topic: str = "__state"
-    passes: Passes = field(default_factory=lambda: PASSES)
+    relayed_versions: RelayedVersions = field(default_factory=lambda: RELAYED_VERSIONS)
     state_topic_marks: tuple[bytes, ...] = (b"__state",)
     shared_producer_ids: frozenset[int] = frozenset({7000})
     is_fresh: bool = True
@@ -63,7 +63,7 @@ class Around(Counting):
     newest_produce: int = 12
     grants_hold: bool = True
     unread: int = 0
-    tag: int = 7
+    instance_id: int = 7
     is_alone: bool = True
     is_taken_over: bool = True
     unknown_topics: frozenset[str] = frozenset()
@@ -83,7 +83,7 @@ class Around(Counting):
     def policy(self, topic: str) -> TopicPolicy | None:
         return TopicPolicy(Check.ON) if topic.startswith("guarded") else None
 
-    def gate(self, partition: TopicPartition) -> Gate | None:
+    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
         return None
 
     def topic_id(self, topic: str) -> UUID | None:
@@ -95,7 +95,7 @@ class Around(Counting):
     def produce_version_max(self) -> int:
         return self.newest_produce
 
-    def may_send(self, ticket: g.Ticket, now: float) -> bool:
+    def may_send(self, pending: g.PendingAppend, now: float) -> bool:
         return self.grants_hold
 
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
@@ -104,7 +104,7 @@ class Around(Counting):
     def count_request(self, api_key: int, version: int) -> None: ...
     def kafka_refused(self, error_code: int) -> None: ...
     def upstream_lost(self) -> None: ...
-    def gate_waited(self, seconds: float) -> None: ...
+    def sequencer_waited(self, seconds: float) -> None: ...
     def forwarded(self, waited_seconds: float) -> None: ...
     def answered(self, waited_seconds: float) -> None: ...
 
@@ -124,27 +124,27 @@ class Around(Counting):
 class Unchanged:
     """Exchanges that let everything pass as it is."""
 
-    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
-        return Exchange(struct.pack(">i", len(frame)) + bytes(frame))
+    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
+        return RequestRewriter(struct.pack(">i", len(frame)) + bytes(frame))
 
 
 class Talk:
     """One session; `commands` are those that no assertion has consumed yet."""
 
-    def __init__(self, **around: Any) -> None:
-        self.around = Around(**around)
-        self.session = Session(1, "proxy.local", self.around, Unchanged(), 0.0)  # type: ignore[arg-type]
+    def __init__(self, **services: Any) -> None:
+        self.services = Around(**services)
+        self.session = Session(1, "proxy.local", self.services, Unchanged(), 0.0)  # type: ignore[arg-type]
         self.commands: list[m.Command] = []
         self.now = 100.0
 
-    def tell(self, event: m.Event) -> None:
+    def report(self, event: m.Event) -> None:
         self.commands += self.session.handle(event, self.now)
 
     def client(self, data: bytes) -> None:
-        self.tell(m.ClientBytes(memoryview(data)))
+        self.report(m.ClientBytes(memoryview(data)))
 
     def kafka(self, data: bytes) -> None:
-        self.tell(m.UpstreamBytes(memoryview(data)))
+        self.report(m.UpstreamBytes(memoryview(data)))
 
     def may_write(self, *topics: str) -> Self:
         """Kafka has said so a moment ago."""
@@ -166,30 +166,32 @@ class Talk:
     def answer(self) -> bytes:
         return b"".join(self.next(m.ToClient).chunks)
 
-    def offered(self) -> g.Ticket:
-        event = self.next(m.ToGate).event
-        assert isinstance(event, g.Offered), event
-        return event.ticket
+    def submitted(self) -> g.PendingAppend:
+        event = self.next(m.ToSequencer).event
+        assert isinstance(event, g.Submitted), event
+        return event.pending
 
-    def grant(self, ticket: g.Ticket, sequence: int = 5) -> None:
-        ticket.stamp = g.Stamp(7000, 0, sequence)
-        self.tell(m.TurnGranted(ticket))
+    def grant(self, pending: g.PendingAppend, sequence: int = 5) -> None:
+        pending.fence = g.Fence(7000, 0, sequence)
+        self.report(m.AppendAdmitted(pending))
 
-    def refuse(self, ticket: g.Ticket) -> None:
-        self.tell(m.TurnEnded(ticket, replace(MISMATCH, partition=ticket.partition.partition), "offset_mismatch"))
+    def refuse(self, pending: g.PendingAppend) -> None:
+        self.report(
+            m.AppendCompleted(pending, replace(MISMATCH, partition=pending.partition.partition), "offset_mismatch")
+        )
 
-    def sent(self, *tickets: g.Ticket) -> None:
-        for ticket in tickets:
-            assert self.next(m.ToGate) == m.ToGate(ticket, g.Sent(ticket))
+    def sent(self, *pending_appends: g.PendingAppend) -> None:
+        for pending in pending_appends:
+            assert self.next(m.ToSequencer) == m.ToSequencer(pending, g.Sent(pending))
 
     def counted(self) -> None:
         self.next(m.Count)
 
     def read_elsewhere(self) -> None:
         """What takes long is read, in some thread, and the session goes on."""
-        wanted = self.next(m.ReadBatches)
-        wanted.read()
-        self.tell(m.BatchesRead(wanted.token))
+        requested = self.next(m.ReadBatches)
+        requested.read()
+        self.report(m.BatchesRead(requested.token))
 
 
 def frame(body: bytes) -> bytes:
@@ -277,13 +279,13 @@ def read(answer: bytes, version: int = 9) -> dict[tuple[str, int], tuple[int, in
 
 def test_a_frame_that_nobody_needs_is_streamed_as_it_comes_both_ways() -> None:
     talk = Talk()
-    ask = request(HEARTBEAT, 4, 1, b"x" * 100)
-    talk.client(ask[:20])
-    assert talk.upstream() == ask[:20]
-    talk.client(ask[20:50])
-    assert talk.upstream() == ask[20:50]
-    talk.client(ask[50:])
-    assert talk.upstream() == ask[50:]
+    query = request(HEARTBEAT, 4, 1, b"x" * 100)
+    talk.client(query[:20])
+    assert talk.upstream() == query[:20]
+    talk.client(query[20:50])
+    assert talk.upstream() == query[20:50]
+    talk.client(query[50:])
+    assert talk.upstream() == query[50:]
     reply = response(1, b"y" * 100)
     talk.kafka(reply[:9])
     assert talk.answer() == reply[:9]
@@ -294,15 +296,15 @@ def test_a_frame_that_nobody_needs_is_streamed_as_it_comes_both_ways() -> None:
 
 def test_a_produce_of_one_unguarded_topic_is_streamed_once_its_topic_is_known() -> None:
     talk = Talk()
-    ask = produce(("plain", 0, batch(b"v" * 1000)))
-    talk.client(ask[:60])
+    query = produce(("plain", 0, batch(b"v" * 1000)))
+    talk.client(query[:60])
     begun = talk.upstream()
-    assert ask[:60].startswith(begun)
-    talk.client(ask[60:200])  # with the producer id of its batch
-    assert begun + talk.upstream() == ask[:200]
-    talk.client(ask[200:])
-    assert talk.upstream() == ask[200:]
-    assert talk.around.free_bytes == 1 << 20
+    assert query[:60].startswith(begun)
+    talk.client(query[60:200])  # with the producer id of its batch
+    assert begun + talk.upstream() == query[:200]
+    talk.client(query[200:])
+    assert talk.upstream() == query[200:]
+    assert talk.services.free_bytes == 1 << 20
 
 
 def relayed(talk: Talk, data: bytes, cut: int) -> bytes:
@@ -328,11 +330,11 @@ def test_relayed_produce_with_a_shared_producer_id_is_not_sent(partitions: int, 
     good, bad = (batch(b"v" * 100, producer=(producer_id, 32_767, 0)) for producer_id in (6999, 7000))
     entries = [("plain", number, good) for number in range(partitions - 1)]
     for _ in range(2):
-        ask = produce(*entries, ("plain", partitions - 1, good), version=version)
-        assert relayed(talk, ask, cut) == ask
+        query = produce(*entries, ("plain", partitions - 1, good), version=version)
+        assert relayed(talk, query, cut) == query
     talk.silent()
-    ask = produce(*entries, ("plain", partitions - 1, bad), version=version)
-    assert len(relayed(talk, ask, cut)) < len(ask)
+    query = produce(*entries, ("plain", partitions - 1, bad), version=version)
+    assert len(relayed(talk, query, cut)) < len(query)
     assert "PRODUCER_ID_TAKEN" in talk.next(m.CloseClient).reason
 
 
@@ -344,11 +346,11 @@ def test_collected_produce_with_a_shared_producer_id_is_not_sent() -> None:
 
 def test_the_start_of_a_produce_is_kept_until_it_tells_its_topic() -> None:
     talk = Talk()
-    ask = produce(("plain", 0, batch(b"v")))
+    query = produce(("plain", 0, batch(b"v")))
     for byte in range(30):
-        talk.client(ask[byte : byte + 1])
-    talk.client(ask[30:])
-    assert b"".join(b"".join(c.chunks) for c in talk.commands if isinstance(c, m.ToUpstream)) == ask
+        talk.client(query[byte : byte + 1])
+    talk.client(query[30:])
+    assert b"".join(b"".join(c.chunks) for c in talk.commands if isinstance(c, m.ToUpstream)) == query
 
 
 def test_addresses_in_a_produce_answer_become_ours() -> None:
@@ -375,29 +377,33 @@ def test_acks_0_has_no_answer_to_wait_for() -> None:
 # ------------------------------------------------------------------------------------------------------ guarded Produce
 
 
-def guarded_plain(talk: Talk, **options: Any) -> list[g.Ticket]:
+def guarded_plain(talk: Talk, **options: Any) -> list[g.PendingAppend]:
     """As `guarded`, one batch without an expectation."""
     talk.client(produce(("guarded-a", 0, batch(b"x")), **options))
-    ticket = talk.offered()
-    talk.grant(ticket)
-    talk.sent(ticket)
-    return [ticket]
+    pending = talk.submitted()
+    talk.grant(pending)
+    talk.sent(pending)
+    return [pending]
 
 
-def guarded(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -> list[g.Ticket]:
+def is_checked(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -> list[g.PendingAppend]:
     """Sends a Produce to `guarded-a` 0 (and more) and lets every gate grant it; what was sent upstream is left."""
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), *more, **options))
-    tickets = []
-    while talk.commands and isinstance(talk.commands[0], m.ToGate) and isinstance(talk.commands[0].event, g.Offered):
-        tickets.append(talk.offered())
-        talk.grant(tickets[-1])
-    talk.sent(*tickets)
-    return tickets
+    pending_appends = []
+    while (
+        talk.commands
+        and isinstance(talk.commands[0], m.ToSequencer)
+        and isinstance(talk.commands[0].event, g.Submitted)
+    ):
+        pending_appends.append(talk.submitted())
+        talk.grant(pending_appends[-1])
+    talk.sent(*pending_appends)
+    return pending_appends
 
 
 def test_a_guarded_batch_is_stamped_and_goes_as_acks_all() -> None:
     talk = Talk()
-    (ticket,) = guarded(talk, acks=1)
+    (pending,) = is_checked(talk, acks=1)
     sent = parse_produce_request(memoryview(talk.upstream())[4:])
     assert sent.acks == -1
     (data,) = sent.topics[0].partitions
@@ -405,24 +411,24 @@ def test_a_guarded_batch_is_stamped_and_goes_as_acks_all() -> None:
     header = parse_batch_header(data.records)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7000, 0, 5)
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    assert talk.next(m.ToGate).event == g.Answered(ticket, PartitionResult(0, 0, 5, -1, 0))
+    assert talk.next(m.ToSequencer).event == g.Answered(pending, PartitionResult(0, 0, 5, -1, 0))
     talk.silent()  # the gate has the last word
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5, -1, 0), None))
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5, -1, 0), None))
     assert read(talk.answer()) == {("guarded-a", 0): (0, 5, None)}
-    assert talk.around.free_bytes == 1 << 20
+    assert talk.services.free_bytes == 1 << 20
 
 
 def test_a_broker_that_knows_topic_ids_is_asked_by_id_and_the_client_answered_by_name() -> None:
     talk = Talk(newest_produce=13)
-    (ticket,) = guarded(talk)
+    (pending,) = is_checked(talk)
     sent = parse_produce_request(memoryview(talk.upstream())[4:])
     assert (sent.api_version, sent.topics[0].topic_id) == (13, T_ID)
     talk.kafka(produced(("", 0, 100, -1), version=13, by_id=True))
     assert talk.next(m.TopicStale).topic == "guarded-a"
-    answered = talk.next(m.ToGate).event
+    answered = talk.next(m.ToSequencer).event
     assert isinstance(answered, g.Answered)
     assert answered.result.error_code == 3  # a client that names topics knows no UNKNOWN_TOPIC_ID
-    talk.tell(m.TurnEnded(ticket, answered.result, None))
+    talk.report(m.AppendCompleted(pending, answered.result, None))
     # The topic is unknown, so nobody can have proved WRITE for it; but Kafka itself has answered.
     assert read(talk.answer())[("guarded-a", 0)][0] == 3
 
@@ -430,27 +436,27 @@ def test_a_broker_that_knows_topic_ids_is_asked_by_id_and_the_client_answered_by
 def test_nothing_behind_a_waiting_turn_is_read() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))) + request(HEARTBEAT, 4, 2))
-    ticket = talk.offered()
+    pending = talk.submitted()
     assert not talk.next(m.ReadClient).on
     talk.silent()
-    talk.grant(ticket)
-    talk.sent(ticket)
+    talk.grant(pending)
+    talk.sent(pending)
     assert talk.next(m.ReadClient).on
     assert request(HEARTBEAT, 4, 2) in talk.upstream()
 
 
 def test_an_answer_that_comes_before_its_turn_stays_in_the_socket() -> None:
     talk = Talk()
-    (ticket,) = guarded(talk)
+    (pending,) = is_checked(talk)
     talk.upstream()
     talk.client(request(HEARTBEAT, 4, 2))
     talk.upstream()
     reply = response(2, b"y" * 50)
     talk.kafka(produced(("guarded-a", 0, 45, -1)) + reply)
-    assert isinstance(talk.next(m.ToGate).event, g.Answered)
+    assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
     assert not talk.next(m.ReadUpstream).on
     talk.silent()  # the gate looks into the log
-    talk.refuse(ticket)
+    talk.refuse(pending)
     talk.counted()
     assert talk.next(m.ReadUpstream).on
     answers = talk.answer()
@@ -460,17 +466,17 @@ def test_an_answer_that_comes_before_its_turn_stays_in_the_socket() -> None:
 
 def test_an_append_whose_stamp_was_refused_is_sent_again_on_a_new_grant() -> None:
     talk = Talk()
-    (ticket,) = guarded(talk)
+    (pending,) = is_checked(talk)
     talk.upstream()
     talk.kafka(produced(("guarded-a", 0, 47, -1)))
-    talk.next(m.ToGate)
-    talk.grant(ticket, sequence=0)
-    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Sent(ticket))
+    talk.next(m.ToSequencer)
+    talk.grant(pending, sequence=0)
+    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Sent(pending))
     again = parse_produce_request(memoryview(talk.upstream())[4:])
     assert parse_batch_header(again.topics[0].partitions[0].records or memoryview(b"")).base_sequence == 0
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5), None))
+    talk.next(m.ToSequencer)
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
     assert read(talk.answer())[("guarded-a", 0)][:2] == (0, 5)
 
 
@@ -479,18 +485,18 @@ def test_what_was_refused_and_what_passed_are_one_answer() -> None:
     talk.client(
         produce(("guarded-b", 1, expecting(9, b"x")), ("guarded-a", 0, expecting(5, b"x")), ("plain", 2, batch(b"p")))
     )
-    first = talk.offered()
+    first = talk.submitted()
     assert first.partition == TopicPartition("guarded-a", 0)  # turns are taken in order, whatever the request's
     talk.refuse(first)
     talk.counted()
-    second = talk.offered()
+    second = talk.submitted()
     talk.grant(second)
     talk.sent(second)
     sent = parse_produce_request(memoryview(talk.upstream())[4:])
     assert {(t.name, p.partition) for t in sent.topics for p in t.partitions} == {("guarded-b", 1), ("plain", 2)}
     talk.kafka(produced(("guarded-b", 1, 0, 9), ("plain", 2, 0, 100)))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(second, PartitionResult(1, 0, 9), None))
+    talk.next(m.ToSequencer)
+    talk.report(m.AppendCompleted(second, PartitionResult(1, 0, 9), None))
     probe = parse_produce_request(memoryview(talk.upstream())[4:])
     assert [t.name for t in probe.topics] == ["guarded-a"]  # WRITE for guarded-b was proved by the append itself
     talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
@@ -504,12 +510,12 @@ def test_what_was_refused_and_what_passed_are_one_answer() -> None:
 def test_one_mismatch_refuses_the_whole_request_where_that_is_configured() -> None:
     talk = Talk(refuse_whole_requests=True)
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
-    first = talk.offered()
+    first = talk.submitted()
     talk.grant(first)
-    second = talk.offered()
+    second = talk.submitted()
     talk.refuse(second)
     talk.counted()
-    assert talk.next(m.ToGate) == m.ToGate(first, g.Withdrawn(first))
+    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Canceled(first))
     probe = parse_produce_request(memoryview(talk.upstream())[4:])
     assert all(p.records is not None and len(p.records) == 0 for t in probe.topics for p in t.partitions)
     talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1), ("guarded-b", 1, INVALID_RECORD, -1)))
@@ -524,35 +530,35 @@ def test_what_was_sent_behind_a_batch_that_did_not_come_to_its_turn_falls_with_i
     second = produce(("guarded-a", 0, expecting(6, b"y")), correlation=2)
     if why == "the whole request":
         talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
-        talk.grant(talk.offered())
-        talk.around.unread = len(second)
-        talk.refuse(talk.offered())
+        talk.grant(talk.submitted())
+        talk.services.unread = len(second)
+        talk.refuse(talk.submitted())
     else:
         damaged = bytearray(expecting(5, b"x"))
         damaged[-1] ^= 1
-        talk.around.unread = len(second)
+        talk.services.unread = len(second)
         talk.client(produce(("guarded-a", 0, memoryview(bytes(damaged)))))
     talk.commands.clear()
-    talk.around.unread = 0
+    talk.services.unread = 0
     talk.client(second)
     talk.counted()
     assert (read(talk.answer())["guarded-a", 0][2] or "").startswith("SENT_BEHIND_A_FAILED_BATCH")
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=3))  # sent knowing it
-    talk.offered()
+    talk.submitted()
 
 
 def test_a_known_retry_is_no_reason_to_refuse_the_whole_request() -> None:
     talk = Talk(refuse_whole_requests=True).may_write("guarded-a")
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
-    first = talk.offered()
-    talk.tell(m.TurnEnded(first, PartitionResult(0, 0, 5), None))  # its first try had landed
-    second = talk.offered()
+    first = talk.submitted()
+    talk.report(m.AppendCompleted(first, PartitionResult(0, 0, 5), None))  # its first try had landed
+    second = talk.submitted()
     talk.grant(second)
     talk.sent(second)
     talk.upstream()
     talk.kafka(produced(("guarded-b", 1, 0, 9)))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(second, PartitionResult(1, 0, 9), None))
+    talk.next(m.ToSequencer)
+    talk.report(m.AppendCompleted(second, PartitionResult(1, 0, 9), None))
     assert {key: value[:2] for key, value in read(talk.answer()).items()} == {
         ("guarded-a", 0): (0, 5),
         ("guarded-b", 1): (0, 9),
@@ -562,7 +568,7 @@ def test_a_known_retry_is_no_reason_to_refuse_the_whole_request() -> None:
 def test_no_offset_is_told_to_who_may_not_write() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    talk.refuse(talk.offered())
+    talk.refuse(talk.submitted())
     talk.counted()
     probe = parse_produce_request(memoryview(talk.upstream())[4:])
     assert [(p.partition, bytes(p.records or b"")) for p in probe.topics[0].partitions] == [(0, b"")]
@@ -574,7 +580,7 @@ def test_write_is_proved_once_a_connection() -> None:
     talk = Talk()
     for correlation in (1, 2):
         talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=correlation))
-        talk.refuse(talk.offered())
+        talk.refuse(talk.submitted())
         talk.counted()
         if correlation == 1:
             talk.upstream()
@@ -585,9 +591,9 @@ def test_write_is_proved_once_a_connection() -> None:
 def told_to_try_again() -> Talk:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    ticket = talk.offered()
+    pending = talk.submitted()
     message = "TRY_AGAIN a transaction is open"
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, NOT_LEADER, error_message=message), "try_again"))
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, NOT_LEADER, error_message=message), "try_again"))
     talk.counted()
     talk.upstream()
     return talk
@@ -608,10 +614,10 @@ def test_who_may_not_write_is_not_told_to_try_again() -> None:
 def test_where_kafka_hangs_to_try_again_is_told_soon_and_without_a_reason() -> None:
     talk = told_to_try_again()
     talk.now += 0.9
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.silent()
     talk.now += 0.2
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.counted()
     code, _, message = read(talk.answer())[("guarded-a", 0)]
     assert (code, "transaction" in (message or "")) == (NOT_LEADER, False)
@@ -619,13 +625,15 @@ def test_where_kafka_hangs_to_try_again_is_told_soon_and_without_a_reason() -> N
 
 def test_what_is_there_already_is_told_to_those_who_may_write() -> None:
     """Who may not write, but knows what another has written, would hear by it where that is."""
-    for said, told in ((INVALID_RECORD, (0, 5, None)), (NOT_AUTHORIZED, (NOT_AUTHORIZED, -1, None))):
+    for stated, reported in ((INVALID_RECORD, (0, 5, None)), (NOT_AUTHORIZED, (NOT_AUTHORIZED, -1, None))):
         talk = Talk()
         talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-        talk.tell(m.TurnEnded(talk.offered(), PartitionResult(0, 0, 5), None))  # a retry: its first try had landed
+        talk.report(
+            m.AppendCompleted(talk.submitted(), PartitionResult(0, 0, 5), None)
+        )  # a retry: its first try had landed
         talk.upstream()
-        talk.kafka(produced(("guarded-a", 0, said, -1)))
-        assert read(talk.answer()) == {("guarded-a", 0): told}
+        talk.kafka(produced(("guarded-a", 0, stated, -1)))
+        assert read(talk.answer()) == {("guarded-a", 0): reported}
 
 
 def test_who_may_not_write_the_proxys_own_topic_costs_one_question() -> None:
@@ -641,14 +649,14 @@ def test_who_may_not_write_the_proxys_own_topic_costs_one_question() -> None:
 def test_a_right_that_kafka_denies_is_to_be_proved_again() -> None:
     """Given one who may write, when Kafka refuses an append of its, then the next refusal tells it nothing."""
     talk = Talk().may_write("guarded-a")
-    (ticket,) = guarded(talk)
+    (pending,) = is_checked(talk)
     talk.upstream()
     talk.kafka(produced(("guarded-a", 0, NOT_AUTHORIZED, -1)))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, NOT_AUTHORIZED), None))
+    talk.next(m.ToSequencer)
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, NOT_AUTHORIZED), None))
     talk.answer()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=2))
-    talk.refuse(talk.offered())
+    talk.refuse(talk.submitted())
     talk.counted()
     assert b"guarded-a" in talk.upstream(), "nothing is told before Kafka was asked"
     talk.silent()
@@ -657,12 +665,12 @@ def test_a_right_that_kafka_denies_is_to_be_proved_again() -> None:
 def test_a_right_is_to_be_proved_again_after_a_time() -> None:
     """Else who is only ever refused here would be told for ever where the log ends, whatever became of its right."""
     talk = Talk().may_write("guarded-a")
-    for seconds, asked in ((29.0, False), (2.0, True)):
+    for seconds, queried in ((29.0, False), (2.0, True)):
         talk.now += seconds
         talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-        talk.refuse(talk.offered())
+        talk.refuse(talk.submitted())
         talk.counted()
-        if not asked:
+        if not queried:
             assert read(talk.answer())[("guarded-a", 0)][:2] == (44, 57)
     assert b"guarded-a" in talk.upstream()
     talk.silent()
@@ -671,11 +679,11 @@ def test_a_right_is_to_be_proved_again_after_a_time() -> None:
 def test_a_refusal_whose_proof_does_not_come_is_not_told_and_not_waited_for() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), timeout_ms=1000))
-    talk.refuse(talk.offered())
+    talk.refuse(talk.submitted())
     talk.counted()
     talk.upstream()
     talk.now += 0.95
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.counted()
     code, base_offset, message = read(talk.answer())[("guarded-a", 0)]
     assert (code, base_offset) == (6, -1)
@@ -706,45 +714,45 @@ def test_what_was_sent_behind_an_append_that_came_while_the_configs_were_not_kno
     falls too: where A should lie another writer's record may be by now, and B would land behind that one."""
     talk = Talk(is_fresh=False)
     second = produce((topic, 0, expecting(6, b"y")), correlation=2)
-    talk.around.unread = len(second)
+    talk.services.unread = len(second)
     talk.client(produce((topic, 0, expecting(5, b"x"))))
     talk.counted()
     assert read(talk.answer())[topic, 0][0] == 6
 
-    talk.around.is_fresh, talk.around.unread = True, 0
-    talk.around.policy = lambda name: TopicPolicy(Check.ON)  # type: ignore[method-assign]
+    talk.services.is_fresh, talk.services.unread = True, 0
+    talk.services.policy = lambda name: TopicPolicy(Check.ON)  # type: ignore[method-assign]
     talk.client(second)
     talk.counted()
 
     code, _, message = read(talk.answer())[topic, 0]
     assert (code, (message or "").split()[0]) == (6, "SENT_BEHIND_A_FAILED_BATCH")
     talk.client(produce((topic, 0, expecting(6, b"y")), correlation=3))  # sent knowing it
-    assert talk.offered().append.expected_base_offset == 6
-    assert not talk.session._failed_chains
+    assert talk.submitted().append.expected_base_offset == 6
+    assert not talk.session._failed_pipelines
 
 
 def test_while_the_configs_are_not_known_an_append_that_nobody_confirms_waits() -> None:
     """Refused, it would be lost: its client would never hear of it."""
     talk = Talk(is_fresh=False)
-    ask = produce(("plain", 0, batch(b"p")), acks=0)
-    talk.client(ask)
+    query = produce(("plain", 0, batch(b"p")), acks=0)
+    talk.client(query)
     assert not talk.next(m.ReadClient).on
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     assert {type(command) for command in talk.commands} == {m.ReadClient}
     talk.commands.clear()
-    talk.around.is_fresh = True
-    talk.tell(m.Tick())
+    talk.services.is_fresh = True
+    talk.report(m.Tick())
     talk.next(m.ReadClient)
-    assert talk.upstream() == ask
+    assert talk.upstream() == query
 
 
 def test_a_cold_grant_that_waited_too_long_is_given_back_and_asked_for_again() -> None:
     talk = Talk(grants_hold=False)
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    ticket = talk.offered()
-    talk.grant(ticket)
-    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
-    assert talk.offered() is ticket
+    pending = talk.submitted()
+    talk.grant(pending)
+    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    assert talk.submitted() is pending
     talk.silent()
 
 
@@ -756,27 +764,29 @@ def test_what_was_sent_before_a_refusal_left_falls_with_the_refused_batch(where:
     second = produce(("guarded-a", 0, expecting(6, b"y")), ("guarded-a", 1, expecting(0, b"z")), correlation=2)
     talk.session._may_write["guarded-a"] = talk.now
     talk.client(first + second if where == "read together" else first)
-    talk.around.unread = len(second) if where == "in the socket" else 0
-    talk.refuse(talk.offered())
+    talk.services.unread = len(second) if where == "in the socket" else 0
+    talk.refuse(talk.submitted())
     if where == "in the socket":
-        talk.around.unread = 0
+        talk.services.unread = 0
         talk.client(second)
-    others = [c.event.ticket for c in talk.commands if isinstance(c, m.ToGate) and isinstance(c.event, g.Offered)]
-    assert [ticket.partition.partition for ticket in others] == [1]  # another partition is another chain
+    others = [
+        c.event.pending for c in talk.commands if isinstance(c, m.ToSequencer) and isinstance(c.event, g.Submitted)
+    ]
+    assert [pending.partition.partition for pending in others] == [1]  # another partition is another chain
     talk.refuse(others[0])
-    told = b"".join(bytes(chunk) for c in talk.commands if isinstance(c, m.ToClient) for chunk in c.chunks)
-    behind = told[4 + int.from_bytes(told[:4], "big") :]
+    reported = b"".join(bytes(chunk) for c in talk.commands if isinstance(c, m.ToClient) for chunk in c.chunks)
+    behind = reported[4 + int.from_bytes(reported[:4], "big") :]
     code, base_offset, message = read(behind)[("guarded-a", 0)]
     assert (code, base_offset) == (44, -1)
     assert (message or "").startswith("SENT_BEHIND_A_FAILED_BATCH OFFSET_MISMATCH")
     talk.commands.clear()
     talk.client(produce(("guarded-a", 0, expecting(6, b"y")), correlation=3))  # sent knowing it
-    assert talk.offered().append.expected_base_offset == 6
+    assert talk.submitted().append.expected_base_offset == 6
 
 
 def test_a_batch_behind_one_whose_failure_the_client_cannot_have_read_falls_with_it() -> None:
     talk = Talk()
-    first, slow = guarded(talk, ("guarded-b", 0, expecting(9, b"y")))
+    first, slow = is_checked(talk, ("guarded-b", 0, expecting(9, b"y")))
     talk.upstream()
     talk.kafka(produced(("guarded-a", 0, 45, -1), ("guarded-b", 0, 45, -1)))
     talk.commands.clear()
@@ -795,7 +805,7 @@ def test_a_batch_behind_one_whose_failure_the_client_cannot_have_read_falls_with
     code, _, message = read(both[first_length:])["guarded-a", 0]
     assert (code, (message or "").split()[0]) == (44, "SENT_BEHIND_A_FAILED_BATCH")
     talk.client(produce(("guarded-a", 0, expecting(57, b"sent after it")), correlation=3))
-    talk.offered()
+    talk.submitted()
 
 
 # ----------------------------------------------------------------------------------------------------------- acks=0
@@ -811,13 +821,13 @@ def test_an_expectation_with_acks_0_closes_the_connection_before_anything_is_sen
 def test_acks_0_on_a_guarded_topic_goes_as_acks_all_and_its_answer_is_swallowed() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, batch(b"x")), acks=0))
-    ticket = talk.offered()
-    talk.grant(ticket)
-    talk.sent(ticket)
+    pending = talk.submitted()
+    talk.grant(pending)
+    talk.sent(pending)
     assert parse_produce_request(memoryview(talk.upstream())[4:]).acks == -1
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5), None))
+    talk.next(m.ToSequencer)
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
     talk.silent()
     assert talk.session.drained
 
@@ -825,7 +835,7 @@ def test_acks_0_on_a_guarded_topic_goes_as_acks_all_and_its_answer_is_swallowed(
 def test_acks_0_that_fails_closes_the_connection_as_kafka_does() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, batch(b"x")), acks=0))
-    talk.refuse(talk.offered())
+    talk.refuse(talk.submitted())
     talk.counted()
     assert "acks=0" in talk.next(m.CloseClient).reason
 
@@ -835,76 +845,76 @@ def test_acks_0_that_fails_closes_the_connection_as_kafka_does() -> None:
 
 def test_a_client_that_vanishes_leaves_its_upstream_until_the_outcome_is_known() -> None:
     talk = Talk()
-    (ticket,) = guarded(talk)
+    (pending,) = is_checked(talk)
     talk.upstream()
-    talk.tell(m.ClientLost())
+    talk.report(m.ClientLost())
     talk.silent()
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    assert talk.next(m.ToGate).event == g.Answered(ticket, PartitionResult(0, 0, 5, -1, 0))
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5), None))
+    assert talk.next(m.ToSequencer).event == g.Answered(pending, PartitionResult(0, 0, 5, -1, 0))
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
     talk.next(m.CloseUpstream)
     talk.silent()
-    assert talk.around.free_bytes == 1 << 20
+    assert talk.services.free_bytes == 1 << 20
 
 
 def test_an_upstream_that_never_answers_a_vanished_client_is_given_up() -> None:
     talk = Talk()
-    (ticket,) = guarded(talk)
+    (pending,) = is_checked(talk)
     talk.upstream()
-    talk.tell(m.ClientLost())
-    talk.now += talk.around.request_timeout_seconds + 1
-    talk.tell(m.Tick())
+    talk.report(m.ClientLost())
+    talk.now += talk.services.request_timeout_seconds + 1
+    talk.report(m.Tick())
     talk.next(m.CloseUpstream)
-    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Lost(ticket))
+    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
 
 
 def test_a_client_that_vanishes_at_a_gate_gives_its_turns_back() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 0, expecting(5, b"x"))))
-    first = talk.offered()
+    first = talk.submitted()
     talk.grant(first)
-    second = talk.offered()
-    talk.tell(m.ClientLost())
-    assert talk.next(m.ToGate) == m.ToGate(first, g.Withdrawn(first))
-    assert talk.next(m.ToGate) == m.ToGate(second, g.Withdrawn(second))
+    second = talk.submitted()
+    talk.report(m.ClientLost())
+    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Canceled(first))
+    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
     talk.next(m.CloseUpstream)
-    assert talk.around.free_bytes == 1 << 20
+    assert talk.services.free_bytes == 1 << 20
 
 
 def test_a_grant_for_a_client_that_is_gone_is_given_back() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    ticket = talk.offered()
-    talk.tell(m.ClientLost())
+    pending = talk.submitted()
+    talk.report(m.ClientLost())
     talk.commands.clear()
-    talk.grant(ticket)
-    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
+    talk.grant(pending)
+    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
 
 
 def test_what_was_sent_over_a_connection_that_broke_is_in_doubt() -> None:
     talk = Talk()
-    (ticket,) = guarded(talk)
+    (pending,) = is_checked(talk)
     talk.upstream()
-    talk.tell(m.UpstreamLost("the broker closed the connection"))
-    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Lost(ticket))
+    talk.report(m.UpstreamLost("the broker closed the connection"))
+    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
     assert talk.next(m.CloseClient).fault is None
-    talk.tell(m.ClientLost())
+    talk.report(m.ClientLost())
     assert talk.session.finished
-    assert talk.around.free_bytes == 1 << 20
+    assert talk.services.free_bytes == 1 << 20
 
 
 def test_a_turn_is_given_back_when_the_upstream_connection_breaks_though_the_client_is_still_closing() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 0, expecting(5, b"x"))))
-    first = talk.offered()
+    first = talk.submitted()
     talk.grant(first)
-    second = talk.offered()
-    talk.tell(m.UpstreamLost("the broker closed the connection"))
-    assert talk.next(m.ToGate) == m.ToGate(first, g.Withdrawn(first))
-    assert talk.next(m.ToGate) == m.ToGate(second, g.Withdrawn(second))
+    second = talk.submitted()
+    talk.report(m.UpstreamLost("the broker closed the connection"))
+    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Canceled(first))
+    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
     talk.next(m.CloseClient)
     talk.grant(second)  # was on its way
-    assert talk.next(m.ToGate) == m.ToGate(second, g.Withdrawn(second))
+    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
     talk.silent()
 
 
@@ -912,26 +922,26 @@ def test_what_a_vanished_client_had_sent_behind_a_waiting_turn_is_not_read_any_m
     talk = Talk()
     behind = produce(("guarded-b", 0, expecting(5, b"x")), correlation=2)
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))) + behind[:-1])
-    talk.offered()
-    talk.tell(m.ClientLost())
+    talk.submitted()
+    talk.report(m.ClientLost())
     assert talk.session.finished
-    assert talk.around.free_bytes == 1 << 20
+    assert talk.services.free_bytes == 1 << 20
 
 
 def test_an_outcome_that_is_not_known_in_time_is_told_as_unknown() -> None:
     talk = Talk()
-    (ticket,) = guarded(talk, timeout_ms=1000)
+    (pending,) = is_checked(talk, timeout_ms=1000)
     talk.upstream()
     talk.now += 0.95
-    talk.tell(m.Tick())
-    assert talk.next(m.ToGate) == m.ToGate(
-        ticket, g.Lost(ticket)
+    talk.report(m.Tick())
+    assert talk.next(m.ToSequencer) == m.ToSequencer(
+        pending, g.Lost(pending)
     )  # others must not wait for a broker that stands still
     talk.counted()
     assert read(talk.answer())[("guarded-a", 0)][0] == TIMED_OUT
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5), None))
+    talk.next(m.ToSequencer)
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
     talk.silent()  # told once
     assert talk.session.drained
 
@@ -939,20 +949,20 @@ def test_an_outcome_that_is_not_known_in_time_is_told_as_unknown() -> None:
 def test_what_was_sent_behind_an_append_that_is_told_as_unknown_falls_with_it() -> None:
     """It was not read before, since another append stood at its gate. Where the first should lie may be another's."""
     talk = Talk().may_write("guarded-a", "guarded-b")
-    (first,) = guarded(talk, timeout_ms=1000)
+    (first,) = is_checked(talk, timeout_ms=1000)
     talk.upstream()
     talk.client(
         produce(("guarded-b", 0, expecting(1, b"y")), correlation=2, timeout_ms=9000)
         + produce(("guarded-a", 0, expecting(6, b"z")), correlation=3)
     )
-    waiting = talk.offered()
+    waiting = talk.submitted()
     assert not talk.next(m.ReadClient).on
     talk.now += 0.95
-    talk.tell(m.Tick())
-    assert talk.next(m.ToGate) == m.ToGate(first, g.Lost(first))
+    talk.report(m.Tick())
+    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Lost(first))
     talk.commands.clear()
     talk.refuse(waiting)
-    assert not [c for c in talk.commands if isinstance(c, m.ToGate)]
+    assert not [c for c in talk.commands if isinstance(c, m.ToSequencer)]
     both = b"".join(bytes(chunk) for c in talk.commands if isinstance(c, m.ToClient) for chunk in c.chunks)
     code, _, message = read(both[4 + int.from_bytes(both[:4], "big") :])["guarded-a", 0]
     assert (code, (message or "").split()[0]) == (TIMED_OUT, "SENT_BEHIND_A_FAILED_BATCH")
@@ -962,17 +972,17 @@ def test_what_was_offered_before_the_end_of_what_it_follows_was_heard_falls_with
     """Two requests to two partitions each. At one of them the second's turn has come, so its other batch is offered
     at the other, where the first's has just ended: the gate has nothing against it any more."""
     talk = Talk().may_write("guarded-a", "guarded-b")
-    _, first = guarded(talk, ("guarded-b", 0, expecting(5, b"x")))
+    _, first = is_checked(talk, ("guarded-b", 0, expecting(5, b"x")))
     talk.upstream()
     talk.client(produce(("guarded-a", 0, expecting(6, b"y")), ("guarded-b", 0, expecting(6, b"y")), correlation=2))
-    talk.grant(talk.offered())
-    crossing = talk.offered()
+    talk.grant(talk.submitted())
+    crossing = talk.submitted()
     talk.refuse(first)
     talk.counted()
     talk.grant(crossing)
     talk.counted()
-    assert talk.next(m.ToGate) == m.ToGate(crossing, g.Withdrawn(crossing))
-    assert isinstance(talk.next(m.ToGate).event, g.Sent)
+    assert talk.next(m.ToSequencer) == m.ToSequencer(crossing, g.Canceled(crossing))
+    assert isinstance(talk.next(m.ToSequencer).event, g.Sent)
     sent = parse_produce_request(memoryview(talk.upstream())[4:])
     assert [topic.name for topic in sent.topics] == ["guarded-a"]
     talk.silent()
@@ -980,23 +990,23 @@ def test_what_was_offered_before_the_end_of_what_it_follows_was_heard_falls_with
 
 def test_an_append_that_nobody_waits_for_is_given_up_in_time_too() -> None:
     talk = Talk()
-    (ticket,) = guarded_plain(talk, acks=0, timeout_ms=1000)
+    (pending,) = guarded_plain(talk, acks=0, timeout_ms=1000)
     talk.upstream()
     talk.now += 0.95
-    talk.tell(m.Tick())
-    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Lost(ticket))
+    talk.report(m.Tick())
+    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
     talk.silent()
 
 
 def test_what_is_granted_once_more_after_its_client_was_told_is_given_back() -> None:
     talk = Talk()
-    (ticket,) = guarded(talk, timeout_ms=1000)
+    (pending,) = is_checked(talk, timeout_ms=1000)
     talk.upstream()
     talk.now += 0.95
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.commands.clear()
-    talk.tell(m.TurnGranted(ticket))
-    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
+    talk.report(m.AppendAdmitted(pending))
+    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
     talk.silent()
 
 
@@ -1005,18 +1015,18 @@ def test_what_is_granted_once_more_after_its_client_was_told_is_given_back() -> 
 
 def half_a_frame_behind(talk: Talk) -> bytes:
     """The client has begun its next request, which is streamed; gives back the rest of it."""
-    ask = request(HEARTBEAT, 4, 2, b"x" * 100)
-    talk.client(ask[:40])
-    assert talk.upstream() == ask[:40]
-    return ask[40:]
+    query = request(HEARTBEAT, 4, 2, b"x" * 100)
+    talk.client(query[:40])
+    assert talk.upstream() == query[:40]
+    return query[40:]
 
 
 def test_the_proof_of_write_is_not_asked_for_in_the_middle_of_a_clients_frame() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    ticket = talk.offered()
+    pending = talk.submitted()
     rest = request(HEARTBEAT, 4, 2, b"x" * 100)
-    talk.refuse(ticket)  # this asks for the proof
+    talk.refuse(pending)  # this asks for the proof
     talk.counted()
     probe = talk.upstream()
     talk.client(rest[:40])
@@ -1028,10 +1038,10 @@ def test_the_proof_of_write_is_not_asked_for_in_the_middle_of_a_clients_frame() 
 
 def test_a_proof_that_is_needed_while_a_frame_is_half_upstream_waits_for_its_end() -> None:
     talk = Talk()
-    (ticket,) = guarded(talk)
+    (pending,) = is_checked(talk)
     talk.upstream()
     rest = half_a_frame_behind(talk)
-    talk.tell(m.TurnEnded(ticket, replace(MISMATCH, partition=0), "offset_mismatch"))
+    talk.report(m.AppendCompleted(pending, replace(MISMATCH, partition=0), "offset_mismatch"))
     talk.counted()
     talk.silent()
     talk.client(rest)
@@ -1042,13 +1052,13 @@ def test_a_proof_that_is_needed_while_a_frame_is_half_upstream_waits_for_its_end
 
 def test_an_append_is_not_sent_again_into_the_middle_of_a_clients_frame() -> None:
     talk = Talk().may_write("guarded-a")
-    (ticket,) = guarded(talk)
+    (pending,) = is_checked(talk)
     talk.upstream()
     half_a_frame_behind(talk)
-    talk.tell(m.TurnGranted(ticket))
+    talk.report(m.AppendAdmitted(pending))
     assert talk.next(m.TopicStale) == m.TopicStale("guarded-a")
     talk.counted()
-    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
+    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
     assert read(talk.answer())[("guarded-a", 0)][0] == NOT_LEADER
 
 
@@ -1062,12 +1072,12 @@ class Joining(Unchanged):
         self.put_off = put_off
         self.joins = Joins(transactional_id, (WHERE,))
 
-    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
+    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
         forward = struct.pack(">i", len(frame)) + bytes(frame)
         finish = lambda response: Finished(struct.pack(">i", len(response)) + bytes(response))  # noqa: E731
         if api_key not in (ADD_PARTITIONS_TO_TXN, WRITE_TXN_MARKERS):
-            return Exchange(forward)
-        return Exchange(forward, finish=finish, joins=self.joins, answer_later=lambda: self.put_off)
+            return RequestRewriter(forward)
+        return RequestRewriter(forward, finish=finish, joins=self.joins, answer_later=lambda: self.put_off)
 
 
 WHERE = TopicPartition("guarded-a", 0)
@@ -1075,8 +1085,8 @@ WHERE = TopicPartition("guarded-a", 0)
 
 def about_to_join(*, put_off: bytes = b"", may_use: str | None = None) -> Talk:
     talk = Talk()
-    exchanges = Joining(put_off)
-    talk.session = Session(1, "proxy.local", talk.around, exchanges, 0.0)  # type: ignore[arg-type]
+    rewriters = Joining(put_off)
+    talk.session = Session(1, "proxy.local", talk.services, rewriters, 0.0)  # type: ignore[arg-type]
     talk.session._may_use = may_use
     talk.client(request(ADD_PARTITIONS_TO_TXN, 3, 1) + request(METADATA, 9, 2))
     return talk
@@ -1111,7 +1121,7 @@ def test_gates_hear_only_of_those_who_may_use_the_transactional_id(allowed: bool
 @pytest.mark.parametrize("end", ["answered", "upstream lost", "client gone"])
 def test_gates_hear_of_a_transaction_before_kafka_does_and_when_it_has_answered(end: str) -> None:
     talk = joining()
-    talk.tell(m.MayJoin(WHERE))
+    talk.report(m.MayJoin(WHERE))
     assert talk.next(m.ReadClient) == m.ReadClient(True)
     talk.upstream()
     if end == "answered":
@@ -1119,7 +1129,7 @@ def test_gates_hear_of_a_transaction_before_kafka_does_and_when_it_has_answered(
         assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=True))
         assert talk.answer() == response(1)
     else:
-        talk.tell(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
+        talk.report(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
         assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=False))
 
 
@@ -1127,7 +1137,7 @@ def test_a_transaction_joins_only_once_its_gates_say_so_and_nothing_behind_it_is
     talk = joining()
     talk.silent()
     assert talk.session.needs_ticks
-    talk.tell(m.MayJoin(WHERE))
+    talk.report(m.MayJoin(WHERE))
     assert talk.next(m.ReadClient) == m.ReadClient(True)
     assert talk.upstream() == request(ADD_PARTITIONS_TO_TXN, 3, 1) + request(METADATA, 9, 2)
 
@@ -1137,16 +1147,16 @@ def test_what_waits_to_join_is_not_sent_if_it_waits_too_long_or_nobody_is_left(e
     """And its gates need not expect its marker: its coordinator has never been asked."""
     talk = joining(put_off=response(1))
     if end == "too long":
-        talk.now += talk.around.gate_wait_max_seconds + 0.1
-        talk.tell(m.Tick())
+        talk.now += talk.services.sequencer_wait_max_seconds + 0.1
+        talk.report(m.Tick())
     else:
-        talk.tell(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
+        talk.report(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
     assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=True))
     if end == "too long":
         assert talk.next(m.ReadClient) == m.ReadClient(True)
         assert talk.upstream() == request(METADATA, 9, 2)
         assert talk.answer() == response(1)
-    talk.tell(m.MayJoin(WHERE))
+    talk.report(m.MayJoin(WHERE))
     assert not [each for each in talk.commands if isinstance(each, m.ToUpstream)]
 
 
@@ -1155,7 +1165,7 @@ def test_what_waits_to_join_is_not_sent_if_it_waits_too_long_or_nobody_is_left(e
 
 def test_beside_a_guarded_topic_one_whose_id_is_not_known_goes_by_name() -> None:
     talk = Talk(newest_produce=13, unknown_topics=frozenset({"plain"}))
-    tickets = guarded(talk, ("plain", 0, batch(b"v")))
+    pending_appends = is_checked(talk, ("plain", 0, batch(b"v")))
     sent = talk.upstream()
     length = int.from_bytes(sent[:4], "big")
     first = parse_produce_request(memoryview(sent[4 : 4 + length]))
@@ -1164,8 +1174,8 @@ def test_beside_a_guarded_topic_one_whose_id_is_not_known_goes_by_name() -> None
     assert (second.api_version, [topic.name for topic in second.topics]) == (9, ["plain"])
     talk.kafka(produced(("guarded-a", 0, 0, 5), version=13, by_id=True))
     talk.kafka(produced(("plain", 0, 0, 70)))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(tickets[0], PartitionResult(0, 0, 5), None))
+    talk.next(m.ToSequencer)
+    talk.report(m.AppendCompleted(pending_appends[0], PartitionResult(0, 0, 5), None))
     assert {key: value[:2] for key, value in read(talk.answer()).items()} == {
         ("guarded-a", 0): (0, 5),
         ("plain", 0): (0, 70),
@@ -1175,11 +1185,11 @@ def test_beside_a_guarded_topic_one_whose_id_is_not_known_goes_by_name() -> None
 def test_a_guarded_topic_whose_id_is_not_known_is_tried_again_later_and_never_sent_by_name() -> None:
     talk = Talk(newest_produce=13, unknown_topics=frozenset({"guarded-a"})).may_write("guarded-a")
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    ticket = talk.offered()
-    talk.grant(ticket)
+    pending = talk.submitted()
+    talk.grant(pending)
     assert talk.next(m.TopicStale) == m.TopicStale("guarded-a")
     talk.counted()
-    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
+    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
     assert read(talk.answer())[("guarded-a", 0)][0] == NOT_LEADER
 
 
@@ -1187,10 +1197,10 @@ def test_what_was_sent_behind_an_append_whose_topic_id_was_not_known_falls_with_
     talk = Talk(newest_produce=13, unknown_topics=frozenset({"guarded-a"})).may_write("guarded-a")
     second = produce(("guarded-a", 0, expecting(6, b"y")), correlation=2)
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    talk.around.unread = len(second)
-    talk.grant(talk.offered())
+    talk.services.unread = len(second)
+    talk.grant(talk.submitted())
     talk.commands.clear()
-    talk.around.unknown_topics, talk.around.unread = frozenset(), 0
+    talk.services.unknown_topics, talk.services.unread = frozenset(), 0
     talk.client(second)
     talk.counted()
     code, _, message = read(talk.answer())["guarded-a", 0]
@@ -1204,18 +1214,18 @@ def test_a_request_that_cannot_be_read_gives_its_memory_back() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), acks=0))
     assert talk.next(m.CloseClient).fault is not None
-    talk.tell(m.ClientLost())
-    talk.tell(m.UpstreamLost("closed"))
-    assert talk.around.free_bytes == 1 << 20
+    talk.report(m.ClientLost())
+    talk.report(m.UpstreamLost("closed"))
+    assert talk.services.free_bytes == 1 << 20
 
 
 def test_all_of_a_chain_hear_the_same_words() -> None:
     talk = Talk(newest_produce=12).may_write("guarded-a")
-    chain = [expecting(6 + i, b"x") for i in range(3)]  # behind one that failed
-    talk.client(b"".join(produce(("guarded-a", 0, each), correlation=1 + i) for i, each in enumerate(chain)))
-    second = talk.offered()
+    pipeline_key = [expecting(6 + i, b"x") for i in range(3)]  # behind one that failed
+    talk.client(b"".join(produce(("guarded-a", 0, each), correlation=1 + i) for i, each in enumerate(pipeline_key)))
+    second = talk.submitted()
     behind = "SENT_BEHIND_A_FAILED_BATCH TRY_AGAIN later"  # what the gate says of it
-    talk.tell(m.TurnEnded(second, PartitionResult(0, NOT_LEADER, error_message=behind), None))
+    talk.report(m.AppendCompleted(second, PartitionResult(0, NOT_LEADER, error_message=behind), None))
     answers = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
     assert answers.count(behind.encode()) == 3
     assert b"SENT_BEHIND_A_FAILED_BATCH SENT_BEHIND" not in answers
@@ -1224,13 +1234,13 @@ def test_all_of_a_chain_hear_the_same_words() -> None:
 def test_a_batch_falls_with_its_chain_although_it_waited_for_another_gate_meanwhile() -> None:
     talk = Talk().may_write("guarded-b")
     talk.client(produce(("guarded-b", 0, expecting(5, b"x"))))
-    first = talk.offered()
+    first = talk.submitted()
     talk.grant(first)
     talk.sent(first)
     talk.upstream()
     talk.client(produce(("guarded-a", 0, expecting(1, b"y")), ("guarded-b", 0, expecting(6, b"z")), correlation=2))
-    waiting = talk.offered()  # at guarded-a
-    talk.tell(m.TurnEnded(first, PartitionResult(0, NOT_LEADER, -1), None))
+    waiting = talk.submitted()  # at guarded-a
+    talk.report(m.AppendCompleted(first, PartitionResult(0, NOT_LEADER, -1), None))
     assert read(talk.answer())[("guarded-b", 0)][0] == NOT_LEADER
     talk.grant(waiting)
     talk.counted()  # the other one is never offered
@@ -1252,14 +1262,14 @@ def test_an_answer_that_was_not_asked_for_ends_the_connection() -> None:
 
 def test_a_wrong_answer_ends_what_waits_for_it_though_its_client_is_being_closed_already() -> None:
     talk = Talk()
-    (ticket,) = guarded(talk)
+    (pending,) = is_checked(talk)
     talk.upstream()
     talk.client(b"\x00")  # what follows is no frame
-    talk.client(struct.pack(">i", talk.around.frame_bytes_max)[1:])
+    talk.client(struct.pack(">i", talk.services.frame_bytes_max)[1:])
     talk.client(struct.pack(">hhi", 32_000, 0, 9))
     assert talk.next(m.CloseClient).fault is ClientProtocolError
     talk.kafka(produced(("guarded-a", 1, 0, 5)))
-    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Lost(ticket))
+    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
     talk.next(m.CloseUpstream)
 
 
@@ -1288,46 +1298,46 @@ def test_a_partition_named_twice_ends_the_connection() -> None:
 
 def test_memory_that_is_not_there_is_waited_for() -> None:
     talk = Talk(free_bytes=10)
-    ask = request(METADATA, 9, 1, b"z" * 20_000)
-    talk.client(ask)
+    query = request(METADATA, 9, 1, b"z" * 20_000)
+    talk.client(query)
     assert not talk.next(m.ReadClient).on
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.commands.clear()
-    talk.around.free_bytes = 30_000
-    talk.tell(m.Tick())
+    talk.services.free_bytes = 30_000
+    talk.report(m.Tick())
     talk.next(m.ReadClient)
-    assert talk.upstream() == ask
+    assert talk.upstream() == query
 
 
 def test_small_control_messages_pass_while_others_hold_all_the_memory() -> None:
     talk = Talk(free_bytes=0)
-    ask = request(METADATA, 9, 1, b"z" * 1_000)
-    talk.client(ask)
-    assert talk.upstream() == ask
-    assert talk.around.free_bytes == 0
+    query = request(METADATA, 9, 1, b"z" * 1_000)
+    talk.client(query)
+    assert talk.upstream() == query
+    assert talk.services.free_bytes == 0
 
 
 def test_since_when_a_frame_is_held_is_there_to_be_seen() -> None:
     talk = Talk()
-    ask = request(METADATA, 9, 1, b"z" * 1_000)
+    query = request(METADATA, 9, 1, b"z" * 1_000)
     assert talk.session.collecting_since is None
-    talk.client(ask[:-1])
+    talk.client(query[:-1])
     assert talk.session.collecting_since == talk.now
-    talk.client(ask[-1:])
+    talk.client(query[-1:])
     assert talk.session.collecting_since is None
 
 
 class AnswersHere:
     """Exchanges that ask Kafka nothing."""
 
-    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
-        return Exchange(None, answer=b"\0\0\0\4" + bytes(frame[4:8]))
+    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
+        return RequestRewriter(None, answer=b"\0\0\0\4" + bytes(frame[4:8]))
 
 
 def test_answers_made_here_stop_at_the_quota() -> None:
     """256 KB of the smallest requests once held up all other connections, until the lease of the configs ran out."""
     talk = Talk()
-    talk.session = Session(1, "proxy.local", talk.around, AnswersHere(), 0.0)  # type: ignore[arg-type]
+    talk.session = Session(1, "proxy.local", talk.services, AnswersHere(), 0.0)  # type: ignore[arg-type]
     talk.client(b"".join(request(METADATA, 9, correlation) for correlation in range(50)))
     answers = []
     while talk.commands:
@@ -1335,27 +1345,27 @@ def test_answers_made_here_stop_at_the_quota() -> None:
         reading = [each.on for each in talk.commands if isinstance(each, m.ReadClient)]
         assert reading[-1] is (sum(answers) == 50) is not talk.session.over_quota
         talk.commands.clear()
-        talk.tell(m.Tick())
+        talk.report(m.Tick())
         talk.silent()
-        talk.tell(m.QuotaRenewed())
+        talk.report(m.QuotaRenewed())
     assert answers == [16, 16, 16, 2]
 
 
 class ChangesAnswers:
     """Exchanges that decode every answer of Kafka's."""
 
-    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
+    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
         forward = struct.pack(">i", len(frame)) + bytes(frame)
-        return Exchange(forward, finish=lambda answer: Finished(struct.pack(">i", len(answer)) + bytes(answer)))
+        return RequestRewriter(forward, finish=lambda answer: Finished(struct.pack(">i", len(answer)) + bytes(answer)))
 
 
-def changing(asked: int = 10) -> Talk:
+def changing(queried: int = 10) -> Talk:
     """A session that has sent so many requests whose answers are decoded, and has its whole quota."""
     talk = Talk(in_flight_requests_max=100)
-    talk.session = Session(1, "proxy.local", talk.around, ChangesAnswers(), 0.0)  # type: ignore[arg-type]
-    talk.client(b"".join(request(METADATA, 9, correlation) for correlation in range(asked)))
+    talk.session = Session(1, "proxy.local", talk.services, ChangesAnswers(), 0.0)  # type: ignore[arg-type]
+    talk.client(b"".join(request(METADATA, 9, correlation) for correlation in range(queried)))
     talk.upstream()
-    talk.tell(m.QuotaRenewed())
+    talk.report(m.QuotaRenewed())
     talk.silent()
     return talk
 
@@ -1367,9 +1377,9 @@ def test_answers_that_are_decoded_stop_at_the_quota() -> None:
     for number in range(0, 10, 2):
         if number:
             assert talk.session.over_quota
-            talk.tell(m.Tick())
+            talk.report(m.Tick())
             talk.silent()
-            talk.tell(m.QuotaRenewed())
+            talk.report(m.QuotaRenewed())
         assert talk.next(m.ReadUpstream).on is (number == 8)
         assert talk.answer() == b"".join(answers[number : number + 2])
         talk.silent()
@@ -1395,7 +1405,7 @@ def test_relayed_answers_need_no_quota() -> None:
     assert talk.answer()
     talk.kafka(response(2, bytes(4000)))
     assert not talk.next(m.ReadUpstream).on
-    talk.tell(m.QuotaRenewed())
+    talk.report(m.QuotaRenewed())
     assert talk.next(m.ReadUpstream).on
     assert talk.answer()
     talk.session._quota = 0
@@ -1405,20 +1415,20 @@ def test_relayed_answers_need_no_quota() -> None:
 
 def test_one_session_at_a_time_gets_a_new_quota() -> None:
     """A hundred clients that ask for all metadata and never read left 0 appends a second to another client."""
-    around = Around(in_flight_requests_max=100)
-    switch = Switch(around, ChangesAnswers(), g.GateLimits(), HeaderNames())  # type: ignore[arg-type]
-    asked = b"".join(request(METADATA, 9, correlation) for correlation in range(10))
+    services = Around(in_flight_requests_max=100)
+    dispatcher = Dispatcher(services, ChangesAnswers(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
+    queried = b"".join(request(METADATA, 9, correlation) for correlation in range(10))
     answers = b"".join(response(correlation, bytes(4000)) for correlation in range(10))
     served: list[int] = []
     for connection in (1, 2, 3):
-        switch.open(connection, "proxy.local", 100.0)
-        switch.session_event(connection, m.ClientBytes(memoryview(asked)), 100.0)
-        switch.session_event(connection, m.UpstreamBytes(memoryview(answers)), 100.0)
-    switch.session_event(2, m.ClientLost(), 100.0)
-    while switch.over_quota:
+        dispatcher.open(connection, "proxy.local", 100.0)
+        dispatcher.session_event(connection, m.ClientBytes(memoryview(queried)), 100.0)
+        dispatcher.session_event(connection, m.UpstreamBytes(memoryview(answers)), 100.0)
+    dispatcher.session_event(2, m.ClientLost(), 100.0)
+    while dispatcher.over_quota:
         to_clients = [
             action.connection
-            for action in switch.renew_quota(100.0)
+            for action in dispatcher.renew_quota(100.0)
             if isinstance(action, ForConnection) and isinstance(action.command, m.ToClient)
         ]
         assert len(to_clients) <= 1
@@ -1441,8 +1451,8 @@ def test_too_many_unanswered_requests_are_not_read() -> None:
 def test_a_broker_that_no_listener_can_be_opened_for_costs_the_connection_and_not_the_process() -> None:
     known = Known(StateView("cluster-1"), lambda topic: {}, lambda topic: None, "__state")
     talk = Talk()
-    exchanges = Exchanges(AddressBook(19092), lambda: known, frozenset[int], lambda nodes: None)
-    talk.session = Session(1, "proxy.local", talk.around, exchanges, 0.0)
+    rewriters = RequestRewriters(AddressBook(19092), lambda: known, frozenset[int], lambda nodes: None)
+    talk.session = Session(1, "proxy.local", talk.services, rewriters, 0.0)
     talk.client(encode_request_frame(METADATA, 9, 1, "test", Message(topics=[])))
     talk.upstream()
     broker = Message(node_id=60_000, host="kafka", port=9092)
@@ -1460,26 +1470,26 @@ UNKNOWN_PARTITION = 3
 
 def test_absent_partitions_are_answered_before_others_are_waited_for() -> None:
     talk = Talk()
-    talk.around.absent = {TopicPartition("guarded-b", each) for each in range(2000)}
+    talk.services.absent = {TopicPartition("guarded-b", each) for each in range(2000)}
     absent = [("guarded-b", each, batch(b"x")) for each in range(2000)]
-    talk.around.frame_bytes_max = talk.around.free_bytes = 1 << 24
+    talk.services.frame_bytes_max = talk.services.free_bytes = 1 << 24
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), *absent))
     talk.read_elsewhere()
     assert talk.next(m.TopicStale).topic == "guarded-b"  # once, and nothing is offered meanwhile
     talk.silent()
     assert talk.session.needs_ticks
-    talk.around.confirmed_at["guarded-b"] = talk.now
-    talk.tell(m.TopicNews())
+    talk.services.confirmed_at["guarded-b"] = talk.now
+    talk.report(m.TopicNews())
     for _ in absent:
         talk.counted()
-    ticket = talk.offered()
-    assert ticket.partition == TopicPartition("guarded-a", 0)
-    talk.grant(ticket)
-    talk.sent(ticket)
+    pending = talk.submitted()
+    assert pending.partition == TopicPartition("guarded-a", 0)
+    talk.grant(pending)
+    talk.sent(pending)
     talk.upstream()
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5), None))
+    talk.next(m.ToSequencer)
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
     got = read(talk.answer())
     assert got.pop(("guarded-a", 0)) == (0, 5, None)
     assert set(got.values()) == {(UNKNOWN_PARTITION, -1, None)}
@@ -1488,19 +1498,19 @@ def test_absent_partitions_are_answered_before_others_are_waited_for() -> None:
 
 def test_partition_of_a_new_expansion_is_appended_to_once_metadata_shows_it() -> None:
     talk = Talk()
-    talk.around.absent = {ABSENT}
+    talk.services.absent = {ABSENT}
     talk.client(produce((*ABSENT, expecting(0, b"x"))))
     talk.next(m.TopicStale)
-    talk.around.absent = set()
-    talk.around.confirmed_at["guarded-b"] = talk.now
-    talk.tell(m.TopicNews())
-    assert talk.offered().partition == ABSENT
+    talk.services.absent = set()
+    talk.services.confirmed_at["guarded-b"] = talk.now
+    talk.report(m.TopicNews())
+    assert talk.submitted().partition == ABSENT
 
 
 def test_metadata_from_before_the_request_does_not_prove_absence() -> None:
     talk = Talk()
-    talk.around.absent = {ABSENT}
-    talk.around.confirmed_at["guarded-b"] = talk.now - 0.1
+    talk.services.absent = {ABSENT}
+    talk.services.confirmed_at["guarded-b"] = talk.now - 0.1
     talk.client(produce((*ABSENT, expecting(0, b"x"))))
     talk.next(m.TopicStale)
     talk.silent()
@@ -1508,28 +1518,28 @@ def test_metadata_from_before_the_request_does_not_prove_absence() -> None:
 
 def test_append_may_be_retried_where_metadata_is_not_read_in_time() -> None:
     talk = Talk()
-    talk.around.absent = {ABSENT}
+    talk.services.absent = {ABSENT}
     talk.client(produce((*ABSENT, expecting(0, b"x")), timeout_ms=3000))
     talk.now += 1.1
     talk.commands.clear()
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.counted()
     assert read(talk.answer())[ABSENT][:2] == (NOT_LEADER, -1)
 
 
 def test_what_was_sent_after_an_append_to_an_absent_partition_fails_with_it() -> None:
     talk = Talk()
-    talk.around.absent = {ABSENT}
+    talk.services.absent = {ABSENT}
     idempotent = {"producer": (1000, 0, 0)}
     second = produce((*ABSENT, batch(b"y", producer=(1000, 0, 1))), correlation=2)
     talk.client(produce((*ABSENT, batch(b"x", **idempotent))))
-    talk.around.confirmed_at["guarded-b"] = talk.now
-    talk.around.unread = len(second)
+    talk.services.confirmed_at["guarded-b"] = talk.now
+    talk.services.unread = len(second)
     talk.commands.clear()
-    talk.tell(m.TopicNews())
+    talk.report(m.TopicNews())
     talk.counted()
     assert read(talk.answer())[ABSENT][0] == UNKNOWN_PARTITION
-    talk.around.unread, talk.around.absent = 0, set()
+    talk.services.unread, talk.services.absent = 0, set()
     talk.commands.clear()
     talk.client(second)
     talk.counted()
@@ -1539,33 +1549,33 @@ def test_what_was_sent_after_an_append_to_an_absent_partition_fails_with_it() ->
 def test_success_that_nothing_proves_is_unknown_and_not_to_be_retried() -> None:
     """Kafka has answered -1 and appended; the gate has found it; Kafka does not say whether the client may write."""
     talk = Talk()
-    (ticket,) = guarded(talk)
+    (pending,) = is_checked(talk)
     talk.upstream()
     talk.kafka(produced(("guarded-a", 0, -1, -1)))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5), None))
+    talk.next(m.ToSequencer)
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
     assert partitions_of(talk.upstream()) == {("guarded-a", 0)}  # an empty append: whether it may
     talk.now += 3.0
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.counted()
     assert read(talk.answer())["guarded-a", 0][0] == TIMED_OUT
 
 
-def in_part() -> tuple[Talk, g.Ticket, g.Ticket]:
+def in_part() -> tuple[Talk, g.PendingAppend, g.PendingAppend]:
     """An append to guarded-a was sent ahead of the one to guarded-b, which waits."""
     talk = Talk().may_write("guarded-a", "guarded-b")
     talk.client(
         produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x")), ("plain", 2, batch(b"p")))
     )
-    first = talk.offered()
+    first = talk.submitted()
     talk.grant(first)
-    second = talk.offered()
+    second = talk.submitted()
     assert talk.session.needs_ticks
     talk.now += 0.01
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.silent()
     talk.now += 0.02
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.sent(first)
     return talk, first, second
 
@@ -1579,26 +1589,26 @@ def test_granted_append_is_sent_ahead_of_one_that_waits_long() -> None:
     talk, first, second = in_part()
     assert partitions_of(talk.upstream()) == {("guarded-a", 0), ("plain", 2)}
     talk.kafka(produced(("guarded-a", 0, 0, 5), ("plain", 2, 0, 70)))
-    assert talk.next(m.ToGate).event == g.Answered(first, PartitionResult(0, 0, 5, -1, 0))
-    talk.tell(m.TurnEnded(first, PartitionResult(0, 0, 5), None))
+    assert talk.next(m.ToSequencer).event == g.Answered(first, PartitionResult(0, 0, 5, -1, 0))
+    talk.report(m.AppendCompleted(first, PartitionResult(0, 0, 5), None))
     talk.silent()
     talk.grant(second)
     talk.sent(second)
     assert partitions_of(talk.upstream()) == {("guarded-b", 1)}
     talk.kafka(produced(("guarded-b", 1, 0, 9)))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(second, PartitionResult(1, 0, 9), None))
+    talk.next(m.ToSequencer)
+    talk.report(m.AppendCompleted(second, PartitionResult(1, 0, 9), None))
     got = {key: value[:2] for key, value in read(talk.answer()).items()}
     assert got == {("guarded-a", 0): (0, 5), ("guarded-b", 1): (0, 9), ("plain", 2): (0, 70)}
-    assert talk.around.free_bytes == 1 << 20
+    assert talk.services.free_bytes == 1 << 20
 
 
 def test_what_was_sent_ahead_is_unknown_and_the_rest_may_be_retried_when_the_process_ends() -> None:
     talk, first, second = in_part()
     talk.upstream()
-    talk.tell(m.Leave(talk.now + 0.05))
-    assert talk.next(m.ToGate) == m.ToGate(second, g.Withdrawn(second))
-    assert talk.next(m.ToGate) == m.ToGate(first, g.Lost(first))  # its outcome is read from the log
+    talk.report(m.Drain(talk.now + 0.05))
+    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
+    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Lost(first))  # its outcome is read from the log
     talk.counted()
     assert not talk.next(m.ReadClient).on
     got = {key: value[0] for key, value in read(talk.answer()).items()}
@@ -1608,9 +1618,9 @@ def test_what_was_sent_ahead_is_unknown_and_the_rest_may_be_retried_when_the_pro
 def test_upstream_that_is_lost_puts_only_what_was_sent_ahead_in_doubt() -> None:
     talk, first, second = in_part()
     talk.upstream()
-    talk.tell(m.UpstreamLost("gone"))
-    assert talk.next(m.ToGate) == m.ToGate(second, g.Withdrawn(second))
-    assert talk.next(m.ToGate) == m.ToGate(first, g.Lost(first))
+    talk.report(m.UpstreamLost("gone"))
+    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
+    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Lost(first))
     assert isinstance(talk.next(m.CloseClient), m.CloseClient)
     talk.silent()
 
@@ -1622,35 +1632,37 @@ def test_client_that_leaves_withdraws_what_was_not_sent_ahead(answered: bool) ->
 
     def answer() -> None:
         talk.kafka(produced(("guarded-a", 0, 0, 5), ("plain", 2, 0, 70)))
-        talk.next(m.ToGate)
-        talk.tell(m.TurnEnded(first, PartitionResult(0, 0, 5), None))
+        talk.next(m.ToSequencer)
+        talk.report(m.AppendCompleted(first, PartitionResult(0, 0, 5), None))
 
     if answered:
         answer()
-    talk.tell(m.ClientLost())
-    assert talk.next(m.ToGate) == m.ToGate(second, g.Withdrawn(second))
+    talk.report(m.ClientLost())
+    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
     if not answered:
         talk.silent()  # what Kafka says of the first is still read
         answer()
     talk.next(m.CloseUpstream)
-    assert talk.around.free_bytes == 1 << 20
+    assert talk.services.free_bytes == 1 << 20
 
 
 def test_whole_request_blocks_nothing_while_it_waits_for_one_partition() -> None:
     talk = Talk(refuse_whole_requests=True)
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
-    first = talk.offered()
+    first = talk.submitted()
     talk.grant(first)
-    second = talk.offered()
+    second = talk.submitted()
     talk.now += 0.03
-    talk.tell(m.Tick())
-    assert talk.next(m.ToGate) == m.ToGate(first, g.Withdrawn(first))
+    talk.report(m.Tick())
+    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Canceled(first))
     talk.silent()
     talk.grant(second)
-    assert talk.next(m.ToGate) == m.ToGate(second, g.Withdrawn(second))  # or two requests could wait for each other
-    assert talk.offered() is first
+    assert talk.next(m.ToSequencer) == m.ToSequencer(
+        second, g.Canceled(second)
+    )  # or two requests could wait for each other
+    assert talk.submitted() is first
     talk.grant(first)
-    assert talk.offered() is second
+    assert talk.submitted() is second
     talk.grant(second)
     talk.sent(first, second)
     assert partitions_of(talk.upstream()) == {("guarded-a", 0), ("guarded-b", 1)}
@@ -1659,9 +1671,9 @@ def test_whole_request_blocks_nothing_while_it_waits_for_one_partition() -> None
 def test_partitions_after_a_slow_one_may_be_retried_when_time_is_up() -> None:
     talk = Talk().may_write("guarded-a", "guarded-b")
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x")), timeout_ms=3000))
-    first = talk.offered()
+    first = talk.submitted()
     talk.now += 2.8
-    talk.tell(m.TurnEnded(first, PartitionResult(0, NOT_LEADER), "try_again"))
+    talk.report(m.AppendCompleted(first, PartitionResult(0, NOT_LEADER), "try_again"))
     talk.counted()
     talk.counted()
     assert {value[0] for value in read(talk.answer()).values()} == {NOT_LEADER}

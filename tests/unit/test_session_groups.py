@@ -9,13 +9,13 @@ from uuid import UUID
 import pytest
 
 from fencepost_proxy.addresses import AddressBook
-from fencepost_proxy.groups.desk import ASSIGNING, FOLLOWING, Desk
-from fencepost_proxy.groups.questions import Beginnings, HasTasks, MayHave, Withheld
+from fencepost_proxy.groups.assignment_filter import ASSIGNING, FOLLOWING, AssignmentFilter
+from fencepost_proxy.groups.queries import Beginnings, GatedPartitions, HasTasks, MayHave
 from fencepost_proxy.groups.watch import Watch
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.rewriters import RequestRewriters
+from fencepost_proxy.session.services import RELAYED_VERSIONS, relayed_versions_without
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.session.surroundings import PASSES, passes_but_for
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import TopicPartition
@@ -27,7 +27,7 @@ from fencepost_proxy.wire.control import (
     parse_request_header,
 )
 from fencepost_proxy.wire.schema import Message
-from tests.unit.test_group_desk import Grown
+from tests.unit.test_assignment_filter import Grown
 from tests.unit.test_session import Around
 from tests.unit.test_session import Talk as SessionTalk
 
@@ -46,21 +46,23 @@ class Talk(SessionTalk):
 
     def __post_init__(self) -> None:
         known = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__state")
-        desk = Desk(self.watch, Grown(), lambda: self.now)
-        exchanges = Exchanges(AddressBook(1), lambda: known, frozenset[int], lambda nodes: None, desk)
-        self.around = Around(passes=passes_but_for(FOLLOWING))
-        self.session = Session(1, "proxy.local", self.around, exchanges, 0.0)
+        assignment_filter = AssignmentFilter(self.watch, Grown(), lambda: self.now)
+        rewriters = RequestRewriters(
+            AddressBook(1), lambda: known, frozenset[int], lambda nodes: None, assignment_filter
+        )
+        self.services = Around(relayed_versions=relayed_versions_without(FOLLOWING))
+        self.session = Session(1, "proxy.local", self.services, rewriters, 0.0)
         self.commands = []
         self.now = 100.0
 
-    def ask(self, api_key: int, version: int, correlation_id: int, message: Message) -> bytes:
+    def query(self, api_key: int, version: int, correlation_id: int, message: Message) -> bytes:
         """What goes up is what came: gives back those bytes."""
         frame = encode_request_frame(api_key, version, correlation_id, "app", message)
         self.client(frame)
         assert self.upstream() == frame
         return frame
 
-    def told(self, api_key: int, version: int, correlation_id: int, message: Message) -> None:
+    def reported(self, api_key: int, version: int, correlation_id: int, message: Message) -> None:
         self.kafka(encode_response_frame(api_key, version, correlation_id, message))
 
 
@@ -70,15 +72,15 @@ def _frame(api_key: int, version: int, correlation_id: int, message: Message) ->
 
 def test_an_assignment_waits_for_what_the_group_may_have_and_what_follows_waits_for_it() -> None:
     talk = Talk()
-    talk.ask(apis.SYNC_GROUP, 3, 1, _SYNC)
-    talk.ask(apis.HEARTBEAT, 3, 2, Message(group_id="g", generation_id=3, member_id="m"))
-    talk.told(apis.SYNC_GROUP, 3, 1, Message(assignment=_ASSIGNED))
-    ask = talk.next(m.Ask)
-    assert ask.question == MayHave("g", "app", (P2,))
-    talk.told(apis.HEARTBEAT, 3, 2, Message())
+    talk.query(apis.SYNC_GROUP, 3, 1, _SYNC)
+    talk.query(apis.HEARTBEAT, 3, 2, Message(group_id="g", generation_id=3, member_id="m"))
+    talk.reported(apis.SYNC_GROUP, 3, 1, Message(assignment=_ASSIGNED))
+    query = talk.next(m.Ask)
+    assert query.query_message == MayHave("g", "app", (P2,))
+    talk.reported(apis.HEARTBEAT, 3, 2, Message())
     talk.silent()
 
-    talk.tell(m.Replied(ask.token, Withheld(frozenset({P2}))))
+    talk.report(m.Replied(query.token, GatedPartitions(frozenset({P2}))))
     first, second = _frame(apis.SYNC_GROUP, 3, 1, Message(assignment=_CUT)), _frame(apis.HEARTBEAT, 3, 2, Message())
     assert talk.answer() == first + second
     talk.silent()
@@ -87,30 +89,30 @@ def test_an_assignment_waits_for_what_the_group_may_have_and_what_follows_waits_
 @pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("it broke")])
 def test_a_reply_that_comes_after_the_end_disturbs_nobody(gone: m.Event) -> None:
     talk = Talk()
-    talk.ask(apis.SYNC_GROUP, 3, 1, _SYNC)
-    talk.told(apis.SYNC_GROUP, 3, 1, Message(assignment=_ASSIGNED))
-    ask = talk.next(m.Ask)
-    talk.tell(gone)
+    talk.query(apis.SYNC_GROUP, 3, 1, _SYNC)
+    talk.reported(apis.SYNC_GROUP, 3, 1, Message(assignment=_ASSIGNED))
+    query = talk.next(m.Ask)
+    talk.report(gone)
     talk.commands.clear()
-    talk.tell(m.Replied(ask.token, Withheld(frozenset())))
+    talk.report(m.Replied(query.token, GatedPartitions(frozenset())))
     assert not [each for each in talk.commands if isinstance(each, m.ToUpstream)]
 
 
 def test_what_is_to_be_known_and_not_answered_does_not_keep_the_answer() -> None:
     talk = Talk()
-    talk.ask(apis.SYNC_GROUP, 3, 1, _SYNC)
-    talk.told(apis.SYNC_GROUP, 3, 1, Message(assignment=_TASKS))
+    talk.query(apis.SYNC_GROUP, 3, 1, _SYNC)
+    talk.reported(apis.SYNC_GROUP, 3, 1, Message(assignment=_TASKS))
     assert talk.next(m.Noticed).notice == HasTasks("g")
     assert talk.answer() == _frame(apis.SYNC_GROUP, 3, 1, Message(assignment=_TASKS))
 
 
 def test_a_heartbeat_is_answered_at_once_whatever_its_answer() -> None:
     talk = Talk()
-    talk.watch.withhold("g", {P2}, {P2})
+    talk.watch.gate_partitions("g", {P2}, {P2})
     talk.watch.synced("g", "m", 3, frozenset({P2}))
     talk.watch.update("g", frozenset())
-    talk.ask(apis.HEARTBEAT, 4, 1, Message(group_id="g", generation_id=3, member_id="m"))
-    talk.told(apis.HEARTBEAT, 4, 1, Message())
+    talk.query(apis.HEARTBEAT, 4, 1, Message(group_id="g", generation_id=3, member_id="m"))
+    talk.reported(apis.HEARTBEAT, 4, 1, Message())
     assert talk.answer() == _frame(apis.HEARTBEAT, 4, 1, Message(error_code=27))
 
 
@@ -118,10 +120,10 @@ def test_offsets_wait_for_where_a_new_partition_begins() -> None:
     talk = Talk()
     entries = [Message(partition_index=2, committed_offset=-1)]
     request = Message(group_id="g", topics=[Message(name="orders", partition_indexes=[2])])
-    talk.ask(apis.OFFSET_FETCH, 5, 1, request)
-    talk.told(apis.OFFSET_FETCH, 5, 1, Message(topics=[Message(name="orders", partitions=entries)]))
-    ask = talk.next(m.Ask)
-    talk.tell(m.Replied(ask.token, Beginnings({P2: 4})))
+    talk.query(apis.OFFSET_FETCH, 5, 1, request)
+    talk.reported(apis.OFFSET_FETCH, 5, 1, Message(topics=[Message(name="orders", partitions=entries)]))
+    query = talk.next(m.Ask)
+    talk.report(m.Replied(query.token, Beginnings({P2: 4})))
     entries[0].committed_offset = 4
     assert talk.answer() == _frame(
         apis.OFFSET_FETCH, 5, 1, Message(topics=[Message(name="orders", partitions=entries)])
@@ -139,15 +141,18 @@ def test_nothing_is_looked_into_where_nothing_grows() -> None:
     # While no topic is to grow in order, requests of groups are whole frames that just pass, many at a time. But for
     # those whose answer may assign the state topic.
     for api_key in FOLLOWING - {apis.CONSUMER_GROUP_HEARTBEAT}:
-        assert api_key in PASSES
-        assert api_key not in passes_but_for(FOLLOWING)
-    assert passes_but_for(FOLLOWING).keys() == PASSES.keys() - FOLLOWING
-    assert passes_but_for(ASSIGNING).keys() == PASSES.keys() - {apis.SYNC_GROUP, apis.CONSUMER_GROUP_HEARTBEAT}
+        assert api_key in RELAYED_VERSIONS
+        assert api_key not in relayed_versions_without(FOLLOWING)
+    assert relayed_versions_without(FOLLOWING).keys() == RELAYED_VERSIONS.keys() - FOLLOWING
+    assert relayed_versions_without(ASSIGNING).keys() == RELAYED_VERSIONS.keys() - {
+        apis.SYNC_GROUP,
+        apis.CONSUMER_GROUP_HEARTBEAT,
+    }
 
     talk = Talk()
     frame = encode_request_frame(apis.HEARTBEAT, 4, 1, "app", Message(group_id="g", member_id="m"))
     assert talk.session.take_up(memoryview(frame * 2), 100.0)[0] == 0
-    talk.around.passes = PASSES
+    talk.services.relayed_versions = RELAYED_VERSIONS
     assert talk.session.take_up(memoryview(frame * 2), 100.0)[0] == 2 * len(frame)
 
 
@@ -156,28 +161,28 @@ def test_the_state_topic_is_not_assigned(with_desk: bool) -> None:
     """Whether or not a topic grows: neither what the member subscribes to, and says that it holds, nor what it gets."""
     state, other = UUID(int=9), UUID(int=8)
     known = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__state", state)
-    desk = Desk(Watch(), Grown(), lambda: 100.0) if with_desk else None
-    exchanges = Exchanges(AddressBook(1), lambda: known, frozenset[int], lambda nodes: None, desk)
+    assignment_filter = AssignmentFilter(Watch(), Grown(), lambda: 100.0) if with_desk else None
+    rewriters = RequestRewriters(AddressBook(1), lambda: known, frozenset[int], lambda nodes: None, assignment_filter)
     key = apis.CONSUMER_GROUP_HEARTBEAT
     both = [Message(topic_id=state, partitions=[0]), Message(topic_id=other, partitions=[0])]
-    asked = Message(
+    queried = Message(
         group_id="g", member_id="m", subscribed_topic_names=["__state", "others"], topic_partitions=both, member_epoch=1
     )
-    exchange = exchanges.begin(key, 1, memoryview(encode_request_frame(key, 1, 7, "app", asked))[4:], "local")
-    assert exchange.forward is not None
-    assert exchange.finish is not None
-    sent = memoryview(exchange.forward)[4:]
+    rewriter = rewriters.begin(key, 1, memoryview(encode_request_frame(key, 1, 7, "app", queried))[4:], "local")
+    assert rewriter.forward is not None
+    assert rewriter.finish is not None
+    sent = memoryview(rewriter.forward)[4:]
     forwarded = decode_request(key, 1, sent[parse_request_header(sent).body_offset :])
     assert forwarded.subscribed_topic_names == ["others"]
     assert [each.topic_id for each in forwarded.topic_partitions] == [other]
 
-    told = Message(member_id="m", member_epoch=2, assignment=Message(topic_partitions=both))
-    answer = exchange.finish(memoryview(encode_response_frame(key, 1, 7, told))[4:]).answer
+    reported = Message(member_id="m", member_epoch=2, assignment=Message(topic_partitions=both))
+    answer = rewriter.finish(memoryview(encode_response_frame(key, 1, 7, reported))[4:]).answer
     assert answer == encode_response_frame(
         key, 1, 7, Message(member_id="m", member_epoch=2, assignment=Message(topic_partitions=both[1:]))
     )
     alone = Message(member_id="m", member_epoch=2)
-    plain = exchanges.begin(key, 1, memoryview(encode_request_frame(key, 1, 8, "app", Message(group_id="g")))[4:], "")
+    plain = rewriters.begin(key, 1, memoryview(encode_request_frame(key, 1, 8, "app", Message(group_id="g")))[4:], "")
     assert plain.finish is not None
     frame = encode_response_frame(key, 1, 8, alone)
     assert plain.finish(memoryview(frame)[4:]).answer == frame

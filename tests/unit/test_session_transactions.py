@@ -8,11 +8,11 @@ import pytest
 from kafka.protocol.producer import EndTxnRequest, EndTxnResponse
 
 from fencepost_policies.append import Append
-from fencepost_proxy.partitions import events as g
+from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.surroundings import PASSES, but_for
-from fencepost_proxy.topics.poisoned import Poison, PoisonView, encode_note, lifted
-from fencepost_proxy.transactions.judge import Outcome, Verdict
+from fencepost_proxy.session.services import RELAYED_VERSIONS, but_for
+from fencepost_proxy.topics.abort_only import AbortOnly, AbortOnlyView, cleared, encode_abort_only_record
+from fencepost_proxy.transactions.commit_validator import Decision, Outcome
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.wire.apis import END_TXN
 from fencepost_proxy.wire.produce import PartitionResult
@@ -24,20 +24,20 @@ OK, NOT_LEADER, REQUEST_TIMED_OUT, POLICY_VIOLATION = 0, 6, 7, 44
 CONCURRENT, UNKNOWN_PRODUCER_ID, ABORTABLE = 51, 59, 120
 LOADING, WRONG_COORDINATOR, INVALID_PRODUCER_ID_MAPPING, DENIED = 14, 16, 49, 53
 APPEND = Append("guarded-a", 0, 1, expected_base_offset=5, producer_id=ID, producer_epoch=EPOCH, base_sequence=0)
-PASS = Verdict(Outcome.PASS, "passed")
-REFUSE = Verdict(Outcome.REFUSE, "append_refused", "OFFSET_MISMATCH …")
-LATER = Verdict(Outcome.LATER, "unknown")
+PASS = Decision(Outcome.PASS, "passed")
+REFUSE = Decision(Outcome.REFUSE, "append_refused", "OFFSET_MISMATCH …")
+LATER = Decision(Outcome.LATER, "unknown")
 
 
-def new_talk(**around: Any) -> Talk:
+def new_talk(**services: Any) -> Talk:
     """Of a client that Kafka has let use its transactional id."""
-    talk = strangers_talk(**around)
+    talk = strangers_talk(**services)
     talk.session._may_use = TXN
     return talk
 
 
-def strangers_talk(**around: Any) -> Talk:
-    return Talk(passes=but_for(PASSES, END_TXN), **around)
+def strangers_talk(**services: Any) -> Talk:
+    return Talk(relayed_versions=but_for(RELAYED_VERSIONS, END_TXN), **services)
 
 
 def end_txn(*, commit: bool = True, version: int = 3, correlation: int = 1, epoch: int = EPOCH) -> bytes:
@@ -74,10 +74,10 @@ def append(
 def test_a_commit_is_held_until_its_verdict_with_all_behind_it() -> None:
     talk = new_talk()
     talk.client(end_txn() + request(HEARTBEAT, 4, 2))
-    assert talk.next(m.JudgeCommit) == m.JudgeCommit(1, TXN, ID, EPOCH, 3)
+    assert talk.next(m.ValidateCommit) == m.ValidateCommit(1, TXN, ID, EPOCH, 3)
     assert talk.next(m.ReadClient) == m.ReadClient(False)
     talk.silent()
-    talk.tell(m.Judged(1, PASS))
+    talk.report(m.CommitDecided(1, PASS))
     assert talk.next(m.ReadClient) == m.ReadClient(True)
     assert talk.upstream() == end_txn() + request(HEARTBEAT, 4, 2)
     talk.kafka(ended(OK) + response(2))
@@ -87,20 +87,20 @@ def test_a_commit_is_held_until_its_verdict_with_all_behind_it() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 5])
-@pytest.mark.parametrize("verdict", [REFUSE, LATER])
-def test_a_commit_that_does_not_pass_is_answered_here(verdict: Verdict, version: int) -> None:
+@pytest.mark.parametrize("decision", [REFUSE, LATER])
+def test_a_commit_that_does_not_pass_is_answered_here(decision: Decision, version: int) -> None:
     talk = new_talk()
     talk.client(end_txn(version=version))
-    talk.next(m.JudgeCommit)
-    talk.tell(m.Judged(1, verdict))
+    talk.next(m.ValidateCommit)
+    talk.report(m.CommitDecided(1, decision))
     refused = ABORTABLE if version >= 4 else UNKNOWN_PRODUCER_ID
-    if verdict is REFUSE:
+    if decision is REFUSE:
         assert talk.next(m.Count).label == "commit_refused"
     answer = talk.answer()
-    assert code(answer, version) == (refused if verdict is REFUSE else CONCURRENT)
+    assert code(answer, version) == (refused if decision is REFUSE else CONCURRENT)
     if version >= 5:
-        told = EndTxnResponse.decode(answer, version=version, header=True, framed=True)
-        assert (told.producer_id, told.producer_epoch) == (-1, -1)
+        reported = EndTxnResponse.decode(answer, version=version, header=True, framed=True)
+        assert (reported.producer_id, reported.producer_epoch) == (-1, -1)
     talk.silent()
 
 
@@ -109,8 +109,8 @@ def test_its_answer_waits_for_those_before_it() -> None:
     talk.client(request(HEARTBEAT, 4, 1))
     talk.upstream()
     talk.client(end_txn(correlation=2))
-    talk.next(m.JudgeCommit)
-    talk.tell(m.Judged(1, REFUSE))
+    talk.next(m.ValidateCommit)
+    talk.report(m.CommitDecided(1, REFUSE))
     talk.counted()
     talk.silent()
     talk.kafka(response(1))
@@ -131,9 +131,9 @@ def test_v1_hears_of_its_abort_once_nothing_is_said_of_it_any_more() -> None:
     talk.client(end_txn(commit=False))
     talk.upstream()
     talk.kafka(ended(OK))
-    assert talk.next(m.LiftPoison) == m.LiftPoison(1, ID, EPOCH)
+    assert talk.next(m.ClearAbortOnly) == m.ClearAbortOnly(1, ID, EPOCH)
     talk.silent()
-    talk.tell(m.PoisonNoted(1, False))  # it must be able to go on
+    talk.report(m.AbortOnlyRecorded(1, False))  # it must be able to go on
     assert talk.answer() == ended(OK)
 
 
@@ -142,11 +142,11 @@ def test_v2_need_not_wait_for_that(commit: bool) -> None:
     talk = new_talk()
     talk.client(end_txn(commit=commit, version=5))
     if commit:
-        talk.next(m.JudgeCommit)
-        talk.tell(m.Judged(1, Verdict(Outcome.PASS, "passed", poisoned=True)))
+        talk.next(m.ValidateCommit)
+        talk.report(m.CommitDecided(1, Decision(Outcome.PASS, "passed", abort_only_transactions=True)))
     talk.upstream()
     talk.kafka(ended(OK, version=5))
-    assert talk.next(m.LiftPoison) == m.LiftPoison(0, ID, EPOCH)
+    assert talk.next(m.ClearAbortOnly) == m.ClearAbortOnly(0, ID, EPOCH)
     assert talk.answer() == ended(OK, version=5)
 
 
@@ -156,8 +156,8 @@ def test_an_end_that_kafka_refuses_leaves_all_as_it_is() -> None:
     for correlation, commit in ((2, False), (3, True)):
         talk.client(end_txn(commit=commit, correlation=correlation))
         if commit:
-            talk.next(m.JudgeCommit)
-            talk.tell(m.Judged(1, PASS))
+            talk.next(m.ValidateCommit)
+            talk.report(m.CommitDecided(1, PASS))
             assert may_be_committed(talk)
         talk.upstream()
         talk.kafka(ended(CONCURRENT, correlation=correlation))
@@ -171,82 +171,82 @@ def test_a_commit_whose_connection_broke_may_be_queued_for_so_long_and_no_longer
     """Given a commit that nobody hears of again: it may be committed, and asked for again elsewhere. What comes then is
     the next transaction, under v1 of the same epoch."""
     talk = new_talk()
-    talk.around.transactions = Table(queued_seconds=35.0)
+    talk.services.transactions = Table(queued_seconds=35.0)
     land(talk)
     talk.client(end_txn(correlation=2))
-    assert not talk.next(m.JudgeCommit).may_be_committed
-    talk.tell(m.Judged(1, PASS))
+    assert not talk.next(m.ValidateCommit).may_be_committed
+    talk.report(m.CommitDecided(1, PASS))
     talk.upstream()
-    talk.tell(gone)
+    talk.report(gone)
     later = new_talk()
-    later.around.transactions, later.now = talk.around.transactions, talk.now + 34.9
+    later.services.transactions, later.now = talk.services.transactions, talk.now + 34.9
     later.client(end_txn())
-    assert later.next(m.JudgeCommit).may_be_committed
-    later.tell(m.Judged(1, LATER))
+    assert later.next(m.ValidateCommit).may_be_committed
+    later.report(m.CommitDecided(1, LATER))
     later.answer()
     later.now += 0.2
     later.client(end_txn())
-    assert not later.next(m.JudgeCommit).may_be_committed
-    later.tell(m.Judged(2, LATER))
+    assert not later.next(m.ValidateCommit).may_be_committed
+    later.report(m.CommitDecided(2, LATER))
     later.answer()
     later.client(append(sequence=1))
-    assert later.offered().append.base_sequence == 1
+    assert later.submitted().append.base_sequence == 1
 
 
 @pytest.mark.parametrize("gone", [None, m.ClientLost(), m.UpstreamLost("gone")])
 def test_a_commit_of_what_passed_another_process_may_be_under_way_too(gone: m.Event | None) -> None:
     """Given a transaction of which this process knows nothing, and its commit on its way to Kafka."""
     talk = new_talk()
-    talk.around.transactions = Table(queued_seconds=35.0)
+    talk.services.transactions = Table(queued_seconds=35.0)
     talk.client(end_txn())
-    assert not talk.next(m.JudgeCommit).may_be_committed
-    talk.tell(m.Judged(1, PASS))
+    assert not talk.next(m.ValidateCommit).may_be_committed
+    talk.report(m.CommitDecided(1, PASS))
     talk.upstream()
     if gone is not None:
-        talk.tell(gone)
+        talk.report(gone)
     # Then: it is never refused for certain, and nothing is appended behind it.
     later = new_talk()
-    later.around.transactions, later.now = talk.around.transactions, talk.now
+    later.services.transactions, later.now = talk.services.transactions, talk.now
     later.client(end_txn())
-    assert later.next(m.JudgeCommit).may_be_committed
-    later.tell(m.Judged(1, LATER))
+    assert later.next(m.ValidateCommit).may_be_committed
+    later.report(m.CommitDecided(1, LATER))
     later.answer()
     later.client(append())
     later.counted()
-    assert later.next(m.NotePoison).poison.pending is not None
+    assert later.next(m.RecordAbortOnly).abort_only.pending is not None
 
 
 def test_nothing_is_left_of_a_commit_of_something_else_that_kafka_refuses() -> None:
     talk = new_talk()
     talk.client(end_txn())
-    talk.next(m.JudgeCommit)
-    talk.tell(m.Judged(1, PASS))
+    talk.next(m.ValidateCommit)
+    talk.report(m.CommitDecided(1, PASS))
     talk.upstream()
     talk.kafka(ended(CONCURRENT))
     talk.answer()
-    assert not len(talk.around.transactions)
+    assert not len(talk.services.transactions)
 
 
 def test_an_end_that_is_answered_well_is_the_end() -> None:
     talk = new_talk()
     land(talk)
     talk.client(end_txn(correlation=2))
-    talk.next(m.JudgeCommit)
-    talk.tell(m.Judged(1, PASS))
+    talk.next(m.ValidateCommit)
+    talk.report(m.CommitDecided(1, PASS))
     talk.upstream()
     talk.kafka(ended(OK, correlation=2))
     talk.answer()
-    assert talk.around.transactions.of(TXN, ID, EPOCH) is None
+    assert talk.services.transactions.of(TXN, ID, EPOCH) is None
 
 
 @pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
 def test_a_verdict_comes_too_late(gone: m.Event) -> None:
     talk = new_talk()
     talk.client(end_txn())
-    talk.next(m.JudgeCommit)
-    talk.tell(gone)
+    talk.next(m.ValidateCommit)
+    talk.report(gone)
     talk.commands.clear()
-    talk.tell(m.Judged(1, PASS))
+    talk.report(m.CommitDecided(1, PASS))
     assert not any(isinstance(command, m.ToUpstream | m.ToClient) for command in talk.commands)
 
 
@@ -254,62 +254,64 @@ def test_a_client_that_left_commits_nothing_more() -> None:
     """It may ask elsewhere, and be in its next transaction by now."""
     talk = new_talk()
     talk.client(append() + end_txn(correlation=2))
-    ticket = talk.offered()
+    pending = talk.submitted()
     talk.commands.clear()
-    talk.tell(m.TurnGranted(ticket))
-    talk.sent(ticket)
-    token = next(command.token for command in talk.commands if isinstance(command, m.JudgeCommit))
-    talk.tell(m.ClientLost())
+    talk.report(m.AppendAdmitted(pending))
+    talk.sent(pending)
+    token = next(command.token for command in talk.commands if isinstance(command, m.ValidateCommit))
+    talk.report(m.ClientLost())
     talk.commands.clear()
-    talk.tell(m.Judged(token, PASS))
+    talk.report(m.CommitDecided(token, PASS))
     talk.silent()
-    assert not talk.session.upstream_gone  # it waits for what became of the append
+    assert not talk.session.upstream_closed  # it waits for what became of the append
 
 
 def test_another_worker_judges() -> None:
     talk = new_talk()
-    talk.session._owner = False
+    talk.session._primary = False
     talk.client(end_txn())
     assert talk.next(m.ReadClient) == m.ReadClient(False)
-    assert talk.next(m.HandOver).handed.unread == end_txn()
+    assert talk.next(m.Migrate).migrated.unread == end_txn()
 
 
 # ---- appends
 
 
 def transaction(talk: Talk) -> Any:
-    found = talk.around.transactions.of(TXN, ID, EPOCH)
+    found = talk.services.transactions.of(TXN, ID, EPOCH)
     assert found is not None
     return found
 
 
 def may_be_committed(talk: Talk) -> bool:
-    return talk.around.transactions.may_be_committed(TXN, ID, EPOCH, talk.now)
+    return talk.services.transactions.may_be_committed(TXN, ID, EPOCH, talk.now)
 
 
 def land(talk: Talk, sequence: int = 0) -> None:
     """One append that lands at 5."""
     talk.client(append(sequence=sequence))
-    ticket = talk.offered()
+    pending = talk.submitted()
     assert transaction(talk).under_way
-    talk.tell(m.TurnGranted(ticket))
-    talk.sent(ticket)
+    talk.report(m.AppendAdmitted(pending))
+    talk.sent(pending)
     talk.upstream()
-    assert transaction(talk).owns_partitions
+    assert transaction(talk).has_partitions
     talk.kafka(produced(("guarded-a", 0, OK, 5), version=11))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, OK, 5), None))
+    talk.next(m.ToSequencer)
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, OK, 5), None))
     assert read(talk.answer(), 11)["guarded-a", 0][:2] == (OK, 5)
 
 
-def refuse(talk: Talk, error: int = POLICY_VIOLATION, **settings: Any) -> Poison:
+def refuse(talk: Talk, error: int = POLICY_VIOLATION, **settings: Any) -> AbortOnly:
     """One that its gate refuses; gives back what is noted of it. Nothing is told yet."""
     talk.client(append(**settings))
-    ticket = talk.offered()
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, error, 57, error_message="OFFSET_MISMATCH …"), "offset_mismatch"))
+    pending = talk.submitted()
+    talk.report(
+        m.AppendCompleted(pending, PartitionResult(0, error, 57, error_message="OFFSET_MISMATCH …"), "offset_mismatch")
+    )
     talk.counted()
     prove(talk)
-    return talk.next(m.NotePoison).poison
+    return talk.next(m.RecordAbortOnly).abort_only
 
 
 def prove(talk: Talk) -> None:
@@ -328,44 +330,46 @@ def test_what_lands_is_known() -> None:
 
 def test_a_refusal_is_noted_before_it_is_told() -> None:
     talk = new_talk()
-    poison = refuse(talk)
-    assert (poison.transactional_id, poison.producer_id, poison.producer_epoch) == (TXN, ID, EPOCH)
-    assert poison.pending is None
+    abort_only = refuse(talk)
+    assert (abort_only.transactional_id, abort_only.producer_id, abort_only.producer_epoch) == (TXN, ID, EPOCH)
+    assert abort_only.pending is None
     talk.silent()
-    talk.tell(m.PoisonNoted(1, True))
+    talk.report(m.AbortOnlyRecorded(1, True))
     assert read(talk.answer(), 11)["guarded-a", 0] == (POLICY_VIOLATION, 57, "OFFSET_MISMATCH …")
 
 
 def test_a_refusal_that_cannot_be_stored_is_not_told() -> None:
     talk = new_talk()
     refuse(talk)
-    talk.tell(m.PoisonNoted(1, False))
+    talk.report(m.AbortOnlyRecorded(1, False))
     error, base_offset, message = read(talk.answer(), 11)["guarded-a", 0]
     assert (error, base_offset) == (NOT_LEADER, -1)
     assert (message or "").startswith("TRY_AGAIN")
     # The same again: it is noted anew, by another name.
     refuse(talk)
-    talk.tell(m.PoisonNoted(2, True))
+    talk.report(m.AbortOnlyRecorded(2, True))
     assert read(talk.answer(), 11)["guarded-a", 0][0] == POLICY_VIOLATION
 
 
 def test_one_that_is_refused_again_and_again_is_noted_once() -> None:
     """Its client neither aborts it nor stops: what is kept of it, by every process, does not grow."""
-    talk, view = new_talk(), PoisonView()
+    talk, view = new_talk(), AbortOnlyView()
     for number in range(1, 50):
         talk.client(append())
-        end = m.TurnEnded(talk.offered(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="…"), "mismatch")
-        talk.tell(end)
+        end = m.AppendCompleted(
+            talk.submitted(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="…"), "mismatch"
+        )
+        talk.report(end)
         talk.counted()
         prove(talk)
-        note = talk.next(m.NotePoison)
-        for record in encode_note(note.poison, note.instead_of):
+        note = talk.next(m.RecordAbortOnly)
+        for record in encode_abort_only_record(note.abort_only, note.instead_of):
             view.apply(record.key.decode(), record.value)
-            if (name := lifted(record)) is not None:
-                talk.around.transactions.lifted(name)
-        talk.tell(m.PoisonNoted(note.token, True))
+            if (name := cleared(record)) is not None:
+                talk.services.transactions.cleared(name)
+        talk.report(m.AbortOnlyRecorded(note.token, True))
         assert read(talk.answer(), 11)["guarded-a", 0][0] == POLICY_VIOLATION
-        assert [each.name for each in view.of(ID, EPOCH)] == [note.poison.name], f"refused {number} times"
+        assert [each.name for each in view.of(ID, EPOCH)] == [note.abort_only.name], f"refused {number} times"
         assert transaction(talk).refused
         assert len(transaction(talk).names) == 1
 
@@ -374,44 +378,44 @@ def test_what_is_to_come_again_takes_no_ones_place() -> None:
     """Who has told its client so last knows nothing of what became of the others."""
     talk = new_talk()
     refuse(talk, NOT_LEADER)
-    talk.tell(m.PoisonNoted(1, True))
+    talk.report(m.AbortOnlyRecorded(1, True))
     talk.answer()
     talk.client(append(1))
-    talk.tell(m.TurnEnded(talk.offered(), PartitionResult(1, NOT_LEADER), "try_again"))
+    talk.report(m.AppendCompleted(talk.submitted(), PartitionResult(1, NOT_LEADER), "try_again"))
     talk.counted()
-    assert not talk.next(m.NotePoison).instead_of
+    assert not talk.next(m.RecordAbortOnly).instead_of
 
 
 def test_a_refusal_that_is_not_stored_in_time_is_not_told_either() -> None:
     talk = new_talk()
     refuse(talk)
     talk.now += 3
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     talk.counted()
     assert read(talk.answer(), 11)["guarded-a", 0][0] == NOT_LEADER
-    talk.tell(m.PoisonNoted(1, True))
+    talk.report(m.AbortOnlyRecorded(1, True))
     talk.silent()
     assert talk.session.drained
 
 
 def test_what_is_told_to_come_again_is_noted_and_told_in_any_case() -> None:
     talk = new_talk()
-    poison = refuse(talk, NOT_LEADER)
-    assert poison.pending is not None
-    talk.tell(m.PoisonNoted(1, False))
+    abort_only = refuse(talk, NOT_LEADER)
+    assert abort_only.pending is not None
+    talk.report(m.AbortOnlyRecorded(1, False))
     assert read(talk.answer(), 11)["guarded-a", 0] == (NOT_LEADER, 57, "OFFSET_MISMATCH …")
 
 
 def test_an_unconditional_one_is_between_its_client_and_kafka() -> None:
     talk = new_talk()
     talk.client(append(expected=None))
-    ticket = talk.offered()
-    talk.tell(m.TurnGranted(ticket))
-    talk.sent(ticket)
+    pending = talk.submitted()
+    talk.report(m.AppendAdmitted(pending))
+    talk.sent(pending)
     talk.upstream()
     talk.kafka(produced(("guarded-a", 0, 10, -1), version=11))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 10), None))
+    talk.next(m.ToSequencer)
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, 10), None))
     assert read(talk.answer(), 11)["guarded-a", 0][0] == 10
     assert transaction(talk).refused is None
 
@@ -420,54 +424,56 @@ def test_one_that_cannot_be_read_is_taken_for_a_conditional_one() -> None:
     talk = new_talk()
     talk.client(append(corrupt=True))
     talk.counted()
-    poison = talk.next(m.NotePoison).poison
-    assert poison.pending is not None  # CORRUPT_MESSAGE: clients send it again
-    talk.tell(m.PoisonNoted(1, True))
+    abort_only = talk.next(m.RecordAbortOnly).abort_only
+    assert abort_only.pending is not None  # CORRUPT_MESSAGE: clients send it again
+    talk.report(m.AbortOnlyRecorded(1, True))
     assert read(talk.answer(), 11)["guarded-a", 0][0] == 2
 
 
 def test_not_answered_in_time_is_unknown_until_it_is_known() -> None:
     talk = new_talk()
     talk.client(append())
-    ticket = talk.offered()
-    talk.tell(m.TurnGranted(ticket))
-    talk.sent(ticket)
+    pending = talk.submitted()
+    talk.report(m.AppendAdmitted(pending))
+    talk.sent(pending)
     talk.upstream()
     talk.now += 3
-    talk.tell(m.Tick())
-    assert talk.next(m.ToGate).event == g.Lost(ticket)
+    talk.report(m.Tick())
+    assert talk.next(m.ToSequencer).event == g.Lost(pending)
     talk.counted()
-    note = talk.next(m.NotePoison)
-    assert note.poison.pending is not None
+    note = talk.next(m.RecordAbortOnly)
+    assert note.abort_only.pending is not None
     assert read(talk.answer(), 11)["guarded-a", 0][0] == 7
     assert transaction(talk).pending
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, OK, 5), None))
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, OK, 5), None))
     assert not transaction(talk).pending
-    talk.tell(m.PoisonNoted(note.token, True))
+    talk.report(m.AbortOnlyRecorded(note.token, True))
     talk.silent()
 
 
 def test_a_client_that_left_is_not_waited_for() -> None:
     talk = new_talk()
     talk.client(append())
-    ticket = talk.offered()
-    talk.tell(m.TurnGranted(ticket))
-    talk.sent(ticket)
+    pending = talk.submitted()
+    talk.report(m.AppendAdmitted(pending))
+    talk.sent(pending)
     talk.upstream()
-    talk.tell(m.ClientLost())
+    talk.report(m.ClientLost())
     talk.kafka(produced(("guarded-a", 0, OK, 6), version=11))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, POLICY_VIOLATION, 6, error_message="OFFSET_VIOLATION"), None))
-    assert talk.next(m.NotePoison).poison.why == "OFFSET_VIOLATION"
+    talk.next(m.ToSequencer)
+    talk.report(
+        m.AppendCompleted(pending, PartitionResult(0, POLICY_VIOLATION, 6, error_message="OFFSET_VIOLATION"), None)
+    )
+    assert talk.next(m.RecordAbortOnly).abort_only.why == "OFFSET_VIOLATION"
     talk.next(m.CloseUpstream)
 
 
 def test_a_broken_connection_leaves_it_to_the_log() -> None:
     talk = new_talk()
     talk.client(append())
-    ticket = talk.offered()
-    talk.tell(m.TurnGranted(ticket))
-    talk.tell(m.UpstreamLost("gone"))
+    pending = talk.submitted()
+    talk.report(m.AppendAdmitted(pending))
+    talk.report(m.UpstreamLost("gone"))
     assert transaction(talk).under_way is None
     assert transaction(talk).pending
 
@@ -477,11 +483,13 @@ def test_a_refusal_that_is_not_told_any_more_keeps_no_commit_waiting(gone: m.Eve
     """Of two partitions the first has refused it, the second lets it wait, and the connection breaks."""
     talk = new_talk()
     talk.client(append(0, 1))
-    talk.tell(m.TurnEnded(talk.offered(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="…"), "mismatch"))
+    talk.report(
+        m.AppendCompleted(talk.submitted(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="…"), "mismatch")
+    )
     talk.counted()
-    talk.offered()
+    talk.submitted()
     assert transaction(talk).under_way
-    talk.tell(gone)
+    talk.report(gone)
     assert transaction(talk).under_way is None
     assert len(transaction(talk).pending) == 2
 
@@ -490,52 +498,54 @@ def test_a_refusal_beside_an_append_that_is_lost_keeps_no_commit_waiting() -> No
     """Of two partitions the first has refused it, the second was sent, and Kafka's connection breaks."""
     talk = new_talk()
     send_beside_a_refusal(talk)
-    talk.tell(m.UpstreamLost("gone"))
+    talk.report(m.UpstreamLost("gone"))
     assert transaction(talk).under_way is None
     assert len(transaction(talk).pending) == 2
 
 
 def test_a_refusal_beside_an_append_without_an_answer_is_not_told_before_it_is_stored() -> None:
     talk = new_talk()
-    ticket = send_beside_a_refusal(talk)
+    pending = send_beside_a_refusal(talk)
     talk.now += 3
-    talk.tell(m.Tick())
-    assert talk.next(m.ToGate).event == g.Lost(ticket)
+    talk.report(m.Tick())
+    assert talk.next(m.ToSequencer).event == g.Lost(pending)
     talk.counted()
-    note = talk.next(m.NotePoison)
-    assert note.poison.pending is not None
-    assert {partition.partition for partition, _ in note.poison.pending} == {0, 1}
-    told = read(talk.answer(), 11)
-    assert [told["guarded-a", each][0] for each in (0, 1)] == [NOT_LEADER, REQUEST_TIMED_OUT]
+    note = talk.next(m.RecordAbortOnly)
+    assert note.abort_only.pending is not None
+    assert {partition.partition for partition, _ in note.abort_only.pending} == {0, 1}
+    reported = read(talk.answer(), 11)
+    assert [reported["guarded-a", each][0] for each in (0, 1)] == [NOT_LEADER, REQUEST_TIMED_OUT]
     assert transaction(talk).under_way is None
     # Its gate finds out what became of the second.
-    talk.tell(m.TurnEnded(ticket, PartitionResult(1, OK, 5), None))
+    talk.report(m.AppendCompleted(pending, PartitionResult(1, OK, 5), None))
     assert {partition.partition for partition, _ in transaction(talk).pending} == {0}
 
 
-def send_beside_a_refusal(talk: Talk) -> g.Ticket:
+def send_beside_a_refusal(talk: Talk) -> g.PendingAppend:
     """Of two partitions the first has refused it; gives back what was sent to the second."""
     land(talk)  # it has proved that it may write there
     talk.client(append(0, 1, sequence=1))
-    talk.tell(m.TurnEnded(talk.offered(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="…"), "mismatch"))
+    talk.report(
+        m.AppendCompleted(talk.submitted(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="…"), "mismatch")
+    )
     talk.counted()
-    ticket = talk.offered()
-    talk.tell(m.TurnGranted(ticket))
-    talk.sent(ticket)
+    pending = talk.submitted()
+    talk.report(m.AppendAdmitted(pending))
+    talk.sent(pending)
     talk.upstream()
     assert transaction(talk).under_way
-    return ticket
+    return pending
 
 
 def test_an_append_behind_a_commit_of_its_own() -> None:
     """The commit was judged without it, and may be on its way."""
     talk = new_talk()
     land(talk)
-    talk.around.transactions.commit_sent(TXN, ID, EPOCH)
+    talk.services.transactions.commit_sent(TXN, ID, EPOCH)
     talk.client(append(sequence=1, correlation=1))
     talk.counted()
-    talk.next(m.NotePoison)
-    talk.tell(m.PoisonNoted(1, True))
+    talk.next(m.RecordAbortOnly)
+    talk.report(m.AbortOnlyRecorded(1, True))
     error, _, message = read(talk.answer(), 11)["guarded-a", 0]
     assert error == NOT_LEADER
     assert "a commit of its transaction is on its way" in (message or "")
@@ -544,21 +554,23 @@ def test_an_append_behind_a_commit_of_its_own() -> None:
 def test_several_partitions_are_told_together() -> None:
     talk = new_talk()
     talk.client(append(0, 1))
-    first = talk.offered()
-    talk.tell(m.TurnEnded(first, PartitionResult(0, POLICY_VIOLATION, 57, error_message="OFFSET_MISMATCH"), "x"))
+    first = talk.submitted()
+    talk.report(
+        m.AppendCompleted(first, PartitionResult(0, POLICY_VIOLATION, 57, error_message="OFFSET_MISMATCH"), "x")
+    )
     talk.counted()
-    second = talk.offered()
-    talk.tell(m.TurnGranted(second))
+    second = talk.submitted()
+    talk.report(m.AppendAdmitted(second))
     talk.sent(second)
     talk.upstream()
     talk.kafka(produced(("guarded-a", 1, OK, 5), version=11))
-    talk.next(m.ToGate)
-    talk.tell(m.TurnEnded(second, PartitionResult(1, OK, 5), None))
-    talk.next(m.NotePoison)
+    talk.next(m.ToSequencer)
+    talk.report(m.AppendCompleted(second, PartitionResult(1, OK, 5), None))
+    talk.next(m.RecordAbortOnly)
     talk.silent()
-    talk.tell(m.PoisonNoted(1, False))
-    told = read(talk.answer(), 11)
-    assert [told["guarded-a", each][0] for each in (0, 1)] == [NOT_LEADER, OK]
+    talk.report(m.AbortOnlyRecorded(1, False))
+    reported = read(talk.answer(), 11)
+    assert [reported["guarded-a", each][0] for each in (0, 1)] == [NOT_LEADER, OK]
 
 
 # ---- who may speak
@@ -566,24 +578,24 @@ def test_several_partitions_are_told_together() -> None:
 
 def proof(talk: Talk) -> Any:
     """What Kafka is asked: the abort of a producer that there is not."""
-    asked = EndTxnRequest.decode(talk.upstream(), version=1, header=True, framed=True)
-    assert (asked.transactional_id, asked.committed) == (TXN, False)
-    assert (asked.producer_id, asked.producer_epoch) == (-1, -1)
-    return asked
+    queried = EndTxnRequest.decode(talk.upstream(), version=1, header=True, framed=True)
+    assert (queried.transactional_id, queried.committed) == (TXN, False)
+    assert (queried.producer_id, queried.producer_epoch) == (-1, -1)
+    return queried
 
 
-@pytest.mark.parametrize("said", [WRONG_COORDINATOR, INVALID_PRODUCER_ID_MAPPING, LOADING])
-def test_who_may_use_the_transactional_id_is_asked_of_kafka_once(said: int) -> None:
+@pytest.mark.parametrize("stated", [WRONG_COORDINATOR, INVALID_PRODUCER_ID_MAPPING, LOADING])
+def test_who_may_use_the_transactional_id_is_asked_of_kafka_once(stated: int) -> None:
     """Whatever it says but that: it has looked at the right first."""
     talk = strangers_talk()
     talk.client(end_txn(correlation=2) + request(HEARTBEAT, 4, 3))
     assert talk.next(m.ReadClient) == m.ReadClient(False)
     proof(talk)
     talk.silent()
-    talk.kafka(ended(said, version=1, correlation=2))
-    assert talk.next(m.JudgeCommit) == m.JudgeCommit(1, TXN, ID, EPOCH, 3)
+    talk.kafka(ended(stated, version=1, correlation=2))
+    assert talk.next(m.ValidateCommit) == m.ValidateCommit(1, TXN, ID, EPOCH, 3)
     talk.silent()
-    talk.tell(m.Judged(1, REFUSE))
+    talk.report(m.CommitDecided(1, REFUSE))
     talk.counted()
     assert talk.next(m.ReadClient) == m.ReadClient(True)
     assert talk.upstream() == request(HEARTBEAT, 4, 3)
@@ -591,18 +603,18 @@ def test_who_may_use_the_transactional_id_is_asked_of_kafka_once(said: int) -> N
     talk.kafka(response(3))
     talk.answer()
     talk.client(end_txn(correlation=4))
-    talk.next(m.JudgeCommit)
+    talk.next(m.ValidateCommit)
     talk.silent()
-    talk.tell(m.Judged(2, LATER))
+    talk.report(m.CommitDecided(2, LATER))
     assert code(talk.answer()) == CONCURRENT
     talk.client(append(correlation=5))
-    talk.offered()
+    talk.submitted()
 
 
 @pytest.mark.parametrize("version", [0, 3, 4, 5])
 def test_a_strangers_commit_is_answered_as_kafka_answers_it(version: int) -> None:
     talk = strangers_talk()
-    talk.around.transactions.landed(TXN, APPEND, 5)
+    talk.services.transactions.appended_batch(TXN, APPEND, 5)
     for correlation in (1, 2):  # it does not get used to it
         talk.client(end_txn(version=version, correlation=correlation))
         proof(talk)
@@ -610,8 +622,8 @@ def test_a_strangers_commit_is_answered_as_kafka_answers_it(version: int) -> Non
         answer = talk.answer()
         assert code(answer, version) == DENIED
         if version >= 5:
-            told = EndTxnResponse.decode(answer, version=version, header=True, framed=True)
-            assert (told.producer_id, told.producer_epoch) == (-1, -1)
+            reported = EndTxnResponse.decode(answer, version=version, header=True, framed=True)
+            assert (reported.producer_id, reported.producer_epoch) == (-1, -1)
     talk.silent()
     assert not may_be_committed(talk)
     assert talk.session.drained
@@ -620,7 +632,7 @@ def test_a_strangers_commit_is_answered_as_kafka_answers_it(version: int) -> Non
 @pytest.mark.parametrize("records", ["conditional", "unconditional", "corrupt"])
 def test_what_a_stranger_appends_comes_to_no_gate(records: str) -> None:
     talk = strangers_talk()
-    talk.around.transactions.landed(TXN, APPEND, 5)
+    talk.services.transactions.appended_batch(TXN, APPEND, 5)
     expected = None if records == "unconditional" else 77
     talk.client(append(0, 1, expected=expected, sequence=1, corrupt=records == "corrupt") + request(HEARTBEAT, 4, 2))
     assert talk.next(m.ReadClient) == m.ReadClient(False)
@@ -629,8 +641,8 @@ def test_what_a_stranger_appends_comes_to_no_gate(records: str) -> None:
     talk.kafka(ended(DENIED, version=1))
     assert talk.next(m.ReadClient) == m.ReadClient(True)
     assert talk.upstream() == request(HEARTBEAT, 4, 2)
-    told = read(talk.answer(), 11)
-    assert [told["guarded-a", each][:2] for each in (0, 1)] == [(DENIED, -1), (DENIED, -1)]
+    reported = read(talk.answer(), 11)
+    assert [reported["guarded-a", each][:2] for each in (0, 1)] == [(DENIED, -1), (DENIED, -1)]
     talk.silent()
     known = transaction(talk)
     assert (known.refused, dict(known.open), known.sent_others) == (None, {}, False)
@@ -642,8 +654,8 @@ def test_what_the_owner_appends_goes_to_its_gate_then() -> None:
     proof(talk)
     talk.silent()
     talk.kafka(ended(WRONG_COORDINATOR, version=1, correlation=7))
-    ticket = talk.offered()
-    assert ticket.append.expected_base_offset == 5
+    pending = talk.submitted()
+    assert pending.append.expected_base_offset == 5
     talk.silent()
 
 
@@ -659,7 +671,7 @@ def test_nobody_is_asked_about_transactions_that_touch_nothing_guarded() -> None
         if transactional:
             assert talk.upstream() == frame
         else:
-            talk.offered()
+            talk.submitted()
 
 
 def test_a_client_that_writes_without_answers_is_not_told_either() -> None:
@@ -680,32 +692,32 @@ def test_what_kafka_does_not_say_in_time_costs_the_connection(what: bytes) -> No
     talk.client(what)
     proof(talk)
     assert talk.session.needs_ticks
-    talk.now += talk.around.request_timeout_seconds - 1
-    talk.tell(m.Tick())
+    talk.now += talk.services.request_timeout_seconds - 1
+    talk.report(m.Tick())
     talk.silent()
     talk.now += 2
-    talk.tell(m.Tick())
+    talk.report(m.Tick())
     closed = talk.next(m.CloseClient)
     assert "transactional id" in closed.reason
     assert closed.fault is None
-    assert len(talk.around.transactions) == 0
+    assert len(talk.services.transactions) == 0
 
 
 @pytest.mark.parametrize("what", [append(), end_txn()], ids=["append", "commit"])
 @pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
 def test_who_is_gone_is_not_gone_on_with(what: bytes, gone: m.Event) -> None:
     talk = strangers_talk()
-    free_bytes = talk.around.free_bytes
+    free_bytes = talk.services.free_bytes
     talk.client(what)
     proof(talk)
-    talk.tell(gone)
+    talk.report(gone)
     talk.commands.clear()
     if isinstance(gone, m.ClientLost):
         talk.kafka(ended(INVALID_PRODUCER_ID_MAPPING, version=1))
     talk.silent()
-    assert len(talk.around.transactions) == 0
-    talk.tell(m.ClientLost())
-    assert talk.around.free_bytes == free_bytes
+    assert len(talk.services.transactions) == 0
+    talk.report(m.ClientLost())
+    assert talk.services.free_bytes == free_bytes
 
 
 def test_an_append_that_was_held_still_falls_with_what_failed_before_it() -> None:
@@ -714,20 +726,20 @@ def test_an_append_that_was_held_still_falls_with_what_failed_before_it() -> Non
     first = produce_request({"guarded-a": {0: bytes(_chained(5, 0))}}, -1, 3000, None)
     first.with_header(correlation_id=1, client_id="test")
     talk.client(bytes(first.encode(version=11, header=True, framed=True)))
-    ticket = talk.offered()
-    talk.grant(ticket)
-    talk.sent(ticket)
+    pending = talk.submitted()
+    talk.grant(pending)
+    talk.sent(pending)
     talk.upstream()
     talk.client(append(expected=6, correlation=2))
     proof(talk)
     talk.kafka(produced(("guarded-a", 0, NOT_LEADER, -1), version=11))
     talk.next(m.TopicStale)
-    assert isinstance(talk.next(m.ToGate).event, g.Answered)
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, NOT_LEADER, error_message="TRY_AGAIN …"), "try_again"))
+    assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
+    talk.report(m.AppendCompleted(pending, PartitionResult(0, NOT_LEADER, error_message="TRY_AGAIN …"), "try_again"))
     talk.counted()
     assert read(talk.answer(), 11)["guarded-a", 0][0] == NOT_LEADER
     talk.kafka(ended(INVALID_PRODUCER_ID_MAPPING, version=1, correlation=2))
-    assert not any(isinstance(each, m.ToGate) for each in talk.commands), "it would land without the one before it"
+    assert not any(isinstance(each, m.ToSequencer) for each in talk.commands), "it would land without the one before it"
 
 
 def _transactional() -> bytes:

@@ -122,8 +122,10 @@ class TestRequests:
         batch, header_bytes = batch[:size], min(size, header_bytes)
         topic = TopicData("", TOPIC_ID, (PartitionData(7, memoryview(batch), b""),), b"")
         request = replace(request, api_version=13, acks=-1, topics=(topic,), tags=b"")
-        wanted = b"".join(encode_produce_request(request))
-        before_acks = wanted[12 : wanted.index(struct.pack(">hi", -1, request.timeout_ms) + b"\x02" + TOPIC_ID.bytes)]
+        requested = b"".join(encode_produce_request(request))
+        before_acks = requested[
+            12 : requested.index(struct.pack(">hi", -1, request.timeout_ms) + b"\x02" + TOPIC_ID.bytes)
+        ]
         chunks = encode_single(
             correlation_id=request.correlation_id,
             before_acks=before_acks,
@@ -133,7 +135,7 @@ class TestRequests:
             header=batch[:header_bytes],
             rest=memoryview(batch)[header_bytes:],
         )
-        assert b"".join(chunks) == wanted
+        assert b"".join(chunks) == requested
 
 
 @st.composite
@@ -175,15 +177,15 @@ def answer_by_the_parser(frame: bytes | bytearray) -> tuple[int, int, int, int, 
     (topic,) = response.topics
     if topic.topic_id != TOPIC_ID or topic.tags or len(topic.partitions) != 1:
         return None
-    (told,) = topic.partitions
-    if told.record_errors or told.error_message is not None or told.tags:
+    (reported,) = topic.partitions
+    if reported.record_errors or reported.error_message is not None or reported.tags:
         return None
     return (
-        told.partition,
-        told.error_code,
-        told.base_offset,
-        told.log_append_time_ms,
-        told.log_start_offset,
+        reported.partition,
+        reported.error_code,
+        reported.base_offset,
+        reported.log_append_time_ms,
+        reported.log_start_offset,
         response.throttle_time_ms,
     )
 
@@ -211,19 +213,19 @@ class TestAnswers:
 
     @given(st.integers(9, 12), names, st.tuples(int32s, int32s, int32s), st.tuples(int64s, int64s, int64s))
     def test_written_as_by_the_encoder(
-        self, version: int, name: str, numbers: tuple[int, int, int], told: tuple[int, int, int]
+        self, version: int, name: str, numbers: tuple[int, int, int], reported: tuple[int, int, int]
     ) -> None:
         correlation_id, partition, throttle = numbers
-        result = PartitionResult(partition, 0, *told)
+        result = PartitionResult(partition, 0, *reported)
         response = ProduceResponse(correlation_id, (TopicResult(name, None, (result,)),), throttle)
         encoded = name.encode()
         made = encode_single_answer(
             correlation_id=correlation_id,
             topic=bytes((len(encoded) + 1,)) + encoded,
             partition=partition,
-            base_offset=told[0],
-            append_time=told[1],
-            start=told[2],
+            base_offset=reported[0],
+            append_time=reported[1],
+            start=reported[2],
             throttle=throttle,
         )
         assert made == response_frame(response, version)

@@ -58,13 +58,13 @@ class GrowingLog:
     """Ends move on by ten records with every look; the second look does not work out."""
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.probes = 0
 
     def offsets(self, topic: str, partitions: Any) -> dict[int, tuple[int, int]]:
-        self.looks += 1
-        if self.looks == 2:
+        self.probes += 1
+        if self.probes == 2:
             raise CannotReach("not now")
-        return dict.fromkeys(partitions, (0, 100 + 10 * self.looks))
+        return dict.fromkeys(partitions, (0, 100 + 10 * self.probes))
 
 
 class Terminal(io.StringIO):
@@ -75,7 +75,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize("out", [io.StringIO(), Terminal()], ids=["a file", "a terminal"])
 def test_progress_is_told_while_spark_works(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a log that grows, and a Spark that is at its second stage
-    monkeypatch.setattr("fencepost.spark.jobs._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("fencepost.spark.jobs._PROBE_SECONDS", 0.001)
     monkeypatch.setattr("fencepost.spark.jobs._LINE_SECONDS", 0.0)
     stage = SimpleNamespace(numCompletedTasks=3, numTasks=8)
     tracker = SimpleNamespace(
@@ -86,14 +86,14 @@ def test_progress_is_told_while_spark_works(out: io.StringIO, monkeypatch: pytes
     # when it is shown for some looks
     with Progress("load", spark, log, "t", partitions=2, out=out).shown():
         deadline = time.monotonic() + 30
-        while log.looks < 4:
+        while log.probes < 4:
             assert time.monotonic() < deadline
             time.sleep(0.001)
     # then it tells what was appended since the first look; a look that failed is left out
     lines = out.getvalue().replace("\r", "\n").split("\n")
-    told = [line.rstrip() for line in lines if line.strip()]
-    assert told[0].startswith("load: 0 records appended, 0 a second; log ends 110 110; Spark: 3 of 8 tasks done")
-    assert told[1].startswith("load: 40 records appended, ")
-    assert "log ends 130 130" in told[1]
+    reported = [line.rstrip() for line in lines if line.strip()]
+    assert reported[0].startswith("load: 0 records appended, 0 a second; log ends 110 110; Spark: 3 of 8 tasks done")
+    assert reported[1].startswith("load: 40 records appended, ")
+    assert "log ends 130 130" in reported[1]
     # and a terminal's line is wiped in the end
     assert isinstance(out, Terminal) == out.getvalue().endswith(" \r")

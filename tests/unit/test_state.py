@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from fencepost_policies.append import Check
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import (
-    StampBase,
+    FenceBase,
     StateError,
     StateView,
     TopicConfigChange,
-    encode_alive,
-    encode_alive_tombstone,
+    encode_fence_base,
+    encode_heartbeat,
+    encode_heartbeat_tombstone,
     encode_process,
     encode_producer_id,
-    encode_stamp_base,
     encode_topic_config,
     encode_topic_config_tombstone,
-    sign_of_life,
+    heartbeat,
 )
-from fencepost_proxy.topics.virtual_configs import UNGUARDED, TopicPolicy
+from fencepost_proxy.topics.virtual_configs import UNCHECKED, TopicPolicy
 from fencepost_proxy.types import LogEndOffset, Offset, ProducerEpoch, ProducerId
 
 A, B, C = UUID(int=1), UUID(int=2), UUID(int=3)
@@ -49,7 +49,7 @@ def producer(proposal: UUID, producer_id: int, cluster: str = "cluster-1") -> St
 
 
 def base(proposal: UUID, epoch: int, offset: int, topic: UUID = ORDERS, partition: int = 0) -> StateRecord:
-    return encode_stamp_base(topic, partition, ProducerEpoch(epoch), proposal, LogEndOffset(offset))
+    return encode_fence_base(topic, partition, ProducerEpoch(epoch), proposal, LogEndOffset(offset))
 
 
 def test_records_have_the_documented_form() -> None:
@@ -67,29 +67,29 @@ def test_records_have_the_documented_form() -> None:
     )
     assert encode_topic_config_tombstone("orders") == (b"topic-config/orders", None)
     assert encode_process(A, 12) == (b"process/00000000-0000-0000-0000-000000000001", b'{"started_ms":12}')
-    assert encode_alive(A, 12) == (b"alive/00000000-0000-0000-0000-000000000001", b'{"at_ms":12}')
-    assert encode_alive_tombstone(A) == (b"alive/00000000-0000-0000-0000-000000000001", None)
+    assert encode_heartbeat(A, 12) == (b"alive/00000000-0000-0000-0000-000000000001", b'{"at_ms":12}')
+    assert encode_heartbeat_tombstone(A) == (b"alive/00000000-0000-0000-0000-000000000001", None)
 
 
 # --- the processes ----------------------------------------------------------------------------------------------------
 
 
 def test_a_sign_of_life_is_about_a_process() -> None:
-    assert sign_of_life(encode_alive(A, 12)) == (A, 12)
-    assert sign_of_life(encode_alive_tombstone(A)) == (A, None)
-    assert sign_of_life(encode_process(A, 12)) is None
-    assert sign_of_life(StateRecord(b"alive/nobody", b"{}")) is None
-    assert sign_of_life(StateRecord(encode_alive(A, 12).key, b"{}")) is None
+    assert heartbeat(encode_heartbeat(A, 12)) == (A, 12)
+    assert heartbeat(encode_heartbeat_tombstone(A)) == (A, None)
+    assert heartbeat(encode_process(A, 12)) is None
+    assert heartbeat(StateRecord(b"alive/nobody", b"{}")) is None
+    assert heartbeat(StateRecord(encode_heartbeat(A, 12).key, b"{}")) is None
 
 
 def test_processes_get_tags_in_turn_and_lose_them_to_the_255th_after_them() -> None:
     processes = [UUID(int=1000 + i) for i in range(256)]
     view = view_of(*(encode_process(each, 0) for each in processes[:254]))
-    assert [view.tag(each) for each in processes[:3]] == [1, 2, 3]
-    assert view.tag(processes[255]) == 0  # not known
-    assert view.tag_age(processes[0]) == 253
+    assert [view.instance_id(each) for each in processes[:3]] == [1, 2, 3]
+    assert view.instance_id(processes[255]) == 0  # not known
+    assert view.instance_id_age(processes[0]) == 253
     view = view_of(*(encode_process(each, 0) for each in processes))
-    assert (view.tag(processes[0]), view.tag(processes[255])) == (0, 1)
+    assert (view.instance_id(processes[0]), view.instance_id(processes[255])) == (0, 1)
 
 
 # --- the shared producer id -------------------------------------------------------------------------------------------
@@ -115,18 +115,18 @@ def test_producer_ids_are_agreed_on_by_number() -> None:
 
 def test_older_bases_are_dropped_for_a_newer_one() -> None:
     view = view_of(base(A, 5, 50), base(B, 6, 60), base(C, 40_000, 70))
-    older = view.older_stamp_bases(ORDERS, 0, ProducerEpoch(40_000))
+    older = view.older_fence_bases(ORDERS, 0, ProducerEpoch(40_000))
     assert [each.key for each in older] == [base(A, 5, 50).key, base(B, 6, 60).key]
     assert all(each.value is None for each in older)
     dropped = view_of(base(A, 5, 50), base(B, 6, 60), base(C, 40_000, 70), *older)
-    assert dropped.stamp_base(ORDERS, 0) == (40_000, 70)
-    assert dropped.older_stamp_bases(ORDERS, 0, ProducerEpoch(40_000)) == []
+    assert dropped.fence_base(ORDERS, 0) == (40_000, 70)
+    assert dropped.older_fence_bases(ORDERS, 0, ProducerEpoch(40_000)) == []
 
 
 def test_older_bases_are_dropped_in_bounded_batches() -> None:
     """A partition may have thousands, of a version that kept them all."""
     view = view_of(*(base(A, epoch, 10) for epoch in range(5_000)))
-    older = view.older_stamp_bases(ORDERS, 0, ProducerEpoch(5_000))
+    older = view.older_fence_bases(ORDERS, 0, ProducerEpoch(5_000))
     assert len(older) == 1_000
     assert sum(len(each.key) for each in older) < 200_000
 
@@ -142,23 +142,23 @@ def test_a_deleted_producer_id_is_not_served() -> None:
 def test_a_base_is_of_one_partition_of_one_incarnation_of_a_topic() -> None:
     view = view_of(base(A, 5, 77))
 
-    assert view.stamp_base(ORDERS, 0) == StampBase(ProducerEpoch(5), LogEndOffset(77)) == (5, 77)
-    assert view.stamp_base(ORDERS, 1) is None
-    assert view.stamp_base(ORDERS_ANEW, 0) is None
+    assert view.fence_base(ORDERS, 0) == FenceBase(ProducerEpoch(5), LogEndOffset(77)) == (5, 77)
+    assert view.fence_base(ORDERS, 1) is None
+    assert view.fence_base(ORDERS_ANEW, 0) is None
 
 
 def test_the_highest_epoch_holds_and_in_it_the_first_proposal() -> None:
     view = view_of(base(A, 5, 50), base(B, 6, 60), base(C, 6, 66), base(B, 5, 55), base(A, 10, 100), base(C, 9, 90))
 
-    assert view.stamp_base(ORDERS, 0) == (10, 100)
-    assert view_of(base(A, 5, 50), base(B, 6, 60), base(C, 6, 66)).stamp_base(ORDERS, 0) == (6, 60)
+    assert view.fence_base(ORDERS, 0) == (10, 100)
+    assert view_of(base(A, 5, 50), base(B, 6, 60), base(C, 6, 66)).fence_base(ORDERS, 0) == (6, 60)
 
 
 def test_what_a_deleted_topic_had_can_be_cleared() -> None:
     winner, loser = base(A, 5, 50), base(B, 5, 55)
 
-    assert view_of(winner, loser, StateRecord(loser.key, None)).stamp_base(ORDERS, 0) == (5, 50)
-    assert view_of(winner, StateRecord(winner.key, None)).stamp_base(ORDERS, 0) is None
+    assert view_of(winner, loser, StateRecord(loser.key, None)).fence_base(ORDERS, 0) == (5, 50)
+    assert view_of(winner, StateRecord(winner.key, None)).fence_base(ORDERS, 0) is None
 
 
 # --- topic configs ----------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_the_last_record_of_a_topics_configs_holds() -> None:
 def test_configs_stored_for_an_internal_topic_are_ignored() -> None:
     stored = encode_topic_config("__consumer_offsets", ORDERS, CHECKED)
 
-    assert view_of(stored).topic_policy("__consumer_offsets", ORDERS, lambda topic: {}) == UNGUARDED
+    assert view_of(stored).topic_policy("__consumer_offsets", ORDERS, lambda topic: {}) == UNCHECKED
 
 
 def test_a_topic_created_again_inherits_checks_until_they_are_set() -> None:
@@ -207,7 +207,7 @@ def test_the_topic_wins_over_the_file_and_the_file_over_the_default() -> None:
 
     assert view.topic_policy("orders", ORDERS, file) == TopicPolicy(Check.OFF, carrier_base=True)
     assert view.topic_policy("orders", ORDERS_ANEW, file) == TopicPolicy(Check.REQUIRED, carrier_base=True)
-    assert view.topic_policy("other", A, file) == UNGUARDED
+    assert view.topic_policy("other", A, file) == UNCHECKED
 
 
 def test_a_config_of_a_newer_version_is_kept_and_a_value_of_one_is_refused() -> None:
@@ -241,11 +241,11 @@ def test_a_config_of_a_newer_version_is_kept_and_a_value_of_one_is_refused() -> 
 def test_a_record_that_cannot_be_read_is_named_and_left_out(key: bytes | None, value: bytes, reason: str) -> None:
     view = view_of(encode_topic_config("orders", ORDERS, CHECKED))
 
-    said = view.apply(Offset(9), key, value)
+    stated = view.apply(Offset(9), key, value)
 
-    assert said is not None
-    assert reason in said
-    assert "record 9" in said
+    assert stated is not None
+    assert reason in stated
+    assert "record 9" in stated
     assert view.configs_set_on("orders", ORDERS) == CHECKED
     assert view.next_offset == 10
 

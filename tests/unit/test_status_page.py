@@ -21,30 +21,30 @@ from fencepost_proxy.net.cluster import Leader, PartitionInfo, TopicInfo
 from fencepost_proxy.net.diagnosis import diagnose, of_process
 from fencepost_proxy.net.lists import Lists, Refusals, Sources, merged
 from fencepost_proxy.net.status import (
+    AbortOnlyStatus,
     BrokerStatus,
+    CheckedTopicStatus,
     ClientStatus,
     ExpansionStatus,
-    GuardedTopicStatus,
+    GatedStatus,
     Listed,
+    PageRequest,
     PartitionStatus,
-    PoisonedStatus,
     Problem,
     RefusalStatus,
     SoftwareStatus,
     StatusSnapshot,
     ViolationStatus,
-    Wanted,
     What,
-    WithheldStatus,
 )
-from fencepost_proxy.partitions.events import GateLimits
-from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.sequencer.events import SequencerLimits
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session.messages import Count
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transactions.watched import (
     HangingTransaction,
+    LaggingPartition,
     OpenTransaction,
-    PartitionBehind,
     TransactionsReport,
 )
 from fencepost_proxy.types import Address, LeaderEpoch, NodeId, TopicPartition
@@ -57,16 +57,16 @@ NOW = 1_800_000_000.0
 NOW_MS = int(NOW * 1000)
 #: What a peer may call itself, a topic, a group.
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>&amp;\x1b[2J\N{RIGHT-TO-LEFT OVERRIDE}"
-WELL = StatusSnapshot(version="1", uptime_seconds=1.0, cluster_id="c", bootstrap=Address("proxy", 19092))
+HEALTHY = StatusSnapshot(version="1", uptime_seconds=1.0, cluster_id="c", bootstrap=Address("proxy", 19092))
 NOTHING_OPEN = TransactionsReport(
     producer_ids=0,
     partitions=0,
     partitions_unreadable=0,
     partitions_left_out=0,
-    partitions_behind=0,
+    lagging_partitions=0,
     lag_total=0,
     lag_max=0,
-    behind_seconds_max=0.0,
+    lag_seconds_max=0.0,
     transactional_ids={},
     open_transactions=0,
     oldest_seconds=0.0,
@@ -85,7 +85,7 @@ EMPTY: Mapping[What, Listed] = dict.fromkeys(
 )
 
 
-def shown(snapshot: StatusSnapshot = WELL, lists: Mapping[What, Listed] = EMPTY, now: float = NOW) -> page.Page:
+def shown(snapshot: StatusSnapshot = HEALTHY, lists: Mapping[What, Listed] = EMPTY, now: float = NOW) -> page.Page:
     problems = diagnose(snapshot, lists["expansions"].rows, lists["groups"].rows, now)
     return page.overview(page.Overview(snapshot, problems, lists), now)
 
@@ -113,7 +113,7 @@ def test_what_is_well_says_so_and_nothing_else_is_in_the_way() -> None:
     ],
 )
 def test_who_is_not_ready_says_why_and_what_to_do(reason: str, advice: str) -> None:
-    found = shown(replace(WELL, not_ready=(reason,)))
+    found = shown(replace(HEALTHY, not_ready=(reason,)))
     assert "Not ready" in found.title
     assert "is-bad" in found.sections["state"]
     assert reason in found.sections["problems"]
@@ -163,14 +163,14 @@ def test_what_a_process_finds_wrong_has_an_advice(process: dict[str, Any], bad: 
 
 
 PENDING = ExpansionStatus("clicks", 2, 4, "pending", NOW_MS - 40_000, "doors", "process(es) 7")
-LAGS = WithheldStatus("reports; rm -rf /", "clicks", 2, "behind", 12, ("partition 0: committed 5, threshold 9",), 900.0)
+LAGS = GatedStatus("reports; rm -rf /", "clicks", 2, "behind", 12, ("partition 0: committed 5, threshold 9",), 900.0)
 
 
 def test_what_lasts_too_long_is_told_and_what_is_usual_is_not() -> None:
-    young = diagnose(WELL, [replace(PENDING, at_ms=NOW_MS - 2_000)], [replace(LAGS, seconds=60.0)], NOW)
+    young = diagnose(HEALTHY, [replace(PENDING, at_ms=NOW_MS - 2_000)], [replace(LAGS, seconds=60.0)], NOW)
     assert not young
 
-    held, waits = diagnose(WELL, [PENDING], [LAGS, replace(LAGS, partition=3)], NOW)
+    held, waits = diagnose(HEALTHY, [PENDING], [LAGS, replace(LAGS, partition=3)], NOW)
     assert held.bad
     assert "clicks blocked for 40 s by its expansion to 4 partitions" in held.what
     assert "The expansion waits: process(es) 7." in held.do
@@ -180,32 +180,32 @@ def test_what_lasts_too_long_is_told_and_what_is_usual_is_not() -> None:
 
 
 def test_who_holds_up_an_expansion_is_named_where_it_is_known() -> None:
-    def seen(*partitions: str) -> StatusSnapshot:
+    def observed(*partitions: str) -> StatusSnapshot:
         one = OpenTransaction("nightly", 7, 0, "Ongoing", 1, 40.0, 60_000, 1, partitions, None)
-        return replace(WELL, transactions=replace(NOTHING_OPEN, open_transactions=1, open=(one,)))
+        return replace(HEALTHY, transactions=replace(NOTHING_OPEN, open_transactions=1, open=(one,)))
 
-    (named,) = diagnose(seen("views-0", "clicks-1"), [PENDING], [], NOW)
+    (named,) = diagnose(observed("views-0", "clicks-1"), [PENDING], [], NOW)
     assert "Open on that topic: transaction nightly." in named.do
-    (unnamed,) = diagnose(seen("clicks-of-others-1"), [PENDING], [], NOW)
+    (unnamed,) = diagnose(observed("clicks-of-others-1"), [PENDING], [], NOW)
     assert "nightly" not in unnamed.do
 
 
 def test_a_violation_is_bad_for_an_hour_and_to_be_looked_at_after() -> None:
     last = ViolationStatus("orders", 3, 57, NOW_MS - 60_000)
-    (fresh,) = diagnose(replace(WELL, violations=2, last_violation=last), [], [], NOW)
-    (old,) = diagnose(replace(WELL, violations=2, last_violation=last), [], [], NOW + 7_200)
+    (fresh,) = diagnose(replace(HEALTHY, violations=2, last_violation=last), [], [], NOW)
+    (old,) = diagnose(replace(HEALTHY, violations=2, last_violation=last), [], [], NOW + 7_200)
     assert (fresh.bad, old.bad) == (True, False)
     assert "the last one at orders-3" in fresh.what
-    (once,) = diagnose(replace(WELL, violations=1), [], [], NOW)
+    (once,) = diagnose(replace(HEALTHY, violations=1), [], [], NOW)
     assert once.what.endswith(": 1")
 
 
 def test_the_worst_comes_first_and_decides() -> None:
-    snapshot = replace(WELL, warnings=("look",), problems=(Problem(False, "mild", ""), Problem(True, "bad", "act")))
+    snapshot = replace(HEALTHY, warnings=("look",), problems=(Problem(False, "mild", ""), Problem(True, "bad", "act")))
     problems = diagnose(snapshot, [], [], NOW)
     assert [each.what for each in problems] == ["bad", "mild", "look"]
-    assert page.state_of(snapshot, problems) == page.TROUBLE
-    assert page.state_of(snapshot, problems[1:]) == page.ATTENTION
+    assert page.state_of(snapshot, problems) == page.DEGRADED
+    assert page.state_of(snapshot, problems[1:]) == page.WARNING
     assert page.state_of(replace(snapshot, not_ready=("x",)), ()) == page.NOT_READY
 
 
@@ -213,7 +213,7 @@ def test_the_worst_comes_first_and_decides() -> None:
 
 REFUSAL = RefusalStatus(EVIL, 0, EVIL, NOW_MS - 1_000, 3, 57, EVIL, Address("10.0.0.7", 51_000))
 ROWS: Mapping[What, tuple[Any, ...]] = {
-    "topics": (GuardedTopicStatus(EVIL, "required", 6, 1, last_refusal=REFUSAL, refusals=1),),
+    "topics": (CheckedTopicStatus(EVIL, "required", 6, 1, last_refusal=REFUSAL, refusals=1),),
     "partitions": (PartitionStatus(EVIL, 0, None, EVIL, 57, 0, 1, 1, REFUSAL),),
     "refusals": (REFUSAL,),
     "software": (SoftwareStatus(EVIL, EVIL, 3), SoftwareStatus(None, None, 1)),
@@ -222,7 +222,7 @@ ROWS: Mapping[What, tuple[Any, ...]] = {
         ExpansionStatus(EVIL, 1, 2, "pending", NOW_MS, EVIL, EVIL),
         ExpansionStatus(EVIL, 1, 2, "unordered", NOW_MS, thresholds=(1,) * 20),
     ),
-    "groups": (WithheldStatus(EVIL, EVIL, 1, EVIL, 3, (EVIL,) * 9, 900.0),),
+    "groups": (GatedStatus(EVIL, EVIL, 1, EVIL, 3, (EVIL,) * 9, 900.0),),
 }
 
 
@@ -235,8 +235,8 @@ class _Reader(HTMLParser):
         self.text = ""
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
+    def handle_starttag(self, instance_id: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((instance_id, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -244,7 +244,7 @@ class _Reader(HTMLParser):
 
 def every_page() -> Iterator[page.Page]:
     evil = replace(
-        WELL,
+        HEALTHY,
         version=EVIL,
         cluster_id=EVIL,
         not_ready=(EVIL,),
@@ -252,30 +252,30 @@ def every_page() -> Iterator[page.Page]:
         problems=(Problem(True, EVIL, EVIL),),
         refusals={EVIL: 3},
         brokers=(BrokerStatus(NodeId(1), Address(EVIL, 1), Address(EVIL, 2), 1, EVIL),),
-        poisoned=(PoisonedStatus(EVIL, 1, 2, EVIL, 3.0),),
+        abort_only_transactions=(AbortOnlyStatus(EVIL, 1, 2, EVIL, 3.0),),
         transactions=replace(
             NOTHING_OPEN,
             hanging_by_reason={"overdue": 1},
             problem=EVIL,
             open=(OpenTransaction(EVIL, 7, 0, EVIL, 1, 40.0, 60_000, 1, (EVIL,), "overdue"),),
             hanging=(HangingTransaction(EVIL, 0, 5, 7, 0, 0, NOW_MS, 3.0, EVIL, "overdue"),),
-            behind=(PartitionBehind(EVIL, 0, 5, 9, 4, 60.0),),
+            behind=(LaggingPartition(EVIL, 0, 5, 9, 4, 60.0),),
         ),
     )
     yield shown(evil, {what: Listed(len(rows), rows) for what, rows in ROWS.items()})
     for what, rows in ROWS.items():
         if what == "software":
             continue  # has no page of its own
-        wanted = Wanted(what, search=EVIL, topic=EVIL, offset=1, limit=1)
-        yield page.list_page(wanted, Listed(9, rows), NOW)
+        requested = PageRequest(what, search=EVIL, topic=EVIL, offset=1, limit=1)
+        yield page.list_page(requested, Listed(9, rows), NOW)
 
 
 def test_whatever_peers_call_themselves_is_text() -> None:
     for each in every_page():
         read = _Reader(page.html(each, EVIL))
-        scripts = [attributes for tag, attributes in read.tags if tag == "script"]
+        scripts = [attributes for instance_id, attributes in read.tags if instance_id == "script"]
         assert scripts == [{}], f"{each.path}: only the page's own"
-        assert not [tag for tag, _ in read.tags if tag == "img"]
+        assert not [instance_id for instance_id, _ in read.tags if instance_id == "img"]
         assert not [name for _, attributes in read.tags for name in attributes if name.startswith("on")]
         assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", page.html(each, EVIL))
         for _, attributes in read.tags:
@@ -287,7 +287,7 @@ def test_whatever_peers_call_themselves_is_text() -> None:
 def test_a_name_of_32_kilobytes_does_not_make_the_page_long() -> None:
     long = "x" * 32_767
     clients = tuple(ClientStatus(long, Address("10.0.0.7", n), long, long, None, 1.0, 1.0) for n in range(50))
-    found = page.html(page.list_page(Wanted("clients"), Listed(50, clients), NOW), "1")
+    found = page.html(page.list_page(PageRequest("clients"), Listed(50, clients), NOW), "1")
     assert len(found) < 100_000
 
 
@@ -297,18 +297,18 @@ def test_a_name_of_32_kilobytes_does_not_make_the_page_long() -> None:
 def test_headings_tables_and_fields_are_named() -> None:
     for each in every_page():
         tags = _Reader(page.html(each, "1")).tags
-        names = [tag for tag, _ in tags]
+        names = [instance_id for instance_id, _ in tags]
         assert names.count("h1") == 1
         assert names.index("h1") < names.index("h2")
         assert ("html", {"lang": "en"}) in tags
-        for tag, attributes in tags:
-            if tag == "table":
+        for instance_id, attributes in tags:
+            if instance_id == "table":
                 assert attributes["aria-label"]
-            if tag == "th":
+            if instance_id == "th":
                 assert attributes["scope"] in ("col", "row")
-            if tag == "td":
+            if instance_id == "td":
                 assert attributes["data-label"], "on a phone there is no head of the table"
-            if tag == "input" and attributes.get("type") != "hidden":
+            if instance_id == "input" and attributes.get("type") != "hidden":
                 assert ("label", {"for": attributes["id"]}) in tags
 
 
@@ -337,15 +337,15 @@ def test_style_and_script_are_named_by_their_hashes_and_nothing_else_may_run() -
     assert policy["script-src"].startswith("'sha256-")
     assert "unsafe" not in page.CONTENT_SECURITY_POLICY
     text = page.html(shown(), "1")
-    for tag, directive in (("style", "style-src"), ("script", "script-src")):
-        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        assert page._hash(content) == policy[directive], f"a browser would not take the {tag}"
+    for instance_id, directive in (("style", "style-src"), ("script", "script-src")):
+        (content,) = re.findall(f"<{instance_id}>(.*?)</{instance_id}>", text, re.DOTALL)
+        assert page._hash(content) == policy[directive], f"a browser would not take the {instance_id}"
     assert not re.search(r"\sstyle=", text)
 
 
 def test_without_a_script_the_first_page_reloads_itself_and_a_form_does_not_vanish() -> None:
     assert '<noscript><meta http-equiv="refresh"' in page.html(shown(), "1")
-    assert "refresh" not in page.html(page.list_page(Wanted("topics"), Listed(), NOW), "1").partition("<style>")[0]
+    assert "refresh" not in page.html(page.list_page(PageRequest("topics"), Listed(), NOW), "1").partition("<style>")[0]
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------
@@ -359,27 +359,29 @@ class _Proxy:
         self.infos = {
             name: TopicInfo(name, UUID(int=1), dict.fromkeys(range(count), leader)) for name, count in topics.items()
         }
-        self.gates: dict[TopicPartition, Gate] = {}
+        self.sequencers: dict[TopicPartition, PartitionSequencer] = {}
         self.refusals = Refusals()
         self.expansions: list[ExpansionStatus] = []
-        self.withheld: list[WithheldStatus] = []
+        self.gated: list[GatedStatus] = []
         self.lists = Lists(
             Sources(
-                links={},
-                gates=self.gates,
+                proxied_connections={},
+                sequencers=self.sequencers,
                 refusals=self.refusals,
                 topics=lambda: self.infos,
                 policy=lambda name: TopicPolicy(Check.REQUIRED) if name in self.infos else None,
                 info=self.infos.get,
                 expansions=lambda: self.expansions,
-                withheld=lambda: self.withheld,
+                gated=lambda: self.gated,
             )
         )
 
     def open(self, topic: str, partition: int, log_end: int) -> None:
-        gate = self.gates[TopicPartition(topic, partition)] = Gate(TopicPartition(topic, partition), GateLimits())
-        gate.phase = type(gate.phase).OPEN
-        gate._log_end = log_end
+        sequencer = self.sequencers[TopicPartition(topic, partition)] = PartitionSequencer(
+            TopicPartition(topic, partition), SequencerLimits()
+        )
+        sequencer.phase = type(sequencer.phase).OPEN
+        sequencer._log_end = log_end
 
     def refuse(self, topic: str, partition: int, reason: str = "offset_mismatch") -> None:
         self.refusals.note(Count("refusal", reason, TopicPartition(topic, partition), 3, 57), None)
@@ -392,13 +394,13 @@ def names(listed: Listed) -> list[str]:
 def test_topics_are_paged_and_searched_in_the_order_of_their_names() -> None:
     proxy = _Proxy({f"Orders-{number:04}": 1 for number in range(300)} | {"clicks": 2})
 
-    first = proxy.lists.listed(Wanted("topics", limit=2))
+    first = proxy.lists.listed(PageRequest("topics", limit=2))
     assert (first.matching, names(first)) == (301, ["Orders-0000", "Orders-0001"])
-    last = proxy.lists.listed(Wanted("topics", offset=300, limit=50))
+    last = proxy.lists.listed(PageRequest("topics", offset=300, limit=50))
     assert names(last) == ["clicks"]
-    searched = proxy.lists.listed(Wanted("topics", search="oRDERS-029"))
+    searched = proxy.lists.listed(PageRequest("topics", search="oRDERS-029"))
     assert (searched.matching, names(searched)[0]) == (10, "Orders-0290")
-    assert proxy.lists.listed(Wanted("topics", offset=5_000)) == Listed(301, ())
+    assert proxy.lists.listed(PageRequest("topics", offset=5_000)) == Listed(301, ())
 
 
 def test_a_topic_tells_its_ends_and_what_was_refused_last() -> None:
@@ -408,15 +410,15 @@ def test_a_topic_tells_its_ends_and_what_was_refused_last() -> None:
     proxy.refuse("orders", 0)
     proxy.refuse("orders", 2, "expectation_required")
 
-    (topic,) = proxy.lists.listed(Wanted("topics")).rows
+    (topic,) = proxy.lists.listed(PageRequest("topics")).rows
     assert (topic.log_end_offsets, topic.ends_known, topic.partitions, topic.refusals) == (62, 2, 3, 2)
     assert (topic.last_refusal.reason, topic.last_refusal.partition) == ("expectation_required", 2)
-    zero, one, _ = proxy.lists.listed(Wanted("partitions", topic="orders")).rows
+    zero, one, _ = proxy.lists.listed(PageRequest("partitions", topic="orders")).rows
     assert (zero.state, zero.log_end_offset, zero.last_refusal.expected, zero.last_refusal.log_end_offset) == (
         "open", 57, 3, 57,
     )  # fmt: skip
     assert (one.state, one.log_end_offset, one.last_refusal) == (None, None, None)
-    assert not proxy.lists.listed(Wanted("partitions", topic="not-checked")).rows
+    assert not proxy.lists.listed(PageRequest("partitions", topic="not-checked")).rows
 
 
 def test_refusals_are_told_newest_first_and_forgotten_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,46 +427,46 @@ def test_refusals_are_told_newest_first_and_forgotten_oldest_first(monkeypatch: 
     for partition in (0, 1, 2, 0, 3):
         proxy.refuse("t", partition)
 
-    found = proxy.lists.listed(Wanted("refusals"))
+    found = proxy.lists.listed(PageRequest("refusals"))
     assert [each.partition for each in found.rows] == [3, 0, 2]
-    assert proxy.lists.listed(Wanted("partitions", topic="t")).rows[0].refusals == 2
+    assert proxy.lists.listed(PageRequest("partitions", topic="t")).rows[0].refusals == 2
 
 
 def test_of_several_workers_every_row_is_there_once_and_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count(1_800_000_000)
     monkeypatch.setattr("fencepost_proxy.net.lists.time.time", lambda: float(next(seconds)))
-    owner, other = _Proxy({"a": 1, "b": 2, "c": 1}), _Proxy({"b": 2, "c": 1, "d": 1})
-    owner.open("b", 0, 10)
+    primary, other = _Proxy({"a": 1, "b": 2, "c": 1}), _Proxy({"b": 2, "c": 1, "d": 1})
+    primary.open("b", 0, 10)
     other.open("b", 0, 12)
-    owner.open("b", 1, 5)
-    owner.refuse("b", 0)
+    primary.open("b", 1, 5)
+    primary.refuse("b", 0)
     other.refuse("b", 1)
     other.refuse("b", 1)
 
-    def asked(wanted: Wanted) -> Listed:
-        return merged(wanted, [each.lists.found(wanted, with_names=True) for each in (owner, other)])
+    def queried(requested: PageRequest) -> Listed:
+        return merged(requested, [each.lists.found(requested, with_names=True) for each in (primary, other)])
 
-    pages = [asked(Wanted("topics", offset=offset, limit=2)) for offset in (0, 2)]
+    pages = [queried(PageRequest("topics", offset=offset, limit=2)) for offset in (0, 2)]
     assert [names(each) for each in pages] == [["a", "b"], ["c", "d"]]
     assert [each.matching for each in pages] == [4, 4]
-    (b,) = asked(Wanted("topics", topic="b")).rows
+    (b,) = queried(PageRequest("topics", topic="b")).rows
     assert (b.log_end_offsets, b.ends_known, b.refusals, b.last_refusal.partition) == (17, 2, 3, 1)
-    zero, one = asked(Wanted("partitions", topic="b")).rows
+    zero, one = queried(PageRequest("partitions", topic="b")).rows
     assert (zero.log_end_offset, zero.refusals, one.refusals) == (12, 1, 2)
-    assert [each.partition for each in asked(Wanted("refusals")).rows] == [1, 0]
-    assert asked(Wanted("refusals")).matching == 2
+    assert [each.partition for each in queried(PageRequest("refusals")).rows] == [1, 0]
+    assert queried(PageRequest("refusals")).matching == 2
 
 
 def test_the_same_group_through_two_workers_waits_once() -> None:
-    owner, other = _Proxy({}), _Proxy({})
-    owner.withheld, other.withheld = [LAGS], [LAGS, replace(LAGS, group="z")]
-    owner.expansions, other.expansions = [PENDING], [replace(PENDING, step=None)]
+    primary, other = _Proxy({}), _Proxy({})
+    primary.gated, other.gated = [LAGS], [LAGS, replace(LAGS, group="z")]
+    primary.expansions, other.expansions = [PENDING], [replace(PENDING, step=None)]
 
-    def asked(wanted: Wanted) -> Listed:
-        return merged(wanted, [each.lists.found(wanted, with_names=True) for each in (owner, other)])
+    def queried(requested: PageRequest) -> Listed:
+        return merged(requested, [each.lists.found(requested, with_names=True) for each in (primary, other)])
 
-    assert [each.group for each in asked(Wanted("groups")).rows] == [LAGS.group, "z"]
-    assert asked(Wanted("expansions")) == Listed(1, (PENDING,)), "the owner knows at which step it is"
+    assert [each.group for each in queried(PageRequest("groups")).rows] == [LAGS.group, "z"]
+    assert queried(PageRequest("expansions")) == Listed(1, (PENDING,)), "the owner knows at which step it is"
 
 
 def test_a_page_of_ten_thousand_partitions_is_small() -> None:
@@ -475,13 +477,13 @@ def test_a_page_of_ten_thousand_partitions_is_small() -> None:
             proxy.refuse(topic, partition)
     lists: dict[What, Listed] = dict(EMPTY)
     for what in ("topics", "refusals"):
-        lists[what] = proxy.lists.listed(Wanted(what, limit=20))
+        lists[what] = proxy.lists.listed(PageRequest(what, limit=20))
 
     assert lists["topics"].matching == 1_000
-    assert len(page.html(shown(WELL, lists), "1")) < 60_000
-    partitions = proxy.lists.listed(Wanted("partitions", limit=50))
+    assert len(page.html(shown(HEALTHY, lists), "1")) < 60_000
+    partitions = proxy.lists.listed(PageRequest("partitions", limit=50))
     assert partitions.matching == 10_000
-    assert len(page.html(page.list_page(Wanted("partitions"), partitions, NOW), "1")) < 60_000
+    assert len(page.html(page.list_page(PageRequest("partitions"), partitions, NOW), "1")) < 60_000
 
 
 # --- who is there -----------------------------------------------------------------------------------------------------
@@ -513,10 +515,10 @@ def test_a_name_that_never_ends_is_cut() -> None:
 
 
 def test_every_field_of_the_json_is_in_the_docs() -> None:
-    told = (Path(__file__).parents[2] / "docs" / "status.md").read_text("utf-8")
+    reported = (Path(__file__).parents[2] / "docs" / "status.md").read_text("utf-8")
     kinds = (
-        StatusSnapshot, Problem, BrokerStatus, GuardedTopicStatus, PartitionStatus, RefusalStatus, SoftwareStatus,
-        ClientStatus, ExpansionStatus, WithheldStatus, ViolationStatus,
+        StatusSnapshot, Problem, BrokerStatus, CheckedTopicStatus, PartitionStatus, RefusalStatus, SoftwareStatus,
+        ClientStatus, ExpansionStatus, GatedStatus, ViolationStatus,
     )  # fmt: skip
-    missing = {each.name for kind in kinds for each in fields(kind) if f"`{each.name}`" not in told}
+    missing = {each.name for kind in kinds for each in fields(kind) if f"`{each.name}`" not in reported}
     assert not missing, json.dumps(sorted(missing))

@@ -41,7 +41,7 @@ def test_a_change_that_crashes_here_is_answered(
 def test_inherited_checks_are_reported_at_the_second_look(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def look() -> None:
+    async def probe() -> None:
         old, new, view = UUID(int=1), UUID(int=2), StateView("cluster")
         proxy = Proxy(ProxyConfig(upstream=(Address("127.0.0.1", 1),)))
         proxy._state = SimpleNamespace(view=view)  # type: ignore[assignment]
@@ -50,7 +50,7 @@ def test_inherited_checks_are_reported_at_the_second_look(
         view.apply(Offset(1), *encode_topic_config("payments", new, {"check.expected.offsets": "true"}))
         reported = []
         for _ in range(3):
-            proxy._look_for_replaced()
+            proxy._detect_replaced()
             reported.append((proxy._metrics.topics_replaced.value, list(proxy._warnings())))
         assert reported[0] == (0, [])
         assert reported[1] == reported[2] == (1, [ANY])
@@ -60,7 +60,7 @@ def test_inherited_checks_are_reported_at_the_second_look(
         assert (proxy._metrics.topics_replaced.value, list(proxy._warnings())) == (0, [])
 
     with caplog.at_level(logging.ERROR):
-        asyncio.run(look())
+        asyncio.run(probe())
 
     assert len(caplog.records) == 1
 
@@ -84,8 +84,8 @@ def test_one_warning_names_all_topics_that_kafka_may_lose(
         asyncio.run(warn())
 
     (line,) = caplog.records
-    said = vars(line)["fencepost_fields"]
-    assert said["topics"] == 9
-    assert "has 1 replica(s)" in said["reason"]
-    assert "has min.insync.replicas=1" in said["reason"]
-    assert "topic-4 and 4 more" in said["reason"]
+    stated = vars(line)["fencepost_fields"]
+    assert stated["topics"] == 9
+    assert "has 1 replica(s)" in stated["reason"]
+    assert "has min.insync.replicas=1" in stated["reason"]
+    assert "topic-4 and 4 more" in stated["reason"]

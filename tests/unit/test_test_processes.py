@@ -16,10 +16,10 @@ FILES = ["kafka-long", "kafka-short", "unit", "simulation"]
 class Process:
     def __init__(self, number: int) -> None:
         self.gateway = SimpleNamespace(id=f"gw{number}")
-        self.told: list[int] = []
+        self.reported: list[int] = []
 
     def send_runtest_some(self, indexes: list[int]) -> None:
-        self.told += indexes
+        self.reported += indexes
 
 
 @pytest.mark.parametrize(("count", "begins"), [(4, [0, 1, 2, 3]), (3, [0, 1, 3]), (2, [0, 1]), (1, [0])])
@@ -32,5 +32,5 @@ def test_the_last_of_several_begins_at_the_other_end(count: int, begins: list[in
     scheduler.registered_collections = dict.fromkeys(processes, FILES)
     for process in processes:
         scheduler._assign_work_unit(process)
-    assert [process.told for process in processes] == [[each] for each in begins]
+    assert [process.reported for process in processes] == [[each] for each in begins]
     assert len(scheduler.workqueue) == len(FILES) - count

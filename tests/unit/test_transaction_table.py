@@ -8,13 +8,13 @@ from uuid import UUID
 import pytest
 
 from fencepost_policies.append import Append
-from fencepost_proxy.topics.poisoned import (
+from fencepost_proxy.topics.abort_only import (
     PENDING_MAX,
-    Poison,
-    PoisonView,
-    encode_poison,
-    encode_poison_tombstones,
-    lifted,
+    AbortOnly,
+    AbortOnlyView,
+    cleared,
+    encode_abort_only,
+    encode_abort_only_tombstones,
 )
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView
@@ -33,7 +33,7 @@ ONE = Append(
     base_sequence=0,
     transactional=True,
 )
-PLAIN = replace(ONE, expected_base_offset=None)
+SEQUENCED = replace(ONE, expected_base_offset=None)
 
 
 # ---- who owns partitions
@@ -42,7 +42,7 @@ PLAIN = replace(ONE, expected_base_offset=None)
 def test_it_owns_partitions_from_when_something_of_it_may_be_in_a_log() -> None:
     table = Table()
     assert not table.owns(TXN, 7, 3)
-    table.offered(TXN, ONE)
+    table.submitted(TXN, ONE)
     assert not table.owns(TXN, 7, 3)
     table.sent(TXN, ONE)
     assert table.owns(TXN, 7, 3)
@@ -56,23 +56,23 @@ def test_it_owns_partitions_from_when_something_of_it_may_be_in_a_log() -> None:
 
 def test_an_append_without_an_expectation_owns_too() -> None:
     table = Table()
-    table.offered(TXN, PLAIN)
+    table.submitted(TXN, SEQUENCED)
     assert not table.owns(TXN, 7, 3)
-    table.sent(TXN, PLAIN)
+    table.sent(TXN, SEQUENCED)
     assert table.owns(TXN, 7, 3)
 
 
 def test_a_newer_epoch_is_another_transaction() -> None:
     table = Table()
-    table.landed(TXN, ONE, 10)
-    table.offered(TXN, replace(ONE, producer_epoch=4))
+    table.appended_batch(TXN, ONE, 10)
+    table.submitted(TXN, replace(ONE, producer_epoch=4))
     assert table.of(TXN, 7, 3) is None
 
 
 def test_what_was_not_heard_of_for_longest_is_dropped() -> None:
     table = Table(transactions_max=2)
     for producer_id in (1, 2, 1, 3):
-        table.sent(TXN, replace(PLAIN, producer_id=producer_id))
+        table.sent(TXN, replace(SEQUENCED, producer_id=producer_id))
     assert [table.owns(TXN, each, 3) for each in (1, 2, 3)] == [True, False, True]
 
 
@@ -82,12 +82,12 @@ def test_what_was_not_heard_of_for_longest_is_dropped() -> None:
 def test_batches_that_follow_each_other_are_whole() -> None:
     table = Table()
     for sequence, at in ((0, 10), (2, 12), (0, 10), (4, 14)):  # the third: a retry of the first
-        table.landed(TXN, replace(ONE, base_sequence=sequence, expected_base_offset=at), at)
+        table.appended_batch(TXN, replace(ONE, base_sequence=sequence, expected_base_offset=at), at)
     transaction = table.of(TXN, 7, 3)
     assert transaction is not None
     written = transaction.written[A]
     assert (written.first_offset, written.first_sequence, written.last_sequence, written.whole) == (10, 0, 5, True)
-    table.landed(TXN, replace(ONE, base_sequence=8, expected_base_offset=None), 20)
+    table.appended_batch(TXN, replace(ONE, base_sequence=8, expected_base_offset=None), 20)
     assert not written.whole
     assert transaction.refused is None
 
@@ -106,19 +106,19 @@ def test_a_refusal_is_noted_each_time_by_another_name() -> None:
     assert second is not None
     assert first.pending is None
     assert first.name != second.name
-    table.lifted(first.name)
+    table.cleared(first.name)
     assert table.of(TXN, 7, 3) is transaction
-    table.lifted(second.name)
+    table.cleared(second.name)
     assert table.of(TXN, 7, 3) is None
 
 
 def test_a_batch_that_is_to_come_again_is_noted_once() -> None:
     table = Table()
     transaction = table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)
-    noted = table.note(transaction)
-    assert noted is not None
-    assert noted.pending == {(A, 0)}
-    table.offered(TXN, ONE)
+    recorded = table.note(transaction)
+    assert recorded is not None
+    assert recorded.pending == {(A, 0)}
+    table.submitted(TXN, ONE)
     assert table.note(table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)) is None
     more = table.note(table.failed(TXN, replace(ONE, base_sequence=2), 51, "CONCURRENT", was_sent=True))
     assert more is not None
@@ -128,16 +128,16 @@ def test_a_batch_that_is_to_come_again_is_noted_once() -> None:
 def test_what_could_not_be_stored_is_noted_again() -> None:
     table = Table()
     transaction = table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)
-    noted = table.note(transaction)
-    assert noted is not None
-    table.not_noted(transaction, noted)
+    recorded = table.note(transaction)
+    assert recorded is not None
+    table.not_recorded(transaction, recorded)
     assert table.note(transaction) is not None
 
 
 def test_nothing_is_noted_of_what_landed_in_the_end() -> None:
     table = Table()
     transaction = table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)
-    table.landed(TXN, ONE, 10)
+    table.appended_batch(TXN, ONE, 10)
     assert table.note(transaction) is None
 
 
@@ -151,7 +151,7 @@ def test_too_many_that_are_to_come_again_are_a_refusal() -> None:
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_connection_that_broke_leaves_it_to_the_log(sent: bool) -> None:
     table = Table()
-    table.offered(TXN, ONE)
+    table.submitted(TXN, ONE)
     if sent:
         table.sent(TXN, ONE)
     table.over(TXN, ONE)
@@ -167,8 +167,8 @@ def test_the_end_of_a_request_changes_nothing_of_what_its_client_was_told() -> N
     table = Table()
     refused, later = replace(ONE, base_sequence=2), replace(ONE, base_sequence=4)
     for each in (ONE, refused, later):
-        table.offered(TXN, each)
-    table.landed(TXN, ONE, 10)
+        table.submitted(TXN, each)
+    table.appended_batch(TXN, ONE, 10)
     table.failed(TXN, refused, 44, "OFFSET_MISMATCH", was_sent=False)
     transaction = table.failed(TXN, later, 7, "OUTCOME_UNKNOWN", was_sent=True)
     for each in (ONE, refused, later):
@@ -181,7 +181,7 @@ def test_too_many_that_ended_unheard_are_a_refusal() -> None:
     table = Table()
     for sequence in range(PENDING_MAX + 2):
         one = replace(ONE, base_sequence=2 * sequence)
-        table.offered(TXN, one)
+        table.submitted(TXN, one)
         table.over(TXN, one)
     transaction = table.of(TXN, 7, 3)
     assert transaction is not None
@@ -191,7 +191,7 @@ def test_too_many_that_ended_unheard_are_a_refusal() -> None:
 
 def test_what_another_transactional_id_has_under_way_does_not_end_with_a_strangers_request() -> None:
     table = Table()
-    table.offered(TXN, ONE)
+    table.submitted(TXN, ONE)
     table.over("another", ONE)
     transaction = table.of(TXN, 7, 3)
     assert transaction is not None
@@ -202,9 +202,9 @@ def test_what_another_transactional_id_has_under_way_does_not_end_with_a_strange
 def test_a_stranger_spoils_nothing(code: int) -> None:
     """Kafka says that the batch is of no transaction of this producer."""
     table = Table()
-    table.landed(TXN, ONE, 10)
+    table.appended_batch(TXN, ONE, 10)
     stranger = replace(ONE, base_sequence=9)
-    table.offered(TXN, stranger)
+    table.submitted(TXN, stranger)
     table.sent(TXN, stranger)
     transaction = table.failed(TXN, stranger, code, "not authorized", was_sent=True)
     assert table.note(transaction) is None
@@ -219,21 +219,21 @@ def test_beside_another_transactional_id_a_producer_id_is_of_another_transaction
     """Whatever one says of another's producer, the next epoch included, stands beside its own transactional id."""
     table = Table()
     if not stranger_first:
-        table.landed(TXN, ONE, 10)
+        table.appended_batch(TXN, ONE, 10)
     stranger = replace(ONE, producer_epoch=epoch, base_sequence=2)
-    table.offered("another", stranger)
+    table.submitted("another", stranger)
     other = table.failed("another", stranger, 44, "OFFSET_MISMATCH", was_sent=False)
-    noted = table.note(other)
-    assert noted is not None
-    assert noted.transactional_id == "another"
+    recorded = table.note(other)
+    assert recorded is not None
+    assert recorded.transactional_id == "another"
     if stranger_first:
-        table.landed(TXN, ONE, 10)
+        table.appended_batch(TXN, ONE, 10)
     transaction = table.of(TXN, 7, 3)
     assert transaction is not None
     assert (transaction.transactional_id, transaction.refused, transaction.under_way) == (TXN, None, None)
     assert table.owns(TXN, 7, 3)
     assert not table.owns("another", 7, epoch)
-    table.lifted(noted.name)
+    table.cleared(recorded.name)
     assert table.of("another", 7, epoch) is None
     assert table.of(TXN, 7, 3) is transaction
 
@@ -246,43 +246,43 @@ def test_what_a_gate_says_of_the_producer_id_counts_against_the_transactional_id
 
 def test_a_transaction_that_is_dropped_takes_its_names_along() -> None:
     table = Table(transactions_max=1)
-    noted = table.note(table.failed(TXN, ONE, 44, "OFFSET_MISMATCH", was_sent=False))
-    assert noted is not None
+    recorded = table.note(table.failed(TXN, ONE, 44, "OFFSET_MISMATCH", was_sent=False))
+    assert recorded is not None
     kept = table.failed(TXN, replace(ONE, producer_id=8), 44, "OFFSET_MISMATCH", was_sent=False)
     assert len(table) == 1
-    table.lifted(noted.name)
+    table.cleared(recorded.name)
     assert table.of(TXN, 8, 3) is kept
     assert not table._named
 
 
 # ---- the state topic
 
-POISON = Poison(UUID(int=5), TXN, 7, 3, "OFFSET_MISMATCH …", None, 1_000)
-PENDING = POISON._replace(name=UUID(int=6), pending=frozenset({(A, 4)}), at_ms=2_000)
+ABORT_ONLY = AbortOnly(UUID(int=5), TXN, 7, 3, "OFFSET_MISMATCH …", None, 1_000)
+PENDING = ABORT_ONLY._replace(name=UUID(int=6), pending=frozenset({(A, 4)}), at_ms=2_000)
 
 
 def test_records_of_it_are_read_as_they_were_written() -> None:
     view = StateView("cluster")
-    records = [encode_poison(POISON), encode_poison(PENDING)]
+    records = [encode_abort_only(ABORT_ONLY), encode_abort_only(PENDING)]
     for offset, (key, value) in enumerate(records):
         assert view.apply(Offset(offset), key, value) is None
-    assert set(view.poisons.of(7, 3)) == {POISON, PENDING}
-    assert view.poisons.of(7, 4) == ()
-    assert view.poisons.older_than(2_000) == [POISON]
-    (tombstone,) = encode_poison_tombstones([POISON])
-    assert lifted(tombstone) == POISON.name
+    assert set(view.abort_only_records.of(7, 3)) == {ABORT_ONLY, PENDING}
+    assert view.abort_only_records.of(7, 4) == ()
+    assert view.abort_only_records.older_than(2_000) == [ABORT_ONLY]
+    (tombstone,) = encode_abort_only_tombstones([ABORT_ONLY])
+    assert cleared(tombstone) == ABORT_ONLY.name
     assert view.apply(Offset(2), *tombstone) is None
-    assert view.poisons.of(7, 3) == (PENDING,)
+    assert view.abort_only_records.of(7, 3) == (PENDING,)
     assert view.apply(Offset(3), *tombstone) is None
-    assert len(view.poisons) == 1
+    assert len(view.abort_only_records) == 1
 
 
 def test_a_tombstone_of_one_transaction_leaves_the_next_alone() -> None:
     """v1: T1 is refused and aborted, T2 of the same epoch is refused; that T1 ended is stored late."""
-    view = PoisonView()
-    view.apply(POISON.key.decode(), encode_poison(POISON).value)
-    late = encode_poison_tombstones(view.of(7, 3))
-    view.apply(PENDING.key.decode(), encode_poison(PENDING).value)
+    view = AbortOnlyView()
+    view.apply(ABORT_ONLY.key.decode(), encode_abort_only(ABORT_ONLY).value)
+    late = encode_abort_only_tombstones(view.of(7, 3))
+    view.apply(PENDING.key.decode(), encode_abort_only(PENDING).value)
     for key, value in late:
         view.apply(key.decode(), value)
     assert view.of(7, 3) == (PENDING,)
@@ -293,18 +293,18 @@ def test_a_tombstone_of_one_transaction_leaves_the_next_alone() -> None:
     [
         (b"poison/7", b"{}"),
         (b"poison/7/3/x", b"{}"),
-        (POISON.key, b"{}"),
-        (POISON.key, b"[]"),
-        (POISON.key, b'{"transactional_id":"t","why":"w","at_ms":1,"pending":[[1]]}'),
+        (ABORT_ONLY.key, b"{}"),
+        (ABORT_ONLY.key, b"[]"),
+        (ABORT_ONLY.key, b'{"transactional_id":"t","why":"w","at_ms":1,"pending":[[1]]}'),
     ],
 )
 def test_what_cannot_be_read_is_left_out(key: bytes, value: bytes) -> None:
     view = StateView("cluster")
     assert "cannot be read" in (view.apply(Offset(0), key, value) or "")
-    assert len(view.poisons) == 0
+    assert len(view.abort_only_records) == 0
 
 
-@pytest.mark.parametrize("key", [b"alive/7", b"poison/7", b"poison/7/3/x", POISON.key + b"/1"])
+@pytest.mark.parametrize("key", [b"alive/7", b"poison/7", b"poison/7/3/x", ABORT_ONLY.key + b"/1"])
 def test_what_takes_nothing_away(key: bytes) -> None:
-    assert lifted(StateRecord(key, None)) is None
-    assert lifted(encode_poison(POISON)) is None
+    assert cleared(StateRecord(key, None)) is None
+    assert cleared(encode_abort_only(ABORT_ONLY)) is None

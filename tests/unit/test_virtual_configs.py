@@ -9,7 +9,7 @@ from fencepost_policies.partitioners import Partitioner
 from fencepost_proxy.config.reading import load
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.topics.virtual_configs import (
-    UNGUARDED,
+    UNCHECKED,
     VIRTUAL_CONFIGS,
     InvalidConfigValue,
     TopicPolicy,
@@ -82,13 +82,13 @@ def test_defaults_are_values() -> None:
 )
 def test_what_configs_come_to(configs: dict[str, str], policy: TopicPolicy) -> None:
     assert TopicPolicy.of(configs) == policy
-    assert policy.guarded is (policy.check is not Check.OFF)
+    assert policy.is_checked is (policy.check is not Check.OFF)
     assert policy.counted is (policy.ordered or policy.count_check is not Check.OFF)
 
 
 def test_a_topic_is_not_guarded_by_itself() -> None:
-    assert TopicPolicy.of({}) == UNGUARDED
-    assert not UNGUARDED.guarded
+    assert TopicPolicy.of({}) == UNCHECKED
+    assert not UNCHECKED.is_checked
 
 
 def test_the_config_file_is_held_to_the_same_table() -> None:
@@ -104,7 +104,7 @@ def test_the_config_file_is_held_to_the_same_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "in_sync", "unclean", "told"),
+    ("replicas", "in_sync", "unclean", "reported"),
     [
         (3, 2, False, []),
         (2, 2, False, ["2 replica"]),
@@ -114,13 +114,13 @@ def test_the_config_file_is_held_to_the_same_table() -> None:
     ],
 )
 def test_an_admin_is_warned_where_kafka_itself_may_lose_a_winner(
-    replicas: int, in_sync: int, unclean: bool, told: list[str]
+    replicas: int, in_sync: int, unclean: bool, reported: list[str]
 ) -> None:
     warnings = durability_warnings(
         replication_factor=replicas, min_insync_replicas=in_sync, unclean_leader_election=unclean
     )
 
-    assert len(warnings) == len(told)
-    for (state, todo), part in zip(warnings, told, strict=True):
+    assert len(warnings) == len(reported)
+    for (state, todo), part in zip(warnings, reported, strict=True):
         assert part in state
         assert todo

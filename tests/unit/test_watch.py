@@ -13,9 +13,9 @@ IDS = {"orders": ID}
 ALL = ((ID, (0, 2, 3)),)
 
 
-def _watch(*withheld: TopicPartition) -> Watch:
+def _watch(*gated: TopicPartition) -> Watch:
     watch = Watch()
-    watch.withhold("g", withheld, withheld)
+    watch.gate_partitions("g", gated, gated)
     return watch
 
 
@@ -71,7 +71,7 @@ def test_members_that_are_not_known_here_may_lack_what_the_state_topic_says() ->
 def test_what_was_not_asked_about_since_a_start_is_not_taken_for_released() -> None:
     watch = Watch()
     watch.record("g", frozenset({P2, P3}))
-    watch.withhold("g", frozenset({P2}), frozenset({P2}))  # one member joins, and is about to get P2
+    watch.gate_partitions("g", frozenset({P2}), frozenset({P2}))  # one member joins, and is about to get P2
     assert not watch.must_rejoin("g", "another", 5, 0.0)
 
 
@@ -97,38 +97,38 @@ ONE = ((ID, (0,)),)
 TWO = ((ID, (0, 2)),)
 
 
-def _told(watch: Watch, *lacking: TopicPartition) -> None:
+def _reported(watch: Watch, *lacking: TopicPartition) -> None:
     held = without(ALL, {(ID, each.partition) for each in lacking})
-    watch.consumer_asks("g", "m", NONE, 0.0)
-    watch.consumer_told("g", "m", ALL, held, frozenset(lacking))
+    watch.consumer_heartbeat("g", "m", NONE, 0.0)
+    watch.consumer_assigned("g", "m", ALL, held, frozenset(lacking))
 
 
 def test_a_member_is_told_of_what_is_released_and_only_of_that() -> None:
     watch = _watch(P2, P3)
-    _told(watch, P2, P3)
+    _reported(watch, P2, P3)
     assert watch.consumer_gets("g", "m", IDS) is None
     watch.update("g", frozenset({P3}))
     assert watch.consumer_gets("g", "m", IDS) == ((ID, (0, 2)),)
-    watch.consumer_asks("g", "m", ((ID, (0, 2)),), 0.0)
+    watch.consumer_heartbeat("g", "m", ((ID, (0, 2)),), 0.0)
     assert watch.consumer_gets("g", "m", IDS) is None
     watch.update("g", frozenset())
     assert watch.consumer_gets("g", "m", IDS) == ALL
-    watch.consumer_asks("g", "m", ALL, 0.0)
+    watch.consumer_heartbeat("g", "m", ALL, 0.0)
     assert watch.consumer_gets("g", "m", IDS) is None
 
 
 def test_a_member_that_does_not_take_it_is_told_again_now_and_then() -> None:
     watch = _watch(P2)
-    _told(watch, P2)
+    _reported(watch, P2)
     watch.update("g", frozenset())
-    told = [watch.consumer_gets("g", "m", IDS) is not None for _ in range(7)]
-    assert told == [True, False, True, False, False, True, False]
+    reported = [watch.consumer_gets("g", "m", IDS) is not None for _ in range(7)]
+    assert reported == [True, False, True, False, False, True, False]
 
 
 def test_what_the_coordinator_says_is_the_later_word() -> None:
     watch = _watch(P2)
-    _told(watch, P2)
-    watch.consumer_told("g", "m", ONE, ONE, frozenset())
+    _reported(watch, P2)
+    watch.consumer_assigned("g", "m", ONE, ONE, frozenset())
     watch.update("g", frozenset())
     assert watch.consumer_gets("g", "m", IDS) is None
 
@@ -136,53 +136,53 @@ def test_what_the_coordinator_says_is_the_later_word() -> None:
 def test_a_partition_that_is_taken_away_before_it_was_handed_over_is_given_up_for_the_member() -> None:
     # Given a member that said that it holds 0, before anything was withheld from its group.
     watch = Watch()
-    assert watch.consumer_asks("g", "m", ONE, 0.0) is None
+    assert watch.consumer_heartbeat("g", "m", ONE, 0.0) is None
     # And that is assigned 0 and 2, of which it is told 0 again: it has nothing to say.
-    watch.withhold("g", {P2}, {P2})
-    watch.consumer_told("g", "m", TWO, ONE, frozenset({P2}))
-    assert watch.consumer_asks("g", "m", None, 0.0) == ONE
-    assert watch.consumer_asks("g", "m", None, 0.0) is None
+    watch.gate_partitions("g", {P2}, {P2})
+    watch.consumer_assigned("g", "m", TWO, ONE, frozenset({P2}))
+    assert watch.consumer_heartbeat("g", "m", None, 0.0) == ONE
+    assert watch.consumer_heartbeat("g", "m", None, 0.0) is None
     # When the coordinator assigns 0 alone: for the member nothing changes, and it would acknowledge nothing.
-    watch.consumer_told("g", "m", ONE, ONE, frozenset())
+    watch.consumer_assigned("g", "m", ONE, ONE, frozenset())
     # Then its next request says what it has, once.
-    assert watch.consumer_asks("g", "m", None, 0.0) == ONE
-    assert watch.consumer_asks("g", "m", None, 0.0) is None
+    assert watch.consumer_heartbeat("g", "m", None, 0.0) == ONE
+    assert watch.consumer_heartbeat("g", "m", None, 0.0) is None
 
 
 def test_a_member_that_never_said_here_what_it_holds_is_taken_at_what_it_was_told_after_a_while() -> None:
     # Given a process that was just started, and a member that was there before.
     watch = _watch(P2)
-    watch.consumer_told("g", "m", TWO, ONE, frozenset({P2}))
-    watch.consumer_told("g", "m", ONE, ONE, frozenset())
-    said = [watch.consumer_asks("g", "m", None, 0.0) for _ in range(5)]
-    assert said == [None, None, ONE, None, None]
+    watch.consumer_assigned("g", "m", TWO, ONE, frozenset({P2}))
+    watch.consumer_assigned("g", "m", ONE, ONE, frozenset())
+    stated = [watch.consumer_heartbeat("g", "m", None, 0.0) for _ in range(5)]
+    assert stated == [None, None, ONE, None, None]
 
 
 def test_nothing_is_said_for_a_member_that_says_it_itself() -> None:
     watch = _watch(P2)
-    watch.consumer_asks("g", "m", NONE, 0.0)
-    watch.consumer_told("g", "m", TWO, ONE, frozenset({P2}))
-    assert watch.consumer_asks("g", "m", ONE, 0.0) is None
-    assert watch.consumer_asks("g", "m", None, 0.0) is None
+    watch.consumer_heartbeat("g", "m", NONE, 0.0)
+    watch.consumer_assigned("g", "m", TWO, ONE, frozenset({P2}))
+    assert watch.consumer_heartbeat("g", "m", ONE, 0.0) is None
+    assert watch.consumer_heartbeat("g", "m", None, 0.0) is None
 
 
 def test_a_member_of_before_a_restart_is_asked_about_once_something_is_released() -> None:
     watch = Watch()
     watch.record("g", frozenset({P2}))
-    assert not watch.consumer_is_strange("g", "m")
+    assert not watch.consumer_is_unknown("g", "m")
     watch.update("g", frozenset({P2}))
-    assert not watch.consumer_is_strange("g", "m")
+    assert not watch.consumer_is_unknown("g", "m")
     watch.update("g", frozenset())
-    assert watch.consumer_is_strange("g", "m")
-    watch.consumer_told("g", "m", ALL, ((ID, (0, 3)),), frozenset({P2}))
-    assert not watch.consumer_is_strange("g", "m")
+    assert watch.consumer_is_unknown("g", "m")
+    watch.consumer_assigned("g", "m", ALL, ((ID, (0, 3)),), frozenset({P2}))
+    assert not watch.consumer_is_unknown("g", "m")
     assert watch.consumer_gets("g", "m", IDS) == ALL
 
 
 def test_a_group_of_which_nothing_is_withheld_is_not_watched() -> None:
     watch = Watch()
-    watch.withhold("g", (), (P2,))
+    watch.gate_partitions("g", (), (P2,))
     watch.synced("g", "m", 1, frozenset())
-    watch.consumer_told("g", "m", ALL, ALL, frozenset())
+    watch.consumer_assigned("g", "m", ALL, ALL, frozenset())
     assert not watch.groups
     assert watch.consumer("g", "m") is None

@@ -21,11 +21,11 @@ from fencepost_proxy.transactions.watched import (
     Listed,
     Listing,
     ListTransactions,
-    Look,
-    LookAt,
-    Looks,
     OpenInLog,
-    Question,
+    PartitionProbe,
+    PartitionProbes,
+    ProbePartitions,
+    Query,
     TransactionsReport,
 )
 from fencepost_proxy.transactions.watching import PARTITIONS_AT_ONCE, PRODUCERS_AT_ONCE, Pace, Watching
@@ -33,7 +33,7 @@ from fencepost_proxy.types import NodeId, Offset, ProducerId, TopicPartition
 
 ONE, TWO = NodeId(1), NodeId(2)
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
-EMPTY = Look(Offset(0), Offset(0), 0)
+EMPTY = PartitionProbe(Offset(0), Offset(0), 0)
 UNKNOWN_TOPIC, NOT_LEADER, NOT_ALLOWED = 3, 6, 29
 PACE = Pace(150.0)
 
@@ -42,50 +42,50 @@ def described(name: str, *partitions: TopicPartition, producer: int = 7, started
     return Described(name, ProducerId(producer), 0, "Ongoing", 60_000, round(started_at * 1000), frozenset(partitions))
 
 
-def open_from(offset: int, *, producer: int = 7, end: int | None = None) -> Look:
+def open_from(offset: int, *, producer: int = 7, end: int | None = None) -> PartitionProbe:
     """What a leader shows: nothing committed from `offset` on."""
     here = OpenInLog(ProducerId(producer), 0, 0, Offset(offset), 1)
-    return Look(Offset(offset + 1 if end is None else end), Offset(offset), 1, (here,))
+    return PartitionProbe(Offset(offset + 1 if end is None else end), Offset(offset), 1, (here,))
 
 
 @dataclass
 class Cluster:
     """What there is, and a clock. Every question is answered at once, unless its broker is silent."""
 
-    looks: dict[TopicPartition, Look | int] = field(default_factory=dict)
+    probes: dict[TopicPartition, PartitionProbe | int] = field(default_factory=dict)
     leaders: dict[TopicPartition, NodeId] = field(default_factory=dict)
     transactions: dict[NodeId, list[Described]] = field(default_factory=lambda: {ONE: [], TWO: []})
     silent: set[NodeId] = field(default_factory=set)
     coordinators: bool = True
     pace: Pace = PACE
     now: float = 1000.0
-    asked: list[tuple[float, Question]] = field(default_factory=list)
-    before_answering: Callable[[Question], None] = lambda question: None
+    queried: list[tuple[float, Query]] = field(default_factory=list)
+    before_answering: Callable[[Query], None] = lambda query_message: None
 
     def __post_init__(self) -> None:
         self.watching = Watching(self.pace)
-        for partition in self.looks:
+        for partition in self.probes:
             self.leaders.setdefault(partition, ONE)
 
     @property
     def report(self) -> TransactionsReport:
         return self.watching.report(self.now, self.now * 1000, 20)
 
-    def answer(self, question: Question) -> Answer | None:
-        self.before_answering(question)
-        match question:
+    def answer(self, query_message: Query) -> Answer | None:
+        self.before_answering(query_message)
+        match query_message:
             case FindLeaders():
                 by_node: dict[NodeId, list[TopicPartition]] = {}
-                for partition in self.looks:
+                for partition in self.probes:
                     by_node.setdefault(self.leaders[partition], []).append(partition)
                 return Leaders(by_node, self.coordinators)
-            case _ if question.node_id in self.silent:
+            case _ if query_message.node_id in self.silent:
                 return None
-            case LookAt(node_id, partitions):
+            case ProbePartitions(node_id, partitions):
                 assert len(partitions) <= PARTITIONS_AT_ONCE
-                return Looks(
+                return PartitionProbes(
                     {
-                        each: self.looks.get(each, UNKNOWN_TOPIC) if self.leaders[each] == node_id else NOT_LEADER
+                        each: self.probes.get(each, UNKNOWN_TOPIC) if self.leaders[each] == node_id else NOT_LEADER
                         for each in partitions
                     }
                 )
@@ -101,23 +101,25 @@ class Cluster:
             case DescribeTransactions(node_id, names):
                 return Descriptions([each for each in self.transactions[node_id] if each.transactional_id in names])
 
-    def ask(self) -> None:
+    def query(self) -> None:
         """Until nothing more is to be asked at this moment."""
-        while questions := self.watching.next(self.transactions, self.now):
-            nodes = [question.node_id for question in questions if not isinstance(question, FindLeaders)]
+        while queries := self.watching.next(self.transactions, self.now):
+            nodes = [query_message.node_id for query_message in queries if not isinstance(query_message, FindLeaders)]
             assert len(nodes) == len(set(nodes)), "a broker is asked one thing at a time"
-            for question in questions:
-                self.asked.append((self.now, question))
-                self.watching.answered(question, self.answer(question), self.now)
+            for query_message in queries:
+                self.queried.append((self.now, query_message))
+                self.watching.answered(query_message, self.answer(query_message), self.now)
 
     def run(self, seconds: float) -> None:
         until = self.now + seconds
         while self.now < until:
-            self.ask()
+            self.query()
             self.now += 1.0
 
-    def looked_at(self, since: float = 0.0) -> int:
-        return sum(len(each.partitions) for at, each in self.asked if isinstance(each, LookAt) and at >= since)
+    def probed_at(self, since: float = 0.0) -> int:
+        return sum(
+            len(each.partitions) for at, each in self.queried if isinstance(each, ProbePartitions) and at >= since
+        )
 
 
 # ---- what is open
@@ -143,10 +145,10 @@ def test_one_that_is_over_is_told_no_longer() -> None:
     kafka.transactions[ONE] = [described("payments", P0)]
     kafka.run(11)
     kafka.transactions[ONE] = [replace(described("payments"), state="CompleteCommit", started_at_ms=-1)]
-    kafka.looks[P0] = Look(Offset(7), Offset(7), 1)
+    kafka.probes[P0] = PartitionProbe(Offset(7), Offset(7), 1)
     kafka.run(61)
 
-    assert kafka.report.open_transactions == kafka.report.partitions_behind == 0
+    assert kafka.report.open_transactions == kafka.report.lagging_partitions == 0
     assert kafka.report.transactional_ids["CompleteCommit"] == 1
     assert kafka.report.transactional_ids["Ongoing"] == 0
 
@@ -182,10 +184,10 @@ def test_an_old_description_is_not_told_as_that_of_the_next_transaction(monkeypa
     assert len(ages) == 240
     assert 0 < sum(each is not None for each in ages) <= 120
     # and each had its turn.
-    asked = {
-        name for _, each in kafka.asked if isinstance(each, DescribeTransactions) for name in each.transactional_ids
+    queried = {
+        name for _, each in kafka.queried if isinstance(each, DescribeTransactions) for name in each.transactional_ids
     }
-    assert len(asked) == 240
+    assert len(queried) == 240
 
 
 # ---- what hangs
@@ -218,7 +220,7 @@ def test_one_whose_id_has_expired_or_may_not_be_described_is_told_as_that() -> N
 def test_one_that_an_administrator_has_ended_hangs_no_longer() -> None:
     kafka = hanging()
     kafka.run(60)
-    kafka.looks[P0] = Look(Offset(7), Offset(7), 1)
+    kafka.probes[P0] = PartitionProbe(Offset(7), Offset(7), 1)
     kafka.run(11)
     assert not kafka.report.hanging
     assert not kafka.watching.undecided
@@ -244,12 +246,12 @@ def test_a_marker_that_comes_late_is_waited_for(inquiry: int) -> None:
     kafka = hanging()
     inquiries = []
 
-    def marker(question: Question) -> None:
+    def marker(query_message: Query) -> None:
         assert not kafka.report.hanging  # at no moment
-        if isinstance(question, ListTransactions) and question.producer_ids and question.node_id == TWO:
+        if isinstance(query_message, ListTransactions) and query_message.producer_ids and query_message.node_id == TWO:
             inquiries.append(kafka.now)
             if len(inquiries) == inquiry:
-                kafka.looks[P0] = Look(Offset(7), Offset(7), 1)
+                kafka.probes[P0] = PartitionProbe(Offset(7), Offset(7), 1)
 
     kafka.before_answering = marker
     for _ in range(60):
@@ -262,12 +264,12 @@ def test_one_transaction_after_the_other_on_a_partition_is_none_that_hangs() -> 
     # Given a producer that has a new transaction each time somebody looks, always over when its coordinator is asked
     kafka = hanging()
 
-    def another(question: Question) -> None:
+    def another(query_message: Query) -> None:
         assert not kafka.report.hanging
         # Nor is anybody bothered about what was there once.
-        assert not isinstance(question, ListTransactions) or not question.producer_ids
-        if isinstance(question, LookAt):
-            kafka.looks[P0] = open_from(round(kafka.now) * 10)
+        assert not isinstance(query_message, ListTransactions) or not query_message.producer_ids
+        if isinstance(query_message, ProbePartitions):
+            kafka.probes[P0] = open_from(round(kafka.now) * 10)
 
     kafka.before_answering = another
     kafka.run(90)
@@ -300,10 +302,10 @@ def test_a_coordinator_that_moves_is_at_no_broker_for_a_moment() -> None:
     there = [described("payments", P0, started_at=kafka.now)]
     inquiries = []
 
-    def moving(question: Question) -> None:
+    def moving(query_message: Query) -> None:
         assert not kafka.report.hanging
-        if isinstance(question, ListTransactions):
-            if question.producer_ids and question.node_id == TWO:
+        if isinstance(query_message, ListTransactions):
+            if query_message.producer_ids and query_message.node_id == TWO:
                 inquiries.append(kafka.now)
             kafka.transactions[TWO] = [] if len(inquiries) < 1 or kafka.now == inquiries[0] else there
 
@@ -315,20 +317,22 @@ def test_a_coordinator_that_moves_is_at_no_broker_for_a_moment() -> None:
 # ---- how gently
 
 
-def many(count: int, producers: int = 1) -> dict[TopicPartition, Look | int]:
-    return {TopicPartition("t", each): Look(Offset(9), Offset(9), producers) for each in range(count)}
+def many(count: int, producers: int = 1) -> dict[TopicPartition, PartitionProbe | int]:
+    return {TopicPartition("t", each): PartitionProbe(Offset(9), Offset(9), producers) for each in range(count)}
 
 
 def test_ten_thousand_partitions_take_a_minute_and_never_more_in_a_second_than_they_may() -> None:
     kafka = Cluster(many(10_000))
-    kafka.leaders = {each: (ONE, TWO)[each.partition % 2] for each in kafka.looks}
+    kafka.leaders = {each: (ONE, TWO)[each.partition % 2] for each in kafka.probes}
     kafka.run(10_000 / 150 + 3)
 
     assert kafka.watching.sweeps == 1
     assert kafka.report.partitions == kafka.report.producer_ids == 10_000
     for second in range(1000, round(kafka.now)):
-        looked_at = sum(len(each.partitions) for at, each in kafka.asked if isinstance(each, LookAt) and at == second)
-        assert looked_at <= 150 + PARTITIONS_AT_ONCE
+        probed_at = sum(
+            len(each.partitions) for at, each in kafka.queried if isinstance(each, ProbePartitions) and at == second
+        )
+        assert probed_at <= 150 + PARTITIONS_AT_ONCE
     # Three requests for each hundred of partitions, and the lists.
     assert kafka.report.requests < 3 * 10_000 / PARTITIONS_AT_ONCE + 60
 
@@ -336,7 +340,7 @@ def test_ten_thousand_partitions_take_a_minute_and_never_more_in_a_second_than_t
 def test_a_small_cluster_is_not_looked_at_all_the_time() -> None:
     kafka = Cluster({P0: EMPTY, P1: EMPTY})
     kafka.run(300)
-    assert kafka.looked_at() == 2 * 300 / PACE.sweep_seconds
+    assert kafka.probed_at() == 2 * 300 / PACE.sweep_seconds
 
 
 def test_partitions_with_many_producers_are_asked_for_a_few_at_a_time() -> None:
@@ -344,12 +348,12 @@ def test_partitions_with_many_producers_are_asked_for_a_few_at_a_time() -> None:
     kafka.run(10)
     at = kafka.now
     kafka.run(60)
-    later = [each for when, each in kafka.asked if isinstance(each, LookAt) and when > at]
+    later = [each for when, each in kafka.queried if isinstance(each, ProbePartitions) and when > at]
     assert max(len(each.partitions) for each in later) == PRODUCERS_AT_ONCE // 500
     assert kafka.report.most_producers[0].producer_ids == 500
     assert kafka.report.producer_ids == 50_000
 
-    kafka.looks.update(many(100, producers=3))
+    kafka.probes.update(many(100, producers=3))
     kafka.run(60)
     assert kafka.report.producer_ids == 300
 
@@ -359,10 +363,10 @@ def test_many_ids_are_counted_less_often(monkeypatch: pytest.MonkeyPatch) -> Non
     kafka = Cluster()
     kafka.transactions[TWO] = [replace(described(f"id-{each}"), state="Empty") for each in range(4_000)]
     kafka.run(190)
-    counts = [each for _, each in kafka.asked if each == ListTransactions(TWO)]
+    counts = [each for _, each in kafka.queried if each == ListTransactions(TWO)]
     assert len(counts) == 1
     assert kafka.report.transactional_ids["Empty"] == 4_000
-    assert len([each for _, each in kafka.asked if each == ListTransactions(ONE)]) == 4
+    assert len([each for _, each in kafka.queried if each == ListTransactions(ONE)]) == 4
 
 
 def test_partitions_above_the_number_are_left_out_and_that_is_told() -> None:
@@ -374,7 +378,7 @@ def test_partitions_above_the_number_are_left_out_and_that_is_told() -> None:
 def test_reports_name_the_worst_only() -> None:
     kafka = Cluster({TopicPartition("t", each): open_from(0, end=each) for each in range(1, 60)})
     kafka.run(10)
-    assert (len(kafka.report.behind), kafka.report.partitions_behind) == (20, 59)
+    assert (len(kafka.report.behind), kafka.report.lagging_partitions) == (20, 59)
     assert (kafka.report.behind[0].lag, kafka.report.lag_max) == (59, 59)
 
 
@@ -385,7 +389,7 @@ def test_what_may_not_be_looked_at_is_counted() -> None:
     kafka = Cluster({P0: EMPTY, P1: NOT_ALLOWED})
     kafka.run(10)
     assert (kafka.report.partitions, kafka.report.partitions_unreadable) == (1, 1)
-    kafka.looks[P1] = EMPTY
+    kafka.probes[P1] = EMPTY
     kafka.run(40)
     assert (kafka.report.partitions, kafka.report.partitions_unreadable) == (2, 0)
 
@@ -394,9 +398,9 @@ def test_a_topic_that_was_deleted_is_forgotten() -> None:
     kafka = hanging()
     kafka.run(60)
     assert (kafka.report.producer_ids, len(kafka.report.hanging)) == (1, 1)
-    del kafka.looks[P0]
+    del kafka.probes[P0]
     kafka.run(40)
-    assert (kafka.report.producer_ids, kafka.report.partitions, kafka.report.partitions_behind) == (0, 1, 0)
+    assert (kafka.report.producer_ids, kafka.report.partitions, kafka.report.lagging_partitions) == (0, 1, 0)
     assert not kafka.report.hanging
 
 
@@ -405,16 +409,16 @@ def test_a_broker_that_leaves_stops_nothing() -> None:
     kafka = Cluster({P0: EMPTY, P1: open_from(5)}, leaders={P0: ONE, P1: TWO})
     kafka.transactions[TWO] = [described("payments", P1, started_at=kafka.now)]
     kafka.run(20)
-    questions = kafka.watching.next([ONE, TWO], kafka.now)
+    queries = kafka.watching.next([ONE, TWO], kafka.now)
     # When one leaves, some of its questions asked and some not
-    assert ListTransactions(TWO, watching.OPEN_STATES) in questions
+    assert ListTransactions(TWO, watching.OPEN_STATES) in queries
     kafka.leaders[P1] = ONE
     payments = kafka.transactions.pop(TWO)
     kafka.transactions[ONE] = payments
     kafka.watching.next([ONE], kafka.now)
-    for question in questions:
-        gone = getattr(question, "node_id", None) == TWO
-        kafka.watching.answered(question, None if gone else kafka.answer(question), kafka.now)
+    for query_message in queries:
+        gone = getattr(query_message, "node_id", None) == TWO
+        kafka.watching.answered(query_message, None if gone else kafka.answer(query_message), kafka.now)
     # Then what it led and coordinated is looked at where it is now
     kafka.run(60)
     assert kafka.report.partitions == 2
@@ -435,7 +439,7 @@ def test_how_long_the_last_stable_offset_stands_is_told() -> None:
     kafka = Cluster({P0: open_from(5)})
     kafka.transactions[ONE] = [described("payments", P0, started_at=kafka.now)]
     kafka.run(40)
-    assert kafka.report.behind_seconds_max == pytest.approx(40, abs=2)
-    kafka.looks[P0] = open_from(9)  # one is over, the next one open
+    assert kafka.report.lag_seconds_max == pytest.approx(40, abs=2)
+    kafka.probes[P0] = open_from(9)  # one is over, the next one open
     kafka.run(11)
-    assert kafka.report.behind_seconds_max < 12
+    assert kafka.report.lag_seconds_max < 12

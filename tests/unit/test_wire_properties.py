@@ -36,10 +36,10 @@ from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE
 from fencepost_proxy.wire.batch import (
     HeaderNames,
     digest_batch,
+    fence_batch,
     require_single_batch,
     scan_batch,
     split_batches,
-    stamp_batch,
     verify_crc,
 )
 from fencepost_proxy.wire.compression import GZIP, LZ4, SNAPPY, ZSTD, decompress
@@ -282,12 +282,12 @@ def test_kafka_python_reads_a_produce_response_as_we_do(version: int, seed: int)
     body += by_kio(load_response_schema(PRODUCE, version), random.Random(seed))
     ours = parse_produce_response(memoryview(body), version)
     theirs = KafkaPythonResponse.decode(struct.pack(">i", len(body)) + body, version=version, header=True, framed=True)
-    told = [
+    reported = [
         (topic.topic_id or NO_TOPIC_ID if version >= 13 else topic.name, each.index, each.error_code, each.base_offset)
         for topic in theirs.responses
         for each in topic.partition_responses
     ]
-    assert told == [
+    assert reported == [
         (topic.topic_id if version >= 13 else topic.name, each.partition, each.error_code, each.base_offset)
         for topic in ours.topics
         for each in topic.partitions
@@ -384,21 +384,21 @@ def test_what_a_batch_says_is_what_kafka_python_finds_in_its_headers(
 @some
 @given(st.sampled_from(BUILDERS), st.sampled_from([0, 1]), some_records, producers, producers)
 def test_a_stamp_changes_the_producer_and_nothing_that_kafka_python_reads(
-    builder: Any, codec: int, rows: list[Any], producer: tuple[int, int, int], stamp: tuple[int, int, int]
+    builder: Any, codec: int, rows: list[Any], producer: tuple[int, int, int], fence: tuple[int, int, int]
 ) -> None:
     batch = _built(builder, codec, rows, producer)
-    stamped = memoryview(
-        bytes(stamp_batch(batch, producer_id=stamp[0], producer_epoch=stamp[1], base_sequence=stamp[2]))
+    fenced = memoryview(
+        bytes(fence_batch(batch, producer_id=fence[0], producer_epoch=fence[1], base_sequence=fence[2]))
     )
     before = kafka.record.default_records.DefaultRecordBatch(batch)
-    after = kafka.record.default_records.DefaultRecordBatch(stamped)
+    after = kafka.record.default_records.DefaultRecordBatch(fenced)
     assert after.validate_crc()
-    assert (after.producer_id, after.producer_epoch, after.base_sequence) == stamp
+    assert (after.producer_id, after.producer_epoch, after.base_sequence) == fence
     assert [(r.offset, r.timestamp, r.key, r.value, r.headers) for r in after] == [
         (r.offset, r.timestamp, r.key, r.value, r.headers) for r in before
     ]
     limit = {"decompressed_bytes_max": LIMIT}
-    assert digest_batch(stamped, **limit) == digest_batch(batch, **limit)
+    assert digest_batch(fenced, **limit) == digest_batch(batch, **limit)
 
 
 @some
@@ -466,7 +466,7 @@ def test_what_was_compressed_comes_back_up_to_the_limit_and_never_beyond(name: s
 READABLE = [
     (key, version)
     for key, api in APIS.items()
-    if not api.withheld and key != PRODUCE and (known := codec_versions(key)) is not None
+    if not api.gated and key != PRODUCE and (known := codec_versions(key)) is not None
     for version in range(max(known[0], api.min_version), min(known[1], api.max_version) + 1)
 ]
 
@@ -517,17 +517,20 @@ def test_a_control_message_with_changed_bytes_is_another_one_or_the_peers_fault(
 
 @some
 @given(st.lists(st.tuples(st.integers(-1, 120), st.integers(0, 20), st.integers(-1, 20)), max_size=12))
-def test_clients_are_told_of_no_version_that_either_side_lacks(told: list[tuple[int, int, int]]) -> None:
-    response = Message(api_keys=[Message(api_key=key, min_version=low, max_version=high) for key, low, high in told])
+def test_clients_are_told_of_no_version_that_either_side_lacks(reported: list[tuple[int, int, int]]) -> None:
+    response = Message(
+        api_keys=[Message(api_key=key, min_version=low, max_version=high) for key, low, high in reported]
+    )
     restrict_api_versions(response)
     for entry in response.api_keys:
         api = APIS[entry.api_key]
-        assert not api.withheld
+        assert not api.gated
         assert api.serves(entry.min_version)
         assert api.serves(entry.max_version)
         assert entry.min_version <= entry.max_version
         assert any(
-            key == entry.api_key and low <= entry.min_version and entry.max_version <= high for key, low, high in told
+            key == entry.api_key and low <= entry.min_version and entry.max_version <= high
+            for key, low, high in reported
         )
     again = Message(api_keys=list(response.api_keys))
     restrict_api_versions(again)

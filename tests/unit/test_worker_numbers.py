@@ -27,7 +27,7 @@ def counted(times: int) -> Metrics:
         metrics.traffic.requests[PRODUCE][9] += 1
         metrics.traffic.bytes_to_kafka += 1000
         metrics.traffic.request_seconds.observe(0.001)
-        metrics.gate_wait_seconds.observe(0.1)
+        metrics.sequencer_wait_seconds.observe(0.1)
         metrics.refused("offset_mismatch")
     return metrics
 
@@ -43,7 +43,7 @@ def test_every_number_of_two_processes_is_added_and_neither_is_changed() -> None
     assert whole.traffic.bytes_to_kafka == 5000
     assert dict(whole.refusals) == {"offset_mismatch": 5, "not_ready": 1}
     assert sum(whole.traffic.request_seconds.counts) == 5
-    assert whole.gate_wait_seconds.total == pytest.approx(0.5)
+    assert whole.sequencer_wait_seconds.total == pytest.approx(0.5)
     assert (one.connections.value, other.connections.value) == (2, 3)
     assert dict(one.refusals) == {"offset_mismatch": 2}
 
@@ -53,7 +53,7 @@ def test_of_a_partition_that_both_know_the_one_counts_that_knows_more() -> None:
     known, both = TopicPartition("t", 0), TopicPartition("t", 1)
     one.moment.partitions = {known: PartitionNumbers(7, 1), both: PartitionNumbers(7, 3)}
     other.moment.partitions = {both: PartitionNumbers(9, 2)}
-    one.moment.gates = other.moment.gates = {"open": 2}
+    one.moment.sequencers = other.moment.sequencers = {"open": 2}
     one.moment.address, other.moment.address = AddressNumbers(7, 100), AddressNumbers(5, 100)
     one.upstream_failed("clients", "lost")
     other.upstream_failed("clients", "lost")
@@ -61,16 +61,16 @@ def test_of_a_partition_that_both_know_the_one_counts_that_knows_more() -> None:
     whole = one.plus(pickle.loads(pickle.dumps(other)))
 
     assert whole.moment.partitions == {known: (7, 1), both: (9, 2)}
-    assert whole.moment.gates == {"open": 4}
+    assert whole.moment.sequencers == {"open": 4}
     assert whole.moment.address == (7, 100)  # connections are limited in each process
     assert whole.upstream_errors == {"clients": {"lost": 2}, "proxy": {}}
-    assert one.moment.gates == {"open": 2}
+    assert one.moment.sequencers == {"open": 2}
 
 
 def test_what_a_worker_that_ended_had_pending_is_pending_no_more_and_what_it_counted_stays() -> None:
     metrics = counted(3)
     metrics.expansions_pending.inc()
-    metrics.partitions_withheld.value = 5
+    metrics.partitions_gated.value = 5
     metrics.traffic.requests_in_flight = 7
     metrics.moment.appends_waiting = 4
 
@@ -114,17 +114,17 @@ def test_it_is_the_turn_of_whoever_has_fewer(workers: list[Worker]) -> None:
     one, other = workers
     one.has(1)
     other.has(0)
-    assert one.others_turn()
-    assert not other.others_turn()
+    assert one.others_first()
+    assert not other.others_first()
     other.has(1)
-    assert not one.others_turn()
+    assert not one.others_first()
 
 
 def test_nothing_is_left_to_a_worker_that_does_not_serve(workers: list[Worker]) -> None:
     one, other = workers
     other.has(AWAY)
     one.has(100)
-    assert not one.others_turn()
+    assert not one.others_first()
 
 
 def test_a_connection_that_the_others_do_not_take_is_taken_all_the_same() -> None:
@@ -132,19 +132,19 @@ def test_a_connection_that_the_others_do_not_take_is_taken_all_the_same() -> Non
 
     async def story() -> None:
         listener = bind(Address("127.0.0.1", 0), "a test")
-        asked: list[None] = []
+        queried: list[None] = []
         taken: list[socket.socket] = []
 
-        def others_turn() -> bool:
-            asked.append(None)
+        def others_first() -> bool:
+            queried.append(None)
             return True
 
-        acceptor = Acceptor(listener, lambda sock, peer: taken.append(sock), others_turn)
+        acceptor = Acceptor(listener, lambda sock, peer: taken.append(sock), others_first)
         with ExitStack() as stack:
             for _ in range(3):
                 stack.enter_context(socket.create_connection(listener.getsockname()))
             await until(lambda: len(taken) == 3)
-        assert len(asked) >= 3
+        assert len(queried) >= 3
         acceptor.close()
         for each in (*taken, listener):
             each.close()

@@ -23,7 +23,7 @@ from fencepost.spark.options import client_options
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["FencepostDataSource", "LogRefused", "SinkError", "arrange", "client_options", "register", "said"]
+__all__ = ["FencepostDataSource", "LogRefused", "SinkError", "arrange", "client_options", "register", "stated"]
 
 
 def register(spark: SparkSession) -> None:
@@ -35,7 +35,7 @@ def register(spark: SparkSession) -> None:
     spark.createDataFrame([], "nothing INT")
 
 
-def said(error: BaseException) -> str | None:
+def stated(error: BaseException) -> str | None:
     """What the sink said, out of Spark's exception with its traces; None where it was not the sink."""
     found = re.findall(r"fencepost\.spark\.\w+\.\w+: ([^\n]+)", str(error))
     return str(found[-1]).strip() if found else None

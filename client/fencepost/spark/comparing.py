@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fencepost.spark.commit_tags import CommitTag
 from fencepost.spark.errors import SinkError, Unknown
-from fencepost.spark.marks import Mark
 from fencepost.spark.task import (
     DIGEST_BYTES,
     INVALID_PARTITIONS,
@@ -34,10 +34,10 @@ from fencepost.spark.task import (
     Log,
     Met,
     Outcome,
-    Place,
+    PartitionKey,
     Plan,
     digest_of,
-    own_mark,
+    own_commit_tag,
     refuse_final,
 )
 
@@ -47,10 +47,10 @@ DRIVER = -1
 _PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS_MAX = 3.0
 
-_Room = tuple[str, int]
+_TopicPartition = tuple[str, int]
 """Scope of the comparison of equal rows: a partition, or -1 for the whole topic if the partition is irrelevant."""
 
-_Missing = dict[_Room, dict[bytes, int]]
+_Missing = dict[_TopicPartition, dict[bytes, int]]
 """Number of copies of a row, by digest, that the tasks have and the log lacks."""
 
 
@@ -68,44 +68,46 @@ def compare(plan: Plan, outcomes: Collection[Outcome], *, log: Log, framing: Fra
     """Compare and complete the batch; None if there is nothing to compare. Raises SinkError, CannotReach."""
     if plan.unmatched != KEEP and (others := _without_task(outcomes)):
         raise _no_rows_for(plan, others)
-    places = _doubtful_places(outcomes)
-    if not places:
+    partition_keys = _in_doubt_partitions(outcomes)
+    if not partition_keys:
         return None
     met = {outcome.task: outcome.met for outcome in outcomes if outcome.met is not None}
     some = next(iter(met.values()))
     loose = frozenset[str]().union(*(each.loose for each in met.values()))
-    places |= {place for each in met.values() for place in each.places if place[0] in loose}
-    return _Comparison(plan, met, some, loose, sorted(places), log, framing, clock).run()
+    partition_keys |= {
+        partition_key for each in met.values() for partition_key in each.partition_keys if partition_key[0] in loose
+    }
+    return _Comparison(plan, met, some, loose, sorted(partition_keys), log, framing, clock).run()
 
 
 def is_needed(outcomes: Collection[Outcome]) -> bool:
-    return bool(_doubtful_places(outcomes) or _without_task(outcomes))
+    return bool(_in_doubt_partitions(outcomes) or _without_task(outcomes))
 
 
-def _without_task(outcomes: Collection[Outcome]) -> set[Place]:
+def _without_task(outcomes: Collection[Outcome]) -> set[PartitionKey]:
     """Partitions with rows of the batch in the log but no task. Only a task with arranged rows for a partition reads
     that partition."""
-    begun = frozenset[Place]().union(*(outcome.begun for outcome in outcomes))
-    return set(begun.difference(*(outcome.places for outcome in outcomes)))
+    begun = frozenset[PartitionKey]().union(*(outcome.begun for outcome in outcomes))
+    return set(begun.difference(*(outcome.partition_keys for outcome in outcomes)))
 
 
-def _no_rows_for(plan: Plan, places: Collection[Place]) -> SinkError:
+def _no_rows_for(plan: Plan, partition_keys: Collection[PartitionKey]) -> SinkError:
     return SinkError(
-        f"{', '.join(f'{topic}-{partition}' for topic, partition in sorted(places))}: the "
+        f"{', '.join(f'{topic}-{partition}' for topic, partition in sorted(partition_keys))}: the "
         f"topic has rows of this batch of sink {plan.sink!r} that the data as a whole does "
         "not have now: the source or the query changed since (for another load use another "
         "sink.id; to leave the rows there, set unmatched.rows=keep for one run)"
     )
 
 
-def _doubtful_places(outcomes: Collection[Outcome]) -> set[Place]:
+def _in_doubt_partitions(outcomes: Collection[Outcome]) -> set[PartitionKey]:
     """Partitions where rows may have been found twice, or where the log may hold rows that no task has."""
     tasks = {outcome.task for outcome in outcomes}
     return {
-        place
+        partition_key
         for outcome in outcomes
         if outcome.met is not None
-        for place, at in outcome.met.places.items()
+        for partition_key, at in outcome.met.partition_keys.items()
         if at.foreign or at.unmatched or at.numbers - tasks
     }
 
@@ -117,7 +119,7 @@ class _Lying:
 
     begin: int
     end: int
-    mark: Mark | None
+    commit_tag: CommitTag | None
     digests: list[bytes]
 
 
@@ -128,7 +130,7 @@ class _Comparison:
         met: dict[int, Met],
         some: Met,
         loose: frozenset[str],
-        places: list[Place],
+        partition_keys: list[PartitionKey],
         log: Log,
         framing: Framing,
         clock: Clock,
@@ -137,7 +139,7 @@ class _Comparison:
         self._met = met
         self._some = some
         self._loose = loose
-        self._places = places
+        self._partition_keys = partition_keys
         self._log = log
         self._framing = framing
         self._clock = clock
@@ -146,7 +148,7 @@ class _Comparison:
         appended, tries = 0, 0
         began = self._clock.now()
         while True:
-            lying = {place: self._read(place) for place in self._places}
+            lying = {partition_key: self._read(partition_key) for partition_key in self._partition_keys}
             missing, unknown = self._difference(lying)
             if unknown and self._plan.unmatched != KEEP:
                 raise self._other_rows(unknown)
@@ -164,49 +166,58 @@ class _Comparison:
                 tries += 1
                 self._clock.wait((), min(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS * 2**tries) * self._clock.random())
                 continue
-            found = sum(len(at.foreign) for each in self._met.values() for at in each.places.values())
+            found = sum(len(at.foreign) for each in self._met.values() for at in each.partition_keys.values())
             return Compared(found // DIGEST_BYTES, unknown, appended)
 
-    def _read(self, place: Place) -> _Lying:
-        known = [each.places[place] for each in self._met.values() if place in each.places]
+    def _read(self, partition_key: PartitionKey) -> _Lying:
+        known = [
+            each.partition_keys[partition_key] for each in self._met.values() if partition_key in each.partition_keys
+        ]
         begin, end = min(at.begin for at in known), max(at.limit for at in known)
         if end < 0:
-            [(_, end)] = self._log.offsets(place[0], [place[1]]).values()
+            [(_, end)] = self._log.offsets(partition_key[0], [partition_key[1]]).values()
             end = max(end, *(at.end for at in known))
         lying = _Lying(begin, end, None, [])
-        for mark, logged in self._chunks(place, begin, end):
-            if mark.batch > self._some.batch and not self._some.behind:
-                raise self._another_driver(place, mark)
-            if mark.batch == self._some.batch:
-                lying.mark, lying.end = mark, max(lying.end, logged.next_offset)
-                if not self._is_answered_for(place, mark, logged):
+        for commit_tag, logged in self._chunks(partition_key, begin, end):
+            if commit_tag.batch > self._some.batch and not self._some.behind:
+                raise self._another_driver(partition_key, commit_tag)
+            if commit_tag.batch == self._some.batch:
+                lying.commit_tag, lying.end = commit_tag, max(lying.end, logged.next_offset)
+                if not self._is_answered_for(partition_key, commit_tag, logged):
                     lying.digests += map(digest_of, logged.bodies)
         return lying
 
-    def _chunks(self, place: Place, begin: int, end: int) -> Iterator[tuple[Mark, Any]]:
-        for logged in self._log.read(*place, begin, end):
-            mark = own_mark(logged, self._plan.sink)
-            if mark is not None and begin < logged.next_offset:
-                yield mark, logged
+    def _chunks(self, partition_key: PartitionKey, begin: int, end: int) -> Iterator[tuple[CommitTag, Any]]:
+        for logged in self._log.read(*partition_key, begin, end):
+            commit_tag = own_commit_tag(logged, self._plan.sink)
+            if commit_tag is not None and begin < logged.next_offset:
+                yield commit_tag, logged
 
-    def _is_answered_for(self, place: Place, mark: Mark, logged: Any) -> bool:
-        if mark.run == self._some.run:
-            return mark.task != DRIVER  # its task, and no other, found or appended all of it
-        its = self._met.get(mark.task)
+    def _is_answered_for(self, partition_key: PartitionKey, commit_tag: CommitTag, logged: Any) -> bool:
+        if commit_tag.run == self._some.run:
+            return commit_tag.task != DRIVER  # its task, and no other, found or appended all of it
+        its = self._met.get(commit_tag.task)
         # Its task found all of it, except the rows that it reports.
-        return its is not None and place in its.places and logged.base_offset < its.places[place].end
+        return (
+            its is not None
+            and partition_key in its.partition_keys
+            and logged.base_offset < its.partition_keys[partition_key].end
+        )
 
-    def _difference(self, lying: dict[Place, _Lying]) -> tuple[_Missing, int]:
+    def _difference(self, lying: dict[PartitionKey, _Lying]) -> tuple[_Missing, int]:
         """Rows that the tasks have and the log lacks, and the number of rows that the log has and the tasks lack."""
-        claimed: dict[_Room, list[bytes]] = {}
-        there: dict[_Room, list[bytes]] = {}
-        for place, at in lying.items():
-            claims, lies = claimed.setdefault(self._room(place), []), there.setdefault(self._room(place), [])
+        claimed: dict[_TopicPartition, list[bytes]] = {}
+        there: dict[_TopicPartition, list[bytes]] = {}
+        for partition_key, at in lying.items():
+            claims, lies = (
+                claimed.setdefault(self._topic_partition(partition_key), []),
+                there.setdefault(self._topic_partition(partition_key), []),
+            )
             lies += at.digests
             for each in self._met.values():
-                if place in each.places:
-                    claims.append(each.places[place].foreign)
-                    lies.append(each.places[place].unmatched)
+                if partition_key in each.partition_keys:
+                    claims.append(each.partition_keys[partition_key].foreign)
+                    lies.append(each.partition_keys[partition_key].unmatched)
         missing, unknown = {}, 0
         for room, claims in claimed.items():
             more, fewer = _compare_rows(b"".join(claims), b"".join(there[room]))
@@ -215,44 +226,44 @@ class _Comparison:
                 missing[room] = more
         return missing, unknown
 
-    def _room(self, place: Place) -> _Room:
-        return (place[0], -1) if place[0] in self._loose else place
+    def _topic_partition(self, partition_key: PartitionKey) -> _TopicPartition:
+        return (partition_key[0], -1) if partition_key[0] in self._loose else partition_key
 
-    def _append(self, missing: _Missing, lying: dict[Place, _Lying]) -> int:
+    def _append(self, missing: _Missing, lying: dict[PartitionKey, _Lying]) -> int:
         """Append the missing copies next to existing ones. Returns how many were appended."""
         if self._loose & {topic for topic, _ in missing}:
             raise self._cannot_append(_total(missing))
         total = 0
-        for place, rows in missing.items():
-            at, wanted = lying[place], dict(rows)
+        for partition_key, rows in missing.items():
+            at, requested = lying[partition_key], dict(rows)
             bodies: list[bytes] = []
-            for mark, logged in self._chunks(place, at.begin, at.end):
-                if mark.batch == self._some.batch:
+            for commit_tag, logged in self._chunks(partition_key, at.begin, at.end):
+                if commit_tag.batch == self._some.batch:
                     for body in logged.bodies:
-                        bodies += [body] * wanted.pop(digest_of(body), 0)
-            if wanted or at.mark is None:
+                        bodies += [body] * requested.pop(digest_of(body), 0)
+            if requested or at.commit_tag is None:
                 raise self._cannot_append(_total(missing))
-            total += self._append_at(place, at.end, at.mark, bodies)
+            total += self._append_at(partition_key, at.end, at.commit_tag, bodies)
         return total
 
-    def _append_at(self, place: Place, end: int, like: Mark, bodies: list[bytes]) -> int:
+    def _append_at(self, partition_key: PartitionKey, end: int, like: CommitTag, bodies: list[bytes]) -> int:
         """Append at `end`. If another writer was first, the comparison is repeated. An expanded topic refuses: tasks of
         another run may know the new count and expect these rows in other partitions."""
         attempt, done = secrets.token_hex(8), 0
-        over = self._some.over[place[0]]
+        over = self._some.over[partition_key[0]]
         for number, some in enumerate(self._cut(bodies)):
-            mark = replace(
+            commit_tag = replace(
                 like, run=self._some.run, task=DRIVER, attempt=attempt, chunk=number, over=over, arranged=False,
                 seen=None, doubtful=False,
             )  # fmt: skip
             batch = self._framing.build(
                 pa.array(some, pa.large_binary()),
-                mark=mark.encode(),
+                commit_tag=commit_tag.encode(),
                 expected=end,
                 now_ms=self._clock.time_ms(),
-                partition_count=over if place[0] in self._some.counted else None,
+                partition_count=over if partition_key[0] in self._some.counted else None,
             )
-            sent = self._log.append(*place, batch)
+            sent = self._log.append(*partition_key, batch)
             while not sent.done():
                 self._clock.wait((sent,), 1.0)
             try:
@@ -260,13 +271,13 @@ class _Comparison:
             except Unknown:
                 return done
             if answer.code:
-                refuse_final(place, answer)
+                refuse_final(partition_key, answer)
                 if answer.code == INVALID_PARTITIONS:
                     raise self._cannot_append(len(bodies) - done)
                 return done
             if answer.base_offset != end:
                 raise SinkError(
-                    f"{place[0]}-{place[1]}: rows expected at offset {end} were appended at {answer.base_offset}"
+                    f"{partition_key[0]}-{partition_key[1]}: rows expected at offset {end} were appended at {answer.base_offset}"
                 )
             end += len(some)
             done += len(some)
@@ -276,7 +287,7 @@ class _Comparison:
         some: list[bytes] = []
         size = 0
         for body in bodies:
-            if some and (size + len(body) > self._plan.chunk_bytes or len(some) >= self._plan.chunk_rows):
+            if some and (size + len(body) > self._plan.append_bytes_max or len(some) >= self._plan.append_rows_max):
                 yield some
                 some, size = [], 0
             some.append(body)
@@ -299,9 +310,9 @@ class _Comparison:
             "leave the rows there, set unmatched.rows=keep for one run)"
         )
 
-    def _another_driver(self, place: Place, mark: Mark) -> SinkError:
+    def _another_driver(self, partition_key: PartitionKey, commit_tag: CommitTag) -> SinkError:
         return SinkError(
-            f"{place[0]}-{place[1]}: batch {mark.batch} of sink {self._plan.sink!r} began before "
+            f"{partition_key[0]}-{partition_key[1]}: batch {commit_tag.batch} of sink {self._plan.sink!r} began before "
             f"batch {self._some.batch} was compared: another driver is ahead on the same checkpoint "
             "(stop all but one)"
         )

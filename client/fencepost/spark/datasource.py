@@ -37,13 +37,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from fencepost.spark import comparing, encoding, looking
+from fencepost.spark import comparing, driver_probe, encoding
 from fencepost.spark.arranging import COUNT_COLUMN
+from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import CannotReach, NotBegun, SinkError
 from fencepost.spark.log import Log
-from fencepost.spark.looking import Look
 from fencepost.spark.options import Settings, batch_bytes, settings
-from fencepost.spark.task import CHECK, COUNT_CHECK, Outcome, Plan, Region, Task, Written
+from fencepost.spark.task import CHECK, COUNT_CHECK, Outcome, Plan, ScanRange, Task, Written
 
 _logger = logging.getLogger("fencepost.spark")
 
@@ -76,10 +76,12 @@ class _Framing:
     compression: str | None
     level: int | None = None
 
-    def build(self, bodies: pa.Array, *, mark: bytes, expected: int, now_ms: int, partition_count: int | None) -> bytes:
+    def build(
+        self, bodies: pa.Array, *, commit_tag: bytes, expected: int, now_ms: int, partition_count: int | None
+    ) -> bytes:
         return encoding.build(
             bodies,
-            mark=mark,
+            commit_tag=commit_tag,
             expected=expected,
             now_ms=now_ms,
             compression=self.compression,
@@ -106,9 +108,9 @@ class _Facts:
 
 
 _facts: dict[tuple[str, str], _Facts] = {}
-_remembered: dict[tuple[str, str], looking.Remembered] = {}
+_remembered: dict[tuple[str, str], driver_probe.Remembered] = {}
 #: What tasks of one run have read of a half-written batch.
-_regions: dict[str, dict[tuple[str, int, int, int], Region]] = {}
+_scan_ranges: dict[str, dict[tuple[str, int, int, int], ScanRange]] = {}
 
 
 def _facts_of(log: Log, bootstrap: str, topic: str) -> _Facts:
@@ -180,13 +182,13 @@ class _Writer:
 
     def __init__(self, chosen: Settings) -> None:
         self._settings = chosen
-        self._look: Look | None = None
+        self._probe: DriverProbe | None = None
         self._batch_bytes = chosen.batch_bytes
 
     def __getstate__(self) -> tuple[str, bytes]:
-        if self._look is None:
+        if self._probe is None:
             try:
-                self._look_at_the_log()
+                self._read_log_ends()
             except (SinkError, CannotReach) as error:
                 raise NotBegun(str(error)) from error
         return _version(), pickle.dumps(self.__dict__)
@@ -202,13 +204,13 @@ class _Writer:
             )
         self.__dict__.update(pickle.loads(pickled))
 
-    def _look_at_the_log(self) -> None:
+    def _read_log_ends(self) -> None:
         chosen = self._settings
         log, bootstrap = _log(chosen), chosen.client["bootstrap_servers"]
         facts = {topic: _facts_of(log, bootstrap, topic) for topic in chosen.topics}
         self._batch_bytes = min(batch_bytes(chosen, each.message_bytes_max) for each in facts.values())
-        remembered = _remembered.setdefault((bootstrap, chosen.sink), looking.Remembered())
-        self._look = looking.look(
+        remembered = _remembered.setdefault((bootstrap, chosen.sink), driver_probe.Remembered())
+        self._probe = driver_probe.probe(
             log,
             chosen.sink,
             chosen.topics,
@@ -229,7 +231,7 @@ class _Writer:
             unmatched=chosen.unmatched,
             first_run=chosen.first_run,
             patience_seconds=chosen.patience_seconds,
-            chunk_bytes=self._batch_bytes,
+            append_bytes_max=self._batch_bytes,
         )
 
     def _identity(self, context: TaskContext) -> tuple[str, int]:
@@ -238,14 +240,14 @@ class _Writer:
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None
-        assert self._look is not None
+        assert self._probe is not None
         chosen = self._settings
         query, batch = self._identity(context)
-        for run in [run for run in _regions if run != self._look.run]:
-            del _regions[run]
+        for run in [run for run in _scan_ranges if run != self._probe.run]:
+            del _scan_ranges[run]
         task = Task(
             self._plan(),
-            self._look,
+            self._probe,
             query=query,
             batch=batch,
             task=context.partitionId(),
@@ -253,7 +255,7 @@ class _Writer:
             log=_log(chosen),
             framing=_Framing(chosen.compression, chosen.level),
             clock=_Clock(),
-            regions=_regions.setdefault(self._look.run, {}),
+            scan_ranges=_scan_ranges.setdefault(self._probe.run, {}),
         )
         task.begin()
         encoder: encoding.Encoder | None = None
@@ -272,16 +274,16 @@ class _Writer:
                 "sink, so their rows are not in the topic: trigger(continuous=…) is not supported "
                 "(use processingTime or availableNow)"
             )
-        places: dict[tuple[str, int], Written] = {}
+        partition_keys: dict[tuple[str, int], Written] = {}
         for outcome in outcomes:
-            for place, written in outcome.places.items():
-                if self._settings.arranged and place in places:
+            for partition_key, written in outcome.partition_keys.items():
+                if self._settings.arranged and partition_key in partition_keys:
                     raise SinkError(
-                        f"{place[0]}-{place[1]} was written by several tasks, although arranged=true: all "
+                        f"{partition_key[0]}-{partition_key[1]} was written by several tasks, although arranged=true: all "
                         "rows of a partition must be in one task (use fencepost.spark.arrange as the last "
                         "step before the write)"
                     )
-                places[place] = _sum(places.get(place), written)
+                partition_keys[partition_key] = _sum(partition_keys.get(partition_key), written)
         self._compare(outcomes, name)
         appended, found = sum(each.appended for each in outcomes), sum(each.found for each in outcomes)
         refused, chunks = sum(each.refused for each in outcomes), sum(each.chunks for each in outcomes)
@@ -295,7 +297,7 @@ class _Writer:
                 chunks,
             )
         if self._settings.report:
-            _write_report(Path(self._settings.report), places)
+            _write_report(Path(self._settings.report), partition_keys)
 
     def _compare(self, outcomes: Collection[Outcome], name: str) -> None:
         """Raises SinkError, and nothing is committed."""
@@ -460,9 +462,9 @@ def _check_report(path: Path) -> None:
         raise SinkError(f"option report={path}: the driver cannot write this file: {error}") from error
 
 
-def _write_report(path: Path, places: Mapping[tuple[str, int], Written]) -> None:
+def _write_report(path: Path, partition_keys: Mapping[tuple[str, int], Written]) -> None:
     report: dict[str, dict[str, dict[str, int]]] = {}
-    for (topic, partition), written in sorted(places.items()):
+    for (topic, partition), written in sorted(partition_keys.items()):
         report.setdefault(topic, {})[str(partition)] = written._asdict()
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{path.name}.{os.getpid()}")

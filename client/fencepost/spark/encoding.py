@@ -32,7 +32,7 @@ from aiokafka.record.legacy_records import LegacyRecordBatch
 from fencepost.spark.errors import SinkError
 
 #: On the last record of a batch: whose rows these are.
-MARK_HEADER = "fencepost-sink"
+COMMIT_TAG_HEADER = "fencepost-sink"
 #: On the first record of a batch that is expected at offset 0, which the batch's base offset cannot say.
 EXPECTED_OFFSET_HEADER = "expected-offset"
 #: On the first record, where the sink says over how many partitions it placed its rows.
@@ -40,7 +40,7 @@ PARTITION_COUNT_HEADER = "partition-count"
 #: On each record whose row has a timestamp: milliseconds since 1970 in decimal.
 EVENT_TIME_HEADER = "event-time"
 #: What the sink itself may add to a record that stands first or last in a batch.
-_ADDED = frozenset({MARK_HEADER, EXPECTED_OFFSET_HEADER, PARTITION_COUNT_HEADER})
+_ADDED = frozenset({COMMIT_TAG_HEADER, EXPECTED_OFFSET_HEADER, PARTITION_COUNT_HEADER})
 #: What rows may not bring: the sink's own, and what the proxy would obey.
 RESERVED_HEADERS = (*sorted(_ADDED), EVENT_TIME_HEADER, "write-id")
 
@@ -89,14 +89,14 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     at += 1
     if byte < 0x80:
         return (byte >> 1) ^ -(byte & 1), at
-    zigzag, shift = byte & 0x7F, 7
+    zigzag, sequence_offset = byte & 0x7F, 7
     while True:
         byte = data[at]
         at += 1
-        zigzag |= (byte & 0x7F) << shift
+        zigzag |= (byte & 0x7F) << sequence_offset
         if byte < 0x80:
             return (zigzag >> 1) ^ -(zigzag & 1), at
-        shift += 7
+        sequence_offset += 7
 
 
 def _varints(values: _Int64s, behind: bytes = b"") -> _Bodies:
@@ -108,14 +108,14 @@ def _varints(values: _Int64s, behind: bytes = b"") -> _Bodies:
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(widths + len(behind), out=offsets[1:])
     data = np.zeros(int(offsets[-1]), np.uint8)
-    for place in range(5):
-        there = np.flatnonzero(widths > place)
+    for partition_key in range(5):
+        there = np.flatnonzero(widths > partition_key)
         if not len(there):
             break
-        more = (widths[there] > place + 1).astype(np.uint8) << 7
-        data[offsets[:-1][there] + place] = (zigzag[there] >> 7 * place & 0x7F).astype(np.uint8) | more
-    for place, byte in enumerate(behind):
-        data[offsets[1:] - len(behind) + place] = byte
+        more = (widths[there] > partition_key + 1).astype(np.uint8) << 7
+        data[offsets[:-1][there] + partition_key] = (zigzag[there] >> 7 * partition_key & 0x7F).astype(np.uint8) | more
+    for partition_key, byte in enumerate(behind):
+        data[offsets[1:] - len(behind) + partition_key] = byte
     return _binary(offsets, data)
 
 
@@ -234,9 +234,9 @@ class Encoder:
                 hashed = murmur2(key) % partition_count
                 placed = hashed if not key.null_count else np.where(_valid(key), hashed, placed)
         if "partition" in self._has:
-            said = batch.column("partition")
-            if said.null_count < len(said):
-                numbers = np.asarray(pc.fill_null(said, 0).to_numpy(zero_copy_only=False)).astype(np.int64)
+            stated = batch.column("partition")
+            if stated.null_count < len(stated):
+                numbers = np.asarray(pc.fill_null(stated, 0).to_numpy(zero_copy_only=False)).astype(np.int64)
                 wrong = np.flatnonzero((numbers < 0) | (numbers >= partition_count))
                 if len(wrong):
                     row = int(wrong[0])
@@ -245,7 +245,7 @@ class Encoder:
                         f"column 'partition' of a row is {numbers[row]}, but the topic has {partition_count} "
                         "partitions",
                     )
-                placed = numbers if not said.null_count else np.where(_valid(said), numbers, placed)
+                placed = numbers if not stated.null_count else np.where(_valid(stated), numbers, placed)
         return placed.astype(np.int32)
 
 
@@ -352,9 +352,9 @@ def murmur2(keys: Any) -> _Int64s:
     words = np.ndarray((len(data) - 3,), "<u4", data, strides=(1,))  # the one at each byte
     whole = lengths >> 2
     h = np.uint32(0x9747B28C) ^ lengths.astype(np.uint32)
-    for place in range(int(whole[0])):
-        count = len(h) if order is None else int(np.searchsorted(-whole, -place, "left"))
-        k = words[starts[:count] + 4 * place] * _M
+    for partition_key in range(int(whole[0])):
+        count = len(h) if order is None else int(np.searchsorted(-whole, -partition_key, "left"))
+        k = words[starts[:count] + 4 * partition_key] * _M
         k ^= k >> np.uint32(24)
         h[:count] = h[:count] * _M ^ k * _M
     rest = lengths & 3
@@ -399,7 +399,7 @@ def split(bodies: _Bodies, placements: npt.NDArray[np.int32]) -> Iterator[tuple[
 def build(
     bodies: _Bodies | Sequence[bytes],
     *,
-    mark: bytes | None,
+    commit_tag: bytes | None,
     expected: int,
     now_ms: int,
     compression: str | None = None,
@@ -417,7 +417,7 @@ def build(
     first: list[tuple[str, bytes]] = [(EXPECTED_OFFSET_HEADER, b"0")] if expected == 0 else []
     if partition_count is not None:
         first.append((PARTITION_COUNT_HEADER, b"%d" % partition_count))
-    last = [] if mark is None else [(MARK_HEADER, mark)]
+    last = [] if commit_tag is None else [(COMMIT_TAG_HEADER, commit_tag)]
     if count == 1:
         first, last = [], first + last
     deltas, delta_sizes = _deltas()
@@ -455,8 +455,8 @@ def _sealed(
 
 
 def _record(delta: int, body: bytes) -> bytes:
-    place = _varint(delta)
-    return b"".join([_varint(2 + len(place) + len(body)), b"\0\0", place, body])
+    partition_key = _varint(delta)
+    return b"".join([_varint(2 + len(partition_key) + len(body)), b"\0\0", partition_key, body])
 
 
 def _compress(records: bytes, compression: str, level: int | None) -> Any:
@@ -527,10 +527,10 @@ class Logged:
     `mark` – of this sink's batches; None for others'. Records are looked at only where a mark may be.
     """
 
-    __slots__ = ("_raw", "_records", "_spans", "attributes", "base_offset", "mark", "next_offset")
+    __slots__ = ("_raw", "_records", "_spans", "attributes", "base_offset", "commit_tag", "next_offset")
 
     def __init__(self, raw: bytes) -> None:
-        self.mark: bytes | None = None
+        self.commit_tag: bytes | None = None
         self._raw = raw
         self._records: bytes | None = None
         self._spans: list[tuple[int, int]] | None = None
@@ -545,7 +545,7 @@ class Logged:
         if len(raw) != length + 12 or crc32c.crc32c(memoryview(raw)[_CHECKED_AT:]) != crc:
             raise ValueError(f"the batch at offset {self.base_offset} is damaged")
         if not self.is_control and self._record_count:
-            self._find_mark()
+            self._find_commit_tag()
 
     @property
     def is_control(self) -> bool:
@@ -569,7 +569,7 @@ class Logged:
         records = self._decompressed()
         spans = _walk(records, self._record_count) if self._spans is None else self._spans
         bodies = [records[begin:end] for begin, end in spans]
-        if self.mark is not None:
+        if self.commit_tag is not None:
             for at in {0, len(bodies) - 1}:
                 front, headers = _split_headers(bodies[at])
                 kept = [header for header in headers if header[0].decode() not in _ADDED]
@@ -588,17 +588,17 @@ class Logged:
             self._records = bytes(decode(records))
         return self._records
 
-    def _find_mark(self) -> None:
+    def _find_commit_tag(self) -> None:
         records = self._decompressed()
-        if records.rfind(MARK_HEADER.encode()) < 0:
+        if records.rfind(COMMIT_TAG_HEADER.encode()) < 0:
             self._records = None
             return
         self._spans = _walk(records, self._record_count)
         headers = dict(_split_headers(records[slice(*self._spans[-1])]).headers)
-        self.mark = headers.get(MARK_HEADER.encode())
+        self.commit_tag = headers.get(COMMIT_TAG_HEADER.encode())
 
     def __repr__(self) -> str:
-        return f"Logged({self.base_offset}..{self.next_offset}, {'marked' if self.mark else 'foreign'})"
+        return f"Logged({self.base_offset}..{self.next_offset}, {'marked' if self.commit_tag else 'foreign'})"
 
 
 _DECODERS: dict[int, Any] = {

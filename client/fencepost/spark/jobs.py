@@ -16,7 +16,7 @@ from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.log import Log
 
 #: Interval of log-end reads, and of output lines if the output is not a terminal.
-_LOOK_SECONDS: Final = 1.0
+_PROBE_SECONDS: Final = 1.0
 _LINE_SECONDS: Final = 10.0
 
 
@@ -84,19 +84,19 @@ class Progress:
     def _show(self) -> None:
         first: int | None = None
         before, since = 0, time.monotonic()
-        told = since - _LINE_SECONDS
-        while not self._over.wait(_LOOK_SECONDS):
+        reported = since - _LINE_SECONDS
+        while not self._over.wait(_PROBE_SECONDS):
             with contextlib.suppress(CannotReach, SinkError):  # the write reports the error itself
                 ends = [end for _, end in self._log.offsets(self._topic, self._partitions).values()]
                 now, there = time.monotonic(), sum(ends)
                 if first is None:
                     first = before = there
-                if self._live or now - told >= _LINE_SECONDS:
-                    self._tell(ends, there - first, (there - before) / (now - since))
-                    told = now
+                if self._live or now - reported >= _LINE_SECONDS:
+                    self._report(ends, there - first, (there - before) / (now - since))
+                    reported = now
                     before, since = there, now
 
-    def _tell(self, ends: list[int], appended: int, speed: float) -> None:
+    def _report(self, ends: list[int], appended: int, speed: float) -> None:
         at = " ".join(f"{end:,}" for end in ends[:8]) + (" …" if len(ends) > 8 else "")
         line = f"{self._who}: {appended:,} records appended, {speed:,.0f} a second; log ends {at}{self._stages()}"
         if self._live:

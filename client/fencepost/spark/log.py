@@ -93,9 +93,9 @@ class Answer(NamedTuple):
 class OffsetsGone(SinkError):
     """The requested records are no longer in the log: retention or a DeleteRecords request removed them."""
 
-    def __init__(self, topic: str, partition: int, wanted: int, log_start: int) -> None:
+    def __init__(self, topic: str, partition: int, requested: int, log_start: int) -> None:
         super().__init__(
-            f"{topic}-{partition}: cannot read offset {wanted}: the log begins at {log_start}, "
+            f"{topic}-{partition}: cannot read offset {requested}: the log begins at {log_start}, "
             "so retention or an operator deleted records"
         )
         self.log_start = log_start
@@ -137,16 +137,16 @@ class Log:
 
     def partition_count(self, topic: str) -> int:
         """As Kafka says it now. Raises LogRefused for a topic that does not exist."""
-        return self._ask(lambda wire: wire.partition_count(topic))
+        return self._query(lambda wire: wire.partition_count(topic))
 
     def config(self, topic: str) -> dict[str, str | None]:
         """The topic's configs, those of the proxy among them."""
-        return self._ask(lambda wire: wire.config(topic))
+        return self._query(lambda wire: wire.config(topic))
 
     def offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
         """Of each partition where its log begins and where it ends, as far as it is replicated (its high watermark)."""
-        wanted = list(partitions)
-        return self._ask(lambda wire: wire.offsets(topic, wanted))
+        requested = list(partitions)
+        return self._query(lambda wire: wire.offsets(topic, requested))
 
     def append(self, topic: str, partition: int, batch: bytes) -> Future[Answer]:
         """Sends the batch once. The future has the answer, or raises Unknown: it may or may not be in the log."""
@@ -160,7 +160,7 @@ class Log:
         at, empty = start, 0
         while at < end:
             here = at
-            fetched = self._ask(lambda wire: wire.fetch(topic, partition, here, end))  # noqa: B023 - awaited at once
+            fetched = self._query(lambda wire: wire.fetch(topic, partition, here, end))  # noqa: B023 - awaited at once
             for logged in batches(fetched):
                 if logged.next_offset > at and logged.base_offset < end:
                     at, empty = logged.next_offset, 0
@@ -178,7 +178,7 @@ class Log:
         if end <= 0:
             return None
         try:
-            fetched = self._ask(lambda wire: wire.fetch(topic, partition, end - 1, end, bytes_max=1))
+            fetched = self._query(lambda wire: wire.fetch(topic, partition, end - 1, end, bytes_max=1))
         except OffsetsGone:
             return None
         for logged in batches(fetched):
@@ -203,11 +203,11 @@ class Log:
     def __reduce__(self) -> Any:
         raise TypeError("a Log cannot be pickled (send its options)")
 
-    def _ask(self, question: Callable[[_Client], Coroutine[Any, Any, _T]]) -> _T:
-        return self._submit(question).result()
+    def _query(self, query_message: Callable[[_Client], Coroutine[Any, Any, _T]]) -> _T:
+        return self._submit(query_message).result()
 
-    def _submit(self, question: Callable[[_Client], Coroutine[Any, Any, _T]]) -> Future[_T]:
-        return self._started().submit(question)
+    def _submit(self, query_message: Callable[[_Client], Coroutine[Any, Any, _T]]) -> Future[_T]:
+        return self._started().submit(query_message)
 
     def _started(self) -> _Wire:
         if self._pid != os.getpid():
@@ -263,8 +263,8 @@ class _Wire:
         self._thread = threading.Thread(target=self._run, name="fencepost-log", daemon=True)
         self._thread.start()
 
-    def submit(self, question: Callable[[_Client], Coroutine[Any, Any, _T]]) -> Future[_T]:
-        return asyncio.run_coroutine_threadsafe(_answered(question(self._client)), self._loop)
+    def submit(self, query_message: Callable[[_Client], Coroutine[Any, Any, _T]]) -> Future[_T]:
+        return asyncio.run_coroutine_threadsafe(_answered(query_message(self._client)), self._loop)
 
     def stop(self) -> None:
         if self._loop.is_running():
@@ -288,9 +288,9 @@ class _Wire:
         await asyncio.gather(*others, return_exceptions=True)
 
 
-async def _answered(question: Coroutine[Any, Any, _T]) -> _T:
+async def _answered(query_message: Coroutine[Any, Any, _T]) -> _T:
     try:
-        return await question
+        return await query_message
     except asyncio.CancelledError:
         raise Unknown("the connection was closed by this process") from None
 
@@ -344,15 +344,15 @@ class _Client:
         self._produce_timeout_ms = produce_timeout_ms
         self._kafka: _KafkaClient | None = None
         self._topics: dict[str, _Topic] = {}
-        self._asked = 0  # how often metadata were asked for, with success
-        self._asking: asyncio.Lock | None = None
+        self._queried = 0  # how often metadata were asked for, with success
+        self._querying: asyncio.Lock | None = None
 
     # --- what a Log is asked for
 
     async def partition_count(self, topic: str) -> int:
         tries = _Tries(self._patience_seconds, f"topic {topic}")
         while True:
-            await self._refresh(topic, tries, self._asked)
+            await self._refresh(topic, tries, self._queried)
             known = self._topics[topic]
             if known.code == _NONE and known.leaders:
                 return len(known.leaders)
@@ -369,7 +369,7 @@ class _Client:
             )
             if isinstance(response, Exception):
                 await tries.pause(response)
-                await self._refresh(None, tries, self._asked)
+                await self._refresh(None, tries, self._queried)
                 continue
             ((code, _, _, _, entries),) = response.resources
             if code == _NONE:
@@ -382,7 +382,7 @@ class _Client:
         tries = _Tries(self._patience_seconds, f"the log ends of topic {topic}")
         found: dict[int, tuple[int, int]] = {}
         while missing := [partition for partition in partitions if partition not in found]:
-            asked = self._asked
+            queried = self._queried
             by_leader: dict[int, list[int]] = {}
             for partition in missing:
                 by_leader.setdefault(await self._leader(topic, partition, tries), []).append(partition)
@@ -390,7 +390,7 @@ class _Client:
             for known, problem in outcomes:
                 found |= known
                 if problem is not None:
-                    await self._refresh(topic, tries, asked)
+                    await self._refresh(topic, tries, queried)
                     await tries.pause(problem)
         return found
 
@@ -422,14 +422,14 @@ class _Client:
             kafka = await self._connected(tries)
             while not await kafka.ready(node):
                 await tries.pause(f"broker {node} cannot be reached")
-                await self._refresh(topic, tries, self._asked)
+                await self._refresh(topic, tries, self._queried)
                 node = await self._leader(topic, partition, tries)
         except CannotReach as error:
             raise Unknown(f"not sent: {error}") from error
         response = await self._sent(node, _Produce(topic, partition, self._produce_timeout_ms, batch))
         if isinstance(response, Exception):
             self._forget_leader(topic, partition)
-            raise Unknown(f"{topic}-{partition}: no answer from broker {node}: {_said(response)}") from response
+            raise Unknown(f"{topic}-{partition}: no answer from broker {node}: {_stated(response)}") from response
         ((_, ((_, code, base_offset, *_, message),)),) = response.topics
         if code in _ELSEWHERE:
             self._forget_leader(topic, partition)
@@ -440,7 +440,7 @@ class _Client:
         reached `end`."""
         tries = _Tries(self._patience_seconds, f"{topic}-{partition} at offset {offset}")
         while True:
-            asked = self._asked
+            queried = self._queried
             node = await self._leader(topic, partition, tries)
             request = FetchRequest(_FETCH_WAIT_MS, 1, bytes_max, 0, [(topic, [(partition, offset, bytes_max)])])
             response = await self._sent(node, request)
@@ -462,7 +462,7 @@ class _Client:
                     await tries.pause(problem)
                     continue
             await tries.pause(problem)
-            await self._refresh(topic, tries, asked)
+            await self._refresh(topic, tries, queried)
 
     async def close(self) -> None:
         if self._kafka is not None:
@@ -479,21 +479,21 @@ class _Client:
             if known is not None:
                 _refuse_final(topic, known.code)
                 await tries.pause(f"{topic}-{partition} has no leader")
-            await self._refresh(topic, tries, self._asked)
+            await self._refresh(topic, tries, self._queried)
 
     def _forget_leader(self, topic: str, partition: int) -> None:
         known = self._topics.get(topic)
         if known is not None:
             known.leaders[partition] = -1
 
-    async def _refresh(self, topic: str | None, tries: _Tries, asked: int) -> None:
+    async def _refresh(self, topic: str | None, tries: _Tries, queried: int) -> None:
         """Metadata of all topics that this log has to do with, unless that came in since `asked`."""
-        if self._asking is None:
-            self._asking = asyncio.Lock()
-        async with self._asking:
+        if self._querying is None:
+            self._querying = asyncio.Lock()
+        async with self._querying:
             if topic is not None and topic not in self._topics:
                 self._topics[topic] = _Topic(_UNKNOWN_TOPIC, {})
-            elif self._asked != asked:
+            elif self._queried != queried:
                 return
             while True:
                 kafka = await self._connected(tries)
@@ -510,7 +510,7 @@ class _Client:
                 await self._bootstrap(kafka)
 
     def _learn(self, kafka: _KafkaClient, response: Any) -> None:
-        self._asked += 1
+        self._queried += 1
         topics, response.topics = (
             response.topics,
             [],
@@ -552,14 +552,14 @@ class _Client:
                 (await create_conn(host, port, **options)).close()
             except (SaslAuthenticationFailed, UnsupportedSaslMechanismError, IllegalSaslStateError) as error:
                 raise LogRefused(
-                    f"{host}:{port} does not let this user in: {_said(error)} (check kafka.sasl.*)"
+                    f"{host}:{port} does not let this user in: {_stated(error)} (check kafka.sasl.*)"
                 ) from error
             except ssl.SSLCertVerificationError as error:
                 raise LogRefused(
                     f"{host}:{port} is not trusted: {error.verify_message} (see kafka.ssl.truststore.location, PEM)"
                 ) from error
             except (TimeoutError, KafkaError, OSError) as error:
-                found = ConnectionError(f"{host}:{port}: {_said(error)}")
+                found = ConnectionError(f"{host}:{port}: {_stated(error)}")
         return found
 
     async def _sent(self, node: int | None, request: Any) -> Any:
@@ -570,7 +570,7 @@ class _Client:
             return await kafka.send(node, request)
         except (IncompatibleBrokerVersion, NotImplementedError) as error:
             raise LogRefused(
-                f"the brokers do not support the APIs that the sink needs (Kafka 2.4 or newer): {_said(error)}"
+                f"the brokers do not support the APIs that the sink needs (Kafka 2.4 or newer): {_stated(error)}"
             ) from error
         except Exception as error:
             return error
@@ -599,12 +599,12 @@ class _Tries:
     async def pause(self, problem: object) -> None:
         """Before the next try. Raises CannotReach when there is none."""
         if self.seconds >= self._patience_seconds:
-            raise CannotReach(f"{self._what}: {_said(problem)}, tried for {self._patience_seconds:g} s")
+            raise CannotReach(f"{self._what}: {_stated(problem)}, tried for {self._patience_seconds:g} s")
         await asyncio.sleep(self._pause_seconds * random.uniform(0.5, 1))
         self._pause_seconds = min(self._pause_seconds * 2, _PAUSE_MAX_SECONDS)
 
 
-def _said(problem: object) -> str:
+def _stated(problem: object) -> str:
     if isinstance(problem, BaseException):
         return f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
     return str(problem)

@@ -248,8 +248,8 @@ def _tls(given: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for store in ("truststore", "keystore"):
         kind = given.get(f"kafka.ssl.{store}.type", "PEM").upper()
-        place = given.get(f"kafka.ssl.{store}.location", "")
-        if kind != "PEM" or place.lower().endswith((".jks", ".p12", ".pfx")):
+        partition_key = given.get(f"kafka.ssl.{store}.location", "")
+        if kind != "PEM" or partition_key.lower().endswith((".jks", ".p12", ".pfx")):
             raise SinkError(
                 f"kafka.ssl.{store}: only PEM is supported (convert the store with `keytool -exportcert "
                 "-rfc -keystore FILE -alias NAME`, or `openssl pkcs12 -in FILE -nodes` for a key, "
@@ -272,17 +272,17 @@ def _words(text: str) -> list[str]:
 
 
 def _truth(given: Mapping[str, str], name: str) -> bool:
-    said = given.get(name, "false").strip().lower()
-    if said not in ("true", "false"):
-        raise SinkError(f"option {name}={said}: must be true or false")
-    return said == "true"
+    stated = given.get(name, "false").strip().lower()
+    if stated not in ("true", "false"):
+        raise SinkError(f"option {name}={stated}: must be true or false")
+    return stated == "true"
 
 
 def _choice(given: Mapping[str, str], name: str, among: tuple[str, ...]) -> str:
-    said = given.get(name, among[0]).strip().lower()
-    if said not in among:
-        raise SinkError(f"option {name}={said}: must be one of {', '.join(among)}")
-    return said
+    stated = given.get(name, among[0]).strip().lower()
+    if stated not in among:
+        raise SinkError(f"option {name}={stated}: must be one of {', '.join(among)}")
+    return stated
 
 
 def _level(given: Mapping[str, str], compression: str) -> int | None:
@@ -290,12 +290,12 @@ def _level(given: Mapping[str, str], compression: str) -> int | None:
     levels: dict[str, int | None] = {}
     for codec, (least, most) in _LEVELS.items():
         name = f"kafka.compression.{codec}.level"
-        said = given.get(name, "").strip()
+        stated = given.get(name, "").strip()
         levels[codec] = None
-        if said:
-            if not said.lstrip("-").isdecimal() or not least <= int(said) <= most:
-                raise SinkError(f"option {name}={said}: must be a whole number from {least} to {most}")
-            levels[codec] = int(said)
+        if stated:
+            if not stated.lstrip("-").isdecimal() or not least <= int(stated) <= most:
+                raise SinkError(f"option {name}={stated}: must be a whole number from {least} to {most}")
+            levels[codec] = int(stated)
     if levels["gzip"] == -1:
         levels["gzip"] = None
     return levels.get(compression)
@@ -303,11 +303,11 @@ def _level(given: Mapping[str, str], compression: str) -> int | None:
 
 def _number(given: Mapping[str, str], name: str, least: int) -> int:
     [default] = [option.default for option in (*OPTIONS, *KAFKA_OPTIONS) if option.name == name]
-    said = given.get(name, default) or ""
+    stated = given.get(name, default) or ""
     try:
-        number = int(said)
+        number = int(stated)
     except ValueError:
         number = -1
     if number < least:
-        raise SinkError(f"option {name}={said}: must be a whole number of at least {least}")
+        raise SinkError(f"option {name}={stated}: must be a whole number of at least {least}")
     return number

@@ -44,16 +44,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fencepost._placing import murmur2
+from fencepost.spark.commit_tags import SEEN_MAX, CommitTag
 from fencepost.spark.encoding import split
 from fencepost.spark.errors import CannotReach, SinkError, Unknown
-from fencepost.spark.marks import SEEN_MAX, Mark
 
 if TYPE_CHECKING:
-    from fencepost.spark.looking import Look
+    from fencepost.spark.driver_probe import DriverProbe
 
 T = TypeVar("T")
 
-Place = tuple[str, int]
+PartitionKey = tuple[str, int]
 """Topic and partition."""
 
 AUTO, REFUSE, COMPARE, KEEP = "auto", "refuse", "compare", "keep"
@@ -79,7 +79,7 @@ _CONTENTION_SECONDS_MAX = 1.0
 DIGEST_BYTES = 16
 #: So many batches tell which task numbers there are.
 _BATCHES_BACK = 8
-_STARVED = 10
+_CONTENDED = 10
 #: What a record takes beside its key, value and headers: length, attributes, deltas.
 _ROW_BYTES = 12
 
@@ -106,7 +106,7 @@ class Logged(Protocol):
     @property
     def bodies(self) -> Sequence[bytes]: ...
     @property
-    def mark(self) -> bytes | None: ...
+    def commit_tag(self) -> bytes | None: ...
     @property
     def is_whole(self) -> bool: ...
 
@@ -141,7 +141,7 @@ class Framing(Protocol):
     """Bytes of Kafka's record format."""
 
     def build(
-        self, bodies: pa.Array, *, mark: bytes, expected: int, now_ms: int, partition_count: int | None
+        self, bodies: pa.Array, *, commit_tag: bytes, expected: int, now_ms: int, partition_count: int | None
     ) -> bytes: ...
 
     def key(self, body: bytes) -> bytes | None: ...
@@ -158,13 +158,13 @@ class Plan:
     unmatched: str = "auto"
     first_run: bool = False
     patience_seconds: float = 120.0
-    chunk_bytes: int = 900_000
-    chunk_rows: int = 65_536
+    append_bytes_max: int = 900_000
+    append_rows_max: int = 65_536
     buffer_bytes: int = 32_000_000
     hold_bytes: int = 64_000_000
 
 
-class MetPlace(NamedTuple):
+class ObservedPartition(NamedTuple):
     """Appends by other runs of the batch in one partition. They start at `begin` and are below `limit` (-1: no limit);
     the task knows all below `end`. `numbers`: their task numbers. Digests of rows: `foreign`: the task's rows found
     under another number; `unmatched`: rows under its number that the task lacks."""
@@ -190,7 +190,7 @@ class Met:
     loose: frozenset[str]
     over: dict[str, int]
     counted: frozenset[str]
-    places: dict[Place, MetPlace]
+    partition_keys: dict[PartitionKey, ObservedPartition]
 
 
 class Written(NamedTuple):
@@ -214,25 +214,25 @@ class Outcome:
     found: int
     chunks: int
     refused: int
-    places: dict[Place, Written]
+    partition_keys: dict[PartitionKey, Written]
     met: Met | None = None
-    begun: frozenset[Place] = frozenset()
+    begun: frozenset[PartitionKey] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class SinkAppend:
     """An append of the sink, as read from the log, with its rows by digest."""
 
-    mark: Mark
+    commit_tag: CommitTag
     next_offset: int
     digests: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class ScanRange:
     """A scan range of one partition, as read. `is_whole`: compaction removed nothing."""
 
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[SinkAppend, ...]
     is_whole: bool
 
 
@@ -247,7 +247,7 @@ class _Group:
 
     run: str
     task: int
-    whose: int
+    origin: int
     size: int = 0
     matched: int = 0
     doubtful: bool = False
@@ -282,15 +282,15 @@ class _Pool:
         """The group of one of them, the task's own before others'; None if there is none up to `most`."""
         group = self._once.get(digest)
         if group is not None:
-            if groups[group].whose > most:
+            if groups[group].origin > most:
                 return None
             del self._once[digest]
             return group
         among = self._more.get(digest)
         if among is None:
             return None
-        group = min(among, key=lambda each: groups[each].whose)
-        if groups[group].whose > most:
+        group = min(among, key=lambda each: groups[each].origin)
+        if groups[group].origin > most:
             return None
         if among[group] > 1:
             among[group] -= 1
@@ -308,8 +308,8 @@ class _Pool:
             for group, count in among.items():
                 yield digest, group, count
 
-    def count(self, groups: Sequence[_Group], whose: int) -> int:
-        return sum(count for _, group, count in self.left() if groups[group].whose == whose)
+    def count(self, groups: Sequence[_Group], origin: int) -> int:
+        return sum(count for _, group, count in self.left() if groups[group].origin == origin)
 
 
 @dataclass(slots=True)
@@ -392,7 +392,7 @@ class Task:
     def __init__(
         self,
         plan: Plan,
-        look: Look,
+        probe: DriverProbe,
         *,
         query: str,
         batch: int,
@@ -401,10 +401,10 @@ class Task:
         log: Log,
         framing: Framing,
         clock: Clock,
-        regions: dict[tuple[str, int, int, int], Region] | None = None,
+        scan_ranges: dict[tuple[str, int, int, int], ScanRange] | None = None,
     ) -> None:
         self._plan = plan
-        self._looked = look
+        self._probed = probe
         self._query = query
         self._batch = batch
         self._task = task
@@ -413,19 +413,19 @@ class Task:
         self._framing = framing
         self._clock = clock
         #: What was read of the log before the first row; tasks of one process share it.
-        self._regions = {} if regions is None else regions
-        self._over = dict(look.counts)
+        self._scan_ranges = {} if scan_ranges is None else scan_ranges
+        self._over = dict(probe.counts)
         #: Over how many partitions the first rows of this batch were placed.
-        self._born = dict(look.counts)
-        self._counted = set(look.counted)
+        self._created_counts = dict(probe.counts)
+        self._counted = set(probe.counted)
         #: Topics in which rows of this batch were placed over several counts: they are looked for everywhere.
         self._mixed: set[str] = set()
         self._growing: set[str] = set()
         self._rearranged = False
         self._behind = False
         #: Of whose rows of this batch some may be gone.
-        self._compacted: set[Place] = set()
-        self._partitions: dict[Place, _Partition] = {}
+        self._compacted: set[PartitionKey] = set()
+        self._partitions: dict[PartitionKey, _Partition] = {}
         #: Whose the chunks are that count: see rule 1.
         self._groups: list[_Group] = []
         self._numbered: dict[tuple[str, int], int] = {}
@@ -437,10 +437,10 @@ class Task:
         #: There are rows that are placed by their task.
         self._spread = False
         #: Rows lie under this task's number that it does not know, and it goes on.
-        self._doubtful = False
-        self._held: list[tuple[Place, _Rows]] | None = None
-        self._held_bytes = 0
-        self._progress_at = self._landed_at = clock.now()
+        self._in_doubt = False
+        self._buffered: list[tuple[PartitionKey, _Rows]] | None = None
+        self._buffered_bytes = 0
+        self._progress_at = self._appended_at = clock.now()
         self._trouble = ""
         self._rows = self._appended = self._found = self._chunks = self._refused = 0
 
@@ -448,35 +448,45 @@ class Task:
 
     def begin(self) -> None:
         """Judges what the driver found, and reads what lies in the log of this batch."""
-        last = {place: sight.last for place, sight in self._looked.sights.items() if sight.last is not None}
-        for place, known in last.items():
-            self._refuse_other_query(place, known)
-        latest = max((mark.batch for mark in last.values()), default=-1)
+        last = {
+            partition_key: observation.last
+            for partition_key, observation in self._probed.observations.items()
+            if observation.last is not None
+        }
+        for partition_key, known in last.items():
+            self._refuse_other_query(partition_key, known)
+        latest = max((commit_tag.batch for commit_tag in last.values()), default=-1)
         if not self._plan.first_run:
-            for place, sight in self._looked.sights.items():
-                if sight.unread or (not last and self._batch > 0 and sight.start > 0):
-                    raise self._deleted(place, sight.start, f"nothing of sink {self._plan.sink!r} is left there")
+            for partition_key, observation in self._probed.observations.items():
+                if observation.unread or (not last and self._batch > 0 and observation.start > 0):
+                    raise self._deleted(
+                        partition_key, observation.start, f"nothing of sink {self._plan.sink!r} is left there"
+                    )
         self._behind = latest > self._batch
         if latest == self._batch:
             self._judge_counts(last)
-        for place, sight in self._looked.sights.items():
-            mark = sight.last
-            if mark is None or mark.batch < self._batch or self._behind:
-                self._partitions[place] = _Partition(sight.end, sight.end, -1 if mark is None else mark.began)
+        for partition_key, observation in self._probed.observations.items():
+            commit_tag = observation.last
+            if commit_tag is None or commit_tag.batch < self._batch or self._behind:
+                self._partitions[partition_key] = _Partition(
+                    observation.end, observation.end, -1 if commit_tag is None else commit_tag.began
+                )
             else:
-                self._partitions[place] = _Partition(sight.end, mark.began, mark.before)
-            self._partitions[place].read = latest < self._batch
+                self._partitions[partition_key] = _Partition(observation.end, commit_tag.began, commit_tag.before)
+            self._partitions[partition_key].read = latest < self._batch
         if latest >= self._batch:
-            for place in self._partitions:
-                if not self._plan.arranged or self._behind or place[0] in self._mixed:
-                    self._read_region(place)
+            for partition_key in self._partitions:
+                if not self._plan.arranged or self._behind or partition_key[0] in self._mixed:
+                    self._read_scan_range(partition_key)
 
-    def _judge_counts(self, last: dict[Place, Mark]) -> None:
+    def _judge_counts(self, last: dict[PartitionKey, CommitTag]) -> None:
         """The batch was begun, perhaps before the topic grew."""
-        for topic, count in self._looked.counts.items():
-            marks = [m for (t, _), m in last.items() if t == topic and m.batch == self._batch]
-            overs = {over for mark in marks for over in (mark.over, mark.born)} - {count}
-            self._born[topic] = min([count, *overs])
+        for topic, count in self._probed.counts.items():
+            commit_tags = [m for (t, _), m in last.items() if t == topic and m.batch == self._batch]
+            overs = {
+                over for commit_tag in commit_tags for over in (commit_tag.over, commit_tag.created_partitions)
+            } - {count}
+            self._created_counts[topic] = min([count, *overs])
             if overs and topic in self._counted:
                 self._mixed.add(topic)
             elif overs and not self._plan.arranged:
@@ -489,11 +499,11 @@ class Task:
                     f"set {COUNT_CHECK}=true before the next expansion to avoid this)"
                 )
         limit = min((m.at for m in last.values() if m.batch == self._batch), default=0)
-        for (topic, partition), sight in self._looked.sights.items():
-            kept = self._looked.retention_ms.get(topic, -1)
-            deleted = sight.last is None and sight.start > 0 and 0 < kept < 2 * (self._looked.at - limit)
+        for (topic, partition), observation in self._probed.observations.items():
+            kept = self._probed.retention_ms.get(topic, -1)
+            deleted = observation.last is None and observation.start > 0 and 0 < kept < 2 * (self._probed.at - limit)
             if deleted and not self._plan.first_run:
-                raise self._deleted((topic, partition), sight.start, f"batch {self._batch} began long before")
+                raise self._deleted((topic, partition), observation.start, f"batch {self._batch} began long before")
 
     def _only(self, topic: str, overs: set[int]) -> int:
         if len(overs) > 1:
@@ -504,122 +514,122 @@ class Task:
             )
         return next(iter(overs))
 
-    def _read_region(self, place: Place) -> None:
+    def _read_scan_range(self, partition_key: PartitionKey) -> None:
         """All chunks of this batch that the driver's look had before it."""
-        partition = self._partitions[place]
+        partition = self._partitions[partition_key]
         if partition.read:
             return
         partition.read = True
-        sight = self._looked.sights[place]
-        if sight.last is None:
+        observation = self._probed.observations[partition_key]
+        if observation.last is None:
             return
         if self._behind:
-            begin, end = self._walk_back(place, sight.last, sight.end)
+            begin, end = self._walk_back(partition_key, observation.last, observation.end)
             partition.began, partition.limit = begin, end
-        elif sight.last.batch == self._batch:
-            begin, end = partition.began, sight.end
+        elif observation.last.batch == self._batch:
+            begin, end = partition.began, observation.end
         else:
             return
         if self._plan.first_run and not self._behind:
-            begin = partition.began = max(begin, sight.start)
-        self._refuse_deleted(place, begin, sight.start)
-        region = self._region(place, begin, end)
-        if not region.is_whole:
-            self._compacted.add(place)
-        for chunk in region.chunks:
-            if not (self._behind and chunk.mark.batch != self._batch):
-                self._absorb(place, chunk, before_the_look=True)
-        if (self._left or self._left_foreign) and self._held is None and not (self._plan.arranged and self._mixed):
-            self._held = []
+            begin = partition.began = max(begin, observation.start)
+        self._refuse_deleted(partition_key, begin, observation.start)
+        scan_range = self._scan_range(partition_key, begin, end)
+        if not scan_range.is_whole:
+            self._compacted.add(partition_key)
+        for chunk in scan_range.chunks:
+            if not (self._behind and chunk.commit_tag.batch != self._batch):
+                self._absorb(partition_key, chunk, before_the_read=True)
+        if (self._left or self._left_foreign) and self._buffered is None and not (self._plan.arranged and self._mixed):
+            self._buffered = []
 
-    def _walk_back(self, place: Place, mark: Mark, end: int) -> tuple[int, int]:
+    def _walk_back(self, partition_key: PartitionKey, commit_tag: CommitTag, end: int) -> tuple[int, int]:
         """[begin, end) of this batch in a partition that is further; empty where it has none of it."""
-        while mark.batch > self._batch:
-            if mark.before < 0:
+        while commit_tag.batch > self._batch:
+            if commit_tag.before < 0:
                 return end, end
-            self._refuse_deleted(place, mark.before, self._looked.sights[place].start)
-            end = mark.began
-            chunks = self._region(place, mark.before, end).chunks
+            self._refuse_deleted(partition_key, commit_tag.before, self._probed.observations[partition_key].start)
+            end = commit_tag.began
+            chunks = self._scan_range(partition_key, commit_tag.before, end).chunks
             if not chunks:
-                raise self._deleted(place, mark.before, "marks of earlier batches are missing")
-            mark = chunks[-1].mark
-        return (mark.began, end) if mark.batch == self._batch else (end, end)
+                raise self._deleted(partition_key, commit_tag.before, "marks of earlier batches are missing")
+            commit_tag = chunks[-1].commit_tag
+        return (commit_tag.began, end) if commit_tag.batch == self._batch else (end, end)
 
-    def _region(self, place: Place, begin: int, end: int) -> Region:
-        key = (*place, begin, end)
-        if key not in self._regions:
-            self._regions[key] = self._patiently(lambda: self._read_whole(place, begin, end))
-        return self._regions[key]
+    def _scan_range(self, partition_key: PartitionKey, begin: int, end: int) -> ScanRange:
+        key = (*partition_key, begin, end)
+        if key not in self._scan_ranges:
+            self._scan_ranges[key] = self._patiently(lambda: self._read_whole(partition_key, begin, end))
+        return self._scan_ranges[key]
 
-    def _read_whole(self, place: Place, begin: int, end: int) -> Region:
-        chunks: list[Chunk] = []
+    def _read_whole(self, partition_key: PartitionKey, begin: int, end: int) -> ScanRange:
+        chunks: list[SinkAppend] = []
         at, is_whole = begin, True
-        for logged in self._log.read(*place, begin, end) if begin < end else ():
+        for logged in self._log.read(*partition_key, begin, end) if begin < end else ():
             is_whole &= logged.is_whole and logged.base_offset <= at
             at = logged.next_offset
-            chunks += self._own_chunks((logged,), begin, end)
-        return Region(tuple(chunks), is_whole and at >= end)
+            chunks += self._own_appends((logged,), begin, end)
+        return ScanRange(tuple(chunks), is_whole and at >= end)
 
-    def _read(self, place: Place, begin: int, end: int) -> Iterator[Chunk]:
+    def _read(self, partition_key: PartitionKey, begin: int, end: int) -> Iterator[SinkAppend]:
         if begin < end:
-            yield from self._own_chunks(self._log.read(*place, begin, end), begin, end)
+            yield from self._own_appends(self._log.read(*partition_key, begin, end), begin, end)
 
-    def _own_chunks(self, batches: Iterable[Any], begin: int, end: int) -> Iterator[Chunk]:
+    def _own_appends(self, batches: Iterable[Any], begin: int, end: int) -> Iterator[SinkAppend]:
         for logged in batches:
-            mark = own_mark(logged, self._plan.sink)
-            if mark is not None and logged.next_offset > begin and logged.base_offset < end:
-                yield Chunk(mark, logged.next_offset, tuple(map(digest_of, logged.bodies)))
+            commit_tag = own_commit_tag(logged, self._plan.sink)
+            if commit_tag is not None and logged.next_offset > begin and logged.base_offset < end:
+                yield SinkAppend(commit_tag, logged.next_offset, tuple(map(digest_of, logged.bodies)))
 
-    def _absorb(self, place: Place, chunk: Chunk, *, before_the_look: bool = False) -> None:
+    def _absorb(self, partition_key: PartitionKey, chunk: SinkAppend, *, before_the_read: bool = False) -> None:
         """A chunk of this sink that lies in the log and was not known yet."""
-        mark, partition = chunk.mark, self._partitions[place]
-        self._refuse_other_query(place, mark)
-        if mark.batch != self._batch:
-            raise self._other_batch(place, mark)
-        if mark.over != self._over[place[0]]:
-            if place[0] not in self._counted and not self._behind:
-                self._only(place[0], {mark.over, self._over[place[0]]})
-            self._mixed.add(place[0])
-        self._rearranged |= mark.arranged != self._plan.arranged
-        same_run = mark.run == self._looked.run
-        if before_the_look:
+        commit_tag, partition = chunk.commit_tag, self._partitions[partition_key]
+        self._refuse_other_query(partition_key, commit_tag)
+        if commit_tag.batch != self._batch:
+            raise self._other_batch(partition_key, commit_tag)
+        if commit_tag.over != self._over[partition_key[0]]:
+            if partition_key[0] not in self._counted and not self._behind:
+                self._only(partition_key[0], {commit_tag.over, self._over[partition_key[0]]})
+            self._mixed.add(partition_key[0])
+        self._rearranged |= commit_tag.arranged != self._plan.arranged
+        same_run = commit_tag.run == self._probed.run
+        if before_the_read:
             partition.begun = True
         elif not same_run:
             partition.seen = None
         elif partition.seen is not None:
-            partition.seen[mark.task] = partition.seen.get(mark.task, 0) + 1
+            partition.seen[commit_tag.task] = partition.seen.get(commit_tag.task, 0) + 1
         if self._plan.arranged:
-            if same_run and mark.task != self._task:
-                raise self._not_arranged(place, mark.task)
-            whose = _OWN
+            if same_run and commit_tag.task != self._task:
+                raise self._not_arranged(partition_key, commit_tag.task)
+            origin = _OWN
         elif same_run:
-            if mark.task != self._task:
+            if commit_tag.task != self._task:
                 return
-            whose = _OWN
+            origin = _OWN
         else:
-            whose = _SAME_NUMBER if mark.task == self._task else _FOREIGN
-            partition.numbers.add(mark.task)
-        self._pool(partition, chunk, whose)
+            origin = _SAME_NUMBER if commit_tag.task == self._task else _FOREIGN
+            partition.numbers.add(commit_tag.task)
+        self._pool(partition, chunk, origin)
 
-    def _pool(self, partition: _Partition, chunk: Chunk, whose: int) -> None:
+    def _pool(self, partition: _Partition, chunk: SinkAppend, origin: int) -> None:
         """A chunk whose rows count for this task."""
-        mark = chunk.mark
-        number = self._numbered.setdefault((mark.run, mark.task), len(self._groups))
+        commit_tag = chunk.commit_tag
+        number = self._numbered.setdefault((commit_tag.run, commit_tag.task), len(self._groups))
         if number == len(self._groups):
-            self._groups.append(_Group(mark.run, mark.task, whose))
+            self._groups.append(_Group(commit_tag.run, commit_tag.task, origin))
         group = self._groups[number]
         group.size += len(chunk.digests)
-        group.doubtful |= mark.doubtful
+        group.doubtful |= commit_tag.doubtful
         partition.there.add(chunk.digests, number)
-        if whose == _FOREIGN:
+        if origin == _FOREIGN:
             self._left_foreign += len(chunk.digests)
             if self._others is not None:
                 self._others.update(chunk.digests)
         else:
             self._left += len(chunk.digests)
 
-    def _mark_at(self, place: Place, end: int) -> Mark | None:
-        return own_mark(self._patiently(lambda: self._log.tail(*place, end)), self._plan.sink)
+    def _commit_tag_at(self, partition_key: PartitionKey, end: int) -> CommitTag | None:
+        return own_commit_tag(self._patiently(lambda: self._log.tail(*partition_key, end)), self._plan.sink)
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
@@ -636,7 +646,7 @@ class Task:
     ) -> None:
         """Rows in their order, and the partition of each, placed over `over(topic)`."""
         self._rows += len(bodies)
-        self._progress_at = self._landed_at = self._clock.now()  # the rows may have been long in coming
+        self._progress_at = self._appended_at = self._clock.now()  # the rows may have been long in coming
         for partition, rows in _by_partition(bodies, np.asarray(partitions), explicit):
             self._take((topic, partition), rows)
         self._pump(flush=False)
@@ -646,9 +656,11 @@ class Task:
 
     def finish(self) -> Outcome:
         """When this returns, each row is in the log, once."""
-        self._progress_at = self._landed_at = self._clock.now()
-        if self._held is not None:
-            self._held = [(place, self._missing(place, rows)) for place, rows in self._held]
+        self._progress_at = self._appended_at = self._clock.now()
+        if self._buffered is not None:
+            self._buffered = [
+                (partition_key, self._missing(partition_key, rows)) for partition_key, rows in self._buffered
+            ]
             self._judge_unmatched(early=True)
             self._release()
         while any(p.flight or p.queue for p in self._partitions.values()):
@@ -664,31 +676,31 @@ class Task:
             self._chunks,
             self._refused,
             {
-                place: Written(partition.found, partition.appended, partition.first, partition.end)
-                for place, partition in self._partitions.items()
+                partition_key: Written(partition.found, partition.appended, partition.first, partition.end)
+                for partition_key, partition in self._partitions.items()
                 if partition.found or partition.appended
             },
             self._met(),
             self._begun() if self._plan.arranged else frozenset(),
         )
 
-    def _begun(self) -> frozenset[Place]:
+    def _begun(self) -> frozenset[PartitionKey]:
         return frozenset(
-            place
-            for place, partition in self._partitions.items()
-            if partition.begun or self._last_batch(place) == self._batch
+            partition_key
+            for partition_key, partition in self._partitions.items()
+            if partition.begun or self._last_batch(partition_key) == self._batch
         )
 
-    def _last_batch(self, place: Place) -> int:
-        sight = self._looked.sights.get(place)
-        return -1 if sight is None or sight.last is None else sight.last.batch
+    def _last_batch(self, partition_key: PartitionKey) -> int:
+        observation = self._probed.observations.get(partition_key)
+        return -1 if observation is None or observation.last is None else observation.last.batch
 
     def _met(self) -> Met | None:
-        places = {}
-        for place, partition in self._partitions.items():
+        partition_keys = {}
+        for partition_key, partition in self._partitions.items():
             if partition.numbers:
-                left = [d * n for d, group, n in partition.there.left() if self._groups[group].whose == _SAME_NUMBER]
-                places[place] = MetPlace(
+                left = [d * n for d, group, n in partition.there.left() if self._groups[group].origin == _SAME_NUMBER]
+                partition_keys[partition_key] = ObservedPartition(
                     partition.began,
                     partition.limit,
                     partition.end,
@@ -696,12 +708,12 @@ class Task:
                     bytes(partition.foreign),
                     b"".join(left),
                 )
-        if not places:
+        if not partition_keys:
             return None
         loose = frozenset(self._over) if self._behind else frozenset(self._mixed)
         counted = frozenset(self._counted)
         over = dict(self._over)
-        return Met(self._query, self._looked.run, self._batch, self._behind, loose, over, counted, places)
+        return Met(self._query, self._probed.run, self._batch, self._behind, loose, over, counted, partition_keys)
 
     # --- rows that lie there and are not in the input --------------------------------------------------------------
 
@@ -712,30 +724,30 @@ class Task:
         refused here is what looks like other data before any of it is in the log: it is right without it."""
         if not self._left or (self._plan.arranged and self._mixed):
             return  # with `_mixed`: rows of other tasks were read, too
-        for place, partition in self._partitions.items():
+        for partition_key, partition in self._partitions.items():
             own = partition.there.count(self._groups, _OWN)
             if own and (partition.fed or not self._plan.arranged):
-                raise self._other_rows(place, own)
+                raise self._other_rows(partition_key, own)
         if not self._plan.arranged and not self._behind:
             if self._refuses(early=early):
-                for place, partition in self._partitions.items():
+                for partition_key, partition in self._partitions.items():
                     if left := partition.there.count(self._groups, _SAME_NUMBER):
-                        raise self._other_rows(place, left)
-            self._doubtful = True
+                        raise self._other_rows(partition_key, left)
+            self._in_doubt = True
 
     def _refuses(self, *, early: bool) -> bool:
-        said = self._plan.unmatched
-        if said == AUTO and not self._query:
-            said = REFUSE
-        if said in (REFUSE, KEEP):
-            return said == REFUSE
+        stated = self._plan.unmatched
+        if stated == AUTO and not self._query:
+            stated = REFUSE
+        if stated in (REFUSE, KEEP):
+            return stated == REFUSE
         if self._spread:
             return True  # in another partition nobody would see them
-        if said == COMPARE or not early:
+        if stated == COMPARE or not early:
             return False
         if self._found == self._rows or self._found_foreign:
             return False  # nothing is to be appended; or the batch is split otherwise
-        groups = [group for group in self._groups if group.whose == _SAME_NUMBER]
+        groups = [group for group in self._groups if group.origin == _SAME_NUMBER]
         if any(group.size > group.matched > group.size / 2 for group in groups):
             return True  # most of it is there, and some of it is other data
         if self._found:
@@ -746,16 +758,16 @@ class Task:
     def _all_have_written(self) -> bool:
         """A run has chunks of each number that wrote in the batches before: one of them would be this task's."""
         before: set[int] = set()
-        for place, partition in self._partitions.items():
+        for partition_key, partition in self._partitions.items():
             began = partition.began
             for _ in range(_BATCHES_BACK):
-                mark = self._mark_at(place, began)
-                if mark is None or mark.batch >= self._batch or mark.arranged:
+                commit_tag = self._commit_tag_at(partition_key, began)
+                if commit_tag is None or commit_tag.batch >= self._batch or commit_tag.arranged:
                     break
-                if mark.seen is None:
+                if commit_tag.seen is None:
                     return False  # not known
-                before |= {mark.task, *mark.seen}
-                began = mark.began
+                before |= {commit_tag.task, *commit_tag.seen}
+                began = commit_tag.began
         runs: dict[str, set[int]] = {}
         for group in self._groups:
             runs.setdefault(group.run, set()).add(group.task)
@@ -764,54 +776,56 @@ class Task:
     def _keys_are_the_same(self) -> bool:
         """Each key that lies under this task's number is one of its own, and not more often: a query that was changed
         gives other values, mostly; another partition of a source has other keys."""
-        own = Counter(self._framing.key(body) for _, rows in self._held or () for body in rows.bodies.to_pylist())
-        for place, partition in self._partitions.items():
-            own.subtract(self._patiently(lambda at=place, part=partition: self._keys_at(at, part)))  # type: ignore[misc]
+        own = Counter(self._framing.key(body) for _, rows in self._buffered or () for body in rows.bodies.to_pylist())
+        for partition_key, partition in self._partitions.items():
+            own.subtract(self._patiently(lambda at=partition_key, part=partition: self._keys_at(at, part)))  # type: ignore[misc]
         return min(own.values(), default=0) >= 0
 
-    def _keys_at(self, place: Place, partition: _Partition) -> Counter[bytes | None]:
+    def _keys_at(self, partition_key: PartitionKey, partition: _Partition) -> Counter[bytes | None]:
         """Of the rows that other runs have there under this task's number."""
         found: Counter[bytes | None] = Counter()
         if self._task in partition.numbers:
-            for logged in self._log.read(*place, partition.began, partition.end):
-                mark = own_mark(logged, self._plan.sink)
-                if mark is not None and (mark.batch, mark.task) == (self._batch, self._task):
+            for logged in self._log.read(*partition_key, partition.began, partition.end):
+                commit_tag = own_commit_tag(logged, self._plan.sink)
+                if commit_tag is not None and (commit_tag.batch, commit_tag.task) == (self._batch, self._task):
                     found.update(map(self._framing.key, logged.bodies))
         return found
 
-    def _take(self, place: Place, rows: _Rows) -> None:
-        if place not in self._partitions:
+    def _take(self, partition_key: PartitionKey, rows: _Rows) -> None:
+        if partition_key not in self._partitions:
             raise SinkError(
-                f"topic {place[0]} has {self._over[place[0]]} partitions, so a row cannot go to partition {place[1]}"
+                f"topic {partition_key[0]} has {self._over[partition_key[0]]} partitions, so a row cannot go to partition {partition_key[1]}"
             )
-        self._read_region(place)
-        self._partitions[place].fed = True
-        rows = self._missing(place, rows)
-        if self._held is None:
-            self._partitions[place].put(rows)
+        self._read_scan_range(partition_key)
+        self._partitions[partition_key].fed = True
+        rows = self._missing(partition_key, rows)
+        if self._buffered is None:
+            self._partitions[partition_key].put(rows)
             return
         # Nothing is appended before all was met that is there: other rows under the same name are noticed in time.
         # Where other tasks have written, any row may be one of theirs.
         if len(rows):
-            self._held.append((place, rows))
-            self._held_bytes += rows.bytes()
-        if not (self._left or self._left_foreign) or self._held_bytes > self._plan.hold_bytes:
-            self._doubtful |= self._left > 0
+            self._buffered.append((partition_key, rows))
+            self._buffered_bytes += rows.bytes()
+        if not (self._left or self._left_foreign) or self._buffered_bytes > self._plan.hold_bytes:
+            self._in_doubt |= self._left > 0
             self._release()
 
     def _release(self) -> None:
-        held, self._held = self._held or [], None
-        for place, rows in held:
-            self._partitions[place].put(self._missing(place, rows))
+        buffered, self._buffered = self._buffered or [], None
+        for partition_key, rows in buffered:
+            self._partitions[partition_key].put(self._missing(partition_key, rows))
 
-    def _missing(self, place: Place, rows: _Rows) -> _Rows:
+    def _missing(self, partition_key: PartitionKey, rows: _Rows) -> _Rows:
         """Those that do not lie in the log. The others are counted as found."""
         if not (self._left or self._left_foreign or self._behind or self._rearranged or self._compacted):
             return rows
-        keep = [self._is_missing(place, body, rows, index) for index, body in enumerate(rows.bodies.to_pylist())]
+        keep = [
+            self._is_missing(partition_key, body, rows, index) for index, body in enumerate(rows.bodies.to_pylist())
+        ]
         return rows if all(keep) else rows.kept(keep)
 
-    def _is_missing(self, place: Place, body: bytes, rows: _Rows, index: int) -> bool:
+    def _is_missing(self, partition_key: PartitionKey, body: bytes, rows: _Rows, index: int) -> bool:
         digest = digest_of(body)
         explicit = rows.explicit is not None and bool(rows.explicit[index])
         if self._rearranged and self._framing.key(body) is None:
@@ -823,35 +837,37 @@ class Task:
         by_value = explicit or self._plan.arranged or self._framing.key(body) is not None
         # Of a complete batch nothing is appended, so it does not matter whose a row was.
         most = _FOREIGN if by_value or self._behind else _SAME_NUMBER
-        if self._claim(place, digest, most):
+        if self._claim(partition_key, digest, most):
             return False
-        if (place[0] in self._mixed and (self._plan.arranged or not explicit)) or (self._behind and not by_value):
+        if (partition_key[0] in self._mixed and (self._plan.arranged or not explicit)) or (
+            self._behind and not by_value
+        ):
             for other in self._partitions:
-                if other[0] == place[0] and self._claim(other, digest, most):
+                if other[0] == partition_key[0] and self._claim(other, digest, most):
                     return False
         if not by_value and not self._behind:
             self._spread = True
             if not self._plan.same_split and self._left_foreign and digest in self._of_others():
-                raise self._other_split(place)
-        if place in self._compacted or (place[0] in self._mixed and self._compacted):
-            raise self._gone(place)
+                raise self._other_split(partition_key)
+        if partition_key in self._compacted or (partition_key[0] in self._mixed and self._compacted):
+            raise self._gone(partition_key)
         if self._behind:
             raise SinkError(
-                f"{place[0]}-{place[1]}: a row of batch {self._batch} is missing although the topic "
+                f"{partition_key[0]}-{partition_key[1]}: a row of batch {self._batch} is missing although the topic "
                 "has later batches: the checkpoint was restored from before later batches, and the "
                 "source now gives other rows; nothing was appended (restore the newest checkpoint, "
                 "or write only the missing rows under a new sink.id)"
             )
         return True
 
-    def _claim(self, place: Place, digest: bytes, most: int) -> bool:
-        partition = self._partitions[place]
+    def _claim(self, partition_key: PartitionKey, digest: bytes, most: int) -> bool:
+        partition = self._partitions[partition_key]
         number = partition.there.take(digest, self._groups, most)
         if number is None:
             return False
         group = self._groups[number]
         group.matched += 1
-        if group.whose == _FOREIGN:
+        if group.origin == _FOREIGN:
             self._left_foreign -= 1
             self._found_foreign += 1
             partition.foreign += digest
@@ -867,7 +883,7 @@ class Task:
                 digest
                 for partition in self._partitions.values()
                 for digest, group, _ in partition.there.left()
-                if self._groups[group].whose == _FOREIGN
+                if self._groups[group].origin == _FOREIGN
             }
         return self._others
 
@@ -878,36 +894,39 @@ class Task:
 
     def _pump(self, *, flush: bool) -> None:
         """Takes answers, and sends what may be sent."""
-        for place, partition in self._partitions.items():
+        for partition_key, partition in self._partitions.items():
             if partition.flight is not None and partition.flight.answer.done():
-                self._answered(place, partition)
+                self._answered(partition_key, partition)
         for topic in list(self._growing):
-            if not any(p.flight for place, p in self._partitions.items() if place[0] == topic):
+            if not any(p.flight for partition_key, p in self._partitions.items() if partition_key[0] == topic):
                 self._grow(topic)
         now = self._clock.now()
         full = self._waiting_bytes() > self._plan.buffer_bytes
-        places = list(self._partitions)
-        first = self._task % len(places)  # tasks that end at the same time do not all go for the same partition
-        for place in places[first:] + places[:first]:
-            partition = self._partitions[place]
+        partition_keys = list(self._partitions)
+        first = self._task % len(partition_keys)  # tasks that end at the same time do not all go for the same partition
+        for partition_key in partition_keys[first:] + partition_keys[:first]:
+            partition = self._partitions[partition_key]
             if partition.flight is not None or not partition.queue or partition.not_before > now:
                 continue
-            enough = partition.queued_bytes >= self._plan.chunk_bytes or partition.queued_rows >= self._plan.chunk_rows
-            if (enough or flush or full) and place[0] not in self._growing:
-                self._send(place, partition)
+            enough = (
+                partition.queued_bytes >= self._plan.append_bytes_max
+                or partition.queued_rows >= self._plan.append_rows_max
+            )
+            if (enough or flush or full) and partition_key[0] not in self._growing:
+                self._send(partition_key, partition)
 
-    def _send(self, place: Place, partition: _Partition) -> None:
+    def _send(self, partition_key: PartitionKey, partition: _Partition) -> None:
         if partition.rivals:
-            self._patiently(lambda: self._look(place, -1))
+            self._patiently(lambda: self._probe(partition_key, -1))
             if not partition.queue:
                 return
         rows = self._cut(partition)
-        topic = place[0]
+        topic = partition_key[0]
         seen = partition.seen
-        mark = Mark(
+        commit_tag = CommitTag(
             self._plan.sink,
             self._query,
-            self._looked.run,
+            self._probed.run,
             self._batch,
             self._task,
             self._attempt,
@@ -915,25 +934,25 @@ class Task:
             partition.began,
             partition.before,
             self._over[topic],
-            self._born[topic],
+            self._created_counts[topic],
             self._plan.arranged,
-            self._looked.at,
+            self._probed.at,
             dict(seen) if seen is not None and len(seen) <= SEEN_MAX else None,
-            self._doubtful,
+            self._in_doubt,
         )
         partition.chunks += 1
         batch = self._framing.build(
             rows.bodies,
-            mark=mark.encode(),
+            commit_tag=commit_tag.encode(),
             expected=partition.end,
             now_ms=self._clock.time_ms(),
             partition_count=self._over[topic] if topic in self._counted else None,
         )
-        partition.flight = _Flight(rows, partition.end, self._log.append(*place, batch))
+        partition.flight = _Flight(rows, partition.end, self._log.append(*partition_key, batch))
 
     def _cut(self, partition: _Partition) -> _Rows:
         pieces: list[_Rows] = []
-        bytes_left, rows_left = self._plan.chunk_bytes, self._plan.chunk_rows
+        bytes_left, rows_left = self._plan.append_bytes_max, self._plan.append_rows_max
         while partition.queue and rows_left > 0:
             piece = partition.queue.popleft()
             count = min(rows_left, _fitting(piece.bodies, bytes_left))
@@ -953,7 +972,7 @@ class Task:
         partition.queued_rows -= len(rows)
         return rows
 
-    def _answered(self, place: Place, partition: _Partition) -> None:
+    def _answered(self, partition_key: PartitionKey, partition: _Partition) -> None:
         assert partition.flight is not None
         flight, partition.flight = partition.flight, None
         actual = -1
@@ -963,11 +982,11 @@ class Task:
             self._later(partition, str(error) or "the append was not answered")
         else:
             if answer.code == 0:
-                self._landed(place, partition, flight, answer)
+                self._landed(partition_key, partition, flight, answer)
                 return
-            refuse_final(place, answer)
+            refuse_final(partition_key, answer)
             if answer.code == INVALID_PARTITIONS:
-                self._growing.add(place[0])
+                self._growing.add(partition_key[0])
             if answer.code == _POLICY_VIOLATION:
                 actual = answer.base_offset
                 self._refused += 1
@@ -977,12 +996,12 @@ class Task:
                 self._later(partition, f"error {answer.code} {answer.message or ''}")
         # Not appended, or appended without a word, or about to be: whatever lies in the log is compared row by row.
         partition.put(flight.rows, front=True)
-        self._patiently(lambda: self._look(place, actual))
+        self._patiently(lambda: self._probe(partition_key, actual))
 
-    def _landed(self, place: Place, partition: _Partition, flight: _Flight, answer: Answer) -> None:
+    def _landed(self, partition_key: PartitionKey, partition: _Partition, flight: _Flight, answer: Answer) -> None:
         if answer.base_offset != flight.expected:
             raise SinkError(
-                f"{place[0]}-{place[1]}: rows expected at offset {flight.expected} were appended "
+                f"{partition_key[0]}-{partition_key[1]}: rows expected at offset {flight.expected} were appended "
                 f"at {answer.base_offset}: nothing checked the append, so later rows may be in the "
                 f"topic twice (switch {CHECK} on, and set kafka.bootstrap.servers to the proxy)"
             )
@@ -995,49 +1014,54 @@ class Task:
         if partition.first < 0:
             partition.first = flight.expected
         self._chunks += 1
-        self._progress_at = self._landed_at = self._clock.now()
+        self._progress_at = self._appended_at = self._clock.now()
 
-    def _look(self, place: Place, actual: int) -> None:
+    def _probe(self, partition_key: PartitionKey, actual: int) -> None:
         """Reads what lies behind what is known, and takes from the queue what was found to be there."""
-        partition = self._partitions[place]
+        partition = self._partitions[partition_key]
         end = actual
         if end < 0:
-            [(_, end)] = self._log.offsets(place[0], [place[1]]).values()
+            [(_, end)] = self._log.offsets(partition_key[0], [partition_key[1]]).values()
         if end < partition.end:
             # A leader that has just been elected, or lost data; the first passes.
             raise CannotReach(f"the log ends at {end}, before acknowledged records up to {partition.end}")
         if end == partition.end:
             partition.rivals = False
             return
-        if not self._nothing_new(place, partition, end):
-            for chunk in list(self._read(place, partition.end, end)):
-                self._absorb(place, chunk)
+        if not self._nothing_new(partition_key, partition, end):
+            for chunk in list(self._read(partition_key, partition.end, end)):
+                self._absorb(partition_key, chunk)
                 partition.end = max(partition.end, chunk.next_offset)
         partition.end = max(partition.end, end)
         self._progress_at = self._clock.now()
-        self._sift(place)
+        self._dedupe(partition_key)
 
-    def _nothing_new(self, place: Place, partition: _Partition, end: int) -> bool:
+    def _nothing_new(self, partition_key: PartitionKey, partition: _Partition, end: int) -> bool:
         """The last batch tells that all behind what is known is of other tasks of this run."""
         if partition.seen is None or self._plan.arranged:
             return False
-        mark = own_mark(self._log.tail(*place, end), self._plan.sink)
-        if mark is None or mark.run != self._looked.run or mark.batch != self._batch or mark.seen is None:
+        commit_tag = own_commit_tag(self._log.tail(*partition_key, end), self._plan.sink)
+        if (
+            commit_tag is None
+            or commit_tag.run != self._probed.run
+            or commit_tag.batch != self._batch
+            or commit_tag.seen is None
+        ):
             return False
-        if mark.over != self._over[place[0]]:
+        if commit_tag.over != self._over[partition_key[0]]:
             return False
-        counts = dict(mark.seen)
-        counts[mark.task] = counts.get(mark.task, 0) + 1
+        counts = dict(commit_tag.seen)
+        counts[commit_tag.task] = counts.get(commit_tag.task, 0) + 1
         if counts.get(self._task, 0) != partition.seen.get(self._task, 0):
             return False
         partition.seen = counts
         return True
 
-    def _sift(self, place: Place) -> None:
+    def _dedupe(self, partition_key: PartitionKey) -> None:
         """What waits is looked for in what was just read."""
-        partition = self._partitions[place]
+        partition = self._partitions[partition_key]
         for rows in partition.take_all():
-            partition.put(self._missing(place, rows))
+            partition.put(self._missing(partition_key, rows))
 
     def _grow(self, topic: str) -> None:
         """What was placed over the old count is in the log by now, or will be refused. All of it is read, then
@@ -1057,18 +1081,18 @@ class Task:
         self._mixed.add(topic)
         for partition, (start, _) in self._patiently(lambda: self._log.offsets(topic, range(count))).items():
             self._partitions.setdefault((topic, partition), _Partition(start, start, -1))
-        waiting: list[tuple[Place, _Rows]] = []
+        waiting: list[tuple[PartitionKey, _Rows]] = []
         for partition in range(count):
-            place = (topic, partition)
-            self._patiently(lambda place=place: self._look(place, -1))  # type: ignore[misc]
-            waiting += [(place, rows) for rows in self._partitions[place].take_all()]
+            partition_key = (topic, partition)
+            self._patiently(lambda partition_key=partition_key: self._probe(partition_key, -1))  # type: ignore[misc]
+            waiting += [(partition_key, rows) for rows in self._partitions[partition_key].take_all()]
         self._growing.discard(topic)
         for old, rows in waiting:
             for partition, some in _by_partition(rows.bodies, self._replaced(old, rows), rows.explicit):
-                place = (topic, partition)
-                self._partitions[place].put(self._missing(place, some))
+                partition_key = (topic, partition)
+                self._partitions[partition_key].put(self._missing(partition_key, some))
 
-    def _replaced(self, old: Place, rows: _Rows) -> npt.NDArray[Any]:
+    def _replaced(self, old: PartitionKey, rows: _Rows) -> npt.NDArray[Any]:
         topic, partition = old
         found = []
         for index, body in enumerate(rows.bodies.to_pylist()):
@@ -1092,11 +1116,11 @@ class Task:
         pause = min(most, pause * 2 ** min(partition.tries, 10))
         partition.not_before = self._clock.now() + pause * (0.5 + self._clock.random())
 
-    def _patiently(self, look: Callable[[], T]) -> T:
+    def _patiently(self, probe: Callable[[], T]) -> T:
         tries = 0
         while True:
             try:
-                return look()
+                return probe()
             except CannotReach as error:
                 self._trouble = str(error)
                 tries += 1
@@ -1115,7 +1139,7 @@ class Task:
     def _give_up_if_late(self) -> None:
         # While others append there is progress, but it shall not be theirs alone for ever.
         now, patience = self._clock.now(), self._plan.patience_seconds
-        if now - self._progress_at > patience or now - self._landed_at > _STARVED * patience:
+        if now - self._progress_at > patience or now - self._appended_at > _CONTENDED * patience:
             raise SinkError(
                 f"nothing could be appended for {self._plan.patience_seconds:g} s (option patience.seconds): "
                 f"{self._trouble} (fix the cause and start the write again: it continues where it "
@@ -1124,50 +1148,50 @@ class Task:
 
     # --- refusals -------------------------------------------------------------------------------------------------
 
-    def _refuse_other_query(self, place: Place, mark: Mark) -> None:
-        if mark.query == self._query:
+    def _refuse_other_query(self, partition_key: PartitionKey, commit_tag: CommitTag) -> None:
+        if commit_tag.query == self._query:
             return
-        who = f"streaming query {mark.query}" if mark.query else "a df.write"
+        who = f"streaming query {commit_tag.query}" if commit_tag.query else "a df.write"
         me = f"streaming query {self._query}" if self._query else "a df.write"
         raise SinkError(
-            f"{place[0]}-{place[1]} has rows of sink.id {self._plan.sink!r} by {who}, and this "
+            f"{partition_key[0]}-{partition_key[1]} has rows of sink.id {self._plan.sink!r} by {who}, and this "
             f"is {me}: the checkpoint was deleted or replaced, or two queries share the sink.id "
             "(restore its checkpoint, or use a new sink.id to append these rows after the existing "
             "ones)"
         )
 
-    def _other_batch(self, place: Place, mark: Mark) -> SinkError:
-        at = f"{place[0]}-{place[1]}"
-        if mark.batch > self._batch:
+    def _other_batch(self, partition_key: PartitionKey, commit_tag: CommitTag) -> SinkError:
+        at = f"{partition_key[0]}-{partition_key[1]}"
+        if commit_tag.batch > self._batch:
             return SinkError(
-                f"{at}: batch {mark.batch} of sink {self._plan.sink!r} appeared while batch {self._batch} "
+                f"{at}: batch {commit_tag.batch} of sink {self._plan.sink!r} appeared while batch {self._batch} "
                 "was being written: another driver is ahead on the same checkpoint (stop all but "
                 "one)"
             )
         return SinkError(
-            f"{at}: rows of batch {mark.batch} of sink {self._plan.sink!r} follow the beginning "
+            f"{at}: rows of batch {commit_tag.batch} of sink {self._plan.sink!r} follow the beginning "
             f"of batch {self._batch}: two queries write under one sink.id (give each its own)"
         )
 
-    def _not_arranged(self, place: Place, task: int) -> SinkError:
+    def _not_arranged(self, partition_key: PartitionKey, task: int) -> SinkError:
         return SinkError(
-            f"{place[0]}-{place[1]} is written by tasks {task} and {self._task} of one write, "
+            f"{partition_key[0]}-{partition_key[1]} is written by tasks {task} and {self._task} of one write, "
             "although arranged=true: all rows of a partition must be in one task (use fencepost.spark.arrange "
             "as the last step before the write)"
         )
 
-    def _other_split(self, place: Place) -> SinkError:
+    def _other_split(self, partition_key: PartitionKey) -> SinkError:
         return SinkError(
             f"batch {self._batch} is partly written, and its rows without key and partition are "
-            f"split into tasks differently than before: another task wrote a row for {place[0]}-{place[1]} "
+            f"split into tasks differently than before: another task wrote a row for {partition_key[0]}-{partition_key[1]} "
             "(restore spark.sql.shuffle.partitions, the file split or the number of cores until "
             "this batch is done, then give rows a key or a partition, or use fencepost.spark.arrange "
             "with arranged=true; if only equal rows are in several tasks, set same.split=true; "
             f"{self._last_way_out()})"
         )
 
-    def _other_rows(self, place: Place, count: int) -> SinkError:
-        held = "; this task appended nothing" if self._held is not None else ""
+    def _other_rows(self, partition_key: PartitionKey, count: int) -> SinkError:
+        buffered = "; this task appended nothing" if self._buffered is not None else ""
         what = f"batch {self._batch}" if self._query else "this write"
         same = "" if self._spread else "if the same rows are in other tasks, set unmatched.rows=compare; "
         way = (
@@ -1176,9 +1200,9 @@ class Task:
             else f"for another load use another sink.id; {same}see fencepost.spark.arrange"
         )
         return SinkError(
-            f"{place[0]}-{place[1]} has {count} rows of {what} of sink {self._plan.sink!r} (task "
+            f"{partition_key[0]}-{partition_key[1]} has {count} rows of {what} of sink {self._plan.sink!r} (task "
             f"{self._task}) that the data does not have now: the data changed, or its rows are "
-            f"in other tasks{held} ({way})"
+            f"in other tasks{buffered} ({way})"
         )
 
     def _last_way_out(self) -> str:
@@ -1186,11 +1210,11 @@ class Task:
             return "as a last resort, another sink.id appends all rows again"
         return "as a last resort, a new sink.id with the same checkpoint appends this batch again"
 
-    def _refuse_deleted(self, place: Place, begin: int, start: int) -> None:
+    def _refuse_deleted(self, partition_key: PartitionKey, begin: int, start: int) -> None:
         if begin < start:
-            raise self._deleted(place, start, f"rows of batch {self._batch} may have been there")
+            raise self._deleted(partition_key, start, f"rows of batch {self._batch} may have been there")
 
-    def _deleted(self, place: Place, start: int, why: str) -> SinkError:
+    def _deleted(self, partition_key: PartitionKey, start: int, why: str) -> SinkError:
         if self._behind:
             way = "the checkpoint was restored from before later batches: restore the newest one"
         elif self._query:
@@ -1201,42 +1225,42 @@ class Task:
         else:
             way = "a finished load needs nothing; to write all rows again, use another sink.id"
         return SinkError(
-            f"{place[0]}-{place[1]} has lost its records below offset {start}, and {why}: cannot "
+            f"{partition_key[0]}-{partition_key[1]} has lost its records below offset {start}, and {why}: cannot "
             f"determine which rows of batch {self._batch} were written ({way})"
         )
 
-    def _gone(self, place: Place) -> SinkError:
+    def _gone(self, partition_key: PartitionKey) -> SinkError:
         what = f"batch {self._batch}" if self._query else "this write"
         return SinkError(
-            f"{place[0]}-{place[1]} was compacted since {what} of sink {self._plan.sink!r} began, "
+            f"{partition_key[0]}-{partition_key[1]} was compacted since {what} of sink {self._plan.sink!r} began, "
             "and a row is missing: if compaction removed it, appending it again would undo newer "
             f"values of its key (retry within min.compaction.lag.ms next time; "
             f"{'' if self._query else 'a finished load needs nothing; '}{self._last_way_out()})"
         )
 
 
-def refuse_final(place: Place, answer: Answer) -> None:
+def refuse_final(partition_key: PartitionKey, answer: Answer) -> None:
     """Raises SinkError for an answer that no other try will change."""
-    said = answer.message or ""
-    at = f"{place[0]}-{place[1]}"
+    stated = answer.message or ""
+    at = f"{partition_key[0]}-{partition_key[1]}"
     if answer.code == _POLICY_VIOLATION:
-        if "OFFSET_VIOLATION" in said:
+        if "OFFSET_VIOLATION" in stated:
             raise SinkError(
-                f"{at}: {said}: another client writes around the proxy, or the check was switched "
+                f"{at}: {stated}: another client writes around the proxy, or the check was switched "
                 "off meanwhile, so later rows may be in the topic twice"
             )
-        if said and "OFFSET_MISMATCH" not in said and "SENT_BEHIND" not in said:
-            raise SinkError(f"{at}: {said}")
+        if stated and "OFFSET_MISMATCH" not in stated and "SENT_BEHIND" not in stated:
+            raise SinkError(f"{at}: {stated}")
     elif answer.code not in _PASSING and answer.code != INVALID_PARTITIONS:
-        raise SinkError(f"{at}: Kafka error {answer.code}: {_MEANINGS.get(answer.code, 'refused')} {said}".rstrip())
+        raise SinkError(f"{at}: Kafka error {answer.code}: {_MEANINGS.get(answer.code, 'refused')} {stated}".rstrip())
 
 
-def own_mark(logged: Any, sink: str) -> Mark | None:
+def own_commit_tag(logged: Any, sink: str) -> CommitTag | None:
     """The mark of a batch of this sink; None for anybody else's."""
-    if logged is None or logged.mark is None:
+    if logged is None or logged.commit_tag is None:
         return None
-    mark = Mark.decode(logged.mark)
-    return mark if mark.sink == sink else None
+    commit_tag = CommitTag.decode(logged.commit_tag)
+    return commit_tag if commit_tag.sink == sink else None
 
 
 def digest_of(body: bytes) -> bytes:

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         loaded = proxy.read_config(args)
     except ConfigError as error:
         problems = error.problems if isinstance(error, Refused) else ()
-        _tell(args, [failed(CONFIGURATION, each.key, str(each), "") for each in problems])
+        _report(args, [failed(CONFIGURATION, each.key, str(each), "") for each in problems])
         return 2
     # The list reports failures; log lines would repeat them.
     logs.setup("error", stream=io.StringIO())
@@ -99,21 +99,21 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("fencepost check: interrupted", file=sys.stderr)
         return 130
-    _tell(args, [_configured(loaded), *found])
+    _report(args, [_configured(loaded), *found])
     return 1 if any(each.state is State.FAILED for each in found) else 0
 
 
 def _configured(loaded: Loaded) -> Finding:
     given = len(loaded.origins)
-    said = f"{loaded.file or 'no file'}: valid, {given} key(s) set in file, environment or command line"
-    return ok(CONFIGURATION, "keys", said)
+    stated = f"{loaded.file or 'no file'}: valid, {given} key(s) set in file, environment or command line"
+    return ok(CONFIGURATION, "keys", stated)
 
 
-def _tell(args: argparse.Namespace, found: Sequence[Finding]) -> None:
+def _report(args: argparse.Namespace, found: Sequence[Finding]) -> None:
     worst = any(each.state is State.FAILED for each in found)
     if args.json:
         rows = [
-            {"group": each.group, "what": each.what, "state": each.state.value, "said": each.said, "todo": each.todo}
+            {"group": each.group, "what": each.what, "state": each.state.value, "said": each.stated, "todo": each.todo}
             for each in found
         ]
         print(json.dumps({"result": "failed" if worst else "ok", "findings": rows}, indent=2))
@@ -126,7 +126,7 @@ def _tell(args: argparse.Namespace, found: Sequence[Finding]) -> None:
             print(group)
         # The text may come from a peer.
         for line in textwrap.wrap(
-            printable(each.said if each.group == CONFIGURATION else f"{each.what}: {each.said}"),
+            printable(each.stated if each.group == CONFIGURATION else f"{each.what}: {each.stated}"),
             _WIDTH,
             initial_indent=f"  {_WORDS[each.state]:<9}",
             subsequent_indent=" " * 11,
@@ -137,5 +137,5 @@ def _tell(args: argparse.Namespace, found: Sequence[Finding]) -> None:
             # Not wrapped, so that a command can be copied.
             print(f"{'':<11}→ {printable(each.todo)}")
     counts = Counter(each.state for each in found)
-    told = ", ".join(f"{counts[state]} {_WORDS[state]}" for state in State if counts[state])
-    print(f"\n{len(found)} checks: {told}")
+    reported = ", ".join(f"{counts[state]} {_WORDS[state]}" for state in State if counts[state])
+    print(f"\n{len(found)} checks: {reported}")

@@ -113,11 +113,11 @@ async def _serve(config: ProxyConfig, cluster: KafkaCluster) -> None:
     serving = asyncio.create_task(serve(config, on_ready=print_ready), name="serve")
     watching = asyncio.create_task(_watch(cluster), name="watch brokers")
     stopping = asyncio.Event()
-    asked = asyncio.create_task(stopping.wait(), name="wait for a signal")
+    queried = asyncio.create_task(stopping.wait(), name="wait for a signal")
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stopping.set)
-    done, rest = await asyncio.wait({serving, watching, asked}, return_when=asyncio.FIRST_COMPLETED)
+    done, rest = await asyncio.wait({serving, watching, queried}, return_when=asyncio.FIRST_COMPLETED)
     print("stopping", file=sys.stderr)
     # The proxy stops before the brokers, so that clients see no broker failure.
     for task in rest:

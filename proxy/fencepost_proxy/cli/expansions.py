@@ -12,13 +12,13 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, Final
 
-from fencepost_proxy.cli.asking import STATUS_HELP, CannotAsk, address, ask, listed
+from fencepost_proxy.cli.status_client import STATUS_HELP, CannotQuery, address, listed, query
 from fencepost_proxy.cli.tables import table
 from fencepost_proxy.net.certificates import secret
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSIONS
 from fencepost_proxy.types import Address
 
-_ASK_MS: Final = 5_000
+_QUERY_MS: Final = 5_000
 _AT_ONCE: Final = 500
 _THRESHOLDS_SHOWN: Final = 8
 
@@ -102,21 +102,21 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Raises `FencepostError` if no proxy responds."""
     if (args.status is None) == (args.bootstrap is None):
-        raise CannotAsk("no source given: use --status HOST:PORT (a status page) or --bootstrap HOST:PORT (a proxy)")
+        raise CannotQuery("no source given: use --status HOST:PORT (a status page) or --bootstrap HOST:PORT (a proxy)")
     one_topic = args.topic
     found = _of_bootstrap(args.bootstrap, one_topic) if args.bootstrap else _of_status(args.status, one_topic)
-    print(json.dumps(found, indent=2) if args.json else told(found, time.time()))
+    print(json.dumps(found, indent=2) if args.json else reported(found, time.time()))
     return 0
 
 
 def run_open(args: argparse.Namespace) -> int:
     if args.status is None:
-        raise CannotAsk("no proxy given: use --status HOST:PORT (a status page)")
+        raise CannotQuery("no proxy given: use --status HOST:PORT (a status page)")
     group, topic = urllib.parse.quote(args.group, safe=""), urllib.parse.quote(args.opened_topic, safe="")
     token = None if args.token_file is None else secret("--token-file", args.token_file)
-    said = ask(args.status, f"/groups/{group}/release?topic={topic}", method="POST", token=token).strip()
-    done = said.startswith(("group ", "asked: "))  # "asked": with several workers, the primary worker does it
-    print(said, file=sys.stdout if done else sys.stderr)
+    stated = query(args.status, f"/groups/{group}/release?topic={topic}", method="POST", token=token).strip()
+    done = stated.startswith(("group ", "asked: "))  # "asked": with several workers, the primary worker does it
+    print(stated, file=sys.stdout if done else sys.stderr)
     return 0 if done else 1
 
 
@@ -137,18 +137,18 @@ def _of_bootstrap(bootstrap: str, topic: str | None) -> _Rows:
 
     try:
         admin = KafkaAdminClient(
-            bootstrap_servers=bootstrap.split(","), client_id="fencepost-expansions", bootstrap_timeout_ms=_ASK_MS
+            bootstrap_servers=bootstrap.split(","), client_id="fencepost-expansions", bootstrap_timeout_ms=_QUERY_MS
         )
         try:
             topics = sorted(admin.list_topics()) if topic is None else [topic]
             described: dict[str, Any] = {}
             for at in range(0, len(topics), _AT_ONCE):
-                wanted = [ConfigResource(ConfigResourceType.TOPIC, each) for each in topics[at : at + _AT_ONCE]]
-                described |= admin.describe_configs(wanted, config_filter="all").get("topic", {})
+                requested = [ConfigResource(ConfigResourceType.TOPIC, each) for each in topics[at : at + _AT_ONCE]]
+                described |= admin.describe_configs(requested, config_filter="all").get("topic", {})
         finally:
             admin.close()
     except KafkaError as error:
-        raise CannotAsk(f"cannot query {bootstrap}: {error}") from None
+        raise CannotQuery(f"cannot query {bootstrap}: {error}") from None
     rows = []
     for name, configs in described.items():
         for each in json.loads(configs.get(ORDERED_PARTITION_EXPANSIONS, {}).get("value") or "[]"):
@@ -169,7 +169,7 @@ def _of_bootstrap(bootstrap: str, topic: str | None) -> _Rows:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def told(found: _Rows, now: float) -> str:
+def reported(found: _Rows, now: float) -> str:
     """Tables for a terminal. `now` is the wall clock in seconds."""
     expansions = found["expansions"]
     pending = [each for each in expansions if each["state"] == "pending"]
@@ -179,7 +179,7 @@ def told(found: _Rows, now: float) -> str:
         rows = [
             (
                 each["topic"],
-                _growth(each),
+                _history(each),
                 _ago(each["at_ms"], now),
                 each.get("step") or "run by another instance",
                 each.get("waits_for") or "-",
@@ -193,7 +193,7 @@ def told(found: _Rows, now: float) -> str:
         rows = [
             (
                 each["topic"],
-                _growth(each),
+                _history(each),
                 _when(each["at_ms"]),
                 "-" if each.get("held_ms") is None else f"{each['held_ms'] / 1000:.3f} s",
                 "UNORDERED" if each["state"] == "unordered" else _thresholds(each["thresholds"]),
@@ -228,7 +228,7 @@ def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]
     return f"{title}\n{indent(table(columns, list(rows)), '  ')}"
 
 
-def _growth(each: Mapping[str, Any]) -> str:
+def _history(each: Mapping[str, Any]) -> str:
     return f"{each['from_count']} -> {each['to_count']}"
 
 

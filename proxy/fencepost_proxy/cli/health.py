@@ -7,7 +7,7 @@ import sys
 from http.client import HTTPConnection, HTTPException
 from typing import Any, Final
 
-from fencepost_proxy.cli.asking import address
+from fencepost_proxy.cli.status_client import address
 from fencepost_proxy.cli.tables import printable
 from fencepost_proxy.types import Address
 
@@ -50,12 +50,12 @@ def run(args: argparse.Namespace) -> int:
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
-        said = answer.read(10_000).decode("utf-8", "replace").strip()
+        stated = answer.read(10_000).decode("utf-8", "replace").strip()
     except (OSError, HTTPException) as error:
         reason = printable(str(error).strip()) or "closed"
         print(f"fencepost health: no response from http://{args.status}{path}: {reason}", file=sys.stderr)
         return 1
     finally:
         connection.close()
-    print("\n".join(printable(line) for line in said.splitlines()))
+    print("\n".join(printable(line) for line in stated.splitlines()))
     return 0 if answer.status == 200 else 1

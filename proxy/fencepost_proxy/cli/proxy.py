@@ -172,7 +172,7 @@ async def _supervise(running: Running) -> int:
         _announce(bootstrap)
 
     def on_reload(reload: Callable[[ProxyConfig], None]) -> None:
-        running.listen_in(asyncio.get_running_loop(), lambda: reload(running.read_anew()))
+        running.listen_in(asyncio.get_running_loop(), lambda: reload(running.reread()))
 
     try:
         return await supervise(running.config, on_ready=on_ready, on_reload=on_reload)
@@ -208,7 +208,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def _settle_collector() -> None:
+def _tune_garbage_collector() -> None:
     """Exempts the objects of the start from collection, and makes full collections rare.
 
     Closed connections and rewritten responses leave cyclic garbage; relayed bytes leave none. A full collection visits
@@ -226,25 +226,25 @@ async def _serve(config: ProxyConfig, worker: Worker | None = None, running: Run
 
     gc.freeze()
     gc.enable()
-    stop, hasten = asyncio.Event(), asyncio.Event()
+    stop, force = asyncio.Event(), asyncio.Event()
     ready = False
 
     def on_ready(bootstrap: Address) -> None:
         nonlocal ready
         ready = True
-        _settle_collector()
+        _tune_garbage_collector()
         if worker is None:
             _announce(bootstrap)
         else:
             worker.ready(bootstrap)
 
     def on_signal() -> None:
-        if hasten.is_set():
+        if force.is_set():
             _log.warning("third stop signal: exiting immediately, responses in progress are lost")
             os._exit(1)
         if stop.is_set():
             _log.warning("second stop signal: not waiting for requests in progress")
-            hasten.set()
+            force.set()
             return
         stop.set()
         notify("STOPPING=1")
@@ -256,7 +256,7 @@ async def _serve(config: ProxyConfig, worker: Worker | None = None, running: Run
 
     def on_reload(reload: Callable[[ProxyConfig], None]) -> None:
         if running is not None:
-            running.listen_in(loop, lambda: reload(running.read_anew()))
+            running.listen_in(loop, lambda: reload(running.reread()))
 
     if worker is not None:
         worker.on_end = on_signal
@@ -266,7 +266,7 @@ async def _serve(config: ProxyConfig, worker: Worker | None = None, running: Run
             config,
             on_ready=on_ready,
             stop=stop,
-            hasten=hasten,
+            force=force,
             worker=worker,
             on_reload=on_reload,
         ),

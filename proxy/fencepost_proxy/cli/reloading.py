@@ -13,7 +13,7 @@ from fencepost_proxy.config.reading import Loaded
 from fencepost_proxy.errors import ConfigError
 
 _log = logs.get("cli")
-_ERRORS_TOLD_MAX: Final = 20
+_ERRORS_SHOWN_MAX: Final = 20
 
 
 class Running:
@@ -22,22 +22,22 @@ class Running:
     def __init__(self, config: ProxyConfig, read: Callable[[], Loaded]) -> None:
         self.config = config
         self._read = read
-        self._asked_early = False
+        self._requested_early = False
 
     def listen(self) -> None:
         """Handles SIGHUP until `listen_in`: by default the signal would end the process. The request is kept."""
 
         def remember(*_: object) -> None:
-            self._asked_early = True
+            self._requested_early = True
 
         signal.signal(signal.SIGHUP, remember)
 
     def listen_in(self, loop: asyncio.AbstractEventLoop, reload: Callable[[], None]) -> None:
         loop.add_signal_handler(signal.SIGHUP, reload)
-        if self._asked_early:
+        if self._requested_early:
             loop.call_soon(reload)
 
-    def read_anew(self) -> ProxyConfig:
+    def reread(self) -> ProxyConfig:
         """Returns the new configuration, or the old one if the new one is invalid. Logs the result."""
         from fencepost_proxy.config.reloading import changes  # noqa: PLC0415 - not needed at start
 
@@ -47,15 +47,15 @@ class Running:
             _try_certificates(self.config, found.config)
         except ConfigError as error:
             problems = error.problems if isinstance(error, Refused) else [error]
-            for each in problems[:_ERRORS_TOLD_MAX]:
+            for each in problems[:_ERRORS_SHOWN_MAX]:
                 _log.error("configuration invalid: keeping the old one", reason=each)
             return self.config
         self.config = found.config
-        told: dict[str, object] = {"changed": "; ".join(found.changed) or "nothing"}
+        reported: dict[str, object] = {"changed": "; ".join(found.changed) or "nothing"}
         if found.left:
-            told["needs_restart"] = "; ".join(found.left)
+            reported["needs_restart"] = "; ".join(found.left)
         log = _log.warning if found.left else _log.info
-        log("configuration reloaded", file=loaded.file or "none", **told)
+        log("configuration reloaded", file=loaded.file or "none", **reported)
         return self.config
 
 

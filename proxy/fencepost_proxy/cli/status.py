@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from textwrap import indent
 from typing import Any, Final
 
-from fencepost_proxy.cli.asking import add_status, painted, show, status_page
-from fencepost_proxy.cli.expansions import told as told_expansions
+from fencepost_proxy.cli.expansions import reported as expansions_text
+from fencepost_proxy.cli.status_client import add_status, painted, show, status_page
 from fencepost_proxy.cli.tables import duration, printable, table
 
-_WELL: Final = ("well", "attention")
-_VERDICTS: Final = {
+_HEALTHY: Final = ("well", "attention")
+_DECISIONS: Final = {
     "well": ("good", "✓ Healthy"),
     "attention": ("warn", "△ Serving, with warnings"),
     "trouble": ("bad", "✕ Serving, but degraded"),
@@ -56,17 +56,17 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 def run(args: argparse.Namespace) -> int:
     """Raises `CannotAsk`."""
 
-    def look() -> tuple[dict[str, Any], int]:
+    def probe() -> tuple[dict[str, Any], int]:
         found = status_page(args.status)
-        return found, 0 if found["state"] in _WELL else 1
+        return found, 0 if found["state"] in _HEALTHY else 1
 
-    return show(args, look, lambda found: told(found, time.time()))
+    return show(args, probe, lambda found: reported(found, time.time()))
 
 
-def told(found: Mapping[str, Any], now: float) -> str:
+def reported(found: Mapping[str, Any], now: float) -> str:
     """Text for a terminal. `found` is `/status.json`; `now` is the wall clock in seconds."""
-    tone, verdict = _VERDICTS.get(found["state"], ("bad", found["state"]))
-    parts = [painted(verdict, tone)]
+    tone, decision = _DECISIONS.get(found["state"], ("bad", found["state"]))
+    parts = [painted(decision, tone)]
     for each in found["problems"]:
         mark = painted("✕", "bad") if each["bad"] else painted("△", "warn")
         parts[0] += f"\n  {mark} {printable(each['what'])}"
@@ -80,7 +80,7 @@ def told(found: Mapping[str, Any], now: float) -> str:
     parts += _table("Brokers", ("ID", "CLIENTS CONNECT TO", "KAFKA", "CONNECTIONS", "PROBLEM"), brokers)
     parts += _table("Last refusals", REFUSAL_COLUMNS, refusal_rows(found["last_refusals"], now))
     if found["expansions"] or found["withheld"]:
-        parts.append(told_expansions({name: found[name] for name in ("expansions", "withheld")}, now))
+        parts.append(expansions_text({name: found[name] for name in ("expansions", "withheld")}, now))
     parts += _transactions(found["transactions"])
     software = [
         (each["software"] or "not reported", each["version"] or "-", each["connections"]) for each in found["software"]
@@ -100,8 +100,8 @@ def _figures(found: Mapping[str, Any]) -> str:
     return "\n".join(map(printable, lines))
 
 
-def _transactions(seen: Mapping[str, Any] | None) -> list[str]:
-    if seen is None:
+def _transactions(observed: Mapping[str, Any] | None) -> list[str]:
+    if observed is None:
         return []
     rows = [
         (
@@ -110,11 +110,11 @@ def _transactions(seen: Mapping[str, Any] | None) -> list[str]:
             "-" if each["age_seconds"] is None else duration(each["age_seconds"]),
             "-" if each["partitions"] is None else each["partitions"],
         )
-        for each in seen["open"]
+        for each in observed["open"]
     ]
-    hanging = sum(seen["hanging_by_reason"].values())
-    said = f"Transactions of the cluster: {seen['open_transactions']:,} open, {hanging:,} hanging"
-    return [said, *_table("Open transactions", ("TRANSACTIONAL ID", "STATE", "AGE", "PARTITIONS"), rows)]
+    hanging = sum(observed["hanging_by_reason"].values())
+    stated = f"Transactions of the cluster: {observed['open_transactions']:,} open, {hanging:,} hanging"
+    return [stated, *_table("Open transactions", ("TRANSACTIONAL ID", "STATE", "AGE", "PARTITIONS"), rows)]
 
 
 REFUSAL_COLUMNS: Final = ("PARTITION", "WHEN", "REASON", "EXPECTED", "LOG END", "CLIENT ID", "FROM")

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fencepost_proxy.cli.asking import CannotAsk, add_status, listed, show
 from fencepost_proxy.cli.status import ago
+from fencepost_proxy.cli.status_client import CannotQuery, add_status, listed, show
 from fencepost_proxy.cli.tables import table
 
 _DESCRIPTION: Final = """\
@@ -49,18 +49,18 @@ def run(args: argparse.Namespace) -> int:
     """Raises `CannotAsk`."""
     what = "topics" if args.topic is None else "partitions"
 
-    def look() -> tuple[dict[str, Any], int]:
+    def probe() -> tuple[dict[str, Any], int]:
         rows = list(listed(args.status, what, topic=args.topic, search=args.search))
         if not rows and args.topic is not None and args.search is None:
-            raise CannotAsk(
+            raise CannotQuery(
                 f"{args.topic} is not a checked topic of the proxy at {args.status} (list: fencepost topics)"
             )
         return {what: rows}, 0
 
-    return show(args, look, lambda found: told(found, time.time()))
+    return show(args, probe, lambda found: reported(found, time.time()))
 
 
-def told(found: Mapping[str, Any], now: float) -> str:
+def reported(found: Mapping[str, Any], now: float) -> str:
     ((what, rows),) = found.items()
     if not rows:
         return f"No checked {what}, or none with a matching name."

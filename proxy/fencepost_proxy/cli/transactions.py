@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fencepost_proxy import logs
-from fencepost_proxy.cli.asking import STATUS_HELP, address, status_page
+from fencepost_proxy.cli.status_client import STATUS_HELP, address, status_page
 from fencepost_proxy.cli.tables import duration, printable, table
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.config.reading import load
@@ -123,7 +123,7 @@ def _of_status(args: argparse.Namespace) -> int:
     if report is None:
         raise ConfigError(f"the proxy at {args.status} does not watch transactions (set watch_transactions)")
     if args.what != "describe":
-        return _tell(args, report, f"{found['bootstrap'] or 'HOST:PORT'}")
+        return _report(args, report, f"{found['bootstrap'] or 'HOST:PORT'}")
     (*described,) = [each for each in report["open"] if each["transactional_id"] == args.id]
     if not described:
         raise ConfigError(f"no open transaction of {args.id} on the status page (query brokers: --bootstrap HOST:PORT)")
@@ -151,13 +151,13 @@ async def _of_kafka(args: argparse.Namespace, addresses: Sequence[Address], conf
         await control.start(timeout_seconds=_CONNECT_SECONDS)
         if args.what == "describe":
             return await _describe(args, control)
-        report = await _look(args, control)
+        report = await _probe(args, control)
     finally:
         await control.close()
-    return _tell(args, report, args.bootstrap)
+    return _report(args, report, args.bootstrap)
 
 
-async def _look(args: argparse.Namespace, control: ControlClient) -> dict[str, Any]:
+async def _probe(args: argparse.Namespace, control: ControlClient) -> dict[str, Any]:
     from fencepost_proxy.net.watching import TransactionWatch  # noqa: PLC0415
     from fencepost_proxy.transactions.watching import Pace  # noqa: PLC0415
 
@@ -173,7 +173,7 @@ async def _look(args: argparse.Namespace, control: ControlClient) -> dict[str, A
     done: Callable[[Watching], bool] = _listed if args.what == "list" else _decided
     deadline = time.monotonic() + _LIST_SECONDS
     while not done(watch.watching) and time.monotonic() < deadline:
-        watch.ask()
+        watch.query()
         await asyncio.sleep(_TICK_SECONDS)
         if args.what == "hanging" and not watch.watching.sweeps:
             deadline = time.monotonic() + _DECIDE_SECONDS  # a sweep always ends: each request times out
@@ -196,20 +196,20 @@ def _decided(watching: Watching) -> bool:
 
 async def _describe(args: argparse.Namespace, control: ControlClient) -> int:
     from fencepost_proxy.net.control import UpstreamUnavailable  # noqa: PLC0415
-    from fencepost_proxy.net.watching import Questions  # noqa: PLC0415
+    from fencepost_proxy.net.watching import Queries  # noqa: PLC0415
     from fencepost_proxy.transactions.watched import (  # noqa: PLC0415
         OPEN_STATES,
         DescribeTransactions,
         FindLeaders,
-        Look,
-        LookAt,
+        PartitionProbe,
+        ProbePartitions,
     )
 
-    questions = Questions(control)
+    queries = Queries(control)
     found = coordinator = silent = None
     for node_id in sorted(control.brokers):
         try:
-            described = await questions.describe_transactions(DescribeTransactions(node_id, (args.id,)))
+            described = await queries.describe_transactions(DescribeTransactions(node_id, (args.id,)))
         except UpstreamUnavailable as error:
             if error.error_code is None:
                 silent = error  # another broker may be the coordinator
@@ -222,7 +222,7 @@ async def _describe(args: argparse.Namespace, control: ControlClient) -> int:
         raise silent
     if found is None:
         raise ConfigError(f"transactional id {args.id} not found, or DESCRIBE on it is denied")
-    leaders = await questions.ask(FindLeaders())
+    leaders = await queries.query(FindLeaders())
     places: list[dict[str, Any]] = []
     led_here = {node_id: each for node_id, each in leaders.by_node.items() if node_id in control.brokers}  # type: ignore[union-attr]
     # Partitions without a leader: no marker can be written.
@@ -232,21 +232,21 @@ async def _describe(args: argparse.Namespace, control: ControlClient) -> int:
         if not here:
             continue
         try:
-            looks = await questions.ask(LookAt(node_id, here))
+            probes = await queries.query(ProbePartitions(node_id, here))
         except UpstreamUnavailable as error:
             places += [{**_name(each), "leader": node_id, "problem": str(error)} for each in here]
             continue
-        for partition, look in looks.found.items():  # type: ignore[union-attr]
+        for partition, probe in probes.found.items():  # type: ignore[union-attr]
             place: dict[str, Any] = {**_name(partition), "leader": node_id}
-            if isinstance(look, Look):
-                mine = [each.start_offset for each in look.open if each.producer_id == found.producer_id]
+            if isinstance(probe, PartitionProbe):
+                mine = [each.start_offset for each in probe.open if each.producer_id == found.producer_id]
                 place |= {
                     "start_offset": mine[0] if mine else None,
-                    "last_stable_offset": look.last_stable_offset,
-                    "high_watermark": look.high_watermark,
+                    "last_stable_offset": probe.last_stable_offset,
+                    "high_watermark": probe.high_watermark,
                 }
             else:
-                place |= {"error_code": look}
+                place |= {"error_code": probe}
             places.append(place)
     # The coordinator reports the start time of the last transaction even after its end.
     age = (time.time() * 1000 - found.started_at_ms) / 1000 if found.state in OPEN_STATES else None
@@ -297,7 +297,7 @@ def _place(place: Mapping[str, Any]) -> tuple[object, ...]:
 # --- output ---------------------------------------------------------------------------------------------------------
 
 
-def _tell(args: argparse.Namespace, report: Mapping[str, Any], bootstrap: str) -> int:
+def _report(args: argparse.Namespace, report: Mapping[str, Any], bootstrap: str) -> int:
     from fencepost_proxy.net.watching import abort_command  # noqa: PLC0415
 
     hanging = list(report["hanging"])
@@ -374,14 +374,14 @@ def _print_hanging(
     if not hanging and not stuck:
         print("no hanging transactions found")
     age = report["sweep_age_seconds"]
-    seen = f"{report['partitions']} partitions read" + (
+    observed = f"{report['partitions']} partitions read" + (
         ", sweep not complete" if age is None else f", sweep completed {duration(age)} ago"
     )
     if report["partitions_unreadable"]:
-        seen += f"; {report['partitions_unreadable']} unreadable (no leader, or READ denied)"
+        observed += f"; {report['partitions_unreadable']} unreadable (no leader, or READ denied)"
     if report["partitions_left_out"]:
-        seen += f"; {report['partitions_left_out']} skipped"
-    print(f"\n{seen}; {report['partitions_behind']} with committed readers lagging")
+        observed += f"; {report['partitions_left_out']} skipped"
+    print(f"\n{observed}; {report['partitions_behind']} with committed readers lagging")
 
 
 def _counts(states: Mapping[str, int]) -> str:

@@ -168,10 +168,10 @@ class Limits:
     decompressed_bytes_max: int = _limit(
         104_857_600, "maximum decompressed size of a batch. Above, the client gets MESSAGE_TOO_LARGE"
     )
-    gate_queue_max: int = _limit(
+    sequencer_queue_max: int = _limit(
         1_000, "maximum pending appends per checked partition. Further ones get a retriable error", unit="appends"
     )
-    gate_wait_max_seconds: float = _limit(
+    sequencer_wait_max_seconds: float = _limit(
         5.0,
         "maximum wait of a pending append. A third of the client's request timeout applies if it is shorter",
         live=True,
@@ -198,7 +198,7 @@ class Limits:
         256, "maximum unanswered requests of the proxy itself per broker connection", unit="requests"
     )
     metadata_refresh_seconds: float = _limit(5.0, "interval at which the proxy refreshes brokers and known topics")
-    settle_retry_seconds: float = _limit(
+    resolve_retry_seconds: float = _limit(
         0.05, "delay before the proxy reads the log again to resolve an in-doubt append"
     )
     takeover_seconds: float = _limit(
@@ -212,7 +212,7 @@ class Limits:
         "maximum time that a partition expansion waits for in-flight appends, transactions and other "
         "proxy processes. After that it is cancelled",
     )
-    partition_settle_seconds: float = _limit(
+    partition_grace_seconds: float = _limit(
         900.0,
         "grace period after a partition expansion (topic config partitioner): the proxy checks the "
         "placement of keys in batches without a partition count. Use more than delivery.timeout.ms + "
@@ -228,17 +228,17 @@ class Limits:
         "maximum idempotent producers, counted per partition, whose last append the proxy remembers on "
         "checked topics (KAFKA-5793)",
     )
-    withheld_without_commit_seconds: float = _limit(
+    gated_without_commit_seconds: float = _limit(
         600.0,
         "time after which a group gets a gated partition although it has committed nothing on the prior "
         "partition (topic config ordered.partition.expansion). The proxy logs a warning",
     )
-    withheld_without_progress_seconds: float = _limit(
+    gated_without_progress_seconds: float = _limit(
         3600.0,
         "the same for a group that has committed there, counted from its last progress. A client that "
         "commits only when records arrive never commits the last ones",
     )
-    group_look_seconds: float = _limit(
+    group_probe_seconds: float = _limit(
         1.0,
         "interval at which the proxy reads the offsets of groups that wait for a gated partition. Longer "
         "if many groups wait",
@@ -317,14 +317,14 @@ class HeaderNames:
         _refuse("headers", self._problems())
 
     def _problems(self) -> Iterator[tuple[str, str]]:
-        seen: dict[str, str] = {}
+        observed: dict[str, str] = {}
         for each in fields(self):
             name = getattr(self, each.name)
             if not name:
                 yield each.name, "must not be empty"
-            elif name in seen:
-                yield each.name, f"the header names must differ, and headers.{seen[name]} is {name!r}, too"
-            seen.setdefault(name, each.name)
+            elif name in observed:
+                yield each.name, f"the header names must differ, and headers.{observed[name]} is {name!r}, too"
+            observed.setdefault(name, each.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -557,7 +557,7 @@ class ProxyConfig:
     watch_transactions: bool = _key(
         True, "whether to monitor the cluster's transactions for the status page and metrics"
     )
-    unsafe_disable_stamping: bool = _key(False, "for tests that show why fenced appends are needed", hidden=True)
+    unsafe_disable_fencing: bool = _key(False, "for tests that show why fenced appends are needed", hidden=True)
     listen_tls: ListenTls | None = None
     upstream_tls: UpstreamTls | None = None
     control_sasl: ControlSasl | None = None

@@ -138,7 +138,7 @@ class _File(_Layer):
         except tomllib.TOMLDecodeError as e:
             at = _LINE.search(str(e))
             line = "" if at is None else f":{at[1] or len(self._text.splitlines())}"
-            hint = next((said for words, said in _FORGOTTEN.items() if words in str(e)), "")
+            hint = next((stated for words, stated in _FORGOTTEN.items() if words in str(e)), "")
             raise Refused([Problem("", f"is not TOML: {e}{hint}", f"{file}{line}")]) from e
 
     def where(self, parts: Parts) -> str:
@@ -173,8 +173,8 @@ class _Environment(_Layer):
                     document[found.name] = {**tomllib.loads(f"value = {text}")["value"], **document.get(found.name, {})}
                 except (tomllib.TOMLDecodeError, TypeError):
                     example = f"{{ {next(each for each in SHOWN if each.table == found.name).field_name} = … }}"
-                    said = f"must be a table as TOML writes it on one line: {example}"
-                    problems.append(Problem(found.name, said, f"environment {name}"))
+                    stated = f"must be a table as TOML writes it on one line: {example}"
+                    problems.append(Problem(found.name, stated, f"environment {name}"))
             else:
                 value = found.kind.from_text(text.strip())
                 if not found.table:
@@ -222,7 +222,7 @@ class _Reader:
         self._check_topic_config = check_topic_config
 
     def loaded(self, file: Path | None) -> Loaded:
-        self._look_for_unknown()
+        self._find_unknown()
         origins: dict[str, str] = {}
         values: dict[str, dict[str, Any]] = {"": {}, **{name: {} for name in TABLES}}
         for key in KEYS.values():
@@ -248,7 +248,7 @@ class _Reader:
     def _fail(self, layer: _Layer, parts: Parts, text: str) -> None:
         self._problems.append(Problem(dotted(parts), text, layer.where(parts)))
 
-    def _look_for_unknown(self) -> None:
+    def _find_unknown(self) -> None:
         top = [each.name for each in SHOWN if not each.table] + list(TABLES)
         for layer in self._layers:
             for name, value in layer.document.items():

@@ -27,7 +27,7 @@ from fencepost_proxy.dev import class_archive, probe
 from fencepost_proxy.dev.errors import ClusterError, PortTakenError
 from fencepost_proxy.dev.jars import DEFAULT_VERSION, Progress, classpath, release, say
 from fencepost_proxy.dev.java import QUICK_JVM, find_jdk, logging_flags
-from fencepost_proxy.dev.process import GuardedProcess
+from fencepost_proxy.dev.process import SupervisedProcess
 from fencepost_proxy.types import Address
 
 HOST = "127.0.0.1"
@@ -105,7 +105,7 @@ class KafkaCluster:
         self._cluster_id = ""
         #: Node id → listener name → port. CONTROLLER only for a controller.
         self._ports: dict[int, dict[str, int]] = {}
-        self._processes: dict[int, GuardedProcess] = {}
+        self._processes: dict[int, SupervisedProcess] = {}
         self._paused: set[int] = set()
 
     # --- properties -------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ class KafkaCluster:
         if (directory / "data" / "meta.properties").exists():
             return
         output = directory / "format.log"
-        process = GuardedProcess(
+        process = SupervisedProcess(
             [
                 *self._jvm(),
                 "kafka.tools.StorageTool",
@@ -389,7 +389,7 @@ class KafkaCluster:
         jvm = self._jvm()
         if self._archive_to is not None:
             jvm.insert(1, f"-XX:ArchiveClassesAtExit={self._archive_to}")
-        self._processes[node_id] = GuardedProcess(
+        self._processes[node_id] = SupervisedProcess(
             [*jvm, "kafka.Kafka", str(directory / "server.properties")], output=self.log_file(node_id)
         )
 

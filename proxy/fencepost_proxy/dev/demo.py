@@ -35,7 +35,7 @@ from kafka.errors import KafkaError, PolicyViolationError
 from fencepost_proxy.dev.cluster import HOST, KafkaCluster
 from fencepost_proxy.dev.errors import DevError
 from fencepost_proxy.dev.java import find_jdk
-from fencepost_proxy.dev.process import GuardedProcess
+from fencepost_proxy.dev.process import SupervisedProcess
 from fencepost_proxy.dev.proof import Proof, read_back, row_hash
 from fencepost_proxy.dev.screen import Screen, bar
 
@@ -48,8 +48,8 @@ PROXY_LOG, LOAD_1_LOG, LOAD_2_LOG = LOGS = "proxy.log", "load-1.log", "load-2.lo
 PROXY_START_SECONDS = 30.0
 LOAD_SECONDS = 300.0
 #: Interval between reads of the log ends; longer while Spark starts, which needs the CPU.
-LOOK_SECONDS = 0.05
-IDLE_LOOK_SECONDS = 0.25
+REFRESH_SECONDS = 0.05
+IDLE_POLL_SECONDS = 0.25
 #: Interval between attempts of the second writer.
 STALE_SECONDS = 1.0
 KILL_SECONDS = 10.0
@@ -68,8 +68,8 @@ class Flights:
     def decode(self, value: bytes) -> Sequence[str] | None:
         """Decodes a record's value into the fields of a row. Empty CSV fields are null in JSON."""
         try:
-            said = json.loads(value)
-            return [said[name] or "" for name in self.columns] if len(said) == len(self.columns) else None
+            stated = json.loads(value)
+            return [stated[name] or "" for name in self.columns] if len(stated) == len(self.columns) else None
         except (ValueError, TypeError, KeyError):
             return None
 
@@ -127,12 +127,12 @@ class StaleWriter(threading.Thread):
             bootstrap_servers=self._proxy, acks="all", retries=0, enable_idempotence=False, request_timeout_ms=10_000
         )
         try:
-            seen = log.ends()
+            observed = log.ends()
             stale: dict[int, int] = {}
             while not self._over.wait(STALE_SECONDS):
                 for partition, end in enumerate(log.ends()):
-                    if end > seen[partition]:
-                        stale[partition], seen[partition] = seen[partition], end
+                    if end > observed[partition]:
+                        stale[partition], observed[partition] = observed[partition], end
                     if partition in stale and not self._over.is_set():
                         self._try(producer, partition, stale[partition])
         except KafkaError as error:
@@ -150,7 +150,7 @@ class StaleWriter(threading.Thread):
             self.accepted += 1
         except PolicyViolationError as error:
             self.refused += 1
-            self.last_refusal = _said(error)
+            self.last_refusal = _stated(error)
         except KafkaError as error:
             self.failed += 1
             self.last_refusal = str(error)
@@ -160,7 +160,7 @@ class StaleWriter(threading.Thread):
         self.join(20)
 
 
-def _said(error: KafkaError) -> str:
+def _stated(error: KafkaError) -> str:
     """The proxy's refusal text within kafka-python's error message."""
     found = re.search(r"OFFSET_\w+ topic=\S+ partition=\d+ expected=\d+ actual=\d+", str(error))
     return found[0] if found else str(error)
@@ -255,7 +255,7 @@ class Demo:
         status = f"{HOST}:{_free_port()}"
         log = self._logs / PROXY_LOG
         command = [sys.executable, "-m", "fencepost_proxy", "proxy"]
-        process = GuardedProcess(
+        process = SupervisedProcess(
             [*command, "--upstream", kafka, "--listen", f"{HOST}:0", "--status", status], output=log
         )
         self._cleanup.callback(end_session, process)
@@ -263,7 +263,7 @@ class Demo:
         while (ready := re.search(r"^ready bootstrap=(\S+)$", log.read_text(), re.MULTILINE)) is None:
             if not process.running or time.monotonic() > deadline:
                 raise DevError(f"the proxy did not start:\n{tail(log)}")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(REFRESH_SECONDS)
         return ready[1], status
 
     def _create_topic(self, proxy: str) -> None:
@@ -274,7 +274,7 @@ class Demo:
         finally:
             admin.close()
 
-    def _start_load(self, proxy: str, log: Path) -> GuardedProcess:
+    def _start_load(self, proxy: str, log: Path) -> SupervisedProcess:
         spark = importlib.util.find_spec("pyspark")
         if spark is None or not spark.submodule_search_locations:
             raise DevError("PySpark is not installed; run `make demo`, or install fencepost[dev,spark]")
@@ -293,7 +293,7 @@ class Demo:
             command += ["--conf", f"{name}={value}"]
         command += [str(JOB), "--input", str(self._directory / "flights.csv"), "--bootstrap", proxy, "--topic", TOPIC]
         environment = {**os.environ, "SPARK_HOME": home, "PYSPARK_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
-        process = GuardedProcess(command, output=log, environment=environment)
+        process = SupervisedProcess(command, output=log, environment=environment)
         self._cleanup.callback(end_session, process)
         return process
 
@@ -307,7 +307,7 @@ class Demo:
             if not load.running or time.monotonic() > deadline:
                 raise DevError(f"the load ended before it could be killed:\n{tail(output)}")
             self._show("load", ends, total, writer)
-            time.sleep(LOOK_SECONDS if there else IDLE_LOOK_SECONDS)
+            time.sleep(REFRESH_SECONDS if there else IDLE_POLL_SECONDS)
         if not end_session(load):
             raise DevError("the load ended before it could be killed; its log says:\n" + tail(output))
         there = sum(log.ends())
@@ -323,19 +323,19 @@ class Demo:
             if time.monotonic() > deadline:
                 raise DevError(f"the load did not end within {LOAD_SECONDS:.0f} seconds:\n{tail(output)}")
             self._show("load", log.ends(), total, writer, from_rows=killed_at)
-            time.sleep(IDLE_LOOK_SECONDS)
+            time.sleep(IDLE_POLL_SECONDS)
         if load.exit_code != 0:
             raise DevError(f"the load failed:\n{tail(output)}")
         found = sum(map(int, re.findall(r"(\d+) rows were there", output.read_text())))
         appended = sum(map(int, re.findall(r"(\d+) appended", output.read_text())))
         self._screen.say("load", f"complete: it found {found:,} rows and appended {appended:,}")
 
-    def _show(self, who: str, ends: list[int], total: int, writer: StaleWriter, *, from_rows: int = 0) -> None:
+    def _show(self, source: str, ends: list[int], total: int, writer: StaleWriter, *, from_rows: int = 0) -> None:
         """`from_rows`: rows in the log before this load; until there are more, Spark has not begun to write."""
         there = sum(ends)
         state = "Spark is starting" if there == from_rows else f"rows {' '.join(f'{end:,}' for end in ends)}"
         refused = f"; {writer.refused} refused" if writer.refused else ""
-        self._screen.live(who, f"{bar(there / total)} {state}{refused}")
+        self._screen.live(source, f"{bar(there / total)} {state}{refused}")
 
     # --- the result ---------------------------------------------------------------------------------------------------
 
@@ -343,9 +343,9 @@ class Demo:
         line = self._screen.line
         line(f"\nThe proof, read back from Kafka itself at {kafka}, not through the proxy:\n")
         line("  partition      rows   offsets            gaps")
-        for seen in proof.partitions:
-            offsets = f"{seen.log_start:,} to {seen.log_end - 1:,}"
-            line(f"  {seen.partition:>9} {seen.records:>9,}   {offsets:<16} {seen.gaps:>6}")
+        for observed in proof.partitions:
+            offsets = f"{observed.log_start:,} to {observed.log_end - 1:,}"
+            line(f"  {observed.partition:>9} {observed.records:>9,}   {offsets:<16} {observed.gaps:>6}")
         line(f"  {'total':>9} {proof.records:>9,}   {'':<16} {proof.gaps:>6}\n")
         every_try_refused = writer.refused == writer.tried > 0 and not writer.failed
         for what, count, good in (
@@ -363,8 +363,8 @@ class Demo:
         if writer.last_refusal:
             line(f"\n  the last refusal: {writer.last_refusal}")
         proved = proof.holds and every_try_refused and counted >= writer.refused
-        verdict = "PROVED: every row exactly once" if proved else "NOT PROVED: see the lines marked above"
-        line(f"\n{verdict}. It took {self._screen.elapsed_seconds():.0f} seconds.")
+        decision = "PROVED: every row exactly once" if proved else "NOT PROVED: see the lines marked above"
+        line(f"\n{decision}. It took {self._screen.elapsed_seconds():.0f} seconds.")
         return proved
 
 
@@ -379,7 +379,7 @@ def refusals_counted(status: str) -> int:
     return int(float(found[1])) if found else 0
 
 
-def end_session(process: GuardedProcess) -> bool:
+def end_session(process: SupervisedProcess) -> bool:
     """Kills a process and all its children with SIGKILL. Returns False if it had already exited.
 
     Spark's JVM starts its driver and workers in separate process groups, but in the same session.

@@ -114,7 +114,7 @@ def release(version: str) -> Release:
 def parse_lock(text: str, name: str) -> tuple[Jar, ...]:
     """The jars of a lock file, in order. Raises `JarError`, which names the lock and the line."""
     jars: list[Jar] = []
-    seen: set[tuple[str, str, str]] = set()
+    observed: set[tuple[str, str, str]] = set()
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -124,9 +124,9 @@ def parse_lock(text: str, name: str) -> tuple[Jar, ...]:
         jar = Jar(match[1], match[2], match[3], match[4] or "", match[5])
         # With two versions of an artifact, the order would decide which one Java loads.
         key = (jar.group, jar.artifact, jar.classifier)
-        if key in seen:
+        if key in observed:
             raise JarError(f"{name}.lock line {number}: {jar.group}:{jar.artifact} is listed twice")
-        seen.add(key)
+        observed.add(key)
         jars.append(jar)
     if not jars:
         raise JarError(f"{name}.lock lists no jars")
@@ -225,7 +225,7 @@ class _Tally:
         self._total, self._name, self._progress = total, name, progress
         self._lock = threading.Lock()
         self._jars = self._bytes = 0
-        self._started = self._said = time.monotonic()
+        self._started = self._stated = time.monotonic()
         progress(f"fetching {name}: {total} jars into {cache_directory()}")
 
     def add(self, *, jars: int = 0, size_bytes: int = 0) -> None:
@@ -233,9 +233,9 @@ class _Tally:
             self._jars += jars
             self._bytes += size_bytes
             now = time.monotonic()
-            if now - self._said < PROGRESS_INTERVAL_SECONDS:
+            if now - self._stated < PROGRESS_INTERVAL_SECONDS:
                 return
-            self._said = now
+            self._stated = now
             line = f"fetching {self._name}: {self._jars} of {self._total} jars, {self._bytes / 1e6:.0f} MB"
         self._progress(line)
 

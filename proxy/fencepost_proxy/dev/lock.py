@@ -35,13 +35,13 @@ def resolve(roots: Iterable[str], without: Iterable[str]) -> list[Jar]:
         # "!" limits each root's dependencyManagement to that root. Otherwise jgo applies that of the logging binding's
         # parent to all roots, which changes the versions of Kafka's zstd-jni and lz4-java.
         inputs, transitive = context.resolver.resolve([context.create_dependency(f"{root}!") for root in roots])
-        wanted = [
+        requested = [
             dependency
             for dependency in (*inputs, *transitive)
             if dependency.type == "jar" and f"{dependency.groupId}:{dependency.artifactId}" not in unwanted
         ]
         with ThreadPoolExecutor(8) as pool:
-            files = list(pool.map(lambda dependency: dependency.artifact.resolve(), wanted))
+            files = list(pool.map(lambda dependency: dependency.artifact.resolve(), requested))
         return sorted(
             (
                 Jar(
@@ -51,7 +51,7 @@ def resolve(roots: Iterable[str], without: Iterable[str]) -> list[Jar]:
                     dependency.classifier or "",
                     hashlib.sha256(file.read_bytes()).hexdigest(),
                 )
-                for dependency, file in zip(wanted, files, strict=True)
+                for dependency, file in zip(requested, files, strict=True)
             ),
             key=str,
         )

@@ -20,7 +20,7 @@ _CLIENT_ID = b"fencepost-probe"
 
 def registered_brokers(address: Address) -> set[int]:
     """Ids of live nodes in the broker's metadata (Metadata v1, no topics)."""
-    body = _ask(address, _METADATA, 1, struct.pack(">i", 0))
+    body = _query(address, _METADATA, 1, struct.pack(">i", 0))
     (count,) = struct.unpack_from(">i", body)
     at, node_ids = 4, set()
     for _ in range(count):
@@ -38,13 +38,13 @@ def has_coordinator(address: Address, key_type: int) -> bool:
     The request also makes Kafka create the internal topic, so that the first client need not wait.
     """
     key = b"fencepost-probe"
-    body = _ask(address, _FIND_COORDINATOR, 1, struct.pack(">h", len(key)) + key + struct.pack(">b", key_type))
+    body = _query(address, _FIND_COORDINATOR, 1, struct.pack(">h", len(key)) + key + struct.pack(">b", key_type))
     return _error_after_throttle(body) == 0
 
 
 def gives_producer_ids(address: Address) -> bool:
     """Whether the broker assigns producer ids (InitProducerId v0)."""
-    body = _ask(address, _INIT_PRODUCER_ID, 0, struct.pack(">hi", -1, 60_000))
+    body = _query(address, _INIT_PRODUCER_ID, 0, struct.pack(">hi", -1, 60_000))
     return _error_after_throttle(body) == 0
 
 
@@ -52,7 +52,7 @@ def _error_after_throttle(body: bytes) -> int:
     return int(struct.unpack_from(">ih", body)[1])
 
 
-def _ask(address: Address, api_key: int, version: int, body: bytes) -> bytes:
+def _query(address: Address, api_key: int, version: int, body: bytes) -> bytes:
     """Sends one request on a new connection. Returns the response after its correlation id."""
     header = struct.pack(">hhih", api_key, version, 1, len(_CLIENT_ID)) + _CLIENT_ID
     with socket.create_connection(address, TIMEOUT_SECONDS) as connection:

@@ -23,14 +23,14 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def guarded(command: list[str]) -> list[str]:
+def supervised(command: list[str]) -> list[str]:
     """On Linux, a command that the kernel kills when the *thread* that starts it ends. Elsewhere unchanged."""
     if sys.platform != "linux":
         return command
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
 
 
-class GuardedProcess:
+class SupervisedProcess:
     """A child process in its own session, so that Ctrl-C does not reach it. Its output is appended to a file.
 
     PDEATHSIG applies when the *thread* that started the child ends. Callers use short-lived threads (asyncio.to_thread,
@@ -54,7 +54,7 @@ class GuardedProcess:
         try:
             with output.open("ab") as file:
                 self._process = subprocess.Popen(
-                    guarded(command),
+                    supervised(command),
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,

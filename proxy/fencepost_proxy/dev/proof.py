@@ -54,11 +54,11 @@ class Proof:
 
     @property
     def records(self) -> int:
-        return sum(seen.records for seen in self.partitions)
+        return sum(observed.records for observed in self.partitions)
 
     @property
     def gaps(self) -> int:
-        return sum(seen.gaps for seen in self.partitions)
+        return sum(observed.gaps for observed in self.partitions)
 
     @property
     def holds(self) -> bool:
@@ -66,7 +66,7 @@ class Proof:
         return (
             self.rows_once == self.rows_wanted == self.records
             and not (self.rows_missing or self.rows_too_often or self.records_unknown or self.gaps)
-            and all(seen.log_start == 0 for seen in self.partitions)
+            and all(observed.log_start == 0 for observed in self.partitions)
         )
 
 
@@ -77,15 +77,17 @@ def row_hash(fields: Iterable[str]) -> bytes:
     return blake2b(framed.encode(), digest_size=HASH_BYTES).digest()
 
 
-def read_back(bootstrap: str, topic: str, wanted: Counter[bytes], decode: Decode, progress: Progress) -> Proof:
+def read_back(bootstrap: str, topic: str, requested: Counter[bytes], decode: Decode, progress: Progress) -> Proof:
     """Compares all records of `topic` with `wanted`: `row_hash` of each row → expected number.
 
     `bootstrap`: the brokers, not the proxy. Raises `ProofError` if reading stalls.
     """
-    return asyncio.run(_read_back(bootstrap, topic, wanted, decode, progress))
+    return asyncio.run(_read_back(bootstrap, topic, requested, decode, progress))
 
 
-async def _read_back(bootstrap: str, topic: str, wanted: Counter[bytes], decode: Decode, progress: Progress) -> Proof:
+async def _read_back(
+    bootstrap: str, topic: str, requested: Counter[bytes], decode: Decode, progress: Progress
+) -> Proof:
     consumer = AIOKafkaConsumer(
         topic,
         bootstrap_servers=bootstrap,
@@ -125,21 +127,21 @@ async def _read_back(bootstrap: str, topic: str, wanted: Counter[bytes], decode:
             PartitionSeen(at.partition, begins[at], ends[at], counts[at], ends[at] - begins[at] - counts[at])
             for at in partitions
         ),
-        wanted,
+        requested,
         found,
         unknown,
     )
 
 
 def _compare(
-    partitions: tuple[PartitionSeen, ...], wanted: Counter[bytes], found: Counter[bytes], unknown: int
+    partitions: tuple[PartitionSeen, ...], requested: Counter[bytes], found: Counter[bytes], unknown: int
 ) -> Proof:
-    foreign = sum(count for row, count in found.items() if row not in wanted)
+    foreign = sum(count for row, count in found.items() if row not in requested)
     return Proof(
         partitions=partitions,
-        rows_wanted=wanted.total(),
-        rows_once=(wanted & found).total(),
-        rows_missing=(wanted - found).total(),
-        rows_too_often=(found - wanted).total() - foreign,
+        rows_wanted=requested.total(),
+        rows_once=(requested & found).total(),
+        rows_missing=(requested - found).total(),
+        rows_too_often=(found - requested).total() - foreign,
         records_unknown=unknown + foreign,
     )

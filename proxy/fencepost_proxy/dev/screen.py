@@ -24,18 +24,18 @@ class Screen:
     def elapsed_seconds(self) -> float:
         return time.monotonic() - self._started
 
-    def say(self, who: str, text: str) -> None:
+    def say(self, source: str, text: str) -> None:
         """Prints a permanent line with time and subject."""
-        self.line(f"{self.elapsed_seconds():6.1f} s  {who:<6} {text}")
+        self.line(f"{self.elapsed_seconds():6.1f} s  {source:<6} {text}")
 
     def line(self, text: str = "") -> None:
         self._wipe()
         self._out.write(text + "\n")
         self._out.flush()
 
-    def live(self, who: str, text: str) -> None:
+    def live(self, source: str, text: str) -> None:
         """Replaces the live line; may be called at any rate."""
-        line = f"{self.elapsed_seconds():6.1f} s  {who:<6} {text}"
+        line = f"{self.elapsed_seconds():6.1f} s  {source:<6} {text}"
         if self._terminal:
             line = line[: shutil.get_terminal_size().columns - 1]
             self._out.write("\r" + line.ljust(len(self._live)))

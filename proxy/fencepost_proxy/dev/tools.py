@@ -14,7 +14,7 @@ from pathlib import Path
 from fencepost_proxy.dev.errors import ToolError
 from fencepost_proxy.dev.jars import DEFAULT_VERSION, cache_directory, classpath, release
 from fencepost_proxy.dev.java import QUICK_JVM, find_jdk, logging_flags
-from fencepost_proxy.dev.process import guarded
+from fencepost_proxy.dev.process import supervised
 
 TIMEOUT_SECONDS = 60.0
 COMPILE_TIMEOUT_SECONDS = 120.0
@@ -156,7 +156,7 @@ def compile_java(sources: Sequence[Path], *, version: str = DEFAULT_VERSION) -> 
 def _run(command: list[str], name: str, stdin: str, timeout_seconds: float, check: bool) -> ToolResult:
     try:
         done = subprocess.run(
-            guarded(command),
+            supervised(command),
             input=stdin,
             capture_output=True,
             encoding="utf-8",

@@ -16,7 +16,7 @@ class Aborted(NamedTuple):
     first_offset: int
 
 
-class Looked(NamedTuple):
+class ScanResult(NamedTuple):
     """`highest`: the highest consumable offset below the limit, or None. `next_offset`: where to fetch next."""
 
     highest: int | None
@@ -25,7 +25,7 @@ class Looked(NamedTuple):
 
 def consumable_below(
     limit: int, records: memoryview, aborted: Iterable[Aborted], *, from_offset: int, decompressed_bytes_max: int
-) -> Looked:
+) -> ScanResult:
     """For the records of one Fetch answer, read committed. `next_offset` None: it had no records."""
     to_come = sorted(aborted, key=lambda each: each.first_offset)
     open_ids: set[int] = set()
@@ -45,7 +45,7 @@ def consumable_below(
             continue
         found = _highest(header, batch, from_offset, limit, decompressed_bytes_max)
         highest = highest if found is None else found
-    return Looked(highest, next_offset)
+    return ScanResult(highest, next_offset)
 
 
 def _highest(header: BatchHeader, batch: memoryview, low: int, limit: int, bytes_max: int) -> int | None:

@@ -37,7 +37,7 @@ _Value = TypeVar("_Value")
 #: Remembered members of watched groups; a forgotten one rejoins once when a gate is cleared.
 _MEMBERS_MAX: Final = 100_000
 #: A KIP-848 member that has not taken partitions is sent them again after this many heartbeats.
-_TELL_AGAIN: Final = 3
+_REPEAT_AFTER: Final = 3
 #: After this many heartbeats without a report, a member is assumed to own exactly what it was sent.
 _SILENT_MAX: Final = 3
 
@@ -63,11 +63,11 @@ class ConsumerMember:
     """
 
     assigned: Assigned
-    held: Assigned
+    allowed: Assigned
     lacking: frozenset[TopicPartition]
     acknowledge: bool
     silent_for: int = 0
-    told_ago: int = 0
+    sent_ago: int = 0
 
 
 @dataclass(slots=True)
@@ -75,13 +75,13 @@ class Group:
     """`withheld`: partitions gated now; None until looked up. `recorded`: partitions that members may lack according to
     the state topic. `active_at`: last request of a member here."""
 
-    withheld: frozenset[TopicPartition] | None = None
+    gated: frozenset[TopicPartition] | None = None
     recorded: frozenset[TopicPartition] = frozenset()
     active_at: float = 0.0
-    wanted: set[TopicPartition] = field(default_factory=set)
+    requested: set[TopicPartition] = field(default_factory=set)
 
     def released(self, lacking: frozenset[TopicPartition]) -> frozenset[TopicPartition]:
-        return frozenset() if self.withheld is None else lacking - self.withheld
+        return frozenset() if self.gated is None else lacking - self.gated
 
 
 class Watch:
@@ -95,20 +95,20 @@ class Watch:
 
     # ---- groups
 
-    def withhold(self, group: str, withheld: Iterable[TopicPartition], asked: Iterable[TopicPartition]) -> None:
+    def gate_partitions(self, group: str, gated: Iterable[TopicPartition], queried: Iterable[TopicPartition]) -> None:
         """`asked`: partitions that a member was about to get; `withheld`: those of them that are gated now."""
-        withheld, asked = frozenset(withheld), frozenset(asked)
+        gated, queried = frozenset(gated), frozenset(queried)
         watched = self.groups.get(group)
         if watched is None:
-            if not withheld:
+            if not gated:
                 return
             watched = self.groups[group] = Group()
-        watched.wanted |= withheld
-        before = watched.recorded if watched.withheld is None else watched.withheld
-        watched.withheld = (before - asked) | withheld
+        watched.requested |= gated
+        before = watched.recorded if watched.gated is None else watched.gated
+        watched.gated = (before - queried) | gated
 
     def update(
-        self, group: str, withheld: frozenset[TopicPartition], asked: frozenset[TopicPartition] | None = None
+        self, group: str, gated: frozenset[TopicPartition], queried: frozenset[TopicPartition] | None = None
     ) -> None:
         """The gated ones of `asked`; None: of all partitions.
 
@@ -118,8 +118,8 @@ class Watch:
         watched = self.groups.get(group)
         if watched is None:
             return
-        unasked = frozenset() if asked is None or watched.withheld is None else watched.withheld - asked
-        watched.withheld = withheld | (unasked & (watched.wanted | watched.recorded))
+        unasked = frozenset() if queried is None or watched.gated is None else watched.gated - queried
+        watched.gated = gated | (unasked & (watched.requested | watched.recorded))
 
     def record(self, group: str, lacking: frozenset[TopicPartition]) -> None:
         """Partitions that members of the group may lack, according to the state topic.
@@ -134,8 +134,8 @@ class Watch:
             if not lacking:
                 return
             watched = self.groups[group] = Group()
-        if watched.withheld is not None:
-            watched.withheld |= lacking - watched.recorded
+        if watched.gated is not None:
+            watched.gated |= lacking - watched.recorded
         watched.recorded = lacking
 
     def forget(self, group: str) -> None:
@@ -166,7 +166,7 @@ class Watch:
     def consumer(self, group: str, member: str) -> ConsumerMember | None:
         return self._consumers.get((group, member))
 
-    def consumer_asks(self, group: str, member: str, owned: Assigned | None, now: float) -> Assigned | None:
+    def consumer_heartbeat(self, group: str, member: str, owned: Assigned | None, now: float) -> Assigned | None:
         """A heartbeat is sent upstream. Returns the owned partitions to add if it has none."""
         watched = self.groups.get(group)
         if watched is not None:
@@ -178,21 +178,21 @@ class Watch:
                 known.acknowledge = False
         elif known is not None and known.acknowledge:
             known.silent_for += 1
-            said = self._owned.get((group, member))
-            if said is not None or known.silent_for >= _SILENT_MAX:
+            stated = self._owned.get((group, member))
+            if stated is not None or known.silent_for >= _SILENT_MAX:
                 known.acknowledge = False
-                return known.held if said is None else said
+                return known.allowed if stated is None else stated
         return None
 
-    def consumer_told(
-        self, group: str, member: str, assigned: Assigned, held: Assigned, lacking: frozenset[TopicPartition]
+    def consumer_assigned(
+        self, group: str, member: str, assigned: Assigned, allowed: Assigned, lacking: frozenset[TopicPartition]
     ) -> None:
         """The coordinator has sent an assignment, and the member is about to get `held` of it."""
         if group not in self.groups:
             return
         known = self._consumers.get((group, member))
         acknowledge = bool(lacking or (known is not None and known.lacking))
-        _put(self._consumers, (group, member), ConsumerMember(assigned, held, lacking, acknowledge))
+        _put(self._consumers, (group, member), ConsumerMember(assigned, allowed, lacking, acknowledge))
 
     def consumer_gets(self, group: str, member: str, topic_ids: Mapping[str, UUID]) -> Assigned | None:
         """Assignment to add to an answer without one; None: nothing."""
@@ -205,16 +205,16 @@ class Watch:
         owned = self._owned.get((group, member), ())
         if all(_has(owned, topic_ids.get(each.topic), each) for each in released):
             known.lacking -= released
-            known.told_ago = 0
+            known.sent_ago = 0
             return None
-        known.told_ago += 1
-        if known.told_ago > 1 and known.told_ago % _TELL_AGAIN:
+        known.sent_ago += 1
+        if known.sent_ago > 1 and known.sent_ago % _REPEAT_AFTER:
             return None
         left_out = {(topic_ids.get(each.topic), each.partition) for each in known.lacking - released}
-        known.held = without(known.assigned, left_out)
-        return known.held
+        known.allowed = without(known.assigned, left_out)
+        return known.allowed
 
-    def consumer_is_strange(self, group: str, member: str) -> bool:
+    def consumer_is_unknown(self, group: str, member: str) -> bool:
         """Whether the member is unknown here and may lack a partition whose gate was cleared."""
         watched = self.groups.get(group)
         if watched is None:

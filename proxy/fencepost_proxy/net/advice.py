@@ -197,10 +197,10 @@ _WARNING: Final[_Table] = (
 )
 
 
-def of_connection(said: str, *, beside: bool = False) -> str:
+def of_connection(stated: str, *, beside: bool = False) -> str:
     """Action for a broker that is unreachable or refuses the proxy. `beside`: the broker of a sidecar."""
-    own = _found(_BESIDE, said) if beside else None
-    return own or _found(_CONNECTION, said) or "check the broker's log"
+    own = _found(_BESIDE, stated) if beside else None
+    return own or _found(_CONNECTION, stated) or "check the broker's log"
 
 
 def of_not_ready(reason: str) -> str:
@@ -215,5 +215,5 @@ def of_warning(warning: str) -> str:
     return _found(_WARNING, warning) or ""
 
 
-def _found(table: _Table, said: str) -> str | None:
-    return next((remedy for words, remedy in table if words in said), None)
+def _found(table: _Table, stated: str) -> str | None:
+    return next((remedy for words, remedy in table if words in stated), None)

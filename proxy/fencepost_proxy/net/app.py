@@ -27,54 +27,54 @@ from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError, FencepostError, error_name
-from fencepost_proxy.groups.questions import Question
+from fencepost_proxy.groups.queries import Query
 from fencepost_proxy.net import diagnosis
 from fencepost_proxy.net.broker import Access
 from fencepost_proxy.net.certificates import Certificates
 from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
 from fencepost_proxy.net.expansions import Expansions
-from fencepost_proxy.net.groups import GroupKeeper
+from fencepost_proxy.net.groups import GroupProgressTracker
 from fencepost_proxy.net.http import StatusServer
-from fencepost_proxy.net.link import Link
 from fencepost_proxy.net.listeners import Acceptor, bind, connect
 from fencepost_proxy.net.lists import Found, Lists, Refusals, Sources
-from fencepost_proxy.net.metrics import AddressNumbers, Metrics, Moment, PartitionNumbers, fencepost_version, seen
-from fencepost_proxy.net.reads import FACTS_SECONDS, GateReads
-from fencepost_proxy.net.side import Buffers, Socket
-from fencepost_proxy.net.sidecar import SidecarLook
+from fencepost_proxy.net.log_reader import FACTS_SECONDS, LogReader
+from fencepost_proxy.net.metrics import AddressNumbers, Metrics, Moment, PartitionNumbers, fencepost_version, observed
+from fencepost_proxy.net.proxied_connection import ProxiedConnection
+from fencepost_proxy.net.proxied_socket import Buffers, Socket
+from fencepost_proxy.net.sidecar import SidecarProbe
 from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.net.status import (
-    POISONED_SHOWN,
+    ABORT_ONLY_SHOWN,
+    AbortOnlyStatus,
     BrokerStatus,
     ExpansionStatus,
     Listed,
-    PoisonedStatus,
+    PageRequest,
     StatusSnapshot,
     ViolationStatus,
-    Wanted,
 )
 from fencepost_proxy.net.tls import TlsSocket, of_broker, of_client, secure
 from fencepost_proxy.net.transactions import Commits
 from fencepost_proxy.net.watchdog import Watchdog
 from fencepost_proxy.net.watching import TransactionWatch
-from fencepost_proxy.partitions.events import GateLimits, Ticket, Violation
-from fencepost_proxy.partitions.gate import Gate
-from fencepost_proxy.partitions.gate_state import Phase
-from fencepost_proxy.partitions.settling import FORGOTTEN
+from fencepost_proxy.sequencer.events import PendingAppend, SequencerLimits, Violation
+from fencepost_proxy.sequencer.in_doubt import FORGOTTEN
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.sequencer.state import Phase
 from fencepost_proxy.session import messages as sessions
-from fencepost_proxy.session.doors import READ_SECONDS
-from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.barriers import READ_SECONDS
+from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection, ForControl, Report
 from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED
 from fencepost_proxy.session.reading import HERE_BYTES_MAX
+from fencepost_proxy.session.rewriters import RequestRewriters
+from fencepost_proxy.session.services import RelayedVersions, and_addresses, but_for
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.session.surroundings import Passes, and_addresses, but_for
-from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report, Switch
+from fencepost_proxy.topics.abort_only import is_abort_only
+from fencepost_proxy.topics.barrier import AppendBarrier
 from fencepost_proxy.topics.counts import Client, Counts
-from fencepost_proxy.topics.door import Door
-from fencepost_proxy.topics.expansions import Growth
+from fencepost_proxy.topics.expansions import ExpansionHistory
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.planning import Known
-from fencepost_proxy.topics.poisoned import is_poison
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings, is_safe
@@ -87,7 +87,7 @@ from fencepost_proxy.wire.produce import NodeEndpoint
 
 if TYPE_CHECKING:
     from fencepost_proxy.net.bridge import Bridge
-    from fencepost_proxy.net.worker import HandedLink, Worker
+    from fencepost_proxy.net.worker import MigratedSockets, Worker
 
 _T = TypeVar("_T")
 _log = logs.get("net.app")
@@ -110,7 +110,7 @@ _STORE_SECONDS = 15.0
 #: How often it is looked whether their files have changed.
 _CERTIFICATES_SECONDS = 5.0
 _START_AGAIN_SECONDS = 2.0
-_DRAIN_LOOK_SECONDS = 0.02
+_DRAIN_POLL_SECONDS = 0.02
 #: For so long it is told that no connection to a broker could be opened: clients try again all the time.
 _UNREACHABLE_SECONDS = 30.0
 #: How long a client whose connection has ended may take to see it. Until then it may send on: if that were answered by
@@ -122,7 +122,7 @@ _READ_AT_ONCE_MAX = 2
 #: Topics that one log line names; the others are counted.
 _NAMED_MAX = 5
 #: Topics of which it is told in the log why their batches lose their producer ids.
-_TOLD_MAX = 10_000
+_REPORTED_MAX = 10_000
 _WHY_DOWNGRADED = {
     MESSAGE_FORMAT: "its message format is older than 0.11: it takes no producer ids",
     NOT_PERMITTED: "Kafka does not let a client of it be idempotent",
@@ -134,7 +134,7 @@ async def serve(
     *,
     on_ready: Callable[[Address], None] = lambda address: None,
     stop: asyncio.Event | None = None,
-    hasten: asyncio.Event | None = None,
+    force: asyncio.Event | None = None,
     worker: Worker | None = None,
     on_reload: Callable[[Callable[[ProxyConfig], None]], None] = lambda reload: None,
 ) -> None:
@@ -155,7 +155,7 @@ async def serve(
             worker.attach(proxy)
         on_ready(await proxy.start())
         await stop.wait()
-        await proxy.drain(hasten or asyncio.Event())
+        await proxy.drain(force or asyncio.Event())
 
 
 class Proxy:
@@ -168,7 +168,7 @@ class Proxy:
         self.header_names = HeaderNames(*(name.encode() for name in _names(config)))
         self.frame_bytes_max = limits.frame_bytes_max
         self.in_flight_requests_max = limits.in_flight_requests_max
-        self.gate_wait_max_seconds = limits.gate_wait_max_seconds
+        self.sequencer_wait_max_seconds = limits.sequencer_wait_max_seconds
         self.request_timeout_seconds = limits.request_timeout_seconds
         self.decompressed_bytes_max = limits.decompressed_bytes_max
         self.read_here_bytes_max = HERE_BYTES_MAX
@@ -187,16 +187,16 @@ class Proxy:
             config.control_sasl,
             on_failure=self._metrics.upstream_tls_failed,
             on_login=self._metrics.logged_in,
-            on_trouble=lambda reason: self._metrics.upstream_failed("proxy", reason),
+            on_error=lambda reason: self._metrics.upstream_failed("proxy", reason),
         )
-        self._beside_a_broker = config.mode == "sidecar"
-        self._sidecar: SidecarLook | None = None
+        self._is_sidecar = config.mode == "sidecar"
+        self._sidecar: SidecarProbe | None = None
         self._access = access
         self._control = ControlClient(config.upstream, limits, on_brokers=self._brokers_changed, access=access)
         self._state: StateTopic | None = None
-        self._reads: GateReads | None = None
+        self._reads: LogReader | None = None
         self._book = AddressBook(config.listen.port, advertised_host=config.advertised_host, ports=config.broker_ports)
-        self._groups = GroupKeeper(
+        self._groups = GroupProgressTracker(
             self._control,
             limits,
             configured=[config.unlisted_topics, *(pattern.configs for pattern in config.topic_patterns)],
@@ -208,7 +208,7 @@ class Proxy:
         configured = (config.unlisted_topics, *(pattern.configs for pattern in config.topic_patterns))
         self._safe_by_file = any(is_safe(configs) for configs in configured)
         self._safe = self._safe_by_file
-        self._told_downgraded: set[tuple[str, str]] = set()
+        self._logged_downgraded: set[tuple[str, str]] = set()
         self._commits = Commits(
             self._control,
             limits,
@@ -218,28 +218,28 @@ class Proxy:
             names=self.header_names,
             metrics=self._metrics,
         )
-        self.passes: Passes = but_for(self._groups.passes, END_TXN)
-        exchanges = Exchanges(
+        self.relayed_versions: RelayedVersions = but_for(self._groups.relayed_versions, END_TXN)
+        rewriters = RequestRewriters(
             self._book,
             self._known,
             lambda: self.shared_producer_ids,
             self._open_listeners,
-            self._groups.desk,
-            own_addresses=not self._beside_a_broker,
+            self._groups.assignment_filter,
+            own_addresses=not self._is_sidecar,
             some_are_safe=lambda: self._safe,
             in_loop=self._in_loop,
         )
-        gate_limits = GateLimits(
-            queue_max=limits.gate_queue_max,
-            read_retry_seconds=limits.settle_retry_seconds,
+        sequencer_limits = SequencerLimits(
+            queue_max=limits.sequencer_queue_max,
+            read_retry_seconds=limits.resolve_retry_seconds,
             queued_seconds=limits.queued_seconds,
             decompressed_bytes_max=limits.decompressed_bytes_max,
-            stamping=not config.unsafe_disable_stamping,
+            fencing=not config.unsafe_disable_fencing,
         )
-        self._owner = worker is None or worker.owner
-        self.switch = Switch(self, exchanges, gate_limits, self.header_names, owner=self._owner)
-        self.links: dict[int, Link] = {}
-        self._links_from: Counter[str] = Counter()  # by address
+        self._primary = worker is None or worker.primary
+        self.dispatcher = Dispatcher(self, rewriters, sequencer_limits, self.header_names, primary=self._primary)
+        self.proxied_connections: dict[int, ProxiedConnection] = {}
+        self._connections_from: Counter[str] = Counter()  # by address
         self._bridges: set[Bridge] = set()
         self._numbers = itertools.count(1)
         self._buffers = Buffers()
@@ -253,7 +253,7 @@ class Proxy:
         self._answered: list[float] = []
         self._policies: dict[str, TopicPolicy | None] = {}
         self._doubted: set[str] = set()  # topics whose ids are looked up: those that are known may be of dead ones
-        self._bootstrap_turn = itertools.cycle(range(len(config.upstream)))
+        self._bootstrap_cycle = itertools.cycle(range(len(config.upstream)))
         self._listening: dict[NodeId | None, socket.socket] = {}
         self._acceptors: dict[NodeId | None, Acceptor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -271,9 +271,9 @@ class Proxy:
         self._unanswered_until = float("-inf")
         self._counts = Counts(
             self._count_heard,
-            self._growth,
+            self._history,
             lambda: round(time.time() * 1000),
-            settle_seconds=limits.partition_settle_seconds,
+            resolve_seconds=limits.partition_grace_seconds,
             served_max=limits.served_counts_max,
         )
         self._accepting = False
@@ -292,14 +292,14 @@ class Proxy:
         self.traffic = self._metrics.traffic
         self._lists = Lists(
             Sources(
-                links=self.links,
-                gates=self.switch.gates,
+                proxied_connections=self.proxied_connections,
+                sequencers=self.dispatcher.sequencers,
                 refusals=self._refusals,
                 topics=self._looked_into,
                 policy=self.policy,
                 info=self._control.topic,
                 expansions=self._expansion_status,
-                withheld=self._groups.waiting,
+                gated=self._groups.waiting,
             )
         )
         self._status = StatusServer(
@@ -309,7 +309,7 @@ class Proxy:
             lists=self._listed,
             token_file=config.status_token_file,
         )
-        self._metrics.look = self._look
+        self._metrics.probe = self._probe
 
     # ---- life
 
@@ -322,14 +322,14 @@ class Proxy:
         _log.info(
             "starting", upstream=", ".join(map(str, config.upstream)), listen=Address(host, port), pid=os.getpid()
         )
-        if self._beside_a_broker:
-            self._sidecar = SidecarLook(
+        if self._is_sidecar:
+            self._sidecar = SidecarProbe(
                 config,
                 lambda: Address(host, port),
                 lambda: (self._control.cluster_id, self._control.brokers),
                 self._access,
             )
-        if config.unsafe_disable_stamping:
+        if config.unsafe_disable_fencing:
             _log.error("unsafe_disable_stamping is set: an append may be accepted at an offset that it did not expect")
         self._warn_of_what_is_set()
         # Before Kafka is there: what is wrong with the files may be why it is waited for.
@@ -343,12 +343,12 @@ class Proxy:
         assert self._expansions is not None
         await self._until_kafka_can(self._read_broker_settings, "the brokers' settings cannot be read")
         self._brokers_changed(self._control.brokers)
-        await self._look_after_topics()
+        await self._maintain_topics()
         self._commits.refresh()
-        self._look_at_passes()
+        self._update_relayed_versions()
         self._expansions.start()
         self._accepting = True
-        self._count_links()
+        self._count_connections()
         for node_id in list(self._listening):
             self._accept_on(node_id)
         self._spawn(self._housekeeping(), "housekeeping")
@@ -380,12 +380,12 @@ class Proxy:
                 self._control,
                 state,
                 config.limits,
-                doors=self,
+                barriers=self,
                 metrics=self._metrics,
                 spawn=self._spawn,
-                owner=self._owner,
+                primary=self._primary,
             )
-            self._reads = GateReads(
+            self._reads = LogReader(
                 self._control,
                 state,
                 config.limits.frame_bytes_max,
@@ -420,7 +420,7 @@ class Proxy:
 
     def _warn_of_what_is_set(self) -> None:
         config = self.config
-        if config.broker is not None and not self._beside_a_broker:
+        if config.broker is not None and not self._is_sidecar:
             _log.warning('broker is set and not used: mode is "gateway", not "sidecar"')
         mechanism = None if config.control_sasl is None else config.control_sasl.mechanism
         if mechanism in ("PLAIN", "OAUTHBEARER") and config.upstream_tls is None:
@@ -441,7 +441,7 @@ class Proxy:
     def _watch_transactions(self) -> None:
         """Where somebody may look at what comes of it; among workers once."""
         config = self.config
-        shown = config.status is not None if self._worker is None else self._worker.owner
+        shown = config.status is not None if self._worker is None else self._worker.primary
         if config.watch_transactions and shown:
             pace = Pace(config.limits.watched_partitions_per_second)
             watch = TransactionWatch(self._control, pace, self._spawn)
@@ -458,7 +458,7 @@ class Proxy:
         except OSError as error:
             raise ConfigError(f"cannot listen on {address} for the status page: {error.strerror or error}") from error
 
-    async def drain(self, hasten: asyncio.Event) -> None:
+    async def drain(self, force: asyncio.Event) -> None:
         """Not ready from now on; then accepts nobody and begins no further request; answers what is under way, and ends
         each connection as soon as nothing is under way on it. What is not over by `limits.drain_seconds` is given up:
         appends that wait here are told to try again, those whose outcome is not known that it is not known.
@@ -468,51 +468,53 @@ class Proxy:
         if limits.drain_notice_seconds:
             with suppress(TimeoutError):
                 async with asyncio.timeout(limits.drain_notice_seconds):
-                    await hasten.wait()
+                    await force.wait()
         self._draining = True
         self._listen_no_more()
-        connections, until = len(self.links), time.monotonic() + limits.drain_seconds
-        left = await self._end_links(until, hasten)
+        connections, until = len(self.proxied_connections), time.monotonic() + limits.drain_seconds
+        left = await self._end_connections(until, force)
         if left:
             unanswered = {api_name(key): count for key, count in sorted(left.items())}
             _log.warning("not everything was answered in time (limits.drain_seconds)", unanswered=unanswered)
         _log.info("drained", connections=connections, unanswered=sum(left.values()))
         now = time.monotonic()
-        doubtful = self.switch.in_doubt or not all(door.empty(now) for door in self.switch.doors.values())
-        if self._state is not None and not left[PRODUCE] and not doubtful:
+        in_doubt_now = self.dispatcher.in_doubt or not all(
+            barrier.empty(now) for barrier in self.dispatcher.barriers.values()
+        )
+        if self._state is not None and not left[PRODUCE] and not in_doubt_now:
             await self._state.leave()
 
-    async def _end_links(self, until: float, hasten: asyncio.Event) -> Counter[int]:
+    async def _end_connections(self, until: float, force: asyncio.Event) -> Counter[int]:
         """By API, how many requests were not answered in time."""
         left: Counter[int] | None = None
         for task in self._tasks:
             if task.get_name().startswith(_WELCOME):
                 task.cancel()
         await asyncio.sleep(0)
-        while self.links or self._bridges:
+        while self.proxied_connections or self._bridges:
             now = time.monotonic()
-            if hasten.is_set():
+            if force.is_set():
                 until = min(until, now)
             # Before sessions give up what they wait for.
-            if left is None and now >= until - READ_SECONDS - 5 * _DRAIN_LOOK_SECONDS:
-                left = Counter(key for session in self.switch.sessions.values() for key in session.unanswered)
-            for link in list(self.links.values()):
-                since = link.client.closing_since
-                if link.session is None:
-                    link.client.abort()  # nothing was read of it
+            if left is None and now >= until - READ_SECONDS - 5 * _DRAIN_POLL_SECONDS:
+                left = Counter(key for session in self.dispatcher.sessions.values() for key in session.unanswered)
+            for proxied in list(self.proxied_connections.values()):
+                since = proxied.client.closing_since
+                if proxied.session is None:
+                    proxied.client.abort()  # nothing was read of it
                 elif since is None:
-                    self.session_event(link.connection, sessions.Leave(until))
-                elif now >= since + _LINGER_SECONDS and (now >= until or not link.client.unsent):
-                    link.client.abort()
+                    self.session_event(proxied.connection, sessions.Drain(until))
+                elif now >= since + _LINGER_SECONDS and (now >= until or not proxied.client.unsent):
+                    proxied.client.abort()
             if now >= until + _LINGER_SECONDS:
                 break
-            await asyncio.sleep(_DRAIN_LOOK_SECONDS)
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
         return left or Counter()
 
     def _listen_no_more(self) -> None:
         """Whoever connects now is told at once that nobody is here, and tries elsewhere."""
         self._accepting = False
-        self._accept_nobody()
+        self._stop_accepting()
         for sock in self._listening.values():
             sock.close()
 
@@ -525,10 +527,10 @@ class Proxy:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for link in list(self.links.values()):
-            link.client.abort()
-            if link.upstream is not None:
-                link.upstream.abort()
+        for proxied in list(self.proxied_connections.values()):
+            proxied.client.abort()
+            if proxied.upstream is not None:
+                proxied.upstream.abort()
         for bridge in list(self._bridges):
             bridge.abort()
         await self._status.close()
@@ -536,7 +538,7 @@ class Proxy:
             await self._state.close()
         await self._control.close()
         self._watchdog.stop()
-        logs.tell_left_out(at_once=True)
+        logs.report_suppressed(at_once=True)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """A task that ends with the process, and whose failure is logged."""
@@ -554,10 +556,12 @@ class Proxy:
 
     # ---- what sessions ask (session.Surroundings)
 
-    def _look_at_passes(self) -> None:
+    def _update_relayed_versions(self) -> None:
         """What is looked into depends on what the state topic says, and on what groups lack."""
-        passes = and_addresses(self._groups.passes) if self._beside_a_broker else self._groups.passes
-        self.passes = but_for(passes, END_TXN) if self._commits.judging else passes
+        relayed_versions = (
+            and_addresses(self._groups.relayed_versions) if self._is_sidecar else self._groups.relayed_versions
+        )
+        self.relayed_versions = but_for(relayed_versions, END_TXN) if self._commits.validating else relayed_versions
 
     @property
     def state_topic_marks(self) -> tuple[bytes, ...]:
@@ -572,8 +576,8 @@ class Proxy:
         return frozenset() if self._state is None else self._state.view.shared_producer_ids
 
     @property
-    def tag(self) -> int:
-        return 0 if self._state is None else self._state.tag
+    def instance_id(self) -> int:
+        return 0 if self._state is None else self._state.instance_id
 
     def alone(self, now: float) -> bool:
         # Known from the start, not only once the other workers gave a sign of life.
@@ -597,20 +601,20 @@ class Proxy:
         found = self._policies[topic] = policy if policy.read else None
         return found
 
-    def gate(self, partition: TopicPartition) -> Gate | None:
-        return self.switch.gate(partition)
+    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
+        return self.dispatcher.sequencer(partition)
 
     def topic_id(self, topic: str) -> UUID | None:
         info = self._control.topic(topic)
         return None if info is None or topic in self._doubted else info.topic_id
 
-    def partition_exists(self, partition: TopicPartition, asked_since: float) -> bool | None:
+    def partition_exists(self, partition: TopicPartition, queried_since: float) -> bool | None:
         topic = self._control.topic(partition.topic)
         if topic is not None and partition.partition in topic.partitions:
             return True
         if topic is None:
-            asked_since += _NEW_TOPIC_SECONDS
-        return False if self._looked_up.get(partition.topic, float("-inf")) >= asked_since else None
+            queried_since += _NEW_TOPIC_SECONDS
+        return False if self._looked_up.get(partition.topic, float("-inf")) >= queried_since else None
 
     def leader_epoch(self, partition: TopicPartition) -> int:
         leader = self._control.leader(partition)
@@ -619,20 +623,22 @@ class Proxy:
     def produce_version_max(self) -> int:
         return self._control.version_max(PRODUCE)
 
-    def may_send(self, ticket: Ticket, now: float) -> bool:
-        return self.switch.may_send(ticket, now)
+    def may_send(self, pending: PendingAppend, now: float) -> bool:
+        return self.dispatcher.may_send(pending, now)
 
     # ---- what they ask about counted topics (session.counted.Surroundings)
 
-    def door(self, topic: str) -> Door:
-        return self.switch.door(topic)
+    def barrier(self, topic: str) -> AppendBarrier:
+        return self.dispatcher.barrier(topic)
 
-    def new_door(self, topic: str) -> Door:
+    def new_barrier(self, topic: str) -> AppendBarrier:
         """Closed, where an expansion is pending; and not empty before what an earlier process has sent is over."""
-        door = Door(topic, doubt_seconds=self.config.limits.takeover_seconds, clear_at=self._takeover_until)
-        if self._state is not None and self._state.view.growth(topic, self.topic_id(topic)).pending is not None:
-            door.close(time.monotonic())
-        return door
+        barrier = AppendBarrier(
+            topic, in_doubt_seconds=self.config.limits.takeover_seconds, clear_at=self._takeover_until
+        )
+        if self._state is not None and self._state.view.history(topic, self.topic_id(topic)).pending is not None:
+            barrier.close(time.monotonic())
+        return barrier
 
     def partition_count(self, topic: str, now: float) -> int | None:
         return self._counts.count(topic, now)
@@ -640,56 +646,56 @@ class Proxy:
     def count_confirmed_since(self, topic: str, at: float) -> bool:
         return self._counts.confirmed_since(topic, at)
 
-    def settles(self, topic: str, now: float) -> bool:
-        return self._counts.settles(topic, now)
+    def in_grace_period(self, topic: str, now: float) -> bool:
+        return self._counts.in_grace_period(topic, now)
 
     def served_count(self, connection: int, client_id: str | None, topic: str, now: float) -> int | None:
         client = self._client(connection, client_id)
         return None if client is None else self._counts.served(client, topic, now)
 
-    def note_served(self, connection: int, client_id: str | None, counts: Sequence[tuple[str, int]]) -> None:
+    def record_served(self, connection: int, client_id: str | None, counts: Sequence[tuple[str, int]]) -> None:
         client = self._client(connection, client_id)
         if client is not None:
             self._counts.serve(client, counts)
 
-    def note_guess(self, connection: int, client_id: str | None, topic: str, now: float) -> None:
+    def record_guess(self, connection: int, client_id: str | None, topic: str, now: float) -> None:
         client = self._client(connection, client_id)
         if client is not None:
             self._counts.refused(client, topic, now)
 
-    def note_unanswered(self, now: float) -> None:
+    def record_unanswered(self, now: float) -> None:
         self._unanswered_until = now + self.config.limits.takeover_seconds
 
-    def door_waited(self, seconds: float) -> None:
-        self._metrics.door_wait_seconds.observe(seconds)
+    def barrier_waited(self, seconds: float) -> None:
+        self._metrics.barrier_wait_seconds.observe(seconds)
 
     def _client(self, connection: int, client_id: str | None) -> Client | None:
-        link = self.links.get(connection)
-        return None if link is None else Client(link.peer.host, client_id)
+        proxied = self.proxied_connections.get(connection)
+        return None if proxied is None else Client(proxied.peer.host, client_id)
 
     def _count_heard(self, topic: str) -> tuple[UUID, int] | None:
         info = self._control.topic(topic)
         return None if info is None else (info.topic_id, info.partition_count)
 
-    def _growth(self, topic: str, topic_id: UUID) -> Growth:
+    def _history(self, topic: str, topic_id: UUID) -> ExpansionHistory:
         assert self._state is not None
-        return self._state.view.growth(topic, topic_id)
+        return self._state.view.history(topic, topic_id)
 
-    def _note_counted(self, topic: str, now: float) -> None:
+    def _record_count_checked(self, topic: str, now: float) -> None:
         """Its configs have changed. What was under way when it became a counted topic never came to a door."""
         policy = self.policy(topic)
         if policy is None or not policy.counted:
             self._counted.discard(topic)
         elif topic not in self._counted:
             self._counted.add(topic)
-            door = self.switch.door(topic)
-            self.switch.now_counted(topic, now)
-            if self._accepting and not (self.switch.quiet and now >= self._unanswered_until):
+            barrier = self.dispatcher.barrier(topic)
+            self.dispatcher.now_count_checked(topic, now)
+            if self._accepting and not (self.dispatcher.quiet and now >= self._unanswered_until):
                 seconds = self.config.config_lease_seconds + self.config.limits.request_timeout_seconds
-                door.not_empty_before(now + seconds)
+                barrier.not_empty_before(now + seconds)
 
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
-        if self._beside_a_broker:
+        if self._is_sidecar:
             return endpoint
         node_id = NodeId(endpoint.node_id)
         if self._book.learn(node_id, Address(endpoint.host, endpoint.port)):
@@ -730,23 +736,23 @@ class Proxy:
     # ---- virtual configs
 
     def _state_changed(self, records: Sequence[StateRecord]) -> None:
-        self._commits.hear(records)
-        if all(is_poison(record) for record in records):
+        self._commits.apply_records(records)
+        if all(is_abort_only(record) for record in records):
             return  # hundreds in a second, where transactions race
         self._doubt_ids(records)
         self._set_replaced(self._replaced)
         self._policies.clear()
         self._groups.refresh()
-        self._note_safe()
+        self._record_safe()
         self._commits.refresh()
-        self._look_at_passes()
+        self._update_relayed_versions()
         if self._expansions is not None:
             self._expansions.view_changed()
         now = time.monotonic()
         for topic in {_topic_of(record) for record in records}:
             if topic is not None:
-                self._note_counted(topic, now)
-                self._perform(self.switch.forget_topic(topic, now), now)
+                self._record_count_checked(topic, now)
+                self._perform(self.dispatcher.forget_topic(topic, now), now)
 
     def _doubt_ids(self, records: Sequence[StateRecord]) -> None:
         """The state topic may speak of a topic that is newer than what metadata said of that name here: deleted and
@@ -754,29 +760,29 @@ class Proxy:
         """
         assert self._state is not None
         for topic in filter(None, map(_topic_of, records)):
-            told, known = self._state.view.topic_configs.get(topic), self.topic_id(topic)
-            if told is not None and known is not None and known != told.topic_id:
+            reported, known = self._state.view.topic_configs.get(topic), self.topic_id(topic)
+            if reported is not None and known is not None and known != reported.topic_id:
                 self._doubted.add(topic)
-                self._spawn(self._look_up_anew(topic), f"look up {topic}")
+                self._spawn(self._look_up_again(topic), f"look up {topic}")
 
-    async def _look_up_anew(self, topic: str) -> None:
+    async def _look_up_again(self, topic: str) -> None:
         """A broker may lag behind, too. What it goes on saying is true: it was replaced around the proxy."""
         assert self._state is not None
         believed_from = time.monotonic() + _DOUBTED_SECONDS
         while True:
             with contextlib.suppress(UpstreamUnavailable):
                 await self._control.refresh_metadata([topic])
-                info, told = self._control.topic(topic), self._state.view.topic_configs.get(topic)
-                as_told = info is None or told is None or info.topic_id == told.topic_id
-                if as_told or time.monotonic() >= believed_from:
+                info, reported = self._control.topic(topic), self._state.view.topic_configs.get(topic)
+                as_reported = info is None or reported is None or info.topic_id == reported.topic_id
+                if as_reported or time.monotonic() >= believed_from:
                     break
             await asyncio.sleep(_LOOK_UP_SECONDS)
         self._doubted.discard(topic)
         self._topic_replaced(topic)
         self._commits.refresh()
-        self._look_at_passes()
+        self._update_relayed_versions()
 
-    def _note_safe(self) -> None:
+    def _record_safe(self) -> None:
         """Whether some topic takes batches of clients that may not be idempotent (topic config idempotence.level)."""
         assert self._state is not None
         set_on_topics = self._state.view.topic_configs.values()
@@ -785,24 +791,24 @@ class Proxy:
     def _downgraded(self, topic: str, why: str, batches: int) -> None:
         """Counted always, told once."""
         self._metrics.downgraded(why, batches)
-        if (topic, why) not in self._told_downgraded and len(self._told_downgraded) < _TOLD_MAX:
-            self._told_downgraded.add((topic, why))
+        if (topic, why) not in self._logged_downgraded and len(self._logged_downgraded) < _REPORTED_MAX:
+            self._logged_downgraded.add((topic, why))
             _log.warning("idempotence given up for a topic that is `safe`", topic=topic, why=_WHY_DOWNGRADED[why])
 
-    def close_door(self, topic: str, but_for: frozenset[Transactor]) -> None:
+    def close_barrier(self, topic: str, but_for: frozenset[Transactor]) -> None:
         now = time.monotonic()
-        self._perform(self.switch.close_door(topic, now, but_for), now)
+        self._perform(self.dispatcher.close_barrier(topic, now, but_for), now)
 
-    def open_door(self, topic: str, partition_count: int | None) -> None:
+    def open_barrier(self, topic: str, partition_count: int | None) -> None:
         now = time.monotonic()
-        door = self.switch.door(topic)
-        actions = self.switch.open_door(topic, partition_count or door.count or 0, now)
-        if not door.count:
-            door.forget_count()
+        barrier = self.dispatcher.barrier(topic)
+        actions = self.dispatcher.open_barrier(topic, partition_count or barrier.count or 0, now)
+        if not barrier.count:
+            barrier.forget_count()
         self._perform(actions, now)
 
-    def door_empty(self, topic: str) -> bool:
-        return self.switch.door_empty(topic, time.monotonic())
+    def barrier_empty(self, topic: str) -> bool:
+        return self.dispatcher.barrier_empty(topic, time.monotonic())
 
     async def _expand(self, connection: int, expand: sessions.Expand) -> None:
         assert self._expansions is not None
@@ -854,9 +860,9 @@ class Proxy:
         left = {each.topic: each.topic_id for each in changes if not each.deleted and each.topic is not None}
         while left:
             await self._control.refresh_metadata(list(left))
-            for topic, told in list(left.items()):
+            for topic, reported in list(left.items()):
                 known = self.topic_id(topic)
-                if known is not None and (told is None or known == told):
+                if known is not None and (reported is None or known == reported):
                     found[topic] = known
                     del left[topic]
             if left:
@@ -874,7 +880,7 @@ class Proxy:
 
     async def _warn_of_loss(self, topics: Sequence[str]) -> None:
         """One line for all of them: a pattern may check thousands."""
-        checked = [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.guarded]
+        checked = [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.is_checked]
         try:
             facts = await self._control.facts_of_topics(checked)
         except UpstreamUnavailable:
@@ -903,22 +909,22 @@ class Proxy:
         def accepted(sock: socket.socket, peer: Address) -> None:
             self._accepted(sock, peer, node_id)
 
-        others_turn = None if self._worker is None else self._worker.others_turn
-        self._acceptors[node_id] = Acceptor(self._listening[node_id], accepted, others_turn)
+        others_first = None if self._worker is None else self._worker.others_first
+        self._acceptors[node_id] = Acceptor(self._listening[node_id], accepted, others_first)
 
-    def _accept_nobody(self) -> None:
+    def _stop_accepting(self) -> None:
         for acceptor in self._acceptors.values():
             acceptor.close()
         self._acceptors.clear()
 
     def _accepted(self, sock: socket.socket, peer: Address, node_id: NodeId | None) -> None:
         limits = self.config.limits
-        if len(self.links) + len(self._bridges) >= limits.connections_max or self._draining:
+        if len(self.proxied_connections) + len(self._bridges) >= limits.connections_max or self._draining:
             self._metrics.closed("connections_max")
             _limited_log.warning("connections", "connection refused: connections_max is reached", peer=peer)
             sock.close()
             return
-        if self._links_from[peer.host] >= limits.address_connections_max:
+        if self._connections_from[peer.host] >= limits.address_connections_max:
             self._metrics.closed("address_connections_max")
             kind = "connections from one", peer.host
             _limited_log.warning(kind, "connection refused: address_connections_max is reached", peer=peer)
@@ -927,20 +933,22 @@ class Proxy:
         local_host = sock.getsockname()[0]
         context = self._certificates.listener
         near: Socket = sock if context is None else TlsSocket(sock, context, self._buffers.tls)
-        link = Link(next(self._numbers), near, self, self._buffers, peer=peer, local_host=local_host, node_id=node_id)
-        self.links[link.connection] = link
-        self._links_from[peer.host] += 1
+        proxied = ProxiedConnection(
+            next(self._numbers), near, self, self._buffers, peer=peer, local_host=local_host, node_id=node_id
+        )
+        self.proxied_connections[proxied.connection] = proxied
+        self._connections_from[peer.host] += 1
         self._metrics.connections.inc()
         self._metrics.connections_accepted.inc()
-        self._count_links()
-        self._spawn(self._welcome(link, near, node_id), f"{_WELCOME}{link.connection}")
+        self._count_connections()
+        self._spawn(self._welcome(proxied, near, node_id), f"{_WELCOME}{proxied.connection}")
 
-    async def _welcome(self, link: Link, near: Socket, node_id: NodeId | None) -> None:
+    async def _welcome(self, proxied: ProxiedConnection, near: Socket, node_id: NodeId | None) -> None:
         """Who cannot speak to us costs Kafka no connection."""
-        if not isinstance(near, TlsSocket) or await self._secured(link, near):
-            await self._connect(link, node_id)
+        if not isinstance(near, TlsSocket) or await self._secured(proxied, near):
+            await self._connect(proxied, node_id)
 
-    async def _secured(self, link: Link, near: TlsSocket) -> bool:
+    async def _secured(self, proxied: ProxiedConnection, near: TlsSocket) -> bool:
         seconds = self.config.limits.handshake_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -951,23 +959,23 @@ class Proxy:
             kind, why = of_client(error)
         else:
             self._metrics.tls_handshake("ok")
-            link.opened_at = time.monotonic()
+            proxied.opened_at = time.monotonic()
             return True
         self._metrics.tls_handshake(kind)
         self._metrics.closed("tls")
-        _limited_log.warning(f"tls {kind}", "connection closed", peer=link.peer, reason=why)
-        link.close_reason = why
-        link.client.abort()
+        _limited_log.warning(f"tls {kind}", "connection closed", peer=proxied.peer, reason=why)
+        proxied.close_reason = why
+        proxied.client.abort()
         return False
 
-    async def _connect(self, link: Link, node_id: NodeId | None) -> None:
+    async def _connect(self, proxied: ProxiedConnection, node_id: NodeId | None) -> None:
         """Opens the link's upstream connection: to its listener's broker, or to any of those configured."""
         tries = [self._book.upstream_of(node_id)] if node_id is not None else None
-        if self._beside_a_broker:
+        if self._is_sidecar:
             tries = [self.config.broker]
         reason: object = "the broker is not known"
         kind = "unknown_broker"
-        first = next(self._bootstrap_turn) if node_id is None else 0
+        first = next(self._bootstrap_cycle) if node_id is None else 0
         for address in tries or [*self.config.upstream[first:], *self.config.upstream[:first]]:
             if address is None:
                 continue
@@ -983,21 +991,21 @@ class Proxy:
             else:
                 if node_id is not None:
                     self._unreachable.pop(node_id, None)
-                link.connected(far)
+                proxied.connected(far)
                 return
             self._metrics.upstream_failed("clients", kind)
         if kind == "unknown_broker":
             self._metrics.upstream_failed("clients", kind)
         if node_id is not None:
             self._unreachable[node_id] = time.monotonic(), str(reason)
-        _limited_log.warning("upstream", "no upstream connection for a client", peer=link.peer, reason=reason)
-        link.close_reason = "no upstream connection"
-        link.client.close(time.monotonic())
+        _limited_log.warning("upstream", "no upstream connection for a client", peer=proxied.peer, reason=reason)
+        proxied.close_reason = "no upstream connection"
+        proxied.client.close(time.monotonic())
 
     async def _far(self, address: Address) -> Socket:
         sock = await connect(address)
         context = self._certificates.upstream
-        if context is None or (self._beside_a_broker and not self.config.broker_tls):
+        if context is None or (self._is_sidecar and not self.config.broker_tls):
             return sock
         try:
             secured = TlsSocket(sock, context, self._buffers.tls, server_hostname=address.host)
@@ -1015,31 +1023,31 @@ class Proxy:
             raise
         return secured
 
-    def link_opened(self, link: Link) -> Session:
-        return self.switch.open(link.connection, link.local_host, time.monotonic())
+    def proxied_opened(self, proxied: ProxiedConnection) -> Session:
+        return self.dispatcher.open(proxied.connection, proxied.local_host, time.monotonic())
 
-    def link_closed(self, link: Link) -> None:
-        if self.links.pop(link.connection, None) is not None:
-            host = link.peer.host
-            self._links_from[host] -= 1
-            if not self._links_from[host]:
-                del self._links_from[host]
+    def proxied_closed(self, proxied: ProxiedConnection) -> None:
+        if self.proxied_connections.pop(proxied.connection, None) is not None:
+            host = proxied.peer.host
+            self._connections_from[host] -= 1
+            if not self._connections_from[host]:
+                del self._connections_from[host]
             self._metrics.connections.dec()
-            self._count_links()
+            self._count_connections()
 
-    def _count_links(self) -> None:
+    def _count_connections(self) -> None:
         if self._worker is not None:
-            self._worker.has(len(self.links) + len(self._bridges))
+            self._worker.has(len(self.proxied_connections) + len(self._bridges))
 
     def keep_time(self, session: Session) -> None:
         """It waits for something that has a time limit."""
-        self.switch.keep_time(session)
+        self.dispatcher.keep_time(session)
         if self._ticker is None:
             self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
 
     def session_event(self, connection: int, event: sessions.Event) -> None:
         now = time.monotonic()
-        self._perform(self.switch.session_event(connection, event, now), now)
+        self._perform(self.dispatcher.session_event(connection, event, now), now)
 
     def _perform(self, actions: list[Action], began: float) -> None:
         """`began` – when the event came of which they are."""
@@ -1058,25 +1066,25 @@ class Proxy:
                 self.traffic.response_seconds.observe(waited + took)
             self._forwarded.clear()
             self._answered.clear()
-        if self._ticker is None and self.switch.needs_ticks:
+        if self._ticker is None and self.dispatcher.needs_ticks:
             self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
-        if not self._renewing and self.switch.over_quota:
+        if not self._renewing and self.dispatcher.over_quota:
             self._renew_later(0.0)
 
     def _for_connection(self, connection: int, command: sessions.Command) -> None:
-        link = self.links.get(connection)
+        proxied = self.proxied_connections.get(connection)
         match command:
             case sessions.Count(what, label):
                 if what == "refusal":
                     self._metrics.refused(label)
-                    self._refusals.note(command, link)
+                    self._refusals.note(command, proxied)
                 return
             case sessions.Downgraded(topic, why, batches):
                 self._downgraded(topic, why, batches)
                 return
-            case sessions.HandOver(handed):
-                if link is not None:
-                    self._hand_over(link, handed)
+            case sessions.Migrate(migrated):
+                if proxied is not None:
+                    self._migrate(proxied, migrated)
                 return
             case sessions.Expand():
                 self._spawn(self._expand(connection, command), "expand topics")
@@ -1084,17 +1092,17 @@ class Proxy:
             case sessions.Store():
                 self._spawn(self._store(connection, command), "store configs")
                 return
-            case sessions.Ask(token, question):
-                self._spawn(self._ask(connection, token, question), f"ask about group {question.group}")
+            case sessions.Ask(token, query_message):
+                self._spawn(self._query(connection, token, query_message), f"ask about group {query_message.group}")
                 return
             case sessions.Noticed(notice):
-                self._groups.notice(notice, "" if link is None else link.peer.host)
+                self._groups.notice(notice, "" if proxied is None else proxied.peer.host)
                 return
-            case sessions.JudgeCommit():
-                self._spawn(self._judge(connection, command), "judge a commit")
+            case sessions.ValidateCommit():
+                self._spawn(self._validate(connection, command), "judge a commit")
                 return
-            case sessions.NotePoison() | sessions.LiftPoison():
-                self._spawn(self._note_or_lift(connection, command), "note a transaction")
+            case sessions.RecordAbortOnly() | sessions.ClearAbortOnly():
+                self._spawn(self._record_or_clear(connection, command), "note a transaction")
                 return
             case sessions.ReadBatches():
                 self._spawn(self._read_batches(connection, command), "read batches")
@@ -1109,28 +1117,28 @@ class Proxy:
                 self.traffic.bytes_to_clients += sum(map(len, chunks))
             case sessions.ToUpstream(chunks):
                 self.traffic.bytes_to_kafka += sum(map(len, chunks))
-            case sessions.LoginFailed(mechanism, principal, reason) if link is not None:
+            case sessions.LoginFailed(mechanism, principal, reason) if proxied is not None:
                 self._metrics.client_logins_failed.inc()
                 _limited_log.warning(
-                    ("login", link.peer.host),
+                    ("login", proxied.peer.host),
                     "login failed",
-                    peer=link.peer,
+                    peer=proxied.peer,
                     mechanism=mechanism,
                     principal=principal or "unknown",
                     reason=reason,
                 )
                 return
-            case sessions.CloseClient() if link is not None:
-                self._closing(link, command)
-        if link is not None:
-            link.perform(command)
+            case sessions.CloseClient() if proxied is not None:
+                self._closing(proxied, command)
+        if proxied is not None:
+            proxied.perform(command)
 
-    def _closing(self, link: Link, command: sessions.CloseClient) -> None:
+    def _closing(self, proxied: ProxiedConnection, command: sessions.CloseClient) -> None:
         if command.fault is None:
             self._metrics.closed("stale_partition_count" if command.hang_up else "upstream_closed")
             return
         self._metrics.closed(command.fault.__name__)
-        _limited_log.warning(_kind(command), "connection closed", peer=link.peer, reason=command.reason)
+        _limited_log.warning(_kind(command), "connection closed", peer=proxied.peer, reason=command.reason)
 
     def _renew_later(self, took: float) -> None:
         """Others have the loop for at least as long as the work of the last renewed quota `took`."""
@@ -1139,43 +1147,45 @@ class Proxy:
 
     def _renew_quota(self) -> None:
         began = time.monotonic()
-        self._perform(self.switch.renew_quota(began), began)
+        self._perform(self.dispatcher.renew_quota(began), began)
         self._renewing = False
-        if self.switch.over_quota:
+        if self.dispatcher.over_quota:
             self._renew_later(time.monotonic() - began)
 
     def _tick(self) -> None:
         self._ticker = None
         now = time.monotonic()
-        self._perform(self.switch.tick(now), now)
+        self._perform(self.dispatcher.tick(now), now)
 
-    async def _ask(self, connection: int, token: int, question: Question) -> None:
-        link = self.links.get(connection)
-        reply = await self._groups.answer(question, "" if link is None else link.peer.host)
-        self._look_at_passes()
+    async def _query(self, connection: int, token: int, query_message: Query) -> None:
+        proxied = self.proxied_connections.get(connection)
+        reply = await self._groups.answer(query_message, "" if proxied is None else proxied.peer.host)
+        self._update_relayed_versions()
         self.session_event(connection, sessions.Replied(token, reply))
 
-    async def _judge(self, connection: int, wanted: sessions.JudgeCommit) -> None:
-        self.session_event(connection, sessions.Judged(wanted.token, await self._commits.judge(wanted)))
+    async def _validate(self, connection: int, requested: sessions.ValidateCommit) -> None:
+        self.session_event(connection, sessions.CommitDecided(requested.token, await self._commits.validate(requested)))
 
-    async def _note_or_lift(self, connection: int, wanted: sessions.NotePoison | sessions.LiftPoison) -> None:
-        if isinstance(wanted, sessions.NotePoison):
-            stored = await self._commits.note(wanted.poison, wanted.instead_of)
+    async def _record_or_clear(
+        self, connection: int, requested: sessions.RecordAbortOnly | sessions.ClearAbortOnly
+    ) -> None:
+        if isinstance(requested, sessions.RecordAbortOnly):
+            stored = await self._commits.note(requested.abort_only, requested.instead_of)
         else:
-            stored = await self._commits.lift(wanted.producer_id, wanted.producer_epoch)
-        self.session_event(connection, sessions.PoisonNoted(wanted.token, stored))
+            stored = await self._commits.clear_abort_only(requested.producer_id, requested.producer_epoch)
+        self.session_event(connection, sessions.AbortOnlyRecorded(requested.token, stored))
 
-    async def _read_batches(self, connection: int, wanted: sessions.ReadBatches) -> None:
+    async def _read_batches(self, connection: int, requested: sessions.ReadBatches) -> None:
         """Few at once: each may take as much memory as the largest batch once it is unpacked."""
         async with self._reading:
-            if connection not in self.links:
+            if connection not in self.proxied_connections:
                 return
             self._loop = asyncio.get_running_loop()
             try:
-                await asyncio.to_thread(wanted.read)
+                await asyncio.to_thread(requested.read)
             except Exception as error:
                 _log.crash("reading batches crashed", error)
-        self.session_event(connection, sessions.BatchesRead(wanted.token))
+        self.session_event(connection, sessions.BatchesRead(requested.token))
 
     def _in_loop(self, call: Callable[[], _T]) -> _T:
         """From a thread that reads (`_read_batches`), which waits for it; or in the loop, at once."""
@@ -1197,11 +1207,11 @@ class Proxy:
         self._loop.call_soon_threadsafe(run)
         return result.result()
 
-    async def _read(self, wanted: ForControl) -> None:
+    async def _read(self, requested: ForControl) -> None:
         assert self._reads is not None
-        event = await self._reads.carry_out(wanted)
+        event = await self._reads.carry_out(requested)
         now = time.monotonic()
-        self._perform(self.switch.gate_event(wanted.partition, event, now), now)
+        self._perform(self.dispatcher.sequencer_event(requested.partition, event, now), now)
 
     def _report(self, report: Report) -> None:
         self._violations += 1
@@ -1232,7 +1242,7 @@ class Proxy:
 
     def _open_listeners(self, node_ids: Sequence[NodeId]) -> None:
         """Bound and listening when it returns; whoever is told of the port now finds it open."""
-        if self._beside_a_broker:
+        if self._is_sidecar:
             return
         for node_id in node_ids:
             if node_id in self._listening:
@@ -1252,30 +1262,30 @@ class Proxy:
     def _bind(self, node_id: NodeId | None, address: Address, what: str) -> socket.socket:
         if self._worker is None:
             return bind(address, what)
-        from fencepost_proxy.net.worker import WantedListener  # noqa: PLC0415 - a single process need not load it
+        from fencepost_proxy.net.worker import ListenerRequest  # noqa: PLC0415 - a single process need not load it
 
-        return self._worker.listener(WantedListener(node_id, address, what))
+        return self._worker.listener(ListenerRequest(node_id, address, what))
 
     # ---- from worker to worker
 
-    def _hand_over(self, link: Link, handed: sessions.Handed) -> None:
+    def _migrate(self, proxied: ProxiedConnection, migrated: sessions.MigratedConnection) -> None:
         """To the worker that owns what the client asks for. Where that cannot be: closed, never served here."""
         assert self._worker is not None
         if self._draining:
-            link.client.close(time.monotonic())
-            assert link.upstream is not None
-            link.upstream.close(time.monotonic())
+            proxied.client.close(time.monotonic())
+            assert proxied.upstream is not None
+            proxied.upstream.close(time.monotonic())
             return
-        given = link.give_away()
+        given = proxied.detach()
         if given is None:
             return
-        from fencepost_proxy.net.worker import HandedLink  # noqa: PLC0415 - a single process need not load it
+        from fencepost_proxy.net.worker import MigratedSockets  # noqa: PLC0415 - a single process need not load it
 
-        self._metrics.handed_over.inc()
-        on_its_way = HandedLink(handed, link.peer, link.node_id, given.to_client, given.to_upstream)
-        if not self._worker.hand_over(on_its_way, self._movable(given.client), self._movable(given.upstream)):
+        self._metrics.released_total.inc()
+        on_its_way = MigratedSockets(migrated, proxied.peer, proxied.node_id, given.to_client, given.to_upstream)
+        if not self._worker.migrate(on_its_way, self._movable(given.client), self._movable(given.upstream)):
             _limited_log.warning(
-                "hand over", "connection closed", peer=link.peer, reason="the owner process cannot be reached"
+                "hand over", "connection closed", peer=proxied.peer, reason="the owner process cannot be reached"
             )
             self._metrics.closed("owner_away")
 
@@ -1288,45 +1298,45 @@ class Proxy:
 
         def ended(bridge: Bridge) -> None:
             self._bridges.discard(bridge)
-            self._count_links()
+            self._count_connections()
 
         bridge = Bridge(sock, self._buffers, ended)
         self._bridges.add(bridge)
-        self._count_links()
+        self._count_connections()
         return bridge.far
 
-    def take_over(self, handed: HandedLink, client: socket.socket, upstream: socket.socket) -> None:
+    def take_over(self, migrated: MigratedSockets, client: socket.socket, upstream: socket.socket) -> None:
         """A connection that another worker has accepted."""
-        if self._draining or self._closed or len(self.links) >= self.config.limits.connections_max:
+        if self._draining or self._closed or len(self.proxied_connections) >= self.config.limits.connections_max:
             why = (
                 "this process is shutting down" if self._draining else "connections_max is reached in the owner process"
             )
-            _limited_log.warning("take over", "connection closed", peer=handed.peer, reason=why)
+            _limited_log.warning("take over", "connection closed", peer=migrated.peer, reason=why)
             client.close()
             upstream.close()
             return
-        number, local_host = next(self._numbers), handed.session.local_host
-        link = Link(
-            number, client, self, self._buffers, peer=handed.peer, local_host=local_host, node_id=handed.node_id
+        number, local_host = next(self._numbers), migrated.session.local_host
+        proxied = ProxiedConnection(
+            number, client, self, self._buffers, peer=migrated.peer, local_host=local_host, node_id=migrated.node_id
         )
-        self.links[number] = link
-        self._links_from[handed.peer.host] += 1
+        self.proxied_connections[number] = proxied
+        self._connections_from[migrated.peer.host] += 1
         self._metrics.connections.inc()
-        self._count_links()
-        link.take_over(
+        self._count_connections()
+        proxied.take_over(
             upstream,
-            self.switch.take_over(number, handed.session),
-            unread=handed.session.unread,
-            to_client=handed.to_client,
-            to_upstream=handed.to_upstream,
+            self.dispatcher.take_over(number, migrated.session),
+            unread=migrated.session.unread,
+            to_client=migrated.to_client,
+            to_upstream=migrated.to_upstream,
         )
 
     def report(self) -> tuple[StatusSnapshot, Metrics, float]:
         """For the process that shows all workers together."""
-        self._look()
+        self._probe()
         metrics = copy.copy(self._metrics)
         metrics.state_fresh_until = None
-        metrics.look = seen
+        metrics.probe = observed
         metrics.transactions = None  # the snapshot has them
         return self._snapshot(), metrics, self._state.fresh_until if self._state else float("-inf")
 
@@ -1338,7 +1348,7 @@ class Proxy:
         before, self.config = self.config, config
         limits = config.limits
         self.in_flight_requests_max = limits.in_flight_requests_max
-        self.gate_wait_max_seconds = limits.gate_wait_max_seconds
+        self.sequencer_wait_max_seconds = limits.sequencer_wait_max_seconds
         # Below 0 where more is held than may be by now: then nobody gets any until enough was given back.
         self._free_bytes += limits.buffered_bytes_max - before.limits.buffered_bytes_max
         logs.change(config.log.level, config.log.format)
@@ -1347,37 +1357,37 @@ class Proxy:
                 self._certificates.change(config.listen_tls, config.upstream_tls)
             except ConfigError as error:
                 _log.error("certificates could not be loaded anew: the old ones stay in force", reason=error)
-        self._look_at_certificates(at_once=True)
+        self._check_certificates(at_once=True)
 
-    def _look_at_certificates(self, *, at_once: bool = False) -> None:
-        for succeeded in self._certificates.look(at_once=at_once):
+    def _check_certificates(self, *, at_once: bool = False) -> None:
+        for succeeded in self._certificates.probe(at_once=at_once):
             self._metrics.certificates_loaded(succeeded)
             self._metrics.certificates_end(self._certificates.not_after())
 
     async def _watch_certificates(self) -> None:
         while True:
             await asyncio.sleep(_CERTIFICATES_SECONDS)
-            self._look_at_certificates()
+            self._check_certificates()
 
     async def _housekeeping(self) -> None:
         """Once a second: clients that stall are closed. Now and then: guarded topics are looked at again."""
-        looked_at = time.monotonic()
+        probed_at = time.monotonic()
         while True:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
             self._close_stalled()
-            self._commits.look(time.monotonic())
-            self._look_at_passes()
-            logs.tell_left_out()
-            if self._state is not None and self._state.tag_runs_out:
-                self._spawn(self._renew_tag(), "tag")
+            self._commits.probe(time.monotonic())
+            self._update_relayed_versions()
+            logs.report_suppressed()
+            if self._state is not None and self._state.instance_id_expires:
+                self._spawn(self._renew_instance_id(), "tag")
             if self._expansions is not None:
-                self._expansions.look_after(self._counted_topics())
+                self._expansions.maintain(self._count_checked_topics())
             seconds = FACTS_SECONDS
             if self._inheriting.keys() - self._replaced.keys():
                 seconds = min(seconds, self.config.config_lease_seconds)
-            if time.monotonic() - looked_at >= seconds:
-                looked_at = time.monotonic()
-                await self._look_after_topics()
+            if time.monotonic() - probed_at >= seconds:
+                probed_at = time.monotonic()
+                await self._maintain_topics()
 
     async def _watch_broker_settings(self) -> None:
         """What Kafka's comparing relies on can be changed while the brokers run."""
@@ -1399,19 +1409,19 @@ class Proxy:
             _log.warning("producer.id.expiration.ms has changed", was=before, milliseconds=expiration.milliseconds)
         if lowered:
             now = time.monotonic()
-            for topic in {partition.topic for partition in self.switch.gates}:
-                self._perform(self.switch.forget_topic(topic, now, same_log=True), now)
+            for topic in {partition.topic for partition in self.dispatcher.sequencers}:
+                self._perform(self.dispatcher.forget_topic(topic, now, same_log=True), now)
         if self._accepting:
             await self._state.read_settings_again()
 
-    def _counted_topics(self) -> list[str]:
+    def _count_checked_topics(self) -> list[str]:
         """Those that are known: switched on by an admin, appended to here, or counted at some time."""
         if self._state is None:
             return []
-        topics = sorted({*self._counted, *self.switch.doors, *self._state.view.counted_topics})
+        topics = sorted({*self._counted, *self.dispatcher.barriers, *self._state.view.count_checked_topics})
         return [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.counted]
 
-    async def _renew_tag(self) -> None:
+    async def _renew_instance_id(self) -> None:
         assert self._state is not None
         try:
             await self._state.enter()
@@ -1420,77 +1430,79 @@ class Proxy:
 
     def _close_stalled(self) -> None:
         now = time.monotonic()
-        past_doors = self.switch.look_past_doors(now)
+        past_barriers = self.dispatcher.look_past_barriers(now)
         for bridge in list(self._bridges):
             limits = self.config.limits
             bridge.close_stuck(now, drain_seconds=limits.drain_seconds, idle_seconds=limits.client_idle_seconds)
-        for link in list(self.links.values()):
-            self._abort_unread(link, now)
-            link.client.take_trickle(now)
-            if link.upstream is not None:
-                link.upstream.take_trickle(now)
-            reason = self._stalled(link, now) or (self._streams_past_a_door(link, now) if past_doors else None)
+        for proxied in list(self.proxied_connections.values()):
+            self._abort_unread(proxied, now)
+            proxied.client.take_trickle(now)
+            if proxied.upstream is not None:
+                proxied.upstream.take_trickle(now)
+            reason = self._stalled(proxied, now) or (
+                self._streams_past_a_barrier(proxied, now) if past_barriers else None
+            )
             if reason is not None:
-                _limited_log.info(reason, "connection closed", peer=link.peer, reason=reason)
+                _limited_log.info(reason, "connection closed", peer=proxied.peer, reason=reason)
                 self._metrics.closed("stalled")
-                link.client.close(now)
+                proxied.client.close(now)
 
-    def _abort_unread(self, link: Link, now: float) -> None:
+    def _abort_unread(self, proxied: ProxiedConnection, now: float) -> None:
         """A peer that does not take what was written would keep its closed connection for ever.
 
         A client that does not read its answers; and, behind one that has left, a broker that cannot get rid of its
         answer since nobody reads it any more, and therefore reads nothing either.
         """
-        for side in (link.client, link.upstream):
+        for side in (proxied.client, proxied.upstream):
             since = None if side is None else side.closing_since
             if side is not None and since is not None and now - since > self.config.limits.drain_seconds:
                 side.abort()
 
-    def _stalled(self, link: Link, now: float) -> str | None:
-        if link.client.closing_since is not None:
+    def _stalled(self, proxied: ProxiedConnection, now: float) -> str | None:
+        if proxied.client.closing_since is not None:
             return None
         limits = self.config.limits
-        session = self.switch.sessions.get(link.connection)
+        session = self.dispatcher.sessions.get(proxied.connection)
         if session is None:
             return None  # its upstream connection is being opened, which has a limit of its own
-        silent = now - max(link.client.received_at, link.opened_at)
-        if not link.client.received_at and silent > limits.handshake_seconds:
+        silent = now - max(proxied.client.received_at, proxied.opened_at)
+        if not proxied.client.received_at and silent > limits.handshake_seconds:
             return f"it sent nothing for {limits.handshake_seconds:g} s (limits.handshake_seconds)"
-        if session.mid_header and not link.client.paused and silent > limits.header_seconds:
+        if session.mid_header and not proxied.client.paused and silent > limits.header_seconds:
             return f"it stopped within a frame's header for {limits.header_seconds:g} s (limits.header_seconds)"
         since = session.collecting_since
-        if since is not None and not link.client.paused:
+        if since is not None and not proxied.client.paused:
             # It holds memory that all share: it must not stop, nor trickle.
             if silent > limits.header_seconds:
                 return f"it stopped within a frame for {limits.header_seconds:g} s (limits.header_seconds)"
             if now - since > limits.request_timeout_seconds:
                 allowed = f"{limits.request_timeout_seconds:g} s (limits.request_timeout_seconds)"
                 return f"a frame of it was not whole within {allowed}"
-        heard = 0.0 if link.upstream is None else link.upstream.received_at
-        if min(silent, now - heard) > limits.client_idle_seconds:
+        last_observed = 0.0 if proxied.upstream is None else proxied.upstream.received_at
+        if min(silent, now - last_observed) > limits.client_idle_seconds:
             # Nothing moved in either direction: it is silent, or does not read what it asked for.
             return f"nothing moved for {limits.client_idle_seconds:g} s (limits.client_idle_seconds)"
         return None
 
-    def _streams_past_a_door(self, link: Link, now: float) -> str | None:
+    def _streams_past_a_barrier(self, proxied: ProxiedConnection, now: float) -> str | None:
         """Nothing limits how long a frame may take that only passes; but an expansion waits for this one."""
-        session, seconds = self.switch.sessions.get(link.connection), self.config.limits.request_timeout_seconds
-        topic = None if session is None else self.switch.streams_past_doors(session, now - seconds)
-        if topic is None or link.client.closing_since is not None:
+        session, seconds = self.dispatcher.sessions.get(proxied.connection), self.config.limits.request_timeout_seconds
+        topic = None if session is None else self.dispatcher.streams_past_barriers(session, now - seconds)
+        if topic is None or proxied.client.closing_since is not None:
             return None
         return (
             f"a frame of it was not whole within {seconds:g} s (limits.request_timeout_seconds) "
             f"after the partitions of {topic} began to be counted"
         )
 
-    async def _look_after_topics(self) -> None:
+    async def _maintain_topics(self) -> None:
         """Guarded topics: their ids (a name may be another topic's by now) and the configs that gates rely on."""
         assert self._state is not None
         assert self._reads is not None
         configured = self._state.view.topic_configs
-        gated = {partition.topic for partition in self.switch.gates}
-        doors = {topic for topic in self.switch.doors if self.topic_id(topic) is not None}
-        topics = sorted({*configured, *gated, *doors, *self._state.view.counted_topics})
+        sequenced_topics = {partition.topic for partition in self.dispatcher.sequencers}
+        barriers = {topic for topic in self.dispatcher.barriers if self.topic_id(topic) is not None}
+        topics = sorted({*configured, *sequenced_topics, *barriers, *self._state.view.count_checked_topics})
         if not topics:
             return
         before = {topic: self.topic_id(topic) for topic in topics}
@@ -1501,19 +1513,19 @@ class Proxy:
             for topic in topics:
                 if self.topic_id(topic) != before[topic]:
                     self._topic_replaced(topic)
-            self._look_for_replaced()
-            there = sorted(topic for topic in gated if self.topic_id(topic) is not None)
+            self._detect_replaced()
+            there = sorted(topic for topic in sequenced_topics if self.topic_id(topic) is not None)
             known = {topic for topic in there if self._reads.known_facts(topic) is not None}
             for topic in await self._reads.changed_facts(there):
                 if topic in known:
                     _log.info("Kafka's configs of a checked topic have changed", topic=topic)
                     self._warned.discard(topic)
                 now = time.monotonic()
-                self._perform(self.switch.forget_topic(topic, now, same_log=True), now)
+                self._perform(self.dispatcher.forget_topic(topic, now, same_log=True), now)
         except UpstreamUnavailable as error:
             _limited_log.warning("topics", "guarded topics could not be looked up", reason=error)
 
-    def _look_for_replaced(self) -> None:
+    def _detect_replaced(self) -> None:
         """Topics that were deleted and created again at Kafka, and inherit checks.
 
         Reported at the second look: of a topic that another proxy has created, the configs may still be on their way.
@@ -1526,7 +1538,7 @@ class Proxy:
             if (topic_id := self.topic_id(topic)) is not None and view.inherits(topic, topic_id)
         }
         lasting = {topic: topic_id for topic, topic_id in found.items() if self._inheriting.get(topic) == topic_id}
-        if self._owner:
+        if self._primary:
             for topic in sorted(topic for topic, topic_id in lasting.items() if self._replaced.get(topic) != topic_id):
                 _log.error(
                     "a checked topic was deleted and created again at Kafka: it keeps the checks of its predecessor "
@@ -1542,7 +1554,7 @@ class Proxy:
         """Those of them that still inherit checks."""
         assert self._state is not None
         self._replaced = {topic: each for topic, each in topics.items() if self._state.view.inherits(topic, each)}
-        self._metrics.topics_replaced.value = len(self._replaced) if self._owner else 0
+        self._metrics.topics_replaced.value = len(self._replaced) if self._primary else 0
 
     def _warnings(self) -> Iterable[str]:
         if self._expansions is not None:
@@ -1562,7 +1574,7 @@ class Proxy:
             self._refreshing = False
 
     async def _refresh(self, topics: Sequence[str]) -> None:
-        before, asked_at = {topic: self.topic_id(topic) for topic in topics}, time.monotonic()
+        before, queried_at = {topic: self.topic_id(topic) for topic in topics}, time.monotonic()
         try:
             await self._control.refresh_metadata(topics, timeout_seconds=self.config.limits.connect_timeout_seconds)
         except UpstreamUnavailable:
@@ -1573,18 +1585,18 @@ class Proxy:
         for topic in topics:
             if self.topic_id(topic) != before[topic]:
                 self._topic_replaced(topic)
-            self._counts.confirm(topic, asked_at, now)
-            self._looked_up[topic] = asked_at
-        self._perform(self.switch.topic_news(now), now)
+            self._counts.confirm(topic, queried_at, now)
+            self._looked_up[topic] = queried_at
+        self._perform(self.dispatcher.topic_news(now), now)
 
     def _topic_replaced(self, topic: str) -> None:
         self._policies.pop(topic, None)
         self._counts.forget(topic)
         self.idempotence.forget_topic(topic)
-        if topic in self.switch.doors:
-            self.switch.doors[topic].forget_count()
+        if topic in self.dispatcher.barriers:
+            self.dispatcher.barriers[topic].forget_count()
         now = time.monotonic()
-        self._perform(self.switch.forget_topic(topic, now), now)
+        self._perform(self.dispatcher.forget_topic(topic, now), now)
 
     # ---- for people and machines that watch
 
@@ -1598,11 +1610,11 @@ class Proxy:
         self._metrics.upstream_failed("clients", "lost")
 
     def unread_bytes(self, connection: int) -> int:
-        link = self.links.get(connection)
-        return 0 if link is None else link.client.unread_bytes()
+        proxied = self.proxied_connections.get(connection)
+        return 0 if proxied is None else proxied.client.unread_bytes()
 
-    def gate_waited(self, seconds: float) -> None:
-        self._metrics.gate_wait_seconds.observe(seconds)
+    def sequencer_waited(self, seconds: float) -> None:
+        self._metrics.sequencer_wait_seconds.observe(seconds)
 
     def forwarded(self, waited_seconds: float) -> None:
         self._forwarded.append(waited_seconds)
@@ -1611,27 +1623,27 @@ class Proxy:
         self._answered.append(waited_seconds)
 
     def _in_flight(self) -> int:
-        return sum(session.in_flight for session in self.switch.sessions.values())
+        return sum(session.in_flight for session in self.dispatcher.sessions.values())
 
-    def _look(self) -> None:
+    def _probe(self) -> None:
         """What metrics show of this moment."""
         limits, moment = self.config.limits, Moment()
         moment.connections_max = limits.connections_max
-        moment.address = AddressNumbers(max(self._links_from.values(), default=0), limits.address_connections_max)
+        moment.address = AddressNumbers(max(self._connections_from.values(), default=0), limits.address_connections_max)
         moment.buffered_bytes_max = limits.buffered_bytes_max
         moment.buffered_bytes = limits.buffered_bytes_max - self._free_bytes
-        gates = dict.fromkeys(Phase, 0)
-        for partition, gate in self.switch.gates.items():
-            gates[gate.phase] += 1
-            moment.appends_waiting += gate.waiting
-            end = gate.log_end_offset
+        sequencers = dict.fromkeys(Phase, 0)
+        for partition, sequencer in self.dispatcher.sequencers.items():
+            sequencers[sequencer.phase] += 1
+            moment.appends_waiting += sequencer.waiting
+            end = sequencer.log_end_offset
             if end is None:
                 continue
             if len(moment.partitions) < limits.metric_partitions_shown_max:
-                moment.partitions[partition] = PartitionNumbers(end, gate.shift)
+                moment.partitions[partition] = PartitionNumbers(end, sequencer.sequence_offset)
             else:
                 moment.partitions_left_out += 1
-        moment.gates = {phase.name.lower(): count for phase, count in gates.items()}
+        moment.sequencers = {phase.name.lower(): count for phase, count in sequencers.items()}
         self._metrics.moment = moment
         self._metrics.ready = not self._not_ready(time.monotonic())
         self._metrics.log_lines = logs.lines()
@@ -1648,7 +1660,7 @@ class Proxy:
             cluster_id=self._control.cluster_id,
             bootstrap=self._bootstrap,
             not_ready=tuple(self._not_ready(now)),
-            connections=len(self.links),
+            connections=len(self.proxied_connections),
             requests_in_flight=self._in_flight(),
             buffered_bytes=self.config.limits.buffered_bytes_max - self._free_bytes,
             bytes_to_kafka=traffic.bytes_to_kafka,
@@ -1661,8 +1673,8 @@ class Proxy:
             problems=tuple(
                 diagnosis.of_process(
                     self.config.limits,
-                    connections=len(self.links) + len(self._bridges),
-                    most_from=next(iter(self._links_from.most_common(1)), None),
+                    connections=len(self.proxied_connections) + len(self._bridges),
+                    most_from=next(iter(self._connections_from.most_common(1)), None),
                     buffered_bytes=self.config.limits.buffered_bytes_max - self._free_bytes,
                     brokers=brokers,
                     certificate_ends=self._metrics.certificate_ends,
@@ -1671,29 +1683,29 @@ class Proxy:
                 )
             ),
             last_violation=self._last_violation,
-            poisoned=tuple(self._poisoned_status()),
+            abort_only_transactions=tuple(self._abort_only_status()),
             warnings=tuple(self._warnings()),
             transactions=None if self._metrics.transactions is None else self._metrics.transactions(),
         )
 
     def _broker_status(self) -> list[BrokerStatus]:
         connections: dict[NodeId, int] = {}
-        for link in self.links.values():
-            if link.node_id is not None:
-                connections[link.node_id] = connections.get(link.node_id, 0) + 1
+        for proxied in self.proxied_connections.values():
+            if proxied.node_id is not None:
+                connections[proxied.node_id] = connections.get(proxied.node_id, 0) + 1
         host = self.config.advertised_host or self.config.listen.host
         return [
             BrokerStatus(
                 node_id=node_id,
                 kafka=kafka,
-                listener=self._told_address(node_id, host),
+                listener=self._reported_address(node_id, host),
                 connections=connections.get(node_id, 0),
                 problem=self._problem_with(node_id),
             )
             for node_id, kafka in sorted(self._book.nodes.items())
         ]
 
-    def _told_address(self, node_id: NodeId, host: str) -> Address | None:
+    def _reported_address(self, node_id: NodeId, host: str) -> Address | None:
         """Where clients are told that they find this broker."""
         if self._sidecar is not None:
             return self._sidecar.advertised.get(node_id)
@@ -1711,31 +1723,35 @@ class Proxy:
         """Topics that may be checked in some way: those that are known."""
         if self._state is None:
             return set()
-        return {*self._state.view.topic_configs, *self.switch.doors, *(each.topic for each in self.switch.gates)}
+        return {
+            *self._state.view.topic_configs,
+            *self.dispatcher.barriers,
+            *(each.topic for each in self.dispatcher.sequencers),
+        }
 
     def _expansion_status(self) -> tuple[ExpansionStatus, ...]:
         return () if self._expansions is None else self._expansions.status()
 
-    async def _listed(self, wanted: Sequence[Wanted]) -> Sequence[Listed]:
-        return [self._lists.listed(each) for each in wanted]
+    async def _listed(self, requested: Sequence[PageRequest]) -> Sequence[Listed]:
+        return [self._lists.listed(each) for each in requested]
 
-    def found(self, wanted: Sequence[Wanted]) -> list[Found]:
+    def found(self, requested: Sequence[PageRequest]) -> list[Found]:
         """For the process that shows all workers together."""
-        return [self._lists.found(each, with_names=True) for each in wanted]
+        return [self._lists.found(each, with_names=True) for each in requested]
 
-    def _poisoned_status(self) -> list[PoisonedStatus]:
+    def _abort_only_status(self) -> list[AbortOnlyStatus]:
         if self._state is None:
             return []
         now_ms = int(time.time() * 1000)
         return [
-            PoisonedStatus(
+            AbortOnlyStatus(
                 each.transactional_id,
                 each.producer_id,
                 each.producer_epoch,
                 each.why,
                 max(0.0, (now_ms - each.at_ms) / 1000),
             )
-            for each in self._state.view.poisons.older_than(now_ms + 1)[:POISONED_SHOWN]
+            for each in self._state.view.abort_only_records.older_than(now_ms + 1)[:ABORT_ONLY_SHOWN]
         ]
 
     def _not_ready(self, now: float) -> list[str]:
@@ -1746,11 +1762,11 @@ class Proxy:
             return [f"waiting for Kafka at {', '.join(map(str, self.config.upstream))}" + (f": {why}" if why else "")]
         if self._bootstrap is None:
             why = self._waits_because or (None if self._state is None else self._state.waits_because)
-            beside = self._sidecar.problem if self._sidecar is not None and self._sidecar.asked else None
+            beside = self._sidecar.problem if self._sidecar is not None and self._sidecar.queried else None
             return [each for each in (beside, why) if each is not None] or ["reading the state topic"]
         if self._state is not None and self._state.failure is not None:
             return [self._state.failure]
-        if self._state is not None and self._state.unheard:
+        if self._state is not None and self._state.unacknowledged:
             return ["the other proxy processes cannot be told yet that this one is there: appends are not let through"]
         if self._sidecar is not None and self._sidecar.problem is not None:
             return [self._sidecar.problem]

@@ -11,15 +11,15 @@ import socket
 from collections.abc import Callable
 from time import monotonic
 
-from fencepost_proxy.net.side import Buffers, Side, Socket
+from fencepost_proxy.net.proxied_socket import Buffers, ProxiedSocket, Socket
 
 
-class _End(Side):
+class _End(ProxiedSocket):
     """One of the two: what comes goes to the other, at the other's pace."""
 
     def __init__(self, sock: Socket, buffers: Buffers, loop: asyncio.AbstractEventLoop, lost: Callable[[], None]):
         super().__init__(sock, buffers, loop)
-        self._tell_lost = lost
+        self._report_lost = lost
 
     def _received(self, data: memoryview) -> None:
         self.received_at = monotonic()
@@ -27,7 +27,7 @@ class _End(Side):
         self.other.send(data)
 
     def _lost(self, error: OSError | None) -> None:
-        self._tell_lost()
+        self._report_lost()
 
 
 class Bridge:

@@ -34,7 +34,7 @@ _limited_log = logs.RateLimitedLog(_log)
 _LENGTH: Final = struct.Struct(">i")
 _API_VERSIONS_VERSION: Final = 3  # since Kafka 2.4; other APIs need newer brokers
 #: Share of the session lifetime after which the next login starts.
-_LOG_IN_ANEW_AT: Final = 0.8
+_LOG_IN_AGAIN_AT: Final = 0.8
 #: First bytes of a TLS alert or handshake, read as a frame length.
 _TLS_LENGTHS: Final = (0x1503, 0x1603)
 
@@ -70,7 +70,7 @@ class Access:
     sasl: ControlSasl | None = None
     on_failure: Callable[[str], None] = lambda kind: None
     on_login: Callable[[bool], None] = lambda succeeded: None
-    on_trouble: Callable[[str], None] = lambda reason: None
+    on_error: Callable[[str], None] = lambda reason: None
 
 
 PLAIN: Final = Access()
@@ -134,8 +134,8 @@ class BrokerConnection:
         self._client_id = client_id
         self._next_correlation_id = 0
         self._in_flight: deque[_InFlight] = deque()
-        self._room = asyncio.Semaphore(limits.control_in_flight_max)
-        self._room_queue = asyncio.Lock()
+        self._package = asyncio.Semaphore(limits.control_in_flight_max)
+        self._reserve_queue = asyncio.Lock()
         self._closed_because: str | None = None
         self._receiver = asyncio.create_task(self._receive(), name=f"receive {address}")
 
@@ -151,26 +151,26 @@ class BrokerConnection:
             async with asyncio.timeout(limits.connect_timeout_seconds):
                 reader, writer = await asyncio.open_connection(*address, ssl=context, server_hostname=name)
         except TimeoutError as e:
-            access.on_trouble("timeout")
+            access.on_error("timeout")
             raise UpstreamUnavailable(
                 f"{address}: no connection within {limits.connect_timeout_seconds:g} s (check the address)"
             ) from e
         except (ssl.SSLError, ConnectionResetError, ConnectionAbortedError) as e:
-            access.on_trouble("unreachable" if context is None else "tls")
+            access.on_error("unreachable" if context is None else "tls")
             if context is None:
                 raise UpstreamUnavailable(f"{address}: cannot connect: {e.strerror or e}") from e
             kind, words = tls.of_broker(e)
             access.on_failure(kind)
             raise UpstreamUnavailable(f"{address}: {words}") from e
         except (OSError, ValueError) as e:
-            access.on_trouble("unreachable")
+            access.on_error("unreachable")
             raise UpstreamUnavailable(f"{address}: cannot connect: {getattr(e, 'strerror', None) or e}") from e
         connection = cls(address, reader, writer, limits, client_id, access=access)
         try:
             hello = Message(client_software_name="fencepost", client_software_version="0")
             answer = await connection.request(API_VERSIONS, _API_VERSIONS_VERSION, hello, deadline=deadline)
             if answer.error_code:
-                access.on_trouble("protocol")
+                access.on_error("protocol")
                 raise UpstreamUnavailable(
                     f"{address}: ApiVersions returned error {answer.error_code} (Kafka 2.4 or later is needed)"
                 )
@@ -187,19 +187,19 @@ class BrokerConnection:
 
     async def _log_in(self, deadline: Monotonic) -> None:
         """Log in if SASL is configured. Raises `UpstreamUnavailable`."""
-        wanted = self._access.sasl
-        if wanted is None:
+        requested = self._access.sasl
+        if requested is None:
             return
 
-        async def ask(api_key: int, version: int, message: Message) -> Message:
+        async def query(api_key: int, version: int, message: Message) -> Message:
             (answer,) = await self._pipeline([Call(api_key, version, message)], deadline, login=True)
             return answer
 
         try:
-            seconds = await sasl.log_in(ask, wanted)
+            seconds = await sasl.log_in(query, requested)
         except (sasl.LoginFailed, ConfigError) as e:
             self._access.on_login(False)
-            self._access.on_trouble("login")
+            self._access.on_error("login")
             raise UpstreamUnavailable(f"{self.address}: {e}") from e
         except UpstreamUnavailable:
             self._access.on_login(False)
@@ -207,12 +207,12 @@ class BrokerConnection:
         self._access.on_login(True)
         if seconds:
             loop = asyncio.get_running_loop()
-            self._next_login = loop.call_later(seconds * _LOG_IN_ANEW_AT, self._begin_login, seconds)
+            self._next_login = loop.call_later(seconds * _LOG_IN_AGAIN_AT, self._begin_login, seconds)
 
     def _begin_login(self, seconds: float) -> None:
-        self._logging_in = asyncio.create_task(self._log_in_anew(seconds), name=f"log in at {self.address}")
+        self._logging_in = asyncio.create_task(self._log_in_again(seconds), name=f"log in at {self.address}")
 
-    async def _log_in_anew(self, seconds: float) -> None:
+    async def _log_in_again(self, seconds: float) -> None:
         """Log in again. Kafka accepts no other request during a login; earlier requests are answered first."""
         self._letting_in = asyncio.Event()
         try:
@@ -264,14 +264,14 @@ class BrokerConnection:
             correlation_id = self._next_correlation_id
             frame = wire.encode_request_frame(each.api_key, each.version, correlation_id, self._client_id, each.message)
             frames.append((each, correlation_id, frame))
-        await self._take_room(len(frames), deadline)
+        await self._reserve(len(frames), deadline)
         while self._letting_in is not None and not login:
             # Release the slots: the login needs some.
-            self._give_room(len(frames))
+            self._release(len(frames))
             await self._let_in(self._letting_in, deadline)
-            await self._take_room(len(frames), deadline)
+            await self._reserve(len(frames), deadline)
         if self._closed_because is not None:
-            self._give_room(len(frames))
+            self._release(len(frames))
             raise UpstreamUnavailable(f"{self.address}: {self._closed_because}")
         # No await up to the last write, so no other request is sent between these.
         self._write(b"".join(frame for _, _, frame in frames), len(frames))
@@ -307,7 +307,7 @@ class BrokerConnection:
         except (OSError, RuntimeError) as e:
             # uvloop's transport detects the close before the receiver does and raises RuntimeError, where asyncio drops
             # the data.
-            self._give_room(room)
+            self._release(room)
             self._fail(f"connection lost: {e}", "lost")
             raise UpstreamUnavailable(f"{self.address}: {self._closed_because}") from e
 
@@ -319,16 +319,16 @@ class BrokerConnection:
             each.cancel()
         await asyncio.wait(ending)
 
-    async def _take_room(self, count: int, deadline: Monotonic) -> None:
+    async def _reserve(self, count: int, deadline: Monotonic) -> None:
         taken = 0
         try:
             # One pipeline at a time: two that each hold a part of the slots would deadlock.
-            async with asyncio.timeout(remaining(deadline)), self._room_queue:
+            async with asyncio.timeout(remaining(deadline)), self._reserve_queue:
                 while taken < count:
-                    await self._room.acquire()
+                    await self._package.acquire()
                     taken += 1
         except BaseException as e:
-            self._give_room(taken)
+            self._release(taken)
             if isinstance(e, TimeoutError):
                 self._give_up_if_stuck()
                 raise UpstreamUnavailable(
@@ -336,9 +336,9 @@ class BrokerConnection:
                 ) from None
             raise
 
-    def _give_room(self, count: int) -> None:
+    def _release(self, count: int) -> None:
         for _ in range(count):
-            self._room.release()
+            self._package.release()
 
     def _give_up_if_stuck(self) -> None:
         if self._in_flight and time.monotonic() - self._in_flight[0].sent_at > self._limits.request_timeout_seconds:
@@ -387,7 +387,7 @@ class BrokerConnection:
         if message is None:
             message = wire.decode_response(call.api_key, call.version, body)
         self._in_flight.popleft()
-        self._room.release()
+        self._package.release()
         self._served = self._served or bool(self.api_versions)
         if not entry.answer.done():
             entry.answer.set_result(message)
@@ -399,19 +399,19 @@ class BrokerConnection:
         self._closed_because = reason
         # Brokers close idle connections: not a failure.
         if kind is not None and (kind != "lost" or self._in_flight):
-            self._access.on_trouble(kind)
+            self._access.on_error(kind)
         if self._next_login is not None:
             self._next_login.cancel()
         self._writer.transport.abort()
         lost, self._in_flight = self._in_flight, deque()
-        self._give_room(len(lost))
+        self._release(len(lost))
         for entry in lost:
             if not entry.answer.done():
                 name = api_name(entry.call.api_key)
                 entry.answer.set_exception(OutcomeUnknown(f"{self.address}: {reason}, no response to {name}"))
 
 
-class BrokerLink:
+class PooledConnection:
     """A connection to one address, opened on demand and again after a loss, with increasing pauses."""
 
     def __init__(

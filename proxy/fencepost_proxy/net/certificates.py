@@ -165,22 +165,22 @@ class _Kept:
         self._make = make
         self._certificate = certificate
         self._files = [each for each in files if each is not None]
-        self._seen = self._look()
+        self._observed = self._probe()
         self.context = make()
         self.not_after = None if certificate is None else not_after(certificate)
         self._warned_at = float("-inf")
         self._warn_of_end()
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
+    def _probe(self) -> list[tuple[int, int, int] | None]:
         return [_identity(each) for each in self._files]
 
-    def look(self, *, at_once: bool) -> bool | None:
+    def probe(self, *, at_once: bool) -> bool | None:
         """Reload changed files. Returns whether that succeeded; None without a change."""
-        seen = self._look()
+        observed = self._probe()
         self._warn_of_end()
-        if seen == self._seen and not at_once:
+        if observed == self._observed and not at_once:
             return None
-        changed, self._seen = seen != self._seen, seen
+        changed, self._observed = observed != self._observed, observed
         try:
             self.context = self._make()
         except (ConfigError, OSError) as error:
@@ -254,7 +254,7 @@ class Certificates:
         kept = (each for each in (self._listener, self._upstream) if each is not None)
         return {each.name: each.not_after for each in kept if each.not_after is not None}
 
-    def look(self, *, at_once: bool = False) -> list[bool]:
+    def probe(self, *, at_once: bool = False) -> list[bool]:
         """Reload changed files; `at_once`: all. Returns success per reload."""
         kept = (each for each in (self._listener, self._upstream) if each is not None)
-        return [loaded for each in kept if (loaded := each.look(at_once=at_once)) is not None]
+        return [loaded for each in kept if (loaded := each.probe(at_once=at_once)) is not None]

@@ -28,7 +28,7 @@ from fencepost_proxy.net.broker import Access, BrokerConnection, UpstreamUnavail
 from fencepost_proxy.net.cluster import ClusterMetadata, from_response
 from fencepost_proxy.net.findings import Finding, failed, ok, unknown, warning
 from fencepost_proxy.net.listeners import bind
-from fencepost_proxy.net.sidecar import SidecarLook
+from fencepost_proxy.net.sidecar import SidecarProbe
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.apis import API_VERSIONS, api_name
@@ -60,12 +60,12 @@ async def check(config: ProxyConfig, *, seconds: float, running: bool = False) -
     brokers: list[NodeId] | None = None
     try:
         async with asyncio.timeout(seconds), AsyncExitStack() as stack:
-            looking = _Kafka(config, found, stack)
-            await looking.look()
-            brokers = looking.brokers
+            probing = _Kafka(config, found, stack)
+            await probing.probe()
+            brokers = probing.brokers
     except TimeoutError:
-        said = f"check not finished within {seconds:g} s"
-        found.append(failed(KAFKA, "time", said, "raise --seconds, or find out what hangs"))
+        stated = f"check not finished within {seconds:g} s"
+        found.append(failed(KAFKA, "time", stated, "raise --seconds, or find out what hangs"))
     return found + await _listeners(config, brokers, running)
 
 
@@ -108,11 +108,11 @@ def _files(config: ProxyConfig) -> Iterator[Finding]:
     if (listen is None) is not (upstream is None):
         plain = "from clients to the proxy" if listen is None else "from the proxy to Kafka"
         missing = "[listen_tls]" if listen is None else "[upstream_tls]"
-        said = f"TLS is enabled on one side only: traffic {plain}, including SASL passwords, is plaintext"
-        yield warning(FILES, "TLS", said, f"add the table {missing}, unless that network is trusted")
+        stated = f"TLS is enabled on one side only: traffic {plain}, including SASL passwords, is plaintext"
+        yield warning(FILES, "TLS", stated, f"add the table {missing}, unless that network is trusted")
     if sasl is not None and sasl.mechanism in ("PLAIN", "OAUTHBEARER") and upstream is None:
-        said = "the proxy sends its own password or token to Kafka in plaintext"
-        yield warning(FILES, "control_sasl.mechanism", said, "add the table [upstream_tls], or use SCRAM-SHA-512")
+        stated = "the proxy sends its own password or token to Kafka in plaintext"
+        yield warning(FILES, "control_sasl.mechanism", stated, "add the table [upstream_tls], or use SCRAM-SHA-512")
 
 
 def _readable(key: str, file: Path | None) -> Iterator[Finding]:
@@ -129,11 +129,11 @@ def _readable(key: str, file: Path | None) -> Iterator[Finding]:
 
 
 def _wrong(error: ConfigError) -> Finding:
-    key, _, said = str(error).partition(": ")
+    key, _, stated = str(error).partition(": ")
     todo = "correct the file, or use another one"
-    if "cannot be read" in said:
+    if "cannot be read" in stated:
         todo = "check the path as this process sees it, and the permissions of the user who runs it"
-    return failed(FILES, key, said, todo)
+    return failed(FILES, key, stated, todo)
 
 
 def _secret(key: str, file: Path | None) -> Iterator[Finding]:
@@ -145,8 +145,8 @@ def _secret(key: str, file: Path | None) -> Iterator[Finding]:
     except OSError:
         return
     if mode & stat.S_IRWXO:
-        said = f"all users of this machine may read {file} ({stat.filemode(mode)})"
-        yield warning(FILES, key, said, f"chmod o= {file}")
+        stated = f"all users of this machine may read {file} ({stat.filemode(mode)})"
+        yield warning(FILES, key, stated, f"chmod o= {file}")
 
 
 def _lasting(key: str, file: Path | None) -> Iterator[Finding]:
@@ -163,8 +163,8 @@ def _lasting(key: str, file: Path | None) -> Iterator[Finding]:
         day = datetime.fromtimestamp(begins, UTC).date()
         yield failed(FILES, key, f"{file} is not valid before {day}", "check this machine's clock")
     elif ends - now < _SOON_SECONDS:
-        said = f"{file} expires on {day}, in {(ends - now) / _DAY_SECONDS:.0f} days"
-        yield warning(FILES, key, said, "renew it; a running proxy reloads the file automatically")
+        stated = f"{file} expires on {day}, in {(ends - now) / _DAY_SECONDS:.0f} days"
+        yield warning(FILES, key, stated, "renew it; a running proxy reloads the file automatically")
     else:
         yield ok(FILES, key, f"{file} is valid until {day} ({(ends - now) / _DAY_SECONDS:.0f} days)")
 
@@ -173,9 +173,9 @@ def _named(config: ProxyConfig, file: Path) -> Iterator[Finding]:
     host, names = config.advertised_host, certificates.names(file)
     if host is None or not names or any(_is_for(name, host) for name in names):
         return
-    said = f"{file} is for {', '.join(names)}, but clients connect to {host} (advertised_host)"
+    stated = f"{file} is for {', '.join(names)}, but clients connect to {host} (advertised_host)"
     yield failed(
-        FILES, "listen_tls.certificate_file", said, f"issue it for {host}, or set advertised_host to one of its names"
+        FILES, "listen_tls.certificate_file", stated, f"issue it for {host}, or set advertised_host to one of its names"
     )
 
 
@@ -194,35 +194,35 @@ def _is_for(name: str, host: str) -> bool:
 
 def _machine(config: ProxyConfig) -> Iterator[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * config.limits.connections_max + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    requested = 2 * config.limits.connections_max + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= requested:
         yield ok(MACHINE, "open files", f"the limit of {soft} suffices for {config.limits.connections_max} clients")
     else:
-        said = f"the limit is {soft} open files per process; limits.connections_max={config.limits.connections_max} "
-        said += f"needs {wanted}"
-        yield warning(MACHINE, "open files", said, f"ulimit -n {wanted}, or LimitNOFILE={wanted} in the unit")
+        stated = f"the limit is {soft} open files per process; limits.connections_max={config.limits.connections_max} "
+        stated += f"needs {requested}"
+        yield warning(MACHINE, "open files", stated, f"ulimit -n {requested}, or LimitNOFILE={requested} in the unit")
 
 
 async def _listeners(config: ProxyConfig, brokers: Sequence[NodeId] | None, running: bool) -> list[Finding]:
     found: list[Finding] = []
-    wanted: list[tuple[str, Address]] = [("listener for clients", config.listen)]
+    requested: list[tuple[str, Address]] = [("listener for clients", config.listen)]
     book = AddressBook(config.listen.port, advertised_host=config.advertised_host, ports=config.broker_ports)
     with_own = [] if config.mode == "sidecar" else brokers
     for node_id in with_own if with_own is not None else sorted(config.broker_ports):
         what = f"listener for broker {node_id}"
         try:
-            wanted.append((what, Address(config.listen.host, book.listener_port(node_id))))
+            requested.append((what, Address(config.listen.host, book.listener_port(node_id))))
         except ConfigError as error:
             found.append(failed(MACHINE, what, str(error), f"[broker_ports] {node_id} = …"))
     if with_own is None:
-        said = "the brokers are not known, so neither are the ports of their listeners"
-        found.append(unknown(MACHINE, "listeners for brokers", said))
+        stated = "the brokers are not known, so neither are the ports of their listeners"
+        found.append(unknown(MACHINE, "listeners for brokers", stated))
     elif absent := sorted(set(config.broker_ports) - set(with_own)):
-        said = f"names broker(s) {', '.join(map(str, absent))}, which are not in the cluster now"
-        found.append(warning(MACHINE, "broker_ports", said, "remove them, unless they will return"))
+        stated = f"names broker(s) {', '.join(map(str, absent))}, which are not in the cluster now"
+        found.append(warning(MACHINE, "broker_ports", stated, "remove them, unless they will return"))
     if config.status is not None:
-        wanted.append(("status page", config.status))
-    for what, address in wanted:
+        requested.append(("status page", config.status))
+    for what, address in requested:
         found.append(await _answers(what, address) if running else _free(what, address))
     if config.advertised_host is not None:
         found.append(await _resolves(config.advertised_host))
@@ -233,11 +233,11 @@ def _free(what: str, address: Address) -> Finding:
     try:
         sock = bind(address, what)
     except ConfigError as error:
-        said = str(error).partition(": ")[2] or str(error)
+        stated = str(error).partition(": ")[2] or str(error)
         todo = "if this proxy is running already: fencepost check --running"
-        if "another process" not in said:
+        if "another process" not in stated:
             todo = "use an address of this machine, or 0.0.0.0 for all of them"
-        return failed(MACHINE, what, f"{address}: {said}", todo)
+        return failed(MACHINE, what, f"{address}: {stated}", todo)
     sock.close()
     return ok(MACHINE, what, f"{address} is free" if address.port else f"{address}: any free port")
 
@@ -248,8 +248,8 @@ async def _answers(what: str, address: Address) -> Finding:
         async with asyncio.timeout(_CONNECT_SECONDS):
             _, writer = await asyncio.open_connection(host, address.port)
     except (OSError, TimeoutError) as error:
-        said = f"{address}: nothing listens there ({getattr(error, 'strerror', None) or 'no response'})"
-        return failed(MACHINE, what, said, "is the proxy running? If not, omit --running")
+        stated = f"{address}: nothing listens there ({getattr(error, 'strerror', None) or 'no response'})"
+        return failed(MACHINE, what, stated, "is the proxy running? If not, omit --running")
     writer.close()
     return ok(MACHINE, what, f"{address}: in use")
 
@@ -260,8 +260,8 @@ async def _resolves(host: str) -> Finding:
         async with asyncio.timeout(_CONNECT_SECONDS):
             infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError, UnicodeError) as error:
-        said = f"{host} does not resolve here ({getattr(error, 'strerror', None) or 'no response'})"
-        return warning(MACHINE, what, said, "clients connect to this name: it must resolve where they run")
+        stated = f"{host} does not resolve here ({getattr(error, 'strerror', None) or 'no response'})"
+        return warning(MACHINE, what, stated, "clients connect to this name: it must resolve where they run")
     return ok(MACHINE, what, f"{host} resolves to {infos[0][4][0]} here")
 
 
@@ -274,8 +274,8 @@ def release_of(level: int) -> str:
 # --- Kafka ------------------------------------------------------------------------------------------------------------
 
 
-def _remedy(said: str, more: str = "") -> str:
-    remedy = advice.of_connection(said)
+def _remedy(stated: str, more: str = "") -> str:
+    remedy = advice.of_connection(stated)
     return f"{remedy} ({more})" if more else remedy
 
 
@@ -296,7 +296,7 @@ class _Kafka:
         self.brokers: list[NodeId] | None = None
         self._context: ssl.SSLContext | None = None
 
-    async def look(self) -> None:
+    async def probe(self) -> None:
         try:
             if self._config.upstream_tls is not None:
                 self._context = certificates.upstream_context(self._config.upstream_tls)
@@ -317,21 +317,21 @@ class _Kafka:
             return
         one, cluster = whole[0]
         for each, found in whole:
-            said = f"{self._way_in(each.connection)}, cluster {found.cluster_id}"
+            stated = f"{self._way_in(each.connection)}, cluster {found.cluster_id}"
             if found.cluster_id == cluster.cluster_id:
-                self._found.append(ok(KAFKA, f"upstream {each.address}", said))
+                self._found.append(ok(KAFKA, f"upstream {each.address}", stated))
             else:
                 todo = "set upstream to brokers of one cluster: the proxy uses the first one that responds"
-                self._found.append(failed(KAFKA, f"upstream {each.address}", f"{said}: another cluster", todo))
+                self._found.append(failed(KAFKA, f"upstream {each.address}", f"{stated}: another cluster", todo))
             self._found.extend(self._ending(f"upstream {each.address}", each.connection))
         self.brokers = sorted(cluster.brokers)
         self._found.append(await self._release(one.connection, cluster))
-        links = await self._each_broker(cluster)
+        proxied_connections = await self._each_broker(cluster)
         self._found.extend(self._few(cluster))
         if self._config.mode == "sidecar":
             self._found.append(await self._sidecar(cluster))
-        usable = next(iter(links.values()), one.connection)
-        self._found.extend(await rights.rights(usable, self._config, cluster, links))
+        usable = next(iter(proxied_connections.values()), one.connection)
+        self._found.extend(await rights.rights(usable, self._config, cluster, proxied_connections))
 
     async def _open(self, address: Address) -> BrokerConnection | str:
         """The connection, or the reason for the failure."""
@@ -346,11 +346,11 @@ class _Kafka:
         self._stack.push_async_callback(connection.close)
         return connection
 
-    def _unreachable(self, what: str, said: str, *, serious: bool) -> Finding:
+    def _unreachable(self, what: str, stated: str, *, serious: bool) -> Finding:
         if serious:
-            return failed(KAFKA, what, said, _remedy(said))
-        todo = _remedy(said, "other servers in upstream respond, so a proxy would start")
-        return warning(KAFKA, what, said, todo)
+            return failed(KAFKA, what, stated, _remedy(stated))
+        todo = _remedy(stated, "other servers in upstream respond, so a proxy would start")
+        return warning(KAFKA, what, stated, todo)
 
     async def _metadata(self, reached: _Reached) -> ClusterMetadata | None:
         connection = reached.connection
@@ -360,8 +360,8 @@ class _Kafka:
             deadline = deadline_in(self._config.limits.request_timeout_seconds)
             return from_response(await connection.request(apis.METADATA, version, message, deadline=deadline))
         except UpstreamUnavailable as error:
-            said = str(error).removeprefix(f"{reached.address}: ")
-            self._found.append(self._unreachable(f"upstream {reached.address}", said, serious=True))
+            stated = str(error).removeprefix(f"{reached.address}: ")
+            self._found.append(self._unreachable(f"upstream {reached.address}", stated, serious=True))
             return None
 
     def _way_in(self, connection: BrokerConnection) -> str:
@@ -379,22 +379,22 @@ class _Kafka:
             return
         left = ssl.cert_time_to_seconds(str(shown["notAfter"])) - time.time()
         if left < _SOON_SECONDS:
-            said = f"the broker's certificate expires in {left / _DAY_SECONDS:.0f} days ({shown['notAfter']})"
-            yield warning(KAFKA, what, said, "renew it on the broker")
+            stated = f"the broker's certificate expires in {left / _DAY_SECONDS:.0f} days ({shown['notAfter']})"
+            yield warning(KAFKA, what, stated, "renew it on the broker")
 
     async def _release(self, connection: BrokerConnection, cluster: ClusterMetadata) -> Finding:
         message = Message(client_software_name="fencepost", client_software_version="0")
         deadline = deadline_in(self._config.limits.request_timeout_seconds)
-        said = f"{cluster.cluster_id}, {len(cluster.brokers)} broker(s)"
+        stated = f"{cluster.cluster_id}, {len(cluster.brokers)} broker(s)"
         try:
             answer = await connection.request(API_VERSIONS, 3, message, deadline=deadline)
         except UpstreamUnavailable as error:
-            return unknown(KAFKA, "cluster", f"{said}; its release: {error}")
+            return unknown(KAFKA, "cluster", f"{stated}; its release: {error}")
         levels = {each.name: each.max_version_level for each in answer.finalized_features or ()}
         level = levels.get("metadata.version")
         if level is None:
-            return unknown(KAFKA, "cluster", f"{said}; release unknown")
-        return ok(KAFKA, "cluster", f"{said}, features of Kafka {release_of(level)} (metadata.version {level})")
+            return unknown(KAFKA, "cluster", f"{stated}; release unknown")
+        return ok(KAFKA, "cluster", f"{stated}, features of Kafka {release_of(level)} (metadata.version {level})")
 
     async def _each_broker(self, cluster: ClusterMetadata) -> dict[NodeId, BrokerConnection]:
         """Connections to the reachable brokers."""
@@ -427,32 +427,34 @@ class _Kafka:
             return failed(KAFKA, what, f"lacks APIs that the proxy needs: {', '.join(lacking)}", todo)
         low, high = connection.api_versions.get(apis.PRODUCE, (0, 0))
         fetch = "–".join(map(str, connection.api_versions.get(apis.FETCH, (0, 0))))
-        said = f"has all required APIs; {len(connection.api_versions)} APIs, Produce {low}–{high}, Fetch {fetch}"
-        return ok(KAFKA, what, said)
+        stated = f"has all required APIs; {len(connection.api_versions)} APIs, Produce {low}–{high}, Fetch {fetch}"
+        return ok(KAFKA, what, stated)
 
     async def _sidecar(self, cluster: ClusterMetadata) -> Finding:
         """Check whether its broker sends clients to it."""
         config = self._config
         access = Access(lambda: self._context, config.control_sasl)
         known = (cluster.cluster_id, cluster.brokers)
-        look = SidecarLook(config, lambda: config.listen, lambda: known, access)
+        probe = SidecarProbe(config, lambda: config.listen, lambda: known, access)
         what = f"sidecar of {config.broker}"
         try:
-            problem = await look.look()
+            problem = await probe.probe()
         except UpstreamUnavailable as error:
-            said = str(error).removeprefix(f"{config.broker}: ")
-            return failed(KAFKA, what, said, advice.of_connection(said, beside=True))
+            stated = str(error).removeprefix(f"{config.broker}: ")
+            return failed(KAFKA, what, stated, advice.of_connection(stated, beside=True))
         if problem is not None:
             return failed(
                 KAFKA, what, problem, "the broker must send clients to the sidecar: docs/configuration.md, mode"
             )
-        return ok(KAFKA, what, f"broker {look.node_id} sends clients to it")
+        return ok(KAFKA, what, f"broker {probe.node_id} sends clients to it")
 
     @staticmethod
     def _few(cluster: ClusterMetadata) -> Iterator[Finding]:
         if not cluster.brokers:
             yield failed(KAFKA, "brokers", "Kafka reports none", "are its brokers running? Check their logs")
         elif len(cluster.brokers) < 3:
-            said = f"{len(cluster.brokers)} broker(s): a disk failure may lose acknowledged appends and the state topic"
+            stated = (
+                f"{len(cluster.brokers)} broker(s): a disk failure may lose acknowledged appends and the state topic"
+            )
             todo = "for durable topics use three brokers and min.insync.replicas=2"
-            yield warning(KAFKA, "durability", said, todo)
+            yield warning(KAFKA, "durability", stated, todo)

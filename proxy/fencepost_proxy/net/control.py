@@ -36,9 +36,9 @@ from fencepost_proxy.net.broker import (
     PLAIN,
     Access,
     BrokerConnection,
-    BrokerLink,
     Call,
     OutcomeUnknown,
+    PooledConnection,
     UpstreamUnavailable,
     deadline_in,
     remaining,
@@ -100,14 +100,14 @@ _BROKER_RESOURCE: Final = 4
 _GROUP_COORDINATOR: Final = 0
 _TRANSACTION_COORDINATOR: Final = 1
 #: How often a topic must be missing from metadata before that is believed: brokers learn of a new topic one by one.
-_MISSING_TOPIC_LOOKS: Final = 4
+_MISSING_TOPIC_TRIES: Final = 4
 #: A replica that does not say in this time who leads may be away: then the others are asked too.
 _ONE_MORE_SECONDS: Final = 0.2
 #: Sets of topics that are asked for again and again: all that are known, the guarded ones.
-_QUESTIONS_REMEMBERED: Final = 8
+_QUERIES_REMEMBERED: Final = 8
 
 #: The answers of a leader that a metadata refresh or a moment's patience may change.
-_ASK_AGAIN: Final = frozenset(
+_RETRIABLE: Final = frozenset(
     {
         Error.UNKNOWN_TOPIC_OR_PARTITION,
         Error.LEADER_NOT_AVAILABLE,
@@ -259,14 +259,14 @@ class BrokerFacts:
     complete: bool = True
 
 
-class _Lane(Enum):
-    QUESTIONS = auto()
+class _Purpose(Enum):
+    QUERIES = auto()
     APPENDS = auto()
     WATCHING = auto()
     LEADERS = auto()
 
 
-class _AskAgain(Exception):
+class _Retry(Exception):
     """The leader's answer may be another one after a metadata refresh."""
 
 
@@ -278,7 +278,7 @@ class _Refresh:
     task: asyncio.Task[ClusterMetadata] | None = None
 
 
-class _Told:
+class _Reported:
     """The Metadata answers that came last, in short, and what was known once they were taken over.
 
     Between two refreshes a cluster mostly stays as it is, and an answer is the same to the byte. Then nothing of it is
@@ -292,17 +292,17 @@ class _Told:
         self._answers: OrderedDict[object, tuple[bytes, ClusterMetadata]] = OrderedDict()
         self._digest = b""
 
-    def look(self, asked: object, known: ClusterMetadata, body: memoryview) -> Message | None:
+    def lookup(self, queried: object, known: ClusterMetadata, body: memoryview) -> Message | None:
         """`NOTHING_NEW` where these bytes answered the same question before, and nothing else was learned since."""
         self._digest = blake2b(body, digest_size=16).digest()
-        digest, adopted = self._answers.get(asked, (b"", cluster.EMPTY))
+        digest, adopted = self._answers.get(queried, (b"", cluster.EMPTY))
         return self.NOTHING_NEW if digest == self._digest and adopted is known else None
 
-    def adopted(self, asked: object, metadata: ClusterMetadata) -> None:
+    def adopted(self, queried: object, metadata: ClusterMetadata) -> None:
         """The answer that was looked at last has become part of this."""
-        self._answers[asked] = self._digest, metadata
-        self._answers.move_to_end(asked)
-        if len(self._answers) > _QUESTIONS_REMEMBERED:
+        self._answers[queried] = self._digest, metadata
+        self._answers.move_to_end(queried)
+        if len(self._answers) > _QUERIES_REMEMBERED:
             self._answers.popitem(last=False)
 
 
@@ -327,16 +327,18 @@ class ControlClient:
         #: While `start` waits: why, as of the last attempt.
         self.waits_because: str | None = None
         self._metadata = cluster.EMPTY
-        self._told = _Told()
+        self._reported = _Reported()
         self._version_max: dict[int, int] = {}  # until a connection is opened or the brokers change
-        self._bootstrap = [BrokerLink(each, limits=limits, client_id=_CLIENT_ID, access=access) for each in upstream]
-        self._links: dict[tuple[NodeId, _Lane], BrokerLink] = {}
+        self._bootstrap = [
+            PooledConnection(each, limits=limits, client_id=_CLIENT_ID, access=access) for each in upstream
+        ]
+        self._proxied_connections: dict[tuple[NodeId, _Purpose], PooledConnection] = {}
         self._next_refresh: _Refresh | None = None
         self._refreshing = asyncio.Lock()
         self._tasks: set[asyncio.Task[object]] = set()
         self._closed = False
         self._coordinators: dict[tuple[int, str], NodeId] = {}
-        self._told_at: dict[NodeId, float] = {}  # when a broker last said who leads a partition
+        self._reported_at: dict[NodeId, float] = {}  # when a broker last said who leads a partition
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -370,8 +372,8 @@ class ControlClient:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        for link in [*self._bootstrap, *self._links.values()]:
-            await link.close()
+        for proxied in [*self._bootstrap, *self._proxied_connections.values()]:
+            await proxied.close()
 
     # --- what is known ------------------------------------------------------------------------------------------------
 
@@ -390,15 +392,15 @@ class ControlClient:
 
         `start` connects to every broker that can be reached, and the refreshing of metadata to those that come later.
         """
-        link = self._links.get((node_id, _Lane.QUESTIONS))
-        return None if link is None else link.api_versions
+        proxied = self._proxied_connections.get((node_id, _Purpose.QUERIES))
+        return None if proxied is None else proxied.api_versions
 
     def version_max(self, api_key: int) -> int:
         """The newest version of an API that every broker understands, 0 where one of them has not told us yet."""
         known = self._version_max.get(api_key)
         if known is None:
-            told = [self.api_versions(node_id) for node_id in self.brokers]
-            newest = [0 if versions is None else versions.get(api_key, (0, 0))[1] for versions in told]
+            reported = [self.api_versions(node_id) for node_id in self.brokers]
+            newest = [0 if versions is None else versions.get(api_key, (0, 0))[1] for versions in reported]
             known = self._version_max[api_key] = min(newest, default=0)
         return known
 
@@ -443,34 +445,36 @@ class ControlClient:
         # for before somebody learned that it is stale would not help them.
         async with self._refreshing:
             self._next_refresh = None
-            wanted = refresh.topics
-            names = None if wanted is None else [Message(name=name, topic_id=NO_TOPIC_ID) for name in sorted(wanted)]
+            requested = refresh.topics
+            names = (
+                None if requested is None else [Message(name=name, topic_id=NO_TOPIC_ID) for name in sorted(requested)]
+            )
             message = Message(topics=names, allow_auto_topic_creation=False)
             reason = "no broker is known"
-            for link in self._links_to_ask():
+            for proxied in self._connections_to_query():
                 # Short enough that a broker that hangs does not keep the others from being asked.
                 deadline = deadline_in(self._limits.connect_timeout_seconds)
                 try:
-                    connection = await link.connected(deadline)
+                    connection = await proxied.connected(deadline)
                     version = connection.version(apis.METADATA, at_least=10, at_most=13)
-                    asked = version, None if wanted is None else frozenset(wanted)
-                    known = partial(self._told.look, asked, self._metadata)
+                    queried = version, None if requested is None else frozenset(requested)
+                    known = partial(self._reported.lookup, queried, self._metadata)
                     answer = await connection.request(apis.METADATA, version, message, known, deadline=deadline)
-                    if answer is _Told.NOTHING_NEW:
+                    if answer is _Reported.NOTHING_NEW:
                         return self._metadata
                     if answer.error_code:
-                        raise UpstreamUnavailable(f"{link.address}: Metadata answered error {answer.error_code}")
-                    metadata = self._adopt(cluster.from_response(answer), all_topics=wanted is None)
-                    self._told.adopted(asked, metadata)
+                        raise UpstreamUnavailable(f"{proxied.address}: Metadata answered error {answer.error_code}")
+                    metadata = self._adopt(cluster.from_response(answer), all_topics=requested is None)
+                    self._reported.adopted(queried, metadata)
                     return metadata
                 except UpstreamUnavailable as e:
                     reason = str(e)
             raise UpstreamUnavailable(f"no broker tells about the cluster; the last one: {reason}")
 
-    def _links_to_ask(self) -> list[BrokerLink]:
+    def _connections_to_query(self) -> list[PooledConnection]:
         """Connected ones first: whichever answers, answers for all."""
-        links = [self._link(node_id, _Lane.QUESTIONS) for node_id in self.brokers] + self._bootstrap
-        return sorted(links, key=lambda link: link.connection is None)
+        proxied_connections = [self._proxied(node_id, _Purpose.QUERIES) for node_id in self.brokers] + self._bootstrap
+        return sorted(proxied_connections, key=lambda proxied: proxied.connection is None)
 
     def _adopt(self, news: ClusterMetadata, *, all_topics: bool) -> ClusterMetadata:
         known = self._metadata
@@ -487,8 +491,10 @@ class ControlClient:
         self._metadata = cluster.merged(known, news, all_topics=all_topics)
         if news.brokers != known.brokers:
             self._version_max.clear()
-            for key in [key for key, link in self._links.items() if news.brokers.get(key[0]) != link.address]:
-                self._run(self._links.pop(key).close(), "close a link")
+            for key in [
+                key for key, proxied in self._proxied_connections.items() if news.brokers.get(key[0]) != proxied.address
+            ]:
+                self._run(self._proxied_connections.pop(key).close(), "close a link")
             if self._on_brokers is not None:
                 self._on_brokers(news.brokers)
         return self._metadata
@@ -505,9 +511,9 @@ class ControlClient:
     async def _greet_brokers(self) -> None:
         """Connects to every broker, as far as it can be reached: only so is known what it understands."""
         deadline = deadline_in(self._limits.connect_timeout_seconds)
-        links = [self._link(node_id, _Lane.QUESTIONS) for node_id in self.brokers]
+        proxied_connections = [self._proxied(node_id, _Purpose.QUERIES) for node_id in self.brokers]
         # A failure is logged by the link, and tried again in the next round.
-        await asyncio.gather(*(link.connected(deadline) for link in links), return_exceptions=True)
+        await asyncio.gather(*(proxied.connected(deadline) for proxied in proxied_connections), return_exceptions=True)
 
     # --- offsets and producers ----------------------------------------------------------------------------------------
 
@@ -519,11 +525,11 @@ class ControlClient:
         epoch starts, not the log end) and on an undefined one (-1).
         """
 
-        async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> LogEnd:
+        async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> LogEnd:
             call = _log_end_call(connection, tp, leader.leader_epoch)
             return _read_log_end(await connection.request(*call, deadline=deadline), leader)
 
-        return await self._ask_leader(tp, ask, timeout_seconds)
+        return await self._query_leader(tp, query, timeout_seconds)
 
     async def log_start(self, tp: TopicPartition, *, timeout_seconds: float | None = None) -> Offset:
         """ListOffsets of -2, with the leader epoch as fence."""
@@ -544,7 +550,7 @@ class ControlClient:
         know of no later one. That is enough (docs/decisions/0014).
         """
 
-        async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Offset:
+        async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Offset:
             call = _list_offset_call(connection, tp, leader.leader_epoch, _LATEST)
             # Asked now, not before: who has taken part in what was stored under a later leader by now, knows of it.
             confirming = self._run(self._confirm_leader(tp, leader, in_sync, deadline), "confirm a leader")
@@ -555,52 +561,52 @@ class ControlClient:
                 confirming.cancel()
             return _read_list_offset(answer)
 
-        return await self._ask_leader(tp, ask, timeout_seconds, _Lane.LEADERS)
+        return await self._query_leader(tp, query, timeout_seconds, _Purpose.LEADERS)
 
     async def _confirm_leader(self, tp: TopicPartition, leader: Leader, in_sync: int, deadline: Monotonic) -> None:
         """Raises _AskAgain if one of the other replicas knows of a later leader, or too few of them answer."""
         info = self.topic(tp.topic)
         if info is None or tp.partition not in info.partitions:
-            raise _AskAgain("is not known any more")
+            raise _Retry("is not known any more")
         replicas = set(info.partitions[tp.partition].replicas)
-        wanted = len(replicas) - in_sync
+        requested = len(replicas) - in_sync
         others = [each for each in replicas if each != leader.node_id and each in self.brokers]
         # No more of them than need be: whoever answered last is likely to do so again, and one may be away for long.
-        others.sort(key=lambda node_id: self._told_at.get(node_id, float("-inf")))
-        asked: set[asyncio.Task[ClusterMetadata | None]] = set()
+        others.sort(key=lambda node_id: self._reported_at.get(node_id, float("-inf")))
+        queried: set[asyncio.Task[ClusterMetadata | None]] = set()
         try:
-            while wanted > 0:
-                while others and len(asked) < wanted:
-                    asked.add(self._run(self._told_by(others.pop(), tp.topic, deadline), "who leads"))
-                if len(asked) < wanted:
-                    raise _AskAgain(f"too few other replicas can be asked whether broker {leader.node_id} leads still")
+            while requested > 0:
+                while others and len(queried) < requested:
+                    queried.add(self._run(self._reported_by(others.pop(), tp.topic, deadline), "who leads"))
+                if len(queried) < requested:
+                    raise _Retry(f"too few other replicas can be asked whether broker {leader.node_id} leads still")
                 patience = _ONE_MORE_SECONDS if others else None
-                done, asked = await asyncio.wait(asked, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                done, queried = await asyncio.wait(queried, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    asked |= {self._run(self._told_by(each, tp.topic, deadline), "who leads") for each in others}
+                    queried |= {self._run(self._reported_by(each, tp.topic, deadline), "who leads") for each in others}
                     others.clear()
                 for each in done:
-                    told = each.result()
-                    news = told and told.topics.get(tp.topic)
-                    if not told or not news or tp.partition not in news.partitions:
+                    reported = each.result()
+                    news = reported and reported.topics.get(tp.topic)
+                    if not reported or not news or tp.partition not in news.partitions:
                         continue
                     partition = news.partitions[tp.partition]
                     if news.topic_id != info.topic_id or partition.leader.leader_epoch > leader.leader_epoch:
-                        self._adopt(told, all_topics=False)
-                        raise _AskAgain(f"is led by another than broker {leader.node_id} by now")
+                        self._adopt(reported, all_topics=False)
+                        raise _Retry(f"is led by another than broker {leader.node_id} by now")
                     # Some are being added: those that we know of need not take part in anything any more.
                     added = set(partition.replicas) - replicas
                     replicas |= added
                     others += [node_id for node_id in added if node_id in self.brokers]
-                    wanted += len(added) - 1
+                    requested += len(added) - 1
         finally:
-            for task in asked:
+            for task in queried:
                 task.cancel()
 
-    async def _told_by(self, node_id: NodeId, topic: str, deadline: Monotonic) -> ClusterMetadata | None:
+    async def _reported_by(self, node_id: NodeId, topic: str, deadline: Monotonic) -> ClusterMetadata | None:
         """Of the topic, as this broker has it; None where it does not tell. Is not taken over."""
         try:
-            connection = await self._link(node_id, _Lane.LEADERS).connected(deadline)
+            connection = await self._proxied(node_id, _Purpose.LEADERS).connected(deadline)
             version = connection.version(apis.METADATA, at_least=10, at_most=13)
             message = Message(topics=[Message(name=topic, topic_id=NO_TOPIC_ID)], allow_auto_topic_creation=False)
             answer = await _request_or_close(connection, Call(apis.METADATA, version, message), deadline)
@@ -608,14 +614,14 @@ class ControlClient:
             return None
         if answer.error_code:
             return None
-        self._told_at[node_id] = time.monotonic()
+        self._reported_at[node_id] = time.monotonic()
         return cluster.from_response(answer)
 
     async def partition_end(self, tp: TopicPartition, *, timeout_seconds: float | None = None) -> PartitionEnd:
         """Log end, then high watermark, under one leader epoch: the latter not below the former, and it is replicated
         to where it ended."""
 
-        async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> PartitionEnd:
+        async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> PartitionEnd:
             calls = [
                 _log_end_call(connection, tp, leader.leader_epoch),
                 _list_offset_call(connection, tp, leader.leader_epoch, _LATEST),
@@ -623,14 +629,14 @@ class ControlClient:
             log_end, latest = await connection.pipeline(calls, deadline=deadline)
             return PartitionEnd(_read_log_end(log_end, leader), _read_list_offset(latest))
 
-        return await self._ask_leader(tp, ask, timeout_seconds)
+        return await self._query_leader(tp, query, timeout_seconds)
 
     async def _list_offset(self, tp: TopicPartition, timestamp: int, timeout_seconds: float | None) -> Offset:
-        async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Offset:
+        async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Offset:
             call = _list_offset_call(connection, tp, leader.leader_epoch, timestamp)
             return _read_list_offset(await connection.request(*call, deadline=deadline))
 
-        return await self._ask_leader(tp, ask, timeout_seconds)
+        return await self._query_leader(tp, query, timeout_seconds)
 
     async def read_partition(self, tp: TopicPartition, *, timeout_seconds: float | None = None) -> PartitionReading:
         """Log end, producers (DescribeProducers, needs READ on the topic) and log start in one look.
@@ -640,7 +646,7 @@ class ControlClient:
         leader of that epoch answers those.
         """
 
-        async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> PartitionReading:
+        async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> PartitionReading:
             requested_at = Monotonic(time.monotonic())
             fence = _log_end_call(connection, tp, leader.leader_epoch)
             calls = [
@@ -656,7 +662,7 @@ class ControlClient:
                 log_end, _read_list_offset(start), _read_producers(producers), consistent, requested_at
             )
 
-        return await self._ask_leader(tp, ask, timeout_seconds)
+        return await self._query_leader(tp, query, timeout_seconds)
 
     async def producer_state(
         self, tp: TopicPartition, producer_id: ProducerId, *, timeout_seconds: float | None = None
@@ -679,12 +685,12 @@ class ControlClient:
         """What a group has committed; partitions without a commit are missing. OffsetFetch: needs DESCRIBE on the group
         and on the topics.
         """
-        wanted: dict[str, list[int]] = {}
+        requested: dict[str, list[int]] = {}
         for topic, partition in partitions:
-            wanted.setdefault(topic, []).append(partition)
-        topics = [Message(name=topic, partition_indexes=numbers) for topic, numbers in wanted.items()]
+            requested.setdefault(topic, []).append(partition)
+        topics = [Message(name=topic, partition_indexes=numbers) for topic, numbers in requested.items()]
 
-        async def ask(connection: BrokerConnection, deadline: Monotonic) -> Mapping[TopicPartition, Offset]:
+        async def query(connection: BrokerConnection, deadline: Monotonic) -> Mapping[TopicPartition, Offset]:
             version = connection.version(apis.OFFSET_FETCH, at_least=2, at_most=7)
             message = Message(group_id=group, topics=topics, require_stable=False)
             answer = await connection.request(apis.OFFSET_FETCH, version, message, deadline=deadline)
@@ -697,14 +703,14 @@ class ControlClient:
                         found[TopicPartition(topic.name, each.partition_index)] = Offset(each.committed_offset)
             return found
 
-        return await self._ask_coordinator(group, ask, timeout_seconds)
+        return await self._query_coordinator(group, query, timeout_seconds)
 
     async def consumer_group_assignments(
         self, group: str, *, timeout_seconds: float | None = None
     ) -> Mapping[str, Sequence[tuple[UUID, Sequence[int]]]]:
         """Per member of a KIP-848 group, what the coordinator has assigned to it. Needs DESCRIBE on the group."""
 
-        async def ask(
+        async def query(
             connection: BrokerConnection, deadline: Monotonic
         ) -> Mapping[str, Sequence[tuple[UUID, Sequence[int]]]]:
             version = connection.version(apis.CONSUMER_GROUP_DESCRIBE, at_most=1)
@@ -717,12 +723,12 @@ class ControlClient:
                 for member in described.members
             }
 
-        return await self._ask_coordinator(group, ask, timeout_seconds)
+        return await self._query_coordinator(group, query, timeout_seconds)
 
-    async def _ask_coordinator(
+    async def _query_coordinator(
         self,
         name: str,
-        ask: Callable[[BrokerConnection, Monotonic], Awaitable[_T]],
+        query: Callable[[BrokerConnection, Monotonic], Awaitable[_T]],
         timeout_seconds: float | None,
         *,
         key_type: int = _GROUP_COORDINATOR,
@@ -738,13 +744,13 @@ class ControlClient:
                 found = _only(answer.coordinators, "FindCoordinator") if version >= _SEVERAL_COORDINATORS else answer
                 _check(found.error_code, "FindCoordinator", found.error_message)
                 node_id = NodeId(found.node_id)
-            there = await self._link(node_id, _Lane.QUESTIONS).connected(deadline)
-            result = await ask(there, deadline)
+            there = await self._proxied(node_id, _Purpose.QUERIES).connected(deadline)
+            result = await query(there, deadline)
             if len(self._coordinators) < _COORDINATORS_MAX:
                 self._coordinators[key_type, name] = node_id  # until it does not answer well
             return result
 
-        return await self._ask_any(find, timeout_seconds)
+        return await self._query_any(find, timeout_seconds)
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -757,7 +763,7 @@ class ControlClient:
         Control batches (transaction markers) are found like any other.
         """
 
-        async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> BatchRead:
+        async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> BatchRead:
             partition = await self._fetch_now(connection, leader, tp, offset, bytes_max=bytes_max, deadline=deadline)
             if partition.error_code == Error.OFFSET_OUT_OF_RANGE:
                 start = _list_offset_call(connection, tp, leader.leader_epoch, _EARLIEST)
@@ -767,15 +773,15 @@ class ControlClient:
                     return OutOfRange(low)
                 if offset >= high:
                     return NotYet(high)
-                raise _AskAgain(f"offset {offset} is out of range, yet within {low} to {high}")
+                raise _Retry(f"offset {offset} is out of range, yet within {low} to {high}")
             _check(partition.error_code, "Fetch")
             if not partition.records:
                 if offset >= partition.high_watermark:
                     return NotYet(Offset(partition.high_watermark))
-                raise _AskAgain(f"nothing at offset {offset} below the high watermark {partition.high_watermark}")
+                raise _Retry(f"nothing at offset {offset} below the high watermark {partition.high_watermark}")
             return _batch_around(offset, partition.records)
 
-        return await self._ask_leader(tp, ask, timeout_seconds)
+        return await self._query_leader(tp, query, timeout_seconds)
 
     async def fetch_committed(
         self, tp: TopicPartition, offset: Offset, *, bytes_max: int, timeout_seconds: float | None = None
@@ -792,7 +798,7 @@ class ControlClient:
     async def _fetch(
         self, tp: TopicPartition, offset: Offset, *, bytes_max: int, committed: bool, timeout_seconds: float | None
     ) -> Fetched:
-        async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Fetched:
+        async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Fetched:
             partition = await self._fetch_now(
                 connection, leader, tp, offset, bytes_max=bytes_max, deadline=deadline, committed=committed
             )
@@ -805,7 +811,7 @@ class ControlClient:
                 out_of_range=partition.error_code == Error.OFFSET_OUT_OF_RANGE,
             )
 
-        return await self._ask_leader(tp, ask, timeout_seconds)
+        return await self._query_leader(tp, query, timeout_seconds)
 
     async def _fetch_now(
         self,
@@ -860,7 +866,7 @@ class ControlClient:
             leader = self.leader(tp)
         if leader is None:
             raise UpstreamUnavailable(f"{tp}: has no leader now")
-        connection = await self._link(leader.node_id, _Lane.APPENDS).connected(deadline)
+        connection = await self._proxied(leader.node_id, _Purpose.APPENDS).connected(deadline)
         info = self.topic(tp.topic)
         by_id = topic_id or (info.topic_id if info is not None else NO_TOPIC_ID)
         version = connection.version(apis.PRODUCE, at_least=3, at_most=13 if by_id != NO_TOPIC_ID else 12)
@@ -869,7 +875,7 @@ class ControlClient:
         message = Message(transactional_id=None, acks=acks, timeout_ms=timeout_ms, topic_data=[topic])
         answer = await connection.request(apis.PRODUCE, version, message, deadline=deadline)
         result = _only(_only(answer.responses, "Produce").partition_responses, "Produce")
-        if result.error_code in _ASK_AGAIN:
+        if result.error_code in _RETRIABLE:
             # The next append should find the new leader; this one's answer does not wait for it.
             self._run(self._refresh_quietly(tp.topic), "metadata")
         return PartitionResult(
@@ -892,14 +898,14 @@ class ControlClient:
     async def init_producer_id(self, *, timeout_seconds: float | None = None) -> tuple[ProducerId, ProducerEpoch]:
         """InitProducerId without a transactional id: a producer id that nobody else has, and its epoch (0)."""
 
-        async def ask(connection: BrokerConnection, deadline: Monotonic) -> tuple[ProducerId, ProducerEpoch]:
+        async def query(connection: BrokerConnection, deadline: Monotonic) -> tuple[ProducerId, ProducerEpoch]:
             version = connection.version(apis.INIT_PRODUCER_ID, at_most=4)
             message = Message(transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1)
             answer = await connection.request(apis.INIT_PRODUCER_ID, version, message, deadline=deadline)
             _check(answer.error_code, "InitProducerId")
             return ProducerId(answer.producer_id), ProducerEpoch(answer.producer_epoch)
 
-        return await self._ask_any(ask, timeout_seconds)
+        return await self._query_any(query, timeout_seconds)
 
     async def transaction_partitions(
         self, transactional_id: str, *, timeout_seconds: float | None = None
@@ -920,7 +926,7 @@ class ControlClient:
         Needs DESCRIBE on the transactional id. Raises UpstreamUnavailable.
         """
 
-        async def ask(connection: BrokerConnection, deadline: Monotonic) -> TransactionState | None:
+        async def query(connection: BrokerConnection, deadline: Monotonic) -> TransactionState | None:
             version = connection.version(apis.DESCRIBE_TRANSACTIONS, at_most=0)
             message = Message(transactional_ids=[transactional_id])
             answer = await connection.request(apis.DESCRIBE_TRANSACTIONS, version, message, deadline=deadline)
@@ -935,7 +941,9 @@ class ControlClient:
                 frozenset(TopicPartition(topic.topic, each) for topic in state.topics for each in topic.partitions),
             )
 
-        return await self._ask_coordinator(transactional_id, ask, timeout_seconds, key_type=_TRANSACTION_COORDINATOR)
+        return await self._query_coordinator(
+            transactional_id, query, timeout_seconds, key_type=_TRANSACTION_COORDINATOR
+        )
 
     async def producer_at(
         self, producer_id: ProducerId, partitions: Iterable[TopicPartition], *, timeout_seconds: float | None = None
@@ -956,18 +964,18 @@ class ControlClient:
                 by_leader.setdefault(leader.node_id, []).append(tp)
         found: dict[TopicPartition, ProducerState | None] = {}
 
-        async def at_leader(node_id: NodeId, asked: list[TopicPartition]) -> None:
+        async def at_leader(node_id: NodeId, queried: list[TopicPartition]) -> None:
             try:
-                connection = await self._link(node_id, _Lane.QUESTIONS).connected(deadline)
-                leaders = {tp: leader for tp in asked if (leader := self.leader(tp)) is not None}
+                connection = await self._proxied(node_id, _Purpose.QUERIES).connected(deadline)
+                leaders = {tp: leader for tp in queried if (leader := self.leader(tp)) is not None}
                 fence = _log_ends_call(connection, leaders)
-                calls = [fence, _describe_producers_of(connection, asked), fence]
+                calls = [fence, _describe_producers_of(connection, queried), fence]
                 before, producers, after = await connection.pipeline(calls, deadline=deadline)
                 led = _led(before, leaders) & _led(after, leaders)
                 found.update((tp, state) for tp, state in _state_of(producers, producer_id).items() if tp in led)
             except UpstreamUnavailable:
                 pass
-            rest.extend(tp for tp in asked if tp not in found)
+            rest.extend(tp for tp in queried if tp not in found)
 
         async def alone(tp: TopicPartition) -> None:
             try:
@@ -976,7 +984,7 @@ class ControlClient:
                 if error.error_code == Error.UNKNOWN_TOPIC_OR_PARTITION:
                     found[tp] = None  # deleted, and all that it held
 
-        await asyncio.gather(*(at_leader(node_id, asked) for node_id, asked in by_leader.items()))
+        await asyncio.gather(*(at_leader(node_id, queried) for node_id, queried in by_leader.items()))
         await asyncio.gather(*map(alone, rest))
         return found
 
@@ -995,16 +1003,16 @@ class ControlClient:
         may need a moment until they all know the topic: `refresh_metadata` until it shows.
         """
 
-        async def ask(connection: BrokerConnection, deadline: Monotonic) -> bool:
+        async def query(connection: BrokerConnection, deadline: Monotonic) -> bool:
             version = connection.version(apis.CREATE_TOPICS, at_least=2, at_most=7)
-            wanted = Message(
+            requested = Message(
                 name=name,
                 num_partitions=partitions,
                 replication_factor=replication_factor,
                 assignments=[],
                 configs=[Message(name=key, value=value) for key, value in configs.items()],
             )
-            message = Message(topics=[wanted], timeout_ms=int(remaining(deadline) * 1000), validate_only=False)
+            message = Message(topics=[requested], timeout_ms=int(remaining(deadline) * 1000), validate_only=False)
             answer = await connection.request(apis.CREATE_TOPICS, version, message, deadline=deadline)
             topic = _only(answer.topics, "CreateTopics")
             if topic.error_code == Error.TOPIC_ALREADY_EXISTS:
@@ -1012,7 +1020,7 @@ class ControlClient:
             _check(topic.error_code, "CreateTopics", topic.error_message)
             return True
 
-        return await self._ask_any(ask, timeout_seconds)
+        return await self._query_any(query, timeout_seconds)
 
     async def create_partitions(
         self,
@@ -1029,7 +1037,7 @@ class ControlClient:
         it was done (OutcomeUnknown among them).
         """
         deadline = self._deadline(timeout_seconds)
-        connection = await self._links_to_ask()[0].connected(deadline)
+        connection = await self._connections_to_query()[0].connected(deadline)
         version = connection.version(apis.CREATE_PARTITIONS, at_most=3)
         places = None if assignments is None else [Message(broker_ids=list(each)) for each in assignments]
         message = Message(
@@ -1039,7 +1047,7 @@ class ControlClient:
         )
         answer = await connection.request(apis.CREATE_PARTITIONS, version, message, deadline=deadline)
         result = _only(answer.results, "CreatePartitions")
-        if result.error_code in _ASK_AGAIN and result.error_code != Error.UNKNOWN_TOPIC_OR_PARTITION:
+        if result.error_code in _RETRIABLE and result.error_code != Error.UNKNOWN_TOPIC_OR_PARTITION:
             text = result.error_message or "no text"
             raise UpstreamUnavailable(f"CreatePartitions answered error {result.error_code} ({text})")
         return result.error_code, result.error_message
@@ -1047,10 +1055,10 @@ class ControlClient:
     async def topic_facts(self, topic: str, *, timeout_seconds: float | None = None) -> TopicFacts:
         """DescribeConfigs of a topic. Where that is not allowed: Kafka's defaults, and a warning."""
 
-        async def ask(connection: BrokerConnection, deadline: Monotonic) -> Mapping[str, str]:
+        async def query(connection: BrokerConnection, deadline: Monotonic) -> Mapping[str, str]:
             return await _describe_configs(connection, _TOPIC_RESOURCE, topic, _TOPIC_CONFIGS, deadline)
 
-        return _topic_facts(await self._allowed(self._ask_any(ask, timeout_seconds), f"topic {topic}"))
+        return _topic_facts(await self._allowed(self._query_any(query, timeout_seconds), f"topic {topic}"))
 
     async def facts_of_topics(
         self, topics: Sequence[str], *, timeout_seconds: float | None = None
@@ -1062,14 +1070,14 @@ class ControlClient:
         deadline = self._deadline(timeout_seconds)
         facts: dict[str, TopicFacts] = {}
         for start in range(0, len(topics), TOPICS_DESCRIBED_AT_ONCE):
-            asked = topics[start : start + TOPICS_DESCRIBED_AT_ONCE]
+            queried = topics[start : start + TOPICS_DESCRIBED_AT_ONCE]
 
-            async def ask(
-                connection: BrokerConnection, deadline: Monotonic, asked: Sequence[str] = asked
+            async def query(
+                connection: BrokerConnection, deadline: Monotonic, queried: Sequence[str] = queried
             ) -> Mapping[str, TopicFacts]:
-                return await described_topics(connection, asked, deadline)
+                return await described_topics(connection, queried, deadline)
 
-            facts.update(await self._ask_any(ask, remaining(deadline)))
+            facts.update(await self._query_any(query, remaining(deadline)))
         return facts
 
     async def broker_facts(self, *, timeout_seconds: float | None = None) -> BrokerFacts:
@@ -1079,12 +1087,12 @@ class ControlClient:
         """
         deadline = self._deadline(timeout_seconds)
 
-        async def ask(node_id: NodeId) -> Mapping[str, str]:
-            connection = await self._link(node_id, _Lane.QUESTIONS).connected(deadline)
+        async def query(node_id: NodeId) -> Mapping[str, str]:
+            connection = await self._proxied(node_id, _Purpose.QUERIES).connected(deadline)
             return await _describe_configs(connection, _BROKER_RESOURCE, str(node_id), _BROKER_CONFIGS, deadline)
 
         answers = await asyncio.gather(
-            *(self._allowed(ask(node_id), f"broker {node_id}") for node_id in self.brokers), return_exceptions=True
+            *(self._allowed(query(node_id), f"broker {node_id}") for node_id in self.brokers), return_exceptions=True
         )
         found: list[Mapping[str, str]] = []
         failure: UpstreamUnavailable | None = None
@@ -1104,9 +1112,9 @@ class ControlClient:
         )
 
     @staticmethod
-    async def _allowed(question: Awaitable[Mapping[str, str]], what: str) -> Mapping[str, str]:
+    async def _allowed(query_message: Awaitable[Mapping[str, str]], what: str) -> Mapping[str, str]:
         try:
-            return await question
+            return await query_message
         except UpstreamUnavailable as e:
             if e.error_code not in (Error.TOPIC_AUTHORIZATION_FAILED, _CLUSTER_AUTHORIZATION_FAILED):
                 raise
@@ -1115,7 +1123,7 @@ class ControlClient:
             )
             return {}
 
-    async def ask_broker(
+    async def query_broker(
         self, node_id: NodeId, calls: Callable[[BrokerConnection], Sequence[Call]], *, timeout_seconds: float
     ) -> list[Message]:
         """What `calls` makes for its connection, sent once, to this broker, where no gate or append waits behind it.
@@ -1123,24 +1131,24 @@ class ControlClient:
         Error codes in answers are the caller's to look at.
         """
         deadline = self._deadline(timeout_seconds)
-        connection = await self._link(node_id, _Lane.WATCHING).connected(deadline)
+        connection = await self._proxied(node_id, _Purpose.WATCHING).connected(deadline)
         return await connection.pipeline(calls(connection), deadline=deadline)
 
     # --- how a question finds its broker ------------------------------------------------------------------------------
 
-    async def _ask_leader(
+    async def _query_leader(
         self,
         tp: TopicPartition,
-        ask: Callable[[BrokerConnection, Leader, Monotonic], Awaitable[_T]],
+        query: Callable[[BrokerConnection, Leader, Monotonic], Awaitable[_T]],
         timeout_seconds: float | None,
-        lane: _Lane = _Lane.QUESTIONS,
+        purpose: _Purpose = _Purpose.QUERIES,
     ) -> _T:
         async def once(deadline: Monotonic) -> _T:
             leader = self.leader(tp)
             if leader is None:
-                raise _AskAgain("has no leader now")
-            connection = await self._link(leader.node_id, lane).connected(deadline)
-            return await ask(connection, leader, deadline)
+                raise _Retry("has no leader now")
+            connection = await self._proxied(leader.node_id, purpose).connected(deadline)
+            return await query(connection, leader, deadline)
 
         deadline = self._deadline(timeout_seconds)
         if self.leader(tp) is None:
@@ -1148,17 +1156,17 @@ class ControlClient:
                 await self.refresh_metadata([tp.topic], timeout_seconds=remaining(deadline))
         return await self._until(deadline, f"{tp}", once, tp=tp)
 
-    async def _ask_any(
-        self, ask: Callable[[BrokerConnection, Monotonic], Awaitable[_T]], timeout_seconds: float | None
+    async def _query_any(
+        self, query: Callable[[BrokerConnection, Monotonic], Awaitable[_T]], timeout_seconds: float | None
     ) -> _T:
         turn = 0
 
         async def once(deadline: Monotonic) -> _T:
             nonlocal turn
-            links = self._links_to_ask()
-            link = links[turn % len(links)]
+            proxied_connections = self._connections_to_query()
+            proxied = proxied_connections[turn % len(proxied_connections)]
             turn += 1
-            return await ask(await link.connected(deadline), deadline)
+            return await query(await proxied.connected(deadline), deadline)
 
         return await self._until(self._deadline(timeout_seconds), "Kafka", once)
 
@@ -1176,7 +1184,7 @@ class ControlClient:
         while True:
             try:
                 return await once(deadline)
-            except _AskAgain as e:
+            except _Retry as e:
                 reason = str(e)
             except UpstreamUnavailable as e:
                 if e.error_code is not None:
@@ -1193,28 +1201,28 @@ class ControlClient:
                     continue
                 info = self.topic(tp.topic)
                 missing = missing + 1 if info is None or tp.partition not in info.partitions else 0
-                if missing >= _MISSING_TOPIC_LOOKS:
+                if missing >= _MISSING_TOPIC_TRIES:
                     raise UpstreamUnavailable(
                         f"{what}: there is no such topic or partition, or we may not see it (DESCRIBE)",
                         error_code=Error.UNKNOWN_TOPIC_OR_PARTITION,
                     )
 
-    def _link(self, node_id: NodeId, lane: _Lane) -> BrokerLink:
-        link = self._links.get((node_id, lane))
-        if link is None:
+    def _proxied(self, node_id: NodeId, purpose: _Purpose) -> PooledConnection:
+        proxied = self._proxied_connections.get((node_id, purpose))
+        if proxied is None:
             if node_id not in self.brokers:
                 raise UpstreamUnavailable(f"broker {node_id} is not in the cluster now")
             if self._closed:
                 raise UpstreamUnavailable("the control client is closed")
-            link = BrokerLink(
+            proxied = PooledConnection(
                 self.brokers[node_id],
                 limits=self._limits,
                 client_id=_CLIENT_ID,
                 on_opened=self._version_max.clear,
                 access=self.access,
             )
-            self._links[node_id, lane] = link
-        return link
+            self._proxied_connections[node_id, purpose] = proxied
+        return proxied
 
     def _deadline(self, timeout_seconds: float | None) -> Monotonic:
         return deadline_in(self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
@@ -1253,8 +1261,8 @@ def _check(error_code: int, api: str, message: str | None = None) -> None:
     if not error_code:
         return
     text = f"{api} answered error {error_code}" + (f" ({message})" if message else "")
-    if error_code in _ASK_AGAIN:
-        raise _AskAgain(text)
+    if error_code in _RETRIABLE:
+        raise _Retry(text)
     raise UpstreamUnavailable(text, error_code=error_code)
 
 
@@ -1312,7 +1320,7 @@ def _read_log_end(answer: Message, leader: Leader) -> LogEnd:
     _check(partition.error_code, "OffsetForLeaderEpoch")
     if partition.leader_epoch != leader.leader_epoch or partition.end_offset < 0:
         # Undefined (-1, -1): the epoch has no entry in the leader's log yet.
-        raise _AskAgain(f"end of leader epoch {leader.leader_epoch} unknown, got epoch {partition.leader_epoch}")
+        raise _Retry(f"end of leader epoch {leader.leader_epoch} unknown, got epoch {partition.leader_epoch}")
     return LogEnd(leader.leader_epoch, LogEndOffset(partition.end_offset), leader.node_id)
 
 
@@ -1330,7 +1338,7 @@ def _read_list_offset(answer: Message) -> Offset:
     partition = _only(_only(answer.topics, "ListOffsets").partitions, "ListOffsets")
     _check(partition.error_code, "ListOffsets")
     if partition.offset < 0:
-        raise _AskAgain("ListOffsets answered no offset")
+        raise _Retry("ListOffsets answered no offset")
     return Offset(partition.offset)
 
 
@@ -1430,7 +1438,7 @@ def _batch_around(offset: Offset, records: bytes) -> Found | CompactedAway:
         return CompactedAway(Offset(header.base_offset))
     size = _BATCH_PREFIX_BYTES + header.batch_length
     if header.base_offset + header.last_offset_delta < offset or size > len(records):
-        raise _AskAgain(f"Fetch of offset {offset} answered offset {header.base_offset}, or only a part of it")
+        raise _Retry(f"Fetch of offset {offset} answered offset {header.base_offset}, or only a part of it")
     return Found(records[:size])
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from fencepost_proxy.config import Limits
 from fencepost_proxy.net import advice
-from fencepost_proxy.net.status import BrokerStatus, ExpansionStatus, Problem, StatusSnapshot, WithheldStatus
+from fencepost_proxy.net.status import BrokerStatus, ExpansionStatus, GatedStatus, Problem, StatusSnapshot
 from fencepost_proxy.transactions.watched import TransactionsReport
 
 _DAY_SECONDS: Final = 86_400
@@ -98,7 +98,7 @@ def of_process(
 
 
 def diagnose(
-    snapshot: StatusSnapshot, expansions: Sequence[ExpansionStatus], groups: Sequence[WithheldStatus], now: float
+    snapshot: StatusSnapshot, expansions: Sequence[ExpansionStatus], groups: Sequence[GatedStatus], now: float
 ) -> tuple[Problem, ...]:
     """Problems, worst first. `expansions`, `groups`: first page of each list. `now`: wall clock, seconds."""
     found = [
@@ -127,10 +127,10 @@ def _of_violations(snapshot: StatusSnapshot, now: float) -> Iterator[Problem]:
     )
 
 
-def _of_transactions(seen: TransactionsReport | None) -> Iterator[Problem]:
-    if seen is None:
+def _of_transactions(observed: TransactionsReport | None) -> Iterator[Problem]:
+    if observed is None:
         return
-    hanging: Mapping[str, int] = seen.hanging_by_reason
+    hanging: Mapping[str, int] = observed.hanging_by_reason
     if any(hanging.values()):
         yield Problem(
             True,
@@ -139,16 +139,16 @@ def _of_transactions(seen: TransactionsReport | None) -> Iterator[Problem]:
             "docs/stuck-transactions.md.",
             "#transactions",
         )
-    if seen.problem is not None:
+    if observed.problem is not None:
         yield Problem(
             False,
-            f"Some transactions cannot be read: {seen.problem}",
+            f"Some transactions cannot be read: {observed.problem}",
             "May the proxy's user DESCRIBE transactional ids and READ topics? Are all brokers up?",
         )
 
 
 def _of_expansions(
-    expansions: Sequence[ExpansionStatus], seen: TransactionsReport | None, now: float
+    expansions: Sequence[ExpansionStatus], observed: TransactionsReport | None, now: float
 ) -> Iterator[Problem]:
     for each in [each for each in expansions if each.state == "pending"][:_NAMED_MAX]:
         seconds = now - each.at_ms / 1000
@@ -157,16 +157,16 @@ def _of_expansions(
             yield Problem(
                 True,
                 f"Appends to {each.topic} blocked for {seconds:.0f} s by its expansion to {each.to_count:,} partitions",
-                f"{waits}{_open_at(each.topic, seen)} see docs/partition-expansion.md.",
+                f"{waits}{_open_at(each.topic, observed)} see docs/partition-expansion.md.",
                 "/expansions",
             )
 
 
-def _open_at(topic: str, seen: TransactionsReport | None) -> str:
+def _open_at(topic: str, observed: TransactionsReport | None) -> str:
     """The usual cause of a delayed expansion."""
     open_there = [
         one.transactional_id
-        for one in (() if seen is None else seen.open)
+        for one in (() if observed is None else observed.open)
         if any(name.rpartition("-")[0] == topic for name in one.first_partitions)
     ]
     if not open_there:
@@ -174,8 +174,8 @@ def _open_at(topic: str, seen: TransactionsReport | None) -> str:
     return f"Open on that topic: transaction {', '.join(open_there[:_NAMED_MAX])}. End it, or stop its producer:"
 
 
-def _of_groups(groups: Sequence[WithheldStatus]) -> Iterator[Problem]:
-    late: dict[str, WithheldStatus] = {}
+def _of_groups(groups: Sequence[GatedStatus]) -> Iterator[Problem]:
+    late: dict[str, GatedStatus] = {}
     for each in groups:
         if each.seconds >= _GROUP_SECONDS:
             late.setdefault(each.group, each)

@@ -21,7 +21,7 @@ from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.net.status import ExpansionStatus
 from fencepost_proxy.topics import expanding as ex
-from fencepost_proxy.topics.expansions import Expansion, Growth, encode_expansion, encode_partition_count
+from fencepost_proxy.topics.expansions import Expansion, ExpansionHistory, encode_expansion, encode_partition_count
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.types import TopicPartition, Transactor
 
@@ -30,7 +30,7 @@ _log = logs.get("net.expansions")
 _limited_log = logs.RateLimitedLog(_log)
 
 #: Timeout of one query to Kafka; the procedure retries.
-_QUESTION_SECONDS: Final = 5.0
+_QUERY_SECONDS: Final = 5.0
 #: Concurrent queries to partition leaders.
 _AT_ONCE: Final = 64
 #: Wait after which the log names what a step waits for.
@@ -41,15 +41,15 @@ _REPLACED_SECONDS: Final = 3600.0
 _OF_ITS_TIMEOUT: Final = 0.95
 
 
-class Doors(Protocol):
+class Barriers(Protocol):
     """This process's append barriers, by topic. Missing ones are created."""
 
-    def close_door(self, topic: str, but_for: frozenset[Transactor]) -> None: ...
+    def close_barrier(self, topic: str, but_for: frozenset[Transactor]) -> None: ...
 
-    def open_door(self, topic: str, partition_count: int | None) -> None:
+    def open_barrier(self, topic: str, partition_count: int | None) -> None:
         """`partition_count`: None for no change."""
 
-    def door_empty(self, topic: str) -> bool: ...
+    def barrier_empty(self, topic: str) -> bool: ...
 
 
 class Expansions:
@@ -63,18 +63,18 @@ class Expansions:
         state: StateTopic,
         limits: Limits,
         *,
-        doors: Doors,
+        barriers: Barriers,
         metrics: Metrics,
         spawn: Spawn,
-        owner: bool,
+        primary: bool,
     ) -> None:
         self._control = control
         self._state = state
         self._limits = limits
-        self._doors = doors
+        self._barriers = barriers
         self._metrics = metrics
         self._spawn = spawn
-        self._owner = owner
+        self._primary = primary
         self._changed = asyncio.Event()  # set and replaced when the view changes
         self._closings: dict[UUID, ex.Closing] = {}  # by topic id
         self._procedures: dict[UUID, ex.Procedure] = {}  # by proposal
@@ -82,7 +82,7 @@ class Expansions:
         self._counting: set[UUID] = set()
         self._replaced_since: dict[UUID, float] = {}  # incarnations that metadata shows as replaced
         self._running = False
-        self._asking = asyncio.Semaphore(_AT_ONCE)
+        self._querying = asyncio.Semaphore(_AT_ONCE)
 
     # ---- the view
 
@@ -102,9 +102,9 @@ class Expansions:
         for topic_id, expansion in pending.items():
             if topic_id not in self._closings:
                 self._closings[topic_id] = closing = ex.Closing(expansion)
-                self._doors.close_door(expansion.topic, closing.but_for)
+                self._barriers.close_barrier(expansion.topic, closing.but_for)
                 self._spawn(self._close(closing), f"close {expansion.topic}")
-        self._metrics.expansions_pending.value = len(pending) if self._owner else 0
+        self._metrics.expansions_pending.value = len(pending) if self._primary else 0
         self._drive_what_is_ours()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -116,15 +116,15 @@ class Expansions:
         """
         if any(each.topic == expansion.topic and each.topic_id != expansion.topic_id for each in pending):
             return
-        growth = self._state.view.growth(expansion.topic, expansion.topic_id)
-        count = growth.count
-        if growth.ended(expansion.proposal) is None:
-            count = expansion.from_count if expansion.proposal in growth.failed else None
-        self._doors.open_door(expansion.topic, count)
+        history = self._state.view.history(expansion.topic, expansion.topic_id)
+        count = history.count
+        if history.ended(expansion.proposal) is None:
+            count = expansion.from_count if expansion.proposal in history.failed else None
+        self._barriers.open_barrier(expansion.topic, count)
         _log.info("appends resumed", topic=expansion.topic, partitions="as before" if count is None else count)
 
-    def _growth(self, expansion: Expansion) -> Growth:
-        return self._state.view.growth(expansion.topic, expansion.topic_id)
+    def _history(self, expansion: Expansion) -> ExpansionHistory:
+        return self._state.view.history(expansion.topic, expansion.topic_id)
 
     async def _view_change(self, until: float) -> None:
         changed = self._changed
@@ -140,12 +140,12 @@ class Expansions:
             now = time.monotonic()
             process = self._state.process
             if process is None or not self._running:
-                await self._view_change(now + _QUESTION_SECONDS)
+                await self._view_change(now + _QUERY_SECONDS)
                 continue
-            empty = self._doors.door_empty(expansion.topic)
-            match closing.ask(self._growth(expansion), process, empty=empty, now=now):
+            empty = self._barriers.barrier_empty(expansion.topic)
+            match closing.query(self._history(expansion), process, empty=empty, now=now):
                 case ex.IsClosed():
-                    await self._view_change(now + _QUESTION_SECONDS)
+                    await self._view_change(now + _QUERY_SECONDS)
                 case ex.Wait(until):
                     await self._view_change(until)
                 case ex.Append(records):
@@ -160,10 +160,10 @@ class Expansions:
                         await self._view_change(time.monotonic() + 1.0)
                     else:
                         _log.info("appends blocked", topic=expansion.topic, proposal=expansion.proposal)
-                case ex.LookAtTransactions(partitions):
+                case ex.ProbeTransactions(partitions):
                     hold = closing.handle(await self._transactions(expansion.topic, partitions), time.monotonic())
                     if hold is not None and self._closings.get(expansion.topic_id) is closing:
-                        self._doors.close_door(expansion.topic, hold.but_for)
+                        self._barriers.close_barrier(expansion.topic, hold.but_for)
 
     # ---- running an expansion
 
@@ -171,17 +171,17 @@ class Expansions:
         """Run an expansion; return the response for its client within the client's timeout."""
         topic = request.topic
         try:
-            await self._control.refresh_metadata([topic], timeout_seconds=_QUESTION_SECONDS)
+            await self._control.refresh_metadata([topic], timeout_seconds=_QUERY_SECONDS)
             info = self._control.topic(topic)
             process = self._state.process
             if info is None or process is None:
                 return ExpansionOutcome(topic, Error.UNKNOWN_TOPIC_OR_PARTITION, f"topic={topic}: not found")
             # A broker's metadata may be out of date.
-            count = max(info.partition_count, self._state.view.growth(topic, info.topic_id).count or 0)
-            outcome = self._looked_at(request, count)
+            count = max(info.partition_count, self._state.view.history(topic, info.topic_id).count or 0)
+            outcome = self._probed_at(request, count)
             if outcome is not None:
                 return outcome
-            await self._note_growth(info)
+            await self._record_expansion(info)
         except FencepostError as error:
             return ExpansionOutcome(topic, Error.REQUEST_TIMED_OUT, f"topic={topic}: {error}")
         expansion = Expansion(
@@ -206,7 +206,7 @@ class Expansions:
         return ExpansionOutcome(topic, Error.REQUEST_TIMED_OUT, text)
 
     @staticmethod
-    def _looked_at(request: ExpansionRequest, count: int) -> ExpansionOutcome | None:
+    def _probed_at(request: ExpansionRequest, count: int) -> ExpansionOutcome | None:
         """Response that needs no expansion; None to run it."""
         problem = ex.not_a_multiple(request.topic, count, request.to_count)
         if problem is not None and request.multiples_only:
@@ -224,7 +224,7 @@ class Expansions:
             expansion,
             time.monotonic(),
             wait_seconds=self._limits.expansion_wait_seconds,
-            doubt_seconds=self._limits.takeover_seconds,
+            in_doubt_seconds=self._limits.takeover_seconds,
             new_id=uuid4,
             clock_ms=lambda: int(time.time() * 1000),
             taken_over=taken_over,
@@ -237,12 +237,12 @@ class Expansions:
         process = self._state.process
         if process is None or not self._running:
             return
-        alive = self._state.alive(time.monotonic())
+        live = self._state.live(time.monotonic())
         for expansion in self._state.view.pending_expansions:
             if expansion.proposal in self._procedures:
                 continue
-            growth = self._growth(expansion)
-            match ex.driver(growth, own=self._state.names, process=process, alive=alive, new_id=uuid4):
+            history = self._history(expansion)
+            match ex.driver(history, own=self._state.names, process=process, live=live, new_id=uuid4):
                 case ex.Drive():
                     _log.info("expansion taken over", topic=expansion.topic, proposal=expansion.proposal)
                     self._spawn(self._drive(self._procedure(expansion, taken_over=True)), f"expand {expansion.topic}")
@@ -265,7 +265,7 @@ class Expansions:
             self._procedures.pop(expansion.proposal, None)
             if ended is not None and not ended.done():
                 ended.set_result(end)
-        self._tell_end(procedure, end)
+        self._report_end(procedure, end)
         if end.result in (ex.Result.DONE, ex.Result.FAILED, ex.Result.UNORDERED):
             records = tuple(self._state.view.tidy_expansion(expansion))
             if records:
@@ -275,11 +275,11 @@ class Expansions:
         step, since = None, 0.0
         while True:
             now = time.monotonic()
-            growth, process = self._growth(procedure.expansion), self._state.process
+            history, process = self._history(procedure.expansion), self._state.process
             may_append = {*self._state.may_append(now), *(() if process is None else (process,))}
-            not_closed = tuple(may_append - growth.closed)
-            world = ex.World(growth, self._state.names, not_closed, fresh=self._state.fresh)
-            wanted = procedure.ask(world, now)
+            not_closed = tuple(may_append - history.closed)
+            world = ex.World(history, self._state.names, not_closed, fresh=self._state.fresh)
+            requested = procedure.query(world, now)
             if procedure.step is not step:
                 step, since = procedure.step, now
                 _log.info(
@@ -288,25 +288,25 @@ class Expansions:
                     step=step.value,
                     proposal=procedure.expansion.proposal,
                 )
-            if isinstance(wanted, ex.Ended):
-                return wanted
-            if isinstance(wanted, ex.Wait):
-                if wanted.why and now - since > _SAY_SECONDS:
+            if isinstance(requested, ex.Ended):
+                return requested
+            if isinstance(requested, ex.Wait):
+                if requested.why and now - since > _SAY_SECONDS:
                     _limited_log.info(
                         ("waits", procedure.expansion.proposal, step),
                         "expansion waits",
                         topic=procedure.expansion.topic,
                         step=step.value,
-                        reason=wanted.why,
+                        reason=requested.why,
                     )
-                await self._view_change(wanted.until)
+                await self._view_change(requested.until)
                 continue
-            procedure.handle(await self._answer(procedure.expansion, wanted), time.monotonic())
+            procedure.handle(await self._answer(procedure.expansion, requested), time.monotonic())
 
-    def _tell_end(self, procedure: ex.Procedure, end: ex.Ended) -> None:
+    def _report_end(self, procedure: ex.Procedure, end: ex.Ended) -> None:
         expansion = procedure.expansion
         took = " ".join(f"{step.value}={seconds:.3f}" for step, seconds in procedure.took.items())
-        ended = self._growth(expansion).ended(expansion.proposal)
+        ended = self._history(expansion).ended(expansion.proposal)
         held_ms = None if ended is None else ended.held_ms
         self._metrics.expanded(end.result.value)
         if end.result is ex.Result.DONE and held_ms is not None:
@@ -325,14 +325,14 @@ class Expansions:
 
     # ---- effects of the procedure
 
-    async def _answer(self, expansion: Expansion, wanted: ex.Effect) -> ex.Answer:
+    async def _answer(self, expansion: Expansion, requested: ex.Effect) -> ex.Answer:
         try:
-            match wanted:
+            match requested:
                 case ex.Append():
-                    return await self._append(wanted)
+                    return await self._append(requested)
                 case ex.Describe():
                     return await self._describe(expansion.topic)
-                case ex.LookAtTransactions(partitions):
+                case ex.ProbeTransactions(partitions):
                     return await self._transactions(expansion.topic, partitions)
                 case ex.CreatePartitions(to_count, assignments, validate_only):
                     code, message = await self._control.create_partitions(
@@ -348,9 +348,9 @@ class Expansions:
         except FencepostError as error:
             return ex.Unanswered(str(error))
 
-    async def _append(self, wanted: ex.Append) -> ex.Answer:
+    async def _append(self, requested: ex.Append) -> ex.Answer:
         try:
-            await self._state.append(wanted.records)
+            await self._state.append(requested.records)
         except UpstreamUnavailable as error:
             return ex.NotAppended(str(error), in_doubt=isinstance(error, OutcomeUnknown))
         except FencepostError as error:
@@ -358,7 +358,7 @@ class Expansions:
         return ex.Appended()
 
     async def _describe(self, topic: str) -> ex.Described:
-        await self._control.refresh_metadata([topic], timeout_seconds=_QUESTION_SECONDS)
+        await self._control.refresh_metadata([topic], timeout_seconds=_QUERY_SECONDS)
         info = self._control.topic(topic)
         if info is None:
             return ex.Described(None)
@@ -369,30 +369,30 @@ class Expansions:
         return ex.Described(info.topic_id, count, leaderless)
 
     async def _transactions(self, topic: str, partitions: Iterable[int]) -> ex.Answer:
-        async def look(partition: int) -> tuple[int, list[Transactor]]:
-            async with self._asking:
+        async def probe(partition: int) -> tuple[int, list[Transactor]]:
+            async with self._querying:
                 tp = TopicPartition(topic, partition)
-                found = await self._control.open_transactions(tp, timeout_seconds=_QUESTION_SECONDS)
+                found = await self._control.open_transactions(tp, timeout_seconds=_QUERY_SECONDS)
                 return partition, sorted((each.producer_id, each.epoch) for each in found.values())
 
         try:
-            found = await _all(look(partition) for partition in partitions)
+            found = await _all(probe(partition) for partition in partitions)
         except FencepostError as error:
             return ex.Unanswered(str(error))
         return ex.TransactionsOpen({partition: producers for partition, producers in found if producers})
 
     async def _ends(self, topic: str, partitions: Iterable[int]) -> ex.Ends:
         async def read(partition: int) -> ex.PartitionEnd:
-            async with self._asking:
+            async with self._querying:
                 tp = TopicPartition(topic, partition)
-                end = await self._control.partition_end(tp, timeout_seconds=_QUESTION_SECONDS)
+                end = await self._control.partition_end(tp, timeout_seconds=_QUERY_SECONDS)
                 return ex.PartitionEnd(end.log_end.leader_epoch, end.log_end.offset, end.high_watermark)
 
         return ex.Ends(tuple(await _all(read(partition) for partition in partitions)))
 
     # ---- expansions without the proxy
 
-    def look_after(self, counted: Iterable[str]) -> None:
+    def maintain(self, counted: Iterable[str]) -> None:
         """Periodic check for topics expanded without the proxy, and for expansions whose process died.
 
         `counted`: known topics with partition-count checks.
@@ -401,27 +401,27 @@ class Expansions:
             return
         self._state.may_append(time.monotonic())  # detects dead processes early
         self._drive_what_is_ours()
-        if not self._owner or not self._state.fresh:
+        if not self._primary or not self._state.fresh:
             return
         for topic in counted:
             info = self._control.topic(topic)
             if info is None or info.topic_id in self._counting:
                 continue
-            growth = self._state.view.growth(topic, info.topic_id)
-            if growth.pending is None and (growth.count is None or info.partition_count > growth.count):
+            history = self._state.view.history(topic, info.topic_id)
+            if history.pending is None and (history.count is None or info.partition_count > history.count):
                 self._counting.add(info.topic_id)
                 self._spawn(self._count(info), f"count {topic}")
 
-        self._look_for_replaced(time.monotonic())
+        self._detect_replaced(time.monotonic())
 
-    def _look_for_replaced(self, now: float) -> None:
+    def _detect_replaced(self, now: float) -> None:
         """Forget records of topics that were deleted and created again without the proxy.
 
         A topic that is merely not visible keeps its records: the proxy may lack authorization temporarily, and the
         thresholds could not be restored. Configs are always kept: the new topic inherits the checks.
         """
         there = {}
-        for topic_id, topic in self._state.view.counted_incarnations.items():
+        for topic_id, topic in self._state.view.count_checked_incarnations.items():
             info = self._control.topic(topic)
             if info is not None and info.topic_id != topic_id:
                 there[topic_id] = self._replaced_since.get(topic_id, now)
@@ -432,12 +432,12 @@ class Expansions:
 
     async def _forget(self, topic: str, topic_id: UUID) -> None:
         try:
-            await self._control.refresh_metadata([topic], timeout_seconds=_QUESTION_SECONDS)
+            await self._control.refresh_metadata([topic], timeout_seconds=_QUERY_SECONDS)
             info = self._control.topic(topic)
             if (
                 info is None
                 or info.topic_id == topic_id
-                or self._state.view.growth(topic, topic_id).pending is not None
+                or self._state.view.history(topic, topic_id).pending is not None
             ):
                 return
             await self._state.append(self._state.view.forget_but_configs(topic_id))
@@ -449,35 +449,35 @@ class Expansions:
 
     async def _count(self, info: TopicInfo) -> None:
         try:
-            await self._note_growth(info)
+            await self._record_expansion(info)
         except FencepostError as error:
             _limited_log.warning("count", "failed to store a partition count", topic=info.name, reason=error)
         finally:
             self._counting.discard(info.topic_id)
 
-    async def _note_growth(self, info: TopicInfo) -> None:
+    async def _record_expansion(self, info: TopicInfo) -> None:
         """Store a new partition count. Raises `UpstreamUnavailable`, `StateError`."""
-        growth = self._state.view.growth(info.name, info.topic_id)
-        if growth.pending is not None:
+        history = self._state.view.history(info.name, info.topic_id)
+        if history.pending is not None:
             return
-        if growth.count is None:
+        if history.count is None:
             await self._state.append([encode_partition_count(info.name, info.topic_id, info.partition_count)])
-        elif info.partition_count > growth.count:
+        elif info.partition_count > history.count:
             at_ms = int(time.time() * 1000)
             unordered = Expansion(
-                info.name, info.topic_id, growth.count, info.partition_count, uuid4(), at_ms, unordered=True
+                info.name, info.topic_id, history.count, info.partition_count, uuid4(), at_ms, unordered=True
             )
             await self._state.append([encode_expansion(unordered)])
-            if self._growth(unordered).ended(unordered.proposal) is None:
+            if self._history(unordered).ended(unordered.proposal) is None:
                 return  # another process stored it, or it was an expansion
             _log.error(
                 "UNORDERED_EXPANSION: partitions were added without the proxy, key order is lost across this expansion",
                 topic=info.name,
-                was=growth.count,
+                was=history.count,
                 partitions=info.partition_count,
             )
             self._metrics.expanded("unordered")
-            self._doors.open_door(info.name, info.partition_count)
+            self._barriers.open_barrier(info.name, info.partition_count)
 
     # ---- status
 
@@ -497,7 +497,7 @@ class Expansions:
                     waits_for=None if procedure is None else procedure.waits_for or None,
                 )
             )
-        for expansion in self._state.view.grown:
+        for expansion in self._state.view.expanded:
             info = self._control.topic(expansion.topic)
             if info is not None and info.topic_id == expansion.topic_id:
                 shown.append(
@@ -526,9 +526,9 @@ class Spawn(Protocol):
     def __call__(self, work: Coroutine[Any, Any, None], name: str) -> None: ...
 
 
-async def _all(questions: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+async def _all(queries: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     """All results; raises the first failure after all have finished."""
-    answers = await asyncio.gather(*questions, return_exceptions=True)
+    answers = await asyncio.gather(*queries, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer

@@ -31,7 +31,7 @@ from fencepost_proxy.wire.apis import APIS
 Labelled = Iterable[tuple[tuple[str, ...], float]]
 
 
-class Kind(Enum):
+class AppendMode(Enum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -42,7 +42,7 @@ class Scrape:
     """Values of one scrape, all taken at the same moment."""
 
     def __init__(self, metrics: Metrics) -> None:
-        metrics.look()
+        metrics.probe()
         self.metrics = metrics
         self.traffic = metrics.traffic
         self.moment = metrics.moment
@@ -54,7 +54,7 @@ class Shown:
     """One metric. `read` returns None if this process does not expose it now."""
 
     name: str
-    kind: Kind
+    kind: AppendMode
     help: str
     read: Callable[[Scrape], float | Distribution | Labelled | Mapping[str, str] | None]
     labels: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ def _family(shown: Shown, scrape: Scrape) -> Metric | None:
         return HistogramMetricFamily(name, documentation, buckets=_cumulated(value), sum_value=value.total)
     if isinstance(value, Mapping):
         return InfoMetricFamily(name.removesuffix("_info"), documentation, dict(value))
-    family = (CounterMetricFamily if shown.kind is Kind.COUNTER else GaugeMetricFamily)(
+    family = (CounterMetricFamily if shown.kind is AppendMode.COUNTER else GaugeMetricFamily)(
         name, documentation, labels=shown.labels
     )
     for labels, number in [((), value)] if isinstance(value, int | float) else value:
@@ -109,10 +109,10 @@ def _family(shown: Shown, scrape: Scrape) -> Metric | None:
     return family
 
 
-def _cumulated(seen: Distribution) -> list[tuple[str, float]]:
+def _cumulated(observed: Distribution) -> list[tuple[str, float]]:
     buckets = []
     below = 0
-    for bound, count in zip((*seen.bounds, float("inf")), seen.counts, strict=True):
+    for bound, count in zip((*observed.bounds, float("inf")), observed.counts, strict=True):
         below += count
         buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), float(below)))
     return buckets
@@ -185,7 +185,7 @@ def _build(_: Scrape) -> Mapping[str, str]:
 
 # ---- the table
 
-_COUNTER, _GAUGE, _HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_COUNTER, _GAUGE, _HISTOGRAM = AppendMode.COUNTER, AppendMode.GAUGE, AppendMode.HISTOGRAM
 _PARTITION: Final = ("topic", "partition")
 
 TABLE: Final[tuple[Section, ...]] = (
@@ -318,14 +318,14 @@ TABLE: Final[tuple[Section, ...]] = (
                 "fencepost_gate_wait_seconds",
                 _HISTOGRAM,
                 "Time that appends waited for their partition sequencer.",
-                lambda s: s.metrics.gate_wait_seconds,
+                lambda s: s.metrics.sequencer_wait_seconds,
             ),
             Shown(
                 "fencepost_gates",
                 _GAUGE,
                 "Partition sequencers with recent appends, by phase: open, cold (fence unconfirmed), reading, "
                 "publishing, settling (resolving an in-doubt append).",
-                lambda s: _by(s.moment.gates),
+                lambda s: _by(s.moment.sequencers),
                 ("phase",),
             ),
             Shown(
@@ -406,26 +406,26 @@ TABLE: Final[tuple[Section, ...]] = (
                 "fencepost_door_wait_seconds",
                 _HISTOGRAM,
                 "Time that Produce requests waited at append barriers of topics with partition-count checks.",
-                lambda s: s.metrics.door_wait_seconds,
+                lambda s: s.metrics.barrier_wait_seconds,
             ),
             Shown(
                 "fencepost_withheld_partitions",
                 _GAUGE,
                 "New partitions gated for consumer groups: one per group, partition and proxy process that serves it.",
-                lambda s: s.metrics.partitions_withheld.value,
+                lambda s: s.metrics.partitions_gated.value,
             ),
             Shown(
                 "fencepost_withheld_partitions_handed_over_total",
                 _COUNTER,
                 "Gated partitions that were assigned to their groups.",
-                lambda s: s.metrics.partitions_handed_over.value,
+                lambda s: s.metrics.partitions_released.value,
             ),
             Shown(
                 "fencepost_withheld_partitions_waited_out_total",
                 _COUNTER,
                 "Gated partitions assigned because the group committed no progress on prior partitions within "
                 "limits.withheld_without_commit_seconds and ..._without_progress_seconds. Order is not guaranteed.",
-                lambda s: s.metrics.partitions_waited_out.value,
+                lambda s: s.metrics.partitions_timed_out.value,
             ),
         ),
     ),
@@ -459,7 +459,7 @@ TABLE: Final[tuple[Section, ...]] = (
                 "fencepost_kafka_last_stable_offset_lag_partitions",
                 _GAUGE,
                 "Partitions whose last stable offset is below the high watermark.",
-                _transactions(lambda t: t.partitions_behind),
+                _transactions(lambda t: t.lagging_partitions),
             ),
             Shown(
                 "fencepost_kafka_last_stable_offset_lag_max",
@@ -477,7 +477,7 @@ TABLE: Final[tuple[Section, ...]] = (
                 "fencepost_kafka_last_stable_offset_stuck_seconds_max",
                 _GAUGE,
                 "Longest time that a last stable offset below the high watermark has not advanced.",
-                _transactions(lambda t: t.behind_seconds_max),
+                _transactions(lambda t: t.lag_seconds_max),
             ),
             Shown(
                 "fencepost_kafka_open_transactions",
@@ -633,7 +633,7 @@ TABLE: Final[tuple[Section, ...]] = (
                 "fencepost_handovers_total",
                 _COUNTER,
                 "Connections migrated to the primary worker.",
-                lambda s: s.metrics.handed_over.value if s.metrics.workers else None,
+                lambda s: s.metrics.released_total.value if s.metrics.workers else None,
             ),
             Shown(
                 "fencepost_worker_client_connections",
@@ -684,7 +684,13 @@ TABLE: Final[tuple[Section, ...]] = (
                 _workers(lambda w: w.open_files),
                 ("worker",),
             ),
-            Shown("fencepost_build_info", Kind.INFO, "Version of Fencepost and Python.", _build, ("version", "python")),
+            Shown(
+                "fencepost_build_info",
+                AppendMode.INFO,
+                "Version of Fencepost and Python.",
+                _build,
+                ("version", "python"),
+            ),
         ),
     ),
 )

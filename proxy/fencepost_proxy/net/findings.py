@@ -22,21 +22,21 @@ class Finding:
     group: str
     what: str
     state: State
-    said: str
+    stated: str
     todo: str = ""
 
 
-def ok(group: str, what: str, said: str) -> Finding:
-    return Finding(group, what, State.OK, said)
+def ok(group: str, what: str, stated: str) -> Finding:
+    return Finding(group, what, State.OK, stated)
 
 
-def unknown(group: str, what: str, said: str, todo: str = "") -> Finding:
-    return Finding(group, what, State.UNKNOWN, said, todo)
+def unknown(group: str, what: str, stated: str, todo: str = "") -> Finding:
+    return Finding(group, what, State.UNKNOWN, stated, todo)
 
 
-def warning(group: str, what: str, said: str, todo: str) -> Finding:
-    return Finding(group, what, State.WARNING, said, todo)
+def warning(group: str, what: str, stated: str, todo: str) -> Finding:
+    return Finding(group, what, State.WARNING, stated, todo)
 
 
-def failed(group: str, what: str, said: str, todo: str) -> Finding:
-    return Finding(group, what, State.FAILED, said, todo)
+def failed(group: str, what: str, stated: str, todo: str) -> Finding:
+    return Finding(group, what, State.FAILED, stated, todo)

@@ -26,7 +26,7 @@ from fencepost_proxy.net import page
 from fencepost_proxy.net.certificates import secret
 from fencepost_proxy.net.diagnosis import diagnose
 from fencepost_proxy.net.metrics import CONTENT_TYPE, Metrics, fencepost_version, load_exposition
-from fencepost_proxy.net.status import OFFSET_MAX, ROWS_MAX, ExpansionStatus, Listed, StatusSnapshot, Wanted, What
+from fencepost_proxy.net.status import OFFSET_MAX, ROWS_MAX, ExpansionStatus, Listed, PageRequest, StatusSnapshot, What
 from fencepost_proxy.types import Address
 
 _log = logs.get("net.http")
@@ -80,14 +80,14 @@ _RELEASE: Final = "/release"
 
 
 Release = Callable[[str, str], Awaitable[str]]
-Lists = Callable[[Sequence[Wanted]], Awaitable[Sequence[Listed]]]
+Lists = Callable[[Sequence[PageRequest]], Awaitable[Sequence[Listed]]]
 
 
-def _header(head: bytes, wanted: bytes) -> bytes:
+def _header(head: bytes, requested: bytes) -> bytes:
     """Value of the first header named `wanted` (lower case); empty without one."""
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
-        if name.strip().lower() == wanted:
+        if name.strip().lower() == requested:
             return value.strip()
     return b""
 
@@ -109,8 +109,8 @@ def _is_loopback_name(host: str) -> bool:
     return True
 
 
-async def _no_lists(wanted: Sequence[Wanted]) -> Sequence[Listed]:
-    return [Listed() for _ in wanted]
+async def _no_lists(requested: Sequence[PageRequest]) -> Sequence[Listed]:
+    return [Listed() for _ in requested]
 
 
 class _Refused(Exception):
@@ -332,22 +332,22 @@ class StatusServer:
             text = "ready" if snapshot.ready else "\n".join(("not ready", *snapshot.not_ready))
             return _Page(200 if snapshot.ready else 503, _TEXT, f"{text}\n".encode())
         if path in ("/", "/status.json"):
-            seen = await self._overview(_FIRST_SHOWN if path == "/" else _FIRST_IN_JSON)
+            observed = await self._overview(_FIRST_SHOWN if path == "/" else _FIRST_IN_JSON)
             if path == "/":
-                return _html(page.overview(seen, time.time()), query, seen.snapshot.version)
-            return _Page(200, _JSON, _json(_as_json(seen)))
+                return _html(page.overview(observed, time.time()), query, observed.snapshot.version)
+            return _Page(200, _JSON, _json(_as_json(observed)))
         name, dot, kind = path.removeprefix("/").partition(".")
         if name not in _LISTS or (dot and kind != "json"):
             raise _Refused(404, _PATHS)
-        wanted = _wanted(_LISTS[name], query)
-        (listed,) = await self._lists((wanted,))
+        requested = _requested(_LISTS[name], query)
+        (listed,) = await self._lists((requested,))
         if dot:
-            return _Page(200, _JSON, _json(_list_as_json(path, wanted, listed)))
-        return _html(page.list_page(wanted, listed, time.time()), query, fencepost_version())
+            return _Page(200, _JSON, _json(_list_as_json(path, requested, listed)))
+        return _html(page.list_page(requested, listed, time.time()), query, fencepost_version())
 
     async def _overview(self, rows: int) -> page.Overview:
-        wanted = [Wanted(what, limit=rows) for what in _FIRST]
-        lists = dict(zip(_FIRST, await self._lists(wanted), strict=True))
+        requested = [PageRequest(what, limit=rows) for what in _FIRST]
+        lists = dict(zip(_FIRST, await self._lists(requested), strict=True))
         snapshot = self._snapshot()
         problems = diagnose(snapshot, lists["expansions"].rows, lists["groups"].rows, time.time())
         return page.Overview(snapshot, problems, lists)
@@ -355,31 +355,31 @@ class StatusServer:
 
 def _html(shown: page.Page, query: str, version: str) -> _Page:
     """The complete page, or only its sections for the script."""
-    if "live" in _asked(query):
+    if "live" in _queried(query):
         return _Page(200, _JSON, json.dumps({"title": shown.title, "sections": shown.sections}).encode())
     return _Page(200, "text/html; charset=utf-8", page.html(shown, version).encode())
 
 
-def _asked(query: str) -> dict[str, str]:
+def _queried(query: str) -> dict[str, str]:
     try:
         return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
     except ValueError:
         raise _Refused(400, f"query has more than {_FIELDS_MAX} fields") from None
 
 
-def _wanted(what: What, query: str) -> Wanted:
-    asked = _asked(query)
-    return Wanted(
+def _requested(what: What, query: str) -> PageRequest:
+    queried = _queried(query)
+    return PageRequest(
         what,
-        search=asked.get("search", "").strip()[:_CHARACTERS_MAX],
-        topic=asked.get("topic"),
-        offset=_number(asked, "offset", 0, 0, OFFSET_MAX),
-        limit=_number(asked, "limit", 50, 1, ROWS_MAX),
+        search=queried.get("search", "").strip()[:_CHARACTERS_MAX],
+        topic=queried.get("topic"),
+        offset=_number(queried, "offset", 0, 0, OFFSET_MAX),
+        limit=_number(queried, "limit", 50, 1, ROWS_MAX),
     )
 
 
-def _number(asked: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
-    text = asked.get(name)
+def _number(queried: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = queried.get(name)
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
@@ -387,14 +387,14 @@ def _number(asked: Mapping[str, str], name: str, default: int, least: int, most:
     return int(text)
 
 
-def _as_json(seen: page.Overview) -> dict[str, object]:
-    snapshot = seen.snapshot
-    lists = {_JSON_NAMES.get(what, what): listed for what, listed in seen.lists.items()}
+def _as_json(observed: page.Overview) -> dict[str, object]:
+    snapshot = observed.snapshot
+    lists = {_JSON_NAMES.get(what, what): listed for what, listed in observed.lists.items()}
     return {
         "ready": snapshot.ready,
-        "state": page.state_of(snapshot, seen.problems),
+        "state": page.state_of(snapshot, observed.problems),
         **{each.name: getattr(snapshot, each.name) for each in fields(snapshot)},
-        "problems": seen.problems,
+        "problems": observed.problems,
         "totals": {name: listed.matching for name, listed in lists.items()},
         **{
             name: _with_thresholds(listed.rows) if name == "expansions" else listed.rows
@@ -403,17 +403,17 @@ def _as_json(seen: page.Overview) -> dict[str, object]:
     }
 
 
-def _list_as_json(path: str, wanted: Wanted, listed: Listed) -> dict[str, object]:
+def _list_as_json(path: str, requested: PageRequest, listed: Listed) -> dict[str, object]:
     rows: Sequence[object] = listed.rows
-    if wanted.what == "expansions":
+    if requested.what == "expansions":
         rows = _with_thresholds(listed.rows)
-    after = wanted.offset + len(rows)
-    asked = {"topic": wanted.topic, "search": wanted.search or None, "offset": after, "limit": wanted.limit}
-    given = urlencode({name: value for name, value in asked.items() if value is not None})
+    after = requested.offset + len(rows)
+    queried = {"topic": requested.topic, "search": requested.search or None, "offset": after, "limit": requested.limit}
+    given = urlencode({name: value for name, value in queried.items() if value is not None})
     more = bool(rows) and after < listed.matching and after <= OFFSET_MAX
     return {
         "matching": listed.matching,
-        "offset": wanted.offset,
+        "offset": requested.offset,
         "rows": rows,
         "next": f"{path}?{given}" if more else None,
     }

@@ -22,7 +22,7 @@ _ACCEPTED_AT_ONCE_MAX = 64
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_SECONDS = 1.0
 #: How long a process leaves a connection to workers with fewer connections.
-_TURN_SECONDS = 0.002
+_YIELD_SECONDS = 0.002
 
 
 def bind(address: Address, what: str) -> socket.socket:
@@ -57,10 +57,10 @@ class Acceptor:
         self,
         sock: socket.socket,
         accepted: Callable[[socket.socket, Address], None],
-        others_turn: Callable[[], bool] | None = None,
+        others_first: Callable[[], bool] | None = None,
     ) -> None:
-        self._others_turn = others_turn
-        self._at_once_max = _ACCEPTED_AT_ONCE_MAX if others_turn is None else 1
+        self._others_first = others_first
+        self._at_once_max = _ACCEPTED_AT_ONCE_MAX if others_first is None else 1
         self._left_to_others = False
         self._sock = sock
         self._accepted = accepted
@@ -75,11 +75,11 @@ class Acceptor:
         self._loop.remove_reader(self._sock)
 
     def _readable(self) -> None:
-        if self._others_turn is not None:
-            self._left_to_others = not self._left_to_others and self._others_turn()
+        if self._others_first is not None:
+            self._left_to_others = not self._left_to_others and self._others_first()
             if self._left_to_others:
                 self._loop.remove_reader(self._sock)
-                self._pause = self._loop.call_later(_TURN_SECONDS, self._go_on)
+                self._pause = self._loop.call_later(_YIELD_SECONDS, self._go_on)
                 return
         for _ in range(self._at_once_max):
             try:

@@ -17,20 +17,20 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
 from fencepost_proxy.net.cluster import TopicInfo
-from fencepost_proxy.net.link import Link
+from fencepost_proxy.net.proxied_connection import ProxiedConnection
 from fencepost_proxy.net.status import (
+    CheckedTopicStatus,
     ClientStatus,
     ExpansionStatus,
-    GuardedTopicStatus,
+    GatedStatus,
     Listed,
+    PageRequest,
     PartitionStatus,
     RefusalStatus,
     SoftwareStatus,
-    Wanted,
-    WithheldStatus,
 )
-from fencepost_proxy.partitions.gate import Gate
-from fencepost_proxy.partitions.gate_state import Phase
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.sequencer.state import Phase
 from fencepost_proxy.session.messages import Count
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import Address, TopicPartition
@@ -70,29 +70,29 @@ class Refusals:
         self._of_partition: OrderedDict[TopicPartition, _Last] = OrderedDict()
         self._of_topic: OrderedDict[str, _Last] = OrderedDict()
 
-    def note(self, told: Count, link: Link | None) -> None:
-        partition = told.partition
+    def note(self, reported: Count, proxied: ProxiedConnection | None) -> None:
+        partition = reported.partition
         if partition is None:
             return
-        session = None if link is None else link.session
+        session = None if proxied is None else proxied.session
         last = _Last(
             1,
-            told.label,
+            reported.label,
             partition,
             time.time(),
-            told.expected,
-            told.actual,
+            reported.expected,
+            reported.actual,
             None if session is None else session.client_id,
-            None if link is None else link.peer,
+            None if proxied is None else proxied.peer,
         )
         _keep(self._of_partition, partition, last)
         _keep(self._of_topic, partition.topic, last)
 
     def of_partition(self, partition: TopicPartition) -> tuple[int, RefusalStatus | None]:
-        return _told(self._of_partition.get(partition))
+        return _reported(self._of_partition.get(partition))
 
     def of_topic(self, topic: str) -> tuple[int, RefusalStatus | None]:
-        return _told(self._of_topic.get(topic))
+        return _reported(self._of_topic.get(topic))
 
     def __len__(self) -> int:
         return len(self._of_partition)
@@ -108,7 +108,7 @@ def _keep(lasts: OrderedDict[_T, _Last], key: _T, last: _Last) -> None:
         lasts.popitem(last=False)
 
 
-def _told(last: _Last | None) -> tuple[int, RefusalStatus | None]:
+def _reported(last: _Last | None) -> tuple[int, RefusalStatus | None]:
     if last is None:
         return 0, None
     return last.times, RefusalStatus(
@@ -127,58 +127,58 @@ def _told(last: _Last | None) -> tuple[int, RefusalStatus | None]:
 class Sources:
     """Data sources of the lists. `topics`: topics with virtual configs or with partition sequencers."""
 
-    links: Mapping[int, Link]
-    gates: Mapping[TopicPartition, Gate]
+    proxied_connections: Mapping[int, ProxiedConnection]
+    sequencers: Mapping[TopicPartition, PartitionSequencer]
     refusals: Refusals
     topics: Callable[[], Iterable[str]]
     policy: Callable[[str], TopicPolicy | None]
     info: Callable[[str], TopicInfo | None]
     expansions: Callable[[], Sequence[ExpansionStatus]]
-    withheld: Callable[[], Sequence[WithheldStatus]]
+    gated: Callable[[], Sequence[GatedStatus]]
 
 
 class Lists:
     def __init__(self, sources: Sources) -> None:
         self._from = sources
 
-    def listed(self, wanted: Wanted) -> Listed:
-        return self.found(wanted).listed(wanted)
+    def listed(self, requested: PageRequest) -> Listed:
+        return self.found(requested).listed(requested)
 
-    def found(self, wanted: Wanted, *, with_names: bool = False) -> Found:
+    def found(self, requested: PageRequest, *, with_names: bool = False) -> Found:
         """`with_names`: include all names, for `merged`, because other workers may have the same."""
-        skipped = 0 if with_names else wanted.offset
-        until = wanted.offset + wanted.limit
-        match wanted.what:
+        skipped = 0 if with_names else requested.offset
+        until = requested.offset + requested.limit
+        match requested.what:
             case "topics":
-                names = [name for name in self._topics() if _fits(wanted, name) and wanted.topic in (None, name)]
+                names = [name for name in self._topics() if _fits(requested, name) and requested.topic in (None, name)]
                 shown = _first(until, names)[skipped:]
                 rows = tuple(map(self._topic, shown))
                 if not with_names:
                     return Found(len(names), rows, (), skipped)
                 return Found(len(names), rows, tuple(names), ends={topic: self._ends(topic) for topic in shown})
             case "partitions":
-                partitions = self._partitions(wanted)
+                partitions = self._partitions(requested)
                 part = _first(until, partitions)[skipped:]
                 all_names = tuple(partitions) if with_names else ()
                 return Found(len(partitions), tuple(map(self._partition, part)), all_names, skipped)
             case "refusals":
                 refusals = self._from.refusals
-                if not wanted.search and wanted.topic is None:
+                if not requested.search and requested.topic is None:
                     newest = islice(refusals.newest_first(), skipped, until)
-                    return Found(len(refusals), tuple(_told(each)[1] for each in newest), (), skipped)
-                lasts = [each for each in refusals.newest_first() if _of(wanted, each.partition.topic)]
-                return Found(len(lasts), tuple(_told(each)[1] for each in lasts[:until]))
+                    return Found(len(refusals), tuple(_reported(each)[1] for each in newest), (), skipped)
+                lasts = [each for each in refusals.newest_first() if _of(requested, each.partition.topic)]
+                return Found(len(lasts), tuple(_reported(each)[1] for each in lasts[:until]))
             case "software":
                 return self._software()
             case "clients":
-                return self._clients(wanted)
+                return self._clients(requested)
             case "expansions":
-                grown = [each for each in self._from.expansions() if _of(wanted, each.topic)]
-                return Found(len(grown), tuple(grown[: wanted.offset + wanted.limit]))
+                expanded = [each for each in self._from.expansions() if _of(requested, each.topic)]
+                return Found(len(expanded), tuple(expanded[: requested.offset + requested.limit]))
             case "groups":
-                waiting = [each for each in self._from.withheld() if _of(wanted, each.topic, each.group)]
+                waiting = [each for each in self._from.gated() if _of(requested, each.topic, each.group)]
                 keys = ((each.group, each.topic, each.partition) for each in waiting if with_names)
-                return Found(len(waiting), tuple(waiting[: wanted.offset + wanted.limit]), tuple(keys))
+                return Found(len(waiting), tuple(waiting[: requested.offset + requested.limit]), tuple(keys))
 
     def _topics(self) -> Iterator[str]:
         """Existing checked topics."""
@@ -187,18 +187,18 @@ class Lists:
             if source.policy(topic) is not None and source.info(topic) is not None:
                 yield topic
 
-    def _topic(self, topic: str) -> GuardedTopicStatus:
+    def _topic(self, topic: str) -> CheckedTopicStatus:
         policy, info = self._from.policy(topic), self._from.info(topic)
         assert policy is not None
         assert info is not None
-        gates = [self._from.gates.get(TopicPartition(topic, partition)) for partition in info.partitions]
+        sequencers = [self._from.sequencers.get(TopicPartition(topic, partition)) for partition in info.partitions]
         known = self._ends(topic).values()
         count, last = self._from.refusals.of_topic(topic)
-        return GuardedTopicStatus(
+        return CheckedTopicStatus(
             topic,
             policy.check.value,
             info.partition_count,
-            sum(gate.waiting for gate in gates if gate is not None),
+            sum(sequencer.waiting for sequencer in sequencers if sequencer is not None),
             count_check=policy.count_check.value,
             ordered=policy.ordered,
             idempotence=policy.idempotence.name.lower(),
@@ -210,83 +210,87 @@ class Lists:
 
     def _ends(self, topic: str) -> dict[int, int]:
         info = self._from.info(topic)
-        gates = self._from.gates
+        sequencers = self._from.sequencers
         ends = {}
         for partition in () if info is None else info.partitions:
-            gate = gates.get(TopicPartition(topic, partition))
-            if gate is not None and gate.log_end_offset is not None:
-                ends[partition] = gate.log_end_offset
+            sequencer = sequencers.get(TopicPartition(topic, partition))
+            if sequencer is not None and sequencer.log_end_offset is not None:
+                ends[partition] = sequencer.log_end_offset
         return ends
 
-    def _partitions(self, wanted: Wanted) -> list[TopicPartition]:
+    def _partitions(self, requested: PageRequest) -> list[TopicPartition]:
         """All partitions of a checked topic; without a topic, all partitions with a sequencer."""
         source = self._from
-        if wanted.topic is None:
-            names = list(source.gates)
+        if requested.topic is None:
+            names = list(source.sequencers)
         else:
-            info = source.info(wanted.topic) if source.policy(wanted.topic) is not None else None
-            names = [] if info is None else [TopicPartition(wanted.topic, each) for each in info.partitions]
-        return [name for name in names if _fits(wanted, str(name))] if wanted.search else names
+            info = source.info(requested.topic) if source.policy(requested.topic) is not None else None
+            names = [] if info is None else [TopicPartition(requested.topic, each) for each in info.partitions]
+        return [name for name in names if _fits(requested, str(name))] if requested.search else names
 
     def _partition(self, name: TopicPartition) -> PartitionStatus:
-        info, gate = self._from.info(name.topic), self._from.gates.get(name)
+        info, sequencer = self._from.info(name.topic), self._from.sequencers.get(name)
         at = None if info is None else info.partitions.get(name.partition)
         leader = None if at is None or at.leader.node_id < 0 else at.leader.node_id
         count, last = self._from.refusals.of_partition(name)
-        if gate is None:
+        if sequencer is None:
             return PartitionStatus(*name, leader, refusals=count, last_refusal=last)
-        is_open = gate.phase is Phase.OPEN
+        is_open = sequencer.phase is Phase.OPEN
         return PartitionStatus(
             *name,
             leader,
-            state=gate.phase.name.lower(),
-            log_end_offset=gate.log_end_offset,
-            shift=gate.shift if is_open else None,
-            waiting=gate.waiting,
+            state=sequencer.phase.name.lower(),
+            log_end_offset=sequencer.log_end_offset,
+            sequence_offset=sequencer.sequence_offset if is_open else None,
+            waiting=sequencer.waiting,
             refusals=count,
             last_refusal=last,
         )
 
     def _software(self) -> Found:
         counts: Counter[tuple[str | None, str | None]] = Counter()
-        for link in self._from.links.values():
-            software = None if link.session is None else link.session.software
+        for proxied in self._from.proxied_connections.values():
+            software = None if proxied.session is None else proxied.session.software
             key: tuple[str | None, str | None] = software or (None, None)
             if key not in counts and len(counts) >= _SOFTWARE_MAX:
                 key = (OTHERS, None)
             counts[key] += 1
         return Found(len(counts), tuple(SoftwareStatus(*key, count) for key, count in counts.items()))
 
-    def _clients(self, wanted: Wanted) -> Found:
+    def _clients(self, requested: PageRequest) -> Found:
         now = time.monotonic()
-        links = self._from.links.values()
-        matching = [link for link in links if not wanted.search or _fits(wanted, *_names(link))]
-        first = nsmallest(wanted.offset + wanted.limit, matching, key=lambda link: (_names(link)[0], link.peer))
-        return Found(len(matching), tuple(_client(link, now) for link in first))
+        proxied_connections = self._from.proxied_connections.values()
+        matching = [
+            proxied for proxied in proxied_connections if not requested.search or _fits(requested, *_names(proxied))
+        ]
+        first = nsmallest(
+            requested.offset + requested.limit, matching, key=lambda proxied: (_names(proxied)[0], proxied.peer)
+        )
+        return Found(len(matching), tuple(_client(proxied, now) for proxied in first))
 
 
-def _client(link: Link, now: float) -> ClientStatus:
-    session = link.session
+def _client(proxied: ProxiedConnection, now: float) -> ClientStatus:
+    session = proxied.session
     software = None if session is None else session.software
     return ClientStatus(
         client_id=None if session is None or session.client_id is None else clipped(session.client_id),
-        address=link.peer,
+        address=proxied.peer,
         software=None if software is None else software.name,
         version=None if software is None else software.version,
-        node_id=link.node_id,
-        connected_seconds=now - link.opened_at,
-        idle_seconds=max(0.0, now - max(link.client.received_at, link.opened_at)),
+        node_id=proxied.node_id,
+        connected_seconds=now - proxied.opened_at,
+        idle_seconds=max(0.0, now - max(proxied.client.received_at, proxied.opened_at)),
         in_flight=0 if session is None else session.in_flight,
         waits=False if session is None else session.waits,
     )
 
 
-def _names(link: Link) -> tuple[str, str, str]:
-    session = link.session
+def _names(proxied: ProxiedConnection) -> tuple[str, str, str]:
+    session = proxied.session
     software = None if session is None else session.software
     return (
         "" if session is None or session.client_id is None else session.client_id,
-        str(link.peer),
+        str(proxied.peer),
         "" if software is None else f"{software.name} {software.version}",
     )
 
@@ -296,13 +300,13 @@ def _first(count: int, names: list[_S]) -> list[_S]:
     return nsmallest(count, names) if count * _HEAP_PAYS < len(names) else sorted(names)[:count]
 
 
-def _fits(wanted: Wanted, *names: str) -> bool:
-    search = wanted.search.lower()
+def _fits(requested: PageRequest, *names: str) -> bool:
+    search = requested.search.lower()
     return not search or any(search in name.lower() for name in names)
 
 
-def _of(wanted: Wanted, topic: str, *names: str) -> bool:
-    return wanted.topic in (None, topic) and _fits(wanted, topic, *names)
+def _of(requested: PageRequest, topic: str, *names: str) -> bool:
+    return requested.topic in (None, topic) and _fits(requested, topic, *names)
 
 
 # --- several workers ------------------------------------------------------------------------------------------------
@@ -321,19 +325,19 @@ class Found:
     skipped: int = 0
     ends: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
-    def listed(self, wanted: Wanted) -> Listed:
+    def listed(self, requested: PageRequest) -> Listed:
         rows = self.rows
-        if wanted.what == "software":
-            rows = tuple(nlargest(wanted.offset + wanted.limit, rows, key=attrgetter("connections")))
-        begin = wanted.offset - self.skipped
-        return Listed(self.matching, rows[begin : begin + wanted.limit])
+        if requested.what == "software":
+            rows = tuple(nlargest(requested.offset + requested.limit, rows, key=attrgetter("connections")))
+        begin = requested.offset - self.skipped
+        return Listed(self.matching, rows[begin : begin + requested.limit])
 
 
-def merged(wanted: Wanted, found: Sequence[Found]) -> Listed:
+def merged(requested: PageRequest, found: Sequence[Found]) -> Listed:
     """`found`: one per worker, the primary worker's first."""
     rows = [row for each in found for row in each.rows]
     matching = sum(each.matching for each in found)
-    match wanted.what:
+    match requested.what:
         case "topics":
             rows = [_with_ends(row, found) for row in _together(rows, attrgetter("topic"), _same_topic)]
             matching = len({name for each in found for name in each.names})
@@ -360,7 +364,7 @@ def merged(wanted: Wanted, found: Sequence[Found]) -> Listed:
             # Members of one group may use several workers, each of which tracks the group's progress.
             rows = _together(rows, attrgetter("group", "topic", "partition"), lambda one, other: one)
             matching = len({name for each in found for name in each.names})
-    return Found(matching, tuple(rows)).listed(wanted)
+    return Found(matching, tuple(rows)).listed(requested)
 
 
 def _together(rows: Iterable[_T], key: Callable[[_T], Any], same: Callable[[_T, _T], _T]) -> list[_T]:
@@ -371,7 +375,7 @@ def _together(rows: Iterable[_T], key: Callable[[_T], Any], same: Callable[[_T, 
     return [by_key[name] for name in sorted(by_key)]
 
 
-def _same_topic(one: GuardedTopicStatus, other: GuardedTopicStatus) -> GuardedTopicStatus:
+def _same_topic(one: CheckedTopicStatus, other: CheckedTopicStatus) -> CheckedTopicStatus:
     return replace(
         one,
         waiting=one.waiting + other.waiting,
@@ -380,7 +384,7 @@ def _same_topic(one: GuardedTopicStatus, other: GuardedTopicStatus) -> GuardedTo
     )
 
 
-def _with_ends(row: GuardedTopicStatus, found: Sequence[Found]) -> GuardedTopicStatus:
+def _with_ends(row: CheckedTopicStatus, found: Sequence[Found]) -> CheckedTopicStatus:
     """Merge the log ends that workers observed. Except after a truncation, the higher end is the newer one."""
     ends: dict[int, int] = {}
     for each in found:

@@ -82,11 +82,11 @@ class Distribution:
 
     def quantile_bound(self, quantile: float) -> float | None:
         """Upper bound of that quantile; None without observations, infinite above the last bound."""
-        wanted = quantile * sum(self.counts)
+        requested = quantile * sum(self.counts)
         below = 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             below += count
-            if count and below >= wanted:
+            if count and below >= requested:
                 return bound
         return None
 
@@ -125,7 +125,7 @@ class PartitionNumbers(NamedTuple):
     """One partition sequencer. `shift`: log end offset minus fence sequence."""
 
     log_end_offset: int
-    shift: int
+    sequence_offset: int
 
 
 class AddressNumbers(NamedTuple):
@@ -149,7 +149,7 @@ class Moment:
         "buffered_bytes",
         "buffered_bytes_max",
         "connections_max",
-        "gates",
+        "sequencers",
         "partitions",
         "partitions_left_out",
     )
@@ -160,7 +160,7 @@ class Moment:
         self.buffered_bytes = 0
         self.buffered_bytes_max = 0
         self.appends_waiting = 0
-        self.gates: dict[str, int] = {}
+        self.sequencers: dict[str, int] = {}
         self.partitions: dict[TopicPartition, PartitionNumbers] = {}
         self.partitions_left_out = 0
 
@@ -178,7 +178,7 @@ class WorkerNumbers(NamedTuple):
     open_files: int
 
 
-def seen() -> None:
+def observed() -> None:
     """`Metrics.look` without effect, for metrics that are sent to another process."""
 
 
@@ -191,23 +191,23 @@ class Metrics:
         self.connections_accepted = Count()
         self.violations = Count()
         self.client_logins_failed = Count()
-        self.gate_wait_seconds = Distribution(_WAIT_SECONDS)
-        self.door_wait_seconds = Distribution(_WAIT_SECONDS)
+        self.sequencer_wait_seconds = Distribution(_WAIT_SECONDS)
+        self.barrier_wait_seconds = Distribution(_WAIT_SECONDS)
         self.commit_wait_seconds = Distribution(_WAIT_SECONDS)
         self.loop_late_seconds = Distribution(_LATE_SECONDS)
-        self.handed_over = Count()
+        self.released_total = Count()
         self.expansion_held_seconds = Distribution(_HELD_SECONDS)
         self.expansions_pending = Count()
-        self.partitions_withheld = Count()
+        self.partitions_gated = Count()
         self.topics_replaced = Count()
-        self.partitions_handed_over = Count()
-        self.partitions_waited_out = Count()
+        self.partitions_released = Count()
+        self.partitions_timed_out = Count()
         self.state_fresh_until = state_fresh_until
         #: Whether the process is ready for clients; None if unknown.
         self.ready: bool | None = None
         self.moment = Moment()
         #: Updates `ready`, `moment` and `log_lines`; call it before they are shown.
-        self.look: Callable[[], None] = seen
+        self.probe: Callable[[], None] = observed
         #: By level, and `left_out`.
         self.log_lines: dict[str, int] = {}
         #: Transactions of the cluster; None if not watched.
@@ -291,7 +291,7 @@ class Metrics:
         """Validated transaction commits: `pass`, or the reason for the refusal."""
         return self._commits
 
-    def judged(self, outcome: str) -> None:
+    def validated(self, outcome: str) -> None:
         _count(self._commits, outcome)
 
     @property
@@ -322,7 +322,7 @@ class Metrics:
 
     def ended(self) -> None:
         """Reset gauges after the process ended; counters stay, because they never decrease."""
-        for each in (self.connections, self.expansions_pending, self.partitions_withheld, self.topics_replaced):
+        for each in (self.connections, self.expansions_pending, self.partitions_gated, self.topics_replaced):
             each.value = 0
         self.traffic.requests_in_flight = 0
         self.moment = Moment()

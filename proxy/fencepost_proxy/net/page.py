@@ -18,23 +18,23 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, urlencode
 
 from fencepost_proxy.net.status import (
+    CheckedTopicStatus,
     ClientStatus,
     ExpansionStatus,
-    GuardedTopicStatus,
+    GatedStatus,
     Listed,
+    PageRequest,
     PartitionStatus,
     Problem,
     RefusalStatus,
     SoftwareStatus,
     StatusSnapshot,
-    Wanted,
     What,
-    WithheldStatus,
 )
 from fencepost_proxy.transactions.watched import WHY, TransactionsReport
 
 #: Refresh interval of a page.
-LOOK_SECONDS: Final = 5
+REFRESH_SECONDS: Final = 5
 _CHARACTERS_MAX: Final = 200
 _PROBLEM_CHARACTERS_MAX: Final = 600
 _THRESHOLDS_SHOWN: Final = 8
@@ -45,7 +45,7 @@ _DASH: Final = "–"
 
 _STYLE: Final = Path(__file__).with_name("page.css").read_text("utf-8")
 
-_SCRIPT: Final = Path(__file__).with_name("page.js").read_text("utf-8").replace("LOOK_SECONDS", str(LOOK_SECONDS))
+_SCRIPT: Final = Path(__file__).with_name("page.js").read_text("utf-8").replace("LOOK_SECONDS", str(REFRESH_SECONDS))
 
 
 def _hash(text: str) -> str:
@@ -96,11 +96,11 @@ _PAGES: Final = (
     ("/groups", "Groups"),
 )
 
-WELL, ATTENTION, TROUBLE, NOT_READY = "well", "attention", "trouble", "not_ready"
-_VERDICTS: Final = {
-    WELL: ("good", "✓ Healthy", "Serving; no problems found."),
-    ATTENTION: ("warn", "△ Serving, with warnings", ""),
-    TROUBLE: ("bad", "✕ Serving, but degraded", ""),
+HEALTHY, WARNING, DEGRADED, NOT_READY = "well", "attention", "trouble", "not_ready"
+_DECISIONS: Final = {
+    HEALTHY: ("good", "✓ Healthy", "Serving; no problems found."),
+    WARNING: ("warn", "△ Serving, with warnings", ""),
+    DEGRADED: ("bad", "✕ Serving, but degraded", ""),
     NOT_READY: ("bad", "✕ Not ready", "Do not send clients here at the moment."),
 }
 
@@ -108,16 +108,16 @@ _VERDICTS: Final = {
 def state_of(snapshot: StatusSnapshot, problems: Iterable[Problem]) -> str:
     if not snapshot.ready:
         return NOT_READY
-    return max((TROUBLE if each.bad else ATTENTION for each in problems), default=WELL, key=(ATTENTION, TROUBLE).index)
+    return max((DEGRADED if each.bad else WARNING for each in problems), default=HEALTHY, key=(WARNING, DEGRADED).index)
 
 
-def overview(seen: Overview, now: float) -> Page:
+def overview(observed: Overview, now: float) -> Page:
     """`now`: wall clock, seconds."""
-    snapshot, lists = seen.snapshot, seen.lists
-    state = state_of(snapshot, seen.problems)
+    snapshot, lists = observed.snapshot, observed.lists
+    state = state_of(snapshot, observed.problems)
     sections = {
-        "state": _verdict(state),
-        "problems": _problems(seen.problems),
+        "state": _decision(state),
+        "problems": _problems(observed.problems),
         "figures": _figures(snapshot, lists),
         "brokers": _table(
             "Brokers",
@@ -135,16 +135,16 @@ def overview(seen: Overview, now: float) -> Page:
         "software": _software_table(lists["software"], "/clients"),
         "reasons": _table("Refusals by reason", ("reason", "batches"), sorted(snapshot.refusals.items())),
     }
-    return Page("/", f"{_VERDICTS[state][1]} – Fencepost", sections)
+    return Page("/", f"{_DECISIONS[state][1]} – Fencepost", sections)
 
 
-def list_page(wanted: Wanted, listed: Listed, now: float) -> Page:
+def list_page(requested: PageRequest, listed: Listed, now: float) -> Page:
     """One page of a list."""
-    match wanted.what:
+    match requested.what:
         case "topics":
             title, table = "Topics", _topics_table(listed, now)
         case "partitions":
-            title = "Partitions" if wanted.topic is None else f"Partitions of {wanted.topic}"
+            title = "Partitions" if requested.topic is None else f"Partitions of {requested.topic}"
             table = _partitions_table(title, listed, now)
         case "refusals":
             title, table = "Last refusals", _refusals_table(listed, now)
@@ -154,10 +154,10 @@ def list_page(wanted: Wanted, listed: Listed, now: float) -> Page:
             title, table = "Waiting groups", _groups_table(listed)
         case _:
             title, table = "Clients", _clients_table(listed)
-    path = f"/{wanted.what}"
-    hidden = () if wanted.topic is None else (("topic", wanted.topic),)
-    body = (table or f'<h2>{_text(title)}</h2><p class="soft">None.</p>') + _pages(path, wanted, listed)
-    return Page(path, f"{title} – Fencepost", {"list": body}, wanted.search, hidden)
+    path = f"/{requested.what}"
+    hidden = () if requested.topic is None else (("topic", requested.topic),)
+    body = (table or f'<h2>{_text(title)}</h2><p class="soft">None.</p>') + _pages(path, requested, listed)
+    return Page(path, f"{title} – Fencepost", {"list": body}, requested.search, hidden)
 
 
 #: The form precedes this section, so replacing sections keeps its input.
@@ -165,7 +165,7 @@ _BELOW_FORM: Final = ("topics", "list")
 
 
 def html(page: Page, version: str) -> str:
-    links = "".join(
+    proxied_connections = "".join(
         f'<a href="{path}"{" aria-current=page" if path == page.path else ""}>{name}</a>' for path, name in _PAGES
     )
     form = _form(page)
@@ -175,16 +175,16 @@ def html(page: Page, version: str) -> str:
         for name, body in page.sections.items()
     )
     # A refresh would clear a form that is being filled in.
-    refresh = f'<noscript><meta http-equiv="refresh" content="{2 * LOOK_SECONDS}"></noscript>'
+    refresh = f'<noscript><meta http-equiv="refresh" content="{2 * REFRESH_SECONDS}"></noscript>'
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{_text(page.title)}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">{refresh if page.search is None else ""}
 <style>{_STYLE}</style></head><body>
-<header class="bar"><h1>Fencepost</h1><nav aria-label="Pages">{links}</nav></header>
+<header class="bar"><h1>Fencepost</h1><nav aria-label="Pages">{proxied_connections}</nav></header>
 <main><p id="lost" role="alert" hidden></p>
 {shown}</main>
 <footer>fencepost {_text(version)} · <a href="{_text(_json_path(page))}">JSON</a> ·
-<a href="/metrics">metrics</a> · refreshed every {LOOK_SECONDS} s
+<a href="/metrics">metrics</a> · refreshed every {REFRESH_SECONDS} s
 <button id="pause" type="button" hidden>Pause</button></footer><script>{_SCRIPT}</script></body></html>
 """
 
@@ -192,8 +192,8 @@ def html(page: Page, version: str) -> str:
 def _json_path(page: Page) -> str:
     if page.search is None:
         return "/status.json"
-    asked = urlencode([*page.hidden, *([("search", page.search)] if page.search else [])])
-    return f"{page.path}.json" + (f"?{asked}" if asked else "")
+    queried = urlencode([*page.hidden, *([("search", page.search)] if page.search else [])])
+    return f"{page.path}.json" + (f"?{queried}" if queried else "")
 
 
 def _form(page: Page) -> str:
@@ -218,9 +218,9 @@ _SEARCH: Final = (
 # --- parts of it ------------------------------------------------------------------------------------------------------
 
 
-def _verdict(state: str) -> str:
+def _decision(state: str) -> str:
     """A separate section: screen readers announce its changes only, not each refresh of a problem."""
-    tone, title, text = _VERDICTS[state]
+    tone, title, text = _DECISIONS[state]
     return f'<div class="is-{tone}"><h2>{title}</h2>{f"<p>{text}</p>" if text else ""}</div>'
 
 
@@ -260,7 +260,7 @@ def _figures(s: StatusSnapshot, lists: Mapping[What, Listed]) -> str:
 
 
 def _topics_table(listed: Listed, now: float, more: str = "") -> str:
-    def row(t: GuardedTopicStatus) -> tuple[object, ...]:
+    def row(t: CheckedTopicStatus) -> tuple[object, ...]:
         checks = [f"offsets {t.check}"] * (t.check != "false") + [f"partition count {t.count_check}"] * (
             t.count_check != "false"
         )
@@ -275,7 +275,7 @@ def _topics_table(listed: Listed, now: float, more: str = "") -> str:
     return _table("Checked topics", columns, [row(each) for each in listed.rows], listed.matching, more)
 
 
-def _last(status: GuardedTopicStatus | PartitionStatus, now: float) -> object:
+def _last(status: CheckedTopicStatus | PartitionStatus, now: float) -> object:
     last = status.last_refusal
     return _DASH if last is None else f"{last.reason}, {_ago(last.at_ms, now)}"
 
@@ -287,7 +287,7 @@ def _partitions_table(title: str, listed: Listed, now: float) -> str:
             Cell("none", tone="bad") if p.leader is None else p.leader,
             p.state or "not used yet",
             _DASH if p.log_end_offset is None else p.log_end_offset,
-            _DASH if p.shift is None else p.shift,
+            _DASH if p.sequence_offset is None else p.sequence_offset,
             p.waiting,
             p.refusals,
             _last(p, now),
@@ -328,7 +328,7 @@ def _expansions_table(listed: Listed, now: float, more: str = "") -> str:
 
 
 def _groups_table(listed: Listed, more: str = "") -> str:
-    def row(w: WithheldStatus) -> tuple[object, ...]:
+    def row(w: GatedStatus) -> tuple[object, ...]:
         waits = [*w.waits[:_WAITS_SHOWN], *([f"{len(w.waits) - _WAITS_SHOWN:,} more"] * (len(w.waits) > _WAITS_SHOWN))]
         return w.group, f"{w.topic}-{w.partition}", duration(w.seconds), w.records_max, "; ".join(waits) or w.why
 
@@ -367,12 +367,15 @@ def _clients_table(listed: Listed) -> str:
 
 def _transactions(s: StatusSnapshot) -> str:
     """Always shown if transactions are watched, even if none hangs."""
-    poisoned = _table(
+    abort_only_transactions = _table(
         "Abort-only transactions",
         ("transactional id", "producer", "for", "why"),
-        [(d.transactional_id, f"{d.producer_id}/{d.producer_epoch}", duration(d.seconds), d.why) for d in s.poisoned],
+        [
+            (d.transactional_id, f"{d.producer_id}/{d.producer_epoch}", duration(d.seconds), d.why)
+            for d in s.abort_only_transactions
+        ],
     )
-    return poisoned if s.transactions is None else _watched(s.transactions) + poisoned
+    return abort_only_transactions if s.transactions is None else _watched(s.transactions) + abort_only_transactions
 
 
 def _watched(t: TransactionsReport) -> str:
@@ -384,7 +387,7 @@ def _watched(t: TransactionsReport) -> str:
         ("hanging", Cell(f"{hanging:,}", tone="bad" if hanging else "")),
         ("transactional ids", f"{sum(t.transactional_ids.values()):,}"),
         ("producer ids, all partitions", f"{t.producer_ids:,}"),
-        ("partitions with LSO lag", f"{t.partitions_behind:,} of {t.partitions:,}"),
+        ("partitions with LSO lag", f"{t.lagging_partitions:,} of {t.partitions:,}"),
         ("last sweep of all partitions", swept),
     ]
     return (
@@ -399,7 +402,7 @@ def _watched(t: TransactionsReport) -> str:
                     h.start_offset,
                     f"{h.producer_id}/{h.producer_epoch}",
                     h.transactional_id or "unknown",
-                    duration(h.seen_seconds),
+                    duration(h.observed_seconds),
                     WHY[h.why],
                 )
                 for h in t.hanging
@@ -513,26 +516,26 @@ def _tiles(tiles: Iterable[tuple[str, str | Cell]]) -> str:
     return f'<dl class="tiles">{"".join(shown)}</dl>'
 
 
-def _pages(path: str, wanted: Wanted, listed: Listed) -> str:
-    first, last = wanted.offset + 1, wanted.offset + len(listed.rows)
+def _pages(path: str, requested: PageRequest, listed: Listed) -> str:
+    first, last = requested.offset + 1, requested.offset + len(listed.rows)
     if not listed.rows:
         return ""
 
-    def link(offset: int, text: str) -> str:
-        asked = {
-            "topic": wanted.topic,
-            "search": wanted.search or None,
+    def proxied(offset: int, text: str) -> str:
+        queried = {
+            "topic": requested.topic,
+            "search": requested.search or None,
             "offset": offset or None,
-            "limit": wanted.limit,
+            "limit": requested.limit,
         }
-        given = urlencode({name: value for name, value in asked.items() if value is not None})
+        given = urlencode({name: value for name, value in queried.items() if value is not None})
         return f'<a href="{_text(f"{path}?{given}")}">{text}</a>'
 
-    links = [link(max(0, wanted.offset - wanted.limit), "previous")] * bool(wanted.offset)
-    links += [link(last, "next")] * (last < listed.matching)
+    proxied_connections = [proxied(max(0, requested.offset - requested.limit), "previous")] * bool(requested.offset)
+    proxied_connections += [proxied(last, "next")] * (last < listed.matching)
     return (
         f'<nav class="pages" aria-label="List pages"><span class="soft">{first:,} to {last:,} of '
-        f"{listed.matching:,}</span>{''.join(links)}</nav>"
+        f"{listed.matching:,}</span>{''.join(proxied_connections)}</nav>"
     )
 
 

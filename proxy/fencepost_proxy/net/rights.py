@@ -32,7 +32,7 @@ from fencepost_proxy.wire.schema import Message
 
 GROUP: Final = "Kafka ACLs of the proxy"
 #: A group and transactional id that do not exist.
-_NOBODYS: Final = "fencepost-check"
+_NO_GROUP: Final = "fencepost-check"
 _DESCRIBE_GROUPS: Final = 15
 _DESCRIBE_ACLS: Final = 29
 _BROKER_RESOURCE: Final = 4
@@ -40,7 +40,7 @@ _ANY: Final = 1
 _GROUP_AUTHORIZATION_FAILED: Final = 30
 _SECURITY_DISABLED: Final = 54
 _INVALID_REPLICATION_FACTOR: Final = 38
-_NOT_TOLD: Final = -(1 << 31)
+_NOT_REPORTED: Final = -(1 << 31)
 _NAMED_MAX: Final = 5
 #: Topics in one command; the next check lists the rest.
 _IN_ONE_COMMAND_MAX: Final = 50
@@ -49,7 +49,7 @@ OF_THE_FILE: Final = "topics in the file"
 OF_ADMINS: Final = "topics set by admins"
 NO_LEADER: Final = Leader(NO_NODE, LeaderEpoch(-1))
 #: Operations that a checked topic needs.
-_GUARDED: Final = ("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS")
+_CHECKED: Final = ("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS")
 #: AclOperation codes, which are the bits of authorized operations.
 _OPERATIONS: Final = {"READ": 3, "WRITE": 4, "ALTER": 7, "DESCRIBE": 8, "DESCRIBE_CONFIGS": 10}
 
@@ -71,37 +71,44 @@ async def rights(
     connection: BrokerConnection,
     config: ProxyConfig,
     cluster: ClusterMetadata,
-    links: Mapping[NodeId, BrokerConnection],
+    proxied_connections: Mapping[NodeId, BrokerConnection],
 ) -> list[Finding]:
     """`links`: connections to reachable brokers. Failed requests become findings, never exceptions."""
-    ask = _Asker(connection, config, cluster, links)
+    query = _Probe(connection, config, cluster, proxied_connections)
     found: list[Finding] = []
-    for look in (ask.authorizer, ask.state_topic, ask.stored, ask.producer_ids, ask.broker_configs, ask.topics):
-        found += await _tried(look)
-    for look in (ask.groups, ask.transactional_ids):
-        found += await _tried(look)
+    for probe in (
+        query.authorizer,
+        query.state_topic,
+        query.stored,
+        query.producer_ids,
+        query.broker_configs,
+        query.topics,
+    ):
+        found += await _tried(probe)
+    for probe in (query.groups, query.transactional_ids):
+        found += await _tried(probe)
     return found
 
 
-async def _tried(look: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
+async def _tried(probe: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
     try:
-        return await look()
+        return await probe()
     except UpstreamUnavailable as error:
         return [unknown(GROUP, "one of the checks", f"request failed: {error}")]
 
 
-class _Asker:
+class _Probe:
     def __init__(
         self,
         connection: BrokerConnection,
         config: ProxyConfig,
         cluster: ClusterMetadata,
-        links: Mapping[NodeId, BrokerConnection],
+        proxied_connections: Mapping[NodeId, BrokerConnection],
     ) -> None:
         self._connection = connection
         self._config = config
         self._cluster = cluster
-        self._links = links
+        self._proxied_connections = proxied_connections
         self._state: _Topic | None = None  # if it exists and is readable
         self._set: StateView | None = None  # configs set by admins, None if unknown
         sasl = config.control_sasl
@@ -110,7 +117,7 @@ class _Asker:
         configured = [config.unlisted_topics, *(each.configs for each in config.topic_patterns)]
         self._policies = [TopicPolicy.of(each) for each in configured]
 
-    async def _ask(self, api_key: int, message: Message, *, at_least: int = 0, at_most: int) -> Message:
+    async def _query(self, api_key: int, message: Message, *, at_least: int = 0, at_most: int) -> Message:
         version = self._connection.version(api_key, at_least=at_least, at_most=at_most)
         deadline = deadline_in(self._config.limits.request_timeout_seconds)
         return await self._connection.request(api_key, version, message, deadline=deadline)
@@ -118,10 +125,10 @@ class _Asker:
     def _allow(self, operations: Iterable[str], resource: str) -> str:
         """Shell command. `admin.properties`: an administrator's login."""
         servers = ",".join(map(str, self._config.upstream))
-        wanted = " ".join(f"--operation {_of_the_tool(each)}" for each in operations)
+        requested = " ".join(f"--operation {_of_the_tool(each)}" for each in operations)
         return (
             f"kafka-acls --bootstrap-server {servers} --command-config admin.properties "
-            f"--add --allow-principal {shlex.quote(f'User:{self._who}')} {wanted} {resource}"
+            f"--add --allow-principal {shlex.quote(f'User:{self._who}')} {requested} {resource}"
         )
 
     # ---- authorizer
@@ -136,7 +143,7 @@ class _Asker:
             operation=_ANY,
             permission_type=_ANY,
         )
-        answer = await self._ask(_DESCRIBE_ACLS, message, at_least=1, at_most=3)
+        answer = await self._query(_DESCRIBE_ACLS, message, at_least=1, at_most=3)
         self._open = answer.error_code == _SECURITY_DISABLED
         if self._open:
             return [ok(GROUP, "authorizer", "none: all operations are allowed")]
@@ -150,8 +157,8 @@ class _Asker:
         todo = self._allow(("CREATE", "READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"), f"--topic {name}")
         (topic,) = await self._described([name])
         if topic.error_code == Error.TOPIC_AUTHORIZATION_FAILED and self._open:
-            said = "hidden although Kafka has no authorizer: is upstream a proxy?"
-            return [failed(GROUP, what, said, "set upstream to Kafka's own brokers")]
+            stated = "hidden although Kafka has no authorizer: is upstream a proxy?"
+            return [failed(GROUP, what, stated, "set upstream to Kafka's own brokers")]
         if topic.error_code == Error.TOPIC_AUTHORIZATION_FAILED:
             return [failed(GROUP, what, "the proxy may not DESCRIBE it", todo)]
         if topic.error_code == Error.UNKNOWN_TOPIC_OR_PARTITION:
@@ -166,16 +173,16 @@ class _Asker:
             return [failed(GROUP, what, f"the proxy may not {' and '.join(missing)} it", todo)]
         found = [ok(GROUP, what, "exists, and may be read and written")]
         if "DESCRIBE_CONFIGS" in self._missing(topic, ("DESCRIBE_CONFIGS",)):
-            said = "its configs may not be read: min.insync.replicas=2 and cleanup.policy=compact are assumed"
-            found.append(warning(GROUP, what, said, self._allow(("DESCRIBE_CONFIGS",), f"--topic {name}")))
+            stated = "its configs may not be read: min.insync.replicas=2 and cleanup.policy=compact are assumed"
+            found.append(warning(GROUP, what, stated, self._allow(("DESCRIBE_CONFIGS",), f"--topic {name}")))
         if topic.replicas < min(3, brokers):
-            said = f"it has {topic.replicas} replica(s): if they are lost, so are all virtual configs"
-            found.append(warning(GROUP, what, said, "add replicas with kafka-reassign-partitions"))
+            stated = f"it has {topic.replicas} replica(s): if they are lost, so are all virtual configs"
+            found.append(warning(GROUP, what, stated, "add replicas with kafka-reassign-partitions"))
         return found
 
     async def _creating(self, name: str, what: str, todo: str, brokers: int) -> Finding:
         replicas, configs = created_with(brokers)
-        wanted = Message(
+        requested = Message(
             name=name,
             num_partitions=1,
             replication_factor=replicas,
@@ -183,19 +190,19 @@ class _Asker:
             configs=[Message(name=key, value=value) for key, value in configs.items()],
         )
         timeout_ms = int(self._config.limits.request_timeout_seconds * 1000)
-        message = Message(topics=[wanted], timeout_ms=timeout_ms, validate_only=True)
-        answer = await self._ask(apis.CREATE_TOPICS, message, at_least=2, at_most=7)
-        code, said = answer.topics[0].error_code, answer.topics[0].error_message
+        message = Message(topics=[requested], timeout_ms=timeout_ms, validate_only=True)
+        answer = await self._query(apis.CREATE_TOPICS, message, at_least=2, at_most=7)
+        code, stated = answer.topics[0].error_code, answer.topics[0].error_message
         if not code or code == Error.TOPIC_ALREADY_EXISTS:
             return ok(GROUP, what, f"does not exist yet, and may be created ({replicas} replica(s))")
         if code in (Error.TOPIC_AUTHORIZATION_FAILED, Error.CLUSTER_AUTHORIZATION_FAILED):
             return failed(GROUP, what, "does not exist yet, and the proxy may not create it", todo)
         if code == _INVALID_REPLICATION_FACTOR:
-            return failed(GROUP, what, f"cannot be created: {said}", "wait until all brokers are up")
+            return failed(GROUP, what, f"cannot be created: {stated}", "wait until all brokers are up")
         return failed(
             GROUP,
             what,
-            f"Kafka would not create it: error {code}, {said or 'without a reason'}",
+            f"Kafka would not create it: error {code}, {stated or 'without a reason'}",
             f"create it yourself: one partition, {', '.join(f'{key}={value}' for key, value in configs.items())}",
         )
 
@@ -215,12 +222,12 @@ class _Asker:
             forgotten_topics_data=[],
             rack_id="",
         )
-        read = await self._ask(apis.FETCH, fetch, at_least=9, at_most=12)
+        read = await self._query(apis.FETCH, fetch, at_least=9, at_most=12)
         if read.responses and read.responses[0].partitions[0].error_code == Error.TOPIC_AUTHORIZATION_FAILED:
             may_not.append("READ")
         data = [Message(name=name, partition_data=[Message(index=0, records=b"")])]
         produce = Message(transactional_id=None, acks=-1, timeout_ms=1_000, topic_data=data)
-        written = await self._ask(apis.PRODUCE, produce, at_least=3, at_most=12)
+        written = await self._query(apis.PRODUCE, produce, at_least=3, at_most=12)
         if written.responses[0].partition_responses[0].error_code == Error.TOPIC_AUTHORIZATION_FAILED:
             may_not.append("WRITE")
         if not may_not:
@@ -233,12 +240,12 @@ class _Asker:
         if self._state is None:
             return [] if self._set is not None else [unknown(GROUP, what, "unknown: the state topic is not readable")]
         name, leader = self._config.state_topic, self._state.leader
-        link = self._links.get(leader.node_id)
-        if link is None:
+        proxied = self._proxied_connections.get(leader.node_id)
+        if proxied is None:
             return [unknown(GROUP, what, f"unknown: the leader of {name} ({leader.node_id}) is unreachable")]
         try:
             self._set = await read_stored(
-                link,
+                proxied,
                 leader,
                 name,
                 self._state.topic_id,
@@ -254,7 +261,7 @@ class _Asker:
     async def producer_ids(self) -> list[Finding]:
         what = "a producer id of its own"
         message = Message(transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1)
-        answer = await self._ask(apis.INIT_PRODUCER_ID, message, at_most=4)
+        answer = await self._query(apis.INIT_PRODUCER_ID, message, at_most=4)
         if answer.error_code == Error.CLUSTER_AUTHORIZATION_FAILED:
             todo = self._allow(("IDEMPOTENT_WRITE",), "--cluster")
             return [failed(GROUP, what, "Kafka refuses one, and fenced appends need it", todo)]
@@ -273,18 +280,18 @@ class _Asker:
                 )
             ]
         )
-        answer = await self._ask(apis.DESCRIBE_CONFIGS, message, at_least=1, at_most=4)
+        answer = await self._query(apis.DESCRIBE_CONFIGS, message, at_least=1, at_most=4)
         code = answer.results[0].error_code
         if code == Error.CLUSTER_AUTHORIZATION_FAILED:
-            said = "may not be read: the proxy assumes Kafka's default of producer.id.expiration.ms (1 day)"
-            return [warning(GROUP, what, said, self._allow(("DESCRIBE_CONFIGS",), "--cluster"))]
+            stated = "may not be read: the proxy assumes Kafka's default of producer.id.expiration.ms (1 day)"
+            return [warning(GROUP, what, stated, self._allow(("DESCRIBE_CONFIGS",), "--cluster"))]
         return [ok(GROUP, what, "may be read (DESCRIBE_CONFIGS)")]
 
     # ---- topics
 
     async def topics(self) -> list[Finding]:
-        seen = sorted(await self._described(None), key=lambda each: each.name)
-        topics = [each for each in seen if each.name != self._config.state_topic and not each.internal]
+        observed = sorted(await self._described(None), key=lambda each: each.name)
+        topics = [each for each in observed if each.name != self._config.state_topic and not each.internal]
         by_file: list[tuple[_Topic, TopicPolicy]] = []
         by_admins: list[tuple[_Topic, TopicPolicy]] = []
         switched_off: list[str] = []
@@ -303,7 +310,7 @@ class _Asker:
             else:
                 by_admins.append((each, policy))
         self._policies += [policy for _, policy in by_admins]
-        found = [*await self._guarded_topics(OF_THE_FILE, by_file), *await self._guarded_topics(OF_ADMINS, by_admins)]
+        found = [*await self._checked_topics(OF_THE_FILE, by_file), *await self._checked_topics(OF_ADMINS, by_admins)]
         found += await self._hidden({each.name for each in topics})
         if switched_off:
             found.append(ok(GROUP, OF_ADMINS, f"unchecked despite the file: {_some(switched_off)}"))
@@ -311,11 +318,11 @@ class _Asker:
             found += self._not_there(self._config)
         free = [each for each in others if not self._missing(each, ("READ", "WRITE", "DESCRIBE"))]
         if others:
-            said = f"checks could be enabled on {len(free)} of {len(others)} visible topics (READ, WRITE)"
-            found.append(ok(GROUP, "other topics", said))
+            stated = f"checks could be enabled on {len(free)} of {len(others)} visible topics (READ, WRITE)"
+            found.append(ok(GROUP, "other topics", stated))
         elif not topics and not self._open:
             found.append(unknown(GROUP, "topics", "none visible to the proxy (DESCRIBE)"))
-        return [*found, *self._watched(seen)]
+        return [*found, *self._watched(observed)]
 
     def _not_there(self, config: ProxyConfig) -> Iterator[Finding]:
         patterns = [(each.glob, each.configs) for each in config.topic_patterns] + [("*", config.unlisted_topics)]
@@ -323,26 +330,26 @@ class _Asker:
             policy = TopicPolicy.of(configs)
             if not policy.read:
                 continue
-            said = f"no topic matches {glob} yet, so its ACLs are unknown"
+            stated = f"no topic matches {glob} yet, so its ACLs are unknown"
             resource, exact = _topics_of(glob)
-            said += "" if exact else "; Kafka has no such pattern, so the command covers more topics"
-            wanted = (*_GUARDED, *(("ALTER",) if policy.ordered else ()))
-            yield unknown(GROUP, OF_THE_FILE, said, self._allow(wanted, resource))
+            stated += "" if exact else "; Kafka has no such pattern, so the command covers more topics"
+            requested = (*_CHECKED, *(("ALTER",) if policy.ordered else ()))
+            yield unknown(GROUP, OF_THE_FILE, stated, self._allow(requested, resource))
 
-    def _watched(self, seen: Sequence[_Topic]) -> list[Finding]:
+    def _watched(self, observed: Sequence[_Topic]) -> list[Finding]:
         what = "transaction watch"
-        if self._config.status is None or not self._config.watch_transactions or not seen:
+        if self._config.status is None or not self._config.watch_transactions or not observed:
             return []  # shown on the status page only
-        unread = [each.name for each in seen if self._missing(each, ("READ",))]
+        unread = [each.name for each in observed if self._missing(each, ("READ",))]
         if not unread:
-            return [ok(GROUP, what, f"all {len(seen)} visible topics may be read (READ)")]
-        said = f"without READ, open and hanging transactions are not visible: {_some(unread)} "
-        said += "(watch_transactions = false disables the watch)"
-        return [warning(GROUP, what, said, self._allow(("READ", "DESCRIBE"), "--topic '*'"))]
+            return [ok(GROUP, what, f"all {len(observed)} visible topics may be read (READ)")]
+        stated = f"without READ, open and hanging transactions are not visible: {_some(unread)} "
+        stated += "(watch_transactions = false disables the watch)"
+        return [warning(GROUP, what, stated, self._allow(("READ", "DESCRIBE"), "--topic '*'"))]
 
-    async def _hidden(self, seen: Set[str]) -> list[Finding]:
+    async def _hidden(self, observed: Set[str]) -> list[Finding]:
         """Topics with configs set by admins that are not visible to the proxy: deleted, or not authorized."""
-        names = sorted(() if self._set is None else self._set.topic_configs.keys() - seen)
+        names = sorted(() if self._set is None else self._set.topic_configs.keys() - observed)
         hidden = []
         for start in range(0, len(names), TOPICS_DESCRIBED_AT_ONCE):
             for each in await self._described(names[start : start + TOPICS_DESCRIBED_AT_ONCE]):
@@ -350,31 +357,31 @@ class _Asker:
                     hidden.append(each.name)
         if not hidden:
             return []
-        said = f"the proxy may not DESCRIBE them, if they still exist: {_some(hidden)}"
-        todo = self._allow(_GUARDED, _each(hidden))
-        return [warning(GROUP, OF_ADMINS, said, todo)]
+        stated = f"the proxy may not DESCRIBE them, if they still exist: {_some(hidden)}"
+        todo = self._allow(_CHECKED, _each(hidden))
+        return [warning(GROUP, OF_ADMINS, stated, todo)]
 
-    async def _guarded_topics(self, what: str, guarded: Sequence[tuple[_Topic, TopicPolicy]]) -> list[Finding]:
+    async def _checked_topics(self, what: str, is_checked: Sequence[tuple[_Topic, TopicPolicy]]) -> list[Finding]:
         found = []
         lacking: dict[tuple[str, ...], list[str]] = {}
         blind: list[str] = []
-        for topic, policy in guarded:
-            wanted = ("READ", "WRITE", *(("ALTER",) if policy.ordered else ()))
-            missing = self._missing(topic, wanted)
+        for topic, policy in is_checked:
+            requested = ("READ", "WRITE", *(("ALTER",) if policy.ordered else ()))
+            missing = self._missing(topic, requested)
             if missing:
                 lacking.setdefault(tuple(missing), []).append(topic.name)
             if self._missing(topic, ("DESCRIBE_CONFIGS",)):
                 blind.append(topic.name)
         for operations, names in lacking.items():
-            said = f"the proxy may not {' and '.join(operations)}: {_some(names)}"
-            found.append(failed(GROUP, what, said, self._allow(operations, _each(names))))
+            stated = f"the proxy may not {' and '.join(operations)}: {_some(names)}"
+            found.append(failed(GROUP, what, stated, self._allow(operations, _each(names))))
         if blind:
-            said = f"Kafka configs may not be read, so defaults are assumed: {_some(blind)}"
-            found.append(warning(GROUP, what, said, self._allow(("DESCRIBE_CONFIGS",), _each(blind))))
-        if guarded and not lacking:
-            names = [topic.name for topic, _ in guarded]
-            found.append(ok(GROUP, what, f"all required operations on {len(guarded)} topic(s): {_some(names)}"))
-        return found + await self._losing(what, [topic for topic, policy in guarded if policy.guarded])
+            stated = f"Kafka configs may not be read, so defaults are assumed: {_some(blind)}"
+            found.append(warning(GROUP, what, stated, self._allow(("DESCRIBE_CONFIGS",), _each(blind))))
+        if is_checked and not lacking:
+            names = [topic.name for topic, _ in is_checked]
+            found.append(ok(GROUP, what, f"all required operations on {len(is_checked)} topic(s): {_some(names)}"))
+        return found + await self._losing(what, [topic for topic, policy in is_checked if policy.is_checked])
 
     async def _losing(self, what: str, topics: Sequence[_Topic]) -> list[Finding]:
         """Warn if Kafka may lose acknowledged appends."""
@@ -395,13 +402,13 @@ class _Asker:
             warning(GROUP, what, f"{state}: {_some(names)}", todo) for (state, todo), names in sorted(by_reason.items())
         ]
 
-    def _missing(self, topic: _Topic, wanted: Iterable[str]) -> list[str]:
-        return [] if topic.operations is None else [each for each in wanted if each not in topic.operations]
+    def _missing(self, topic: _Topic, requested: Iterable[str]) -> list[str]:
+        return [] if topic.operations is None else [each for each in requested if each not in topic.operations]
 
     async def _described(self, names: Sequence[str] | None) -> list[_Topic]:
-        asked = None if names is None else [Message(name=name, topic_id=NO_TOPIC_ID) for name in names]
-        message = Message(topics=asked, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
-        answer = await self._ask(apis.METADATA, message, at_least=10, at_most=13)
+        queried = None if names is None else [Message(name=name, topic_id=NO_TOPIC_ID) for name in names]
+        message = Message(topics=queried, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
+        answer = await self._query(apis.METADATA, message, at_least=10, at_most=13)
         return [
             _Topic(
                 each.name,
@@ -419,30 +426,30 @@ class _Asker:
 
     async def groups(self) -> list[Finding]:
         what, ordered = "consumer groups", any(policy.ordered for policy in self._policies)
-        message = Message(groups=[_NOBODYS], include_authorized_operations=False)
-        answer = await self._ask(_DESCRIBE_GROUPS, message, at_most=6)
+        message = Message(groups=[_NO_GROUP], include_authorized_operations=False)
+        answer = await self._query(_DESCRIBE_GROUPS, message, at_most=6)
         if answer.groups[0].error_code != _GROUP_AUTHORIZATION_FAILED:
             return [ok(GROUP, what, "all may be described")]
-        said = "not all groups may be described; groups of topics with ordered expansion need it"
+        stated = "not all groups may be described; groups of topics with ordered expansion need it"
         todo = self._allow(("DESCRIBE",), "--group '*'")
         if ordered:
-            return [warning(GROUP, what, said, todo)]
-        return [unknown(GROUP, what, f"{said}. No topic has it, so nothing depends on this")]
+            return [warning(GROUP, what, stated, todo)]
+        return [unknown(GROUP, what, f"{stated}. No topic has it, so nothing depends on this")]
 
     async def transactional_ids(self) -> list[Finding]:
         what = "transactional ids"
-        message = Message(transactional_ids=[_NOBODYS])
-        answer = await self._ask(apis.DESCRIBE_TRANSACTIONS, message, at_most=0)
+        message = Message(transactional_ids=[_NO_GROUP])
+        answer = await self._query(apis.DESCRIBE_TRANSACTIONS, message, at_most=0)
         code = answer.transaction_states[0].error_code
         if code != Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             return [ok(GROUP, what, "all may be described")]
-        said = "not all may be described: commits of the others on checked topics cannot be validated, and their "
-        said += "transactions are not shown"
-        return [warning(GROUP, what, said, self._allow(("DESCRIBE",), "--transactional-id '*'"))]
+        stated = "not all may be described: commits of the others on checked topics cannot be validated, and their "
+        stated += "transactions are not shown"
+        return [warning(GROUP, what, stated, self._allow(("DESCRIBE",), "--transactional-id '*'"))]
 
 
 def _operations(bits: int) -> frozenset[str] | None:
-    if bits == _NOT_TOLD:
+    if bits == _NOT_REPORTED:
         return None
     return frozenset(name for name, bit in _OPERATIONS.items() if bits >> bit & 1)
 

@@ -17,7 +17,7 @@ from fencepost_proxy.wire.schema import Message
 
 #: A login takes one or two steps; this bounds a faulty broker.
 _STEPS_MAX: Final = 8
-_SAID_MAX: Final = 200
+_STATED_MAX: Final = 200
 #: Handshake v1 is followed by SaslAuthenticate requests, not bare tokens. SaslAuthenticate v1 has the session lifetime.
 HANDSHAKE_VERSION: Final = 1
 AUTHENTICATE_VERSION: Final = 1
@@ -68,19 +68,19 @@ def _mechanism(sasl: ControlSasl) -> _Mechanism:
 
 def _short(text: str) -> str:
     """Clip broker texts for logs and pages."""
-    return text if len(text) <= _SAID_MAX else f"{text[:_SAID_MAX]}…"
+    return text if len(text) <= _STATED_MAX else f"{text[:_STATED_MAX]}…"
 
 
 #: (API key, version, message) -> response.
 Ask = Callable[[int, int, Message], Awaitable[Message]]
 
 
-async def log_in(ask: Ask, sasl: ControlSasl) -> float:
+async def log_in(query: Ask, sasl: ControlSasl) -> float:
     """Log in; return the session lifetime in seconds, 0 if unlimited.
 
     Raises `LoginFailed`, `ConfigError`, and errors of `ask`.
     """
-    answer = await ask(SASL_HANDSHAKE, HANDSHAKE_VERSION, Message(mechanism=sasl.mechanism))
+    answer = await query(SASL_HANDSHAKE, HANDSHAKE_VERSION, Message(mechanism=sasl.mechanism))
     who = f"SASL {sasl.mechanism}" + (f" as {sasl.username}" if sasl.username else "")
     if answer.error_code:
         enabled = _short(", ".join(answer.mechanisms)) or "nothing"
@@ -92,15 +92,15 @@ async def log_in(ask: Ask, sasl: ControlSasl) -> float:
         raise LoginFailed(f"{who}: {why} (control_sasl.mechanism)", answer.error_code)
     mechanism = _mechanism(sasl)
     for _ in range(_STEPS_MAX):
-        answer = await ask(
-            SASL_AUTHENTICATE, AUTHENTICATE_VERSION, Message(auth_bytes=_said(who, mechanism.auth_bytes))
+        answer = await query(
+            SASL_AUTHENTICATE, AUTHENTICATE_VERSION, Message(auth_bytes=_stated(who, mechanism.auth_bytes))
         )
         if answer.error_code:
             raise LoginFailed(
                 f"{who}: {_short(answer.error_message or f'error {answer.error_code}')}", answer.error_code
             )
-        told = bytes(answer.auth_bytes)
-        _said(who, lambda told=told: mechanism.receive(told))  # type: ignore[misc]
+        reported = bytes(answer.auth_bytes)
+        _stated(who, lambda reported=reported: mechanism.receive(reported))  # type: ignore[misc]
         if mechanism.is_done():
             if not mechanism.is_authenticated():
                 raise LoginFailed(f"{who}: Kafka ended the login without authenticating itself")
@@ -109,7 +109,7 @@ async def log_in(ask: Ask, sasl: ControlSasl) -> float:
     raise LoginFailed(f"{who}: not finished after {_STEPS_MAX} steps")
 
 
-def _said(who: str, what: Callable[[], Any]) -> Any:
+def _stated(who: str, what: Callable[[], Any]) -> Any:
     """Call `what`; an error means that the broker's proof or message is invalid."""
     try:
         return what()

@@ -30,11 +30,11 @@ _limited_log = logs.RateLimitedLog(_log)
 _CLIENT_ID: Final = "fencepost-sidecar"
 _BROKER_RESOURCE: Final = 4
 #: Interval after a check without and with a problem.
-_LOOK_SECONDS: Final = 30.0
-_LOOK_AGAIN_SECONDS: Final = 2.0
+_PROBE_SECONDS: Final = 30.0
+_PROBE_AGAIN_SECONDS: Final = 2.0
 
 
-class SidecarLook:
+class SidecarProbe:
     """`problem`: the problem and its fix, or None. `advertised`: address that clients get, by broker.
 
     `known` returns the control client's view of the cluster: its id, and the brokers' addresses through `upstream`.
@@ -54,7 +54,7 @@ class SidecarLook:
         self._known = known
         self._access = access if config.broker_tls else replace(access, tls=PLAIN.tls)
         self.problem: str | None = f"the advertised address of the broker at {config.broker} is not known yet"
-        self.asked = False
+        self.queried = False
         self.node_id: NodeId | None = None
         self.advertised: Mapping[NodeId, Address] = {}
 
@@ -62,56 +62,58 @@ class SidecarLook:
         while True:
             before = self.problem
             try:
-                self.problem = await self.look()
+                self.problem = await self.probe()
             except UpstreamUnavailable as error:
                 self.problem = f"cannot read the broker's advertised address: {error}"
-            self.asked = True
+            self.queried = True
             if self.problem is not None:
                 _limited_log.error("problem", "broker does not send clients to this sidecar", reason=self.problem)
             elif before is not None:
                 _log.info("broker sends clients to this sidecar", broker=self.node_id, by=self._broker)
-            await asyncio.sleep(_LOOK_SECONDS if self.problem is None else _LOOK_AGAIN_SECONDS)
+            await asyncio.sleep(_PROBE_SECONDS if self.problem is None else _PROBE_AGAIN_SECONDS)
 
-    async def look(self) -> str | None:
+    async def probe(self) -> str | None:
         """Check once; return the problem or None. Raises `UpstreamUnavailable`."""
         limits = self._config.limits
         connection = await BrokerConnection.open(self._broker, limits=limits, client_id=_CLIENT_ID, access=self._access)
         try:
             deadline = deadline_in(limits.connect_timeout_seconds)
             version = connection.version(apis.METADATA, at_least=10, at_most=13)
-            asked = Message(topics=[], allow_auto_topic_creation=False)
-            told = cluster.from_response(await connection.request(apis.METADATA, version, asked, deadline=deadline))
+            queried = Message(topics=[], allow_auto_topic_creation=False)
+            reported = cluster.from_response(
+                await connection.request(apis.METADATA, version, queried, deadline=deadline)
+            )
             node_id = None
-            for each in told.brokers:
+            for each in reported.brokers:
                 if await _is(connection, each, limits.connect_timeout_seconds):
                     node_id = each
                     break
         finally:
             await connection.close()
-        self.advertised, self.node_id = told.brokers, node_id
-        return self._judge(told, node_id)
+        self.advertised, self.node_id = reported.brokers, node_id
+        return self._validate(reported, node_id)
 
-    def _judge(self, told: ClusterMetadata, node_id: NodeId | None) -> str | None:
+    def _validate(self, reported: ClusterMetadata, node_id: NodeId | None) -> str | None:
         cluster_id, by_upstream = self._known()
-        if told.cluster_id != cluster_id:
-            return f"broker = {self._broker} is of cluster {told.cluster_id}, upstream is of {cluster_id}"
+        if reported.cluster_id != cluster_id:
+            return f"broker = {self._broker} is of cluster {reported.cluster_id}, upstream is of {cluster_id}"
         own = self._listens_on()
         if own is None:
             return "the sidecar does not listen yet"
         host, port = self._config.advertised_host, own.port
-        wanted = f"{host or 'HOST'}:{port}"
-        here = {node: address for node, address in told.brokers.items() if _same(address, host, port)}
-        advertised = ", ".join(f"{node}: {address}" for node, address in sorted(told.brokers.items()))
+        requested = f"{host or 'HOST'}:{port}"
+        here = {node: address for node, address in reported.brokers.items() if _same(address, host, port)}
+        advertised = ", ".join(f"{node}: {address}" for node, address in sorted(reported.brokers.items()))
         if not here or (node_id is not None and node_id not in here):
             named = "a broker" if node_id is None else f"broker {node_id}"
             return (
-                f"{named} at {self._broker} does not advertise this sidecar, {wanted}, for that listener but "
-                f"{told.brokers.get(node_id, advertised) if node_id is not None else advertised}: set it in the "
+                f"{named} at {self._broker} does not advertise this sidecar, {requested}, for that listener but "
+                f"{reported.brokers.get(node_id, advertised) if node_id is not None else advertised}: set it in the "
                 "broker's advertised.listeners (or advertised_host here, if this is another name of the sidecar)"
             )
         if node_id is None and len(here) > 1 and host is not None:
-            return f"{len(here)} brokers advertise {wanted}: each needs a sidecar of its own"
-        through = sorted(node for node, address in by_upstream.items() if told.brokers.get(node) == address)
+            return f"{len(here)} brokers advertise {requested}: each needs a sidecar of its own"
+        through = sorted(node for node, address in by_upstream.items() if reported.brokers.get(node) == address)
         if through:
             return (
                 f"upstream leads to the sidecars too: brokers {through} advertise the same addresses there. Set "
@@ -130,6 +132,6 @@ async def _is(connection: BrokerConnection, node_id: NodeId, seconds: float) -> 
     resource = Message(
         resource_type=_BROKER_RESOURCE, resource_name=str(node_id), configuration_keys=["advertised.listeners"]
     )
-    asked = Message(resources=[resource], include_synonyms=False, include_documentation=False)
-    answer = await connection.request(apis.DESCRIBE_CONFIGS, version, asked, deadline=deadline_in(seconds))
+    queried = Message(resources=[resource], include_synonyms=False, include_documentation=False)
+    answer = await connection.request(apis.DESCRIBE_CONFIGS, version, queried, deadline=deadline_in(seconds))
     return [each.error_code for each in answer.results] == [Error.NONE]

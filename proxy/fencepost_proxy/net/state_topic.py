@@ -24,11 +24,11 @@ from uuid import UUID, uuid4
 from fencepost_proxy import logs
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, UpstreamProtocolError
-from fencepost_proxy.net import places
+from fencepost_proxy.net import process_identity
 from fencepost_proxy.net.broker import (
     BrokerConnection,
-    BrokerLink,
     OutcomeUnknown,
+    PooledConnection,
     UpstreamUnavailable,
     deadline_in,
     remaining,
@@ -36,17 +36,17 @@ from fencepost_proxy.net.broker import (
 from fencepost_proxy.net.control import ControlClient, Leader, TopicFacts, TopicInfo, fetch_call, fetched_partition
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import (
-    TAG_AGE_MAX,
+    INSTANCE_ID_AGE_MAX,
     StateError,
     StateView,
-    encode_alive,
-    encode_alive_tombstone,
+    encode_heartbeat,
+    encode_heartbeat_tombstone,
     encode_process,
     encode_producer_id,
-    sign_of_life,
+    heartbeat,
 )
 from fencepost_proxy.types import Monotonic, Offset, ProducerId, TopicPartition
-from fencepost_proxy.wire.batch import MalformedBatch, split_batches, stamp_batch
+from fencepost_proxy.wire.batch import MalformedBatch, fence_batch, split_batches
 from fencepost_proxy.wire.plain_batch import encode_plain_batch, read_plain_records
 
 _log = logs.get("net.state_topic")
@@ -61,10 +61,10 @@ TOPIC_CONFIGS: Final = {
     "min.cleanable.dirty.ratio": "0.1",
 }
 #: Heartbeat interval, and the silence after which other instances consider an instance dead.
-_ALIVE_SECONDS: Final = 20.0
-_GONE_SECONDS: Final = 90.0
+_HEARTBEAT_SECONDS: Final = 20.0
+_DEAD_SECONDS: Final = 90.0
 #: Heartbeat interval until the other instances are certain to have observed a first heartbeat.
-_UNHEARD_SECONDS: Final = 1.0
+_UNACKNOWLEDGED_SECONDS: Final = 1.0
 #: Without a stored heartbeat for this long, an instance stops serving checked topics before others consider it dead.
 _SILENT_SECONDS_MAX: Final = 75.0
 _LEAVE_SECONDS: Final = 2.0
@@ -73,7 +73,7 @@ _REPLICAS_MAX: Final = 3
 _IN_SYNC_REPLICAS_MAX: Final = 2
 _FETCH_WAIT_MAX_MS: Final = 250
 _FETCH_BYTES_MAX: Final = 1_048_576
-_LOOK_AGAIN_SECONDS: Final = 0.1
+_PROBE_AGAIN_SECONDS: Final = 0.1
 #: Share of the lease after which it is renewed; the rest covers a leader change.
 _RENEWED_AFTER: Final = 1 / 6
 _CLIENT_ID: Final = "fencepost-state"
@@ -108,7 +108,7 @@ def _wrong_cleanup_policy(topic: str, facts: TopicFacts) -> str | None:
 class _End(NamedTuple):
     """End offset of the topic at some time after `asked_at`."""
 
-    asked_at: Monotonic
+    queried_at: Monotonic
     offset: Offset
 
 
@@ -147,38 +147,38 @@ class StateTopic:
         self._fresh_until = Monotonic(float("-inf"))
         self._failure: str | None = None
         self._created = False  # by this process: it exists even if brokers do not report it yet
-        self._link: BrokerLink | None = None
-        self._tail: asyncio.Task[None] | None = None
+        self._proxied: PooledConnection | None = None
+        self._tailing: asyncio.Task[None] | None = None
         self._renewal: asyncio.Task[None] | None = None
         self._waiting: list[tuple[Offset, asyncio.Future[None]]] = []
         self._next_end: asyncio.Task[_End] | None = None
-        self._asking_end = asyncio.Lock()
-        self._asking: set[asyncio.Task[_End]] = set()
+        self._querying_end = asyncio.Lock()
+        self._querying: set[asyncio.Task[_End]] = set()
         self._loaded = asyncio.Event()
-        self._tag = 0
-        self._tag_as_of = Offset(-1)
+        self._instance_id = 0
+        self._instance_id_as_of = Offset(-1)
         self._process: UUID | None = None
         self._names: set[UUID] = set()  # all identities of this process
         self._others: dict[UUID, float] = {}  # time of the last heartbeat
-        self._found_gone: dict[UUID, float] = {}  # processes of this machine: when they were first found dead
-        self._heard_until = float("inf")  # until when the others consider this one live
-        self._said_at = float("-inf")  # when its present identity was first sent
+        self._found_dead: dict[UUID, float] = {}  # processes of this machine: when they were first found dead
+        self._live_until = float("inf")  # until when the others consider this one live
+        self._announced_at = float("-inf")  # when its present identity was first sent
         self._former: set[UUID] = set()  # retired identities whose tombstones may not be stored yet
-        self._signs: asyncio.Task[None] | None = None
+        self._heartbeats: asyncio.Task[None] | None = None
 
     @property
     def fresh_until(self) -> Monotonic:
         """Until when (`time.monotonic()`) the view may be used: it contains every record that is already in force."""
-        return Monotonic(min(self._fresh_until, self._heard_until))
+        return Monotonic(min(self._fresh_until, self._live_until))
 
     @property
     def fresh(self) -> bool:
         return time.monotonic() < self.fresh_until
 
     @property
-    def unheard(self) -> bool:
+    def unacknowledged(self) -> bool:
         """Whether the other instances may not know this process."""
-        return self._heard_until == float("-inf")
+        return self._live_until == float("-inf")
 
     @property
     def failure(self) -> str | None:
@@ -201,16 +201,16 @@ class StateTopic:
                 self.waits_because = f"waiting for the state topic {self._tp.topic}: {e}"
                 _limited_log.warning("open", "waiting for the state topic", topic=self._tp.topic, reason=e)
                 await asyncio.sleep(self._limits.reconnect_backoff_max_seconds)
-        self._tail = asyncio.create_task(self._follow(), name="state topic")
+        self._tailing = asyncio.create_task(self._follow(), name="state topic")
         loaded = asyncio.create_task(self._loaded.wait())
         try:
-            await asyncio.wait({loaded, self._tail}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({loaded, self._tailing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             loaded.cancel()
         if self._failure is not None:
             raise StateError(self._failure)
-        if self._tail.done():
-            await self._tail
+        if self._tailing.done():
+            await self._tailing
         if self._confirming:
             try:
                 await self.read_to_end(timeout_seconds=self._limits.connect_timeout_seconds)
@@ -220,19 +220,19 @@ class StateTopic:
         _log.info("state topic loaded", topic=self._tp.topic, topic_id=self._topic_id, end=self._position)
 
     async def close(self) -> None:
-        if self._signs is not None:
-            self._signs.cancel()
-            await asyncio.wait({self._signs})
-        for task in (self._renewal, self._tail):
+        if self._heartbeats is not None:
+            self._heartbeats.cancel()
+            await asyncio.wait({self._heartbeats})
+        for task in (self._renewal, self._tailing):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})
-        if self._asking:
-            for asked in self._asking:
-                asked.cancel()
-            await asyncio.wait(self._asking)
-        if self._link is not None:
-            await self._link.close()
+        if self._querying:
+            for queried in self._querying:
+                queried.cancel()
+            await asyncio.wait(self._querying)
+        if self._proxied is not None:
+            await self._proxied.close()
         self._release(None)
 
     async def append(
@@ -255,8 +255,8 @@ class StateTopic:
         deadline = deadline_in(self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
         batch = encode_plain_batch(records, timestamp_ms=int(time.time() * 1000))
         if producer_id is not None:
-            stamp = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": _ANY_SEQUENCE}
-            batch = bytes(stamp_batch(memoryview(batch), **stamp))
+            fence = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": _ANY_SEQUENCE}
+            batch = bytes(fence_batch(memoryview(batch), **fence))
         pause = self._limits.reconnect_backoff_min_seconds
         while True:
             self._raise_failure()
@@ -292,35 +292,35 @@ class StateTopic:
         """
         deadline = deadline_in(timeout_seconds)
         self._raise_failure()
-        asked = self._next_end
-        if asked is None:
-            asked = self._next_end = asyncio.create_task(self._ask_end(), name="end of the state topic")
-            self._asking.add(asked)
-            asked.add_done_callback(self._end_told)
-        done, _ = await asyncio.wait({asked}, timeout=remaining(deadline))
-        if not done or asked.cancelled():
+        queried = self._next_end
+        if queried is None:
+            queried = self._next_end = asyncio.create_task(self._query_end(), name="end of the state topic")
+            self._querying.add(queried)
+            queried.add_done_callback(self._end_reported)
+        done, _ = await asyncio.wait({queried}, timeout=remaining(deadline))
+        if not done or queried.cancelled():
             raise UpstreamUnavailable(f"{self._tp.topic}: its leader did not report the end offset in time")
-        end = asked.result()
+        end = queried.result()
         await self._applied(Offset(end.offset - 1), deadline)
         self._raise_failure()
-        self._confirmed_as_of = max(self._confirmed_as_of, end.asked_at)
+        self._confirmed_as_of = max(self._confirmed_as_of, end.queried_at)
         self._renew()
 
-    def _end_told(self, asked: asyncio.Task[_End]) -> None:
-        self._asking.discard(asked)
-        if not asked.cancelled():
-            asked.exception()  # all waiters may have timed out
+    def _end_reported(self, queried: asyncio.Task[_End]) -> None:
+        self._querying.discard(queried)
+        if not queried.cancelled():
+            queried.exception()  # all waiters may have timed out
 
-    async def _ask_end(self) -> _End:
+    async def _query_end(self) -> _End:
         # One request at a time. A call during a request joins the next one, because the response may lack records
         # stored meanwhile.
-        async with self._asking_end:
+        async with self._querying_end:
             self._next_end = None
-            asked_at = Monotonic(time.monotonic())
+            queried_at = Monotonic(time.monotonic())
             end = await self._control.confirmed_high_watermark(
                 self._tp, in_sync=self._in_sync, timeout_seconds=self._limits.connect_timeout_seconds
             )
-            return _End(asked_at, end)
+            return _End(queried_at, end)
 
     async def acquire_producer_id(self, number: int = 0, *, timeout_seconds: float | None = None) -> ProducerId:
         """The shared producer id of this cluster's fenced appends; proposes a new one if none is agreed on.
@@ -340,7 +340,7 @@ class StateTopic:
             except OutcomeUnknown:
                 if not remaining(deadline):
                     raise
-                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+                await asyncio.sleep(_PROBE_AGAIN_SECONDS)
             if number and self.view.producer_id(number) == producer_id:
                 _log.warning(
                     "another producer id was acquired: a partition has used many epochs of the previous one",
@@ -350,24 +350,26 @@ class StateTopic:
         return agreed
 
     @property
-    def tag(self) -> int:
+    def instance_id(self) -> int:
         """This instance's id, 1 to 255, unique in the cluster; 0 if none is assigned."""
         if self._process is None:
             return 0
-        if self._tag_as_of != self.view.next_offset:  # read for each append; changes with the view only
-            self._tag_as_of, self._tag = self.view.next_offset, self.view.tag(self._process)
-        return self._tag
+        if self._instance_id_as_of != self.view.next_offset:  # read for each append; changes with the view only
+            self._instance_id_as_of, self._instance_id = self.view.next_offset, self.view.instance_id(self._process)
+        return self._instance_id
 
     @property
-    def tag_runs_out(self) -> bool:
-        return self._process is not None and self.view.tag_age(self._process) > TAG_AGE_MAX
+    def instance_id_expires(self) -> bool:
+        return self._process is not None and self.view.instance_id_age(self._process) > INSTANCE_ID_AGE_MAX
 
     def alone(self, now: float) -> bool:
         """Whether no other heartbeat was observed for `_GONE_SECONDS` while this instance sends its own.
 
         Not a proof: a starting instance is observed a moment later, and a suspended one may resume.
         """
-        return self._signs is not None and not any(now - heard < _GONE_SECONDS for heard in self._others.values())
+        return self._heartbeats is not None and not any(
+            now - last_observed < _DEAD_SECONDS for last_observed in self._others.values()
+        )
 
     @property
     def process(self) -> UUID | None:
@@ -379,10 +381,12 @@ class StateTopic:
         """All identities of this process: a new instance id has a new identity."""
         return frozenset(self._names)
 
-    def alive(self, now: float) -> frozenset[UUID]:
+    def live(self, now: float) -> frozenset[UUID]:
         """The other processes that are not known to be dead."""
         return frozenset(
-            each for each, heard in self._others.items() if now - heard < _GONE_SECONDS and self._gone_at(each) is None
+            each
+            for each, last_observed in self._others.items()
+            if now - last_observed < _DEAD_SECONDS and self._dead_at(each) is None
         )
 
     def may_append(self, now: float) -> frozenset[UUID]:
@@ -393,21 +397,25 @@ class StateTopic:
         """
         queued = self._limits.takeover_seconds
         found = []
-        for each, heard in self._others.items():
-            gone_at = self._gone_at(each)
-            until = heard + _SILENT_SECONDS_MAX if gone_at is None else min(gone_at, heard + _SILENT_SECONDS_MAX)
+        for each, last_observed in self._others.items():
+            dead_at = self._dead_at(each)
+            until = (
+                last_observed + _SILENT_SECONDS_MAX
+                if dead_at is None
+                else min(dead_at, last_observed + _SILENT_SECONDS_MAX)
+            )
             if now < until + queued:
                 found.append(each)
         return frozenset(found)
 
-    def _gone_at(self, process: UUID) -> float | None:
+    def _dead_at(self, process: UUID) -> float | None:
         """When a process of this machine was first found dead."""
-        if process not in self._found_gone:
+        if process not in self._found_dead:
             place = self.view.place(process)
-            if place is None or not places.is_gone(place):
+            if place is None or not process_identity.is_dead(place):
                 return None
-            self._found_gone[process] = time.monotonic()
-        return self._found_gone[process]
+            self._found_dead[process] = time.monotonic()
+        return self._found_dead[process]
 
     async def enter(self, *, timeout_seconds: float | None = None) -> bool:
         """Take the next instance id and send heartbeats until `leave`. Returns whether other instances are live.
@@ -429,72 +437,72 @@ class StateTopic:
         process, now_ms = uuid4(), int(time.time() * 1000)
         producer_id, _ = await self._control.init_producer_id(timeout_seconds=timeout_seconds)
         before = self._process
-        records = [encode_process(process, now_ms, places.own_place()), encode_alive(process, now_ms)]
+        records = [encode_process(process, now_ms, process_identity.own_identity()), encode_heartbeat(process, now_ms)]
         self._names.add(process)
         if before is not None:
-            records.append(encode_alive_tombstone(before))
+            records.append(encode_heartbeat_tombstone(before))
         sent_at = time.monotonic()
         try:
             await self.append(records, timeout_seconds=timeout_seconds, producer_id=producer_id)
-            self._heard_until = sent_at + _SILENT_SECONDS_MAX
+            self._live_until = sent_at + _SILENT_SECONDS_MAX
         except OutcomeUnknown as error:
             _log.warning("no instance id assigned", reason=error)
-            self._said_at = sent_at
+            self._announced_at = sent_at
             if before is None:
-                self._heard_until = float("-inf")
+                self._live_until = float("-inf")
             else:
                 self._former.add(before)  # the others know this identity until its tombstone is stored
         self._process = process
-        self._tag_as_of = Offset(-1)
+        self._instance_id_as_of = Offset(-1)
         self._others.pop(process, None)
-        if self._signs is None:
-            self._signs = asyncio.create_task(self._give_signs(), name="signs of life")
-        return any(sent_at - heard < _GONE_SECONDS for heard in self._others.values())
+        if self._heartbeats is None:
+            self._heartbeats = asyncio.create_task(self._send_heartbeats(), name="signs of life")
+        return any(sent_at - last_observed < _DEAD_SECONDS for last_observed in self._others.values())
 
     async def leave(self) -> None:
         """Report a clean end: no request of this process is in progress."""
-        if self._signs is None or self._process is None:
+        if self._heartbeats is None or self._process is None:
             return
-        self._signs.cancel()
+        self._heartbeats.cancel()
         try:
-            await self.append([encode_alive_tombstone(self._process)], timeout_seconds=_LEAVE_SECONDS)
+            await self.append([encode_heartbeat_tombstone(self._process)], timeout_seconds=_LEAVE_SECONDS)
         except (UpstreamUnavailable, StateError) as error:
             _log.warning("failed to store the tombstone of this process's heartbeat", reason=error)
 
-    async def _give_signs(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            await asyncio.sleep(_UNHEARD_SECONDS if self.unheard else _ALIVE_SECONDS)
+            await asyncio.sleep(_UNACKNOWLEDGED_SECONDS if self.unacknowledged else _HEARTBEAT_SECONDS)
             sent_at = time.monotonic()
             former = frozenset(self._former)
             # Remove crashed processes, or the list would grow without bound. Wait until their requests are finished:
             # a tombstone states a clean end.
-            over = max(_GONE_SECONDS, _SILENT_SECONDS_MAX + self._limits.takeover_seconds + _ALIVE_SECONDS)
-            gone = [*(each for each, heard in self._others.items() if sent_at - heard >= over), *former]
+            over = max(_DEAD_SECONDS, _SILENT_SECONDS_MAX + self._limits.takeover_seconds + _HEARTBEAT_SECONDS)
+            gone = [*(each for each, last_observed in self._others.items() if sent_at - last_observed >= over), *former]
             assert self._process is not None
             try:
                 await self.append(
-                    [encode_alive(self._process, int(time.time() * 1000)), *map(encode_alive_tombstone, gone)]
+                    [encode_heartbeat(self._process, int(time.time() * 1000)), *map(encode_heartbeat_tombstone, gone)]
                 )
-                self._heard_until = sent_at + _SILENT_SECONDS_MAX
+                self._live_until = sent_at + _SILENT_SECONDS_MAX
                 self._former -= former
             except (UpstreamUnavailable, StateError) as error:
                 _limited_log.warning("alive", "heartbeat not stored", reason=error)
 
-    def _hear(self, record: StateRecord) -> None:
-        sign = sign_of_life(record)
-        if sign is None:
+    def _observe_record(self, record: StateRecord) -> None:
+        beat = heartbeat(record)
+        if beat is None:
             return
-        if sign.process == self._process:
-            if self.unheard and sign.at_ms is not None:
-                self._heard_until = self._said_at + _SILENT_SECONDS_MAX
+        if beat.process == self._process:
+            if self.unacknowledged and beat.at_ms is not None:
+                self._live_until = self._announced_at + _SILENT_SECONDS_MAX
             return
-        if sign.at_ms is None:
-            self._others.pop(sign.process, None)
-            self._found_gone.pop(sign.process, None)
+        if beat.at_ms is None:
+            self._others.pop(beat.process, None)
+            self._found_dead.pop(beat.process, None)
             return
         # Heartbeats read at the start may be old. With clock skew a live process counts again at its next heartbeat.
-        age_seconds = 0.0 if self._loaded.is_set() else max(0.0, time.time() - sign.at_ms / 1000)
-        self._others[sign.process] = time.monotonic() - age_seconds
+        age_seconds = 0.0 if self._loaded.is_set() else max(0.0, time.time() - beat.at_ms / 1000)
+        self._others[beat.process] = time.monotonic() - age_seconds
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
@@ -586,7 +594,7 @@ class StateTopic:
                 except UpstreamUnavailable as e:
                     self.waits_because = f"the state topic {self._tp.topic} cannot be read: {e}"
                     _limited_log.warning("fetch", "state topic cannot be read", topic=self._tp.topic, reason=e)
-                    await self._look_again()
+                    await self._read_again()
         except StateError as e:
             self._fail(str(e))
         except Exception as e:
@@ -599,9 +607,9 @@ class StateTopic:
             raise UpstreamUnavailable("no leader now")
         return leader
 
-    async def _look_again(self) -> None:
+    async def _read_again(self) -> None:
         """After a failure: refresh metadata, which shows whether the topic is the same and its leader."""
-        await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+        await asyncio.sleep(_PROBE_AGAIN_SECONDS)
         try:
             await self._control.refresh_metadata([self._tp.topic])
         except UpstreamUnavailable:
@@ -625,11 +633,13 @@ class StateTopic:
         address = self._control.brokers.get(leader.node_id)
         if address is None:
             raise UpstreamUnavailable(f"the leader, broker {leader.node_id}, is not in the cluster now")
-        if self._link is None or self._link.address != address:
-            if self._link is not None:
-                await self._link.close()
-            self._link = BrokerLink(address, limits=self._limits, client_id=_CLIENT_ID, access=self._control.access)
-        return await self._link.connected(deadline_in(self._limits.connect_timeout_seconds))
+        if self._proxied is None or self._proxied.address != address:
+            if self._proxied is not None:
+                await self._proxied.close()
+            self._proxied = PooledConnection(
+                address, limits=self._limits, client_id=_CLIENT_ID, access=self._control.access
+            )
+        return await self._proxied.connected(deadline_in(self._limits.connect_timeout_seconds))
 
     async def _fetch(self, leader: Leader) -> None:
         connection = await self._connection(leader)
@@ -644,7 +654,7 @@ class StateTopic:
             wait_max_ms=_FETCH_WAIT_MAX_MS if self._loaded.is_set() else 0,
             bytes_min=1,
         )
-        asked_at = time.monotonic()
+        queried_at = time.monotonic()
         patience = deadline_in(_FETCH_WAIT_MAX_MS / 1000 + self._limits.connect_timeout_seconds)
         try:
             answer = await connection.request(*call, deadline=patience)
@@ -665,7 +675,7 @@ class StateTopic:
         if partition.records:
             self._apply(partition.records)
         if self._position >= partition.high_watermark:
-            self._read_as_of = asked_at
+            self._read_as_of = queried_at
             self._renew()
             self._loaded.set()
 
@@ -697,7 +707,7 @@ class StateTopic:
                 await self.read_to_end(timeout_seconds=self._limits.connect_timeout_seconds)
             except UpstreamUnavailable as e:
                 self._log_unconfirmed(e)
-                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+                await asyncio.sleep(_PROBE_AGAIN_SECONDS)
             except StateError:
                 return
 
@@ -714,7 +724,7 @@ class StateTopic:
                 for record in () if header.is_control else read_plain_records(header, batch):
                     if record.offset >= self._position:
                         applied.append(StateRecord(record.key or b"", record.value))
-                        self._hear(applied[-1])
+                        self._observe_record(applied[-1])
                         left_out = self.view.apply(*record)
                         if left_out is not None:
                             _limited_log.warning("left out", "state record ignored", reason=left_out)

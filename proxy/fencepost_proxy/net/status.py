@@ -10,7 +10,7 @@ from fencepost_proxy.transactions.watched import TransactionsReport
 from fencepost_proxy.types import Address, NodeId
 
 #: Abort-only transactions that are listed.
-POISONED_SHOWN: Final = 50
+ABORT_ONLY_SHOWN: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class RefusalStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class GuardedTopicStatus:
+class CheckedTopicStatus:
     """A topic with a virtual config that differs from its default.
 
     `check`: value of `check.expected.offsets`. `count_check`: of `check.partition.count`. `ordered`: of
@@ -93,7 +93,7 @@ class PartitionStatus:
     leader: NodeId | None
     state: str | None = None
     log_end_offset: int | None = None
-    shift: int | None = None
+    sequence_offset: int | None = None
     waiting: int = 0
     refusals: int = 0
     last_refusal: RefusalStatus | None = None
@@ -154,7 +154,7 @@ class ExpansionStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class WithheldStatus:
+class GatedStatus:
     """A group for which a new partition is gated. `records_max`: upper bound of the records it must read first.
 
     `waits`: prior partitions and the group's progress in them. `seconds`: waiting time known to this process.
@@ -170,7 +170,7 @@ class WithheldStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class PoisonedStatus:
+class AbortOnlyStatus:
     """A transaction whose commit will be refused, unless its in-doubt appends turn out to be appended.
 
     `seconds`: time in this state.
@@ -213,7 +213,7 @@ class StatusSnapshot:
     brokers: tuple[BrokerStatus, ...] = ()
     problems: tuple[Problem, ...] = ()
     last_violation: ViolationStatus | None = None
-    poisoned: tuple[PoisonedStatus, ...] = ()
+    abort_only_transactions: tuple[AbortOnlyStatus, ...] = ()
     transactions: TransactionsReport | None = None
 
     @property
@@ -231,7 +231,7 @@ OFFSET_MAX: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PageRequest:
     """Rows `offset` to `offset + limit` whose names contain `search`, ignoring case.
 
     `topic`: rows of this topic only. Order: by name; refusals: newest first; software: most connections first;

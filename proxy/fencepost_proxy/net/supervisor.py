@@ -37,20 +37,20 @@ from fencepost_proxy.net.http import StatusServer
 from fencepost_proxy.net.listeners import bind
 from fencepost_proxy.net.lists import Found, merged
 from fencepost_proxy.net.metrics import Metrics, WorkerNumbers, fencepost_version
-from fencepost_proxy.net.status import BrokerStatus, Listed, StatusSnapshot, Wanted
+from fencepost_proxy.net.status import BrokerStatus, Listed, PageRequest, StatusSnapshot
 from fencepost_proxy.net.worker import (
     AWAY,
-    HAND_OVER,
     LIST,
     LOAD_BYTES,
-    OWNER,
+    MIGRATE,
+    PRIMARY,
     READY,
     RELEASE,
     RELOAD,
     REPORT,
     START,
+    ListenerRequest,
     Report,
-    WantedListener,
 )
 from fencepost_proxy.types import Address, NodeId
 
@@ -68,7 +68,7 @@ _END_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True)
-class _Slot:
+class _WorkerSlot:
     """One worker and its predecessors with the same number."""
 
     index: int
@@ -82,7 +82,7 @@ class _Slot:
 
 
 @dataclass(slots=True)
-class _Question:
+class _Query:
     """A list query sent to all workers."""
 
     awaited: set[int] = field(default_factory=set)
@@ -112,36 +112,36 @@ class Supervisor:
     def __init__(self, config: ProxyConfig, on_ready: Callable[[Address], None]) -> None:
         self._config = config
         self._on_ready = on_ready
-        self._slots = [_Slot(index) for index in range(config.workers)]
+        self._worker_slots = [_WorkerSlot(index) for index in range(config.workers)]
         self._loads_file = os.memfd_create("fencepost-loads", os.MFD_CLOEXEC)
         os.ftruncate(self._loads_file, LOAD_BYTES * config.workers)
         self._loads = memoryview(mmap.mmap(self._loads_file, 0)).cast("q")
         self._listening: dict[NodeId | None, socket.socket] = {}
         self._stopping = asyncio.Event()
-        self._hastened = False
+        self._forced = False
         self._bootstrap: Address | None = None
         self._status_code = 0
         self._served = False  # all workers were ready once
         self._started_at = time.monotonic()
-        self._asked: asyncio.Task[None] | None = None
+        self._queried: asyncio.Task[None] | None = None
         self._awaited: set[int] = set()
         self._reported = asyncio.Event()
         self._combined = _Combined(self)
         self._status = StatusServer(
             self._snapshot,
             self._combined,
-            self._ask_all,
+            self._query_all,
             self._release,
             self._listed,
             token_file=config.status_token_file,
         )
-        self._questions: dict[int, _Question] = {}
+        self._queries: dict[int, _Query] = {}
         self._numbers = itertools.count(1)
 
     # ---- life
 
     async def run(self) -> int:
-        self._listener(WantedListener(None, self._config.listen, "clients"))
+        self._listener(ListenerRequest(None, self._config.listen, "clients"))
         if self._config.status is not None:
             try:
                 await self._status.start(self._config.status)
@@ -153,30 +153,30 @@ class Supervisor:
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, self._signalled)
         async with asyncio.TaskGroup() as tasks:
-            for slot in self._slots:
-                tasks.create_task(self._keep(slot), name=f"worker {slot.index}")
-            tasks.create_task(self._tell_ready(), name="ready")
+            for worker_slot in self._worker_slots:
+                tasks.create_task(self._keep(worker_slot), name=f"worker {worker_slot.index}")
+            tasks.create_task(self._report_ready(), name="ready")
         return self._status_code
 
     def reload(self, config: ProxyConfig) -> None:
         """Apply `config`, in which only `live` keys differ. Workers that start later use it too."""
         self._config = config
         logs.change(config.log.level, config.log.format)
-        for slot in self._slots:
-            if not slot.configured or slot.channel is None:
+        for worker_slot in self._worker_slots:
+            if not worker_slot.configured or worker_slot.channel is None:
                 continue
-            if not slot.channel.send(Packet.of(RELOAD, self._of_worker())):
-                _log.error("failed to send the new configuration to a worker", worker=slot.index)
+            if not worker_slot.channel.send(Packet.of(RELOAD, self._of_worker())):
+                _log.error("failed to send the new configuration to a worker", worker=worker_slot.index)
 
     def _signalled(self) -> None:
-        if self._hastened:
+        if self._forced:
             _log.warning("third stop signal: exiting immediately, requests in progress are lost")
-            for slot in self._slots:
-                if slot.process is not None and slot.process.returncode is None:
-                    slot.process.kill()
+            for worker_slot in self._worker_slots:
+                if worker_slot.process is not None and worker_slot.process.returncode is None:
+                    worker_slot.process.kill()
             os._exit(1)
         if self._stopping.is_set():
-            self._hastened = True
+            self._forced = True
             self._listen_no_more()
             self._terminate_workers()
             return
@@ -190,9 +190,9 @@ class Supervisor:
         asyncio.get_running_loop().call_later(self._config.limits.drain_notice_seconds, self._listen_no_more)
 
     def _terminate_workers(self) -> None:
-        for slot in self._slots:
-            if slot.process is not None and slot.process.returncode is None:
-                slot.process.terminate()
+        for worker_slot in self._worker_slots:
+            if worker_slot.process is not None and worker_slot.process.returncode is None:
+                worker_slot.process.terminate()
 
     def _listen_no_more(self) -> None:
         for sock in self._listening.values():
@@ -202,15 +202,15 @@ class Supervisor:
     async def close(self) -> None:
         self._listen_no_more()
         await self._status.close()
-        logs.tell_left_out(at_once=True)
+        logs.report_suppressed(at_once=True)
 
-    async def _tell_ready(self) -> None:
-        for slot in self._slots:
-            if not await self._unless_stopping(slot.ready.wait()):
+    async def _report_ready(self) -> None:
+        for worker_slot in self._worker_slots:
+            if not await self._unless_stopping(worker_slot.ready.wait()):
                 return
         assert self._bootstrap is not None
         self._served = True
-        _log.info("serving", bootstrap=self._bootstrap, workers=len(self._slots))
+        _log.info("serving", bootstrap=self._bootstrap, workers=len(self._worker_slots))
         self._on_ready(self._bootstrap)
 
     async def _unless_stopping(self, what: object) -> bool:
@@ -225,12 +225,12 @@ class Supervisor:
 
     # ---- workers
 
-    async def _keep(self, slot: _Slot) -> None:
+    async def _keep(self, worker_slot: _WorkerSlot) -> None:
         """Run and restart the worker. If it ends before all workers are ready, stop everything."""
         pause_seconds = _PAUSE_MIN_SECONDS
         while not self._stopping.is_set():
             began = time.monotonic()
-            status = await self._run(slot)
+            status = await self._run(worker_slot)
             if self._stopping.is_set():
                 # SIGTERM arrived before the worker had a handler for it.
                 self._status_code = max(self._status_code, 0 if status == -signal.SIGTERM else abs(status))
@@ -241,19 +241,24 @@ class Supervisor:
                 return
             if time.monotonic() - began > _STEADY_SECONDS:
                 pause_seconds = _PAUSE_MIN_SECONDS
-            _log.error("worker exited unexpectedly", worker=slot.index, status=status, again_in_seconds=pause_seconds)
+            _log.error(
+                "worker exited unexpectedly", worker=worker_slot.index, status=status, again_in_seconds=pause_seconds
+            )
             await self._unless_stopping(asyncio.sleep(pause_seconds))
             pause_seconds = min(2 * pause_seconds, _PAUSE_MAX_SECONDS)
 
-    async def _run(self, slot: _Slot) -> int:
+    async def _run(self, worker_slot: _WorkerSlot) -> int:
         ours, theirs = pair()
         listeners, theirs_too = pair()
-        slot.starts += 1
-        self._loads[slot.index] = AWAY
+        worker_slot.starts += 1
+        self._loads[worker_slot.index] = AWAY
         # A new session: Ctrl-C in a terminal reaches the supervisor only, which forwards it once.
-        slot.process = await asyncio.create_subprocess_exec(
+        worker_slot.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "fencepost_proxy", "proxy"),
-            *("--worker", ":".join(map(str, (slot.index, theirs.fileno(), theirs_too.fileno(), self._loads_file)))),
+            *(
+                "--worker",
+                ":".join(map(str, (worker_slot.index, theirs.fileno(), theirs_too.fileno(), self._loads_file))),
+            ),
             pass_fds=(theirs.fileno(), theirs_too.fileno(), self._loads_file),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
@@ -263,23 +268,23 @@ class Supervisor:
         theirs_too.close()
         listeners.setblocking(False)
         loop = asyncio.get_running_loop()
-        loop.add_reader(listeners, self._listener_wanted, listeners)
-        slot.channel = Channel(ours, lambda packet: self._received(slot, packet))
-        owner = self._slots[OWNER]
-        if slot is owner or self._served or await self._unless_stopping(owner.ready.wait()):
-            slot.configured = slot.channel.send(Packet.of(START, self._of_worker()))
+        loop.add_reader(listeners, self._listener_requested, listeners)
+        worker_slot.channel = Channel(ours, lambda packet: self._received(worker_slot, packet))
+        primary = self._worker_slots[PRIMARY]
+        if worker_slot is primary or self._served or await self._unless_stopping(primary.ready.wait()):
+            worker_slot.configured = worker_slot.channel.send(Packet.of(START, self._of_worker()))
         if self._stopping.is_set():
             with contextlib.suppress(ProcessLookupError):  # already exited
-                slot.process.terminate()
-        status = await self._end_of(slot.process)
+                worker_slot.process.terminate()
+        status = await self._end_of(worker_slot.process)
         loop.remove_reader(listeners)
         listeners.close()
-        slot.channel.close()
-        slot.channel = None
-        slot.configured = False
-        slot.ready.clear()
-        self._loads[slot.index] = AWAY
-        self._retire(slot)
+        worker_slot.channel.close()
+        worker_slot.channel = None
+        worker_slot.configured = False
+        worker_slot.ready.clear()
+        self._loads[worker_slot.index] = AWAY
+        self._retire(worker_slot)
         return status
 
     def _of_worker(self) -> ProxyConfig:
@@ -299,63 +304,67 @@ class Supervisor:
             process.kill()
             return await process.wait()
 
-    def _received(self, slot: _Slot, packet: Packet) -> None:
-        if packet.kind == HAND_OVER:
-            owner = self._slots[OWNER]
-            if not (owner.ready.is_set() and owner.channel is not None and owner.channel.send(packet)):
+    def _received(self, worker_slot: _WorkerSlot, packet: Packet) -> None:
+        if packet.kind == MIGRATE:
+            primary = self._worker_slots[PRIMARY]
+            if not (primary.ready.is_set() and primary.channel is not None and primary.channel.send(packet)):
                 packet.close()
-                _limited_log.warning("owner", "connection closed", worker=slot.index, reason="no primary worker")
+                _limited_log.warning("owner", "connection closed", worker=worker_slot.index, reason="no primary worker")
         elif packet.kind == READY:
             bootstrap = packet.message()
-            if slot.index == OWNER:
+            if worker_slot.index == PRIMARY:
                 self._bootstrap = bootstrap
-            slot.ready.set()
+            worker_slot.ready.set()
         elif packet.kind == REPORT:
-            _, slot.report = packet.message()
-            self._awaited.discard(slot.index)
+            _, worker_slot.report = packet.message()
+            self._awaited.discard(worker_slot.index)
             if not self._awaited:
                 self._reported.set()
         elif packet.kind == LIST:
-            self._found(slot, *packet.message())
+            self._found(worker_slot, *packet.message())
 
     # ---- listeners
 
-    def _listener_wanted(self, asker: socket.socket) -> None:
+    def _listener_requested(self, requester: socket.socket) -> None:
         try:
-            packet = receive_packet(asker)
+            packet = receive_packet(requester)
             if packet is None:
-                asyncio.get_running_loop().remove_reader(asker)
+                asyncio.get_running_loop().remove_reader(requester)
                 return
             try:
                 answer = Packet.of("listener", None, [self._listener(packet.message()).dup()])
             except ConfigError as error:
                 answer = Packet.of("listener", str(error))
-            send_packet(asker, answer)
+            send_packet(requester, answer)
         except OSError as error:
             _log.warning("failed to send a listener to a worker", reason=error)
 
-    def _listener(self, wanted: WantedListener) -> socket.socket:
-        sock = self._listening.get(wanted.node_id)
+    def _listener(self, requested: ListenerRequest) -> socket.socket:
+        sock = self._listening.get(requested.node_id)
         if sock is None:
-            sock = self._listening[wanted.node_id] = bind(wanted.address, wanted.what)
+            sock = self._listening[requested.node_id] = bind(requested.address, requested.what)
         return sock
 
     # ---- reports of all workers
 
-    async def _ask_all(self) -> None:
+    async def _query_all(self) -> None:
         """Concurrent calls share one query."""
-        if self._asked is None or self._asked.done():
-            self._asked = asyncio.create_task(self._ask())
-        await asyncio.shield(self._asked)
+        if self._queried is None or self._queried.done():
+            self._queried = asyncio.create_task(self._query())
+        await asyncio.shield(self._queried)
 
-    async def _ask(self) -> None:
+    async def _query(self) -> None:
         self._reported.clear()
         # A worker that waits for START would take the query for it.
-        asked = [slot for slot in self._slots if slot.configured and slot.channel is not None]
-        self._awaited = {slot.index for slot in asked}
-        for slot in asked:
-            if slot.channel is not None and not slot.channel.send(Packet.of(REPORT)):
-                self._awaited.discard(slot.index)
+        queried = [
+            worker_slot
+            for worker_slot in self._worker_slots
+            if worker_slot.configured and worker_slot.channel is not None
+        ]
+        self._awaited = {worker_slot.index for worker_slot in queried}
+        for worker_slot in queried:
+            if worker_slot.channel is not None and not worker_slot.channel.send(Packet.of(REPORT)):
+                self._awaited.discard(worker_slot.index)
         if self._awaited:
             try:
                 async with asyncio.timeout(_REPORT_SECONDS):
@@ -363,75 +372,75 @@ class Supervisor:
             except TimeoutError:
                 pass
 
-    async def _listed(self, wanted: Sequence[Wanted]) -> Sequence[Listed]:
+    async def _listed(self, requested: Sequence[PageRequest]) -> Sequence[Listed]:
         """Merge the lists of all workers that respond in time."""
         number = next(self._numbers)
-        question = self._questions[number] = _Question()
+        query_message = self._queries[number] = _Query()
         try:
-            for slot in self._slots:
-                if slot.channel is not None and slot.ready.is_set():
-                    question.awaited.add(slot.index)
-                    if not slot.channel.send(Packet.of(LIST, (number, tuple(wanted)))):
-                        question.awaited.discard(slot.index)
-            if question.awaited:
+            for worker_slot in self._worker_slots:
+                if worker_slot.channel is not None and worker_slot.ready.is_set():
+                    query_message.awaited.add(worker_slot.index)
+                    if not worker_slot.channel.send(Packet.of(LIST, (number, tuple(requested)))):
+                        query_message.awaited.discard(worker_slot.index)
+            if query_message.awaited:
                 async with asyncio.timeout(_REPORT_SECONDS):
-                    await question.answered.wait()
+                    await query_message.answered.wait()
         except TimeoutError:
             pass
         finally:
-            del self._questions[number]
-        found = [question.found[index] for index in sorted(question.found)]
+            del self._queries[number]
+        found = [query_message.found[index] for index in sorted(query_message.found)]
         return [
             merged(each, [lists[position] for lists in found]) if found else Listed()
-            for position, each in enumerate(wanted)
+            for position, each in enumerate(requested)
         ]
 
-    def _found(self, slot: _Slot, number: int, found: list[Found]) -> None:
-        question = self._questions.get(number)
-        if question is not None:
-            question.found[slot.index] = found
-            question.awaited.discard(slot.index)
-            if not question.awaited:
-                question.answered.set()
+    def _found(self, worker_slot: _WorkerSlot, number: int, found: list[Found]) -> None:
+        query_message = self._queries.get(number)
+        if query_message is not None:
+            query_message.found[worker_slot.index] = found
+            query_message.awaited.discard(worker_slot.index)
+            if not query_message.awaited:
+                query_message.answered.set()
 
-    def _retire(self, slot: _Slot) -> None:
+    def _retire(self, worker_slot: _WorkerSlot) -> None:
         """Keep the counters of an ended worker, so that sums never decrease."""
-        if slot.report is None:
+        if worker_slot.report is None:
             return
-        metrics, slot.report = slot.report.metrics, None
+        metrics, worker_slot.report = worker_slot.report.metrics, None
         metrics.ended()
-        slot.retired = metrics if slot.retired is None else slot.retired.plus(metrics)
+        worker_slot.retired = metrics if worker_slot.retired is None else worker_slot.retired.plus(metrics)
 
     def metrics(self) -> Metrics:
         whole = Metrics()
         whole.log_lines = logs.lines()
         workers = []
         fresh_until = float("inf")
-        for slot in self._slots:
-            of_slot = Metrics() if slot.retired is None else slot.retired
-            if slot.report is not None:
-                of_slot = of_slot.plus(slot.report.metrics)
-                fresh_until = min(fresh_until, slot.report.state_fresh_until)
+        for worker_slot in self._worker_slots:
+            of_worker = Metrics() if worker_slot.retired is None else worker_slot.retired
+            if worker_slot.report is not None:
+                of_worker = of_worker.plus(worker_slot.report.metrics)
+                fresh_until = min(fresh_until, worker_slot.report.state_fresh_until)
             else:
                 fresh_until = float("-inf")
-            whole = whole.plus(of_slot)
+            whole = whole.plus(of_worker)
             workers.append(
                 WorkerNumbers(
-                    slot.index,
-                    of_slot.connections.value,
-                    of_slot.connections_accepted.value,
-                    of_slot.traffic.requests_in_all,
-                    slot.starts,
-                    0.0 if slot.report is None else slot.report.cpu_seconds,
-                    0 if slot.report is None else slot.report.resident_bytes,
-                    0 if slot.report is None else slot.report.open_files,
+                    worker_slot.index,
+                    of_worker.connections.value,
+                    of_worker.connections_accepted.value,
+                    of_worker.traffic.requests_in_all,
+                    worker_slot.starts,
+                    0.0 if worker_slot.report is None else worker_slot.report.cpu_seconds,
+                    0 if worker_slot.report is None else worker_slot.report.resident_bytes,
+                    0 if worker_slot.report is None else worker_slot.report.open_files,
                 )
             )
-        owner = self._slots[OWNER].report
-        if owner is not None and (transactions := owner.snapshot.transactions) is not None:
+        primary = self._worker_slots[PRIMARY].report
+        if primary is not None and (transactions := primary.snapshot.transactions) is not None:
             whole.transactions = lambda: transactions
-        if owner is not None:
-            whole.certificate_ends = owner.metrics.certificate_ends
+        if primary is not None:
+            whole.certificate_ends = primary.metrics.certificate_ends
         whole.state_fresh_until = lambda: fresh_until  # type: ignore[assignment]
         whole.workers = workers
         return whole
@@ -442,27 +451,33 @@ class Supervisor:
 
     async def _release(self, group: str, topic: str) -> str:
         """The primary worker stores it; the others read it from the state topic."""
-        channel = self._slots[OWNER].channel
+        channel = self._worker_slots[PRIMARY].channel
         if channel is None or not channel.send(Packet.of(RELEASE, (group, topic))):
             return "not done: the primary worker is unreachable now"
         return f"asked: the log has the result for group {group} and topic {topic}"
 
     def _snapshot(self) -> StatusSnapshot:
         metrics = self.metrics()
-        owner = self._slots[OWNER].report
-        snapshots = [slot.report.snapshot for slot in self._slots if slot.report is not None]
+        primary = self._worker_slots[PRIMARY].report
+        snapshots = [
+            worker_slot.report.snapshot for worker_slot in self._worker_slots if worker_slot.report is not None
+        ]
         uptime_seconds = time.monotonic() - self._started_at
-        if owner is None or not snapshots:
+        if primary is None or not snapshots:
             reason = "it is shutting down" if self._stopping.is_set() else "the primary worker is starting"
             return StatusSnapshot(fencepost_version(), uptime_seconds, None, self._bootstrap, not_ready=(reason,))
-        away = tuple(f"worker {slot.index} is starting" for slot in self._slots if not slot.ready.is_set())
+        away = tuple(
+            f"worker {worker_slot.index} is starting"
+            for worker_slot in self._worker_slots
+            if not worker_slot.ready.is_set()
+        )
         leases = [each.state_lease_seconds for each in snapshots if each.state_lease_seconds is not None]
         return replace(
-            owner.snapshot,
+            primary.snapshot,
             uptime_seconds=uptime_seconds,
-            bootstrap=self._bootstrap or owner.snapshot.bootstrap,
-            not_ready=("it is shutting down",) if self._stopping.is_set() else owner.snapshot.not_ready,
-            warnings=(*owner.snapshot.warnings, *away),
+            bootstrap=self._bootstrap or primary.snapshot.bootstrap,
+            not_ready=("it is shutting down",) if self._stopping.is_set() else primary.snapshot.not_ready,
+            warnings=(*primary.snapshot.warnings, *away),
             connections=metrics.connections.value,
             requests_in_flight=sum(each.requests_in_flight for each in snapshots),
             buffered_bytes=sum(each.buffered_bytes for each in snapshots),

@@ -162,11 +162,11 @@ class TlsSocket:
             data = self._raw.recv(self._records.missing())
             if not data:
                 raise ConnectionResetError("closed during the handshake")
-            self._look_at_first(data)
+            self._inspect_first(data)
             self._records.follow(memoryview(data))
             incoming.write(data)
 
-    def _look_at_first(self, data: bytes) -> None:
+    def _inspect_first(self, data: bytes) -> None:
         records = self._records
         if records.left_bytes:
             return
@@ -292,14 +292,14 @@ class TlsSocket:
             raise BlockingIOError
 
     def shutdown(self, how: int) -> None:
-        self._say_end()
+        self._send_end()
         self._raw.shutdown(how)
 
     def close(self) -> None:
-        self._say_end()
+        self._send_end()
         self._raw.close()
 
-    def _say_end(self) -> None:
+    def _send_end(self) -> None:
         """So that the peer knows that nothing was cut off. Only if it can be said at once."""
         try:
             if not self._unflushed:
@@ -360,11 +360,11 @@ async def secure(sock: TlsSocket) -> None:
 async def _ready(loop: asyncio.AbstractEventLoop, descriptor: int, *, to_write: bool) -> None:
     ready = loop.create_future()
 
-    def tell() -> None:
+    def report() -> None:
         if not ready.done():
             ready.set_result(None)
 
-    (loop.add_writer if to_write else loop.add_reader)(descriptor, tell)
+    (loop.add_writer if to_write else loop.add_reader)(descriptor, report)
     try:
         await ready
     finally:
@@ -409,7 +409,7 @@ def failure(error: OSError) -> tuple[str, str]:
     if not isinstance(error, ssl.SSLError):
         return "left", error.strerror or str(error) or "it did not say why"
     reason = error.reason or ""
-    said = reason.rpartition("ALERT_")[2].replace("_", " ").lower() or str(error)
+    stated = reason.rpartition("ALERT_")[2].replace("_", " ").lower() or str(error)
     for kind, reasons in (
         ("not_tls", _NOT_TLS),
         ("no_certificate", _NO_CERTIFICATE),
@@ -418,53 +418,53 @@ def failure(error: OSError) -> tuple[str, str]:
         ("no_common", _NO_COMMON),
     ):
         if reason in reasons:
-            return kind, said
-    return ("left" if "EOF" in reason else "failed"), said
+            return kind, stated
+    return ("left" if "EOF" in reason else "failed"), stated
 
 
 def of_client(error: OSError) -> tuple[str, str]:
     """Why a client's handshake failed: a word for the metrics, and what to tell whoever looks after it."""
-    kind, said = failure(error)
+    kind, stated = failure(error)
     match kind:
         case "not_tls":
-            words = f"it does not speak TLS ({said}); this listener needs security.protocol=SSL or SASL_SSL"
+            words = f"it does not speak TLS ({stated}); this listener needs security.protocol=SSL or SASL_SSL"
         case "no_certificate":
             words = "it shows no certificate, and listen_tls.client_certificates is required"
         case "not_now":
-            kind, words = "untrusted", f"its certificate is not valid now: {said}"
+            kind, words = "untrusted", f"its certificate is not valid now: {stated}"
         case "untrusted" | "other_names":
-            kind, words = "untrusted", f"its certificate is not trusted: {said} (listen_tls.client_ca_file)"
+            kind, words = "untrusted", f"its certificate is not trusted: {stated} (listen_tls.client_ca_file)"
         case "distrusted" | "wants_certificate":
-            kind, words = "distrusted", f"it does not trust this proxy's certificate; it says: {said}"
+            kind, words = "distrusted", f"it does not trust this proxy's certificate; it says: {stated}"
         case "no_common":
-            words = f"it has no TLS version or cipher in common with this proxy: {said} (listen_tls.min_version)"
+            words = f"it has no TLS version or cipher in common with this proxy: {stated} (listen_tls.min_version)"
         case "left":
-            words = f"it left during the TLS handshake: {said}"
+            words = f"it left during the TLS handshake: {stated}"
         case _:
-            words = f"the TLS handshake failed: {said}"
+            words = f"the TLS handshake failed: {stated}"
     return kind, words
 
 
 def of_broker(error: OSError) -> tuple[str, str]:
     """The same of a broker."""
-    kind, said = failure(error)
+    kind, stated = failure(error)
     match kind:
         case "not_now":
-            kind, words = "untrusted", f"its certificate is not valid now: {said}"
+            kind, words = "untrusted", f"its certificate is not valid now: {stated}"
         case "untrusted":
-            words = f"its certificate is not trusted: {said} (upstream_tls.ca_file)"
+            words = f"its certificate is not trusted: {stated} (upstream_tls.ca_file)"
         case "other_names":
-            words = f"its certificate is for another name: {said} (upstream_tls.check_hostname)"
+            words = f"its certificate is for another name: {stated} (upstream_tls.check_hostname)"
         case "not_tls":
             words = "it does not speak TLS, and upstream_tls is set"
         case "wants_certificate":
-            words = f"it wants a certificate that it trusts: {said} (upstream_tls.certificate_file)"
+            words = f"it wants a certificate that it trusts: {stated} (upstream_tls.certificate_file)"
         case "distrusted":
-            words = f"it does not trust the proxy's certificate: {said} (upstream_tls.certificate_file)"
+            words = f"it does not trust the proxy's certificate: {stated} (upstream_tls.certificate_file)"
         case "no_common":
-            words = f"it has no TLS version or cipher in common with this proxy: {said} (upstream_tls.min_version)"
+            words = f"it has no TLS version or cipher in common with this proxy: {stated} (upstream_tls.min_version)"
         case "left":
-            words = f"it ended the connection during the TLS handshake: {said}; does it speak TLS (upstream_tls)?"
+            words = f"it ended the connection during the TLS handshake: {stated}; does it speak TLS (upstream_tls)?"
         case _:
-            words = f"the TLS handshake failed: {said}"
+            words = f"the TLS handshake failed: {stated}"
     return kind, words

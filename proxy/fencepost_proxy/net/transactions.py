@@ -1,4 +1,4 @@
-"""Validates transaction commits (`transactions/judge.py` decides) and records failed appends in the state topic.
+"""Validates transaction commits (`transactions/commit_validator.py` decides) and records failed appends in the state topic.
 
 The control client needs DESCRIBE on the transactional ids of producers for checked topics, and READ on the topics.
 """
@@ -21,32 +21,32 @@ from fencepost_proxy.net.broker import deadline_in, remaining
 from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.net.state_topic import StateTopic
-from fencepost_proxy.session.messages import JudgeCommit
+from fencepost_proxy.session.messages import ValidateCommit
 from fencepost_proxy.session.reading import HERE_BYTES_MAX, HERE_STEPS_MAX
-from fencepost_proxy.topics.poisoned import Poison, encode_note, encode_poison_tombstones, lifted
+from fencepost_proxy.topics.abort_only import AbortOnly, cleared, encode_abort_only_record, encode_abort_only_tombstones
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.virtual_configs import CHECK_EXPECTED_OFFSETS, TopicPolicy
-from fencepost_proxy.transactions.judge import (
+from fencepost_proxy.transactions.commit_validator import (
     ONGOING,
     V2_FROM,
     Answer,
     Ask,
-    AskProducers,
-    AskTransaction,
-    Guarded,
-    Judge,
+    CheckedTopic,
+    CommitValidator,
+    Decision,
     Logged,
     LogIs,
     Marker,
     Outcome,
     ProducerAt,
     ProducersAre,
+    QueryProducers,
+    QueryTransaction,
     ReadBack,
     ReadState,
     StateRead,
     TimeIsUp,
     TransactionIs,
-    Verdict,
 )
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import Monotonic, Offset, ProducerId
@@ -61,11 +61,11 @@ _STORE_SECONDS: Final = 10.0
 _STOOD_STILL_SECONDS: Final = 1.0
 _FETCH_BYTES: Final = 4_194_304
 #: Retry interval for records that are not replicated yet, which brokers do not return.
-_LOOK_AGAIN_SECONDS: Final = 0.02
+_PROBE_AGAIN_SECONDS: Final = 0.02
 #: Age after which an abort-only transaction is looked up: it may have ended without a proxy.
 _OLD_SECONDS: Final = 3_600.0
-_LOOK_AFTER_SECONDS: Final = 60.0
-_LOOKED_AFTER_AT_ONCE: Final = 100
+_MAINTENANCE_SECONDS: Final = 60.0
+_MAINTAINED_AT_ONCE: Final = 100
 _COMMIT_MARKER: Final = 1
 #: Small reads run in the event loop if they decompress to little; a thread does the others, one commit at a time.
 _HERE_BYTES_MAX: Final = 65_536
@@ -112,112 +112,114 @@ class Commits:
         #: One batch at a time: each may unpack to `limits.decompressed_bytes_max`.
         self._unpacking = asyncio.Semaphore(1)
         #: Whether commits need validation.
-        self.judging = True
+        self.validating = True
 
     def attach(self, state: StateTopic) -> None:
         """Set the state topic once it is loaded."""
         self._state = state
 
-    def hear(self, records: Sequence[StateRecord]) -> None:
+    def apply_records(self, records: Sequence[StateRecord]) -> None:
         """Apply new records of the state topic."""
         for record in records:
-            if (name := lifted(record)) is not None:
-                self._table.lifted(name)
+            if (name := cleared(record)) is not None:
+                self._table.cleared(name)
 
     def refresh(self) -> None:
         """Update after a change of virtual configs."""
         assert self._state is not None
         self._some_topic = self._by_file or any(
-            self._guarded(topic) is not None for topic in self._state.view.topic_configs
+            self._checked(topic) is not None for topic in self._state.view.topic_configs
         )
-        self.look(time.monotonic())
+        self.probe(time.monotonic())
 
-    def look(self, now: float) -> None:
+    def probe(self, now: float) -> None:
         """Call once a second: an expiring view cannot prove that no topic is checked."""
         assert self._state is not None
-        self.judging = self._some_topic or now + 1.5 >= self._state.fresh_until
+        self.validating = self._some_topic or now + 1.5 >= self._state.fresh_until
 
-    def _guarded(self, topic: str) -> Guarded | None:
+    def _checked(self, topic: str) -> CheckedTopic | None:
         policy = self._policy(topic)
-        return Guarded(policy.carrier_base) if policy is not None and policy.guarded else None
+        return CheckedTopic(policy.carrier_base) if policy is not None and policy.is_checked else None
 
     # ---- commits
 
-    async def judge(self, wanted: JudgeCommit) -> Verdict:
+    async def validate(self, requested: ValidateCommit) -> Decision:
         """Validate a commit within `limits.commit_wait_seconds`; never raises."""
         began = time.monotonic()
         try:
-            verdict = await self._judge(wanted)
+            decision = await self._validate(requested)
         except Exception as error:
             _log.crash("commit validation crashed", error)
-            verdict = Verdict(Outcome.LATER, "unknown", f"commit validation crashed: {error!r}")
+            decision = Decision(Outcome.LATER, "unknown", f"commit validation crashed: {error!r}")
         if time.monotonic() - began > self._limits.commit_wait_seconds + _STOOD_STILL_SECONDS:
             # 1. This process was suspended. 2. The client committed through another proxy and began its next
             # transaction, under v1 with the same epoch. 3. Passing this commit now would commit half of that one.
-            verdict = Verdict(Outcome.LATER, "unknown", "this process was suspended during the validation")
+            decision = Decision(Outcome.LATER, "unknown", "this process was suspended during the validation")
         self._metrics.commit_wait_seconds.observe(time.monotonic() - began)
-        self._metrics.judged(verdict.outcome.name.lower() if verdict.outcome is Outcome.PASS else verdict.reason)
-        if verdict.outcome is not Outcome.PASS:
+        self._metrics.validated(decision.outcome.name.lower() if decision.outcome is Outcome.PASS else decision.reason)
+        if decision.outcome is not Outcome.PASS:
             _limited_log.warning(
-                f"commit {verdict.reason}",
+                f"commit {decision.reason}",
                 "commit refused: the client must abort"
-                if verdict.outcome is Outcome.REFUSE
+                if decision.outcome is Outcome.REFUSE
                 else "commit deferred: the client must retry",
-                transactional_id=wanted.transactional_id,
-                producer_id=wanted.producer_id,
-                producer_epoch=wanted.producer_epoch,
-                reason=verdict.message,
+                transactional_id=requested.transactional_id,
+                producer_id=requested.producer_id,
+                producer_epoch=requested.producer_epoch,
+                reason=decision.message,
             )
-        return verdict
+        return decision
 
-    async def _judge(self, wanted: JudgeCommit) -> Verdict:
+    async def _validate(self, requested: ValidateCommit) -> Decision:
         deadline = deadline_in(self._limits.commit_wait_seconds)
-        judge = Judge(
+        validate = CommitValidator(
             self._table,
-            wanted.transactional_id,
-            wanted.producer_id,
-            wanted.producer_epoch,
-            v2=wanted.end_txn_version >= V2_FROM,
-            guarded=self._guarded,
-            may_be_committed=wanted.may_be_committed,
+            requested.transactional_id,
+            requested.producer_id,
+            requested.producer_epoch,
+            v2=requested.end_txn_version >= V2_FROM,
+            is_checked=self._checked,
+            may_be_committed=requested.may_be_committed,
         )
-        said = judge.begin()
-        asked: set[asyncio.Task[Answer]] = set()
+        stated = validate.begin()
+        queried: set[asyncio.Task[Answer]] = set()
         try:
-            while not isinstance(said, Verdict):
-                asked.update(asyncio.create_task(self._answer(ask, deadline), name=f"{ask}") for ask in said)
-                done, asked = await asyncio.wait(
-                    asked, timeout=remaining(deadline), return_when=asyncio.FIRST_COMPLETED
+            while not isinstance(stated, Decision):
+                queried.update(asyncio.create_task(self._answer(query, deadline), name=f"{query}") for query in stated)
+                done, queried = await asyncio.wait(
+                    queried, timeout=remaining(deadline), return_when=asyncio.FIRST_COMPLETED
                 )
-                said = () if done else judge.handle(TimeIsUp())
+                stated = () if done else validate.handle(TimeIsUp())
                 for each in done:
-                    more = judge.handle(each.result())
-                    if isinstance(more, Verdict) or isinstance(said, Verdict):
-                        said = said if isinstance(said, Verdict) else more
+                    more = validate.handle(each.result())
+                    if isinstance(more, Decision) or isinstance(stated, Decision):
+                        stated = stated if isinstance(stated, Decision) else more
                     else:
-                        said = (*said, *more)
-            if said.outcome is not Outcome.LATER:
-                self._forget(wanted.producer_id)
-            return said
+                        stated = (*stated, *more)
+            if stated.outcome is not Outcome.LATER:
+                self._forget(requested.producer_id)
+            return stated
         finally:
-            for each in asked:
+            for each in queried:
                 each.cancel()
 
-    async def _answer(self, ask: Ask, deadline: Monotonic) -> Answer:
+    async def _answer(self, query: Ask, deadline: Monotonic) -> Answer:
         """Run a query; a failure is a result too."""
         try:
-            match ask:
+            match query:
                 case ReadState(producer_id, producer_epoch):
                     assert self._state is not None
                     await self._state.read_to_end(timeout_seconds=remaining(deadline))
                     fresh = self._state.fresh
-                    return StateRead(self._state.view.poisons.of(producer_id, producer_epoch) if fresh else None)
-                case AskTransaction(transactional_id):
+                    return StateRead(
+                        self._state.view.abort_only_records.of(producer_id, producer_epoch) if fresh else None
+                    )
+                case QueryTransaction(transactional_id):
                     found = await self._control.transaction(transactional_id, timeout_seconds=remaining(deadline))
                     if found is None:
                         return TransactionIs(known=True)
                     return TransactionIs(True, found.producer_id, found.producer_epoch, found.state, found.partitions)
-                case AskProducers(producer_id, partitions):
+                case QueryProducers(producer_id, partitions):
                     states = await self._control.producer_at(
                         ProducerId(producer_id), partitions, timeout_seconds=remaining(deadline)
                     )
@@ -230,35 +232,35 @@ class Commits:
                         }
                     )
                 case ReadBack():
-                    return await self._read_back(ask, deadline)
+                    return await self._read_back(query, deadline)
         except FencepostError as error:
             _limited_log.error(
-                f"{type(ask).__name__}",
+                f"{type(query).__name__}",
                 "commit validation lacks data (the proxy's principal needs DESCRIBE on transactional ids, and READ on "
                 "checked topics)",
-                asked=ask,
+                queried=query,
                 reason=error,
             )
-        match ask:
+        match query:
             case ReadState():
                 return StateRead(None)
-            case AskTransaction():
+            case QueryTransaction():
                 return TransactionIs(known=False)
-            case AskProducers():
+            case QueryProducers():
                 return ProducersAre({})
             case ReadBack(_, partition):
                 return LogIs(partition, None)
 
     # ---- the log
 
-    async def _read_back(self, ask: ReadBack, deadline: Monotonic) -> LogIs:
+    async def _read_back(self, query: ReadBack, deadline: Monotonic) -> LogIs:
         """Read up to the current log end, waiting for records that are not replicated yet.
 
         After `deadline` the next attempt continues here.
         """
-        partition = ask.partition
+        partition = query.partition
         end = (await self._control.log_end(partition, timeout_seconds=remaining(deadline))).offset
-        so_far = self._so_far(ask)
+        so_far = self._so_far(query)
         while so_far.at < end:
             before = so_far.at
             if so_far.slice is None:
@@ -268,22 +270,22 @@ class Commits:
                 if fetched.out_of_range:
                     return LogIs(partition, None, gone=True)
                 if so_far.slice is None and so_far.at == before:  # otherwise another attempt of this commit reads
-                    so_far.slice = asyncio.create_task(self._read_on(so_far, ask, fetched.records))
+                    so_far.slice = asyncio.create_task(self._read_on(so_far, query, fetched.records))
                     so_far.slice.add_done_callback(lambda task: task.cancelled() or task.exception())
             if so_far.slice is not None:
                 await asyncio.shield(so_far.slice)
             if so_far.at == before:
                 if not remaining(deadline):
                     return LogIs(partition, None)
-                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+                await asyncio.sleep(_PROBE_AGAIN_SECONDS)
         return LogIs(partition, tuple(so_far.found))
 
-    def _so_far(self, ask: ReadBack) -> _ReadSoFar:
+    def _so_far(self, query: ReadBack) -> _ReadSoFar:
         """Read progress; keyed by leader epoch and topic id, because the log may differ after either changes."""
-        info, leader = self._control.topic(ask.partition.topic), self._control.leader(ask.partition)
+        info, leader = self._control.topic(query.partition.topic), self._control.leader(query.partition)
         log = None if info is None else info.topic_id, None if leader is None else leader.leader_epoch
-        key = ask.producer_id, ask.partition, ask.from_offset, ask.checked, log
-        so_far = self._read.setdefault(key, _ReadSoFar(ask.from_offset))
+        key = query.producer_id, query.partition, query.from_offset, query.checked, log
+        so_far = self._read.setdefault(key, _ReadSoFar(query.from_offset))
         self._read.move_to_end(key)
         count = sum(len(each.found) + 1 for each in self._read.values())
         while count > _REMEMBERED_MAX and len(self._read) > 1:
@@ -295,28 +297,28 @@ class Commits:
         for key in [key for key in self._read if key[0] == producer_id]:
             del self._read[key]
 
-    async def _read_on(self, so_far: _ReadSoFar, ask: ReadBack, records: bytes) -> None:
+    async def _read_on(self, so_far: _ReadSoFar, query: ReadBack, records: bytes) -> None:
         try:
             try:
                 if len(records) > _HERE_BYTES_MAX:
                     raise LimitError("too large for the event loop")
-                at, found = self._slice(ask, records, Effort(HERE_BYTES_MAX, HERE_STEPS_MAX))
+                at, found = self._slice(query, records, Effort(HERE_BYTES_MAX, HERE_STEPS_MAX))
             except LimitError:
                 async with self._unpacking:
-                    at, found = await asyncio.to_thread(self._slice, ask, records)
+                    at, found = await asyncio.to_thread(self._slice, query, records)
             so_far.at = max(so_far.at, at)
             so_far.found += found
         finally:
             so_far.slice = None
 
-    def _slice(self, ask: ReadBack, records: bytes, effort: Effort | None = None) -> tuple[int, list[Logged]]:
+    def _slice(self, query: ReadBack, records: bytes, effort: Effort | None = None) -> tuple[int, list[Logged]]:
         """Next offset, and the batches found. Raises `LimitError` if `effort` does not suffice."""
         until = time.monotonic() + _SLICE_SECONDS
         at, found = 0, []
         for header, batch in split_batches(memoryview(records)):
             at = header.base_offset + header.last_offset_delta + 1
-            if header.producer_id == ask.producer_id:
-                checked = ask.checked[0] <= header.base_offset and at <= ask.checked[1]
+            if header.producer_id == query.producer_id:
+                checked = query.checked[0] <= header.base_offset and at <= query.checked[1]
                 found.append(self._logged(header, batch, effort, checked=checked))
             if time.monotonic() >= until:
                 break
@@ -350,17 +352,17 @@ class Commits:
 
     # ---- abort-only transactions in the state topic
 
-    async def note(self, poison: Poison, instead_of: Iterable[UUID] = ()) -> bool:
+    async def note(self, abort_only: AbortOnly, instead_of: Iterable[UUID] = ()) -> bool:
         """Record an abort-only transaction; False if it is not known to be stored."""
         try:
             assert self._state is not None
-            records = encode_note(poison._replace(at_ms=int(time.time() * 1000)), instead_of)
+            records = encode_abort_only_record(abort_only._replace(at_ms=int(time.time() * 1000)), instead_of)
             await self._state.append(records, timeout_seconds=_STORE_SECONDS)
         except FencepostError as error:
             _limited_log.error(
                 "note",
                 "failed to record an abort-only transaction: the client must retry",
-                transactional_id=poison.transactional_id,
+                transactional_id=abort_only.transactional_id,
                 reason=error,
             )
             return False
@@ -369,13 +371,13 @@ class Commits:
             return False
         return True
 
-    async def lift(self, producer_id: int, producer_epoch: int) -> bool:
+    async def clear_abort_only(self, producer_id: int, producer_epoch: int) -> bool:
         """Clear the records of an ended transaction; False if some may remain."""
         try:
             assert self._state is not None
             await self._state.read_to_end(timeout_seconds=_STORE_SECONDS)
-            poisons = self._state.view.poisons.of(producer_id, producer_epoch)
-            await self._state.append(encode_poison_tombstones(poisons), timeout_seconds=_STORE_SECONDS)
+            abort_only_records = self._state.view.abort_only_records.of(producer_id, producer_epoch)
+            await self._state.append(encode_abort_only_tombstones(abort_only_records), timeout_seconds=_STORE_SECONDS)
         except FencepostError as error:
             _limited_log.warning(
                 "lift",
@@ -392,27 +394,29 @@ class Commits:
     async def run(self) -> None:
         """Clear transactions that ended without a proxy, indefinitely."""
         while True:
-            await asyncio.sleep(_LOOK_AFTER_SECONDS)
+            await asyncio.sleep(_MAINTENANCE_SECONDS)
             try:
-                await self.look_after(time.time() - _OLD_SECONDS)
+                await self.maintain(time.time() - _OLD_SECONDS)
             except FencepostError as error:
                 _limited_log.warning("old", "lookup of old transactions failed", reason=error)
 
-    async def look_after(self, noted_before: float) -> None:
+    async def maintain(self, recorded_before: float) -> None:
         """Check some records older than that time (Unix seconds). Raises `UpstreamUnavailable`, `StateError`."""
         assert self._state is not None
         over = []
-        for poison in self._state.view.poisons.older_than(int(noted_before * 1000))[:_LOOKED_AFTER_AT_ONCE]:
+        for abort_only in self._state.view.abort_only_records.older_than(int(recorded_before * 1000))[
+            :_MAINTAINED_AT_ONCE
+        ]:
             try:
-                found = await self._control.transaction(poison.transactional_id)
+                found = await self._control.transaction(abort_only.transactional_id)
             except UpstreamUnavailable as error:
                 if error.error_code is None:
                     raise
                 continue
-            producer = poison.producer_id, poison.producer_epoch
+            producer = abort_only.producer_id, abort_only.producer_epoch
             if found is None or found.state != ONGOING or (found.producer_id, found.producer_epoch) != producer:
-                over.append(poison)
-        await self._state.append(encode_poison_tombstones(over))
+                over.append(abort_only)
+        await self._state.append(encode_abort_only_tombstones(over))
 
 
 def _place(logged: Logged) -> tuple[int, int, int, int]:

@@ -26,7 +26,7 @@ from fencepost_proxy import logs
 _log = logs.get("net.watchdog")
 _limited_log = logs.RateLimitedLog(_log)
 
-LOOK_SECONDS = 0.25
+REFRESH_SECONDS = 0.25
 LATE_SECONDS = 0.05
 #: Delay after which the thread logs, because the loop may never continue.
 STUCK_SECONDS = 2.0
@@ -64,8 +64,8 @@ class Watchdog:
 
     def _set_timer(self, now: float) -> None:
         self._cpu_seconds = time.thread_time()
-        self._due = now + LOOK_SECONDS
-        self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._on_time)
+        self._due = now + REFRESH_SECONDS
+        self._timer = asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._on_time)
 
     def _on_time(self) -> None:
         now = time.monotonic()

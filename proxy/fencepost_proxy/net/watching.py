@@ -27,11 +27,11 @@ from fencepost_proxy.transactions.watched import (
     Listed,
     Listing,
     ListTransactions,
-    Look,
-    LookAt,
-    Looks,
     OpenInLog,
-    Question,
+    PartitionProbe,
+    PartitionProbes,
+    ProbePartitions,
+    Query,
     TransactionsReport,
 )
 from fencepost_proxy.transactions.watching import Pace, Watching
@@ -43,8 +43,8 @@ from fencepost_proxy.wire.schema import Message
 _log = logs.get("net.watching")
 _limited_log = logs.RateLimitedLog(_log)
 
-_ASK_SECONDS: Final = 10.0
-_TOLD_AT_ONCE: Final = 20
+_QUERY_SECONDS: Final = 10.0
+_REPORTED_AT_ONCE: Final = 20
 _TRANSACTION_LOG: Final = "__transaction_state"
 _LATEST: Final = -1
 _FROM_A_CONSUMER: Final = -1
@@ -61,51 +61,51 @@ class TransactionWatch:
 
     def __init__(self, control: ControlClient, pace: Pace, spawn: Spawn, *, tick_seconds: float = 1.0) -> None:
         self._control = control
-        self._questions = Questions(control)
+        self._queries = Queries(control)
         self._spawn = spawn
         self._tick_seconds = tick_seconds
-        self._problems: dict[type[Question], str] = {}
-        self._told: set[tuple[TopicPartition, int]] = set()
+        self._problems: dict[type[Query], str] = {}
+        self._reported: set[tuple[TopicPartition, int]] = set()
         self.watching = Watching(pace)
 
     async def run(self) -> None:
         while True:
-            self.ask()
-            self._tell()
+            self.query()
+            self._report()
             await asyncio.sleep(self._tick_seconds)
 
     def report(self, shown_max: int) -> TransactionsReport:
         return self.watching.report(time.monotonic(), time.time() * 1000, shown_max)
 
-    def ask(self) -> None:
-        for question in self.watching.next(self._control.brokers, time.monotonic()):
-            self._spawn(self._carry_out(question), f"watch {type(question).__name__}")
+    def query(self) -> None:
+        for query_message in self.watching.next(self._control.brokers, time.monotonic()):
+            self._spawn(self._carry_out(query_message), f"watch {type(query_message).__name__}")
 
-    async def _carry_out(self, question: Question) -> None:
+    async def _carry_out(self, query_message: Query) -> None:
         answer: Answer | None = None
         try:
-            answer = await self._questions.ask(question)
-            self._problems.pop(type(question), None)
+            answer = await self._queries.query(query_message)
+            self._problems.pop(type(query_message), None)
         except UpstreamUnavailable as error:
-            self._problems[type(question)] = str(error)
+            self._problems[type(query_message)] = str(error)
             _limited_log.warning(
-                ("watch", type(question)),
+                ("watch", type(query_message)),
                 "transaction lookup failed",
-                asked=type(question).__name__,
+                queried=type(query_message).__name__,
                 reason=error,
             )
         finally:
             self.watching.problem = next(iter(self._problems.values()), None)
-            self.watching.answered(question, answer, time.monotonic())
-        self.ask()
+            self.watching.answered(query_message, answer, time.monotonic())
+        self.query()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Log each hanging transaction once, at most `_TOLD_AT_ONCE` at a time; the status page lists all."""
         hanging = {_where(each): each for each in self.watching.hanging(time.monotonic())}
-        new = sorted(hanging.keys() - self._told)
-        if len(new) > _TOLD_AT_ONCE:
-            _log.error("many hanging transactions", new=len(new), told_here=_TOLD_AT_ONCE)
-        for where in new[:_TOLD_AT_ONCE]:
+        new = sorted(hanging.keys() - self._reported)
+        if len(new) > _REPORTED_AT_ONCE:
+            _log.error("many hanging transactions", new=len(new), told_here=_REPORTED_AT_ONCE)
+        for where in new[:_REPORTED_AT_ONCE]:
             each = hanging[where]
             _log.error(
                 "hanging transaction: read_committed consumers of its partition are stuck",
@@ -117,9 +117,9 @@ class TransactionWatch:
                 why=WHY[each.why],
                 to_end_it=abort_command("HOST:PORT", *where[0], each.start_offset),
             )
-        for partition, start_offset in sorted(self._told - hanging.keys())[:_TOLD_AT_ONCE]:
+        for partition, start_offset in sorted(self._reported - hanging.keys())[:_REPORTED_AT_ONCE]:
             _log.info("transaction no longer hangs", partition=partition, start_offset=start_offset)
-        self._told = set(hanging)
+        self._reported = set(hanging)
 
 
 def _where(hanging: HangingTransaction) -> tuple[TopicPartition, int]:
@@ -134,32 +134,32 @@ def abort_command(bootstrap: str, topic: str, partition: int, start_offset: int)
     )
 
 
-class Questions:
+class Queries:
     """Runs each query once. Raises `UpstreamUnavailable`."""
 
     def __init__(self, control: ControlClient) -> None:
         self._control = control
         self._leaders: tuple[bytes, Leaders] | None = None
 
-    async def ask(self, question: Question) -> Answer:
-        match question:
+    async def query(self, query_message: Query) -> Answer:
+        match query_message:
             case ListTransactions():
-                return await self.list_transactions(question)
+                return await self.list_transactions(query_message)
             case DescribeTransactions():
-                return await self.describe_transactions(question)
+                return await self.describe_transactions(query_message)
             case FindLeaders():
                 return await self._find_leaders()
-            case LookAt():
-                return await self._look_at(question)
+            case ProbePartitions():
+                return await self._probe_at(query_message)
 
-    async def list_transactions(self, question: ListTransactions) -> Listing:
+    async def list_transactions(self, query_message: ListTransactions) -> Listing:
         message = Message(
-            state_filters=list(question.states),
-            producer_id_filters=list(question.producer_ids),
+            state_filters=list(query_message.states),
+            producer_id_filters=list(query_message.producer_ids),
             duration_filter=-1,
             transactional_id_pattern=None,
         )
-        answer = await self._one(question.node_id, apis.LIST_TRANSACTIONS, message, at_most=2)
+        answer = await self._one(query_message.node_id, apis.LIST_TRANSACTIONS, message, at_most=2)
         _check(answer.error_code, "ListTransactions")
         return Listing(
             [
@@ -168,9 +168,9 @@ class Questions:
             ]
         )
 
-    async def describe_transactions(self, question: DescribeTransactions) -> Descriptions:
-        message = Message(transactional_ids=list(question.transactional_ids))
-        answer = await self._one(question.node_id, apis.DESCRIBE_TRANSACTIONS, message, at_most=0)
+    async def describe_transactions(self, query_message: DescribeTransactions) -> Descriptions:
+        message = Message(transactional_ids=list(query_message.transactional_ids))
+        answer = await self._one(query_message.node_id, apis.DESCRIBE_TRANSACTIONS, message, at_most=0)
         described = []
         for each in answer.transaction_states:
             if each.error_code == _NOT_FOUND:
@@ -218,7 +218,7 @@ class Questions:
                     )
                     return [Call(apis.METADATA, version, message, take)]
 
-                await self._control.ask_broker(node_id, calls, timeout_seconds=_ASK_SECONDS)
+                await self._control.query_broker(node_id, calls, timeout_seconds=_QUERY_SECONDS)
             except UpstreamUnavailable as error:
                 failure = error
                 continue
@@ -234,9 +234,9 @@ class Questions:
             return leaders
         raise failure or UpstreamUnavailable("no broker is known")
 
-    async def _look_at(self, question: LookAt) -> Looks:
+    async def _probe_at(self, query_message: ProbePartitions) -> PartitionProbes:
         by_topic: dict[str, list[int]] = {}
-        for topic, partition in question.partitions:
+        for topic, partition in query_message.partitions:
             by_topic.setdefault(topic, []).append(partition)
 
         def calls(connection: BrokerConnection) -> Sequence[Call]:
@@ -264,18 +264,18 @@ class Questions:
                 Call(apis.DESCRIBE_PRODUCERS, producers, Message(topics=topics)),
             ]
 
-        latest, stable, producers = await self._control.ask_broker(
-            question.node_id, calls, timeout_seconds=_ASK_SECONDS
+        latest, stable, producers = await self._control.query_broker(
+            query_message.node_id, calls, timeout_seconds=_QUERY_SECONDS
         )
         high_watermarks, last_stable_offsets = _offsets(latest), _offsets(stable)
-        found: dict[TopicPartition, Look | int] = {}
+        found: dict[TopicPartition, PartitionProbe | int] = {}
         for described in producers.topics:
             for each in described.partitions:
                 where = TopicPartition(described.name, each.partition_index)
                 high_watermark, hw_error = high_watermarks.get(where, (-1, _UNKNOWN_SERVER_ERROR))
                 last_stable_offset, lso_error = last_stable_offsets.get(where, (-1, _UNKNOWN_SERVER_ERROR))
                 error = each.error_code or hw_error or lso_error
-                found[where] = error or Look(
+                found[where] = error or PartitionProbe(
                     Offset(high_watermark),
                     Offset(last_stable_offset),
                     len(each.active_producers),
@@ -291,13 +291,13 @@ class Questions:
                         if one.current_txn_start_offset >= 0
                     ),
                 )
-        return Looks(found)
+        return PartitionProbes(found)
 
     async def _one(self, node_id: NodeId, api_key: int, message: Message, *, at_most: int) -> Message:
         def calls(connection: BrokerConnection) -> Sequence[Call]:
             return [Call(api_key, connection.version(api_key, at_most=at_most), message)]
 
-        (answer,) = await self._control.ask_broker(node_id, calls, timeout_seconds=_ASK_SECONDS)
+        (answer,) = await self._control.query_broker(node_id, calls, timeout_seconds=_QUERY_SECONDS)
         return answer
 
 

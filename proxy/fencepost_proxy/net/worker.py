@@ -20,11 +20,11 @@ from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.net.channel import Channel, Packet, receive_packet, send_packet
 from fencepost_proxy.net.lists import Found
 from fencepost_proxy.net.metrics import Metrics
-from fencepost_proxy.net.status import StatusSnapshot, Wanted
-from fencepost_proxy.session.messages import Handed
+from fencepost_proxy.net.status import PageRequest, StatusSnapshot
+from fencepost_proxy.session.messages import MigratedConnection
 from fencepost_proxy.types import Address, NodeId
 
-OWNER: Final = 0
+PRIMARY: Final = 0
 #: A supervisor that is silent this long is dead: it has little other work.
 _LISTENER_SECONDS: Final = 5.0
 
@@ -33,15 +33,15 @@ LOAD_BYTES: Final = 8
 #: Load of a worker that does not serve, so that no other worker defers to it.
 AWAY: Final = sys.maxsize
 
-START, READY, HAND_OVER, REPORT, RELEASE, LIST = "start", "ready", "hand-over", "report", "release", "list"
+START, READY, MIGRATE, REPORT, RELEASE, LIST = "start", "ready", "hand-over", "report", "release", "list"
 RELOAD = "reload"
 
 
 @dataclass(frozen=True, slots=True)
-class HandedLink:
+class MigratedSockets:
     """A connection migrating to the primary worker, sent with its two sockets: client, upstream."""
 
-    session: Handed
+    session: MigratedConnection
     peer: Address
     node_id: NodeId | None
     to_client: bytes
@@ -49,7 +49,7 @@ class HandedLink:
 
 
 @dataclass(frozen=True, slots=True)
-class WantedListener:
+class ListenerRequest:
     """`node_id`: None for the bootstrap listener."""
 
     node_id: NodeId | None
@@ -72,10 +72,10 @@ class Report:
 class Proxy(Protocol):
     """Interface of the proxy in this worker."""
 
-    def take_over(self, handed: HandedLink, client: socket.socket, upstream: socket.socket) -> None: ...
+    def take_over(self, migrated: MigratedSockets, client: socket.socket, upstream: socket.socket) -> None: ...
     def report(self) -> tuple[StatusSnapshot, Metrics, float]: ...
     def release_group(self, group: str, topic: str) -> None: ...
-    def found(self, wanted: Sequence[Wanted]) -> list[Found]: ...
+    def found(self, requested: Sequence[PageRequest]) -> list[Found]: ...
     def reload(self, config: ProxyConfig) -> None: ...
 
 
@@ -98,9 +98,9 @@ class Worker:
         listeners.settimeout(_LISTENER_SECONDS)
 
     @property
-    def owner(self) -> bool:
+    def primary(self) -> bool:
         """Whether this is the primary worker: it serves checked topics and changes virtual configs."""
-        return self.index == OWNER
+        return self.index == PRIMARY
 
     def wait_for_start(self) -> ProxyConfig | None:
         """Block until this worker may serve; None if the supervisor ended."""
@@ -116,22 +116,22 @@ class Worker:
         """Store the number of connections; called on each change."""
         self._loads[self.index] = connections
 
-    def others_turn(self) -> bool:
+    def others_first(self) -> bool:
         """Whether another worker has fewer connections. This balances connections approximately."""
         return self._loads[self.index] > min(self._loads)
 
     def ready(self, bootstrap: Address) -> None:
         self._send(Packet.of(READY, bootstrap))
 
-    def listener(self, wanted: WantedListener) -> socket.socket:
+    def listener(self, requested: ListenerRequest) -> socket.socket:
         """Get a listening socket. Blocks briefly, once per broker. Raises `ConfigError`."""
         try:
-            send_packet(self._listeners, Packet.of("listener", wanted))
+            send_packet(self._listeners, Packet.of("listener", requested))
             packet = receive_packet(self._listeners)
         except OSError as error:
-            raise ConfigError(f"no listener for {wanted.what}: request to the supervisor failed: {error}") from error
+            raise ConfigError(f"no listener for {requested.what}: request to the supervisor failed: {error}") from error
         if packet is None:
-            raise ConfigError(f"no listener for {wanted.what}: the supervisor ended")
+            raise ConfigError(f"no listener for {requested.what}: the supervisor ended")
         problem = packet.message()
         if problem is not None:
             raise ConfigError(problem)
@@ -139,9 +139,9 @@ class Worker:
         sock.setblocking(False)
         return sock
 
-    def hand_over(self, handed: HandedLink, client: socket.socket, upstream: socket.socket) -> bool:
+    def migrate(self, migrated: MigratedSockets, client: socket.socket, upstream: socket.socket) -> bool:
         """Migrate a connection to the primary worker; False if its sockets were closed instead."""
-        return self._send(Packet.of(HAND_OVER, handed, [client, upstream]))
+        return self._send(Packet.of(MIGRATE, migrated, [client, upstream]))
 
     def _send(self, packet: Packet) -> bool:
         if self._channel is None:
@@ -152,7 +152,7 @@ class Worker:
     def _received(self, packet: Packet) -> None:
         assert self._proxy is not None
         message = packet.message()
-        if packet.kind == HAND_OVER:
+        if packet.kind == MIGRATE:
             self._proxy.take_over(message, *packet.sockets())
         elif packet.kind == RELEASE:
             self._proxy.release_group(*message)
@@ -165,8 +165,8 @@ class Worker:
             report = Report(snapshot, metrics, fresh_until, cpu_seconds, _resident_bytes(), _open_files())
             self._send(Packet.of(REPORT, (message, report)))
         elif packet.kind == LIST:
-            number, wanted = message
-            self._send(Packet.of(LIST, (number, self._proxy.found(wanted))))
+            number, requested = message
+            self._send(Packet.of(LIST, (number, self._proxy.found(requested))))
 
     def close(self) -> None:
         if self._channel is not None:

@@ -21,12 +21,12 @@ import struct
 from collections.abc import Callable, Sequence
 
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
-from fencepost_proxy.session.counted import CountedTurn
 from fencepost_proxy.session.cutter import CutterState, FrameCutter
 from fencepost_proxy.session.messages import Command, ReadClient
-from fencepost_proxy.session.slots import Answer, Chain, Failed, Slot
-from fencepost_proxy.session.surroundings import Surroundings
-from fencepost_proxy.session.turn import Turn
+from fencepost_proxy.session.partition_counts import CountCheckedProduce
+from fencepost_proxy.session.pending_responses import Answer, Failed, PendingResponse, PipelineKey
+from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.services import Services
 from fencepost_proxy.wire.api_versions import Software
 from fencepost_proxy.wire.apis import PRODUCE
 
@@ -55,7 +55,7 @@ class Connection:
 
     __slots__ = (
         "_answer_by",
-        "_around",
+        "_services",
         "_client",
         "_client_out",
         "_client_paused",
@@ -63,13 +63,13 @@ class Connection:
         "_collecting_bytes",
         "_collecting_since",
         "_commands",
-        "_failed_chains",
+        "_failed_pipelines",
         "_finishing",
         "_from_upstream",
-        "_held",
-        "_inside",
-        "_leaving_because",
-        "_leaving_until",
+        "_paused",
+        "_entered",
+        "_draining_because",
+        "_draining_until",
         "_login_ends",
         "_made_here",
         "_may_use",
@@ -77,57 +77,57 @@ class Connection:
         "_next_token",
         "_now",
         "_opened_at",
-        "_owner_wanted",
+        "_primary_wanted",
         "_probes",
         "_quota",
         "_reading",
         "_received_bytes",
         "_silent_to",
         "_to_client",
-        "_turn",
-        "_turn_slot",
-        "_turns",
+        "_waiting_exchange",
+        "_waiting_response",
+        "_exchanges_in_flight",
         "_upstream",
         "_upstream_out",
         "_upstream_paused",
-        "client_gone",
+        "client_closed",
         "client_id",
         "connection",
         "local_host",
         "software",
-        "upstream_gone",
+        "upstream_closed",
     )
 
-    def __init__(self, connection: int, local_host: str, around: Surroundings, opened_at: float) -> None:
+    def __init__(self, connection: int, local_host: str, services: Services, opened_at: float) -> None:
         self.connection = connection
         self._opened_at = opened_at
         self.local_host = local_host
         self.client_id: str | None = None
         self.software: Software | None = None
-        self._around = around
-        self._client = FrameCutter(REQUEST_BYTES_MIN, around.frame_bytes_max, ClientProtocolError)
+        self._services = services
+        self._client = FrameCutter(REQUEST_BYTES_MIN, services.frame_bytes_max, ClientProtocolError)
         self._upstream = FrameCutter(RESPONSE_BYTES_MIN, 2**31 - 1, UpstreamProtocolError)
-        self._to_client: list[Slot] = []  # lists: short ones, and an empty deque takes 760 bytes
-        self._from_upstream: list[Slot] = []
-        self._turn: Turn | None = None  # the one that waits at a gate; nothing behind it is read
-        self._turn_slot: Slot | None = None
-        self._held = False  # a request waits before it is sent; nothing behind it is read
-        self._turns: dict[Slot, Turn] = {}  # sent, not completely answered
-        self._answer_by: dict[Slot, float] = {}
+        self._to_client: list[PendingResponse] = []  # lists: short ones, and an empty deque takes 760 bytes
+        self._from_upstream: list[PendingResponse] = []
+        self._waiting_exchange: ProduceExchange | None = None  # the one that waits at a gate; nothing behind it is read
+        self._waiting_response: PendingResponse | None = None
+        self._paused = False  # a request waits before it is sent; nothing behind it is read
+        self._exchanges_in_flight: dict[PendingResponse, ProduceExchange] = {}  # sent, not completely answered
+        self._answer_by: dict[PendingResponse, float] = {}
         self._may_write: dict[str, float] = {}  # when Kafka said last that this client may write a topic, by topic
         self._may_use: str | None = None  # the transactional id that Kafka let this client use, the last one asked for
-        self._failed_chains: dict[Chain, Failed] = {}
-        self._inside: dict[CountedTurn, None] = {}  # requests inside the doors of counted topics
+        self._failed_pipelines: dict[PipelineKey, Failed] = {}
+        self._entered: dict[CountCheckedProduce, None] = {}  # requests inside the doors of counted topics
         self._login_ends = float("inf")  # about when Kafka ends the connection at its next request
-        self._leaving_until: float | None = None  # nothing more is begun, and then it ends
-        self._leaving_because = ""
+        self._draining_until: float | None = None  # nothing more is begun, and then it ends
+        self._draining_because = ""
         self._received_bytes = 0  # of the client, in all
         self._silent_to = -1  # where its last frame ends that passes, appends, and has no answer
         self._reading: tuple[int, Callable[[], None]] | None = None  # batches of a request that is held, by token
         self._finishing: dict[int, Callable[[], None]] = {}  # answers that a thread works on, by token
         self._next_token = 0
-        self._probes: list[tuple[Slot, list[bytes | memoryview]]] = []
-        self._owner_wanted = False  # another process is to go on with this connection; nothing is read
+        self._probes: list[tuple[PendingResponse, list[bytes | memoryview]]] = []
+        self._primary_wanted = False  # another process is to go on with this connection; nothing is read
         self._collecting_bytes = 0
         self._collecting_since = 0.0
         self._made_here = 0  # answers, since the connection was read last
@@ -135,8 +135,8 @@ class Connection:
         self._now = 0.0  # of the event that is being handled
         self._client_paused = False
         self._upstream_paused = False
-        self.client_gone = False
-        self.upstream_gone = False
+        self.client_closed = False
+        self.upstream_closed = False
         self._closing = False
         self._commands: list[Command] = []
         self._client_out: list[bytes | memoryview] = []
@@ -146,7 +146,7 @@ class Connection:
 
     @property
     def finished(self) -> bool:
-        return self.client_gone and self.upstream_gone and not self._finishing
+        return self.client_closed and self.upstream_closed and not self._finishing
 
     @property
     def in_flight(self) -> int:
@@ -154,10 +154,10 @@ class Connection:
 
     @property
     def needs_ticks(self) -> bool:
-        turn = self._turn
-        if self._answer_by or self.client_gone or self._held:
+        exchange = self._waiting_exchange
+        if self._answer_by or self.client_closed or self._paused:
             return True
-        return self._client_paused if turn is None else turn.at_door or bool(turn.granted)
+        return self._client_paused if exchange is None else exchange.at_barrier or bool(exchange.admitted)
 
     @property
     def over_quota(self) -> bool:
@@ -168,19 +168,19 @@ class Connection:
     @property
     def waits(self) -> bool:
         """For a gate, a door, or a judge; nothing behind that is read."""
-        return self._turn is not None or self._held
+        return self._waiting_exchange is not None or self._paused
 
     @property
-    def at_door(self) -> bool:
+    def at_barrier(self) -> bool:
         """A request of it waits at the door of a counted topic."""
-        return self._turn is not None and self._turn.at_door
+        return self._waiting_exchange is not None and self._waiting_exchange.at_barrier
 
     @property
     def appends_unknown(self) -> bool:
         """Appends may be under way, and nobody can tell to which topic."""
-        if self._client.state is CutterState.PASSING or self._turn is not None:
+        if self._client.state is CutterState.PASSING or self._waiting_exchange is not None:
             return True
-        return any(slot.api_key == PRODUCE for slot in self._from_upstream)
+        return any(response_slot.api_key == PRODUCE for response_slot in self._from_upstream)
 
     @property
     def mid_header(self) -> bool:
@@ -200,7 +200,7 @@ class Connection:
     @property
     def unanswered(self) -> list[int]:
         """The API keys of the requests whose client waits for an answer."""
-        return [slot.api_key for slot in self._to_client]
+        return [response_slot.api_key for response_slot in self._to_client]
 
     @property
     def passing_up_bytes(self) -> int:
@@ -216,11 +216,11 @@ class Connection:
 
     def _client_is_blocked(self) -> bool:
         return (
-            self._turn is not None
-            or self._held
-            or self._owner_wanted
-            or self._leaving_until is not None
-            or len(self._to_client) >= self._around.in_flight_requests_max
+            self._waiting_exchange is not None
+            or self._paused
+            or self._primary_wanted
+            or self._draining_until is not None
+            or len(self._to_client) >= self._services.in_flight_requests_max
             or self._made_here >= _MADE_HERE_MAX
             or self._quota <= 0
         )
@@ -231,49 +231,49 @@ class Connection:
             self._commands.append(ReadClient(False))
 
     def _nothing_under_way(self) -> bool:
-        if self._turn is not None or self._reading is not None:
+        if self._waiting_exchange is not None or self._reading is not None:
             return False
-        return not (self._to_client or self._from_upstream or self._turns or self._probes)
+        return not (self._to_client or self._from_upstream or self._exchanges_in_flight or self._probes)
 
     def _has_proved(self, topic: str) -> bool:
         """Whether this client may write the topic, as Kafka has said on this connection, not too long ago."""
-        said_at = self._may_write.get(topic)
-        return said_at is not None and self._now < said_at + _PROOF_SECONDS
+        reported_at = self._may_write.get(topic)
+        return reported_at is not None and self._now < reported_at + _PROOF_SECONDS
 
     # ---- answers
 
-    def _produce_slot(self, version: int, correlation_id: int) -> Slot:
+    def _produce_response(self, version: int, correlation_id: int) -> PendingResponse:
         """For a request that goes up as it is: only the addresses in its answer concern us."""
         if version < _PRODUCE_ENDPOINTS_FROM:
-            return Slot(PRODUCE, version, correlation_id, Answer.RELAYED)
-        return Slot(PRODUCE, version, correlation_id, Answer.RELAYED_UNLESS_BROKERS)
+            return PendingResponse(PRODUCE, version, correlation_id, Answer.RELAYED)
+        return PendingResponse(PRODUCE, version, correlation_id, Answer.RELAYED_UNLESS_BROKERS)
 
-    def _end(self, slot: Slot, chunks: list[bytes | memoryview]) -> None:
-        slot.chunks = chunks
-        slot.done = True
+    def _end(self, response_slot: PendingResponse, chunks: list[bytes | memoryview]) -> None:
+        response_slot.chunks = chunks
+        response_slot.done = True
         self._answer_front()
 
     def _answer_front(self) -> None:
         while self._to_client and self._to_client[0].done:
-            slot = self._to_client.pop(0)
-            self._around.release(slot.reserved_bytes)
-            slot.reserved_bytes = 0
-            if slot.answered_at is not None:
-                self._around.answered(self._now - slot.answered_at)
-            self._client_out += slot.chunks
-            self._may_know(slot.chains)
+            response_slot = self._to_client.pop(0)
+            self._services.release(response_slot.reserved_bytes)
+            response_slot.reserved_bytes = 0
+            if response_slot.answered_at is not None:
+                self._services.answered(self._now - response_slot.answered_at)
+            self._client_out += response_slot.chunks
+            self._may_know(response_slot.pipeline_keys)
 
-    def _may_know(self, chains: Sequence[Chain]) -> None:
+    def _may_know(self, pipeline_keys: Sequence[PipelineKey]) -> None:
         """The answer that tells of their failure leaves now: what has not been sent by now was sent knowing it."""
-        if not chains:
+        if not pipeline_keys:
             return
-        sent_bytes = self._received_bytes + self._around.unread_bytes(self.connection)
-        for chain in chains:
-            if chain in self._failed_chains:
-                self._failed_chains[chain].behind_bytes = float(sent_bytes)
-        if self._held:
+        sent_bytes = self._received_bytes + self._services.unread_bytes(self.connection)
+        for pipeline_key in pipeline_keys:
+            if pipeline_key in self._failed_pipelines:
+                self._failed_pipelines[pipeline_key].after_bytes = float(sent_bytes)
+        if self._paused:
             return  # what is held may be an append, which was read before this
         read_bytes = self._received_bytes - self._client.unread_bytes
-        if self._turn is not None:
-            read_bytes = self._turn.starts_at  # it still has batches to offer
-        self._failed_chains = {c: f for c, f in self._failed_chains.items() if f.behind_bytes > read_bytes}
+        if self._waiting_exchange is not None:
+            read_bytes = self._waiting_exchange.starts_at  # it still has batches to offer
+        self._failed_pipelines = {c: f for c, f in self._failed_pipelines.items() if f.after_bytes > read_bytes}

@@ -42,7 +42,7 @@ class FrameCutter:
         "_left",
         "_pos",
         "_stash",
-        "_until_look",
+        "_until_probe",
         "_watch",
         "state",
     )
@@ -58,7 +58,7 @@ class FrameCutter:
         self._stash = b""
         self._collected: bytearray | None = None
         self._watch: ProducerIdWatch | None = None
-        self._until_look = 0
+        self._until_probe = 0
 
     @property
     def buffered_bytes(self) -> int:
@@ -77,7 +77,7 @@ class FrameCutter:
     @property
     def unseen_bytes(self) -> int:
         """How many of them nothing here has to look at."""
-        return self.passing_bytes if self._watch is None else min(self.passing_bytes, self._until_look)
+        return self.passing_bytes if self._watch is None else min(self.passing_bytes, self._until_probe)
 
     @property
     def at_start(self) -> bool:
@@ -140,7 +140,7 @@ class FrameCutter:
         self._left = length + LENGTH_BYTES
         self._watch = watch
         if watch is not None:
-            self._until_look = LENGTH_BYTES + watch.first_at
+            self._until_probe = LENGTH_BYTES + watch.first_at
 
     def collect_frame(self, length: int) -> None:
         self.state = CutterState.COLLECTING
@@ -164,17 +164,17 @@ class FrameCutter:
     def _take_watched(self, watch: ProducerIdWatch) -> memoryview:
         begin, end = self._pos, len(self._data)
         while self._left:
-            if not self._until_look:
+            if not self._until_probe:
                 head = self._data[self._pos : self._pos + min(PARTITION_HEAD_BYTES, self._left)]
                 if len(head) < min(PARTITION_HEAD_BYTES, self._left):
                     break
-                self._until_look = watch.look(head)
-            step = min(self._until_look, self._left, end - self._pos)
+                self._until_probe = watch.probe(head)
+            step = min(self._until_probe, self._left, end - self._pos)
             if not step:
                 break
             self._pos += step
             self._left -= step
-            self._until_look -= step
+            self._until_probe -= step
         if not self._left:
             self.state = CutterState.START
             self._watch = None
@@ -184,7 +184,7 @@ class FrameCutter:
         """So many of `unseen_bytes` went by without being fed."""
         assert byte_count <= self.unseen_bytes
         self._left -= byte_count
-        self._until_look -= byte_count
+        self._until_probe -= byte_count
         if not self._left:
             self.state = CutterState.START
 

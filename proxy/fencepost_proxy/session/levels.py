@@ -1,6 +1,6 @@
 """Levels of idempotence in a Produce request (KAFKA-5793, KAFKA-5794): what it says, and what is to be done with it.
 
-`LevelledTurn` stands beside the request's `Turn` (`turn.py`), as `CountedTurn` does. It knows of each batch whether it
+`LevelledTurn` stands beside the request's `Turn` (`produce_exchange.py`), as `CountedTurn` does. It knows of each batch whether it
 may be appended, and whether it may go without its producer id where Kafka takes none.
 
 A batch of a `safe` topic goes up as it is. If Kafka answers 43 (UNSUPPORTED_FOR_MESSAGE_FORMAT), nothing of it was
@@ -28,7 +28,7 @@ from fencepost_policies.append import INVALID_RECORD, Refusal
 from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_idempotence
 from fencepost_proxy.errors import ClientProtocolError
 from fencepost_proxy.session.messages import Downgraded
-from fencepost_proxy.session.turn import without_producer
+from fencepost_proxy.session.produce_exchange import without_producer
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
@@ -42,7 +42,7 @@ NOT_PERMITTED: Final = "not_permitted"
 
 
 @dataclass(slots=True, eq=False)
-class LevelledTurn:
+class LeveledProduce:
     """`deadline` – when who waits for its turn to go without is told to try again, monotonic seconds.
 
     `refused` – batches that go no further. `safe` – may be sent again without their producer ids. `without` – are sent
@@ -76,44 +76,44 @@ class LevelledTurn:
         return key in self.safe
 
 
-def levelled_turn(
+def leveled_produce(
     request: ProduceRequest, policy: Callable[[str], TopicPolicy | None], deadline: float
-) -> tuple[ProduceRequest, LevelledTurn | None]:
+) -> tuple[ProduceRequest, LeveledProduce | None]:
     """The request as it is to go upstream, and what of it has to do with levels.
 
     Raises ClientProtocolError where it names a partition twice.
     """
-    said: Level | None = None
+    stated: Level | None = None
     unreadable = None
     if request.header_tags:
-        said, unreadable, tags = _said(request.header_tags)
+        stated, unreadable, tags = _stated(request.header_tags)
         if tags != request.header_tags:
             request = replace(request, header_tags=tags)
     policies = [policy(topic.name) for topic in request.topics]
-    if said is None and unreadable is None and not any(each is not None and _concerns(each) for each in policies):
+    if stated is None and unreadable is None and not any(each is not None and _concerns(each) for each in policies):
         return request, None
-    turn = LevelledTurn(deadline)
-    seen: set[TopicPartition] = set()
+    exchange = LeveledProduce(deadline)
+    observed: set[TopicPartition] = set()
     topics = []
     for topic, each in zip(request.topics, policies, strict=True):
-        level = max(said or Level.OFF, Level.OFF if each is None else each.idempotence)
-        if level is Level.OFF and unreadable is None and (each is None or each.guarded):
+        level = max(stated or Level.OFF, Level.OFF if each is None else each.idempotence)
+        if level is Level.OFF and unreadable is None and (each is None or each.is_checked):
             topics.append(topic)  # of guarded ones, tickets know
             continue
         partitions = []
         for data in topic.partitions:
             key, taken = TopicPartition(topic.name, data.partition), data
-            if key in seen:
+            if key in observed:
                 raise ClientProtocolError(f"a Produce request names {key} twice")
-            seen.add(key)
+            observed.add(key)
             if unreadable is not None:
                 message = f"IDEMPOTENCE_LEVEL_UNREADABLE topic={key.topic} partition={key.partition}: {unreadable}"
-                turn.refused[key] = Refusal(INVALID_RECORD, "idempotence_level_unreadable", message)
+                exchange.refused[key] = Refusal(INVALID_RECORD, "idempotence_level_unreadable", message)
             else:
-                taken = _take(turn, key, data, level, guarded=each is not None and each.guarded)
+                taken = _take(exchange, key, data, level, is_checked=each is not None and each.is_checked)
             partitions.append(taken)
-        topics.append(replace(topic, partitions=tuple(partitions)) if turn.stripped else topic)
-    return (replace(request, topics=tuple(topics)) if turn.stripped else request), turn
+        topics.append(replace(topic, partitions=tuple(partitions)) if exchange.stripped else topic)
+    return (replace(request, topics=tuple(topics)) if exchange.stripped else request), exchange
 
 
 def _concerns(policy: TopicPolicy) -> bool:
@@ -121,32 +121,32 @@ def _concerns(policy: TopicPolicy) -> bool:
 
 
 def _take(
-    turn: LevelledTurn, key: TopicPartition, data: PartitionData, level: Level, *, guarded: bool
+    exchange: LeveledProduce, key: TopicPartition, data: PartitionData, level: Level, *, is_checked: bool
 ) -> PartitionData:
     """What is known of it goes into `turn`; given back is what goes on."""
     header = _header(data)
     if header is None:
         if level is Level.REQUIRED:
             message = f"MALFORMED topic={key.topic} partition={key.partition}: this is not one record batch"
-            turn.refused[key] = Refusal(INVALID_RECORD, "malformed", message)
+            exchange.refused[key] = Refusal(INVALID_RECORD, "malformed", message)
         return data  # else Kafka says what it thinks of it
     producer_id = header.producer_id
     refusal = check_idempotence(key.topic, key.partition, producer_id, level)
     if refusal is not None:
-        turn.refused[key] = refusal
+        exchange.refused[key] = refusal
         return data
     if producer_id < 0:
         return data
-    turn.own[key] = (producer_id, header.producer_epoch, header.base_sequence), header.record_count
+    exchange.own[key] = (producer_id, header.producer_epoch, header.base_sequence), header.record_count
     if level is not Level.SAFE or header.is_transactional or data.records is None or not verify_crc(data.records):
         return data  # a new CRC would make sound what is damaged
-    turn.producers[key] = producer_id
+    exchange.producers[key] = producer_id
     if producer_id >= MADE_UP_IDS_FROM:
-        del turn.own[key]
-        turn.stripped.append(key)
+        del exchange.own[key]
+        exchange.stripped.append(key)
         return replace(data, records=memoryview(without_producer(data.records)))
-    if not guarded:
-        turn.safe.add(key)
+    if not is_checked:
+        exchange.safe.add(key)
     return data
 
 
@@ -157,13 +157,13 @@ def _header(data: PartitionData) -> BatchHeader | None:
         return None
 
 
-def _said(section: bytes) -> tuple[Level | None, str | None, bytes]:
+def _stated(section: bytes) -> tuple[Level | None, str | None, bytes]:
     """What the tagged field says, or why it cannot be read; and the tagged fields without it."""
     fields = split_tags(section)
-    ours = [contents for tag, contents in fields if tag == LEVEL_TAG]
+    ours = [contents for instance_id, contents in fields if instance_id == LEVEL_TAG]
     if not ours:
         return None, None, section
-    others = join_tags([(tag, contents) for tag, contents in fields if tag != LEVEL_TAG])
+    others = join_tags([(instance_id, contents) for instance_id, contents in fields if instance_id != LEVEL_TAG])
     if len(ours) > 1:
         return None, f"tagged field {LEVEL_TAG} occurs {len(ours)} times", others
     if len(ours[0]) != 1 or ours[0][0] > max(Level):

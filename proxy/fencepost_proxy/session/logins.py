@@ -14,11 +14,11 @@ from typing import Final
 from fencepost_proxy.errors import ClientProtocolError, ProtocolError, UpstreamProtocolError
 from fencepost_proxy.session.connection import INT32, REQUEST_PREFIX
 from fencepost_proxy.session.cutter import CutterState
-from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.messages import LoginFailed
+from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.proofs import Proofs
-from fencepost_proxy.session.slots import Answer, Slot
-from fencepost_proxy.session.surroundings import Surroundings
+from fencepost_proxy.session.rewriters import RequestRewriters
+from fencepost_proxy.session.services import Services
 from fencepost_proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from fencepost_proxy.wire.control import (
     decode_request,
@@ -63,67 +63,69 @@ class Logins(Proofs):
         self,
         connection: int,
         local_host: str,
-        around: Surroundings,
-        exchanges: Exchanges,
+        services: Services,
+        rewriters: RequestRewriters,
         opened_at: float,
         *,
-        owner: bool,
+        primary: bool,
     ) -> None:
-        super().__init__(connection, local_host, around, exchanges, opened_at, owner=owner)
+        super().__init__(connection, local_host, services, rewriters, opened_at, primary=primary)
         self._login: Login | None = None
         self._tokens: Login | None = None
 
     def _login_request(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> None:
         """SaslHandshake or SaslAuthenticate, while nothing else is under way."""
         client_id, message = _read(api_key, version, frame)
-        slot = Slot(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
+        response_slot = PendingResponse(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
         request = bytes(frame)
         if api_key == SASL_HANDSHAKE:
             login = Login(message.mechanism, client_id)
-            slot.on_response = lambda answer: self._handshaken(slot, login, answer)
+            response_slot.on_response = lambda answer: self._handshaken(response_slot, login, answer)
             request = REQUEST_PREFIX.pack(api_key, _HANDSHAKE, correlation_id) + request[REQUEST_PREFIX.size :]
             if version < _HANDSHAKE:
                 self._expect_tokens(login)
         else:
             login = self._login or Login("", client_id)
-            _note_principal(login, bytes(message.auth_bytes))
-            asked_at = self._now
-            slot.on_response = lambda answer: self._authenticated(slot, login, answer, asked_at)
-        self._send_login(slot, INT32.pack(len(request)) + request)
+            _record_principal(login, bytes(message.auth_bytes))
+            queried_at = self._now
+            response_slot.on_response = lambda answer: self._authenticated(response_slot, login, answer, queried_at)
+        self._send_login(response_slot, INT32.pack(len(request)) + request)
 
     def _expect_tokens(self, login: Login) -> None:
         """Not before Kafka has answered what was sent (`_held`): what comes then may be a request again."""
-        self._tokens, self._held = login, True
+        self._tokens, self._paused = login, True
         self._client.state = CutterState.TOKEN
 
     def _token(self, login: Login, token: memoryview) -> None:
         auth_bytes = bytes(token)
-        _note_principal(login, auth_bytes)
-        slot = Slot(SASL_AUTHENTICATE, _AUTHENTICATE, login.answers, Answer.MADE_FROM_RESPONSE)
-        asked_at = self._now
-        slot.on_response = lambda answer: self._authenticated_bare(slot, login, answer, asked_at)
+        _record_principal(login, auth_bytes)
+        response_slot = PendingResponse(SASL_AUTHENTICATE, _AUTHENTICATE, login.answers, Answer.MADE_FROM_RESPONSE)
+        queried_at = self._now
+        response_slot.on_response = lambda answer: self._authenticated_bare(response_slot, login, answer, queried_at)
         self._expect_tokens(login)
         message = Message(auth_bytes=auth_bytes)
         self._send_login(
-            slot,
-            encode_request_frame(SASL_AUTHENTICATE, _AUTHENTICATE, slot.correlation_id, login.client_id, message),
+            response_slot,
+            encode_request_frame(
+                SASL_AUTHENTICATE, _AUTHENTICATE, response_slot.correlation_id, login.client_id, message
+            ),
         )
 
-    def _send_login(self, slot: Slot, request: bytes) -> None:
+    def _send_login(self, response_slot: PendingResponse, request: bytes) -> None:
         self._forget_proofs()
-        slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
-        self._to_client.append(slot)
-        self._from_upstream.append(slot)
+        response_slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
+        self._to_client.append(response_slot)
+        self._from_upstream.append(response_slot)
         self._upstream_out.append(request)
-        self._around.forwarded(0.0)
+        self._services.forwarded(0.0)
 
     # ---- Kafka's answers
 
-    def _handshaken(self, slot: Slot, login: Login, frame: memoryview) -> None:
+    def _handshaken(self, response_slot: PendingResponse, login: Login, frame: memoryview) -> None:
         self._login = login
         answer = _decoded(SASL_HANDSHAKE, _HANDSHAKE, frame)
         bare = self._tokens is login
-        self._held = False if bare else self._held
+        self._paused = False if bare else self._paused
         if answer is not None and answer.error_code:
             enabled = ", ".join(answer.mechanisms) or "no logins"
             self._login_failed(login, f"error {answer.error_code}: this listener takes {enabled}")
@@ -134,38 +136,42 @@ class Logins(Proofs):
                 f"SaslHandshake v0 with {login.mechanism}: when such a login is complete is not known here; "
                 "use a client that knows SaslHandshake v1"
             )
-        self._end(slot, [INT32.pack(len(frame)), frame])
+        self._end(response_slot, [INT32.pack(len(frame)), frame])
 
     def _expect_requests(self) -> None:
-        self._tokens, self._held = None, False
+        self._tokens, self._paused = None, False
         self._client.state = CutterState.START
 
-    def _authenticated(self, slot: Slot, login: Login, frame: memoryview, asked_at: float) -> None:
-        self._note_answer(login, _decoded(SASL_AUTHENTICATE, slot.version, frame), asked_at)
-        self._end(slot, [INT32.pack(len(frame)), frame])
+    def _authenticated(
+        self, response_slot: PendingResponse, login: Login, frame: memoryview, queried_at: float
+    ) -> None:
+        self._record_answer(login, _decoded(SASL_AUTHENTICATE, response_slot.version, frame), queried_at)
+        self._end(response_slot, [INT32.pack(len(frame)), frame])
 
-    def _authenticated_bare(self, slot: Slot, login: Login, frame: memoryview, asked_at: float) -> None:
-        answer = _decoded(SASL_AUTHENTICATE, slot.version, frame)
+    def _authenticated_bare(
+        self, response_slot: PendingResponse, login: Login, frame: memoryview, queried_at: float
+    ) -> None:
+        answer = _decoded(SASL_AUTHENTICATE, response_slot.version, frame)
         if answer is None:
             raise UpstreamProtocolError("an answer to SaslAuthenticate that cannot be read")
-        self._note_answer(login, answer, asked_at)
+        self._record_answer(login, answer, queried_at)
         if answer.error_code:
             self._close("Kafka refused its login", None)  # as Kafka ends a login of v0, without a word
             return
-        self._held = False
+        self._paused = False
         token = bytes(answer.auth_bytes)
         if _is_complete(login, token):
             self._expect_requests()
         silent = login.mechanism == "GSSAPI" and not token  # its last token has no answer
-        self._end(slot, [] if silent else [INT32.pack(len(token)), token])
+        self._end(response_slot, [] if silent else [INT32.pack(len(token)), token])
 
     def _close(self, reason: str, fault: type[Exception] | None, *, hang_up: bool = False) -> None:
         raise NotImplementedError
 
-    def _note_answer(self, login: Login, answer: Message | None, asked_at: float) -> None:
+    def _record_answer(self, login: Login, answer: Message | None, queried_at: float) -> None:
         login.answers += 1
         if answer is None or not answer.error_code:
-            self._login_ends = asked_at + _lasts_seconds(answer)
+            self._login_ends = queried_at + _lasts_seconds(answer)
             return
         self._login_failed(login, answer.error_message or f"error {answer.error_code}")
 
@@ -197,7 +203,7 @@ def _is_complete(login: Login, token: bytes) -> bool:
     return login.mechanism == "PLAIN" or not token
 
 
-def _note_principal(login: Login, token: bytes) -> None:
+def _record_principal(login: Login, token: bytes) -> None:
     """Of a login's first token what names its user. With other mechanisms all of it is a secret."""
     if login.answers:
         return

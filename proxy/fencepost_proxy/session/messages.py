@@ -10,13 +10,13 @@ from collections.abc import Callable
 from uuid import UUID
 
 from fencepost_policies.values import value
-from fencepost_proxy.groups.questions import Notice, Question, Reply
-from fencepost_proxy.partitions.events import Event as GateEvent
-from fencepost_proxy.partitions.events import Ticket
+from fencepost_proxy.groups.queries import Notice, Query, Reply
+from fencepost_proxy.sequencer.events import Event as SequencerEvent
+from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.topics.abort_only import AbortOnly
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
-from fencepost_proxy.topics.poisoned import Poison
 from fencepost_proxy.topics.state import TopicConfigChange
-from fencepost_proxy.transactions.judge import Verdict
+from fencepost_proxy.transactions.commit_validator import Decision
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.api_versions import Software
 from fencepost_proxy.wire.produce import PartitionResult
@@ -59,15 +59,15 @@ class UpstreamLost:
 
 
 @value
-class TurnGranted:
-    ticket: Ticket
+class AppendAdmitted:
+    pending: PendingAppend
 
 
 @value
-class TurnEnded:
+class AppendCompleted:
     """The gate's last word on a ticket, sent or not."""
 
-    ticket: Ticket
+    pending: PendingAppend
     result: PartitionResult
     reason: str | None
 
@@ -104,15 +104,15 @@ class Replied:
 
 
 @value
-class Judged:
+class CommitDecided:
     """To a `JudgeCommit`."""
 
     token: int
-    verdict: Verdict
+    decision: Decision
 
 
 @value
-class PoisonNoted:
+class AbortOnlyRecorded:
     """To a `NotePoison` or a `LiftPoison`: every process knows it that reads the state topic; or it is not stored."""
 
     token: int
@@ -132,7 +132,7 @@ class TopicNews:
 
 
 @value
-class Leave:
+class Drain:
     """The process is to end: begin no further request, answer what is under way until then, and hang up.
 
     Told again and again until then, it serves as a `Tick`.
@@ -158,17 +158,17 @@ Event = (
     | UpstreamPassed
     | ClientLost
     | UpstreamLost
-    | TurnGranted
-    | TurnEnded
+    | AppendAdmitted
+    | AppendCompleted
     | MayJoin
     | Stored
     | Expanded
     | Replied
-    | Judged
-    | PoisonNoted
+    | CommitDecided
+    | AbortOnlyRecorded
     | BatchesRead
     | TopicNews
-    | Leave
+    | Drain
     | QuotaRenewed
     | Tick
 )
@@ -217,9 +217,9 @@ class CloseUpstream:
 
 
 @value
-class ToGate:
-    ticket: Ticket
-    event: GateEvent
+class ToSequencer:
+    pending: PendingAppend
+    event: SequencerEvent
 
 
 @value
@@ -227,7 +227,7 @@ class ToPartition:
     """For the gate of a partition, without a ticket."""
 
     partition: TopicPartition
-    event: GateEvent
+    event: SequencerEvent
 
 
 @value
@@ -252,7 +252,7 @@ class Ask:
     """Find that out about a group; answer with `Replied(token)`, whatever comes of it, and soon."""
 
     token: int
-    question: Question
+    query_message: Query
 
 
 @value
@@ -263,7 +263,7 @@ class Noticed:
 
 
 @value
-class JudgeCommit:
+class ValidateCommit:
     """May this transaction commit? Answer with `Judged(token)`, whatever comes of it, and soon.
 
     `end_txn_version` – of the request that asks for it. `may_be_committed` – an earlier one may have done it.
@@ -278,19 +278,19 @@ class JudgeCommit:
 
 
 @value
-class NotePoison:
+class RecordAbortOnly:
     """Put it into the state topic; answer with `PoisonNoted(token)`, whatever comes of it, and soon.
 
     `instead_of` – the names of those that it takes the place of, at the same moment.
     """
 
     token: int
-    poison: Poison
+    abort_only: AbortOnly
     instead_of: frozenset[UUID] = frozenset()
 
 
 @value
-class LiftPoison:
+class ClearAbortOnly:
     """Such a transaction has ended: take what the state topic says of it away, read to its end.
 
     Answer with `PoisonNoted(token)`, whatever comes of it, and soon. `token` 0: nobody waits for it.
@@ -314,7 +314,7 @@ class ReadBatches:
 
 
 @value
-class Handed:
+class MigratedConnection:
     """What there is to a session in which nothing is under way: enough for another process to go on with it.
 
     `unread` – what the client sent and nobody has acted on, a frame's beginning first. `received_bytes` – of the client
@@ -326,7 +326,7 @@ class Handed:
     client_id: str | None
     opened_at: float
     may_write: tuple[tuple[str, float], ...]
-    failed_chains: tuple[tuple[TopicPartition, int, PartitionResult, float], ...]
+    failed_pipelines: tuple[tuple[TopicPartition, int, PartitionResult, float], ...]
     received_bytes: int
     login_ends: float
     unread: bytes
@@ -343,10 +343,10 @@ class LoginFailed:
 
 
 @value
-class HandOver:
+class Migrate:
     """Both connections go to the process that owns what the client asks for; this session has ended."""
 
-    handed: Handed
+    migrated: MigratedConnection
 
 
 @value
@@ -386,18 +386,18 @@ Command = (
     | ReadUpstream
     | CloseClient
     | CloseUpstream
-    | ToGate
+    | ToSequencer
     | ToPartition
     | Store
     | Expand
     | Ask
     | Noticed
-    | JudgeCommit
-    | NotePoison
-    | LiftPoison
+    | ValidateCommit
+    | RecordAbortOnly
+    | ClearAbortOnly
     | ReadBatches
     | LoginFailed
-    | HandOver
+    | Migrate
     | TopicStale
     | Downgraded
     | Count

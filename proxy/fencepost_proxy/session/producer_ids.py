@@ -30,7 +30,7 @@ class ProducerIdWatch:
         self._flexible = flexible
         self._tags_before = False
 
-    def look(self, head: memoryview) -> int:
+    def probe(self, head: memoryview) -> int:
         """How many bytes pass before the next look. `head` – `PARTITION_HEAD_BYTES`, or less at the frame's end.
 
         What cannot be read is refused by Kafka. Raises ClientProtocolError.

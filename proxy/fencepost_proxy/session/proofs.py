@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from fencepost_proxy.errors import Error, UpstreamProtocolError
 from fencepost_proxy.session.control import ControlMessages
 from fencepost_proxy.session.cutter import CutterState
-from fencepost_proxy.session.exchange import Exchanges
-from fencepost_proxy.session.slots import Answer, Slot
-from fencepost_proxy.session.surroundings import Surroundings
+from fencepost_proxy.session.pending_responses import Answer, PendingResponse
+from fencepost_proxy.session.rewriters import RequestRewriters
+from fencepost_proxy.session.services import Services
 from fencepost_proxy.wire.apis import END_TXN, PRODUCE, WRITE_TXN_MARKERS
 from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
 from fencepost_proxy.wire.produce import (
@@ -78,25 +78,25 @@ class Proofs(ControlMessages):
         self,
         connection: int,
         local_host: str,
-        around: Surroundings,
-        exchanges: Exchanges,
+        services: Services,
+        rewriters: RequestRewriters,
         opened_at: float,
         *,
-        owner: bool,
+        primary: bool,
     ) -> None:
-        super().__init__(connection, local_host, around, exchanges, opened_at, owner=owner)
+        super().__init__(connection, local_host, services, rewriters, opened_at, primary=primary)
         self._proof: Proof | None = None
 
     def _wait_for_proof(self, what: str, until: float) -> Proof:
-        self._held = True
+        self._paused = True
         proof = self._proof = Proof(what, until)
         return proof
 
     def _is_waited_for(self, proof: Proof) -> bool:
         """Not any more, from here on. Nor if its client is gone."""
-        if self._proof is not proof or self.client_gone:
+        if self._proof is not proof or self.client_closed:
             return False
-        self._proof, self._held = None, False
+        self._proof, self._paused = None, False
         return True
 
     def _late_proof(self, now: float) -> str | None:
@@ -104,21 +104,21 @@ class Proofs(ControlMessages):
         proof = self._proof
         return proof.what if proof is not None and proof.until <= now else None
 
-    def _note_proof(self, topic: str, error_code: int) -> None:
+    def _record_proof(self, topic: str, error_code: int) -> None:
         """What Kafka's answer to an append says of the right to write: a right may be taken away, too."""
         if error_code not in PROVES_NOTHING:
             self._may_write[topic] = self._now
         elif error_code == Error.TOPIC_AUTHORIZATION_FAILED and self._may_write.pop(topic, None) is not None:
-            self._has_no_short_way()
+            self._has_no_fast_path()
 
     def _forget_proofs(self) -> None:
         """Its client logs in, anew perhaps: whatever it may do, it may do nothing until that is over."""
         if self._may_write:
             self._may_write.clear()
-            self._has_no_short_way()
+            self._has_no_fast_path()
         self._may_use = None
 
-    def _has_no_short_way(self) -> None:
+    def _has_no_fast_path(self) -> None:
         """What it may append is to be asked for again."""
         raise NotImplementedError
 
@@ -139,14 +139,16 @@ class Proofs(ControlMessages):
             committed=False,
         )
         frame = encode_request_frame(END_TXN, _USE_VERSION, correlation_id, client_id, message)
-        slot = Slot(END_TXN, _USE_VERSION, correlation_id, Answer.MADE_FROM_RESPONSE)
+        response_slot = PendingResponse(END_TXN, _USE_VERSION, correlation_id, Answer.MADE_FROM_RESPONSE)
 
         def answered(allowed: bool) -> None:
             if allowed:
                 self._may_use = transactional_id
             done(allowed)
 
-        self._prove("use its transactional id", slot, frame, lambda response: int(response.error_code), answered)
+        self._prove(
+            "use its transactional id", response_slot, frame, lambda response: int(response.error_code), answered
+        )
 
     def _prove_markers(
         self, topic: str, version: int, correlation_id: int, client_id: str | None, done: Callable[[bool], None]
@@ -159,7 +161,7 @@ class Proofs(ControlMessages):
         marker = Message(producer_id=0, producer_epoch=0, transaction_result=False, topics=partitions)
         message = Message(markers=[marker])
         frame = encode_request_frame(WRITE_TXN_MARKERS, version, correlation_id, client_id, message)
-        slot = Slot(WRITE_TXN_MARKERS, version, correlation_id, Answer.MADE_FROM_RESPONSE)
+        response_slot = PendingResponse(WRITE_TXN_MARKERS, version, correlation_id, Answer.MADE_FROM_RESPONSE)
 
         def error_of(response: Message) -> int:
             errors = [
@@ -167,17 +169,17 @@ class Proofs(ControlMessages):
             ]
             return int(errors[0]) if errors else Error.UNKNOWN_SERVER_ERROR
 
-        self._prove("write transaction markers", slot, frame, error_of, done)
+        self._prove("write transaction markers", response_slot, frame, error_of, done)
 
     def _prove(
         self,
         what: str,
-        upstream: Slot,
+        upstream: PendingResponse,
         frame: bytes,
         error_of: Callable[[Message], int],
         done: Callable[[bool], None],
     ) -> None:
-        proof = self._wait_for_proof(what, self._now + self._around.request_timeout_seconds)
+        proof = self._wait_for_proof(what, self._now + self._services.request_timeout_seconds)
         upstream.inner = True
 
         def on_response(response: memoryview) -> None:
@@ -190,7 +192,7 @@ class Proofs(ControlMessages):
         self._from_upstream.append(upstream)
         self._upstream_out.append(frame)
 
-    def _ask_for_write(
+    def _query_write(
         self,
         request: ProduceRequest,
         partitions: Mapping[str, int],
@@ -212,18 +214,18 @@ class Proofs(ControlMessages):
                 for name, partition in partitions.items()
             ),
         )
-        upstream = Slot(PRODUCE, version, probe.correlation_id, Answer.MADE_FROM_RESPONSE)
+        upstream = PendingResponse(PRODUCE, version, probe.correlation_id, Answer.MADE_FROM_RESPONSE)
         upstream.inner = True
 
         def on_response(frame: memoryview) -> None:
             answers: dict[str, PartitionResult] = {}
             for topic in parse_produce_response(frame, version).topics:
                 for result in topic.partitions:
-                    self._note_proof(topic.name, result.error_code)
+                    self._record_proof(topic.name, result.error_code)
                     answers[topic.name] = result
             if answers.keys() != partitions.keys():
-                asked = sorted(partitions)
-                raise UpstreamProtocolError(f"the broker answered for {sorted(answers)}, asked were {asked}")
+                queried = sorted(partitions)
+                raise UpstreamProtocolError(f"the broker answered for {sorted(answers)}, asked were {queried}")
             done(answers)
 
         upstream.on_response = on_response
@@ -244,7 +246,7 @@ class Proofs(ControlMessages):
     def _unproved(self, partitions: Mapping[str, int]) -> dict[str, int]:
         """The topics of which Kafka is to be asked first. No proof is too old: who may not write any more gets a turn,
         and with it the refusal that takes the proof away."""
-        if not self._around.clients_log_in:
+        if not self._services.clients_log_in:
             return {}
         return {name: each for name, each in partitions.items() if name not in self._may_write}
 
@@ -262,4 +264,4 @@ class Proofs(ControlMessages):
             if self._is_waited_for(proof):
                 done({name: each.error_code for name, each in answers.items() if each.error_code in PROVES_NOTHING})
 
-        self._ask_for_write(request, partitions, answered)
+        self._query_write(request, partitions, answered)

@@ -68,21 +68,21 @@ class Readings:
         self._names = names
         self._bytes_max = bytes_max
         self._here_bytes_max = here_bytes_max
-        self._wanted: list[_Wanted] = []
+        self._requested: list[_Wanted] = []
         self._found: dict[tuple[TopicPartition, bool, bool], BatchScan | Refusal] = {}
         self._placed: dict[tuple[TopicPartition, Partitioner, int], Refusal | None] = {}
 
     def want(self, where: TopicPartition, records: memoryview | None, policy: TopicPolicy, count: int | None) -> None:
         """`count` – of the topic's partitions, where its keys are to be placed over them; else None."""
-        self._wanted.append(_Wanted(where, records, policy, count))
+        self._requested.append(_Wanted(where, records, policy, count))
 
     def here(self) -> bool:
         """Reads all that is wanted; False: that takes too long, `elsewhere` is to do it."""
-        if len(self._wanted) > HERE_BATCHES_MAX:
+        if len(self._requested) > HERE_BATCHES_MAX:
             return False  # those that cannot be read take no effort, but time
         effort = Effort(self._here_bytes_max, HERE_STEPS_MAX)
         try:
-            for each in self._wanted:
+            for each in self._requested:
                 self._read(each, effort)
         except LimitError:
             return False
@@ -91,7 +91,7 @@ class Readings:
     def elsewhere(self) -> None:
         """In another thread. Nobody else looks at these readings meanwhile."""
         effort = Effort(_LARGEST_MAX * self._bytes_max, _LARGEST_MAX * RECORDS_MAX)
-        for each in self._wanted:
+        for each in self._requested:
             try:
                 self._read(each, effort)
             except LimitError as limit:
@@ -117,10 +117,10 @@ class Readings:
             message = f"TRY_AGAIN topic={where.topic} partition={where.partition}: its topic has changed meanwhile"
             return Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message)
 
-    def _read(self, wanted: _Wanted, effort: Effort) -> None:
-        found = self._scan(wanted.where, wanted.records, wanted.policy, effort)
-        if isinstance(found, BatchScan) and wanted.count is not None and wanted.records is not None:
-            self._place(append_of(wanted.where, found), wanted.records, wanted.policy, wanted.count, effort)
+    def _read(self, requested: _Wanted, effort: Effort) -> None:
+        found = self._scan(requested.where, requested.records, requested.policy, effort)
+        if isinstance(found, BatchScan) and requested.count is not None and requested.records is not None:
+            self._place(append_of(requested.where, found), requested.records, requested.policy, requested.count, effort)
 
     def _scan(
         self, where: TopicPartition, records: memoryview | None, policy: TopicPolicy, effort: Effort
@@ -129,7 +129,7 @@ class Readings:
         found = self._found.get(key)
         if found is None:
             names = self._names
-            if not policy.guarded:
+            if not policy.is_checked:
                 names = HeaderNames(_NO_NAMES[0], names.partition_count, _NO_NAMES[1])
             found = self._found[key] = read_batch(
                 where, records, names, carrier_base=policy.carrier_base, bytes_max=self._bytes_max, effort=effort
@@ -171,14 +171,14 @@ class ManyPartitions:
     `read` is for another thread; `said` tells afterwards. `looked_at` – how many of its topics were looked up.
     """
 
-    __slots__ = ("_error", "_frame", "_request", "looked_at", "topics")
+    __slots__ = ("_error", "_frame", "_request", "probed_at", "topics")
 
     def __init__(self, frame: memoryview) -> None:
         self._frame = frame
         self._request: ProduceRequest | None = None
         self._error: ProtocolError = ClientProtocolError("a Produce request could not be read")
         self.topics: list[str] = []
-        self.looked_at = 0
+        self.probed_at = 0
 
     def read(self) -> None:
         try:
@@ -189,7 +189,7 @@ class ManyPartitions:
             self.topics = [topic.name for topic in request.topics]
             self._request = replace(request, topics=())
 
-    def said(self) -> ProduceRequest:
+    def stated(self) -> ProduceRequest:
         """Without its topics. Raises ClientProtocolError, LimitError for what could not be read."""
         if self._request is None:
             raise self._error
@@ -224,7 +224,7 @@ class Work(Generic[_T]):
 
 
 def _key(where: TopicPartition, policy: TopicPolicy) -> tuple[TopicPartition, bool, bool]:
-    return where, policy.guarded, policy.carrier_base
+    return where, policy.is_checked, policy.carrier_base
 
 
 def read_batch(

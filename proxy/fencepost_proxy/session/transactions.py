@@ -27,16 +27,16 @@ from dataclasses import dataclass
 
 from fencepost_policies.append import Append
 from fencepost_proxy.errors import ClientProtocolError, Error
-from fencepost_proxy.partitions.events import Ticket
+from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.connection import INT32
-from fencepost_proxy.session.exchange import Exchange, Exchanges
 from fencepost_proxy.session.logins import Logins
-from fencepost_proxy.session.messages import Count, JudgeCommit, LiftPoison, NotePoison
-from fencepost_proxy.session.slots import Answer, Slot
-from fencepost_proxy.session.surroundings import Surroundings
-from fencepost_proxy.session.turn import Turn
+from fencepost_proxy.session.messages import ClearAbortOnly, Count, RecordAbortOnly, ValidateCommit
+from fencepost_proxy.session.pending_responses import Answer, PendingResponse
+from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.rewriters import RequestRewriter, RequestRewriters
+from fencepost_proxy.session.services import Services
 from fencepost_proxy.topics.planning import Joins
-from fencepost_proxy.transactions.judge import V2_FROM, Outcome, Verdict
+from fencepost_proxy.transactions.commit_validator import V2_FROM, Decision, Outcome
 from fencepost_proxy.transactions.table import PENDING_CODES, Transaction
 from fencepost_proxy.types import MARKER, TopicPartition
 from fencepost_proxy.wire.apis import END_TXN, PRODUCE
@@ -62,14 +62,14 @@ _NO_PRODUCER_ID, _NO_PRODUCER_EPOCH = -1, -1
 class Ending:
     """One EndTxn. `frame` – the whole request with its length. `token` – of the question whether it may commit."""
 
-    slot: Slot
+    response_slot: PendingResponse
     frame: bytes
     transactional_id: str
     producer_id: int
     producer_epoch: int
     commits: bool
     token: int = 0
-    poisoned: bool = False
+    abort_only_transactions: bool = False
 
 
 class AtTransactions(Logins):
@@ -82,15 +82,15 @@ class AtTransactions(Logins):
         self,
         connection: int,
         local_host: str,
-        around: Surroundings,
-        exchanges: Exchanges,
+        services: Services,
+        rewriters: RequestRewriters,
         opened_at: float,
         *,
-        owner: bool,
+        primary: bool,
     ) -> None:
-        super().__init__(connection, local_host, around, exchanges, opened_at, owner=owner)
+        super().__init__(connection, local_host, services, rewriters, opened_at, primary=primary)
         self._ending: Ending | None = None
-        self._commits: dict[Slot, Transaction] = {}
+        self._commits: dict[PendingResponse, Transaction] = {}
 
     # ---- who may speak
 
@@ -99,55 +99,59 @@ class AtTransactions(Logins):
         if request.transactional_id is None or request.transactional_id == self._may_use:
             return False
         for topic in request.topics:
-            policy = self._around.policy(topic.name)
-            if policy is not None and policy.guarded:
+            policy = self._services.policy(topic.name)
+            if policy is not None and policy.is_checked:
                 for data in topic.partitions:
                     if _unread(TopicPartition(topic.name, data.partition), data) is not None:
                         return True
         return False
 
-    def _wants_to_join(self, slot: Slot, exchange: Exchange, joins: Joins) -> None:
+    def _wants_to_join(self, response_slot: PendingResponse, rewriter: RequestRewriter, joins: Joins) -> None:
         def done(allowed: bool) -> None:
             if allowed:
-                self._ask_to_join(slot, exchange, joins)
+                self._query_to_join(response_slot, rewriter, joins)
                 return
-            assert exchange.forward is not None  # Kafka refuses it, in its own words
-            self._from_upstream.append(slot)
-            self._upstream_out.append(exchange.forward)
-            self._around.forwarded(0.0)
+            assert rewriter.forward is not None  # Kafka refuses it, in its own words
+            self._from_upstream.append(response_slot)
+            self._upstream_out.append(rewriter.forward)
+            self._services.forwarded(0.0)
 
         def may_use(allowed: bool) -> None:
             unproved = self._unproved({each.topic: each.partition for each in joins.partitions}) if allowed else {}
             if not unproved:
                 done(allowed)
                 return
-            until = self._now + self._around.request_timeout_seconds
-            request = ProduceRequest(_WRITE_VERSION, slot.correlation_id, self.client_id, b"", None, 1, 0, ())
+            until = self._now + self._services.request_timeout_seconds
+            request = ProduceRequest(_WRITE_VERSION, response_slot.correlation_id, self.client_id, b"", None, 1, 0, ())
             # Nothing is added where one of them is denied.
             self._prove_write_first(request, unproved, until, lambda denied: done(not denied))
 
         if joins.transactional_id == MARKER:
-            if self._around.clients_log_in:
-                self._prove_markers(joins.partitions[0].topic, slot.version, slot.correlation_id, self.client_id, done)
+            if self._services.clients_log_in:
+                self._prove_markers(
+                    joins.partitions[0].topic, response_slot.version, response_slot.correlation_id, self.client_id, done
+                )
             else:
                 done(True)
         elif joins.transactional_id == self._may_use:
             may_use(True)
         else:
-            self._prove_use(joins.transactional_id, slot.correlation_id, self.client_id, may_use)
+            self._prove_use(joins.transactional_id, response_slot.correlation_id, self.client_id, may_use)
 
     def _deny_append(self, request: ProduceRequest) -> None:
         """As Kafka does: the whole request, whatever else is in it."""
         denied = Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         if request.acks == 0:
             raise ClientProtocolError(f"an append with acks=0 failed: {denied}")
-        slot = Slot(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
-        slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
-        self._to_client.append(slot)
+        response_slot = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
+        response_slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
+        self._to_client.append(response_slot)
         self._made_here += 1
-        turn = Turn(request)
-        turn.results = {key: PartitionResult(partition=key.partition, error_code=denied) for key in turn.partitions()}
-        self._end(slot, [encode_produce_response(turn.response(), request.api_version)])
+        exchange = ProduceExchange(request)
+        exchange.results = {
+            key: PartitionResult(partition=key.partition, error_code=denied) for key in exchange.partitions()
+        }
+        self._end(response_slot, [encode_produce_response(exchange.response(), request.api_version)])
 
     # ---- the end
 
@@ -158,16 +162,16 @@ class AtTransactions(Logins):
             super()._control_message(api_key, version, correlation_id, frame)
 
     def _end_txn(self, version: int, correlation_id: int, frame: memoryview) -> None:
-        if not self._owner:
-            self._want_owner(frame)
+        if not self._primary:
+            self._move_to_primary(frame)
             return
         header = parse_request_header(frame)
         request = decode_request(END_TXN, version, frame[header.body_offset :])
-        slot = Slot(END_TXN, version, correlation_id, Answer.MADE_FROM_RESPONSE)
-        slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
-        self._to_client.append(slot)
+        response_slot = PendingResponse(END_TXN, version, correlation_id, Answer.MADE_FROM_RESPONSE)
+        response_slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
+        self._to_client.append(response_slot)
         ending = Ending(
-            slot,
+            response_slot,
             INT32.pack(len(frame)) + bytes(frame),
             request.transactional_id,
             request.producer_id,
@@ -177,45 +181,47 @@ class AtTransactions(Logins):
         if not ending.commits:
             self._forward_end(ending)
         elif ending.transactional_id == self._may_use:
-            self._judge(ending)
+            self._validate(ending)
         else:
 
             def done(allowed: bool) -> None:
                 if allowed:
-                    self._judge(ending)
+                    self._validate(ending)
                 else:
-                    self._answer_end(slot, Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+                    self._answer_end(response_slot, Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
             self._prove_use(ending.transactional_id, correlation_id, header.client_id, done)
 
-    def _judge(self, ending: Ending) -> None:
+    def _validate(self, ending: Ending) -> None:
         ending.token = self._next_token = self._next_token + 1
         self._ending = ending
-        self._held = True
+        self._paused = True
         who = ending.transactional_id, ending.producer_id, ending.producer_epoch
-        may_be_committed = self._around.transactions.may_be_committed(*who, self._now)
-        self._commands.append(JudgeCommit(ending.token, *who, ending.slot.version, may_be_committed))
+        may_be_committed = self._services.transactions.may_be_committed(*who, self._now)
+        self._commands.append(ValidateCommit(ending.token, *who, ending.response_slot.version, may_be_committed))
 
-    def _judged(self, token: int, verdict: Verdict) -> None:
+    def _validated(self, token: int, decision: Decision) -> None:
         ending = self._ending
         if ending is None or ending.token != token:
             return
-        self._ending, self._held = None, False
-        if self.client_gone or self.upstream_gone:
+        self._ending, self._paused = None, False
+        if self.client_closed or self.upstream_closed:
             return
-        if verdict.outcome is Outcome.PASS:
-            ending.poisoned = verdict.poisoned
+        if decision.outcome is Outcome.PASS:
+            ending.abort_only_transactions = decision.abort_only_transactions
             self._forward_end(ending)
             return
-        slot = ending.slot
+        response_slot = ending.response_slot
         error = Error.CONCURRENT_TRANSACTIONS
-        if verdict.outcome is Outcome.REFUSE:
+        if decision.outcome is Outcome.REFUSE:
             self._commands.append(Count("refusal", "commit_refused"))
-            error = Error.TRANSACTION_ABORTABLE if slot.version >= _ABORTABLE_FROM else Error.UNKNOWN_PRODUCER_ID
-        self._answer_end(slot, error)
+            error = (
+                Error.TRANSACTION_ABORTABLE if response_slot.version >= _ABORTABLE_FROM else Error.UNKNOWN_PRODUCER_ID
+            )
+        self._answer_end(response_slot, error)
 
-    def _answer_end(self, slot: Slot, error: Error) -> None:
-        slot.answer = Answer.MADE_HERE
+    def _answer_end(self, response_slot: PendingResponse, error: Error) -> None:
+        response_slot.answer = Answer.MADE_HERE
         self._made_here += 1
         message = Message(
             throttle_time_ms=0,
@@ -223,160 +229,167 @@ class AtTransactions(Logins):
             producer_id=_NO_PRODUCER_ID,
             producer_epoch=_NO_PRODUCER_EPOCH,
         )
-        self._end(slot, [encode_response_frame(END_TXN, slot.version, slot.correlation_id, message)])
+        self._end(
+            response_slot,
+            [encode_response_frame(END_TXN, response_slot.version, response_slot.correlation_id, message)],
+        )
 
     def _forward_end(self, ending: Ending) -> None:
         if ending.commits:
             who = ending.transactional_id, ending.producer_id, ending.producer_epoch
-            self._commits[ending.slot] = self._around.transactions.commit_sent(*who)
+            self._commits[ending.response_slot] = self._services.transactions.commit_sent(*who)
 
         def on_response(frame: memoryview) -> None:
             self._end_answered(ending, frame)
 
-        ending.slot.on_response = on_response
-        self._from_upstream.append(ending.slot)
+        ending.response_slot.on_response = on_response
+        self._from_upstream.append(ending.response_slot)
         self._upstream_out.append(ending.frame)
-        self._around.forwarded(0.0)
+        self._services.forwarded(0.0)
 
     def _leave_commits(self) -> None:
         """Kafka's answers to them will never come."""
         for transaction in self._commits.values():
-            self._around.transactions.commit_unheard(transaction, self._now)
+            self._services.transactions.commit_unacknowledged(transaction, self._now)
         self._commits.clear()
 
     def _end_answered(self, ending: Ending, frame: memoryview) -> None:
-        slot = ending.slot
-        transaction = self._commits.pop(slot, None)
-        offset = parse_response_header(frame, END_TXN, slot.version).body_offset
+        response_slot = ending.response_slot
+        transaction = self._commits.pop(response_slot, None)
+        offset = parse_response_header(frame, END_TXN, response_slot.version).body_offset
         answer: list[bytes | memoryview] = [INT32.pack(len(frame)), bytes(frame)]
-        if decode_response(END_TXN, slot.version, frame[offset:]).error_code != Error.NONE:
+        if decode_response(END_TXN, response_slot.version, frame[offset:]).error_code != Error.NONE:
             if transaction is not None:
-                self._around.transactions.commit_failed(transaction)
-            self._end(slot, answer)
+                self._services.transactions.commit_failed(transaction)
+            self._end(response_slot, answer)
             return
-        self._around.transactions.ended(ending.transactional_id, ending.producer_id, ending.producer_epoch)
-        if ending.commits and not ending.poisoned:
-            self._end(slot, answer)
-        elif slot.version >= V2_FROM:
+        self._services.transactions.ended(ending.transactional_id, ending.producer_id, ending.producer_epoch)
+        if ending.commits and not ending.abort_only_transactions:
+            self._end(response_slot, answer)
+        elif response_slot.version >= V2_FROM:
             # The next transaction has another epoch: what is said of this one can wait.
-            self._commands.append(LiftPoison(0, ending.producer_id, ending.producer_epoch))
-            self._end(slot, answer)
+            self._commands.append(ClearAbortOnly(0, ending.producer_id, ending.producer_epoch))
+            self._end(response_slot, answer)
         else:
             # The next one has the same epoch, and must not find what is said of this one.
             token = self._next_token = self._next_token + 1
-            self._stores[token] = lambda error: self._end(slot, answer)
-            self._commands.append(LiftPoison(token, ending.producer_id, ending.producer_epoch))
+            self._stores[token] = lambda error: self._end(response_slot, answer)
+            self._commands.append(ClearAbortOnly(token, ending.producer_id, ending.producer_epoch))
 
     # ---- its appends, in the order of what happens to them
 
-    def _is_ending(self, transactional_id: str, ticket: Ticket) -> bool:
+    def _is_ending(self, transactional_id: str, pending: PendingAppend) -> bool:
         """A commit that was judged without it may come before it."""
-        if ticket.append.expected_base_offset is None:
+        if pending.append.expected_base_offset is None:
             return False
-        return self._around.transactions.may_be_committed(transactional_id, *ticket.producer, self._now)
+        return self._services.transactions.may_be_committed(transactional_id, *pending.producer, self._now)
 
-    def _offers(self, ticket: Ticket) -> None:
-        if ticket.transactional_id is not None:
-            self._around.transactions.offered(ticket.transactional_id, ticket.append)
+    def _submits(self, pending: PendingAppend) -> None:
+        if pending.transactional_id is not None:
+            self._services.transactions.submitted(pending.transactional_id, pending.append)
 
-    def _sends(self, ticket: Ticket) -> None:
-        if ticket.transactional_id is not None:
-            self._around.transactions.sent(ticket.transactional_id, ticket.append)
+    def _sends(self, pending: PendingAppend) -> None:
+        if pending.transactional_id is not None:
+            self._services.transactions.sent(pending.transactional_id, pending.append)
 
-    def _has_landed(self, ticket: Ticket, result: PartitionResult) -> None:
-        if ticket.transactional_id is not None and result.error_code == Error.NONE:
-            self._around.transactions.landed(ticket.transactional_id, ticket.append, result.base_offset)
+    def _was_appended(self, pending: PendingAppend, result: PartitionResult) -> None:
+        if pending.transactional_id is not None and result.error_code == Error.NONE:
+            self._services.transactions.appended_batch(pending.transactional_id, pending.append, result.base_offset)
 
-    def _let_go(self, turn: Turn) -> None:
+    def _let_go(self, exchange: ProduceExchange) -> None:
         """The one way out of `_turn` and `_turns`, whether its client was told or its connection is gone: nothing of it
         is under way here from now on.
         """
-        transactional_id = turn.request.transactional_id
+        transactional_id = exchange.request.transactional_id
         if transactional_id is not None:
-            for ticket in turn.tickets.values():
-                self._around.transactions.over(transactional_id, ticket.append)
+            for pending in exchange.pending_appends.values():
+                self._services.transactions.over(transactional_id, pending.append)
 
-    def _waits_for_notes(self, slot: Slot, turn: Turn) -> bool:
+    def _waits_for_notes(self, response_slot: PendingResponse, exchange: ProduceExchange) -> bool:
         """Whether what it has to tell of a transaction's failed appends is not stored yet. Nothing is told before."""
-        if turn.notes is None:
-            turn.notes = 0
-            for transaction in self._failed(turn, turn.results):
-                self._note_poison(slot, turn, transaction)
-            if self.client_gone or slot.done:
-                turn.notes = 0  # nobody waits for it
-            elif turn.notes:
-                self._answer_by[slot] = turn.answer_by
-        return turn.notes > 0
+        if exchange.notes is None:
+            exchange.notes = 0
+            for transaction in self._failed(exchange, exchange.results):
+                self._record_abort_only(response_slot, exchange, transaction)
+            if self.client_closed or response_slot.done:
+                exchange.notes = 0  # nobody waits for it
+            elif exchange.notes:
+                self._answer_by[response_slot] = exchange.answer_by
+        return exchange.notes > 0
 
-    def _note_poison(self, slot: Slot, turn: Turn, transaction: Transaction) -> None:
-        poison = self._around.transactions.note(transaction)
-        if poison is None:
+    def _record_abort_only(
+        self, response_slot: PendingResponse, exchange: ProduceExchange, transaction: Transaction
+    ) -> None:
+        abort_only = self._services.transactions.note(transaction)
+        if abort_only is None:
             return
         token = self._next_token = self._next_token + 1
 
-        def noted(error: str | None) -> None:
+        def recorded(error: str | None) -> None:
             if error is not None:
-                self._around.transactions.not_noted(transaction, poison)
-                self._tell_later_instead(turn)
-            if turn.notes:
-                turn.notes -= 1
-            if slot in self._turns:
-                self._finish_turn(slot, turn)
+                self._services.transactions.not_recorded(transaction, abort_only)
+                self._answer_later_instead(exchange)
+            if exchange.notes:
+                exchange.notes -= 1
+            if response_slot in self._exchanges_in_flight:
+                self._finish_exchange(response_slot, exchange)
 
-        self._stores[token] = noted
-        turn.notes = (turn.notes or 0) + 1
-        instead_of = self._around.transactions.noted_before(transaction, poison)
-        self._commands.append(NotePoison(token, poison, instead_of))
+        self._stores[token] = recorded
+        exchange.notes = (exchange.notes or 0) + 1
+        instead_of = self._services.transactions.recorded_before(transaction, abort_only)
+        self._commands.append(RecordAbortOnly(token, abort_only, instead_of))
 
-    def _poison_noted(self, token: int, *, stored: bool) -> None:
+    def _abort_only_recorded(self, token: int, *, stored: bool) -> None:
         done = self._stores.pop(token, None)
         if done is not None:
             done(None if stored else "it could not be stored")
 
-    def _failed(self, turn: Turn, told: Mapping[TopicPartition, PartitionResult]) -> list[Transaction]:
+    def _failed(
+        self, exchange: ProduceExchange, reported: Mapping[TopicPartition, PartitionResult]
+    ) -> list[Transaction]:
         """The transactions whose conditional appends are to be told an error by it. Known here from now on."""
-        transactional_id = turn.request.transactional_id
+        transactional_id = exchange.request.transactional_id
         concerned: dict[Transaction, None] = {}
-        for topic in turn.request.topics if transactional_id is not None else ():
-            policy = self._around.policy(topic.name)
+        for topic in exchange.request.topics if transactional_id is not None else ():
+            policy = self._services.policy(topic.name)
             for data in topic.partitions:
                 key = TopicPartition(topic.name, data.partition)
-                result, ticket = told.get(key), turn.tickets.get(key)
-                if result is None or not result.error_code or topic.name in turn.denied:
+                result, pending = reported.get(key), exchange.pending_appends.get(key)
+                if result is None or not result.error_code or topic.name in exchange.denied:
                     continue  # what Kafka denies is of no transaction, and spoils none
                 append: Append | None = None
-                if ticket is not None:
-                    conditional = ticket.append.transactional and ticket.append.expected_base_offset is not None
-                    append = ticket.append if conditional else None
-                elif policy is not None and policy.guarded:
+                if pending is not None:
+                    conditional = pending.append.transactional and pending.append.expected_base_offset is not None
+                    append = pending.append if conditional else None
+                elif policy is not None and policy.is_checked:
                     append = _unread(key, data)
                 if append is not None and transactional_id is not None:
                     why = result.error_message or f"a conditional append to {key} was answered {result.error_code}"
-                    was_sent = ticket is not None and key in turn.sent
+                    was_sent = pending is not None and key in exchange.sent
                     concerned[
-                        self._around.transactions.failed(
+                        self._services.transactions.failed(
                             transactional_id, append, result.error_code, why, was_sent=was_sent
                         )
                     ] = None
         return list(concerned)
 
-    def _tell_later_instead(self, turn: Turn) -> None:
+    def _answer_later_instead(self, exchange: ProduceExchange) -> None:
         """A refusal that only this process would know of is not told: its client tries again, and hears of it then."""
-        if turn.request.transactional_id is None:
+        if exchange.request.transactional_id is None:
             return
-        for key, result in turn.results.items():
+        for key, result in exchange.results.items():
             if result.error_code and result.error_code not in PENDING_CODES:
                 # One that landed elsewhere is there; of all others nothing was appended.
-                ticket = turn.tickets.get(key)
-                landed = ticket is not None and ticket.appended_at is not None
+                pending = exchange.pending_appends.get(key)
+                appended_batch = pending is not None and pending.appended_at is not None
                 message = "what became of it is not stored yet, so that it is not told either"
-                turn.results[key] = PartitionResult(
+                exchange.results[key] = PartitionResult(
                     partition=key.partition,
-                    error_code=Error.REQUEST_TIMED_OUT if landed else Error.NOT_LEADER_OR_FOLLOWER,
-                    error_message=f"{'OUTCOME_UNKNOWN' if landed else 'TRY_AGAIN'} {message}",
+                    error_code=Error.REQUEST_TIMED_OUT if appended_batch else Error.NOT_LEADER_OR_FOLLOWER,
+                    error_message=f"{'OUTCOME_UNKNOWN' if appended_batch else 'TRY_AGAIN'} {message}",
                 )
 
-    def _finish_turn(self, slot: Slot, turn: Turn) -> None:
+    def _finish_exchange(self, response_slot: PendingResponse, exchange: ProduceExchange) -> None:
         raise NotImplementedError
 
 

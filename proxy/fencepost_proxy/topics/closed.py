@@ -23,7 +23,7 @@ from fencepost_proxy.wire.schema import Message
 
 DENIED: Final = Error.TOPIC_AUTHORIZATION_FAILED
 #: Value of `topic_authorized_operations`.
-_NOT_TOLD: Final = -(2**31)
+_NOT_REPORTED: Final = -(2**31)
 
 
 def denied_message(known: Known) -> str:
@@ -38,7 +38,7 @@ def mentions(frame: bytes | memoryview, known: Known) -> bool:
     return known.state_topic_id is not None and known.state_topic_id.bytes in data
 
 
-def hide(response: Message, known: Known, *, asked: bool, by_name: bool = True) -> bool:
+def hide(response: Message, known: Known, *, queried: bool, by_name: bool = True) -> bool:
     """Remove the state topic from a Metadata or DescribeTopicPartitions response; False: it was not there.
 
     `asked`: the request `mentions` it. Then it stays as an entry with error 29 and no partitions, since a client waits
@@ -48,11 +48,11 @@ def hide(response: Message, known: Known, *, asked: bool, by_name: bool = True) 
     for topic in response.topics:
         if known.is_state_topic(topic.name, topic.topic_id):
             found = True
-            if not asked:
+            if not queried:
                 continue
             topic.error_code = DENIED
             topic.partitions = []
-            topic.topic_authorized_operations = _NOT_TOLD
+            topic.topic_authorized_operations = _NOT_REPORTED
             if by_name:
                 topic.topic_id = NO_TOPIC_ID
             else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from fencepost_proxy.topics.expansions import Growth
+from fencepost_proxy.topics.expansions import ExpansionHistory
 
 #: How long a guess counts against a client: it may have refreshed its metadata at another instance.
 _BELIEVED_SECONDS: Final = 5.0
@@ -35,7 +35,7 @@ class _Topic:
 
     topic_id: UUID
     count: int
-    grown_at: float = _NEVER
+    expanded_at: float = _NEVER
     confirmed_at: float = _NEVER
 
 
@@ -51,16 +51,16 @@ class Counts:
     def __init__(
         self,
         metadata: Callable[[str], tuple[UUID, int] | None],
-        growth: Callable[[str, UUID], Growth],
+        history: Callable[[str, UUID], ExpansionHistory],
         clock_ms: Callable[[], int],
         *,
-        settle_seconds: float,
+        resolve_seconds: float,
         served_max: int,
     ) -> None:
         self._metadata = metadata
-        self._growth = growth
+        self._history = history
         self._clock_ms = clock_ms
-        self._settle_seconds = settle_seconds
+        self._grace_seconds = resolve_seconds
         self._served_max = served_max
         self._topics: dict[str, _Topic] = {}
         self._missing: dict[str, float] = {}  # time of the last Metadata request for them
@@ -70,45 +70,45 @@ class Counts:
 
     def count(self, topic: str, now: float) -> int | None:
         """None while it is not known."""
-        heard = self._metadata(topic)
-        if heard is None:
+        last_observed = self._metadata(topic)
+        if last_observed is None:
             return None
-        topic_id, count = heard
+        topic_id, count = last_observed
         known = self._topics.get(topic)
         if known is not None and known.topic_id != topic_id:
             known = None
-        growth = self._growth(topic, topic_id)
-        if growth.pending is not None:
-            return growth.pending.from_count
-        count = max(count, growth.count or 0)
+        history = self._history(topic, topic_id)
+        if history.pending is not None:
+            return history.pending.from_count
+        count = max(count, history.count or 0)
         if known is None:
-            unseen = growth.count is not None and count > growth.count
-            grown_at = now if unseen else self._last_grown(growth, now)
-            known = self._topics[topic] = _Topic(topic_id, count, grown_at)
+            unseen = history.count is not None and count > history.count
+            expanded_at = now if unseen else self._last_expanded(history, now)
+            known = self._topics[topic] = _Topic(topic_id, count, expanded_at)
         elif count > known.count:
-            known.count, known.grown_at = count, now
+            known.count, known.expanded_at = count, now
         return known.count
 
-    def _last_grown(self, growth: Growth, now: float) -> float:
-        ended_at_ms = growth.expansions[-1].ended_at_ms if growth.expansions else None
+    def _last_expanded(self, history: ExpansionHistory, now: float) -> float:
+        ended_at_ms = history.expansions[-1].ended_at_ms if history.expansions else None
         return _NEVER if ended_at_ms is None else now - max(0, self._clock_ms() - ended_at_ms) / 1000
 
-    def settles(self, topic: str, now: float) -> bool:
+    def in_grace_period(self, topic: str, now: float) -> bool:
         """Whether it is in its post-expansion grace period: producers may still use the old count. Call `count`
         first."""
         known = self._topics.get(topic)
-        return known is not None and now - known.grown_at < self._settle_seconds
+        return known is not None and now - known.expanded_at < self._grace_seconds
 
-    def confirm(self, topic: str, asked_at: float, now: float) -> None:
+    def confirm(self, topic: str, queried_at: float, now: float) -> None:
         """Metadata requested at `asked_at` was answered: `count` is current, None if the topic does not exist."""
         if self.count(topic, now) is None:
             if len(self._missing) >= _MISSING_MAX:
                 self._missing.clear()
-            self._missing[topic] = asked_at
+            self._missing[topic] = queried_at
             return
         known = self._topics.get(topic)  # None if a pending expansion is its first record
         if known is not None:
-            known.confirmed_at = max(known.confirmed_at, asked_at)
+            known.confirmed_at = max(known.confirmed_at, queried_at)
 
     def confirmed_since(self, topic: str, at: float) -> bool:
         """Whether metadata was requested at that time or later."""

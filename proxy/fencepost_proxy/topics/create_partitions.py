@@ -38,24 +38,24 @@ def plan_create_partitions(_version: int, request: Message, known: Known) -> Pla
     refused: list[Message] = []
     kafkas: list[Message] = []
     ours: list[Message] = []
-    growing: dict[str, Message] = {}
+    expanded_topics: dict[str, Message] = {}
     for topic in request.topics:
         refusal = _refusal(topic.name, known, validate_only=request.validate_only)
         if refusal is not None:
             refused.append(refusal)
         elif not request.validate_only and (in_progress := _in_progress(topic.name, known)):
-            growing[topic.name] = in_progress
-        elif _multiples_only(topic.name, known) or (not request.validate_only and known.is_counted(topic.name)):
+            expanded_topics[topic.name] = in_progress
+        elif _multiples_only(topic.name, known) or (not request.validate_only and known.is_count_checked(topic.name)):
             ours.append(topic)
         else:
             kafkas.append(topic)
 
-    busy = [topic for topic in request.topics if topic.name in growing]
+    busy = [topic for topic in request.topics if topic.name in expanded_topics]
 
     def finish(response: Message) -> list[TopicConfigChange]:
         for result in response.results:
-            if result.name in growing and result.error_code not in _NOT_ALLOWED:
-                refusal = growing[result.name]
+            if result.name in expanded_topics and result.error_code not in _NOT_ALLOWED:
+                refusal = expanded_topics[result.name]
                 result.error_code, result.error_message = refusal.error_code, refusal.error_message
         response.results += refused
         return []
@@ -73,7 +73,7 @@ def plan_create_partitions(_version: int, request: Message, known: Known) -> Pla
 
 def _multiples_only(topic: str, known: Known) -> bool:
     policy = known.policy(topic)
-    return policy is not None and policy.ordered and not policy.any_growth
+    return policy is not None and policy.ordered and not policy.any_expansion
 
 
 def _request(topic: Message, known: Known, *, validate_only: bool) -> ExpansionRequest:
@@ -100,7 +100,7 @@ def _refusal(topic: str, known: Known, *, validate_only: bool) -> Message | None
 
 
 def _in_progress(topic: str, known: Known) -> Message | None:
-    pending = known.growth(topic).pending
+    pending = known.history(topic).pending
     if pending is None:
         return None
     text = f"{IN_PROGRESS} topic={topic} from={pending.from_count} to={pending.to_count}: it continues automatically"
@@ -110,14 +110,14 @@ def _in_progress(topic: str, known: Known) -> Message | None:
 def _expansions(first: Message | None, requests: list[ExpansionRequest], timeout_ms: int) -> Expansions:
     answered_first: list[Message] = []
 
-    def wanted(response: Message) -> tuple[ExpansionRequest, ...]:
+    def requested(response: Message) -> tuple[ExpansionRequest, ...]:
         valid = {result.name for result in response.results if result.error_code == Error.NONE}
         return tuple(each for each in requests if each.topic in valid)
 
     def finish_first(response: Message) -> None:
         answered_first.extend(response.results)
 
-    def tell(response: Message, outcomes: Mapping[str, ExpansionOutcome]) -> None:
+    def report(response: Message, outcomes: Mapping[str, ExpansionOutcome]) -> None:
         for result in response.results:
             outcome = outcomes.get(result.name)
             if outcome is not None and result.error_code == Error.NONE:
@@ -125,4 +125,4 @@ def _expansions(first: Message | None, requests: list[ExpansionRequest], timeout
                 result.error_message = outcome.message
         response.results += answered_first
 
-    return Expansions(first, finish_first, wanted, tell, timeout_ms)
+    return Expansions(first, finish_first, requested, report, timeout_ms)

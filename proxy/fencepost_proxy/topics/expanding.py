@@ -45,10 +45,10 @@ from uuid import UUID
 
 from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.expansions import (
-    NO_GROWTH,
+    NO_EXPANSIONS,
     Assignments,
     Expansion,
-    Growth,
+    ExpansionHistory,
     encode_claim,
     encode_closed,
     encode_done,
@@ -63,27 +63,27 @@ from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, Transactor
 _PAUSE_SECONDS: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 1.0
 #: The topic must be missing from metadata this many times to be considered deleted.
-_MISSING_TOPIC_LOOKS: Final = 4
+_MISSING_TOPIC_TRIES: Final = 4
 _TOO_OLD: Final = "the state topic was not read recently enough"
 #: First words of messages to clients.
 IN_PROGRESS: Final = "EXPANSION_IN_PROGRESS"
 FAILED: Final = "EXPANSION_FAILED"
 NOT_A_MULTIPLE: Final = "EXPANSION_NOT_A_MULTIPLE"
 #: CreatePartitions errors that mean the topic has changed: another count, or no such topic.
-_GROWN_OR_GONE: Final = frozenset({Error.INVALID_PARTITIONS, Error.UNKNOWN_TOPIC_OR_PARTITION})
+_EXPANDED_OR_DELETED: Final = frozenset({Error.INVALID_PARTITIONS, Error.UNKNOWN_TOPIC_OR_PARTITION})
 
 
 class Step(Enum):
     VALIDATE = "validate"
     INTENT = "intent"
-    LOOK = "look"
-    DOORS = "doors"
+    PROBE = "look"
+    BARRIERS = "doors"
     TRANSACTIONS = "transactions"
     CREATE = "create"
     LEADERS = "leaders"
     ENDS = "ends"
     STORE = "store"
-    GIVE_UP = "give up"
+    ABANDON = "give up"
 
 
 # --- input ----------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class World:
     their append barrier closed. `fresh`: the view is recent enough to rely on.
     """
 
-    growth: Growth
+    history: ExpansionHistory
     own: frozenset[UUID]
     not_closed: tuple[UUID, ...]
     fresh: bool = True
@@ -173,7 +173,7 @@ class Describe(NamedTuple):
     """Answered by Described or Unanswered."""
 
 
-class LookAtTransactions(NamedTuple):
+class ProbeTransactions(NamedTuple):
     """Answered by TransactionsOpen or Unanswered."""
 
     partitions: range
@@ -222,14 +222,14 @@ class Ended(NamedTuple):
     message: str | None = None
 
 
-Effect = Append | Describe | LookAtTransactions | CreatePartitions | ReadEnds
+Effect = Append | Describe | ProbeTransactions | CreatePartitions | ReadEnds
 
 
 # --- state machine --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Verdict:
+class _Decision:
     """The record that STORE stores."""
 
     encode: Callable[[UUID, int], StateRecord]
@@ -246,7 +246,7 @@ class Procedure:
     expansion: Expansion
     now: float
     wait_seconds: float
-    doubt_seconds: float
+    in_doubt_seconds: float
     new_id: Callable[[], UUID]
     clock_ms: Callable[[], int]
     taken_over: bool = False
@@ -260,77 +260,77 @@ class Procedure:
     _stored: bool = False
     _created: bool = False
     #: The controller reports another count; metadata will show it later.
-    _has_grown: bool = False
+    _has_expanded: bool = False
     _missed: int = 0
     #: Described in this step.
     _is_there: bool = False
-    _doubt_until: float = float("-inf")
+    _in_doubt_until: float = float("-inf")
     _pause: float = _PAUSE_SECONDS
     _paused_until: float = float("-inf")
     _failure: Ended | None = None
-    _verdict: _Verdict | None = None
+    _decision: _Decision | None = None
     _ended: Ended | None = None
 
     def __post_init__(self) -> None:
         self._since = self._begun = self.now
         if self.taken_over:
-            self.step = Step.LOOK
+            self.step = Step.PROBE
             self._stored = True
-            self._doubt_until = self.now + self.doubt_seconds
+            self._in_doubt_until = self.now + self.in_doubt_seconds
 
     # ---- next action
 
-    def ask(self, world: World, now: float) -> Effect | Wait | Ended:
+    def query(self, world: World, now: float) -> Effect | Wait | Ended:
         self.now = now
         while True:
             ended = self._ended or self._ended_in(world)
             if ended is not None:
-                self._note_time()
+                self._record_time()
                 return ended
             if now < self._paused_until:
                 return Wait(self._paused_until, self.waits_for)
-            wanted = self._wanted(world)
-            if wanted is not None:
-                return wanted
+            requested = self._requested(world)
+            if requested is not None:
+                return requested
 
     def _ended_in(self, world: World) -> Ended | None:
         """The result according to the view; None while this process is the driver."""
         if not self._stored:
             return None
-        growth, proposal = world.growth, self.expansion.proposal
-        if growth.pending is not None and growth.pending.proposal == proposal:
-            if growth.driver in world.own:
+        history, proposal = world.history, self.expansion.proposal
+        if history.pending is not None and history.pending.proposal == proposal:
+            if history.driver in world.own:
                 return None
             text = f"{IN_PROGRESS} {self._name}: another proxy process has taken it over"
             return Ended(Result.SUPERSEDED, Error.REQUEST_TIMED_OUT, text)
-        ended = growth.ended(proposal)
+        ended = history.ended(proposal)
         if ended is not None:
             return self._unordered(ended.to_count) if ended.unordered else Ended(Result.DONE)
-        if proposal in growth.failed:
+        if proposal in history.failed:
             if self._failure is not None:
                 return self._failure
-            return Ended(Result.FAILED, Error.POLICY_VIOLATION, f"{FAILED} {self._name}: {growth.failed[proposal]}")
-        if self.step is Step.INTENT and growth != NO_GROWTH:
+            return Ended(Result.FAILED, Error.POLICY_VIOLATION, f"{FAILED} {self._name}: {history.failed[proposal]}")
+        if self.step is Step.INTENT and history != NO_EXPANSIONS:
             text = f"{IN_PROGRESS} {self._name}: another expansion of the topic began earlier"
             return Ended(Result.REFUSED, Error.INVALID_PARTITIONS, text)
         return Ended(Result.DELETED, Error.UNKNOWN_TOPIC_OR_PARTITION, f"{self._name}: the topic was deleted")
 
-    def _wanted(self, world: World) -> Effect | Wait | None:
+    def _requested(self, world: World) -> Effect | Wait | None:
         """None: the step changed, or the procedure ended."""
         expansion = self.expansion
         match self.step:
-            case Step.VALIDATE | Step.GIVE_UP:
-                if self.step is Step.GIVE_UP and self.now < self._doubt_until:
-                    return self._wait(self._doubt_until, "a request of another process may still be queued in Kafka")
+            case Step.VALIDATE | Step.ABANDON:
+                if self.step is Step.ABANDON and self.now < self._in_doubt_until:
+                    return self._wait(self._in_doubt_until, "a request of another process may still be queued in Kafka")
                 return CreatePartitions(expansion.to_count, expansion.assignments, validate_only=True)
             case Step.INTENT if not self._stored:
                 return Append((encode_expansion(expansion),))
-            case Step.LOOK | Step.LEADERS:
+            case Step.PROBE | Step.LEADERS:
                 return Describe()
-            case Step.DOORS:
-                return self._doors(world)
+            case Step.BARRIERS:
+                return self._barriers(world)
             case Step.TRANSACTIONS:
-                return LookAtTransactions(expansion.priors)
+                return ProbeTransactions(expansion.prior_partitions)
             case Step.CREATE:
                 if not world.fresh:
                     return self._wait(self.now + _PAUSE_SECONDS, _TOO_OLD)
@@ -338,16 +338,16 @@ class Procedure:
                     return Describe()
                 return CreatePartitions(expansion.to_count, expansion.assignments, validate_only=False)
             case Step.ENDS:
-                return ReadEnds(expansion.priors)
+                return ReadEnds(expansion.prior_partitions)
             case Step.STORE:
-                assert self._verdict is not None
+                assert self._decision is not None
                 if not world.fresh:
                     return self._wait(self.now + _PAUSE_SECONDS, _TOO_OLD)
-                return Append((self._verdict.encode(self.new_id(), self.clock_ms()),))
-        self._go(Step.DOORS)  # INTENT is in the view
+                return Append((self._decision.encode(self.new_id(), self.clock_ms()),))
+        self._go(Step.BARRIERS)  # INTENT is in the view
         return None
 
-    def _doors(self, world: World) -> Wait | None:
+    def _barriers(self, world: World) -> Wait | None:
         if not world.not_closed:
             self._go(Step.LEADERS if self._created else Step.TRANSACTIONS)
             return None
@@ -377,10 +377,10 @@ class Procedure:
                 result = Result.UNKNOWN if in_doubt else Result.REFUSED
                 self._ended = Ended(result, Error.REQUEST_TIMED_OUT, f"{self._name}: {reason}")
 
-            case Step.LOOK | Step.CREATE | Step.LEADERS, Described(topic_id) if topic_id != self.expansion.topic_id:
+            case Step.PROBE | Step.CREATE | Step.LEADERS, Described(topic_id) if topic_id != self.expansion.topic_id:
                 self._not_there(certainly=topic_id is not None)
-            case Step.LOOK, Described(_, count):
-                self._looked(count)
+            case Step.PROBE, Described(_, count):
+                self._probed(count)
             case Step.LEADERS, Described(_, count, leaderless):
                 self._missed = 0
                 if count < self.expansion.to_count or leaderless:
@@ -399,8 +399,8 @@ class Procedure:
             case Step.CREATE, Refused(code, message):
                 self._create_refused(code, message)
             case Step.CREATE, Unanswered(reason) if self._is_there:
-                self._doubt_until = now + self.doubt_seconds
-                self._look(reason)
+                self._in_doubt_until = now + self.in_doubt_seconds
+                self._probe(reason)
 
             case Step.ENDS, Ends(ends):
                 self._read(ends)
@@ -413,12 +413,12 @@ class Procedure:
             case Step.STORE, NotAppended(reason):
                 self._again(reason)
 
-            case Step.GIVE_UP, Created():
+            case Step.ABANDON, Created():
                 self._fail()
-            case Step.GIVE_UP, Refused(code):
-                if code in _GROWN_OR_GONE:
-                    self._has_grown = code == Error.INVALID_PARTITIONS
-                    self._look(f"CreatePartitions answered error {code}")
+            case Step.ABANDON, Refused(code):
+                if code in _EXPANDED_OR_DELETED:
+                    self._has_expanded = code == Error.INVALID_PARTITIONS
+                    self._probe(f"CreatePartitions answered error {code}")
                 else:
                     self._fail()
 
@@ -431,19 +431,19 @@ class Procedure:
             case step, _:
                 raise ValueError(f"{answer} is not a reply to step {step.value}")
 
-    def _looked(self, count: int) -> None:
+    def _probed(self, count: int) -> None:
         expansion = self.expansion
         self._missed = 0
         if count == expansion.to_count:
             self._created = True
-            self._go(Step.DOORS)
-        elif count < expansion.from_count or (count == expansion.from_count and self._has_grown):
+            self._go(Step.BARRIERS)
+        elif count < expansion.from_count or (count == expansion.from_count and self._has_expanded):
             self._again("metadata is outdated")
         elif count == expansion.from_count:
-            self._go(Step.DOORS)
+            self._go(Step.BARRIERS)
         else:
             reason = f"the topic has {count} partitions"
-            self._verdict = _Verdict(
+            self._decision = _Decision(
                 lambda end, at_ms: encode_unordered_end(expansion, end, to_count=count, reason=reason, at_ms=at_ms)
             )
             self._go(Step.STORE)
@@ -463,13 +463,13 @@ class Procedure:
             self._again(why)
 
     def _create_refused(self, code: int, message: str | None) -> None:
-        if code in _GROWN_OR_GONE:
+        if code in _EXPANDED_OR_DELETED:
             # 37 after the same request was valid: it has been executed, or another client's was.
-            self._has_grown = code == Error.INVALID_PARTITIONS
-            self._look(f"CreatePartitions answered error {code}")
+            self._has_expanded = code == Error.INVALID_PARTITIONS
+            self._probe(f"CreatePartitions answered error {code}")
         else:
             self._failure = Ended(Result.FAILED, code, self._refused_text(code, message))
-            self._go(Step.GIVE_UP)
+            self._go(Step.ABANDON)
 
     def _read(self, ends: tuple[PartitionEnd, ...]) -> None:
         behind = [index for index, each in enumerate(ends) if each.high_watermark < each.log_end]
@@ -486,13 +486,13 @@ class Procedure:
             held = max(0, at_ms - expansion.at_ms) if held_ms is None else held_ms
             return encode_done(expansion, end, thresholds=thresholds, epochs=epochs, at_ms=at_ms, held_ms=held)
 
-        self._verdict = _Verdict(encode)
+        self._decision = _Decision(encode)
         self._go(Step.STORE)
 
     def _not_there(self, *, certainly: bool) -> None:
         """A broker that just started may not know a topic yet, so it must be missing several times in a row."""
         self._missed += 1
-        if not certainly and self._missed < _MISSING_TOPIC_LOOKS:
+        if not certainly and self._missed < _MISSING_TOPIC_TRIES:
             self._again("the topic is not in the metadata")
             return
         text = f"{FAILED} {self._name}: the topic was deleted"
@@ -502,13 +502,13 @@ class Procedure:
     def _give_up(self, why: str) -> None:
         text = f"{FAILED} {self._name}: after {self.wait_seconds:g} s (limits.expansion_wait_seconds) {why}"
         self._failure = Ended(Result.FAILED, Error.POLICY_VIOLATION, text)
-        self._go(Step.GIVE_UP)
+        self._go(Step.ABANDON)
 
     def _fail(self) -> None:
         assert self._failure is not None
         assert self._failure.message is not None
         expansion, reason = self.expansion, self._failure.message
-        self._verdict = _Verdict(lambda end, at_ms: encode_failed(expansion, end, reason=reason, at_ms=at_ms))
+        self._decision = _Decision(lambda end, at_ms: encode_failed(expansion, end, reason=reason, at_ms=at_ms))
         self._go(Step.STORE)
 
     def _unordered(self, count: int) -> Ended:
@@ -533,15 +533,15 @@ class Procedure:
         return text
 
     def _go(self, step: Step) -> None:
-        self._note_time()
+        self._record_time()
         self._pause = _PAUSE_SECONDS
         self._is_there = False
         self.step = step
         self.waits_for = ""
 
-    def _look(self, why: str) -> None:
+    def _probe(self, why: str) -> None:
         """Kafka's answer contradicts the known state, or is missing."""
-        self._go(Step.LOOK)
+        self._go(Step.PROBE)
         self._again(why)
 
     def _again(self, why: str) -> None:
@@ -553,7 +553,7 @@ class Procedure:
         self.waits_for = why
         return Wait(until, why)
 
-    def _note_time(self) -> None:
+    def _record_time(self) -> None:
         self.took[self.step] = self.took.get(self.step, 0.0) + self.now - self._since
         self._since = self.now
 
@@ -602,18 +602,18 @@ class Closing:
     _pause: float = _PAUSE_SECONDS
     _paused_until: float = float("-inf")
 
-    def ask(
-        self, growth: Growth, process: UUID, *, empty: bool, now: float
-    ) -> LookAtTransactions | Append | Wait | IsClosed:
+    def query(
+        self, history: ExpansionHistory, process: UUID, *, empty: bool, now: float
+    ) -> ProbeTransactions | Append | Wait | IsClosed:
         """`empty`: its append barrier is. `process`: current name of this process; it may have changed."""
-        if process in growth.closed:
+        if process in history.closed:
             return IsClosed()
         if self._nothing_open:
             return Append((encode_closed(self.expansion, process),))
         if now < self._paused_until:
             return Wait(self._paused_until, "transactions and requests in progress")
         self._conclusive = empty and not self.but_for
-        return LookAtTransactions(self.expansion.priors)
+        return ProbeTransactions(self.expansion.prior_partitions)
 
     def handle(self, answer: Answer, now: float) -> Hold | None:
         """The new state of the append barrier, if it changes."""
@@ -632,7 +632,7 @@ class Closing:
 # --- driver ---------------------------------------------------------------------------------------------------------
 
 
-class Nobody(NamedTuple):
+class NoClient(NamedTuple):
     """Nothing to drive: nothing is pending, or another live process drives it."""
 
 
@@ -649,16 +649,16 @@ class Claim(NamedTuple):
 
 
 def driver(
-    growth: Growth, *, own: frozenset[UUID], process: UUID, alive: frozenset[UUID], new_id: Callable[[], UUID]
-) -> Nobody | Drive | Claim:
+    history: ExpansionHistory, *, own: frozenset[UUID], process: UUID, live: frozenset[UUID], new_id: Callable[[], UUID]
+) -> NoClient | Drive | Claim:
     """What process `process` has to do about a pending expansion.
 
     `alive`: the other processes that are not known to be dead.
     """
-    if growth.pending is None:
-        return Nobody()
-    if growth.driver in own:
-        return Drive(growth.pending)
-    if growth.driver in alive:
-        return Nobody()
-    return Claim(encode_claim(growth.pending, growth.driver_round + 1, new_id(), process))
+    if history.pending is None:
+        return NoClient()
+    if history.driver in own:
+        return Drive(history.pending)
+    if history.driver in live:
+        return NoClient()
+    return Claim(encode_claim(history.pending, history.driver_round + 1, new_id(), process))

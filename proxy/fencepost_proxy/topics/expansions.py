@@ -72,18 +72,18 @@ class Expansion:
         return self.to_count % self.from_count == 0
 
     @property
-    def priors(self) -> range:
+    def prior_partitions(self) -> range:
         """The prior partitions."""
         return range(self.from_count)
 
     @property
-    def born(self) -> range:
+    def created_partitions(self) -> range:
         """The added partitions."""
         return range(self.from_count, self.to_count)
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class ExpansionHistory:
     """All expansions of one incarnation of a topic.
 
     `count`: partitions after the last expansion that ended, else when checks began; None if neither is known.
@@ -104,10 +104,10 @@ class Growth:
     def ordered(self) -> tuple[Expansion, ...]:
         return tuple(expansion for expansion in self.expansions if expansion.ordered)
 
-    def born_by(self, partition: int) -> Expansion | None:
+    def created_by(self, partition: int) -> Expansion | None:
         """The expansion, ended or pending, that added a partition; None for an original partition."""
         known = self.expansions if self.pending is None else (*self.expansions, self.pending)
-        return next((each for each in known if partition in each.born), None)
+        return next((each for each in known if partition in each.created_partitions), None)
 
     def ended(self, proposal: UUID) -> Expansion | None:
         """The result of a proposal that did not fail; None if it is pending or was not accepted."""
@@ -145,7 +145,7 @@ class Growth:
         return json.dumps(expansions, separators=(",", ":"))
 
 
-NO_GROWTH: Final = Growth()
+NO_EXPANSIONS: Final = ExpansionHistory()
 
 
 # --- records ----------------------------------------------------------------------------------------------------------
@@ -216,22 +216,22 @@ class _Topic:
     closed: set[UUID] = field(default_factory=set)
     drivers: dict[int, UUID] = field(default_factory=dict)
 
-    def growth(self) -> Growth:
+    def history(self) -> ExpansionHistory:
         count = self.ended[-1].to_count if self.ended else self.counted_from
         if self.pending is None:
-            return Growth(count, tuple(self.ended), failed=self.failed)
+            return ExpansionHistory(count, tuple(self.ended), failed=self.failed)
         driver_round = max(self.drivers, default=0)
         driver = self.drivers.get(driver_round, self.pending.process)
         closed = frozenset(self.closed)
-        return Growth(count, tuple(self.ended), self.pending, closed, driver, driver_round, self.failed)
+        return ExpansionHistory(count, tuple(self.ended), self.pending, closed, driver, driver_round, self.failed)
 
 
-class Growths:
+class ExpansionHistories:
     """Expansions of all topics, up to the last record applied."""
 
     def __init__(self) -> None:
         self._topics: dict[UUID, _Topic] = {}
-        self._growths: dict[UUID, Growth] = {}
+        self._histories: dict[UUID, ExpansionHistory] = {}
 
     def apply(self, key: str, raw: bytes | None) -> None:
         """Apply a record of one of `KINDS`, in offset order. Raises ValueError if it cannot be read."""
@@ -247,9 +247,9 @@ class Growths:
                 self._apply(topic, topic_id, key, value)
         finally:
             # At once: a thread that plans a large request reads it too (`session.exchange.Exchanges`).
-            self._growths[topic_id] = topic.growth()
+            self._histories[topic_id] = topic.history()
         if value is None and not topic.keys:
-            del self._topics[topic_id], self._growths[topic_id]
+            del self._topics[topic_id], self._histories[topic_id]
 
     def _apply(self, topic: _Topic, topic_id: UUID, key: str, value: Mapping[str, Any]) -> None:
         kind, *names = key.split("/")
@@ -275,7 +275,7 @@ class Growths:
     @staticmethod
     def _propose(topic: _Topic, expansion: Expansion) -> None:
         begins = topic.ended[-1].to_count if topic.ended else expansion.from_count
-        if topic.pending is not None or begins != expansion.from_count or not expansion.born:
+        if topic.pending is not None or begins != expansion.from_count or not expansion.created_partitions:
             return
         topic.name = expansion.topic
         if expansion.unordered:
@@ -327,17 +327,17 @@ class Growths:
 
     # ---- queries
 
-    def growth(self, topic: str, topic_id: UUID | None) -> Growth:
+    def history(self, topic: str, topic_id: UUID | None) -> ExpansionHistory:
         """`topic_id` None if unknown: the latest incarnation of that name."""
         if topic_id is None:
             topics = list(self._topics.items()) if self._topics else []
             topic_id = next((key for key, each in reversed(topics) if each.name == topic), None)
-        return NO_GROWTH if topic_id is None else self._growths.get(topic_id, NO_GROWTH)
+        return NO_EXPANSIONS if topic_id is None else self._histories.get(topic_id, NO_EXPANSIONS)
 
     def pending(self) -> tuple[Expansion, ...]:
         return tuple(each.pending for each in self._topics.values() if each.pending is not None)
 
-    def grown(self) -> tuple[Expansion, ...]:
+    def expanded(self) -> tuple[Expansion, ...]:
         """The last expansion of each expanded topic, also of deleted topics."""
         return tuple(each.ended[-1] for each in self._topics.values() if each.ended)
 

@@ -22,7 +22,7 @@ _TRY_AGAIN_SECONDS: Final = 300.0
 _TOPICS_MAX: Final = 10_000
 #: Maximum age of a log start offset in an answer that the proxy makes.
 _RECENT_SECONDS: Final = 5.0
-_UNHEARD: Final = (-1, float("-inf"))
+_NEVER_OBSERVED: Final = (-1, float("-inf"))
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -40,7 +40,7 @@ class IdempotenceMemory:
         self._remembered_max = remembered_max
         self._without_until: OrderedDict[str, float] = OrderedDict()
         self._acknowledged: OrderedDict[tuple[TopicPartition, int], int] = OrderedDict()
-        self._told: OrderedDict[tuple[TopicPartition, tuple[int, int, int]], None] = OrderedDict()
+        self._reported: OrderedDict[tuple[TopicPartition, tuple[int, int, int]], None] = OrderedDict()
         self._log_starts: OrderedDict[TopicPartition, tuple[int, float]] = OrderedDict()
 
     # ---- topics that reject producer ids
@@ -58,32 +58,32 @@ class IdempotenceMemory:
     def acknowledged(self, partition: TopicPartition, producer_id: int, last_offset: int) -> None:
         _put(self._acknowledged, (partition, producer_id), last_offset, self._remembered_max)
 
-    def is_gone(self, partition: TopicPartition, producer_id: int, log_start_offset: int) -> bool:
+    def is_dead(self, partition: TopicPartition, producer_id: int, log_start_offset: int) -> bool:
         """Whether all acknowledged appends of this producer lie below the log start."""
         last_offset = self._acknowledged.get((partition, producer_id))
         return last_offset is not None and last_offset < log_start_offset
 
-    def was_told(self, partition: TopicPartition, batch: tuple[int, int, int]) -> bool:
+    def was_reported(self, partition: TopicPartition, batch: tuple[int, int, int]) -> bool:
         """Whether the producer of this batch (id, epoch, sequence) already got "producer forgotten": if it sends the
         same batch again, it cannot handle that answer."""
-        before = (partition, batch) in self._told
-        _put(self._told, (partition, batch), None, self._remembered_max)
+        before = (partition, batch) in self._reported
+        _put(self._reported, (partition, batch), None, self._remembered_max)
         return before
 
     # ---- log starts
 
-    def note_log_start(self, partition: TopicPartition, log_start_offset: int, now: float) -> None:
+    def record_log_start(self, partition: TopicPartition, log_start_offset: int, now: float) -> None:
         if log_start_offset >= 0:
             _put(self._log_starts, partition, (log_start_offset, now), self._remembered_max)
 
     def log_start(self, partition: TopicPartition) -> int:
         """The last known one, or -1."""
-        return self._log_starts.get(partition, _UNHEARD)[0]
+        return self._log_starts.get(partition, _NEVER_OBSERVED)[0]
 
     def recent_log_start(self, partition: TopicPartition, now: float) -> int:
         """The last known one, or -1 if too old for an answer."""
-        log_start_offset, heard_at = self._log_starts.get(partition, _UNHEARD)
-        return log_start_offset if now < heard_at + _RECENT_SECONDS else -1
+        log_start_offset, observed_at = self._log_starts.get(partition, _NEVER_OBSERVED)
+        return log_start_offset if now < observed_at + _RECENT_SECONDS else -1
 
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted or recreated."""
@@ -92,8 +92,8 @@ class IdempotenceMemory:
             del self._log_starts[at]
         for key in [key for key in self._acknowledged if key[0].topic == topic]:
             del self._acknowledged[key]
-        for told in [told for told in self._told if told[0].topic == topic]:
-            del self._told[told]
+        for reported in [reported for reported in self._reported if reported[0].topic == topic]:
+            del self._reported[reported]
 
 
 def _put(members: OrderedDict[_Key, _Value], key: _Key, member: _Value, count_max: int) -> None:

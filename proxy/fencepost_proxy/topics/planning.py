@@ -8,7 +8,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from fencepost_policies.append import Check
-from fencepost_proxy.topics.expansions import Assignments, Growth
+from fencepost_proxy.topics.expansions import Assignments, ExpansionHistory
 from fencepost_proxy.topics.state import StateView, TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import FileConfigs, TopicPolicy
 from fencepost_proxy.types import TopicPartition
@@ -42,12 +42,12 @@ class Known:
         policy = self.policy(topic)
         return None if policy is None else policy.check
 
-    def is_counted(self, topic: str) -> bool:
+    def is_count_checked(self, topic: str) -> bool:
         policy = self.policy(topic)
         return policy is not None and policy.counted
 
-    def growth(self, topic: str) -> Growth:
-        return self.view.growth(topic, self.topic_id(topic))
+    def history(self, topic: str) -> ExpansionHistory:
+        return self.view.history(topic, self.topic_id(topic))
 
     def is_state_topic(self, name: str | None, topic_id: UUID | None = None) -> bool:
         return name == self.state_topic or (topic_id is not None and topic_id == self.state_topic_id)
@@ -97,8 +97,8 @@ class Expansions:
 
     first: Message | None
     finish_first: Callable[[Message], None]
-    wanted: Callable[[Message], tuple[ExpansionRequest, ...]]
-    tell: Callable[[Message, Mapping[str, ExpansionOutcome]], None]
+    requested: Callable[[Message], tuple[ExpansionRequest, ...]]
+    report: Callable[[Message, Mapping[str, ExpansionOutcome]], None]
     timeout_ms: int
 
 

@@ -24,7 +24,7 @@ from uuid import UUID
 from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.closed import CLOSED_APIS, DENIED, denied_message
 from fencepost_proxy.topics.create_partitions import plan_create_partitions
-from fencepost_proxy.topics.expansions import Growth
+from fencepost_proxy.topics.expansions import ExpansionHistory
 from fencepost_proxy.topics.planning import Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.topics.transactions import plan_add_partitions, plan_write_markers
@@ -299,7 +299,7 @@ def plan_describe_configs(version: int, request: Message, known: Known) -> Plan:
 
     refused = [each for each in request.resources if is_refused(each)]
     request.resources = [each for each in request.resources if not is_refused(each)]
-    wanted: dict[str, list[str] | None] = {
+    requested: dict[str, list[str] | None] = {
         each.resource_name: each.configuration_keys or None
         for each in request.resources
         if each.resource_type == _TOPIC
@@ -310,13 +310,13 @@ def plan_describe_configs(version: int, request: Message, known: Known) -> Plan:
             if result.resource_type != _TOPIC or result.error_code != Error.NONE:
                 continue
             topic = result.resource_name
-            keys = wanted.get(topic)
+            keys = requested.get(topic)
             set_on_topic = known.view.configs_set_on(topic, known.topic_id(topic))
             for name, levels in _levels(known.file_configs(topic), set_on_topic).items():
                 if keys is None or name in keys:
                     result.configs.append(_described(version, request, name, levels))
-            if _shows_growth(known, topic) if keys is None else ORDERED_PARTITION_EXPANSIONS in keys:
-                result.configs.append(_described_growth(version, request, known.growth(topic)))
+            if _shows_expansions(known, topic) if keys is None else ORDERED_PARTITION_EXPANSIONS in keys:
+                result.configs.append(_described_expansions(version, request, known.history(topic)))
         for resource in refused:
             response.results.append(
                 Message(
@@ -344,14 +344,14 @@ def _described(version: int, request: Message, name: str, levels: list[_Level]) 
     )
 
 
-def _shows_growth(known: Known, topic: str) -> bool:
+def _shows_expansions(known: Known, topic: str) -> bool:
     """Unless requested by name, only if there are expansions, or ordered ones are switched on."""
     policy = known.policy(topic)
-    return bool(known.growth(topic).expansions) or (policy is not None and policy.ordered)
+    return bool(known.history(topic).expansions) or (policy is not None and policy.ordered)
 
 
-def _described_growth(version: int, request: Message, growth: Growth) -> Message:
-    value, source = growth.described(), _TOPIC_CONFIG if growth.expansions else _DEFAULT_CONFIG
+def _described_expansions(version: int, request: Message, history: ExpansionHistory) -> Message:
+    value, source = history.described(), _TOPIC_CONFIG if history.expansions else _DEFAULT_CONFIG
     documented = version >= 3 and request.include_documentation
     return Message(
         name=ORDERED_PARTITION_EXPANSIONS,

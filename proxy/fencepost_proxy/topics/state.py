@@ -10,8 +10,8 @@ One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…
 | `alive/<uuid>` | `{"at_ms"}` | heartbeat, repeated; a tombstone when the process ends normally |
 | `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone: deleted by the proxy |
 | `expansion…/…`, `partition-count/<topic id>` | expansions of topics | see `expansions.py` |
-| `withheld/<group>`, `released/…` | gated assignments of consumer groups | see `withheld.py` |
-| `poison/<producer id>/…` | abort-only transactions | see `poisoned.py` |
+| `withheld/<group>`, `released/…` | gated assignments of consumer groups | see `gated.py` |
+| `poison/<producer id>/…` | abort-only transactions | see `abort_only.py` |
 
 "The first record of a key wins" does not survive compaction, which keeps the last. So each proposal has its own key and
 is written once, even by its writer:
@@ -38,14 +38,16 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from fencepost_proxy.errors import FencepostError
-from fencepost_proxy.topics.expansions import KINDS as GROWTH_KINDS
-from fencepost_proxy.topics.expansions import Expansion, Growth, Growths
-from fencepost_proxy.topics.poisoned import KINDS as POISON_KINDS
-from fencepost_proxy.topics.poisoned import PoisonView
+from fencepost_proxy.topics.abort_only import KINDS as ABORT_ONLY_KINDS
+from fencepost_proxy.topics.abort_only import AbortOnlyView
+from fencepost_proxy.topics.expansions import KINDS as EXPANSION_KINDS
+from fencepost_proxy.topics.expansions import Expansion, ExpansionHistories, ExpansionHistory
+from fencepost_proxy.topics.gated import KINDS as GROUP_KINDS
+from fencepost_proxy.topics.gated import GatedView
 from fencepost_proxy.topics.records import StateRecord, object_of, record, typed
 from fencepost_proxy.topics.virtual_configs import (
     INTERNAL_TOPICS,
-    UNGUARDED,
+    UNCHECKED,
     VIRTUAL_CONFIGS,
     FileConfigs,
     InvalidConfigValue,
@@ -53,19 +55,17 @@ from fencepost_proxy.topics.virtual_configs import (
     parse_value,
     switches_off,
 )
-from fencepost_proxy.topics.withheld import KINDS as GROUP_KINDS
-from fencepost_proxy.topics.withheld import WithheldView
 from fencepost_proxy.types import LogEndOffset, Offset, ProducerEpoch, ProducerId
 
 _PRODUCER_ID: Final = "producer-id"
-_STAMP_BASE: Final = "stamp-base"
+_FENCE_BASE: Final = "stamp-base"
 _TOPIC_CONFIG: Final = "topic-config"
 _PROCESS: Final = "process"
-_ALIVE: Final = "alive"
-_TAGS: Final = 255
+_LIVE: Final = "alive"
+_INSTANCE_IDS: Final = 255
 _OLDER_BASES_MAX: Final = 1000
 #: From then on a process should take a new instance id; at twice that another process gets its old one.
-TAG_AGE_MAX: Final = 127
+INSTANCE_ID_AGE_MAX: Final = 127
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -73,7 +73,7 @@ class StateError(FencepostError):
     """The state topic belongs to another cluster, or needs a newer version: checked appends wait for an operator."""
 
 
-class StampBase(NamedTuple):
+class FenceBase(NamedTuple):
     """Under `producer_epoch`, sequence = expected offset − `base`."""
 
     producer_epoch: ProducerEpoch
@@ -113,49 +113,49 @@ def encode_producer_id(proposal: UUID, cluster_id: str, producer_id: ProducerId,
     return record(f"{_PRODUCER_ID}/{proposal}", value)
 
 
-def encode_stamp_base(
+def encode_fence_base(
     topic_id: UUID, partition: int, producer_epoch: ProducerEpoch, proposal: UUID, base: LogEndOffset
 ) -> StateRecord:
     """Proposal of the fence base of a partition under this epoch.
 
     Epochs continue from one shared producer id to the next: `PRODUCER_EPOCHS` of the first, then those of the second.
     """
-    return record(f"{_STAMP_BASE}/{topic_id}/{partition}/{producer_epoch}/{proposal}", {"base": base})
+    return record(f"{_FENCE_BASE}/{topic_id}/{partition}/{producer_epoch}/{proposal}", {"base": base})
 
 
 def encode_process(process: UUID, started_ms: int, place: str | None = None) -> StateRecord:
     """A process has started, or needs a new instance id. Written once, never deleted: the number of records counts.
 
-    `place`: its process identity (`net/places.py`).
+    `place`: its process identity (`net/process_identity.py`).
     """
     return record(f"{_PROCESS}/{process}", {"started_ms": started_ms, **({} if place is None else {"place": place})})
 
 
-def encode_alive(process: UUID, at_ms: int) -> StateRecord:
+def encode_heartbeat(process: UUID, at_ms: int) -> StateRecord:
     """Heartbeat. The time is for processes that start later; the others use the arrival time of the record."""
-    return record(f"{_ALIVE}/{process}", {"at_ms": at_ms})
+    return record(f"{_LIVE}/{process}", {"at_ms": at_ms})
 
 
-def encode_alive_tombstone(process: UUID) -> StateRecord:
+def encode_heartbeat_tombstone(process: UUID) -> StateRecord:
     """The process has ended, with no request of its own in progress."""
-    return StateRecord(f"{_ALIVE}/{process}".encode(), None)
+    return StateRecord(f"{_LIVE}/{process}".encode(), None)
 
 
-class SignOfLife(NamedTuple):
+class Heartbeat(NamedTuple):
     """`at_ms`: clock of the process itself; None: it has ended."""
 
     process: UUID
     at_ms: int | None
 
 
-def sign_of_life(record: StateRecord) -> SignOfLife | None:
+def heartbeat(record: StateRecord) -> Heartbeat | None:
     """The heartbeat in a record of the kind `alive`, None for other kinds."""
     kind, _, process = record.key.decode(errors="replace").partition("/")
-    if kind != _ALIVE:
+    if kind != _LIVE:
         return None
     try:
         value = object_of(record.value)
-        return SignOfLife(UUID(process), None if value is None else typed(value, "at_ms", int))
+        return Heartbeat(UUID(process), None if value is None else typed(value, "at_ms", int))
     except ValueError:
         return None
 
@@ -181,11 +181,11 @@ class StateView:
         self._topic_configs: dict[str, SetConfigs] = {}
         self._processes: dict[UUID, int] = {}
         self._places: dict[UUID, str] = {}
-        self._growths = Growths()
-        self.groups = WithheldView()
-        self.poisons = PoisonView()
+        self._histories = ExpansionHistories()
+        self.groups = GatedView()
+        self.abort_only_records = AbortOnlyView()
         # Per partition and epoch the proposal that won: its key and its base.
-        self._stamp_bases: dict[tuple[UUID, int], dict[ProducerEpoch, tuple[str, LogEndOffset]]] = {}
+        self._fence_bases: dict[tuple[UUID, int], dict[ProducerEpoch, tuple[str, LogEndOffset]]] = {}
 
     def apply(self, offset: Offset, key: bytes | None, value: bytes | None) -> str | None:
         """Apply one record, in offset order. Returns why it was skipped, for the log; None if it was applied.
@@ -200,9 +200,9 @@ class StateView:
             kind, _, rest = text.partition("/")
             if kind == _PRODUCER_ID:
                 self._apply_producer_id(text, object_of(value))
-            elif kind == _STAMP_BASE:
-                self._apply_stamp_base(text, rest, value)
-            elif kind == _ALIVE:
+            elif kind == _FENCE_BASE:
+                self._apply_fence_base(text, rest, value)
+            elif kind == _LIVE:
                 UUID(rest)  # `StateTopic` keeps the time
             elif kind == _PROCESS:
                 self._processes.setdefault(UUID(rest), len(self._processes))
@@ -210,12 +210,12 @@ class StateView:
                     self._places[UUID(rest)] = place
             elif kind == _TOPIC_CONFIG:
                 self._apply_topic_config(rest, value)
-            elif kind in GROWTH_KINDS:
-                self._growths.apply(text, value)
+            elif kind in EXPANSION_KINDS:
+                self._histories.apply(text, value)
             elif kind in GROUP_KINDS:
                 self.groups.apply(text, value)
-            elif kind in POISON_KINDS:
-                self.poisons.apply(text, value)
+            elif kind in ABORT_ONLY_KINDS:
+                self.abort_only_records.apply(text, value)
             else:
                 return f"record {offset} of the state topic has a key of an unknown kind: {text!r:.80}"
         except ValueError as error:
@@ -235,9 +235,9 @@ class StateView:
         self._producer_ids.setdefault(number, ProducerId(producer_id))
         self.shared_producer_ids = frozenset(self._producer_ids.values())
 
-    def _apply_stamp_base(self, key: str, rest: str, raw: bytes | None) -> None:
+    def _apply_fence_base(self, key: str, rest: str, raw: bytes | None) -> None:
         topic_id, partition, epoch, _ = rest.split("/")
-        bases = self._stamp_bases.setdefault((UUID(topic_id), int(partition)), {})
+        bases = self._fence_bases.setdefault((UUID(topic_id), int(partition)), {})
         producer_epoch = ProducerEpoch(int(epoch))
         value = object_of(raw)
         if value is not None:
@@ -273,15 +273,15 @@ class StateView:
         """Process identity that the process reported."""
         return self._places.get(process)
 
-    def tag_age(self, process: UUID) -> int:
+    def instance_id_age(self, process: UUID) -> int:
         """Number of processes started since this one; 0 if it is unknown (yet)."""
         return len(self._processes) - 1 - self._processes[process] if process in self._processes else 0
 
-    def tag(self, process: UUID) -> int:
+    def instance_id(self, process: UUID) -> int:
         """Instance id, 1 to 255; 0 if the process is unknown, or another process may have its id."""
-        if process not in self._processes or self.tag_age(process) > 2 * TAG_AGE_MAX - 1:
+        if process not in self._processes or self.instance_id_age(process) > 2 * INSTANCE_ID_AGE_MAX - 1:
             return 0
-        return self._processes[process] % _TAGS + 1
+        return self._processes[process] % _INSTANCE_IDS + 1
 
     @property
     def topic_configs(self) -> MappingProxyType[str, SetConfigs]:
@@ -314,56 +314,56 @@ class StateView:
     def topic_policy(self, topic: str, topic_id: UUID | None, file_configs: FileConfigs) -> TopicPolicy:
         """What holds for a topic: set on it, else given by the file, else the default."""
         of_file, of_topic = file_configs(topic), self.configs_set_on(topic, topic_id)
-        policy = TopicPolicy.of({**of_file, **of_topic}) if of_file or of_topic else UNGUARDED
-        if not policy.counted and self.growth(topic, topic_id).pending is not None:
+        policy = TopicPolicy.of({**of_file, **of_topic}) if of_file or of_topic else UNCHECKED
+        if not policy.counted and self.history(topic, topic_id).pending is not None:
             # Switched off during an expansion: until it ends, appends still pass the append barrier.
             return replace(policy, ordered=True)
         return policy
 
-    def growth(self, topic: str, topic_id: UUID | None) -> Growth:
+    def history(self, topic: str, topic_id: UUID | None) -> ExpansionHistory:
         """Expansions of this incarnation; if `topic_id` is None, of the latest one of that name."""
-        return self._growths.growth(topic, topic_id)
+        return self._histories.history(topic, topic_id)
 
     @property
     def pending_expansions(self) -> tuple[Expansion, ...]:
-        return self._growths.pending()
+        return self._histories.pending()
 
     @property
-    def grown(self) -> tuple[Expansion, ...]:
+    def expanded(self) -> tuple[Expansion, ...]:
         """The last expansion of each expanded topic, also of deleted topics."""
-        return self._growths.grown()
+        return self._histories.expanded()
 
     @property
-    def counted_topics(self) -> frozenset[str]:
+    def count_checked_topics(self) -> frozenset[str]:
         """Topics that ever had partition-count checks, also deleted ones."""
-        return self._growths.names()
+        return self._histories.names()
 
     @property
-    def counted_incarnations(self) -> Mapping[UUID, str]:
+    def count_checked_incarnations(self) -> Mapping[UUID, str]:
         """The same, by topic id."""
-        return self._growths.incarnations()
+        return self._histories.incarnations()
 
     def tidy_expansion(self, expansion: Expansion) -> list[StateRecord]:
         """Records to append to the state topic after the expansion ended."""
-        return self._growths.tidy(expansion)
+        return self._histories.tidy(expansion)
 
-    def stamp_base(self, topic_id: UUID, partition: int) -> StampBase | None:
+    def fence_base(self, topic_id: UUID, partition: int) -> FenceBase | None:
         """The base agreed on under the highest epoch; None if none was published (epoch 0, base 0)."""
-        bases = self._stamp_bases.get((topic_id, partition))
+        bases = self._fence_bases.get((topic_id, partition))
         if not bases:
             return None
         epoch = max(bases)
-        return StampBase(epoch, bases[epoch][1])
+        return FenceBase(epoch, bases[epoch][1])
 
-    def older_stamp_bases(self, topic_id: UUID, partition: int, producer_epoch: ProducerEpoch) -> list[StateRecord]:
+    def older_fence_bases(self, topic_id: UUID, partition: int, producer_epoch: ProducerEpoch) -> list[StateRecord]:
         """Tombstones of bases that are not needed once that epoch has one; as many as fit in a batch."""
-        bases = self._stamp_bases.get((topic_id, partition), {})
+        bases = self._fence_bases.get((topic_id, partition), {})
         older = (StateRecord(key.encode(), None) for epoch, (key, _) in bases.items() if epoch < producer_epoch)
         return list(islice(older, _OLDER_BASES_MAX))
 
-    def stamp_base_proposal(self, topic_id: UUID, partition: int, producer_epoch: ProducerEpoch) -> bytes | None:
+    def fence_base_proposal(self, topic_id: UUID, partition: int, producer_epoch: ProducerEpoch) -> bytes | None:
         """The key of the winning proposal under that epoch."""
-        won = self._stamp_bases.get((topic_id, partition), {}).get(producer_epoch)
+        won = self._fence_bases.get((topic_id, partition), {}).get(producer_epoch)
         return None if won is None else won[0].encode()
 
     def records_of(self, changes: Iterable[TopicConfigChange]) -> list[StateRecord]:
@@ -402,8 +402,8 @@ class StateView:
         """Tombstones of a deleted topic's records. Its configs stay for its successor."""
         records = [
             StateRecord(key.encode(), None)
-            for (found, _), bases in self._stamp_bases.items()
+            for (found, _), bases in self._fence_bases.items()
             if found == topic_id
             for key, _ in bases.values()
         ]
-        return records + self._growths.forget(topic_id) + self.groups.forget(topic_id)
+        return records + self._histories.forget(topic_id) + self.groups.forget(topic_id)

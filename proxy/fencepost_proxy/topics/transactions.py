@@ -43,7 +43,7 @@ def plan_add_partitions(request: Message, known: Known) -> Plan:
             kept.append(topic)
             if check is Check.ON:
                 joins += [TopicPartition(topic.name, partition) for partition in topic.partitions]
-    asked = [(topic.name, list(topic.partitions)) for topic in request.v3_and_below_topics]
+    queried = [(topic.name, list(topic.partitions)) for topic in request.v3_and_below_topics]
     request.v3_and_below_topics = kept
 
     def finish(response: Message) -> list[TopicConfigChange]:
@@ -54,8 +54,8 @@ def plan_add_partitions(request: Message, known: Known) -> Plan:
 
     if not joins:
         return Plan(request, finish)
-    _not_too_many(joins[0], sum(len(partitions) for _, partitions in asked))
-    return Plan(request, finish, Joins(request.v3_and_below_transactional_id, tuple(joins)), _later(asked))
+    _not_too_many(joins[0], sum(len(partitions) for _, partitions in queried))
+    return Plan(request, finish, Joins(request.v3_and_below_transactional_id, tuple(joins)), _later(queried))
 
 
 def _not_too_many(checked: TopicPartition, partitions: int) -> None:
@@ -66,7 +66,7 @@ def _not_too_many(checked: TopicPartition, partitions: int) -> None:
         )
 
 
-def _later(asked: list[tuple[str, list[int]]]) -> Message:
+def _later(queried: list[tuple[str, list[int]]]) -> Message:
     """No partition was added: clients retry."""
     topics = [
         Message(
@@ -75,7 +75,7 @@ def _later(asked: list[tuple[str, list[int]]]) -> Message:
                 Message(partition_index=each, partition_error_code=_CONCURRENT_TRANSACTIONS) for each in partitions
             ],
         )
-        for name, partitions in asked
+        for name, partitions in queried
     ]
     return Message(throttle_time_ms=0, results_by_topic_v3_and_below=topics)
 
@@ -84,7 +84,7 @@ def plan_write_markers(request: Message, known: Known) -> Plan:
     """`plan.joins` has the partitions of checked topics."""
     refused: list[tuple[int, str, list[int], int]] = []
     joins: dict[TopicPartition, None] = {}
-    asked = [
+    queried = [
         (marker.producer_id, [(topic.name, list(topic.partition_indexes)) for topic in marker.topics])
         for marker in request.markers
     ]
@@ -111,14 +111,14 @@ def plan_write_markers(request: Message, known: Known) -> Plan:
 
     if not joins:
         return Plan(request, finish)
-    _not_too_many(next(iter(joins)), sum(len(partitions) for _, topics in asked for _, partitions in topics))
+    _not_too_many(next(iter(joins)), sum(len(partitions) for _, topics in queried for _, partitions in topics))
     # Nothing was written: Kafka's tools ask again.
     later = [
         Message(
             producer_id=producer_id,
             topics=[_marker_result(name, partitions, Error.NOT_LEADER_OR_FOLLOWER) for name, partitions in topics],
         )
-        for producer_id, topics in asked
+        for producer_id, topics in queried
     ]
     return Plan(request, finish, Joins(MARKER, tuple(joins)), Message(markers=later))
 

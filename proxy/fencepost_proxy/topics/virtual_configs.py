@@ -167,23 +167,23 @@ class TopicPolicy:
     count_check: Check = Check.OFF
     partitioner: Partitioner | None = None
     ordered: bool = False
-    any_growth: bool = False
+    any_expansion: bool = False
     idempotence: Level = Level.OFF
 
     @property
-    def guarded(self) -> bool:
-        """Its appends pass a partition sequencer (`partitions/gate.py`)."""
+    def is_checked(self) -> bool:
+        """Its appends pass a partition sequencer (`sequencer/sequencer.py`)."""
         return self.check is not Check.OFF
 
     @property
     def counted(self) -> bool:
-        """Its appends pass an append barrier (`topics/door.py`)."""
+        """Its appends pass an append barrier (`topics/barrier.py`)."""
         return self.ordered or self.count_check is not Check.OFF
 
     @property
     def read(self) -> bool:
         """Its appends are decoded: at least one check needs their content."""
-        return self.guarded or self.counted or self.idempotence is not Level.OFF
+        return self.is_checked or self.counted or self.idempotence is not Level.OFF
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicPolicy:
@@ -196,7 +196,7 @@ class TopicPolicy:
             count_check=Check(values[CHECK_PARTITION_COUNT]),
             partitioner=None if partitioner == "none" else Partitioner(partitioner),
             ordered=values[ORDERED_PARTITION_EXPANSION] != "false",
-            any_growth=values[ORDERED_PARTITION_EXPANSION] == "any",
+            any_expansion=values[ORDERED_PARTITION_EXPANSION] == "any",
             idempotence=Level[values[IDEMPOTENCE_LEVEL].upper()],
         )
 
@@ -205,7 +205,7 @@ def is_safe(configs: Mapping[str, str]) -> bool:
     return configs.get(IDEMPOTENCE_LEVEL, "").strip().lower() == Level.SAFE.name.lower()
 
 
-UNGUARDED: Final = TopicPolicy()
+UNCHECKED: Final = TopicPolicy()
 
 
 def durability_warnings(

@@ -2,7 +2,7 @@
 
 Keyed by (transactional id, producer id, producer epoch). A client that combines another client's producer id with its
 own transactional id refers to a different entry. The table gets all transactional appends that sessions submit to
-sequencers, with or without an expected offset. `judge.py` queries it before a commit.
+sequencers, with or without an expected offset. `commit_validator.py` queries it before a commit.
 
 While an append is in progress here, its transaction does not commit. `offered` and `sent` begin that; `landed` or
 `failed` end it before the client is answered. `over` is the last call for each append, whether or not it was answered.
@@ -12,7 +12,7 @@ through another process stays until then. Under transactions v1 the next transac
 validator takes the old entry for a part of it, finds a difference, and reads the log.
 
 Bounded: the least recently used entry is dropped, and is unknown then. Refused and pending appends are in the state
-topic, too (`topics/poisoned.py`), and the others are in the log.
+topic, too (`topics/abort_only.py`), and the others are in the log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from uuid import UUID, uuid4
 
 from fencepost_policies.append import Append
 from fencepost_proxy.errors import Error
-from fencepost_proxy.topics.poisoned import PENDING_MAX, BatchName, Poison
+from fencepost_proxy.topics.abort_only import PENDING_MAX, AbortOnly, BatchName
 from fencepost_proxy.types import SEQUENCE_MODULUS, TopicPartition
 
 TRANSACTIONS_MAX = 10_000
@@ -34,7 +34,7 @@ _WHY_CHARACTERS_MAX = 500
 PENDING_CODES = frozenset({2, 3, 5, 6, 7, 13, 14, 15, 16, 19, 20, 51, 56, 89})
 #: Kafka's errors for a batch that belongs to no transaction of this producer, or comes from an unauthorized client:
 #: INVALID_PRODUCER_ID_MAPPING, TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
-STRANGERS_CODES = frozenset({49, 53})
+UNAUTHORIZED_CODES = frozenset({49, 53})
 
 
 class Open(Enum):
@@ -81,13 +81,13 @@ class Transaction:
     open: dict[BatchName, Open] = field(default_factory=dict)
     sent_others: bool = False
     refused: str | None = None
-    noted: Poison | None = None
+    recorded: AbortOnly | None = None
     names: set[UUID] = field(default_factory=set)
     commits_sent: int = 0
     commit_queued_until: float = float("-inf")
 
     @property
-    def owns_partitions(self) -> bool:
+    def has_partitions(self) -> bool:
         """It has, or may have, appended to a checked partition."""
         return self.sent_others or bool(self.written) or any(o in _MAY_LAND for o in self.open.values())
 
@@ -132,11 +132,11 @@ class Table:
     def owns(self, transactional_id: str, producer_id: int, producer_epoch: int) -> bool:
         """Whether it has, or may have, appended to a checked partition through this process."""
         found = self._transactions.get((transactional_id, producer_id, producer_epoch))
-        return found is not None and found.owns_partitions
+        return found is not None and found.has_partitions
 
     # ---- appends
 
-    def offered(self, transactional_id: str, append: Append) -> None:
+    def submitted(self, transactional_id: str, append: Append) -> None:
         if append.expected_base_offset is not None:
             self._of(transactional_id, append).open[_name(append)] = Open.WAITING
 
@@ -147,7 +147,7 @@ class Table:
         else:
             transaction.sent_others = True
 
-    def landed(self, transactional_id: str, append: Append, base_offset: int) -> None:
+    def appended_batch(self, transactional_id: str, append: Append, base_offset: int) -> None:
         """The sequencer reports success, whether or not the client is still connected."""
         transaction = self._of(transactional_id, append)
         partition, expected = TopicPartition(append.topic, append.partition), append.expected_base_offset
@@ -175,7 +175,7 @@ class Table:
     ) -> Transaction:
         """A conditional append is about to be answered with an error. `why`: for users."""
         transaction = self._of(transactional_id, append)
-        if was_sent and error_code in STRANGERS_CODES:
+        if was_sent and error_code in UNAUTHORIZED_CODES:
             transaction.open.pop(_name(append), None)
         elif error_code in PENDING_CODES and len(transaction.open) <= PENDING_MAX:
             nothing_appended = error_code == Error.NOT_LEADER_OR_FOLLOWER or not was_sent
@@ -206,40 +206,41 @@ class Table:
 
     # ---- state topic
 
-    def note(self, transaction: Transaction) -> Poison | None:
+    def note(self, transaction: Transaction) -> AbortOnly | None:
         """The record to store in the state topic; None if it is stored already, or not needed.
 
         Each record has a new name: this may be the next transaction, and the process that saw the previous one end may
         be about to tombstone that one's records. So a refusal is always stored again. The caller sets the time.
         """
         pending = None if transaction.refused is not None else frozenset(transaction.open)
-        noted = transaction.noted
+        recorded = transaction.recorded
         if pending is not None and (
-            not transaction.pending or (noted is not None and noted.pending is not None and pending <= noted.pending)
+            not transaction.pending
+            or (recorded is not None and recorded.pending is not None and pending <= recorded.pending)
         ):
             return None
         why = transaction.refused or "appends with a retriable error"
         producer = transaction.producer_id, transaction.producer_epoch
-        transaction.noted = Poison(
+        transaction.recorded = AbortOnly(
             uuid4(), transaction.transactional_id, *producer, why[:_WHY_CHARACTERS_MAX], pending, 0
         )
-        transaction.names.add(transaction.noted.name)
+        transaction.names.add(transaction.recorded.name)
         if self.of(transaction.transactional_id, *producer) is transaction:
-            self._named[transaction.noted.name] = transaction
-        return transaction.noted
+            self._named[transaction.recorded.name] = transaction
+        return transaction.recorded
 
     @staticmethod
-    def noted_before(transaction: Transaction, poison: Poison) -> frozenset[UUID]:
+    def recorded_before(transaction: Transaction, abort_only: AbortOnly) -> frozenset[UUID]:
         """The names of the records that `poison` replaces. Only a refusal does: it is unconditional."""
-        return frozenset(transaction.names - {poison.name}) if poison.pending is None else frozenset()
+        return frozenset(transaction.names - {abort_only.name}) if abort_only.pending is None else frozenset()
 
     @staticmethod
-    def not_noted(transaction: Transaction, poison: Poison) -> None:
+    def not_recorded(transaction: Transaction, abort_only: AbortOnly) -> None:
         """The record was not stored, or may not have been."""
-        if transaction.noted is poison:
-            transaction.noted = None
+        if transaction.recorded is abort_only:
+            transaction.recorded = None
 
-    def lifted(self, name: UUID) -> None:
+    def cleared(self, name: UUID) -> None:
         """A process saw the transaction end, and cleared this record."""
         transaction = self._named.pop(name, None)
         if transaction is not None:
@@ -267,7 +268,7 @@ class Table:
         if transaction.is_blank and self.of(*key) is transaction:
             self._forget(transaction)
 
-    def commit_unheard(self, transaction: Transaction, now: float) -> None:
+    def commit_unacknowledged(self, transaction: Transaction, now: float) -> None:
         """The connection was lost. Under transactions v1 the next transaction may have begun through another process,
         with the same epoch: it must not wait for an answer that never comes."""
         transaction.commits_sent -= 1

@@ -62,7 +62,7 @@ class OpenInLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PartitionProbe:
     high_watermark: Offset
     last_stable_offset: Offset
     producers: int
@@ -107,14 +107,14 @@ class FindLeaders:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAt:
+class ProbePartitions:
     """The reply is `Looks`."""
 
     node_id: NodeId
     partitions: tuple[TopicPartition, ...]
 
 
-Question = ListTransactions | DescribeTransactions | FindLeaders | LookAt
+Query = ListTransactions | DescribeTransactions | FindLeaders | ProbePartitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +128,13 @@ class Descriptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class PartitionProbes:
     """A probe of each partition, or Kafka's error code."""
 
-    found: Mapping[TopicPartition, Look | int]
+    found: Mapping[TopicPartition, PartitionProbe | int]
 
 
-Answer = Listing | Descriptions | Leaders | Looks
+Answer = Listing | Descriptions | Leaders | PartitionProbes
 
 
 # --- report ---------------------------------------------------------------------------------------------------------
@@ -174,13 +174,13 @@ class HangingTransaction:
     producer_epoch: int
     coordinator_epoch: int
     last_timestamp_ms: int
-    seen_seconds: float
+    observed_seconds: float
     transactional_id: str | None
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionBehind:
+class LaggingPartition:
     """A partition with records that read-committed consumers cannot read. `seconds`: since its LSO last moved."""
 
     topic: str
@@ -211,17 +211,17 @@ class TransactionsReport:
     partitions: int
     partitions_unreadable: int
     partitions_left_out: int
-    partitions_behind: int
+    lagging_partitions: int
     lag_total: int
     lag_max: int
-    behind_seconds_max: float
+    lag_seconds_max: float
     transactional_ids: Mapping[str, int]
     open_transactions: int
     oldest_seconds: float
     hanging_by_reason: Mapping[str, int]
     open: tuple[OpenTransaction, ...]
     hanging: tuple[HangingTransaction, ...]
-    behind: tuple[PartitionBehind, ...]
+    behind: tuple[LaggingPartition, ...]
     most_producers: tuple[PartitionProducers, ...]
     sweep_seconds: float | None
     sweep_age_seconds: float | None

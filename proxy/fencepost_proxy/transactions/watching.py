@@ -52,18 +52,18 @@ from fencepost_proxy.transactions.watched import (
     Descriptions,
     FindLeaders,
     HangingTransaction,
+    LaggingPartition,
     Leaders,
     Listed,
     Listing,
     ListTransactions,
-    Look,
-    LookAt,
-    Looks,
     OpenInLog,
     OpenTransaction,
-    PartitionBehind,
+    PartitionProbe,
+    PartitionProbes,
     PartitionProducers,
-    Question,
+    ProbePartitions,
+    Query,
     TransactionsReport,
 )
 from fencepost_proxy.types import NodeId, Offset, ProducerId, TopicPartition
@@ -75,7 +75,7 @@ _PRODUCERS_ASSUMED: Final = 20
 TRANSACTIONS_AT_ONCE: Final = 100
 #: Per round.
 DESCRIBED_MAX: Final = 500
-LOOKED_AT_CLOSELY_MAX: Final = 500
+PROBED_CLOSELY_MAX: Final = 500
 INQUIRED_MAX: Final = 100
 #: After a count of n ids, the next one is n / `IDS_PER_SECOND` later, but not before `Pace.count_seconds`.
 IDS_PER_SECOND: Final = 2_000
@@ -103,9 +103,9 @@ class Pace:
 
 
 @dataclass(slots=True)
-class _Seen:
-    look: Look
-    behind_since: float | None = None
+class _Observed:
+    probe: PartitionProbe
+    lagging_since: float | None = None
 
 
 @dataclass(slots=True)
@@ -113,15 +113,15 @@ class _Suspect:
     """Open in a log. `absences`: how often no coordinator knew it, the last time at `absent_at`."""
 
     open: OpenInLog
-    first_seen_at: float
-    seen_at: float
+    first_observed_at: float
+    observed_at: float
     absences: int = 0
     absent_at: float = 0.0
     transactional_id: str | None = None
 
     @property
     def hanging(self) -> bool:
-        return self.absences >= _ABSENCES and self.seen_at > self.absent_at
+        return self.absences >= _ABSENCES and self.observed_at > self.absent_at
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ class _Round:
     """
 
     step: int = 0
-    asked: set[Question] = field(default_factory=set)
+    queried: set[Query] = field(default_factory=set)
     failed: set[NodeId | None] = field(default_factory=set)
     listed: dict[str, tuple[Listed, NodeId]] = field(default_factory=dict)
     described: dict[str, Described] = field(default_factory=dict)
@@ -165,16 +165,16 @@ class Watching:
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         self._nodes: tuple[NodeId, ...] = ()
-        self._queues: dict[NodeId, deque[Question]] = {}
-        self._asked: dict[Question, float] = {}
+        self._queues: dict[NodeId, deque[Query]] = {}
+        self._queried: dict[Query, float] = {}
         self._busy: set[NodeId] = set()
         self._leader: dict[TopicPartition, NodeId] = {}
         self._left_out = 0
         self._coordinators = False
         self._finding = False
-        self._partitions: dict[TopicPartition, _Seen] = {}
+        self._partitions: dict[TopicPartition, _Observed] = {}
         self._errors: dict[TopicPartition, int] = {}
-        self._behind: dict[TopicPartition, _Seen] = {}
+        self._behind: dict[TopicPartition, _Observed] = {}
         self._producers = 0
         self._suspects: dict[_SuspectKey, _Suspect] = {}
         self._suspected: dict[TopicPartition, set[_SuspectKey]] = {}
@@ -190,7 +190,7 @@ class Watching:
         self._sweep_seconds: float | None = None
         self._tokens = 0.0
         self._tokens_at: float | None = None
-        self._turn = 0
+        self._waiting_exchange = 0
         self.rounds = 0
         self.sweeps = 0
         self.requests = 0
@@ -198,7 +198,7 @@ class Watching:
 
     # ---- queries
 
-    def next(self, nodes: Iterable[NodeId], now: float) -> list[Question]:
+    def next(self, nodes: Iterable[NodeId], now: float) -> list[Query]:
         """`nodes`: the current brokers. Call it after every reply, and once a second."""
         self._nodes_are(tuple(sorted(nodes)), now)
         self._refill(now)
@@ -212,22 +212,22 @@ class Watching:
             if now >= self._count_at.get(node_id, float("-inf")):
                 self._count_at[node_id] = float("inf")
                 self._queues[node_id].append(ListTransactions(node_id))
-        asks: list[Question] = []
-        if self._finding and FindLeaders() not in self._asked and self._nodes:
+        queries_to_send: list[Query] = []
+        if self._finding and FindLeaders() not in self._queried and self._nodes:
             self._finding = False
-            asks.append(FindLeaders())
-        self._turn += 1
-        turn = self._turn % max(1, len(self._nodes))
-        for node_id in (*self._nodes[turn:], *self._nodes[:turn]):
-            if node_id not in self._busy and (question := self._for(node_id)) is not None:
+            queries_to_send.append(FindLeaders())
+        self._waiting_exchange += 1
+        exchange = self._waiting_exchange % max(1, len(self._nodes))
+        for node_id in (*self._nodes[exchange:], *self._nodes[:exchange]):
+            if node_id not in self._busy and (query_message := self._for(node_id)) is not None:
                 self._busy.add(node_id)
-                asks.append(question)
-        for question in asks:
-            self._asked[question] = now
-            self.requests += 3 if isinstance(question, LookAt) else 1
-        return asks
+                queries_to_send.append(query_message)
+        for query_message in queries_to_send:
+            self._queried[query_message] = now
+            self.requests += 3 if isinstance(query_message, ProbePartitions) else 1
+        return queries_to_send
 
-    def _for(self, node_id: NodeId) -> Question | None:
+    def _for(self, node_id: NodeId) -> Query | None:
         queue = self._queues[node_id]
         if queue:
             return queue.popleft()
@@ -238,15 +238,15 @@ class Watching:
                 self._tokens -= len(chunk)
                 for _ in chunk:
                     rest.popleft()
-                return LookAt(node_id, chunk)
+                return ProbePartitions(node_id, chunk)
         return None
 
     def _chunk(self, partitions: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
         chunk: list[TopicPartition] = []
         producers = 0
         for partition in islice(partitions, PARTITIONS_AT_ONCE):
-            seen = self._partitions.get(partition)
-            producers += _PRODUCERS_ASSUMED if seen is None else seen.look.producers
+            observed = self._partitions.get(partition)
+            producers += _PRODUCERS_ASSUMED if observed is None else observed.probe.producers
             if chunk and producers > PRODUCERS_AT_ONCE:
                 break
             chunk.append(partition)
@@ -261,7 +261,7 @@ class Watching:
     def _nodes_are(self, nodes: tuple[NodeId, ...], now: float) -> None:
         if nodes == self._nodes:
             return
-        unanswered: list[Question] = []
+        unanswered: list[Query] = []
         for gone in set(self._nodes) - set(nodes):
             unanswered += self._queues.pop(gone)
             self._sweep.pop(gone, None)
@@ -270,47 +270,47 @@ class Watching:
         for new in set(nodes) - set(self._nodes):
             self._queues[new] = deque()
         self._nodes = nodes
-        for question in unanswered:
-            self._of_round(question, None, now)
+        for query_message in unanswered:
+            self._of_round(query_message, None, now)
 
     # ---- replies
 
-    def answered(self, question: Question, answer: Answer | None, now: float) -> None:
-        asked_at = self._asked.pop(question, now)
-        node_id = getattr(question, "node_id", None)
+    def answered(self, query_message: Query, answer: Answer | None, now: float) -> None:
+        queried_at = self._queried.pop(query_message, now)
+        node_id = getattr(query_message, "node_id", None)
         if node_id is not None:
             self._busy.discard(node_id)
-        match question, answer:
+        match query_message, answer:
             case FindLeaders(), Leaders():
                 self._leaders_are(answer)
             case FindLeaders(), _ if not self._sweep:
                 self._sweeping = False
-            case LookAt(), Looks():
-                for partition, look in answer.found.items():
-                    self._looked(partition, look, asked_at, now)
+            case ProbePartitions(), PartitionProbes():
+                for partition, probe in answer.found.items():
+                    self._probed(partition, probe, queried_at, now)
             case ListTransactions(listing, (), ()), _:
                 self._counted(listing, answer.transactions if isinstance(answer, Listing) else None, now)
-        self._of_round(question, answer, now)
+        self._of_round(query_message, answer, now)
         if self._sweeping and not self._sweep_goes_on():
             self._sweeping = False
             self._swept_at, self._sweep_seconds = now, now - self._sweep_began_at
             self.sweeps += 1
 
-    def _of_round(self, question: Question, answer: Answer | None, now: float) -> None:
-        if self._round is None or question not in self._round.asked:
+    def _of_round(self, query_message: Query, answer: Answer | None, now: float) -> None:
+        if self._round is None or query_message not in self._round.queried:
             return
-        self._round.asked.discard(question)
+        self._round.queried.discard(query_message)
         if answer is None:
-            self._round.failed.add(getattr(question, "node_id", None))
+            self._round.failed.add(getattr(query_message, "node_id", None))
         else:
-            self._heard(self._round, question, answer)
+            self._observe(self._round, query_message, answer)
         self._go_on(self._round, now)
 
     def _sweep_goes_on(self) -> bool:
         return (
             self._finding
             or any(self._sweep.values())
-            or any(isinstance(each, FindLeaders | LookAt) for each in self._asked)
+            or any(isinstance(each, FindLeaders | ProbePartitions) for each in self._queried)
         )
 
     def _leaders_are(self, leaders: Leaders) -> None:
@@ -332,50 +332,50 @@ class Watching:
         self._leader = known
 
     def _forget(self, partition: TopicPartition) -> None:
-        seen = self._partitions.pop(partition, None)
-        if seen is not None:
-            self._producers -= seen.look.producers
+        observed = self._partitions.pop(partition, None)
+        if observed is not None:
+            self._producers -= observed.probe.producers
         self._behind.pop(partition, None)
         for key in self._suspected.pop(partition, ()):
             del self._suspects[key]
 
-    def _looked(self, partition: TopicPartition, look: Look | int, asked_at: float, now: float) -> None:
+    def _probed(self, partition: TopicPartition, probe: PartitionProbe | int, queried_at: float, now: float) -> None:
         if partition not in self._leader:
             return  # deleted meanwhile
-        if isinstance(look, int):
-            self._errors[partition] = look
+        if isinstance(probe, int):
+            self._errors[partition] = probe
             return
         self._errors.pop(partition, None)
-        seen = self._partitions.get(partition)
-        if seen is None:
-            seen = self._partitions[partition] = _Seen(look)
-            self._producers += look.producers
+        observed = self._partitions.get(partition)
+        if observed is None:
+            observed = self._partitions[partition] = _Observed(probe)
+            self._producers += probe.producers
         else:
-            self._producers += look.producers - seen.look.producers
-        moved = seen.look.last_stable_offset != look.last_stable_offset
-        seen.look = look
-        if not look.lag:
-            seen.behind_since = None
+            self._producers += probe.producers - observed.probe.producers
+        moved = observed.probe.last_stable_offset != probe.last_stable_offset
+        observed.probe = probe
+        if not probe.lag:
+            observed.lagging_since = None
             self._behind.pop(partition, None)
         else:
-            self._behind[partition] = seen
-            if moved or seen.behind_since is None:
-                seen.behind_since = now
-        self._suspect(partition, look, asked_at)
+            self._behind[partition] = observed
+            if moved or observed.lagging_since is None:
+                observed.lagging_since = now
+        self._suspect(partition, probe, queried_at)
 
-    def _suspect(self, partition: TopicPartition, look: Look, asked_at: float) -> None:
+    def _suspect(self, partition: TopicPartition, probe: PartitionProbe, queried_at: float) -> None:
         before = self._suspected.get(partition)
-        if not look.open and not before:
+        if not probe.open and not before:
             return
         keys = set()
-        for each in look.open[:_OPEN_MAX]:
+        for each in probe.open[:_OPEN_MAX]:
             key = (partition, each.producer_id, each.start_offset)
             keys.add(key)
             suspect = self._suspects.get(key)
             if suspect is None:
-                self._suspects[key] = _Suspect(each, asked_at, asked_at)
+                self._suspects[key] = _Suspect(each, queried_at, queried_at)
             else:
-                suspect.open, suspect.seen_at = each, asked_at
+                suspect.open, suspect.observed_at = each, queried_at
         for gone in (before or set()) - keys:
             del self._suspects[gone]
         if keys:
@@ -398,26 +398,26 @@ class Watching:
         self._round_at = now
         self._round = _Round()
         for node_id in self._nodes:
-            self._ask(ListTransactions(node_id, OPEN_STATES))
-        for node_id, partitions in self._by_leader(self._to_look_at_closely()).items():
+            self._query(ListTransactions(node_id, OPEN_STATES))
+        for node_id, partitions in self._by_leader(self._to_probe_closely()).items():
             while partitions:
                 chunk = self._chunk(partitions)
                 del partitions[: len(chunk)]
-                self._ask(LookAt(node_id, chunk))
+                self._query(ProbePartitions(node_id, chunk))
 
-    def _to_look_at_closely(self) -> list[TopicPartition]:
+    def _to_probe_closely(self) -> list[TopicPartition]:
         """Partitions that have, or may have, an open transaction."""
-        wanted: dict[TopicPartition, None] = {}
+        requested: dict[TopicPartition, None] = {}
         for found in (
             self._suspected,
             self._behind,
             (each for known in self._open.values() if known.described for each in known.described.partitions),
         ):
             for partition in found:
-                if len(wanted) >= LOOKED_AT_CLOSELY_MAX:
-                    return list(wanted)
-                wanted[partition] = None
-        return list(wanted)
+                if len(requested) >= PROBED_CLOSELY_MAX:
+                    return list(requested)
+                requested[partition] = None
+        return list(requested)
 
     def _by_leader(self, partitions: Iterable[TopicPartition]) -> dict[NodeId, list[TopicPartition]]:
         found: dict[NodeId, list[TopicPartition]] = {}
@@ -427,16 +427,16 @@ class Watching:
                 found.setdefault(node_id, []).append(partition)
         return found
 
-    def _ask(self, question: ListTransactions | DescribeTransactions | LookAt) -> None:
+    def _query(self, query_message: ListTransactions | DescribeTransactions | ProbePartitions) -> None:
         assert self._round is not None
-        if question not in self._round.asked and question.node_id in self._queues:
-            self._round.asked.add(question)
-            if question not in self._asked:  # the sweep may have sent the same query
-                self._queues[question.node_id].append(question)
+        if query_message not in self._round.queried and query_message.node_id in self._queues:
+            self._round.queried.add(query_message)
+            if query_message not in self._queried:  # the sweep may have sent the same query
+                self._queues[query_message.node_id].append(query_message)
 
     @staticmethod
-    def _heard(found: _Round, question: Question, answer: Answer) -> None:
-        match question, answer:
+    def _observe(found: _Round, query_message: Query, answer: Answer) -> None:
+        match query_message, answer:
             case ListTransactions(node_id, _, ()), Listing(transactions):
                 found.listed.update((each.transactional_id, (each, node_id)) for each in transactions)
             case ListTransactions(node_id, _, _), Listing(transactions):
@@ -448,7 +448,7 @@ class Watching:
 
     def _go_on(self, found: _Round, now: float) -> None:
         """Advance to the next step that has queries."""
-        while not found.asked:
+        while not found.queried:
             found.step += 1
             match found.step:
                 case 1:
@@ -477,13 +477,13 @@ class Watching:
         again.sort(key=lambda each: self._open[each[0]].described_at)
         return [*again, *new][:DESCRIBED_MAX]
 
-    def _describe(self, wanted: Iterable[tuple[str, NodeId]], found: _Round) -> None:
+    def _describe(self, requested: Iterable[tuple[str, NodeId]], found: _Round) -> None:
         by_node: dict[NodeId, list[str]] = {}
-        for name, node_id in wanted:
+        for name, node_id in requested:
             by_node.setdefault(node_id, []).append(name)
         for node_id, names in by_node.items():
             for start in range(0, len(names), TRANSACTIONS_AT_ONCE):
-                self._ask(DescribeTransactions(node_id, tuple(names[start : start + TRANSACTIONS_AT_ONCE])))
+                self._query(DescribeTransactions(node_id, tuple(names[start : start + TRANSACTIONS_AT_ONCE])))
 
     def _take_over(self, found: _Round, now: float) -> None:
         """Update the open transactions. If a broker did not answer, its transactions stay."""
@@ -512,7 +512,7 @@ class Watching:
             partition, producer_id, _ = key
             if (producer_id, partition) in known:
                 suspect.absences = 0
-            elif producer_id not in undescribed and suspect.seen_at > suspect.first_seen_at:
+            elif producer_id not in undescribed and suspect.observed_at > suspect.first_observed_at:
                 producer_ids[producer_id] = None
                 if len(producer_ids) > INQUIRED_MAX:
                     break
@@ -520,10 +520,10 @@ class Watching:
         if not found.inquired:
             return
         self._finding = True  # for whether the transaction log has leaders now
-        found.asked.add(FindLeaders())
-        asked = tuple(islice(producer_ids, INQUIRED_MAX))
+        found.queried.add(FindLeaders())
+        queried = tuple(islice(producer_ids, INQUIRED_MAX))
         for node_id in self._nodes:
-            self._ask(ListTransactions(node_id, (), asked))
+            self._query(ListTransactions(node_id, (), queried))
 
     def _conclude(self, found: _Round, now: float) -> None:
         for key in found.inquired:
@@ -566,7 +566,7 @@ class Watching:
         opened = [self._of_open(each, now, now_ms) for each in self._open.values()]
         opened.sort(key=lambda each: (each.stuck is None, -(each.age_seconds or 0)))
         hanging = list(self.hanging(now))
-        hanging.sort(key=lambda each: -each.seen_seconds)
+        hanging.sort(key=lambda each: -each.observed_seconds)
         reasons = Counter(dict.fromkeys(WHY, 0))
         reasons.update(each.why for each in hanging)
         reasons.update(each.stuck for each in opened if each.stuck is not None)
@@ -574,18 +574,18 @@ class Watching:
         for counted in self._counts.values():
             states.update({state: count for state, count in counted.items() if state not in OPEN_STATES})
         states.update(each.state for each in opened)
-        lags = [seen.look.lag for seen in self._behind.values()]
-        worst = nlargest(shown_max, self._behind.items(), key=lambda item: item[1].look.lag)
-        most = nlargest(shown_max, self._partitions.items(), key=lambda item: item[1].look.producers)
+        lags = [observed.probe.lag for observed in self._behind.values()]
+        worst = nlargest(shown_max, self._behind.items(), key=lambda item: item[1].probe.lag)
+        most = nlargest(shown_max, self._partitions.items(), key=lambda item: item[1].probe.producers)
         return TransactionsReport(
             producer_ids=self._producers,
             partitions=len(self._partitions),
             partitions_unreadable=len(self._errors),
             partitions_left_out=self._left_out,
-            partitions_behind=len(lags),
+            lagging_partitions=len(lags),
             lag_total=sum(lags),
             lag_max=max(lags, default=0),
-            behind_seconds_max=max((_seconds(each, now) for each in self._behind.values()), default=0.0),
+            lag_seconds_max=max((_seconds(each, now) for each in self._behind.values()), default=0.0),
             transactional_ids=dict(sorted(states.items())),
             open_transactions=len(opened),
             oldest_seconds=max((each.age_seconds or 0.0 for each in opened), default=0.0),
@@ -593,20 +593,20 @@ class Watching:
             open=tuple(opened[:shown_max]),
             hanging=tuple(hanging[:shown_max]),
             behind=tuple(
-                PartitionBehind(
+                LaggingPartition(
                     partition.topic,
                     partition.partition,
-                    seen.look.last_stable_offset,
-                    seen.look.high_watermark,
-                    seen.look.lag,
-                    _seconds(seen, now),
+                    observed.probe.last_stable_offset,
+                    observed.probe.high_watermark,
+                    observed.probe.lag,
+                    _seconds(observed, now),
                 )
-                for partition, seen in worst
+                for partition, observed in worst
             ),
             most_producers=tuple(
-                PartitionProducers(partition.topic, partition.partition, seen.look.producers)
-                for partition, seen in most
-                if seen.look.producers
+                PartitionProducers(partition.topic, partition.partition, observed.probe.producers)
+                for partition, observed in most
+                if observed.probe.producers
             ),
             sweep_seconds=self._sweep_seconds,
             sweep_age_seconds=None if self._swept_at is None else now - self._swept_at,
@@ -629,7 +629,7 @@ class Watching:
                     suspect.open.producer_epoch,
                     suspect.open.coordinator_epoch,
                     suspect.open.last_timestamp_ms,
-                    now - suspect.first_seen_at,
+                    now - suspect.first_observed_at,
                     suspect.transactional_id,
                     NOT_LISTED if suspect.transactional_id is None else UNKNOWN_TO_COORDINATOR,
                 )
@@ -663,5 +663,5 @@ def of_open(
     )
 
 
-def _seconds(seen: _Seen, now: float) -> float:
-    return 0.0 if seen.behind_since is None else now - seen.behind_since
+def _seconds(observed: _Observed, now: float) -> float:
+    return 0.0 if observed.lagging_since is None else now - observed.lagging_since

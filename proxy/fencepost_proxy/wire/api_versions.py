@@ -52,7 +52,7 @@ def restrict_api_versions(response: Message) -> None:
     common = []
     for entry in response.api_keys:
         api = APIS.get(entry.api_key)
-        if api is None or api.withheld:
+        if api is None or api.gated:
             continue
         entry.min_version = max(entry.min_version, api.min_version)
         entry.max_version = min(entry.max_version, api.max_version)

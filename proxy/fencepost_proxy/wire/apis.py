@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Final
 
 
-class Treatment(Flag):
+class Handling(Flag):
     """Handling of an API. `RELAY` alone: bytes pass both ways without decoding."""
 
     RELAY = 0
@@ -48,27 +48,27 @@ class Api:
 
     key: int
     name: str
-    treatment: Treatment
+    handling: Handling
     min_version: int
     max_version: int
     flexible_from: int | None
     reason: str = ""
 
     @property
-    def withheld(self) -> bool:
-        return Treatment.WITHHELD in self.treatment
+    def gated(self) -> bool:
+        return Handling.WITHHELD in self.handling
 
     def serves(self, version: int) -> bool:
         """Whether a client may send this version."""
-        return not self.withheld and self.min_version <= version <= self.max_version
+        return not self.gated and self.min_version <= version <= self.max_version
 
 
-_RELAY = Treatment.RELAY
-_INSPECT = Treatment.INSPECT_REQUEST
-_PLAN = Treatment.REWRITE_REQUEST | Treatment.REWRITE_RESPONSE
-_ADDRESSES = Treatment.REWRITE_RESPONSE
-_LISTS_TOPICS = Treatment.INSPECT_REQUEST | Treatment.REWRITE_RESPONSE
-_WITHHELD = Treatment.WITHHELD
+_RELAY = Handling.RELAY
+_INSPECT = Handling.INSPECT_REQUEST
+_PLAN = Handling.REWRITE_REQUEST | Handling.REWRITE_RESPONSE
+_ADDRESSES = Handling.REWRITE_RESPONSE
+_LISTS_TOPICS = Handling.INSPECT_REQUEST | Handling.REWRITE_RESPONSE
+_HIDDEN = Handling.WITHHELD
 
 _GONE = "removed in Kafka 4.0; was used between brokers"
 _INTERNAL = "between brokers and controllers"
@@ -78,16 +78,16 @@ _TOPIC_CONFIGS = "virtual topic configs"
 _STATE_TOPIC = "clients cannot access the state topic"
 
 _TABLE: Final = (
-    Api(0, "Produce", Treatment.PRODUCE, 0, 12, 9, (
+    Api(0, "Produce", Handling.PRODUCE, 0, 12, 9, (
         "v13 names topics only by id; v12 is needed by transactions v2. Kafka advertises 0–2 for old librdkafka "
         "(KAFKA-18659), but closes a connection that uses them")),
     Api(1, "Fetch", _INSPECT, 4, 15, 12, "v16+ responses have leaders' addresses (node_endpoints); " + _STATE_TOPIC),
     Api(2, "ListOffsets", _INSPECT, 0, 11, 6, _STATE_TOPIC),
     Api(3, "Metadata", _LISTS_TOPICS, 0, 13, 9, "contains broker addresses; " + _STATE_TOPIC),
-    Api(4, "LeaderAndIsr", _WITHHELD, 0, 0, 4, _GONE),
-    Api(5, "StopReplica", _WITHHELD, 0, 0, 2, _GONE),
-    Api(6, "UpdateMetadata", _WITHHELD, 0, 0, 6, _GONE),
-    Api(7, "ControlledShutdown", _WITHHELD, 0, 0, 3, _GONE),
+    Api(4, "LeaderAndIsr", _HIDDEN, 0, 0, 4, _GONE),
+    Api(5, "StopReplica", _HIDDEN, 0, 0, 2, _GONE),
+    Api(6, "UpdateMetadata", _HIDDEN, 0, 0, 6, _GONE),
+    Api(7, "ControlledShutdown", _HIDDEN, 0, 0, 3, _GONE),
     Api(8, "OffsetCommit", _RELAY, 0, 10, 8),
     Api(9, "OffsetFetch", _RELAY, 0, 10, 6),
     Api(10, "FindCoordinator", _ADDRESSES, 0, 6, 3, "contains broker addresses"),
@@ -97,10 +97,10 @@ _TABLE: Final = (
     Api(14, "SyncGroup", _RELAY, 0, 5, 4),
     Api(15, "DescribeGroups", _RELAY, 0, 6, 5),
     Api(16, "ListGroups", _RELAY, 0, 5, 3),
-    Api(17, "SaslHandshake", Treatment.ALONE, 0, 1, None, (
+    Api(17, "SaslHandshake", Handling.ALONE, 0, 1, None, (
         "sent to Kafka as v1: the tokens that follow v0 without a Kafka header become SaslAuthenticate requests. Until "
         "authentication completes, Kafka accepts no other request, not even from the proxy")),
-    Api(18, "ApiVersions", Treatment.REWRITE_RESPONSE, 0, 4, 3, "no schema of v5 available"),
+    Api(18, "ApiVersions", Handling.REWRITE_RESPONSE, 0, 4, 3, "no schema of v5 available"),
     Api(19, "CreateTopics", _PLAN, 2, 7, 5, _TOPIC_CONFIGS),
     Api(20, "DeleteTopics", _PLAN, 1, 6, 4, "deletes the topic's virtual configs"),
     Api(21, "DeleteRecords", _INSPECT, 0, 2, 2, _STATE_TOPIC),
@@ -122,7 +122,7 @@ _TABLE: Final = (
     Api(33, "AlterConfigs", _PLAN, 0, 2, 2, _TOPIC_CONFIGS),
     Api(34, "AlterReplicaLogDirs", _RELAY, 0, 2, 2),
     Api(35, "DescribeLogDirs", _RELAY, 0, 5, 2),
-    Api(36, "SaslAuthenticate", Treatment.ALONE, 0, 2, 2, (
+    Api(36, "SaslAuthenticate", Handling.ALONE, 0, 2, 2, (
         "the response has the session lifetime: Kafka closes the connection at the first request after its end, so the "
         "proxy sends no append then")),
     Api(37, "CreatePartitions", _PLAN, 0, 3, 2, "ordered partition expansion; " + _STATE_TOPIC),
@@ -140,44 +140,44 @@ _TABLE: Final = (
     Api(49, "AlterClientQuotas", _RELAY, 0, 1, 1),
     Api(50, "DescribeUserScramCredentials", _RELAY, 0, 0, 0),
     Api(51, "AlterUserScramCredentials", _RELAY, 0, 0, 0),
-    Api(52, "Vote", _WITHHELD, 0, 0, 0, _INTERNAL),
-    Api(53, "BeginQuorumEpoch", _WITHHELD, 0, 0, 1, _INTERNAL),
-    Api(54, "EndQuorumEpoch", _WITHHELD, 0, 0, 1, _INTERNAL),
+    Api(52, "Vote", _HIDDEN, 0, 0, 0, _INTERNAL),
+    Api(53, "BeginQuorumEpoch", _HIDDEN, 0, 0, 1, _INTERNAL),
+    Api(54, "EndQuorumEpoch", _HIDDEN, 0, 0, 1, _INTERNAL),
     Api(55, "DescribeQuorum", _ADDRESSES, 0, 2, 0, (
         "v2 contains controllers' addresses: a controller that is also a broker gets its listener's address, others "
         "none")),
-    Api(56, "AlterPartition", _WITHHELD, 0, 0, 0, _INTERNAL),
+    Api(56, "AlterPartition", _HIDDEN, 0, 0, 0, _INTERNAL),
     Api(57, "UpdateFeatures", _RELAY, 0, 2, 0),
-    Api(58, "Envelope", _WITHHELD, 0, 0, 0, _INTERNAL),
-    Api(59, "FetchSnapshot", _WITHHELD, 0, 0, 0, _INTERNAL),
+    Api(58, "Envelope", _HIDDEN, 0, 0, 0, _INTERNAL),
+    Api(59, "FetchSnapshot", _HIDDEN, 0, 0, 0, _INTERNAL),
     Api(60, "DescribeCluster", _ADDRESSES, 0, 2, 0, "contains broker addresses"),
     Api(61, "DescribeProducers", _INSPECT, 0, 0, 0, _STATE_TOPIC),
-    Api(62, "BrokerRegistration", _WITHHELD, 0, 0, 0, _INTERNAL),
-    Api(63, "BrokerHeartbeat", _WITHHELD, 0, 0, 0, _INTERNAL),
+    Api(62, "BrokerRegistration", _HIDDEN, 0, 0, 0, _INTERNAL),
+    Api(63, "BrokerHeartbeat", _HIDDEN, 0, 0, 0, _INTERNAL),
     Api(64, "UnregisterBroker", _RELAY, 0, 0, 0),
     Api(65, "DescribeTransactions", _RELAY, 0, 0, 0),
     Api(66, "ListTransactions", _RELAY, 0, 2, 0),
-    Api(67, "AllocateProducerIds", _WITHHELD, 0, 0, 0, _INTERNAL),
+    Api(67, "AllocateProducerIds", _HIDDEN, 0, 0, 0, _INTERNAL),
     Api(68, "ConsumerGroupHeartbeat", _LISTS_TOPICS, 0, 1, 0, "removes the state topic from assignments"),
     Api(69, "ConsumerGroupDescribe", _RELAY, 0, 1, 0),
-    Api(70, "ControllerRegistration", _WITHHELD, 0, 0, 0, _INTERNAL),
+    Api(70, "ControllerRegistration", _HIDDEN, 0, 0, 0, _INTERNAL),
     Api(71, "GetTelemetrySubscriptions", _RELAY, 0, 0, 0),
     Api(72, "PushTelemetry", _RELAY, 0, 0, 0),
-    Api(73, "AssignReplicasToDirs", _WITHHELD, 0, 0, 0, _INTERNAL),
+    Api(73, "AssignReplicasToDirs", _HIDDEN, 0, 0, 0, _INTERNAL),
     Api(74, "ListConfigResources", _RELAY, 0, 1, 0),
     Api(75, "DescribeTopicPartitions", _LISTS_TOPICS, 0, 0, 0, _STATE_TOPIC),
-    Api(76, "ShareGroupHeartbeat", _WITHHELD, 0, 0, 0, "a share consumer fails at its first request: " + _SHARE),
+    Api(76, "ShareGroupHeartbeat", _HIDDEN, 0, 0, 0, "a share consumer fails at its first request: " + _SHARE),
     Api(77, "ShareGroupDescribe", _RELAY, 0, 1, 0),
-    Api(78, "ShareFetch", _WITHHELD, 0, 0, 0, _SHARE),
-    Api(79, "ShareAcknowledge", _WITHHELD, 0, 0, 0, _SHARE),
+    Api(78, "ShareFetch", _HIDDEN, 0, 0, 0, _SHARE),
+    Api(79, "ShareAcknowledge", _HIDDEN, 0, 0, 0, _SHARE),
     Api(80, "AddRaftVoter", _RELAY, 0, 1, 0),
     Api(81, "RemoveRaftVoter", _RELAY, 0, 0, 0),
-    Api(82, "UpdateRaftVoter", _WITHHELD, 0, 0, 0, _INTERNAL + "; contains the leader's address"),
-    Api(83, "InitializeShareGroupState", _WITHHELD, 0, 0, 0, _SHARE_STATE),
-    Api(84, "ReadShareGroupState", _WITHHELD, 0, 0, 0, _SHARE_STATE),
-    Api(85, "WriteShareGroupState", _WITHHELD, 0, 0, 0, _SHARE_STATE),
-    Api(86, "DeleteShareGroupState", _WITHHELD, 0, 0, 0, _SHARE_STATE),
-    Api(87, "ReadShareGroupStateSummary", _WITHHELD, 0, 0, 0, _SHARE_STATE),
+    Api(82, "UpdateRaftVoter", _HIDDEN, 0, 0, 0, _INTERNAL + "; contains the leader's address"),
+    Api(83, "InitializeShareGroupState", _HIDDEN, 0, 0, 0, _SHARE_STATE),
+    Api(84, "ReadShareGroupState", _HIDDEN, 0, 0, 0, _SHARE_STATE),
+    Api(85, "WriteShareGroupState", _HIDDEN, 0, 0, 0, _SHARE_STATE),
+    Api(86, "DeleteShareGroupState", _HIDDEN, 0, 0, 0, _SHARE_STATE),
+    Api(87, "ReadShareGroupStateSummary", _HIDDEN, 0, 0, 0, _SHARE_STATE),
     Api(88, "StreamsGroupHeartbeat", _RELAY, 0, 1, 0),
     Api(89, "StreamsGroupDescribe", _RELAY, 0, 1, 0),
     Api(90, "DescribeShareGroupOffsets", _RELAY, 0, 1, 0),

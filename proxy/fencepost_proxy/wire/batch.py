@@ -58,8 +58,8 @@ __all__ = [
     "scan_batch",
     "sequence_add",
     "split_batches",
-    "stamp_batch",
-    "stamped_header",
+    "fence_batch",
+    "fenced_header",
     "verify_crc",
     "zero_base_offset",
 ]
@@ -79,8 +79,8 @@ _MAGIC_AT = 16
 _CRC_AT = 17
 _ATTRIBUTES_AT = 21
 #: The instance id is in attribute bits 7 to 14, which Kafka has not assigned.
-_TAG_SHIFT = 7
-TAG_MAX = 0xFF
+_INSTANCE_ID_SHIFT = 7
+INSTANCE_ID_MAX = 0xFF
 _PRODUCER_AT = 43
 
 _UINT32 = Struct(">I")
@@ -132,9 +132,9 @@ class BatchHeader(NamedTuple):
         return bool(self.attributes & 0x20)
 
     @property
-    def tag(self) -> int:
+    def instance_id(self) -> int:
         """Id of the instance that fenced the batch, 1 to 255 (see `stamp_batch`); 0 for none."""
-        return (self.attributes >> _TAG_SHIFT) & TAG_MAX
+        return (self.attributes >> _INSTANCE_ID_SHIFT) & INSTANCE_ID_MAX
 
 
 def parse_batch_header(records: memoryview) -> BatchHeader:
@@ -285,14 +285,14 @@ def scan_batch(
         if end > len(payload):
             raise Malformed("the first record is longer than its batch")
         newest = _newest_delta(payload, header, first)
-        said = _Said(names, effort)
+        stated = _Stated(names, effort)
         if isinstance(payload, bytes):
-            _read_headers(payload, header.record_count, said)
+            _read_headers(payload, header.record_count, stated)
         digest = _digest(payload, header, first)
     except MALFORMED as error:
         raise MalformedBatch(f"malformed record: {reason_of(error)}") from error
-    expected = said.expected_base_offset
-    unreadable = said.unreadable
+    expected = stated.expected_base_offset
+    unreadable = stated.unreadable
     if expected is None:
         expected = header.base_offset if header.base_offset > 0 or (carrier_base and header.base_offset == 0) else None
         if header.base_offset < -1 and unreadable is None:
@@ -300,10 +300,10 @@ def scan_batch(
     return BatchScan(
         header,
         expected,
-        said.contradiction,
+        stated.contradiction,
         unreadable,
-        said.partition_count,
-        said.write_id,
+        stated.partition_count,
+        stated.write_id,
         _timestamp(header, newest),
         digest,
     )
@@ -367,14 +367,14 @@ def _newest_delta(payload: bytes | memoryview, header: BatchHeader, first: int) 
 _WALKED_RECORDS_MAX = 2
 
 
-def _read_headers(payload: bytes, count: int, said: _Said) -> None:
+def _read_headers(payload: bytes, count: int, stated: _Stated) -> None:
     if count <= _WALKED_RECORDS_MAX:
-        _walk_headers(payload, count, said)
+        _walk_headers(payload, count, stated)
     else:
-        _search_headers(payload, count, said)
+        _search_headers(payload, count, stated)
 
 
-def _walk_headers(payload: bytes, count: int, said: _Said) -> None:
+def _walk_headers(payload: bytes, count: int, stated: _Stated) -> None:
     """Reference implementation: parses every record."""
     total = len(payload)
     at = 0
@@ -382,13 +382,13 @@ def _walk_headers(payload: bytes, count: int, said: _Said) -> None:
         end, _, rest_at = _record_start(payload, at)
         if end > total:
             raise Malformed("longer than its batch")
-        said.read_record(payload, rest_at, end, index)
+        stated.read_record(payload, rest_at, end, index)
         at = end
     if at != total:
         raise Malformed(f"{total - at} extra bytes after {count} records")
 
 
-def _search_headers(payload: bytes, count: int, said: _Said) -> None:
+def _search_headers(payload: bytes, count: int, stated: _Stated) -> None:
     """Same result as `_walk_headers`, at the speed of a SIMD byte search (50 times that of `bytes.find`).
 
     A record can have a header of the proxy only if the header's name occurs in its bytes.
@@ -402,14 +402,14 @@ def _search_headers(payload: bytes, count: int, said: _Said) -> None:
     Step 4 saves most of the work if every record has an expected offset.
     """
     total = len(payload)
-    walked_max = min(count, said.effort.steps_left)
+    walked_max = min(count, stated.effort.steps_left)
     startswith = payload.startswith
-    offset_name, count_name, id_name = said.needles
-    offset_at, count_at, id_at = (_find(payload, name, 0) for name in said.needles)
+    offset_name, count_name, id_name = stated.needles
+    offset_at, count_at, id_at = (_find(payload, name, 0) for name in stated.needles)
     base = digits_end = _NO_BASE
     prefix = b""
     at = index = 0
-    while said.unreadable is None:
+    while stated.unreadable is None:
         others_at = count_at if count_at < id_at else id_at
         hit = offset_at if offset_at < others_at else others_at
         if hit == total:
@@ -451,14 +451,14 @@ def _search_headers(payload: bytes, count: int, said: _Said) -> None:
                 offset_at = _find(payload, offset_name, end)
         if others_at < end:
             if count_at < end:
-                agrees = agrees and said.partition_count is not None and startswith(said.agreeing_count, count_at)
+                agrees = agrees and stated.partition_count is not None and startswith(stated.agreeing_count, count_at)
                 count_at = _find(payload, count_name, count_at + 1)
                 if count_at < end:
                     agrees = False
                     count_at = _find(payload, count_name, end)
             if id_at < end:
                 behind = id_at + len(id_name)
-                agrees = agrees and said.write_id is not None and payload[behind : behind + 1] in _SHORT_LENGTHS
+                agrees = agrees and stated.write_id is not None and payload[behind : behind + 1] in _SHORT_LENGTHS
                 id_at = _find(payload, id_name, id_at + 1)
                 if id_at < end:
                     agrees = False
@@ -467,13 +467,13 @@ def _search_headers(payload: bytes, count: int, said: _Said) -> None:
             end, _, rest_at = _record_start(payload, at)
             if end > total:
                 raise Malformed("longer than its batch")
-            said.read_record(payload, rest_at, end, index)
-            if said.expected_base_offset is not None:
-                base = said.expected_base_offset
+            stated.read_record(payload, rest_at, end, index)
+            if stated.expected_base_offset is not None:
+                base = stated.expected_base_offset
                 digits_end = _NO_BASE
         at = end
         index += 1
-    said.effort.take(0, index)
+    stated.effort.take(0, index)
 
 
 def _is_in_place(payload: bytes, at: int, length: int, index: int) -> bool:
@@ -510,7 +510,7 @@ _SHORT_LENGTHS = frozenset(bytes([2 * length]) for length in range(1, 64))
 _KEY_AND_VALUE = (0, 1)
 
 
-class _Said:
+class _Stated:
     """Collects the header values of one batch, record by record."""
 
     __slots__ = (
@@ -566,7 +566,7 @@ class _Said:
             raise _too_many("record headers", RECORDS_MAX)
         self.effort.steps_left -= header_count
         needles = self.needles
-        seen: tuple[bytes, ...] = ()
+        observed: tuple[bytes, ...] = ()
         for _ in range(header_count):
             length, at = read_varint(data, at)
             if length < 0 or at + length > end:
@@ -576,10 +576,10 @@ class _Said:
             if length > end - at:
                 raise Malformed(f"invalid header value length {length}")
             if name in needles and self.unreadable is None:
-                if name in seen:
+                if name in observed:
                     self._unreadable(index, name, "duplicate header in one record")
                 else:
-                    seen = (*seen, name)
+                    observed = (*observed, name)
                     self._read_header(index, name, None if length < 0 else data[at : at + length])
             if length > 0:
                 at += length
@@ -723,33 +723,41 @@ def record_offset_deltas(records: memoryview, header: BatchHeader, *, decompress
 # --- fencing a batch --------------------------------------------------------------------------------------------------
 
 
-def stamp_batch(
-    records: memoryview, *, producer_id: int, producer_epoch: int, base_sequence: int, tag: int = 0
+def fence_batch(
+    records: memoryview, *, producer_id: int, producer_epoch: int, base_sequence: int, instance_id: int = 0
 ) -> bytearray:
     """A copy of a complete batch with another producer, base offset 0, leader epoch -1 and a new CRC32C.
 
     `tag` is the id of the instance, 1 to 255, or 0 for none. It is stored in attribute bits that Kafka has not
-    assigned. Brokers store these bits and consumers mask them (DefaultRecordBatch.java, `test_stamped_batches.py`). A
+    assigned. Brokers store these bits and consumers mask them (DefaultRecordBatch.java, `test_fenced_batches.py`). A
     broker that rewrites the batch (LogAppendTime, other compression, compaction) drops them.
 
     All other bytes are unchanged, including the transactional bit. Do not use it for a transactional batch, which must
     keep its producer. A wrong CRC becomes correct: call `verify_crc` before.
     """
-    header = stamped_header(
-        records, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence, tag=tag
+    header = fenced_header(
+        records,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        instance_id=instance_id,
     )
     return bytearray(header + records[HEADER_BYTES:])
 
 
-def stamped_header(
-    records: memoryview, *, producer_id: int, producer_epoch: int, base_sequence: int, tag: int
+def fenced_header(
+    records: memoryview, *, producer_id: int, producer_epoch: int, base_sequence: int, instance_id: int
 ) -> bytearray:
     """The new 61-byte header of `stamp_batch`; the records after it are unchanged."""
     out = bytearray(records[:HEADER_BYTES])
     INT64.pack_into(out, 0, 0)
     INT32.pack_into(out, _LEADER_EPOCH_AT, -1)
     (attributes,) = _UINT16.unpack_from(out, _ATTRIBUTES_AT)
-    _UINT16.pack_into(out, _ATTRIBUTES_AT, (attributes & ~(TAG_MAX << _TAG_SHIFT)) | (tag << _TAG_SHIFT))
+    _UINT16.pack_into(
+        out,
+        _ATTRIBUTES_AT,
+        (attributes & ~(INSTANCE_ID_MAX << _INSTANCE_ID_SHIFT)) | (instance_id << _INSTANCE_ID_SHIFT),
+    )
     _PRODUCER.pack_into(out, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
     covered = crc32c.crc32c(bytes(out[_ATTRIBUTES_AT:]))
     _UINT32.pack_into(out, _CRC_AT, crc32c.crc32c(records[HEADER_BYTES:], covered))

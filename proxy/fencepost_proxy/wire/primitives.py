@@ -60,15 +60,15 @@ def read_uvarint(data: Bytes, at: int) -> tuple[int, int]:
     if value < 0x80:
         return value, at
     value &= 0x7F
-    shift = 7
+    sequence_offset = 7
     while True:
         byte = data[at]
         at += 1
-        value |= (byte & 0x7F) << shift
+        value |= (byte & 0x7F) << sequence_offset
         if byte < 0x80:
             break
-        shift += 7
-        if shift > 28:
+        sequence_offset += 7
+        if sequence_offset > 28:
             raise Malformed("variable-length integer is longer than 5 bytes")
     if value > 0xFFFFFFFF:
         raise Malformed("variable-length integer does not fit 32 bits")
@@ -90,15 +90,15 @@ def read_varlong(data: Bytes, at: int) -> tuple[int, int]:
     if value < 0x80:
         return (value >> 1) ^ -(value & 1), at + 1
     value = 0
-    shift = 0
+    sequence_offset = 0
     while True:
         byte = data[at]
         at += 1
-        value |= (byte & 0x7F) << shift
+        value |= (byte & 0x7F) << sequence_offset
         if byte < 0x80:
             break
-        shift += 7
-        if shift > 63:
+        sequence_offset += 7
+        if sequence_offset > 63:
             raise Malformed("variable-length integer is longer than 10 bytes")
     if value > 0xFFFFFFFFFFFFFFFF:
         raise Malformed("variable-length integer does not fit 64 bits")
@@ -310,11 +310,11 @@ def split_tags(section: bytes) -> list[tuple[int, bytes]]:
     count, at = read_uvarint(section, 0)
     fields = []
     for _ in range(count):
-        tag, at = read_uvarint(section, at)
+        instance_id, at = read_uvarint(section, at)
         size, at = read_uvarint(section, at)
         if at + size > len(section):
             raise CutOff(at + size)
-        fields.append((tag, section[at : at + size]))
+        fields.append((instance_id, section[at : at + size]))
         at += size
     return fields
 
@@ -325,8 +325,8 @@ def join_tags(fields: list[tuple[int, bytes]]) -> bytes:
         return b""
     out = bytearray()
     write_uvarint(out, len(fields))
-    for tag, contents in fields:
-        write_uvarint(out, tag)
+    for instance_id, contents in fields:
+        write_uvarint(out, instance_id)
         write_uvarint(out, len(contents))
         out += contents
     return bytes(out)

@@ -42,15 +42,15 @@ def read_single(frame: memoryview, at: int) -> tuple[int, int, int] | None:
             return None
         (partition,) = _INT32.unpack_from(frame, at + 1)
         at += 5
-        shift = length = 0
+        sequence_offset = length = 0
         while True:
             byte = frame[at]
             at += 1
-            length |= (byte & 0x7F) << shift
+            length |= (byte & 0x7F) << sequence_offset
             if byte < 0x80:
                 break
-            shift += 7
-            if shift > 28:
+            sequence_offset += 7
+            if sequence_offset > 28:
                 return None
     except (IndexError, StructError):
         return None

@@ -100,23 +100,23 @@ def test_what_is_built_is_what_others_parse_and_what_is_read_back(
 
     built = build(
         bodies,
-        mark=MARK,
+        commit_tag=MARK,
         expected=expected,
         now_ms=NOW_MS,
         compression=compression,
         partition_count=partition_count,
     )
 
-    wanted = [
+    requested = [
         (row["key"], row["value"], [(header["key"], header["value"]) for header in row["headers"] or ()])
         for row in given_rows
     ]
     first: list[tuple[str, bytes | None]] = [("expected-offset", b"0")] if expected == 0 else []
     first += [("partition-count", b"12")] if partition_count else []
-    wanted[0][2].extend(first)
-    wanted[-1][2].append(("fencepost-sink", MARK))
+    requested[0][2].extend(first)
+    requested[-1][2].append(("fencepost-sink", MARK))
     for found in (parsed(built), parsed_by_kafka_python(built)):
-        assert contents(found) == wanted
+        assert contents(found) == requested
     found = parsed(built)
     assert (found.base_offset, found.next_offset - found.base_offset) == (expected, len(given_rows))
     assert (found.producer_id, found.producer_epoch, found.base_sequence) == (-1, -1, -1)
@@ -124,7 +124,7 @@ def test_what_is_built_is_what_others_parse_and_what_is_read_back(
         (expected + delta, NOW_MS) for delta in range(len(given_rows))
     }
     logged = Logged(in_log(built, 70))
-    assert (logged.base_offset, logged.next_offset, logged.mark) == (70, 70 + len(given_rows), MARK)
+    assert (logged.base_offset, logged.next_offset, logged.commit_tag) == (70, 70 + len(given_rows), MARK)
     assert logged.bodies == bodies.to_pylist()
 
 
@@ -133,7 +133,8 @@ def test_a_level_makes_a_batch_smaller_and_changes_nothing_in_it(codec: str, fas
     bodies = bodies_of(rows(*({"key": None, "value": f"{n:x} {n * n * 7919} {n % 13}"} for n in range(2000))))
 
     built = [
-        build(bodies, mark=MARK, expected=1, now_ms=NOW_MS, compression=codec, level=level) for level in (fast, small)
+        build(bodies, commit_tag=MARK, expected=1, now_ms=NOW_MS, compression=codec, level=level)
+        for level in (fast, small)
     ]
 
     assert len(built[1]) < len(built[0])
@@ -210,7 +211,7 @@ def test_a_timestamp_column_becomes_a_header_and_the_record_is_as_new_as_its_bat
     ]
     batch = rows(*given_rows, more=[("timestamp", pa.timestamp(unit, "UTC"))])
 
-    built = build(bodies_of(batch), mark=MARK, expected=9, now_ms=NOW_MS)
+    built = build(bodies_of(batch), commit_tag=MARK, expected=9, now_ms=NOW_MS)
 
     assert [headers for _, _, headers in contents(parsed(built))] == [
         [("h", None), ("event-time", b"1767312000000")],
@@ -224,7 +225,7 @@ def test_a_timestamp_column_becomes_a_header_and_the_record_is_as_new_as_its_bat
 def test_microseconds_before_1970_are_rounded_down_as_spark_does() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([b"v"]), pa.array([-1], pa.timestamp("us"))], ["value", "timestamp"])
 
-    (record,) = parsed(build(bodies_of(batch), mark=None, expected=1, now_ms=NOW_MS))
+    (record,) = parsed(build(bodies_of(batch), commit_tag=None, expected=1, now_ms=NOW_MS))
 
     assert list(record.headers) == [("event-time", b"-1")]
 
@@ -236,23 +237,23 @@ def test_records_longer_than_the_tables_and_batches_as_long_as_they_may_be() -> 
     )
     many = bodies_of(rows({"value": b"v"})).take(pa.array(np.zeros(BATCH_RECORDS_MAX, np.int64)))
 
-    built = build(bodies, mark=MARK, expected=0, now_ms=NOW_MS)
-    long = build(many, mark=MARK, expected=5, now_ms=NOW_MS)
+    built = build(bodies, commit_tag=MARK, expected=0, now_ms=NOW_MS)
+    long = build(many, commit_tag=MARK, expected=5, now_ms=NOW_MS)
 
     assert [len(record.value) for record in parsed(built)] == sizes
     assert [record.offset for record in parsed(long)] == list(range(5, 5 + BATCH_RECORDS_MAX))
     assert Logged(long).bodies == many.to_pylist()
     with pytest.raises(ValueError, match="not 65537"):
-        build([b"\x01\x01\x00"] * (BATCH_RECORDS_MAX + 1), mark=MARK, expected=5, now_ms=NOW_MS)
+        build([b"\x01\x01\x00"] * (BATCH_RECORDS_MAX + 1), commit_tag=MARK, expected=5, now_ms=NOW_MS)
 
 
 def test_bodies_that_were_read_back_can_be_built_again() -> None:
     bodies = bodies_of(rows({"key": b"k", "value": b"1"}, {"value": b"2"}))
-    first = build(bodies, mark=b"mark of a first try", expected=0, now_ms=NOW_MS, partition_count=3)
+    first = build(bodies, commit_tag=b"mark of a first try", expected=0, now_ms=NOW_MS, partition_count=3)
 
-    again = build(Logged(first).bodies, mark=MARK, expected=44, now_ms=NOW_MS)
+    again = build(Logged(first).bodies, commit_tag=MARK, expected=44, now_ms=NOW_MS)
 
-    assert again == build(bodies, mark=MARK, expected=44, now_ms=NOW_MS)
+    assert again == build(bodies, commit_tag=MARK, expected=44, now_ms=NOW_MS)
 
 
 # --- what cannot be a record ------------------------------------------------------------------------------------------
@@ -275,8 +276,8 @@ def test_headers_of_the_sink_s_own_names_are_refused(name: str) -> None:
         {"value": b"3", "headers": [{"key": "c", "value": b""}, {"key": name, "value": b"0"}]},
     )
 
-    said = rf"{name}'.* NOT IN \('expected-offset', 'fencepost-sink', 'partition-count', 'event-time', 'write-id'\)"
-    with pytest.raises(UnfitRow, match=said) as refused:
+    stated = rf"{name}'.* NOT IN \('expected-offset', 'fencepost-sink', 'partition-count', 'event-time', 'write-id'\)"
+    with pytest.raises(UnfitRow, match=stated) as refused:
         bodies_of(batch)
     assert refused.value.row == 2
 
@@ -373,7 +374,7 @@ def test_foreign_batches_have_bodies_and_no_mark(compression: int) -> None:
 
     logged = Logged(foreign)
 
-    assert (logged.base_offset, logged.next_offset, logged.mark) == (30, 32, None)
+    assert (logged.base_offset, logged.next_offset, logged.commit_tag) == (30, 32, None)
     assert logged.bodies == bodies_of(rows_of_it).to_pylist()
 
 
@@ -386,7 +387,7 @@ def test_batches_of_old_formats_are_somebody_else_s(magic: int, compression: int
 
     found = list(batches(bytes(builder.build())))
 
-    assert [logged.mark for logged in found] == [None] * len(found)
+    assert [logged.commit_tag for logged in found] == [None] * len(found)
     assert [body for logged in found for body in logged.bodies] == bodies_of(
         rows({"key": b"k", "value": b"1"}, {"value": b"2"})
     ).to_pylist()
@@ -408,29 +409,29 @@ def test_what_was_compacted_away_leaves_its_place() -> None:
 
 
 def test_a_batch_without_records_is_a_gap() -> None:
-    empty = bytearray(build([b"\x01\x01\x00"], mark=MARK, expected=3, now_ms=NOW_MS)[:61])
+    empty = bytearray(build([b"\x01\x01\x00"], commit_tag=MARK, expected=3, now_ms=NOW_MS)[:61])
     struct.pack_into(">i", empty, 8, 49)
     struct.pack_into(">i", empty, 57, 0)
     struct.pack_into(">I", empty, 17, encoding.crc32c.crc32c(bytes(empty[21:])))
 
     logged = Logged(bytes(empty))
 
-    assert (logged.base_offset, logged.next_offset, logged.mark, logged.bodies) == (3, 4, None, [])
+    assert (logged.base_offset, logged.next_offset, logged.commit_tag, logged.bodies) == (3, 4, None, [])
     assert not logged.is_whole
 
 
 def test_markers_are_control_batches_without_bodies() -> None:
-    marker = bytearray(build([b"\x08abcd\x0cabcdef\x00"], mark=None, expected=3, now_ms=NOW_MS))
+    marker = bytearray(build([b"\x08abcd\x0cabcdef\x00"], commit_tag=None, expected=3, now_ms=NOW_MS))
     struct.pack_into(">h", marker, 21, 0x30)
     struct.pack_into(">I", marker, 17, encoding.crc32c.crc32c(bytes(marker[21:])))
 
     logged = Logged(bytes(marker))
 
-    assert (logged.is_control, logged.next_offset, logged.mark, logged.bodies) == (True, 4, None, [])
+    assert (logged.is_control, logged.next_offset, logged.commit_tag, logged.bodies) == (True, 4, None, [])
 
 
 def test_a_damaged_batch_is_not_read() -> None:
-    built = bytearray(build([b"\x01\x01\x00"], mark=MARK, expected=3, now_ms=NOW_MS))
+    built = bytearray(build([b"\x01\x01\x00"], commit_tag=MARK, expected=3, now_ms=NOW_MS))
     built[-1] ^= 1
 
     with pytest.raises(ValueError, match="offset 3 is damaged"):
@@ -438,7 +439,7 @@ def test_a_damaged_batch_is_not_read() -> None:
 
 
 def test_fetched_bytes_may_end_in_the_middle_of_a_batch() -> None:
-    one, two = (in_log(build([b"\x01\x01\x00"], mark=MARK, expected=1, now_ms=NOW_MS), at) for at in (7, 8))
+    one, two = (in_log(build([b"\x01\x01\x00"], commit_tag=MARK, expected=1, now_ms=NOW_MS), at) for at in (7, 8))
     cut = random.Random(4).sample(range(1, len(two)), 10)
 
     assert [logged.base_offset for logged in batches(one + two)] == [7, 8]

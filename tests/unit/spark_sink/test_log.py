@@ -33,7 +33,7 @@ class Brokers(FakeCluster):
 
     def __init__(self, brokers: int = 2, **topics: int) -> None:
         super().__init__(brokers, topics)
-        self.asked: Counter[tuple[int, int]] = Counter()
+        self.queried: Counter[tuple[int, int]] = Counter()
         self.told_of: set[str | None] = set()
         self.refusing: Callable[[], int] = lambda: 0
         self.dropping: set[int] = set()
@@ -69,7 +69,7 @@ class Brokers(FakeCluster):
 
     def answer(self, node_id: int, frame: bytes) -> Any:
         (key,) = struct.unpack_from(">h", frame)
-        self.asked[node_id, key] += 1
+        self.queried[node_id, key] += 1
         if key in self.dropping:
             raise ValueError("as told")
         return None if key in self.silent else super().answer(node_id, frame)
@@ -98,7 +98,7 @@ def a_log(brokers: FakeCluster, patience_seconds: float = ANSWER_SECONDS, **opti
 def chunk(value: str = "a") -> bytes:
     body = b"\x01" + bytes([2 * len(value)]) + value.encode() + b"\x00"
     # To brokers that know of no expectations: -1 is none, and they take nothing but 0.
-    built = build([body], mark=b"m", expected=0, now_ms=int(time.time() * 1000))
+    built = build([body], commit_tag=b"m", expected=0, now_ms=int(time.time() * 1000))
     assert built[:8] == bytes(8)
     return built
 
@@ -112,7 +112,7 @@ def test_an_append_follows_the_leader(brokers: Brokers) -> None:
         appended = log.append("t", 0, chunk()).result(ANSWER_SECONDS)
 
     assert (refused.code, appended.code, appended.base_offset) == (NOT_LEADER, 0, 1)
-    assert (brokers.asked[1, PRODUCE], brokers.asked[2, PRODUCE]) == (2, 1)
+    assert (brokers.queried[1, PRODUCE], brokers.queried[2, PRODUCE]) == (2, 1)
 
 
 def test_questions_follow_the_leader_by_themselves(brokers: Brokers) -> None:
@@ -121,12 +121,12 @@ def test_questions_follow_the_leader_by_themselves(brokers: Brokers) -> None:
         brokers.lead("t", 2)
         assert log.offsets("t", [0]) == {0: (0, 1)}
         brokers.lead("t", 1)
-        assert [each.mark for each in log.read("t", 0, 0, 1)] == [b"m"]
+        assert [each.commit_tag for each in log.read("t", 0, 0, 1)] == [b"m"]
         brokers.lead("t", 2)
         tail = log.tail("t", 0, 1)
 
     assert tail is not None
-    assert tail.mark == b"m"
+    assert tail.commit_tag == b"m"
 
 
 def test_partitions_of_several_leaders_are_asked_at_their_own(brokers: Brokers) -> None:
@@ -135,19 +135,19 @@ def test_partitions_of_several_leaders_are_asked_at_their_own(brokers: Brokers) 
 
         assert log.offsets("u", [0, 1]) == {0: (0, 0), 1: (0, 1)}
 
-    assert (brokers.asked[1, LIST_OFFSETS], brokers.asked[2, LIST_OFFSETS]) == (2, 2)
+    assert (brokers.queried[1, LIST_OFFSETS], brokers.queried[2, LIST_OFFSETS]) == (2, 2)
 
 
 def test_a_partition_without_a_leader_is_waited_for(brokers: Brokers) -> None:
     with a_log(brokers) as log:
         assert log.partition_count("t") == 1
         brokers.lead("t", -1)
-        asked = log._submit(lambda wire: wire.offsets("t", [0]))
-        until(lambda: sum(brokers.asked[node, METADATA] for node in (1, 2)) > 5, "some tries")
-        assert not asked.done()
+        queried = log._submit(lambda wire: wire.offsets("t", [0]))
+        until(lambda: sum(brokers.queried[node, METADATA] for node in (1, 2)) > 5, "some tries")
+        assert not queried.done()
         brokers.lead("t", 2)
 
-        assert asked.result(ANSWER_SECONDS) == {0: (0, 0)}
+        assert queried.result(ANSWER_SECONDS) == {0: (0, 0)}
 
 
 @pytest.fixture
@@ -177,8 +177,8 @@ def test_questions_that_find_nobody_are_asked_with_pauses_and_not_for_ever(broke
             list(log.read("t", 0, 0, 1))
 
     # With growing pauses: of 0.05 s each there would be 40 and 20.
-    assert 3 <= brokers.asked[1, LIST_OFFSETS] <= 20
-    assert 3 <= brokers.asked[1, FETCH] <= 10
+    assert 3 <= brokers.queried[1, LIST_OFFSETS] <= 20
+    assert 3 <= brokers.queried[1, FETCH] <= 10
     assert brokers.told_of == {"t"}
 
 
@@ -196,7 +196,7 @@ def test_an_append_is_sent_once_whatever_becomes_of_it(brokers: Brokers) -> None
 
         assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).base_offset == 1
 
-    assert brokers.asked[1, PRODUCE] == 4
+    assert brokers.queried[1, PRODUCE] == 4
 
 
 async def _hurried(wire: Any) -> None:
@@ -209,28 +209,28 @@ async def _hurried(wire: Any) -> None:
 def test_a_question_whose_connection_dies_is_asked_again(brokers: Brokers) -> None:
     with a_log(brokers) as log:
         assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
-        for api, ask in {
+        for api, query in {
             LIST_OFFSETS: lambda: log.offsets("t", [0]),
             FETCH: lambda: list(log.read("t", 0, 0, 1)),
             METADATA: lambda: log.partition_count("t"),
         }.items():
             brokers.dropping = {api}
-            before = sum(brokers.asked[node, api] for node in (1, 2))
-            asked: list[object] = []
-            asking = threading.Thread(target=lambda ask=ask, asked=asked: asked.append(ask()))  # type: ignore[misc]
-            asking.start()
-            until(lambda api=api, before=before: sum(brokers.asked[n, api] for n in (1, 2)) > before + 1, "two tries")  # type: ignore[misc]
+            before = sum(brokers.queried[node, api] for node in (1, 2))
+            queried: list[object] = []
+            querying = threading.Thread(target=lambda query=query, queried=queried: queried.append(query()))  # type: ignore[misc]
+            querying.start()
+            until(lambda api=api, before=before: sum(brokers.queried[n, api] for n in (1, 2)) > before + 1, "two tries")  # type: ignore[misc]
             brokers.dropping = set()
-            asking.join(ANSWER_SECONDS)
-            assert len(asked) == 1
+            querying.join(ANSWER_SECONDS)
+            assert len(queried) == 1
 
 
 def test_what_the_user_may_not_is_final(brokers: Brokers) -> None:
     brokers.refusing = lambda: TOPIC_DENIED
     with a_log(brokers) as log:
-        for ask in (lambda: log.offsets("t", [0]), lambda: list(log.read("t", 0, 0, 1))):
+        for query in (lambda: log.offsets("t", [0]), lambda: list(log.read("t", 0, 0, 1))):
             with pytest.raises(LogRefused, match=r"topic t: TopicAuthorizationFailedError: .*grant READ, WRITE"):
-                ask()
+                query()
         # What an append came to is its caller's to judge.
         assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == TOPIC_DENIED
 

@@ -30,7 +30,7 @@ def test_what_is_required_is_asked_for(missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "stated"),
     [
         ({"sinkid": "x"}, "did you mean 'sink.id'"),
         ({"topics": "a,b"}, "are both set"),
@@ -51,19 +51,19 @@ def test_what_is_required_is_asked_for(missing: str) -> None:
         ({"kafka.security.protocol": "SSL", "kafka.ssl.keystore.type": "PKCS12"}, "only PEM"),
     ],
 )
-def test_what_cannot_be_is_refused(more: dict[str, str], said: str) -> None:
-    with pytest.raises(SinkError, match=said):
+def test_what_cannot_be_is_refused(more: dict[str, str], stated: str) -> None:
+    with pytest.raises(SinkError, match=stated):
         settings({**GIVEN, **more})
 
 
 @pytest.mark.parametrize(
-    ("codec", "said", "level"),
+    ("codec", "stated", "level"),
     [("gzip", "-1", None), ("gzip", "9", 9), ("lz4", "17", 17), ("zstd", "-7", -7), ("snappy", "5", None)],
 )
-def test_a_level_is_of_its_own_codec(codec: str, said: str, level: int | None) -> None:
+def test_a_level_is_of_its_own_codec(codec: str, stated: str, level: int | None) -> None:
     levels = {"kafka.compression.gzip.level": "2", "kafka.compression.lz4.level": "3"}
     if codec != "snappy":
-        levels[f"kafka.compression.{codec}.level"] = said
+        levels[f"kafka.compression.{codec}.level"] = stated
     assert settings({**GIVEN, "kafka.compression.type": codec, **levels}).level == level
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from fencepost.spark.commit_tags import CommitTag
 from fencepost.spark.comparing import Compared, _compare_rows, compare
+from fencepost.spark.driver_probe import DriverProbe, Remembered, probe
 from fencepost.spark.errors import SinkError, Unknown
-from fencepost.spark.looking import Look, Remembered, look
-from fencepost.spark.marks import Mark
 from fencepost.spark.task import Outcome, Plan, Task
 from tests.sink_simulation.model import Answer, Batch, Faults, ModelFraming, ModelLog, Partition, Stored, World, body
 
@@ -45,7 +45,7 @@ class Log(ModelLog):
         elif batch.expected != at.end:
             result = Answer(44, at.end, "OFFSET_MISMATCH")
         else:
-            result = Answer(0, at.append(batch.bodies, batch.mark))
+            result = Answer(0, at.append(batch.bodies, batch.commit_tag))
         if isinstance(result, Exception):
             answer.set_exception(result)
         else:
@@ -77,18 +77,20 @@ class Clock:
             self.time += seconds
 
 
-PLAN = Plan("s", patience_seconds=30, chunk_bytes=100, chunk_rows=1000)
+PLAN = Plan("s", patience_seconds=30, append_bytes_max=100, append_rows_max=1000)
 
 
-def looked(log: Log, **more: Any) -> Look:
-    return look(log, "s", [TOPIC], **{"at": 0, **more})
+def probed(log: Log, **more: Any) -> DriverProbe:
+    return probe(log, "s", [TOPIC], **{"at": 0, **more})
 
 
 def values(*numbers: int) -> list[bytes]:
     return [body(None, b"%d" % number) for number in numbers]
 
 
-def write(log: Log, seen: Look, rows: list[bytes], plan: Plan = PLAN, partition: int | None = 0, **who: Any) -> Outcome:
+def write(
+    log: Log, seen: DriverProbe, rows: list[bytes], plan: Plan = PLAN, partition: int | None = 0, **who: Any
+) -> Outcome:
     """`partition` None: the task has no rows."""
     identity = {"query": "q", "batch": 0, "task": 0, "attempt": "a", **who}
     one = Task(plan, seen, log=log, framing=ModelFraming(), clock=Clock(), **identity)
@@ -100,7 +102,7 @@ def write(log: Log, seen: Look, rows: list[bytes], plan: Plan = PLAN, partition:
 
 def test_rows_go_where_the_log_ends_in_batches_of_the_size_asked_for() -> None:
     log = Log()
-    done = write(log, looked(log), values(*range(30)))
+    done = write(log, probed(log), values(*range(30)))
     assert log.bodies() == values(*range(30))
     assert (done.rows, done.appended, done.found) == (30, 30, 0)
     assert done.chunks > 1
@@ -108,19 +110,19 @@ def test_rows_go_where_the_log_ends_in_batches_of_the_size_asked_for() -> None:
     assert log.reads == []  # nobody disturbed, nothing looked up
 
 
-@pytest.mark.parametrize("landed", [True, False])
-def test_after_a_lost_answer_the_log_decides(landed: bool) -> None:
+@pytest.mark.parametrize("appended_batch", [True, False])
+def test_after_a_lost_answer_the_log_decides(appended_batch: bool) -> None:
     log = Log()
 
     def lost(at: Any, batch: Batch) -> Exception:
-        if landed:
-            at.append(batch.bodies, batch.mark)
+        if appended_batch:
+            at.append(batch.bodies, batch.commit_tag)
         return Unknown("the connection was lost")
 
     log.script = [lost]
-    done = write(log, looked(log), values(1, 2, 3))
+    done = write(log, probed(log), values(1, 2, 3))
     assert log.bodies() == values(1, 2, 3)
-    assert (done.found, done.appended) == ((3, 0) if landed else (0, 3))
+    assert (done.found, done.appended) == ((3, 0) if appended_batch else (0, 3))
 
 
 def test_a_request_that_arrives_after_all_is_recognised_too() -> None:
@@ -132,17 +134,17 @@ def test_a_request_that_arrives_after_all_is_recognised_too() -> None:
         return Unknown("no answer")
 
     def arrive(at: Any, batch: Batch) -> Answer:
-        at.append(late[0].bodies, late[0].mark)
+        at.append(late[0].bodies, late[0].commit_tag)
         return Answer(44, at.end)
 
     log.script = [lose, arrive]
-    write(log, looked(log), values(1, 2, 3))
+    write(log, probed(log), values(1, 2, 3))
     assert log.bodies() == values(1, 2, 3)
 
 
 def test_a_refusal_reads_no_more_than_the_last_batch_where_others_of_the_run_wrote() -> None:
     log = Log()
-    seen = looked(log)
+    seen = probed(log)
     for task in (1, 2, 3):
         write(log, seen, values(*range(task * 100, task * 100 + 20)), task=task)
     log.reads.clear()
@@ -154,7 +156,7 @@ def test_a_refusal_reads_no_more_than_the_last_batch_where_others_of_the_run_wro
 
 def test_a_second_attempt_finds_the_rows_of_the_first_behind_others() -> None:
     log = Log()
-    seen = looked(log)
+    seen = probed(log)
     write(log, seen, values(1, 2), task=0)
     write(log, seen, values(3, 4), task=1)
     done = write(log, seen, values(2, 1), task=0, attempt="b")
@@ -163,7 +165,7 @@ def test_a_second_attempt_finds_the_rows_of_the_first_behind_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "stated"),
     [
         (Answer(10), "max.message.bytes"),
         (Answer(29), "needs WRITE, READ and DESCRIBE"),
@@ -173,18 +175,18 @@ def test_a_second_attempt_finds_the_rows_of_the_first_behind_others() -> None:
         (Answer(0, 7), "nothing checked"),
     ],
 )
-def test_what_trying_again_would_not_change_ends_the_task(answer: Answer, said: str) -> None:
+def test_what_trying_again_would_not_change_ends_the_task(answer: Answer, stated: str) -> None:
     log = Log()
     log.script = [lambda at, batch: answer]
-    with pytest.raises(SinkError, match=said):
-        write(log, looked(log), values(1))
+    with pytest.raises(SinkError, match=stated):
+        write(log, probed(log), values(1))
 
 
 def test_patience_ends_and_says_what_it_waited_for() -> None:
     log = Log()
     log.script = [lambda at, batch: Answer(6, -1, "NOT_LEADER")] * 1000
     with pytest.raises(SinkError, match=r"for 30 s .*NOT_LEADER"):
-        write(log, looked(log), values(1))
+        write(log, probed(log), values(1))
 
 
 def test_a_rival_that_is_always_faster_is_not_waited_for_for_ever() -> None:
@@ -196,23 +198,23 @@ def test_a_rival_that_is_always_faster_is_not_waited_for_for_ever() -> None:
 
     log.script = [rival] * 100_000
     with pytest.raises(SinkError, match="nothing could be appended"):
-        write(log, looked(log), values(1))
+        write(log, probed(log), values(1))
 
 
 def test_another_run_and_another_split_is_refused_before_anything_is_appended() -> None:
     log = Log()
-    write(log, looked(log), values(1, 2, 3), task=0)
+    write(log, probed(log), values(1, 2, 3), task=0)
     with pytest.raises(SinkError, match=r"split into tasks differently"):
-        write(log, looked(log), values(3, 4), task=1)
+        write(log, probed(log), values(3, 4), task=1)
     assert log.bodies() == values(1, 2, 3)
     # Who knows that equal rows are in two tasks says so.
-    write(log, looked(log), values(3, 4), replace(PLAN, same_split=True), task=1)
+    write(log, probed(log), values(3, 4), replace(PLAN, same_split=True), task=1)
     assert log.bodies() == values(1, 2, 3, 3, 4)
 
 
 def test_two_tasks_of_one_run_may_have_equal_rows() -> None:
     log = Log()
-    seen = looked(log)
+    seen = probed(log)
     write(log, seen, values(1, 1), task=0)
     write(log, seen, values(1), task=1)
     assert log.bodies() == values(1, 1, 1)
@@ -221,10 +223,10 @@ def test_two_tasks_of_one_run_may_have_equal_rows() -> None:
 def test_arranged_rows_know_no_tasks() -> None:
     log = Log()
     arranged = replace(PLAN, arranged=True)
-    write(log, looked(log), values(1, 2), arranged, task=5)
-    done = write(log, looked(log), values(2, 1, 3), arranged, task=0)
+    write(log, probed(log), values(1, 2), arranged, task=5)
+    done = write(log, probed(log), values(2, 1, 3), arranged, task=0)
     assert (done.found, done.appended) == (2, 1)
-    seen = looked(log)
+    seen = probed(log)
     write(log, seen, values(1, 2, 3, 4), arranged, task=0)
     with pytest.raises(SinkError, match="although arranged=true"):
         write(log, seen, values(1, 2, 3, 5), arranged, task=1)
@@ -233,13 +235,13 @@ def test_arranged_rows_know_no_tasks() -> None:
 def test_a_batch_behind_the_log_appends_nothing() -> None:
     log = Log()
     for batch in range(4):
-        write(log, looked(log), values(batch * 10, batch * 10 + 1), batch=batch)
-    done = write(log, looked(log), values(11, 10), batch=1)
+        write(log, probed(log), values(batch * 10, batch * 10 + 1), batch=batch)
+    done = write(log, probed(log), values(11, 10), batch=1)
     assert (done.found, done.appended) == (2, 0)
     with pytest.raises(SinkError, match="checkpoint was restored"):
-        write(log, looked(log), values(10, 11, 12), batch=1)
+        write(log, probed(log), values(10, 11, 12), batch=1)
     with pytest.raises(SinkError, match="as a whole does not have now"):
-        settle(log, write(log, looked(log), values(10), batch=1))
+        resolve(log, write(log, probed(log), values(10), batch=1))
     assert len(log.bodies()) == 8
 
 
@@ -247,19 +249,19 @@ def test_a_batch_behind_the_log_appends_nothing() -> None:
 def test_a_batch_behind_the_log_lies_where_it_was_placed_before_the_topic_grew(counted: frozenset[str]) -> None:
     log = Log()
     for batch in range(2):
-        write(log, looked(log, counted=counted), keyed(batch), batch=batch)
+        write(log, probed(log, counted=counted), keyed(batch), batch=batch)
     log.world.grow(TOPIC, 2)
-    done = write(log, looked(log, counted=counted), keyed(0), batch=0, partition=1)
+    done = write(log, probed(log, counted=counted), keyed(0), batch=0, partition=1)
     assert (done.found, done.appended) == (1, 0)
     with pytest.raises(SinkError, match="checkpoint was restored"):
-        write(log, looked(log, counted=counted), keyed(0, 9), batch=0, partition=1)
+        write(log, probed(log, counted=counted), keyed(0, 9), batch=0, partition=1)
 
 
 def test_a_driver_that_is_overtaken_stops() -> None:
     log = Log()
-    old = looked(log)
-    write(log, looked(log), values(1), batch=0)
-    write(log, looked(log), values(2), batch=1)
+    old = probed(log)
+    write(log, probed(log), values(1), batch=0)
+    write(log, probed(log), values(2), batch=1)
     with pytest.raises(SinkError, match="another driver is ahead"):
         write(log, old, values(1), batch=0)
     assert log.bodies() == values(1, 2)
@@ -267,9 +269,9 @@ def test_a_driver_that_is_overtaken_stops() -> None:
 
 def test_another_query_under_the_same_name_is_refused() -> None:
     log = Log()
-    write(log, looked(log), values(1))
+    write(log, probed(log), values(1))
     with pytest.raises(SinkError, match=r"restore its checkpoint.*new sink.id"):
-        write(log, looked(log), values(2), query="r")
+        write(log, probed(log), values(2), query="r")
 
 
 def cut_off(log: Log) -> None:
@@ -281,55 +283,55 @@ def cut_off(log: Log) -> None:
 
 def test_where_everything_was_deleted_a_later_batch_is_not_guessed() -> None:
     log = Log()
-    write(log, looked(log), values(1), batch=0)
+    write(log, probed(log), values(1), batch=0)
     cut_off(log)
     with pytest.raises(SinkError, match=r"lost its records below offset 1.*first.run"):
-        write(log, looked(log), values(2), batch=1)
-    write(log, looked(log), values(2), replace(PLAN, first_run=True), batch=1)
+        write(log, probed(log), values(2), batch=1)
+    write(log, probed(log), values(2), replace(PLAN, first_run=True), batch=1)
     assert log.bodies() == values(2)
 
 
 def test_a_half_written_batch_of_which_rows_were_deleted_is_not_guessed() -> None:
     log = Log()
-    write(log, looked(log), values(*range(20)))
+    write(log, probed(log), values(*range(20)))
     partition = log.world.topics[TOPIC][0]
     partition.start = partition.stored[0].next_offset
     del partition.stored[0]
     with pytest.raises(SinkError, match="rows of batch 0 may have been there"):
-        write(log, looked(log), values(*range(20)))
+        write(log, probed(log), values(*range(20)))
 
 
 def test_the_last_mark_is_found_behind_others_records_and_not_looked_for_twice() -> None:
     log = Log()
-    write(log, looked(log), values(1), batch=0)
+    write(log, probed(log), values(1), batch=0)
     partition = log.world.topics[TOPIC][0]
     for _ in range(30):
         partition.append((b"\1other",), None)
     remembered = Remembered()
-    mark = looked(log, remembered=remembered).sights[TOPIC, 0].last
-    assert isinstance(mark, Mark)
+    commit_tag = probed(log, remembered=remembered).observations[TOPIC, 0].last
+    assert isinstance(commit_tag, CommitTag)
     partition.append((b"\1other",), None)
     log.reads.clear()
-    assert looked(log, remembered=remembered).sights[TOPIC, 0].last == mark
+    assert probed(log, remembered=remembered).observations[TOPIC, 0].last == commit_tag
     assert log.reads == [(31, 32)]
 
 
 def test_a_mark_of_a_topic_that_was_deleted_is_not_remembered() -> None:
     log, remembered = Log(), Remembered()
-    write(log, looked(log, remembered=remembered), values(1), batch=0)
-    looked(log, remembered=remembered)
+    write(log, probed(log, remembered=remembered), values(1), batch=0)
+    probed(log, remembered=remembered)
     log.world.topics[TOPIC] = [Partition()]
     for _ in range(5):
         log.world.topics[TOPIC][0].append((b"\1other",), None)
-    assert looked(log, remembered=remembered).sights[TOPIC, 0].last is None
+    assert probed(log, remembered=remembered).observations[TOPIC, 0].last is None
 
 
 def test_a_driver_remembers_its_mark_when_retention_has_deleted_all() -> None:
     log, remembered = Log(), Remembered()
-    write(log, looked(log), values(1), batch=0)
-    looked(log, remembered=remembered)
+    write(log, probed(log), values(1), batch=0)
+    probed(log, remembered=remembered)
     cut_off(log)
-    write(log, looked(log, remembered=remembered), values(2), batch=1)
+    write(log, probed(log, remembered=remembered), values(2), batch=1)
     assert log.bodies() == values(2)
 
 
@@ -340,26 +342,26 @@ def test_a_batch_deleted_unread_is_not_appended_again(batch: int, foreign: int, 
     """The driver looked, appended the batch and did not commit; retention deleted all; the session tries again."""
     log, remembered = Log(2), Remembered()
     if batch:
-        write(log, looked(log), keyed(*range(20)), batch=batch - 1, query=query)
-    write(log, looked(log, remembered=remembered), keyed(*range(20)), batch=batch, query=query)
+        write(log, probed(log), keyed(*range(20)), batch=batch - 1, query=query)
+    write(log, probed(log, remembered=remembered), keyed(*range(20)), batch=batch, query=query)
     cut_off(log)
     for _ in range(foreign):
         log.world.topics[TOPIC][0].append((b"\1other",), None)
     before = lying(log)
     for _ in range(2):
         with pytest.raises(SinkError, match="lost its records below offset"):
-            write(log, looked(log, remembered=remembered), keyed(*range(20)), batch=batch, query=query)
+            write(log, probed(log, remembered=remembered), keyed(*range(20)), batch=batch, query=query)
     assert lying(log) == before
 
-    known = looked(log, remembered=remembered, nothing_deleted=True)
+    known = probed(log, remembered=remembered, nothing_deleted=True)
     write(log, known, keyed(*range(20)), replace(PLAN, first_run=True), batch=batch, query=query)
-    assert not any(sight.unread for sight in looked(log, remembered=remembered).sights.values())
+    assert not any(observation.unread for observation in probed(log, remembered=remembered).observations.values())
 
 
 def test_what_the_user_knows_not_to_be_lost_is_found_where_it_lies_and_the_rest_appended() -> None:
     """With `first.run=true` a stream that was half written goes on behind what retention has deleted."""
     log = Log(2)
-    write(log, looked(log), keyed(*range(20)))
+    write(log, probed(log), keyed(*range(20)))
     partition, other = log.world.topics[TOPIC]
     for each in (partition, other):
         each.append((b"\1other",), None)
@@ -369,19 +371,19 @@ def test_what_the_user_knows_not_to_be_lost_is_found_where_it_lies_and_the_rest_
     long_ago = {"at": 10_000_000, "retention_ms": {TOPIC: 1000}}
     for more in ({}, long_ago):
         with pytest.raises(SinkError, match=r"lost its records.*first.run=true.*the rest is appended"):
-            write(log, looked(log, **more), keyed(*range(20)))
-    done = write(log, looked(log, **long_ago), keyed(*range(20)), replace(PLAN, first_run=True))
+            write(log, probed(log, **more), keyed(*range(20)))
+    done = write(log, probed(log, **long_ago), keyed(*range(20)), replace(PLAN, first_run=True))
     assert (done.found, done.appended) == (20 - len(lost), len(lost))
     assert lying(log) == Counter([*keyed(*range(20)), b"\1other"])
 
 
 def test_a_load_is_not_told_to_write_twice_what_it_cannot_find() -> None:
     log = Log()
-    write(log, looked(log), keyed(*range(20)), query="")
+    write(log, probed(log), keyed(*range(20)), query="")
     partition = log.world.topics[TOPIC][0]
     partition.start = partition.stored.pop(0).next_offset
     with pytest.raises(SinkError, match=r"lost its records.*another sink.id") as raised:
-        write(log, looked(log), keyed(*range(20)), query="")
+        write(log, probed(log), keyed(*range(20)), query="")
     assert "first.run" not in str(raised.value)
 
 
@@ -389,19 +391,19 @@ def test_a_sink_that_is_seen_in_one_partition_is_looked_for_in_all() -> None:
     """Whoever says that a load never ran, although it did."""
     log = Log(2)
     for partition in range(2):
-        write(log, looked(log), keyed(partition), task=partition, partition=partition)
+        write(log, probed(log), keyed(partition), task=partition, partition=partition)
     log.world.topics[TOPIC][0].append((b"\1other",), None)
-    seen = looked(log, never_ran=True)
-    assert [seen.sights[TOPIC, number].last is not None for number in range(2)] == [True, True]
+    seen = probed(log, never_ran=True)
+    assert [seen.observations[TOPIC, number].last is not None for number in range(2)] == [True, True]
 
 
 def test_what_a_process_has_read_of_others_is_not_taken_for_all_of_it() -> None:
     """A load that never ran, until it was tried a moment ago by the same process."""
     log, remembered = Log(), Remembered()
     log.world.topics[TOPIC][0].append((b"\1other",), None)
-    write(log, looked(log, never_ran=True, remembered=remembered), keyed(1), query="")
+    write(log, probed(log, never_ran=True, remembered=remembered), keyed(1), query="")
     log.world.topics[TOPIC][0].append((b"\1other",), None)
-    done = write(log, looked(log, never_ran=True, remembered=remembered), keyed(1), query="")
+    done = write(log, probed(log, never_ran=True, remembered=remembered), keyed(1), query="")
     assert (done.found, done.appended) == (1, 0)
 
 
@@ -410,7 +412,7 @@ def test_what_a_process_has_read_of_others_is_not_taken_for_all_of_it() -> None:
 def test_rows_that_compaction_may_have_taken_are_not_appended_behind_newer_ones(gone: str, query: str) -> None:
     log = Log()
     rows = [body(b"a", b"1"), *(body(b"b", b"%d" % number) for number in range(20)), body(b"a", b"2")]
-    write(log, looked(log), rows, query=query)
+    write(log, probed(log), rows, query=query)
     stored = log.world.topics[TOPIC][0].stored
     assert len(stored) > 2
     first = stored[0]
@@ -419,21 +421,21 @@ def test_rows_that_compaction_may_have_taken_are_not_appended_behind_newer_ones(
     elif gone == "a record":
         stored[0] = replace(first, bodies=first.bodies[1:], gone=1)
     else:
-        stored[0] = replace(first, bodies=first.bodies[:-1], mark=None, gone=1)
+        stored[0] = replace(first, bodies=first.bodies[:-1], commit_tag=None, gone=1)
     before = lying(log)
     with pytest.raises(SinkError, match=r"was compacted since .* began.*sink.id"):
-        write(log, looked(log), rows, query=query)
+        write(log, probed(log), rows, query=query)
     assert lying(log) == before
 
 
 def test_a_compacted_topic_in_which_all_rows_are_still_there_is_no_trouble() -> None:
     log = Log()
-    seen = looked(log)
+    seen = probed(log)
     write(log, seen, keyed(1), task=0)
     log.world.topics[TOPIC][0].append((b"\1other",), None)
     write(log, seen, keyed(2), task=1)
     log.world.topics[TOPIC][0].stored[1] = Stored(1, (), None, gone=1)
-    done = write(log, looked(log), keyed(1, 2), replace(PLAN, unmatched="compare"))
+    done = write(log, probed(log), keyed(1, 2), replace(PLAN, unmatched="compare"))
     assert (done.found, done.appended) == (2, 0)
 
 
@@ -441,30 +443,30 @@ def test_of_arranged_rows_it_is_told_where_some_lay_whoever_has_rows_for_there()
     log = Log(3)
     arranged = replace(PLAN, arranged=True)
     for batch in range(2):
-        seen = looked(log)
+        seen = probed(log)
         for number in range(2):
             write(log, seen, keyed(10 * batch + number), arranged, task=number, partition=number, batch=batch)
     for batch in range(2):  # half written, or complete: its checkpoint was restored
-        done = write(log, looked(log), keyed(10 * batch), arranged, partition=0, batch=batch)
-        none = write(log, looked(log), [], arranged, partition=None, task=1, batch=batch)
+        done = write(log, probed(log), keyed(10 * batch), arranged, partition=0, batch=batch)
+        none = write(log, probed(log), [], arranged, partition=None, task=1, batch=batch)
         assert done.begun == none.begun == {(TOPIC, 0), (TOPIC, 1)}
-        assert (done.places.keys(), none.places.keys()) == ({(TOPIC, 0)}, set())
-    assert write(log, looked(log), keyed(20), arranged, batch=2).begun == set()
+        assert (done.partition_keys.keys(), none.partition_keys.keys()) == ({(TOPIC, 0)}, set())
+    assert write(log, probed(log), keyed(20), arranged, batch=2).begun == set()
 
 
 def test_a_task_of_a_new_split_appends_nothing_before_it_has_met_all_its_rows() -> None:
     """Else the batch had rows of two splits, and neither could go on with it."""
     log = Log()
-    write(log, looked(log), values(1, 2, 3), task=0)
+    write(log, probed(log), values(1, 2, 3), task=0)
     with pytest.raises(SinkError, match=r"split into tasks differently.*last resort"):
-        write(log, looked(log), values(*range(50, 90), 3), task=2)
+        write(log, probed(log), values(*range(50, 90), 3), task=2)
     assert log.bodies() == values(1, 2, 3)
 
 
 def test_others_records_are_not_read_where_it_is_the_first_run() -> None:
     log = Log()
     log.world.topics[TOPIC][0].append((b"\1other",), None)
-    assert looked(log, never_ran=True).sights[TOPIC, 0].last is None
+    assert probed(log, never_ran=True).observations[TOPIC, 0].last is None
     assert log.reads == []
 
 
@@ -475,9 +477,9 @@ def test_a_log_that_is_shorter_than_what_was_acknowledged_is_waited_for() -> Non
         at.end -= 1
         return Answer(44, at.end)
 
-    log.script = [lambda at, batch: Answer(0, at.append(batch.bodies, batch.mark)), lost_data]
+    log.script = [lambda at, batch: Answer(0, at.append(batch.bodies, batch.commit_tag)), lost_data]
     with pytest.raises(SinkError, match="before acknowledged records"):
-        write(log, looked(log), values(*range(40)))
+        write(log, probed(log), values(*range(40)))
 
 
 # --- another split into tasks, of rows that are placed by their value -------------------------------------------------
@@ -487,7 +489,7 @@ def keyed(*numbers: int) -> list[bytes]:
     return [body(b"k", b"%d" % number) for number in numbers]
 
 
-def settle(log: Log, *done: Outcome, plan: Plan = PLAN) -> Compared | None:
+def resolve(log: Log, *done: Outcome, plan: Plan = PLAN) -> Compared | None:
     return compare(plan, done, log=log, framing=ModelFraming(), clock=Clock())
 
 
@@ -497,105 +499,105 @@ def lying(log: Log) -> Counter[bytes]:
 
 def test_tasks_that_are_numbered_otherwise_find_their_rows_and_go_on() -> None:
     log = Log()
-    seen = looked(log)
+    seen = probed(log)
     write(log, seen, keyed(1, 2), task=0)
     write(log, seen, keyed(11), task=1)
-    seen = looked(log)
+    seen = probed(log)
 
     one = write(log, seen, keyed(11, 12, 13), task=0)
     other = write(log, seen, keyed(1, 2, 3), task=1)
 
     assert (one.found, one.appended) == (1, 2)
     assert (other.found, other.appended) == (2, 1)
-    assert settle(log, one, other) == Compared(found=3, unknown=0, appended=0)
+    assert resolve(log, one, other) == Compared(found=3, unknown=0, appended=0)
     assert lying(log) == Counter(keyed(1, 2, 3, 11, 12, 13))
 
 
 def test_a_task_whose_counterpart_had_written_nothing_goes_on_and_says_that_it_doubts() -> None:
     log = Log()
-    write(log, looked(log), keyed(1, 2), task=0)
-    seen = looked(log)
+    write(log, probed(log), keyed(1, 2), task=0)
+    seen = probed(log)
 
     one = write(log, seen, keyed(11, 12), task=0)
-    mark = log.world.topics[TOPIC][0].stored[-1].mark
-    assert mark is not None
-    assert Mark.decode(mark).doubtful
+    commit_tag = log.world.topics[TOPIC][0].stored[-1].commit_tag
+    assert commit_tag is not None
+    assert CommitTag.decode(commit_tag).doubtful
     other = write(log, seen, keyed(1, 2, 3), task=1)
 
-    assert settle(log, one, other) == Compared(found=2, unknown=0, appended=0)
+    assert resolve(log, one, other) == Compared(found=2, unknown=0, appended=0)
     assert lying(log) == Counter(keyed(1, 2, 3, 11, 12))
 
 
 def test_equal_rows_that_several_tasks_have_found_are_put_right_before_the_commit() -> None:
     log = Log()
-    write(log, looked(log), keyed(7, 1), task=0)
-    seen = looked(log)
+    write(log, probed(log), keyed(7, 1), task=0)
+    seen = probed(log)
     done = [write(log, seen, keyed(7, 1), task=0), write(log, seen, keyed(7, 2), task=1)]
     assert lying(log) == Counter(keyed(7, 1, 2))  # both have found the one 7
 
-    assert settle(log, *done) == Compared(found=1, unknown=0, appended=1)
+    assert resolve(log, *done) == Compared(found=1, unknown=0, appended=1)
     assert lying(log) == Counter(keyed(7, 7, 1, 2))
-    assert settle(log, *done) == Compared(found=1, unknown=0, appended=0)  # a commit may come twice
+    assert resolve(log, *done) == Compared(found=1, unknown=0, appended=0)  # a commit may come twice
 
     # The next run, as the driver died before Spark had noted it.
-    seen = looked(log)
+    seen = probed(log)
     done = [write(log, seen, keyed(7, 1), task=0), write(log, seen, keyed(7, 2), task=1)]
-    settle(log, *done)
+    resolve(log, *done)
     assert lying(log) == Counter(keyed(7, 7, 1, 2))
 
 
 def test_the_driver_appends_where_it_has_read_to_or_not_at_all() -> None:
     log = Log()
-    write(log, looked(log), keyed(7), task=0)
-    old = looked(log)
+    write(log, probed(log), keyed(7), task=0)
+    old = probed(log)
     done = [write(log, old, keyed(7), task=0), write(log, old, keyed(7), task=1)]
 
     def zombie(at: Any, batch: Batch) -> Answer:
         """Of a third run, which has both in one task; it has read the one and appends the other."""
-        mark = Mark.decode(at.stored[0].mark)
-        at.append(tuple(keyed(7)), replace(mark, run="zombie", task=5).encode())
+        commit_tag = CommitTag.decode(at.stored[0].commit_tag)
+        at.append(tuple(keyed(7)), replace(commit_tag, run="zombie", task=5).encode())
         return Answer(44, at.end)
 
     log.script = [zombie]
-    assert settle(log, *done) == Compared(found=1, unknown=0, appended=0)
+    assert resolve(log, *done) == Compared(found=1, unknown=0, appended=0)
     assert lying(log) == Counter({keyed(7)[0]: 2})
 
 
 def test_rows_that_no_task_has_are_refused_before_the_commit_unless_they_shall_stay() -> None:
     log = Log()
-    seen = looked(log)
+    seen = probed(log)
     write(log, seen, keyed(1, 2), task=0)
     write(log, seen, keyed(11), task=1)
-    seen = looked(log)
+    seen = probed(log)
     plan = replace(PLAN, unmatched="compare")
     done = [write(log, seen, keyed(1, 3), plan, task=0), write(log, seen, keyed(11), plan, task=1)]
     with pytest.raises(SinkError, match=r"has 1 rows of batch 0 .* as a whole does not have"):
-        settle(log, *done, plan=plan)
+        resolve(log, *done, plan=plan)
     keep = replace(PLAN, unmatched="keep")
-    assert settle(log, *done, plan=keep) == Compared(found=0, unknown=1, appended=0)
+    assert resolve(log, *done, plan=keep) == Compared(found=0, unknown=1, appended=0)
 
 
 def test_rows_are_compared_one_by_one_and_not_by_their_number() -> None:
     log = Log()
-    write(log, looked(log), keyed(7, 1, 2, 3), task=0)
-    seen = looked(log)
+    write(log, probed(log), keyed(7, 1, 2, 3), task=0)
+    seen = probed(log)
     plan = replace(PLAN, unmatched="compare")
     # One 7 is found twice, and a 3 is there that is a 4 now.
     done = [write(log, seen, keyed(7, 1, 2, 4), plan, task=0), write(log, seen, keyed(7), plan, task=1)]
     with pytest.raises(SinkError, match="as a whole does not have"):
-        settle(log, *done, plan=plan)
+        resolve(log, *done, plan=plan)
 
 
 def test_the_driver_appends_over_the_partition_count_that_its_tasks_knew_or_not_at_all() -> None:
     """Else a task of another run, that knows of the growth, may look for the row where it belongs now."""
     log = Log()
-    write(log, looked(log), keyed(7), task=0)
-    seen = looked(log, counted=frozenset([TOPIC]))
+    write(log, probed(log), keyed(7), task=0)
+    seen = probed(log, counted=frozenset([TOPIC]))
     done = [write(log, seen, keyed(7), task=0), write(log, seen, keyed(7), task=1)]
     # The topic grows, and a task of another run writes behind.
     [at] = log.world.topics[TOPIC]
-    mark = Mark.decode(at.stored[0].mark or b"")
-    at.append(tuple(keyed(8)), replace(mark, run="later", task=1, over=2).encode())
+    commit_tag = CommitTag.decode(at.stored[0].commit_tag or b"")
+    at.append(tuple(keyed(8)), replace(commit_tag, run="later", task=1, over=2).encode())
 
     def grown(_: Any, batch: Batch) -> Answer:
         assert batch.count == 1
@@ -603,7 +605,7 @@ def test_the_driver_appends_over_the_partition_count_that_its_tasks_knew_or_not_
 
     log.script = [grown]
     with pytest.raises(SinkError, match="the topic was expanded after the batch began"):
-        settle(log, *done, plan=replace(PLAN, unmatched="keep"))
+        resolve(log, *done, plan=replace(PLAN, unmatched="keep"))
     assert lying(log) == Counter(keyed(7, 8))
 
 
@@ -615,109 +617,109 @@ def test_digests_that_end_with_zeros_are_compared_like_others() -> None:
 
 def test_a_driver_that_another_one_has_overtaken_appends_nothing() -> None:
     log = Log()
-    write(log, looked(log), keyed(7), task=0)
-    seen = looked(log)
+    write(log, probed(log), keyed(7), task=0)
+    seen = probed(log)
     done = [write(log, seen, keyed(7), task=0), write(log, seen, keyed(7), task=1)]
-    write(log, looked(log), keyed(100), task=0, batch=1)
+    write(log, probed(log), keyed(100), task=0, batch=1)
     with pytest.raises(SinkError, match="another driver is ahead"):
-        settle(log, *done)
+        resolve(log, *done)
     assert lying(log) == Counter(keyed(7, 100))
 
 
 def test_rows_of_a_task_that_is_no_more_are_missed_too() -> None:
     log = Log()
-    seen = looked(log)
+    seen = probed(log)
     write(log, seen, keyed(1), task=0)
     write(log, seen, keyed(11), task=1)
     with pytest.raises(SinkError, match="as a whole does not have"):
-        settle(log, write(log, looked(log), keyed(1), task=0))
+        resolve(log, write(log, probed(log), keyed(1), task=0))
 
 
 def test_what_is_split_as_it_was_is_not_compared() -> None:
     log = Log()
-    seen = looked(log)
+    seen = probed(log)
     for task in (0, 1):
         write(log, seen, keyed(task), task=task)
-    seen = looked(log)
+    seen = probed(log)
     done = [write(log, seen, keyed(task, task + 10), task=task) for task in (0, 1)]
     log.reads.clear()
-    assert settle(log, *done) is None
+    assert resolve(log, *done) is None
     assert log.reads == []
 
 
 @pytest.mark.parametrize("unmatched", ["auto", "refuse"])
 def test_a_load_refuses_rows_that_it_does_not_have_before_it_appends(unmatched: str) -> None:
     log = Log()
-    write(log, looked(log), keyed(1, 2), task=0, query="")
+    write(log, probed(log), keyed(1, 2), task=0, query="")
     with pytest.raises(SinkError, match="does not have now"):
-        write(log, looked(log), keyed(11, 12), replace(PLAN, unmatched=unmatched), task=0, query="")
+        write(log, probed(log), keyed(11, 12), replace(PLAN, unmatched=unmatched), task=0, query="")
     assert lying(log) == Counter(keyed(1, 2))
 
 
 def test_a_stream_refuses_what_is_other_data_in_places() -> None:
     log = Log()
-    write(log, looked(log), keyed(*range(10)), task=0)
+    write(log, probed(log), keyed(*range(10)), task=0)
     with pytest.raises(SinkError, match="does not have now"):
-        write(log, looked(log), keyed(*range(9), 99), task=0)
+        write(log, probed(log), keyed(*range(9), 99), task=0)
     assert lying(log) == Counter(keyed(*range(10)))
 
 
 def test_a_stream_refuses_other_data_where_all_tasks_of_the_batch_before_have_written() -> None:
     log = Log()
-    seen = looked(log)
+    seen = probed(log)
     for task in (0, 1):
         write(log, seen, keyed(task), task=task, batch=0)
-    seen = looked(log)
+    seen = probed(log)
     for task in (0, 1):
         write(log, seen, keyed(10 + task), task=task, batch=1)
     with pytest.raises(SinkError, match="does not have now"):
-        write(log, looked(log), keyed(20, 21), task=0, batch=1)
+        write(log, probed(log), keyed(20, 21), task=0, batch=1)
     assert lying(log) == Counter(keyed(0, 1, 10, 11))
 
 
 def test_a_stream_goes_on_in_a_task_of_other_keys_although_all_tasks_of_the_batch_before_have_written() -> None:
     log = Log()
-    write(log, looked(log), keyed(0), task=0, batch=0)  # the batch before had one task
-    write(log, looked(log), keyed(10), task=0, batch=1)
-    seen = looked(log)
+    write(log, probed(log), keyed(0), task=0, batch=0)  # the batch before had one task
+    write(log, probed(log), keyed(10), task=0, batch=1)
+    seen = probed(log)
     one = write(log, seen, [body(b"other", b"20")], task=0, batch=1)
     other = write(log, seen, keyed(10), task=1, batch=1)
-    assert settle(log, one, other) == Compared(found=1, unknown=0, appended=0)
+    assert resolve(log, one, other) == Compared(found=1, unknown=0, appended=0)
 
 
 def test_what_the_batches_before_tell_of_the_tasks_is_not_forgotten_in_a_quiet_one() -> None:
     log = Log()
-    seen = looked(log)
+    seen = probed(log)
     for task in (0, 1):
         write(log, seen, keyed(task), task=task, batch=0)
-    write(log, looked(log), keyed(10), task=0, batch=1)
-    write(log, looked(log), keyed(20), task=0, batch=2)
+    write(log, probed(log), keyed(10), task=0, batch=1)
+    write(log, probed(log), keyed(20), task=0, batch=2)
     # Task 1 may have become task 0, with rows of the same key.
-    one = write(log, looked(log), keyed(21), task=0, batch=2)
+    one = write(log, probed(log), keyed(21), task=0, batch=2)
     assert one.appended == 1
 
 
 def test_a_stream_that_has_other_data_each_time_is_not_written_each_time() -> None:
     log = Log()
-    write(log, looked(log), keyed(1, 2), task=0)
-    write(log, looked(log), keyed(11, 12), task=0)
+    write(log, probed(log), keyed(1, 2), task=0)
+    write(log, probed(log), keyed(11, 12), task=0)
     with pytest.raises(SinkError, match="does not have now"):
-        write(log, looked(log), keyed(21, 22), task=0)
+        write(log, probed(log), keyed(21, 22), task=0)
     assert lying(log) == Counter(keyed(1, 2, 11, 12))
 
 
 def test_a_complete_batch_is_found_under_whatever_number() -> None:
     log = Log()
     for batch in range(3):
-        seen = looked(log)
+        seen = probed(log)
         write(log, seen, keyed(batch * 10), task=0, batch=batch)
         write(log, seen, values(batch * 10 + 1), task=1, batch=batch)
-    seen = looked(log)
+    seen = probed(log)
     done = [
         write(log, seen, values(11), task=0, batch=1),
         write(log, seen, keyed(10), task=1, batch=1),
     ]
     assert [each.appended for each in done] == [0, 0]
-    assert settle(log, *done) == Compared(found=2, unknown=0, appended=0)
+    assert resolve(log, *done) == Compared(found=2, unknown=0, appended=0)
     with pytest.raises(SinkError, match="restore the newest"):
-        settle(log, write(log, looked(log), keyed(10), task=0, batch=1))
+        resolve(log, write(log, probed(log), keyed(10), task=0, batch=1))

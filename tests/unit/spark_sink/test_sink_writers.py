@@ -11,8 +11,8 @@ from pyspark.sql.types import StructType
 
 from fencepost.spark import datasource
 from fencepost.spark.datasource import FencepostDataSource, TaskDone, _BatchWriter, _StreamWriter, _Writer
+from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import SinkError
-from fencepost.spark.looking import Look
 from fencepost.spark.options import settings
 from fencepost.spark.task import Outcome, Written
 
@@ -21,7 +21,7 @@ REQUIRED = {"kafka.bootstrap.servers": "proxy:1", "topic": "t", "sink.id": "s"}
 
 def writer(**more: str) -> _StreamWriter:
     made = _StreamWriter(settings({**REQUIRED, **{name.replace("_", "."): value for name, value in more.items()}}))
-    made._look = Look("run", 0, {"t": 2}, frozenset(), {})
+    made._probe = DriverProbe("run", 0, {"t": 2}, frozenset(), {})
     return made
 
 
@@ -38,7 +38,7 @@ def test_a_writer_travels_with_what_the_driver_has_seen(versions: list[str], ins
     versions += installed
     sent = writer()
     arrived = pickle.loads(pickle.dumps(sent))
-    assert (arrived._settings, arrived._look) == (sent._settings, sent._look)
+    assert (arrived._settings, arrived._probe) == (sent._settings, sent._probe)
 
 
 def test_another_version_on_an_executor_is_told_and_not_tried(versions: list[str]) -> None:
@@ -48,8 +48,8 @@ def test_another_version_on_an_executor_is_told_and_not_tried(versions: list[str
 
 
 def done(task: int, *rows: int, begun: Any = ()) -> TaskDone:
-    places = {("t", partition): Written(1, 0, -1, 1) for partition in rows}
-    return TaskDone(Outcome(task, len(rows), 0, len(rows), 0, 0, places, begun=frozenset(begun)))
+    partition_keys = {("t", partition): Written(1, 0, -1, 1) for partition in rows}
+    return TaskDone(Outcome(task, len(rows), 0, len(rows), 0, 0, partition_keys, begun=frozenset(begun)))
 
 
 @pytest.fixture
@@ -114,12 +114,12 @@ def test_a_stream_s_first_run_says_nothing_of_what_lies_behind_others_records(
     kind: type[_Writer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a load it says that it never ran; of a stream, that nothing of it was deleted."""
-    said = []
+    stated = []
 
-    def look(*_: Any, never_ran: bool, **__: Any) -> Look:
-        said.append(never_ran)
-        return Look("run", 0, {"t": 2}, frozenset(), {})
+    def probe(*_: Any, never_ran: bool, **__: Any) -> DriverProbe:
+        stated.append(never_ran)
+        return DriverProbe("run", 0, {"t": 2}, frozenset(), {})
 
-    monkeypatch.setattr("fencepost.spark.looking.look", look)
+    monkeypatch.setattr("fencepost.spark.probing.probe", probe)
     pickle.dumps(kind(settings({**REQUIRED, "first.run": "true"})))
-    assert said == [kind is _BatchWriter]
+    assert stated == [kind is _BatchWriter]

@@ -1,0 +1,78 @@
+"""Commit tags: the sink's only stored state, one record header on the last record of each of its appends.
+
+A log is truncated only between batches, so the last record of a partition has a tag while no other client writes to
+it. A new driver reads the sink's position from the last tag of each partition:
+
+    began    offset at or below the first append of this tag's micro-batch in this partition
+    before   `began` of the sink's previous micro-batch in this partition; -1 if there was none
+
+So the micro-batches of a partition form a linked list from newest to oldest.
+
+`seen` avoids reads. It counts, per task of this run, the appends between the driver's snapshot and this append. A task
+that finds the log longer than expected reads the last batch only: its `seen` shows whether the unread part contains
+appends of that task.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fencepost.spark.errors import SinkError
+
+HEADER = "fencepost-sink"
+VERSION = 1
+#: With more tasks in one partition, `seen` is omitted, so that a tag stays small compared to its batch.
+SEEN_MAX = 400
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTag:
+    """A commit tag. `query`: Spark's id of the streaming query, "" for `df.write`; `run`: the driver's snapshot before
+    the append; `attempt`: random id of a task attempt; `chunk`: append number per attempt and partition; `over`:
+    partition count used for the rows; `born`: partition count at the start of the batch; `arranged`: all rows of a
+    partition were in one task; `at`: time of the snapshot, ms; `seen`: {task: appends}, None if too long or unknown;
+    `doubtful`: at the append, the log had rows of another run under this task's number that the task did not have."""
+
+    sink: str
+    query: str
+    run: str
+    batch: int
+    task: int
+    attempt: str
+    chunk: int
+    began: int
+    before: int
+    over: int
+    created_partitions: int
+    arranged: bool
+    at: int
+    seen: dict[int, int] | None
+    doubtful: bool = False
+
+    def encode(self) -> bytes:
+        stated: dict[str, Any] = {"v": VERSION}
+        for each in fields(self):
+            stated[each.name] = getattr(self, each.name)
+        if not self.doubtful:
+            del stated["doubtful"]
+        return json.dumps(stated, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, header: bytes) -> CommitTag:
+        """Raises SinkError for an unreadable tag: ignoring it would append rows twice."""
+        try:
+            stated = json.loads(header)
+            version = stated.pop("v")
+            if version == VERSION:
+                if stated["seen"] is not None:
+                    stated["seen"] = {int(task): int(count) for task, count in stated["seen"].items()}
+                stated.setdefault("doubtful", False)
+                return cls(**{each.name: stated[each.name] for each in fields(cls)})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SinkError(f"cannot read a record header {HEADER!r} in the topic: {header[:80]!r}") from error
+        raise SinkError(
+            f"the topic has rows of sink version {version}, and this is version {VERSION} (write "
+            "with a newer fencepost)"
+        )

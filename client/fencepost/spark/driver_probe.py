@@ -1,0 +1,153 @@
+"""The driver's snapshot before a micro-batch: the log end of each partition, and the sink's last commit tag.
+
+Spark sends it to the tasks with the writer, so that an uncontended task reads nothing. It is independent of the batch:
+Spark gives the batch number to the tasks only, which decide (`task.py`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from fencepost.spark.commit_tags import CommitTag
+from fencepost.spark.task import Log, PartitionKey, own_commit_tag
+
+#: Offsets in the first backward scan range, if the last batch of a partition is not the sink's.
+_STRETCH = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One partition: log start, log end, and the sink's last commit tag (None if there is none). `unread`: records were
+    deleted before this driver read them, and no tag is left, so rows of the sink may be among them."""
+
+    start: int
+    end: int
+    last: CommitTag | None
+    unread: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DriverProbe:
+    """The snapshot. `run`: random id; `at`: ms; `counted`: topics with partition-count checks."""
+
+    run: str
+    at: int
+    counts: dict[str, int]
+    counted: frozenset[str]
+    observations: dict[PartitionKey, Observation]
+    retention_ms: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The last commit tag of a partition below offset `below`, and the end of its batch. `unread`: some records below
+    were deleted before they were read."""
+
+    below: int
+    commit_tag: CommitTag | None
+    commit_tag_end: int
+    unread: bool = False
+
+
+@dataclass(slots=True)
+class Remembered:
+    """State of the driver process between micro-batches."""
+
+    partition_keys: dict[PartitionKey, Known] = field(default_factory=dict)
+
+
+def probe(
+    log: Log,
+    sink: str,
+    topics: Iterable[str],
+    *,
+    at: int,
+    counted: frozenset[str] = frozenset(),
+    never_ran: bool = False,
+    nothing_deleted: bool = False,
+    remembered: Remembered | None = None,
+    retention_ms: dict[str, int] | None = None,
+) -> DriverProbe:
+    """Take the snapshot. `never_ran`: the user states that the sink never ran, so other clients' records are not
+    searched. `nothing_deleted`: the user states that no row of the sink was deleted. Raises CannotReach, SinkError."""
+    counts: dict[str, int] = {}
+    bounds: dict[PartitionKey, tuple[int, int]] = {}
+    known = (remembered or Remembered()).partition_keys
+    half_known: dict[PartitionKey, Known | None] = {}
+    for topic in topics:
+        # Read the count first: then rows partitioned for an older count are below the log ends read afterwards.
+        counts[topic] = log.partition_count(topic)
+        for partition, (start, end) in log.offsets(topic, range(counts[topic])).items():
+            partition_key = (topic, partition)
+            bounds[partition_key] = (start, end)
+            before = known.get(partition_key)
+            if before is not None and before.below < start:
+                before = _cut_off(before, start)
+            if before is not None and nothing_deleted:
+                before = replace(before, unread=False)
+            all_, lower = _glance(log, partition_key, (start, end), sink, before)
+            if all_ is not None:
+                known[partition_key] = all_
+            else:
+                half_known[partition_key] = lower
+    # A visible tag overrides the user's statement that the sink never ran.
+    seen = [
+        half_known[partition_key] if partition_key in half_known else known[partition_key] for partition_key in bounds
+    ]
+    never_ran &= all(each is None or each.commit_tag is None for each in seen)
+    for partition_key, lower in half_known.items():
+        start, end = bounds[partition_key]
+        if lower is None and never_ran:
+            known[partition_key] = Known(end, None, 0)
+        else:
+            known[partition_key] = _search(log, partition_key, (start, end), sink, lower or Known(start, None, 0))
+    observations = {
+        partition_key: Observation(*bounds[partition_key], known[partition_key].commit_tag, known[partition_key].unread)
+        for partition_key in bounds
+    }
+    return DriverProbe(secrets.token_hex(8), at, counts, counted, observations, retention_ms or {})
+
+
+def _cut_off(known: Known, start: int) -> Known:
+    """The state after a deletion of unread records. An older tag is dropped: later rows may be deleted too."""
+    return Known(start, None, 0, unread=True)
+
+
+def _glance(
+    log: Log, partition_key: PartitionKey, bounds: tuple[int, int], sink: str, known: Known | None
+) -> tuple[Known | None, Known | None]:
+    """(complete knowledge, None) without reading other clients' records, or (None, knowledge of lower offsets)."""
+    start, end = bounds
+    if known is not None and known.below > end:
+        known = None  # truncated, or another topic of this name
+    if known is not None and end == known.below:
+        return known, None
+    if end == start:
+        return Known(end, None, 0), None
+    commit_tag = own_commit_tag(log.tail(*partition_key, end), sink)
+    if commit_tag is not None:
+        return Known(end, commit_tag, end), None
+    # A recreated topic may be longer than the one read before.
+    readable = known is not None and known.commit_tag is not None and known.commit_tag_end > start
+    if known and readable and own_commit_tag(log.tail(*partition_key, known.commit_tag_end), sink) != known.commit_tag:
+        known = None
+    return None, known
+
+
+def _search(log: Log, partition_key: PartitionKey, bounds: tuple[int, int], sink: str, lower: Known) -> Known:
+    """Search other clients' records backwards for the last tag."""
+    start, end = bounds
+    floor, high, stretch = max(start, lower.below), end, _STRETCH
+    while high > floor:
+        low = max(floor, high - stretch)
+        found = Known(end, None, 0)
+        for logged in log.read(*partition_key, low, high):
+            commit_tag = own_commit_tag(logged, sink)
+            if commit_tag is not None:
+                found = Known(end, commit_tag, logged.next_offset)
+        if found.commit_tag is not None:
+            return found
+        high, stretch = low, stretch * 8
+    return replace(lower, below=end)

@@ -1,0 +1,299 @@
+"""Runs the log reads of partition sequencers against Kafka: one coroutine per effect, each returns an event."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from uuid import uuid4
+
+from fencepost_proxy import logs
+from fencepost_proxy.errors import FencepostError
+from fencepost_proxy.net.control import BrokerFacts, ControlClient, Found, NotYet, TopicFacts, UpstreamUnavailable
+from fencepost_proxy.net.state_topic import StateTopic
+from fencepost_proxy.sequencer import events as sequencers
+from fencepost_proxy.sequencer.appended import read_appended_batch
+from fencepost_proxy.session.dispatcher import ForControl
+from fencepost_proxy.session.produce_exchange import batch_to_send
+from fencepost_proxy.topics.state import encode_fence_base
+from fencepost_proxy.types import (
+    PRODUCER_EPOCHS,
+    SEQUENCE_MODULUS,
+    LogEndOffset,
+    Offset,
+    ProducerEpoch,
+    TopicPartition,
+)
+from fencepost_proxy.wire.batch import HeaderNames, parse_batch_header
+
+_log = logs.get("net.reads")
+_limited_log = logs.RateLimitedLog(_log)
+
+#: Maximum age of a topic's Kafka configs.
+FACTS_SECONDS = 10.0
+#: Maximum age of the `producer.id.expiration.ms` behind a confirmed fence: several times `FACTS_SECONDS`, and far below
+#: the shortest sensible value.
+KNOWN_SECONDS = 60.0
+_READ_SECONDS = 5.0
+#: Larger or compressed batches are compared outside the event loop.
+_COMPARED_HERE_BYTES = 8 * 1024
+#: Immediate repeats of a log-end snapshot if the log moved meanwhile; pauses would give every offset to other writers.
+_CONSISTENT_READS_MAX = 10
+_RESEND_TIMEOUT_MS = 5_000
+#: Prefix of transaction states while markers are written (PrepareCommit, PrepareAbort).
+_ENDING = "Prepare"
+
+
+class ProducerExpiration:
+    """`producer.id.expiration.ms` over all brokers. Times are monotonic seconds.
+
+    A lower value applies immediately, a higher one after all reads of `KNOWN_SECONDS` returned it. `known_until`: no
+    fence is valid after it, unless all brokers responded to a later read.
+    """
+
+    def __init__(self) -> None:
+        self.milliseconds = BrokerFacts().producer_id_expiration_ms
+        self.known_until = float("-inf")
+        self._raised: tuple[float, int] | None = (float("-inf"), sys.maxsize)  # the first read applies immediately
+
+    def observe(self, facts: BrokerFacts, requested_at: float) -> bool:
+        """Returns whether the applied value decreased."""
+        before, read = self.milliseconds, facts.producer_id_expiration_ms
+        if facts.complete:
+            self.known_until = requested_at + KNOWN_SECONDS
+        if read <= before:
+            self.milliseconds, self._raised = read, None
+        elif not facts.complete:
+            self._raised = None
+        else:
+            since, lowest = self._raised or (requested_at, read)
+            self._raised = since, min(lowest, read)
+            if requested_at - since >= KNOWN_SECONDS:
+                self.milliseconds, self._raised = self._raised[1], None
+        return self.milliseconds < before
+
+
+class LogReader:
+    """Reads for one process. `frame_bytes_max` bounds a batch that is read, `unpacked_bytes_max` its records."""
+
+    def __init__(
+        self,
+        control: ControlClient,
+        state: StateTopic,
+        frame_bytes_max: int,
+        *,
+        names: HeaderNames,
+        unpacked_bytes_max: int,
+    ) -> None:
+        self._names = names
+        self._unpacked_bytes_max = unpacked_bytes_max
+        self._control = control
+        self._state = state
+        self._frame_bytes_max = frame_bytes_max
+        self._facts: dict[str, tuple[float, TopicFacts]] = {}
+        self.expiration = ProducerExpiration()
+
+    async def carry_out(self, requested: ForControl) -> sequencers.Event:
+        """Never raises: a failed read is an event too, because a sequencer without an event waits indefinitely."""
+        try:
+            return await self._carry_out(requested)
+        except Exception as error:
+            _log.crash("partition read crashed", error, partition=requested.partition)
+            match requested.effect:
+                case sequencers.ReadLogEnd():
+                    return sequencers.LogEndUnknown(f"read crashed: {error!r}")
+                case sequencers.ReadBatch(pending):
+                    return sequencers.BatchRead(pending, sequencers.Unreadable(f"read crashed: {error!r}"))
+                case sequencers.Resend(pending):
+                    return sequencers.Resent(pending, None)
+                case sequencers.PublishBase():
+                    return sequencers.BasePublished(False)
+
+    async def _carry_out(self, requested: ForControl) -> sequencers.Event:
+        partition = requested.partition
+        match requested.effect:
+            case sequencers.ReadLogEnd(_, transactional_ids):
+                return await self._snapshot(partition, transactional_ids)
+            case sequencers.ReadBatch(pending, offset):
+                return sequencers.BatchRead(
+                    pending, await self._compared(pending, offset, await self._probe(partition, offset))
+                )
+            case sequencers.Resend(pending):
+                return await self._resend(partition, pending)
+            case sequencers.PublishBase(_, producer_epoch, base, reason):
+                return await self._publish(partition, producer_epoch, base, reason)
+
+    async def facts(self, topic: str, *, fresh: bool = False) -> TopicFacts:
+        """The topic's Kafka configs, at most `FACTS_SECONDS` old."""
+        now = time.monotonic()
+        known = self._facts.get(topic)
+        if known is not None and not fresh and now - known[0] < FACTS_SECONDS:
+            return known[1]
+        facts = await self._control.topic_facts(topic, timeout_seconds=_READ_SECONDS)
+        self._facts[topic] = (now, facts)
+        return facts
+
+    async def changed_facts(self, topics: Sequence[str]) -> list[str]:
+        """Read the Kafka configs of these topics again, in few requests; return the topics whose configs changed.
+
+        Deleted topics are omitted. Raises `UpstreamUnavailable`.
+        """
+        facts = await self._control.facts_of_topics(topics, timeout_seconds=_READ_SECONDS)
+        now = time.monotonic()
+        changed = [topic for topic, found in facts.items() if self.known_facts(topic) != found]
+        self._facts.update((topic, (now, found)) for topic, found in facts.items())
+        return changed
+
+    def known_facts(self, topic: str) -> TopicFacts | None:
+        known = self._facts.get(topic)
+        return None if known is None else known[1]
+
+    async def _snapshot(
+        self, partition: TopicPartition, transactional_ids: Sequence[str]
+    ) -> sequencers.LogEndRead | sequencers.LogEndUnknown:
+        try:
+            facts = await self.facts(partition.topic)
+            # Read before the log end, so that the snapshot contains the marker of each ended transaction.
+            queried_at = time.monotonic()
+            ended, ending, producer_ids = await self._transactions(partition, transactional_ids)
+            for _ in range(_CONSISTENT_READS_MAX):
+                reading = await self._control.read_partition(partition, timeout_seconds=_READ_SECONDS)
+                if reading.consistent:
+                    break
+        except UpstreamUnavailable as error:
+            _limited_log.warning(f"tail {partition}", "cannot read the log end", partition=partition, reason=error)
+            return sequencers.LogEndUnknown(str(error), error.error_code)
+        if not reading.consistent:
+            return sequencers.LogEndUnknown("the log advanced during the read")
+        topic = self._control.topic(partition.topic)
+        base = None if topic is None else self._state.view.fence_base(topic.topic_id, partition.partition)
+        number = 0 if base is None else base.producer_epoch // PRODUCER_EPOCHS
+        producer_id = self._state.view.producer_id(number)
+        if producer_id is None:
+            return sequencers.LogEndUnknown("no producer id is agreed on yet")
+        known = reading.producers.get(producer_id)
+        return sequencers.LogEndRead(
+            sequencers.LogEndSnapshot(
+                requested_at=reading.requested_at,
+                log_end_offset=reading.log_end.offset,
+                log_start_offset=reading.log_start_offset,
+                producer_id=producer_id,
+                producer_state=None
+                if known is None
+                else sequencers.ProducerState(
+                    number * PRODUCER_EPOCHS + known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS
+                ),
+                fence_base=(0, 0) if base is None else (base.producer_epoch, base.base),
+                open_transactions=frozenset(reading.open_transactions),
+                in_transaction={
+                    each: sequencers.ProducerState(state.epoch, (state.last_sequence + 1) % SEQUENCE_MODULUS)
+                    for each, state in reading.open_transactions.items()
+                },
+                log_append_time=facts.log_append_time,
+                expiration_seconds=self.expiration.milliseconds / 1000,
+                expiration_known_until=self.expiration.known_until,
+                wall_minus_monotonic_seconds=time.time() - time.monotonic(),
+                ended_transactions=ended,
+                ending_transactions=ending,
+                transactions_as_of=queried_at,
+                producer_ids=producer_ids,
+            )
+        )
+
+    async def _transactions(
+        self, partition: TopicPartition, transactional_ids: Sequence[str]
+    ) -> tuple[frozenset[str], frozenset[str], Mapping[str, int]]:
+        """Transactional ids whose coordinators no longer list the partition, ids that are ending there, and their
+        producer ids; see `Tail`."""
+        ended, ending = set(), set()
+        producer_ids = dict.fromkeys(transactional_ids, -1)
+        for transactional_id in transactional_ids:
+            try:
+                found = await self._control.transaction(transactional_id, timeout_seconds=_READ_SECONDS)
+            except UpstreamUnavailable as error:
+                _limited_log.error(
+                    f"transaction {transactional_id}",
+                    "cannot read a transaction's state: conditional appends to its partition wait (the proxy's "
+                    "principal needs DESCRIBE on transactional ids)",
+                    transactional_id=transactional_id,
+                    partition=partition,
+                    reason=error,
+                )
+                continue
+            if found is not None and not found.state.startswith(_ENDING):  # its next one may have a new id
+                producer_ids[transactional_id] = found.producer_id
+            if found is None or partition not in found.partitions:
+                ended.add(transactional_id)
+            elif found.state.startswith(_ENDING):
+                ending.add(transactional_id)
+        return frozenset(ended), frozenset(ending), producer_ids
+
+    async def _probe(self, partition: TopicPartition, offset: int) -> sequencers.BatchReadResult:
+        try:
+            read = await self._control.read_batch(
+                partition, Offset(offset), bytes_max=self._frame_bytes_max, timeout_seconds=_READ_SECONDS
+            )
+            if isinstance(read, Found):
+                return sequencers.Found(memoryview(read.batch))
+            if isinstance(read, NotYet):
+                end = await self._control.log_end(partition, timeout_seconds=_READ_SECONDS)
+                return sequencers.NotYet(end.offset)
+        except UpstreamUnavailable as error:
+            return sequencers.Unreadable(str(error))
+        return sequencers.OutOfRange()  # below the log start, or compacted away
+
+    async def _compared(
+        self, pending: sequencers.PendingAppend, offset: int, found: sequencers.BatchReadResult
+    ) -> sequencers.BatchReadResult:
+        if not isinstance(found, sequencers.Found):
+            return found
+        compared = found.batch, offset, pending, self._names, self._unpacked_bytes_max
+        if len(found.batch) <= _COMPARED_HERE_BYTES and not parse_batch_header(found.batch).compression:
+            appended_batch = read_appended_batch(*compared)
+        else:
+            appended_batch = await asyncio.to_thread(read_appended_batch, *compared)
+        return sequencers.Found(found.batch, offset, appended_batch)
+
+    async def producer_at(self, partition: TopicPartition, offset: int) -> int | None:
+        """Producer id of the batch at `offset`: -1 if it has none, None if it is not readable."""
+        found = await self._probe(partition, offset)
+        return parse_batch_header(found.batch).producer_id if isinstance(found, sequencers.Found) else None
+
+    async def _resend(self, partition: TopicPartition, pending: sequencers.PendingAppend) -> sequencers.Resent:
+        try:
+            result = await self._control.produce(
+                partition, bytes(batch_to_send(pending)), timeout_ms=_RESEND_TIMEOUT_MS, topic_id=pending.topic_id
+            )
+        except UpstreamUnavailable:
+            return sequencers.Resent(pending, None)
+        return sequencers.Resent(pending, result)
+
+    async def _publish(
+        self, partition: TopicPartition, producer_epoch: int, base: int, reason: str
+    ) -> sequencers.BasePublished:
+        topic = self._control.topic(partition.topic)
+        _log.warning(
+            "log advanced without fenced appends: proposing a new fence base",
+            partition=partition,
+            reason=reason,
+            new_epoch=producer_epoch,
+            new_base=base,
+        )
+        if topic is None:
+            return sequencers.BasePublished(False)
+        epoch, view = ProducerEpoch(producer_epoch), self._state.view
+        record = encode_fence_base(topic.topic_id, partition.partition, epoch, uuid4(), LogEndOffset(base))
+        older = view.older_fence_bases(topic.topic_id, partition.partition, epoch)
+        number, used = divmod(producer_epoch, PRODUCER_EPOCHS)
+        try:
+            async with asyncio.timeout(_READ_SECONDS):
+                # Acquire the next producer id long before the first partition needs it.
+                for each in (number, number + 1) if used >= PRODUCER_EPOCHS // 2 else (number,):
+                    await self._state.acquire_producer_id(each, timeout_seconds=_READ_SECONDS)
+                await self._state.append([record, *older])
+        except (FencepostError, TimeoutError) as error:
+            _log.error("failed to store the new fence base", partition=partition, reason=error)
+            return sequencers.BasePublished(False)
+        won = view.fence_base_proposal(topic.topic_id, partition.partition, epoch)
+        return sequencers.BasePublished(True, ours=won == record.key)

@@ -1,0 +1,271 @@
+"""The two sockets of a client connection, and nothing else: bytes to the session, its commands to the sockets.
+
+The common case is one call: `Session.take_up` for whole requests, `Session.take_down` for whole answers; they say what
+to write at once, from the receive buffer where it only passes. All else goes by the switch as an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import NamedTuple, Protocol
+
+from fencepost_proxy.net.metrics import Traffic
+from fencepost_proxy.net.proxied_socket import Buffers, Paused, ProxiedSocket, Socket
+from fencepost_proxy.session import messages
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.types import Address, NodeId
+
+
+class Driver(Protocol):
+    """What a link tells the process."""
+
+    @property
+    def traffic(self) -> Traffic: ...
+
+    def session_event(self, connection: int, event: messages.Event) -> None: ...
+    def keep_time(self, session: Session) -> None: ...
+    def proxied_opened(self, proxied: ProxiedConnection) -> Session: ...
+    def proxied_closed(self, proxied: ProxiedConnection) -> None: ...
+
+
+class DetachedSockets(NamedTuple):
+    """The sockets of a link, and what each of them is still to get."""
+
+    client: Socket
+    to_client: bytes
+    upstream: Socket
+    to_upstream: bytes
+
+
+class _ConnectionSocket(ProxiedSocket):
+    """One of the two sockets of a link."""
+
+    __slots__ = ("_proxied",)
+
+    def __init__(
+        self, sock: Socket, buffers: Buffers, loop: asyncio.AbstractEventLoop, proxied: ProxiedConnection
+    ) -> None:
+        super().__init__(sock, buffers, loop)
+        self._proxied = proxied
+
+    def _forget(self) -> None:
+        super()._forget()
+        del self._proxied
+
+
+class UpstreamSocket(_ConnectionSocket):
+    __slots__ = ()
+
+    def _received(self, data: memoryview) -> None:
+        proxied = self._proxied
+        self.received_at = now = monotonic()
+        session = proxied.session
+        assert session is not None
+        waiting = session.in_flight
+        taken, out = session.take_down(data, now)
+        if taken:
+            proxied.client.write(out)
+            traffic = proxied.driver.traffic
+            traffic.bytes_to_clients += taken
+            traffic.response_seconds.observe(monotonic() - now, waiting - session.in_flight)
+            if taken == len(data):
+                return
+            data = data[taken:]
+        proxied.driver.session_event(proxied.connection, messages.UpstreamBytes(data))
+        self._passes(session.passing_down_bytes)
+
+    def _passed(self, byte_count: int) -> None:
+        proxied = self._proxied
+        self.received_at = monotonic()
+        proxied.driver.traffic.bytes_to_clients += byte_count
+        proxied.driver.session_event(proxied.connection, messages.UpstreamPassed(byte_count))
+
+    def _lost(self, error: OSError | None) -> None:
+        reason = "the broker closed the connection" if error is None else f"the connection to the broker broke: {error}"
+        self._proxied.upstream_lost(reason)
+
+
+class ClientSocket(_ConnectionSocket):
+    """Of an accepted connection. It is not read before the upstream connection is there."""
+
+    __slots__ = ()
+
+    def _received(self, data: memoryview) -> None:
+        proxied = self._proxied
+        self.received_at = now = monotonic()
+        session, upstream = proxied.session, proxied.upstream
+        assert session is not None
+        assert upstream is not None
+        waiting = session.in_flight
+        taken, out = session.take_up(data, now)
+        if taken:
+            upstream.write(out)
+            traffic = proxied.driver.traffic
+            traffic.bytes_to_kafka += taken
+            traffic.request_seconds.observe(monotonic() - now, session.in_flight - waiting)
+            if session.needs_ticks:
+                proxied.driver.keep_time(session)
+            if taken == len(data):
+                return
+            data = data[taken:]
+        proxied.driver.session_event(proxied.connection, messages.ClientBytes(data))
+        self._passes(session.passing_up_bytes)
+
+    def _passed(self, byte_count: int) -> None:
+        proxied = self._proxied
+        self.received_at = monotonic()
+        proxied.driver.traffic.bytes_to_kafka += byte_count
+        proxied.driver.session_event(proxied.connection, messages.ClientPassed(byte_count))
+
+    def _full(self) -> None:
+        super()._full()
+        self.pause(Paused.UNREAD)
+
+    def _emptied(self) -> None:
+        super()._emptied()
+        self.resume(Paused.UNREAD)
+
+    def _lost(self, error: OSError | None) -> None:
+        self._proxied.client_lost()
+
+
+class ProxiedConnection:
+    """A client connection and its own upstream connection.
+
+    `peer` is the client's address, for the log; `node_id` is the broker whose listener it came to, None for bootstrap.
+    """
+
+    __slots__ = (
+        "_buffers",
+        "_client_closed",
+        "_loop",
+        "_upstream_closed",
+        "client",
+        "close_reason",
+        "connection",
+        "driver",
+        "local_host",
+        "node_id",
+        "opened_at",
+        "peer",
+        "session",
+        "upstream",
+    )
+
+    def __init__(
+        self,
+        connection: int,
+        client: Socket,
+        driver: Driver,
+        buffers: Buffers,
+        *,
+        peer: Address,
+        local_host: str,
+        node_id: NodeId | None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._buffers = buffers
+        self.connection = connection
+        self.client = ClientSocket(client, buffers, self._loop, self)
+        self.client.paused = Paused.CONNECTING
+        self.upstream: UpstreamSocket | None = None
+        self.session: Session | None = None
+        self.peer = peer
+        self.local_host = local_host
+        self.node_id = node_id
+        self.driver = driver
+        self.opened_at = monotonic()
+        self.close_reason: str | None = None
+        self._client_closed = False
+        self._upstream_closed = False
+
+    def connected(self, sock: Socket) -> None:
+        """The upstream connection is there: from now on both sides are read."""
+        if self._client_closed:
+            # It left before this; nobody would ever end a session that began now.
+            sock.close()
+            return
+        self._both_there(sock, self.driver.proxied_opened(self))
+
+    def _both_there(self, sock: Socket, session: Session) -> None:
+        self.upstream = upstream = UpstreamSocket(sock, self._buffers, self._loop, self)
+        upstream.other, self.client.other = self.client, upstream
+        self.session = session
+        upstream.start()
+        self.client.resume(Paused.CONNECTING)
+
+    # ---- from process to process
+
+    def detach(self) -> DetachedSockets | None:
+        """Its session has ended here. None where a connection is closing: then it has ended altogether."""
+        upstream = self.upstream
+        if upstream is None or upstream.closing or self.client.closing:
+            self.client.close(monotonic())
+            if upstream is not None:
+                upstream.close(monotonic())
+            return None
+        client_sock, to_client = self.client.detach()
+        upstream_sock, to_upstream = upstream.detach()
+        self._client_closed = self._upstream_closed = True
+        self.driver.proxied_closed(self)
+        return DetachedSockets(client_sock, to_client, upstream_sock, to_upstream)
+
+    def take_over(self, sock: Socket, session: Session, *, unread: bytes, to_client: bytes, to_upstream: bytes) -> None:
+        """Goes on where another process has stopped: instead of `connected`."""
+        self._both_there(sock, session)
+        assert self.upstream is not None
+        self.client.received_at = self.upstream.received_at = monotonic()
+        self.client.send(to_client)
+        self.upstream.send(to_upstream)
+        self.driver.session_event(self.connection, messages.ClientBytes(memoryview(unread)))
+        self.client.passing_bytes = session.passing_up_bytes
+
+    def perform(self, command: messages.Command) -> None:
+        match command:
+            case messages.ToClient():
+                self.client.write(command.chunks)
+            case messages.ToUpstream():
+                if self.upstream is not None:
+                    self.upstream.write(command.chunks)
+            case messages.ReadClient():
+                (self.client.resume if command.on else self.client.pause)(Paused.SESSION)
+            case messages.ReadUpstream():
+                if self.upstream is not None:
+                    (self.upstream.resume if command.on else self.upstream.pause)(Paused.SESSION)
+            case messages.CloseClient():
+                self.close_reason = self.close_reason or command.reason
+                (self.client.hang_up if command.hang_up else self.client.close)(monotonic())
+            case messages.CloseUpstream():
+                if self.upstream is not None:
+                    self.upstream.close(monotonic())
+            case _:
+                raise TypeError(f"{command} is not for a connection")
+
+    def client_lost(self) -> None:
+        if self._client_closed:
+            return
+        self._client_closed = True
+        if self.upstream is None:
+            self._upstream_closed = True
+        else:
+            # Nothing is written to the client any more, so its full buffer must not hold back what is still to come.
+            self.upstream.passing_bytes = 0
+            self.upstream.resume(Paused.FULL)
+            self.driver.session_event(self.connection, messages.ClientLost())
+            if self.upstream.ended and not self._upstream_closed:
+                self.upstream_lost("nothing was under way")  # which closes the link
+                return
+        self._closed_if_both()
+
+    def upstream_lost(self, reason: str) -> None:
+        if self._upstream_closed:
+            return
+        self._upstream_closed = True
+        self.close_reason = self.close_reason or reason
+        self.driver.session_event(self.connection, messages.UpstreamLost(reason))
+        self._closed_if_both()
+
+    def _closed_if_both(self) -> None:
+        if self._client_closed and self._upstream_closed:
+            self.driver.proxied_closed(self)

@@ -1,0 +1,550 @@
+"""One nonblocking socket of a client connection: read when there is something, written at once, spliced if it may be.
+
+Why not asyncio's transports: bytes that only pass need not be queued for the end of the loop's turn, nor copied for it.
+What was read is handed to the other socket by the same callback, straight from the receive buffer; only what the kernel
+does not take is kept. And where the session says that the next so many bytes of a frame just pass, they never enter
+this process: `splice` moves them from socket to pipe to socket.
+
+Backpressure: what the peer's socket does not take is kept here, and above `UNSENT_BYTES_MAX` the other side is not
+read. A session may stop a side too; reading goes on when nobody has a reason left to stop it.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import sys
+import termios
+from collections import deque
+from time import monotonic
+from typing import Final, Protocol
+
+from fencepost_proxy.net.tls import TlsBuffers, TlsSocket
+
+#: For every connection of the process: what was read is handled before the next read, so nothing of it outlives that.
+RECEIVE_BUFFER_BYTES: Final = 256 * 1024
+#: Small requests may take long for their bytes: of a socket whose bytes took longer, less is read the next time.
+_READ_SECONDS_MAX: Final = 0.002
+_READ_BYTES_MIN: Final = 1024
+#: Kept for a peer that does not take it; above it the other side is not read. One read may go beyond it.
+UNSENT_BYTES_MAX: Final = 64 * 1024
+#: What one `sendmsg` takes (IOV_MAX of Linux and macOS).
+_CHUNKS_MAX: Final = 1024
+#: So long what came of a frame that passes may lie in the socket, while more of it is expected.
+_TRICKLE_SECONDS: Final = 1.0
+#: Where at least as much is still to pass of a frame, it is spliced.
+SPLICE_BYTES_MIN: Final = 64 * 1024
+_PIPE_BYTES: Final = 1024 * 1024
+#: Pipes that are kept for the next splice. An account that is not root may have 64 MiB of them in all.
+_PIPES_KEPT: Final = 8
+#: BBR sends by a timer, at the rate that it takes for the path's. Reno does not, and any process may choose it.
+_PACING: Final = b"bbr"
+_NOT_PACING: Final = b"reno"
+_TCP_CONGESTION: Final[int | None] = getattr(socket, "TCP_CONGESTION", None)
+_CAN_SPLICE: Final = sys.platform == "linux" and hasattr(os, "splice")
+_AGAIN: Final = (BlockingIOError, InterruptedError)
+
+
+class Socket(Protocol):
+    """What a side does with its socket: one of the kernel's, or one that speaks TLS."""
+
+    @property
+    def family(self) -> int: ...
+    def fileno(self) -> int: ...
+    def setblocking(self, flag: bool, /) -> None: ...
+    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None: ...
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
+    def getsockname(self) -> tuple[str, int]: ...
+    def getpeername(self) -> tuple[str, int]: ...
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+    def send(self, chunk: bytes | memoryview, /) -> int: ...
+    def sendmsg(self, chunks: list[bytes | memoryview], /) -> int: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class Paused:
+    """Why a side is not read: bits, since several may have a reason."""
+
+    #: The other side's socket takes nothing.
+    FULL: Final = 1
+    #: The session asked for it.
+    SESSION: Final = 2
+    #: There is no upstream connection yet.
+    CONNECTING: Final = 4
+    #: It does not read its answers: those made here would pile up without it, whatever upstream does.
+    UNREAD: Final = 16
+
+
+class Pipe:
+    """What is on its way from one socket to another without being seen. `filled_bytes` are in it."""
+
+    __slots__ = ("filled_bytes", "read_fd", "write_fd")
+
+    def __init__(self) -> None:
+        self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.filled_bytes = 0
+        with contextlib.suppress(OSError):  # an account's allowance is used up: a smaller pipe works too
+            fcntl.fcntl(self.write_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def close(self) -> None:
+        os.close(self.read_fd)
+        os.close(self.write_fd)
+
+
+class Pipes:
+    """Empty pipes, kept for the next one who needs one."""
+
+    def __init__(self) -> None:
+        self._kept: list[Pipe] = []
+
+    def take(self) -> Pipe | None:
+        """None where there can be none: no splice on this platform, no file descriptor left."""
+        if self._kept:
+            return self._kept.pop()
+        try:
+            return Pipe() if _CAN_SPLICE else None
+        except OSError:
+            return None
+
+    def give_back(self, pipe: Pipe) -> None:
+        if pipe.filled_bytes or len(self._kept) >= _PIPES_KEPT:
+            pipe.close()
+        else:
+            self._kept.append(pipe)
+
+    def close(self) -> None:
+        while self._kept:
+            self._kept.pop().close()
+
+
+class Buffers:
+    """What all sides of a process share, since nothing in it outlives one callback."""
+
+    def __init__(self) -> None:
+        self.received = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
+        self.pipes = Pipes()
+        self._tls: TlsBuffers | None = None
+
+    @property
+    def tls(self) -> TlsBuffers:
+        """For who speaks TLS."""
+        if self._tls is None:
+            self._tls = TlsBuffers()
+        return self._tls
+
+
+def _send_unpaced_within_this_host(sock: Socket) -> None:
+    """Loopback drops nothing and has no rate to find, but a host whose default is BBR paces it all the same.
+
+    Its timers, each a trip to the hypervisor on a virtual machine, were two fifths of what an answer's bytes cost.
+    What leaves the host is paced as its administrator chose.
+    """
+    option = _TCP_CONGESTION
+    if option is None:
+        return
+    with contextlib.suppress(OSError):  # it is gone already, which its first read will tell
+        if sock.getsockname()[0] != sock.getpeername()[0]:
+            return
+        if sock.getsockopt(socket.IPPROTO_TCP, option, 16).startswith(_PACING):
+            sock.setsockopt(socket.IPPROTO_TCP, option, _NOT_PACING)
+
+
+class ProxiedSocket:
+    """See the module. A subclass says what becomes of bytes, splices and the end: `_received`, `_passed`, `_lost`.
+
+    `passing_bytes` – how many of the next bytes just go to the other side, to be kept true by the subclass.
+    """
+
+    __slots__ = (
+        "_buffers",
+        "_ended",
+        "_fd",
+        "_hangs_up",
+        "_loop",
+        "_read_bytes_max",
+        "_reading",
+        "_sock",
+        "_unsent",
+        "_unsent_bytes",
+        "closing_since",
+        "other",
+        "passing_bytes",
+        "paused",
+        "received_at",
+        "secured",
+    )
+
+    def __init__(self, sock: Socket, buffers: Buffers, loop: asyncio.AbstractEventLoop) -> None:
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            _send_unpaced_within_this_host(sock)
+        self._sock = sock
+        self.secured = isinstance(sock, TlsSocket)
+        self._fd = sock.fileno()
+        self._loop = loop
+        self._buffers = buffers
+        self._unsent: deque[memoryview | Pipe] | None = None  # while there is none: an idle connection costs little
+        self._unsent_bytes = 0
+        self._reading = False
+        self._ended = False
+        self._hangs_up = False
+        self.other: ProxiedSocket | None = None
+        self.paused = 0
+        self.passing_bytes = 0
+        self.received_at = 0.0
+        self._read_bytes_max = 0  # no limit
+        self.closing_since: float | None = None
+
+    # ---- for the subclass
+
+    def _received(self, data: memoryview) -> None:
+        """`data` is valid during the call only."""
+        raise NotImplementedError
+
+    def _passed(self, byte_count: int) -> None:
+        """So many of `passing_bytes` went to the other side without being read."""
+        raise NotImplementedError
+
+    def _lost(self, error: OSError | None) -> None:
+        """Called once, never from within another call of this class. `error` is None for an orderly end."""
+        raise NotImplementedError
+
+    # ---- reading
+
+    def start(self) -> None:
+        """Reads from now on, unless there is a reason not to."""
+        self.resume(0)
+
+    def pause(self, reason: int) -> None:
+        self.paused |= reason
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+
+    def resume(self, reason: int) -> None:
+        self.paused &= ~reason
+        if not self.paused and not self._reading and not self.closing:
+            self._reading = True
+            self._loop.add_reader(self._fd, self._readable)
+
+    def _readable(self) -> None:
+        if self.passing_bytes >= SPLICE_BYTES_MIN and self._splice():
+            return
+        received, limit = self._buffers.received, self._read_bytes_max
+        try:
+            count = self._sock.recv_into(received[:limit] if limit else received)
+        except _AGAIN:
+            return
+        except OSError as error:
+            self._end(error)
+            return
+        if not count:
+            self._end_of_input()
+            return
+        self._received(received[:count])
+        seconds = monotonic() - self.received_at
+        if limit or seconds > _READ_SECONDS_MAX:
+            self._limit_reads(count, seconds)
+
+    def _limit_reads(self, count: int, seconds: float) -> None:
+        """What is left stays readable, unless TLS has read it already: others have their turn first."""
+        if seconds > _READ_SECONDS_MAX:
+            if not isinstance(self._sock, TlsSocket):
+                self._read_bytes_max = max(_READ_BYTES_MIN, int(count * _READ_SECONDS_MAX / seconds))
+        elif count == self._read_bytes_max:
+            self._read_bytes_max = 2 * count if 2 * count < RECEIVE_BUFFER_BYTES else 0
+
+    def _passes(self, byte_count: int) -> None:
+        """So many of the next bytes just go to the other side."""
+        self.passing_bytes = byte_count
+        sock = self._sock
+        if isinstance(sock, TlsSocket):
+            sock.expect(byte_count)
+
+    def take_trickle(self, now: float) -> None:
+        """What has come of a frame that passes is worth a read by now, however little: time limits count from there."""
+        sock = self._sock
+        if isinstance(sock, TlsSocket) and now - self.received_at > _TRICKLE_SECONDS:
+            sock.expect(0)
+
+    def _splice(self) -> bool:
+        """False: it cannot be done now, read instead."""
+        other = self.other
+        if other is None or other.closing or other._unsent_bytes or self.secured or other.secured:
+            return False
+        pipes = self._buffers.pipes
+        pipe = pipes.take()
+        if pipe is None:
+            return False
+        try:
+            count = os.splice(self._fd, pipe.write_fd, min(self.passing_bytes, _PIPE_BYTES), flags=os.SPLICE_F_NONBLOCK)
+        except _AGAIN:
+            pipes.give_back(pipe)
+            return True
+        except OSError as error:
+            pipes.give_back(pipe)
+            if error.errno == errno.EINVAL:
+                return False  # not a socket that can be spliced
+            self._end(error)
+            return True
+        if not count:
+            pipes.give_back(pipe)
+            self._end_of_input()
+            return True
+        pipe.filled_bytes = count
+        self.passing_bytes -= count
+        other._send_piped(pipe)
+        self._passed(count)
+        return True
+
+    def _end_of_input(self) -> None:
+        """A Kafka peer that stops sending is gone; what it still has to get is sent first."""
+        self.close(monotonic())
+
+    def unread_bytes(self) -> int:
+        """What lies in the socket's buffer."""
+        if self._ended:
+            return 0
+        sock = self._sock
+        if isinstance(sock, TlsSocket):
+            return sock.unread_bytes()
+        waiting = array.array("i", [0])
+        fcntl.ioctl(self._fd, termios.FIONREAD, waiting)
+        return waiting[0]
+
+    # ---- writing
+
+    def write(self, chunks: list[bytes | memoryview]) -> None:
+        """Takes chunks that are valid during the call only."""
+        if len(chunks) == 1 or len(chunks) > _CHUNKS_MAX:
+            self.send(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+            return
+        if self.closing:
+            return
+        if self._unsent_bytes:
+            for chunk in chunks:
+                self._keep(chunk)
+            return
+        try:
+            sent = self._sock.sendmsg(chunks)
+        except _AGAIN:
+            sent = 0
+        except OSError as error:
+            self._end(error)
+            return
+        for chunk in chunks:
+            size = len(chunk)
+            if sent < size:
+                self._keep(memoryview(chunk)[sent:] if sent else chunk)
+                sent = 0
+            else:
+                sent -= size
+
+    def send(self, chunk: bytes | memoryview) -> None:
+        """`write` for one chunk."""
+        if self.closing:
+            return
+        if self._unsent_bytes:
+            self._keep(chunk)
+            return
+        try:
+            sent = self._sock.send(chunk)
+        except _AGAIN:
+            sent = 0
+        except OSError as error:
+            self._end(error)
+            return
+        if sent < len(chunk):
+            self._keep(memoryview(chunk)[sent:] if sent else chunk)
+
+    def _send_piped(self, pipe: Pipe) -> None:
+        try:
+            while pipe.filled_bytes:
+                pipe.filled_bytes -= os.splice(
+                    pipe.read_fd, self._fd, pipe.filled_bytes, flags=os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+                )
+        except _AGAIN:
+            self._queue(pipe, pipe.filled_bytes)
+            return
+        except OSError as error:
+            pipe.close()
+            self._end(error)
+            return
+        self._buffers.pipes.give_back(pipe)
+
+    def _keep(self, chunk: bytes | memoryview) -> None:
+        if len(chunk):
+            self._queue(memoryview(bytes(chunk)), len(chunk))
+
+    def _queue(self, what: memoryview | Pipe, byte_count: int) -> None:
+        if self._unsent is None:
+            self._unsent = deque()
+        if not self._unsent_bytes:
+            self._loop.add_writer(self._fd, self._writable)
+        self._unsent.append(what)
+        self._unsent_bytes += byte_count
+        if self._unsent_bytes > UNSENT_BYTES_MAX:
+            self._full()
+
+    def _full(self) -> None:
+        if self.other is not None:
+            self.other.pause(Paused.FULL)
+
+    def _emptied(self) -> None:
+        if self.other is not None:
+            self.other.resume(Paused.FULL)
+
+    def _writable(self) -> None:
+        unsent = self._unsent
+        assert unsent is not None
+        try:
+            while unsent:
+                first = unsent[0]
+                if isinstance(first, Pipe):
+                    sent = os.splice(first.read_fd, self._fd, first.filled_bytes, flags=os.SPLICE_F_NONBLOCK)
+                    first.filled_bytes -= sent
+                    if not first.filled_bytes:
+                        self._buffers.pipes.give_back(first)
+                        unsent.popleft()
+                else:
+                    sent = self._sock.send(first)
+                    if sent == len(first):
+                        unsent.popleft()
+                    else:
+                        unsent[0] = first[sent:]
+                self._unsent_bytes -= sent
+        except _AGAIN:
+            return
+        except OSError as error:
+            self._end(error)
+            return
+        self._unsent = None
+        self._loop.remove_writer(self._fd)
+        if self._hangs_up:
+            self._send_end()
+        elif self.closing:
+            self._end(None)
+        else:
+            self._emptied()
+
+    # ---- in other hands
+
+    def detach(self) -> tuple[Socket, bytes]:
+        """The socket, which is the caller's from now on, and what is still to be written to it."""
+        assert not self.closing
+        self.pause(self.paused)
+        if self._unsent_bytes:
+            self._loop.remove_writer(self._fd)
+        unsent = bytearray()
+        for each in self._unsent or ():
+            if isinstance(each, Pipe):
+                while each.filled_bytes:
+                    piped = os.read(each.read_fd, each.filled_bytes)
+                    each.filled_bytes -= len(piped)
+                    unsent += piped
+                self._buffers.pipes.give_back(each)
+            else:
+                unsent += each
+        self._unsent = None
+        self._unsent_bytes = 0
+        self._ended = True
+        self._loop.call_soon(self._forget)
+        return self._sock, bytes(unsent)
+
+    # ---- the end
+
+    @property
+    def unsent(self) -> bool:
+        """Something that was written has not gone out yet."""
+        return self._unsent_bytes > 0
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    @property
+    def closing(self) -> bool:
+        return self.closing_since is not None or self._ended
+
+    def close(self, now: float) -> None:
+        """Once what was written has gone out; if the peer never takes it, `closing_since` tells when to `abort`."""
+        if self.closing:
+            return
+        self.closing_since = now
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+        if not self._unsent_bytes:
+            self._end(None)
+
+    def hang_up(self, now: float) -> None:
+        """`close`, for a peer that may be sending still: it is told the end, and ended when it has seen it.
+
+        What it sends until then is thrown away. A socket that is closed with bytes unread resets the connection, and a
+        reset may throw away what the peer has not read yet: the last answer.
+        """
+        if self.closing:
+            return
+        self.closing_since = now
+        self._hangs_up = True
+        if self._reading:
+            self._loop.remove_reader(self._fd)
+        self._reading = True
+        self._loop.add_reader(self._fd, self._discard)
+        if not self._unsent_bytes:
+            self._send_end()
+
+    def _send_end(self) -> None:
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            self._end(error)
+
+    def _discard(self) -> None:
+        try:
+            count = self._sock.recv_into(self._buffers.received)
+        except _AGAIN:
+            return
+        except OSError as error:
+            self._end(error)
+            return
+        if not count:
+            self._end(None)
+
+    def abort(self) -> None:
+        self._end(None)
+
+    def _end(self, error: OSError | None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+        if self._unsent_bytes:
+            self._loop.remove_writer(self._fd)
+        for each in self._unsent or ():
+            if isinstance(each, Pipe):
+                each.close()
+        self._unsent = None
+        self._unsent_bytes = 0
+        # Whoever wrote is in the middle of something; it hears of it when it is done. And the peer after that: who
+        # connects anew the moment it sees the end must find that this connection does not count any more.
+        self._loop.call_soon(self._finish, error)
+
+    def _finish(self, error: OSError | None) -> None:
+        self._lost(error)
+        self._sock.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is called any more: what refers back goes, so that all of it is freed without a collection."""
+        self.other = None

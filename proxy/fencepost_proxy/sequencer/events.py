@@ -1,0 +1,444 @@
+"""Events and effects of a partition sequencer, and the values in them.
+
+The state machine is `sequencer.py`; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from uuid import UUID
+
+from fencepost_policies.append import Append, Check
+from fencepost_policies.values import value
+from fencepost_proxy.sequencer.appended import AppendedBatch
+from fencepost_proxy.types import PRODUCER_EPOCHS, TopicPartition
+from fencepost_proxy.wire.produce import PartitionResult
+
+# --------------------------------------------------------------------------------------------------------------- values
+
+
+class AppendMode(Enum):
+    """Append mode; see `sequencer.py`. `stamped`: sent under the shared producer id."""
+
+    fenced: bool
+
+    CONDITIONAL = auto()
+    SEQUENCED = auto()
+    PASS_THROUGH = auto()
+    TRANSACTIONAL_CONDITIONAL = auto()
+
+
+for _kind in AppendMode:
+    _kind.fenced = _kind in (AppendMode.CONDITIONAL, AppendMode.SEQUENCED)
+
+
+@value
+class SequencerLimits:
+    """Bounds of one sequencer. Times in seconds.
+
+    `queued_seconds`: how long a request may wait in a broker's queue after its connection was lost.
+    `violation_seconds`: how long to look for the writer that bypassed the proxy before the append is answered.
+    `transaction_wait_seconds`: how long a transaction is answered "try again" while another owns the partition and it
+    is not known here what it owns through other instances. `producer_epochs`: epochs of one producer id; fewer only in
+    tests. `bases_burst`, `base_seconds`: number of fence bases published at once, then one per `base_seconds`. A writer
+    that bypasses the proxy costs one base per append. `stamping`: off only in tests.
+    """
+
+    queue_max: int = 1000
+    in_flight_max: int = 64
+    attempts_max: int = 5
+    unconfirmed_send_seconds: float = 1.0
+    resolve_seconds: float = 15.0
+    queued_seconds: float = 35.0
+    violation_seconds: float = 1.0
+    transaction_wait_seconds: float = 10.0
+    read_retry_seconds: float = 0.05
+    remembered_producers_max: int = 1000
+    remembered_batches_max: int = 1000
+    decompressed_bytes_max: int = 128 * 1024 * 1024
+    producer_epochs: int = PRODUCER_EPOCHS
+    bases_burst: int = 20
+    base_seconds: float = 1.0
+    fencing: bool = True
+
+
+@value
+class Fence:
+    """Fence: replaces a batch's own producer fields. `tag`: instance id, 1 to 255; 0: none."""
+
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    instance_id: int = 0
+
+
+#: Makes a batch one without a producer, as from a client that is not idempotent.
+NO_PRODUCER = Fence(-1, -1, -1)
+#: Used as producer id. Kafka answers such batches one by one, so one failure does not fail the next.
+INDEPENDENT = -2
+
+
+@dataclass(slots=True, eq=False)
+class PendingAppend:
+    """One append at one sequencer, from its submission to its answer. Times are monotonic seconds.
+
+    Set by the session:
+    `tag`: this instance's id, for the fence. `connected_at`: when its broker connection was opened.
+    `leader_epoch`: last known one of the partition, or -1. `alone`: no other instance is known to serve the cluster.
+    `taken_over`: no append of an earlier process is in flight any more.
+    `owns_partitions`: its transaction has appended to a checked partition, as far as this process knows.
+    `may_write`: Kafka has confirmed that its client may write the topic, so the proxy may resend the batch.
+    `topic_id`: the topic it was sent to; None if Kafka took it by name.
+
+    Set by the sequencer:
+    `at`: the offset it must be appended at, once decided. `stamp`: None for a batch under its own producer id.
+    `offered_as`, `sent_as`: its number among all submitted, or sent, appends; 0: none.
+    `acknowledged`: Kafka answered 0, but the log has to confirm it. `actual`: the log end that it was compared with.
+    `appended_at`: where it was appended, if not at `at`. `sent_before`: an earlier attempt has an unknown outcome.
+    `is_there`: the log has or had it, but not at the expected offset; Kafka reports the offset.
+    `said_at`: the offset at which Kafka reports it as a duplicate; still to be read back.
+    `seen_to`: in doubt, and another sequence lies at its offset; it was looked for up to here.
+    `error_code`: Kafka's inconclusive answer to its last attempt; `repeated`: to the last two.
+    `unanswered`: an attempt has no answer and may be queued.
+    `behind`: the answer of a failed predecessor in its pipeline. `followers`: its duplicate waiters.
+    """
+
+    connection: int
+    partition: TopicPartition
+    append: Append
+    records: memoryview
+    digest: bytes
+    check: Check
+    submitted_at: float
+    deadline: float
+    instance_id: int = 0
+    connected_at: float = float("-inf")
+    leader_epoch: int = -1
+    alone: bool = False
+    taken_over: bool = True
+    transactional_id: str | None = None
+    has_partitions: bool = False
+    kind: AppendMode = AppendMode.CONDITIONAL
+    fence: Fence | None = None
+    at: int | None = None
+    submitted_as: int = 0
+    sent_at: float | None = None
+    sent_as: int = 0
+    attempts: int = 0
+    acknowledged: bool = False
+    resolve_until: float = 0.0
+    actual: int = -1
+    appended_at: int | None = None
+    sent_before: bool = False
+    is_there: bool = False
+    reported_at: int | None = None
+    searched_to: int | None = None
+    error_code: int = 0
+    repeated: bool = False
+    unanswered: bool = False
+    may_write: bool = False
+    topic_id: UUID | None = None
+    behind: PartitionResult | None = None
+    duplicate_waiters: list[PendingAppend] = field(default_factory=list)
+
+    @property
+    def producer(self) -> tuple[int, int]:
+        return self.append.producer_id, self.append.producer_epoch
+
+    @property
+    def pipeline(self) -> int:
+        """The producer id; INDEPENDENT for a batch without producer id and expected offset."""
+        append = self.append
+        return append.producer_id if append.producer_id >= 0 or append.expected_base_offset is not None else INDEPENDENT
+
+    @property
+    def follows(self) -> tuple[int, ...]:
+        """Pipelines on its connection whose failure fails this append, too, if it was sent before that was known."""
+        if self.append.producer_id >= 0:
+            return (self.append.producer_id,)
+        return (-1,) if self.pipeline == INDEPENDENT else (-1, INDEPENDENT)
+
+
+@value
+class ProducerState:
+    """What the leader remembers of a producer id. `next_sequence` is 0 .. 2^31-1.
+
+    `producer_epoch`: of a shared producer id, counted on from the ids before it, as in fence bases.
+    """
+
+    producer_epoch: int
+    next_sequence: int
+
+
+@value
+class LogEndSnapshot:
+    """Log-end snapshot: the log end as its leader sees it, and the producers' states at that moment.
+
+    `requested_at`: when the read began.
+    `open_transactions`: producer ids with an open transaction on this partition; `in_transaction`: their states.
+    `stamp_base`: the published (epoch, base); (0, 0) if none was published.
+    `expiration_seconds`: Kafka forgets a producer whose newest record timestamp is older.
+    `expiration_known_until`: from then on, read that setting again before a fence is relied on.
+    `wall_minus_monotonic_seconds` turns `now` into Unix time.
+    `ended_transactions`: queried transactional ids that are not on this partition, according to their coordinators,
+    before the log end was read; queried from `transactions_as_of` on.
+    `ending_transactions`: those of the queried ones whose markers are about to be written.
+    `producer_ids`: of the queried transactional ids; -1 if not known or about to change; None: no query was made.
+    """
+
+    requested_at: float
+    log_end_offset: int
+    log_start_offset: int
+    producer_id: int
+    producer_state: ProducerState | None
+    fence_base: tuple[int, int]
+    open_transactions: frozenset[int]
+    log_append_time: bool
+    expiration_seconds: float
+    wall_minus_monotonic_seconds: float
+    ended_transactions: frozenset[str] = frozenset()
+    ending_transactions: frozenset[str] = frozenset()
+    transactions_as_of: float = float("-inf")
+    in_transaction: Mapping[int, ProducerState] = field(default_factory=dict)
+    producer_ids: Mapping[str, int] | None = None
+    expiration_known_until: float = float("inf")
+
+
+# --------------------------------------------------------------------------------------------------------------- events
+
+
+@value
+class Submitted:
+    pending: PendingAppend
+
+
+@value
+class Canceled:
+    """The append will not be sent: its client has disconnected, or another partition refused its request."""
+
+    pending: PendingAppend
+
+
+@value
+class Sent:
+    """An admitted append was passed to its connection."""
+
+    pending: PendingAppend
+
+
+@value
+class Answered:
+    pending: PendingAppend
+    result: PartitionResult
+
+
+@value
+class Lost:
+    """The connection was lost between `Sent` and the answer."""
+
+    pending: PendingAppend
+
+
+@value
+class LogEndRead:
+    snapshot: LogEndSnapshot
+
+
+@value
+class LogEndUnknown:
+    """`error_code`: Kafka's, where a retry would not help (3: no such partition), else None."""
+
+    reason: str
+    error_code: int | None = None
+
+
+@value
+class Found:
+    """The batch at (or around) the requested offset.
+
+    `landed`: result of `read_landed` at offset `landed_at`; -1: not decoded yet.
+    """
+
+    batch: memoryview
+    appended_batch_at: int = -1
+    appended_batch: AppendedBatch | None = None
+
+
+@value
+class NotYet:
+    """The offset cannot be read now: it is at or above the high watermark.
+
+    `log_end_offset`: if above the offset, a batch that is not replicated yet lies there; else none does.
+    """
+
+    log_end_offset: int
+
+
+@value
+class OutOfRange:
+    """The offset is below the log start."""
+
+
+@value
+class Unreadable:
+    reason: str
+
+
+BatchReadResult = Found | NotYet | OutOfRange | Unreadable
+
+
+@value
+class BatchRead:
+    pending: PendingAppend
+    result: BatchReadResult
+
+
+@value
+class Resent:
+    """The control connection resent the batch. None: it could not, or its outcome is unknown."""
+
+    pending: PendingAppend
+    result: PartitionResult | None
+
+
+@value
+class TransactionJoins:
+    """A transaction is about to add this partition; a marker will follow, with or without records.
+
+    `connection` waits for `MayJoin` before it sends the request. `transactional_id`: `MARKER` if the client sends a
+    marker itself.
+    """
+
+    transactional_id: str
+    connection: int
+
+
+@value
+class TransactionJoined:
+    """The coordinator has `answered`, or will not be asked. Otherwise the connection was lost, and the request may
+    still arrive."""
+
+    transactional_id: str
+    answered: bool
+
+
+@value
+class BasePublished:
+    """A new fence base is agreed on (`ok`), or could not be stored. `ours`: this process proposed it."""
+
+    ok: bool
+    ours: bool = False
+
+
+@value
+class Tick:
+    """Time passed: deadlines and delayed reads."""
+
+
+@value
+class Forget:
+    """The state may be outdated: a config changed, or the topic was recreated.
+
+    `same_log`: the topic is the same, and all its appends passed this object, so remembered appends remain valid.
+    """
+
+    same_log: bool = False
+
+
+Event = (
+    Submitted
+    | Canceled
+    | Sent
+    | Answered
+    | Lost
+    | LogEndRead
+    | LogEndUnknown
+    | BatchRead
+    | Resent
+    | TransactionJoins
+    | TransactionJoined
+    | BasePublished
+    | Tick
+    | Forget
+)
+
+# -------------------------------------------------------------------------------------------------------------- effects
+
+
+@value
+class Admit:
+    """Admit the append: send it with the fence `ticket.stamp`, if any; then `Sent` or `Withdrawn`."""
+
+    pending: PendingAppend
+
+
+@value
+class Answer:
+    """Final answer. `reason` names a refusal for the metrics; else None."""
+
+    pending: PendingAppend
+    result: PartitionResult
+    reason: str | None = None
+
+
+@value
+class MayJoin:
+    """No fenced append is in flight that this transaction's marker could shift."""
+
+    connection: int
+
+
+@value
+class ReadLogEnd:
+    """`transactional_ids`: first query their coordinators for whether they are still on the partition."""
+
+    partition: TopicPartition
+    transactional_ids: tuple[str, ...] = ()
+
+
+@value
+class ReadBatch:
+    """Read the batch at `offset` from the log; the reply is `Looked`."""
+
+    pending: PendingAppend
+    offset: int
+
+
+@value
+class Resend:
+    """Send the batch again unchanged: Kafka recognises a duplicate by producer id and sequence."""
+
+    pending: PendingAppend
+
+
+@value
+class PublishBase:
+    """Agree with the other instances on a new fence epoch and the offset of its sequence 0."""
+
+    partition: TopicPartition
+    producer_epoch: int
+    base: int
+    reason: str
+
+
+@value
+class Violation:
+    """A writer bypasses the proxy.
+
+    `offset`: its first record, as far as known. `appended_at`: where an append of ours that expected `offset` was
+    appended instead; None if there was none, and the log was found to end at `log_end_offset`.
+    `producer_id`: of the batch at `offset`; -1 if it has none, None if not known.
+    `forgotten`: no writer did; Kafka had forgotten the fence.
+    """
+
+    partition: TopicPartition
+    offset: int
+    appended_at: int | None = None
+    log_end_offset: int | None = None
+    producer_id: int | None = None
+    forgotten: bool = False
+
+
+Effect = Admit | Answer | MayJoin | ReadLogEnd | ReadBatch | Resend | PublishBase | Violation

@@ -1,0 +1,568 @@
+"""Resolver: decides from the log how an in-doubt append ended, and which batch lies at an expected offset.
+
+Three cases need a read (`Look`) at the offset where an append was expected:
+
+- *In doubt*: its connection was lost, or its answer is not conclusive. Only a batch proved to be the client's own is
+  reported as success. Proof is its write-id, or the fence with this process's *instance id* and the records that this
+  process sent there. If the log still ends there and waits for this fence, the batch is sent again: only one of the two
+  is appended. The cases are in `_settled_by_look`.
+- *Mismatch*: the expectation does not hold. Before it is refused: it may be a retry that is already in the log.
+- *Violation*: it was appended at another offset. The report names the producer of the batch at the expected one.
+
+In-doubt appends are resolved one by one, in order, and block all admissions. The other two cases block none.
+"""
+
+from __future__ import annotations
+
+from fencepost_policies.append import Check, Refusal
+from fencepost_policies.conditional_publish import offset_mismatch
+from fencepost_proxy.errors import Error, ProtocolError
+from fencepost_proxy.sequencer.appended import AppendedBatch, read_appended_batch
+from fencepost_proxy.sequencer.events import (
+    AppendMode,
+    BatchReadResult,
+    Found,
+    LogEndSnapshot,
+    NotYet,
+    OutOfRange,
+    PendingAppend,
+    ReadBatch,
+    ReadLogEnd,
+    Resend,
+    Unreadable,
+    Violation,
+)
+from fencepost_proxy.sequencer.publishing import Publishing
+from fencepost_proxy.sequencer.state import IN_DOUBT, MAY_BE_FINAL, Phase, pipeline_key_of
+from fencepost_proxy.types import SEQUENCE_MODULUS
+from fencepost_proxy.wire.batch import parse_batch_header
+from fencepost_proxy.wire.produce import PartitionResult
+
+#: Cause of a violation if the batch at the expected offset has the same fence sequence, which Kafka would refuse.
+FORGOTTEN = (
+    "Kafka had forgotten the proxy's producer id and did not compare: producer.id.expiration.ms was lowered, or its "
+    "clock was moved"
+)
+#: Answers to a resend that are temporary.
+_FOR_NOW = frozenset(
+    {
+        Error.UNKNOWN_TOPIC_OR_PARTITION,
+        Error.LEADER_NOT_AVAILABLE,
+        Error.NOT_LEADER_OR_FOLLOWER,
+        Error.NOT_ENOUGH_REPLICAS,
+    }
+)
+
+
+class InDoubtResolver(Publishing):
+    """Phase SETTLING, and the appends of any phase that are being looked up without blocking others."""
+
+    def _probed(self, pending: PendingAppend, result: BatchReadResult, now: float) -> None:
+        if pending in self._in_doubt_appends:
+            self._resolved_by_read(pending, result, now)
+        elif pending in self._being_read:
+            if isinstance(result, (NotYet, Unreadable)):
+                self._retry_at = now + self._limits.read_retry_seconds
+                return
+            self._being_read.remove(pending)
+            if pending.appended_at is not None:
+                self._end_violation(pending, result)
+                return
+            if pending.reported_at is not None:
+                self._end_duplicate(pending, result, now)
+                return
+            expected = pending.append.expected_base_offset
+            assert expected is not None
+            there = self._read_appended_batch(result, expected, pending) if isinstance(result, Found) else None
+            if isinstance(result, Found) and there is not None and self._is_itself(result, there, pending):
+                self._is_not_queued(pending)
+                self._accept(pending, there)
+                return
+            gone = isinstance(result, OutOfRange) or (isinstance(result, Found) and _is_compacted(result, pending))
+            if gone:
+                # Deleted: only this process's memory can show what lay there.
+                there = self.memory.appended_batch.get(expected)
+            self._end_mismatch(pending, there, now, deleted=there is None and gone)
+
+    def _read_appended_batch(self, found: Found, offset: int, pending: PendingAppend) -> AppendedBatch | None:
+        if found.appended_batch_at == offset:
+            return found.appended_batch
+        return read_appended_batch(found.batch, offset, pending, self._names, self._limits.decompressed_bytes_max)
+
+    # ---- mismatches: which batch lies there?
+
+    def _mismatch(self, pending: PendingAppend, expected: int, end: int, now: float) -> None:
+        """The expectation does not hold. Before refusing, check whether it is a retry that is already in the log."""
+        pending.actual = end
+        if not 0 <= expected < end or pending.append.contradiction is not None:
+            self._end_mismatch(pending, None, now)
+            return
+        pending.is_there = self._sequence_is_taken(pending)
+        remembered = self.memory.appended_batch.get(expected)
+        if (
+            remembered is not None
+            and remembered.digest != pending.digest
+            and not self._names_itself(pending, remembered)
+        ):
+            self._end_mismatch(pending, None, now)
+            return
+        self._being_read.append(pending)
+        self._effects.append(ReadBatch(pending, expected))
+
+    def _sequence_is_taken(self, pending: PendingAppend) -> bool:
+        """Its open transaction here has passed its sequence, so the log has it, at some offset. A resend is a
+        duplicate, and Kafka reports the offset."""
+        if not pending.append.transactional or self._snapshot is None:
+            return False
+        known = self._snapshot.in_transaction.get(pending.append.producer_id)
+        if known is None or known.producer_epoch != pending.append.producer_epoch:
+            return False
+        return 0 < (known.next_sequence - pending.append.base_sequence) % SEQUENCE_MODULUS < SEQUENCE_MODULUS // 2
+
+    @staticmethod
+    def _is_itself(found: Found, there: AppendedBatch, pending: PendingAppend) -> bool:
+        """For a transactional batch: whether it is the one found, by its producer's sequence."""
+        append = pending.append
+        if not append.transactional or there.digest != pending.digest:
+            return False
+        header = parse_batch_header(found.batch)
+        return (append.producer_id, append.producer_epoch, append.base_sequence) == (
+            header.producer_id,
+            header.producer_epoch,
+            header.base_sequence,
+        )
+
+    def _end_mismatch(
+        self, pending: PendingAppend, there: AppendedBatch | None, now: float, *, deleted: bool = False
+    ) -> None:
+        if pending.is_there:
+            pending.at = pending.append.expected_base_offset
+            self._queue.appendleft(pending)
+            return
+        equal = deleted or (there is not None and there.digest == pending.digest)
+        if there is not None and equal and self._names_itself(pending, there):
+            self._accept(pending, there)
+        elif self._pass_through_queued_until > now and self._is_queued(pending, now):
+            # It might be appended after its refusal, in its producer's next transaction if that has the same epoch.
+            self._answer_later(pending, "an earlier attempt of this batch may still be queued")
+        else:
+            refusal = offset_mismatch(pending.append, pending.actual, self._log_start(), possibly_yours=equal)
+            self._refuse(pending, refusal)
+
+    def _confirm(self, pending: PendingAppend, result: PartitionResult) -> None:
+        """Kafka reports that a batch under its own producer id is there: this one, or another with its sequence.
+
+        That may be one of an earlier transaction that waited in a broker's queue while its transaction was aborted.
+        """
+        pending.reported_at = result.base_offset
+        self._being_read.append(pending)
+        self._effects.append(ReadBatch(pending, result.base_offset))
+
+    def _end_duplicate(self, pending: PendingAppend, result: BatchReadResult | None, now: float) -> None:
+        at, pending.reported_at = pending.reported_at, None
+        assert at is not None
+        there = self._read_appended_batch(result, at, pending) if isinstance(result, Found) else None
+        if isinstance(result, Found) and there is not None and self._is_itself(result, there, pending):
+            self._is_not_queued(pending)
+            if at == pending.at:
+                self._accept(pending, there)
+            else:
+                self._appended_elsewhere(pending, PartitionResult(pending.partition.partition, Error.NONE, at), now)
+        elif isinstance(result, Found):
+            where = f"topic={self.partition.topic} partition={self.partition.partition}"
+            message = (
+                f"SEQUENCE_TAKEN {where} offset={at}: an earlier batch of this producer has its sequence number "
+                f"({pending.append.base_sequence}) and other records (abort the transaction and begin a new epoch)"
+            )
+            self._refuse(pending, Refusal(Error.POLICY_VIOLATION, "sequence_taken", message))
+        else:
+            self._answer_unknown(
+                pending, "Kafka reports it as a duplicate, but it could not be read back", now, queued=False
+            )
+
+    @staticmethod
+    def _names_itself(pending: PendingAppend, there: AppendedBatch) -> bool:
+        return there.write_id is not None and there.write_id == pending.append.write_id
+
+    # ---- violations: which batch lies at the expected offset?
+
+    def _appended_elsewhere(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
+        assert pending.at is not None
+        self._unconfirm()
+        if pending.kind is AppendMode.SEQUENCED:
+            pending.at = result.base_offset
+            self._accept(pending, self.memory.add(pending, result.log_append_time_ms), result.log_start_offset)
+            return
+        self._accounted = False  # this report covers what the next read of the log would find
+        pending.appended_at = result.base_offset
+        pending.deadline = now + self._limits.violation_seconds
+        self._being_read.append(pending)
+        self._effects.append(ReadBatch(pending, pending.at))
+
+    def _end_violation(self, pending: PendingAppend, result: BatchReadResult | None) -> None:
+        assert pending.at is not None
+        assert pending.appended_at is not None
+        producer_id, is_marker = _producer_of(result)
+        if is_marker and (pending.append.transactional or pending.searched_to is not None):
+            # Of a transaction that had only joined, as allowed, or joined after this append's outcome became unknown:
+            # no writer bypasses the proxy.
+            why = "the marker of another transaction came between"
+        else:
+            forgotten = isinstance(result, Found) and _has_its_sequence(result, pending)
+            why = FORGOTTEN if forgotten else "a client bypasses the proxy and writes to this partition"
+            self._effects.append(
+                Violation(self.partition, pending.at, pending.appended_at, producer_id=producer_id, forgotten=forgotten)
+            )
+        message = (
+            f"OFFSET_VIOLATION topic={self.partition.topic} partition={self.partition.partition} "
+            f"expected={pending.at} appended_at={pending.appended_at} "
+            f"producer_id={'unknown' if producer_id is None else producer_id}: {why}"
+        )
+        refusal = Refusal(Error.POLICY_VIOLATION, "offset_violation", message, pending.appended_at)
+        self.memory.add_violation(pending, refusal)
+        self._refuse(pending, refusal)
+
+    # ---- in-doubt appends
+
+    def _mark_in_doubt(self, pending: PendingAppend, until: float) -> None:
+        pending.resolve_until = until
+        pending.searched_to = None
+        self._in_doubt_appends.append(pending)
+
+    def _resolve(self, now: float) -> None:
+        """No append is in flight or admitted."""
+        self.phase = Phase.RESOLVING
+        self._clean = True
+        self._sequence_gaps.clear()
+        self._resolve_first(now)
+
+    def _resolve_first(self, now: float) -> None:
+        self._resolve_again = False
+        pending = self._in_doubt_appends[0]
+        if pending.kind.fenced:
+            at = pending.at if pending.searched_to is None else pending.searched_to
+            assert at is not None
+            self._effects.append(ReadBatch(pending, at))
+        elif pending.behind is not None or pipeline_key_of(pending) in self._sequence_gaps:
+            # Kafka would find the gap, but only if it knows this producer.
+            self._resolved(pending, now)
+            self._answer_unknown(pending, "an append sent before it failed or has an unknown outcome", now)
+        else:
+            self._effects.append(Resend(pending))
+
+    def _resolved_by_read(self, pending: PendingAppend, result: BatchReadResult, now: float) -> None:
+        """Cases, by what lies at the offset where the in-doubt batch should be.
+
+        | the log has there              | then                                                                  |
+        |--------------------------------|-----------------------------------------------------------------------|
+        | our fence, our records, and    |                                                                       |
+        | … its write-id                 | success                                                               |
+        | … our instance id              | success; "any other batch" if its only send was answered as duplicate |
+        | … another instance's id        | as "any other batch": that instance's client won with an equal batch  |
+        | … no instance id (the broker   | success if Kafka answered 0 (LogAppendTime) or nothing was expected;  |
+        | rewrote the batch)             | else 7, "may be yours"                                                |
+        | our fence, compacted           | 7: the sender cannot be found out                                     |
+        | another producer id,           | it may lie, or still be appended, after that: read there. If found,   |
+        | or an earlier sequence         | the expectation did not hold: a violation; else 7                     |
+        | any other batch                | its sequence is used, it is never appended. Decide again as mismatch  |
+        | a batch not replicated yet     | read again until `settle_until`, then 7                               |
+        | nothing, and it ends there     | send it again if the partition waits for this fence; else 7           |
+        | … Kafka gave the same error    |                                                                       |
+        | to it twice (`MAY_BE_FINAL`)   | that error: it was not appended, and would not be next time           |
+        | nothing, and it ends before    | 7: its predecessor is missing. If that arrives, Kafka compares it     |
+        | unreadable now                 | read again until `settle_until`, then 7                               |
+        """
+        assert pending.at is not None
+        match result:
+            case Found():
+                self._resolved_by_found_batch(pending, result, now)
+            case NotYet(log_end) if pending.searched_to is not None and log_end <= pending.searched_to:
+                if pending.sent_at is None and now >= self._fenced_queued_until:
+                    self._sequence_is_lost(pending, now)
+                else:
+                    self._resolved(pending, now)
+                    self._answer_unknown(
+                        pending, "another append came first, and it may still be appended after that", now
+                    )
+            case NotYet(log_end) if log_end <= pending.at and pending.sent_at is None:
+                # Its last attempt may still be queued in Kafka: `_first_try_decides` handles it.
+                self._resolved(pending, now)
+                self._decide_again(pending)
+            case NotYet(log_end) if log_end == pending.at and self._may_decide(pending):
+                self._reads_to_resend = True
+                self._effects.append(ReadLogEnd(self.partition))
+            case NotYet(log_end) if log_end <= pending.at:
+                self._resolved(pending, now)
+                self._answer_in_doubt(pending, now)
+            case OutOfRange():
+                self._resolved(pending, now)
+                self._answer_unknown(
+                    pending, "the record at the expected offset is no longer readable", now, queued=False
+                )
+            case _:
+                self._resolve_later(pending, now)
+
+    def _resolved_by_found_batch(self, pending: PendingAppend, found: Found, now: float) -> None:
+        behind = _end_of_what_has_another_sequence(found, pending)
+        if behind is not None:
+            self._search_after(pending, behind, now)
+            return
+        at = pending.at if pending.searched_to is None else pending.searched_to
+        assert at is not None
+        there = self._read_appended_batch(found, at, pending)
+        if self._is_fence(found, pending) and _is_compacted(found, pending):
+            self._resolved(pending, now)
+            self._answer_unknown(
+                pending, "the record at the expected offset is compacted: may be yours", now, queued=False
+            )
+            return
+        if there is None or there.digest != pending.digest or not self._is_fence(found, pending):
+            self._sequence_is_lost(pending, now)
+            return
+        named = self._names_itself(pending, there)
+        mine = self._is_from_here(found, pending, at)
+        if mine is None and pending.kind is AppendMode.SEQUENCED:
+            mine = True
+        elif pending.acknowledged and parse_batch_header(found.batch).is_log_append_time:
+            mine = mine is not False
+        elif self._only_send_was_a_duplicate(pending):
+            mine = False
+        if (named or mine) and pending.searched_to is not None:
+            self._resolved(pending, now)
+            self._appended_elsewhere(pending, PartitionResult(pending.partition.partition, Error.NONE, at), now)
+        elif named or mine:
+            self._appended_at(pending, there.log_append_time_ms, self._log_start(), now)
+            self._resolved(
+                pending,
+                now,
+                clean=pending.acknowledged and self._snapshot is not None and self._snapshot.log_append_time,
+            )
+        elif mine is None:
+            # This send, or an equal batch of another client that won the race through another instance.
+            self._resolved(pending, now)
+            why = "connection to Kafka lost, and an equal batch is at the expected offset: may be yours"
+            self._answer_unknown(pending, why, now, queued=False)
+        else:
+            self._sequence_is_lost(pending, now)
+
+    def _search_after(self, pending: PendingAppend, offset: int, now: float) -> None:
+        """Search for the batch after `offset`.
+
+        1. F, fenced for 10, is sent. 2. A transaction marker takes 10. 3. F's sequence still fits: it is appended at
+        11. If F were taken for lost, it would be appended again, or refused although it is in the log.
+        """
+        if pending.kind is AppendMode.SEQUENCED:
+            pending.at = offset
+            if pending.sent_before:
+                self.memory.add_unresolved(pending)
+        else:
+            pending.searched_to = offset
+        if now < pending.resolve_until:
+            self._resolve_first(now)
+        else:
+            self._resolve_later(pending, now)
+
+    def _sequence_is_lost(self, pending: PendingAppend, now: float) -> None:
+        """Another batch used the sequence: none of its attempts can be appended any more."""
+        self.memory.resolved(pending)
+        self._resolved(pending, now)
+        self._decide_again(pending)
+
+    @staticmethod
+    def _only_send_was_a_duplicate(pending: PendingAppend) -> bool:
+        timed = pending.append.max_timestamp_ms >= 0  # otherwise the answer does not show it
+        return pending.acknowledged and timed and pending.kind is not AppendMode.SEQUENCED and not pending.sent_before
+
+    def _is_from_here(self, found: Found, pending: PendingAppend, at: int) -> bool | None:
+        """Whether this process sent the batch at `at`; None if the log does not show it.
+
+        Two clients of this process may have sent equal batches there, the first of them answered "unknown". The batch
+        belongs to the one that is answered success first.
+        """
+        if at in self.memory.appended_batch:
+            return False
+        instance_id = parse_batch_header(found.batch).instance_id
+        if not instance_id or pending.fence is None or not pending.fence.instance_id:
+            return None
+        return instance_id == pending.fence.instance_id
+
+    @staticmethod
+    def _is_fence(found: Found, pending: PendingAppend) -> bool:
+        header = parse_batch_header(found.batch)
+        fence = pending.fence
+        return fence is not None and (fence.producer_id, fence.producer_epoch, fence.base_sequence) == (
+            header.producer_id,
+            header.producer_epoch,
+            header.base_sequence,
+        )
+
+    def _decide_again(self, pending: PendingAppend) -> None:
+        self._sequence_gaps.add(pipeline_key_of(pending))
+        if pending.sent_at is None:  # a retry that only had to be looked up first
+            pending.at = pending.fence = None
+            ahead = sum(1 for each in self._queue if each.submitted_as < pending.submitted_as)
+            self._queue.insert(ahead, pending)
+        else:
+            self._again(pending)
+
+    # ---- resend
+
+    def _may_resend(self, pending: PendingAppend) -> bool:
+        """Not for a client without write access, and not after a gap in its pipeline."""
+        return pending.may_write and pipeline_key_of(pending) not in self._sequence_gaps and self._limits.fencing
+
+    def _may_decide(self, pending: PendingAppend) -> bool:
+        """Whether to read the log end: for a resend, or because Kafka's answer may be final."""
+        return self._may_resend(pending) or bool(pending.error_code and pending.fence)
+
+    def _resend(self, pending: PendingAppend, snapshot: LogEndSnapshot, now: float) -> None:
+        """No batch lay at the in-doubt append's offset; `tail` is the log-end snapshot after that read.
+
+        As with an unconfirmed fence it is one append alone, soon after the read, and only if log end and next sequence
+        are those that it was fenced for. So it is appended there, unless its first send, or another batch, is.
+        """
+        assert pending.at is not None
+        assert pending.fence is not None
+        fence, state = pending.fence, snapshot.producer_state
+        if snapshot.log_end_offset != pending.at:
+            self._resolve_later(pending, now)
+            return
+        epochs = self._limits.producer_epochs
+        epoch = snapshot.fence_base[0] // epochs * epochs + fence.producer_epoch
+        next_sequence = fence.base_sequence
+        if state is not None:
+            same_epoch = state.producer_epoch == epoch
+            next_sequence = state.next_sequence if same_epoch else 0 if state.producer_epoch < epoch else -1
+        unmoved = next_sequence == fence.base_sequence and snapshot.producer_id == fence.producer_id
+        again = self._may_resend(pending)
+        if unmoved and pending.error_code and (pending.repeated or not again):
+            self._resolved(pending, now)
+            if pending.unanswered or pending.sent_before:
+                self._answer_in_doubt(pending, now)
+            else:
+                self._answer(pending, PartitionResult(pending.partition.partition, pending.error_code))
+            return
+        fits = (
+            unmoved
+            and (pending.check is not Check.REQUIRED or snapshot.fence_base[0] == epoch)
+            and not self._another_transaction_is_open(pending, snapshot)
+            and self._timestamps(pending, snapshot, now) is None
+            and now <= snapshot.requested_at + self._limits.unconfirmed_send_seconds
+        )
+        if fits and again:
+            self._snapshot = snapshot
+            self._effects.append(Resend(pending))
+        else:
+            self._resolved(pending, now)
+            self._answer_in_doubt(pending, now)
+
+    def _answer_in_doubt(self, pending: PendingAppend, now: float) -> None:
+        queued = pending.unanswered or pending.sent_before or not pending.error_code
+        why = "connection to Kafka lost before the answer"
+        if pending.error_code:
+            why = f"Kafka's answer, error {pending.error_code}, is not conclusive"
+        self._answer_unknown(pending, why, now, queued=queued)
+
+    def _resent(self, pending: PendingAppend, result: PartitionResult | None, now: float) -> None:
+        if pending not in self._in_doubt_appends:
+            return
+        if result is None:
+            pending.unanswered = True
+        shows_nothing = result is not None and result.error_code in MAY_BE_FINAL and result.base_offset == -1
+        error_code = result.error_code if result is not None and shows_nothing else 0
+        pending.repeated = shows_nothing and error_code == pending.error_code
+        pending.error_code = error_code
+        if pending.kind.fenced:
+            self._resent_fenced(pending, result, now)
+        elif result is not None and result.error_code == Error.NONE:
+            self._is_not_queued(pending)
+            self._resolved(pending, now)
+            self._answer(pending, result)
+        elif result is None or result.error_code in (IN_DOUBT - MAY_BE_FINAL) | _FOR_NOW:
+            self._resolve_later(pending, now)
+        else:
+            # Kafka checks size, timestamps and ACLs before duplicates, and after a restart knows only a producer's last
+            # batch. So no error on a resend proves that the first send was not appended.
+            self._sequence_gaps.add(pipeline_key_of(pending))
+            self._resolved(pending, now)
+            self._answer_unknown(pending, f"the resend was answered with error {result.error_code}", now)
+
+    def _resent_fenced(self, pending: PendingAppend, result: PartitionResult | None, now: float) -> None:
+        appended_now = result is not None and result.error_code == Error.NONE and result.log_append_time_ms == -1
+        if pending.repeated:
+            self._resolve_first(now)
+        elif result is None or not appended_now:
+            self._resolve_later(pending, now)  # one of the sends may lie there, or another's batch
+        elif result.base_offset == pending.at:
+            self._appended_at(pending, result.log_append_time_ms, result.log_start_offset, now)
+            self._resolved(pending, now)
+        else:
+            self._resolved(pending, now)
+            self._appended_elsewhere(pending, result, now)
+
+    # ---- resolved, or retry later
+
+    def _resolve_later(self, pending: PendingAppend, now: float) -> None:
+        if now < pending.resolve_until:
+            self._resolve_again = True
+            self._retry_at = now + self._limits.read_retry_seconds
+        else:
+            self._sequence_gaps.add(pipeline_key_of(pending))  # before the next one of its pipeline is read
+            self._resolved(pending, now)
+            self._answer_unknown(pending, "the outcome could not be read from the log in time", now)
+
+    def _resolved(self, pending: PendingAppend, now: float, *, clean: bool = False) -> None:
+        self._in_doubt_appends.remove(pending)
+        self._clean = self._clean and clean
+        if self._in_doubt_appends:
+            self._resolve_first(now)
+        elif self._clean:
+            self.phase = Phase.OPEN
+        else:
+            self.phase = Phase.UNCONFIRMED
+            self._unconfirm()
+
+
+def _is_compacted(found: Found, pending: PendingAppend) -> bool:
+    """It was as long as the append's batch, and some of its records are deleted."""
+    header = parse_batch_header(found.batch)
+    return header.record_count <= header.last_offset_delta == pending.append.record_count - 1
+
+
+def _end_of_what_has_another_sequence(found: Found, pending: PendingAppend) -> int | None:
+    """End of the found batch, if the append may follow it; None if it is that append, or has its sequence or a later
+    one."""
+    header, fence = parse_batch_header(found.batch), pending.fence
+    if fence is None:
+        return None
+    end = header.base_offset + header.last_offset_delta + 1
+    if header.producer_id != fence.producer_id:
+        return end
+    if header.producer_epoch != fence.producer_epoch:
+        return end if header.producer_epoch < fence.producer_epoch else None
+    ahead = (fence.base_sequence - header.base_sequence) % SEQUENCE_MODULUS
+    return end if header.last_offset_delta < ahead < SEQUENCE_MODULUS // 2 else None
+
+
+def _has_its_sequence(found: Found, pending: PendingAppend) -> bool:
+    """Whether the record at the expected offset has the append's producer id, epoch and sequence."""
+    header, fence = parse_batch_header(found.batch), pending.fence
+    if fence is None or pending.at is None:
+        return False
+    sequence = (header.base_sequence + pending.at - header.base_offset) % SEQUENCE_MODULUS
+    return (header.producer_id, header.producer_epoch, sequence) == (
+        fence.producer_id,
+        fence.producer_epoch,
+        fence.base_sequence,
+    )
+
+
+def _producer_of(result: BatchReadResult | None) -> tuple[int | None, bool]:
+    """Producer id of the batch found there, and whether it is a marker."""
+    if not isinstance(result, Found):
+        return None, False
+    try:
+        header = parse_batch_header(result.batch)
+    except ProtocolError:
+        return None, False
+    return header.producer_id, header.is_control

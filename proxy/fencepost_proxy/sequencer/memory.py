@@ -1,0 +1,146 @@
+"""Batches that a sequencer has answered: recognises retries and repeats their answers.
+
+In memory only, bounded by `GateLimits`, oldest dropped first. It decides nothing: `sequencer.py` queries it.
+
+Kafka does this for a producer's own sequences. Those of fenced batches never reach Kafka.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from typing import TypeVar
+
+from fencepost_policies.append import Refusal
+from fencepost_proxy.sequencer.appended import AppendedBatch
+from fencepost_proxy.sequencer.events import AppendMode, Fence, PendingAppend, SequencerLimits
+
+#: As many batches of a producer as Kafka recognises.
+_PER_PRODUCER = 5
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+_Producer = tuple[int, int]
+
+
+class Memory:
+    """See the module. Keyed by ticket; a producer is (id, epoch)."""
+
+    def __init__(self, limits: SequencerLimits) -> None:
+        self._limits = limits
+        self.appended_batch: OrderedDict[int, AppendedBatch] = OrderedDict()
+        self.fenced: OrderedDict[_Producer, deque[tuple[int, AppendedBatch]]] = OrderedDict()
+        self._pass_through: OrderedDict[_Producer, deque[int]] = OrderedDict()
+        self._unresolved: OrderedDict[tuple[_Producer, int], tuple[bytes, int, Fence]] = OrderedDict()
+        self._violations: OrderedDict[tuple[object, ...], tuple[bytes, Refusal]] = OrderedDict()
+
+    def clear(self) -> None:
+        for each in (self.appended_batch, self.fenced, self._pass_through, self._unresolved, self._violations):
+            each.clear()
+
+    def forget_from(self, offset: int) -> None:
+        """The log was truncated there."""
+        for base in [base for base, appended_batch in self.appended_batch.items() if appended_batch.end > offset]:
+            del self.appended_batch[base]
+        for producer, batches in self.fenced.items():
+            self.fenced[producer] = deque((b for b in batches if b[1].end <= offset), maxlen=_PER_PRODUCER)
+
+    # ---- fenced batches that were appended
+
+    def record_fenced(self, pending: PendingAppend) -> None:
+        """From now on, not all sequences of its producer reach Kafka."""
+        self._of_producer(pending)
+
+    def is_fenced(self, pending: PendingAppend) -> bool:
+        return pending.producer in self.fenced
+
+    def add(self, pending: PendingAppend, log_append_time_ms: int) -> AppendedBatch:
+        assert pending.at is not None
+        append = pending.append
+        appended_batch = AppendedBatch(
+            pending.at, append.record_count, pending.digest, append.write_id, log_append_time_ms
+        )
+        self.appended_batch[pending.at] = appended_batch
+        _bound(self.appended_batch, self._limits.remembered_batches_max)
+        if append.producer_id >= 0:
+            self._of_producer(pending).append((append.base_sequence, appended_batch))
+        return appended_batch
+
+    def retry_of(self, pending: PendingAppend) -> AppendedBatch | None:
+        """Where this batch was appended, by its producer's sequence and its records."""
+        for first, appended_batch in self.fenced.get(pending.producer, ()):
+            if first == pending.append.base_sequence and appended_batch.digest == pending.digest:
+                return appended_batch
+        return None
+
+    def _of_producer(self, pending: PendingAppend) -> deque[tuple[int, AppendedBatch]]:
+        recent = self.fenced.setdefault(pending.producer, deque(maxlen=_PER_PRODUCER))
+        self.fenced.move_to_end(pending.producer)
+        _bound(self.fenced, self._limits.remembered_producers_max)
+        return recent
+
+    # ---- batches sent under their own producer id
+
+    def add_pass_through(self, pending: PendingAppend) -> None:
+        recent = self._pass_through.setdefault(pending.producer, deque(maxlen=_PER_PRODUCER))
+        if pending.append.base_sequence not in recent:
+            recent.append(pending.append.base_sequence)
+        self._pass_through.move_to_end(pending.producer)
+        _bound(self._pass_through, self._limits.remembered_producers_max)
+
+    def went_as_pass_through(self, pending: PendingAppend) -> bool:
+        """Kafka recognises a duplicate of it by its own sequence only."""
+        return pending.append.producer_id >= 0 and pending.append.base_sequence in self._pass_through.get(
+            pending.producer, ()
+        )
+
+    # ---- batches with an unknown outcome
+
+    def add_unresolved(self, pending: PendingAppend) -> None:
+        if pending.append.producer_id < 0 or pending.fence is None:
+            return
+        at = -1 if pending.kind is AppendMode.PASS_THROUGH else pending.at  # without a producer id, at any offset
+        if at is not None and (pending.kind.fenced or pending.kind is AppendMode.PASS_THROUGH):
+            key = (pending.producer, pending.append.base_sequence)
+            self._unresolved[key] = (pending.digest, at, pending.fence)
+            _bound(self._unresolved, self._limits.remembered_batches_max)
+
+    def unresolved(self, pending: PendingAppend) -> tuple[int, Fence] | None:
+        """Expected offset and fence of its earlier attempt; -1 and `NO_PRODUCER` if it may be at any offset."""
+        known = self._unresolved.get((pending.producer, pending.append.base_sequence))
+        return known[1:] if pending.kind.fenced and known is not None and known[0] == pending.digest else None
+
+    def resolved(self, pending: PendingAppend) -> None:
+        self._unresolved.pop((pending.producer, pending.append.base_sequence), None)
+
+    # ---- batches appended elsewhere than expected
+
+    def add_violation(self, pending: PendingAppend, refusal: Refusal) -> None:
+        for name in names_of(pending):
+            self._violations[name] = (pending.digest, refusal)
+        _bound(self._violations, self._limits.remembered_batches_max)
+
+    def violation_of(self, pending: PendingAppend) -> Refusal | None:
+        for name in names_of(pending):
+            digest, refusal = self._violations.get(name, (b"", None))
+            if refusal is not None and digest == pending.digest:
+                return refusal
+        return None
+
+
+def names_of(pending: PendingAppend) -> Iterator[tuple[object, ...]]:
+    """What identifies a retry: the producer's sequence, the write-id."""
+    append = pending.append
+    if append.producer_id >= 0:
+        yield append.producer_id, append.producer_epoch, append.base_sequence
+    if append.write_id is not None:
+        yield append.write_id, append.expected_base_offset
+
+
+def same_write(one: PendingAppend, other: PendingAppend) -> bool:
+    """Whether one is a retry of the other, by identification and records."""
+    return one.digest == other.digest and not set(names_of(one)).isdisjoint(names_of(other))
+
+
+def _bound(members: OrderedDict[_Key, _Value], count_max: int) -> None:
+    while len(members) > count_max:
+        members.popitem(last=False)

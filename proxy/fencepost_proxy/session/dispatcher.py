@@ -1,0 +1,336 @@
+"""All sessions and all gates of one process, wired together: the whole proxy without a socket in it.
+
+`net/` drives it with real connections and a clock, the simulation with modelled ones. Events of a connection go in by
+`session_event`, results of reads by `gate_event`; what comes out is a list of `Action`s, in order: commands of a
+session for its connection, and reads that a gate wants done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TypeVar
+
+from fencepost_policies.values import value
+from fencepost_proxy.sequencer import events as sequencers
+from fencepost_proxy.sequencer.events import SequencerLimits
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.session import messages as sessions
+from fencepost_proxy.session.pending_responses import Begun
+from fencepost_proxy.session.rewriters import RequestRewriters
+from fencepost_proxy.session.services import Services
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.topics.barrier import AppendBarrier
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.batch import HeaderNames
+
+_T = TypeVar("_T")
+
+#: How many idle gates are kept: each costs a few kilobytes, and dropping one costs its partition a cold start.
+_IDLE_SEQUENCERS_MAX = 10_000
+_IDLE_BARRIERS_MAX = 10_000
+
+
+@value
+class ForConnection:
+    connection: int
+    command: sessions.Command
+
+
+@value
+class ForControl:
+    """A read (or a resend) that a gate waits for; its result comes back by `gate_event`."""
+
+    partition: TopicPartition
+    effect: sequencers.ReadLogEnd | sequencers.ReadBatch | sequencers.Resend | sequencers.PublishBase
+
+
+@value
+class Report:
+    violation: sequencers.Violation
+
+
+Action = ForConnection | ForControl | Report
+
+
+class Dispatcher:
+    """`around` answers the sessions' questions, except `may_send`, which is the gates' to answer (see `may_send`).
+
+    `owner` – False in a worker process beside the one that owns what only one may (see `session`).
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        rewriters: RequestRewriters,
+        limits: SequencerLimits,
+        names: HeaderNames,
+        *,
+        primary: bool = True,
+    ) -> None:
+        self._primary = primary
+        self.sessions: dict[int, Session] = {}
+        self.sequencers: dict[TopicPartition, PartitionSequencer] = {}
+        self.barriers: dict[str, AppendBarrier] = {}
+        self._services = services
+        self._rewriters = rewriters
+        self._limits = limits
+        self._names = names
+        self._busy_sequencers: dict[
+            PartitionSequencer, None
+        ] = {}  # as ordered sets: what happens must not depend on hashes
+        self._busy_sessions: dict[Session, None] = {}
+        self._over_quota: dict[Session, None] = {}
+        self._begun: dict[str, dict[Session, Begun]] = {}  # by counted topic: what went past its door
+        self._actions: list[Action] = []
+        self._work: deque[tuple[Session, sessions.Event] | tuple[PartitionSequencer, sequencers.Event]] = deque()
+
+    # ---- events in, actions out
+
+    def open(self, connection: int, local_host: str, now: float) -> Session:
+        session = self.sessions[connection] = Session(
+            connection, local_host, self._services, self._rewriters, now, primary=self._primary
+        )
+        return session
+
+    def take_over(self, connection: int, migrated: sessions.MigratedConnection) -> Session:
+        """Instead of `open`, for a connection that another process began with."""
+        session = self.sessions[connection] = Session.of(migrated, connection, self._services, self._rewriters)
+        return session
+
+    def session_event(self, connection: int, event: sessions.Event, now: float) -> list[Action]:
+        session = self.sessions.get(connection)
+        if session is None:
+            return []
+        self._work.append((session, event))
+        return self._run(now)
+
+    def keep_time(self, session: Session) -> None:
+        """Ticks it from now on, until it needs none: after `Session.take_up`, which sets time limits."""
+        self._busy_sessions[session] = None
+
+    def sequencer_event(self, partition: TopicPartition, event: sequencers.Event, now: float) -> list[Action]:
+        sequencer = self.sequencers.get(partition)
+        if sequencer is None:
+            return []
+        self._work.append((sequencer, event))
+        return self._run(now)
+
+    def forget_topic(self, topic: str, now: float, *, same_log: bool = False) -> list[Action]:
+        """A config of the topic changed, or the topic is another one now. `same_log`: one of Kafka's configs only."""
+        for partition, sequencer in self.sequencers.items():
+            if partition.topic == topic:
+                self._work.append((sequencer, sequencers.Forget(same_log)))
+        return self._run(now)
+
+    # ---- the doors of counted topics
+
+    def barrier(self, topic: str) -> AppendBarrier:
+        """The topic's door, made where it was not needed before."""
+        barrier = self.barriers.get(topic)
+        if barrier is None:
+            if len(self.barriers) >= _IDLE_BARRIERS_MAX:
+                self._drop_idle_barriers()
+            barrier = self.barriers[topic] = self._services.new_barrier(topic)
+        return barrier
+
+    def close_barrier(self, topic: str, now: float, but_for: Iterable[tuple[int, int]] = ()) -> list[Action]:
+        """Nobody enters any more, but for transactions of these producers: they are told to try again."""
+        self.barrier(topic).close(now, but_for=but_for)
+        return self.topic_news(now) if but_for else []
+
+    def open_barrier(self, topic: str, count: int, now: float) -> list[Action]:
+        """The topic has so many partitions."""
+        self.barrier(topic).open(count)
+        return self.topic_news(now)
+
+    def barrier_empty(self, topic: str, now: float) -> bool:
+        """Nobody is inside, nothing that was may still be appended, and no gate will send any of it once more.
+
+        What was cut off is outside at once, and its gate may send it again for as long as it settles that: what it
+        sends at the very end may be queued longer than what was sent first.
+        """
+        if self._past_barrier(topic, now) or not self.barrier(topic).empty(now):
+            return False
+        return not any(
+            partition.topic == topic and not sequencer.idle for partition, sequencer in self.sequencers.items()
+        )
+
+    def now_count_checked(self, topic: str, now: float) -> None:
+        """From here on its appends come to its door. What is under way is kept in mind until it is over.
+
+        A topic is not counted, so a frame of 90 MB to it is streamed past its door. While it trickles in, somebody
+        switches the count on and lets the topic grow. Nobody but this connection knows that there is an append that was
+        placed under the old count; and how long it takes is the client's to say.
+        """
+        found = {session: begun for session in self.sessions.values() if (begun := session.begun(now)) is not None}
+        if found:
+            self._begun[topic] = {**found, **self._begun.get(topic, {})}
+
+    def look_past_barriers(self, now: float) -> bool:
+        """Now and then: forgets what is over. Whether anything is left."""
+        for topic in list(self._begun):
+            self._past_barrier(topic, now)
+        return bool(self._begun)
+
+    def streams_past_barriers(self, session: Session, since: float) -> str | None:
+        """The topic for whose door a frame of this connection is waited for, begun before and since that moment."""
+        for topic, found in self._begun.items():
+            begun = found.get(session)
+            if begun is not None and begun.at <= since and session.is_streaming(begun):
+                return topic
+        return None
+
+    def _past_barrier(self, topic: str, now: float) -> bool:
+        """Whether something may be under way that was begun before the topic was counted."""
+        found = self._begun.get(topic)
+        if found is None:
+            return False
+        for session, begun in list(found.items()):
+            if session.is_over(begun):
+                del found[session]
+                if session.is_silent(begun):
+                    self.barrier(topic).mark_in_doubt(now)
+        if not found:
+            del self._begun[topic]
+        return bool(found)
+
+    def _has_ended(self, session: Session, now: float) -> None:
+        """What it had begun may be queued in a broker."""
+        for topic, found in self._begun.items():
+            if found.pop(session, None) is not None:
+                self.barrier(topic).mark_in_doubt(now)
+
+    def topic_news(self, now: float) -> list[Action]:
+        """What waits at a door looks again."""
+        waiting = [session for session in self._busy_sessions if session.at_barrier]
+        self._work.extend((session, sessions.TopicNews()) for session in waiting)
+        return self._run(now)
+
+    @property
+    def quiet(self) -> bool:
+        """Certainly no append is under way that any session knows of."""
+        return not self.in_doubt and not any(session.appends_unknown for session in self.sessions.values())
+
+    def tick(self, now: float) -> list[Action]:
+        """Due every few tens of milliseconds while `needs_ticks`."""
+        self._work.extend((sequencer, sequencers.Tick()) for sequencer in self._busy_sequencers)
+        self._work.extend((session, sessions.Tick()) for session in self._busy_sessions)
+        return self._run(now)
+
+    def renew_quota(self, now: float) -> list[Action]:
+        """Renew that of the session that is `over_quota` for longest. Due while there is one; others come between."""
+        session = next(iter(self._over_quota))
+        del self._over_quota[session]
+        return self.session_event(session.connection, sessions.QuotaRenewed(), now)
+
+    # ---- what others may look at
+
+    @property
+    def over_quota(self) -> bool:
+        return bool(self._over_quota)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Something that was sent may still land."""
+        return any(not sequencer.idle for sequencer in self.sequencers.values())
+
+    @property
+    def needs_ticks(self) -> bool:
+        return bool(self._busy_sequencers or self._busy_sessions)
+
+    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
+        """For the short way, which must not overtake what gates and sessions have to tell each other: while there is
+        any of that, None. See `Surroundings.gate`.
+        """
+        return None if self._work else self.sequencers.get(partition)
+
+    def may_send(self, pending: sequencers.PendingAppend, now: float) -> bool:
+        sequencer = self.sequencers.get(pending.partition)
+        return sequencer is not None and sequencer.may_send(pending, now)
+
+    # ---- inside
+
+    def _run(self, now: float) -> list[Action]:
+        """One event may set off others, at other sessions too: until none is left."""
+        while self._work:
+            where, event = self._work.popleft()
+            if isinstance(where, Session):
+                for command in where.handle(event, now):  # type: ignore[arg-type]
+                    self._route(where, command)
+                if where.finished:
+                    self.sessions.pop(where.connection, None)
+                    if self._begun:
+                        self._has_ended(where, now)
+                elif where.over_quota:
+                    self._over_quota[where] = None
+                _record(self._busy_sessions, where, where.needs_ticks and not where.finished)
+            else:
+                for effect in where.handle(event, now):  # type: ignore[arg-type]
+                    self._carry_out(where, effect, now)
+                _record(self._busy_sequencers, where, not where.idle)
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _route(self, session: Session, command: sessions.Command) -> None:
+        if isinstance(command, sessions.ToPartition):
+            self._work.append((self._sequencer(command.partition), command.event))
+        elif isinstance(command, sessions.ToSequencer):
+            self._work.append((self._sequencer(command.pending.partition), command.event))
+        else:
+            self._actions.append(ForConnection(session.connection, command))
+
+    def _carry_out(self, sequencer: PartitionSequencer, effect: sequencers.Effect, now: float) -> None:
+        match effect:
+            case sequencers.Admit(pending):
+                self._report(pending, sessions.AppendAdmitted(pending), sequencer)
+            case sequencers.Answer(pending, result, reason):
+                self._report(pending, sessions.AppendCompleted(pending, result, reason), sequencer)
+            case sequencers.MayJoin(connection):
+                session = self.sessions.get(connection)
+                if session is not None:
+                    self._work.append((session, sessions.MayJoin(sequencer.partition)))
+            case sequencers.Violation():
+                self._actions.append(Report(effect))
+            case _:
+                if isinstance(effect, sequencers.Resend) and sequencer.partition.topic in self.barriers:
+                    self.barriers[sequencer.partition.topic].mark_in_doubt(now)
+                self._actions.append(ForControl(sequencer.partition, effect))
+
+    def _report(self, pending: sequencers.PendingAppend, event: sessions.Event, sequencer: PartitionSequencer) -> None:
+        session = self.sessions.get(pending.connection)
+        if session is not None:
+            self._work.append((session, event))
+        elif isinstance(event, sessions.AppendAdmitted):
+            self._work.append((sequencer, sequencers.Canceled(pending)))
+
+    def _sequencer(self, partition: TopicPartition) -> PartitionSequencer:
+        sequencer = self.sequencers.get(partition)
+        if sequencer is None:
+            if len(self.sequencers) >= _IDLE_SEQUENCERS_MAX:
+                self._drop_idle_sequencers()
+            sequencer = self.sequencers[partition] = self._new_sequencer(partition)
+        return sequencer
+
+    def _new_sequencer(self, partition: TopicPartition) -> PartitionSequencer:
+        return PartitionSequencer(partition, self._limits, self._names)
+
+    def _drop_idle_barriers(self) -> None:
+        """Those that a new one would equal. By a pattern, any name that a stranger makes up is a counted topic."""
+        droppable = [topic for topic, barrier in self.barriers.items() if barrier.idle]
+        for topic in droppable[: _IDLE_BARRIERS_MAX // 2]:
+            del self.barriers[topic]
+
+    def _drop_idle_sequencers(self) -> None:
+        droppable = [
+            name for name, sequencer in self.sequencers.items() if sequencer.idle and not sequencer.in_transaction
+        ]
+        for partition in droppable[: _IDLE_SEQUENCERS_MAX // 2]:
+            del self.sequencers[partition]
+
+
+def _record(members: dict[_T, None], member: _T, belongs: bool) -> None:
+    if belongs:
+        members[member] = None
+    else:
+        members.pop(member, None)

@@ -1,0 +1,378 @@
+"""The short way: whole frames of the usual kind, while nothing else is going on.
+
+Almost every request only passes, or is an append of one batch to one guarded partition whose gate has nothing against
+it. Such frames are taken here straight from the bytes that were received, and what is to be written is returned: no
+event, no command, no `Turn`. The same for their answers. Whatever is not as usual is left to `Session.handle`, byte for
+byte; both ways come to the same (`tests/unit/test_fast_path.py`).
+
+What the last Produce request began with tells how to read the next one (`Known`): same beginning, same topic, without a
+parser. Of a guarded append that went up this way a `Single` is kept in its slot. If its answer is the success that was
+due, that is all; else, and whenever something happens that concerns what was sent, `_no_short_ways` first makes the
+turns of it that the general way would have made.
+"""
+
+from __future__ import annotations
+
+import struct
+from uuid import UUID
+
+from fencepost_policies.append import Refusal
+from fencepost_policies.values import value
+from fencepost_proxy.errors import LimitError
+from fencepost_proxy.session.checked_produce import PRODUCE_BY_ID, CheckedProduce, due_by
+from fencepost_proxy.session.connection import REQUEST_BYTES_MIN, REQUEST_PREFIX, RESPONSE_BYTES_MIN
+from fencepost_proxy.session.cutter import LENGTH_BYTES
+from fencepost_proxy.session.pending_responses import Answer, PendingResponse, Single
+from fencepost_proxy.session.produce_exchange import ProduceExchange, make_pending_append, sent_batch
+from fencepost_proxy.session.reading import HERE_STEPS_MAX, read_batch
+from fencepost_proxy.session.rewriters import RequestRewriters
+from fencepost_proxy.session.services import Services
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import PRODUCE
+from fencepost_proxy.wire.batch import Effort
+from fencepost_proxy.wire.produce import (
+    FLEXIBLE,
+    PartitionData,
+    PartitionResult,
+    ProducePeek,
+    parse_produce_request,
+)
+from fencepost_proxy.wire.shortcuts import is_free_of, names_no_broker
+from fencepost_proxy.wire.single import encode_single, encode_single_answer, read_single, read_single_answer
+
+_FRAME_PREFIX = struct.Struct(">ihhi")
+_RESPONSE_PREFIX = struct.Struct(">ii")
+_ACKS_TIMEOUT = struct.Struct(">hi")
+
+
+@value
+class Known:
+    """Of a Produce request: what the next one of the same client is likely to begin with, and what that says.
+
+    `prefix` – from the client id to the end of the only topic's name. `before_acks`, `topic` – parts of it, the name
+    with its length. `guarded` – it went to a gate; else it could be streamed.
+    """
+
+    version: int
+    prefix: bytes
+    before_acks: bytes
+    timeout_ms: int
+    topic_name: str
+    topic: bytes
+    is_checked: bool
+
+
+_NOTHING_CACHED = Known(-1, b"", b"", 0, "", b"", False)
+
+
+class FastPath(CheckedProduce):
+    """`take_up` and `take_down` are ways in, beside `Session.handle`."""
+
+    __slots__ = ("_known",)
+
+    def __init__(
+        self,
+        connection: int,
+        local_host: str,
+        services: Services,
+        rewriters: RequestRewriters,
+        opened_at: float,
+        *,
+        primary: bool,
+    ) -> None:
+        super().__init__(connection, local_host, services, rewriters, opened_at, primary=primary)
+        self._known = _NOTHING_CACHED
+
+    def take_up(self, data: memoryview, now: float) -> tuple[int, list[bytes | memoryview]]:
+        """How many of the client's bytes need nothing else, and what goes to the broker for them, to be written now.
+
+        They are whole requests that nobody has to read, and guarded appends whose gate has nothing against them. What
+        is left is for `handle(ClientBytes(rest))`. Chunks may be views into `data`.
+        """
+        out: list[bytes | memoryview] = []
+        if (
+            self._waiting_exchange is not None
+            or self._client_paused
+            or self._closing
+            or self.client_closed
+            or self.upstream_closed
+        ):
+            return 0, out
+        if self._paused or self._quota <= 0 or not self._client.between_frames:
+            return 0, out
+        services, size, to_client = self._services, len(data), self._to_client
+        at = passing_from = 0
+        while size - at >= LENGTH_BYTES + REQUEST_BYTES_MIN:
+            length, api_key, version, correlation_id = _FRAME_PREFIX.unpack_from(data, at)
+            end = at + LENGTH_BYTES + length
+            if length < REQUEST_BYTES_MIN or end > size or length > services.frame_bytes_max:
+                break
+            if len(to_client) >= services.in_flight_requests_max:
+                break
+            relayed_versions = services.relayed_versions.get(api_key)
+            if relayed_versions is not None:
+                if not relayed_versions[0] <= version <= relayed_versions[1]:
+                    break
+                if relayed_versions[2] and self._concerns_state_topic(data[at:end]):
+                    break
+                response_slot = PendingResponse(api_key, version, correlation_id, Answer.RELAYED)
+            elif api_key != PRODUCE or not self._is_known(data[at:end], version) or not services.fresh(now):
+                break
+            elif not self._known.is_checked:
+                topic_end = at + LENGTH_BYTES + REQUEST_BYTES_MIN + len(self._known.prefix)
+                if not is_free_of(data, topic_end, version, services.shared_producer_ids):
+                    break
+                if services.policy(self._known.topic_name) is not None:
+                    break
+                response_slot = self._produce_response(version, correlation_id)
+            else:
+                frame = memoryview(bytes(data[at + LENGTH_BYTES : end]))
+                chunks = self._take_single(frame, correlation_id, self._received_bytes + at + LENGTH_BYTES, now)
+                if chunks is None:
+                    break
+                if passing_from < at:
+                    out.append(data[passing_from:at])
+                out += chunks
+                passing_from = at = end
+                services.count_request(api_key, version)
+                continue
+            to_client.append(response_slot)
+            self._from_upstream.append(response_slot)
+            services.count_request(api_key, version)
+            at = end
+        if passing_from < at:
+            out.append(data[passing_from:at])
+        if at:
+            self._made_here = 0
+            self._received_bytes += at
+        return at, out
+
+    def take_down(self, data: memoryview, now: float) -> tuple[int, list[bytes | memoryview]]:
+        """How many of the broker's bytes need nothing else, and what goes to the client for them, to be written now.
+
+        What is left is for `handle(UpstreamBytes(rest))`. Chunks may be views into `data`.
+        """
+        out: list[bytes | memoryview] = []
+        if self._client_paused or self._upstream_paused or self._closing or self.client_closed:
+            return 0, out
+        if not self._upstream.between_frames:
+            return 0, out
+        size, to_client, from_upstream = len(data), self._to_client, self._from_upstream
+        at = passing_from = 0
+        while size - at >= LENGTH_BYTES + RESPONSE_BYTES_MIN and to_client and from_upstream:
+            response_slot = from_upstream[0]
+            length, correlation_id = _RESPONSE_PREFIX.unpack_from(data, at)
+            end = at + LENGTH_BYTES + length
+            if end > size or length < RESPONSE_BYTES_MIN or correlation_id != response_slot.correlation_id:
+                break
+            if response_slot is not to_client[0] or (len(to_client) > 1 and to_client[1].done):
+                break
+            if response_slot.answer is Answer.SINGLE:
+                answer = self._end_single(response_slot, data[at + LENGTH_BYTES : end], now)
+                if answer is None:
+                    break
+                if passing_from < at:
+                    out.append(data[passing_from:at])
+                out.append(answer)
+                passing_from = end
+            elif response_slot.reserved_bytes or not (
+                response_slot.answer is Answer.RELAYED
+                or (
+                    response_slot.answer is Answer.RELAYED_UNLESS_BROKERS
+                    and names_no_broker(data[at:end], response_slot.version)
+                )
+            ):
+                break
+            del to_client[0], from_upstream[0]
+            at = end
+        if passing_from < at:
+            out.append(data[passing_from:at])
+        return at, out
+
+    # ---- what a request begins with
+
+    def _has_no_fast_path(self) -> None:
+        self._known = _NOTHING_CACHED
+
+    def _is_known(self, frame: memoryview, version: int) -> bool:
+        """Whether a Produce request, its length in front, begins as the last one that was read."""
+        known = self._known
+        start = LENGTH_BYTES + REQUEST_BYTES_MIN
+        return version == known.version and frame[start : start + len(known.prefix)] == known.prefix
+
+    def _record_known(self, version: int, head: bytes, peek: ProducePeek, *, is_checked: bool) -> None:
+        """Not where that would be only a part of it, or where lengths are written longer than they have to be."""
+        if peek.end > len(head):
+            return
+        name = peek.first_topic.encode()
+        before_topic = peek.end - len(name) - 1  # its length takes one byte, or it is not noted
+        if version < FLEXIBLE:
+            self._known = Known(version, head[REQUEST_BYTES_MIN : peek.end], b"", 0, peek.first_topic, b"", False)
+            return
+        if len(name) >= 0x7F or head[before_topic - 1] != 2 or head[before_topic] != len(name) + 1:
+            return
+        before_acks_end = before_topic - 1 - _ACKS_TIMEOUT.size  # the number of topics takes one byte: it is one topic
+        _, timeout_ms = _ACKS_TIMEOUT.unpack_from(head, before_acks_end)
+        self._known = Known(
+            version,
+            head[REQUEST_BYTES_MIN : peek.end],
+            head[REQUEST_BYTES_MIN:before_acks_end],
+            timeout_ms,
+            peek.first_topic,
+            head[before_topic : peek.end],
+            is_checked,
+        )
+
+    def _concerns_state_topic(self, frame: memoryview) -> bool:
+        data = bytes(frame)
+        return any(mark in data for mark in self._services.state_topic_marks)
+
+    # ---- one guarded append that is the whole of its request
+
+    def _take_single(
+        self, frame: memoryview, correlation_id: int, starts_at: int, now: float
+    ) -> list[bytes | memoryview] | None:
+        """A guarded append that is the whole of its request, if its gate takes it as it is; what to send, then.
+
+        None: nothing has happened. `frame` is the request without its length, and nobody else's memory.
+        """
+        services, known = self._services, self._known
+        single = read_single(frame, REQUEST_BYTES_MIN + len(known.prefix))
+        if single is None or self._failed_pipelines or now >= self._login_ends:
+            return None
+        partition, start, end = single
+        policy, topic_id = services.policy(known.topic_name), services.topic_id(known.topic_name)
+        key = TopicPartition(known.topic_name, partition)
+        sequencer = services.sequencer(key)
+        if not self._primary and self._needs_primary(policy):
+            return None
+        if policy is None or policy.counted or policy.idempotence:
+            return None  # doors are not on the short way, nor are levels of idempotence
+        if topic_id is None or sequencer is None or services.produce_version_max() < PRODUCE_BY_ID:
+            return None
+        if not services.reserve(len(frame)):
+            return None
+        draft = self._draft(policy, None, now, now + self._wait_seconds(known.timeout_ms))
+        records = frame[start:end]
+        try:
+            scan = read_batch(
+                key,
+                records,
+                services.header_names,
+                carrier_base=policy.carrier_base,
+                bytes_max=services.decompressed_bytes_max,
+                effort=Effort(services.read_here_bytes_max, HERE_STEPS_MAX),
+            )
+        except LimitError:
+            scan = None
+        pending = scan and make_pending_append(draft, key, PartitionData(partition, records, b""), scan)
+        if pending is None or isinstance(pending, Refusal):
+            services.release(len(frame))
+            return None
+        pending.leader_epoch = services.leader_epoch(key)
+        if not sequencer.take(pending, now):
+            services.release(len(frame))
+            return None
+        pending.topic_id = topic_id
+        services.sequencer_waited(0.0)
+        response_slot = PendingResponse(PRODUCE, known.version, correlation_id, Answer.SINGLE)
+        response_slot.reserved_bytes = len(frame)
+        answer_by = self._answer_by[response_slot] = due_by(now, known.timeout_ms)
+        topic_id_bytes = topic_id.bytes
+        response_slot.single = Single(pending, frame, starts_at, answer_by, known.topic, topic_id_bytes)
+        self._to_client.append(response_slot)
+        self._from_upstream.append(response_slot)
+        header, rest = sent_batch(pending)
+        return encode_single(
+            correlation_id=correlation_id,
+            before_acks=known.before_acks,
+            timeout_ms=known.timeout_ms,
+            topic_id=topic_id_bytes,
+            partition=partition,
+            header=header,
+            rest=rest,
+        )
+
+    def _end_single(self, response_slot: PendingResponse, frame: memoryview, now: float) -> bytes | None:
+        """The answer of such an append, if it is the success that was due. None: nothing has happened.
+
+        The caller takes the slot out of the queues.
+        """
+        single = response_slot.single
+        assert single is not None
+        fields = read_single_answer(frame, single.topic_id)
+        sequencer = self._services.sequencer(single.pending.partition)
+        if fields is None or sequencer is None:
+            return None
+        partition, error, base_offset, append_time, log_start, throttle = fields
+        if error or partition != single.pending.partition.partition:
+            return None
+        result = PartitionResult(partition, error, base_offset, append_time, log_start)
+        if sequencer.appended_batch(single.pending, result, now) is None:
+            return None
+        self._may_write[single.pending.partition.topic] = now
+        if single.pending.fence is None:
+            self._record_acknowledged(single.pending, base_offset)
+        del self._answer_by[response_slot]
+        self._services.release(response_slot.reserved_bytes)
+        response_slot.reserved_bytes = 0
+        return encode_single_answer(
+            correlation_id=response_slot.correlation_id,
+            topic=single.topic,
+            partition=partition,
+            base_offset=base_offset,
+            append_time=append_time,
+            start=log_start,
+            throttle=throttle,
+        )
+
+    def _single(self, frame: memoryview, now: float) -> bool:
+        """The short way, for a request that did not come in one piece."""
+        _, version, correlation_id = REQUEST_PREFIX.unpack_from(frame)
+        known = self._known
+        end = REQUEST_BYTES_MIN + len(known.prefix)
+        if not known.is_checked or version != known.version or frame[REQUEST_BYTES_MIN:end] != known.prefix:
+            return False
+        if self._client_is_blocked() or not self._services.fresh(now):
+            return False
+        starts_at = self._received_bytes - self._client.unread_bytes - len(frame)
+        reserved, self._collecting_bytes = self._collecting_bytes, 0
+        self._services.release(reserved)
+        chunks = self._take_single(frame, correlation_id, starts_at, now)
+        if chunks is not None:
+            self._services.forwarded(0.0)
+        else:
+            taken_back = self._services.reserve(reserved)
+            assert taken_back, "it was given back a moment ago"
+            self._collecting_bytes = reserved
+            return False
+        self._upstream_out += chunks
+        return True
+
+    def _disable_fast_path(self) -> None:
+        """Something is not as usual: appends that took the short way become turns like all others."""
+        found = False
+        for index, response_slot in enumerate(self._from_upstream):
+            single = response_slot.single
+            if single is None:
+                continue
+            found = True
+            pending = single.pending
+            exchange = ProduceExchange(
+                parse_produce_request(single.frame), starts_at=single.starts_at, answer_by=single.answer_by
+            )
+            exchange.pending_appends[pending.partition] = pending
+            exchange.sent.add(pending.partition)
+            response_slot.answer, response_slot.single = Answer.MADE_HERE, None
+            self._exchanges_in_flight[response_slot] = exchange
+            names: dict[UUID | None, str] = {pending.topic_id: pending.partition.topic}
+            queried = {pending.partition}
+            self._from_upstream[index] = self._upstream_response(
+                response_slot, exchange, PRODUCE_BY_ID, names=names, queried=queried
+            )
+        if found:
+            # Doubts are settled in the order in which they are told: a successor looked up first would miss its
+            # predecessor, which is only about to be sent again.
+            self._exchanges_in_flight = dict(
+                sorted(self._exchanges_in_flight.items(), key=lambda item: item[1].starts_at)
+            )

@@ -1,0 +1,364 @@
+"""A Produce request at the doors of counted topics (KIP-253): what it says, whether it may go in, when it is out again.
+
+`CountedTurn` stands beside the request's `Turn` (`produce_exchange.py`). It goes in before the gates: once every door it needs is
+open, its counts are looked at, all at one moment, and it enters. From then on no expansion ends before it has left. It
+leaves when Kafka has answered for all that was sent, the gates' resends included; one that was sent and will never be
+answered leaves in doubt.
+
+What may keep it waiting, within `deadline`: a closed door; or a count that does not agree with what is known, until
+metadata was asked whether that is still true. After that it is told to try again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from struct import Struct
+from typing import Final, Protocol
+
+from fencepost_policies.append import INVALID_PARTITIONS, INVALID_RECORD, Append, Check, Refusal, header_unreadable
+from fencepost_policies.partition_count import CountFacts, check_partition_count
+from fencepost_policies.values import value
+from fencepost_proxy.errors import ClientProtocolError, Error
+from fencepost_proxy.sequencer.events import INDEPENDENT
+from fencepost_proxy.session.produce_exchange import AppendDraft, make_pending_append
+from fencepost_proxy.session.reading import Readings
+from fencepost_proxy.topics.barrier import AppendBarrier
+from fencepost_proxy.topics.virtual_configs import UNCHECKED, TopicPolicy
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.batch import HeaderNames, MalformedBatch, parse_batch_header
+from fencepost_proxy.wire.primitives import MALFORMED, join_tags, split_tags
+from fencepost_proxy.wire.produce import PartitionData, ProduceRequest, TopicData
+
+#: Of a topic in a Produce request, v9 and later: the number of its partitions as its producer knows it, int32. KIP-253
+#: has it as a field of its own; a tag that Kafka has not assigned passes through codecs that do not know it.
+PARTITION_COUNT_TAG: Final = 253
+_INT32 = Struct(">i")
+
+
+class Services(Protocol):
+    """What a counted turn asks of the process. Answers hold at the moment of asking."""
+
+    header_names: HeaderNames
+    decompressed_bytes_max: int
+
+    @property
+    def shared_producer_ids(self) -> frozenset[int]: ...
+
+    def policy(self, topic: str) -> TopicPolicy | None: ...
+
+    def barrier(self, topic: str) -> AppendBarrier:
+        """Of a counted topic."""
+
+    def partition_count(self, topic: str, now: float) -> int | None:
+        """Of a counted topic, None while it is not known."""
+
+    def count_confirmed_since(self, topic: str, at: float) -> bool:
+        """Whether metadata was asked at that time or later, and answered."""
+
+    def in_grace_period(self, topic: str, now: float) -> bool:
+        """Whether it has grown a short while ago."""
+
+    def served_count(self, connection: int, client_id: str | None, topic: str, now: float) -> int | None:
+        """What this client was told last, None where that is not known."""
+
+
+@value
+class Waits:
+    """Come back when a door opens, metadata has answered, or at the next tick. `ask` – topics to ask metadata for."""
+
+    query: tuple[str, ...]
+
+
+@value
+class Admitted:
+    """It has entered. `refused` – the partitions that go no further. `guesses` – topics refused by what their client
+    was told last."""
+
+    refused: dict[TopicPartition, Refusal]
+    guesses: tuple[str, ...]
+
+    @property
+    def stale(self) -> bool:
+        """Whether the client should ask for metadata: 37 alone makes none do so."""
+        return any(refusal.error_code == INVALID_PARTITIONS for refusal in self.refused.values())
+
+
+@dataclass(slots=True, eq=False)
+class _Topic:
+    """One counted topic of the request. `declared` – by the tagged field, or why that cannot be read.
+
+    `read` – what each batch says, or why it is refused whatever the count is; None until somebody wants to know.
+    `judged` – for which count and policy, and what came of it: it may have to wait with that, and judging takes time.
+    """
+
+    data: TopicData
+    declared: int | str | None
+    read: list[Append | Refusal] | None = None
+    validated: tuple[tuple[int | None, TopicPolicy], list[Refusal | None]] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class CountCheckedProduce:
+    """See the module. Times are monotonic seconds. `unanswered` – how much of it is upstream; `in_doubt` – somebody
+    was told that its outcome is not known, so it may be sent again from here, or be appended any time."""
+
+    connection: int
+    client_id: str | None
+    arrived_at: float
+    deadline: float
+    topics: tuple[_Topic, ...]
+    unanswered: int = 0
+    in_doubt: bool = False
+    readings: Readings | None = None
+    _entered: list[AppendBarrier] = field(default_factory=list)
+
+    # ---- in
+
+    def enter_barriers(self, services: Services, now: float) -> Waits | Admitted:
+        """Nothing has happened where it waits."""
+        late = now >= self.deadline
+        if self.readings is None:
+            self.readings = Readings(services.header_names, services.decompressed_bytes_max)
+        closed = [topic for topic in self.topics if not self._is_admitted(services, topic)]
+        if closed and not late:
+            return Waits(())
+        query = []
+        refused: dict[TopicPartition, Refusal] = {}
+        guesses = []
+        for topic in self.topics:
+            name = topic.data.name
+            if topic in closed:
+                message = f"TRY_AGAIN topic={name} is growing: appends wait until its expansion has ended"
+                _refuse_all(refused, topic, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "door_closed", message))
+                continue
+            decisions = self._decisions(services, topic, now)
+            if decisions is None and services.count_confirmed_since(name, self.arrived_at):
+                message = f"UNKNOWN_TOPIC topic={name}: metadata does not show it to the proxy"
+                _refuse_all(refused, topic, Refusal(Error.UNKNOWN_TOPIC_OR_PARTITION, "unknown_topic", message))
+                continue
+            if decisions is None or (
+                any(decision is not None and decision.error_code == INVALID_PARTITIONS for decision in decisions)
+                and not services.count_confirmed_since(name, self.arrived_at)
+            ):
+                query.append(name)
+                message = f"TRY_AGAIN topic={name}: how many partitions it has could not be looked up in time"
+                _refuse_all(refused, topic, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "count_unknown", message))
+                continue
+            for data, decision in zip(topic.data.partitions, decisions, strict=True):
+                if decision is not None:
+                    refused[TopicPartition(name, data.partition)] = decision
+                    if decision.error_code == INVALID_PARTITIONS and not self._states(topic):
+                        guesses.append(name)
+        if query and not late:
+            return Waits(tuple(query))
+        for topic in self.topics:
+            if any(TopicPartition(topic.data.name, data.partition) not in refused for data in topic.data.partitions):
+                barrier = services.barrier(topic.data.name)
+                entered = barrier.enter(self, now, _transactional_producers(topic.data) if barrier.closed else ())
+                assert entered, "it was open a moment ago"
+                self._entered.append(barrier)
+        return Admitted(refused, tuple(dict.fromkeys(guesses)))
+
+    @staticmethod
+    def _is_admitted(services: Services, topic: _Topic) -> bool:
+        barrier = services.barrier(topic.data.name)
+        return barrier.admits() or barrier.admits(_transactional_producers(topic.data))
+
+    @staticmethod
+    def _states(topic: _Topic) -> bool:
+        """Whether the refusal of its batches came from what they say."""
+        return topic.declared is not None or any(
+            isinstance(each, Append) and each.partition_count is not None for each in topic.read or ()
+        )
+
+    def _decisions(self, services: Services, topic: _Topic, now: float) -> list[Refusal | None] | None:
+        """None: that takes a count, and none is known."""
+        name = topic.data.name
+        policy = services.policy(name) or UNCHECKED
+        if policy.count_check is Check.OFF:
+            return [None] * len(topic.data.partitions)
+        if topic.read is None:
+            topic.read = [self._read(services, topic, data, now) for data in topic.data.partitions]
+        count, opened_with = services.partition_count(name, now), services.barrier(name).count
+        if opened_with is not None:
+            count = max(count or 0, opened_with)
+        if topic.validated is None or topic.validated[0] != (count, policy):
+            decisions = self._validate(services, topic, policy, count, now)
+            if decisions is None:
+                return None
+            topic.validated = (count, policy), decisions
+        return topic.validated[1]
+
+    def _validate(
+        self, services: Services, topic: _Topic, policy: TopicPolicy, count: int | None, now: float
+    ) -> list[Refusal | None] | None:
+        assert topic.read is not None
+        name = topic.data.name
+        declared = None if isinstance(topic.declared, str) else topic.declared  # else all are refused already
+        decisions: list[Refusal | None] = []
+        served = (
+            services.served_count(self.connection, self.client_id, name, now) if policy.partitioner is None else None
+        )
+        in_grace_period = count is not None and policy.partitioner is not None and services.in_grace_period(name, now)
+        for data, append in zip(topic.data.partitions, topic.read, strict=True):
+            if isinstance(append, Refusal):
+                decisions.append(append)
+                continue
+            stated = append.partition_count is not None or declared is not None
+            if count is None:
+                if stated or served is not None or policy.count_check is Check.REQUIRED:
+                    return None
+                decisions.append(None)
+                continue
+            if in_grace_period and not stated and policy.count_check is Check.ON:
+                assert self.readings is not None
+                assert data.records is not None
+                decisions.append(self.readings.placed(append, data.records, policy, count))
+                continue
+            facts = CountFacts(policy.count_check, count, policy.partitioner, None, served)
+            decisions.append(check_partition_count(append, declared, facts))
+        return decisions
+
+    def _read(self, services: Services, topic: _Topic, data: PartitionData, now: float) -> Append | Refusal:
+        name = topic.data.name
+        if isinstance(topic.declared, str):
+            return _unreadable(name, data, "PARTITION_COUNT_UNREADABLE", topic.declared)
+        policy = services.policy(name) or UNCHECKED
+        draft = AppendDraft(
+            self.connection,
+            UNCHECKED,
+            services.header_names,
+            services.decompressed_bytes_max,
+            services.shared_producer_ids,
+            now,
+            self.deadline,
+        )
+        where = TopicPartition(name, data.partition)
+        assert self.readings is not None
+        pending = make_pending_append(draft, where, data, self.readings.of(where, data.records, policy))
+        if isinstance(pending, Refusal):
+            return pending
+        append = pending.append
+        if not policy.is_checked and append.unreadable is not None and append.unreadable.header == "baseOffset":
+            return append  # Kafka says what it thinks of it
+        return header_unreadable(append) or append
+
+    # ---- out
+
+    def was_sent(self) -> None:
+        """A part of it goes upstream."""
+        self.unanswered += 1
+
+    def was_answered(self) -> None:
+        self.unanswered -= 1
+
+    def leave(self, now: float) -> None:
+        """Its outcome is known, or never will be. May be called again."""
+        in_doubt = self.in_doubt or self.unanswered > 0
+        while self._entered:
+            self._entered.pop().leave(self, now, in_doubt=in_doubt)
+
+    @property
+    def entered(self) -> bool:
+        return bool(self._entered)
+
+
+def count_checked_produce(
+    request: ProduceRequest,
+    policy: Callable[[str], TopicPolicy | None],
+    connection: int,
+    now: float,
+    deadline: float,
+    *,
+    readings: Readings | None = None,
+) -> tuple[ProduceRequest, CountCheckedProduce | None]:
+    """The request as it is to go upstream, and what of it concerns counted topics.
+
+    Raises ClientProtocolError where it names one of their partitions twice.
+    """
+    if not any(_is_count_checked(policy(topic.name)) for topic in request.topics):
+        return request, None
+    stripped = []
+    counted = []
+    observed: set[str] = set()
+    for topic in request.topics:
+        if not _is_count_checked(policy(topic.name)):
+            stripped.append(topic)
+            continue
+        partitions = [data.partition for data in topic.partitions]
+        if topic.name in observed or len(set(partitions)) < len(partitions):
+            raise ClientProtocolError(f"a Produce request names topic {topic.name}, or a partition of it, twice")
+        observed.add(topic.name)
+        declared, tags = _declared(topic.tags)
+        without = replace(topic, tags=tags) if tags != topic.tags else topic
+        stripped.append(without)
+        counted.append(_Topic(without, declared))
+    exchange = CountCheckedProduce(connection, request.client_id, now, deadline, tuple(counted), readings=readings)
+    return replace(request, topics=tuple(stripped)), exchange
+
+
+def _is_count_checked(policy: TopicPolicy | None) -> bool:
+    return policy is not None and policy.counted
+
+
+def _declared(tags: bytes) -> tuple[int | str | None, bytes]:
+    """What the tagged field says, or why it cannot be read; and the tagged fields without it."""
+    if not tags:
+        return None, tags
+    fields = split_tags(tags)
+    stated = [contents for instance_id, contents in fields if instance_id == PARTITION_COUNT_TAG]
+    if not stated:
+        return None, tags
+    others = join_tags(
+        [(instance_id, contents) for instance_id, contents in fields if instance_id != PARTITION_COUNT_TAG]
+    )
+    if len(stated) > 1:
+        return f"tagged field {PARTITION_COUNT_TAG} occurs {len(stated)} times", others
+    if len(stated[0]) != _INT32.size:
+        return f"tagged field {PARTITION_COUNT_TAG} has {len(stated[0])} bytes; it is an int32", others
+    (count,) = _INT32.unpack(stated[0])
+    if count < 1:
+        return f"{count} is not a number of partitions", others
+    return count, others
+
+
+def _transactional_producers(topic: TopicData) -> frozenset[tuple[int, int]]:
+    """Ids and epochs of the producers of its batches, if all of them are transactional; else nobody's."""
+    producers = set()
+    for data in topic.partitions:
+        try:
+            header = parse_batch_header(data.records or memoryview(b""))
+        except (MalformedBatch, *MALFORMED):
+            return frozenset()
+        if not header.is_transactional:
+            return frozenset()
+        producers.add((header.producer_id, header.producer_epoch))
+    return frozenset(producers)
+
+
+def pipeline_of(data: PartitionData) -> int:
+    """As `Ticket.pipeline`, of a batch whose records were not read. INDEPENDENT where it names no producer."""
+    try:
+        producer_id = parse_batch_header(data.records or memoryview(b"")).producer_id
+    except MalformedBatch:
+        producer_id = -1
+    return producer_id if producer_id >= 0 else INDEPENDENT
+
+
+def _refuse_all(refused: dict[TopicPartition, Refusal], topic: _Topic, refusal: Refusal) -> None:
+    for data in topic.data.partitions:
+        refused[TopicPartition(topic.data.name, data.partition)] = refusal
+
+
+def _unreadable(topic: str, data: PartitionData, word: str, reason: str) -> Refusal:
+    message = f"{word} topic={topic} partition={data.partition}: {reason}"
+    return Refusal(INVALID_RECORD, word.lower(), message)
+
+
+def partition_counts(topics: Iterable[object]) -> Iterator[tuple[str, int]]:
+    """Of a Metadata response's topics: name and number of partitions of those that have both."""
+    for topic in topics:
+        name, error_code = getattr(topic, "name", None), getattr(topic, "error_code", 0)
+        if name is not None and not error_code:
+            yield name, len(getattr(topic, "partitions", ()))

@@ -1,0 +1,347 @@
+"""Requests and responses that are read and changed on their way, Produce excepted: one `Exchange` each.
+
+What is changed is decided elsewhere (`topics/rewriting.py`, `addresses.py`, `wire/api_versions.py`); here it is put
+together for one request of one connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fencepost_policies.values import value
+from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
+from fencepost_proxy.errors import ConfigError, Error, UpstreamProtocolError
+from fencepost_proxy.groups.assignment_filter import FOLLOWING, AssignmentFilter
+from fencepost_proxy.groups.queries import Notice, Query, Reply
+from fencepost_proxy.session.cutter import LENGTH_BYTES
+from fencepost_proxy.session.partition_counts import partition_counts
+from fencepost_proxy.topics.closed import (
+    CLOSED_APIS,
+    hide,
+    leave_out_of_assignment,
+    leave_out_of_subscription,
+    mentions,
+    plan_closed,
+)
+from fencepost_proxy.topics.idempotence import make_up_producer_id
+from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest, Joins, Known, Plan
+from fencepost_proxy.topics.rewriting import plan_request
+from fencepost_proxy.topics.state import TopicConfigChange
+from fencepost_proxy.types import NodeId
+from fencepost_proxy.wire.api_versions import restrict_api_versions, unsupported_api_versions
+from fencepost_proxy.wire.apis import (
+    API_VERSIONS,
+    APIS,
+    CONSUMER_GROUP_HEARTBEAT,
+    DESCRIBE_CLUSTER,
+    DESCRIBE_QUORUM,
+    DESCRIBE_TOPIC_PARTITIONS,
+    FIND_COORDINATOR,
+    INIT_PRODUCER_ID,
+    METADATA,
+    Handling,
+)
+from fencepost_proxy.wire.control import (
+    RequestHeader,
+    codec_versions,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+    encode_response_frame,
+    parse_request_header,
+    parse_response_header,
+    replace_body,
+)
+from fencepost_proxy.wire.schema import Message
+
+_NAMES_BROKERS = (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER, DESCRIBE_QUORUM)
+_LISTS_TOPICS = (METADATA, DESCRIBE_TOPIC_PARTITIONS)
+
+AnswerExpanded = Callable[[Mapping[str, ExpansionOutcome]], bytes]
+
+
+@value
+class Finished:
+    """`answer` is the response frame with its length; `changes` have to be stored before it is sent.
+
+    `expansions` – these topics are to grow before, within `timeout_ms`; `answer_expanded` makes the answer then.
+    Where there is a `question`, the answer is what `complete` makes of the reply. `notice` – to be told to whom it
+    concerns.
+    `partition_counts` – of counted topics, as the client `client_id` is told them by it.
+    """
+
+    answer: bytes
+    changes: tuple[TopicConfigChange, ...] = ()
+    answer_not_stored: Callable[[str], bytes] = lambda error: b""
+    expansions: tuple[ExpansionRequest, ...] = ()
+    timeout_ms: int = 0
+    answer_expanded: AnswerExpanded | None = None
+    query_message: Query | None = None
+    complete: Callable[[Reply], bytes] = lambda reply: b""
+    notice: Notice | None = None
+    partition_counts: tuple[tuple[str, int], ...] = ()
+    client_id: str | None = None
+
+
+@value
+class RequestRewriter:
+    """What to do with one request.
+
+    `forward` – the request frame to send upstream, None if it is answered here with `answer`. `finish` – makes the
+    client's answer of the response frame; None: the response passes as it is. Frames given include their length,
+    those taken do not. `joins` – a transaction is about to have these partitions; `answer_later` makes the answer if
+    that has to be put off: nothing was done, try again. `first` – a frame that goes upstream before, on behalf of the
+    same request; `finish_first` takes its response.
+    """
+
+    forward: bytes | None
+    answer: bytes | None = None
+    finish: Callable[[memoryview], Finished] | None = None
+    joins: Joins | None = None
+    first: bytes | None = None
+    finish_first: Callable[[memoryview], None] = lambda response: None
+    answer_later: Callable[[], bytes] = lambda: b""
+
+
+class RequestRewriters:
+    """`known` and `shared_producer_ids` are asked again for each request.
+
+    `begin`, and what an `Exchange` and a `Finished` refer to, may be called in a thread. There they read what is known,
+    and change what others read by `in_loop` only: it calls a function in the event loop and gives back its result.
+
+    `open_listeners` is told of brokers that are new or have moved; when it returns they may be told to clients.
+    `own_addresses` – False: clients are told the brokers' addresses as Kafka has them.
+    `some_are_safe` – whether there is a topic with `idempotence.level=safe`.
+    """
+
+    def __init__(
+        self,
+        book: AddressBook,
+        known: Callable[[], Known],
+        shared_producer_ids: Callable[[], frozenset[int]],
+        open_listeners: Callable[[Sequence[NodeId]], None],
+        groups: AssignmentFilter | None = None,
+        *,
+        own_addresses: bool = True,
+        some_are_safe: Callable[[], bool] = lambda: False,
+        make_up_producer_id: Callable[[], int] = make_up_producer_id,
+        in_loop: Callable[[Callable[[], Any]], Any] = lambda call: call(),
+    ) -> None:
+        self._in_loop = in_loop
+        self._own_addresses = own_addresses
+        self._some_are_safe = some_are_safe
+        self._make_up_producer_id = make_up_producer_id
+        self._groups = groups
+        self._book = book
+        self._known = known
+        self._shared_producer_ids = shared_producer_ids
+        self._open_listeners = open_listeners
+
+    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
+        """Raises ClientProtocolError for a request that cannot be read."""
+        known = self._known()
+        header = parse_request_header(frame)
+        handling = APIS[api_key].handling
+        if api_key == API_VERSIONS and not APIS[API_VERSIONS].serves(version):
+            return RequestRewriter(None, answer=_answer_to(header, unsupported_api_versions()))
+        if handling & Handling.REWRITE_REQUEST:
+            request = decode_request(api_key, version, frame[header.body_offset :])
+            plan = plan_request(api_key, version, request, known)
+            assert plan is not None, f"no plan for {APIS[api_key].name}"
+            return self._planned(header, frame, plan)
+        named = bool(handling & Handling.INSPECT_REQUEST) and mentions(frame, known)
+        if named and api_key in CLOSED_APIS:
+            request = decode_request(api_key, version, frame[header.body_offset :])
+            return self._planned(header, frame, plan_closed(api_key, request, known))
+        if named and api_key == CONSUMER_GROUP_HEARTBEAT:
+            request = decode_request(api_key, version, frame[header.body_offset :])
+            leave_out_of_subscription(request, known)
+            body = encode_request(api_key, version, request)
+            frame = memoryview(replace_body(frame, header.body_offset, body))[LENGTH_BYTES:]
+        if self._groups is not None and api_key in FOLLOWING and _can_be_read(api_key, version):
+            return self._of_a_group(self._groups, header, frame, known)
+        forward = replace_body(frame, len(frame), b"")
+        if not handling & Handling.REWRITE_RESPONSE:
+            return RequestRewriter(forward)
+        if api_key == INIT_PRODUCER_ID and self._some_are_safe():
+            request = decode_request(api_key, version, frame[header.body_offset :])
+            if request.transactional_id is None:
+                return RequestRewriter(forward, finish=lambda response: self._idempotent_or_not(header, response))
+        if api_key == CONSUMER_GROUP_HEARTBEAT:
+            return RequestRewriter(forward, finish=lambda response: self._reported_assignment(header, response, known))
+        by_name = named and known.state_topic.encode() in bytes(frame)
+        return RequestRewriter(
+            forward,
+            finish=lambda response: self._rewrite(header, response, known, local_host, named=named, by_name=by_name),
+        )
+
+    def _reported_assignment(self, header: RequestHeader, frame: memoryview, known: Known) -> Finished:
+        if not mentions(frame, known):
+            return Finished(replace_body(frame, len(frame), b""))
+        response, offset = _decode(header, frame)
+        leave_out_of_assignment(response, known)
+        return Finished(_encode(header, frame, offset, response))
+
+    def _of_a_group(
+        self, assignment_filter: AssignmentFilter, header: RequestHeader, frame: memoryview, known: Known
+    ) -> RequestRewriter:
+        request = decode_request(header.api_key, header.api_version, frame[header.body_offset :])
+        plan = self._in_loop(
+            lambda: assignment_filter.begin(header.api_key, header.api_version, header.client_id, request)
+        )
+        if plan.forward is None:
+            forward = replace_body(frame, len(frame), b"")
+        else:
+            body = encode_request(header.api_key, header.api_version, plan.forward)
+            forward = replace_body(frame, header.body_offset, body)
+
+        def finish(frame: memoryview) -> Finished:
+            response, offset = _decode(header, frame)
+            cut = header.api_key == CONSUMER_GROUP_HEARTBEAT and mentions(frame, known)
+            if cut:
+                leave_out_of_assignment(response, known)
+            outcome = self._in_loop(lambda: plan.finish(response))
+
+            def complete(reply: Reply) -> bytes:
+                self._in_loop(lambda: outcome.complete(reply))
+                return _encode(header, frame, offset, response)
+
+            if outcome.query_message is not None:
+                return Finished(b"", query_message=outcome.query_message, complete=complete)
+            if outcome.changed or cut:
+                return Finished(_encode(header, frame, offset, response))
+            return Finished(replace_body(frame, len(frame), b""), notice=outcome.notice)
+
+        return RequestRewriter(forward, finish=finish)
+
+    def _planned(self, header: RequestHeader, frame: memoryview, plan: Plan) -> RequestRewriter:
+        body = encode_request(header.api_key, header.api_version, plan.forward)
+        expanded_topics = plan.expansions
+
+        def finish(frame: memoryview) -> Finished:
+            response, offset = _decode(header, frame)
+            changes = tuple(plan.finish(response))
+            if expanded_topics is not None:
+                kept = bytes(frame)  # its answer is made when the topics have grown
+                return Finished(
+                    b"",
+                    expansions=expanded_topics.requested(response),
+                    timeout_ms=expanded_topics.timeout_ms,
+                    answer_expanded=lambda outcomes: expanded(memoryview(kept), offset, response, outcomes),
+                )
+
+            def answer_not_stored(error: str) -> bytes:
+                _report_not_stored(response, changes, error)
+                return _encode(header, frame, offset, response)
+
+            return Finished(
+                _encode(header, frame, offset, response), changes=changes, answer_not_stored=answer_not_stored
+            )
+
+        def expanded(
+            frame: memoryview, offset: int, response: Message, outcomes: Mapping[str, ExpansionOutcome]
+        ) -> bytes:
+            assert expanded_topics is not None
+            expanded_topics.report(response, outcomes)
+            return _encode(header, frame, offset, response)
+
+        forward = replace_body(frame, header.body_offset, body)
+        if expanded_topics is None or expanded_topics.first is None:
+            later = plan.later
+            if plan.joins is None or later is None:
+                return RequestRewriter(forward, finish=finish)
+
+            def answer_later() -> bytes:
+                return encode_response_frame(header.api_key, header.api_version, header.correlation_id, later)
+
+            return RequestRewriter(forward, finish=finish, joins=plan.joins, answer_later=answer_later)
+        finish_first = expanded_topics.finish_first
+        first = encode_request(header.api_key, header.api_version, expanded_topics.first)
+        return RequestRewriter(
+            forward,
+            finish=finish,
+            first=replace_body(frame, header.body_offset, first),
+            finish_first=lambda frame: finish_first(_decode(header, frame)[0]),
+        )
+
+    def _rewrite(
+        self,
+        header: RequestHeader,
+        frame: memoryview,
+        known: Known,
+        local_host: str,
+        *,
+        named: bool = False,
+        by_name: bool = True,
+    ) -> Finished:
+        api_key = header.api_key
+        response, offset = _decode(header, frame)
+        changed = True
+        if api_key in _NAMES_BROKERS and self._own_addresses:
+            new = learn_brokers(api_key, response, self._book)
+            if new:
+                self._in_loop(lambda: self._open_listeners(new))
+            try:
+                rewrite_response(api_key, response, self._book, local_host)
+            except (ConfigError, LookupError) as error:
+                # A broker that no listener could be opened for: to name its own address would lead around the proxy.
+                raise UpstreamProtocolError(f"an answer names a broker that cannot be reached here: {error}") from error
+        if api_key in _LISTS_TOPICS:
+            changed = hide(response, known, queried=named, by_name=by_name) or self._own_addresses
+        elif api_key == API_VERSIONS:
+            restrict_api_versions(response)
+        elif api_key == INIT_PRODUCER_ID and response.producer_id in self._shared_producer_ids():
+            raise UpstreamProtocolError(
+                f"Kafka gave a client producer id {response.producer_id}, which stamps the conditional appends here"
+            )
+        counts: tuple[tuple[str, int], ...] = ()
+        if api_key == METADATA:
+            counts = tuple(each for each in partition_counts(response.topics) if known.is_count_checked(each[0]))
+        answer = _encode(header, frame, offset, response) if changed else replace_body(frame, len(frame), b"")
+        return Finished(answer, partition_counts=counts, client_id=header.client_id)
+
+    def _idempotent_or_not(self, header: RequestHeader, frame: memoryview) -> Finished:
+        """Who may not be idempotent gets a producer id all the same, which counts on `safe` topics: there its batches
+        are appended without (`session/levels.py`). Elsewhere they are refused with what Kafka says here.
+
+        Where nobody reads them, Kafka does: a broker that asks for the right to be idempotent asks for it again at the
+        append; one that does not (2.8 and later ask for WRITE, on any topic) takes them as any idempotent producer's.
+        """
+        response, offset = _decode(header, frame)
+        if response.error_code == Error.CLUSTER_AUTHORIZATION_FAILED:
+            response.error_code = Error.NONE
+            response.producer_id, response.producer_epoch = self._make_up_producer_id(), 0
+            return Finished(_encode(header, frame, offset, response))
+        return self._rewrite(header, frame, self._known(), "")
+
+
+def _can_be_read(api_key: int, version: int) -> bool:
+    """OffsetFetch v0, say, has no schema; what it asks is of ZooKeeper's time."""
+    versions = codec_versions(api_key)
+    return versions is not None and versions[0] <= version <= versions[1]
+
+
+def _decode(header: RequestHeader, frame: memoryview) -> tuple[Message, int]:
+    offset = parse_response_header(frame, header.api_key, header.api_version).body_offset
+    return decode_response(header.api_key, header.api_version, frame[offset:]), offset
+
+
+def _encode(header: RequestHeader, frame: memoryview, offset: int, response: Message) -> bytes:
+    return replace_body(frame, offset, encode_response(header.api_key, header.api_version, response))
+
+
+def _answer_to(header: RequestHeader, response: Message) -> bytes:
+    head = memoryview(header.correlation_id.to_bytes(4, "big", signed=True))
+    return replace_body(head, len(head), encode_response(header.api_key, header.api_version, response))
+
+
+def _report_not_stored(response: Message, changes: Sequence[TopicConfigChange], error: str) -> None:
+    """Kafka did its part and we could not do ours: the client must know, and may do it again."""
+    topics = {change.topic for change in changes if not change.deleted}
+    for entry in (*getattr(response, "topics", ()), *getattr(response, "responses", ())):
+        name = getattr(entry, "name", None) or getattr(entry, "resource_name", None)
+        if name in topics and entry.error_code == Error.NONE:
+            entry.error_code = Error.REQUEST_TIMED_OUT
+            entry.error_message = f"Kafka did its part, but the virtual configs are not stored: {error}. Try again."

@@ -1,0 +1,383 @@
+"""Appends whose outcome is in doubt: what the client is told is what the log has, or that it is not known.
+
+Three brokers, two proxies, a pipe between them that fails at chosen bytes. What a client may be told: 0, and the append
+is where it expected to be; a refusal, and it is nowhere; 7, or nothing at all, and it is there or nowhere, once. And
+whatever happened, the next correct append works.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import pytest
+
+from tests.support.pipe import AnswerError, CutRequest, CutResponse, HoldRequest, HoldResponse
+from tests.support.raw import Answer, Closed, Connection, Producer, batch, produce_request, until
+from tests.support.three_brokers import NODES, Stage3, leaders_listener, required_topic
+from tests.support.writers import (
+    OK,
+    POLICY_VIOLATION,
+    TIMED_OUT,
+    Ledger,
+    append_at_the_end,
+    offsets,
+    value_of,
+)
+
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
+
+Say = Callable[[str], None]
+NOT_LEADER, NOT_ENOUGH_REPLICAS, NOT_ENOUGH_REPLICAS_AFTER_APPEND, UNKNOWN_SERVER_ERROR = 6, 19, 20, -1
+
+
+class Story:
+    """One topic, led by broker 1; the appends to it and what was told."""
+
+    def __init__(self, stage: Stage3, *, on: Sequence[int] = NODES, configs: dict[str, str] | None = None) -> None:
+        self.stage = stage
+        self.topic = stage.create(required_topic(), on=on, configs=configs)
+        self.ledger = Ledger()
+        self.named: dict[bytes, int] = {}  # write-ids are the values
+        self.number = 0
+
+    def connect(self, proxy: int = 0, *, timeout_seconds: float = 40.0) -> Connection:
+        client = Connection(leaders_listener(self.stage.proxies[proxy], self.topic), timeout_seconds=timeout_seconds)
+        try:
+            client.api_versions()  # a connection that says nothing for long is closed
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def warm(self, proxy: int = 0) -> int:
+        """Appends, so that this proxy's gate is sure of the log end; gives that back."""
+        return append_at_the_end(self.stage.log, self.stage.proxies[proxy], self.topic, "warm", self.ledger) + 1
+
+    def warm_client(self) -> tuple[Connection, int]:
+        """A connection from before an acknowledged append, which may therefore pipeline; and the log end."""
+        client = self.connect()
+        return client, self.warm()
+
+    def value(self, who: str, expected: int) -> bytes:
+        self.number += 1
+        return value_of(who, self.number, expected)
+
+    def send(
+        self,
+        client: Connection,
+        *values: bytes,
+        at: int,
+        named: bool = False,
+        producer: Producer | None = None,
+        timeout_ms: int = 10_000,
+    ) -> None:
+        """One batch for each value, all in one write."""
+        frames = b""
+        for i, value in enumerate(values):
+            self.ledger.sent(value)
+            if named:
+                self.named[value] = at + i
+            who = None if producer is None else producer._replace(sequence=producer.sequence + i)
+            records = batch(value, expected=at + i, write_id=value if named else None, producer=who)
+            frames += client.frame(produce_request({self.topic: {0: records}}, -1, timeout_ms), 9)[1]
+        client.socket.sendall(frames)
+
+    def apply_records(self, client: Connection, *values: bytes) -> list[int]:
+        """What each was told; ends where the connection does."""
+        codes = []
+        with suppress(Closed, OSError):
+            for value in values:
+                answer = client.receive_produce()[1][self.topic, 0]
+                self.ledger.note(value, answer)
+                codes.append(answer.error_code)
+        return codes
+
+    def go_on(self) -> None:
+        """The next correct append works, through each proxy."""
+        self.stage.mend()
+        for proxy in self.stage.proxies:
+            append_at_the_end(self.stage.log, proxy, self.topic, "after", self.ledger)
+
+    def ask_again(self) -> None:
+        """Whoever named a write that ended unknown learns which it was: through any proxy, whatever came behind it."""
+        for value, expected in self.named.items():
+            if value not in self.ledger.unknown:
+                continue
+            there = offsets(self.stage.log.batches(self.topic)).get(value)
+            for proxy in (1, 0):
+                answer = self._asked_again(proxy, value, expected)
+                if there is None:
+                    assert answer.error_code == POLICY_VIOLATION, answer
+                    assert "POSSIBLY_YOURS" not in (answer.message or "")
+                else:
+                    assert (answer.error_code, answer.base_offset) == (OK, there), answer
+                self.ledger.note(value, answer, again=True)
+
+    def _asked_again(self, proxy: int, value: bytes, expected: int) -> Answer:
+        def settled() -> Answer | None:
+            with self.connect(proxy) as client:
+                answer = client.append(self.topic, batch(value, expected=expected, write_id=value))
+            return None if answer.error_code == NOT_LEADER else answer
+
+        answer: Answer = until(settled, "an answer that is not retriable")
+        return answer
+
+    def end(self, say: Say, title: str) -> None:
+        self.go_on()
+        self.ask_again()
+        say(f"{title}: {self.ledger}")
+        self.ledger.check(self.stage.log, self.topic)
+
+
+# --- the connection dies at a byte ------------------------------------------------------------------------------------
+
+PARTS = [0.0, 0.01, 0.5, 0.99, 1.0]
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(15, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+def test_the_connection_is_lost_at_any_byte(rounds: int, stage3: Stage3, say: Say) -> None:
+    """Of the request, and of its answer; one append, or the third of a chain; warm and cold; named, idempotent."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    story = Story(stage3)
+    reported: dict[str, set[tuple[int, ...]]] = {}
+    for run in range(rounds):
+        parts = PARTS if run == 0 else [chance.random() for _ in range(4)]
+        for part in parts:
+            for fault_class in (CutRequest, CutResponse):
+                for kind in ("one", "named", "idempotent", "chain", "cold"):
+                    count = 5 if kind == "chain" else 1
+                    with story.connect() as client:
+                        end = story.warm(1 if kind == "cold" else 0)
+                        values = [story.value(kind, end + i) for i in range(count)]
+                        fault = stage3.pipes[1].expect(fault_class(values[count // 2], part))
+                        producer = client.init_producer_id() if kind == "idempotent" else None
+                        story.send(client, *values, at=end, named=kind in ("named", "cold"), producer=producer)
+                        codes = story.apply_records(client, *values)
+                    fault.wait_happened()
+                    reported.setdefault(f"{fault_class.__name__} {kind}", set()).add(tuple(codes))
+    for what, codes_seen in reported.items():
+        say(f"{what}: {sorted(codes_seen)}")
+    story.end(say, "cut at a byte")
+
+
+@pytest.mark.parametrize("beside", ["another wants the offset", "alone"])
+def test_an_answer_that_is_lost_while_another_client_waits(beside: str, stage3: Stage3, say: Say) -> None:
+    """The one that waits gets its turn only when the log has decided about the one before it."""
+    story = Story(stage3)
+    for part in (0.0, 0.5):
+        for fault_class in (CutRequest, CutResponse):
+            end = story.warm()
+            mine, other = story.value("mine", end), story.value("other", end)
+            stage3.pipes[1].expect(fault_class(mine, part))
+            with story.connect() as client, story.connect() as another:
+                story.send(client, mine, at=end)
+                if beside != "alone":
+                    story.send(another, other, at=end)
+                    codes = story.apply_records(another, other)
+                    assert codes[0] in (OK, POLICY_VIOLATION, NOT_LEADER)
+                story.apply_records(client, mine)
+    story.end(say, beside)
+
+
+# --- errors after the append ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tells_offset", [True, False], ids=["with the offset", "without"])
+def test_an_error_after_the_append_is_no_refusal(tells_offset: bool, stage3: Stage3, say: Say) -> None:
+    """The broker says 7, 20 or -1 of a batch that it has appended (6 only with its offset: else it has not)."""
+    story = Story(stage3)
+    errors = [TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND, UNKNOWN_SERVER_ERROR]
+    for error_code in [*errors, NOT_LEADER] if tells_offset else errors:
+        for kind in ("bare", "named", "idempotent"):
+            end = story.warm()
+            value = story.value(f"error{error_code}", end)
+            fault = stage3.pipes[1].expect(AnswerError(value, error_code, tells_offset=tells_offset))
+            with story.connect() as client:
+                producer = client.init_producer_id() if kind == "idempotent" else None
+                story.send(client, value, at=end, named=kind == "named", producer=producer)
+                codes = story.apply_records(client, value)
+            fault.wait_happened()
+            assert codes in ([OK], [TIMED_OUT], []), codes
+            if kind == "named":
+                assert codes == [OK], "the log has it, under its name"
+    story.end(say, "error after the append")
+
+
+def test_min_isr_is_lost_in_the_middle(stage3: Stage3, say: Say) -> None:
+    """Three replicas have to have it; one stands still after the leader has appended it, and comes back."""
+    story = Story(stage3, configs={"min.insync.replicas": "3"})
+    client, end = story.warm_client()
+    pipeline_key = [story.value("chain", end + i) for i in range(3)]
+    with client, story.connect() as another:
+        stage3.kafka.pause(3)
+        story.send(client, *pipeline_key, at=end, timeout_ms=7_000)
+        stage3.until(lambda: stage3.isr(story.topic) == {1, 2}, "broker 3 to be out of sync")
+        codes = story.apply_records(client, *pipeline_key)
+        # Now Kafka refuses before it appends.
+        now = stage3.log_end_of(story.topic, 1)
+        late = story.value("late", now)
+        story.send(another, late, at=now, timeout_ms=3_000)
+        codes += story.apply_records(another, late)
+        stage3.kafka.resume(3)
+    say(f"min ISR lost: chain and a late one were told {codes}")
+    assert OK not in codes, "too few replicas had it"
+    stage3.await_in_sync(story.topic)
+    story.end(say, "min ISR lost")
+
+
+def test_followers_stand_still_until_the_request_times_out(stage3: Stage3, say: Say) -> None:
+    story = Story(stage3)
+    stage3.lead("__fencepost_state", 1)  # or the proxies stop serving when they cannot read it
+    client, end = story.warm_client()
+    values = [story.value("timeout", end), story.value("named", end + 1)]
+    with client:
+        for duplicate_waiter in (2, 3):
+            stage3.kafka.pause(duplicate_waiter)
+        try:
+            story.send(client, values[0], at=end, timeout_ms=3_000)
+            story.send(client, values[1], at=end + 1, named=True, timeout_ms=3_000)
+            time.sleep(4)
+        finally:
+            for duplicate_waiter in (2, 3):
+                stage3.kafka.resume(duplicate_waiter)
+        codes = story.apply_records(client, *values)
+    stage3.await_in_sync(story.topic)
+    say(f"followers stood still: told {codes}")
+    story.end(say, "followers stood still")
+
+
+# --- the client is gone -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("held", [HoldRequest, HoldResponse], ids=["request on its way", "answer on its way"])
+def test_a_client_that_is_gone_does_not_release_the_gate(held: type[HoldRequest], stage3: Stage3, say: Say) -> None:
+    story = Story(stage3)
+    for reset in (True, False):
+        end = story.warm()
+        gone, next_one = story.value("gone", end), story.value("next", end)
+        client = story.connect()
+        with held(gone) as fault, story.connect() as another:
+            stage3.pipes[1].expect(fault)
+            story.send(client, gone, at=end)
+            fault.wait_happened()
+            if reset:
+                client.reset()
+            else:
+                client.close()
+            story.send(another, next_one, at=end, timeout_ms=3_000)
+            codes = story.apply_records(another, next_one)
+            fault.release()
+        assert OK not in codes, "the offset was another's already"
+    story.end(say, "client gone")
+
+
+# --- the broker stands still, or is replaced --------------------------------------------------------------------------
+
+
+def test_a_request_that_is_queued_past_every_timeout_in_a_leader_that_is_none_any_more(
+    stage3: Stage3, say: Say
+) -> None:
+    story = Story(stage3)
+    client, end = story.warm_client()
+    queued = [story.value("queued", end + i) for i in range(3)]
+    with HoldRequest(queued[0]) as fault:
+        stage3.pipes[1].expect(fault)
+        story.send(client, *queued, at=end, timeout_ms=2_000)
+        fault.wait_happened()
+        stage3.kafka.pause(1)
+    try:
+        codes = story.apply_records(client, *queued)
+        client.reset()
+        assert codes[:1] in ([TIMED_OUT], []), codes  # those behind it may not have been sent at all
+        stage3.await_leader(story.topic, other_than=1)
+        # Through the other proxy: its gate knows nothing of what is queued.
+        append_at_the_end(stage3.log, stage3.proxies[1], story.topic, "other", story.ledger)
+    finally:
+        stage3.kafka.resume(1)
+    stage3.await_in_sync(story.topic)
+    story.end(say, "queued in an old leader")
+
+
+@pytest.mark.parametrize("seconds", [8, pytest.param(45, marks=pytest.mark.soak)])
+def test_a_request_that_is_queued_past_every_timeout_in_the_only_replica(
+    seconds: int, stage3: Stage3, say: Say
+) -> None:
+    """Nobody else can lead: the broker wakes up, and what sat in its sockets is appended, compared by Kafka."""
+    stories = [Story(stage3, on=[1], configs={"min.insync.replicas": "1"}) for _ in range(3)]
+    others = [story.connect(1) for story in stories]
+    clients = [story.connect() for story in stories]
+    ends = [story.warm() for story in stories]
+    rivals: list[bytes] = []
+    stage3.kafka.pause(1)
+    try:
+        for i, story in enumerate(stories):
+            queued = [story.value("queued", ends[i]), story.value("behind", ends[i] + 1)]
+            story.send(clients[i], *queued, at=ends[i], named=i == 1, timeout_ms=2_000)
+            story.apply_records(clients[i], *queued)
+        clients[2].reset()
+        time.sleep(seconds)
+        for i, story in enumerate(stories):
+            rivals.append(story.value("rival", ends[i]))
+            story.send(others[i], rivals[i], at=ends[i], timeout_ms=20_000)
+    finally:
+        stage3.kafka.resume(1)
+    for i, story in enumerate(stories):
+        story.apply_records(others[i], rivals[i])
+        clients[i].close()
+        others[i].close()
+        story.end(say, "queued in the only replica")
+
+
+@pytest.mark.parametrize(
+    "held",
+    [pytest.param(HoldRequest, marks=pytest.mark.soak), HoldResponse],
+    ids=["request on its way", "answer on its way"],
+)
+def test_the_broker_is_replaced_while_something_is_on_its_way(
+    held: type[HoldRequest], stage3: Stage3, say: Say
+) -> None:
+    """kill -9 of the leader; the wire to it is cut, or brings the dead broker's answer when another has written."""
+    story = Story(stage3)
+    client, end = story.warm_client()
+    values = [story.value("on-its-way", end + i) for i in range(3)]
+    with held(values[0]) as fault, client:
+        stage3.pipes[1].expect(fault)
+        story.send(client, *values, at=end, named=True)
+        fault.wait_happened()
+        stage3.kafka.kill(1)
+        stage3.await_leader(story.topic, other_than=1)
+        append_at_the_end(stage3.log, stage3.proxies[1], story.topic, "other", story.ledger)
+        stage3.kafka.restart(1)
+        fault.release()
+        codes = story.apply_records(client, *values)
+    stage3.await_in_sync(story.topic)
+    stage3.lead(story.topic, 1)
+    say(f"broker replaced: told {codes}")
+    story.end(say, "broker replaced")
+
+
+def test_a_leader_that_stands_still_blocks_nobody_once_there_is_another(stage3: Stage3) -> None:
+    """Its client has been told 7 and keeps its connection, as clients do."""
+    story = Story(stage3)
+    end = story.warm()
+    value = story.value("in-flight", end)
+    with story.connect() as client:
+        with HoldRequest(value) as fault:
+            stage3.pipes[1].expect(fault)
+            story.send(client, value, at=end, timeout_ms=3_000)
+            fault.wait_happened()
+            stage3.kafka.pause(1)
+        try:
+            assert story.apply_records(client, value) == [TIMED_OUT]
+            stage3.await_leader(story.topic, other_than=1)
+            append_at_the_end(stage3.log, stage3.proxies[0], story.topic, "same-proxy", story.ledger, within_seconds=60)
+        finally:
+            stage3.kafka.resume(1)
+        stage3.await_in_sync(story.topic)
+        story.go_on()
+    story.ledger.check(stage3.log, story.topic)

@@ -1,0 +1,727 @@
+"""Counted topics grow while they are written to: real Kafka, the tools that people use, and whatever may go wrong.
+
+What must hold each time (`check_log`): what was placed under the old count lies before the thresholds, what was placed
+under the new one behind them, and nothing that was acknowledged is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiokafka.admin
+import confluent_kafka.admin
+import pytest
+from kafka import KafkaAdminClient
+from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.tools import run_tool
+from fencepost_proxy.topics.expanding import Step
+from tests.support.growing import (
+    INVALID_ASSIGNMENT,
+    INVALID_PARTITIONS,
+    NOT_LEADER,
+    OK,
+    POLICY_VIOLATION,
+    TIMED_OUT,
+    TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC,
+    check_log,
+    counted,
+    create_partitions,
+    expansions,
+    grow,
+    grow_in_the_end,
+    partition_count,
+    writing,
+)
+from tests.support.kafka import kafka_version, running_kafka, unique_topic
+from tests.support.ports import free_port
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, Log, until
+from tests.support.transactions import Transactional
+
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
+
+#: Longer than whoever asks waits for an answer.
+_TOLD_SECONDS = 130.0
+
+
+@pytest.fixture(scope="module")
+def growing(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    """It waits for open transactions longer than a busy machine takes for what a test does meanwhile."""
+    port = free_port()
+    with ProxyProcess(
+        kafka.bootstrap,
+        tmp_path_factory.mktemp("growing"),
+        config=counted(),
+        arguments=("--status", f"127.0.0.1:{port}"),
+    ) as proxy:
+        proxy.arguments = (*proxy.arguments, str(port))
+        yield proxy
+
+
+def status_of(proxy: ProxyProcess) -> dict[str, object]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.arguments[-1]}/status.json", timeout=30) as page:
+        found: dict[str, object] = json.load(page)
+        return found
+
+
+def metrics_of(proxy: ProxyProcess) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.arguments[-1]}/metrics", timeout=30) as page:
+        return str(page.read().decode())
+
+
+def counted_topic(address: str, partitions: int = 1, replicas: int = 1, *, prefix: str = "grows") -> str:
+    topic = unique_topic(prefix)
+    with Connection(address) as connection:
+        assert connection.create_topic(topic, partitions=partitions, replicas=replicas) == (OK, None)
+    until(lambda: partition_count(address, topic) == partitions, f"{topic} to appear")
+    return topic
+
+
+def is_count_checked(address: str, topic: str) -> bool:
+    """Whether the state topic says where the counting of its partitions began."""
+    stated = [json.loads(value) for value in Log(address).values("__fencepost_state") if value]
+    return any(each.get("topic") == topic and "count" in each for each in stated)
+
+
+def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    return thread, found
+
+
+# --- through any tool -------------------------------------------------------------------------------------------------
+
+
+def by_kafka_topics(address: str, topic: str, count: int) -> None:
+    arguments = ["--bootstrap-server", address, "--alter", "--topic", topic, "--partitions", str(count)]
+    result = run_tool("kafka-topics", arguments, version=kafka_version(), timeout_seconds=180)
+    assert result.exit_code == 0, result
+
+
+def by_kafka_python(address: str, topic: str, count: int) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=address)
+    try:
+        admin.create_partitions({topic: count})
+    finally:
+        admin.close()
+
+
+def by_aiokafka(address: str, topic: str, count: int) -> None:
+    async def call() -> None:
+        admin = aiokafka.admin.AIOKafkaAdminClient(bootstrap_servers=address)
+        await admin.start()
+        try:
+            answer = await admin.create_partitions({topic: aiokafka.admin.NewPartitions(count)})
+            assert [each[1] for each in answer.topic_errors] == [OK], answer
+        finally:
+            await admin.close()
+
+    asyncio.run(call())
+
+
+def by_confluent(address: str, topic: str, count: int) -> None:
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": address})
+    for future in admin.create_partitions([confluent_kafka.admin.NewPartitions(topic, count)]).values():
+        future.result(60)
+
+
+TOOLS = [by_kafka_topics, by_kafka_python, by_aiokafka, by_confluent]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "counts"),
+    [pytest.param("doubles", (2, 4, 8), marks=pytest.mark.soak), ("grows", (2, 3, 8))],
+)
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.brokers
+def test_a_topic_grows_under_load_through_any_tool(
+    kafka: KafkaCluster,
+    growing: ProxyProcess,
+    tool: Callable[[str, str, int], None],
+    prefix: str,
+    counts: tuple[int, int, int],
+) -> None:
+    topic = counted_topic(growing.bootstrap, prefix=prefix)
+
+    with writing([growing.bootstrap] * 3, topic) as writers:
+        for count in counts:
+            for writer in writers:
+                writer.goes_on()
+            tool(growing.bootstrap, topic, count)
+            assert partition_count(growing.bootstrap, topic) == count
+            for writer in writers:
+                writer.goes_on()
+
+    grown = expansions(growing.bootstrap, topic)
+    assert [(each.from_count, each.to_count) for each in grown] == list(zip((1, *counts), counts, strict=False))
+    assert not any(each.unordered for each in grown)
+    assert [each.multiple for each in grown] == ([True] * 3 if prefix == "doubles" else [True, False, False])
+    assert grown[0].thresholds > (0,)
+    check_log(Log(kafka.bootstrap), topic, grown, writers)
+    assert sum(writer.codes[INVALID_PARTITIONS] for writer in writers) > 0, "nobody was told of a new count"
+
+
+#: The other tools do the same there.
+_MOSTLY_LATER = [pytest.param(each, marks=[] if each is by_kafka_topics else pytest.mark.soak) for each in TOOLS]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "counts"),
+    [("doubles", (2, 4, 8)), pytest.param("grows", (2, 3, 8), marks=pytest.mark.soak)],
+)
+@pytest.mark.parametrize("tool", _MOSTLY_LATER)
+def test_a_topic_grows_under_load_on_three_brokers(  # noqa: PLR0917 - fixtures
+    kafka3: KafkaCluster,
+    tmp_path: Path,
+    tool: Callable[[str, str, int], None],
+    prefix: str,
+    counts: tuple[int, int, int],
+    say: Callable[[str], None],
+) -> None:
+    with ProxyProcess(kafka3.bootstrap, tmp_path, config=counted()) as proxy:
+        topic = counted_topic(proxy.bootstrap, replicas=3, prefix=prefix)
+        with writing([proxy.bootstrap] * 4, topic) as writers:
+            for count in counts:
+                for writer in writers:
+                    writer.goes_on()
+                tool(proxy.bootstrap, topic, count)
+                for writer in writers:
+                    writer.goes_on()
+        grown = expansions(proxy.bootstrap, topic)
+        assert [(each.from_count, each.to_count) for each in grown] == list(zip((1, *counts), counts, strict=False))
+        check_log(Log(kafka3.bootstrap), topic, grown, writers)
+        held = re.findall(r"expansion ended .*?held_seconds=([\d.]+)", proxy.log)
+        assert len(held) == len(counts)
+        say(f"{tool.__name__}, three brokers, {prefix}: appends held for {', '.join(held)} s")
+
+
+def test_how_long_appends_were_held_is_in_log_metrics_and_status(growing: ProxyProcess) -> None:
+    topic = counted_topic(growing.bootstrap)
+
+    assert grow(growing.bootstrap, topic, 2) == (OK, None)
+
+    [line] = [each for each in growing.log.splitlines() if "expansion ended" in each and topic in each]
+    assert "result=done" in line
+    assert re.search(r" held_seconds=\d+\.\d+ ", line)
+    for step in ("intent", "doors", "transactions", "create", "leaders", "ends", "store"):
+        assert re.search(rf"\b{step}=\d+\.\d+", line)
+    shown = {each["topic"]: each for each in status_of(growing)["expansions"]}  # type: ignore[attr-defined]
+    assert (shown[topic]["from_count"], shown[topic]["to_count"], shown[topic]["state"]) == (1, 2, "done")
+    assert shown[topic]["thresholds"] == [0]
+    metrics = metrics_of(growing)
+    assert 'fencepost_expansions_total{result="done"}' in metrics
+    assert "fencepost_expansion_held_seconds_bucket" in metrics
+    assert "fencepost_expansions_pending 0.0" in metrics
+
+
+def test_what_would_move_keys_between_old_partitions_is_refused_unless_any_count_will_do(growing: ProxyProcess) -> None:
+    topic, other = counted_topic(growing.bootstrap, 2, prefix="doubles"), counted_topic(growing.bootstrap, 2)
+
+    for validate_only in (True, False):
+        code, message = grow(growing.bootstrap, topic, 3, validate_only=validate_only)
+        assert code == INVALID_PARTITIONS
+        assert (message or "").startswith(f"EXPANSION_NOT_A_MULTIPLE topic={topic} from=2 to=3: ")
+        assert "expand it to 4, 6 or 8" in (message or "")
+        assert "ordered.partition.expansion=any" in (message or "")
+        assert grow(growing.bootstrap, topic, 6, validate_only=True) == (OK, None)
+    assert f"topic={topic} step" not in growing.log
+    assert partition_count(growing.bootstrap, topic) == 2
+
+    assert grow(growing.bootstrap, other, 3) == (OK, None)
+    assert [each.multiple for each in expansions(growing.bootstrap, other)] == [False]
+    assert any(" WARNING " in line and f"topic={other} from=2 to=3" in line for line in growing.log.splitlines())
+    with Connection(growing.bootstrap) as connection:
+        assert connection.alter_topic(topic, {"ordered.partition.expansion": "any"}) == (OK, None)
+    assert grow(growing.bootstrap, topic, 3) == (OK, None)
+
+
+# --- what does not grow -----------------------------------------------------------------------------------------------
+
+
+def test_validate_only_is_kafkas_answer_and_nothing_else(growing: ProxyProcess) -> None:
+    topic = counted_topic(growing.bootstrap, 2)
+
+    assert grow(growing.bootstrap, topic, 3, validate_only=True) == (OK, None)
+    code, message = grow(growing.bootstrap, topic, 2, validate_only=True)
+
+    assert (code, message) == (INVALID_PARTITIONS, "Topic already has 2 partition(s).")
+    assert partition_count(growing.bootstrap, topic) == 2
+    assert f"topic={topic} step" not in growing.log
+
+
+@pytest.mark.parametrize(
+    ("count", "assignments", "code"),
+    [(2, None, INVALID_PARTITIONS), (1, None, INVALID_PARTITIONS), (3, [[99]], INVALID_ASSIGNMENT)],
+)
+def test_what_kafka_refuses_is_told_as_kafka_tells_it(
+    kafka: KafkaCluster, growing: ProxyProcess, count: int, assignments: list[list[int]] | None, code: int
+) -> None:
+    topic = counted_topic(growing.bootstrap, 2)
+
+    reported = grow(growing.bootstrap, topic, count, assignments=assignments)
+
+    assert reported == grow(kafka.bootstrap, topic, count, assignments=assignments)
+    assert reported[0] == code
+    assert f"topic={topic} step" not in growing.log
+    with writing([growing.bootstrap], topic) as [writer]:
+        writer.goes_on()
+
+
+def test_the_admins_assignments_are_kept(kafka: KafkaCluster, growing: ProxyProcess) -> None:
+    topic = counted_topic(growing.bootstrap)
+    [node_id] = kafka.node_ids
+
+    assert grow(growing.bootstrap, topic, 3, assignments=[[node_id], [node_id]]) == (OK, None)
+    assert partition_count(kafka.bootstrap, topic) == 3
+
+
+def test_topics_that_are_not_counted_grow_in_the_same_request(growing: ProxyProcess) -> None:
+    topic, plain = counted_topic(growing.bootstrap), unique_topic("plain")
+    with Connection(growing.bootstrap) as connection:
+        assert connection.create_topic(plain) == (OK, None)
+        reported = create_partitions(connection, {plain: 4, topic: 2, "there-is-none": 5})
+
+    assert {name: code for name, (code, _) in reported.items()} == {
+        plain: OK,
+        topic: OK,
+        "there-is-none": UNKNOWN_TOPIC,
+    }
+    assert partition_count(growing.bootstrap, plain) == 4
+    assert expansions(growing.bootstrap, topic) == [(1, 2, (0,), False, True)]
+    assert expansions(growing.bootstrap, plain) == []
+
+
+def test_of_two_at_once_one_is_told_that_another_goes_on(kafka: KafkaCluster, growing: ProxyProcess) -> None:
+    topic = counted_topic(growing.bootstrap)
+
+    with Transactional(growing.bootstrap, topic) as transaction:
+        transaction.begin(topic)
+        assert transaction.append(topic, b"t:0:1").error_code == OK  # so that the first one waits
+        first, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
+        until(lambda: f"topic={topic} step=doors" in growing.log, "the first one to wait")
+        code, message = grow(growing.bootstrap, topic, 3)
+        assert code == INVALID_PARTITIONS
+        assert message == f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: it continues automatically"
+        transaction.end(commit=True)
+        first.join(_TOLD_SECONDS)
+
+    assert found == [(OK, None)]
+    assert partition_count(kafka.bootstrap, topic) == 2
+
+
+def test_who_asks_with_little_patience_is_told_that_it_goes_on(growing: ProxyProcess) -> None:
+    topic = counted_topic(growing.bootstrap)
+
+    with Transactional(growing.bootstrap, topic) as transaction:
+        transaction.begin(topic)
+        assert transaction.append(topic, b"t:0:1").error_code == OK
+        code, message = grow(growing.bootstrap, topic, 2, timeout_ms=1_000)
+        assert code == TIMED_OUT
+        assert (message or "").startswith(f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: the expansion continues")
+        transaction.end(commit=True)
+
+    until(lambda: expansions(growing.bootstrap, topic), f"{topic} to grow")
+
+
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+def test_producers_that_run_one_transaction_upon_the_other_let_a_topic_grow(
+    kafka: KafkaCluster, growing: ProxyProcess
+) -> None:
+    topic = counted_topic(growing.bootstrap)
+    ended: Counter[int] = Counter()
+
+    def works(number: int) -> None:
+        """Until it is refused for its count. What is held for long is sent again."""
+        with Transactional(growing.bootstrap, f"{topic}-{number}") as transaction:
+            while True:
+                for _ in range(2):
+                    while (code := transaction.append(topic, b"t:0:1").error_code) == NOT_LEADER:
+                        time.sleep(0.05)
+                    if code == INVALID_PARTITIONS:
+                        return
+                    assert code == OK
+                    time.sleep(0.05)
+                transaction.end(commit=True)
+                ended[number] += 1
+
+    threads = [threading.Thread(target=works, args=(number,), daemon=True) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(ended) == len(threads), "transactions upon transactions")
+
+    assert grow(growing.bootstrap, topic, 2) == (OK, None)
+    for thread in threads:
+        thread.join(_TOLD_SECONDS)
+    check_log(Log(kafka.bootstrap), topic, expansions(growing.bootstrap, topic), [])
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_open_transaction_goes_on_to_its_end_while_others_wait(
+    kafka: KafkaCluster,
+    growing: ProxyProcess,
+    protocol: int,
+    commit: bool,
+) -> None:
+    topic = counted_topic(growing.bootstrap)
+
+    with (
+        Transactional(growing.bootstrap, topic, protocol=protocol) as transaction,
+        writing([growing.bootstrap], topic) as writers,
+    ):
+        writers[0].goes_on()
+        transaction.begin(topic)
+        assert transaction.append(topic, b"t:0:1").error_code == OK
+        thread, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
+        until(lambda: f"topic={topic} step=doors" in growing.log, "the expansion to wait")
+        assert transaction.append(topic, b"t:1:1").error_code == OK, "its own batches pass, or it could never end"
+        assert not found
+        transaction.end(commit=commit)
+        thread.join(_TOLD_SECONDS)
+        writers[0].goes_on()
+
+    assert found == [(OK, None)]
+    check_log(Log(kafka.bootstrap), topic, expansions(growing.bootstrap, topic), writers)
+
+
+def test_a_transaction_that_does_not_end_fails_it_cleanly_and_the_topic_opens_as_it_was(
+    kafka: KafkaCluster, tmp_path: Path
+) -> None:
+    with ProxyProcess(kafka.bootstrap, tmp_path, config=counted(wait_seconds=4.0)) as impatient:
+        topic = counted_topic(impatient.bootstrap)
+        with (
+            Transactional(impatient.bootstrap, topic) as transaction,
+            writing([impatient.bootstrap], topic) as writers,
+        ):
+            writers[0].goes_on()
+            transaction.begin(topic)
+            assert transaction.append(topic, b"t:0:1").error_code == OK
+            code, message = grow(impatient.bootstrap, topic, 2)
+            assert code == POLICY_VIOLATION
+            assert message is not None
+            assert message.startswith(f"EXPANSION_FAILED topic={topic} from=1 to=2: after 4 s")
+            writers[0].goes_on()
+            assert partition_count(kafka.bootstrap, topic) == 1
+            transaction.end(commit=True)
+            # And then it can; for a busy machine four seconds may be short.
+            grow_in_the_end(impatient.bootstrap, topic, 2)
+            writers[0].goes_on()
+
+        grown = expansions(impatient.bootstrap, topic)
+        assert [(each.from_count, each.to_count) for each in grown] == [(1, 2)]
+        check_log(Log(kafka.bootstrap), topic, grown, writers)
+
+
+# --- the topic itself -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("created_anew", [False, True])
+def test_a_topic_that_is_deleted_while_it_grows(growing: ProxyProcess, created_anew: bool) -> None:
+    topic = counted_topic(growing.bootstrap)
+
+    with Transactional(growing.bootstrap, topic) as transaction:
+        transaction.begin(topic)
+        assert transaction.append(topic, b"t:0:1").error_code == OK
+        thread, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
+        until(lambda: f"topic={topic} step=doors" in growing.log, "the expansion to wait")
+        with Connection(growing.bootstrap) as connection:
+            assert connection.delete_topic(topic) == OK
+            if created_anew:
+                until(lambda: connection.create_topic(topic)[0] == OK, "its name to be free")
+        thread.join(_TOLD_SECONDS)
+
+    [(code, message)] = found  # type: ignore[misc]
+    assert code == UNKNOWN_TOPIC
+    assert "deleted" in message
+    if created_anew:
+        until(lambda: partition_count(growing.bootstrap, topic) == 1, "the new one")
+        with writing([growing.bootstrap], topic) as [writer]:
+            writer.goes_on()
+        assert grow(growing.bootstrap, topic, 2) == (OK, None)
+
+
+def test_growth_around_the_proxy_is_noticed_told_and_counted(kafka: KafkaCluster, growing: ProxyProcess) -> None:
+    topic = counted_topic(growing.bootstrap)
+    with writing([growing.bootstrap], topic) as [writer]:
+        writer.goes_on()
+        until(lambda: is_count_checked(kafka.bootstrap, topic), "counting to begin")
+        assert grow(kafka.bootstrap, topic, 3) == (OK, None)
+        until(lambda: expansions(growing.bootstrap, topic), "the growth to be noticed")
+        writer.goes_on()
+
+    assert expansions(growing.bootstrap, topic) == [(1, 3, (), True, True)]
+    until(lambda: f"topic={topic} was=1 partitions=3" in growing.log, "it to be told")
+    [line] = [each for each in growing.log.splitlines() if "UNORDERED_EXPANSION" in each and topic in each]
+    assert " ERROR " in line
+    shown = status_of(growing)
+    assert any(topic in each for each in shown["warnings"])  # type: ignore[attr-defined]
+    assert 'fencepost_expansions_total{result="unordered"}' in metrics_of(growing)
+    # From there it goes on in order.
+    assert grow(growing.bootstrap, topic, 5) == (OK, None)
+    assert [each.unordered for each in expansions(growing.bootstrap, topic)] == [True, False]
+
+
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+AUTHORIZER = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+}
+
+
+def forbid_alter(address: str, topic: str) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=address)
+    try:
+        pattern = ResourcePattern(ResourceType.TOPIC, topic)
+        anybody = {"principal": "User:ANONYMOUS", "host": "*", "resource_pattern": pattern}
+        admin.create_acls(
+            [
+                ACL(operation=ACLOperation.ALL, permission_type=ACLPermissionType.ALLOW, **anybody),
+                ACL(operation=ACLOperation.ALTER, permission_type=ACLPermissionType.DENY, **anybody),
+            ]
+        )
+    finally:
+        admin.close()
+    until(lambda: grow(address, topic, 9, validate_only=True)[0] == TOPIC_AUTHORIZATION_FAILED, "the ACLs to hold")
+
+
+def test_without_the_right_to_alter_the_topic_stays_as_it_is(tmp_path: Path) -> None:
+    """Kafka asks for it of the client, and of the proxy itself: here it is taken away while the proxy is about to."""
+    go = tmp_path / "go"
+    with (
+        running_kafka(1, properties=AUTHORIZER) as kafka,
+        ProxyProcess(
+            kafka.bootstrap,
+            tmp_path,
+            config=counted(),
+            module="tests.support.dying_proxy",
+            environment={"STOP_AT": f"create:before:{go}"},
+        ) as proxy,
+    ):
+        topic, other = counted_topic(proxy.bootstrap), counted_topic(proxy.bootstrap)
+        forbid_alter(kafka.bootstrap, other)
+        assert grow(proxy.bootstrap, other, 2) == (TOPIC_AUTHORIZATION_FAILED, None), "as Kafka says it"
+        assert f"topic={other} step" not in proxy.log
+
+        with writing([proxy.bootstrap], topic) as [writer]:
+            writer.goes_on()
+            thread, found = in_thread(lambda: grow(proxy.bootstrap, topic, 2))
+            until(lambda: Path(f"{go}.reached").exists(), "it to be about to create partitions")
+            forbid_alter(kafka.bootstrap, topic)
+            go.touch()
+            thread.join(_TOLD_SECONDS)
+            writer.goes_on()
+        [(code, message)] = found  # type: ignore[misc]
+        assert code == TOPIC_AUTHORIZATION_FAILED
+        assert "Give the proxy's own principal the right to ALTER the topic" in message
+        assert expansions(proxy.bootstrap, topic) == []
+        assert partition_count(kafka.bootstrap, topic) == 1
+
+
+# --- several proxies --------------------------------------------------------------------------------------------------
+
+
+def test_the_doors_of_two_proxies_are_closed_together(kafka: KafkaCluster, tmp_path: Path) -> None:
+    with (
+        ProxyProcess(kafka.bootstrap, tmp_path, config=counted()) as one,
+        ProxyProcess(kafka.bootstrap, tmp_path, config=counted()) as other,
+    ):
+        topic = counted_topic(one.bootstrap)
+        with writing([one.bootstrap, other.bootstrap, other.bootstrap], topic) as writers:
+            for proxy, count in ((one, 2), (other, 3), (one, 8)):
+                for writer in writers:
+                    writer.goes_on()
+                assert grow(proxy.bootstrap, topic, count) == (OK, None)
+                for writer in writers:
+                    writer.goes_on()
+        # It may hear of the last one a moment later.
+        grown = until(
+            lambda: expansions(other.bootstrap, topic), "all to be known", is_there=lambda each: len(each) == 3
+        )
+        assert [each.to_count for each in grown] == [2, 3, 8]
+        check_log(Log(kafka.bootstrap), topic, grown, writers)
+
+
+def test_the_doors_of_worker_processes_are_closed_together(kafka: KafkaCluster, tmp_path: Path) -> None:
+    port = free_port()
+    arguments = ("--workers", "2", "--status", f"127.0.0.1:{port}")
+    with ProxyProcess(kafka.bootstrap, tmp_path, config=counted(), arguments=arguments) as proxy:
+        topic = counted_topic(proxy.bootstrap)
+        with writing([proxy.bootstrap] * 4, topic) as writers:
+            for count in (2, 5):
+                for writer in writers:
+                    writer.goes_on()
+                grow_in_the_end(proxy.bootstrap, topic, count)
+                for writer in writers:
+                    writer.goes_on()
+        # Any worker answers, and one may be a moment behind another.
+        grown = until(
+            lambda: expansions(proxy.bootstrap, topic), "both to be shown", is_there=lambda each: len(each) == 2
+        )
+        assert [each.to_count for each in grown] == [2, 5]
+        check_log(Log(kafka.bootstrap), topic, grown, writers)
+
+        def shown() -> list[tuple[int, str]]:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/status.json", timeout=30) as page:
+                reported = json.load(page)["expansions"]
+            return [(each["to_count"], each["state"]) for each in reported if each["topic"] == topic]
+
+        until(lambda: shown() == [(5, "done")], "the status page to show it")
+
+
+def test_a_proxy_that_stands_still_is_waited_for_and_then_it_is_given_up(kafka: KafkaCluster, tmp_path: Path) -> None:
+    with (
+        ProxyProcess(kafka.bootstrap, tmp_path, config=counted(wait_seconds=5.0)) as one,
+        ProxyProcess(kafka.bootstrap, tmp_path, config=counted(wait_seconds=5.0)) as other,
+    ):
+        topic = counted_topic(one.bootstrap)
+        with writing([one.bootstrap], topic) as writers:
+            writers[0].goes_on()
+            other.pause()
+            code, message = grow(one.bootstrap, topic, 2)
+            assert code == POLICY_VIOLATION
+            assert "have not closed the topic" in (message or "")
+            writers[0].goes_on()
+            other.resume()
+            grow_in_the_end(one.bootstrap, topic, 2)
+            writers[0].goes_on()
+        check_log(Log(kafka.bootstrap), topic, expansions(one.bootstrap, topic), writers)
+
+
+# --- killed anywhere --------------------------------------------------------------------------------------------------
+
+#: Every step that asks for something, and the moment at which a process says that its door is closed.
+STOPS = [
+    *(step.value for step in Step if step not in (Step.BARRIERS, Step.PROBE, Step.ABANDON)),
+    "closed",
+]
+
+
+#: Before one of these is where a process also stands after the step before it.
+LIKE_AFTER_ANOTHER = frozenset({"intent", "create", "leaders", "ends", "store"})
+
+
+def _stop(step: str, when: str, *, survivor: bool) -> Any:
+    long_form = when == "before" and (survivor or step in LIKE_AFTER_ANOTHER)
+    name = f"{step}-{when}-{'another-goes-on' if survivor else 'starts-anew'}"
+    return pytest.param(step, when, survivor, id=name, marks=[pytest.mark.soak] if long_form else [])
+
+
+@pytest.mark.parametrize(
+    ("step", "when", "survivor"),
+    [_stop(step, when, survivor=other) for step in STOPS for other in (False, True) for when in ("before", "after")],
+)
+def test_killed_at_any_step_the_expansion_ends_and_keeps_order(
+    kafka: KafkaCluster,
+    tmp_path: Path,
+    step: str,
+    when: str,
+    survivor: bool,
+) -> None:
+    """Given a proxy that dies by SIGKILL at that step, when it is started again, or another one goes on, then the
+    expansion ends: the topic has grown, or is as it was and can grow."""
+    dying = ProxyProcess(
+        kafka.bootstrap,
+        tmp_path,
+        config=counted(),
+        module="tests.support.dying_proxy",
+        environment={"STOP_AT": f"{step}:{when}:die"},
+    )
+    other = ProxyProcess(kafka.bootstrap, tmp_path, config=counted()) if survivor else None
+    try:
+        topic = counted_topic(dying.bootstrap)
+        goes_on = dying if other is None else other
+        with writing([dying.bootstrap, goes_on.bootstrap], topic) as writers:
+            for writer in writers:
+                writer.goes_on()
+            thread, found = in_thread(lambda: _told_or_nothing(dying.bootstrap, topic, 3))
+            until(lambda: not dying.running, "it to die")
+            thread.join(_TOLD_SECONDS)
+            assert found == [None]
+            dying.module, dying.environment = "fencepost_proxy", {}
+            if other is None:
+                dying.restart()
+            address = goes_on.bootstrap
+            begun = (step, when) not in {("validate", "before"), ("validate", "after"), ("intent", "before")}
+            if begun:
+                until(lambda: len(expansions(address, topic)) == 1, "the expansion to end")
+            else:
+                assert grow(address, topic, 3) == (OK, None)
+            if other is not None:
+                dying.restart()
+            for writer in writers:
+                writer.goes_on()
+            grow_in_the_end(address, topic, 4)
+            for writer in writers:
+                writer.goes_on()
+        grown = expansions(address, topic)
+        assert [(each.from_count, each.to_count, each.unordered) for each in grown] == [(1, 3, False), (3, 4, False)]
+        check_log(Log(kafka.bootstrap), topic, grown, writers)
+    finally:
+        dying.close()
+        if other is not None:
+            other.close()
+
+
+def _told_or_nothing(address: str, topic: str, count: int) -> tuple[int, str | None] | None:
+    try:
+        return grow(address, topic, count)
+    except Exception:
+        return None
+
+
+_BROKER_STOPS = [pytest.param(each, marks=[] if each in ("create", "store") else pytest.mark.soak) for each in STOPS]
+
+
+@pytest.mark.parametrize("step", _BROKER_STOPS)
+def test_the_broker_is_killed_at_a_step(tmp_path: Path, step: str) -> None:
+    """Given a proxy that stands at that step, when its broker is killed and comes back, then the expansion ends."""
+    go = tmp_path / "go"
+    with (
+        running_kafka(1) as kafka,
+        ProxyProcess(
+            kafka.bootstrap,
+            tmp_path,
+            config=counted(wait_seconds=60.0),
+            module="tests.support.dying_proxy",
+            environment={"STOP_AT": f"{step}:before:{go}"},
+        ) as proxy,
+    ):
+        topic = counted_topic(proxy.bootstrap)
+        with writing([proxy.bootstrap], topic) as writers:
+            writers[0].goes_on()
+            thread, _ = in_thread(lambda: _told_or_nothing(proxy.bootstrap, topic, 3))
+            until(lambda: Path(f"{go}.reached").exists(), "it to be there")
+            [node_id] = kafka.node_ids
+            kafka.kill(node_id)
+            go.touch()
+            kafka.restart(node_id)
+            thread.join(_TOLD_SECONDS)
+
+            def ended() -> bool:
+                if expansions(proxy.bootstrap, topic):
+                    return True
+                # Where the intent was not stored yet, whoever asked was told so, and asks again.
+                return step in ("validate", "intent") and grow(proxy.bootstrap, topic, 3)[0] == OK
+
+            until(lambda: partition_count(proxy.bootstrap, topic) > 0, "the topic to be there again")
+            until(ended, "the expansion to end", within_seconds=90)
+            writers[0].goes_on()
+        grown = expansions(proxy.bootstrap, topic)
+        assert [(each.from_count, each.to_count, each.unordered) for each in grown] == [(1, 3, False)]
+        check_log(Log(kafka.bootstrap), topic, grown, writers)

@@ -1,0 +1,364 @@
+"""A link on real sockets: what passes, what is spliced, what waits, and sides that come, go and stall out of step."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from fencepost_proxy.net import proxied_socket as side_module
+from fencepost_proxy.net.metrics import Traffic
+from fencepost_proxy.net.proxied_connection import ProxiedConnection
+from fencepost_proxy.net.proxied_socket import SPLICE_BYTES_MIN, UNSENT_BYTES_MAX, Buffers, Pipe, ProxiedSocket
+from fencepost_proxy.session import messages
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.types import Address
+from tests.support.waiting import until
+from tests.unit.test_session import Around, Unchanged
+
+#: More than the kernel takes off a sender's hands on loopback.
+SIZE = 48 * 1024 * 1024
+OFFSET_COMMIT = 8
+
+
+def request(correlation_id: int, payload: bytes = b"") -> bytes:
+    """Of an API that passes."""
+    frame = struct.pack(">hhi", OFFSET_COMMIT, 5, correlation_id) + payload
+    return struct.pack(">i", len(frame)) + frame
+
+
+def response(correlation_id: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">ii", 4 + len(payload), correlation_id) + payload
+
+
+class Driver:
+    """Events go to the link's session at once, commands back to the link."""
+
+    def __init__(self, **services: Any) -> None:
+        self.traffic = Traffic()
+        self.services = Around(**services)
+        self.opened: list[ProxiedConnection] = []
+        self.closed: list[ProxiedConnection] = []
+        self.events: list[messages.Event] = []
+
+    def session_event(self, connection: int, event: messages.Event) -> None:
+        self.events.append(event)
+        proxied = self.opened[0]
+        assert proxied.session is not None
+        for command in proxied.session.handle(event, 1.0):
+            if not isinstance(command, messages.Count):
+                proxied.perform(command)
+
+    def keep_time(self, session: Session) -> None: ...
+
+    def proxied_opened(self, proxied: ProxiedConnection) -> Session:
+        self.opened.append(proxied)
+        return Session(proxied.connection, proxied.local_host, self.services, Unchanged(), 0.0)  # type: ignore[arg-type]
+
+    def proxied_closed(self, proxied: ProxiedConnection) -> None:
+        self.closed.append(proxied)
+
+    def observed(self, kind: type) -> list[messages.Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def _tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        return far, server.accept()[0]
+
+
+class Pair:
+    """A link on two real connections: `client` and `broker` are the far ends."""
+
+    def __init__(self, **services: Any) -> None:
+        self.driver = Driver(**services)
+        self.client, self._near_client = _tcp_pair()
+        self.broker, self._near_broker = _tcp_pair()
+        for far in (self.client, self.broker):
+            far.setblocking(False)
+        self.buffers = Buffers()
+        self.proxied: ProxiedConnection
+
+    def accept(self) -> None:
+        peer = Address("client", 1)
+        self.proxied = ProxiedConnection(
+            1, self._near_client, self.driver, self.buffers, peer=peer, local_host="127.0.0.1", node_id=None
+        )
+
+    def connect(self) -> None:
+        self.proxied.connected(self._near_broker)
+
+    def close(self) -> None:
+        for side in (self.proxied.client, self.proxied.upstream):
+            if side is not None:
+                side.abort()
+        for far in (self.client, self.broker, self._near_broker):
+            far.close()
+        self.buffers.pipes.close()
+
+
+@asynccontextmanager
+async def pair(*, connected: bool = True, **services: Any) -> AsyncIterator[Pair]:
+    sockets = Pair(**services)
+    sockets.accept()
+    if connected:
+        sockets.connect()
+    try:
+        yield sockets
+    finally:
+        sockets.close()
+        await asyncio.sleep(0)
+
+
+async def send(sock: socket.socket, data: bytes) -> None:
+    await asyncio.get_running_loop().sock_sendall(sock, data)
+
+
+async def receive(sock: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    async with asyncio.timeout(60):
+        while len(data) < count:
+            piece = await asyncio.get_running_loop().sock_recv(sock, 1 << 20)
+            assert piece, f"the connection ended after {len(data)} bytes"
+            data += piece
+    return bytes(data)
+
+
+def reported(story: Callable[[], Any]) -> None:
+    asyncio.run(story())
+
+
+# --- what passes ------------------------------------------------------------------------------------------------------
+
+
+def test_requests_and_answers_that_only_pass_cost_no_event() -> None:
+    async def story() -> None:
+        async with pair() as sockets:
+            for number in range(3):
+                await send(sockets.client, request(number))
+                assert await receive(sockets.broker, len(request(number))) == request(number)
+                await send(sockets.broker, response(number, b"answer"))
+                assert await receive(sockets.client, len(response(number, b"answer"))) == response(number, b"answer")
+            assert sockets.driver.events == []
+            assert sockets.driver.traffic.bytes_to_kafka == 3 * len(request(0))
+            assert sockets.driver.traffic.bytes_to_clients == 3 * len(response(0, b"answer"))
+
+    reported(story)
+
+
+@pytest.mark.parametrize("splice", [True, False], ids=["spliced", "read"])
+def test_a_large_frame_arrives_as_it_was_sent(splice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both directions, beside small ones, in one piece or in many."""
+    monkeypatch.setattr(side_module, "_CAN_SPLICE", splice)
+
+    async def story() -> None:
+        async with pair(frame_bytes_max=1 << 30) as sockets:
+            for number, size in enumerate((1, SPLICE_BYTES_MIN, 700_001, 3, 5_000_000, 2)):
+                there, back = request(number, os.urandom(size)), response(number, os.urandom(size))
+                sending = asyncio.create_task(send(sockets.client, there))
+                assert await receive(sockets.broker, len(there)) == there
+                await sending
+                answering = asyncio.create_task(send(sockets.broker, back))
+                assert await receive(sockets.client, len(back)) == back
+                await answering
+            events = sockets.driver.observed(messages.ClientPassed), sockets.driver.observed(messages.UpstreamPassed)
+            assert all(events) if splice else events == ([], [])
+
+    reported(story)
+
+
+@pytest.mark.parametrize("splice", [True, False], ids=["spliced", "read"])
+def test_a_reader_that_is_slow_costs_bounded_memory_and_loses_nothing(
+    splice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_module, "_CAN_SPLICE", splice)
+
+    async def story() -> None:
+        async with pair() as sockets:
+            upstream = sockets.proxied.upstream
+            assert upstream is not None
+            await send(sockets.client, request(1))
+            await receive(sockets.broker, len(request(1)))
+            answer = response(1, os.urandom(1 << 16) * (SIZE >> 16))
+            sending = asyncio.create_task(send(sockets.broker, answer))
+            await until(lambda: bool(upstream.paused))
+            assert not sending.done()
+            assert sockets.proxied.client._unsent_bytes <= UNSENT_BYTES_MAX + side_module._PIPE_BYTES
+            assert await receive(sockets.client, len(answer)) == answer
+            await sending
+            assert sockets.proxied.client._unsent_bytes == 0
+
+    reported(story)
+
+
+def test_where_no_pipe_can_be_had_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file descriptors are used up, say."""
+
+    def no_pipe(flags: int) -> tuple[int, int]:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pipe2", no_pipe)
+
+    async def story() -> None:
+        async with pair(frame_bytes_max=1 << 30) as sockets:
+            there = request(1, os.urandom(2_000_000))
+            sending = asyncio.create_task(send(sockets.client, there))
+            assert await receive(sockets.broker, len(there)) == there
+            await sending
+
+    reported(story)
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+def test_a_broker_that_goes_in_the_middle_of_a_splice_takes_no_pipe_with_it(end: str) -> None:
+    """What is half in a pipe must never come out on another connection."""
+
+    async def story() -> None:
+        async with pair() as sockets:
+            await send(sockets.client, request(1))
+            await receive(sockets.broker, len(request(1)))
+            sending = asyncio.create_task(send(sockets.broker, response(1, b"x" * SIZE)))
+            upstream = sockets.proxied.upstream
+            assert upstream is not None
+            await until(lambda: bool(upstream.paused))
+            if end == "abort":
+                sockets.proxied.client.abort()
+                upstream.abort()
+            else:
+                sockets.client.close()
+            sending.cancel()
+            with suppress(asyncio.CancelledError, OSError):
+                await sending
+            sockets.broker.close()
+            await until(lambda: sockets.driver.closed == [sockets.proxied])
+            assert all(pipe.filled_bytes == 0 for pipe in sockets.buffers.pipes._kept)
+            assert not _open_pipes() - {fd for pipe in sockets.buffers.pipes._kept for fd in _fds(pipe)} - before
+
+    before = _open_pipes()
+    reported(story)
+
+
+def _fds(pipe: Pipe) -> tuple[int, int]:
+    return pipe.read_fd, pipe.write_fd
+
+
+def _open_pipes() -> set[int]:
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:"):
+                found.add(int(fd))
+    return found
+
+
+# --- out of step ------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_left_before_its_upstream_connection_leaves_nothing_behind() -> None:
+    async def story() -> None:
+        async with pair(connected=False) as sockets:
+            sockets.client.close()
+            sockets.connect()
+            await until(lambda: sockets.driver.closed == [sockets.proxied])
+
+    reported(story)
+
+
+@pytest.mark.parametrize("first", ["client", "broker"])
+def test_whoever_leaves_first_the_link_is_closed_once(first: str) -> None:
+    """A link that is forgotten counts against `connections_max` for ever."""
+
+    async def story() -> None:
+        async with pair() as sockets:
+            await send(sockets.client, request(1))
+            await receive(sockets.broker, len(request(1)))
+            getattr(sockets, first).close()
+            await until(lambda: bool(sockets.driver.closed))
+            await asyncio.sleep(0.05)
+            assert sockets.driver.closed == [sockets.proxied]
+
+    reported(story)
+
+
+def test_a_client_that_is_turned_away_before_its_upstream_connection_gets_no_session() -> None:
+    async def story() -> None:
+        async with pair(connected=False) as sockets:
+            sockets.proxied.client.close(1.0)
+            await until(lambda: sockets.driver.closed == [sockets.proxied])
+            sockets.connect()
+            assert sockets.driver.opened == [], "a session that nobody would ever end"
+            assert sockets.proxied.upstream is None
+
+    reported(story)
+
+
+def test_a_client_that_does_not_read_is_not_read_either() -> None:
+    """Some answers are made here: without this they would pile up however still upstream is."""
+
+    async def story() -> None:
+        async with pair() as sockets:
+            sockets.proxied.perform(messages.ToClient([b"x" * SIZE]))
+            await send(sockets.client, request(1))
+            await asyncio.sleep(0.05)
+            assert sockets.driver.traffic.bytes_to_kafka == 0
+
+            await receive(sockets.client, SIZE)
+            await until(lambda: sockets.driver.traffic.bytes_to_kafka == len(request(1)))
+
+    reported(story)
+
+
+def test_what_was_written_goes_out_before_the_close() -> None:
+    async def story() -> None:
+        async with pair() as sockets:
+            sockets.proxied.perform(messages.ToClient([b"first", b"x" * SIZE]))
+            sockets.proxied.perform(messages.CloseClient("enough"))
+            assert await receive(sockets.client, 5 + SIZE) == b"first" + b"x" * SIZE
+            assert await asyncio.get_running_loop().sock_recv(sockets.client, 1) == b""
+
+    reported(story)
+
+
+def test_chunks_of_which_the_kernel_takes_a_part_go_out_in_order() -> None:
+    async def story() -> None:
+        async with pair() as sockets:
+            chunks = [bytes([number]) * (SIZE // 8) for number in range(8)]
+            sockets.proxied.perform(messages.ToClient([*chunks, b"end"]))
+            sockets.proxied.perform(messages.ToClient([b"more"]))
+            whole = b"".join(chunks) + b"end" + b"more"
+            assert await receive(sockets.client, len(whole)) == whole
+
+    reported(story)
+
+
+def test_the_end_is_told_once_and_never_in_the_middle_of_a_write() -> None:
+    async def story() -> None:
+        async with pair() as sockets:
+            lost: list[object] = []
+
+            class Watched(ProxiedSocket):
+                def _lost(self, error: OSError | None) -> None:
+                    lost.append(error)
+
+            far, near = _tcp_pair()
+            side = Watched(near, sockets.buffers, asyncio.get_running_loop())
+            side.start()
+            far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            far.close()  # by a reset
+            for _ in range(3):
+                side.send(b"anything")
+                assert lost == []
+            side.abort()
+            side.close(1.0)
+            await until(lambda: bool(lost))
+            await asyncio.sleep(0)
+            assert len(lost) == 1
+
+    reported(story)

@@ -1,0 +1,137 @@
+"""Who may write the topics, knows the transactional id, producer id and epoch of somebody else, and speaks in its name:
+beside that transactional id, to which Kafka gives it no right, or beside one of its own.
+"""
+
+from __future__ import annotations
+
+from fencepost_policies.append import Check
+from fencepost_proxy.wire.apis import END_TXN
+from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
+from fencepost_proxy.wire.produce import (
+    PartitionData,
+    ProduceRequest,
+    TopicData,
+    encode_produce_request,
+    parse_produce_response,
+)
+from fencepost_proxy.wire.schema import Message
+from tests.simulation.broker import DENIED_TRANSACTIONAL_ID, NONE
+from tests.simulation.clients import Socket
+from tests.simulation.world import World
+from tests.support.batches import batch
+
+KIND = "stranger"
+_VERSION, _END_VERSION = 11, 3
+_TRIES = 6  # for each append of others
+
+
+class Stranger:
+    """`done` once it has tried often enough. Nothing that it says may succeed; what it has no right to is told so."""
+
+    def __init__(self, world: World, name: str, kind: str, writes: int) -> None:
+        self.world = world
+        self.sim = world.sim
+        self.name = name
+        self.writes_left = writes * _TRIES
+        self.done = False
+        self.socket: Socket | None = None
+        self._bytes = bytearray()
+        self._correlation = 0
+        self._waits_for = ""
+        self._denied = False
+        producer_id, _ = world.cluster.init_producer_id()
+        world.cluster.begin_transactional(producer_id)
+        world.transactional_ids[name] = producer_id
+        self.sim.after(self.sim.between(0.3, 1.2), self._next)
+
+    def _next(self) -> None:
+        if self.writes_left <= 0:
+            self.done = True
+            self._close()
+            return
+        self.writes_left -= 1
+        claimed = self.world.history.transactions[-4:]
+        if not claimed or (self.socket is None and not self._connect()):
+            self._later()
+            return
+        assert self.socket is not None
+        sim, rng = self.sim, self.sim.rng
+        victim = rng.choice(claimed)
+        epoch = victim.producer_epoch + sim.chance(0.2)
+        self._denied = sim.chance(0.6)
+        transactional_id = victim.client if self._denied else self.name
+        self._correlation += 1
+        if sim.chance(0.3):
+            message = Message(
+                transactional_id=transactional_id,
+                producer_id=victim.producer_id,
+                producer_epoch=epoch,
+                committed=sim.chance(0.7),
+            )
+            self._waits_for = "EndTxn"
+            self.socket.write(encode_request_frame(END_TXN, _END_VERSION, self._correlation, self.name, message))
+            return
+        names = [name for name in self.world.names if self.world.checks[name.topic] is Check.ON]
+        name = rng.choice(names)
+        partition = self.world.cluster.partitions[name]
+        end = partition.replicas[partition.leader or 0].log_end
+        expected = end if sim.chance(0.7) else end + 7
+        headers = [("expected-offset", b"%d" % expected)]
+        if self._denied and sim.chance(0.2):
+            headers = []  # beside an id of its own Kafka itself would take it
+        records = batch(
+            f"{self.name}.{self.writes_left}".encode(),
+            headers=[headers],
+            timestamp_ms=sim.wall_ms,
+            producer=(victim.producer_id, epoch, rng.randrange(5)),
+            transactional=True,
+        )
+        topics = (TopicData(name.topic, None, (PartitionData(name.partition, records),)),)
+        queried = ProduceRequest(_VERSION, self._correlation, self.name, b"", transactional_id, -1, 1500, topics)
+        self._waits_for = "Produce"
+        self.socket.write(b"".join(encode_produce_request(queried)))
+
+    def _connect(self) -> bool:
+        world = self.world
+        self._bytes.clear()
+        socket = Socket(self)
+        proxy = self.sim.rng.choice(world.proxies)
+        socket.connection = proxy.accept(socket, self.sim.rng.randrange(len(world.cluster.brokers)))
+        self.socket = socket if socket.connection is not None else None
+        return self.socket is not None
+
+    def data(self, data: bytes) -> None:
+        self._bytes += data
+        if len(self._bytes) < 4 or len(self._bytes) < 4 + int.from_bytes(self._bytes[:4], "big"):
+            return
+        frame = memoryview(bytes(self._bytes[4:]))
+        self._bytes.clear()
+        queried, self._waits_for = self._waits_for, ""
+        if queried == "Produce":
+            response = parse_produce_response(frame, _VERSION)
+            code = response.topics[0].partitions[0].error_code
+        else:
+            offset = parse_response_header(frame, END_TXN, _END_VERSION).body_offset
+            code = decode_response(END_TXN, _END_VERSION, frame[offset:]).error_code
+        self.sim.log(f"{self.name} <- {queried}: {code}")
+        if code == NONE or (self._denied and code != DENIED_TRANSACTIONAL_ID):
+            self.world.history.broken.append(
+                f"STRANGER HEARD: {self.name}, who has no right to it, was answered {code}"
+            )
+        if self.sim.chance(0.2):
+            self._close()
+        self._later()
+
+    def lost(self) -> None:
+        self.socket = None
+        if self._waits_for:
+            self._waits_for = ""
+            self._later()
+
+    def _later(self) -> None:
+        self.sim.after(self.sim.between(0.005, 0.15), self._next)
+
+    def _close(self) -> None:
+        socket, self.socket = self.socket, None
+        if socket is not None:
+            socket.close()

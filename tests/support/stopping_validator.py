@@ -1,0 +1,103 @@
+"""`fencepost proxy` whose judgements of commits stop where a test says: `python -m tests.support.stopping_validator`.
+
+`$STOPS` is a directory. While there is a file `stop` in it, a judgement that comes to the step and the moment that this
+names (`STEP:before` or `STEP:after`) waits; `reached-TRANSACTIONAL_ID` appears. `Stops` is the test's side of it.
+
+Steps: what a judgement asks for, by name (`STEPS`), and `verdict`, when nothing is left but to let the commit through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextvars import ContextVar
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from fencepost_proxy.cli.main import main
+from fencepost_proxy.net.transactions import Commits
+from fencepost_proxy.session.messages import ValidateCommit
+from fencepost_proxy.transactions import commit_validator as queries_to_send
+from fencepost_proxy.types import Monotonic
+from tests.support.raw import until
+
+STEPS: Final = {
+    queries_to_send.ReadState: "state",
+    queries_to_send.QueryTransaction: "transaction",
+    queries_to_send.QueryProducers: "producers",
+    queries_to_send.ReadBack: "log",
+}
+_PROBE_SECONDS = 0.02
+_PATIENCE_SECONDS = 60.0
+
+
+class Stops:
+    """While it is entered, judgements stop there."""
+
+    def __init__(self, directory: Path, where: str) -> None:
+        self._directory = directory
+        self._where = where
+
+    def __enter__(self) -> Self:
+        # In one go: who looks must not find half of it.
+        new = self._directory / "new"
+        new.write_text(self._where)
+        new.rename(self._directory / "stop")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        (self._directory / "stop").unlink(missing_ok=True)
+
+    def await_reached(self, *transactional_ids: str) -> None:
+        for name in transactional_ids:
+            until(
+                (self._directory / f"reached-{name}").exists,
+                f"the commit of {name} to come to {self._where}",
+                within_seconds=_PATIENCE_SECONDS,
+            )
+
+
+_validated: ContextVar[str] = ContextVar("judged")
+validate, answer = Commits.validate, Commits._answer
+
+
+async def _stop(step: str, when: str) -> None:
+    directory = Path(os.environ["STOPS"])
+    stop = directory / "stop"
+    try:
+        where = stop.read_text()
+    except FileNotFoundError:
+        return
+    if where != f"{step}:{when}":
+        return
+    (directory / f"reached-{_validated.get()}").touch()
+    while stop.exists():  # noqa: ASYNC110
+        await asyncio.sleep(_PROBE_SECONDS)
+
+
+async def stopping_judge(self: Commits, requested: ValidateCommit) -> queries_to_send.Decision:
+    _validated.set(requested.transactional_id)
+    decision = await validate(self, requested)
+    if decision.outcome is queries_to_send.Outcome.PASS:
+        await _stop("verdict", "after")
+    return decision
+
+
+async def stopping_answer(self: Commits, query: queries_to_send.Ask, deadline: Monotonic) -> queries_to_send.Answer:
+    await _stop(STEPS[type(query)], "before")
+    answered = await answer(self, query, deadline)
+    await _stop(STEPS[type(query)], "after")
+    return answered
+
+
+if __name__ == "__main__":
+    Commits.validate = stopping_judge  # type: ignore[method-assign]
+    Commits._answer = stopping_answer  # type: ignore[method-assign]
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The door of a counted topic: what an expansion may rely on once it is empty."""
+
+from __future__ import annotations
+
+import pytest
+
+from fencepost_proxy.topics.barrier import AppendBarrier
+
+NOW = 1000.0
+
+
+def _barrier(**how: float) -> AppendBarrier:
+    return AppendBarrier("orders", **{"in_doubt_seconds": 30.0, **how})
+
+
+def test_it_is_open_at_first_and_empty() -> None:
+    barrier = _barrier()
+
+    assert not barrier.closed
+    assert barrier.empty(NOW)
+    assert barrier.count is None
+
+
+def test_who_is_inside_keeps_an_expansion_waiting() -> None:
+    barrier = _barrier()
+    assert barrier.enter("a", NOW)
+    assert barrier.enter("b", NOW)
+    barrier.close(NOW + 1)
+
+    assert not barrier.enter("c", NOW + 1)
+    assert barrier.in_flight == 2
+    barrier.leave("a", NOW + 2)
+    assert not barrier.empty(NOW + 2)
+    barrier.leave("b", NOW + 3)
+    assert barrier.empty(NOW + 3)
+
+
+def test_who_came_too_late_enters_once_it_opens_with_the_new_count() -> None:
+    barrier = _barrier()
+    barrier.close(NOW)
+    assert not barrier.enter("a", NOW + 1)
+
+    barrier.open(3)
+
+    assert barrier.enter("a", NOW + 2)
+    assert barrier.count == 3
+    assert barrier.closed_at is None
+
+
+def test_an_append_whose_connection_broke_holds_it_as_long_as_a_broker_may_have_it_queued() -> None:
+    barrier = _barrier(in_doubt_seconds=30.0)
+    barrier.enter("a", NOW)
+    barrier.close(NOW + 1)
+    barrier.leave("a", NOW + 2, in_doubt=True)
+
+    assert barrier.in_flight == 0
+    assert not barrier.empty(NOW + 31.9)
+    assert barrier.empty(NOW + 32)
+    assert barrier.empty_at == NOW + 32
+
+
+def test_a_later_doubt_counts_and_an_earlier_one_does_not_shorten_it() -> None:
+    barrier = _barrier(in_doubt_seconds=30.0)
+    for name in "ab":
+        barrier.enter(name, NOW)
+    barrier.leave("a", NOW + 5, in_doubt=True)
+    barrier.leave("b", NOW + 1, in_doubt=True)
+
+    assert barrier.empty_at == NOW + 35
+
+
+def test_what_never_entered_holds_a_new_door() -> None:
+    barrier = _barrier(clear_at=NOW + 33)
+
+    assert barrier.enter("a", NOW)
+    barrier.leave("a", NOW + 1)
+    assert not barrier.empty(NOW + 32.9)
+    assert barrier.empty(NOW + 33)
+    barrier.not_empty_before(NOW + 40)
+    assert not barrier.empty(NOW + 39)
+
+
+def test_transactions_that_are_waited_for_may_end() -> None:
+    barrier = _barrier()
+    barrier.close(NOW, but_for=[(7, 0)])
+
+    assert barrier.enter("commit soon", NOW, {(7, 0)})
+    assert not barrier.enter("another producer", NOW, {(8, 0)})
+    assert not barrier.enter("its next transaction", NOW, {(7, 1)})
+    assert not barrier.enter("both", NOW, {(7, 0), (8, 0)})
+    assert not barrier.enter("no transaction", NOW)
+    assert not barrier.empty(NOW)
+    barrier.close(NOW + 5)
+    assert not barrier.enter("too late", NOW + 5, {(7, 0)})
+    assert barrier.closed_at == NOW, "it was closed all the time"
+
+
+def test_opening_ends_the_exceptions() -> None:
+    barrier = _barrier()
+    barrier.close(NOW, but_for=[(7, 0)])
+    barrier.open(2)
+    barrier.close(NOW + 1)
+
+    assert not barrier.enter("a", NOW + 1, {(7, 0)})
+
+
+def test_a_pass_is_used_once_at_a_time() -> None:
+    barrier = _barrier()
+    barrier.enter("a", NOW)
+
+    with pytest.raises(ValueError, match="orders"):
+        barrier.enter("a", NOW)
+    with pytest.raises(KeyError):
+        barrier.leave("b", NOW)

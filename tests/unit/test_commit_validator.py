@@ -1,0 +1,536 @@
+"""May it commit? Each way to find out, and each way to be lied to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+import pytest
+
+from fencepost_policies.append import Append
+from fencepost_proxy.topics.abort_only import AbortOnly
+from fencepost_proxy.transactions.commit_validator import (
+    Ask,
+    CheckedTopic,
+    CommitValidator,
+    Decision,
+    Logged,
+    LogIs,
+    Marker,
+    Outcome,
+    ProducerAt,
+    ProducersAre,
+    QueryProducers,
+    QueryTransaction,
+    ReadBack,
+    ReadState,
+    StateRead,
+    TimeIsUp,
+    TransactionIs,
+)
+from fencepost_proxy.transactions.table import Table
+from fencepost_proxy.types import SEQUENCE_MODULUS, TopicPartition
+
+TXN, ID, EPOCH = "transfer", 7, 3
+A, B, FREE = TopicPartition("guarded", 0), TopicPartition("guarded", 1), TopicPartition("free", 0)
+BASE = TopicPartition("base", 0)
+ON_A = TransactionIs(True, ID, EPOCH, "Ongoing", frozenset({A}))
+
+
+def append(partition: TopicPartition, sequence: int, expected: int | None, *, count: int = 1) -> Append:
+    return Append(
+        topic=partition.topic,
+        partition=partition.partition,
+        record_count=count,
+        expected_base_offset=expected,
+        producer_id=ID,
+        producer_epoch=EPOCH,
+        base_sequence=sequence,
+        transactional=True,
+    )
+
+
+@dataclass
+class World:
+    """What there is to find out. By default: the transaction is on A, and nothing is known of it here."""
+
+    table: Table = field(default_factory=Table)
+    abort_only_records: tuple[AbortOnly, ...] | None = ()
+    transaction: TransactionIs = field(default_factory=lambda: ON_A)
+    transaction_then: TransactionIs | None = None  # when its coordinator is asked once more
+    producers: dict[TopicPartition, ProducerAt | None] = field(default_factory=dict)
+    logs: dict[TopicPartition, tuple[Logged, ...] | None] = field(default_factory=dict)
+    gone: bool = False
+    v2: bool = True
+    may_be_committed: bool = False
+    queried: list[Ask] = field(default_factory=list)
+
+    def lands(self, partition: TopicPartition, sequence: int, expected: int | None, at: int, *, count: int = 1) -> None:
+        """An append that passed this process."""
+        one = append(partition, sequence, expected, count=count)
+        self.table.submitted(TXN, one)
+        self.table.sent(TXN, one)
+        self.table.appended_batch(TXN, one, at)
+
+    def validate(self) -> CommitValidator:
+        is_checked = {"guarded": CheckedTopic(), "base": CheckedTopic(carrier_base=True)}
+        return CommitValidator(
+            self.table, TXN, ID, EPOCH, v2=self.v2, is_checked=is_checked.get, may_be_committed=self.may_be_committed
+        )
+
+    def decision(self) -> Decision:
+        validate = self.validate()
+        stated = validate.begin()
+        while not isinstance(stated, Decision):
+            assert stated, "nothing is asked, and nothing said"
+            queries_to_send, stated = stated, ()
+            for query in queries_to_send:
+                self.queried.append(query)
+                more = validate.handle(self._answer(query))
+                if isinstance(more, Decision):
+                    return more
+                stated = (*stated, *more)
+        return stated
+
+    def _answer(self, query: Ask) -> StateRead | TransactionIs | ProducersAre | LogIs:
+        match query:
+            case ReadState():
+                return StateRead(self.abort_only_records)
+            case QueryTransaction():
+                again = sum(isinstance(each, QueryTransaction) for each in self.queried) > 1
+                return self.transaction_then if again and self.transaction_then is not None else self.transaction
+            case QueryProducers(_, partitions):
+                return ProducersAre({each: self.producers[each] for each in partitions if each in self.producers})
+            case ReadBack(_, partition, from_offset):
+                batches = self.logs[partition]
+                if batches is not None:
+                    batches = tuple(each for each in batches if each.base_offset >= from_offset)
+                return LogIs(partition, batches, gone=self.gone)
+
+
+def logged(at: int, sequence: int, expected: int | None = None, *, count: int = 1, epoch: int = EPOCH) -> Logged:
+    return Logged(at, count, epoch, sequence, conditional=expected is not None, expected=expected)
+
+
+def marker(at: int, kind: Marker) -> Logged:
+    return Logged(at, 1, EPOCH, -1, marker=kind)
+
+
+def abort_only(*pending: tuple[TopicPartition, int], name: int = 1, transactional_id: str = TXN) -> AbortOnly:
+    return AbortOnly(UUID(int=name), transactional_id, ID, EPOCH, "OFFSET_MISMATCH …", frozenset(pending) or None, 0)
+
+
+# ---- what this process saw
+
+
+def test_all_of_it_passed_here_and_nobody_knows_more() -> None:
+    world = World(producers={A: ProducerAt(EPOCH, 2, 10)})
+    world.lands(A, 0, 10, 10, count=2)
+    world.lands(A, 2, None, 12)
+    assert world.decision().outcome is Outcome.PASS
+    assert not any(isinstance(query, ReadBack) for query in world.queried)
+
+
+def test_an_empty_transaction_behind_one_that_may_be_committed() -> None:
+    """Given T1, committed by another process that died before anybody heard of it, and T2 of the same epoch, begun by a
+    request of T1's that came late: a refusal would say that T1 was not committed."""
+    world = World(v2=False, abort_only_records=(abort_only((A, 0)),), producers={A: ProducerAt(EPOCH, 1, None)})
+    assert world.decision().outcome is Outcome.LATER
+    for producer in (None, ProducerAt(EPOCH, -1, None), ProducerAt(EPOCH - 1, 1, None)):
+        world.producers = {A: producer}
+        assert world.decision().outcome is Outcome.REFUSE, "it was never appended"
+
+
+def test_a_transaction_that_has_something_is_not_the_one_before() -> None:
+    nothing, something = ProducerAt(EPOCH, 1, None), ProducerAt(EPOCH, 3, 10)
+    stated = (abort_only((A, 0)),)
+    on_both = replace(ON_A, partitions=frozenset({A, B}))
+    world = World(v2=False, abort_only_records=stated, transaction=on_both, producers={A: nothing, B: something})
+    assert world.decision().outcome is Outcome.REFUSE
+    world = World(
+        v2=False,
+        abort_only_records=stated,
+        transaction=replace(ON_A, partitions=frozenset({A, FREE})),
+        producers={A: nothing},
+    )
+    assert world.decision().outcome is Outcome.REFUSE
+
+
+def test_a_sequence_that_wraps() -> None:
+    world = World(v2=False, producers={A: ProducerAt(EPOCH, 1, 10)})
+    world.lands(A, SEQUENCE_MODULUS - 1, 10, 10)
+    world.lands(A, 0, 11, 11, count=2)
+    assert world.decision().outcome is Outcome.PASS
+
+
+def test_a_refusal_that_was_never_noted_is_told_at_once() -> None:
+    world = World()
+    world.table.failed(TXN, append(A, 0, 5), 44, "OFFSET_MISMATCH", was_sent=False)
+    assert world.decision() == Decision(Outcome.REFUSE, "append_refused", "OFFSET_MISMATCH")
+    assert not world.queried
+
+
+def test_what_was_refused_may_be_another_transactions() -> None:
+    """v1: refused here, aborted through another process, the next one of that producer has the same epoch."""
+    world = World(v2=False, producers={A: ProducerAt(EPOCH, 0, 10)}, logs={A: (logged(10, 0, 10),)})
+    transaction = world.table.failed(TXN, append(A, 0, 5), 44, "OFFSET_MISMATCH", was_sent=False)
+    recorded = world.table.note(transaction)
+    assert recorded is not None
+    validate = world.validate()
+    assert not isinstance(validate.begin(), Decision)
+    world.table.cleared(recorded.name)  # read on the way to the end of the state topic
+    assert validate.handle(StateRead(())) == ()
+    assert world.decision().outcome is Outcome.PASS
+
+
+def test_one_is_still_under_way() -> None:
+    """It may be a late try of what landed through another process, which has sent the commit to Kafka and died."""
+    world = World()
+    world.table.submitted(TXN, append(A, 0, 5))
+    assert world.decision().outcome is Outcome.LATER
+    world.table.sent(TXN, append(A, 0, 5))
+    assert world.decision().outcome is Outcome.LATER
+
+
+def test_one_comes_to_its_gate_while_it_is_judged() -> None:
+    world = World(producers={A: ProducerAt(EPOCH, 0, 10)})
+    world.lands(A, 0, 10, 10)
+    validate = world.validate()
+    validate.begin()
+    validate.handle(StateRead(()))
+    validate.handle(world.transaction)
+    world.table.submitted(TXN, append(B, 0, 9))
+    stated = validate.handle(ProducersAre(world.producers))
+    assert isinstance(stated, Decision)
+    assert stated.outcome is Outcome.LATER
+
+
+def test_it_landed_elsewhere() -> None:
+    world = World(producers={A: ProducerAt(EPOCH, 0, 11)})
+    world.lands(A, 0, 10, 11)
+    decision = world.decision()
+    assert decision.outcome is Outcome.REFUSE
+    assert "expected=10 appended_at=11" in decision.message
+
+
+def test_a_commit_that_went_to_kafka_before_is_never_refused() -> None:
+    """Its answer was lost: it may be on its way, and a refusal would say for certain that nothing was committed."""
+    world = World(producers={A: ProducerAt(EPOCH, 0, 10)})
+    world.lands(A, 0, 10, 10)
+    world.may_be_committed = True
+    world.table.failed(TXN, append(A, 1, 5), 44, "OFFSET_MISMATCH", was_sent=False)
+    assert world.decision().outcome is Outcome.LATER
+    for state in ("PrepareCommit", "CompleteCommit"):
+        world.transaction = replace(world.transaction, state=state)
+        assert world.decision().outcome is Outcome.PASS
+
+
+COMMITTED = TransactionIs(True, ID, EPOCH, "CompleteCommit")
+COMMITTED_V2 = replace(COMMITTED, producer_epoch=EPOCH + 1)
+PREPARED_V2 = replace(COMMITTED_V2, state="PrepareCommit")
+
+
+@pytest.mark.parametrize("then", [COMMITTED_V2, PREPARED_V2, TransactionIs(known=False)])
+@pytest.mark.parametrize("passed_here", [True, False])
+def test_it_is_committed_while_it_is_looked_into(then: TransactionIs, passed_here: bool) -> None:
+    """Its commit went to another process, whose connection broke. It comes out of a broker's queue between what the
+    coordinator says and what the leaders say: its marker there looks like an end before its time."""
+    world = World(producers={A: ProducerAt(EPOCH + 1, -1, None)}, transaction_then=then)
+    if passed_here:
+        world.lands(A, 0, 10, 10)
+    else:
+        world.abort_only_records = (abort_only((A, 0)),)  # told to come again, and landed then
+    assert world.decision().outcome is Outcome.LATER
+    world.transaction, world.transaction_then = COMMITTED_V2, None
+    assert world.decision().outcome is Outcome.PASS, "Kafka itself answers"
+
+
+def test_it_is_committed_while_it_is_looked_into_under_v1() -> None:
+    log = (logged(10, 0, 10), marker(11, Marker.COMMIT))
+    world = World(
+        v2=False, abort_only_records=(abort_only((A, 0)),), producers={A: ProducerAt(EPOCH, 0, None)}, logs={A: log}
+    )
+    world.lands(A, 0, 10, 10)
+    assert world.decision().outcome is Outcome.REFUSE
+    world.queried.clear()
+    world.transaction_then = COMMITTED
+    assert world.decision().outcome is Outcome.LATER
+
+
+def test_what_is_found_out_besides_does_not_make_it_better() -> None:
+    """One partition refuses it; what the log of another one shows comes while its coordinator is asked once more."""
+    both = replace(ON_A, partitions=frozenset({A, B}))
+    world = World(transaction=both, producers=dict.fromkeys((A, B), ProducerAt(EPOCH, 0, 10)))
+    validate = world.validate()
+    validate.begin()
+    validate.handle(StateRead(()))
+    validate.handle(both)
+    validate.handle(ProducersAre(world.producers))
+    assert validate.handle(LogIs(A, (logged(10, 0, 9),))) == (QueryTransaction(TXN),)
+    assert validate.handle(LogIs(B, (logged(10, 0, 10),))) == ()
+    assert validate.handle(LogIs(B, None)) == ()
+    stated = validate.handle(both)
+    assert isinstance(stated, Decision)
+    assert stated.reason == "violation"
+
+
+def test_another_transactional_id_with_this_producer_id() -> None:
+    """What is known of the producer is not told to a stranger: Kafka refuses it."""
+    world = World(transaction=TransactionIs(True), abort_only_records=(abort_only(transactional_id="transfer"),))
+    world.table.failed("another", append(A, 0, 5), 44, "OFFSET_MISMATCH", was_sent=False)
+    world.abort_only_records = (abort_only(transactional_id="another"),)
+    assert world.decision().outcome is Outcome.PASS
+
+
+# ---- what other processes have noted
+
+
+def test_refused_elsewhere() -> None:
+    world = World(abort_only_records=(abort_only(),))
+    assert world.decision().outcome is Outcome.REFUSE
+    assert world.decision().abort_only_transactions
+
+
+@pytest.mark.parametrize("state", ["Empty", "CompleteCommit", "CompleteAbort", ""])
+def test_refused_elsewhere_and_nothing_was_appended(state: str) -> None:
+    """Its coordinator has not heard of it, and would call the commit of nothing a success."""
+    world = World(abort_only_records=(abort_only(),), transaction=TransactionIs(True, ID, EPOCH, state))
+    assert world.decision().outcome is Outcome.REFUSE
+
+
+def test_told_to_come_again_elsewhere_and_landed() -> None:
+    log = (logged(10, 0, 10),)
+    world = World(abort_only_records=(abort_only((A, 0)),), producers={A: ProducerAt(EPOCH, 0, 10)}, logs={A: log})
+    decision = world.decision()
+    assert (decision.outcome, decision.abort_only_transactions) == (Outcome.PASS, True)
+
+
+@pytest.mark.parametrize(
+    "log", [(logged(10, 0, 10),), (logged(10, 0, 10), logged(11, 1))], ids=["missing", "another in its place"]
+)
+def test_told_to_come_again_elsewhere_and_never_landed(log: tuple[Logged, ...]) -> None:
+    world = World(
+        abort_only_records=(abort_only((A, 1)),),
+        producers={A: ProducerAt(EPOCH, log[-1].base_sequence, 10)},
+        logs={A: log},
+    )
+    assert world.decision().reason == "append_unresolved"
+
+
+def test_told_to_come_again_elsewhere_and_all_that_landed_passed_here() -> None:
+    """That nothing is missing of what landed does not tell that nothing else should have."""
+    world = World(
+        abort_only_records=(abort_only((A, 1)),),
+        producers={A: ProducerAt(EPOCH, 0, 10)},
+        logs={A: (logged(10, 0, 10),)},
+    )
+    world.lands(A, 0, 10, 10)
+    assert world.decision().reason == "append_unresolved"
+
+
+def test_what_was_noted_of_another_transactional_id() -> None:
+    world = World(abort_only_records=(abort_only(transactional_id="another"),), producers={A: None})
+    assert world.decision().outcome is Outcome.PASS
+
+
+def test_told_to_come_again_on_a_partition_that_it_never_wrote_to() -> None:
+    world = World(abort_only_records=(abort_only((B, 0)),), producers={A: None, B: None})
+    assert world.decision().reason == "append_unresolved"
+
+
+def test_of_its_own_notes_this_process_knows_more() -> None:
+    world = World(producers={A: ProducerAt(EPOCH, 0, 10)})
+    one = append(A, 0, 10)
+    recorded = world.table.note(world.table.failed(TXN, one, 6, "TRY_AGAIN", was_sent=False))
+    assert recorded is not None
+    world.lands(A, 0, 10, 10)
+    world.abort_only_records = (recorded,)
+    assert world.decision().outcome is Outcome.PASS
+    assert not any(isinstance(query, ReadBack) for query in world.queried)
+
+
+# ---- what only the log can tell
+
+
+def test_batches_that_passed_here_are_not_unpacked_again() -> None:
+    log = (logged(10, 0), logged(11, 1, count=2), logged(13, 3, 13))
+    world = World(producers={A: ProducerAt(EPOCH, 3, 10)}, logs={A: log})
+    world.lands(A, 0, 10, 10)
+    world.lands(A, 1, 11, 11, count=2)
+    assert world.decision().outcome is Outcome.PASS
+    assert [each for each in world.queried if isinstance(each, ReadBack)] == [ReadBack(ID, A, 10, (10, 13))]
+
+
+@pytest.mark.parametrize("why", ["a gap", "an append that was told to come again"])
+def test_batches_that_passed_here_are_unpacked_where_something_may_be_missing(why: str) -> None:
+    log = (logged(10, 0, 10), logged(11, 1), logged(12, 2, 12), logged(13, 3))
+    world = World(producers={A: ProducerAt(EPOCH, 3, 10)}, logs={A: log})
+    world.lands(A, 0, 10, 10)
+    if why == "a gap":
+        world.lands(A, 2, 12, 12)
+    else:
+        world.abort_only_records = (abort_only((A, 1)),)
+    world.decision()
+    assert [each for each in world.queried if isinstance(each, ReadBack)] == [ReadBack(ID, A, 10)]
+
+
+def test_none_of_it_passed_here() -> None:
+    log = (logged(10, 0, 10), logged(13, 1), logged(20, 2, 20))
+    world = World(producers={A: ProducerAt(EPOCH, 2, 10)}, logs={A: log})
+    assert world.decision().outcome is Outcome.PASS
+
+
+def test_a_part_of_it_passed_another_process_and_landed_elsewhere() -> None:
+    world = World(producers={A: ProducerAt(EPOCH, 1, 10)}, logs={A: (logged(10, 0, 10), logged(12, 1, 11))})
+    world.lands(A, 0, 10, 10)
+    assert world.decision().reason == "violation"
+
+
+def test_one_in_the_middle_passed_another_process() -> None:
+    """First and last are as known here; that they are not neighbours tells that one is missing."""
+    log = (logged(10, 0, 10), logged(12, 1, 11), logged(13, 2, 13))
+    world = World(producers={A: ProducerAt(EPOCH, 2, 10)}, logs={A: log})
+    world.lands(A, 0, 10, 10)
+    world.lands(A, 2, 13, 13)
+    assert world.decision().reason == "violation"
+
+
+def test_an_expectation_that_can_hold_nowhere() -> None:
+    world = World(producers={A: ProducerAt(EPOCH, 0, 10)}, logs={A: (Logged(10, 2, EPOCH, 0, conditional=True),)})
+    assert world.decision().reason == "violation"
+
+
+def test_another_partition_is_not_as_it_should_be() -> None:
+    world = World(
+        transaction=TransactionIs(True, ID, EPOCH, "Ongoing", frozenset({A, B, FREE})),
+        producers={A: ProducerAt(EPOCH, 0, 10), B: ProducerAt(EPOCH, 0, 4)},
+        logs={B: (logged(4, 0, 3),)},
+    )
+    world.lands(A, 0, 10, 10)
+    assert world.decision().reason == "violation"
+    assert QueryProducers(ID, (A, B)) in world.queried  # the other topic is nobody's concern
+
+
+def test_the_carrier_does_not_reach_the_log() -> None:
+    world = World(
+        transaction=TransactionIs(True, ID, EPOCH, "Ongoing", frozenset({BASE})),
+        producers={BASE: ProducerAt(EPOCH, 0, 10)},
+    )
+    assert world.decision().reason == "cannot_be_proved"
+    world.lands(BASE, 0, 10, 10)
+    assert world.decision().outcome is Outcome.PASS
+
+
+def test_the_log_does_not_reach_back() -> None:
+    world = World(producers={A: ProducerAt(EPOCH, 0, 10)}, logs={A: None}, gone=True)
+    assert world.decision().reason == "cannot_be_proved"
+
+
+@pytest.mark.parametrize("log", [(), (logged(10, 0, 10),)])
+def test_the_log_and_the_leader_are_of_different_moments(log: tuple[Logged, ...]) -> None:
+    world = World(producers={A: ProducerAt(EPOCH, 1, 10)}, logs={A: log})
+    assert world.decision().outcome is Outcome.LATER
+
+
+# ---- markers
+
+
+def test_a_marker_before_its_time_under_v2() -> None:
+    """Each transaction has an epoch of its own: what has ended of this epoch was a part of this one."""
+    world = World(producers={A: ProducerAt(EPOCH, 0, None)})
+    assert world.decision().reason == "aborted"
+    world.lands(A, 0, 10, 10)
+    assert world.decision().reason == "aborted"
+
+
+def test_a_marker_and_then_more_of_it_under_v2() -> None:
+    """Its first sequence is 0; the log from what is open on begins with another."""
+    world = World(producers={A: ProducerAt(EPOCH, 1, 12)}, logs={A: (logged(12, 1, 12),)})
+    assert world.decision().reason == "aborted"
+
+
+def test_the_transaction_before_ended_at_another_process_under_v1() -> None:
+    """Appends of both passed here, and the epoch is the same. The marker between tells."""
+    log = (logged(10, 0, 10), marker(11, Marker.COMMIT), logged(12, 1, 12))
+    world = World(v2=False, producers={A: ProducerAt(EPOCH, 1, 12)}, logs={A: log})
+    world.lands(A, 0, 10, 10)
+    world.lands(A, 1, 12, 12)
+    assert world.decision().outcome is Outcome.PASS
+
+
+def test_the_transaction_before_wrote_there_and_this_one_did_not_under_v1() -> None:
+    log = (logged(10, 0, 10), marker(11, Marker.COMMIT))
+    world = World(v2=False, producers={A: ProducerAt(EPOCH, 0, None)}, logs={A: log})
+    world.lands(A, 0, 10, 10)
+    assert world.decision().outcome is Outcome.PASS
+
+
+def test_a_part_of_it_was_aborted_under_v1() -> None:
+    log = (logged(10, 0, 10), marker(11, Marker.ABORT), logged(12, 1, 12))
+    world = World(v2=False, producers={A: ProducerAt(EPOCH, 1, 12)}, logs={A: log})
+    world.lands(A, 0, 10, 10)
+    world.lands(A, 1, 12, 12)
+    assert world.decision().reason == "aborted"
+
+
+def test_it_was_added_and_never_written_to() -> None:
+    """Also by an earlier transaction of that epoch, which is over."""
+    world = World(v2=False, producers={A: None})
+    assert world.decision().outcome is Outcome.PASS
+    world.producers = {A: ProducerAt(EPOCH, 4, None)}
+    assert world.decision().outcome is Outcome.PASS
+
+
+def test_its_coordinator_does_not_know_that_it_wrote_there() -> None:
+    """Its marker will never come to B: what it appended there would not be committed with the rest."""
+    world = World(producers={A: None, B: ProducerAt(EPOCH, 0, 10)})
+    world.lands(B, 0, 10, 10)
+    assert world.decision().reason == "cannot_be_proved"
+
+
+# ---- nothing to judge, or nothing to judge by
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        TransactionIs(True),
+        TransactionIs(True, ID, EPOCH, "Empty"),
+        TransactionIs(True, ID, EPOCH, "PrepareCommit", frozenset({A})),
+        TransactionIs(True, ID, EPOCH, "PrepareAbort", frozenset({A})),
+        TransactionIs(True, ID, EPOCH + 1, "Ongoing", frozenset({A})),
+        TransactionIs(True, ID + 1, 0, "Ongoing", frozenset({A})),
+        TransactionIs(True, ID, EPOCH, "Ongoing", frozenset({FREE})),
+    ],
+)
+def test_kafka_itself_answers(found: TransactionIs) -> None:
+    assert World(transaction=found).decision().outcome is Outcome.PASS
+
+
+def test_a_coordinator_that_lags_behind_its_client() -> None:
+    world = World(transaction=TransactionIs(True, ID, EPOCH - 1, "CompleteCommit"))
+    assert world.decision().outcome is Outcome.LATER
+
+
+def test_what_cannot_be_found_out_is_never_a_pass() -> None:
+    assert World(abort_only_records=None).decision().outcome is Outcome.LATER
+    assert World(transaction=TransactionIs(known=False)).decision().outcome is Outcome.LATER
+    assert World(producers={}).decision().outcome is Outcome.LATER
+    assert World(producers={A: ProducerAt(EPOCH, 0, 1)}, logs={A: None}).decision().outcome is Outcome.LATER
+    validate = World().validate()
+    validate.begin()
+    stated = validate.handle(TimeIsUp())
+    assert isinstance(stated, Decision)
+    assert stated.outcome is Outcome.LATER
+
+
+@pytest.mark.parametrize("state_first", [True, False])
+def test_both_answers_are_waited_for(state_first: bool) -> None:
+    world = World(transaction=TransactionIs(True, ID, EPOCH, "Ongoing", frozenset()))
+    validate = world.validate()
+    validate.begin()
+    first, second = StateRead(()), world.transaction
+    assert validate.handle(first if state_first else second) == ()
+    stated = validate.handle(second if state_first else first)
+    assert isinstance(stated, Decision)
+    assert stated.outcome is Outcome.PASS

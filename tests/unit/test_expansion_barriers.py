@@ -1,0 +1,90 @@
+"""Which doors a process keeps closed, by what it reads of expansions."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fencepost_proxy.config import Limits
+from fencepost_proxy.net.expansions import Expansions
+from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion, encode_failed
+from fencepost_proxy.topics.records import StateRecord
+from fencepost_proxy.topics.state import StateView, TopicConfigChange
+from fencepost_proxy.types import LeaderEpoch, LogEndOffset
+
+OLD, NEW = UUID(int=7), UUID(int=8)
+SOMEBODY = UUID(int=2)
+BEFORE = Expansion("orders", OLD, 1, 2, UUID(int=3), 0, process=SOMEBODY)
+AFTER = Expansion("orders", NEW, 3, 6, UUID(int=4), 0, process=SOMEBODY)
+
+
+class Process:
+    """`doors` – the count that each is open with, None for a closed one; `said` – all that was done to them."""
+
+    def __init__(self) -> None:
+        self.view = StateView("cluster")
+        self.barriers: dict[str, int | None] = {}
+        self.stated: list[str] = []
+        state = SimpleNamespace(view=self.view, process=None, names=frozenset())
+        self.expansions = Expansions(
+            SimpleNamespace(),  # type: ignore[arg-type]
+            state,  # type: ignore[arg-type]
+            Limits(),
+            barriers=self,  # type: ignore[arg-type]
+            metrics=Metrics(),
+            spawn=lambda work, name: work.close(),
+            primary=True,
+        )
+
+    def close_barrier(self, topic: str, but_for: Any) -> None:
+        self.barriers[topic] = None
+        self.stated.append("closed")
+
+    def open_barrier(self, topic: str, partition_count: int | None) -> None:
+        self.barriers[topic] = partition_count or 0
+        self.stated.append("open")
+
+    def reads(self, *records: StateRecord) -> None:
+        for record in records:
+            assert self.view.apply(self.view.next_offset, record.key, record.value) is None
+        self.expansions.view_changed()
+
+
+@pytest.fixture
+def process() -> Process:
+    return Process()
+
+
+def _done(expansion: Expansion) -> StateRecord:
+    ends = [LogEndOffset(5)] * expansion.from_count
+    epochs = [LeaderEpoch(0)] * expansion.from_count
+    return encode_done(expansion, UUID(int=9), thresholds=ends, epochs=epochs, at_ms=1, held_ms=1)
+
+
+def test_a_door_is_closed_from_the_intent_to_the_end(process: Process) -> None:
+    process.reads(encode_expansion(BEFORE))
+    assert process.barriers == {"orders": None}
+    process.reads(_done(BEFORE))
+    assert process.barriers == {"orders": 2}
+
+
+@pytest.mark.parametrize("end", ["failed", "forgotten"])
+def test_the_end_of_a_predecessors_expansion_opens_no_door(process: Process, end: str) -> None:
+    """Given a topic that was deleted around the proxy while it grew, created anew, and is to grow as well."""
+    process.reads(encode_expansion(BEFORE))
+    process.reads(encode_expansion(AFTER))
+    process.stated.clear()
+
+    if end == "failed":
+        process.reads(encode_failed(BEFORE, UUID(int=9), reason="the topic was deleted", at_ms=1))
+    else:
+        process.reads(*process.view.records_of([TopicConfigChange("orders", OLD, deleted=True)]))
+    assert process.barriers == {"orders": None}
+    assert "open" not in process.stated
+
+    process.reads(_done(AFTER))
+    assert process.barriers == {"orders": 6}

@@ -1,0 +1,714 @@
+"""The short way of guarded appends, against the general one: the same dialogue by both comes to the same.
+
+A dialogue is a program of the fuzzer's kind: requests of several clients in pieces of any size, an upstream that
+answers rightly, wrongly, late or never, connections that break, time that passes. It is run twice: as `net/proxied_connection.py`
+does, and with every request and answer as an event.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fencepost_policies.append import Check, Refusal
+from fencepost_proxy.errors import ProtocolError
+from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection
+from fencepost_proxy.session.produce_exchange import AppendDraft, make_pending_append
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import PRODUCE
+from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.produce import (
+    PartitionData,
+    PartitionResult,
+    ProduceRequest,
+    TopicData,
+    encode_produce_request,
+    parse_produce_request,
+    parse_produce_response,
+)
+from tests.fuzz import dialogue as dialogue_module
+from tests.fuzz import sequencers
+from tests.fuzz.dialogue import NOW_MS, TOPIC_IDS, Asked, Dialogue, _Run
+from tests.fuzz.engine import Failure, Op, Program, Untraced
+from tests.fuzz.log import SHARED
+from tests.simulation.mutants import Patch
+from tests.support.batches import batch, expecting
+from tests.unit.test_session import Around, Unchanged, produce, produced
+
+_PROGRAMS = 40
+_GATE_PROGRAMS = 400
+_OPS = 60
+
+
+class _GeneralRun(_Run):
+    """Every byte is an event, and no append takes the short way from within one either."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.services.sequencer = lambda partition: None  # type: ignore[method-assign]
+        self.call = self._event_only(self.call)
+
+    @staticmethod
+    def _event_only(call: Any) -> Any:
+        def reported(function: Any, *args: Any) -> Any:
+            if function.__name__ in ("take_up", "take_down"):
+                return 0, []
+            return call(function, *args)
+
+        return reported
+
+
+class _Programs(Dialogue):
+    """More of what takes the short way than the fuzzer makes, and nothing malformed: that is its business."""
+
+    def program(self, seed: int) -> Program:
+        rng = random.Random(f"short {seed}")
+        setup = self.setup(rng) | {"produce": rng.choice((12, 13, 13, 13, 13, 13, 13))}
+        noise = rng.choice((0.03, 0.1, 0.3, 0.6))
+        # Two clients that are there before anything is acknowledged.
+        ops: list[Op] = [["deliver", 0, 1], ["deliver", 1, 1]]
+        while len(ops) < _OPS:
+            ops += [self._noise(rng)] if rng.random() < noise else self._round(rng)
+        return Program(setup, ops)
+
+    def _noise(self, rng: random.Random) -> Op:
+        op = self.op(rng)
+        if op[0] == "send":
+            for frame in op[2]:
+                frame["changes"] = []
+        return op
+
+    def _round(self, rng: random.Random) -> list[Op]:
+        """A few requests of one client, each the next at its partition as far as it can know; and their answers."""
+        connection = rng.choice((0, 0, 0, 1))
+        producer, version, topic = rng.choice((0, 1, 2)), rng.choice((9, 12)), rng.choice((0, 0, 1, 2))
+        frames, ahead, sequence = [], 0, rng.choice((rng.randrange(6), rng.randrange(1000)))
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            count = rng.choice((1, 1, 2))
+            how = "end" if topic == 1 or rng.random() < 0.7 else "none"
+            frames.append(
+                {
+                    "kind": "produce",
+                    "version": version,
+                    "acks": rng.choice((-1, -1, -1, 1)),
+                    "timeout": 30_000,
+                    "transaction": False,
+                    "parts": [[topic, 0, [how, ahead, count, producer, sequence, 0, 0]]],
+                    "changes": [],
+                }
+            )
+            ahead += count
+            sequence += count
+        cuts = rng.choice(([], [], [], [1], [37], [rng.randint(1, 400)]))
+        ops: list[Op] = [["send", connection, frames, cuts]]
+        ops += [["control", 0, "true", 0]] * rng.choice((0, 1, 1, 2))
+        answered = ["answer", connection, "ok", 0, rng.choice((0, 0, 0, 1, 9)), rng.choice((1, 2, 3))]
+        return ops + [answered] * rng.choice((0, 1, 1, 1, 2))
+
+
+def _meaning(frame: bytes) -> Any:
+    """Of a request that went upstream."""
+    if int.from_bytes(frame[:2], "big") != PRODUCE:
+        return frame
+    try:
+        request = parse_produce_request(memoryview(frame))
+    except ProtocolError:
+        return frame
+    topics = tuple(
+        replace(topic, partitions=tuple(replace(d, records=bytes(d.records or b"")) for d in topic.partitions))  # type: ignore[arg-type]
+        for topic in request.topics
+    )
+    return replace(request, topics=topics)
+
+
+def _gate_seen(sequencer: PartitionSequencer) -> list[Any]:
+    """What decides about its future."""
+    memory = sequencer.memory
+    return [
+        (sequencer.phase, sequencer.idle, sequencer.waiting, sequencer.in_transaction, sequencer._transactions),
+        (
+            sequencer._log_end,
+            sequencer._end_as_of,
+            sequencer._sequence_offset,
+            sequencer._epoch,
+            sequencer._check,
+            sequencer._accounted,
+        ),
+        (
+            sequencer._confirmed_until,
+            sequencer._confirmed_since,
+            sequencer._confirmed_epoch,
+            sequencer._retry_at,
+            sequencer._sent_count,
+        ),
+        (
+            sequencer._fenced_queued_until,
+            sequencer._fenced_queued_to,
+            sequencer._pass_through_queued_until,
+            sequencer._sequence_gaps,
+        ),
+        (memory.appended_batch, memory.fenced, memory._pass_through, memory._unresolved, memory._violations),
+        [
+            [
+                (
+                    t.at,
+                    t.fence,
+                    t.kind,
+                    t.sent_at,
+                    t.sent_as,
+                    t.attempts,
+                    t.may_write,
+                    t.behind,
+                    len(t.duplicate_waiters),
+                )
+                for t in pending_appends
+            ]
+            for pending_appends in (
+                sequencer._in_flight,
+                sequencer._in_doubt_appends,
+                sequencer._queue,
+                sequencer._being_read,
+            )
+        ],
+    ]
+
+
+def _observed(run: _Run) -> list[Any]:
+    """All that anybody outside can tell, and what decides about the future."""
+    observed: list[Any] = []
+    for wires in run.wires:
+        frames, rest = dialogue_module.frames_of(wires.upstream_got, 8)
+        observed += [
+            bytes(wires.client_got),
+            [_meaning(frame) for frame in frames],
+            rest,
+            wires.proxy_closed_client,
+            wires.client_paused and not wires.proxy_closed_client,
+            wires.proxy_closed_upstream,
+            wires.upstream_paused,
+        ]
+    for partition, log in run.logs.items():
+        observed.append((partition, log.end, log.batches))
+    for partition, sequencer in run.dispatcher.sequencers.items():
+        observed += [partition, *_gate_seen(sequencer)]
+    observed.append([(each.partition, type(each.effect)) for each in run.control])
+    return observed
+
+
+def _run_both(program: Program) -> Counter[str]:
+    """Step by step, compared after each. How often the short way was taken."""
+    taken: Counter[str] = Counter()
+    observed: set[Any] = set()
+    general = _GeneralRun(program, observed, Untraced())
+    short = _Run(program, observed, Untraced())
+    for run in (general, short):
+        # What only passes is held in memory by the general way if it is long; who waits for memory is no matter here.
+        run.services.free_bytes = run.services.memory_bytes = 1 << 30
+    take, appended_batch, back = PartitionSequencer.take, PartitionSequencer.appended_batch, Session._disable_fast_path
+
+    def counted_take(self: PartitionSequencer, pending: g.PendingAppend, now: float) -> bool:
+        took = take(self, pending, now)
+        taken["taken" if took else "not taken"] += 1
+        taken[f"taken {pending.kind.name}"] += took
+        return took
+
+    def counted_landed(
+        self: PartitionSequencer, pending: g.PendingAppend, result: PartitionResult, now: float
+    ) -> PartitionResult | None:
+        reported = appended_batch(self, pending, result, now)
+        taken["not landed" if reported is None else "landed"] += 1
+        return reported
+
+    def counted_back(self: Session) -> None:
+        taken["taken back"] += sum(response_slot.single is not None for response_slot in self._from_upstream)
+        back(self)
+
+    patch = pytest.MonkeyPatch()
+    with patch.context() as on:
+        on.setattr(PartitionSequencer, "take", counted_take)
+        on.setattr(PartitionSequencer, "appended_batch", counted_landed)
+        on.setattr(Session, "_disable_fast_path", counted_back)
+        for number, op in enumerate(program.ops):
+            general._do(op)
+            short._do(op)
+            ours, theirs = _observed(short), _observed(general)
+            assert ours == theirs, f"after op {number} {op} of {program.to_json()}"
+        for run in (general, short):
+            if program.setup["calm"]:
+                run._calm_down()
+            run._end_everything()
+        assert _observed(short) == _observed(general), program.to_json()
+        for wires in short.wires:
+            short._check_wires(wires)
+    return taken
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_both_ways_come_to_the_same(block: int) -> None:
+    taken: Counter[str] = Counter()
+    for seed in range(block * _PROGRAMS, (block + 1) * _PROGRAMS):
+        taken += _run_both(_Programs().program(seed))
+    print(taken)
+    # Not by never taking it, nor by never leaving it.
+    assert min(taken[each] for each in ("taken", "not taken", "landed", "not landed", "taken back")) > 10, taken
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(3456, id="doubts are settled in the order in which the appends were sent"),
+        pytest.param(1494, id="an answer that passes keeps none from a gate that waits for the next"),
+    ],
+)
+def test_what_differed_once(seed: int) -> None:
+    _run_both(_Programs().program(seed))
+
+
+# --- a gate alone -----------------------------------------------------------------------------------------------------
+
+
+class _GatePrograms(sequencers.Gates):
+    """With transactions; and more of what is honest, or it would be cold all the time."""
+
+    def program(self, seed: int) -> Program:
+        rng = random.Random(f"gate {seed}")
+        setup: dict[str, Any] = {
+            "required": rng.random() < 0.3,
+            "append_time": rng.random() < 0.1,
+            "calm": rng.random() < 0.7,
+            "takes over": rng.random() < 0.1,
+        }
+        noise, ops = rng.choice((0.05, 0.15, 0.4)), []
+        while len(ops) < _OPS:
+            ops += [self._noise(rng)] if rng.random() < noise else self._round(rng)
+        return Program(setup, ops)
+
+    def _noise(self, rng: random.Random) -> Op:
+        draw = rng.random()
+        if draw < 0.1:
+            return ["join", rng.randrange(2), rng.choice((0, 1, 2))]
+        if draw < 0.3:
+            return rng.choice((["control", 0, "open", 0], ["again", rng.randrange(60), rng.randrange(2)]))
+        return self.op(rng)
+
+    @staticmethod
+    def _round(rng: random.Random) -> list[Op]:
+        connection, ahead, ops = rng.randrange(2), 0, []
+        for _ in range(rng.choice((1, 1, 2))):
+            how, count = rng.choice(("end", "end", "none")), rng.randint(1, 2)
+            sequence, flags = rng.choice((rng.randrange(4), rng.randrange(500))), rng.choice((0, 0, 0, 0, 1))
+            offer: Op = ["offer", connection, [how, ahead, count, rng.randrange(3), sequence, flags, 0]]
+            ahead += count
+            ops += [offer, ["control", 0, "true", 0], ["control", 0, "true", 0], ["send"]]
+        return ops + [["answer", connection, "ok", 0]] * rng.choice((0, 1, 1, 2, 2))
+
+
+class _GateRun(sequencers._Run):
+    """`short` – appends are taken where the gate takes them, and land where they land."""
+
+    def __init__(self, program: Program, *, short: bool) -> None:
+        super().__init__(program, set(), Untraced())
+        self.short = short
+        self.took = False
+        self.taken: set[g.PendingAppend] = set()
+
+    def _do(self, op: Op) -> None:
+        self.took = False
+        if op[0] == "join":
+            joined = g.TransactionJoined(str(op[1]), op[2] == 1)
+            self._event(joined if op[2] else g.TransactionJoins(str(op[1]), 1))
+        else:
+            super()._do(op)
+
+    def _offer(self, records: bytes, connection: int) -> None:
+        setup = self.program.setup
+        check = Check.REQUIRED if setup["required"] else Check.ON
+        draft = AppendDraft(
+            connection,
+            TopicPolicy(check),
+            HeaderNames(),
+            20_000,
+            frozenset({SHARED}),
+            self.now,
+            self.now + 1.0,
+            instance_id=5,
+            connected_at=0.0,
+            alone=setup["calm"],
+            taken_over=not setup["takes over"] or len(self.submitted) > 2,
+        )
+        pending = make_pending_append(draft, sequencers.PARTITION, PartitionData(0, memoryview(records)))
+        if isinstance(pending, Refusal):
+            return
+        self.submitted.append(pending)
+        self.waiting[pending] = None
+        if self.short and self.sequencer.take(pending, self.now):
+            self.took = True
+            self.taken.add(pending)
+            self.sent.append(pending)
+        else:
+            self._event(g.Submitted(pending))
+
+    def _event(self, event: g.Event) -> None:
+        if self.short and isinstance(event, g.Answered) and event.pending in self.taken:
+            pending = event.pending
+            self.taken.discard(pending)
+            reported = self.sequencer.appended_batch(pending, event.result, self.now)
+            if reported is not None:
+                self.transcript += ["Answer", f"{reported.error_code} {reported.base_offset} None"]
+                if pending not in self.left:
+                    self._answered(pending, reported, None)
+                return
+        super()._event(event)
+
+    def everything(self) -> list[Any]:
+        reported = [line for line in self.transcript if line != "Grant"]
+        queried = [(type(each), getattr(each, "offset", None), at) for each, at in self.control]
+        return [
+            *_gate_seen(self.sequencer),
+            reported,
+            queried,
+            self.log.end,
+            self.log.batches,
+            len(self.sent),
+            len(self.waiting),
+        ]
+
+
+def _run_gates(seed: int) -> Counter[str]:
+    """One gate that takes, and one that is told of each step. What the one takes the other has to grant at once."""
+    program = _GatePrograms().program(seed)
+    general, short = _GateRun(program, short=False), _GateRun(program, short=True)
+    taken: Counter[str] = Counter()
+    for number, op in enumerate(program.ops):
+        short._do(op)
+        general._do(op)
+        if short.took:
+            taken[short.submitted[-1].kind.name] += 1
+            assert general.admitted is general.submitted[-1], (
+                f"taken and not granted: op {number} of {program.to_json()}"
+            )
+            general._send()
+        assert short.everything() == general.everything(), f"after op {number} {op} of {program.to_json()}"
+    for run in (general, short):
+        run._end()
+    assert short.everything()[-6:] == general.everything()[-6:], program.to_json()
+    return taken
+
+
+def test_a_gate_comes_to_the_same() -> None:
+    taken: Counter[str] = Counter()
+    for seed in range(_GATE_PROGRAMS):
+        taken += _run_gates(seed)
+    print(taken)
+    assert min(taken[each] for each in ("CONDITIONAL", "PLAIN", "OWN")) > 10, taken
+
+
+# --- requests that only look like the one before ----------------------------------------------------------------------
+
+
+class _Talk(_Run):
+    """One client that does not belong to any program."""
+
+    def __init__(self) -> None:
+        setup = {"whole": False, "produce": 13, "append_time": False, "upstream_first": True, "calm": True}
+        super().__init__(Program(setup, []), set(), Untraced())
+        self.client = self._wires(0)
+
+    def sends(self, data: bytes) -> None:
+        self.client.client_wrote += data
+        self._deliver_client(self.client, [])
+
+    def appends_the_first(self) -> None:
+        """After it the gate is warm."""
+        self.sends(_append("required", 0))
+        self._control(0, "true", 0)
+        self._answer(self.client, "ok", 0, 0)
+        assert self.logs[TopicPartition("required", 0)].end == 1
+
+    def asked_for(self) -> list[tuple[int, str]]:
+        """What went upstream: version and topic."""
+        frames, _ = dialogue_module.frames_of(self.client.upstream_got, 8)
+        return [(Asked(frame).version, topic) for frame in frames for topic, _ in self._parts(Asked(frame))]
+
+
+def _append(
+    topic: str,
+    expected: int,
+    *,
+    version: int = 9,
+    client_id: str = "c",
+    correlation_id: int = 1,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+) -> bytes:
+    headers = [[("expected-offset", b"%d" % expected)]]
+    records = batch(b"v", headers=headers, timestamp_ms=NOW_MS, producer=producer)
+    data = (PartitionData(0, memoryview(bytes(records))),)
+    request = ProduceRequest(version, correlation_id, client_id, b"", None, -1, 30_000, (TopicData(topic, None, data),))
+    return b"".join(encode_produce_request(request))
+
+
+@pytest.mark.parametrize("version", [8, 9])
+def test_a_client_id_longer_than_what_is_looked_at_hides_no_topic(version: int) -> None:
+    talk, client_id = _Talk(), "c" * 5000
+    # Given a request to a topic that is not guarded, and so much before its name that this is all that was looked at
+    talk.sends(_append("plain", 0, version=version, client_id=client_id))
+    assert talk.asked_for() == [(version, "plain")]
+    # When the next one of the client is for a guarded topic
+    talk.sends(_append("required", 7, version=version, client_id=client_id, correlation_id=2))
+    # Then it goes to its gate, which wants to know where the log ends
+    assert talk.asked_for() == [(version, "plain")]
+    assert [type(each.effect) for each in talk.control] == [g.ReadLogEnd]
+
+
+@pytest.mark.parametrize("at", ["name", "topics"])
+def test_lengths_that_are_written_longer_than_they_have_to_be_shift_nothing(at: str) -> None:
+    talk = _Talk()
+    talk.appends_the_first()
+    for expected in (1, 2):
+        frame = bytearray(_append("required", expected, correlation_id=expected + 1))
+        name_at = frame.index(b"\x09required")
+        where = name_at if at == "name" else name_at - 1
+        frame[where : where + 1] = bytes((frame[where] | 0x80, 0))
+        frame[:4] = (len(frame) - 4).to_bytes(4, "big")
+        talk.sends(bytes(frame))
+        queried = talk.client.queried[-1]
+        assert parse_produce_request(memoryview(queried.frame)).timeout_ms == 30_000
+        talk._answer(talk.client, "ok", 0, 0)
+    assert talk.asked_for() == [(13, "required")] * 3
+    assert talk.logs[TopicPartition("required", 0)].end == 3
+    talk._check_wires(talk.client)
+
+
+def test_an_answer_about_another_topic_is_no_answer() -> None:
+    talk = _Talk()
+    talk.appends_the_first()
+    talk.sends(_append("required", 1, correlation_id=2))
+    answer = bytearray(talk._produced(talk.client.queried[-1], "ok", 0))
+    at = answer.index(TOPIC_IDS["required"].bytes)
+    answer[at : at + 16] = TOPIC_IDS["checked"].bytes
+    got = len(talk.client.client_got)
+    talk.client.upstream_wrote += answer
+    talk._deliver_upstream(talk.client, 0)
+    assert talk.client.proxy_closed_client
+    assert len(talk.client.client_got) == got
+
+
+def test_a_request_that_ends_too_early_is_not_taken_for_the_one_before() -> None:
+    talk = _Talk()
+    usual = _append("plain", 0)
+    talk.sends(usual)
+    # When a frame claims to be shorter, and the bytes behind its end go on as the one before did
+    length = usual.index(b"plain") + 2 - 4
+    talk.sends(length.to_bytes(4, "big") + usual[4:])
+    # Then it is malformed, and not for a broker to find out
+    assert bytes(talk.client.upstream_got) == usual
+    assert talk.client.proxy_closed_client
+
+
+# --- what is under way by it, and does not end as usual ---------------------------------------------------------------
+
+
+def test_who_sends_an_append_again_meanwhile_is_told_too() -> None:
+    talk = _Talk()
+    other = talk._wires(1)
+    talk.appends_the_first()
+    # Given an append that took the short way, and the same one again by another connection of its producer
+    again = _append("required", 1, correlation_id=2, producer=(5, 0, 3))
+    talk.sends(again)
+    assert len(talk.client.queried) == 1
+    other.client_wrote += again
+    talk._deliver_client(other, [])
+    assert not other.queried
+    talk.dispatcher.sessions[other.number]._may_write["required"] = float("inf")
+    # When the first is answered
+    talk._answer(talk.client, "ok", 0, 0)
+    # Then so is the second, by the same
+    reported = parse_produce_response(memoryview(bytes(talk.client.client_got[-len(other.client_got) + 4 :])), 9)
+    assert parse_produce_response(memoryview(other.client_got)[4:], 9).topics == reported.topics
+    assert reported.topics[0].partitions[0].base_offset == 1
+
+
+def test_it_is_told_in_time_that_the_outcome_is_not_known() -> None:
+    talk = _Talk()
+    talk.appends_the_first()
+    got = len(talk.client.client_got)
+    talk.sends(_append("required", 1, correlation_id=2))
+    talk._pass_time(26.9)
+    assert len(talk.client.client_got) == got
+    talk._pass_time(0.2)
+    response = parse_produce_response(memoryview(talk.client.client_got)[got + 4 :], 9)
+    assert [each.error_code for each in response.topics[0].partitions] == [7]
+
+
+class _Switched(Around):
+    """Its gates are the switch's."""
+
+    dispatcher: Dispatcher
+
+    def may_send(self, pending: g.PendingAppend, now: float) -> bool:
+        return self.dispatcher.may_send(pending, now)
+
+    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
+        return self.dispatcher.sequencer(partition)
+
+
+def _ends_at(log_end: int, now: float) -> g.LogEndRead:
+    return g.LogEndRead(
+        g.LogEndSnapshot(
+            requested_at=now,
+            log_end_offset=log_end,
+            log_start_offset=0,
+            producer_id=7000,
+            producer_state=None,
+            fence_base=(0, 0),
+            open_transactions=frozenset(),
+            log_append_time=False,
+            expiration_seconds=86_400.0,
+            wall_minus_monotonic_seconds=time.time() - now,
+            transactions_as_of=now,
+        )
+    )
+
+
+def test_what_a_gate_has_ended_and_not_told_yet_is_not_overtaken() -> None:
+    services = _Switched(newest_produce=13)
+    dispatcher = services.dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
+    for connection in (1, 2):
+        dispatcher.open(connection, "proxy.local", 0.0)._may_write = {"guarded": float("inf")}
+
+    def client(connection: int, now: float, *frames: bytes) -> None:
+        dispatcher.session_event(connection, m.ClientBytes(memoryview(b"".join(frames))), now)
+
+    def query(number: int, partition: int, records: memoryview) -> bytes:
+        return produce(("guarded", partition, records), correlation=number, timeout_ms=30_000)
+
+    # Given a partition where what keeps its own producer id has to wait for 5 s, and another client's does
+    waiting, other = TopicPartition("guarded", 0), TopicPartition("guarded", 1)
+    dispatcher._sequencer(waiting)._fenced_queued_until = 105.0
+    client(2, 99.0, query(1, 0, batch(b"x", producer=(9, 0, 0))))
+    # And A at another one, of which Kafka has refused the stamp: it is looked at whether it is there already
+    client(1, 99.5, query(1, 1, expecting(5, b"a")))
+    dispatcher.sequencer_event(other, _ends_at(5, 99.5), 99.5)
+    refused = produced(("", 1, 45, -1), version=13, by_id=True)
+    dispatcher.session_event(1, m.UpstreamBytes(memoryview(refused)), 104.4)
+    dispatcher.sequencer_event(other, _ends_at(6, 104.4), 104.4)
+    # And behind it one that waits at the first partition, and B, which follows A
+    client(1, 104.4, query(2, 0, batch(b"y", producer=(8, 0, 0))), query(3, 1, expecting(6, b"b")))
+    # When at one moment the first has its turn, and A's time is up
+    actions = dispatcher.tick(105.1)
+    # Then B falls with A, though it would fit
+    sent = b"".join(
+        b"".join(each.command.chunks)
+        for each in actions
+        if isinstance(each, ForConnection) and isinstance(each.command, m.ToUpstream) and each.connection == 1
+    )
+    assert len(sent) == 4 + int.from_bytes(sent[:4], "big"), "one request"
+    request = parse_produce_request(memoryview(sent)[4:])
+    assert [data.partition for topic in request.topics for data in topic.partitions] == [0]
+    assert dispatcher.sequencers[other].idle
+
+
+# --- defects of the short way that only a comparison shows ------------------------------------------------------------
+
+
+def _differ(patch: Patch, run: Any) -> bool:
+    try:
+        run()
+    except (AssertionError, Failure):
+        return True
+    finally:
+        patch.undo()
+    return False
+
+
+_GATE_DEFECTS = {
+    "does not wait for what is queued": (
+        PartitionSequencer,
+        "take",
+        "self._waits_for_what_may_be_queued(pending, now) or ",
+        "",
+    ),
+    "does not look at transactions": (
+        PartitionSequencer,
+        "_stamp_at_end",
+        "self._another_transaction_is_open(pending, snapshot) or ",
+        "",
+    ),
+    "pipelines while cold": (PartitionSequencer, "take", " or not self._fits_with_in_flight(pending, now)", ""),
+    "forgets a producer whose sequences stay here": (
+        PartitionSequencer,
+        "take",
+        "self.memory.record_fenced(pending)",
+        "pass",
+    ),
+}
+_SESSION_DEFECTS = {
+    "takes any leader for the one that acknowledged": (
+        Session,
+        "_take_single",
+        "pending.leader_epoch = services.leader_epoch(key)",
+        "pass",
+    ),
+    "goes by id where a broker cannot": (
+        Session,
+        "_take_single",
+        " or services.produce_version_max() < PRODUCE_BY_ID",
+        "",
+    ),
+    "does not remember who may write": (
+        Session,
+        "_end_single",
+        "self._may_write[single.pending.partition.topic] = now",
+        "pass",
+    ),
+    "loses a throttle time": (Session, "_end_single", "throttle=throttle", "throttle=0"),
+    "leaves an answer behind": (Session, "take_down", " or (len(to_client) > 1 and to_client[1].done)", ""),
+    "goes past a request that waits": (
+        Session,
+        "take_up",
+        "self._waiting_exchange is not None or self._client_paused or ",
+        "",
+    ),
+    "lets a client near the state topic": (
+        Session,
+        "take_up",
+        "if relayed_versions[2] and self._concerns_state_topic(data[at:end]):",
+        "if False:",
+    ),
+}
+
+
+@pytest.mark.no_cover  # of what is broken
+@pytest.mark.parametrize("defect", _GATE_DEFECTS)
+def test_a_gate_that_takes_wrongly_is_noticed(defect: str) -> None:
+    primary, name, old, new = _GATE_DEFECTS[defect]
+
+    def noticed(seed: int) -> bool:
+        patch = Patch()
+        patch.edit(primary, name, (old, new))
+        return _differ(patch, lambda: _run_gates(seed))
+
+    assert any(noticed(seed) for seed in range(_GATE_PROGRAMS)), defect
+
+
+@pytest.mark.no_cover  # of what is broken
+@pytest.mark.parametrize("defect", _SESSION_DEFECTS)
+def test_a_session_that_takes_wrongly_is_noticed(defect: str) -> None:
+    primary, name, old, new = _SESSION_DEFECTS[defect]
+
+    def noticed(seed: int) -> bool:
+        patch = Patch()
+        patch.edit(primary, name, (old, new))
+        return _differ(patch, lambda: _run_both(_Programs().program(seed)))
+
+    assert any(noticed(seed) for seed in range(_PROGRAMS)), defect

@@ -1,0 +1,430 @@
+"""How far groups are, in stories: Kafka is asked, and members get what they were assigned, or wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fencepost_proxy.config import Limits
+from fencepost_proxy.groups.queries import GatedPartitions, LookedUp, MayHave
+from fencepost_proxy.net import groups
+from fencepost_proxy.net.control import Fetched, UpstreamUnavailable
+from fencepost_proxy.net.groups import GroupProgressTracker
+from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion, encode_partition_count
+from fencepost_proxy.topics.records import StateRecord
+from fencepost_proxy.topics.state import StateView, encode_topic_config
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, TopicPartition
+from fencepost_proxy.wire.plain_batch import encode_plain_batch
+
+ORDERS, OTHERS, ANEW = UUID(int=7), UUID(int=8), UUID(int=9)
+P0, P1, P2, P3 = (TopicPartition("orders", each) for each in range(4))
+Q0, Q1 = (TopicPartition("others", each) for each in range(2))
+_IMPATIENCE_SECONDS = 600.0
+_PATIENCE_SECONDS = 3600.0
+
+
+class Clock:
+    """In place of the module `time`."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def monotonic(self) -> float:
+        return 1_000_000.0 + self.passed
+
+    def time(self) -> float:
+        return 1_800_000_000.0 + self.passed
+
+
+class State:
+    """A state topic that is read back at once."""
+
+    def __init__(self) -> None:
+        self.view = StateView("cluster")
+        self._names = iter(range(100, 1000))
+
+    def append_now(self, records: Iterable[StateRecord]) -> None:
+        for record in records:
+            assert self.view.apply(self.view.next_offset, record.key, record.value) is None
+
+    async def append(self, records: Iterable[StateRecord], **_: Any) -> list[int]:
+        self.append_now(records)
+        return []
+
+    def grow(self, topic: str, topic_id: UUID, from_count: int, to_count: int, *thresholds: int) -> None:
+        if self.view.history(topic, topic_id).count is None:
+            config = encode_topic_config(topic, topic_id, {"ordered.partition.expansion": "true"})
+            self.append_now([config, encode_partition_count(topic, topic_id, from_count)])
+        proposal, end = UUID(int=next(self._names)), UUID(int=next(self._names))
+        expansion = Expansion(topic, topic_id, from_count, to_count, proposal, 0, process=UUID(int=1))
+        ends, epochs = list(map(LogEndOffset, thresholds)), [LeaderEpoch(0)] * from_count
+        done = encode_done(expansion, end, thresholds=ends, epochs=epochs, at_ms=1, held_ms=1)
+        self.append_now([encode_expansion(expansion), done])
+
+
+class Kafka:
+    """In place of the control client. `broken` – topics of which nothing can be found out, with Kafka's error code.
+
+    `meanwhile` – happens once, while commits are looked up.
+    """
+
+    def __init__(self) -> None:
+        self.commits: dict[TopicPartition, int] = {}
+        self.starts: dict[TopicPartition, int] = {}
+        self.broken: dict[str, int | None] = {}
+        self.meanwhile: Callable[[], Coroutine[Any, Any, None]] | None = None
+
+    async def committed_offsets(
+        self, group: str, partitions: Iterable[TopicPartition], **_: Any
+    ) -> Mapping[TopicPartition, int]:
+        for each in partitions:
+            if each.topic in self.broken:
+                raise UpstreamUnavailable(f"{each}: not now", error_code=self.broken[each.topic])
+        found = {each: self.commits[each] for each in partitions if each in self.commits}
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return found
+
+    async def log_start(self, partition: TopicPartition, **_: Any) -> int:
+        return self.starts.get(partition, 0)
+
+    async def fetch_committed(self, partition: TopicPartition, offset: int, **_: Any) -> Fetched:
+        """Records everywhere."""
+        batch = offset.to_bytes(8, "big") + encode_plain_batch([(b"k", b"v")] * 100, 0)[8:]
+        return Fetched(batch, (), Offset(offset + 100))
+
+
+class Story:
+    """The group `billing`, of one member, at one proxy process."""
+
+    def __init__(self, clock: Clock, state: State, kafka: Kafka) -> None:
+        self.clock, self.state, self.kafka = clock, state, kafka
+        self.ids = {"orders": ORDERS, "others": OTHERS}
+        self.metrics = Metrics()
+        self.keeper = GroupProgressTracker(
+            kafka,  # type: ignore[arg-type]
+            Limits(
+                gated_without_commit_seconds=_IMPATIENCE_SECONDS,
+                gated_without_progress_seconds=_PATIENCE_SECONDS,
+            ),
+            configured=[],
+            policy=lambda topic: TopicPolicy(ordered=True),
+            topic_id=self.ids.get,
+            metrics=self.metrics,
+        )
+        self.watch = self.keeper.watch
+        self.keeper.attach(state)  # type: ignore[arg-type]
+        self.keeper.refresh()
+
+    async def queries_to_send(self, *partitions: TopicPartition) -> frozenset[TopicPartition]:
+        """Its member is about to get these: which of them it does not get."""
+        reply = await self.keeper.answer(MayHave("billing", "client", partitions), "10.0.0.1")
+        self.keeper.refresh()
+        assert isinstance(reply, GatedPartitions)
+        return reply.partitions
+
+    async def probes(self, *, last_observed: bool = True) -> frozenset[TopicPartition]:
+        """The process looks whether it may have what it waits for: what is still withheld."""
+        if last_observed:
+            self.watch.groups["billing"].active_at = self.clock.monotonic()
+        await self.keeper._probe("billing")
+        await self.keeper._store_what_is_due()
+        self.keeper.refresh()
+        return self.gated
+
+    @property
+    def gated(self) -> frozenset[TopicPartition]:
+        watched = self.watch.groups.get("billing")
+        return frozenset() if watched is None or watched.gated is None else watched.gated
+
+
+@pytest.fixture
+def story(monkeypatch: pytest.MonkeyPatch) -> Story:
+    """`orders` has grown from 1 to 2 partitions, `others` too: ten records lie in each of their first ones."""
+    clock, state = Clock(), State()
+    monkeypatch.setattr(groups, "time", clock)
+    state.grow("orders", ORDERS, 1, 2, 10)
+    state.grow("others", OTHERS, 1, 2, 10)
+    return Story(clock, state, Kafka())
+
+
+# --- what is released -------------------------------------------------------------------------------------------------
+
+
+def test_what_a_member_is_about_to_get_while_its_group_is_looked_at_is_not_released_by_that(story: Story) -> None:
+    """Given a look that began for one partition, when another one is withheld before it ends, then a KIP-848 member is
+    not told of that one by its next heartbeat."""
+
+    async def reported() -> None:
+        story.kafka.commits = {P0: 5, Q0: 5}
+        assert await story.queries_to_send(P1) == {P1}
+
+        async def meanwhile() -> None:
+            assert await story.queries_to_send(Q1) == {Q1}
+            story.watch.consumer_assigned("billing", "m", ((OTHERS, (0, 1)),), ((OTHERS, (0,)),), frozenset({Q1}))
+
+        story.kafka.meanwhile = meanwhile
+        assert await story.probes() == {P1, Q1}
+        assert story.watch.consumer_gets("billing", "m", story.keeper.topic_ids()) is None
+
+        story.kafka.commits[Q0] = 10
+        assert await story.probes() == {P1}
+        assert story.watch.consumer_gets("billing", "m", story.keeper.topic_ids()) == ((OTHERS, (0, 1)),)
+
+    asyncio.run(reported())
+
+
+def test_what_another_process_withholds_is_not_released_by_an_older_look(story: Story) -> None:
+    """Given two processes, all members at the one; it withholds a partition, the other one reads of it and looks; then
+    it withholds another. When it dies and a KIP-848 member comes over, then it is not told of either."""
+
+    async def reported() -> None:
+        story.kafka.commits = {P0: 5, Q0: 5}
+        other = Story(story.clock, story.state, story.kafka)
+        await story.queries_to_send(P1)
+        other.keeper.refresh()
+        assert await other.probes(last_observed=False) == {P1}
+        await story.queries_to_send(Q1)
+        other.keeper.refresh()
+        await other.probes(last_observed=False)
+
+        assert not other.watch.consumer_is_unknown("billing", "m")
+        assert not other.watch.must_rejoin("billing", "m", 5, story.clock.monotonic())
+        assert other.gated == {P1, Q1}
+
+    asyncio.run(reported())
+
+
+def test_a_topic_that_cannot_be_asked_about_holds_up_no_other(story: Story) -> None:
+    """Given a group of two topics of which one has been deleted, or has a partition without a leader."""
+
+    async def reported() -> None:
+        story.kafka.commits = {P0: 5, Q0: 5}
+        assert await story.queries_to_send(P1, Q1) == {P1, Q1}
+        story.kafka.broken["others"] = None
+        story.kafka.commits[P0] = 10
+
+        assert await story.probes() == {Q1}
+        assert await story.queries_to_send(P1, Q1) == {Q1}
+
+    asyncio.run(reported())
+
+
+def test_a_topic_that_may_not_be_looked_up_lets_go_of_its_own_partitions_only(story: Story) -> None:
+    async def reported() -> None:
+        story.kafka.commits = {P0: 5}
+        story.kafka.broken["others"] = 29
+        assert await story.queries_to_send(P1, Q1) == {P1, Q1}
+        assert await story.probes() == {P1, Q1}
+
+        story.clock.passed += _IMPATIENCE_SECONDS + 1
+        await story.probes()
+        assert await story.queries_to_send(P1, Q1) == {P1}
+        assert await story.probes() == {P1}
+
+    asyncio.run(reported())
+
+
+def test_a_group_that_was_set_back_to_where_a_new_partition_begins_waits_anew(story: Story) -> None:
+    """Given a new partition whose first records have expired, and old ones whose have not."""
+
+    async def reported() -> None:
+        story.kafka.starts[P1] = 5
+        story.kafka.commits = {P0: 0, P1: 5}
+        assert await story.queries_to_send(P1) == {P1}
+        story.kafka.commits[P1] = 6
+        assert await story.queries_to_send(P1) == set()
+
+    asyncio.run(reported())
+
+
+# --- groups without commits -------------------------------------------------------------------------------------------
+
+
+def test_a_partition_that_is_itself_withheld_is_not_waited_out(story: Story) -> None:
+    """Given two expansions, and a group that lags before the first for longer than one without commits is waited for:
+    when it is done there, it gets what that brought; what the second brought waits until those are read."""
+
+    async def reported() -> None:
+        story.state.grow("orders", ORDERS, 2, 4, 10, 5)
+        story.keeper.refresh()
+        story.kafka.commits = {P0: 5}
+        assert await story.queries_to_send(P1, P2, P3) == {P1, P2, P3}
+        for _ in range(3):
+            story.clock.passed += _IMPATIENCE_SECONDS
+            story.kafka.commits[P0] += 1
+            assert await story.probes() == {P1, P2, P3}
+
+        story.kafka.commits[P0] = 10
+        assert await story.probes() == {P2, P3}
+        story.clock.passed += 1
+        assert await story.queries_to_send(P1, P2, P3) == {P2, P3}
+        assert await story.probes() == {P2, P3}
+        story.kafka.commits[P1] = 4
+        assert await story.probes() == {P2, P3}
+        story.kafka.commits[P1] = 5
+        assert await story.probes() == set()
+
+    asyncio.run(reported())
+
+
+def test_a_group_that_commits_nothing_is_waited_for_from_when_nothing_else_is(story: Story) -> None:
+    async def reported() -> None:
+        story.state.grow("orders", ORDERS, 2, 4, 10, 5)
+        story.keeper.refresh()
+        story.kafka.commits = {P0: 5}
+        await story.queries_to_send(P1, P2)
+        story.clock.passed += 2 * _IMPATIENCE_SECONDS
+        story.kafka.commits = {P0: 10}
+        await story.probes()
+        await story.probes()
+
+        story.clock.passed += _IMPATIENCE_SECONDS - 1
+        assert await story.probes() == {P2}
+        story.clock.passed += 2
+        assert await story.probes() == set()
+        # For good: whoever asks next need not wait.
+        assert await Story(story.clock, story.state, story.kafka).queries_to_send(P2) == set()
+
+    asyncio.run(reported())
+
+
+def test_a_group_that_commits_nothing_further_is_waited_for_only_so_long(story: Story) -> None:
+    """A client that commits only when records arrive never commits the last ones."""
+
+    async def reported() -> None:
+        story.kafka.commits = {P0: 5}
+        await story.queries_to_send(P1)
+        assert await story.probes() == {P1}
+        story.clock.passed += _PATIENCE_SECONDS - 1
+        story.kafka.commits = {P0: 6}  # each commit begins the wait again
+        assert await story.probes() == {P1}
+        story.clock.passed += _PATIENCE_SECONDS - 1
+        assert await story.probes() == {P1}
+        (waiting,) = story.keeper.waiting()
+        stood = f"no further commit for {_PATIENCE_SECONDS - 1:.0f} s"
+        assert waiting.waits == (f"partition 0: committed 6, threshold 10, {stood}",)
+        story.clock.passed += 2
+        assert await story.probes() == set()
+        assert story.metrics.partitions_timed_out.value == 1
+        assert await Story(story.clock, story.state, story.kafka).queries_to_send(P1) == set()
+
+    asyncio.run(reported())
+
+
+def test_a_group_that_was_stopped_is_waited_for_from_its_return(story: Story) -> None:
+    async def reported() -> None:
+        story.kafka.commits = {P0: 5}
+        await story.queries_to_send(P1)
+        await story.probes()
+        story.clock.passed += 2 * _PATIENCE_SECONDS
+        assert await story.probes(last_observed=False) == {P1}
+        assert await story.queries_to_send(P1) == {P1}
+        assert await story.probes() == {P1}
+
+    asyncio.run(reported())
+
+
+@pytest.mark.parametrize(
+    ("looked_up", "waits"),
+    [
+        (["end"], False),
+        (["beginning"], True),
+        (["beginning", "end"], True),
+        (["end", "beginning"], True),
+        ([], True),
+    ],
+)
+def test_only_a_group_that_asked_for_the_end_and_nothing_else_began_there(
+    story: Story, looked_up: list[str], waits: bool
+) -> None:
+    """A client that begins at the beginning may ask for the end to see how far it has to go, as
+    `get_watermark_offsets` does; or another one on its machine has the same name."""
+
+    async def reported() -> None:
+        for place in looked_up:
+            ends, others = ((P0,), ()) if place == "end" else ((), (P0,))
+            story.keeper.notice(LookedUp("client", ends, others), "10.0.0.1")  # type: ignore[arg-type]
+        assert (await story.queries_to_send(P1) == {P1}) is waits
+
+    asyncio.run(reported())
+
+
+# --- what is remembered by name ---------------------------------------------------------------------------------------
+
+
+def test_what_was_given_up_for_a_topic_does_not_count_for_its_successor(story: Story) -> None:
+    """Given a group that was let go, unseen; when the topic is deleted, created and grown anew, then it waits anew."""
+
+    async def reported() -> None:
+        story.kafka.broken["orders"] = 29
+        await story.queries_to_send(P1)
+        await story.probes()
+        story.clock.passed += _IMPATIENCE_SECONDS + 1
+        await story.probes()
+        assert await story.queries_to_send(P1) == set()
+
+        del story.kafka.broken["orders"]
+        story.ids["orders"] = ANEW
+        story.state.grow("orders", ANEW, 1, 2, 10)
+        story.keeper.refresh()
+        assert await story.queries_to_send(P1) == {P1}
+
+    asyncio.run(reported())
+
+
+def test_where_the_log_of_a_predecessor_began_does_not_count(story: Story) -> None:
+    async def reported() -> None:
+        story.kafka.starts[P0] = 8
+        assert await story.queries_to_send(P1) == {P1}
+        story.kafka.starts[P0] = 0
+        story.ids["orders"] = ANEW
+        story.state.grow("orders", ANEW, 1, 2, 4)
+        story.keeper.refresh()
+        assert await story.queries_to_send(P1) == {P1}
+
+    asyncio.run(reported())
+
+
+# --- what operators see -----------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_is_gone_is_not_shown_as_one_that_waits(story: Story) -> None:
+    async def reported() -> None:
+        await story.queries_to_send(P1)
+        await story.probes()
+        assert [each.group for each in story.keeper.waiting()] == ["billing"]
+        assert story.metrics.partitions_gated.value == 1
+
+        story.clock.passed += 121
+        await story.probes(last_observed=False)
+        assert story.keeper.waiting() == []
+        assert story.metrics.partitions_gated.value == 0
+
+        story.clock.passed += 60
+        await story.probes()
+        assert [each.seconds for each in story.keeper.waiting()] == [181]
+        assert story.metrics.partitions_gated.value == 1
+
+    asyncio.run(reported())
+
+
+def test_a_group_that_never_comes_back_is_forgotten_after_a_day(story: Story) -> None:
+    async def reported() -> None:
+        await story.queries_to_send(P1)
+        await story.probes()
+        story.clock.passed += 86_401
+        await story.keeper._tidy(story.clock.monotonic())
+        story.keeper.refresh()
+        await story.probes(last_observed=False)
+        assert "billing" not in story.watch.groups
+        assert not story.keeper._stories
+
+    asyncio.run(reported())

@@ -1,0 +1,227 @@
+"""Dialogues of a session beside the owner process: what it hands over, when, and how the owner's session goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fencepost_policies.append import Check
+from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.rewriters import Finished, RequestRewriter
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.topics.planning import Joins
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import (
+    ADD_PARTITIONS_TO_TXN,
+    ALTER_CONFIGS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    INCREMENTAL_ALTER_CONFIGS,
+)
+from tests.support.batches import batch, expecting
+from tests.unit.test_session import HEARTBEAT, Around, Talk, Unchanged, produce, produced, request, response
+
+GUARDED = produce(("guarded", 0, expecting(5, b"a")), correlation=7)
+FREE = 1 << 20
+
+
+class Beside(Talk):
+    """A session of a process that is not the owner."""
+
+    def __init__(self, rewriters: Any = None, **services: Any) -> None:
+        super().__init__(**services)
+        self.session = Session(1, "proxy.local", self.services, rewriters or Unchanged(), 0.0, primary=False)  # type: ignore[arg-type]
+
+    def migrated(self) -> m.MigratedConnection:
+        migrated = self.next(m.Migrate).migrated
+        self.silent()
+        assert self.session.finished
+        assert self.services.free_bytes == FREE, "memory was not given back"
+        return migrated
+
+
+class Owner(Talk):
+    """Goes on with what another process had."""
+
+    def __init__(self, migrated: m.MigratedConnection, **services: Any) -> None:
+        super().__init__(**services)
+        self.session = Session.of(migrated, 9, self.services, Unchanged())  # type: ignore[arg-type]
+        self.client(migrated.unread)
+
+
+def test_what_is_not_the_owners_stays() -> None:
+    talk = Beside()
+    talk.client(produce(("plain", 0, batch(b"a"))))
+    talk.upstream()
+    talk.kafka(produced(("plain", 0, 0, 3)))
+    talk.answer()
+    talk.silent()
+
+
+def test_an_append_to_a_true_topic_goes_over_before_anything_of_it_is_acted_on() -> None:
+    talk = Beside()
+
+    talk.client(GUARDED)
+
+    assert talk.next(m.ReadClient) == m.ReadClient(False)
+    assert talk.migrated().unread == GUARDED
+
+
+def test_an_append_to_a_required_topic_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Around, "policy", lambda self, topic: TopicPolicy(Check.REQUIRED))
+    talk = Beside()
+    talk.client(GUARDED)
+    talk.submitted()
+
+
+@pytest.mark.parametrize("arrived", [30, 60, len(GUARDED) - 1])
+def test_a_frame_of_which_only_the_beginning_has_come(arrived: int) -> None:
+    """The owner's session gets the rest from the socket, as if it had been there from the start."""
+    talk = Beside()
+    talk.client(GUARDED[:arrived])
+    if not talk.commands:  # not even its topic is known yet
+        talk.client(GUARDED[arrived : arrived + 40])
+        arrived += 40
+    talk.next(m.ReadClient)
+    migrated = talk.migrated()
+    assert migrated.unread == GUARDED[:arrived]
+
+    primary = Owner(migrated)
+    primary.silent()
+    primary.client(GUARDED[arrived:])
+    assert primary.submitted().append.expected_base_offset == 5
+
+
+def test_it_waits_until_nothing_is_under_way_and_reads_no_further() -> None:
+    talk = Beside()
+    behind = request(HEARTBEAT, 4, 8)
+    talk.client(request(HEARTBEAT, 4, 1) + request(HEARTBEAT, 4, 2) + GUARDED + behind)
+    talk.next(m.ReadClient)
+    talk.upstream()
+    talk.silent()
+
+    talk.client(request(HEARTBEAT, 4, 9))  # in the receive buffer before reading stopped
+    talk.kafka(response(1))
+    assert talk.answer() == response(1)
+    talk.silent()
+
+    talk.kafka(response(2))
+    assert talk.answer() == response(2)
+    migrated = talk.migrated()
+    assert migrated.unread == GUARDED + behind + request(HEARTBEAT, 4, 9)
+
+    primary = Owner(migrated)
+    pending = primary.submitted()
+    primary.next(m.ReadClient)
+    primary.grant(pending)
+    primary.sent(pending)
+
+
+def test_a_request_that_had_to_be_collected_goes_over_whole() -> None:
+    """Several topics: only all of it tells whether one of them is the owner's."""
+    talk = Beside()
+    both = produce(("plain", 0, batch(b"a")), ("guarded", 0, expecting(5, b"a")), correlation=7)
+    behind = request(HEARTBEAT, 4, 8)
+
+    talk.client(both[:100])
+    talk.silent()
+    talk.client(both[100:] + behind)
+
+    talk.next(m.ReadClient)
+    migrated = talk.migrated()
+    assert migrated.unread == both + behind
+    assert Owner(migrated).submitted().append.expected_base_offset == 5
+
+
+@pytest.mark.parametrize("api_key", [CREATE_TOPICS, DELETE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
+def test_changes_of_configs_are_the_owners(api_key: int) -> None:
+    talk = Beside()
+    queried = request(
+        api_key, {CREATE_TOPICS: 5, DELETE_TOPICS: 4, ALTER_CONFIGS: 1, INCREMENTAL_ALTER_CONFIGS: 1}[api_key], 3
+    )
+    talk.client(queried)
+    talk.next(m.ReadClient)
+    assert talk.migrated().unread == queried
+
+
+def test_a_transaction_that_adds_guarded_partitions_is_the_owners() -> None:
+    class Joining:
+        def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
+            joins = Joins("tx", (TopicPartition("guarded", 0),))
+            return RequestRewriter(b"to Kafka", finish=lambda found: Finished(b""), joins=joins)
+
+    talk = Beside(Joining())
+    queried = request(ADD_PARTITIONS_TO_TXN, 3, 3)
+    talk.client(queried)
+    talk.next(m.ReadClient)
+    assert talk.migrated().unread == queried
+
+
+def test_a_client_that_leaves_meanwhile_is_not_handed_over() -> None:
+    talk = Beside()
+    talk.client(request(HEARTBEAT, 4, 1) + GUARDED)
+    talk.next(m.ReadClient)
+    talk.upstream()
+    talk.report(m.ClientLost())
+    talk.next(m.CloseUpstream)
+    talk.silent()
+    assert talk.session.finished
+
+
+def test_a_broker_that_leaves_meanwhile_ends_the_connection() -> None:
+    talk = Beside()
+    talk.client(request(HEARTBEAT, 4, 1) + GUARDED)
+    talk.next(m.ReadClient)
+    talk.upstream()
+    talk.report(m.UpstreamLost("it broke"))
+    talk.next(m.CloseClient)
+    talk.silent()
+
+
+def test_a_right_that_was_proved_stays_proved() -> None:
+    """Else a refusal would ask Kafka once more."""
+    talk = Beside()
+    talk.session._may_write["guarded"] = float("inf")
+    talk.client(GUARDED)
+    talk.next(m.ReadClient)
+    primary = Owner(talk.migrated())
+    primary.refuse(primary.submitted())
+    primary.counted()
+    primary.answer()
+    primary.silent()
+
+
+def test_what_was_sent_behind_a_failed_batch_falls_with_it_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loses on a `required` topic; its client sent B before it could know, behind what makes them go over."""
+    policies = {"required": TopicPolicy(Check.REQUIRED), "guarded": TopicPolicy(Check.ON)}
+    monkeypatch.setattr(Around, "policy", lambda self, topic: policies.get(topic))
+    talk = Beside()
+    talk.session._may_write["required"] = float("inf")
+    a = produce(("required", 0, expecting(5, b"a")), correlation=1)
+    b = produce(("required", 0, expecting(6, b"a")), correlation=2)
+    c = produce(("required", 0, expecting(57, b"a")), correlation=3)
+    talk.client(a + GUARDED + b)
+    pending = talk.submitted()
+    talk.next(m.ReadClient)
+    talk.refuse(pending)
+    talk.counted()
+    talk.next(m.ReadClient)
+    talk.answer()
+    migrated = talk.migrated()
+    assert migrated.unread == GUARDED + b
+
+    primary = Owner(migrated)
+    is_checked = primary.submitted()
+    primary.next(m.ReadClient)
+    primary.grant(is_checked)
+    primary.sent(is_checked)
+    assert primary.next(m.Count).label == "behind_refused", "B was offered"
+    primary.next(m.ReadClient)
+    primary.upstream()
+    primary.kafka(produced(("guarded", 0, 0, 5), correlation=7))
+    primary.commands.clear()
+
+    primary.client(c)  # its client knows by now
+    assert primary.submitted().append.expected_base_offset == 57

@@ -1,0 +1,1108 @@
+"""Dialogues at the doors of counted topics: who goes in, who is refused, who waits, and when they are out again."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fencepost_policies.append import Check
+from fencepost_policies.partitioners import Partitioner, partition_for
+from fencepost_proxy.errors import ClientProtocolError
+from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection, ForControl
+from fencepost_proxy.session.fast_path import FastPath
+from fencepost_proxy.session.pending_responses import Answer, PendingResponse
+from fencepost_proxy.session.rewriters import Finished, RequestRewriter
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.topics.barrier import AppendBarrier
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.wire.apis import PRODUCE
+from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.primitives import join_tags
+from fencepost_proxy.wire.produce import (
+    PartitionData,
+    PartitionResult,
+    ProduceRequest,
+    TopicData,
+    encode_produce_request,
+    parse_produce_request,
+)
+from tests.support.batches import batch, expecting
+from tests.unit.test_session import HEARTBEAT, Around, Talk, Unchanged, produced, read, request, response
+
+NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_PARTITIONS, POLICY_VIOLATION, INVALID_RECORD = 6, 7, 29, 37, 44, 87
+COUNT_TAG = 253
+METADATA = 3
+_POLICIES = {
+    "counted": TopicPolicy(count_check=Check.ON),
+    "counted-2": TopicPolicy(count_check=Check.ON),
+    "required": TopicPolicy(count_check=Check.REQUIRED),
+    "hashed": TopicPolicy(count_check=Check.ON, partitioner=Partitioner.MURMUR2),
+    "ordered": TopicPolicy(ordered=True),
+    "both": TopicPolicy(Check.ON, count_check=Check.ON),
+    "guarded": TopicPolicy(Check.ON),
+}
+
+
+class Process(Around):
+    """Its topics have 6 partitions, and metadata was asked lately."""
+
+    def __init__(self, **services: Any) -> None:
+        super().__init__(**services)
+        self.partition_counts = dict.fromkeys(_POLICIES, 6)
+        self.confirmed_at = dict.fromkeys(_POLICIES, float("inf"))
+
+    def policy(self, topic: str) -> TopicPolicy | None:
+        return _POLICIES.get(topic)
+
+
+class Barriers(Talk):
+    """One session before such a process. `may_write` – it has proved that before."""
+
+    services: Process
+
+    def __init__(self, *, may_write: bool = True, rewriters: object = None, **services: Any) -> None:
+        super().__init__()
+        self.services = Process(**services)
+        self.session = Session(1, "proxy.local", self.services, rewriters or Unchanged(), 0.0)  # type: ignore[arg-type]
+        if may_write:
+            self.session._may_write = dict.fromkeys(_POLICIES, float("inf"))
+
+    def barrier(self, topic: str = "counted") -> AppendBarrier:
+        return self.services.barrier(topic)
+
+    def sent_up(self) -> ProduceRequest:
+        return parse_produce_request(memoryview(self.upstream())[4:])
+
+    def reported(self) -> dict[tuple[str, int], tuple[int, int, str | None]]:
+        return read(self.answer())
+
+    def refusals(self) -> list[str]:
+        counts = [c for c in self.commands if isinstance(c, m.Count)]
+        self.commands = [c for c in self.commands if not isinstance(c, m.Count)]
+        return [count.label for count in counts]
+
+    def hangs_up(self) -> None:
+        """Not at once: some clients would miss the answer."""
+        self.silent()
+        assert self.session.needs_ticks
+        self.now += 0.15
+        self.report(m.Tick())
+        assert self.next(m.CloseClient).hang_up
+
+
+def query(
+    *parts: tuple[str, int, Any],
+    instance_id: bytes | None = None,
+    correlation: int = 1,
+    version: int = 9,
+    acks: int = 1,
+    timeout_ms: int = 3000,
+) -> bytes:
+    """A Produce request: (topic, partition, records). `tag` – contents of the field 253 of each topic."""
+    topics: dict[str, list[PartitionData]] = {}
+    for topic, partition, records in parts:
+        topics.setdefault(topic, []).append(PartitionData(partition, memoryview(records)))
+    tags = b"" if instance_id is None else join_tags([(7, b"theirs"), (COUNT_TAG, instance_id), (300, b"later")])
+    return b"".join(
+        encode_produce_request(
+            ProduceRequest(
+                version,
+                correlation,
+                "test",
+                b"",
+                None,
+                acks,
+                timeout_ms,
+                tuple(TopicData(name, None, tuple(data), tags) for name, data in topics.items()),
+            )
+        )
+    )
+
+
+def saying(count: object, *values: bytes) -> memoryview:
+    return batch(*(values or (b"v",)), headers=[[("partition-count", str(count).encode())]])
+
+
+def _key(partition: int, of: int) -> bytes:
+    return next(k for k in (b"%d" % n for n in range(10_000)) if partition_for(Partitioner.MURMUR2, k, of) == partition)
+
+
+# --------------------------------------------------------------------------------------------------- what a batch says
+
+
+@pytest.mark.parametrize("how", ["header", "tag", "both"])
+def test_a_count_that_is_true_goes_in_and_out_again(how: str) -> None:
+    talk = Barriers()
+    records = saying(6) if how != "tag" else batch(b"v")
+
+    talk.client(query(("counted", 2, records), instance_id=struct.pack(">i", 6) if how != "header" else None))
+
+    up = talk.sent_up()
+    assert [topic.name for topic in up.topics] == ["counted"]
+    assert up.topics[0].partitions[0].records == records, "as it came"
+    assert talk.barrier().in_flight == 1
+    talk.kafka(produced(("counted", 2, 0, 41)))
+    assert talk.reported() == {("counted", 2): (0, 41, None)}
+    talk.silent()
+    assert talk.barrier().empty(talk.now)
+
+
+def test_the_tagged_field_goes_no_further_and_others_do() -> None:
+    talk = Barriers()
+
+    talk.client(query(("counted", 2, batch(b"v")), instance_id=struct.pack(">i", 6)))
+
+    assert talk.sent_up().topics[0].tags == join_tags([(7, b"theirs"), (300, b"later")])
+
+
+@pytest.mark.parametrize("how", ["header", "tag"])
+@pytest.mark.parametrize("topic", ["counted", "required", "both", "hashed"])
+def test_a_stale_count_is_refused_and_the_client_is_hung_up_on(topic: str, how: str) -> None:
+    talk = Barriers()
+    records = saying(3) if how == "header" else batch(b"v")
+
+    talk.client(query((topic, 2, records), instance_id=struct.pack(">i", 3) if how == "tag" else None))
+
+    assert talk.refusals() == ["invalid_partition_count"]
+    talk.next(m.ReadClient)
+    message = f"INVALID_PARTITION_COUNT topic={topic} partition=2 expected=3 actual=6"
+    assert talk.reported() == {(topic, 2): (INVALID_PARTITIONS, -1, message)}
+    talk.hangs_up()
+    talk.silent()
+    assert talk.barrier(topic).empty(talk.now)
+
+
+@pytest.mark.parametrize(
+    ("instance_id", "reason"),
+    [
+        (b"", "tagged field 253 has 0 bytes; it is an int32"),
+        (b"\0\0\6", "tagged field 253 has 3 bytes; it is an int32"),
+        (b"\0\0\0\0\6", "tagged field 253 has 5 bytes; it is an int32"),
+        (struct.pack(">i", 0), "0 is not a number of partitions"),
+        (struct.pack(">i", -1), "-1 is not a number of partitions"),
+        (struct.pack(">i", -(2**31)), "-2147483648 is not a number of partitions"),
+    ],
+)
+def test_a_tagged_field_that_cannot_be_read_is_refused(instance_id: bytes, reason: str) -> None:
+    talk = Barriers()
+
+    talk.client(query(("counted", 2, batch(b"v")), instance_id=instance_id))
+
+    assert talk.refusals() == ["partition_count_unreadable"]
+    message = f"PARTITION_COUNT_UNREADABLE topic=counted partition=2: {reason}"
+    assert talk.reported() == {("counted", 2): (INVALID_RECORD, -1, message)}
+    talk.silent()
+
+
+def test_a_tagged_field_that_occurs_twice_is_refused() -> None:
+    talk = Barriers()
+    six = struct.pack(">i", 6)
+    whole = parse_produce_request(memoryview(query(("counted", 2, batch(b"v"))))[4:])
+    tags = join_tags([(COUNT_TAG, six), (COUNT_TAG, six)])
+
+    talk.client(b"".join(encode_produce_request(replace(whole, topics=(replace(whole.topics[0], tags=tags),)))))
+
+    assert talk.refusals() == ["partition_count_unreadable"]
+    assert talk.reported()[("counted", 2)][0] == INVALID_RECORD
+
+
+@pytest.mark.parametrize(
+    ("stated", "code"),
+    [
+        ("2147483647", INVALID_PARTITIONS),
+        ("2147483648", INVALID_RECORD),
+        ("99999999999999999999", INVALID_RECORD),
+        ("0", INVALID_RECORD),
+        ("-1", INVALID_RECORD),
+        ("-6", INVALID_RECORD),
+        ("+6", INVALID_RECORD),
+        (" 6", INVALID_RECORD),
+        ("6.0", INVALID_RECORD),
+        ("", INVALID_RECORD),
+        ("006", 0),
+    ],
+)
+def test_absurd_counts_in_a_header(stated: str, code: int) -> None:
+    talk = Barriers()
+
+    talk.client(query(("counted", 2, saying(stated))))
+    talk.refusals()
+    if code == INVALID_PARTITIONS:
+        talk.next(m.ReadClient)
+    if code:
+        assert talk.reported()[("counted", 2)][0] == code
+    else:
+        talk.sent_up()
+
+
+def test_a_header_that_occurs_twice_and_records_that_contradict_each_other_are_refused() -> None:
+    talk = Barriers()
+    twice = batch(b"v", headers=[[("partition-count", b"6"), ("partition-count", b"6")]])
+
+    talk.client(query(("counted", 2, twice)))
+
+    assert talk.refusals() == ["header_unreadable"]
+    message = (
+        "HEADER_UNREADABLE topic=counted partition=2 record=0 header=partition-count: duplicate header in one record"
+    )
+    assert talk.reported() == {("counted", 2): (INVALID_RECORD, -1, message)}
+
+
+def test_what_belongs_to_another_check_does_not_matter_where_that_is_off() -> None:
+    talk = Barriers()
+    records = batch(b"v", headers=[[("expected-offset", b"nonsense"), ("write-id", b""), ("partition-count", b"3")]])
+
+    talk.client(query(("counted", 2, records)))
+
+    assert talk.refusals() == ["invalid_partition_count"], "it is found behind what cannot be read"
+
+
+def test_who_says_nothing_is_let_in_or_told_to_say_it() -> None:
+    talk = Barriers()
+
+    talk.client(query(("counted", 2, batch(b"v"))))
+    talk.sent_up()
+    talk.kafka(produced(("counted", 2, 0, 41)))
+    talk.answer()
+    talk.client(query(("required", 2, batch(b"v")), correlation=2))
+
+    assert talk.refusals() == ["partition_count_required"]
+    ((code, _, message),) = talk.reported().values()
+    assert code == POLICY_VIOLATION
+    assert "record header partition-count" in (message or "")
+    talk.silent()
+
+
+def test_an_ordered_topic_that_checks_no_counts_has_a_door_all_the_same() -> None:
+    talk = Barriers()
+
+    talk.client(query(("ordered", 2, saying(3))))
+
+    talk.sent_up()
+    assert talk.barrier("ordered").in_flight == 1
+
+
+# ---------------------------------------------------------------------------------------------- those who say nothing
+
+
+@pytest.mark.parametrize("codec", [0, 1, 4], ids=["plain", "gzip", "zstd"])
+def test_keys_are_placed_anew_while_the_topic_settles(codec: int) -> None:
+    talk = Barriers()
+    talk.services.settling.add("hashed")
+    misplaced = batch(b"v", b"w", key=_key(5, of=6), compression=codec)
+
+    talk.client(query(("hashed", 2, misplaced)))
+
+    assert talk.refusals() == ["misplaced_key"]
+    talk.next(m.ReadClient)
+    assert talk.reported()[("hashed", 2)][2] == (
+        "MISPLACED_KEY topic=hashed partition=2 record=0 belongs=5 actual=6: of 6 partitions, its key is placed on "
+        "another one by murmur2"
+    )
+    talk.hangs_up()
+
+
+def test_keys_in_their_place_and_records_without_one_pass() -> None:
+    talk = Barriers()
+    talk.services.settling.add("hashed")
+
+    talk.client(query(("hashed", 2, batch(b"v", key=_key(2, of=6)))))
+    talk.client(query(("hashed", 2, batch(b"v")), correlation=2))
+
+    talk.sent_up()
+    talk.sent_up()
+    talk.silent()
+
+
+def test_once_it_has_settled_nobody_looks_at_keys() -> None:
+    talk = Barriers()
+
+    talk.client(query(("hashed", 2, batch(b"v", key=_key(5, of=6)))))
+
+    talk.sent_up()
+
+
+def test_keys_are_decompressed_under_the_bound() -> None:
+    talk = Barriers(decompressed_bytes_max=1000)
+    talk.services.settling.add("hashed")
+
+    talk.client(query(("hashed", 2, batch(bytes(5000), key=b"k", compression=1))))
+    talk.read_elsewhere()
+
+    assert talk.refusals() == ["too_large"]
+
+
+def test_who_was_told_an_older_count_is_refused_once_and_believed_when_told_anew() -> None:
+    # Given a client that was told 3 partitions
+    talk = Barriers()
+    talk.services.served[("test", "counted")] = 3
+
+    # When it appends without a word
+    talk.client(query(("counted", 2, batch(b"v"))))
+
+    # Then it is taken to have placed it over those
+    assert talk.refusals() == ["invalid_partition_count"]
+    talk.next(m.ReadClient)
+    assert talk.reported()[("counted", 2)][0] == INVALID_PARTITIONS
+    talk.hangs_up()
+    assert talk.services.guesses == [("test", "counted")]
+
+    # And told 6, it goes in
+    again = Barriers()
+    again.services.served[("test", "counted")] = 6
+    again.client(query(("counted", 2, batch(b"v"))))
+    again.sent_up()
+
+
+def test_what_a_batch_says_is_no_guess() -> None:
+    talk = Barriers()
+    talk.services.served[("test", "counted")] = 3
+
+    talk.client(query(("counted", 2, saying(4))))
+
+    assert talk.refusals() == ["invalid_partition_count"]
+    assert talk.services.guesses == []
+
+
+class _Reported:
+    """Every control message is answered by a Metadata that tells 3 partitions of each topic."""
+
+    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
+        counts = (("counted", 3), ("guarded", 3), ("plain", 3))
+        return RequestRewriter(
+            struct.pack(">i", len(frame)) + bytes(frame),
+            finish=lambda answer: Finished(bytes(answer), partition_counts=counts, client_id="test"),
+        )
+
+
+def test_what_a_client_is_told_of_counted_topics_is_remembered() -> None:
+    talk = Barriers(rewriters=_Reported())
+
+    talk.client(request(METADATA, 9, 1))
+    talk.kafka(response(1))
+
+    assert talk.services.served == {("test", "counted"): 3}
+
+
+# ------------------------------------------------------------------------------------------------------ what is known
+
+
+def test_a_count_that_differs_is_looked_up_before_it_is_refused() -> None:
+    talk = Barriers()
+    talk.services.confirmed_at["counted"] = talk.now - 1
+    heartbeat = request(HEARTBEAT, 4, 9)
+
+    # Given a client that knows more than the proxy
+    talk.client(query(("counted", 2, saying(8))))
+    assert talk.next(m.TopicStale) == m.TopicStale("counted")
+    talk.client(heartbeat)
+    talk.next(m.ReadClient)
+    talk.silent()
+
+    # When metadata says so, too
+    talk.services.partition_counts["counted"] = 8
+    talk.services.confirmed_at["counted"] = talk.now
+    talk.report(m.TopicNews())
+
+    # Then it goes in, and what is behind it
+    assert talk.next(m.ReadClient).on
+    assert talk.next(m.ToUpstream).chunks[-1] == heartbeat
+    assert talk.barrier().in_flight == 1
+
+
+def test_metadata_that_does_not_answer_in_time_refuses_nobody_for_good() -> None:
+    talk = Barriers()
+    talk.services.confirmed_at["counted"] = talk.now - 1
+    talk.client(query(("counted", 2, saying(8)), timeout_ms=3000))
+    talk.next(m.TopicStale)
+
+    talk.now += 0.9
+    talk.report(m.Tick())
+    assert talk.next(m.TopicStale) == m.TopicStale("counted"), "the one before may have been on its way already"
+    talk.silent()
+    talk.now += 0.2
+    talk.report(m.Tick())
+
+    assert talk.refusals() == ["count_unknown"]
+    assert talk.reported()[("counted", 2)][0] == NOT_LEADER
+    talk.silent()
+
+
+def test_a_topic_of_which_nothing_is_known_yet_is_looked_up() -> None:
+    talk = Barriers()
+    del talk.services.partition_counts["counted"]
+    talk.services.confirmed_at["counted"] = talk.now - 1
+
+    talk.client(query(("counted", 2, saying(6))))
+    talk.next(m.TopicStale)
+    talk.services.partition_counts["counted"] = 6
+    talk.report(m.TopicNews())
+
+    talk.sent_up()
+
+
+def test_a_topic_that_is_not_there_is_told_to_be_so_once_metadata_says_it() -> None:
+    talk = Barriers()
+    del talk.services.partition_counts["counted"]
+    talk.services.confirmed_at["counted"] = talk.now - 1
+    talk.client(query(("counted", 2, saying(6))))
+    talk.next(m.TopicStale)
+
+    talk.services.confirmed_at["counted"] = talk.now
+    talk.report(m.TopicNews())
+
+    assert talk.refusals() == ["unknown_topic"]
+    assert talk.reported()[("counted", 2)][0] == 3
+    talk.silent()
+
+
+def test_the_count_that_its_door_was_opened_with_is_true_though_metadata_lags() -> None:
+    talk = Barriers()
+    talk.barrier().open(8)
+
+    talk.client(query(("counted", 2, saying(8))))
+
+    talk.sent_up()
+
+
+# ----------------------------------------------------------------------------------------------------- a closed door
+
+
+def test_what_waits_at_a_closed_door_goes_in_with_the_new_count() -> None:
+    # Given a topic that grows
+    talk = Barriers()
+    talk.barrier().close(talk.now)
+    talk.client(query(("counted", 2, saying(6)), timeout_ms=30_000))
+    talk.client(query(("counted", 7, saying(8)), correlation=2, timeout_ms=30_000))
+    talk.next(m.ReadClient)
+    talk.silent()
+    assert talk.session.needs_ticks
+    assert talk.barrier().empty(talk.now)
+
+    # When it has 8 partitions
+    talk.now += 2
+    talk.barrier().open(8)
+    talk.report(m.TopicNews())
+
+    # Then what was placed over 6 is refused, and nothing behind it is read on this connection
+    assert talk.refusals() == ["invalid_partition_count"]
+    assert talk.reported()[("counted", 2)][2] == "INVALID_PARTITION_COUNT topic=counted partition=2 expected=6 actual=8"
+    talk.hangs_up()
+    talk.silent()
+    assert talk.services.waited == [2]
+
+
+def test_who_waits_too_long_is_told_to_try_again() -> None:
+    talk = Barriers()
+    talk.barrier().close(talk.now)
+    talk.client(query(("counted", 2, saying(6)), ("plain", 0, batch(b"v")), timeout_ms=3000))
+    talk.silent()
+
+    talk.now += 1
+    talk.report(m.Tick())
+
+    # Its other topic does not wait with it
+    assert talk.refusals() == ["door_closed"]
+    assert [topic.name for topic in talk.sent_up().topics] == ["plain"]
+    talk.kafka(produced(("plain", 0, 0, 5)))
+    reported = talk.reported()
+    assert reported[("plain", 0)][:2] == (0, 5)
+    assert reported[("counted", 2)][0] == NOT_LEADER
+    assert "growing" in (reported[("counted", 2)][2] or "")
+    talk.silent()
+
+
+def test_transactions_that_an_expansion_waits_for_pass_its_door() -> None:
+    talk = Barriers()
+    talk.barrier().close(talk.now, but_for=[(77, 0)])
+    mine = batch(b"v", producer=(77, 0, 0), transactional=True)
+    anothers = batch(b"v", producer=(78, 0, 0), transactional=True)
+
+    talk.client(query(("counted", 2, mine)))
+    talk.sent_up()
+    talk.client(query(("counted", 2, anothers), correlation=2))
+
+    talk.silent()
+    assert talk.session.at_barrier
+
+
+def test_the_next_transaction_of_a_producer_does_not_pass_it() -> None:
+    """With transactions v2 each has an epoch of its own. Otherwise a producer that has one upon the other passes for
+    ever, and no topic that it writes to can grow."""
+    talk = Barriers()
+    talk.barrier().close(talk.now, but_for=[(77, 0)])
+
+    talk.client(query(("counted", 2, batch(b"v", producer=(77, 1, 0), transactional=True))))
+
+    talk.silent()
+    assert talk.session.at_barrier
+
+
+def test_a_request_goes_in_at_all_its_doors_or_at_none() -> None:
+    talk = Barriers()
+    talk.barrier("counted-2").close(talk.now)
+
+    talk.client(query(("counted", 2, saying(6)), ("counted-2", 2, saying(6))))
+
+    assert talk.barrier("counted").in_flight == 0, "two expansions would wait for each other"
+    talk.barrier("counted-2").open(6)
+    talk.report(m.TopicNews())
+    assert talk.barrier("counted").in_flight == talk.barrier("counted-2").in_flight == 1
+
+
+def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind() -> None:
+    talk = Barriers()
+    free_bytes = talk.services.free_bytes
+    talk.barrier().close(talk.now)
+    talk.client(query(("counted", 2, saying(6))))
+
+    talk.report(m.ClientLost())
+
+    assert talk.session.finished
+    assert talk.services.free_bytes == free_bytes
+    talk.barrier().open(6)
+    talk.report(m.TopicNews())
+    assert talk.barrier().in_flight == 0
+
+
+def test_what_waits_while_the_configs_become_too_old_is_told_to_try_again() -> None:
+    talk = Barriers()
+    talk.barrier().close(talk.now)
+    talk.client(query(("counted", 2, saying(6))))
+
+    talk.services.is_fresh = False
+    talk.report(m.Tick())
+
+    assert talk.refusals() == ["not_ready"]
+    assert talk.reported()[("counted", 2)][0] == NOT_LEADER
+
+
+# ------------------------------------------------------------------------------------------------------ out again
+
+
+def test_an_append_whose_broker_connection_breaks_leaves_in_doubt() -> None:
+    talk = Barriers()
+    talk.client(query(("counted", 2, saying(6))))
+
+    talk.report(m.UpstreamLost("it broke"))
+
+    assert talk.barrier().in_flight == 0
+    assert talk.barrier().empty_at == talk.now + 30
+
+
+def test_a_client_that_leaves_does_not_take_its_append_along() -> None:
+    talk = Barriers()
+    talk.client(query(("counted", 2, saying(6))))
+
+    talk.report(m.ClientLost())
+    assert talk.barrier().in_flight == 1
+    talk.kafka(produced(("counted", 2, 0, 41)))
+
+    assert talk.barrier().empty(talk.now)
+    assert talk.session.finished
+
+
+def test_told_that_its_outcome_is_unknown_it_is_inside_until_kafka_answers() -> None:
+    talk = Barriers()
+    talk.client(query(("counted", 2, saying(6)), timeout_ms=3000))
+    talk.sent_up()
+
+    talk.now += 2.8
+    talk.report(m.Tick())
+    talk.refusals()
+    assert talk.reported()[("counted", 2)][0] == TIMED_OUT
+    assert talk.barrier().in_flight == 1
+    talk.kafka(produced(("counted", 2, 0, 41)))
+
+    assert talk.barrier().empty(talk.now)
+
+
+def test_a_guarded_append_is_inside_while_it_waits_at_its_gate_and_as_long_as_the_gate_may_send_it_again() -> None:
+    talk = Barriers()
+    talk.client(query(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"6")]]))))
+    pending = talk.submitted()
+    assert talk.barrier("both").in_flight == 1
+
+    talk.grant(pending)
+    talk.sent(pending)
+    talk.sent_up()
+    talk.report(m.UpstreamLost("it broke"))
+
+    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
+    assert talk.barrier("both").empty_at == talk.now + 30
+
+
+def test_a_gates_refusal_lets_it_out() -> None:
+    talk = Barriers()
+    talk.client(query(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"6")]]))))
+
+    talk.refuse(talk.submitted())
+
+    assert talk.barrier("both").empty(talk.now)
+
+
+def test_the_count_is_looked_at_before_the_gate_is() -> None:
+    talk = Barriers()
+
+    talk.client(query(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"3")]]))))
+
+    assert talk.refusals() == ["invalid_partition_count"]
+    assert not [command for command in talk.commands if isinstance(command, m.ToSequencer)]
+
+
+# ---------------------------------------------------------------------------------------------------- hanging up
+
+
+def test_what_is_under_way_is_answered_first_in_its_order() -> None:
+    # Given answers that are still to come
+    talk = Barriers()
+    heartbeat = request(HEARTBEAT, 4, 1)
+    talk.client(heartbeat + query(("counted", 0, saying(6)), correlation=2))
+    talk.upstream()
+
+    # When a stale count comes behind them, and more behind that
+    talk.client(query(("counted", 2, saying(3)), correlation=3) + query(("counted", 2, saying(6)), correlation=4))
+    talk.client(request(HEARTBEAT, 4, 5))
+
+    # Then nothing behind it is sent; the answers come in their order, and only then the end
+    assert talk.refusals() == ["invalid_partition_count"]
+    talk.next(m.ReadClient)
+    talk.silent()
+    talk.kafka(response(1))
+    assert talk.answer() == response(1)
+    talk.silent()
+    talk.kafka(produced(("counted", 0, 0, 7), correlation=2))
+    answers = talk.answer()
+    first = 4 + int.from_bytes(answers[:4], "big")
+    assert read(answers[:first]) == {("counted", 0): (0, 7, None)}
+    assert read(answers[first:])[("counted", 2)][0] == INVALID_PARTITIONS
+    talk.hangs_up()
+    talk.silent()
+
+
+def test_partitions_of_one_request_stand_alone() -> None:
+    talk = Barriers()
+
+    talk.client(query(("counted", 0, saying(6)), ("counted", 2, saying(3)), ("plain", 0, batch(b"v"))))
+
+    talk.refusals()
+    talk.next(m.ReadClient)
+    up = talk.sent_up()
+    assert [(t.name, [p.partition for p in t.partitions]) for t in up.topics] == [("counted", [0]), ("plain", [0])]
+    talk.silent()
+    talk.kafka(produced(("counted", 0, 0, 7), ("plain", 0, 0, 8)))
+    reported = talk.reported()
+    assert [reported[key][0] for key in (("counted", 0), ("counted", 2), ("plain", 0))] == [0, INVALID_PARTITIONS, 0]
+    talk.hangs_up()
+
+
+def test_one_mismatch_refuses_the_whole_request_where_that_is_configured() -> None:
+    talk = Barriers(refuse_whole_requests=True)
+
+    talk.client(query(("counted", 0, saying(6)), ("counted", 2, saying(3))))
+
+    talk.refusals()
+    talk.next(m.ReadClient)
+    reported = talk.reported()
+    assert {code for code, _, _ in reported.values()} == {INVALID_PARTITIONS}
+    assert talk.barrier().empty(talk.now)
+
+
+def test_a_broker_that_does_not_answer_does_not_keep_the_client_for_ever() -> None:
+    talk = Barriers()
+    talk.client(request(HEARTBEAT, 4, 1))
+    talk.upstream()
+    talk.client(query(("counted", 2, saying(3)), correlation=2))
+    talk.refusals()
+    talk.next(m.ReadClient)
+    assert talk.session.needs_ticks
+
+    talk.now += 29.8
+    talk.report(m.Tick())
+    talk.silent()
+    talk.now += 0.2
+    talk.report(m.Tick())
+
+    assert talk.next(m.CloseClient).hang_up
+
+
+def test_only_who_may_write_learns_how_many_partitions_there_are() -> None:
+    talk = Barriers(may_write=False)
+    talk.client(query(("counted", 2, saying(3))))
+    talk.refusals()
+    talk.next(m.ReadClient)
+    probe = talk.sent_up()
+    assert [(t.name, p.partition, bytes(p.records or b"")) for t in probe.topics for p in t.partitions] == [
+        ("counted", 2, b"")
+    ]
+
+    talk.kafka(produced(("counted", 2, NOT_AUTHORIZED, -1)))
+
+    assert talk.reported() == {("counted", 2): (NOT_AUTHORIZED, -1, None)}
+
+
+def test_without_an_answer_to_read_the_client_is_told_by_the_end_of_its_connection() -> None:
+    talk = Barriers()
+
+    talk.client(query(("counted", 2, saying(3)), acks=0))
+
+    talk.refusals()
+    talk.next(m.ReadClient)
+    closed = talk.next(m.CloseClient)
+    assert closed.fault is ClientProtocolError
+    assert "INVALID_PARTITION_COUNT" in closed.reason
+    assert talk.barrier().empty(talk.now)
+
+
+def test_acks_0_goes_up_as_acks_all_and_is_inside_until_kafka_has_answered() -> None:
+    talk = Barriers()
+
+    talk.client(query(("counted", 2, saying(6)), acks=0))
+    assert talk.sent_up().acks == -1
+    assert talk.barrier().in_flight == 1
+    talk.kafka(produced(("counted", 2, 0, 41)))
+
+    talk.silent()
+    assert talk.barrier().empty(talk.now)
+
+
+def test_a_partition_or_a_topic_named_twice_costs_the_connection() -> None:
+    for parts in ([("counted", 2, saying(6)), ("counted", 2, saying(6))],):
+        talk = Barriers()
+        talk.client(query(*parts))
+        assert talk.next(m.CloseClient).fault is ClientProtocolError
+        assert talk.barrier().empty(talk.now)
+
+
+# ----------------------------------------------------------------------------------------------- no way around the door
+
+
+@pytest.mark.parametrize("version", [3, 7, 8, 9, 12])
+@pytest.mark.parametrize("topic", ["counted", "ordered", "both"])
+def test_nothing_slips_past_by_the_short_way(topic: str, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a connection that has streamed to the topic before it was counted
+    talk = Barriers()
+    monkeypatch.setitem(_POLICIES, topic, None)  # type: ignore[arg-type]
+    first, second = (query((topic, 0, saying(3)), correlation=n, version=version) for n in (1, 2))
+    talk.client(first)
+    talk.kafka(produced((topic, 0, 0, 1), correlation=1, version=version))
+    talk.commands.clear()
+    assert talk.session.take_up(memoryview(second), talk.now)[0] == len(second), "it is streamed, the short way"
+    talk.kafka(produced((topic, 0, 0, 2), correlation=2, version=version))
+    talk.commands.clear()
+
+    # When it becomes one
+    monkeypatch.undo()
+    talk.barrier(topic).close(talk.now)
+    third, fourth = (query((topic, 0, saying(3)), correlation=n, version=version) for n in (3, 4))
+
+    # Then neither its bytes at once nor in pieces go up
+    assert talk.session.take_up(memoryview(third), talk.now)[0] == 0
+    talk.client(third[:20])
+    talk.client(third[20:])
+    assert not [command for command in talk.commands if isinstance(command, m.ToUpstream)]
+    assert talk.session.at_barrier
+    assert talk.session.take_up(memoryview(fourth), talk.now)[0] == 0
+
+
+def test_a_guarded_append_that_took_the_short_way_does_not_once_the_topic_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    talk = Barriers()
+    taken: list[object] = []
+    real = FastPath._take_single
+    monkeypatch.setattr(FastPath, "_take_single", lambda *args: taken.append(real(*args)) or taken[-1])
+    talk.client(query(("both", 0, expecting(41, b"v"))))
+
+    frame = query(("both", 0, expecting(42, b"v")), correlation=2)
+    talk.session._waiting_exchange = None
+    assert talk.session.take_up(memoryview(frame), talk.now)[0] == 0
+
+    assert taken == [None, None], "it was asked, and left it to the general way"
+
+
+def test_a_request_of_several_topics_finds_the_door_of_each() -> None:
+    talk = Barriers()
+    talk.barrier("counted-2").close(talk.now)
+
+    talk.client(query(("plain", 0, batch(b"v")), ("counted-2", 0, saying(6))))
+
+    talk.silent()
+    assert talk.session.at_barrier
+
+
+def test_header_names_are_as_configured() -> None:
+    talk = Barriers(header_names=HeaderNames(partition_count=b"n"))
+
+    talk.client(query(("counted", 2, batch(b"v", headers=[[("n", b"3")]]))))
+
+    assert talk.refusals() == ["invalid_partition_count"]
+
+
+# ------------------------------------------------------------------------------------------------------ in the switch
+
+
+class InSwitch(Process):
+    """The doors are the switch's."""
+
+    dispatcher: Dispatcher
+
+    def barrier(self, topic: str) -> AppendBarrier:
+        return self.dispatcher.barrier(topic)
+
+
+def _dispatcher() -> tuple[Dispatcher, InSwitch]:
+    services = InSwitch()
+    services.dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
+    services.dispatcher.open(1, "proxy.local", 0.0)._may_write = dict.fromkeys(_POLICIES, float("inf"))
+    return services.dispatcher, services
+
+
+def _sent(actions: list[Any]) -> int:
+    return sum(isinstance(each, ForConnection) and isinstance(each.command, m.ToUpstream) for each in actions)
+
+
+def test_whoever_waits_is_told_at_once_that_the_door_is_open() -> None:
+    dispatcher, services = _dispatcher()
+    dispatcher.close_barrier("counted", 100.0)
+    frame = memoryview(query(("counted", 2, saying(6)), timeout_ms=30_000))
+    assert _sent(dispatcher.session_event(1, m.ClientBytes(frame), 100.0)) == 0
+    assert dispatcher.needs_ticks
+
+    assert _sent(dispatcher.open_barrier("counted", 6, 101.0)) == 1
+
+    assert dispatcher.barrier("counted").in_flight == 1
+    assert services.waited == [1.0]
+
+
+def test_transactions_that_wait_at_a_closed_door_are_told_that_they_may_pass() -> None:
+    dispatcher, _ = _dispatcher()
+    dispatcher.close_barrier("counted", 100.0)
+    mine = batch(b"v", producer=(77, 0, 0), transactional=True)
+    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("counted", 2, mine), timeout_ms=30_000))), 100.0)
+
+    assert _sent(dispatcher.close_barrier("counted", 101.0, but_for=[(78, 0)])) == 0
+    assert _sent(dispatcher.close_barrier("counted", 102.0, but_for=[(77, 0)])) == 1
+
+
+def test_names_that_strangers_make_up_do_not_fill_the_memory() -> None:
+    dispatcher, _ = _dispatcher()
+    dispatcher.close_barrier("growing", 100.0)
+    assert dispatcher.barrier("busy").enter("somebody", 100.0)
+
+    for number in range(25_000):
+        dispatcher.barrier(f"counted-{number}")
+
+    assert len(dispatcher.barriers) <= 10_000
+    assert dispatcher.barrier("growing").closed
+    assert dispatcher.barrier("busy").in_flight == 1
+
+
+def test_a_process_is_quiet_while_no_append_of_any_kind_is_under_way() -> None:
+    dispatcher, _ = _dispatcher()
+    assert dispatcher.quiet
+
+    # Streamed, and not answered yet
+    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("plain", 0, batch(b"v"))))), 100.0)
+    assert not dispatcher.quiet
+    dispatcher.session_event(1, m.UpstreamBytes(memoryview(produced(("plain", 0, 0, 1)))), 100.0)
+    assert dispatcher.quiet
+
+    # Half sent
+    frame = query(("plain", 0, batch(bytes(100))), correlation=2, acks=0)
+    dispatcher.session_event(1, m.ClientBytes(memoryview(frame[:-5])), 100.0)
+    assert not dispatcher.quiet
+    dispatcher.session_event(1, m.ClientBytes(memoryview(frame[-5:])), 100.0)
+    assert dispatcher.quiet
+
+    # At a gate
+    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("guarded", 0, batch(b"v")), correlation=3))), 100.0)
+    assert not dispatcher.quiet
+
+
+def test_appends_that_nobody_will_hear_of_are_noted() -> None:
+    talk = Barriers()
+    talk.client(query(("plain", 0, batch(b"v")), acks=0))
+    assert talk.services.unanswered_at == [100.0]
+
+    talk.client(query(("plain", 0, batch(b"v"))))
+    talk.report(m.UpstreamLost("it broke"))
+    assert talk.services.unanswered_at == [100.0, 100.0]
+
+
+def test_what_a_gate_was_told_is_lost_leaves_in_doubt_though_kafka_answers_late() -> None:
+    talk = Barriers()
+    talk.client(query(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"6")]]))))
+    pending = talk.submitted()
+    talk.grant(pending)
+    talk.commands.clear()
+
+    # Given a gate that settles it, since the leader has stood still for so long
+    talk.now += 2.8
+    talk.report(m.Tick())
+    talk.report(m.AppendCompleted(pending, produced_result(), None))
+    assert talk.barrier("both").in_flight == 1, "Kafka still has the request"
+
+    # When Kafka answers after all
+    talk.kafka(produced(("both", 0, 0, 41), version=9))
+
+    # Then what the gate has sent by itself meanwhile may be queued
+    assert talk.barrier("both").in_flight == 0
+    assert talk.barrier("both").empty_at == talk.now + 30
+
+
+def produced_result() -> PartitionResult:
+    return PartitionResult(0, 0, 41)
+
+
+def test_what_a_gate_sends_again_by_itself_holds_the_door_as_long_as_a_broker_may_have_it_queued() -> None:
+    """Given an append that was cut off, and a gate that sends it again until it gives up, each time without an answer,
+    then its door is empty only once the last of those may not come any more: not when the first may not."""
+    dispatcher, _ = _dispatcher()
+    own = batch(b"v", producer=(77, 0, 0), headers=[[("partition-count", b"6")]])
+    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("both", 0, own), timeout_ms=30_000))), 100.0)
+    dispatcher.close_barrier("both", 100.0)
+    actions, now, sent_at = dispatcher.session_event(1, m.UpstreamLost("it broke"), 101.0), 101.0, []
+    sequencer = next(iter(dispatcher.sequencers.values()))
+    while not sequencer.idle:
+        resends = [
+            each.effect for each in actions if isinstance(each, ForControl) and isinstance(each.effect, g.Resend)
+        ]
+        sent_at += [now] * len(resends)
+        now += 5.0
+        assert not dispatcher.barrier_empty("both", now)
+        actions = []
+        for resend in resends:
+            actions += dispatcher.sequencer_event(sequencer.partition, g.Resent(resend.pending, None), now)
+        now += 1.0
+        actions += dispatcher.tick(now)
+
+    assert sent_at[0] == 101.0
+    assert 10.0 < sent_at[-1] - sent_at[0] <= g.SequencerLimits().resolve_seconds
+    assert not dispatcher.barrier_empty("both", sent_at[0] + 30)  # that is how long this door doubts, see Around
+    assert not dispatcher.barrier_empty("both", sent_at[-1] + 29.9)
+    assert dispatcher.barrier_empty("both", sent_at[-1] + 30)
+
+
+def test_a_door_is_not_empty_while_its_gate_may_send_something_again() -> None:
+    """However long that takes: a gate that waits for Kafka has no time limit for that of its own."""
+    dispatcher, _ = _dispatcher()
+    own = batch(b"v", producer=(77, 0, 0), headers=[[("partition-count", b"6")]])
+    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("both", 0, own), timeout_ms=30_000))), 100.0)
+    dispatcher.close_barrier("both", 100.0)
+    dispatcher.session_event(1, m.UpstreamLost("it broke"), 101.0)
+
+    assert dispatcher.barrier("both").empty(200.0)
+    assert not dispatcher.barrier_empty("both", 200.0)
+    assert dispatcher.barrier_empty("counted", 200.0)
+
+
+# ------------------------------------------------------------------- what went past the door before there was one
+
+
+@pytest.mark.parametrize("acks", [1, 0])
+def test_a_frame_that_trickles_in_holds_the_door_of_a_topic_that_was_not_counted_when_it_began(acks: int) -> None:
+    dispatcher, _ = _dispatcher()
+    dispatcher.barrier("counted")
+    frame = query(("plain", 0, batch(bytes(100))), acks=acks)
+    dispatcher.session_event(1, m.ClientBytes(memoryview(frame[:-5])), 100.0)
+
+    dispatcher.now_count_checked("counted", 101.0)  # for all that a connection knows, its frame may be to that one
+
+    assert not dispatcher.barrier_empty("counted", 1000.0)
+    assert dispatcher.streams_past_barriers(dispatcher.sessions[1], 1000.0) == "counted"
+    assert dispatcher.streams_past_barriers(dispatcher.sessions[1], 100.9) is None  # not for long enough yet
+    dispatcher.session_event(1, m.ClientBytes(memoryview(frame[-5:])), 1001.0)
+    assert dispatcher.streams_past_barriers(dispatcher.sessions[1], 1000.0) is None
+    assert not dispatcher.barrier_empty("counted", 1002.0)
+    if acks:  # Kafka's answer ends it
+        dispatcher.session_event(1, m.UpstreamBytes(memoryview(produced(("plain", 0, 0, 1)))), 1003.0)
+        assert dispatcher.barrier_empty("counted", 1003.0)
+    else:  # nobody will hear of it
+        assert not dispatcher.barrier_empty("counted", 1031.9)
+        assert dispatcher.barrier_empty("counted", 1032.0)
+
+
+def test_what_begins_later_on_that_connection_holds_nobody() -> None:
+    """A producer that never pauses, to other topics."""
+    dispatcher, _ = _dispatcher()
+    frames = [query(("plain", 0, batch(b"v")), correlation=number) for number in range(1, 40)]
+    dispatcher.session_event(1, m.ClientBytes(memoryview(frames[0])), 100.0)
+    dispatcher.now_count_checked("counted", 100.5)
+
+    for before, frame in enumerate(frames[1:], 1):
+        assert dispatcher.barrier_empty("counted", 101.0) is (before > 1)
+        dispatcher.session_event(1, m.ClientBytes(memoryview(frame)), 101.0)
+        answer = memoryview(produced(("plain", 0, 0, 1), correlation=before))
+        dispatcher.session_event(1, m.UpstreamBytes(answer), 101.0)
+        assert not dispatcher.quiet
+
+
+def test_what_was_under_way_is_kept_in_mind_no_longer_than_it_is() -> None:
+    """Given topics that begin to be counted by the hundred on a busy process, though none of them ever grows."""
+    dispatcher, _ = _dispatcher()
+    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("plain", 0, batch(b"v"))))), 100.0)
+    for number in range(100):
+        dispatcher.now_count_checked(f"counted-{number}", 100.0)
+    assert dispatcher.look_past_barriers(101.0)
+
+    dispatcher.session_event(1, m.UpstreamBytes(memoryview(produced(("plain", 0, 0, 1)))), 101.0)
+
+    assert not dispatcher.look_past_barriers(102.0)
+    assert not dispatcher._begun
+
+
+@pytest.mark.parametrize("how", ["its client leaves", "its broker does"])
+def test_a_connection_that_ends_with_appends_under_way_leaves_the_door_in_doubt(how: str) -> None:
+    dispatcher, services = _dispatcher()
+    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("plain", 0, batch(b"v"))))), 100.0)
+    dispatcher.now_count_checked("counted", 100.5)
+
+    dispatcher.session_event(1, m.ClientLost() if how == "its client leaves" else m.UpstreamLost("it broke"), 110.0)
+    dispatcher.session_event(1, m.ClientLost(), 110.0)
+
+    assert 1 not in dispatcher.sessions
+    assert services.unanswered_at == [110.0]
+    assert not dispatcher.barrier_empty("counted", 139.9)
+    assert dispatcher.barrier_empty("counted", 140.0)
+
+
+def test_what_waits_at_a_gate_while_its_topic_becomes_counted_holds_the_door_until_kafka_has_answered() -> None:
+    talk = Barriers()
+    dispatcher = Dispatcher(talk.services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
+    dispatcher.sessions[1] = talk.session
+    talk.client(query(("guarded", 0, batch(b"v"))))
+    pending = talk.submitted()
+    dispatcher.now_count_checked("counted", talk.now)
+    assert not dispatcher.barrier_empty("counted", 1000.0)
+
+    talk.grant(pending)
+    assert not dispatcher.barrier_empty("counted", 1000.0)
+    talk.commands.clear()
+    talk.report(m.AppendCompleted(pending, produced_result(), None))  # its gate has found out by itself
+    assert not dispatcher.barrier_empty("counted", 1000.0), "Kafka still has the request"
+    talk.kafka(produced(("guarded", 0, 0, 41), version=9))
+
+    assert dispatcher.barrier_empty("counted", 1000.0)
+
+
+def test_a_guarded_append_that_took_the_short_way_holds_the_door_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slot is exchanged for another one as soon as something is not as usual: it is the same request."""
+    dispatcher, _ = _dispatcher()
+    session = dispatcher.sessions[1]
+    single = PendingResponse(PRODUCE, 9, 1, Answer.RELAYED)
+    session._from_upstream.append(single)
+    exchanged = PendingResponse(PRODUCE, 9, 1, Answer.MADE_FROM_RESPONSE)
+    monkeypatch.setattr(Session, "_disable_fast_path", lambda self: self._from_upstream.__setitem__(0, exchanged))
+    dispatcher.now_count_checked("counted", 100.0)
+
+    assert not dispatcher.barrier_empty("counted", 1000.0)
+    session._disable_fast_path()
+    assert not dispatcher.barrier_empty("counted", 1000.0)
+    session._from_upstream.clear()
+    assert dispatcher.barrier_empty("counted", 1000.0)

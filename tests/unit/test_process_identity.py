@@ -1,0 +1,43 @@
+"""Whether a process is gone, told by where it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fencepost_proxy.net import process_identity
+
+pytestmark = pytest.mark.skipif(process_identity.own_identity() is None, reason="only Linux tells")
+SAY = "from fencepost_proxy.net.process_identity import own_place; print(own_place(), flush=True); input()"
+
+
+def test_a_process_is_gone_once_it_has_ended_and_also_while_nobody_has_fetched_its_status() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SAY], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        place = process.stdout.readline().strip()
+        assert not process_identity.is_dead(place)
+        process.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie
+        assert process_identity.is_dead(place)
+        process.wait()
+        assert process_identity.is_dead(place)
+
+
+def test_another_process_of_the_same_number_is_another_one() -> None:
+    own = process_identity.own_identity()
+    assert own is not None
+    machine, pid, started = own.split("/")
+
+    assert not process_identity.is_dead(own)
+    assert process_identity.is_dead(f"{machine}/{pid}/{int(started) + 1}")
+
+
+@pytest.mark.parametrize("place", ["another/1/2", "", "nonsense", "a/b/c"])
+def test_nothing_is_told_of_other_machines(place: str) -> None:
+    assert not process_identity.is_dead(place)

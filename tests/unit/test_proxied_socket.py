@@ -1,0 +1,212 @@
+"""One side of a link: what it is given to write arrives, in how many pieces ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from fencepost_proxy.net import proxied_socket as side_module
+from fencepost_proxy.net.proxied_socket import Buffers, ProxiedSocket
+
+
+class _Writer(ProxiedSocket):
+    error: OSError | None = None
+
+    def _lost(self, error: OSError | None) -> None:
+        self.error = error
+
+
+async def _written(chunks: list[bytes | memoryview]) -> tuple[bytes, OSError | None]:
+    """What arrives of them, and what went wrong."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near, (far, _) = socket.create_connection(server.getsockname()), server.accept()
+    with far:
+        side = _Writer(near, Buffers(), loop)
+        side.write(chunks)
+        side.close(0.0)
+        far.setblocking(False)
+        got = b""
+        while data := await loop.sock_recv(far, 65536):
+            got += data
+    return got, side.error
+
+
+@pytest.mark.parametrize("count", [1, 2, 1024, 1025, 5000])
+def test_more_chunks_than_a_system_call_takes(count: int) -> None:
+    chunks: list[bytes | memoryview] = [b"%04d" % each for each in range(count)]
+    assert asyncio.run(_written(chunks)) == (b"".join(chunks), None)
+
+
+class _Hanging(ProxiedSocket):
+    """Of a client that goes on sending: nothing of it is looked at any more."""
+
+    lost: list[OSError | None]
+
+    def __init__(self, sock: socket.socket, buffers: Buffers, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(sock, buffers, loop)
+        self.lost = []
+        self.ended_at_last = asyncio.Event()
+        self.received = b""
+
+    def _received(self, data: memoryview) -> None:
+        self.received += data
+
+    def _lost(self, error: OSError | None) -> None:
+        self.lost.append(error)
+        self.ended_at_last.set()
+
+
+async def _hung_up(answer: bytes, sent_after: bytes) -> tuple[bytes, _Hanging]:
+    """What arrives at a client that reads nothing before it has sent all, and then only its answer and the end."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near, (far, _) = socket.create_connection(server.getsockname()), server.accept()
+    far.setblocking(False)
+    with far:
+        side = _Hanging(near, Buffers(), loop)
+        side.start()
+        side.write([answer])
+        side.hang_up(0.0)
+        await loop.sock_sendall(far, sent_after)
+        got = b""
+        while data := await loop.sock_recv(far, 65536):
+            got += data
+        await loop.sock_sendall(far, sent_after)  # a connection that was reset would say so here
+        assert not side.lost
+    await side.ended_at_last.wait()
+    return got, side
+
+
+@pytest.mark.parametrize("answer_bytes", [10, 8_000_000])
+def test_a_client_that_goes_on_sending_gets_its_answer_and_the_end_and_no_reset(answer_bytes: int) -> None:
+    got, side = asyncio.run(_hung_up(bytes(answer_bytes), bytes(3_000_000)))
+
+    assert len(got) == answer_bytes
+    assert side.received == b""
+    assert side.lost == [None]
+    assert side.closing_since == 0.0
+
+
+def test_a_client_that_never_sees_the_end_is_cut_off() -> None:
+    async def cut() -> list[OSError | None]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            near, (far, _) = socket.create_connection(server.getsockname()), server.accept()
+        with far:
+            side = _Hanging(near, Buffers(), asyncio.get_running_loop())
+            side.start()
+            side.hang_up(0.0)
+            side.hang_up(1.0)
+            assert side.closing_since == 0.0
+            side.abort()
+            await asyncio.sleep(0)
+        return side.lost
+
+    assert asyncio.run(cut()) == [None]
+
+
+# --- pacing: of use on a path that can be full, a timer for nothing within a host -------------------------------------
+
+
+@contextlib.contextmanager
+def _sockets(near_host: str, far_host: str) -> Iterator[tuple[socket.socket, socket.socket]]:
+    with (
+        socket.create_server((far_host, 0)) as server,
+        socket.create_connection(server.getsockname(), source_address=(near_host, 0)) as near,
+        server.accept()[0] as far,
+    ):
+        yield near, far
+
+
+def _congestion_control(sock: socket.socket) -> bytes:
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+
+def _is_there(name: bytes) -> bool:
+    with socket.socket() as sock, contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+        return True
+    return False
+
+
+async def _made(sock: socket.socket) -> None:
+    _Writer(sock, Buffers(), asyncio.get_running_loop())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="congestion control can be chosen on Linux only")
+class TestPacing:
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
+    def test_what_stays_on_this_host_is_not_paced(self, host: str) -> None:
+        if not _is_there(b"bbr"):
+            pytest.skip("this host has no BBR, or does not let this account choose it")
+        with _sockets(host, host) as (near, far):
+            for sock in (near, far):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+                asyncio.run(_made(sock))
+                assert _congestion_control(sock) == b"reno"
+
+    def test_between_two_addresses_the_administrators_choice_stays(self) -> None:
+        if not _is_there(b"bbr"):
+            pytest.skip("this host has no BBR, or does not let this account choose it")
+        with _sockets("127.0.0.1", "127.0.0.2") as (near, _):
+            near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+            asyncio.run(_made(near))
+            assert _congestion_control(near) == b"bbr"
+
+    def test_what_does_not_pace_stays_as_it_is(self) -> None:
+        if not _is_there(b"cubic"):
+            pytest.skip("this host has no CUBIC, or does not let this account choose it")
+        with _sockets("127.0.0.1", "127.0.0.1") as (near, _):
+            near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+            asyncio.run(_made(near))
+            assert _congestion_control(near) == b"cubic"
+
+    def test_a_peer_that_is_gone_already_is_told_by_the_first_read(self) -> None:
+        with _sockets("127.0.0.1", "127.0.0.1") as (near, far):
+            far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            far.close()  # by a reset: the connection has no peer any more
+            asyncio.run(_made(near))
+
+
+class _Counting(ProxiedSocket):
+    """Notes how much each read brought, and takes `seconds` for it."""
+
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop, clock: list[float]) -> None:
+        super().__init__(sock, Buffers(), loop)
+        self.clock, self.seconds = clock, 0.0
+        self.reads: list[int] = []
+
+    def _received(self, data: memoryview) -> None:
+        self.reads.append(len(data))
+        self.received_at = self.clock[0]
+        self.clock[0] += self.seconds
+
+    def _lost(self, error: OSError | None) -> None: ...
+
+
+def test_bytes_that_take_long_are_read_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One connection's requests must not keep the others waiting for all that its socket holds."""
+    clock = [100.0]
+    monkeypatch.setattr(side_module, "monotonic", lambda: clock[0])
+
+    async def read() -> list[int]:
+        near, far = socket.socketpair()
+        with near, far:
+            near.setblocking(False)
+            far.sendall(bytes(60_000))
+            side = _Counting(near, asyncio.get_running_loop(), clock)
+            side.seconds = 0.06
+            side._read_bytes_max = 30_000
+            side._readable()
+            side._readable()
+            side.seconds = 0.0
+            for _ in range(3):
+                side._readable()
+        return side.reads
+
+    assert asyncio.run(read()) == [30_000, 1024, 1024, 2048, 4096]

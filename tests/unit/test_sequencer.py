@@ -1,0 +1,2771 @@
+"""Dialogues with one gate: what it is told, what it asks for. The rules that these pin are those of its docstring."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import pytest
+
+from fencepost_policies.append import Append, Check
+from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer, Phase
+from fencepost_proxy.session.produce_exchange import AppendDraft, make_pending_append
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import MARKER, TopicPartition
+from fencepost_proxy.wire.batch import HeaderNames, fence_batch
+from fencepost_proxy.wire.produce import PartitionData, PartitionResult
+from tests.support import bytewise
+from tests.support.batches import batch, expecting, now_ms
+
+TP = TopicPartition("orders", 3)
+SHARED = 7000
+LIMITS = g.SequencerLimits()
+E = TypeVar("E")
+
+NOT_LEADER, TIMED_OUT, TOO_LARGE, AFTER_APPEND = 6, 7, 10, 20
+OLD_TIMESTAMP, POLICY_VIOLATION, OUT_OF_ORDER, WRONG_EPOCH = 32, 44, 45, 47
+
+
+@dataclass
+class Talk:
+    """One gate and a clock. `effects` are those that no assertion has consumed yet."""
+
+    check: Check = Check.REQUIRED
+    sequencer: PartitionSequencer = field(default_factory=lambda: PartitionSequencer(TP, LIMITS))
+    now: float = 1000.0
+    instance_id: int = 0
+    connected_at: float = 0.0
+    leader_epoch: int = 0
+    alone: bool = True
+    taken_over: bool = True
+    may_write: bool = False  # what the session says of its client, once Kafka has said it
+    effects: list[g.Effect] = field(default_factory=list)
+
+    def report(self, event: g.Event) -> None:
+        self.effects += self.sequencer.handle(event, self.now)
+
+    def offer(
+        self,
+        records: memoryview,
+        *,
+        connection: int = 1,
+        wait: float = 5.0,
+        within: str | None = None,
+        owns: bool = False,
+    ) -> g.PendingAppend:
+        """`within` – a transaction of that id, which `owns` partitions already or does not."""
+        draft = AppendDraft(
+            connection=connection,
+            policy=TopicPolicy(self.check),
+            names=HeaderNames(),
+            decompressed_bytes_max=1 << 20,
+            shared_producer_ids=frozenset({SHARED}),
+            now=self.now,
+            deadline=self.now + wait,
+            instance_id=self.instance_id,
+            connected_at=self.connected_at,
+            alone=self.alone,
+            taken_over=self.taken_over,
+            transactional_id=within,
+        )
+        pending = make_pending_append(draft, TP, PartitionData(TP.partition, records, b""))
+        assert isinstance(pending, g.PendingAppend), pending
+        pending.may_write = self.may_write
+        pending.has_partitions = owns
+        pending.leader_epoch = self.leader_epoch
+        self.report(g.Submitted(pending))
+        return pending
+
+    def next(self, kind: type[E]) -> E:
+        assert self.effects, f"nothing was asked for, expected {kind.__name__}"
+        effect = self.effects.pop(0)
+        assert isinstance(effect, kind), f"expected {kind.__name__}, got {effect}"
+        return effect
+
+    def silent(self) -> None:
+        assert not self.effects, self.effects
+
+    def snapshot(self, end: int, *, next_sequence: int | None = None, **more: Any) -> None:
+        """Answers the read of the tail that the gate has asked for."""
+        self.next(g.ReadLogEnd)
+        state = None if next_sequence is None else g.ProducerState(more.pop("epoch", 0), next_sequence)
+        facts: dict[str, Any] = {
+            "requested_at": self.now,
+            "log_end_offset": end,
+            "log_start_offset": 0,
+            "producer_id": SHARED,
+            "producer_state": state,
+            "fence_base": (0, 0),
+            "open_transactions": frozenset(),
+            "log_append_time": False,
+            "expiration_seconds": 86_400.0,
+            "wall_minus_monotonic_seconds": time.time() - self.now,
+            "transactions_as_of": self.now,
+        }
+        self.report(g.LogEndRead(g.LogEndSnapshot(**(facts | more))))
+
+    def admitted(self, pending: g.PendingAppend) -> g.Fence | None:
+        assert self.next(g.Admit).pending is pending
+        self.report(g.Sent(pending))
+        return pending.fence
+
+    def kafka(
+        self, pending: g.PendingAppend, error: int = 0, base_offset: int = -1, log_append_time_ms: int = -1
+    ) -> None:
+        self.report(g.Answered(pending, PartitionResult(TP.partition, error, base_offset, log_append_time_ms)))
+
+    def answered(self, pending: g.PendingAppend) -> PartitionResult:
+        answer = self.next(g.Answer)
+        assert answer.pending is pending
+        return answer.result
+
+    def accepted(self, pending: g.PendingAppend, at: int) -> None:
+        result = self.answered(pending)
+        assert (result.error_code, result.base_offset) == (0, at), result
+
+    def mismatch(self, pending: g.PendingAppend, *, expected: int, actual: int) -> str:
+        result = self.answered(pending)
+        assert (result.error_code, result.base_offset) == (POLICY_VIOLATION, actual), result
+        assert result.error_message is not None
+        assert f"OFFSET_MISMATCH topic=orders partition=3 expected={expected} actual={actual}" in result.error_message
+        assert result.record_errors == ()
+        return result.error_message
+
+    def append(self, at: int, *values: bytes, timestamp_ms: int | None = None, connection: int = 1) -> g.PendingAppend:
+        """A conditional append that goes well on a warm gate."""
+        pending = self.offer(expecting(at, *values, timestamp_ms=timestamp_ms), connection=connection)
+        assert self.admitted(pending) == g.Fence(SHARED, 0, at)
+        self.kafka(pending, base_offset=at)
+        self.accepted(pending, at)
+        return pending
+
+
+def warm(at: int = 10, check: Check = Check.REQUIRED) -> Talk:
+    """A gate after one good append of one record; the log ends at `at`."""
+    talk = Talk(check)
+    pending = talk.offer(expecting(at - 1, b"first"))
+    talk.snapshot(at - 1)
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=at - 1)
+    talk.accepted(pending, at - 1)
+    talk.silent()
+    talk.now += 1
+    return talk
+
+
+def in_log(records: memoryview, at: int, fence: g.Fence | None = None, *, log_append_time: bool = False) -> g.Found:
+    """The records as a broker would hand them out, at their offset."""
+    fence = fence or g.Fence(SHARED, 0, at)
+    stored = fence_batch(
+        records,
+        producer_id=fence.producer_id,
+        producer_epoch=fence.producer_epoch,
+        base_sequence=fence.base_sequence,
+        instance_id=fence.instance_id,
+    )
+    stored[:8] = at.to_bytes(8, "big")
+    if log_append_time:  # written anew by the broker
+        stored[21:23] = b"\0\x08"
+    return g.Found(memoryview(bytes(stored)))
+
+
+def unstamped(records: memoryview, at: int) -> g.Found:
+    """The same of a batch that kept its own producer id."""
+    return g.Found(memoryview(at.to_bytes(8, "big") + bytes(records[8:])))
+
+
+def compacted(found: g.Found, record_count: int) -> g.Found:
+    """So many of its records are left: written anew, with its place, its length and its producer."""
+    left = bytearray(found.batch)
+    left[21:23] = b"\0\0"
+    left[57:61] = record_count.to_bytes(4, "big")
+    return g.Found(memoryview(bytes(left)))
+
+
+# ---------------------------------------------------------------------------------------------------- the happy path
+
+
+def test_a_cold_gate_reads_the_tail_and_stamps_with_the_expected_offset() -> None:
+    talk = Talk()
+    pending = talk.offer(expecting(41, b"a", b"b"))
+    talk.snapshot(41)
+    assert talk.admitted(pending) == g.Fence(SHARED, 0, 41)
+    talk.kafka(pending, base_offset=41)
+    talk.accepted(pending, 41)
+    assert talk.sequencer.log_end_offset == 43
+
+
+def test_a_warm_gate_asks_nothing() -> None:
+    talk = warm(10)
+    talk.append(10, b"a", b"b")
+    talk.append(12, b"c", connection=2)
+    talk.silent()
+
+
+def test_sequences_wrap_where_kafkas_do() -> None:
+    talk = Talk()
+    end = (1 << 31) + 5
+    pending = talk.offer(expecting(end, b"a"))
+    talk.snapshot(end, next_sequence=5)
+    assert talk.admitted(pending) == g.Fence(SHARED, 0, 5)
+
+
+def test_on_a_true_topic_the_shift_is_counted_from_unstamped_appends() -> None:
+    talk = warm(10, Check.ON)
+    own = talk.offer(batch(b"x", b"y", producer=(5, 0, 0)))
+    assert talk.admitted(own) is None
+    talk.kafka(own, base_offset=10)
+    talk.accepted(own, 10)
+    pending = talk.offer(expecting(12, b"z"))
+    assert talk.admitted(pending) == g.Fence(SHARED, 0, 10)
+
+
+def test_a_batch_without_a_producer_is_stamped_with_wherever_the_log_ends() -> None:
+    talk = warm(10, Check.ON)
+    pending = talk.offer(batch(b"x"))
+    assert talk.admitted(pending) == g.Fence(SHARED, 0, 10)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_a_mismatch_tells_where_the_log_ended_during_the_call() -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(12, b"a"))
+    talk.snapshot(11, next_sequence=11)  # another process has appended meanwhile
+    talk.mismatch(pending, expected=12, actual=11)
+
+
+def test_the_end_that_was_true_before_the_call_is_not_told_as_actual() -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(12, b"a"))
+    talk.next(g.ReadLogEnd)
+    talk.silent()
+    assert pending.sent_at is None
+
+
+def test_another_process_moved_the_log_and_the_client_knows() -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(15, b"a"))
+    talk.snapshot(15, next_sequence=15)
+    assert talk.admitted(pending) == g.Fence(SHARED, 0, 15)
+
+
+def test_an_old_expectation_is_looked_up_before_it_is_refused() -> None:
+    talk = warm(10)
+    records = expecting(4, b"a")
+    pending = talk.offer(records)
+    talk.snapshot(10, next_sequence=10)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 4)
+    talk.report(g.BatchRead(pending, in_log(expecting(4, b"somebody else's"), 4)))
+    assert "POSSIBLY_YOURS" not in talk.mismatch(pending, expected=4, actual=10)
+
+
+def test_equal_records_without_a_write_id_are_possibly_yours_and_never_success() -> None:
+    talk = warm(10)
+    records = expecting(4, b"a")
+    pending = talk.offer(records)
+    talk.snapshot(10, next_sequence=10)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, in_log(records, 4)))
+    assert talk.mismatch(pending, expected=4, actual=10).endswith("POSSIBLY_YOURS")
+
+
+def test_the_same_write_id_with_the_same_records_is_a_retry() -> None:
+    talk = warm(10)
+    records = expecting(4, b"a", write_id=b"w1")
+    pending = talk.offer(records)
+    talk.snapshot(10, next_sequence=10)
+    talk.next(g.ReadBatch)
+    # Stamped by an earlier process, under another epoch: what names the write is in the records.
+    talk.report(g.BatchRead(pending, in_log(records, 4, g.Fence(SHARED, 2, 0))))
+    talk.accepted(pending, 4)
+
+
+def test_a_named_write_made_again_with_the_time_of_day_is_a_retry() -> None:
+    """A restarted client has the records, their names and their place again, but not the clock of its first try."""
+    talk = warm(10)
+    first = expecting(4, b"a", write_id=b"w1", timestamp_ms=now_ms() - 60_000)
+    pending = talk.offer(expecting(4, b"a", write_id=b"w1"))
+    talk.snapshot(10, next_sequence=10)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, in_log(first, 4)))
+    talk.accepted(pending, 4)
+
+
+def test_a_named_write_made_again_is_looked_for_where_this_process_remembers_it() -> None:
+    talk = warm(10)
+    first = expecting(10, b"a", write_id=b"w1", timestamp_ms=now_ms() - 60_000)
+    appended_batch = talk.offer(first)
+    talk.admitted(appended_batch)
+    talk.kafka(appended_batch, base_offset=10)
+    talk.accepted(appended_batch, 10)
+    again = talk.offer(expecting(10, b"a", write_id=b"w1"), connection=2)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(again, in_log(first, 10)))
+    talk.accepted(again, 10)
+
+
+def test_the_same_write_id_with_other_records_is_no_retry() -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(4, b"a", write_id=b"w1"))
+    talk.snapshot(10, next_sequence=10)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, in_log(expecting(4, b"b", write_id=b"w1"), 4)))
+    talk.mismatch(pending, expected=4, actual=10)
+
+
+def test_a_batch_in_the_middle_of_which_the_offset_lies_is_not_the_write() -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(4, b"a", write_id=b"w1"))
+    talk.snapshot(10, next_sequence=10)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, in_log(expecting(3, b"x", b"a", write_id=b"w1"), 3)))
+    talk.mismatch(pending, expected=4, actual=10)
+
+
+def test_what_lies_there_but_cannot_be_read_yet_is_waited_for_and_then_answered_retriably() -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(11, b"a"), wait=1.0)
+    talk.snapshot(12, next_sequence=12)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, g.NotYet(12)))
+    talk.silent()
+    talk.now += 0.1
+    talk.report(g.Tick())
+    talk.next(g.ReadBatch)
+    talk.now += 1.0
+    talk.report(g.Tick())
+    assert talk.answered(pending).error_code == NOT_LEADER
+
+
+def test_nothing_said_is_refused_where_it_is_required_and_appended_where_it_is_not() -> None:
+    talk = warm(10)
+    result = talk.answered(talk.offer(batch(b"x")))
+    assert result.error_code == POLICY_VIOLATION
+    assert (result.error_message or "").startswith("EXPECTATION_REQUIRED topic=orders partition=3")
+
+
+def test_an_expectation_that_contradicts_its_place_can_never_hold() -> None:
+    talk = warm(10)
+    contradicting = batch(b"a", b"b", headers=[[("expected-offset", b"10")], [("expected-offset", b"12")]])
+    pending = talk.offer(contradicting)
+    talk.snapshot(10, next_sequence=10)
+    assert "expected=12 actual=11 record=1" in (talk.answered(pending).error_message or "")
+
+
+# ------------------------------------------------------------------- rule 1: an answer speaks of a batch sent once
+
+
+def test_a_gap_in_the_sequence_means_not_appended_and_the_log_says_why() -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.kafka(pending, OUT_OF_ORDER)
+    talk.snapshot(13, next_sequence=13)
+    assert talk.next(g.ReadBatch).offset == 10
+    talk.report(g.BatchRead(pending, in_log(expecting(10, b"theirs"), 10)))
+    talk.mismatch(pending, expected=10, actual=13)
+
+
+def test_a_stamp_refused_for_its_epoch_is_made_anew_after_a_look_at_the_log() -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.kafka(pending, WRONG_EPOCH)
+    talk.snapshot(10, next_sequence=0, epoch=3, fence_base=(3, 10))
+    assert talk.admitted(pending) == g.Fence(SHARED, 3, 0)
+    talk.kafka(pending, base_offset=10)
+    talk.accepted(pending, 10)
+
+
+def test_a_stamp_that_kafka_keeps_refusing_is_given_up_retriably() -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(10, b"a"))
+    for _ in range(LIMITS.attempts_max):
+        talk.admitted(pending)
+        talk.kafka(pending, OUT_OF_ORDER)
+        if talk.effects and isinstance(talk.effects[0], g.ReadLogEnd):
+            talk.snapshot(10)
+    assert talk.answered(pending).error_code == NOT_LEADER
+
+
+@pytest.mark.parametrize(
+    ("error", "base_offset"), [(TIMED_OUT, -1), (AFTER_APPEND, -1), (NOT_LEADER, 10), (-1, -1), (56, -1)]
+)
+def test_errors_that_may_follow_a_local_append_leave_it_in_doubt(error: int, base_offset: int) -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(10, b"a", write_id=b"w"))
+    talk.admitted(pending)
+    talk.kafka(pending, error, base_offset)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
+    talk.report(g.BatchRead(pending, in_log(pending.records, 10)))
+    talk.accepted(pending, 10)
+    assert talk.sequencer.phase is Phase.UNCONFIRMED
+
+
+def test_not_leader_before_any_append_is_simply_passed_on() -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.kafka(pending, NOT_LEADER)
+    assert talk.answered(pending).error_code == NOT_LEADER
+    talk.silent()
+    talk.offer(expecting(10, b"a"))
+    talk.next(g.ReadLogEnd)  # the new leader may not know the stamp
+
+
+def test_a_lost_acknowledgement_is_settled_by_the_log_alone() -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.report(g.Lost(pending))
+    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
+    talk.report(g.BatchRead(pending, in_log(expecting(10, b"theirs"), 10)))
+    talk.snapshot(11, next_sequence=11)  # it can never land: decide anew
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, in_log(expecting(10, b"theirs"), 10)))
+    talk.mismatch(pending, expected=10, actual=11)
+
+
+def in_doubt(
+    *, check: Check = Check.REQUIRED, producer: tuple[int, int, int] = (5, 0, 0)
+) -> tuple[Talk, g.PendingAppend]:
+    """The acknowledgement of an append at 10 is lost; its client may write, and this process has a tag."""
+    talk = warm(10, check)
+    talk.instance_id, talk.may_write = 7, True
+    pending = talk.offer(expecting(10, b"a", producer=producer))
+    assert talk.admitted(pending) == g.Fence(SHARED, 0, 10, 7)
+    talk.report(g.Lost(pending))
+    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
+    return talk, pending
+
+
+def test_our_stamp_with_our_tag_is_our_append() -> None:
+    talk, pending = in_doubt()
+    talk.report(g.BatchRead(pending, in_log(pending.records, 10, pending.fence)))
+    talk.accepted(pending, 10)
+    retry = talk.offer(pending.records, connection=2)
+    talk.accepted(retry, 10)
+
+
+def test_an_equal_batch_with_another_processs_tag_is_another_clients() -> None:
+    talk, pending = in_doubt()
+    theirs = in_log(pending.records, 10, g.Fence(SHARED, 0, 10, 8))
+    talk.report(g.BatchRead(pending, theirs))
+    talk.snapshot(11, next_sequence=11)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, theirs))
+    assert "POSSIBLY_YOURS" in talk.mismatch(pending, expected=10, actual=11)
+
+
+def test_an_unconditional_batch_whose_place_another_process_took_goes_behind_it() -> None:
+    talk = warm(10, Check.ON)
+    talk.instance_id = 7
+    pending = talk.offer(batch(b"a"))
+    talk.admitted(pending)
+    talk.report(g.Lost(pending))
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, in_log(pending.records, 10, g.Fence(SHARED, 0, 10, 8))))
+    talk.snapshot(11, next_sequence=11)
+    assert talk.admitted(pending) == g.Fence(SHARED, 0, 11, 7)
+
+
+def test_of_two_equal_batches_of_one_process_one_is_told_success() -> None:
+    talk, first = in_doubt()
+    talk.report(g.BatchRead(first, g.NotYet(10)))
+    talk.snapshot(10, next_sequence=9)  # not what it was stamped for: it stays unknown
+    assert talk.answered(first).error_code == TIMED_OUT
+    second = talk.offer(expecting(10, b"a", producer=(6, 0, 0), timestamp_ms=first.append.max_timestamp_ms))
+    talk.snapshot(10, next_sequence=10)
+    talk.admitted(second)
+    talk.report(g.Lost(second))
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(second, in_log(first.records, 10, first.fence)))
+    talk.accepted(second, 10)
+    retry = talk.offer(first.records, connection=3)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(retry, in_log(first.records, 10, first.fence)))
+    talk.snapshot(11, next_sequence=11)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(retry, in_log(first.records, 10, first.fence)))
+    assert "POSSIBLY_YOURS" in talk.mismatch(retry, expected=10, actual=11)
+
+
+def test_where_nothing_lies_and_the_partition_waits_for_this_stamp_the_batch_is_sent_again() -> None:
+    talk, pending = in_doubt()
+    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    talk.snapshot(10, next_sequence=10)
+    assert talk.next(g.Resend).pending is pending
+    talk.report(g.Resent(pending, PartitionResult(3, 0, 10)))
+    talk.accepted(pending, 10)
+
+
+@pytest.mark.parametrize(
+    "resent", [None, PartitionResult(3, 0, 10, now_ms()), PartitionResult(3, 45), PartitionResult(3, 19)]
+)
+def test_after_a_resend_only_the_log_can_tell_which_of_the_two_landed(resent: PartitionResult | None) -> None:
+    talk, pending = in_doubt()
+    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    talk.snapshot(10, next_sequence=10)
+    talk.next(g.Resend)
+    talk.report(g.Resent(pending, resent))
+    talk.silent()
+    talk.now += 0.1
+    talk.report(g.Tick())
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, in_log(pending.records, 10, pending.fence)))
+    talk.accepted(pending, 10)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"next_sequence": 11},
+        {"next_sequence": 10, "epoch": 1},
+        {"next_sequence": 10, "fence_base": (1, 10)},
+        {"next_sequence": 10, "open_transactions": frozenset({4})},
+        {"next_sequence": 10, "requested_at": 990.0},
+        {"next_sequence": 10, "expiration_seconds": -1000.0},
+        {"next_sequence": 10, "producer_id": SHARED + 1},
+    ],
+)
+def test_where_the_partition_does_not_wait_for_this_stamp_it_is_not_sent_again(facts: dict[str, Any]) -> None:
+    talk, pending = in_doubt()
+    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    talk.snapshot(10, **facts)
+    assert talk.answered(pending).error_code == TIMED_OUT
+
+
+def test_a_log_that_moved_before_the_resend_is_looked_at_again() -> None:
+    talk, pending = in_doubt()
+    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    talk.snapshot(11, next_sequence=11)
+    talk.now += 0.1
+    talk.report(g.Tick())
+    talk.next(g.ReadBatch)
+
+
+def test_nothing_is_sent_again_for_a_client_that_has_not_proved_that_it_may_write() -> None:
+    talk, pending = in_doubt()
+    pending.may_write = False
+    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    assert talk.answered(pending).error_code == TIMED_OUT
+    talk = warm(10, Check.ON)
+    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    talk.admitted(own)
+    talk.report(g.Lost(own))
+    assert talk.answered(own).error_code == TIMED_OUT
+
+
+def test_nothing_is_sent_again_to_what_may_be_another_topic() -> None:
+    talk, pending = in_doubt()
+    talk.report(g.Forget())
+    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    assert talk.answered(pending).error_code == TIMED_OUT
+
+
+def test_nothing_is_sent_again_behind_a_hole_in_its_chain() -> None:
+    talk = warm(10)
+    talk.instance_id, talk.may_write = 7, True
+    first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.admitted(first)
+    second = talk.offer(expecting(11, b"b", producer=(5, 0, 1)))
+    talk.admitted(second)
+    talk.report(g.Lost(first))
+    talk.report(g.Lost(second))
+    talk.next(g.ReadBatch)
+    theirs = in_log(expecting(10, b"theirs"), 10, g.Fence(SHARED, 0, 10, 8))
+    talk.report(g.BatchRead(first, theirs))
+    assert talk.next(g.ReadBatch) == g.ReadBatch(second, 11)
+    talk.report(g.BatchRead(second, g.NotYet(11)))
+    assert talk.answered(second).error_code == TIMED_OUT
+    talk.snapshot(11, next_sequence=11)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(first, theirs))
+    talk.mismatch(first, expected=10, actual=11)
+
+
+def test_the_retry_of_an_append_that_ended_unknown_is_told_where_its_first_try_landed() -> None:
+    talk, first = in_doubt()
+    talk.may_write = False
+    talk.report(g.BatchRead(first, g.Unreadable("no leader")))
+    talk.now += 20
+    talk.report(g.Tick())
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(first, g.Unreadable("no leader")))
+    assert talk.answered(first).error_code == TIMED_OUT
+    retry = talk.offer(first.records, connection=2)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 10)
+    talk.report(g.BatchRead(retry, in_log(first.records, 10, first.fence)))
+    talk.accepted(retry, 10)
+
+
+def test_unstamped_appends_wait_for_a_stamped_one_that_may_still_be_queued() -> None:
+    talk, lost = in_doubt(check=Check.ON)
+    lost.may_write = False
+    talk.report(g.BatchRead(lost, g.NotYet(10)))
+    assert talk.answered(lost).error_code == TIMED_OUT
+    own = talk.offer(batch(b"x", producer=(8, 0, 0)), connection=2, wait=100.0)
+    talk.silent()
+    talk.now += LIMITS.queued_seconds + 1
+    talk.report(g.Tick())
+    assert talk.admitted(own) is None
+
+
+def test_a_later_stamp_that_is_acknowledged_ends_that_wait() -> None:
+    talk, lost = in_doubt(check=Check.ON)
+    lost.may_write = False
+    talk.report(g.BatchRead(lost, g.NotYet(10)))
+    talk.answered(lost)
+    other = talk.offer(expecting(10, b"b"), connection=2)
+    talk.snapshot(10, next_sequence=10)
+    talk.admitted(other)
+    own = talk.offer(batch(b"x", producer=(8, 0, 0)), connection=2)
+    talk.kafka(other, base_offset=10)
+    talk.accepted(other, 10)
+    assert talk.admitted(own) is None
+
+
+def test_a_conditional_append_waits_for_an_unstamped_one_that_may_still_be_queued() -> None:
+    talk = warm(10, Check.ON)
+    own = talk.offer(batch(b"x", producer=(8, 0, 0), transactional=True))
+    talk.admitted(own)
+    talk.report(g.Lost(own))
+    assert talk.answered(own).error_code == TIMED_OUT
+    conditional = talk.offer(expecting(10, b"a"), connection=2)
+    talk.silent()
+    talk.now += 6
+    talk.report(g.Tick())
+    assert talk.answered(conditional).error_code == NOT_LEADER
+    late = talk.offer(expecting(11, b"a"), connection=2, wait=100.0)
+    talk.now += LIMITS.queued_seconds
+    talk.report(g.Tick())
+    talk.snapshot(11, next_sequence=10)
+    talk.admitted(late)
+
+
+def test_an_equal_batch_under_our_stamp_proves_nothing_without_a_write_id() -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.report(g.Lost(pending))
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, in_log(pending.records, 10)))
+    result = talk.answered(pending)
+    assert result.error_code == TIMED_OUT
+    assert "may be yours" in (result.error_message or "")
+
+
+def test_what_is_not_there_is_unknown_since_it_may_still_be_queued() -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.report(g.Lost(pending))
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    assert talk.answered(pending).error_code == TIMED_OUT
+
+
+@pytest.mark.parametrize("other", ["unstamped", "stamped before it"])
+def test_an_append_in_doubt_may_lie_behind_what_has_not_its_sequence(other: str) -> None:
+    """An append that was queued comes out first, or a marker does: this one's sequence fits all the same. Taken for
+    lost, it would be appended once more."""
+    talk = warm(10, Check.ON)
+    talk.instance_id, talk.may_write = 7, True
+    lost = talk.offer(batch(b"a"))
+    assert talk.admitted(lost) == g.Fence(SHARED, 0, 10, 7)
+    talk.report(g.Lost(lost))
+    assert talk.next(g.ReadBatch) == g.ReadBatch(lost, 10)
+    queued = batch(b"x", b"y", producer=(8, 0, 0))
+    talk.report(
+        g.BatchRead(lost, unstamped(queued, 10) if other == "unstamped" else in_log(queued, 10, g.Fence(SHARED, 0, 8)))
+    )
+    assert talk.next(g.ReadBatch) == g.ReadBatch(lost, 12)
+    talk.report(g.BatchRead(lost, in_log(lost.records, 12, lost.fence)))
+    talk.accepted(lost, 12)
+
+
+def test_an_append_in_doubt_that_does_not_lie_behind_it_either_is_sent_again_as_it_was() -> None:
+    talk = warm(10, Check.ON)
+    talk.instance_id, talk.may_write = 7, True
+    lost = talk.offer(batch(b"a"))
+    talk.admitted(lost)
+    talk.report(g.Lost(lost))
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(lost, unstamped(batch(b"x"), 10)))
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(lost, g.NotYet(11)))
+    talk.snapshot(11, next_sequence=10)
+    assert talk.next(g.Resend).pending is lost
+    assert lost.fence == g.Fence(SHARED, 0, 10, 7)
+
+
+def test_the_retry_of_an_unresolved_batch_is_looked_for_behind_what_has_not_its_sequence_too() -> None:
+    talk = warm(10, Check.ON)
+    records = unresolved(talk)
+    retry = talk.offer(records, connection=2)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
+    marker = unstamped(batch(b"x"), 11)
+    talk.report(g.BatchRead(retry, marker))
+    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
+    talk.report(g.BatchRead(retry, g.NotYet(12)))
+    talk.snapshot(13, next_sequence=12)  # it was queued, and has landed since that look
+    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
+    talk.report(g.BatchRead(retry, in_log(records, 12, g.Fence(SHARED, 0, 11))))
+    talk.accepted(retry, 12)
+
+
+@pytest.mark.parametrize("marker", [False, True])
+def test_a_lost_acknowledgement_does_not_hide_a_violation(marker: bool) -> None:
+    """A marker in its place is no writer around the proxy: its transaction may have joined since."""
+    talk = warm(10, Check.ON)
+    talk.instance_id = 7
+    lost = talk.offer(expecting(10, b"a"))
+    talk.admitted(lost)
+    talk.report(g.Lost(lost))
+    talk.next(g.ReadBatch)
+    services = unstamped(batch(b"x", producer=(8, 0, 0)), 10)
+    if marker:
+        services = g.Found(memoryview(bytes(services.batch[:21]) + b"\0\x30" + bytes(services.batch[23:])))
+    talk.report(g.BatchRead(lost, services))
+    assert talk.next(g.ReadBatch) == g.ReadBatch(lost, 11)
+    talk.report(g.BatchRead(lost, in_log(lost.records, 11, lost.fence)))
+    assert talk.next(g.ReadBatch) == g.ReadBatch(lost, 10)
+    talk.report(g.BatchRead(lost, services))
+    if not marker:
+        assert talk.next(g.Violation) == g.Violation(TP, 10, 11, producer_id=8)
+    message = talk.answered(lost).error_message or ""
+    assert "OFFSET_VIOLATION" in message
+    assert ("bypasses the proxy" in message) is not marker
+
+
+def test_what_somebody_came_before_may_still_land_behind_him() -> None:
+    talk = warm(10, Check.ON)
+    talk.may_write = True
+    records = expecting(10, b"a", producer=(5, 0, 0))
+    lost = talk.offer(records)
+    talk.admitted(lost)
+    talk.report(g.Lost(lost))
+    for pending in (lost, None):
+        pending = pending or talk.offer(records, connection=2)  # noqa: PLW2901
+        assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
+        talk.report(g.BatchRead(pending, unstamped(batch(b"x"), 10)))
+        assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 11)
+        talk.report(g.BatchRead(pending, g.NotYet(11)))
+        assert talk.answered(pending).error_code == TIMED_OUT
+    # Not for ever.
+    talk.now += LIMITS.queued_seconds + 1
+    retry = talk.offer(records, connection=2)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(retry, unstamped(batch(b"x"), 10)))
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(retry, g.NotYet(11)))
+    talk.snapshot(11, next_sequence=10)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(retry, unstamped(batch(b"x"), 10)))
+    talk.mismatch(retry, expected=10, actual=11)
+
+
+def test_whose_a_compacted_batch_was_nobody_can_say() -> None:
+    """Its place, its length and its stamp are those of the first try, but records of it are gone."""
+    talk = warm(10, Check.ON)
+    talk.append(10, b"x")
+    named = talk.offer(expecting(11, b"a", producer=(5, 0, 0)))
+    talk.admitted(named)
+    talk.kafka(named, base_offset=11)
+    talk.accepted(named, 11)
+    records = batch(b"b", b"c", producer=(5, 0, 1))
+    lost = talk.offer(records)
+    talk.admitted(lost)
+    talk.report(g.Lost(lost))
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(lost, g.NotYet(12)))
+    assert talk.answered(lost).error_code == TIMED_OUT
+    retry = talk.offer(records, connection=2)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
+    talk.report(g.BatchRead(retry, compacted(in_log(records, 12), 1)))
+    assert talk.answered(retry).error_code == TIMED_OUT
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_what_is_compacted_at_the_expected_offset_is_possibly_yours(count: int) -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(4, b"a", b"b"))
+    talk.snapshot(10, next_sequence=10)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, compacted(in_log(batch(*(b"x" for _ in range(count))), 4), 1)))
+    assert talk.mismatch(pending, expected=4, actual=10).endswith("POSSIBLY_YOURS") is (count == 2)
+
+
+def test_repacked_batch_in_doubt_is_recognised() -> None:
+    """A broker that compresses in another way measures timestamps from the first record, whatever the client did."""
+    at_ms = now_ms()
+
+    def measured_from(origin_ms: int) -> memoryview:
+        headers = [(b"expected-offset", b"10")]
+        records = [bytewise.record(i, headers[i:], timestamp_delta=at_ms + i - origin_ms) for i in range(2)]
+        return bytewise.batch(records, base_timestamp_ms=origin_ms)
+
+    talk = warm(10)
+    talk.instance_id = 7
+    pending = talk.offer(measured_from(at_ms - 70))
+    fence = talk.admitted(pending)
+    talk.report(g.Lost(pending))
+    assert talk.next(g.ReadBatch).offset == 10
+    talk.report(g.BatchRead(pending, in_log(measured_from(at_ms), 10, fence)))
+    talk.accepted(pending, 10)
+
+
+def test_nobody_passes_while_a_doubt_is_being_settled() -> None:
+    talk = warm(10)
+    lost = talk.offer(expecting(10, b"a"))
+    talk.admitted(lost)
+    talk.report(g.Lost(lost))
+    talk.next(g.ReadBatch)
+    waiting = talk.offer(expecting(10, b"b"), connection=2)
+    talk.silent()
+    talk.report(g.BatchRead(lost, g.NotYet(10)))
+    talk.answered(lost)
+    talk.snapshot(10, next_sequence=10)
+    assert talk.admitted(waiting) == g.Fence(SHARED, 0, 10)
+
+
+def test_a_client_that_vanishes_does_not_release_the_gate() -> None:
+    talk = warm(10)
+    sent = talk.offer(expecting(10, b"a"))
+    talk.admitted(sent)
+    talk.report(g.Canceled(sent))
+    talk.offer(expecting(10, b"b"), connection=2)
+    talk.silent()
+
+
+def test_an_answer_after_the_log_has_decided_changes_nothing() -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.report(g.Lost(pending))
+    talk.next(g.ReadBatch)
+    talk.kafka(pending, OUT_OF_ORDER)
+    talk.silent()
+
+
+def test_a_connection_that_breaks_after_its_answer_puts_nothing_in_doubt() -> None:
+    talk = warm(10)
+    pending = talk.append(10, b"a")
+    talk.report(g.Lost(pending))
+    talk.silent()
+    talk.append(11, b"b")
+
+
+# ----------------------------------------------------------------------- rules 2 and 3: what makes Kafka forget
+
+
+@pytest.mark.parametrize("timestamp_ms", [-1, now_ms() - 13 * 3600 * 1000], ids=["missing", "old"])
+def test_old_or_missing_timestamps_are_refused_where_stamps_are_due(timestamp_ms: int) -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(10, b"a", timestamp_ms=timestamp_ms))
+    result = talk.answered(pending)
+    assert result.error_code == OLD_TIMESTAMP
+    assert "producer.id.expiration.ms" in (result.error_message or "")
+
+
+def test_the_limit_for_timestamps_moves_with_the_clock() -> None:
+    talk = warm(10)
+    stamp_ms = now_ms()
+    for at in (10, 11):
+        talk.now += 5.5 * 3600
+        talk.append(at, b"fresh enough: half a day is the limit")
+    talk.now += 2 * 3600
+    pending = talk.offer(expecting(12, b"a", timestamp_ms=stamp_ms))
+    assert talk.answered(pending).error_code == OLD_TIMESTAMP
+
+
+def test_on_a_true_topic_an_old_batch_goes_alone_and_without_a_stamp() -> None:
+    talk = warm(10, Check.ON)
+    old = talk.offer(expecting(10, b"a", timestamp_ms=0, producer=(5, 0, 0)))
+    assert talk.admitted(old) == g.NO_PRODUCER
+    waiting = talk.offer(expecting(11, b"b"), connection=1)
+    talk.silent()
+    talk.kafka(old, base_offset=10)
+    talk.accepted(old, 10)
+    assert talk.admitted(waiting) == g.Fence(SHARED, 0, 10)
+
+
+def too_old(talk: Talk) -> memoryview:
+    """An unconditional batch of a producer that is stamped here: Kafka does not know its sequences."""
+    fenced = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.admitted(fenced)
+    talk.kafka(fenced, base_offset=10)
+    talk.accepted(fenced, 10)
+    return batch(b"old", producer=(5, 0, 1), timestamp_ms=0)
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_the_retry_of_an_old_batch_that_landed_is_known(conditional: bool) -> None:
+    talk = warm(10, Check.ON)
+    records = too_old(talk)
+    if conditional:
+        records = expecting(11, b"old", producer=(5, 0, 1), timestamp_ms=0)
+    first = talk.offer(records)
+    assert talk.admitted(first) == g.NO_PRODUCER
+    talk.kafka(first, base_offset=11)
+    talk.accepted(first, 11)  # the answer does not reach its client
+    talk.accepted(talk.offer(records, connection=2), 11)
+    talk.silent()
+
+
+def test_the_retry_of_an_old_batch_that_ended_unknown_does_not_go_again() -> None:
+    """Nothing in the log proves that it is there, and Kafka would not know it again."""
+    talk = warm(10, Check.ON)
+    records = too_old(talk)
+    first = talk.offer(records)
+    talk.admitted(first)
+    talk.report(g.Lost(first))
+    assert talk.answered(first).error_code == TIMED_OUT
+    for _ in range(2):
+        assert talk.answered(talk.offer(records, connection=2)).error_code == TIMED_OUT
+
+
+@pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
+def test_a_retry_that_has_become_too_old_for_a_stamp_does_not_go_beside_its_first_try(check: Check) -> None:
+    talk = warm(10, check)
+    limit_ms = now_ms() - 12 * 3600 * 1000
+    records = expecting(10, b"a", producer=(5, 0, 0), timestamp_ms=limit_ms + 10_000)
+    first = talk.offer(records)
+    assert talk.admitted(first) == g.Fence(SHARED, 0, 10)
+    talk.report(g.Lost(first))
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(first, g.NotYet(10)))
+    assert talk.answered(first).error_code == TIMED_OUT
+    talk.now += 20
+    retry = talk.offer(records, connection=2)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(retry, g.NotYet(10)))
+    wall = {"wall_minus_monotonic_seconds": now_ms() / 1000 + 20 - talk.now}
+    talk.snapshot(10, next_sequence=10, **wall)
+    assert talk.answered(retry).error_code == TIMED_OUT
+
+
+def test_a_log_append_time_topic_is_free_of_timestamps_and_confirms_every_success() -> None:
+    talk = Talk()
+    pending = talk.offer(expecting(10, b"a", timestamp_ms=0))
+    talk.snapshot(10, log_append_time=True)
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=10, log_append_time_ms=5)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
+    talk.report(g.BatchRead(pending, in_log(pending.records, 10, log_append_time=True)))
+    talk.accepted(pending, 10)
+    talk.offer(expecting(11, b"b"))
+    talk.next(g.Admit)  # still warm: the doubt was only a confirmation
+
+
+def test_an_append_that_was_found_in_the_log_does_not_tell_where_that_ends_now() -> None:
+    talk = Talk()
+    first = talk.offer(expecting(10, b"a"))
+    talk.snapshot(10, log_append_time=True)
+    late = talk.offer(expecting(5, b"b"), connection=2)
+    talk.now += 1
+    talk.admitted(first)
+    talk.kafka(first, base_offset=10, log_append_time_ms=5)  # perhaps a duplicate: the log may have grown since
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(first, in_log(first.records, 10, log_append_time=True)))
+    talk.accepted(first, 10)
+    talk.snapshot(13, next_sequence=13, log_append_time=True)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(late, in_log(expecting(5, b"theirs"), 5)))
+    talk.mismatch(late, expected=5, actual=13)
+
+
+def test_a_success_that_the_log_does_not_confirm_was_anothers() -> None:
+    talk = Talk()
+    pending = talk.offer(expecting(10, b"a"))
+    talk.snapshot(10, log_append_time=True)
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=10, log_append_time_ms=5)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, in_log(expecting(10, b"theirs"), 10)))
+    talk.snapshot(11, next_sequence=11, log_append_time=True)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, in_log(expecting(10, b"theirs"), 10)))
+    talk.mismatch(pending, expected=10, actual=11)
+
+
+# ------------------------------------------------------------------------------ rule 5: Kafka's idea of a duplicate
+
+
+@pytest.mark.parametrize(("equal", "instance_id"), [(False, 0), (True, 0), (True, 7), (True, 8)])
+def test_a_first_send_answered_as_a_duplicate_is_anothers_batch(equal: bool, instance_id: int) -> None:
+    talk = warm(10)
+    talk.instance_id = 7
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=10, log_append_time_ms=now_ms())
+    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
+    theirs = in_log(pending.records if equal else expecting(10, b"theirs"), 10, g.Fence(SHARED, 0, 10, instance_id))
+    talk.report(g.BatchRead(pending, theirs))
+    talk.snapshot(11, next_sequence=11)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, theirs))
+    assert ("POSSIBLY_YOURS" in talk.mismatch(pending, expected=10, actual=11)) is equal
+
+
+def test_a_topic_that_becomes_a_log_append_time_one_is_noticed_by_its_first_answer() -> None:
+    talk = warm(10)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=10, log_append_time_ms=now_ms())
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, in_log(pending.records, 10, log_append_time=True)))
+    talk.accepted(pending, 10)
+
+
+# ------------------------------------------------------------------------------------------ rule 6: shifts and bases
+
+
+def test_on_a_required_topic_a_shift_is_agreed_on_before_it_is_used() -> None:
+    talk = Talk()
+    pending = talk.offer(expecting(12, b"a"))
+    talk.snapshot(12, next_sequence=10)  # two records came around the proxy
+    publish = talk.next(g.PublishBase)
+    assert (publish.producer_epoch, publish.base) == (1, 12)
+    talk.silent()
+    talk.report(g.BasePublished(True))
+    talk.snapshot(12, next_sequence=10, fence_base=(1, 12))
+    assert talk.admitted(pending) == g.Fence(SHARED, 1, 0)
+
+
+def test_whoever_loses_the_proposal_uses_the_winners_base() -> None:
+    talk = Talk()
+    pending = talk.offer(expecting(13, b"a"))
+    talk.snapshot(12, next_sequence=10)
+    talk.next(g.PublishBase)
+    talk.report(g.BasePublished(True))
+    talk.snapshot(
+        13, epoch=1, next_sequence=2, fence_base=(1, 11)
+    )  # another process proposed 11 first, and appended two
+    assert talk.admitted(pending) == g.Fence(SHARED, 1, 2)
+
+
+def test_a_partition_that_does_not_know_the_stamp_needs_no_new_base() -> None:
+    talk = Talk()
+    pending = talk.offer(expecting(500, b"a"))
+    talk.snapshot(500)
+    assert talk.admitted(pending) == g.Fence(SHARED, 0, 500)
+
+
+def test_an_epoch_that_another_process_published_a_moment_ago_is_no_violation() -> None:
+    talk = Talk()
+    pending = talk.offer(expecting(12, b"a"))
+    talk.snapshot(12, epoch=2, next_sequence=2, fence_base=(1, 5))  # this process's view is one poll behind
+    talk.next(g.PublishBase)
+    talk.report(g.BasePublished(True, ours=False))
+    talk.snapshot(12, epoch=2, next_sequence=2, fence_base=(2, 10))
+    assert talk.admitted(pending) == g.Fence(SHARED, 2, 2)
+
+
+def test_an_append_that_landed_elsewhere_is_reported_and_never_a_success() -> None:
+    talk = warm(10, Check.ON)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=11)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)  # who is it?
+    talk.report(g.BatchRead(pending, in_log(batch(b"theirs"), 10, g.Fence(99, 0, 0))))
+    assert talk.next(g.Violation) == g.Violation(TP, 10, 11, producer_id=99)
+    result = talk.answered(pending)
+    assert result.error_code == POLICY_VIOLATION
+    assert "OFFSET_VIOLATION topic=orders partition=3 expected=10 appended_at=11 producer_id=99" in (
+        result.error_message or ""
+    )
+    talk.offer(expecting(12, b"b"))
+    talk.next(g.ReadLogEnd)
+
+
+@pytest.mark.parametrize("sequence", [10, 9])
+def test_violation_behind_an_equal_sequence_names_the_expiration(sequence: int) -> None:
+    """Kafka would have compared the two. One sequence earlier: an append of the proxy lies one too far."""
+    talk = warm(10)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=11)
+    talk.next(g.ReadBatch)
+    forgotten = sequence == 10
+    talk.report(g.BatchRead(pending, in_log(batch(b"another proxy's"), 10, g.Fence(SHARED, 0, sequence))))
+    assert talk.next(g.Violation) == g.Violation(TP, 10, 11, producer_id=SHARED, forgotten=forgotten)
+    message = talk.answered(pending).error_message or ""
+    assert ("producer.id.expiration.ms" in message) is forgotten
+    assert ("bypasses the proxy" in message) is not forgotten
+
+
+def test_a_violation_is_told_in_time_even_if_its_author_cannot_be_found() -> None:
+    talk = warm(10, Check.ON)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=11)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, g.Unreadable("no leader")))
+    talk.now += 2
+    talk.report(g.Tick())
+    assert talk.next(g.Violation) == g.Violation(TP, 10, 11)
+    assert "appended_at=11 producer_id=unknown" in (talk.answered(pending).error_message or "")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_retry_of_what_landed_elsewhere_hears_so_too(named: bool) -> None:
+    talk = warm(10, Check.ON)
+    records = expecting(10, b"a", write_id=b"w") if named else expecting(10, b"a", producer=(5, 0, 0))
+    pending = talk.offer(records)
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=11)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, in_log(batch(b"theirs"), 10, g.Fence(99, 0, 0))))
+    talk.next(g.Violation)
+    reported = talk.answered(pending)
+    assert talk.answered(talk.offer(records, connection=2)) == reported
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_retry_that_comes_while_the_violation_is_looked_into_hears_of_it(named: bool) -> None:
+    talk = warm(10, Check.ON)
+    records = expecting(10, b"a", write_id=b"w") if named else expecting(10, b"a", producer=(5, 0, 0))
+    pending = talk.offer(records)
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=11)
+    talk.next(g.ReadBatch)
+    retry = talk.offer(records, connection=2)
+    talk.report(g.BatchRead(pending, in_log(batch(b"theirs"), 10, g.Fence(99, 0, 0))))
+    talk.next(g.Violation)
+    reported = talk.answered(pending)
+    assert talk.answered(retry) == reported
+
+
+def test_on_a_required_topic_it_is_told_when_the_log_ends_where_nobody_appended() -> None:
+    talk = warm(10)
+    refused = talk.offer(expecting(10, b"a"))
+    talk.admitted(refused)
+    talk.kafka(refused, OUT_OF_ORDER)
+    talk.snapshot(13, next_sequence=10)  # three records came around the proxy
+    assert talk.next(g.Violation) == g.Violation(TP, 10, log_end_offset=13)
+    talk.next(g.PublishBase)
+
+
+def test_what_was_there_before_this_process_is_nobodys_fault() -> None:
+    talk = Talk()
+    talk.offer(expecting(12, b"a"))
+    talk.snapshot(12, next_sequence=10)  # appended before the topic was guarded, perhaps
+    talk.next(g.PublishBase)
+
+
+@pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
+def test_whoever_uses_the_stamp_under_an_epoch_of_his_own_is_reported_and_followed(check: Check) -> None:
+    talk = Talk(check)
+    pending = talk.offer(expecting(12, b"a"))
+    talk.snapshot(12, epoch=32_766, next_sequence=2)
+    if check is Check.REQUIRED:
+        publish = talk.next(g.PublishBase)
+        assert (publish.producer_epoch, publish.base) == (32_766, 10)
+        talk.report(g.BasePublished(True, ours=True))
+    assert talk.next(g.Violation) == g.Violation(TP, 11, log_end_offset=12)
+    if check is Check.REQUIRED:
+        talk.snapshot(12, epoch=32_766, next_sequence=2, fence_base=(32_766, 10))
+    assert talk.admitted(pending) == g.Fence(SHARED, 32_766, 2)
+
+
+# ------------------------------------------------------------------- the last epoch, and the producer id after it
+
+NEXT_ID = SHARED + 1
+LAST = 32_767
+
+
+def test_last_epoch_of_another_writer_leads_to_the_next_producer_id() -> None:
+    talk = Talk()
+    pending = talk.offer(expecting(12, b"a"))
+    talk.snapshot(12, epoch=LAST, next_sequence=2)
+    publish = talk.next(g.PublishBase)
+    assert (publish.producer_epoch, publish.base) == (LAST + 1, 12)
+    talk.report(g.BasePublished(True, ours=True))
+    assert talk.next(g.Violation) == g.Violation(TP, 11, log_end_offset=12)
+    talk.snapshot(12, fence_base=(LAST + 1, 12), producer_id=NEXT_ID)
+    assert talk.admitted(pending) == g.Fence(NEXT_ID, 0, 0)
+    talk.kafka(pending, base_offset=12)
+    talk.accepted(pending, 12)
+    second = talk.offer(expecting(13, b"b"))
+    assert talk.admitted(second) == g.Fence(NEXT_ID, 0, 1)
+
+
+def test_last_epoch_is_good_for_one_append() -> None:
+    """Sequence 0 of the last epoch: from then on Kafka refuses what still comes under that producer id."""
+    talk = Talk()
+    first = talk.offer(expecting(12, b"a"))
+    behind = talk.offer(expecting(13, b"b"))
+    talk.snapshot(12, epoch=LAST - 1, next_sequence=3, fence_base=(LAST, 12))
+    assert talk.admitted(first) == g.Fence(SHARED, LAST, 0)
+    talk.silent()
+    talk.kafka(first, base_offset=12)
+    talk.accepted(first, 12)
+    talk.snapshot(13, epoch=LAST, next_sequence=1, fence_base=(LAST, 12))
+    publish = talk.next(g.PublishBase)
+    assert (publish.producer_epoch, publish.base) == (LAST + 1, 13)
+    talk.report(g.BasePublished(True, ours=True))
+    talk.snapshot(13, fence_base=(LAST + 1, 13), producer_id=NEXT_ID)
+    assert talk.admitted(behind) == g.Fence(NEXT_ID, 0, 0)
+
+
+def test_last_epoch_that_kafka_has_forgotten_is_not_used_again() -> None:
+    talk = Talk()
+    talk.offer(expecting(13, b"a"))
+    talk.snapshot(13, fence_base=(LAST, 12))
+    assert talk.next(g.PublishBase).producer_epoch == LAST + 1
+
+
+def test_epochs_of_the_next_producer_id_go_on_counting() -> None:
+    talk = Talk()
+    pending = talk.offer(expecting(20, b"a"))
+    known = {"producer_id": NEXT_ID}
+    talk.snapshot(20, epoch=LAST + 6, next_sequence=3, fence_base=(LAST + 6, 10), **known)
+    assert talk.next(g.PublishBase).producer_epoch == LAST + 7
+    talk.report(g.BasePublished(True, ours=True))
+    talk.snapshot(20, epoch=LAST + 6, next_sequence=3, fence_base=(LAST + 7, 20), **known)
+    assert talk.admitted(pending) == g.Fence(NEXT_ID, 6, 0)
+
+
+def test_append_in_doubt_under_the_next_producer_id_is_sent_again() -> None:
+    talk = Talk()
+    talk.may_write = True
+    pending = talk.offer(expecting(20, b"a"))
+    known = {"producer_id": NEXT_ID, "epoch": LAST + 6, "next_sequence": 10, "fence_base": (LAST + 6, 10)}
+    talk.snapshot(20, **known)
+    talk.admitted(pending)
+    talk.report(g.Lost(pending))
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, g.NotYet(20)))
+    talk.snapshot(20, **known)
+    assert talk.next(g.Resend) == g.Resend(pending)
+
+
+def test_bases_of_a_bypassed_partition_are_published_at_a_bounded_rate() -> None:
+    """Each appends at Kafka itself would cost an epoch: 32,767 in a quarter of an hour."""
+    talk = Talk()
+    talk.offer(expecting(99_999, b"a"), wait=10_000)
+    began, published = talk.now, 0
+    for end in range(1, 2_000):
+        talk.snapshot(end, next_sequence=0, fence_base=(published, 0))
+        if talk.effects and isinstance(talk.effects[0], g.PublishBase):
+            talk.effects.pop()
+            published += 1
+            talk.report(g.BasePublished(True, ours=True))
+            continue
+        talk.silent()
+        talk.now += 0.5
+        talk.report(g.Tick())
+        while not talk.effects:
+            talk.now += 0.5
+            talk.report(g.Tick())
+    limits = g.SequencerLimits()
+    assert published > limits.bases_burst
+    assert published <= limits.bases_burst + 2 + (talk.now - began) / limits.base_seconds
+
+
+# --------------------------------------------------------------------------------------------- rules 12, 13: cold
+
+
+def test_a_cold_gate_sends_one_append_alone() -> None:
+    talk = Talk()
+    first = talk.offer(expecting(10, b"a"))
+    talk.snapshot(10)
+    talk.admitted(first)
+    second = talk.offer(expecting(11, b"b"))
+    talk.silent()
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    assert talk.admitted(second) == g.Fence(SHARED, 0, 11)
+
+
+def test_a_cold_grant_does_not_keep() -> None:
+    talk = Talk()
+    pending = talk.offer(expecting(10, b"a"))
+    talk.snapshot(10)
+    talk.next(g.Admit)
+    assert talk.sequencer.may_send(pending, talk.now)
+    talk.now += LIMITS.unconfirmed_send_seconds + 0.1
+    assert not talk.sequencer.may_send(pending, talk.now)
+
+
+def test_warmth_ends_before_kafka_can_forget() -> None:
+    talk = warm(10)
+    talk.now += 86_400 / 4 + 1
+    talk.offer(expecting(10, b"a"))
+    talk.next(g.ReadLogEnd)
+
+
+def test_fence_is_unconfirmed_once_the_expiration_was_read_long_ago() -> None:
+    talk = Talk()
+    first = talk.offer(expecting(9, b"a"))
+    talk.snapshot(9, expiration_known_until=talk.now + 60)
+    talk.admitted(first)
+    talk.kafka(first, base_offset=9)
+    talk.accepted(first, 9)
+    talk.now += 59
+    talk.append(10, b"an acknowledgement does not make that read a later one")
+    talk.now += 2
+    talk.offer(expecting(11, b"c"))
+    talk.next(g.ReadLogEnd)
+
+
+def test_a_connection_that_is_younger_than_the_last_acknowledgement_is_cold() -> None:
+    talk = warm(10)
+    talk.now += 5
+    talk.connected_at = talk.now  # the broker may have started again meanwhile, and forgotten
+    talk.offer(expecting(10, b"a"))
+    talk.next(g.ReadLogEnd)
+
+
+def test_under_another_leader_it_is_cold() -> None:
+    talk = warm(10)
+    talk.now += 5
+    talk.leader_epoch = 1
+    talk.offer(expecting(10, b"a"))
+    talk.next(g.ReadLogEnd)
+
+
+def test_a_new_append_makes_it_warm_again() -> None:
+    talk = warm(10)
+    started_ms = now_ms()
+    for hours in (5, 10, 15):
+        talk.now += 5 * 3600
+        talk.append(talk.sequencer.log_end_offset or 0, b"a", timestamp_ms=started_ms + hours * 3_600_000)
+
+
+# ------------------------------------------------------------------------------------------------------- pipelining
+
+
+def test_a_chain_on_one_connection_is_sent_ahead_of_its_acknowledgements() -> None:
+    talk = warm(10)
+    pipeline_key = [talk.offer(expecting(10 + 2 * i, b"a", b"b")) for i in range(3)]
+    for i, pending in enumerate(pipeline_key):
+        assert talk.admitted(pending) == g.Fence(SHARED, 0, 10 + 2 * i)
+    for i, pending in enumerate(pipeline_key):
+        talk.kafka(pending, base_offset=10 + 2 * i)
+        talk.accepted(pending, 10 + 2 * i)
+
+
+def test_beside_other_processes_a_chain_goes_one_by_one() -> None:
+    talk = warm(10)
+    talk.alone = False
+    first = talk.offer(expecting(10, b"a"))
+    talk.admitted(first)
+    second = talk.offer(expecting(11, b"b"))
+    talk.silent()
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    talk.admitted(second)
+
+
+@pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
+def test_after_a_takeover_conditional_appends_wait_where_something_unstamped_may_be_queued(check: Check) -> None:
+    talk = Talk(check)
+    talk.taken_over = False
+    pending = talk.offer(expecting(10, b"a"))
+    if check is Check.REQUIRED:
+        talk.snapshot(10)
+        talk.admitted(pending)
+    else:
+        talk.silent()
+        behind = talk.offer(batch(b"behind"))
+        plain = talk.offer(batch(b"x"), connection=2)
+        talk.snapshot(10)
+        talk.admitted(plain)  # it expects nothing, and waits for nobody
+        talk.kafka(plain, base_offset=10)
+        talk.accepted(plain, 10)
+        talk.silent()
+        talk.now += 6
+        talk.report(g.Tick())
+        assert talk.answered(pending).error_code == NOT_LEADER
+        assert talk.answered(behind).error_code == NOT_LEADER
+
+
+def test_another_connection_waits_for_the_chain() -> None:
+    talk = warm(10)
+    first = talk.offer(expecting(10, b"a"))
+    talk.admitted(first)
+    other = talk.offer(expecting(11, b"b"), connection=2)
+    talk.silent()
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    assert talk.admitted(other) == g.Fence(SHARED, 0, 11)
+
+
+def test_the_rest_of_a_chain_falls_with_its_first_and_never_gets_a_bare_45() -> None:
+    talk = warm(10, Check.ON)
+    first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    second = talk.offer(batch(b"unconditional", producer=(5, 0, 1)))
+    third = talk.offer(expecting(12, b"c", producer=(5, 0, 2)))
+    for pending in (first, second, third):
+        assert talk.admitted(pending)
+    for pending in (first, second, third):
+        talk.kafka(pending, OUT_OF_ORDER)
+    talk.snapshot(20, next_sequence=20)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(first, in_log(expecting(10, b"theirs"), 10)))
+    talk.mismatch(first, expected=10, actual=20)
+    for pending in (second, third):
+        assert talk.answered(pending).error_code == POLICY_VIOLATION
+    talk.silent()
+
+
+def test_a_producer_whose_conditional_batch_was_refused_goes_on_behind_it() -> None:
+    talk = warm(10, Check.ON)
+    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    assert talk.admitted(own) is None
+    talk.kafka(own, base_offset=10)
+    talk.accepted(own, 10)
+    refused = talk.offer(expecting(99, b"a", producer=(5, 0, 1)))
+    talk.now += 1
+    talk.effects.clear()
+    talk.sequencer.handle(g.Tick(), talk.now)
+    talk.sequencer.handle(g.Canceled(refused), talk.now)
+    # Kafka knows sequence 0 of this producer and would find a gap before 2.
+    later = talk.offer(batch(b"y", producer=(5, 0, 2)))
+    assert later.kind is g.AppendMode.SEQUENCED
+
+
+# ----------------------------------------------------------------------------------------------------------- retries
+
+
+def test_a_retry_is_known_by_producer_epoch_and_sequence_before_anything_is_compared() -> None:
+    talk = warm(10)
+    records = expecting(10, b"a", producer=(5, 0, 0))
+    first = talk.offer(records)
+    talk.admitted(first)
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    talk.append(11, b"another's", connection=3)
+    retry = talk.offer(records, connection=2)
+    talk.accepted(retry, 10)
+    talk.silent()
+
+
+def test_a_retry_while_the_first_try_is_under_way_waits_for_its_outcome() -> None:
+    talk = warm(10)
+    records = expecting(10, b"a", producer=(5, 0, 0))
+    first = talk.offer(records)
+    talk.admitted(first)
+    retry = talk.offer(records, connection=2)
+    talk.silent()
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    talk.accepted(retry, 10)
+
+
+def test_a_sequence_used_again_for_other_records_is_no_retry() -> None:
+    talk = warm(10)
+    first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.admitted(first)
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    other = talk.offer(expecting(11, b"b", producer=(5, 0, 0)))
+    assert talk.admitted(other) == g.Fence(SHARED, 0, 11)
+
+
+def test_what_was_truncated_is_not_remembered() -> None:
+    talk = warm(10)
+    records = expecting(10, b"a", producer=(5, 0, 0))
+    first = talk.offer(records)
+    talk.admitted(first)
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    talk.now += 1
+    probe = talk.offer(expecting(50, b"x"))
+    talk.snapshot(10, next_sequence=10)  # the log goes back, and the sequence with it
+    talk.mismatch(probe, expected=50, actual=10)
+    retry = talk.offer(records, connection=2)
+    if isinstance(talk.effects[0], g.ReadLogEnd):
+        talk.snapshot(10, next_sequence=10)
+    assert talk.admitted(retry) == g.Fence(SHARED, 0, 10)
+
+
+def unresolved(talk: Talk) -> memoryview:
+    """An unconditional batch of a producer that is stamped here, told 7 while its send may still be queued in Kafka."""
+    first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.admitted(first)
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    records = batch(b"b", producer=(5, 0, 1))
+    lost = talk.offer(records)
+    assert talk.admitted(lost) == g.Fence(SHARED, 0, 11)
+    talk.report(g.Lost(lost))
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(lost, g.NotYet(11)))
+    assert talk.answered(lost).error_code == TIMED_OUT
+    return records
+
+
+def looked_for_in_vain(talk: Talk) -> tuple[memoryview, g.PendingAppend]:
+    """The retry of such a batch, which was not where its first try should be."""
+    records = unresolved(talk)
+    retry = talk.offer(records, connection=2)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(retry, g.NotYet(11)))
+    return records, retry
+
+
+def test_a_retry_of_an_unresolved_batch_is_looked_up_where_its_first_try_should_be() -> None:
+    talk = warm(10, Check.ON)
+    records = unresolved(talk)
+    retry = talk.offer(records, connection=2)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
+    talk.report(g.BatchRead(retry, in_log(records, 11)))
+    talk.accepted(retry, 11)  # the first try has landed meanwhile
+
+
+def test_a_retry_of_an_unresolved_batch_that_is_not_there_gets_the_same_sequence() -> None:
+    talk = warm(10, Check.ON)
+    records, retry = looked_for_in_vain(talk)
+    talk.snapshot(11, next_sequence=11)
+    assert talk.admitted(retry) == g.Fence(SHARED, 0, 11)
+    talk.kafka(retry, base_offset=11, log_append_time_ms=now_ms())  # the first try was faster
+    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
+    talk.report(g.BatchRead(retry, in_log(records, 11)))
+    talk.accepted(retry, 11)
+
+
+def test_a_first_try_that_lands_after_all_before_its_retry_is_sent_is_not_appended_again() -> None:
+    talk = warm(10, Check.ON)
+    records, retry = looked_for_in_vain(talk)
+    talk.snapshot(12, next_sequence=12)  # it was queued, and has landed since that look
+    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
+    talk.report(g.BatchRead(retry, in_log(records, 11)))
+    talk.accepted(retry, 11)
+
+
+def test_a_retry_goes_to_the_log_s_end_once_another_batch_has_its_first_try_s_sequence() -> None:
+    talk = warm(10, Check.ON)
+    _, retry = looked_for_in_vain(talk)
+    talk.snapshot(12, next_sequence=12)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
+    talk.report(g.BatchRead(retry, in_log(batch(b"another's"), 11)))
+    talk.snapshot(12, next_sequence=12)
+    assert talk.admitted(retry) == g.Fence(SHARED, 0, 12)
+
+
+def two_unresolved(talk: Talk, *, conditional: bool) -> tuple[memoryview, memoryview]:
+    """One sent ahead of the other, both told 7 while they may still be queued in Kafka."""
+    fenced = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.admitted(fenced)
+    talk.kafka(fenced, base_offset=10)
+    talk.accepted(fenced, 10)
+    made = (expecting(11, b"b", producer=(5, 0, 1)), expecting(12, b"c", producer=(5, 0, 2)))
+    if not conditional:
+        made = batch(b"b", producer=(5, 0, 1)), batch(b"c", producer=(5, 0, 2))
+    lost = [talk.offer(records) for records in made]
+    for at, pending in enumerate(lost, 11):
+        assert talk.admitted(pending) == g.Fence(SHARED, 0, at)
+    for pending in lost:
+        talk.report(g.Lost(pending))
+    first, second = lost
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(first, g.NotYet(11)))
+    talk.next(g.ReadBatch)
+    assert talk.answered(first).error_code == TIMED_OUT
+    talk.report(g.BatchRead(second, g.NotYet(11)))
+    assert talk.answered(second).error_code == TIMED_OUT
+    return made
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_retries_of_a_chain_come_in_its_order(conditional: bool) -> None:
+    talk = warm(10, Check.ON)
+    retries = [talk.offer(records, connection=2) for records in two_unresolved(talk, conditional=conditional)]
+    for at, retry in enumerate(retries, 11):
+        assert talk.next(g.ReadBatch) == g.ReadBatch(retry, at)
+        talk.report(g.BatchRead(retry, g.NotYet(11)))
+    talk.snapshot(11, next_sequence=11)
+    for at, retry in enumerate(retries, 11):
+        assert talk.admitted(retry) == g.Fence(SHARED, 0, at)
+        talk.kafka(retry, base_offset=at)
+        talk.accepted(retry, at)
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_a_retry_whose_first_try_may_be_queued_behind_another_is_told_that_nobody_knows(conditional: bool) -> None:
+    """Both may still land, this one at 12: neither is it refused, nor does it go where the log ends now."""
+    talk = warm(10, Check.ON)
+    _, records = two_unresolved(talk, conditional=conditional)
+    retry = talk.offer(records, connection=2)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
+    talk.report(g.BatchRead(retry, g.NotYet(11)))
+    talk.snapshot(11, next_sequence=11)
+    assert talk.answered(retry).error_code == TIMED_OUT
+    # Not for ever.
+    talk.now += LIMITS.queued_seconds + 1
+    retry = talk.offer(records, connection=2)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(retry, g.NotYet(11)))
+    talk.snapshot(11, next_sequence=11)
+    if conditional:
+        talk.mismatch(retry, expected=12, actual=11)
+    else:
+        assert talk.admitted(retry) == g.Fence(SHARED, 0, 11)
+
+
+@pytest.mark.parametrize("error", [3, 5, 19, TOO_LARGE])
+def test_an_error_on_a_retry_does_not_say_that_its_first_try_cannot_land(error: int) -> None:
+    """Forgotten, the next retry would go behind what has landed meanwhile: itself."""
+    talk = warm(10, Check.ON)
+    records, retry = looked_for_in_vain(talk)
+    talk.snapshot(11, next_sequence=11)
+    talk.admitted(retry)
+    talk.kafka(retry, error)
+    assert talk.answered(retry).error_code == error
+    again = talk.offer(records, connection=2)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(again, 11)
+    talk.report(g.BatchRead(again, in_log(records, 11)))
+    talk.accepted(again, 11)
+
+
+def test_what_falls_behind_a_retry_may_have_a_first_try_that_lands() -> None:
+    talk = warm(10, Check.ON)
+    made = two_unresolved(talk, conditional=False)
+    retries = [talk.offer(records, connection=2) for records in made]
+    for at, retry in enumerate(retries, 11):
+        assert talk.next(g.ReadBatch) == g.ReadBatch(retry, at)
+        talk.report(g.BatchRead(retry, g.NotYet(11)))
+    talk.snapshot(11, next_sequence=11)
+    talk.admitted(retries[0])
+    talk.kafka(retries[0], 19)
+    for retry in retries:
+        assert talk.answered(retry).error_code == 19
+    again = talk.offer(made[1], connection=3)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(again, 12)
+
+
+def test_a_retry_that_was_here_already_when_its_first_try_ended_unknown_is_looked_for_too() -> None:
+    talk = warm(10, Check.ON)
+    named = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.admitted(named)
+    talk.kafka(named, base_offset=10)
+    talk.accepted(named, 10)
+    ahead = talk.offer(expecting(11, b"c"), connection=2)
+    talk.admitted(ahead)
+    records = batch(b"b", producer=(5, 0, 1))
+    first = talk.offer(records)
+    retry = talk.offer(records, connection=3)  # its connection has broken, and the proxy does not know yet
+    talk.kafka(ahead, base_offset=11)
+    talk.accepted(ahead, 11)
+    talk.admitted(first)
+    talk.report(g.Lost(first))
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(first, g.NotYet(12)))
+    assert talk.answered(first).error_code == TIMED_OUT
+    talk.snapshot(13, next_sequence=13)  # it was queued, and has landed since that look
+    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
+    talk.report(g.BatchRead(retry, in_log(records, 12)))
+    talk.accepted(retry, 12)
+
+
+@pytest.mark.parametrize("end", ["withdrawn while it is looked up", "withdrawn in the queue", "its time is over"])
+def test_a_retry_that_does_not_come_to_its_turn_leaves_the_batch_unresolved(end: str) -> None:
+    talk = warm(10, Check.ON)
+    records = unresolved(talk)
+    retry = talk.offer(records, connection=2)
+    talk.next(g.ReadBatch)
+    if end == "withdrawn while it is looked up":
+        talk.report(g.Canceled(retry))
+        talk.report(g.BatchRead(retry, g.NotYet(11)))
+    else:
+        talk.report(g.BatchRead(retry, g.NotYet(11)))
+        talk.now += 6
+        talk.report(g.Tick() if end == "its time is over" else g.Canceled(retry))
+    talk.snapshot(11, next_sequence=11)
+    if end == "withdrawn while it is looked up":
+        assert talk.next(g.Admit).pending is retry
+        talk.report(g.Canceled(retry))  # there is nobody to send it
+    talk.effects.clear()
+    again = talk.offer(records, connection=3)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(again, 11)
+
+
+# ------------------------------------------------------------------------------------------------------ transactions
+
+
+def test_a_conditional_append_beside_an_open_transaction_gets_a_retriable_answer() -> None:
+    talk = Talk(Check.ON)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.snapshot(10, open_transactions=frozenset({5}))
+    assert talk.answered(pending).error_code == NOT_LEADER
+
+
+def test_after_a_transactional_append_the_end_is_read_anew_since_a_marker_comes() -> None:
+    talk = warm(10, Check.ON)
+    pending = talk.offer(batch(b"t", producer=(5, 0, 0), transactional=True))
+    assert talk.admitted(pending) is None
+    talk.kafka(pending, base_offset=10)
+    talk.accepted(pending, 10)
+    talk.offer(expecting(11, b"a"))
+    talk.next(g.ReadLogEnd)
+
+
+def joins(talk: Talk, transactional_id: str = "app") -> None:
+    talk.report(g.TransactionJoins(transactional_id, 9))
+    assert talk.next(g.MayJoin) == g.MayJoin(9)
+
+
+def test_a_transaction_that_joined_counts_until_its_coordinator_says_that_it_is_over() -> None:
+    talk = warm(10, Check.ON)
+    joins(talk)
+    talk.report(g.TransactionJoined("app", answered=True))
+    talk.now += 1
+    first = talk.offer(expecting(10, b"a"))
+    assert talk.effects[0] == g.ReadLogEnd(TP, ("app",))
+    talk.snapshot(10, next_sequence=10)  # nothing was written: the leader knows of no transaction
+    assert talk.answered(first).error_code == NOT_LEADER
+    second = talk.offer(expecting(10, b"a"))
+    assert talk.effects[0] == g.ReadLogEnd(TP, ("app",))
+    talk.snapshot(11, next_sequence=10, ended_transactions=frozenset({"app"}))  # its marker lies at 10
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(second, in_log(batch(b"marker"), 10)))
+    talk.mismatch(second, expected=10, actual=11)
+    third = talk.offer(expecting(11, b"a"))
+    if isinstance(talk.effects[0], g.ReadLogEnd):
+        assert talk.effects[0] == g.ReadLogEnd(TP)
+        talk.snapshot(11, next_sequence=10)
+    assert talk.admitted(third) == g.Fence(SHARED, 0, 10)
+
+
+@pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
+@pytest.mark.parametrize("answered", [True, False])
+def test_appends_wait_while_a_marker_is_written(check: Check, answered: bool) -> None:
+    talk = warm(10, check)
+    sent = talk.offer(expecting(10, b"a"))
+    talk.admitted(sent)
+    talk.report(g.TransactionJoins(MARKER, 9))
+    waiting = talk.offer(expecting(12, b"b"), wait=60)
+    late = talk.offer(expecting(12, b"c"))
+    talk.silent()  # a conditional append is in progress
+    talk.kafka(sent, base_offset=10)
+    talk.accepted(sent, 10)
+    assert talk.next(g.MayJoin) == g.MayJoin(9)
+    talk.silent()
+    assert not talk.sequencer.take(replace(waiting), talk.now)
+    if answered:
+        talk.report(g.Canceled(late))
+    talk.report(g.TransactionJoined(MARKER, answered))
+    if not answered:
+        talk.now += LIMITS.queued_seconds - 0.1
+        talk.report(g.Tick())
+        assert talk.answered(late).error_message == (
+            "TRY_AGAIN a transaction marker is being written topic=orders partition=3"
+        )
+        talk.silent()  # it may still be written
+        talk.now += 0.2
+        talk.report(g.Tick())
+    talk.snapshot(12, next_sequence=11)
+    if check is Check.REQUIRED:  # no client has bypassed the proxy: no Violation
+        talk.next(g.PublishBase)
+        talk.report(g.BasePublished(True, ours=True))
+        talk.snapshot(12, epoch=1, next_sequence=0, fence_base=(1, 12))
+    assert talk.admitted(waiting) is not None
+
+
+def test_a_log_end_read_while_a_marker_is_written_is_read_again() -> None:
+    talk = Talk(Check.ON)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.report(g.TransactionJoins(MARKER, 9))
+    read = talk.effects.pop(0)
+    assert talk.next(g.MayJoin) == g.MayJoin(9)
+    talk.effects.append(read)
+    talk.snapshot(10)
+    talk.silent()
+    talk.report(g.TransactionJoined(MARKER, answered=True))
+    talk.snapshot(10)
+    talk.admitted(pending)
+
+
+def test_appends_wait_for_every_marker() -> None:
+    talk = warm(10, Check.ON)
+    for connection in (8, 9):
+        talk.report(g.TransactionJoins(MARKER, connection))
+        assert talk.next(g.MayJoin) == g.MayJoin(connection)
+    talk.offer(expecting(12, b"a"))
+    talk.report(g.TransactionJoined(MARKER, answered=True))
+    assert talk.sequencer.in_transaction
+    talk.silent()
+    talk.report(g.TransactionJoined(MARKER, answered=True))
+    assert not talk.sequencer.in_transaction
+    talk.next(g.ReadLogEnd)
+
+
+@pytest.mark.parametrize("fate", ["not answered yet", "lost a moment ago"])
+def test_a_coordinator_that_may_not_know_yet_is_not_believed(fate: str) -> None:
+    talk = warm(10, Check.ON)
+    joins(talk)
+    if fate == "lost a moment ago":
+        talk.report(g.TransactionJoined("app", answered=False))
+    pending = talk.offer(expecting(10, b"a"))
+    talk.snapshot(10, next_sequence=10, ended_transactions=frozenset({"app"}))
+    assert talk.answered(pending).error_code == NOT_LEADER
+
+
+def test_a_coordinator_that_was_asked_before_it_added_the_partition_is_not_believed() -> None:
+    talk = warm(10, Check.ON)
+    joins(talk)
+    pending = talk.offer(expecting(10, b"a"))
+    queried_at = talk.now
+    talk.now += 0.1
+    talk.report(g.TransactionJoined("app", answered=True))  # while the log end is still being read
+    talk.now += 0.1
+    talk.snapshot(10, next_sequence=10, ended_transactions=frozenset({"app"}), transactions_as_of=queried_at)
+    assert talk.answered(pending).error_code == NOT_LEADER
+
+
+def test_a_partition_is_cold_while_a_transaction_may_be_on_it() -> None:
+    talk = warm(10, Check.ON)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.report(g.TransactionJoins("app", 1))
+    talk.kafka(pending, base_offset=10)
+    talk.accepted(pending, 10)
+    talk.next(g.MayJoin)
+    talk.offer(expecting(11, b"b"))
+    talk.next(g.ReadLogEnd)
+
+
+def test_an_unconditional_append_does_not_wait_for_transactions() -> None:
+    talk = warm(10, Check.ON)
+    joins(talk)
+    plain = talk.offer(batch(b"x"))
+    talk.snapshot(10, next_sequence=10, open_transactions=frozenset({4}))
+    assert talk.admitted(plain) == g.Fence(SHARED, 0, 10)
+
+
+def test_transactions_are_refused_where_expectations_are_required() -> None:
+    talk = warm(10)
+    result = talk.answered(talk.offer(expecting(10, b"t", producer=(5, 0, 0), transactional=True)))
+    assert result.error_code == POLICY_VIOLATION
+    assert "TRANSACTIONS_NOT_GUARDED" in (result.error_message or "")
+
+
+_STARTED_MS = int(time.time() * 1000)  # a retry has the timestamps of its first try
+
+
+def within(expected: int | None, *values: bytes, producer: tuple[int, int, int] = (5, 0, 0)) -> memoryview:
+    """A batch of a transaction."""
+    if expected is None:
+        return batch(*values, producer=producer, transactional=True, timestamp_ms=_STARTED_MS)
+    return expecting(expected, *values, producer=producer, transactional=True, timestamp_ms=_STARTED_MS)
+
+
+def written_by_another(talk: Talk, at: int = 10) -> None:
+    """Transaction `other`, of producer 4, has a record at `at`."""
+    pending = talk.offer(within(None, b"o", producer=(4, 0, 0)), within="other", connection=9)
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=at)
+    talk.accepted(pending, at)
+
+
+def test_a_transaction_that_owns_nothing_is_told_to_come_again_while_another_has_records_here() -> None:
+    talk = warm(10, Check.ON)
+    written_by_another(talk)
+    pending = talk.offer(within(11, b"t"), within="app")
+    talk.snapshot(11, open_transactions=frozenset({4}))
+    assert talk.answered(pending).error_code == NOT_LEADER
+
+
+def test_a_transaction_that_owns_something_is_refused_or_the_two_might_wait_for_each_other() -> None:
+    talk = warm(10, Check.ON)
+    written_by_another(talk)
+    pending = talk.offer(within(11, b"t"), within="app", owns=True)
+    talk.snapshot(11, open_transactions=frozenset({4}))
+    result = talk.answered(pending)
+    assert result.error_code == POLICY_VIOLATION
+    assert (result.error_message or "").startswith("TRANSACTION_CONFLICT topic=orders partition=3: ")
+    assert result.base_offset == -1
+
+
+def test_one_that_has_only_joined_keeps_no_other_transaction_waiting() -> None:
+    """Two that have joined each other's partitions would both wait, and neither has written anything yet."""
+    talk = warm(10, Check.ON)
+    joins(talk, "other")
+    talk.report(g.TransactionJoined("other", answered=True))
+    pending = talk.offer(within(10, b"t"), within="app", owns=True)
+    talk.snapshot(10, next_sequence=10)
+    assert talk.admitted(pending) is None
+    talk.kafka(pending, base_offset=10)
+    talk.accepted(pending, 10)
+
+
+def test_the_marker_of_its_producers_last_transaction_is_waited_for_too() -> None:
+    """Kafka answers EndTxn before it writes the markers."""
+    talk = warm(10, Check.ON)
+    for _ in range(2):
+        pending = talk.offer(within(10, b"t"), within="app")
+        talk.snapshot(10, next_sequence=10, ending_transactions=frozenset({"app"}))  # read anew for each
+        assert talk.answered(pending).error_code == NOT_LEADER
+
+
+def test_whoever_owns_something_waits_for_one_that_is_ending() -> None:
+    """It waits for nobody. Whoever follows a transaction through its partitions meets its markers one by one."""
+    talk = warm(10, Check.ON)
+    written_by_another(talk)
+    pending = talk.offer(within(12, b"t"), within="app", owns=True)
+    more = {"open_transactions": frozenset({4}), "ending_transactions": frozenset({"other"})}
+    talk.snapshot(11, **more)
+    assert talk.answered(pending).error_code == NOT_LEADER
+    pending = talk.offer(within(12, b"t"), within="app", owns=True)
+    talk.snapshot(11, **more | {"open_transactions": frozenset({4, 6})})  # beside it there is another one
+    assert talk.answered(pending).error_code == POLICY_VIOLATION
+
+
+def test_one_that_has_joined_and_is_ending_is_waited_for() -> None:
+    """It waits for nobody, and its marker is on its way."""
+    talk = warm(10, Check.ON)
+    joins(talk, "other")
+    talk.report(g.TransactionJoined("other", answered=True))
+    pending = talk.offer(within(10, b"t"), within="app")
+    talk.snapshot(10, next_sequence=10, ending_transactions=frozenset({"other"}))
+    assert talk.answered(pending).error_code == NOT_LEADER
+
+
+def test_one_whose_append_was_refused_by_kafka_has_no_records_here() -> None:
+    talk = warm(10, Check.ON)
+    pending = talk.offer(within(None, b"o", producer=(4, 0, 7)), within="other", connection=9)
+    talk.admitted(pending)
+    talk.kafka(pending, 45)
+    assert talk.answered(pending).error_code == 45
+    mine = talk.offer(within(10, b"t"), within="app")
+    talk.snapshot(10, next_sequence=10)
+    assert talk.admitted(mine) is None
+
+
+def test_one_whose_append_was_lost_is_waited_for_until_that_can_be_in_no_queue() -> None:
+    talk = warm(10, Check.ON)
+    pending = talk.offer(within(None, b"o", producer=(4, 0, 0)), within="other", connection=9)
+    talk.admitted(pending)
+    talk.report(g.Lost(pending))
+    assert talk.answered(pending).error_code == TIMED_OUT
+    mine = talk.offer(within(10, b"t"), within="app", wait=1.0)
+    talk.now += 1.1
+    talk.report(g.Tick())
+    assert talk.answered(mine).error_code == NOT_LEADER
+    talk.now += 40
+    mine = talk.offer(within(10, b"t"), within="app")
+    talk.snapshot(10, next_sequence=10)
+    assert talk.admitted(mine) is None
+
+
+def test_once_its_marker_is_read_back_a_transaction_keeps_nobody_waiting() -> None:
+    talk = warm(10, Check.ON)
+    written_by_another(talk)
+    talk.now += 1
+    pending = talk.offer(within(12, b"t"), within="app", owns=True)
+    assert talk.effects[0] == g.ReadLogEnd(TP, ("other", "app"))
+    talk.snapshot(12, next_sequence=10, ended_transactions=frozenset({"other"}))
+    assert talk.admitted(pending) is None
+    talk.kafka(pending, base_offset=12)
+    talk.accepted(pending, 12)
+    # And what it wrote is no news of its next transaction, which has only joined.
+    joins(talk, "other")
+    talk.report(g.TransactionJoined("other", answered=True))
+    more = talk.offer(within(13, b"t", producer=(5, 0, 1)), within="app", owns=True)
+    talk.snapshot(13, next_sequence=10, open_transactions=frozenset({5}))
+    assert talk.admitted(more) is None
+
+
+INVALID_PRODUCER_ID_MAPPING = 49
+
+
+@pytest.mark.parametrize("expected", [10, 11, 17, 3])
+def test_beside_a_transactional_id_only_its_own_producer_appends(expected: int) -> None:
+    """Given another's transaction on the partition, when one who may use some transactional id names its producer,
+    then it is told as Kafka's coordinator would, and not where the log ends. Kafka would have taken it for part."""
+    talk = warm(10, Check.ON)
+    mine = talk.offer(within(10, b"t"), within="app")
+    talk.snapshot(10, next_sequence=10, producer_ids={"app": 5})
+    assert talk.admitted(mine) is None
+    talk.kafka(mine, base_offset=10)
+    talk.accepted(mine, 10)
+    talk.now += 1
+    theirs = talk.offer(within(expected, b"t", producer=(5, 0, 1)), within="strangers")
+    talk.snapshot(11, next_sequence=10, open_transactions=frozenset({5}), producer_ids={"app": 5, "strangers": 6})
+    result = talk.answered(theirs)
+    assert (result.error_code, result.base_offset) == (INVALID_PRODUCER_ID_MAPPING, -1)
+    assert "ANOTHERS_PRODUCER" in str(result.error_message)
+    more = talk.offer(within(11, b"t", producer=(5, 0, 1)), within="app")
+    assert talk.admitted(more) is None
+
+
+def test_whose_a_transactional_id_is_may_not_be_known_now() -> None:
+    """Its coordinator does not know it, is away, or about to give it another producer id: then Kafka is to decide."""
+    talk = warm(10, Check.ON)
+    mine = talk.offer(within(10, b"t"), within="app")
+    talk.snapshot(10, next_sequence=10, producer_ids={"app": -1})
+    assert talk.admitted(mine) is None
+
+
+def test_what_was_asked_for_one_transactional_id_says_nothing_of_another() -> None:
+    talk = warm(10, Check.ON)
+    first = talk.offer(within(17, b"t", producer=(6, 0, 0)), within="strangers")
+    second = talk.offer(within(10, b"t"), within="app")
+    talk.snapshot(10, next_sequence=10, producer_ids={"strangers": 6})
+    talk.mismatch(first, expected=17, actual=10)
+    assert talk.effects[0] == g.ReadLogEnd(TP, ("app",))
+    talk.snapshot(10, next_sequence=10, producer_ids={"app": 6})
+    assert talk.answered(second).error_code == INVALID_PRODUCER_ID_MAPPING
+
+
+def test_where_other_processes_serve_the_cluster_a_transaction_waits_for_so_long_only() -> None:
+    """What it owns by them is not known here."""
+    talk = warm(10, Check.ON)
+    written_by_another(talk)
+    talk.alone = False
+    codes = []
+    for _ in range(5):
+        pending = talk.offer(within(11, b"t"), within="app")
+        talk.snapshot(11, open_transactions=frozenset({4}))
+        codes.append(talk.answered(pending).error_code)
+        talk.now += 3
+    assert codes == [NOT_LEADER] * 4 + [POLICY_VIOLATION]
+    # Later it may want something here again, and waits anew.
+    talk.now += 3
+    pending = talk.offer(within(11, b"t"), within="app")
+    talk.snapshot(11, open_transactions=frozenset({4}))
+    assert talk.answered(pending).error_code == NOT_LEADER
+
+
+def test_an_offset_that_is_taken_is_refused_at_once_whoever_is_here() -> None:
+    talk = warm(10, Check.ON)
+    written_by_another(talk)
+    pending = talk.offer(within(9, b"t"), within="app")
+    talk.snapshot(11, open_transactions=frozenset({4}))
+    talk.mismatch(pending, expected=9, actual=11)
+
+
+# ---- a retry within a transaction
+
+
+def lost_at_ten(talk: Talk) -> memoryview:
+    """A batch of transaction `app`, expecting 10, that ended unknown."""
+    records = within(10, b"t", b"u")
+    pending = talk.offer(records, within="app")
+    talk.snapshot(10, next_sequence=10)
+    assert talk.admitted(pending) is None
+    talk.report(g.Lost(pending))
+    assert talk.answered(pending).error_code == TIMED_OUT
+    return records
+
+
+def own(at: int, producer: tuple[int, int, int] = (5, 0, 0), *values: bytes) -> g.Found:
+    return in_log(within(10, *(values or (b"t", b"u")), producer=producer), at, g.Fence(*producer))
+
+
+def in_transaction(next_sequence: int, epoch: int = 0) -> dict[str, Any]:
+    return {
+        "open_transactions": frozenset({5}),
+        "in_transaction": {5: g.ProducerState(epoch, next_sequence)},
+    }
+
+
+def test_the_retry_of_a_transactional_batch_that_landed_is_a_success() -> None:
+    """And does not wait until its first try can be in no queue any more."""
+    talk = warm(10, Check.ON)
+    records = lost_at_ten(talk)
+    again = talk.offer(records, within="app", owns=True)
+    talk.snapshot(12, next_sequence=10, **in_transaction(2))
+    assert talk.next(g.ReadBatch) == g.ReadBatch(again, 10)
+    talk.report(g.BatchRead(again, own(10)))
+    talk.accepted(again, 10)
+
+
+@pytest.mark.parametrize(
+    "there",
+    [own(10, (5, 0, 2)), own(10, (5, 1, 0)), own(10, (6, 0, 0)), own(10, (5, 0, 0), b"t", b"v")],
+    ids=["another sequence", "another epoch", "another producer", "other records"],
+)
+def test_what_is_not_that_very_batch_is_no_success(there: g.Found) -> None:
+    talk = warm(10, Check.ON)
+    records = lost_at_ten(talk)
+    talk.now += 40  # its first try sits in no queue any more
+    again = talk.offer(records, within="app", owns=True)
+    talk.snapshot(12, next_sequence=10)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(again, there))
+    talk.mismatch(again, expected=10, actual=12)
+
+
+def test_a_retry_of_what_landed_elsewhere_is_told_where_by_kafka() -> None:
+    talk = warm(10, Check.ON)
+    records = lost_at_ten(talk)
+    again = talk.offer(records, within="app", owns=True)
+    talk.snapshot(14, next_sequence=10, **in_transaction(2))
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(again, in_log(batch(b"another's"), 10)))
+    assert talk.admitted(again) is None  # sent once more: for Kafka it is a duplicate
+    talk.kafka(again, base_offset=12, log_append_time_ms=7)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(again, 12)
+    talk.report(g.BatchRead(again, own(12)))
+    assert talk.next(g.ReadBatch) == g.ReadBatch(again, 10)
+    talk.report(g.BatchRead(again, in_log(batch(b"another's"), 10)))
+    talk.next(g.Violation)
+    result = talk.answered(again)
+    assert (result.error_code, result.base_offset) == (POLICY_VIOLATION, 12)
+    assert "OFFSET_VIOLATION" in (result.error_message or "")
+
+
+def test_a_marker_that_came_between_is_no_writer_around_the_proxy() -> None:
+    """Of a transaction that had joined and written nothing, as it may: for that nobody waits."""
+    talk = warm(10, Check.ON)
+    pending = talk.offer(within(10, b"t"), within="app")
+    talk.snapshot(10, next_sequence=10)
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=11)
+    talk.next(g.ReadBatch)
+    marker = bytearray(in_log(batch(b"marker"), 10, g.Fence(4, 0, -1)).batch)
+    marker[22] |= 0x30
+    talk.report(g.BatchRead(pending, g.Found(memoryview(bytes(marker)))))
+    result = talk.answered(pending)
+    assert result.error_code == POLICY_VIOLATION
+    assert "OFFSET_VIOLATION" in (result.error_message or "")
+    assert "marker" in (result.error_message or "")
+
+
+def test_where_kafka_has_forgotten_its_sequence_it_may_be_its_own() -> None:
+    talk = warm(10, Check.ON)
+    records = lost_at_ten(talk)
+    again = talk.offer(records, within="app", owns=True)
+    talk.snapshot(14, next_sequence=10, **in_transaction(4))
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(again, in_log(batch(b"another's"), 10)))
+    talk.admitted(again)
+    talk.kafka(again, 45)
+    assert "POSSIBLY_YOURS" in talk.mismatch(again, expected=10, actual=14)
+
+
+@pytest.mark.parametrize(
+    "state", [in_transaction(0), in_transaction(2, epoch=1), {}], ids=["not come to it", "of another epoch", "unknown"]
+)
+def test_a_batch_that_kafka_does_not_know_is_not_sent_to_an_offset_that_is_taken(state: dict[str, Any]) -> None:
+    talk = warm(10, Check.ON)
+    records = lost_at_ten(talk)
+    talk.now += 40  # its first try sits in no queue any more
+    again = talk.offer(records, within="app", owns=True)
+    talk.snapshot(14, next_sequence=10, **state)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(again, in_log(batch(b"another's"), 10)))
+    talk.mismatch(again, expected=10, actual=14)
+
+
+def test_no_refusal_is_told_while_an_earlier_try_may_still_be_on_its_way() -> None:
+    """It would land behind its refusal: in the next transaction of its producer, where that has the same epoch."""
+    talk = warm(10, Check.ON)
+    records = lost_at_ten(talk)
+    again = talk.offer(records, within="app", owns=True)
+    talk.snapshot(14, next_sequence=10)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(again, in_log(batch(b"another's"), 10)))
+    assert talk.answered(again).error_code == NOT_LEADER
+
+
+def duplicate_at_ten(talk: Talk) -> g.PendingAppend:
+    pending = talk.offer(within(10, b"t", b"u"), within="app")
+    talk.snapshot(10, next_sequence=10)
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=10, log_append_time_ms=7)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
+    return pending
+
+
+def test_what_kafka_calls_a_duplicate_is_read_back() -> None:
+    talk = warm(10, Check.ON)
+    pending = duplicate_at_ten(talk)
+    talk.report(g.BatchRead(pending, own(10)))
+    talk.accepted(pending, 10)
+
+
+def test_an_earlier_batch_with_its_sequence_is_not_taken_for_it() -> None:
+    """One of a transaction that was aborted while it sat in a queue, under transactions v1."""
+    talk = warm(10, Check.ON)
+    pending = duplicate_at_ten(talk)
+    talk.report(g.BatchRead(pending, own(10, (5, 0, 0), b"o", b"p")))
+    result = talk.answered(pending)
+    assert result.error_code == POLICY_VIOLATION
+    assert (result.error_message or "").startswith("SEQUENCE_TAKEN topic=orders partition=3 offset=10: ")
+
+
+def unconditional_duplicate_at_seven(talk: Talk) -> g.PendingAppend:
+    pending = talk.offer(within(None, b"t", b"u"), within="app")
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=7, log_append_time_ms=7)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 7)
+    return pending
+
+
+def test_without_an_expectation_an_earlier_batch_with_its_sequence_is_not_taken_for_it_either() -> None:
+    """Kafka says 0 and where the other one lies: told as it is, the record would be lost."""
+    talk = warm(10, Check.ON)
+    pending = unconditional_duplicate_at_seven(talk)
+    talk.report(g.BatchRead(pending, own(7, (5, 0, 0), b"o", b"p")))
+    assert "SEQUENCE_TAKEN" in (talk.answered(pending).error_message or "")
+
+
+def test_without_an_expectation_a_retry_that_kafka_knows_is_read_back() -> None:
+    talk = warm(10, Check.ON)
+    pending = unconditional_duplicate_at_seven(talk)
+    talk.report(g.BatchRead(pending, in_log(within(None, b"t", b"u"), 7, g.Fence(5, 0, 0))))
+    talk.accepted(pending, 7)
+
+
+def test_a_duplicate_of_another_batch_elsewhere_is_no_report_of_this_one() -> None:
+    talk = warm(10, Check.ON)
+    pending = talk.offer(within(10, b"t", b"u"), within="app")
+    talk.snapshot(10, next_sequence=10)
+    talk.admitted(pending)
+    talk.kafka(pending, base_offset=7, log_append_time_ms=7)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 7)
+    talk.report(g.BatchRead(pending, own(7, (5, 0, 0), b"o", b"p")))
+    assert "SEQUENCE_TAKEN" in (talk.answered(pending).error_message or "")
+
+
+def test_a_duplicate_that_cannot_be_read_back_is_unknown_in_the_end() -> None:
+    talk = warm(10, Check.ON)
+    pending = duplicate_at_ten(talk)
+    for _ in range(2):
+        talk.report(g.BatchRead(pending, g.Unreadable("the leader is moving")))
+        talk.silent()
+        talk.now += 1
+        talk.report(g.Tick())
+        assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
+    talk.now += 10
+    talk.report(g.Tick())
+    assert talk.answered(pending).error_code == TIMED_OUT
+
+
+def test_others_go_on_waiting_for_what_may_be_queued_until_its_retry_is_acknowledged() -> None:
+    talk = warm(10, Check.ON)
+    records = lost_at_ten(talk)
+    behind = talk.offer(within(12, b"v", producer=(5, 0, 2)), within="app", wait=1.0, owns=True)
+    talk.silent()
+    talk.now += 1.1
+    talk.report(g.Tick())
+    assert talk.answered(behind).error_code == NOT_LEADER
+    again = talk.offer(records, within="app", owns=True)
+    talk.snapshot(10, next_sequence=10)
+    assert talk.admitted(again) is None
+    talk.kafka(again, base_offset=10)
+    talk.accepted(again, 10)
+    behind = talk.offer(within(12, b"v", producer=(5, 0, 2)), within="app", wait=1.0, owns=True)
+    talk.snapshot(12, next_sequence=10, **in_transaction(2))
+    assert talk.admitted(behind) is None
+
+
+# ---- a transaction joins
+
+
+@pytest.mark.parametrize("way", ["by events", "the short way"])
+def test_a_transaction_joins_once_what_is_stamped_has_been_answered(way: str) -> None:
+    talk = warm(10, Check.ON)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.report(g.TransactionJoins("app", 7))
+    talk.silent()
+    if way == "the short way":
+        assert talk.sequencer.appended_batch(pending, PartitionResult(TP.partition, 0, 10), talk.now) is None
+    talk.kafka(pending, base_offset=10)
+    talk.accepted(pending, 10)
+    assert talk.next(g.MayJoin) == g.MayJoin(7)
+
+
+def test_a_transaction_joins_once_what_was_in_doubt_is_settled() -> None:
+    """Its marker would lie where that is looked for, and the batch behind it, after its writer was told 44."""
+    talk = warm(10, Check.ON)
+    records = expecting(10, b"a")
+    pending = talk.offer(records)
+    fence = talk.admitted(pending)
+    talk.report(g.TransactionJoins("app", 7))
+    talk.report(g.Lost(pending))
+    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
+    talk.silent()
+    assert fence is not None
+    talk.report(g.BatchRead(pending, in_log(records, 10, fence)))
+    talk.next(g.Answer)
+    assert talk.next(g.MayJoin) == g.MayJoin(7)
+
+
+def test_what_keeps_its_producer_id_does_not_put_off_a_join() -> None:
+    talk = warm(10, Check.ON)
+    pending = talk.offer(batch(b"x", producer=(8, 0, 0)))
+    talk.admitted(pending)
+    talk.report(g.TransactionJoins("app", 7))
+    assert talk.next(g.MayJoin) == g.MayJoin(7)
+
+
+def test_nothing_stamped_with_an_expectation_is_granted_while_one_waits_to_join() -> None:
+    talk = warm(10, Check.ON)
+    first = talk.offer(expecting(10, b"a"))
+    talk.admitted(first)
+    talk.report(g.TransactionJoins("app", 7))
+    second = talk.offer(expecting(11, b"b"))
+    talk.silent()
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    talk.next(g.MayJoin)
+    talk.snapshot(
+        11, next_sequence=11, ended_transactions=frozenset({"app"})
+    )  # it has not been sent to its coordinator
+    assert talk.answered(second).error_code == NOT_LEADER
+
+
+def test_a_grant_from_before_a_join_does_not_hold() -> None:
+    talk = warm(10, Check.ON)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.next(g.Admit)  # and waits for its turn at another gate
+    assert talk.sequencer.may_send(pending, talk.now)
+    talk.report(g.TransactionJoins("app", 7))
+    assert talk.next(g.MayJoin) == g.MayJoin(7)
+    assert not talk.sequencer.may_send(pending, talk.now)
+
+
+def test_who_gives_up_joining_is_not_told_later() -> None:
+    talk = warm(10, Check.ON)
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.report(g.TransactionJoins("app", 7))
+    talk.report(g.TransactionJoined("app", answered=True))
+    talk.kafka(pending, base_offset=10)
+    talk.accepted(pending, 10)
+    talk.silent()
+
+
+# ----------------------------------------------------------------------------------------------------- time and bounds
+
+
+def test_a_tail_that_cannot_be_read_is_asked_for_again_until_the_wait_is_over() -> None:
+    talk = Talk()
+    pending = talk.offer(expecting(10, b"a"), wait=1.0)
+    for _ in range(3):
+        talk.next(g.ReadLogEnd)
+        talk.report(g.LogEndUnknown("the leader is moving"))
+        talk.silent()
+        talk.now += 0.2
+        talk.report(g.Tick())
+    talk.now += 1.0
+    talk.effects.clear()
+    talk.report(g.Tick())
+    assert talk.answered(pending).error_code == NOT_LEADER
+
+
+def test_a_partition_that_does_not_exist_is_said_at_once_as_kafka_says_it() -> None:
+    talk = Talk()
+    pending_appends = [talk.offer(expecting(10, b"a"), connection=i) for i in range(2)]
+    talk.next(g.ReadLogEnd)
+    talk.report(g.LogEndUnknown("there is no such partition", 3))
+    assert [talk.answered(pending).error_code for pending in pending_appends] == [3, 3]
+    assert talk.sequencer.idle
+
+
+def test_the_queue_is_bounded() -> None:
+    talk = Talk(sequencer=PartitionSequencer(TP, g.SequencerLimits(queue_max=2)))
+    for _ in range(2):
+        talk.offer(expecting(10, b"a"))
+    talk.next(g.ReadLogEnd)
+    result = talk.answered(talk.offer(expecting(10, b"a")))
+    assert result.error_code == NOT_LEADER
+    assert "queue is full" in (result.error_message or "")
+
+
+def test_turns_come_in_the_order_of_the_offers() -> None:
+    talk = warm(10)
+    first = talk.offer(expecting(10, b"a"), connection=1)
+    talk.admitted(first)
+    waiting = [talk.offer(expecting(11 + i, b"x"), connection=2 + i) for i in range(3)]
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    for i, pending in enumerate(waiting):
+        talk.admitted(pending)
+        talk.silent()
+        talk.kafka(pending, base_offset=11 + i)
+        talk.accepted(pending, 11 + i)
+
+
+def test_the_retry_of_a_batch_that_kept_its_own_producer_keeps_it_though_the_producer_is_stamped_by_now() -> None:
+    talk = warm(10, Check.ON)
+    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    assert talk.admitted(own) is None
+    talk.kafka(own, base_offset=10)
+    talk.accepted(own, 10)  # the answer does not reach its client
+    fenced = talk.offer(expecting(11, b"a", producer=(5, 0, 1)))
+    assert talk.admitted(fenced) == g.Fence(SHARED, 0, 10)
+    talk.kafka(fenced, base_offset=11)
+    talk.accepted(fenced, 11)
+    retry = talk.offer(batch(b"x", producer=(5, 0, 0)), connection=2)
+    assert talk.admitted(retry) is None  # Kafka knows it by its sequence
+    assert retry.kind is g.AppendMode.PASS_THROUGH
+    talk.kafka(retry, base_offset=10, log_append_time_ms=now_ms())
+    talk.accepted(retry, 10)
+    assert talk.admitted(talk.offer(batch(b"y", producer=(5, 0, 2)))) == g.Fence(SHARED, 0, 11)
+
+
+def test_idempotent_unconditional_appends_share_the_turn_and_keep_their_own_producer() -> None:
+    talk = warm(10, Check.ON)
+    pending_appends = [talk.offer(batch(b"x", producer=(5 + i, 0, 0)), connection=i) for i in range(3)]
+    for pending in pending_appends:
+        assert talk.admitted(pending) is None
+    conditional = talk.offer(expecting(13, b"a"), connection=9)
+    talk.silent()
+    for i in (1, 0, 2):  # answered in another order than sent
+        talk.kafka(pending_appends[i], base_offset=10 + i)
+        talk.accepted(pending_appends[i], 10 + i)
+    assert talk.admitted(conditional) == g.Fence(SHARED, 0, 10)
+
+
+def test_a_lost_idempotent_append_is_sent_again_as_it_is_before_anybody_else_passes() -> None:
+    talk = warm(10, Check.ON)
+    talk.may_write = True
+    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    talk.admitted(own)
+    talk.report(g.Lost(own))
+    assert talk.next(g.Resend).pending is own
+    conditional = talk.offer(expecting(11, b"a"), connection=2)
+    talk.silent()
+    talk.report(g.Resent(own, None))
+    talk.now += 0.1
+    talk.report(g.Tick())
+    assert talk.next(g.Resend).pending is own
+    talk.report(g.Resent(own, PartitionResult(3, 0, 10)))
+    talk.accepted(own, 10)
+    talk.snapshot(11, next_sequence=10)
+    assert talk.admitted(conditional) == g.Fence(SHARED, 0, 10)
+
+
+@pytest.mark.parametrize("fate", ["unknown", "an error on the resend", "an error"])
+def test_a_lost_idempotent_append_is_not_sent_again_behind_a_failed_one(fate: str) -> None:
+    """Kafka finds the gap only if it knows this producer; else it would take the second without the first."""
+    talk = warm(10, Check.ON)
+    talk.may_write = True
+    first, second = (talk.offer(batch(b"x", producer=(5, 0, each))) for each in range(2))
+    talk.admitted(first)
+    talk.admitted(second)
+    if fate == "an error":
+        talk.kafka(first, TOO_LARGE)
+        assert talk.answered(first).error_code == TOO_LARGE
+        talk.report(g.Lost(second))
+        assert talk.answered(second).error_code == TIMED_OUT
+        return
+    talk.report(g.Lost(first))
+    talk.report(g.Lost(second))
+    assert talk.next(g.Resend).pending is first
+    talk.now += LIMITS.resolve_seconds
+    talk.report(g.Resent(first, None if fate == "unknown" else PartitionResult(3, TOO_LARGE)))
+    assert {talk.next(g.Answer).pending for _ in range(2)} == {first, second}
+    talk.silent()
+
+
+@pytest.mark.parametrize("error", [19, 6, 3, 7])
+def test_a_resend_that_cannot_be_had_now_is_tried_again(error: int) -> None:
+    talk = warm(10, Check.ON)
+    talk.may_write = True
+    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    talk.admitted(own)
+    talk.report(g.Lost(own))
+    talk.next(g.Resend)
+    talk.report(g.Resent(own, PartitionResult(3, error)))
+    talk.silent()  # the first send may be in the log all the same: 19 is answered before duplicates are looked for
+    talk.now += 0.1
+    talk.report(g.Tick())
+    talk.next(g.Resend)
+
+
+@pytest.mark.parametrize("error", [TOO_LARGE, OLD_TIMESTAMP, OUT_OF_ORDER, WRONG_EPOCH])
+def test_no_error_on_a_resend_says_that_the_first_send_was_not_appended(error: int) -> None:
+    talk = warm(10, Check.ON)
+    talk.may_write = True
+    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    talk.admitted(own)
+    talk.report(g.Lost(own))
+    talk.next(g.Resend)
+    talk.report(g.Resent(own, PartitionResult(3, error)))
+    assert talk.answered(own).error_code == TIMED_OUT
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+def test_a_retry_that_came_while_its_first_try_still_waited_is_appended_once(conditional: bool) -> None:
+    talk = warm(10, Check.ON)
+    talk.append(10, b"x")
+    named = talk.offer(expecting(11, b"a", producer=(5, 0, 0)))
+    talk.admitted(named)
+    talk.kafka(named, base_offset=11)
+    talk.accepted(named, 11)
+    records = expecting(13, b"b", producer=(5, 0, 1)) if conditional else batch(b"b", producer=(5, 0, 1))
+    ahead = talk.offer(expecting(12, b"c"), connection=2)
+    talk.admitted(ahead)
+    first = talk.offer(records)
+    again = talk.offer(records, connection=3)
+    talk.silent()  # both wait for the other connection's append
+    talk.kafka(ahead, base_offset=12)
+    talk.accepted(ahead, 12)
+    talk.admitted(first)
+    talk.kafka(first, base_offset=13)
+    talk.accepted(first, 13)
+    talk.accepted(again, 13)
+    talk.silent()
+
+
+def test_a_retry_that_waited_for_a_first_try_whose_client_is_gone_takes_its_place() -> None:
+    talk = warm(10)
+    records = expecting(10, b"a", producer=(5, 0, 0))
+    first = talk.offer(records)
+    talk.admitted(first)
+    talk.report(g.Lost(first))
+    talk.next(g.ReadBatch)
+    again = talk.offer(records, connection=2)
+    talk.silent()
+    # Another process has written there, and was truncated again since: the first try would be sent once more.
+    talk.report(g.BatchRead(first, in_log(expecting(10, b"another's"), 10)))
+    talk.snapshot(10, next_sequence=10)
+    assert talk.next(g.Admit).pending is first
+    talk.report(g.Canceled(first))
+    assert talk.admitted(again) == g.Fence(SHARED, 0, 10)
+    talk.kafka(again, base_offset=10)
+    talk.accepted(again, 10)
+
+
+def test_a_follower_of_a_batch_that_waits_once_more_can_be_withdrawn() -> None:
+    talk, first = in_doubt()
+    retry = talk.offer(first.records, connection=2)
+    theirs = in_log(expecting(10, b"theirs"), 10, g.Fence(SHARED, 0, 10, 8))
+    talk.report(g.BatchRead(first, theirs))
+    talk.report(g.Canceled(retry))
+    talk.snapshot(11, next_sequence=11)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(first, theirs))
+    talk.mismatch(first, expected=10, actual=11)
+    talk.silent()
+
+
+def test_a_conditional_batch_is_not_told_what_kafka_says_of_anothers_sequence() -> None:
+    talk = warm(10, Check.ON)
+    own = talk.offer(batch(b"x", producer=(5, 0, 7)))
+    talk.admitted(own)
+    behind = talk.offer(expecting(11, b"a", producer=(5, 0, 8)))
+    talk.kafka(own, OUT_OF_ORDER)
+    assert talk.answered(own).error_code == OUT_OF_ORDER  # Kafka's own word, and its own business
+    result = talk.answered(behind)
+    assert result.error_code == POLICY_VIOLATION
+    assert result.error_message == "SENT_BEHIND_A_FAILED_BATCH error 45"
+
+
+def test_what_is_in_doubt_behind_a_failed_batch_does_not_go_again() -> None:
+    talk = warm(10, Check.ON)
+    first, second = talk.offer(batch(b"a")), talk.offer(expecting(11, b"b"))
+    talk.admitted(first)
+    talk.admitted(second)
+    talk.report(g.Lost(second))
+    talk.kafka(first, TOO_LARGE)
+    assert talk.answered(first).error_code == TOO_LARGE
+    assert talk.next(g.ReadBatch) == g.ReadBatch(second, 11)
+    talk.report(g.BatchRead(second, in_log(batch(b"theirs"), 11)))
+    assert talk.answered(second).error_code == TOO_LARGE
+
+
+def test_an_unconditional_batch_does_not_fall_with_another() -> None:
+    """Neither has a producer id: Kafka would answer each for itself."""
+    talk = warm(10, Check.ON)
+    first, second = talk.offer(batch(b"a")), talk.offer(batch(b"b"))
+    for pending in (first, second):
+        talk.admitted(pending)
+    talk.kafka(first, TOO_LARGE)
+    assert talk.answered(first).error_code == TOO_LARGE
+    talk.kafka(second, OUT_OF_ORDER)  # its stamp was that of a successor
+    talk.snapshot(10, next_sequence=10)
+    assert talk.admitted(second).base_sequence == 10
+    talk.kafka(second, base_offset=10)
+    talk.accepted(second, 10)
+
+
+def test_a_batch_that_holds_a_grant_falls_with_its_chain() -> None:
+    talk = warm(10)
+    first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.admitted(first)
+    second = talk.offer(expecting(11, b"b", producer=(5, 0, 1)))
+    assert talk.next(g.Admit).pending is second
+    assert talk.sequencer.may_send(second, talk.now)
+    talk.kafka(first, TOO_LARGE)
+    assert talk.answered(first).error_code == TOO_LARGE
+    assert not talk.sequencer.may_send(second, talk.now)
+    talk.report(g.Canceled(second))
+    talk.report(g.Submitted(second))
+    assert talk.answered(second).error_code == TOO_LARGE
+
+
+def test_what_was_sent_behind_a_batch_that_cannot_be_sent_once_more_falls_with_it() -> None:
+    talk = warm(10, Check.ON)
+    first, second = talk.offer(batch(b"a")), talk.offer(expecting(11, b"b"))
+    for pending in (first, second):
+        talk.admitted(pending)
+    for pending in (first, second):
+        talk.kafka(pending, OUT_OF_ORDER)
+    talk.snapshot(10, next_sequence=10)
+    assert talk.next(g.Admit).pending is first
+    talk.report(g.Canceled(first))  # the client's next request is half sent, say
+    assert talk.answered(second).error_code == NOT_LEADER
+
+
+def test_a_stamp_that_was_not_used_is_not_kept() -> None:
+    """Given back, and offered again when nobody remembers its producer: under that stamp it would not be compared."""
+    talk = warm(10, Check.ON)
+    fenced = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.admitted(fenced)
+    talk.kafka(fenced, base_offset=10)
+    talk.accepted(fenced, 10)
+    plain = talk.offer(batch(b"b", producer=(5, 0, 1)))
+    assert talk.next(g.Admit).pending is plain
+    talk.report(g.Forget())
+    talk.report(g.Canceled(plain))
+    talk.report(g.Submitted(plain))
+    assert talk.admitted(plain) is None
+
+
+def test_forgetting_drops_what_was_believed_and_a_read_that_was_under_way() -> None:
+    talk = Talk()
+    pending = talk.offer(expecting(10, b"a"))
+    assert isinstance(talk.effects[0], g.ReadLogEnd)
+    talk.report(g.Forget())
+    talk.snapshot(7)  # asked before the topic was created anew
+    talk.snapshot(0)
+    talk.mismatch(pending, expected=10, actual=0)
+
+
+@pytest.mark.parametrize("same_log", [True, False])
+def test_a_config_of_the_topic_does_not_make_a_retry_another_append(same_log: bool) -> None:
+    talk = warm(10, Check.ON)
+    records = unresolved(talk)
+    talk.report(g.Forget(same_log))
+    retry = talk.offer(records, connection=2)
+    if same_log:
+        assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
+    else:
+        assert retry.kind is g.AppendMode.PASS_THROUGH  # of another topic nothing is known
+
+
+def test_an_append_needs_no_gate_to_be_described() -> None:
+    """`Append` has sensible defaults: a policy can be tried in a line."""
+    assert Append("t", 0, 1, None).producer_id == -1
+
+
+# ------------------------------------------------------------------------------------ errors that Kafka gives each time
+
+SERVER_ERROR = -1
+
+
+def failed(talk: Talk) -> g.PendingAppend:
+    """Kafka has answered an append that expects 10 with -1, and nothing lies there."""
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.kafka(pending, SERVER_ERROR)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
+    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    return pending
+
+
+def resent(talk: Talk, pending: g.PendingAppend, error: int = SERVER_ERROR) -> None:
+    talk.snapshot(10, next_sequence=10)
+    assert talk.next(g.Resend).pending is pending
+    talk.report(g.Resent(pending, PartitionResult(3, error)))
+
+
+def test_error_given_twice_is_answered_once_the_log_shows_nothing_was_appended() -> None:
+    talk = warm(10)
+    talk.may_write = True
+    pending = failed(talk)
+    other = talk.offer(expecting(10, b"b"), connection=2)
+    resent(talk, pending)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)  # after the second answer, at once
+    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    talk.snapshot(10, next_sequence=10)
+    assert talk.answered(pending) == PartitionResult(3, SERVER_ERROR)
+    talk.snapshot(10, next_sequence=10)
+    assert talk.admitted(other) == g.Fence(SHARED, 0, 10)
+
+
+@pytest.mark.parametrize("there", ["in the log", "not replicated yet", "by its sequence"])
+def test_error_given_twice_is_not_answered_where_the_log_has_the_append(there: str) -> None:
+    talk = warm(10)
+    talk.may_write, talk.instance_id = True, 7
+    pending = failed(talk)
+    resent(talk, pending)
+    talk.next(g.ReadBatch)
+    if there == "in the log":
+        talk.report(g.BatchRead(pending, in_log(pending.records, 10, pending.fence)))
+        talk.accepted(pending, 10)
+        return
+    talk.report(g.BatchRead(pending, g.NotYet(11 if there == "not replicated yet" else 10)))
+    if there == "by its sequence":
+        talk.snapshot(10, next_sequence=11)
+        assert talk.answered(pending).error_code == TIMED_OUT
+    talk.silent()
+
+
+def test_another_error_of_the_second_try_is_not_final() -> None:
+    talk = warm(10)
+    talk.may_write = True
+    pending = failed(talk)
+    resent(talk, pending, error=56)
+    talk.silent()
+    talk.now += 0.1
+    talk.report(g.Tick())
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    resent(talk, pending)
+    talk.silent()
+
+
+def test_error_given_twice_after_a_try_without_an_answer_is_unknown_at_once() -> None:
+    talk = warm(10)
+    talk.may_write = True
+    pending = talk.offer(expecting(10, b"a"))
+    talk.admitted(pending)
+    talk.report(g.Lost(pending))
+    for _ in range(2):
+        talk.next(g.ReadBatch)
+        talk.report(g.BatchRead(pending, g.NotYet(10)))
+        resent(talk, pending)
+        talk.now += 0.1
+        talk.report(g.Tick())
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    talk.snapshot(10, next_sequence=10)
+    assert talk.answered(pending).error_code == TIMED_OUT  # the first try may be queued, and appended later
+
+
+def test_error_is_answered_after_one_read_where_the_client_has_not_proved_that_it_may_write() -> None:
+    talk = warm(10, Check.ON)
+    pending = failed(talk)
+    talk.snapshot(10, next_sequence=10)
+    assert talk.answered(pending) == PartitionResult(3, SERVER_ERROR)
+    talk.offer(batch(b"x", producer=(5, 0, 0)), connection=2)
+    talk.next(g.Admit)  # nothing is queued that it would have to wait for
+
+
+def test_error_of_an_unconditional_append_is_answered_as_kafka_gives_it() -> None:
+    talk = warm(10, Check.ON)
+    talk.may_write = True
+    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    talk.admitted(own)
+    talk.kafka(own, SERVER_ERROR)
+    assert talk.answered(own) == PartitionResult(3, SERVER_ERROR)
+    conditional = talk.offer(expecting(10, b"a"), connection=2)
+    talk.snapshot(10, next_sequence=10)
+    talk.admitted(conditional)
+
+
+def test_transactional_append_that_timed_out_at_kafka_is_not_waited_for() -> None:
+    """`timeout_ms` is the client's to choose: it could keep others from appending for as long as a queue may take."""
+    talk = warm(10, Check.ON)
+    transactional = talk.offer(batch(b"x", producer=(5, 0, 0), transactional=True), within="t")
+    talk.admitted(transactional)
+    talk.kafka(transactional, TIMED_OUT)
+    assert talk.answered(transactional).error_code == TIMED_OUT
+    conditional = talk.offer(expecting(12, b"a"), connection=2)
+    talk.snapshot(12, next_sequence=10, ended_transactions=frozenset({"t"}), transactions_as_of=talk.now)
+    talk.admitted(conditional)
