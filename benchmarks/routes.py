@@ -26,7 +26,7 @@ HAPROXY = "HAProxy (TCP)"
 KNOWN_PEERS = ("Kroxylicious", "kafka-proxy")
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
-#: Words by which the interpreter is known that `GuardedProcess` starts first.
+#: Words by which the interpreter is known that `SupervisedProcess` starts first.
 _IS_GUARD = {"-I", "-S", "-c"}
 #: Ports in a row that each route may use: the address that clients are given, and what it needs behind that.
 PORTS = 8

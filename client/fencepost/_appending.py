@@ -132,7 +132,7 @@ class Append:
         return conditional_headers(self._names, record.headers, self.expected + index, self.write_id)
 
     def validate(self, reply: Reply, observation: Observation | None, now: float) -> Done | Again:
-        """The next step after an attempt. `sight`: None if the reply is `Appended` or the log could not be read.
+        """The next step after an attempt. `observation`: None if the reply is `Appended` or the log could not be read.
 
         Raises OffsetMismatch, InDoubt or OffsetViolation.
         """

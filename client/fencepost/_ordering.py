@@ -28,8 +28,8 @@ _ENDS_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Why a partition is gated. `priors`: {prior partition: (position, threshold)}, position None while unknown. Empty
-    `priors`: the expansion that added the partition is not described yet."""
+    """Why a partition is gated. `prior_partitions`: {prior partition: (position, threshold)}, position None while
+    unknown. Empty `prior_partitions`: the expansion that added the partition is not described yet."""
 
     partition: int
     prior_partitions: Mapping[int, tuple[int | None, int]]

@@ -13,7 +13,7 @@ _MISMATCH = re.compile(
     r"(?: record=(?P<record>\d+))?(?P<yours> POSSIBLY_YOURS)?"
 )
 #: An earlier pipelined append failed. Its refusal follows: `expected` is that append's, `actual` the log end.
-_BEHIND = "SENT_BEHIND_A_FAILED_BATCH "
+_BEHIND = "PREDECESSOR_FAILED "
 _VIOLATION = re.compile(r"OFFSET_VIOLATION .*\bappended_at=(?P<at>\d+)")
 
 

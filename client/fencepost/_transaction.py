@@ -152,8 +152,8 @@ class Ended(Enum):
 def resolve(part: Part, write_id: bytes, observation: Observation | None, names: HeaderNames) -> Ended | None:
     """The outcome of the transaction; None if it has not ended, or its end is not visible yet.
 
-    `part`: a part with an expected offset, acknowledged there. `sight`: a committed read, which shows nothing after the
-    start of an open transaction.
+    `part`: a part with an expected offset, acknowledged there. `observation`: a committed read, which shows nothing
+    after the start of an open transaction.
     """
     assert part.expected is not None
     if observation is None:

@@ -826,8 +826,8 @@ class OrderedProducer(Producer):
 
     `partitioner`: (key, partition count) → partition; default: by the setting
     `partitioner` (`consistent_random`, that is crc32, or `murmur2_random`).
-    `settle_seconds`: how long a record may be refused before it is delivered as PartitionCountChanged.
-    `held_max`: how many records may be queued meanwhile; then `produce` raises BufferError.
+    `resolve_seconds`: how long a record may be refused before it is delivered as PartitionCountChanged.
+    `buffered_max`: how many records may be queued meanwhile; then `produce` raises BufferError.
 
     The default is `enable.idempotence=true`, so that retries keep their order. `acks=0` and transactions raise
     ValueError.
@@ -895,7 +895,8 @@ class OrderedProducer(Producer):
             sends = self._sends[topic]
             if len(sends.queue) >= self._buffered_max:
                 raise BufferError(
-                    f"{self._buffered_max} records are queued until the partition count of {topic!r} is known (call poll())"
+                    f"{self._buffered_max} records are queued until the partition count of {topic!r} is known "
+                    "(call poll())"
                 )
             send = Send(
                 next(self._numbers),

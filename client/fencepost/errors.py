@@ -49,7 +49,7 @@ class OffsetMismatch(FencepostError):
         if actual == expected:
             # This record's offset was right: another record of its batch, or an earlier append, failed the check.
             text = f"{topic}-{partition}: expected offset {expected}, but another record of the same batch was refused"
-            if detail is not None and detail.startswith("SENT_BEHIND"):
+            if detail is not None and detail.startswith("PREDECESSOR_FAILED"):
                 text = f"{topic}-{partition}: expected offset {expected}, but an earlier append was refused"
         if possibly_yours:
             text += "; equal records are there, possibly from an earlier attempt: read them before writing again"

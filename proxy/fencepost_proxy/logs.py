@@ -11,7 +11,7 @@ never passed to this module.
 
 Peers cannot fill a disk. Events that they can cause use a `RateLimitedLog`, and any event is limited to
 `EVENT_LINES_MAX` lines per `EVENT_SECONDS`. Suppressed lines are counted (`lines`). The next line of that event, or
-`tell_left_out`, reports them: a line with `suppressed=N` stands for itself and N others.
+`report_suppressed`, reports them: a line with `suppressed=N` stands for itself and N others.
 """
 
 from __future__ import annotations

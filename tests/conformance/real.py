@@ -69,7 +69,7 @@ _RESPONSES: dict[Any, Any] = {
 
 
 def query(connection: raw.Connection, request: Any, version: int) -> Any:
-    """`raw.Connection.ask` for messages that it has no need of."""
+    """`raw.Connection.query` for messages that it has no need of."""
     if type(request) not in _RESPONSES:
         return connection.query(request, version)
     connection.send(request, version)

@@ -100,7 +100,7 @@ class Stage:
         return client.append(topic, records, partition=partition).error_code == OK
 
     def producer(self, protocol: int, *, services: bool = False) -> Transactional:
-        """`around` – around the proxy."""
+        """`services` – around the proxy."""
         address = self.cluster.bootstrap if services else self.proxy.bootstrap
         return Transactional(address, self.unique("txn"), protocol=protocol)
 

@@ -222,13 +222,13 @@ def test_nothing_lands_behind_the_hole_of_a_chain_that_was_sent_at_once(
     else:
         assert [each.offset for each in others] == [4, 5]
     if client.pipelines and "OFFSET_MISMATCH" in first.shown:
-        assert all("SENT_BEHIND_A_FAILED_BATCH" in each.shown for each in others)
+        assert all("PREDECESSOR_FAILED" in each.shown for each in others)
 
 
 def _brief(observed: Seen) -> str:
     if observed.error is None:
         return f"appended at {observed.offset}"
-    word = next((word for word in ("SENT_BEHIND_A_FAILED_BATCH", "OFFSET_MISMATCH") if word in observed.shown), None)
+    word = next((word for word in ("PREDECESSOR_FAILED", "OFFSET_MISMATCH") if word in observed.shown), None)
     return f"`{observed.error}: {word} …`" if word else f"`{observed.error}`"
 
 

@@ -592,7 +592,7 @@ def test_what_was_sent_behind_a_refused_batch_falls_with_it_though_it_would_fit(
     client.socket.sendall(b"".join(client.frame(request, 9)[1] for request in requests))
     answers = [next(iter(client.receive_produce()[1].values())) for _ in requests]
     assert [each.error_code for each in answers] == [POLICY_VIOLATION] * 3 + [OK] * 2
-    assert_refused(answers[1], POLICY_VIOLATION, "SENT_BEHIND_A_FAILED_BATCH OFFSET_MISMATCH")
+    assert_refused(answers[1], POLICY_VIOLATION, "PREDECESSOR_FAILED OFFSET_MISMATCH")
     assert (log.values(topic, 0)[3:], log.values(topic, 1)) == ([b"another's"], [b"elsewhere"])
     assert client.append(topic, batch(b"sent knowing it", expected=4)).base_offset == 4
 
@@ -856,7 +856,7 @@ def test_a_transaction_on_a_required_topic_is_refused(
     _begin(client, topic, name, producer, expected=POLICY_VIOLATION)
     records = batch(b"x", expected=1, producer=producer, transactional=True)
     answer = client.append(topic, records, transactional_id=name)
-    assert_refused(answer, POLICY_VIOLATION, f"TRANSACTIONS_NOT_GUARDED topic={topic} partition=0")
+    assert_refused(answer, POLICY_VIOLATION, f"TRANSACTIONS_NOT_SUPPORTED topic={topic} partition=0")
     # What the client's abort would have left there, had the partition been added, is a marker.
     assert b"x" not in log.values(topic)
     assert client.append(topic, batch(b"y", expected=1)).error_code == OK

@@ -348,7 +348,7 @@ def test_a_restarted_proxy_still_hands_over_what_it_withheld(
 @pytest.fixture
 def impatient(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
     """Waits for a group that commits nothing for a few seconds only: more than a busy machine needs to see it wait."""
-    config = "[limits]\nwithheld_without_commit_seconds = 12.0\nwithheld_without_progress_seconds = 12.0\n"
+    config = "[limits]\ngated_without_commit_seconds = 12.0\ngated_without_progress_seconds = 12.0\n"
     with ProxyProcess(groups_kafka.bootstrap, tmp_path, config=config) as proxy:
         yield proxy
 
@@ -375,7 +375,7 @@ def test_a_group_that_commits_nothing_gets_the_new_partition_in_the_end(
         until(lambda: _gated(impatient, group), impatient.log)
         assert not member.read_of(2)
         _gets_the_new_partition(member, 5, impatient)
-    assert "limits.withheld_without_commit_seconds" in impatient.log
+    assert "limits.gated_without_commit_seconds" in impatient.log
 
 
 def test_member_that_commits_only_when_records_arrive_gets_the_new_partition(
@@ -412,7 +412,7 @@ def test_member_that_commits_only_when_records_arrive_gets_the_new_partition(
         consumer.close()
     assert _gated(impatient, group)
     assert read[2] == list(range(5))
-    assert "limits.withheld_without_progress_seconds" in impatient.log
+    assert "limits.gated_without_progress_seconds" in impatient.log
 
 
 def test_a_group_that_began_at_the_end_and_commits_nothing_need_not_wait(
@@ -498,7 +498,7 @@ def _committed(address: str, group: str, partitions: list[TopicPartition] | None
 
 def _waiting(url: str, group: str) -> list[dict[str, Any]]:
     with urlopen(f"{url}/status.json", timeout=60) as answer:
-        return [each for each in json.load(answer)["withheld"] if each["group"] == group]
+        return [each for each in json.load(answer)["gated"] if each["group"] == group]
 
 
 # ---- members that come and go

@@ -466,7 +466,7 @@ def test_required_topics_are_never_added_to_a_transaction(
 
         refused = transactional.append(required, b"txn", expected=2)
         assert refused.error_code == POLICY_VIOLATION
-        assert (refused.message or "").startswith("TRANSACTIONS_NOT_GUARDED")
+        assert (refused.message or "").startswith("TRANSACTIONS_NOT_SUPPORTED")
         assert client.append(required, batch(b"new", expected=2))[:2] == (OK, 2)
         assert client.append(checked, batch(b"x", expected=0), timeout_ms=3000).error_code == NOT_LEADER
         assert transactional.append(plain, b"txn").error_code == OK
@@ -490,7 +490,7 @@ def test_required_topics_are_not_written_to_within_a_transaction(  # noqa: PLR09
             answers = transactional.append_all({(required, 0): ((b"txn",), expected), **requested})
             assert answers[required, 0].error_code == POLICY_VIOLATION
             if expected is not None:
-                assert (answers[required, 0].message or "").startswith("TRANSACTIONS_NOT_GUARDED")
+                assert (answers[required, 0].message or "").startswith("TRANSACTIONS_NOT_SUPPORTED")
             assert [answers[topic, 0].error_code for topic in others] == [OK] * len(others)
         state, partitions = transaction_state(cluster.bootstrap, transactional.name)
         assert partitions == {(topic, 0) for topic in others}

@@ -223,7 +223,7 @@ def test_how_long_appends_were_held_is_in_log_metrics_and_status(growing: ProxyP
     assert shown[topic]["thresholds"] == [0]
     metrics = metrics_of(growing)
     assert 'fencepost_expansions_total{result="done"}' in metrics
-    assert "fencepost_expansion_held_seconds_bucket" in metrics
+    assert "fencepost_expansion_blocked_seconds_bucket" in metrics
     assert "fencepost_expansions_pending 0.0" in metrics
 
 

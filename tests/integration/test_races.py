@@ -27,10 +27,10 @@ from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, R
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover]
 
 OK, NOT_LEADER, TIMED_OUT, POLICY_VIOLATION = 0, 6, 7, 44
-GATE_WAIT_MAX_SECONDS = 1.0
+SEQUENCER_WAIT_MAX_SECONDS = 1.0
 TAKEOVER = "takeover_seconds = 0.5\n"  # processes come and go here
-STAMPED = f"{GUARDED_BY_NAME}\n[limits]\ngate_wait_max_seconds = {GATE_WAIT_MAX_SECONDS}\n{TAKEOVER}"
-NAIVE = "unsafe_disable_stamping = true\n" + STAMPED
+STAMPED = f"{GUARDED_BY_NAME}\n[limits]\nsequencer_wait_max_seconds = {SEQUENCER_WAIT_MAX_SECONDS}\n{TAKEOVER}"
+NAIVE = "unsafe_disable_fencing = true\n" + STAMPED
 
 Say = Callable[[str], None]
 
@@ -605,7 +605,7 @@ def test_the_broker_is_killed_while_writers_race(stage: Stage, unique_topic: Cal
 # --- what cannot be known now -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("timeout_ms", "bound_seconds"), [(1500, 0.5), (30_000, GATE_WAIT_MAX_SECONDS)])
+@pytest.mark.parametrize(("timeout_ms", "bound_seconds"), [(1500, 0.5), (30_000, SEQUENCER_WAIT_MAX_SECONDS)])
 def test_a_log_end_that_cannot_be_known_is_not_waited_for_long(
     timeout_ms: int, bound_seconds: float, stage: Stage, unique_topic: Callable[..., str]
 ) -> None:

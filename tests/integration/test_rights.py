@@ -360,7 +360,7 @@ def _exchanges_in_flight(scene: Scene) -> int:
     """How many appends have had a turn at a gate so far."""
     with urllib.request.urlopen(f"http://{scene.status}/metrics", timeout=60) as response:
         text = response.read().decode()
-    (line,) = [each for each in text.splitlines() if each.startswith("fencepost_gate_wait_seconds_count ")]
+    (line,) = [each for each in text.splitlines() if each.startswith("fencepost_sequencer_wait_seconds_count ")]
     return int(float(line.split()[1]))
 
 

@@ -219,7 +219,7 @@ def test_a_transaction_that_will_not_commit_is_shown_until_it_is_aborted(
     ):
 
         def shown() -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = json.loads(page.text("/status.json"))["poisoned"]
+            found: list[dict[str, Any]] = json.loads(page.text("/status.json"))["abort_only_transactions"]
             return found
 
         assert shown() == []

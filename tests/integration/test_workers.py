@@ -157,7 +157,7 @@ def append(connection: Connection, topic: str, records: bytes) -> Answer:
 
 def test_both_workers_take_connections_and_unguarded_ones_stay(shared: Workers, log: Log) -> None:
     topic = new_topic(shared, "plain")
-    released_total = shared.metric("fencepost_handovers_total")
+    released_total = shared.metric("fencepost_connection_migrations_total")
 
     with shared.connect(PRIMARY, topic) as one, shared.connect(OTHER, topic) as other:
         assert append(one, topic, batch(b"one")).base_offset == 0
@@ -168,7 +168,7 @@ def test_both_workers_take_connections_and_unguarded_ones_stay(shared: Workers, 
         assert shared.status()["connections"] >= 2
 
     assert log.values(topic) == [b"one", b"other"]
-    assert shared.metric("fencepost_handovers_total") == released_total
+    assert shared.metric("fencepost_connection_migrations_total") == released_total
 
 
 def test_connections_are_shared_out_evenly(shared: Workers) -> None:
@@ -210,7 +210,7 @@ def test_a_connection_goes_over_to_the_owner_with_all_that_was_sent_ahead(shared
     with shared.connect(PRIMARY, topic) as first:
         assert append(first, topic, batch(b"first", expected=0)).base_offset == 0
     with shared.connect(OTHER, topic) as connection:
-        before = shared.metric("fencepost_handovers_total")
+        before = shared.metric("fencepost_connection_migrations_total")
         frames = [
             connection.frame(request, 9)[1]
             for request in (
@@ -229,7 +229,7 @@ def test_a_connection_goes_over_to_the_owner_with_all_that_was_sent_ahead(shared
 
         assert [answer[topic, 0].error_code for answer in answers[:2]] == [OK, OK]
         assert [answer[topic, 0].base_offset for answer in answers[:2]] == [1, 2]
-        assert shared.metric("fencepost_handovers_total") == before + 1
+        assert shared.metric("fencepost_connection_migrations_total") == before + 1
         assert connection.append(topic, batch(b"c", expected=3)).base_offset == 3
     assert log.values(topic) == [b"first", b"a", b"b", b"c"]
     assert log.values(plain) == [b"before", b"between", b"behind"]
@@ -251,7 +251,7 @@ def test_writers_that_came_to_both_workers_race_for_a_true_topic(shared: Workers
         Writer("own-id", proxies, topic, conditional=False, idempotent=True, pause_seconds=0.01),
         Writer("own-id-too", proxies, topic, conditional=False, idempotent=True, pause_seconds=0.01),
     ]
-    released_total = shared.metric("fencepost_handovers_total")
+    released_total = shared.metric("fencepost_connection_migrations_total")
     violations = shared.metric("fencepost_offset_violations_total")
     late = Ledger()
     with writing(*writers):
@@ -269,7 +269,7 @@ def test_writers_that_came_to_both_workers_race_for_a_true_topic(shared: Workers
     assert not ledger.violated
     assert [v for v, at in ledger.accepted.items() if expected_of(v) not in (None, at)] == []
     assert shared.metric("fencepost_offset_violations_total") == violations
-    assert shared.metric("fencepost_handovers_total") > released_total
+    assert shared.metric("fencepost_connection_migrations_total") > released_total
 
 
 def await_end(log: Log, topic: str, end: int, writers: Sequence[Writer]) -> None:
@@ -327,17 +327,17 @@ def test_a_commit_that_comes_to_the_other_worker_is_judged(protocol: int, shared
 
 def test_a_virtual_config_is_changed_by_the_owner_and_known_to_all(shared: Workers) -> None:
     topic = new_topic(shared, "plain")
-    before = shared.metric("fencepost_handovers_total")
+    before = shared.metric("fencepost_connection_migrations_total")
     with shared.connect(OTHER, topic) as witness, shared.connect(OTHER) as admin:
         assert admin.alter_topic(topic, {"check.expected.offsets": "required"}) == (OK, None)
-        assert shared.metric("fencepost_handovers_total") == before + 1
+        assert shared.metric("fencepost_connection_migrations_total") == before + 1
         with shared.connect(PRIMARY) as another:
             for each in (witness, another):
                 assert each.describe_topic(topic)["check.expected.offsets"] == "required"
         answer = append(witness, topic, batch(b"says nothing"))
         assert (answer.error_code, (answer.message or "").split()[0]) == (POLICY_VIOLATION, "EXPECTATION_REQUIRED")
         assert append(witness, topic, batch(b"a", expected=0)).base_offset == 0
-    assert shared.metric("fencepost_handovers_total") == before + 1
+    assert shared.metric("fencepost_connection_migrations_total") == before + 1
 
 
 def test_a_failed_chain_stays_failed_where_the_connection_goes_over(shared: Workers, log: Log) -> None:

@@ -106,8 +106,8 @@ def test_what_was_done_is_shown_and_of_partitions_so_many(proxies: tuple[Watched
                 total(after, name, **labels) - total(before, name, **labels)
                 for name, labels in (
                     ("fencepost_refusals_total", {"reason": "offset_mismatch"}),
-                    ("fencepost_gates", {"phase": "open"}),
-                    ("fencepost_partitions_left_out", {}),
+                    ("fencepost_sequencers", {"phase": "open"}),
+                    ("fencepost_partitions_omitted", {}),
                 )
             ]
 
@@ -116,7 +116,7 @@ def test_what_was_done_is_shown_and_of_partitions_so_many(proxies: tuple[Watched
     assert total(after, "fencepost_requests_total", api="Produce", version="9") >= 5
     assert total(after, "fencepost_partition_log_end_offset", topic=topic, partition="0") == 2
     assert total(after, "fencepost_partition_log_end_offset", topic=topic) == 3
-    assert total(after, "fencepost_partition_stamp_shift", topic=topic) == 0
+    assert total(after, "fencepost_partition_sequence_offset", topic=topic) == 0
     assert total(after, "fencepost_ready") == 1
     assert total(after, "fencepost_log_lines_total", level="info") >= 3
 

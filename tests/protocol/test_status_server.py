@@ -105,8 +105,8 @@ def test_the_same_in_json() -> None:
             {"node_id": 1, "kafka": "kafka-1:9092", "listener": "127.0.0.1:19094", "connections": 2, "problem": None}
         ]
         assert status["state"] == "well"
-        assert status["totals"]["guarded_topics"] == 1
-        assert status["guarded_topics"][0]["topic"] == "<script>alert(1)</script>"
+        assert status["totals"]["checked_topics"] == 1
+        assert status["checked_topics"][0]["topic"] == "<script>alert(1)</script>"
         assert status["refusals"] == {"offset_mismatch": 4}
 
     with_server(story)
@@ -145,8 +145,8 @@ def test_metrics_are_what_was_counted() -> None:
         assert 'fencepost_requests_total{api="ApiVersions",version="unknown"} 1.0' in lines
         assert 'fencepost_refusals_total{reason="offset_mismatch"} 1.0' in lines
         assert "fencepost_offset_violations_total 1.0" in lines
-        assert 'fencepost_gate_wait_seconds_bucket{le="0.0025"} 0.0' in lines
-        assert 'fencepost_gate_wait_seconds_bucket{le="0.005"} 1.0' in lines
+        assert 'fencepost_sequencer_wait_seconds_bucket{le="0.0025"} 0.0' in lines
+        assert 'fencepost_sequencer_wait_seconds_bucket{le="0.005"} 1.0' in lines
         lease = next(line for line in lines if line.startswith("fencepost_state_lease_seconds "))
         assert 900 < float(lease.split()[1]) <= 1000
 

@@ -90,7 +90,8 @@ class Result:
     def table(self) -> str:
         lines = ["writer                        acked  failed  in Kafka  twice  lost  out of order  longest append"]
         lines += [
-            f"{w.writer:<28} {w.reported:>6} {w.failed:>7} {w.in_kafka:>9} {w.twice:>6} {w.lost:>5} {w.out_of_order:>13}"
+            f"{w.writer:<28} {w.reported:>6} {w.failed:>7} {w.in_kafka:>9} {w.twice:>6} {w.lost:>5} "
+            f"{w.out_of_order:>13}"
             f" {w.pause_seconds:>13.1f} s"
             for w in self.written
         ]

@@ -220,7 +220,7 @@ def _check_group(world: World, writes: list[Write], appended_batch: list[Landing
         if not lossy:
             found += _check_mismatch(attempt, appended_batch)
         violation = _APPENDED_AT.search(attempt.message)
-        if violation and not attempt.message.startswith("SENT_BEHIND") and not lossy:
+        if violation and not attempt.message.startswith("PREDECESSOR_FAILED") and not lossy:
             at = int(violation.group(1))
             if at not in [each.batch.base for each in appended_batch]:
                 found.append(f"FALSE REPORT: {first} was reported at {at}, but lies {where}")
@@ -329,7 +329,7 @@ def _check_chains(world: World, landings: dict[bytes, list[Landing]]) -> list[st
         for number, attempt in enumerate(pipeline_key):
             if not refused(attempt) or (attempt.write.kind == "idempotent" and not attempt.message):
                 continue  # between Kafka and a producer of its own a hole is what Kafka makes of it
-            if attempt.message.startswith("SENT_BEHIND"):
+            if attempt.message.startswith("PREDECESSOR_FAILED"):
                 continue  # who has the answer of the chain's head knows that all behind it falls
             arrived = world.history.proxied_connections[connection][attempt.correlation_id]
             for other in pipeline_key[number + 1 :]:
@@ -359,7 +359,7 @@ def _check_independent(world: World) -> list[str]:
         f"FELL WITH ANOTHER: {attempt.write} was told {attempt.message}"
         for attempt in world.history.tries
         if attempt.write.kind == "plain"
-        and attempt.message.startswith("SENT_BEHIND")
+        and attempt.message.startswith("PREDECESSOR_FAILED")
         and attempt.starts_at <= expecting.get((attempt.connection, attempt.write.partition), float("inf"))
     ]
 
@@ -431,8 +431,10 @@ def check_rest(world: World) -> list[str]:
         for sequencer in proxy.dispatcher.sequencers.values():
             if not sequencer.idle:
                 found.append(
-                    f"STUCK: gate {sequencer.partition} of proxy {proxy.number} is {sequencer.phase.name}: queue {sequencer.waiting}, "
-                    f"in flight {len(sequencer._in_flight)}, doubts {len(sequencer._in_doubt_appends)}, looking {len(sequencer._being_read)}, "
+                    f"STUCK: sequencer {sequencer.partition} of proxy {proxy.number} is {sequencer.phase.name}: "
+                    f"queue {sequencer.waiting}, "
+                    f"in flight {len(sequencer._in_flight)}, in doubt {len(sequencer._in_doubt_appends)}, "
+                    f"being read {len(sequencer._being_read)}, "
                     f"granted {sequencer._admitted is not None}"
                 )
         if proxy.dispatcher.sessions:

@@ -61,7 +61,8 @@ _QUESTIONS = ((API_VERSIONS, 99), (API_VERSIONS, 3), (METADATA, 12), (FETCH, 12)
 class AppendMode:
     """How a client behaves. `lies` – the share of its writes that break the rules; `depth` – requests in flight.
 
-    `silent` – the share of its requests that go with acks=0; `asks` – the share that something else is asked behind.
+    `silent` – the share of its requests that go with acks=0; `queries_to_send` – the share that something else is asked
+    behind.
     `rebirth`: tries again under a new epoch and from sequence 0, as a producer does that bumps its epoch on its own.
     `strands`: adds partitions to its transactions that it then writes nothing to. `bulky`: batches of every size.
     """

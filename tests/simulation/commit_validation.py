@@ -175,7 +175,7 @@ class JudgeCall:
 
 
 class Notes:
-    """`NotePoison` and `LiftPoison` of one process."""
+    """`RecordAbortOnly` and `ClearAbortOnly` of one process."""
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy

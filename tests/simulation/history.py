@@ -116,7 +116,7 @@ class History:
         self.broken: list[str] = []
         self.switches: list[Dispatcher] = []
         self.transactions: list[Transaction] = []
-        #: By connection: what each answer on it could be sent in knowledge of (`Link.answered`).
+        #: By connection: what each answer on it could be sent in knowledge of (`ProxiedConnection.answered`).
         self.proxied_connections: dict[Connection, dict[int, int]] = {}
         self.compacted: list[tuple[Partition, LogBatch]] = []
 

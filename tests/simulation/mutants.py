@@ -1321,8 +1321,8 @@ def live(one: Mutant) -> Iterator[None]:
 
 
 def hunt(one: Mutant, seeds: int) -> tuple[str, int, str] | None:
-    """(scenario, seed, what was found) of the first run that notices it, and that the code as it is relayed_versions; None if
-    none of so many does."""
+    """(scenario, seed, what was found) of the first run that notices it, and that the code as it is relayed_versions;
+    None if none of so many does."""
     for seed in range(seeds):
         for name in one.scenarios:
             with live(one):
@@ -1356,7 +1356,7 @@ def main() -> int:
     table = "\n".join(rows)
     Path("docs/mutants.md").write_text(
         "# Mutants\n\n"
-        "Defects that the simulation must notice, each a rule of the sequencer broken once. Made by `make mutants` from\n"
+        "Defects that the simulation must notice: each breaks a rule of the sequencer. Made by `make mutants` from\n"
         "`tests/simulation/mutants.py`; the seed is the first that notices it (`python -m tests.simulation` replays\n"
         "seeds of the code as it is). A seed counts only if the code as it is relayed_versions it.\n\n"
         "| mutant | what is wrong with it | the rule | caught by | as |\n|---|---|---|---|---|\n" + table + "\n\n"

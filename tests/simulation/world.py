@@ -1,7 +1,7 @@
 """One simulated deployment: brokers, proxy processes, the network between them, and the faults that befall them.
 
-A proxy process here is the real `Switch`, with its real sessions and gates; what `net/` does with sockets, tasks and
-the control client is modelled, delays and failures included.
+A proxy process here is the real `Dispatcher`, with its real sessions and gates; what `net/` does with sockets, tasks
+and the control client is modelled, delays and failures included.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Scenario:
     process may meet one that does.
 
     `others`: more topics beside `orders`, of one partition each, and how they are checked. `managed`: what `orders` is
-    checked for stands in the state topic, and an admin changes it while everybody goes on. `doors`: `orders` is
+    checked for stands in the state topic, and an admin changes it while everybody goes on. `barriers`: `orders` is
     counted, and its doors are closed so often.
     """
 
@@ -184,7 +184,7 @@ class StateTopic:
 class Proxy(Counting):
     """One proxy process, restarts included: what must not survive a crash is made anew by `start`.
 
-    Also its `Surroundings`: what sessions ask of the process.
+    Also its `Services`: what sessions ask of the process.
     """
 
     frame_bytes_max = 1 << 20

@@ -194,7 +194,8 @@ def _wrong_began(self: Any, last: Any) -> None:
         if commit_tag.batch == self._batch:
             last[partition_key] = replace(commit_tag, began=self._probed.observations[partition_key].end)
     observations = {
-        partition_key: replace(observation, last=last.get(partition_key)) for partition_key, observation in self._probed.observations.items()
+        partition_key: replace(observation, last=last.get(partition_key))
+        for partition_key, observation in self._probed.observations.items()
     }  # fmt: skip
     self._probed = replace(self._probed, observations=observations)
 

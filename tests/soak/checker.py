@@ -23,7 +23,7 @@ A history is what `tests/soak/history.py` describes. Each rule has a name, by wh
 | STRANGER | every record in the log was sent by a writer of this history |
 | GAP | no offset is missing |
 
-What is tolerated, because the contract (docs/contract.md) says that it can happen (`Verdict.tolerated` counts it):
+What is tolerated, because the contract (docs/contract.md) says that it can happen (`Decision.tolerated` counts it):
 
 - *unnamed retry*: a refusal speaks of one send. Of a client that sends again by itself, without a write-id, and was not
   told that nothing equal lies at the expected offset, an earlier send may have landed at the expected offset.

@@ -47,7 +47,7 @@ config_lease_seconds = 2.0
 {ports}
 
 [limits]
-gate_wait_max_seconds = 2.0
+sequencer_wait_max_seconds = 2.0
 request_timeout_seconds = 8.0
 connect_timeout_seconds = 2.0
 metadata_refresh_seconds = 1.0
@@ -83,7 +83,7 @@ class _Cluster(KafkaCluster):
 class Stage:
     """`proxies` by name; `upstream` and `downstream`: the names of their pipes on the two hops.
 
-    `stamping` False: proxies that compare by themselves and leave Kafka out of it, for a checker that has to find
+    `fencing` False: proxies that compare by themselves and leave Kafka out of it, for a checker that has to find
     something.
     """
 
@@ -125,7 +125,7 @@ class Stage:
     def _start_proxy(self, name: str, wires: Mapping[tuple[str, int], int]) -> None:
         listen, *brokers = _free_ports(1 + len(NODES), set())
         broker_ports = dict(zip(NODES, brokers, strict=True))
-        config = "" if self._stamping else "unsafe_disable_stamping = true\n"
+        config = "" if self._stamping else "unsafe_disable_fencing = true\n"
         config += _CONFIG.format(
             host=CLIENTS_HOST, ports="\n".join(f"{node_id} = {port}" for node_id, port in broker_ports.items())
         )

@@ -73,7 +73,7 @@ def log_end(bootstrap: str, topic: str, partition: int = 0) -> int:
 
 
 class Outcome:
-    """What one send came to: `offset`, or `error`. Filled in by `Producer.settle`."""
+    """What one send came to: `offset`, or `error`. Filled in by `Producer.resolve`."""
 
     def __init__(self) -> None:
         self.offset: int | None = None
@@ -87,7 +87,7 @@ class Outcome:
 
 
 class Producer(Protocol):
-    """`send` hands a record over without waiting; `settle` waits for all."""
+    """`send` hands a record over without waiting; `resolve` waits for all."""
 
     def send(self, topic: str, value: bytes, **options: Any) -> Outcome: ...
 

@@ -59,7 +59,7 @@ def cut_off_cluster() -> Iterator[CutOffCluster]:
 
 
 class _PeerPipe(FramePipe):
-    """`unheard` – client ids from whom nothing is passed on."""
+    """`unacknowledged` – client ids from whom nothing is passed on."""
 
     def __init__(self) -> None:
         super().__init__()

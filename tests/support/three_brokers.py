@@ -27,14 +27,14 @@ PATIENCE_SECONDS = 90.0
 #: A process that comes after another waits before it is sure of `true` topics: not for long here.
 LIMITS = """
 [limits]
-gate_wait_max_seconds = 1.0
+sequencer_wait_max_seconds = 1.0
 metadata_refresh_seconds = 1.0
 reconnect_backoff_max_seconds = 0.2
 takeover_seconds = 3.0
 """
 STAMPED = GUARDED_BY_NAME + LIMITS
 #: With a long lease: what is wrong with them should show also where a slow machine lets them pause for long.
-NAIVE = "unsafe_disable_stamping = true\n" + STAMPED.replace(
+NAIVE = "unsafe_disable_fencing = true\n" + STAMPED.replace(
     f"config_lease_seconds = {LEASE_SECONDS}", "config_lease_seconds = 30.0"
 )
 _ELECT_LEADERS, _REASSIGN, _DESCRIBE_QUORUM, _METADATA = 43, 45, 55, 3

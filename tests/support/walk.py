@@ -1,6 +1,7 @@
 """One sensible request of every API that a client may send, for the walk over all of them.
 
-`BODIES[api name](side, version)` gives the bodies to send. A `Side` is a stage of its own on the cluster (a topic, a
+`BODIES[api name](side, version)` gives the bodies to send. A `ProxiedSocket` is a stage of its own on the cluster (a
+topic, a
 group with a member, a transaction), set up alike for what goes direct and what goes through the proxy, so that equal
 questions have equal answers.
 """

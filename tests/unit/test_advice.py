@@ -102,7 +102,7 @@ def given_to(file: str, name: str, keyword: str | None = None) -> Iterator[str]:
 
 def reasons() -> set[str]:
     sources = [str(each.relative_to(ROOT)) for each in ROOT.rglob("*.py")]
-    own = {*returned("net/app.py", "_not_ready"), *given_back("net/sidecar.py", "_judge")}
+    own = {*returned("net/app.py", "_not_ready"), *given_back("net/sidecar.py", "_validate")}
     own |= {*set_as("net/sidecar.py", "problem"), *set_as("net/state_topic.py", "waits_because")}
     own |= {*given_to("net/state_topic.py", "_fail"), *returned("net/supervisor.py", "_snapshot")}
     own |= {*given_to("net/supervisor.py", "replace", "not_ready")}
@@ -144,8 +144,8 @@ def test_reasons_are_looked_for_wherever_they_are_told() -> None:
         for each in ast.walk(function("net/app.py", "_not_ready"))
         if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Attribute | ast.Name)
     }
-    states = {"_to_end", "_control", "cluster_id", "config", "upstream", "_bootstrap", "_state", "_sidecar", "asked"}
-    assert queried - states - {"unheard", "fresh"} == TOLD_BY
+    states = {"_to_end", "_control", "cluster_id", "config", "upstream", "_bootstrap", "_state", "_sidecar", "queried"}
+    assert queried - states - {"unacknowledged", "fresh"} == TOLD_BY
     for begins in (
         "waiting for Kafka",
         "it is shutting down",

@@ -93,7 +93,7 @@ def test_programs_get_the_fields_of_the_status_page_of_one_topic(capsys: pytest.
 
     found = json.loads(capsys.readouterr().out)
     assert [(each["topic"], each["thresholds"][:2]) for each in found["expansions"]] == [("clicks", [100, 101])]
-    assert [(each["group"], each["records_max"]) for each in found["withheld"]] == [("billing", 1_234)]
+    assert [(each["group"], each["records_max"]) for each in found["gated"]] == [("billing", 1_234)]
 
 
 @pytest.mark.parametrize("order", ["status first", "status last"])

@@ -32,7 +32,7 @@ HANGING = {
     "producer_epoch": 2,
     "coordinator_epoch": 0,
     "last_timestamp_ms": 1_767_225_600_000,
-    "seen_seconds": 60.0,
+    "observed_seconds": 60.0,
     "transactional_id": None,
     "why": "unknown_to_coordinator",
 }
@@ -42,7 +42,7 @@ REPORT: dict[str, Any] = {
     "open_transactions": 0,
     "transactional_ids": {"Empty": 2, "Ongoing": 0},
     "partitions": 100,
-    "partitions_behind": 1,
+    "lagging_partitions": 1,
     "partitions_unreadable": 0,
     "partitions_left_out": 0,
     "sweep_seconds": 4.0,

@@ -57,7 +57,7 @@ def test_a_record_that_would_have_fitted_is_told_why_it_did_not() -> None:
 def test_a_record_that_was_refused_with_the_one_ahead_of_it_is_a_mismatch_of_its_own() -> None:
     """Sent 41 and 42 without waiting while the log ends at 42: 41 does not fit, and 42 must not land behind a hole."""
     stated = offset_mismatch(_append(41), 42)
-    error = refusal("orders", 3, 42, code=44, message=f"SENT_BEHIND_A_FAILED_BATCH {stated.message}")
+    error = refusal("orders", 3, 42, code=44, message=f"PREDECESSOR_FAILED {stated.message}")
     assert isinstance(error, OffsetMismatch)
     assert (error.expected, error.actual, error.possibly_yours) == (42, 42, None)
     assert "an earlier append was refused" in str(error)
@@ -65,7 +65,7 @@ def test_a_record_that_was_refused_with_the_one_ahead_of_it_is_a_mismatch_of_its
 
 def test_a_record_sent_behind_one_that_landed_elsewhere_is_refused_not_appended() -> None:
     violation = "OFFSET_VIOLATION topic=orders partition=3 expected=41 appended_at=60: a writer went around the proxy"
-    error = refusal("orders", 3, 42, code=44, message=f"SENT_BEHIND_A_FAILED_BATCH {violation}")
+    error = refusal("orders", 3, 42, code=44, message=f"PREDECESSOR_FAILED {violation}")
     assert isinstance(error, OffsetMismatch)
     assert (error.expected, error.actual, error.possibly_yours) == (42, None, None)
 

@@ -197,7 +197,7 @@ def test_the_switch_for_tests_is_not_offered_to_anyone(write: Write) -> None:
 
     assert "allowed here" in str(caught.value)
     assert "unsafe" not in str(caught.value)
-    assert load(write('upstream = "a:1"\nunsafe_disable_stamping = true')).unsafe_disable_fencing
+    assert load(write('upstream = "a:1"\nunsafe_disable_fencing = true')).unsafe_disable_fencing
 
 
 def test_every_limit_is_explained_and_names_its_unit() -> None:

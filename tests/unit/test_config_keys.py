@@ -55,7 +55,7 @@ def test_every_field_is_a_key_but_for_the_name_of_the_state_topic() -> None:
     known = {each.field_name for each in KEYS.values() if not each.table} | set(TABLES)
 
     assert {each.name for each in fields(ProxyConfig)} - known == {"state_topic"}
-    assert [each.name for each in KEYS.values() if each.hidden] == ["unsafe_disable_stamping"]
+    assert [each.name for each in KEYS.values() if each.hidden] == ["unsafe_disable_fencing"]
 
 
 @pytest.mark.parametrize("key", SHOWN, ids=lambda key: key.name)

@@ -1,4 +1,4 @@
-"""A process that is to end, as each of its connections sees it: dialogues with `Leave`."""
+"""A process that is to end, as each of its connections sees it: dialogues with `Drain`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ AFTER = Expansion("orders", NEW, 3, 6, UUID(int=4), 0, process=SOMEBODY)
 
 
 class Process:
-    """`doors` – the count that each is open with, None for a closed one; `said` – all that was done to them."""
+    """`barriers` – the count that each is open with, None for a closed one; `said` – all that was done to them."""
 
     def __init__(self) -> None:
         self.view = StateView("cluster")

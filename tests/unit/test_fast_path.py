@@ -1,8 +1,8 @@
 """The short way of guarded appends, against the general one: the same dialogue by both comes to the same.
 
 A dialogue is a program of the fuzzer's kind: requests of several clients in pieces of any size, an upstream that
-answers rightly, wrongly, late or never, connections that break, time that passes. It is run twice: as `net/proxied_connection.py`
-does, and with every request and answer as an event.
+answers rightly, wrongly, late or never, connections that break, time that passes. It is run twice: as
+`net/proxied_connection.py` does, and with every request and answer as an event.
 """
 
 from __future__ import annotations
@@ -371,7 +371,7 @@ class _GateRun(sequencers._Run):
         super()._event(event)
 
     def everything(self) -> list[Any]:
-        reported = [line for line in self.transcript if line != "Grant"]
+        reported = [line for line in self.transcript if line != "Admit"]
         queried = [(type(each), getattr(each, "offset", None), at) for each, at in self.control]
         return [
             *_gate_seen(self.sequencer),
@@ -410,7 +410,7 @@ def test_a_gate_comes_to_the_same() -> None:
     for seed in range(_GATE_PROGRAMS):
         taken += _run_gates(seed)
     print(taken)
-    assert min(taken[each] for each in ("CONDITIONAL", "PLAIN", "OWN")) > 10, taken
+    assert min(taken[each] for each in ("CONDITIONAL", "SEQUENCED", "PASS_THROUGH")) > 10, taken
 
 
 # --- requests that only look like the one before ----------------------------------------------------------------------
@@ -640,7 +640,7 @@ _GATE_DEFECTS = {
     ),
     "does not look at transactions": (
         PartitionSequencer,
-        "_stamp_at_end",
+        "_fence_at_end",
         "self._another_transaction_is_open(pending, snapshot) or ",
         "",
     ),

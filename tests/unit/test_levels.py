@@ -425,7 +425,7 @@ def test_what_was_sent_behind_one_that_came_while_the_configs_were_not_known_is_
     talk.client(second)
     talk.counted()
     code, _, message = talk.reported()["safe", 0]
-    assert (code, (message or "").split()[0]) == (NOT_LEADER, "SENT_BEHIND_A_FAILED_BATCH")
+    assert (code, (message or "").split()[0]) == (NOT_LEADER, "PREDECESSOR_FAILED")
 
     # What is sent knowing it goes its way.
     for frame in (first, second):

@@ -12,7 +12,7 @@ import pytest
 from fencepost_proxy.net import process_identity
 
 pytestmark = pytest.mark.skipif(process_identity.own_identity() is None, reason="only Linux tells")
-SAY = "from fencepost_proxy.net.process_identity import own_place; print(own_place(), flush=True); input()"
+SAY = "from fencepost_proxy.net.process_identity import own_identity; print(own_identity(), flush=True); input()"
 
 
 def test_a_process_is_gone_once_it_has_ended_and_also_while_nobody_has_fetched_its_status() -> None:

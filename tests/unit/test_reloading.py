@@ -26,7 +26,7 @@ LIVE = {
     "limits.address_connections_max",
     "limits.in_flight_requests_max",
     "limits.buffered_bytes_max",
-    "limits.gate_wait_max_seconds",
+    "limits.sequencer_wait_max_seconds",
     "limits.handshake_seconds",
     "limits.header_seconds",
     "limits.client_idle_seconds",
@@ -217,7 +217,7 @@ def test_a_proxy_goes_on_with_what_it_is_given(write: Write, tmp_path: Path, mon
     before = loaded(write(text.format(one.certificate, one.key, "")))
     logged: list[tuple[str, str]] = []
     monkeypatch.setattr(logs, "change", lambda *how: logged.append(how))
-    limits = "in_flight_requests_max = 7\ngate_wait_max_seconds = 1\nbuffered_bytes_max = 200000000\n"
+    limits = "in_flight_requests_max = 7\nsequencer_wait_max_seconds = 1\nbuffered_bytes_max = 200000000\n"
     limits += '[log]\nlevel = "debug"\n'
     after = changes(before, loaded(write(text.format(two.certificate, two.key, limits)))).config
 

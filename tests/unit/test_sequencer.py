@@ -1844,7 +1844,7 @@ def test_transactions_are_refused_where_expectations_are_required() -> None:
     talk = warm(10)
     result = talk.answered(talk.offer(expecting(10, b"t", producer=(5, 0, 0), transactional=True)))
     assert result.error_code == POLICY_VIOLATION
-    assert "TRANSACTIONS_NOT_GUARDED" in (result.error_message or "")
+    assert "TRANSACTIONS_NOT_SUPPORTED" in (result.error_message or "")
 
 
 _STARTED_MS = int(time.time() * 1000)  # a retry has the timestamps of its first try
@@ -2552,7 +2552,7 @@ def test_a_conditional_batch_is_not_told_what_kafka_says_of_anothers_sequence() 
     assert talk.answered(own).error_code == OUT_OF_ORDER  # Kafka's own word, and its own business
     result = talk.answered(behind)
     assert result.error_code == POLICY_VIOLATION
-    assert result.error_message == "SENT_BEHIND_A_FAILED_BATCH error 45"
+    assert result.error_message == "PREDECESSOR_FAILED error 45"
 
 
 def test_what_is_in_doubt_behind_a_failed_batch_does_not_go_again() -> None:

@@ -542,7 +542,7 @@ def test_what_was_sent_behind_a_batch_that_did_not_come_to_its_turn_falls_with_i
     talk.services.unread = 0
     talk.client(second)
     talk.counted()
-    assert (read(talk.answer())["guarded-a", 0][2] or "").startswith("SENT_BEHIND_A_FAILED_BATCH")
+    assert (read(talk.answer())["guarded-a", 0][2] or "").startswith("PREDECESSOR_FAILED")
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=3))  # sent knowing it
     talk.submitted()
 
@@ -725,7 +725,7 @@ def test_what_was_sent_behind_an_append_that_came_while_the_configs_were_not_kno
     talk.counted()
 
     code, _, message = read(talk.answer())[topic, 0]
-    assert (code, (message or "").split()[0]) == (6, "SENT_BEHIND_A_FAILED_BATCH")
+    assert (code, (message or "").split()[0]) == (6, "PREDECESSOR_FAILED")
     talk.client(produce((topic, 0, expecting(6, b"y")), correlation=3))  # sent knowing it
     assert talk.submitted().append.expected_base_offset == 6
     assert not talk.session._failed_pipelines
@@ -778,7 +778,7 @@ def test_what_was_sent_before_a_refusal_left_falls_with_the_refused_batch(where:
     behind = reported[4 + int.from_bytes(reported[:4], "big") :]
     code, base_offset, message = read(behind)[("guarded-a", 0)]
     assert (code, base_offset) == (44, -1)
-    assert (message or "").startswith("SENT_BEHIND_A_FAILED_BATCH OFFSET_MISMATCH")
+    assert (message or "").startswith("PREDECESSOR_FAILED OFFSET_MISMATCH")
     talk.commands.clear()
     talk.client(produce(("guarded-a", 0, expecting(6, b"y")), correlation=3))  # sent knowing it
     assert talk.submitted().append.expected_base_offset == 6
@@ -803,7 +803,7 @@ def test_a_batch_behind_one_whose_failure_the_client_cannot_have_read_falls_with
         ("guarded-b", 0): (44, 57, MISMATCH.error_message),
     }
     code, _, message = read(both[first_length:])["guarded-a", 0]
-    assert (code, (message or "").split()[0]) == (44, "SENT_BEHIND_A_FAILED_BATCH")
+    assert (code, (message or "").split()[0]) == (44, "PREDECESSOR_FAILED")
     talk.client(produce(("guarded-a", 0, expecting(57, b"sent after it")), correlation=3))
     talk.submitted()
 
@@ -965,7 +965,7 @@ def test_what_was_sent_behind_an_append_that_is_told_as_unknown_falls_with_it() 
     assert not [c for c in talk.commands if isinstance(c, m.ToSequencer)]
     both = b"".join(bytes(chunk) for c in talk.commands if isinstance(c, m.ToClient) for chunk in c.chunks)
     code, _, message = read(both[4 + int.from_bytes(both[:4], "big") :])["guarded-a", 0]
-    assert (code, (message or "").split()[0]) == (TIMED_OUT, "SENT_BEHIND_A_FAILED_BATCH")
+    assert (code, (message or "").split()[0]) == (TIMED_OUT, "PREDECESSOR_FAILED")
 
 
 def test_what_was_offered_before_the_end_of_what_it_follows_was_heard_falls_with_it() -> None:
@@ -1204,7 +1204,7 @@ def test_what_was_sent_behind_an_append_whose_topic_id_was_not_known_falls_with_
     talk.client(second)
     talk.counted()
     code, _, message = read(talk.answer())["guarded-a", 0]
-    assert (code, (message or "").split()[0]) == (NOT_LEADER, "SENT_BEHIND_A_FAILED_BATCH")
+    assert (code, (message or "").split()[0]) == (NOT_LEADER, "PREDECESSOR_FAILED")
 
 
 # ---------------------------------------------------------------------------------------------- its memory, its chains
@@ -1224,11 +1224,11 @@ def test_all_of_a_chain_hear_the_same_words() -> None:
     pipeline_key = [expecting(6 + i, b"x") for i in range(3)]  # behind one that failed
     talk.client(b"".join(produce(("guarded-a", 0, each), correlation=1 + i) for i, each in enumerate(pipeline_key)))
     second = talk.submitted()
-    behind = "SENT_BEHIND_A_FAILED_BATCH TRY_AGAIN later"  # what the gate says of it
+    behind = "PREDECESSOR_FAILED TRY_AGAIN later"  # what the gate says of it
     talk.report(m.AppendCompleted(second, PartitionResult(0, NOT_LEADER, error_message=behind), None))
     answers = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
     assert answers.count(behind.encode()) == 3
-    assert b"SENT_BEHIND_A_FAILED_BATCH SENT_BEHIND" not in answers
+    assert b"PREDECESSOR_FAILED PREDECESSOR_FAILED" not in answers
 
 
 def test_a_batch_falls_with_its_chain_although_it_waited_for_another_gate_meanwhile() -> None:

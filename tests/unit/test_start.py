@@ -20,7 +20,7 @@ _SETTLED = """
 import gc
 from fencepost_proxy.cli import proxy
 before = gc.get_threshold()
-proxy._settle_collector()
+proxy._tune_garbage_collector()
 assert gc.isenabled() and gc.get_freeze_count() > 1000
 assert gc.get_threshold()[:2] == before[:2] and gc.get_threshold()[2] > before[2]
 """

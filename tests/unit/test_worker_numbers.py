@@ -79,7 +79,7 @@ def test_what_a_worker_that_ended_had_pending_is_pending_no_more_and_what_it_cou
     text = metrics.exposition().decode()
     for name in ("client_connections", "expansions_pending", "withheld_partitions", "requests_in_flight"):
         assert f"fencepost_{name} 0.0" in text
-    assert "fencepost_gate_waiting_appends 0.0" in text
+    assert "fencepost_sequencer_waiting_appends 0.0" in text
     assert 'fencepost_requests_total{api="Produce",version="9"} 3.0' in text
 
 
@@ -92,7 +92,7 @@ def test_workers_have_a_series_each_and_a_single_process_none() -> None:
 
     assert 'fencepost_worker_client_connections{worker="1"} 4.0' in text
     assert 'fencepost_worker_starts_total{worker="1"} 2.0' in text
-    assert "fencepost_handovers_total 0.0" in text
+    assert "fencepost_connection_migrations_total 0.0" in text
 
 
 @pytest.fixture

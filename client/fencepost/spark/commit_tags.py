@@ -33,7 +33,8 @@ class CommitTag:
     the append; `attempt`: random id of a task attempt; `chunk`: append number per attempt and partition; `over`:
     partition count used for the rows; `born`: partition count at the start of the batch; `arranged`: all rows of a
     partition were in one task; `at`: time of the snapshot, ms; `seen`: {task: appends}, None if too long or unknown;
-    `doubtful`: at the append, the log had rows of another run under this task's number that the task did not have."""
+    `in_doubt_now`: at the append, the log had rows of another run under this task's number that the task did not
+    have."""
 
     sink: str
     query: str

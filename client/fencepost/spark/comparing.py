@@ -277,7 +277,8 @@ class _Comparison:
                 return done
             if answer.base_offset != end:
                 raise SinkError(
-                    f"{partition_key[0]}-{partition_key[1]}: rows expected at offset {end} were appended at {answer.base_offset}"
+                    f"{partition_key[0]}-{partition_key[1]}: rows expected at offset {end} were appended "
+                    f"at {answer.base_offset}"
                 )
             end += len(some)
             done += len(some)

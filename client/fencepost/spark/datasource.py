@@ -279,7 +279,8 @@ class _Writer:
             for partition_key, written in outcome.partition_keys.items():
                 if self._settings.arranged and partition_key in partition_keys:
                     raise SinkError(
-                        f"{partition_key[0]}-{partition_key[1]} was written by several tasks, although arranged=true: all "
+                        f"{partition_key[0]}-{partition_key[1]} was written by several tasks, although arranged=true: "
+                        "all "
                         "rows of a partition must be in one task (use fencepost.spark.arrange as the last "
                         "step before the write)"
                     )

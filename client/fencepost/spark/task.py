@@ -243,7 +243,7 @@ _OWN, _SAME_NUMBER, _FOREIGN = range(3)
 @dataclass(slots=True)
 class _Group:
     """The appends of one task number of one run. `size`: their rows; `matched`: how many of them are this task's;
-    `doubtful`: their task also lacked rows under its own number."""
+    `in_doubt_now`: their task also lacked rows under its own number."""
 
     run: str
     task: int
@@ -794,7 +794,8 @@ class Task:
     def _take(self, partition_key: PartitionKey, rows: _Rows) -> None:
         if partition_key not in self._partitions:
             raise SinkError(
-                f"topic {partition_key[0]} has {self._over[partition_key[0]]} partitions, so a row cannot go to partition {partition_key[1]}"
+                f"topic {partition_key[0]} has {self._over[partition_key[0]]} partitions, so a row cannot go to "
+                f"partition {partition_key[1]}"
             )
         self._read_scan_range(partition_key)
         self._partitions[partition_key].fed = True
@@ -1183,7 +1184,8 @@ class Task:
     def _other_split(self, partition_key: PartitionKey) -> SinkError:
         return SinkError(
             f"batch {self._batch} is partly written, and its rows without key and partition are "
-            f"split into tasks differently than before: another task wrote a row for {partition_key[0]}-{partition_key[1]} "
+            "split into tasks differently than before: another task wrote a row for "
+            f"{partition_key[0]}-{partition_key[1]} "
             "(restore spark.sql.shuffle.partitions, the file split or the number of cores until "
             "this batch is done, then give rows a key or a partition, or use fencepost.spark.arrange "
             "with arranged=true; if only equal rows are in several tasks, set same.split=true; "
@@ -1249,7 +1251,7 @@ def refuse_final(partition_key: PartitionKey, answer: Answer) -> None:
                 f"{at}: {stated}: another client writes around the proxy, or the check was switched "
                 "off meanwhile, so later rows may be in the topic twice"
             )
-        if stated and "OFFSET_MISMATCH" not in stated and "SENT_BEHIND" not in stated:
+        if stated and "OFFSET_MISMATCH" not in stated and "PREDECESSOR_FAILED" not in stated:
             raise SinkError(f"{at}: {stated}")
     elif answer.code not in _PASSING and answer.code != INVALID_PARTITIONS:
         raise SinkError(f"{at}: Kafka error {answer.code}: {_MEANINGS.get(answer.code, 'refused')} {stated}".rstrip())

@@ -126,7 +126,7 @@ _Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 def _of_status(status: Address, topic: str | None = None) -> _Rows:
     return {
         "expansions": list(listed(status, "expansions", topic=topic)),
-        "withheld": list(listed(status, "groups", topic=topic)),
+        "gated": list(listed(status, "groups", topic=topic)),
     }
 
 
@@ -203,9 +203,9 @@ def reported(found: _Rows, now: float) -> str:
         parts.append(_table("Expanded", ("TOPIC", "PARTITIONS", "AT", "BLOCKED FOR", "THRESHOLDS"), rows))
     if not expansions:
         parts.append("No ordered partition expansion, in progress or completed.")
-    if "withheld" not in found:
+    if "gated" not in found:
         parts.append("Gated partitions of consumer groups are shown by a status page (--status).")
-    elif found["withheld"]:
+    elif found["gated"]:
         rows = [
             (
                 each["group"],
@@ -214,7 +214,7 @@ def reported(found: _Rows, now: float) -> str:
                 f"{each['records_max']:,}",
                 "; ".join(each["waits"]) or each["why"],
             )
-            for each in found["withheld"]
+            for each in found["gated"]
         ]
         columns = ("GROUP", "GATED PARTITION", "FOR", "RECORDS LEFT, AT MOST", "LAGS IN")
         parts.append(_table("Consumer groups with gated partitions", columns, rows))

@@ -54,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises `CannotAsk`."""
+    """Raises `CannotQuery`."""
 
     def probe() -> tuple[dict[str, Any], int]:
         found = status_page(args.status)
@@ -79,8 +79,8 @@ def reported(found: Mapping[str, Any], now: float) -> str:
     ]
     parts += _table("Brokers", ("ID", "CLIENTS CONNECT TO", "KAFKA", "CONNECTIONS", "PROBLEM"), brokers)
     parts += _table("Last refusals", REFUSAL_COLUMNS, refusal_rows(found["last_refusals"], now))
-    if found["expansions"] or found["withheld"]:
-        parts.append(expansions_text({name: found[name] for name in ("expansions", "withheld")}, now))
+    if found["expansions"] or found["gated"]:
+        parts.append(expansions_text({name: found[name] for name in ("expansions", "gated")}, now))
     parts += _transactions(found["transactions"])
     software = [
         (each["software"] or "not reported", each["version"] or "-", each["connections"]) for each in found["software"]
@@ -95,7 +95,7 @@ def _figures(found: Mapping[str, Any]) -> str:
         f"clients connect to {found['bootstrap'] or '- (not listening)'}, cluster {found['cluster_id'] or 'unknown'}",
         f"fencepost {found['version']}, up for {duration(found['uptime_seconds'])}",
         f"{found['connections']:,} connections, {found['requests_in_flight']:,} requests in flight",
-        f"{found['totals']['guarded_topics']:,} checked topics (fencepost topics), {refused:,} batches refused",
+        f"{found['totals']['checked_topics']:,} checked topics (fencepost topics), {refused:,} batches refused",
     ]
     return "\n".join(map(printable, lines))
 

@@ -62,7 +62,7 @@ def show(
 ) -> int:
     """Prints the result of `look`, once or repeatedly. Returns its exit status.
 
-    Raises `CannotAsk` if the first call fails; later failures are printed to stderr.
+    Raises `CannotQuery` if the first call fails; later failures are printed to stderr.
     """
     found, code = probe()
     if args.watch is None:
@@ -91,7 +91,7 @@ def painted(text: str, tone: str) -> str:
 
 
 def query(status: Address, target: str, *, method: str = "GET", token: str | None = None) -> str:
-    """Response body as text. `token` is for requests that change something. Raises `CannotAsk`."""
+    """Response body as text. `token` is for requests that change something. Raises `CannotQuery`."""
     url = f"http://{status}{target}"
     try:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -109,7 +109,7 @@ def query(status: Address, target: str, *, method: str = "GET", token: str | Non
 
 
 def status_page(status: Address) -> dict[str, Any]:
-    """The content of `/status.json`. Raises `CannotAsk`."""
+    """The content of `/status.json`. Raises `CannotQuery`."""
     try:
         page = json.loads(query(status, "/status.json"))
         if page["state"] and page["totals"] is not None:
@@ -120,7 +120,7 @@ def status_page(status: Address) -> dict[str, Any]:
 
 
 def listed(status: Address, what: str, **queried: str | None) -> Iterator[dict[str, Any]]:
-    """All rows of `/{what}.json`, page by page. Raises `CannotAsk`."""
+    """All rows of `/{what}.json`, page by page. Raises `CannotQuery`."""
     given = urlencode({**{name: value for name, value in queried.items() if value is not None}, "limit": _AT_ONCE})
     target: str | None = f"/{what}.json?{given}"
     while target is not None:

@@ -46,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises `CannotAsk`."""
+    """Raises `CannotQuery`."""
     what = "topics" if args.topic is None else "partitions"
 
     def probe() -> tuple[dict[str, Any], int]:
@@ -99,7 +99,7 @@ def _partitions(rows: list[dict[str, Any]], now: float) -> str:
                 f"{each['topic']}-{each['partition']}",
                 "none" if each["leader"] is None else each["leader"],
                 each["state"] or "not used yet",
-                *("-" if each[name] is None else each[name] for name in ("log_end_offset", "shift")),
+                *("-" if each[name] is None else each[name] for name in ("log_end_offset", "sequence_offset")),
                 each["waiting"],
                 each["refusals"],
                 _last(each, now),

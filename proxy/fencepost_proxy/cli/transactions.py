@@ -381,7 +381,7 @@ def _print_hanging(
         observed += f"; {report['partitions_unreadable']} unreadable (no leader, or READ denied)"
     if report["partitions_left_out"]:
         observed += f"; {report['partitions_left_out']} skipped"
-    print(f"\n{observed}; {report['partitions_behind']} with committed readers lagging")
+    print(f"\n{observed}; {report['lagging_partitions']} with committed readers lagging")
 
 
 def _counts(states: Mapping[str, int]) -> str:

@@ -80,7 +80,7 @@ class ExpansionView(Protocol):
 class Outcome:
     """Result for an answer that was decoded, and possibly changed.
 
-    `complete`: applies the reply to `question`; the answer waits for it.
+    `complete`: applies the reply to `query_message`; the answer waits for it.
     """
 
     changed: bool = False

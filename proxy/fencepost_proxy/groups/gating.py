@@ -4,7 +4,7 @@ KIP-253 lets a consumer wait until its group's positions on all prior partitions
 if it would start the new partition from its beginning. A proxy does not see positions, so it uses the group's commits.
 A commit may never reach a threshold although nothing is left to read. A group that commits "last record's offset plus
 one" stays below a transaction marker, an aborted batch, or records removed by compaction or retention. So a partition
-is gated while a *consumable* record lies between a commit and a threshold (`Tail`).
+is gated while a *consumable* record lies between a commit and a threshold (`LogEndSnapshot`).
 """
 
 from __future__ import annotations

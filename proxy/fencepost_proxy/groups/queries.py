@@ -11,7 +11,7 @@ from fencepost_proxy.types import TopicPartition
 
 @value
 class MayHave:
-    """Partitions that a member of the group is about to get. The reply, `Withheld`, has those that are gated."""
+    """Partitions that a member of the group is about to get. The reply, `GatedPartitions`, has those that are gated."""
 
     group: str
     client_id: str | None

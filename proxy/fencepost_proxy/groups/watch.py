@@ -58,7 +58,7 @@ class ConsumerMember:
     """A member of the KIP-848 protocol.
 
     `assigned`: the coordinator's last assignment; `held`: the part of it sent to the member. `acknowledge`: the
-    coordinator may wait for a report that the member sees no need for, since `silent_for` heartbeats. `told_ago`:
+    coordinator may wait for a report that the member sees no need for, since `silent_for` heartbeats. `sent_ago`:
     heartbeats since it was sent partitions whose gate was cleared.
     """
 

@@ -140,7 +140,7 @@ async def serve(
 ) -> None:
     """Runs until cancelled, or until `stop` is set: then it drains, within `limits.drain_seconds`.
 
-    `hasten` – set while it drains: what is still under way is not waited for any longer.
+    `force` – set while it drains: what is still under way is not waited for any longer.
     `on_ready` is told the bootstrap address once clients can connect. `worker` – what this process is among several.
     `on_reload` is given, at the beginning, what goes on with another configuration and reads certificates anew.
     Raises ConfigError where a port cannot be had. What is wrong with Kafka is waited for: somebody may mend it.
@@ -330,7 +330,7 @@ class Proxy:
                 self._access,
             )
         if config.unsafe_disable_fencing:
-            _log.error("unsafe_disable_stamping is set: an append may be accepted at an offset that it did not expect")
+            _log.error("unsafe_disable_fencing is set: an append may be accepted at an offset that it did not expect")
         self._warn_of_what_is_set()
         # Before Kafka is there: what is wrong with the files may be why it is waited for.
         self._spawn(self._watch_certificates(), "certificates")

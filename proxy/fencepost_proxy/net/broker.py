@@ -63,7 +63,7 @@ class Access:
     """TLS and SASL of the proxy's own connections. `tls` returns the context for a new one, None for plain TCP.
 
     Callbacks for metrics: `on_failure` gets the reason of a TLS failure in one word, `on_login` whether a login
-    succeeded, `on_trouble` why a connection failed to open or was lost with requests in progress.
+    succeeded, `on_error` why a connection failed to open or was lost with requests in progress.
     """
 
     tls: Callable[[], ssl.SSLContext | None] = _plain

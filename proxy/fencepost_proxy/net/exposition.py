@@ -315,13 +315,13 @@ TABLE: Final[tuple[Section, ...]] = (
                 lambda s: s.metrics.violations.value,
             ),
             Shown(
-                "fencepost_gate_wait_seconds",
+                "fencepost_sequencer_wait_seconds",
                 _HISTOGRAM,
                 "Time that appends waited for their partition sequencer.",
                 lambda s: s.metrics.sequencer_wait_seconds,
             ),
             Shown(
-                "fencepost_gates",
+                "fencepost_sequencers",
                 _GAUGE,
                 "Partition sequencers with recent appends, by phase: open, cold (fence unconfirmed), reading, "
                 "publishing, settling (resolving an in-doubt append).",
@@ -329,7 +329,7 @@ TABLE: Final[tuple[Section, ...]] = (
                 ("phase",),
             ),
             Shown(
-                "fencepost_gate_waiting_appends",
+                "fencepost_sequencer_waiting_appends",
                 _GAUGE,
                 "Pending appends of all partition sequencers.",
                 lambda s: s.moment.appends_waiting,
@@ -343,7 +343,7 @@ TABLE: Final[tuple[Section, ...]] = (
                 _PARTITION,
             ),
             Shown(
-                "fencepost_partition_stamp_shift",
+                "fencepost_partition_sequence_offset",
                 _GAUGE,
                 "Offsets of a partition that fenced appends did not use. It is constant if all producers use proxies "
                 "and the topic has check.expected.offsets=required.",
@@ -351,7 +351,7 @@ TABLE: Final[tuple[Section, ...]] = (
                 _PARTITION,
             ),
             Shown(
-                "fencepost_partitions_left_out",
+                "fencepost_partitions_omitted",
                 _GAUGE,
                 "Partitions above limits.metric_partitions_shown_max, omitted from these two metrics.",
                 lambda s: s.moment.partitions_left_out,
@@ -397,34 +397,34 @@ TABLE: Final[tuple[Section, ...]] = (
                 lambda s: s.metrics.expansions_pending.value,
             ),
             Shown(
-                "fencepost_expansion_held_seconds",
+                "fencepost_expansion_blocked_seconds",
                 _HISTOGRAM,
                 "Time that an expansion blocked appends to its topic.",
                 lambda s: s.metrics.expansion_held_seconds,
             ),
             Shown(
-                "fencepost_door_wait_seconds",
+                "fencepost_append_barrier_wait_seconds",
                 _HISTOGRAM,
                 "Time that Produce requests waited at append barriers of topics with partition-count checks.",
                 lambda s: s.metrics.barrier_wait_seconds,
             ),
             Shown(
-                "fencepost_withheld_partitions",
+                "fencepost_gated_partitions",
                 _GAUGE,
                 "New partitions gated for consumer groups: one per group, partition and proxy process that serves it.",
                 lambda s: s.metrics.partitions_gated.value,
             ),
             Shown(
-                "fencepost_withheld_partitions_handed_over_total",
+                "fencepost_gated_partitions_released_total",
                 _COUNTER,
                 "Gated partitions that were assigned to their groups.",
                 lambda s: s.metrics.partitions_released.value,
             ),
             Shown(
-                "fencepost_withheld_partitions_waited_out_total",
+                "fencepost_gated_partitions_timed_out_total",
                 _COUNTER,
                 "Gated partitions assigned because the group committed no progress on prior partitions within "
-                "limits.withheld_without_commit_seconds and ..._without_progress_seconds. Order is not guaranteed.",
+                "limits.gated_without_commit_seconds and ..._without_progress_seconds. Order is not guaranteed.",
                 lambda s: s.metrics.partitions_timed_out.value,
             ),
         ),
@@ -539,7 +539,7 @@ TABLE: Final[tuple[Section, ...]] = (
                 _transactions(lambda t: t.partitions_unreadable),
             ),
             Shown(
-                "fencepost_watched_partitions_left_out",
+                "fencepost_watched_partitions_omitted",
                 _GAUGE,
                 "Partitions not watched because of the limit on watched partitions.",
                 _transactions(lambda t: t.partitions_left_out),
@@ -630,7 +630,7 @@ TABLE: Final[tuple[Section, ...]] = (
                 ("level",),
             ),
             Shown(
-                "fencepost_handovers_total",
+                "fencepost_connection_migrations_total",
                 _COUNTER,
                 "Connections migrated to the primary worker.",
                 lambda s: s.metrics.released_total.value if s.metrics.workers else None,

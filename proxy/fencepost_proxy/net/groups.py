@@ -1,7 +1,7 @@
 """Group progress tracker: what consumer groups of topics with ordered expansion committed and still have to read.
 
-It answers the queries of `groups/assignment_filter.py`, and checks once a second whether gated partitions may be assigned. The
-control client needs DESCRIBE on these groups and topics, and READ on the topics.
+It answers the queries of `groups/assignment_filter.py`, and checks once a second whether gated partitions may be
+assigned. The control client needs DESCRIBE on these groups and topics, and READ on the topics.
 """
 
 from __future__ import annotations
@@ -511,7 +511,7 @@ class GroupProgressTracker:
             since = now
         story.idle_since[created_partitions] = commits, since
         has_committed = max(commits.values(), default=-1) >= 0
-        limit = "withheld_without_progress_seconds" if has_committed else "withheld_without_commit_seconds"
+        limit = "gated_without_progress_seconds" if has_committed else "gated_without_commit_seconds"
         if now - since < getattr(self._limits, limit):
             return decision
         story.timed_out.add(created_partitions)

@@ -71,7 +71,7 @@ _LISTS: Final[Mapping[str, What]] = {
 _FIRST: Final[tuple[What, ...]] = ("topics", "refusals", "software", "expansions", "groups")
 _FIRST_SHOWN: Final = 20
 _FIRST_IN_JSON: Final = 100
-_JSON_NAMES: Final[Mapping[str, str]] = {"topics": "guarded_topics", "groups": "withheld", "refusals": "last_refusals"}
+_JSON_NAMES: Final[Mapping[str, str]] = {"topics": "checked_topics", "groups": "gated", "refusals": "last_refusals"}
 _PATHS: Final = "not found: paths are /, /status.json, /metrics, /livez and /readyz; " + ", ".join(
     f"/{name} and /{name}.json" for name in _LISTS
 )

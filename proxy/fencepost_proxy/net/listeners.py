@@ -49,7 +49,7 @@ def bind(address: Address, what: str) -> socket.socket:
 class Acceptor:
     """Accept connections of one socket; `accepted` gets each with its peer address.
 
-    `others_turn`: for a shared socket, whether another process should accept the next connection. This process then
+    `others_first`: for a shared socket, whether another process should accept the next connection. This process then
     defers once, for a moment.
     """
 

@@ -205,7 +205,7 @@ class LogReader:
         self, partition: TopicPartition, transactional_ids: Sequence[str]
     ) -> tuple[frozenset[str], frozenset[str], Mapping[str, int]]:
         """Transactional ids whose coordinators no longer list the partition, ids that are ending there, and their
-        producer ids; see `Tail`."""
+        producer ids; see `LogEndSnapshot`."""
         ended, ending = set(), set()
         producer_ids = dict.fromkeys(transactional_ids, -1)
         for transactional_id in transactional_ids:

@@ -96,7 +96,7 @@ class Traffic:
 
     `requests`: per API, one counter per version, then one for `UNKNOWN_VERSION`. `request_seconds`,
     `response_seconds`: time that the proxy adds to a request and to its response, from reading its last byte to writing
-    it to the other socket, without waiting for partition sequencers (`Metrics.gate_wait_seconds`).
+    it to the other socket, without waiting for partition sequencers (`Metrics.sequencer_wait_seconds`).
     """
 
     __slots__ = (
@@ -139,8 +139,8 @@ class Moment:
     """Values read on a scrape, not counted continuously.
 
     `connections_max`, `buffered_bytes_max`: limits of the process. `address`: the address with the most connections.
-    `gates`: partition sequencers by phase. `partitions`: values of some of them; `partitions_left_out`: number of the
-    others.
+    `sequencers`: partition sequencers by phase. `partitions`: values of some of them; `partitions_left_out`: number of
+    the others.
     """
 
     __slots__ = (
@@ -149,9 +149,9 @@ class Moment:
         "buffered_bytes",
         "buffered_bytes_max",
         "connections_max",
-        "sequencers",
         "partitions",
         "partitions_left_out",
+        "sequencers",
     )
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class WorkerNumbers(NamedTuple):
 
 
 def observed() -> None:
-    """`Metrics.look` without effect, for metrics that are sent to another process."""
+    """`Metrics.probe` without effect, for metrics that are sent to another process."""
 
 
 class Metrics:

@@ -73,7 +73,7 @@ async def rights(
     cluster: ClusterMetadata,
     proxied_connections: Mapping[NodeId, BrokerConnection],
 ) -> list[Finding]:
-    """`links`: connections to reachable brokers. Failed requests become findings, never exceptions."""
+    """`proxied_connections`: connections to reachable brokers. Failed requests become findings, never exceptions."""
     query = _Probe(connection, config, cluster, proxied_connections)
     found: list[Finding] = []
     for probe in (

@@ -106,7 +106,7 @@ def _wrong_cleanup_policy(topic: str, facts: TopicFacts) -> str | None:
 
 
 class _End(NamedTuple):
-    """End offset of the topic at some time after `asked_at`."""
+    """End offset of the topic at some time after `queried_at`."""
 
     queried_at: Monotonic
     offset: Offset
@@ -363,7 +363,7 @@ class StateTopic:
         return self._process is not None and self.view.instance_id_age(self._process) > INSTANCE_ID_AGE_MAX
 
     def alone(self, now: float) -> bool:
-        """Whether no other heartbeat was observed for `_GONE_SECONDS` while this instance sends its own.
+        """Whether no other heartbeat was observed for `_DEAD_SECONDS` while this instance sends its own.
 
         Not a proof: a starting instance is observed a moment later, and a suspended one may resume.
         """
@@ -420,7 +420,7 @@ class StateTopic:
     async def enter(self, *, timeout_seconds: float | None = None) -> bool:
         """Take the next instance id and send heartbeats until `leave`. Returns whether other instances are live.
 
-        Also renews an instance id. Without one (not stored in time) the process works but proves less: see `gate`.
+        Also renews an instance id. Without one (not stored in time) the process works but proves less: see `sequencer`.
         Raises `UpstreamUnavailable`, `StateError`.
 
         An instance serves requests only after it has read back its own first heartbeat. Otherwise:

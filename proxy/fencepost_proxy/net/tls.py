@@ -1,6 +1,7 @@
 """TLS on one nonblocking socket, with the face of a socket: `recv_into`, `send`, `sendmsg`, `shutdown`, `close`.
 
-So `side.Side` and all that stands on it need not know which of the two they have. As a socket does, a `TlsSocket`
+So `side.ProxiedSocket` and all that stands on it need not know which of the two they have. As a socket does, a
+`TlsSocket`
 raises BlockingIOError where there is nothing to be had now, and OSError where it broke (`ssl.SSLError` is one).
 
 OpenSSL reads and writes bytes in memory here, not the socket: one system call brings many records. The two memories

@@ -1,4 +1,5 @@
-"""Validates transaction commits (`transactions/commit_validator.py` decides) and records failed appends in the state topic.
+"""Validates transaction commits (`transactions/commit_validator.py` decides) and records failed appends in the state
+topic.
 
 The control client needs DESCRIBE on the transactional ids of producers for checked topics, and READ on the topics.
 """

@@ -1,7 +1,8 @@
 """Measures the event loop's delay, and names the code that it runs meanwhile.
 
 All connections share one thread: while one callback runs, no other client is served. A timer of the loop is due every
-`LOOK_SECONDS`. `LATE_SECONDS` later a thread checks whether it ran; if not, it records the frame of the loop's thread.
+`REFRESH_SECONDS`. `LATE_SECONDS` later a thread checks whether it ran; if not, it records the frame of the loop's
+thread.
 
 Four checks per second wake an idle process eight times a second and cost 0.08 % of a core (twenty checks: 0.3 %). They
 always detect a callback of 0.3 s, and shorter ones by chance.

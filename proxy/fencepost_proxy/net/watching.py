@@ -100,7 +100,7 @@ class TransactionWatch:
         self.query()
 
     def _report(self) -> None:
-        """Log each hanging transaction once, at most `_TOLD_AT_ONCE` at a time; the status page lists all."""
+        """Log each hanging transaction once, at most `_REPORTED_AT_ONCE` at a time; the status page lists all."""
         hanging = {_where(each): each for each in self.watching.hanging(time.monotonic())}
         new = sorted(hanging.keys() - self._reported)
         if len(new) > _REPORTED_AT_ONCE:

@@ -20,7 +20,7 @@ from fencepost_proxy.wire.produce import PartitionResult
 
 
 class AppendMode(Enum):
-    """Append mode; see `sequencer.py`. `stamped`: sent under the shared producer id."""
+    """Append mode; see `sequencer.py`. `fenced`: sent under the shared producer id."""
 
     fenced: bool
 
@@ -43,7 +43,7 @@ class SequencerLimits:
     `transaction_wait_seconds`: how long a transaction is answered "try again" while another owns the partition and it
     is not known here what it owns through other instances. `producer_epochs`: epochs of one producer id; fewer only in
     tests. `bases_burst`, `base_seconds`: number of fence bases published at once, then one per `base_seconds`. A writer
-    that bypasses the proxy costs one base per append. `stamping`: off only in tests.
+    that bypasses the proxy costs one base per append. `fencing`: off only in tests.
     """
 
     queue_max: int = 1000
@@ -88,21 +88,21 @@ class PendingAppend:
     `tag`: this instance's id, for the fence. `connected_at`: when its broker connection was opened.
     `leader_epoch`: last known one of the partition, or -1. `alone`: no other instance is known to serve the cluster.
     `taken_over`: no append of an earlier process is in flight any more.
-    `owns_partitions`: its transaction has appended to a checked partition, as far as this process knows.
+    `has_partitions`: its transaction has appended to a checked partition, as far as this process knows.
     `may_write`: Kafka has confirmed that its client may write the topic, so the proxy may resend the batch.
     `topic_id`: the topic it was sent to; None if Kafka took it by name.
 
     Set by the sequencer:
-    `at`: the offset it must be appended at, once decided. `stamp`: None for a batch under its own producer id.
-    `offered_as`, `sent_as`: its number among all submitted, or sent, appends; 0: none.
+    `at`: the offset it must be appended at, once decided. `fence`: None for a batch under its own producer id.
+    `submitted_as`, `sent_as`: its number among all submitted, or sent, appends; 0: none.
     `acknowledged`: Kafka answered 0, but the log has to confirm it. `actual`: the log end that it was compared with.
     `appended_at`: where it was appended, if not at `at`. `sent_before`: an earlier attempt has an unknown outcome.
     `is_there`: the log has or had it, but not at the expected offset; Kafka reports the offset.
-    `said_at`: the offset at which Kafka reports it as a duplicate; still to be read back.
-    `seen_to`: in doubt, and another sequence lies at its offset; it was looked for up to here.
+    `reported_at`: the offset at which Kafka reports it as a duplicate; still to be read back.
+    `searched_to`: in doubt, and another sequence lies at its offset; it was looked for up to here.
     `error_code`: Kafka's inconclusive answer to its last attempt; `repeated`: to the last two.
     `unanswered`: an attempt has no answer and may be queued.
-    `behind`: the answer of a failed predecessor in its pipeline. `followers`: its duplicate waiters.
+    `behind`: the answer of a failed predecessor in its pipeline. `duplicate_waiters`: its duplicate waiters.
     """
 
     connection: int
@@ -178,7 +178,7 @@ class LogEndSnapshot:
 
     `requested_at`: when the read began.
     `open_transactions`: producer ids with an open transaction on this partition; `in_transaction`: their states.
-    `stamp_base`: the published (epoch, base); (0, 0) if none was published.
+    `fence_base`: the published (epoch, base); (0, 0) if none was published.
     `expiration_seconds`: Kafka forgets a producer whose newest record timestamp is older.
     `expiration_known_until`: from then on, read that setting again before a fence is relied on.
     `wall_minus_monotonic_seconds` turns `now` into Unix time.
@@ -258,7 +258,7 @@ class LogEndUnknown:
 class Found:
     """The batch at (or around) the requested offset.
 
-    `landed`: result of `read_landed` at offset `landed_at`; -1: not decoded yet.
+    `appended_batch`: result of `read_appended_batch` at offset `appended_batch_at`; -1: not decoded yet.
     """
 
     batch: memoryview
@@ -369,7 +369,7 @@ Event = (
 
 @value
 class Admit:
-    """Admit the append: send it with the fence `ticket.stamp`, if any; then `Sent` or `Withdrawn`."""
+    """Admit the append: send it with the fence `pending.fence`, if any; then `Sent` or `Canceled`."""
 
     pending: PendingAppend
 
@@ -400,7 +400,7 @@ class ReadLogEnd:
 
 @value
 class ReadBatch:
-    """Read the batch at `offset` from the log; the reply is `Looked`."""
+    """Read the batch at `offset` from the log; the reply is `BatchRead`."""
 
     pending: PendingAppend
     offset: int

@@ -1,11 +1,11 @@
 """Resolver: decides from the log how an in-doubt append ended, and which batch lies at an expected offset.
 
-Three cases need a read (`Look`) at the offset where an append was expected:
+Three cases need a read (`ReadBatch`) at the offset where an append was expected:
 
 - *In doubt*: its connection was lost, or its answer is not conclusive. Only a batch proved to be the client's own is
   reported as success. Proof is its write-id, or the fence with this process's *instance id* and the records that this
   process sent there. If the log still ends there and waits for this fence, the batch is sent again: only one of the two
-  is appended. The cases are in `_settled_by_look`.
+  is appended. The cases are in `_resolved_by_read`.
 - *Mismatch*: the expectation does not hold. Before it is refused: it may be a retry that is already in the log.
 - *Violation*: it was appended at another offset. The report names the producer of the batch at the expected one.
 
@@ -265,12 +265,12 @@ class InDoubtResolver(Publishing):
         | another producer id,           | it may lie, or still be appended, after that: read there. If found,   |
         | or an earlier sequence         | the expectation did not hold: a violation; else 7                     |
         | any other batch                | its sequence is used, it is never appended. Decide again as mismatch  |
-        | a batch not replicated yet     | read again until `settle_until`, then 7                               |
+        | a batch not replicated yet     | read again until `resolve_until`, then 7                               |
         | nothing, and it ends there     | send it again if the partition waits for this fence; else 7           |
         | … Kafka gave the same error    |                                                                       |
         | to it twice (`MAY_BE_FINAL`)   | that error: it was not appended, and would not be next time           |
         | nothing, and it ends before    | 7: its predecessor is missing. If that arrives, Kafka compares it     |
-        | unreadable now                 | read again until `settle_until`, then 7                               |
+        | unreadable now                 | read again until `resolve_until`, then 7                               |
         """
         assert pending.at is not None
         match result:

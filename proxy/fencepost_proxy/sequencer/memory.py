@@ -1,6 +1,6 @@
 """Batches that a sequencer has answered: recognises retries and repeats their answers.
 
-In memory only, bounded by `GateLimits`, oldest dropped first. It decides nothing: `sequencer.py` queries it.
+In memory only, bounded by `SequencerLimits`, oldest dropped first. It decides nothing: `sequencer.py` queries it.
 
 Kafka does this for a producer's own sequences. Those of fenced batches never reach Kafka.
 """

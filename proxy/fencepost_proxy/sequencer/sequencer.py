@@ -25,7 +25,7 @@ Three hazards; without its rule, each led to an append at the wrong offset or to
    race may get error 0 with the winner's offset. On a CreateTime topic that answer carries a log append time. On a
    LogAppendTime topic it looks like any success, so there every success is read back.
 
-Append modes (`Kind`)
+Append modes (`AppendMode`)
 ---------------------
 CONDITIONAL      has an expected offset, not transactional. Fenced. One connection at a time; pipelined while the fence
                  is confirmed.
@@ -119,7 +119,7 @@ _FACTS = {check: Facts(check_expected_offsets=check) for check in Check}
 
 
 class PartitionSequencer(InDoubtResolver):
-    """Sequencer of one checked partition; see the module. Enter through `handle`, `take` or `landed` only."""
+    """Sequencer of one checked partition; see the module. Enter through `handle`, `take` or `appended_batch` only."""
 
     def may_send(self, pending: PendingAppend, now: float) -> bool:
         """Whether the append may still be sent. With an unconfirmed fence, only shortly after the read of the log
@@ -179,7 +179,7 @@ class PartitionSequencer(InDoubtResolver):
     # ---- fast path: an append without complications, in two calls instead of five events
 
     def take(self, pending: PendingAppend, now: float) -> bool:
-        """`Offered`, `Grant` and `Sent` in one. True: send it now. False: nothing changed, submit it instead."""
+        """`Submitted`, `Admit` and `Sent` in one. True: send it now. False: nothing changed, submit it instead."""
         if self._queue or self._admitted or self._in_doubt_appends or self._being_read or self._awaits_marker(now):
             return False
         append = pending.append
@@ -316,7 +316,7 @@ class PartitionSequencer(InDoubtResolver):
         return Refusal(
             Error.POLICY_VIOLATION,
             "transactions_not_guarded",
-            f"TRANSACTIONS_NOT_GUARDED {where}: check.expected.offsets=required does not allow transactions "
+            f"TRANSACTIONS_NOT_SUPPORTED {where}: check.expected.offsets=required does not allow transactions "
             "(set it to true to mix transactional and conditional appends)",
         )
 

@@ -58,7 +58,7 @@ FENCE_ERRORS = frozenset(
 )
 #: A batch under its own producer id: (producer id, epoch), sequence. (None, -1): batches without a name.
 BatchName = tuple[tuple[int, int] | None, int]
-_PREDECESSOR_FAILED = "SENT_BEHIND_A_FAILED_BATCH"
+_PREDECESSOR_FAILED = "PREDECESSOR_FAILED"
 POLICY = ConditionalPublish()
 DEFAULT_NAMES = HeaderNames()
 
@@ -104,7 +104,7 @@ class SequencerState:
         self._pass_through_queued_until = float("-inf")
         self._pass_through_queued: OrderedDict[BatchName, float] = (
             OrderedDict()
-        )  # the appends behind `_own_queued_until`, by name
+        )  # the appends behind `_pass_through_queued_until`, by name
         self._check = Check.ON
         self._clean = True  # every in-doubt append so far was acknowledged and only had to be confirmed
         self._read_is_stale = False

@@ -1,12 +1,12 @@
 """A connection at the doors of counted topics: what waits there, who is inside, and how a client is sent to look.
 
-`CountedTurn` (`partition_counts.py`) decides. While a request waits at a door it is the connection's `_turn`: nothing behind it
-is read, as at a gate.
+`CountCheckedProduce` (`partition_counts.py`) decides. While a request waits at a door it is the connection's
+`_waiting_exchange`: nothing behind it is read, as at a gate.
 
 A client whose partition count is out of date has to ask for metadata, and the 37 that tells it so makes no client do
 that. What makes all of them is the end of the connection. So nothing more is read, what is under way is answered, and
 then the proxy hangs up: whatever the client sent behind that request is not appended, and it knows. The same way all
-connections go when the process ends (`Leave`).
+connections go when the process ends (`Drain`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READ_SECONDS = 0.1
 
 
 class AtBarriers(AtTransactions):
-    """Its state is the connection's: `_inside`, `_leaving_until`."""
+    """Its state is the connection's: `_entered`, `_draining_until`."""
 
     __slots__ = ()
 

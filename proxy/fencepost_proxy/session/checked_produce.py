@@ -1,6 +1,7 @@
 """Produce requests that concern guarded partitions: from the frame, over their turns at the gates, to the one answer.
 
-`Turn` (`produce_exchange.py`) is what is known of one such request. Here it goes its way: a ticket for each guarded partition, or a
+`ProduceExchange` (`produce_exchange.py`) is what is known of one such request. Here it goes its way: a ticket for each
+guarded partition, or a
 refusal; the turns, one gate after the other; what passed is sent, and what Kafka says of it is told to the gates; the
 gates' last words are put into one answer.
 
@@ -9,7 +10,8 @@ more than at Kafka: what metadata does not show is answered before any partition
 and what is granted blocks its partition for `_BLOCKS_SECONDS` at most before it is sent ahead of the rest.
 
 While a turn waits at a gate, nothing behind it is read, as a broker would not either (it handles one request of a
-connection at a time). Once it is sent it is one of `_turns`, until the last of its partitions has a result.
+connection at a time). Once it is sent it is one of `_exchanges_in_flight`, until the last of its partitions has a
+result.
 
 A refusal tells where the log ends. So before it is told, or anything else that Kafka did not say itself, Kafka is asked
 whether this client may write (`_prove_write`). Where clients log in it is asked before the first turn (`proofs.py`).
@@ -96,7 +98,8 @@ _BLOCKS_SECONDS = 0.02
 
 
 class CheckedProduce(AtBarriers):
-    """Its state is the connection's: `_turn` that waits, `_turns` that are sent, `_answer_by` when to tell what."""
+    """Its state is the connection's: `_waiting_exchange` that waits, `_exchanges_in_flight` that are sent, `_answer_by`
+    when to tell what."""
 
     __slots__ = ()
 
@@ -427,7 +430,7 @@ class CheckedProduce(AtBarriers):
         failed = self._failed_pipelines.get((key, exchange.leveled.producers[key]))
         if failed is None or exchange.starts_at >= failed.after_bytes:
             return False
-        message = f"SENT_BEHIND_A_FAILED_BATCH {failed.result.error_message}"
+        message = f"PREDECESSOR_FAILED {failed.result.error_message}"
         self._refuse(exchange, key, Refusal(failed.result.error_code, "behind_refused", message))
         return True
 
@@ -672,7 +675,7 @@ class CheckedProduce(AtBarriers):
         return None, None
 
     def _disable_fast_path(self) -> None:
-        """See `ShortWay`: what was sent by it becomes one of `_turns`."""
+        """See `FastPath`: what was sent by it becomes one of `_exchanges_in_flight`."""
         raise NotImplementedError
 
     # ---- what passed is sent
@@ -1068,7 +1071,7 @@ class CheckedProduce(AtBarriers):
             for pending in (*exchange.admitted, exchange.waiting_for):
                 if pending is not None:
                     self._commands.append(ToSequencer(pending, Canceled(pending)))
-            if exchange.sent:  # in part: it goes on as one of `_turns`, until that is answered
+            if exchange.sent:  # in part: it goes on as one of `_exchanges_in_flight`, until that is answered
                 for key in exchange.partitions():
                     if key not in exchange.sent and key not in exchange.results:
                         exchange.results[key] = PartitionResult(

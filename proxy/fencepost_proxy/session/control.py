@@ -50,9 +50,9 @@ class Joining:
 
 
 class ControlMessages(Migration):
-    """`exchanges` – what is to be done with each of them."""
+    """`rewriters` – what is to be done with each of them."""
 
-    __slots__ = ("_queries_open", "_rewriters", "_expansions", "_joining", "_joins", "_stores")
+    __slots__ = ("_expansions", "_joining", "_joins", "_queries_open", "_rewriters", "_stores")
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """All sessions and all gates of one process, wired together: the whole proxy without a socket in it.
 
 `net/` drives it with real connections and a clock, the simulation with modelled ones. Events of a connection go in by
-`session_event`, results of reads by `gate_event`; what comes out is a list of `Action`s, in order: commands of a
+`session_event`, results of reads by `sequencer_event`; what comes out is a list of `Action`s, in order: commands of a
 session for its connection, and reads that a gate wants done.
 """
 
@@ -39,7 +39,7 @@ class ForConnection:
 
 @value
 class ForControl:
-    """A read (or a resend) that a gate waits for; its result comes back by `gate_event`."""
+    """A read (or a resend) that a gate waits for; its result comes back by `sequencer_event`."""
 
     partition: TopicPartition
     effect: sequencers.ReadLogEnd | sequencers.ReadBatch | sequencers.Resend | sequencers.PublishBase
@@ -54,7 +54,7 @@ Action = ForConnection | ForControl | Report
 
 
 class Dispatcher:
-    """`around` answers the sessions' questions, except `may_send`, which is the gates' to answer (see `may_send`).
+    """`services` answers the sessions' questions, except `may_send`, which is the gates' to answer (see `may_send`).
 
     `owner` – False in a worker process beside the one that owns what only one may (see `session`).
     """
@@ -241,7 +241,7 @@ class Dispatcher:
 
     def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
         """For the short way, which must not overtake what gates and sessions have to tell each other: while there is
-        any of that, None. See `Surroundings.gate`.
+        any of that, None. See `Services.sequencer`.
         """
         return None if self._work else self.sequencers.get(partition)
 

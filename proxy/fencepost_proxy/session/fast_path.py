@@ -2,12 +2,12 @@
 
 Almost every request only passes, or is an append of one batch to one guarded partition whose gate has nothing against
 it. Such frames are taken here straight from the bytes that were received, and what is to be written is returned: no
-event, no command, no `Turn`. The same for their answers. Whatever is not as usual is left to `Session.handle`, byte for
-byte; both ways come to the same (`tests/unit/test_fast_path.py`).
+event, no command, no `ProduceExchange`. The same for their answers. Whatever is not as usual is left to
+`Session.handle`, byte for byte; both ways come to the same (`tests/unit/test_fast_path.py`).
 
 What the last Produce request began with tells how to read the next one (`Known`): same beginning, same topic, without a
 parser. Of a guarded append that went up this way a `Single` is kept in its slot. If its answer is the success that was
-due, that is all; else, and whenever something happens that concerns what was sent, `_no_short_ways` first makes the
+due, that is all; else, and whenever something happens that concerns what was sent, `_disable_fast_path` first makes the
 turns of it that the general way would have made.
 """
 

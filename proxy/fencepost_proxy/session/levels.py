@@ -1,7 +1,7 @@
 """Levels of idempotence in a Produce request (KAFKA-5793, KAFKA-5794): what it says, and what is to be done with it.
 
-`LevelledTurn` stands beside the request's `Turn` (`produce_exchange.py`), as `CountedTurn` does. It knows of each batch whether it
-may be appended, and whether it may go without its producer id where Kafka takes none.
+`LeveledProduce` stands beside the request's `ProduceExchange` (`produce_exchange.py`), as `CountCheckedProduce` does.
+It knows of each batch whether it may be appended, and whether it may go without its producer id where Kafka takes none.
 
 A batch of a `safe` topic goes up as it is. If Kafka answers 43 (UNSUPPORTED_FOR_MESSAGE_FORMAT), nothing of it was
 appended; it is sent once more at once, without, and what Kafka says then is what the client hears. From then on the

@@ -92,7 +92,7 @@ class Logins(Proofs):
         self._send_login(response_slot, INT32.pack(len(request)) + request)
 
     def _expect_tokens(self, login: Login) -> None:
-        """Not before Kafka has answered what was sent (`_held`): what comes then may be a request again."""
+        """Not before Kafka has answered what was sent (`_paused`): what comes then may be a request again."""
         self._tokens, self._paused = login, True
         self._client.state = CutterState.TOKEN
 

@@ -105,7 +105,7 @@ class Replied:
 
 @value
 class CommitDecided:
-    """To a `JudgeCommit`."""
+    """To a `ValidateCommit`."""
 
     token: int
     decision: Decision
@@ -113,7 +113,8 @@ class CommitDecided:
 
 @value
 class AbortOnlyRecorded:
-    """To a `NotePoison` or a `LiftPoison`: every process knows it that reads the state topic; or it is not stored."""
+    """To a `RecordAbortOnly` or a `ClearAbortOnly`: every process knows it that reads the state topic; or it is not
+    stored."""
 
     token: int
     stored: bool
@@ -264,7 +265,7 @@ class Noticed:
 
 @value
 class ValidateCommit:
-    """May this transaction commit? Answer with `Judged(token)`, whatever comes of it, and soon.
+    """May this transaction commit? Answer with `CommitDecided(token)`, whatever comes of it, and soon.
 
     `end_txn_version` – of the request that asks for it. `may_be_committed` – an earlier one may have done it.
     """
@@ -279,7 +280,7 @@ class ValidateCommit:
 
 @value
 class RecordAbortOnly:
-    """Put it into the state topic; answer with `PoisonNoted(token)`, whatever comes of it, and soon.
+    """Put it into the state topic; answer with `AbortOnlyRecorded(token)`, whatever comes of it, and soon.
 
     `instead_of` – the names of those that it takes the place of, at the same moment.
     """
@@ -293,7 +294,7 @@ class RecordAbortOnly:
 class ClearAbortOnly:
     """Such a transaction has ended: take what the state topic says of it away, read to its end.
 
-    Answer with `PoisonNoted(token)`, whatever comes of it, and soon. `token` 0: nobody waits for it.
+    Answer with `AbortOnlyRecorded(token)`, whatever comes of it, and soon. `token` 0: nobody waits for it.
     """
 
     token: int
@@ -318,8 +319,8 @@ class MigratedConnection:
     """What there is to a session in which nothing is under way: enough for another process to go on with it.
 
     `unread` – what the client sent and nobody has acted on, a frame's beginning first. `received_bytes` – of the client
-    before that, in all. `login_ends` – monotonic. `failed_chains` – per partition and producer id: its failure, up to
-    which byte it counts.
+    before that, in all. `login_ends` – monotonic. `failed_pipelines` – per partition and producer id: its failure, up
+    to which byte it counts.
     """
 
     local_host: str

@@ -2,7 +2,7 @@
 
 The session of another worker that comes to such a request reads no further and waits until nothing is under way. Then
 it ends, and the owner goes on with its connections, from the first byte of that request: what was told to the client,
-what it has proved, and which of its chains have failed goes along in a `Handed`.
+what it has proved, and which of its chains have failed goes along in a `MigratedConnection`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A Produce request at the doors of counted topics (KIP-253): what it says, whether it may go in, when it is out again.
 
-`CountedTurn` stands beside the request's `Turn` (`produce_exchange.py`). It goes in before the gates: once every door it needs is
+`CountCheckedProduce` stands beside the request's `ProduceExchange` (`produce_exchange.py`). It goes in before the
+gates: once every door it needs is
 open, its counts are looked at, all at one moment, and it enters. From then on no expansion ends before it has left. It
 leaves when Kafka has answered for all that was sent, the gates' resends included; one that was sent and will never be
 answered leaves in doubt.
@@ -89,7 +90,8 @@ class _Topic:
     """One counted topic of the request. `declared` – by the tagged field, or why that cannot be read.
 
     `read` – what each batch says, or why it is refused whatever the count is; None until somebody wants to know.
-    `judged` – for which count and policy, and what came of it: it may have to wait with that, and judging takes time.
+    `validated` – for which count and policy, and what came of it: it may have to wait with that, and judging takes
+    time.
     """
 
     data: TopicData
@@ -338,7 +340,7 @@ def _transactional_producers(topic: TopicData) -> frozenset[tuple[int, int]]:
 
 
 def pipeline_of(data: PartitionData) -> int:
-    """As `Ticket.pipeline`, of a batch whose records were not read. INDEPENDENT where it names no producer."""
+    """As `PendingAppend.pipeline`, of a batch whose records were not read. INDEPENDENT where it names no producer."""
     try:
         producer_id = parse_batch_header(data.records or memoryview(b"")).producer_id
     except MalformedBatch:

@@ -1,4 +1,4 @@
-"""What is kept of a request while somebody waits for its answer: its `Slot`.
+"""What is kept of a request while somebody waits for its answer: its `PendingResponse`.
 
 Every request that will be answered has one, in two queues of its connection:
 
@@ -45,8 +45,8 @@ class Begun:
     """Appends of a connection that had begun at some moment, of which nobody can tell to which topic they go.
 
     `reads_to` – the client's byte at which the frame ends that was on its way then. `turn` – what waited at a door or a
-    gate. Both have requests in front of them, and become one: so `slots`, those without an answer, are only known once
-    both are over.
+    gate. Both have requests in front of them, and become one: so `response_slots`, those without an answer, are only
+    known once both are over.
     """
 
     at: float
@@ -60,17 +60,18 @@ class Answer(Enum):
     RELAYED = auto()
     #: The same, once it is known to name no broker's address: a Produce response, of 100 bytes or so.
     RELAYED_UNLESS_BROKERS = auto()
-    #: Collected from upstream; `Slot.on_response` makes the answer of it, now or later.
+    #: Collected from upstream; `PendingResponse.on_response` makes the answer of it, now or later.
     MADE_FROM_RESPONSE = auto()
     #: Not from upstream at all.
     MADE_HERE = auto()
-    #: One guarded append that took the short way (`Slot.single`); its answer does, too, if it is the one that is due.
+    #: One guarded append that took the short way (`PendingResponse.single`); its answer does, too, if it is the one
+    #: that is due.
     SINGLE = auto()
 
 
 @dataclass(slots=True)
 class Single:
-    """What is kept of a guarded append that took the short way: enough to make a `Turn` of it after all."""
+    """What is kept of a guarded append that took the short way: enough to make a `ProduceExchange` of it after all."""
 
     pending: PendingAppend
     frame: memoryview
@@ -87,12 +88,12 @@ class PendingResponse:
         "answer",
         "answered_at",
         "api_key",
-        "pipeline_keys",
         "chunks",
         "correlation_id",
         "done",
         "inner",
         "on_response",
+        "pipeline_keys",
         "reserved_bytes",
         "single",
         "version",

@@ -2,7 +2,7 @@
 
 What passed is forwarded in one request; what was refused is answered here, and both are merged into one response. The
 partitions are waited for one after the other, in the order of topic and partition. Those that are granted block other
-appends until they are sent, so they do not wait long for the rest: they are sent ahead (`GuardedProduce._send_ahead`).
+appends until they are sent, so they do not wait long for the rest: they are sent ahead (`CheckedProduce._send_ahead`).
 """
 
 from __future__ import annotations
@@ -48,17 +48,18 @@ NOTHING_DENIED: Final[Mapping[str, int]] = MappingProxyType({})
 
 @dataclass(slots=True, eq=False)
 class ProduceExchange:
-    """`results` fills up with the final answer of each partition; `tickets` are its appends to guarded ones.
+    """`results` fills up with the final answer of each partition; `pending_appends` are its appends to guarded ones.
 
-    `waiting_for` is the ticket offered last, None once all have a verdict. `granted` block their partitions until they
-    are sent or withdrawn, `granted_at` – since when the first of them does. `sent` – the partitions whose batches went
+    `waiting_for` is the ticket offered last, None once all have a verdict. `admitted` block their partitions until they
+    are sent or withdrawn, `admitted_at` – since when the first of them does. `sent` – the partitions whose batches went
     upstream. `alone` – it waits for one partition with none granted, and goes through all in order after that.
     `answer_by` – when the client has to be told something, monotonic seconds.
-    `received_at` – when it was here whole; `offered_at` – when `waiting_for` was offered; `gate_seconds` – how long it
-    has waited at gates so far.
-    `counted` – what of it concerns counted topics; `at_door` – it waits there, and has not come to the gates.
-    `miscounted` – partitions refused there. `misread` – chains of batches that could be no tickets. `levelled` – what
-    of it has to do with levels of idempotence. `asking` – questions to Kafka that its answer waits for; `starts_asked`
+    `received_at` – when it was here whole; `submitted_at` – when `waiting_for` was offered; `sequencer_seconds` – how
+    long it has waited at gates so far.
+    `counted` – what of it concerns counted topics; `at_barrier` – it waits there, and has not come to the gates.
+    `count_refused` – partitions refused there. `misread` – chains of batches that could be no tickets. `leveled` – what
+    of it has to do with levels of idempotence. `querying` – questions to Kafka that its answer waits for;
+    `starts_queried`
     – where its logs start was one; `said` – topics of which Kafka has answered whether its client may write.
     `denied` – topics that its client may not write, and Kafka's words; it has been asked before anything else was done.
     `notes` – of failed appends of a transaction that are not stored yet; None: it has not been asked whether there are.

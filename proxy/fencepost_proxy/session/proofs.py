@@ -1,7 +1,7 @@
 """What Kafka lets a client do, found out on the client's own connection by requests that do nothing.
 
 Whoever answers or does something here in a client's place asks first. For the right to a transactional id always; for
-WRITE before a refusal is told (`GuardedProduce`), and, where clients log in, before anything of theirs comes to a door
+WRITE before a refusal is told (`CheckedProduce`), and, where clients log in, before anything of theirs comes to a door
 or a gate.
 
 Why before: an append that Kafka does not take holds its gate up. Without a login it ends the connection, and its gate

@@ -168,7 +168,7 @@ class Readings:
 class ManyPartitions:
     """A request with more than `PARTITIONS_MAX`: it may pass, if the proxy has nothing to do with its topics.
 
-    `read` is for another thread; `said` tells afterwards. `looked_at` – how many of its topics were looked up.
+    `read` is for another thread; `said` tells afterwards. `probed_at` – how many of its topics were looked up.
     """
 
     __slots__ = ("_error", "_frame", "_request", "probed_at", "topics")

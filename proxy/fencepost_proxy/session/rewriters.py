@@ -1,4 +1,4 @@
-"""Requests and responses that are read and changed on their way, Produce excepted: one `Exchange` each.
+"""Requests and responses that are read and changed on their way, Produce excepted: one `RequestRewriter` each.
 
 What is changed is decided elsewhere (`topics/rewriting.py`, `addresses.py`, `wire/api_versions.py`); here it is put
 together for one request of one connection.
@@ -67,7 +67,7 @@ class Finished:
     """`answer` is the response frame with its length; `changes` have to be stored before it is sent.
 
     `expansions` – these topics are to grow before, within `timeout_ms`; `answer_expanded` makes the answer then.
-    Where there is a `question`, the answer is what `complete` makes of the reply. `notice` – to be told to whom it
+    Where there is a `query_message`, the answer is what `complete` makes of the reply. `notice` – to be told to whom it
     concerns.
     `partition_counts` – of counted topics, as the client `client_id` is told them by it.
     """
@@ -108,7 +108,8 @@ class RequestRewriter:
 class RequestRewriters:
     """`known` and `shared_producer_ids` are asked again for each request.
 
-    `begin`, and what an `Exchange` and a `Finished` refer to, may be called in a thread. There they read what is known,
+    `begin`, and what an `RequestRewriter` and a `Finished` refer to, may be called in a thread. There they read what is
+    known,
     and change what others read by `in_loop` only: it calls a function in the event loop and gives back its result.
 
     `open_listeners` is told of brokers that are new or have moved; when it returns they may be told to clients.

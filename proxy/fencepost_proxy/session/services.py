@@ -65,7 +65,7 @@ class Services(partition_counts.Services, Protocol):
     state_topic: str
     idempotence: IdempotenceMemory
     transactions: Table
-    #: What passes without a look; see `PASSES`.
+    #: What passes without a look; see `RELAYED_VERSIONS`.
     relayed_versions: RelayedVersions
 
     @property

@@ -6,7 +6,8 @@ once it is known what it is, is in the parts that it stands on (`connection.py` 
 Order
 -----
 A broker answers the requests of a connection in their order, and so do we, though some answers are made here and some
-requests have none (acks=0). Every request that will be answered has one `Slot`, in two queues (`pending_responses.py`).
+requests have none (acks=0). Every request that will be answered has one `PendingResponse`, in two queues
+(`pending_responses.py`).
 
 An answer that belongs to the front slot and needs no reading is streamed through. One that comes while the front
 slot is still undecided (a refusal that waits for a read of the log, say) stays in the socket: reading from upstream
@@ -87,7 +88,7 @@ class Session(FastPath):
 
     `local_host` is the address by which this client reached us, which is what it is told for the brokers' listeners
     where none is configured. `opened_at` – since when its upstream connection is open, monotonic seconds. `owner` –
-    whether this process owns what only one may; a session that goes on in another process begins with `handed`.
+    whether this process owns what only one may; a session that goes on in another process begins with `migrated`.
     """
 
     __slots__ = ("_drain_until",)
@@ -109,7 +110,7 @@ class Session(FastPath):
     def of(
         cls, migrated: MigratedConnection, connection: int, services: Services, rewriters: RequestRewriters
     ) -> Session:
-        """The session of another process, here. It is to be told of `handed.unread` as of any bytes of its client."""
+        """The session of another process, here. It is to be told of `migrated.unread` as of any bytes of its client."""
         session = cls(connection, migrated.local_host, services, rewriters, migrated.opened_at)
         session._take_over(migrated)
         return session
@@ -483,7 +484,7 @@ class Session(FastPath):
                 if response_slot.answer is not Answer.RELAYED and not blocked:
                     if length > self._services.frame_bytes_max:
                         raise UpstreamProtocolError(
-                            f"an answer of {length} bytes to {api_name(response_slot.api_key)}, which is to be held in memory: "
+                            f"an answer of {length} bytes to {api_name(response_slot.api_key)}, which is buffered: "
                             f"limits.frame_bytes_max is {self._services.frame_bytes_max}"
                         )
                     cutter.collect_frame(length)

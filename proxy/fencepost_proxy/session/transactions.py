@@ -1,8 +1,9 @@
 """The end of a client's transaction, and what has to be known of its appends before.
 
-EndTxn(commit) is looked into while some topic of the cluster checks expectations (`Surroundings.passes`): it is held,
-with all that its client sends behind it, until there is a verdict (`JudgeCommit`, `Judged`). Then it goes to Kafka, or
-is answered here. EndTxn(abort) always goes to Kafka.
+EndTxn(commit) is looked into while some topic of the cluster checks expectations (`Services.relayed_versions`): it is
+held,
+with all that its client sends behind it, until there is a verdict (`ValidateCommit`, `CommitDecided`). Then it goes to
+Kafka, or is answered here. EndTxn(abort) always goes to Kafka.
 
 Which error refuses a commit is what clients make of it: they raise, their abort works, so does their next transaction.
 From version 4 on that is TRANSACTION_ABORTABLE, which older clients do not know and die of; for them it is
@@ -15,8 +16,9 @@ into. Whoever knows another's producer id and epoch could have its transaction r
 hear of it. So Kafka is asked first, once for a connection and transactional id (`_prove_use`), and all else of that
 client waits.
 
-A conditional append of a transaction that failed is noted in the state topic before its client is told (`NotePoison`,
-`PoisonNoted`), so that the commit is refused whichever process it comes to. Where it cannot be stored in time the
+A conditional append of a transaction that failed is noted in the state topic before its client is told
+(`RecordAbortOnly`,
+`AbortOnlyRecorded`), so that the commit is refused whichever process it comes to. Where it cannot be stored in time the
 client is told to try again instead.
 """
 
@@ -297,8 +299,8 @@ class AtTransactions(Logins):
             self._services.transactions.appended_batch(pending.transactional_id, pending.append, result.base_offset)
 
     def _let_go(self, exchange: ProduceExchange) -> None:
-        """The one way out of `_turn` and `_turns`, whether its client was told or its connection is gone: nothing of it
-        is under way here from now on.
+        """The one way out of `_waiting_exchange` and `_exchanges_in_flight`, whether its client was told or its
+        connection is gone: nothing of it is under way here from now on.
         """
         transactional_id = exchange.request.transactional_id
         if transactional_id is not None:

@@ -8,9 +8,10 @@ until the append is in the log, or certainly never will be. An expansion is a se
 
 Appends that may be inside without being known:
 
-- A request whose broker connection was lost may still be queued in a broker. It blocks the barrier for `doubt_seconds`
+- A request whose broker connection was lost may still be queued in a broker. It blocks the barrier for
+`in_doubt_seconds`
   more. So does an append that a sequencer resends to resolve its outcome. While a sequencer has in-doubt appends, the
-  barrier does not count as empty either (`Switch.door_empty`).
+  barrier does not count as empty either (`Dispatcher.barrier_empty`).
 - Requests in progress when checks were switched on, and requests of an earlier process, never entered. `clear_at` is
   when they must be over.
 
@@ -36,9 +37,9 @@ class AppendBarrier:
     __slots__ = (
         "_but_for",
         "_clear_at",
+        "_entered",
         "_in_doubt_seconds",
         "_in_doubt_until",
-        "_entered",
         "closed_at",
         "count",
         "topic",
@@ -91,7 +92,7 @@ class AppendBarrier:
         self._but_for = frozenset(but_for)
 
     def open(self, count: int) -> None:
-        """From now on `count` applies. `Switch.open_door` also notifies the waiting requests."""
+        """From now on `count` applies. `Dispatcher.open_barrier` also notifies the waiting requests."""
         self.count = count
         self.closed_at = None
         self._but_for = _NO_PRODUCER

@@ -4,7 +4,7 @@ answer for a topic that a client may not describe.
 APIs that only move it between brokers (AlterPartitionReassignments, AlterReplicaLogDirs, ElectLeaders) stay open to
 clients with Kafka's permission, as do those that show its replicas: operators must be able to empty a broker.
 
-A request that may name it (`Treatment.INSPECT_REQUEST`) is searched for the topic's name and id as bytes (`mentions`),
+A request that may name it (`Handling.INSPECT_REQUEST`) is searched for the topic's name and id as bytes (`mentions`),
 and decoded only if they occur. The wire format neither compresses nor splits them. Produce is not handled here, since
 its topics are read anyway.
 """

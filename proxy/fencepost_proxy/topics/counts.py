@@ -46,7 +46,7 @@ class _Served:
 
 
 class Counts:
-    """`metadata` returns a topic's last known id and count, `growth` its expansions, `clock_ms` the time of day."""
+    """`metadata` returns a topic's last known id and count, `history` its expansions, `clock_ms` the time of day."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Counts:
         return known is not None and now - known.expanded_at < self._grace_seconds
 
     def confirm(self, topic: str, queried_at: float, now: float) -> None:
-        """Metadata requested at `asked_at` was answered: `count` is current, None if the topic does not exist."""
+        """Metadata requested at `queried_at` was answered: `count` is current, None if the topic does not exist."""
         if self.count(topic, now) is None:
             if len(self._missing) >= _MISSING_MAX:
                 self._missing.clear()

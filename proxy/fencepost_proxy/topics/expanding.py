@@ -29,7 +29,7 @@ LOOK and repeats what may have been done: closed append barriers are recorded, a
 read again. Two drivers at the same time do no harm: the first stored end counts, and a driver that finds another one in
 the view stops. No driver creates or stores an end with an outdated view: a process that was suspended for minutes would
 store "failed" for partitions that another one has created. A request of a dead driver may wait in Kafka's queue for
-`doubt_seconds`, so until then a successor does not store "failed".
+`in_doubt_seconds`, so until then a successor does not store "failed".
 
 *Why Kafka is asked before giving up.* Any broker answers Metadata, and its copy may lag: an expanded topic would be
 reopened at its old count. The controller answers CreatePartitions, and it decides.

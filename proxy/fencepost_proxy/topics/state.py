@@ -10,7 +10,7 @@ One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…
 | `alive/<uuid>` | `{"at_ms"}` | heartbeat, repeated; a tombstone when the process ends normally |
 | `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone: deleted by the proxy |
 | `expansion…/…`, `partition-count/<topic id>` | expansions of topics | see `expansions.py` |
-| `withheld/<group>`, `released/…` | gated assignments of consumer groups | see `gated.py` |
+| `withheld/<group>`, `released/…` | gated assignments of consumer groups | see `sequenced_topics.py` |
 | `poison/<producer id>/…` | abort-only transactions | see `abort_only.py` |
 
 "The first record of a key wins" does not survive compaction, which keeps the last. So each proposal has its own key and

@@ -125,7 +125,7 @@ _TABLE: Final = (
     ),
 )
 
-#: Read-only config with the expansions of a topic (`Growth.described`).
+#: Read-only config with the expansions of a topic (`ExpansionHistory.described`).
 ORDERED_PARTITION_EXPANSIONS: Final = "ordered.partition.expansions"
 ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION: Final = (
     "Read-only. Expansions of this topic, oldest first, as JSON: old and new partition count, end offset of each prior "

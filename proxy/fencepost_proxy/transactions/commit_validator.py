@@ -1,5 +1,5 @@
-"""Commit validator: may this transaction commit? One `Judge` per validated EndTxn(commit). Sans-IO: replies in, queries
-out.
+"""Commit validator: may this transaction commit? One `CommitValidator` per validated EndTxn(commit). Sans-IO: replies
+in, queries out.
 
 What it must prove
 ------------------
@@ -11,8 +11,8 @@ read-committed consumer sees the records.
 How it decides
 --------------
 1. What this process knows (`table.py`): an append was refused -> REFUSE, has no answer yet -> LATER.
-2. At the same time: the state topic, read to its current end (`topics/abort_only.py`: refusals of all processes), and the
-   transaction at its coordinator. If it is not ongoing, or not this producer's any more, Kafka itself answers.
+2. At the same time: the state topic, read to its current end (`topics/abort_only.py`: refusals of all processes), and
+the transaction at its coordinator. If it is not ongoing, or not this producer's any more, Kafka itself answers.
 3. For each checked partition of the transaction: the producer's state at the leader. If it equals what this process saw
    appended, no append is missing or shifted, since sequences have no gaps.
 4. Otherwise the log, from the transaction's first offset: the headers of each batch state its expected offset. Batches
@@ -56,7 +56,8 @@ class Outcome(Enum):
 
 @value
 class Decision:
-    """`reason`: for the metrics; `message`: for users; `poisoned`: the state topic has records of the transaction."""
+    """`reason`: for the metrics; `message`: for users; `abort_only_transactions`: the state topic has records of the
+    transaction."""
 
     outcome: Outcome
     reason: str
@@ -111,7 +112,7 @@ Ask = ReadState | QueryTransaction | QueryProducers | ReadBack
 
 @value
 class StateRead:
-    """`poisons`: of the producer and epoch; None: the state topic could not be read to its end."""
+    """`abort_only_records`: of the producer and epoch; None: the state topic could not be read to its end."""
 
     abort_only_records: tuple[AbortOnly, ...] | None
 

@@ -4,7 +4,8 @@ Keyed by (transactional id, producer id, producer epoch). A client that combines
 own transactional id refers to a different entry. The table gets all transactional appends that sessions submit to
 sequencers, with or without an expected offset. `commit_validator.py` queries it before a commit.
 
-While an append is in progress here, its transaction does not commit. `offered` and `sent` begin that; `landed` or
+While an append is in progress here, its transaction does not commit. `offered` and `sent` begin that; `appended_batch`
+or
 `failed` end it before the client is answered. `over` is the last call for each append, whether or not it was answered.
 
 A transaction ends here when its EndTxn is answered with 0, or when the producer's next epoch appears. One that ended
@@ -69,7 +70,8 @@ class Written:
 class Transaction:
     """`open`: conditional appends without a successful answer. `sent_others`: it has sent unconditional ones.
 
-    `refused`: why it must not commit. `noted`: this process's last record of it in the state topic; `names`: of all its
+    `refused`: why it must not commit. `recorded`: this process's last record of it in the state topic; `names`: of all
+    its
     records there. `commits_sent`: commits at Kafka on open connections, unanswered. `commit_queued_until`: until then a
     commit whose connection was lost may be queued in a broker.
     """

@@ -108,7 +108,7 @@ class FindLeaders:
 
 @dataclass(frozen=True, slots=True)
 class ProbePartitions:
-    """The reply is `Looks`."""
+    """The reply is `PartitionProbes`."""
 
     node_id: NodeId
     partitions: tuple[TopicPartition, ...]
@@ -163,8 +163,8 @@ class OpenTransaction:
 class HangingTransaction:
     """Open in a partition's log, and no coordinator will end it. `transactional_id`: of its producer, if known.
 
-    `seen_seconds`: since this process first saw it. `why`: NOT_LISTED if the id is unknown. Kafka silently omits ids
-    that the proxy may not describe, so such a transaction need not hang.
+    `observed_seconds`: since this process first saw it. `why`: NOT_LISTED if the id is unknown. Kafka silently omits
+    ids that the proxy may not describe, so such a transaction need not hang.
     """
 
     topic: str

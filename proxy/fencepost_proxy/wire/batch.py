@@ -51,6 +51,8 @@ __all__ = [
     "HeaderNames",
     "MalformedBatch",
     "digest_batch",
+    "fence_batch",
+    "fenced_header",
     "may_be_rewritten",
     "parse_batch_header",
     "require_single_batch",
@@ -58,8 +60,6 @@ __all__ = [
     "scan_batch",
     "sequence_add",
     "split_batches",
-    "fence_batch",
-    "fenced_header",
     "verify_crc",
     "zero_base_offset",
 ]
@@ -133,7 +133,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def instance_id(self) -> int:
-        """Id of the instance that fenced the batch, 1 to 255 (see `stamp_batch`); 0 for none."""
+        """Id of the instance that fenced the batch, 1 to 255 (see `fence_batch`); 0 for none."""
         return (self.attributes >> _INSTANCE_ID_SHIFT) & INSTANCE_ID_MAX
 
 
@@ -175,7 +175,7 @@ def require_single_batch(records: memoryview) -> BatchHeader:
 
 
 def verify_crc(records: memoryview) -> bool:
-    """Whether a complete batch's CRC32C is correct. Call it before `stamp_batch`, which computes a new CRC."""
+    """Whether a complete batch's CRC32C is correct. Call it before `fence_batch`, which computes a new CRC."""
     (crc,) = _UINT32.unpack_from(records, _CRC_AT)
     return bool(crc32c.crc32c(records[_ATTRIBUTES_AT:]) == crc)
 
@@ -748,7 +748,7 @@ def fence_batch(
 def fenced_header(
     records: memoryview, *, producer_id: int, producer_epoch: int, base_sequence: int, instance_id: int
 ) -> bytearray:
-    """The new 61-byte header of `stamp_batch`; the records after it are unchanged."""
+    """The new 61-byte header of `fence_batch`; the records after it are unchanged."""
     out = bytearray(records[:HEADER_BYTES])
     INT64.pack_into(out, 0, 0)
     INT32.pack_into(out, _LEADER_EPOCH_AT, -1)

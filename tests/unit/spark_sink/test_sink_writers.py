@@ -120,6 +120,6 @@ def test_a_stream_s_first_run_says_nothing_of_what_lies_behind_others_records(
         stated.append(never_ran)
         return DriverProbe("run", 0, {"t": 2}, frozenset(), {})
 
-    monkeypatch.setattr("fencepost.spark.probing.probe", probe)
+    monkeypatch.setattr("fencepost.spark.driver_probe.probe", probe)
     pickle.dumps(kind(settings({**REQUIRED, "first.run": "true"})))
     assert stated == [kind is _BatchWriter]
