@@ -914,6 +914,7 @@ class _Run:
             if queried.results is None:
                 self._carry_out(queried)
         if not wires.queried:
+            self._deliver_upstream(wires, cut)  # what was left while the session did not read
             return
         error = (error + 2**15) % 2**16 - 2**15
         queried = wires.queried.popleft()

@@ -226,9 +226,9 @@ def test_it_notices_a_call_that_takes_too_long(name: str, monkeypatch: pytest.Mo
     break_it, spec = SLOW[name]
     setup = {"whole": False, "produce": 12, "append_time": False, "upstream_first": True, "calm": False}
     stored = [["stored", 0, 1]] * 5
-    program = Program(
-        setup, [["send", 0, [_LARGE | spec], []], *stored, ["answer", 0, "ok", spec.get("variant", 1), 0, 1], *stored]
-    )
+    answer = ["answer", 0, "ok", spec.get("variant", 1), 0, 1]
+    quota_is_renewed = ["tick", 1]
+    program = Program(setup, [["send", 0, [_LARGE | spec], []], *stored, answer, quota_is_renewed, answer, *stored])
     assert check_time(TARGETS["large"][0], program) > 0
     break_it(monkeypatch)
     tracing = sys.gettrace()

@@ -450,8 +450,8 @@ def test_an_operator_sees_who_waits_and_lets_them_go(
         assert (waiting["topic"], waiting["partition"]) == (topic.name, 2)
         assert waiting["records_max"] == 7
         # At least: groups of other stories on this Kafka may wait as well.
-        until(lambda: _metric(url, "withheld_partitions") >= 1, "the metric to say so")
-        released_total = _metric(url, "withheld_partitions_handed_over_total")
+        until(lambda: _metric(url, "gated_partitions") >= 1, "the metric to say so")
+        released_total = _metric(url, "gated_partitions_released_total")
 
         address = url.removeprefix("http://")
         assert main(["expansions", "--status", address, "--topic", topic.name]) == 0
@@ -475,7 +475,7 @@ def test_an_operator_sees_who_waits_and_lets_them_go(
 
         _gets_the_new_partition(member, 5, watched)
         until(lambda: not _waiting(url, group), watched.log)
-        until(lambda: _metric(url, "withheld_partitions_handed_over_total") > released_total, "the metric to say so")
+        until(lambda: _metric(url, "gated_partitions_released_total") > released_total, "the metric to say so")
     assert main(["expansions", "--bootstrap", watched.bootstrap, "--json"]) == 0
     of_all = json.loads(capsys.readouterr().out)["expansions"]
     assert {each["topic"]: each["thresholds"] for each in of_all}[topic.name] == [7, 0]

@@ -1159,7 +1159,7 @@ def short_answers_overtake(patch: Patch) -> None:
 
 # ------------------------------------------------------------------------------------------ the doors of counted topics
 
-_GROWING = ("expanded_topics", "expanded_topics-required")
+_GROWING = ("expansion", "expansion-required")
 
 
 @mutant("an empty door is one that is closed", "an expansion waits for what is inside", *_GROWING)

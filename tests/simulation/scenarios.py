@@ -23,7 +23,7 @@ SCENARIOS = {
         Scenario("race", clients=("honest", "sequenced", "bare", "twin"), proxies=2),
         Scenario("chains", clients=("chain", "chain", "honest"), slow_requests=0.05),
         Scenario(
-            "growing-required",
+            "expansion-required",
             clients=("honest", "chain", "sequenced"),
             brokers=3,
             min_isr=2,
@@ -37,7 +37,7 @@ SCENARIOS = {
             barriers=3,
         ),
         Scenario(
-            "growing",
+            "expansion",
             check=Check.ON,
             clients=("honest", "plain", "idempotent", "idempotent-chain", "chain"),
             airtight=False,

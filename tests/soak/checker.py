@@ -139,7 +139,7 @@ class History:
                     event["sees_messages"],
                     event["idempotent"],
                     event.get("reads_end", False),
-                    event["chain"],
+                    event["pipeline_key"],
                     event["transaction"],
                 )
             case "return":
@@ -232,7 +232,7 @@ class _Partition:
             self.together(operation)
             self.errors(operation)
         self.order()
-        self.pipeline_keys()
+        self.pipelines()
         self.ends()
         self.visibility()
 
@@ -371,15 +371,15 @@ class _Partition:
                 if _offset(highest) >= _offset(operation):
                     self.found("ORDER", f"{operation} began after the end of {highest}")
 
-    def pipeline_keys(self) -> None:
-        pipeline_keys: dict[str, list[Operation]] = defaultdict(list)
+    def pipelines(self) -> None:
+        pipelines: dict[str, list[Operation]] = defaultdict(list)
         for operation in self.operations:
             if operation.pipeline_key is not None:
-                pipeline_keys[operation.pipeline_key].append(operation)
-        for pipeline_key in pipeline_keys.values():
+                pipelines[operation.pipeline_key].append(operation)
+        for pipeline in pipelines.values():
             before: Operation | None = None
             refused: Operation | None = None
-            for operation in sorted(pipeline_key, key=lambda each: each.number):
+            for operation in sorted(pipeline, key=lambda each: each.number):
                 if operation.outcome == OK:
                     self.probe("ORDER")
                     if before is not None and _offset(before) >= _offset(operation):

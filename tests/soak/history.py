@@ -4,7 +4,7 @@
 
     {"e": "topic",  "topic", "mode": "required" | "true", "one_proxy": bool}
     {"e": "call",   "op", "t", "writer", "topic", "partition", "ids", "expected", "named", "resends", "sees_messages",
-                    "idempotent", "reads_end", "chain", "transaction"}
+                    "idempotent", "reads_end", "pipeline_key", "transaction"}
     {"e": "return", "op", "t", "outcome", "offset", "actual", "possibly_yours", "code", "detail"}
     {"e": "transaction", "t", "transaction", "outcome": "committed" | "aborted" | "unknown"}
     {"e": "fault",  "t", "kind", "what"}

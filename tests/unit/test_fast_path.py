@@ -676,7 +676,7 @@ _SESSION_DEFECTS = {
     "goes past a request that waits": (
         Session,
         "take_up",
-        "self._waiting_exchange is not None or self._client_paused or ",
+        "self._waiting_exchange is not None\n        or self._client_paused\n        or ",
         "",
     ),
     "lets a client near the state topic": (

@@ -33,7 +33,7 @@ def test_no_package_or_page_gains_retired_words() -> None:
         ("proxy/a.py", "# the short\n# way", "short way"),
         ("proxy/door.py", "", "door"),
         ("docs/a.md", "Reading\nonce more.", "once more"),
-        ("docs/a.md", "The key `limits.in_doubt_seconds` is", "doubt"),
+        ("docs/a.md", "The key `limits.doubt_seconds` is", "doubt"),
         ("docs/a.md", "Who writes waits.", "who"),
         ("deploy/a.yaml", "# Whoever scrapes it", "whoever"),
         ("client/fencepost/spark/a.py", "chunk = 1", "chunk"),

@@ -77,7 +77,7 @@ def test_what_a_worker_that_ended_had_pending_is_pending_no_more_and_what_it_cou
     metrics.ended()
 
     text = metrics.exposition().decode()
-    for name in ("client_connections", "expansions_pending", "withheld_partitions", "requests_in_flight"):
+    for name in ("client_connections", "expansions_pending", "gated_partitions", "requests_in_flight"):
         assert f"fencepost_{name} 0.0" in text
     assert "fencepost_sequencer_waiting_appends 0.0" in text
     assert 'fencepost_requests_total{api="Produce",version="9"} 3.0' in text

@@ -190,7 +190,7 @@ class Watching:
         self._sweep_seconds: float | None = None
         self._tokens = 0.0
         self._tokens_at: float | None = None
-        self._waiting_exchange = 0
+        self._turn = 0
         self.rounds = 0
         self.sweeps = 0
         self.requests = 0
@@ -216,9 +216,9 @@ class Watching:
         if self._finding and FindLeaders() not in self._queried and self._nodes:
             self._finding = False
             queries_to_send.append(FindLeaders())
-        self._waiting_exchange += 1
-        exchange = self._waiting_exchange % max(1, len(self._nodes))
-        for node_id in (*self._nodes[exchange:], *self._nodes[:exchange]):
+        self._turn += 1
+        turn = self._turn % max(1, len(self._nodes))
+        for node_id in (*self._nodes[turn:], *self._nodes[:turn]):
             if node_id not in self._busy and (query_message := self._for(node_id)) is not None:
                 self._busy.add(node_id)
                 queries_to_send.append(query_message)
