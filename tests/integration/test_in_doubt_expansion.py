@@ -49,7 +49,7 @@ def test_a_frame_that_trickles_in_since_before_its_topic_was_counted_is_never_ap
         [grown] = expansions(proxy.bootstrap, topic)
         assert grown.thresholds == (2,)
         assert Log(kafka.bootstrap).end(topic) == 2
-        assert f"after the partitions of {topic} began to be counted" in proxy.log
+        assert f"after partition-count checks of {topic} were enabled" in proxy.log
 
 
 def worker_pid(proxy: ProxyProcess, worker: int) -> int:

@@ -399,10 +399,10 @@ def test_why_kafka_does_not_let_the_proxy_in(secured: Secured, tmp_path: Path) -
         "no password": "control_sasl.password_file: ",
         "no login": "does it want a login there (control_sasl)?",
         "no tls": "it speaks TLS; set upstream_tls",
-        "tls to a plain one": "it ended the connection during the TLS handshake",
+        "tls to a plain one": "it closed the connection during the TLS handshake",
         "unknown authority": "its certificate is not trusted: unable to get local issuer certificate "
         "(upstream_tls.ca_file)",
-        "no certificate": "it wants a certificate that it trusts",
+        "no certificate": "it requires a certificate that it trusts",
     }
     assert {what: words in found[what] for what, words in stated.items()} == dict.fromkeys(stated, True), found  # type: ignore[operator]
 
@@ -573,7 +573,7 @@ def test_a_connection_with_tls_comes_to_the_owner(
         for client in clients:
             assert client.is_closed()
             client.close()
-    assert "not everything was answered in time" not in proxy.log
+    assert "requests not answered within" not in proxy.log
     values = Log(secured.kafka.bootstrap).values(topic)
     assert values == [b"first", *[large] * 6]
     assert proxy.log.count("ERROR") == 0

@@ -68,7 +68,7 @@ _NOT_READY: Final[_Table] = (
     # The state topic is unusable.
     (
         "it cannot be this proxy's state topic",
-        "Check who created that topic. If nothing uses it, delete it directly in Kafka. The proxy recovers "
+        "Check which client created that topic. If nothing uses it, delete it directly in Kafka. The proxy recovers "
         "automatically.",
     ),
     (
@@ -139,7 +139,7 @@ _NOT_READY: Final[_Table] = (
         "(IDEMPOTENT_WRITE)? Run fencepost check. The proxy recovers automatically.",
     ),
     (
-        "the other proxy processes cannot be told",
+        "the heartbeat of this process could not be stored",
         "Appends to checked topics wait. Can the proxy append to the state topic (WRITE, min.insync.replicas)?",
     ),
     (
@@ -164,7 +164,7 @@ _NOT_READY: Final[_Table] = (
         "address of this sidecar. Until then clients bypass it.",
     ),
     (
-        "each needs a sidecar of its own",
+        "each needs its own sidecar",
         "Give every broker its own address in advertised.listeners, served by its own sidecar.",
     ),
     (
