@@ -397,7 +397,7 @@ def test_why_kafka_does_not_let_the_proxy_in(secured: Secured, tmp_path: Path) -
         "wrong scram password": "SASL SCRAM-SHA-256 as control: Authentication failed during authentication due to "
         "invalid credentials with SASL mechanism SCRAM-SHA-256",
         "no password": "control_sasl.password_file: ",
-        "no login": "does it want a login there (control_sasl)?",
+        "no login": "does that listener require a login (control_sasl)?",
         "no tls": "it speaks TLS; set upstream_tls",
         "tls to a plain one": "it closed the connection during the TLS handshake",
         "unknown authority": "its certificate is not trusted: unable to get local issuer certificate "

@@ -151,7 +151,7 @@ def test_reasons_are_looked_for_wherever_they_are_told() -> None:
         "it is shutting down",
         "reading the state topic",
         "the state topic was not read",
-        "the other proxy processes",
+        "the heartbeat of this process",
         "the primary worker",
         "cannot read the broker's advertised",
         "following it crashed",

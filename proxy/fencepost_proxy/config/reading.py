@@ -1,7 +1,7 @@
-"""From a file, the environment and the command line to a configuration, or to a list of all that is wrong.
+"""Builds a configuration from a file, the environment and the command line, or lists all errors.
 
-The command line wins over the environment, that over the file, and the file over the default; key by key, where a key
-that is a table of its own (`topics`, `unlisted_topics`, `broker_ports`) comes from one of them as a whole.
+The command line overrides the environment, the environment overrides the file, and the file overrides the defaults, for
+each key. A key whose value is a table (`topics`, `unlisted_topics`, `broker_ports`) is overridden as a whole.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def load(
     environment: Mapping[str, str] | None = None,
     check_topic_config: CheckTopicConfig | None = None,
 ) -> ProxyConfig:
-    """`read` for who wants the configuration alone."""
+    """The configuration that `read` returns, without origins."""
     return read(file, overrides, environment=environment, check_topic_config=check_topic_config).config
 
 
@@ -79,9 +79,9 @@ def read(
     environment: Mapping[str, str] | None = None,
     check_topic_config: CheckTopicConfig | None = None,
 ) -> Loaded:
-    """The file's settings with those of the environment and then `overrides` (same keys, same types as in TOML) on top.
+    """The file's settings, overridden by the environment and then by `overrides` (same keys and types as in TOML).
 
-    Raises Refused with all that is wrong: file and line, or variable, the key, and what is allowed there.
+    Raises Refused with all errors: file and line or variable, the key, and the allowed values.
     """
     layers: list[_Layer] = [_Given(overrides or {})]
     problems: list[Problem] = []
@@ -93,7 +93,7 @@ def read(
 
 
 class _Layer:
-    """One source. `document` – as TOML has it; `where` – what to tell of a path in it."""
+    """One source. `document` – parsed like TOML; `where` – describes the origin of a key."""
 
     document: Mapping[str, object]
 
@@ -194,7 +194,7 @@ class _Environment(_Layer):
         near = nearest(name, known, _ALIKE)
         if near is not None:
             return f"there is no such key; did you mean {near}?"
-        # Two underscores are how keys of tables are written, and nobody else writes them.
+        # Two underscores mark a key in a table; other software's variables do not contain them.
         return "there is no such key; `fencepost config explain` lists them" if "__" in name else None
 
     def where(self, parts: Parts) -> str:
@@ -212,7 +212,7 @@ def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
 
 
 class _Reader:
-    """`layers` – the one that wins first."""
+    """`layers` – highest precedence first."""
 
     def __init__(
         self, layers: Sequence[_Layer], problems: list[Problem], check_topic_config: CheckTopicConfig | None
@@ -309,7 +309,7 @@ class _Reader:
                 parts = tuple(problem.key.split("."))
                 layer = next((each for each in self._layers if each.has(parts)), None)
                 layer = layer or next((each for each in self._layers if above and each.has(above)), None)
-                # What nobody has given is missed in the file, if there is one.
+                # A missing key is reported for the file, if there is one.
                 layer = layer or next((each for each in self._layers if isinstance(each, _File)), None)
                 where = "" if layer is None else layer.where(parts)
                 self._problems.append(problem._replace(where=where))
@@ -317,6 +317,6 @@ class _Reader:
 
 
 def _in_order(problem: Problem) -> tuple[str, int]:
-    """As somebody goes through them: by file, then by line."""
+    """By file, then by line."""
     where, _, line = problem.where.rpartition(":")
     return (where, int(line)) if line.isdigit() else (problem.where, 0)

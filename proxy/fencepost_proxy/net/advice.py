@@ -28,7 +28,7 @@ _CONNECTION: Final[_Table] = (
     ("and upstream_tls is set", "remove [upstream_tls], or use the TLS port"),
     ("(control_sasl)?", "add the table [control_sasl] with the proxy's own login"),
     ("(control_sasl.mechanism)", "set control_sasl.mechanism to one of those"),
-    ("control_sasl.", "check the owner and permissions of that file: the process must be able to read it"),
+    ("control_sasl.", "check the permissions of that file: the process must be able to read it"),
     ("SASL ", "check control_sasl.username and the first line of the password or token file"),
     ("Name or service not known", "no name server knows this host: check the spelling"),
     ("Temporary failure in name resolution", "no name server responds: check /etc/resolv.conf"),

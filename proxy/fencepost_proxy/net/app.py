@@ -730,7 +730,7 @@ class Proxy:
 
     async def _release_group(self, group: str, topic: str) -> None:
         outcome = await self._groups.release(group, topic)
-        _log.info("new partitions released to a group by an operator", group=group, topic=topic, outcome=outcome)
+        _log.info("release of new partitions requested by an operator", group=group, topic=topic, outcome=outcome)
 
     # ---- virtual configs
 
