@@ -79,7 +79,7 @@ def _meaning(
 ) -> Mapping[str, Any]:
     """Metadata of a key.
 
-    `unit` – if the name does not end with it. `live` – SIGHUP changes the key (`Proxy.reconfigure`). `option` – of
+    `unit` – if the name does not end with it. `live` – SIGHUP changes the key (`Proxy.reload`). `option` – of
     `fencepost proxy`. `example` – for keys without a default. `above`, `least`, `most` – bounds of a number; limits
     have `above` 0 by default. `hidden` – for tests: accepted, but undocumented.
     """

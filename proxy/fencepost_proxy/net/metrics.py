@@ -122,7 +122,7 @@ class Traffic:
 
 
 class PartitionNumbers(NamedTuple):
-    """One partition sequencer. `shift`: log end offset minus fence sequence."""
+    """One partition sequencer. `sequence_offset`: log end offset minus fence sequence."""
 
     log_end_offset: int
     sequence_offset: int

@@ -309,7 +309,9 @@ class Supervisor:
             primary = self._worker_slots[PRIMARY]
             if not (primary.ready.is_set() and primary.channel is not None and primary.channel.send(packet)):
                 packet.close()
-                _limited_log.warning("primary", "connection closed", worker=worker_slot.index, reason="no primary worker")
+                _limited_log.warning(
+                    "primary", "connection closed", worker=worker_slot.index, reason="no primary worker"
+                )
         elif packet.kind == READY:
             bootstrap = packet.message()
             if worker_slot.index == PRIMARY:
