@@ -35,23 +35,23 @@ COMMAND_LINE: Final = "command line"
 #: Names the file for every command that takes --config.
 FILE_VARIABLE: Final = f"{PREFIX}CONFIG"
 _LINE: Final = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
-#: By words of the parser: what was forgotten, most likely.
+#: Likely mistakes, by words of the parser's message.
 _FORGOTTEN: Final = {
     "Invalid value": "; a text needs quotes",
     "at the end of a table declaration": "; a name with more than letters, digits, - and _ needs quotes: "
     '[topics."orders-*"]',
 }
-#: What Kubernetes puts into the environment for a service that is called fencepost, or fencepost-status.
+#: Variables that Kubernetes sets for a service named fencepost or fencepost-status.
 _OF_KUBERNETES: Final = re.compile(
     r"_SERVICE_(HOST|PORT)(_|$)|_PORT$|_PORT_\d+_(TCP|UDP|SCTP)(_|$)|^PORT(_|$)|^SERVICE_"
 )
-#: How like a key a variable of the environment must be to be taken for a slip: other tools have names like ours.
+#: Similarity to a key from which a variable counts as a typing error: other software uses similar names.
 _ALIKE: Final = 0.84
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`origins` – per key that was given: `fencepost.toml:3`, `environment FENCEPOST_LISTEN`, `command line`."""
+    """`origins` – of each key that was set: `fencepost.toml:3`, `environment FENCEPOST_LISTEN`, `command line`."""
 
     config: ProxyConfig
     origins: Mapping[str, str]
@@ -124,12 +124,12 @@ class _Given(_Layer):
 
 
 class _File(_Layer):
-    """Raises Refused where it is no TOML at all."""
+    """Raises Refused if the file is not TOML."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         try:
-            self._text = file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+            self._text = file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
             self.document = tomllib.loads(self._text)
         except OSError as e:
             raise Refused([Problem("", f"cannot be read: {e.strerror}", str(file))]) from e
@@ -154,7 +154,7 @@ class _File(_Layer):
 
 
 class _Environment(_Layer):
-    """Variables with our prefix. An empty one is as good as none, since compose files cannot leave one out."""
+    """Variables with the prefix. An empty one counts as not set, since compose files cannot omit it."""
 
     def __init__(self, environment: Mapping[str, str], problems: list[Problem]) -> None:
         document: dict[str, Any] = {}
@@ -173,7 +173,7 @@ class _Environment(_Layer):
                     document[found.name] = {**tomllib.loads(f"value = {text}")["value"], **document.get(found.name, {})}
                 except (tomllib.TOMLDecodeError, TypeError):
                     example = f"{{ {next(each for each in SHOWN if each.table == found.name).field_name} = … }}"
-                    stated = f"must be a table as TOML writes it on one line: {example}"
+                    stated = f"must be a TOML table on one line: {example}"
                     problems.append(Problem(found.name, stated, f"environment {name}"))
             else:
                 value = found.kind.from_text(text.strip())
@@ -270,7 +270,7 @@ class _Reader:
             return
         near = nearest(name, allowed)
         if near is None and not above:
-            # A key of a table, without its table.
+            # The key of a table, given without it.
             full = nearest(name, [each.field_name for each in SHOWN if each.table], 0.8)
             tables = [each.table for each in SHOWN if each.table and each.field_name == full]
             if full is not None:
@@ -281,7 +281,7 @@ class _Reader:
         self._fail(layer, parts, f"unknown key; {hint}")
 
     def _table(self, name: str, values: Mapping[str, Any]) -> Any:
-        """The dataclass; None where the table is not there, or something in it is wrong already."""
+        """The dataclass; None if the table is absent or has errors."""
         its = TABLES[name]
         layer = next((each for each in self._layers if each.has((name,))), None)
         if layer is None or self._wrong(name):

@@ -357,7 +357,7 @@ def _code(text: str) -> str:
     return f"`{text}`" if '"' in text or text[:1] in "[{" or text[:1].isdigit() or text in ("true", "false") else text
 
 
-# --- as they are ------------------------------------------------------------------------------------------------------
+# --- effective values -------------------------------------------------------------------------------------------------
 
 
 def show(loaded: Loaded, *, changed: bool = False) -> str:

@@ -35,7 +35,7 @@ def changes(running: ProxyConfig, read: ProxyConfig) -> Changes:
         else:
             left.append(words)
     left += [
-        f"{name}: {'is there now' if getattr(running, name) is None else 'is not there any more'}"
+        f"{name}: {'was added' if getattr(running, name) is None else 'was removed'}"
         for name in ("listen_tls", "upstream_tls", "control_sasl")
         if (getattr(running, name) is None) is not (getattr(read, name) is None)
     ]
