@@ -225,7 +225,7 @@ def test_names_that_this_repository_itself_uses_are_no_slips() -> None:
         ("FENCEPOST_WATCH_TRANSACTIONS", "yes", "watch_transactions: must be true or false, not 'yes'"),
         ("FENCEPOST_BROKER_PORTS", "1=2", "broker_ports: must be a table ([broker_ports]), not '1=2'"),
         ("FENCEPOST_LOG", "debug", "log: must be a TOML table on one line"),
-        ("FENCEPOST_CONTROL_SASL__MECHANISM", "PLAIN", "control_sasl.username: must be given: PLAIN needs only username"),
+        ("FENCEPOST_CONTROL_SASL__MECHANISM", "PLAIN", "control_sasl.username: must be given: PLAIN needs only"),
     ],
 )
 def test_a_slip_in_the_environment_names_the_variable(name: str, text: str, complaint: str) -> None:
