@@ -29,8 +29,7 @@ RUN_BY: Final = {
     "::test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended",
     r"make demo": "tests/integration/test_demo.py::test_an_interrupted_demo_leaves_no_process_and_no_file",
     r"make test": ".ci/run::make test",
-    r"make bench.*": "tests/unit/test_benchmarks.py"
-    "::test_only_names_workloads_by_pattern_and_a_quick_run_leaves_out_the_longest",
+    r"make bench.*": "tests/unit/test_benchmarks.py::test_workloads_match_patterns_and_quick_skips_longest",
     r"python -m benchmarks .*": "tests/unit/test_docs_commands.py::test_options_are_those_that_there_are",
     rf"{_FENCEPOST} dev": "tests/integration/test_dev_command.py"
     "::test_it_says_when_it_is_ready_and_a_signal_ends_everything",
