@@ -40,9 +40,9 @@ RUN_BY: Final = {
     rf"{_FENCEPOST} check --upstream \S+": "tests/integration/test_check.py::test_a_set_up_that_works",
     rf"{_FENCEPOST} config explain --toml > \S+": "tests/unit/test_config_keys.py"
     "::test_the_example_file_has_every_key_and_loads_with_and_without_them",
-    r"fencepost status": "tests/unit/test_cli_status.py::test_first_whether_it_is_well_then_the_rest",
+    r"fencepost status": "tests/unit/test_cli_status.py::test_output_starts_with_the_health_line",
     r"fencepost topics": "tests/unit/test_cli_status.py::test_topics_and_the_partitions_of_one",
-    r"fencepost expansions --status \S+": "tests/unit/test_cli_expansions.py::test_where_nothing_goes_on_it_says_so",
+    r"fencepost expansions --status \S+": "tests/unit/test_cli_expansions.py::test_absent_expansions_and_groups_are_stated",
     rf"{_FENCEPOST} transactions( .*)?": "tests/integration/test_stuck_transactions.py"
     "::test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended",
     r"(source <\()?fencepost completion bash(\)| > \S+)": "tests/unit/test_cli_completion.py"
