@@ -39,7 +39,7 @@ RUN_BY: Final = {
     "::test_both_workers_take_connections_and_unguarded_ones_stay",
     rf"{_FENCEPOST} check --upstream \S+": "tests/integration/test_check.py::test_a_set_up_that_works",
     rf"{_FENCEPOST} config explain --toml > \S+": "tests/unit/test_config_keys.py"
-    "::test_the_example_file_has_every_key_and_loads_with_and_without_them",
+    "::test_example_file_has_every_key_and_loads",
     r"fencepost status": "tests/unit/test_cli_status.py::test_output_starts_with_the_health_line",
     r"fencepost topics": "tests/unit/test_cli_status.py::test_topics_and_the_partitions_of_one",
     r"fencepost expansions --status \S+": "tests/unit/test_cli_expansions.py::test_absent_expansions_and_groups_are_stated",
