@@ -89,14 +89,14 @@ def test_there_are_commands() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_block_says_what_it_is(page: Path) -> None:
+def test_every_block_states_its_language(page: Path) -> None:
     """Or a command could stand in one that nobody looks into."""
     for block in blocks(page):
         assert block.language, f"{block.where}: write ```{SHELL} for commands, ```text for what they print"
         assert block.language not in ("bash", "shell", "console", "shell-session"), f"{block.where}: write ```{SHELL}"
 
 
-def test_each_is_run_by_somebody() -> None:
+def test_every_documented_command_has_a_runner() -> None:
     nobody = {
         each.text: each.where
         for each in COMMANDS
@@ -105,14 +105,14 @@ def test_each_is_run_by_somebody() -> None:
     assert not nobody, "say in RUN_BY, once, by which test each is run"
 
 
-def test_nobody_is_named_for_what_no_page_shows() -> None:
+def test_every_runner_pattern_matches_a_command() -> None:
     texts = [each.text for each in COMMANDS]
     idle = [pattern for pattern in (*RUN_BY, *NOT_RUN) if not any(re.fullmatch(pattern, text) for text in texts)]
     assert idle == []
 
 
 @pytest.mark.parametrize("who", sorted(set(RUN_BY.values())))
-def test_who_runs_them_is_there(who: str) -> None:
+def test_named_runners_exist(who: str) -> None:
     file, _, name = who.partition("::")
     text = (ROOT / file).read_text("utf-8")
     assert (f"\ndef {name}(" if name.startswith("test_") else name) in text
@@ -131,7 +131,7 @@ OURS: Final = sorted(
 
 
 @pytest.mark.parametrize(("where", "text"), OURS)
-def test_our_commands_have_the_options_that_pages_say(where: str, text: str) -> None:
+def test_our_commands_have_the_documented_options(where: str, text: str) -> None:
     """Values may be placeholders; commands, subcommands and options may not."""
     words = re.split(r" (?:>|\|) ", text)[0].split()[1:]
     parser = main.command_parser(words[0] if not words[0].startswith("-") else None)
