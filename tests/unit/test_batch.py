@@ -260,15 +260,15 @@ def _expect(*values: bytes) -> Headers:
 @pytest.mark.parametrize(
     ("records", "expected", "contradiction"),
     [
-        pytest.param([()], None, None, id="nothing-said"),
+        pytest.param([()], None, None, id="no-expectation"),
         pytest.param([_expect(b"0")], 0, None, id="zero-is-an-expectation"),
         pytest.param([_expect(b"41")], 41, None, id="one-record"),
-        pytest.param([_expect(b"41"), (), ()], 41, None, id="the-first-binds-the-rest"),
-        pytest.param([(), (), _expect(b"43")], 41, None, id="the-last-binds-those-before"),
+        pytest.param([_expect(b"41"), (), ()], 41, None, id="first-record-sets-the-rest"),
+        pytest.param([(), (), _expect(b"43")], 41, None, id="last-record-sets-those-before"),
         pytest.param([_expect(b"41"), _expect(b"42"), _expect(b"43")], 41, None, id="all-agree"),
-        pytest.param([_expect(b"-1")], None, None, id="minus-one-says-nothing"),
-        pytest.param([_expect(b"-1"), _expect(b"7")], 6, None, id="a-later-one-may-still-speak"),
-        pytest.param([_expect(b"7"), _expect(b"-1")], 7, None, id="minus-one-does-not-disagree"),
+        pytest.param([_expect(b"-1")], None, None, id="minus-one-is-no-expectation"),
+        pytest.param([_expect(b"-1"), _expect(b"7")], 6, None, id="later-record-states-an-expectation"),
+        pytest.param([_expect(b"7"), _expect(b"-1")], 7, None, id="minus-one-does-not-contradict"),
         pytest.param([(), (), _expect(b"1")], -1, None, id="too-small-for-its-place"),
         pytest.param([_expect(b"0041")], 41, None, id="leading-zeros"),
         pytest.param([_expect(b"9223372036854775807")], 2**63 - 1, None, id="largest"),
@@ -383,13 +383,13 @@ def test_header_name_inside_value_is_ignored() -> None:
     [
         pytest.param(0, False, (), None, id="every-client-writes-0"),
         pytest.param(57, False, (), 57, id="above-0-is-an-expectation"),
-        pytest.param(-1, False, (), None, id="minus-one-says-nothing"),
+        pytest.param(-1, False, (), None, id="minus-one-is-no-expectation"),
         pytest.param(0, True, (), 0, id="literal-0"),
         pytest.param(57, True, (), 57, id="literal-57"),
-        pytest.param(-1, True, (), None, id="literal-minus-one-says-nothing"),
-        pytest.param(57, True, _expect(b"41"), 41, id="a-header-decides"),
-        pytest.param(57, False, _expect(b"41"), 41, id="a-header-decides-here-too"),
-        pytest.param(57, True, _expect(b"-1"), 57, id="a-header-of-minus-one-leaves-it-to-the-base"),
+        pytest.param(-1, True, (), None, id="literal-minus-one-is-no-expectation"),
+        pytest.param(57, True, _expect(b"41"), 41, id="header-takes-precedence"),
+        pytest.param(57, False, _expect(b"41"), 41, id="header-takes-precedence-without-base-source"),
+        pytest.param(57, True, _expect(b"-1"), 57, id="header-of-minus-one-defers-to-base-offset"),
     ],
 )
 def test_base_offset_as_source_of_expected_offset(
@@ -444,7 +444,7 @@ def test_timestamp_beyond_64_bits_is_malformed() -> None:
 SAYING = _expect(b"41")
 
 
-@pytest.mark.parametrize("headers", [(), SAYING], ids=["skipped", "taken-apart"])
+@pytest.mark.parametrize("headers", [(), SAYING], ids=["skipped", "parsed"])
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
@@ -491,7 +491,7 @@ NAME = sized(b"expected-offset")
         pytest.param(_broken(b"\x01\x01\x02\x01" + NAME), "invalid header name length -1", id="null-name"),
         pytest.param(_broken(b"\x01\x01\x02" + NAME + varint(9)), "invalid header value length 9", id="long-value"),
         pytest.param(
-            _broken(b"\x01\x01\x02" + NAME + b"\x01x"), "shorter than its length field", id="bytes-behind-headers"
+            _broken(b"\x01\x01\x02" + NAME + b"\x01x"), "shorter than its length field", id="bytes-after-headers"
         ),
         pytest.param(_broken(varint(500) + NAME), "malformed", id="long-key"),
         pytest.param(_broken(b"\x01" + varint(2**31 - 1) + NAME), "malformed", id="long-record-value"),
@@ -767,7 +767,7 @@ def test_batch_emptied_by_compaction_can_be_digested() -> None:
         pytest.param(_batch([_record(0)], magic=3), id="magic-3"),
         pytest.param(bytes(8) + b"\xff\xff\xff\xff" + bytes(ONE)[12:], id="negative-length"),
         pytest.param(bytes(12) + bytes(ONE)[12:], id="zero-length"),
-        pytest.param(bytes(8) + struct.pack(">i", -12) + bytes(60), id="a-length-that-would-go-in-circles"),
+        pytest.param(bytes(8) + struct.pack(">i", -12) + bytes(60), id="length-that-would-loop"),
         pytest.param(bytes(8) + b"\0\0\0\x30" + bytes(ONE)[12:], id="shorter-than-a-header"),
         pytest.param(bytes(16) + b"\xff" + bytes(60), id="negative-magic"),
     ],

@@ -76,7 +76,7 @@ def test_expansions_and_gated_groups_are_tables() -> None:
     ]
 
 
-def test_absent_expansions_and_groups_are_stated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_expansion_status_is_stated(capsys: pytest.CaptureFixture[str]) -> None:
     with page({}) as [address]:
         assert main(["expansions", "--status", str(address)]) == 0
 

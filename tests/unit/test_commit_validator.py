@@ -361,7 +361,7 @@ def test_batches_that_passed_here_are_not_unpacked_again() -> None:
     assert [each for each in world.queried if isinstance(each, ReadBack)] == [ReadBack(ID, A, 10, (10, 13))]
 
 
-@pytest.mark.parametrize("why", ["a gap", "an append that was told to come again"])
+@pytest.mark.parametrize("why", ["a gap", "an append with a retriable refusal"])
 def test_possible_gaps_cause_unpacking_of_passed_batches(why: str) -> None:
     log = (logged(10, 0, 10), logged(11, 1), logged(12, 2, 12), logged(13, 3))
     world = World(producers={A: ProducerAt(EPOCH, 3, 10)}, logs={A: log})

@@ -42,7 +42,7 @@ RUN_BY: Final = {
     "::test_example_file_has_every_key_and_loads",
     r"fencepost status": "tests/unit/test_cli_status.py::test_output_starts_with_the_health_line",
     r"fencepost topics": "tests/unit/test_cli_status.py::test_topics_and_the_partitions_of_one",
-    r"fencepost expansions --status \S+": "tests/unit/test_cli_expansions.py::test_absent_expansions_and_groups_are_stated",
+    r"fencepost expansions --status \S+": "tests/unit/test_cli_expansions.py::test_empty_expansion_status_is_stated",
     rf"{_FENCEPOST} transactions( .*)?": "tests/integration/test_stuck_transactions.py"
     "::test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended",
     r"(source <\()?fencepost completion bash(\)| > \S+)": "tests/unit/test_cli_completion.py"

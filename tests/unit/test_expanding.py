@@ -372,7 +372,7 @@ def effects_of_a_run() -> int:
 EFFECTS = effects_of_a_run()
 
 
-@pytest.mark.parametrize("then", ["the other takes over", "it starts anew"])
+@pytest.mark.parametrize("then", ["the other takes over", "it restarts"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("effect", range(EFFECTS))
 def test_expansion_ends_in_order_after_any_crash(effect: int, when: str, then: str) -> None:
@@ -383,7 +383,7 @@ def test_expansion_ends_in_order_after_any_crash(effect: int, when: str, then: s
     world.expand(3)
     world.run(lambda: over(world)() or len(world.living()) < 2)
     dead = [each for each in world.processes if each.died_at is not None]
-    if then == "it starts anew":
+    if then == "it restarts":
         for each in dead:  # on the same machine: that it is gone is known at once, what it sent may be queued
             each.gone_seconds = DOUBT_SECONDS
             world.processes.append(Process(world))
@@ -435,7 +435,7 @@ def test_expansion_survives_any_unanswered_query(effect: int, what: str) -> None
     assert world.kafka.created == {3: 1}
 
 
-@pytest.mark.parametrize("serves_unknown", [False, True], ids=["as it is", "without the rule"])
+@pytest.mark.parametrize("serves_unknown", [False, True], ids=["with the rule", "without the rule"])
 def test_process_unknown_to_the_others_serves_no_client(serves_unknown: bool) -> None:
     """Given a process whose first record is in doubt, and whose view may be seconds old, when the topic grows, then
     nobody waits for it: had it let anything through, that would lie behind a threshold (`StateTopic.enter`)."""

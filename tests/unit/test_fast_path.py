@@ -266,8 +266,8 @@ def test_fast_path_and_general_path_agree(block: int) -> None:
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(3456, id="doubts are settled in the order in which the appends were sent"),
-        pytest.param(1494, id="an answer that passes keeps none from a gate that waits for the next"),
+        pytest.param(3456, id="in-doubt appends are resolved in the order sent"),
+        pytest.param(1494, id="a relayed response leaves the next one to its waiting sequencer"),
     ],
 )
 def test_past_path_differences_stay_fixed(seed: int) -> None:
@@ -638,13 +638,13 @@ _GATE_DEFECTS = {
         "self._waits_for_what_may_be_queued(pending, now) or ",
         "",
     ),
-    "does not look at transactions": (
+    "ignores transactions": (
         PartitionSequencer,
         "_fence_at_end",
         "self._another_transaction_is_open(pending, snapshot) or ",
         "",
     ),
-    "pipelines while cold": (PartitionSequencer, "take", " or not self._fits_with_in_flight(pending, now)", ""),
+    "pipelines while unconfirmed": (PartitionSequencer, "take", " or not self._fits_with_in_flight(pending, now)", ""),
     "forgets a producer whose sequences stay here": (
         PartitionSequencer,
         "take",
@@ -659,21 +659,21 @@ _SESSION_DEFECTS = {
         "pending.leader_epoch = services.leader_epoch(key)",
         "pass",
     ),
-    "goes by id where a broker cannot": (
+    "uses topic ids where the broker cannot": (
         Session,
         "_take_single",
         " or services.produce_version_max() < PRODUCE_BY_ID",
         "",
     ),
-    "does not remember who may write": (
+    "does not remember the write authorization": (
         Session,
         "_end_single",
         "self._may_write[single.pending.partition.topic] = now",
         "pass",
     ),
     "loses a throttle time": (Session, "_end_single", "throttle=throttle", "throttle=0"),
-    "leaves an answer behind": (Session, "take_down", " or (len(to_client) > 1 and to_client[1].done)", ""),
-    "goes past a request that waits": (
+    "leaves an answer unsent": (Session, "take_down", " or (len(to_client) > 1 and to_client[1].done)", ""),
+    "overtakes a waiting request": (
         Session,
         "take_up",
         "self._waiting_exchange is not None\n        or self._client_paused\n        or ",
