@@ -27,15 +27,14 @@ RUN_BY: Final = {
     r"kafka-(topics|configs)(\.sh)? .*": f"{_DOCS}::test_kafkas_own_tools_do_what_pages_say",
     r"kafka-transactions\.sh .* abort .*": "tests/integration/test_stuck_transactions.py"
     "::test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended",
-    r"make demo": "tests/integration/test_demo.py::test_an_interrupted_demo_leaves_no_process_and_no_file",
+    r"make demo": "tests/integration/test_demo.py::test_interrupted_demo_leaves_no_process_or_file",
     r"make test": ".ci/run::make test",
     r"make bench.*": "tests/unit/test_benchmarks.py"
     "::test_only_names_workloads_by_pattern_and_a_quick_run_leaves_out_the_longest",
     r"python -m benchmarks .*": "tests/unit/test_docs_commands.py::test_options_are_those_that_there_are",
-    rf"{_FENCEPOST} dev": "tests/integration/test_dev_command.py"
-    "::test_it_says_when_it_is_ready_and_a_signal_ends_everything",
+    rf"{_FENCEPOST} dev": "tests/integration/test_dev_command.py::test_dev_reports_ready_and_stops_on_signal",
     rf"{_FENCEPOST} proxy( --(upstream|listen|status) \S+)+": f"{_SHIPPED}"
-    "::test_a_proxy_from_the_wheel_in_front_of_kafka",
+    "::test_proxy_from_wheel_checks_expected_offsets",
     rf"{_FENCEPOST} proxy --upstream \S+ --workers 4": "tests/integration/test_workers.py"
     "::test_both_workers_take_connections_and_unguarded_ones_stay",
     rf"{_FENCEPOST} check --upstream \S+": "tests/integration/test_check.py::test_a_set_up_that_works",
@@ -59,7 +58,7 @@ RUN_BY: Final = {
     "::test_a_stream_with_a_sink_id_appends_once_although_its_commit_was_lost",
     r"docker-compose up -d|docker build .*|deploy/docker/build-local\.sh": f"{_IMAGES}"
     "::test_clients_on_the_host_produce_and_consume",
-    r"docker run .*": f"{_IMAGES}::test_the_image_by_itself",
+    r"docker run .*": f"{_IMAGES}::test_image_runs_alone_with_minimal_rights",
     r"docker-compose run --rm spark .*": f"{_IMAGES}::test_every_spark_job_runs",
     r"docker-compose down": f"{_IMAGES}::test_data_outlives_the_containers",
     r"curl localhost:18080/readyz": f"{_IMAGES}::test_the_status_page_is_on_the_loopback",
