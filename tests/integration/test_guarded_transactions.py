@@ -478,7 +478,7 @@ def test_required_topics_are_never_added_to_a_transaction(
     assert log.values(required) == [b"old", b"old", b"new", b"new"]
 
 
-@pytest.mark.parametrize("beside", [(), ("plain",)], ids=["alone", "beside another topic"])
+@pytest.mark.parametrize("beside", [(), ("plain",)], ids=["alone", "with another topic"])
 def test_required_topic_refuses_appends_within_a_transaction(  # noqa: PLR0917
     beside: Sequence[str], cluster: KafkaCluster, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:

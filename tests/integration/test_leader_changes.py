@@ -97,7 +97,7 @@ def test_preferred_elections_and_reassignments(rounds: int, stage3: Stage3, say:
 @pytest.mark.parametrize(
     ("tail", "fenced"),
     [("another wrote", True), ("another wrote", False), ("nobody wrote", True)],
-    ids=["stamped", "not stamped", "nobody else wrote"],
+    ids=["fenced", "not fenced", "no other writer"],
 )
 def test_leader_returning_between_check_and_append_misplaces_nothing(
     tail: str, fenced: bool, stage3: Stage3, say: Say

@@ -496,7 +496,7 @@ def one_run(stage: Stage, proxies: tuple[ProxyProcess, ProxyProcess], topic: str
 
 
 @pytest.mark.parametrize("runs", [25, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
-@pytest.mark.parametrize("fenced", [True, False], ids=["stamped", "not stamped"])
+@pytest.mark.parametrize("fenced", [True, False], ids=["fenced", "not fenced"])
 def test_a_queued_append_whose_connection_died(
     fenced: bool, runs: int, stage: Stage, unique_topic: Callable[..., str], say: Say
 ) -> None:

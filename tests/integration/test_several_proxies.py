@@ -156,7 +156,7 @@ def test_paused_proxy_misplaces_no_append_unreported(prefix: str, rounds: int, s
         ledger.check(stage3.log, topic)
 
 
-@pytest.mark.parametrize("fenced", [True, False], ids=["stamped", "not stamped"])
+@pytest.mark.parametrize("fenced", [True, False], ids=["fenced", "not fenced"])
 @pytest.mark.parametrize("where", ["unread by it", "sent on by it"])
 def test_a_zombie_with_requests_in_its_sockets(where: str, fenced: bool, stage3: Stage3, say: Say) -> None:
     """It is sure of the log end, stands still, another proxy's writer takes that offset; then it goes on."""

@@ -365,7 +365,7 @@ def test_failed_pipeline_stays_failed_after_migration(shared: Workers, log: Log)
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("worker", [OTHER, PRIMARY], ids=["the other", "the owner"])
+@pytest.mark.parametrize("worker", [OTHER, PRIMARY], ids=["another worker", "primary worker"])
 @pytest.mark.parametrize("prefix", ["required", "checked"])
 def test_worker_killed_under_load_is_restarted(worker: int, prefix: str, own: Workers, log: Log) -> None:
     topic = new_topic(own, prefix)

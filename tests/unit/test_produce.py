@@ -457,8 +457,8 @@ _V9_START = b"\0\0\0\x09\0\0\0\1\xff\xff\0\0\xff\xff\0\0\0\0"
         pytest.param(_V9_START, b"\x02\x02t\xff\xff\xff\xff\x0f", id="flexible-partitions"),
         pytest.param(_V9_START, b"\0", id="flexible-null-topics"),
         pytest.param(_V9_START, b"\x02\x02t\x02\0\0\0\0\xff\xff\xff\xff\x0f", id="flexible-records"),
-        pytest.param(_V9_START, b"\x01\xff\xff\xff\xff\x0f", id="tags"),
-        pytest.param(_V9_START, b"\x01\x01\0\xff\xff\xff\xff\x0f", id="tag-size"),
+        pytest.param(_V9_START, b"\x01\xff\xff\xff\xff\x0f", id="tagged-fields"),
+        pytest.param(_V9_START, b"\x01\x01\0\xff\xff\xff\xff\x0f", id="tagged-field-size"),
         pytest.param(_V9_START, b"\x80\x80\x80\x80\x80\x01", id="endless-varint"),
     ],
 )
@@ -537,8 +537,8 @@ def test_peek_ignores_bytes_of_the_next_frame() -> None:
         pytest.param(b"\0\0\0\7\0\0\0\1\xff\xff\x7f\xff", id="transactional-id"),
         pytest.param(_V7_START + b"\x7f\xff\xff\xff", id="topics"),
         pytest.param(_V7_START + b"\0\0\0\1\x7f\xff", id="topic-name"),
-        pytest.param(b"\0\0\0\x09\0\0\0\1\xff\xff\x01\x00\xff\xff\x7f", id="tags"),
-        pytest.param(b"\0\0\0\x09\0\0\0\1\xff\xff\xff\x03", id="tag-count"),
+        pytest.param(b"\0\0\0\x09\0\0\0\1\xff\xff\x01\x00\xff\xff\x7f", id="tagged-fields"),
+        pytest.param(b"\0\0\0\x09\0\0\0\1\xff\xff\xff\x03", id="tagged-field-count"),
         pytest.param(_V9_START + b"\xff\xff\xff\x07", id="flexible-topics"),
     ],
 )

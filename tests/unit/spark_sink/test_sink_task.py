@@ -336,7 +336,7 @@ def test_driver_remembers_commit_tag_after_retention() -> None:
 
 
 @pytest.mark.parametrize("query", ["", "q"])
-@pytest.mark.parametrize("foreign", [0, 3], ids=["nothing else", "others' records behind"])
+@pytest.mark.parametrize("foreign", [0, 3], ids=["nothing else", "others' records after"])
 @pytest.mark.parametrize("batch", [0, 2])
 def test_a_batch_deleted_unread_is_not_appended_again(batch: int, foreign: int, query: str) -> None:
     """The driver looked, appended the batch and did not commit; retention deleted all; the session tries again."""
