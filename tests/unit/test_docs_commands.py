@@ -26,17 +26,16 @@ _FENCEPOST: Final = r"(\.venv/bin/|/opt/fencepost/bin/)?fencepost"
 RUN_BY: Final = {
     r"kafka-(topics|configs)(\.sh)? .*": f"{_DOCS}::test_kafkas_own_tools_do_what_pages_say",
     r"kafka-transactions\.sh .* abort .*": "tests/integration/test_stuck_transactions.py"
-    "::test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended",
-    r"make demo": "tests/integration/test_demo.py::test_an_interrupted_demo_leaves_no_process_and_no_file",
+    "::test_hanging_transaction_is_shown_found_and_aborted",
+    r"make demo": "tests/integration/test_demo.py::test_interrupted_demo_leaves_no_process_or_file",
     r"make test": ".ci/run::make test",
     r"make bench.*": "tests/unit/test_benchmarks.py::test_workloads_match_patterns_and_quick_skips_longest",
     r"python -m benchmarks .*": "tests/unit/test_docs_commands.py::test_options_are_those_that_there_are",
-    rf"{_FENCEPOST} dev": "tests/integration/test_dev_command.py"
-    "::test_it_says_when_it_is_ready_and_a_signal_ends_everything",
+    rf"{_FENCEPOST} dev": "tests/integration/test_dev_command.py::test_dev_reports_ready_and_stops_on_signal",
     rf"{_FENCEPOST} proxy( --(upstream|listen|status) \S+)+": f"{_SHIPPED}"
-    "::test_a_proxy_from_the_wheel_in_front_of_kafka",
+    "::test_proxy_from_wheel_checks_expected_offsets",
     rf"{_FENCEPOST} proxy --upstream \S+ --workers 4": "tests/integration/test_workers.py"
-    "::test_both_workers_take_connections_and_unguarded_ones_stay",
+    "::test_unchecked_connections_stay_with_either_worker",
     rf"{_FENCEPOST} check --upstream \S+": "tests/integration/test_check.py::test_a_set_up_that_works",
     rf"{_FENCEPOST} config explain --toml > \S+": "tests/unit/test_config_keys.py"
     "::test_example_file_has_every_key_and_loads",
@@ -44,21 +43,21 @@ RUN_BY: Final = {
     r"fencepost topics": "tests/unit/test_cli_status.py::test_topics_and_the_partitions_of_one",
     r"fencepost expansions --status \S+": "tests/unit/test_cli_expansions.py::test_empty_expansion_status_is_stated",
     rf"{_FENCEPOST} transactions( .*)?": "tests/integration/test_stuck_transactions.py"
-    "::test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended",
+    "::test_hanging_transaction_is_shown_found_and_aborted",
     r"(source <\()?fencepost completion bash(\)| > \S+)": "tests/unit/test_cli_completion.py"
     "::test_bash_completes_commands_options_values_and_files",
     r"python3 -m venv \S+( && \. \S+/bin/activate)?": f"{_SHIPPED}::test_commands_run_where_nothing_else_is_installed",
     r"(/opt/fencepost/bin/)?pip install '\.\[proxy(,dev)?\]'": f"{_SHIPPED}"
     "::test_commands_run_where_nothing_else_is_installed",
     r"spark-submit bulk_load\.py .*": "tests/integration/test_spark.py"
-    "::test_bulk_load_puts_keys_where_kafka_clients_do_in_the_order_of_the_file",
+    "::test_bulk_load_partitions_keys_like_kafka_in_order",
     r"spark-submit verify\.py .*": "tests/integration/test_spark.py"
-    "::test_verify_tells_a_good_topic_from_one_with_too_much_or_too_little",
+    "::test_verify_detects_missing_duplicate_and_unknown_records",
     r"spark-submit --packages \S+ stream\.py .*": "tests/integration/test_spark.py"
-    "::test_a_stream_with_a_sink_id_appends_once_although_its_commit_was_lost",
+    "::test_stream_with_sink_id_survives_lost_commit",
     r"docker-compose up -d|docker build .*|deploy/docker/build-local\.sh": f"{_IMAGES}"
     "::test_clients_on_the_host_produce_and_consume",
-    r"docker run .*": f"{_IMAGES}::test_the_image_by_itself",
+    r"docker run .*": f"{_IMAGES}::test_image_runs_alone_with_minimal_rights",
     r"docker-compose run --rm spark .*": f"{_IMAGES}::test_every_spark_job_runs",
     r"docker-compose down": f"{_IMAGES}::test_data_outlives_the_containers",
     r"curl localhost:18080/readyz": f"{_IMAGES}::test_the_status_page_is_on_the_loopback",
