@@ -774,7 +774,7 @@ def test_verify_tells_a_good_topic_from_one_with_too_much_or_too_little(  # noqa
     # given just what was loaded
     code, report = verified()
     assert code == 0, report
-    assert "600 rows wanted: 600 are there once, 0 are missing, 0 too often; 0 records" in report
+    assert "600 rows expected: 600 found once, 0 missing, 0 duplicates; 0 unknown" in report
     assert "order within each Kafka partition: 0 rows" in report
 
     # given one row twice, a record that is no row, and a row of the input that the topic lacks
@@ -785,7 +785,7 @@ def test_verify_tells_a_good_topic_from_one_with_too_much_or_too_little(  # noqa
         out.write("77777,late,x\n")
     code, report = verified()
     assert code == 1
-    assert "601 rows wanted: 600 are there once, 1 are missing, 1 too often; 1 records" in report, report
-    assert f"too often: partition 0 offset {len(there[0])}\n" in report
+    assert "601 rows expected: 600 found once, 1 missing, 1 duplicates; 1 unknown" in report, report
+    assert f"duplicate: partition 0 offset {len(there[0])}\n" in report
     assert f"unknown: partition 1 offset {len(there[1])}\n" in report
     assert "PROVED" not in report.replace("NOT PROVED", "")
