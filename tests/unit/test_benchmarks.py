@@ -306,7 +306,7 @@ def test_a_peer_that_can_be_started(tmp_path: Path) -> None:
         ('[other]\nstart = ["sh"]\naddress = "127.0.0.1:1"', r"give either"),
         ('[other]\nstart = "sh"', r"start must be a list of words"),
         ('[other]\naddress = "127.0.0.1:1"\nrewrite = true', r"unknown: rewrite"),
-        ('[direct]\naddress = "127.0.0.1:1"', r"this name is taken"),
+        ('[direct]\naddress = "127.0.0.1:1"', r"this name is reserved"),
         ("[other", r"not TOML"),
     ],
 )
@@ -325,7 +325,7 @@ def test_any_address_can_be_a_route() -> None:
 
 def test_placeholders_are_replaced_and_a_misspelt_one_is_told() -> None:
     assert filled("${host}:${port} $$5 {}", {"host": "h", "port": "1"}) == "h:1 $5 {}"
-    with pytest.raises(PeersError, match=r"prot.*known are host, port"):
+    with pytest.raises(PeersError, match=r"prot.*known: host, port"):
         filled("${prot}", {"host": "h", "port": "1"})
 
 
