@@ -354,7 +354,7 @@ def main() -> int:
     arguments = parser.parse_args()
     found = rows(quick=arguments.quick, only=arguments.only)
     ratios = [row for row in found if row.measure == OF_SMALLEST]
-    print("\ncost of the largest relative to the smallest: " + ", ".join(f"{r.route} {number(r.median)}" for r in ratios))
+    print("\ncost of largest relative to smallest: " + ", ".join(f"{r.route} {number(r.median)}" for r in ratios))
     return 0
 
 

@@ -82,9 +82,9 @@ class PeersError(Exception):
 class Peer:
     """How a proxy is started.
 
-    Variables in `start`, `config` and `environment`: `${host}`, `${port}`, `${port1}` … `${port7}` (the next ports, free),
-    `${upstream}` (Kafka's HOST:PORT), `${connections}` (maximum open connections), `${config}` (the file with `config`),
-    `${directory}` (a scratch directory).
+    Variables in `start`, `config` and `environment`: `${host}`, `${port}`, `${port1}` … `${port7}` (the next ports,
+    free), `${upstream}` (Kafka's HOST:PORT), `${connections}` (maximum open connections), `${config}` (the file with
+    `config`), `${directory}` (a scratch directory).
 
     `start`: empty if it already runs at `address`.
     `rewrites`: whether it puts its own address into Kafka's responses. If not, Kafka must advertise it.
@@ -160,9 +160,7 @@ def _words(name: str, key: str, table: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def absent(name: str) -> Peer:
-    return Peer(
-        name, missing="not in benchmarks/peers.toml (docs/performance.md describes how to install it)"
-    )
+    return Peer(name, missing="not in benchmarks/peers.toml (docs/performance.md describes how to install it)")
 
 
 def given_route(text: str, *, rewrites: bool) -> Peer:
@@ -179,7 +177,9 @@ def filled(template: str, values: Mapping[str, str]) -> str:
     try:
         return string.Template(template).substitute(values)
     except (KeyError, ValueError) as error:
-        raise PeersError(f"invalid variable: {error} (known: {', '.join(sorted(values))}; write a dollar sign as $$)") from error
+        raise PeersError(
+            f"invalid variable: {error} (known: {', '.join(sorted(values))}; write a dollar sign as $$)"
+        ) from error
 
 
 class StartError(Exception):

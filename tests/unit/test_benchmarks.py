@@ -302,8 +302,8 @@ def test_a_peer_that_can_be_started(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("other = 1", r"other: must be a table"),
-        ("[other]", r"give either `start`, or the `address`"),
-        ('[other]\nstart = ["sh"]\naddress = "127.0.0.1:1"', r"give either"),
+        ("[other]", r"set either `start`, or the `address`"),
+        ('[other]\nstart = ["sh"]\naddress = "127.0.0.1:1"', r"set either"),
         ('[other]\nstart = "sh"', r"start must be a list of words"),
         ('[other]\naddress = "127.0.0.1:1"\nrewrite = true', r"unknown: rewrite"),
         ('[direct]\naddress = "127.0.0.1:1"', r"this name is reserved"),
