@@ -4,7 +4,7 @@
     python -m benchmarks.spark --quick            # one round, a tenth of the rows; too short for published figures
     python -m benchmarks.spark --only 'flights*'
 
-Each lane writes the same rows from Spark's memory into its own topic, and counts the records there. Lanes alternate,
+Each series writes the same rows from Spark's memory into its own topic, and counts the records there. Series alternate,
 and ratios are computed within a round, so that other load affects both sides. Spark's driver, executors and Python
 workers, the proxy and Kafka share the machine's cores.
 """
@@ -78,7 +78,7 @@ _INPUTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One way of writing one input. The first lane of an input is the baseline of the others."""
+    """One way of writing one input. The first series of an input is the baseline of the others."""
 
     input: str
     name: str
@@ -117,7 +117,7 @@ _LANES: Final = [
 
 @dataclass(slots=True)
 class Measured:
-    """Results of one lane, by round. `cpu`: seconds per million rows, by process group."""
+    """Results of one series, by round. `cpu`: seconds per million rows, by process group."""
 
     rows_per_second: list[float] = field(default_factory=list)
     cpu: dict[str, list[float]] = field(default_factory=lambda: {"Spark": [], "proxy": [], "Kafka": []})
@@ -238,7 +238,7 @@ def unpacked_flights(directory: Path) -> Path:
 
 
 def measured(bench: Bench, lanes: list[Lane], rounds: int, seconds_max: float) -> dict[Lane, Measured]:
-    """Measure all lanes in each round, after a discarded warm-up round. Starts no round that would exceed
+    """Measure all series in each round, after a discarded warm-up round. Starts no round that would exceed
     `seconds_max`."""
     found: dict[Lane, Measured] = {}
     began = time.monotonic()
@@ -250,7 +250,7 @@ def measured(bench: Bench, lanes: list[Lane], rounds: int, seconds_max: float) -
         if number <= 1:
             found = {purpose: Measured() for purpose in lanes}
         since = time.monotonic()
-        # Alternate the direction, so that a lane does not always follow the same one.
+        # Alternate the direction, so that a series does not always follow the same one.
         for purpose in lanes if number % 2 else reversed(lanes):
             bench.measure(purpose, found[purpose])
             say(f"round {number}: {purpose.label}: {found[purpose].rows_per_second[-1]:,.0f} rows/s")
@@ -277,7 +277,7 @@ def _rows(found: dict[Lane, Measured]) -> Iterator[Row]:
         yield Row(purpose.input, purpose.name, "k rows/s", tuple(each / 1e3 for each in values.rows_per_second))
         if purpose is not base:
             ratio = ratios(values.rows_per_second, found[base].rows_per_second)
-            # Arranging is not part of the sink, so arranged lanes are compared with Spark's sink on arranged rows.
+            # Arranging is not part of the sink, so arranged series are compared with Spark's sink on arranged rows.
             yield Row(
                 purpose.input, purpose.name, OF_SPARK, ratio, _GOAL if purpose.ours and not purpose.arranged else None
             )
@@ -291,7 +291,7 @@ def _rows(found: dict[Lane, Measured]) -> Iterator[Row]:
 
 
 def chosen(patterns: list[str]) -> list[Lane]:
-    """The matching lanes, and their baselines."""
+    """The matching series, and their baselines."""
     inputs = {purpose.input for purpose in _LANES if _matches(purpose, patterns)}
     firsts = {next(purpose for purpose in _LANES if purpose.input == each) for each in inputs}
     return [purpose for purpose in _LANES if purpose in firsts or _matches(purpose, patterns)]
@@ -319,7 +319,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="run one round with a tenth of the rows")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"set the number of repetitions (default: {_ROUNDS})")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="PATTERN", help="run lanes with a matching name only"
+        "--only", action="append", default=[], metavar="PATTERN", help="run series with a matching name only"
     )
     parser.add_argument(
         "--minutes", type=float, default=5.0, help="start no round that would end later (default: %(default)s)"
@@ -340,7 +340,7 @@ def main() -> int:
         return 0
     lanes = chosen(options.only or ["*"])
     if not lanes:
-        parser.error(f"no lane matches {options.only} (choose from {', '.join(purpose.label for purpose in _LANES)})")
+        parser.error(f"no series matches {options.only} (choose from {', '.join(purpose.label for purpose in _LANES)})")
     rounds = options.rounds or (1 if options.quick else _ROUNDS)
     try:
         report = _measure(rounds, lanes, options)

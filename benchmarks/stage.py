@@ -53,7 +53,7 @@ class Plan:
     rounds: int
     produce_records: int
     consume_records: int
-    #: Requests per slice of a lane, and slices of each lane per round.
+    #: Requests per slice, and slices per round, of each series.
     slice_requests: int
     slices: int
     idle_connections: tuple[int, ...]

@@ -41,7 +41,7 @@ class Lane:
 
 @dataclass
 class Found:
-    """Results of one lane, one value per round."""
+    """Results of one series, one value per round."""
 
     rates: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
@@ -80,7 +80,7 @@ def _rows(table: str, lanes: Sequence[Lane], found: dict[str, Found], base: str,
 
 
 def lanes_of(run: Run, plain: str, checked: Sequence[str]) -> list[Lane]:
-    """One lane per route. The product has two: checks off, and checks on with a separate topic per product."""
+    """One series per route. The product has two: checks off, and checks on with its own topic."""
     lanes = []
     topics = iter(checked)
     for route in run.routes:

@@ -435,7 +435,7 @@ def _answer(topic: str, error_code: int, base_offset: int) -> bytes:
 def test_a_refused_append_is_no_measurement() -> None:
     appends = Appends(Shape("orders", 1, 10))
     appends.check(_answer("orders", 0, 41))
-    with pytest.raises(RefusedError, match="answered with 44"):
+    with pytest.raises(RefusedError, match="append failed with 44"):
         appends.check(_answer("orders", 44, 57))
 
 
