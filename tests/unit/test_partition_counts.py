@@ -513,7 +513,7 @@ def test_who_waits_too_long_is_told_to_try_again() -> None:
     reported = talk.reported()
     assert reported[("plain", 0)][:2] == (0, 5)
     assert reported[("counted", 2)][0] == NOT_LEADER
-    assert "growing" in (reported[("counted", 2)][2] or "")
+    assert "is being expanded" in (reported[("counted", 2)][2] or "")
     talk.silent()
 
 
