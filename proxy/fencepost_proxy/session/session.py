@@ -448,9 +448,11 @@ class Session(FastPath):
         Needed if a partition sequencer waits for a later answer. Example: a checked append was refused because of its
         fence and resent, so the front request's answer comes later. False also if memory is short: then the front
         request ends by its time limit.
+
+        Not while a thread works: the client may be lost, and then nothing would release the reserved memory.
         """
         a_sequencer_waits = any(each.inner or each.single is not None for each in self._from_upstream)
-        if not a_sequencer_waits or not self._services.reserve(length):
+        if self._finishing or not a_sequencer_waits or not self._services.reserve(length):
             return False
         response_slot.reserved_bytes += length
         return True
@@ -475,24 +477,21 @@ class Session(FastPath):
                     break
                 length, view = head
                 response_slot = self._expected_response(view)
-                blocked = self._upstream_is_blocked()
-                if self._finishing:
-                    self._pause_upstream()
-                    break
-                if response_slot.answer is not Answer.RELAYED and not blocked:
-                    if length > self._services.frame_bytes_max:
-                        raise UpstreamProtocolError(
-                            f"an answer of {length} bytes to {api_name(response_slot.api_key)}, which is buffered: "
-                            f"limits.frame_bytes_max is {self._services.frame_bytes_max}"
-                        )
+                relayed = response_slot.answer is Answer.RELAYED
+                if self._upstream_is_blocked():
+                    if not (relayed and self._overtaken(response_slot, length)):
+                        self._pause_upstream()
+                        break
                     cutter.collect_frame(length)
-                elif not blocked:
+                elif relayed:
                     cutter.pass_frame(length)
-                elif response_slot.answer is Answer.RELAYED and self._overtaken(response_slot, length):
-                    cutter.collect_frame(length)
+                elif length > self._services.frame_bytes_max:
+                    raise UpstreamProtocolError(
+                        f"an answer of {length} bytes to {api_name(response_slot.api_key)}, which is buffered: "
+                        f"limits.frame_bytes_max is {self._services.frame_bytes_max}"
+                    )
                 else:
-                    self._pause_upstream()
-                    break
+                    cutter.collect_frame(length)
         cutter.save()
 
     def _pause_upstream(self) -> None:
