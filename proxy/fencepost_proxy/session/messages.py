@@ -201,7 +201,7 @@ class ReadUpstream:
 
 @value
 class CloseClient:
-    """Close once everything written is sent. `reason` – for the log. `fault` – the error type that tells which peer is
+    """Close once everything written is sent. `reason` – for the log. `fault` – an error type that shows which peer is
     at fault, None if neither is.
 
     `hang_up` – the client may still be sending: discard that until the client closes. To close a socket with unread

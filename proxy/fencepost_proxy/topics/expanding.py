@@ -31,7 +31,7 @@ the view stops. No driver creates or stores an end with an outdated view: a proc
 store "failed" for partitions that another one has created. A request of a dead driver may wait in Kafka's queue for
 `in_doubt_seconds`, so until then a successor does not store "failed".
 
-*Why it checks with Kafka before giving up.* Any broker answers Metadata, and its copy may lag: an expanded topic would be
+*The check before giving up.* Any broker answers Metadata, and its copy may lag: an expanded topic would be
 reopened at its old count. The controller answers CreatePartitions, and it decides.
 """
 
