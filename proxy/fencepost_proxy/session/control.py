@@ -207,7 +207,7 @@ class ControlMessages(Migration):
     def _work(self, large: bool, make: Callable[[], _T], done: Callable[[_T], None], *, reads_on: bool = True) -> None:
         """Passes the result of `make` to `done`: now, or for `large` work from a thread.
 
-        Meanwhile no response of this connection is processed or, if `reads_on` is False, no request.
+        Meanwhile no other response of this connection is processed; if `reads_on` is False, no other request instead.
         """
         if not large:
             done(make())

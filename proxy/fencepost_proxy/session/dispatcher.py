@@ -135,7 +135,7 @@ class Dispatcher:
         return barrier
 
     def close_barrier(self, topic: str, now: float, but_for: Iterable[tuple[int, int]] = ()) -> list[Action]:
-        """No append enters any more, except for transactions of these producers, which get a retriable error."""
+        """Admit no append except of these producers' transactions, and let waiting requests check again."""
         self.barrier(topic).close(now, but_for=but_for)
         return self.topic_news(now) if but_for else []
 
@@ -175,7 +175,7 @@ class Dispatcher:
         return bool(self._begun)
 
     def streams_past_barriers(self, session: Session, since: float) -> str | None:
-        """The topic whose expansion waits for a frame of this connection, begun before `since`."""
+        """The topic whose barrier waits for a frame of this connection that began before `since` and still arrives."""
         for topic, found in self._begun.items():
             begun = found.get(session)
             if begun is not None and begun.at <= since and session.is_streaming(begun):

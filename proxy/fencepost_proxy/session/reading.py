@@ -47,7 +47,7 @@ _KEYS_BYTES_MAX = 32 << 20
 _KEY_EFFORT = 32
 #: Topics and partitions of a request that is parsed: each takes some time at every step.
 PARTITIONS_MAX = 2_048
-#: How many topics of a larger request are checked in a row for being the proxy's concern.
+#: How many topics of a larger request are looked up without a pause.
 TOPICS_AT_ONCE = 1_000
 #: Replace the header names that do not matter; no UTF-8 name has these bytes.
 _NO_NAMES = (b"\xff0", b"\xff1")

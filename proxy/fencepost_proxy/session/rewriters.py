@@ -305,7 +305,7 @@ class RequestRewriters:
         """A client that may not be idempotent still gets a producer id, for `safe` topics only: there its batches are
         appended without it (`session/levels.py`). On other topics they are refused with Kafka's error from here.
 
-        Batches that the proxy does not read are refused by Kafka: brokers that require the permission to be idempotent
+        Kafka decides about batches that the proxy does not read: brokers that require the permission to be idempotent
         check it again at the append. Others (2.8 and later require WRITE, on any topic) accept them as idempotent.
         """
         response, offset = _decode(header, frame)
