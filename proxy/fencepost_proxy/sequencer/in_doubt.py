@@ -246,7 +246,7 @@ class InDoubtResolver(Publishing):
         elif pending.behind is not None or pipeline_key_of(pending) in self._sequence_gaps:
             # Kafka would find the gap, but only if it knows this producer.
             self._resolved(pending, now)
-            self._answer_unknown(pending, "an append sent before it failed or has an unknown outcome", now)
+            self._answer_unknown(pending, "an earlier append failed or has an unknown outcome", now)
         else:
             self._effects.append(Resend(pending))
 

@@ -411,7 +411,7 @@ class PartitionSequencer(InDoubtResolver):
         reported = PartitionResult(
             partition=self.partition.partition,
             error_code=Error.NOT_LEADER_OR_FOLLOWER,
-            error_message=f"TRY_AGAIN an append sent before it was not sent again {where}",
+            error_message=f"TRY_AGAIN an earlier append was not resent {where}",
         )
         for other in self._sent_after(pending):
             other.behind = sent_after(other, reported)

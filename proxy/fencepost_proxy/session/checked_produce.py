@@ -419,9 +419,7 @@ class CheckedProduce(AtBarriers):
             exchange.sequencer_seconds = now - exchange.received_at
         for key in without:
             if key in behind:
-                message = (
-                    f"TRY_AGAIN topic={key.topic} partition={key.partition}: what was sent before is not answered yet"
-                )
+                message = f"TRY_AGAIN topic={key.topic} partition={key.partition}: earlier batches are not answered yet"
                 self._refuse(exchange, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "level_unknown", message))
                 leveled.safe.discard(key)
                 leveled.tries_again.add(key)
@@ -558,7 +556,7 @@ class CheckedProduce(AtBarriers):
             pending.has_partitions = self._services.transactions.owns(transactional_id, *pending.producer)
             if self._is_ending(transactional_id, pending):
                 where = f"topic={topic.name} partition={data.partition}"
-                message = f"TRY_AGAIN {where}: a commit of its transaction is on its way to Kafka"
+                message = f"TRY_AGAIN {where}: a commit of its transaction is being sent to Kafka"
                 self._refuse(exchange, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
                 return
         if exchange.silent and pending.append.expected_base_offset is not None:
@@ -1006,7 +1004,7 @@ class CheckedProduce(AtBarriers):
                 key: PartitionResult(partition=key.partition, error_code=Error.REQUEST_TIMED_OUT, error_message=message)
                 for key in exchange.partitions()
             }
-            message = "TRY_AGAIN Kafka did not say in time whether this client may write"
+            message = "TRY_AGAIN Kafka did not confirm in time that this client may write"
             unreported = self._reported_without_proof(exchange)
             unproved = {
                 key: PartitionResult(

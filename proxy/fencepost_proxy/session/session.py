@@ -305,7 +305,7 @@ class Session(FastPath):
             return True
         api = APIS.get(api_key)
         if api is None or api.gated:
-            raise ClientProtocolError(f"{api_name(api_key)} v{version} is not an API that this proxy lets pass")
+            raise ClientProtocolError(f"{api_name(api_key)} v{version} is not an API that this proxy serves")
         handling = api.handling
         if not api.serves(version) and api_key != API_VERSIONS:
             raise ClientProtocolError(
