@@ -189,7 +189,7 @@ class Atomic:
             attempt = write.tries[-1]
             result = results.get((write.partition.topic, write.partition.partition))
             if result is None:
-                self.world.history.broken.append(f"{self.name} got no result for {write}")
+                self.world.history.broken.append(f"NO RESULT: {self.name} got none for {write}")
                 return
             attempt.result, attempt.answered_at = result, self.sim.now
             self.sim.log(
@@ -250,7 +250,7 @@ class Atomic:
             self._end_again()
         elif answer.error_code == REFUSED[version]:
             if not self._commits:
-                self.world.history.broken.append(f"{self.name} was refused an abort")
+                self.world.history.broken.append(f"ABORT REFUSED: {self.name}")
             self._unknown = True  # as clients do: a new epoch is on the safe side
             self._end(False)
         elif answer.error_code == 0:
@@ -366,7 +366,7 @@ class Atomic:
         self._bytes += data
         while (frame := take_frame(self._bytes)) is not None:
             if not self._waits_for or int.from_bytes(frame[:4], "big", signed=True) != self._correlation:
-                self.world.history.broken.append(f"{self.name} got an answer out of order, or one too many")
+                self.world.history.broken.append(f"OUT OF ORDER: {self.name} got an unexpected response")
                 return
             queried, self._waits_for = self._waits_for, ""
             self._round += 1

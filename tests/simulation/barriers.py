@@ -94,7 +94,7 @@ class Keeper:
         for name, end in self._ends().items():
             if ends is not None and end > ends[name]:
                 self.found.append(
-                    f"DOOR: {name} ended at {ends[name]} when all doors were closed and empty; now at {end}"
+                    f"BARRIER: {name} ended at {ends[name]} when all doors were closed and empty; now at {end}"
                 )
         sim.log("the doors open")
         self.closed = False
@@ -110,13 +110,13 @@ class Keeper:
     def rest(self) -> list[str]:
         """After everybody is gone nobody is inside."""
         entered = [
-            f"DOOR: {barrier.in_flight} requests are inside the door of {topic} at proxy {proxy.number}"
+            f"BARRIER: {barrier.in_flight} requests are inside the door of {topic} at proxy {proxy.number}"
             for proxy in self._world.proxies
             for topic, barrier in proxy.dispatcher.barriers.items()
             if barrier.in_flight
         ]
         shut = [
-            f"DOOR: proxy {p.number} is closed"
+            f"BARRIER: proxy {p.number} is closed"
             for p in self._world.proxies
             if any(d.closed for d in p.dispatcher.barriers.values())
         ]

@@ -43,9 +43,9 @@ def check(world: World) -> list[str]:
     found += _check_independent(world)
     found += _check_transactions(world)
     if world.scenario.airtight or world.scenario.unviolated:
-        found += [f"a violation is reported where there can be none: {v}" for v in world.history.violations]
+        found += [f"FALSE VIOLATION: {v}" for v in world.history.violations]
     found += [
-        f"a connection was closed for the fault {fault.__name__}: {reason}"
+        f"CLOSED: a connection, for {fault.__name__}: {reason}"
         for reason, fault in world.history.closings
         if fault is not None and "acks=0" not in reason
     ]
@@ -63,7 +63,7 @@ def _check_transactions(world: World) -> list[str]:
         for write in there:
             at = committed[write.payload]
             if write.expected is not None and at != write.expected:
-                found.append(f"COMMITTED ELSEWHERE: {write} lies at {at}, in a {transaction}")
+                found.append(f"COMMITTED AT WRONG OFFSET: {write} lies at {at}, in a {transaction}")
         if there or 0 in codes:
             for write in transaction.writes:
                 given_up = any(other.name == write.name and other.payload in committed for other in there)
@@ -71,16 +71,16 @@ def _check_transactions(world: World) -> list[str]:
                     continue
                 if _was_failed(world, write):
                     last = write.tries[-1]
-                    found.append(f"COMMITTED WITHOUT: {write} was told {last.message}, in a {transaction}")
+                    found.append(f"COMMITTED INCOMPLETE: {write} was told {last.message}, in a {transaction}")
         if 0 in codes:
             missing = [w for w in transaction.writes if _told_success(w) and w.payload not in committed]
             found += [f"NOT COMMITTED: {write} was, as the client of a {transaction} was told" for write in missing]
         refused_it = any(code in REFUSED_COMMIT for code in codes)
         calm = not world.scenario.faults_max and not world.scenario.lossy_reads
         if refused_it and calm and all(map(_told_success, transaction.writes)):
-            found.append(f"REFUSED WITHOUT CAUSE: a {transaction}, of which all has landed")
+            found.append(f"COMMIT REFUSED WITHOUT CAUSE: a {transaction}, of which all has landed")
         if there and (not reported or any(code in REFUSED_COMMIT for code in codes)):
-            found.append(f"COMMITTED ALL THE SAME: a {transaction} was answered {codes}")
+            found.append(f"COMMITTED DESPITE REFUSAL: a {transaction} was answered {codes}")
     return found
 
 
@@ -186,17 +186,17 @@ def _check_group(world: World, writes: list[Write], appended_batch: list[Landing
                 continue
             is_checked = Check.OFF not in _checks_of(world, attempt)
             if is_checked and write.expected is not None and result.base_offset != write.expected:
-                found.append(f"FALSE ACCEPT: {write} was told 0 at {result.base_offset}")
+                found.append(f"FALSE SUCCESS: {write} was told 0 at {result.base_offset}")
             checked = write.expected is not None or write.honest
             if checked and not lossy and result.base_offset not in [each.batch.base for each in appended_batch]:
-                found.append(f"FALSE ACCEPT: {write} was told 0 at {result.base_offset}, but it lies {where}")
+                found.append(f"FALSE SUCCESS: {write} was told 0 at {result.base_offset}, but it lies {where}")
     reported = [w for w in writes if any(t.result is not None and t.result.error_code == 0 for t in w.tries)]
     if len(reported) > 1 and not _alike(world, reported):
-        found.append(f"TWO WINNERS: {' and '.join(map(str, reported))}, one batch")
+        found.append(f"TWO SUCCESSES: {' and '.join(map(str, reported))}, one batch")
     possible = [attempt for attempt in tries if not refused(attempt)]
     if len(appended_batch) > len(possible):
         told_codes = [(a.result.error_code, a.message) if a.result else None for a in tries]
-        found.append(f"REFUSED BUT THERE: {first} lies {where}, its tries were told {told_codes}")
+        found.append(f"REFUSED BUT APPENDED: {first} lies {where}, its tries were told {told_codes}")
     once = first.expected is not None or (first.kind == "idempotent" and _kafka_remembers(world))
     if any(_unguarded(world, write) for write in writes) and not (first.kind == "idempotent" and len(writes) == 1):
         once = False
@@ -206,12 +206,12 @@ def _check_group(world: World, writes: list[Write], appended_batch: list[Landing
         and len(appended_batch) > 1
         and len({id(each.partition) for each in appended_batch}) < len(appended_batch)
     ):
-        found.append(f"TWICE: {first} lies {where}")
+        found.append(f"APPENDED TWICE: {first} lies {where}")
     if world.scenario.airtight and first.expected is not None:
         elsewhere = [each.batch.base for each in appended_batch if each.batch.base != first.expected]
-        found += [f"ELSEWHERE: {first} lies at {base}" for base in elsewhere]
+        found += [f"WRONG OFFSET: {first} lies at {base}" for base in elsewhere]
     if first.forbidden and (reported or appended_batch):
-        found.append(f"LET THROUGH: {first} breaks the rules, and lies {where}")
+        found.append(f"NOT REFUSED: {first} breaks the rules, and lies {where}")
     if not lossy:
         found += [each for write in writes for each in _check_refusals(world, write, appended_batch)]
     for attempt in tries:
@@ -223,7 +223,7 @@ def _check_group(world: World, writes: list[Write], appended_batch: list[Landing
         if violation and not attempt.message.startswith("PREDECESSOR_FAILED") and not lossy:
             at = int(violation.group(1))
             if at not in [each.batch.base for each in appended_batch]:
-                found.append(f"FALSE REPORT: {first} was reported at {at}, but lies {where}")
+                found.append(f"WRONG OFFSET REPORTED: {first} was reported at {at}, but lies {where}")
     return found
 
 
@@ -235,7 +235,7 @@ def _check_refusals(world: World, write: Write, appended_batch: list[Landing]) -
     last = write.tries[-1]
     if not refused(last) or last.result is None or last.result.error_code == 6 or "POSSIBLY_YOURS" in last.message:
         return []
-    return [f"RETRY DENIED: {write} lies at {appended_batch[0].batch.base} and was told {last.message}"]
+    return [f"RETRY REFUSED: {write} lies at {appended_batch[0].batch.base} and was told {last.message}"]
 
 
 def _check_mismatch(attempt: Try, appended_batch: list[Landing]) -> list[str]:
@@ -248,9 +248,9 @@ def _check_mismatch(attempt: Try, appended_batch: list[Landing]) -> list[str]:
     if not there:
         return []
     if write.write_id is not None and write.honest:
-        return [f"RETRY DENIED: {write} lies there and names itself, a try was told {attempt.message}"]
+        return [f"RETRY REFUSED: {write} lies there and names itself, a try was told {attempt.message}"]
     if reported.group(2) is None:
-        return [f"NOT MARKED: equal records lie at {write.expected}, {write} was told {attempt.message}"]
+        return [f"POSSIBLY_YOURS MISSING: equal records lie at {write.expected}, {write} was told {attempt.message}"]
     return []
 
 
@@ -287,7 +287,7 @@ def _check_try(world: World, attempt: Try) -> list[str]:
     if world.scenario.name == "retries" and "OFFSET_MISMATCH" in attempt.message and attempt is not write.tries[0]:
         landed_before = any(t.result is None for t in write.tries) and "POSSIBLY_YOURS" in attempt.message
         if landed_before and write.honest and write.records[43:51] != b"\xff" * 8:
-            found.append(f"RETRY DENIED: {write} was told {attempt.message}, and the process had its acknowledgement")
+            found.append(f"RETRY REFUSED: {write} was told {attempt.message}, and the process had its acknowledgement")
     checks = _checks_of(world, attempt)
     fenced = Check.OFF not in checks and (write.expected is not None or write.kind == "plain")
     fenced = fenced and write.kind != "transactional"
@@ -295,15 +295,15 @@ def _check_try(world: World, attempt: Try) -> list[str]:
         found.append(f"BARE 45: {write} was told 45")
     loose = write.expected is None or write.kind == "transactional"
     if result.error_code == 0 and checks == {Check.REQUIRED} and loose:
-        found.append(f"LET THROUGH: {write} on a topic that requires expectations")
+        found.append(f"NOT REFUSED: {write} on a topic that requires expectations")
     if result.error_code == 44 and checks == {Check.OFF}:
-        found.append(f"CHECKED: {write} on a topic that is not guarded was told {attempt.message}")
+        found.append(f"UNCHECKED BUT REFUSED: {write} on a topic that is not guarded was told {attempt.message}")
     reported = _ACTUAL.match(attempt.message)
     if reported and "record=" not in attempt.message:
         actual = int(reported.group(1))
         ends = _ends(world, write, attempt.sent_at, attempt.answered_at)
         if actual not in ends:
-            found.append(f"UNTRUE END: {write} was told actual={actual} where the log ended at {sorted(ends)}")
+            found.append(f"WRONG LOG END: {write} was told actual={actual} where the log ended at {sorted(ends)}")
     return found
 
 
@@ -341,7 +341,7 @@ def _check_chains(world: World, landings: dict[bytes, list[Landing]]) -> list[st
                 fills = _lies_before(attempt.write, write, landings)  # an earlier try of it, which was told 7
                 if reported and not (fills or _unguarded(world, write) or _copies(world, write)):
                     found.append(
-                        f"BEHIND A HOLE: {write} is there, and {attempt.write} before it was told "
+                        f"APPENDED AFTER FAILURE: {write} is there, and {attempt.write} before it was told "
                         f"{attempt.result.error_code if attempt.result else None} {attempt.message}"
                     )
     return found
@@ -356,7 +356,7 @@ def _check_independent(world: World) -> list[str]:
         if attempt.write.expected is not None
     }
     return [
-        f"FELL WITH ANOTHER: {attempt.write} was told {attempt.message}"
+        f"FAILED WITH ANOTHER: {attempt.write} was told {attempt.message}"
         for attempt in world.history.tries
         if attempt.write.kind == "plain"
         and attempt.message.startswith("PREDECESSOR_FAILED")

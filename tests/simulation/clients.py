@@ -505,7 +505,7 @@ class Client:
     def _response(self, frame: bytes) -> None:
         correlation_id = int.from_bytes(frame[:4], "big", signed=True)
         if not self._in_flight or self._in_flight[0].correlation_id != correlation_id:
-            self.world.history.broken.append(f"{self.name} got an answer out of order, or one too many")
+            self.world.history.broken.append(f"OUT OF ORDER: {self.name} got an unexpected response")
             return
         request = self._in_flight.popleft()
         if isinstance(request, Query):
@@ -515,14 +515,14 @@ class Client:
         results = {(topic.name, result.partition): result for topic in response.topics for result in topic.partitions}
         if len(results) != len(request.writes):
             self.world.history.broken.append(
-                f"{self.name} got {len(results)} results for {len(request.writes)} batches"
+                f"WRONG RESPONSE: {self.name} got {len(results)} results for {len(request.writes)} batches"
             )
         for attempt in request.tries:
             name = attempt.write.partition
             attempt.result = results.get((name.topic, name.partition))
             attempt.answered_at = self.sim.now
             if attempt.result is None:
-                self.world.history.broken.append(f"{self.name} got no result for {attempt.write}")
+                self.world.history.broken.append(f"NO RESULT: {self.name} got none for {attempt.write}")
                 continue
             self.sim.log(
                 f"{self.name} <- {attempt.write.number}: {attempt.result.error_code} base "
@@ -537,10 +537,10 @@ class Client:
             return
         if body != queried.expected:
             self.world.history.broken.append(
-                f"{self.name} asked {queried.correlation_id} and got {body[:30]!r} for {queried.expected[:30]!r}"
+                f"WRONG RESPONSE: {self.name}, {queried.correlation_id}: {body[:30]!r} for {queried.expected[:30]!r}"
             )
         if queried.never:
-            self.world.history.broken.append(f"{self.name} was served after what cannot be answered with acks=0")
+            self.world.history.broken.append(f"ACKS 0: {self.name} is served after a request that must disconnect it")
         if not self._in_flight:
             self._after_job()
 

@@ -21,7 +21,7 @@ SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         Scenario("race", clients=("honest", "sequenced", "bare", "twin"), proxies=2),
-        Scenario("chains", clients=("chain", "chain", "honest"), slow_requests=0.05),
+        Scenario("pipelines", clients=("chain", "chain", "honest"), slow_requests=0.05),
         Scenario(
             "expansion-required",
             clients=("honest", "chain", "sequenced"),
@@ -51,7 +51,7 @@ SCENARIOS = {
             barriers=3,
         ),
         Scenario(
-            "refused-chains",
+            "refused-pipelines",
             clients=("chain", "chain", "chain"),
             faults=("cut", "expire", "kill"),
             expiration_seconds=8.0,
@@ -78,7 +78,7 @@ SCENARIOS = {
             slow_requests=0.1,
         ),
         Scenario(
-            "idle-chains",
+            "idle-pipelines",
             clients=("chain", "chain"),
             faults=("expire",),
             faults_max=40,
@@ -353,7 +353,7 @@ SCENARIOS = {
         ),
         # Nothing breaks; but others claim their transactions, and no commit may be refused for it.
         Scenario(
-            "atomic-strangers",
+            "atomic-unauthorized",
             check=Check.ON,
             partitions=2,
             clients=("atomic", "atomic", "stranger", "stranger"),
@@ -365,7 +365,7 @@ SCENARIOS = {
             airtight=False,
         ),
         Scenario(
-            "atomic-strangers-v2",
+            "atomic-unauthorized-v2",
             check=Check.ON,
             proxies=2,
             partitions=2,
@@ -443,7 +443,7 @@ SCENARIOS = {
             faults=("cut", "snip", "pause", "state"),
         ),
         Scenario(
-            "asking",
+            "control-requests",
             others=(("notes", Check.OFF),),
             clients=("asking", "asking", "asking-plain", "chain"),
             proxies=2,
@@ -491,7 +491,7 @@ SCENARIOS = {
         ),
         # ---- chains and races of all sorts
         Scenario(
-            "mixed-chains",
+            "mixed-pipelines",
             check=Check.ON,
             clients=("mixed-chain", "mixed-chain", "chain"),
             faults=("cut", "snip", "pause"),
@@ -510,7 +510,7 @@ SCENARIOS = {
         ),
         # ---- a check that is switched on and off
         Scenario(
-            "switches",
+            "config-changes",
             check=Check.ON,
             managed=True,
             proxies=3,
@@ -577,7 +577,7 @@ SCENARIOS = {
         ),
         # ---- processes and clients that come again
         Scenario(
-            "reborn",
+            "restarted-clients",
             proxies=2,
             clients=("reborn", "reborn-chain", "reborn", "honest"),
             faults=("cut", "snip", "crash", "freeze", "pause"),

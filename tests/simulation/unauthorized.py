@@ -115,9 +115,7 @@ class Stranger:
             code = decode_response(END_TXN, _END_VERSION, frame[offset:]).error_code
         self.sim.log(f"{self.name} <- {queried}: {code}")
         if code == NONE or (self._denied and code != DENIED_TRANSACTIONAL_ID):
-            self.world.history.broken.append(
-                f"STRANGER HEARD: {self.name}, who has no right to it, was answered {code}"
-            )
+            self.world.history.broken.append(f"UNAUTHORIZED: {self.name}, who has no right to it, was answered {code}")
         if self.sim.chance(0.2):
             self._close()
         self._later()

@@ -129,7 +129,7 @@ class WatchedSwitch(Dispatcher):
         ]
         place, failed_at = self._failed.get(_chain(pending), (0, 0.0))
         if before or (0 < place < mine and failed_at >= pending.submitted_at):
-            self._record(f"BEHIND A HOLE: at {sequencer.partition} a batch goes again behind one that failed")
+            self._record(f"APPENDED AFTER FAILURE: at {sequencer.partition} a batch goes again behind one that failed")
 
     def _check_age(self, pending: g.PendingAppend) -> None:
         """What was read of a cold partition may be relied on for a short time only: nothing compares there."""
@@ -143,7 +143,7 @@ class WatchedSwitch(Dispatcher):
             return
         age = self._sim.now - tail.requested_at
         if age > self._cold_send_seconds + 0.001:
-            self._record(f"COLD AND LATE: sent to {pending.partition} {age:.2f} s after its end was read")
+            self._record(f"STALE READ: sent to {pending.partition} {age:.2f} s after its end was read")
 
     def _record(self, what: str) -> None:
         self._sim.log(what)
