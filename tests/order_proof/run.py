@@ -492,7 +492,7 @@ def _until(
 
 def table(on: dict[AppendMode, Decision], off: dict[AppendMode, Decision]) -> list[str]:
     """`on` and `off` – the verdicts with the feature on and off; either may lack a kind."""
-    head = ("client", "protocol", "keys", "records", "redelivered", "missing", "out of order: on", "off", "longest hold")
+    head = ("client", "protocol", "keys", "records", "redelivered", "missing", "out of order: on", "off", "longest")
     rows = [head]
     for kind in dict.fromkeys((*on, *off)):
         one, other = on.get(kind), off.get(kind)

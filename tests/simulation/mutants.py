@@ -1396,7 +1396,7 @@ RULES = {
     ),
     18: Rule(
         "A producer unknown to a partition may start at any sequence: Kafka's leniency, relied on",
-        ("tests/conformance/cases.py::a_producer_that_is_not_known_begins_anywhere",),
+        ("tests/conformance/cases.py::unknown_producer_starts_at_any_sequence",),
     ),
 }
 
