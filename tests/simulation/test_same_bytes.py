@@ -1,4 +1,4 @@
-"""The comparison of two checkouts: a checkout is the same as itself, and one byte makes a difference."""
+"""Comparison of two checkouts: equal ones show no difference, one changed byte does."""
 
 from __future__ import annotations
 
