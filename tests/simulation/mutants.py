@@ -1362,15 +1362,15 @@ RULES = {
         "Of several proposals the first wins, permanently; no client uses the shared producer id",
         (
             f"{_STATE_TOPIC}::test_another_clusters_records_are_not_taken",
-            f"{_STATE_TOPIC}::test_a_topic_that_vanishes_is_waited_for_and_one_in_its_place_is_refused",
+            f"{_STATE_TOPIC}::test_deleted_topic_is_waited_for_and_replacement_refused",
             f"{_STATE_TOPIC}::test_lost_records_are_not_overlooked",
         ),
     ),
     10: Rule(
         "No append passes on configs older than their lease; enabling a check is acknowledged after the lease",
         (
-            "tests/integration/test_races.py::test_no_append_passes_while_the_configs_are_older_than_the_lease",
-            "tests/integration/test_cut_off_leader.py::test_nothing_passes_by_configs_that_the_old_leader_still_tells",
+            "tests/integration/test_races.py::test_no_append_is_sent_with_expired_configs",
+            "tests/integration/test_cut_off_leader.py::test_switched_on_check_applies_despite_old_leader_configs",
         ),
     ),
     11: Rule("A recreated topic is another topic: appends name it by id"),
@@ -1379,7 +1379,7 @@ RULES = {
     14: Rule("A mismatch states whether equal records are at the expected offset"),
     15: Rule(
         "The partition's current epoch is adopted",
-        ("tests/integration/test_bypassing_writers.py::test_the_stamp_itself_under_a_huge_epoch",),
+        ("tests/integration/test_bypassing_writers.py::test_bypassing_fence_with_huge_epoch_is_recovered",),
     ),
     16: Rule(
         "A replica may restore an older sequence: no sequence offset is inferred from it. (Scenarios `compacted` and "
@@ -1390,8 +1390,8 @@ RULES = {
     17: Rule(
         "Enabling a check warns the operator where Kafka itself may lose an accepted append",
         (
-            "tests/unit/test_virtual_configs.py::test_an_admin_is_warned_where_kafka_itself_may_lose_a_winner",
-            "tests/integration/test_leader_changes.py::test_who_switches_a_check_on_is_warned_of_what_kafka_may_lose",
+            "tests/unit/test_virtual_configs.py::test_durability_warnings_follow_replication_settings",
+            "tests/integration/test_leader_changes.py::test_weak_replication_settings_are_warned_about",
         ),
     ),
     18: Rule(

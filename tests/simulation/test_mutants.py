@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from .mutants import MUTANTS, RULES, hunt, live, rules_of
@@ -62,6 +64,13 @@ def test_every_rule_has_a_mutant_or_another_test() -> None:
     broken = {number for one in MUTANTS for number in rules_of(one)}
     assert all(number in broken or rule.elsewhere for number, rule in RULES.items())
     assert broken <= set(RULES)
+
+
+def test_tests_cited_by_rules_exist() -> None:
+    root = Path(__file__).parents[2]
+    for cited in (test for rule in RULES.values() for test in rule.elsewhere):
+        file, name = cited.split("::")
+        assert f"def {name}(" in (root / file).read_text("utf-8"), cited
 
 
 def test_names_are_unique_and_rare_ones_exist() -> None:

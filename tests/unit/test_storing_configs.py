@@ -34,11 +34,11 @@ def test_a_change_that_crashes_here_is_answered(
     with caplog.at_level(logging.ERROR):
         told = asyncio.run(store())
 
-    assert told == [Stored(5, "it failed in the proxy, whose log says where")]
+    assert told == [Stored(5, "internal error, see the proxy's log")]
     assert "storing virtual configs crashed" in caplog.text
 
 
-def test_inherited_checks_are_reported_at_the_second_look(
+def test_inherited_checks_are_reported_at_the_second_probe(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def probe() -> None:
@@ -65,7 +65,7 @@ def test_inherited_checks_are_reported_at_the_second_look(
     assert len(caplog.records) == 1
 
 
-def test_one_warning_names_all_topics_that_kafka_may_lose(
+def test_one_warning_names_all_weakly_replicated_topics(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def facts(topics: Sequence[str]) -> Mapping[str, TopicFacts]:
