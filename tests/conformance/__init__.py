@@ -1,4 +1,4 @@
 import pytest
 
-# Cases assert as tests do, and are read as such where they fail.
+# Show the values of failed assertions in cases.
 pytest.register_assert_rewrite("tests.conformance.cases")

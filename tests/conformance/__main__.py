@@ -10,12 +10,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 _HEAD = """\
 # Kafka behavior that Fencepost relies on
 
-Each fact is pinned by one case in `tests/conformance/cases.py`, which runs on real Kafka and on the simulation's model
-broker. `test_wrong_models.py` breaks each rule of the model; a case must fail. `python -m tests.conformance` writes
-this page.
+One case in `tests/conformance/cases.py` pins each fact. It runs on real Kafka and on the simulation's model broker.
+`test_wrong_models.py` breaks each rule of the model; a case must fail. `python -m tests.conformance` writes this page.
 
 """
-_TAIL = """
+_FOOT = """
 The model has no segments, no retention, no faulty controller, no lossy disks.
 """
 
@@ -23,7 +22,7 @@ The model has no segments, no retention, no faulty controller, no lossy disks.
 def page() -> str:
     # Narrow: the page is read rendered.
     rows = ["fact|case\n", "---|---\n", *(f"{case.fact}|`{case.name}`\n" for case in CASES)]
-    return _HEAD + "".join(rows) + _TAIL
+    return _HEAD + "".join(rows) + _FOOT
 
 
 if __name__ == "__main__":

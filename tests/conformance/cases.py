@@ -1,7 +1,6 @@
-"""What gates rely on, told as stories of one partition. Each is run against real Kafka and against the model of it.
+"""Kafka behavior that partition sequencers rely on, one case each. A case runs on real Kafka and on the model broker.
 
-`KAFKA`, the argument of every case, is a `driver.Kafka`. Error codes, offsets and what is remembered are asserted
-exactly: where the two differ, the simulation's word is worth nothing.
+Cases assert error codes, offsets and producer states exactly: the simulation is worth nothing where the two differ.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tests.support import raw
 CORRUPT, UNKNOWN_TOPIC_ID, NOT_LEADER, TIMED_OUT, TOO_LARGE = 2, 100, 6, 7, 10
 NOT_ENOUGH_REPLICAS, DENIED, INVALID_TIMESTAMP = 19, 29, 32
 OUT_OF_ORDER, WRONG_EPOCH, INVALID_TXN_STATE, INVALID_RECORD, PRODUCER_FENCED = 45, 47, 48, 87, 90
-#: The producer id of the stamps, which no coordinator has given out.
+#: The shared producer id of fences. No coordinator has assigned it.
 SHARED = 7_000_001
 OTHER = 7_000_002
 _GZIP = Settings(gzip=True)
@@ -42,8 +41,7 @@ CASES: list[Case] = []
 def case(
     fact: str, *, brokers: int = 1, expires: bool = False
 ) -> Callable[[Callable[[Kafka], None]], Callable[[Kafka], None]]:
-    """`fact`: what gates rely on. `brokers`: how many replicas the topic has. `expires`: needs brokers that look for
-    expired producers soon."""
+    """`fact`: the behavior. `brokers`: replicas of the topic. `expires`: needs brokers that expire producers often."""
 
     def register(report: Callable[[Kafka], None]) -> Callable[[Kafka], None]:
         CASES.append(Case(report, fact, brokers, expires))
@@ -76,12 +74,12 @@ def plain(kafka: Kafka, *values: bytes) -> bytes:
 
 
 def appended(base_offset: int, log_start_offset: int = 0) -> Answer:
-    """Fresh, on a CreateTime topic."""
+    """A new append, with CreateTime."""
     return Answer(0, base_offset, -1, log_start_offset)
 
 
 def duplicate(base_offset: int, first: bytes, log_start_offset: int = 0) -> Answer:
-    """Told apart by the time, which is that of the batch that is there."""
+    """Distinguished by the timestamp, which is that of the existing batch."""
     return Answer(0, base_offset, timestamp_of(first), log_start_offset)
 
 
@@ -90,12 +88,12 @@ def refused(error_code: int, log_start_offset: int = -1) -> Answer:
 
 
 def timestamp_of(batch: bytes) -> int:
-    """The newest of its records."""
+    """The newest timestamp of its records."""
     return int(struct.unpack_from(">q", batch, 35)[0])
 
 
 def next_sequence(topic: Topic, node: int | None = None) -> tuple[int, int] | None:
-    """(epoch, last sequence) of the stamps."""
+    """(epoch, last sequence) of the fences."""
     known = topic.producers(node).get(SHARED)
     return None if known is None else (known.epoch, known.last_sequence)
 
@@ -108,8 +106,8 @@ def values(topic: Topic) -> list[bytes | None]:
 
 
 @case("A producer's last five batches are recognized; older ones get 45")
-def the_last_five_batches_are_known_again(kafka: Kafka) -> None:
-    """Each with its own offset and time; the one before them is a gap, not a duplicate."""
+def last_five_batches_are_recognized(kafka: Kafka) -> None:
+    """Each response has its own offset and timestamp. The sixth-last batch is a gap, not a duplicate."""
     topic = kafka.create()
     batches = [fenced(kafka, sequence) for sequence in range(6)]
     assert [topic.append(each) for each in batches] == [appended(base) for base in range(6)]
@@ -120,7 +118,7 @@ def the_last_five_batches_are_known_again(kafka: Kafka) -> None:
 
 
 @case("A sequence gap is refused with 45")
-def a_gap_is_refused_and_changes_nothing(kafka: Kafka) -> None:
+def sequence_gap_is_refused(kafka: Kafka) -> None:
     topic = kafka.create()
     first = fenced(kafka, 0, b"a", b"b")
     assert topic.append(first) == appended(0)
@@ -132,8 +130,8 @@ def a_gap_is_refused_and_changes_nothing(kafka: Kafka) -> None:
 
 
 @case("An unknown producer may start at any sequence")
-def a_producer_that_is_not_known_begins_anywhere(kafka: Kafka) -> None:
-    """The leniency that the whole stamp stands on."""
+def unknown_producer_starts_at_any_sequence(kafka: Kafka) -> None:
+    """Fences depend on this leniency."""
     topic = kafka.create()
     assert topic.producers() == {}
     assert topic.append(plain(kafka, b"other")) == appended(0)
@@ -144,8 +142,8 @@ def a_producer_that_is_not_known_begins_anywhere(kafka: Kafka) -> None:
 
 
 @case("With equal sequences, a race's loser gets success; only `log_append_time` differs")
-def equal_sequences_are_a_duplicate_whatever_they_hold(kafka: Kafka) -> None:
-    """The loser of a race is told 0, at its own expected offset. Only the time betrays that it is another's batch."""
+def equal_sequences_are_duplicates_despite_other_records(kafka: Kafka) -> None:
+    """The loser gets 0 at its own expected offset. Only the timestamp shows that the batch is another writer's."""
     topic = kafka.create()
     ours = fenced(kafka, 0, b"ours", b"ours")
     theirs = fenced(kafka, 0, b"theirs", b"theirs too", timestamp_ms=timestamp_of(ours) + 1000)
@@ -155,7 +153,7 @@ def equal_sequences_are_a_duplicate_whatever_they_hold(kafka: Kafka) -> None:
 
 
 @case("A duplicate has the same first and last sequence")
-def another_count_of_records_is_no_duplicate(kafka: Kafka) -> None:
+def other_record_count_is_no_duplicate(kafka: Kafka) -> None:
     topic = kafka.create()
     assert topic.append(fenced(kafka, 0, b"a", b"b")) == appended(0)
     assert topic.append(fenced(kafka, 0, b"a")) == refused(OUT_OF_ORDER, 0)
@@ -164,8 +162,8 @@ def another_count_of_records_is_no_duplicate(kafka: Kafka) -> None:
 
 
 @case("Other producers' batches do not hide a duplicate")
-def a_duplicate_is_found_behind_other_writers(kafka: Kafka) -> None:
-    """The answer is where it lies, not where the log ends."""
+def duplicate_is_found_after_other_producers(kafka: Kafka) -> None:
+    """The response has the batch's offset, not the log end."""
     topic = kafka.create()
     first = fenced(kafka, 0)
     assert topic.append(first) == appended(0)
@@ -175,27 +173,27 @@ def a_duplicate_is_found_behind_other_writers(kafka: Kafka) -> None:
     assert topic.append(fenced(kafka, 1)) == appended(4)
 
 
-@case("An unfenced append shifts the next sequence's offset")
-def a_cached_shift_accepts_at_the_wrong_place(kafka: Kafka) -> None:
-    """No race is needed: whoever goes around the stamp moves the log end, and the next sequence still fits."""
+@case("An unfenced append moves the next sequence to a later offset")
+def cached_sequence_offset_accepts_a_wrong_offset(kafka: Kafka) -> None:
+    """This needs no race: an unfenced append moves the log end, and the next sequence still fits."""
     topic = kafka.create()
     assert topic.append(fenced(kafka, 0)) == appended(0)
-    assert topic.append(plain(kafka, b"around")) == appended(1)
+    assert topic.append(plain(kafka, b"unfenced")) == appended(1)
     assert topic.append(fenced(kafka, 1)) == appended(2), "expected at 1"
 
 
 @case("Appends with different sequence offsets both succeed")
-def two_that_believe_in_different_shifts_both_win(kafka: Kafka) -> None:
-    """Both expect 2, cold. Hence one owner of a shift, or none; or its own epoch for each."""
+def different_sequence_offsets_both_succeed(kafka: Kafka) -> None:
+    """Both expect 2, with unconfirmed fences. So all processes must use one sequence offset, or different epochs."""
     topic = kafka.create()
     assert topic.append(plain(kafka, b"a", b"b")) == appended(0)
-    assert topic.append(fenced(kafka, 2, b"by one who believes in a shift of 0")) == appended(2)
-    assert topic.append(fenced(kafka, 3, b"by one who believes in a shift of -1")) == appended(3), "expected at 2"
+    assert topic.append(fenced(kafka, 2, b"sequence offset 0")) == appended(2)
+    assert topic.append(fenced(kafka, 3, b"sequence offset -1")) == appended(3), "expected at 2"
 
 
 @case("Log end and sequence, read separately, may not match")
-def the_end_and_then_the_sequence_make_no_shift(kafka: Kafka) -> None:
-    """Between the two reads somebody else appends. Read the other way round, what moved would be in the end."""
+def separate_reads_give_a_wrong_sequence_offset(kafka: Kafka) -> None:
+    """Another producer appends between the two reads. In the other order, the log end would include that append."""
     topic = kafka.create()
     assert topic.append(fenced(kafka, 0)) == appended(0)
     end = topic.end()
@@ -203,13 +201,13 @@ def the_end_and_then_the_sequence_make_no_shift(kafka: Kafka) -> None:
     known = next_sequence(topic)
     assert known == (0, 0)
     sequence_offset = end - (known[1] + 1)
-    assert sequence_offset == 0, "in truth it is 1"
+    assert sequence_offset == 0, "the true one is 1"
     assert topic.append(fenced(kafka, end - sequence_offset)) == appended(2), "expected at 1"
 
 
 @case("With LogAppendTime, a duplicate looks like a new append")
 def log_append_time_hides_duplicates(kafka: Kafka) -> None:
-    """A duplicate's answer is a fresh one's, byte for byte."""
+    """A duplicate's response equals that of a new append, byte for byte."""
     topic = kafka.create(Settings(log_append_time=True))
     first = fenced(kafka, 0)
     fresh = topic.append(first)
@@ -221,8 +219,8 @@ def log_append_time_hides_duplicates(kafka: Kafka) -> None:
 
 
 @case("So does one with timestamp −1")
-def without_a_timestamp_a_duplicate_looks_fresh(kafka: Kafka) -> None:
-    """Timestamp -1: the time in a duplicate's answer is that of the batch, and so is there none."""
+def missing_timestamp_hides_duplicates(kafka: Kafka) -> None:
+    """A duplicate's response has the batch's timestamp: -1, as for a new append."""
     topic = kafka.create()
     assert topic.append(fenced(kafka, 0, b"ours", timestamp_ms=-1)) == appended(0)
     assert topic.append(fenced(kafka, 0, b"theirs", timestamp_ms=-1)) == appended(0)
@@ -232,13 +230,12 @@ def without_a_timestamp_a_duplicate_looks_fresh(kafka: Kafka) -> None:
 
 @case("Sequence 0 follows 2³¹−1, within a batch too")
 def sequences_wrap(kafka: Kafka) -> None:
-    """Behind 2^31 - 1 comes 0, within a batch and between batches."""
     topic = kafka.create()
-    services = fenced(kafka, LAST_SEQUENCE, b"last", b"first")
+    wrapping = fenced(kafka, LAST_SEQUENCE, b"last", b"first")
     assert topic.append(fenced(kafka, LAST_SEQUENCE - 1)) == appended(0)
-    assert topic.append(services) == appended(1)
+    assert topic.append(wrapping) == appended(1)
     assert next_sequence(topic) == (0, 0)
-    assert topic.append(services) == duplicate(1, services)
+    assert topic.append(wrapping) == duplicate(1, wrapping)
     assert topic.append(fenced(kafka, 1)) == appended(3)
     exactly = kafka.create()
     assert exactly.append(fenced(kafka, LAST_SEQUENCE)) == appended(0)
@@ -248,8 +245,8 @@ def sequences_wrap(kafka: Kafka) -> None:
 
 
 @case("Unassigned attribute bits survive, unless the broker rewrites the batch")
-def attributes_without_a_meaning_are_kept_where_the_batch_is(kafka: Kafka) -> None:
-    """A tag that says whose stamp it is survives in them; where the broker writes the batch anew, it is gone."""
+def unassigned_attributes_survive_unless_rewritten(kafka: Kafka) -> None:
+    """Fences keep the instance id in these bits. It is lost if the broker rewrites the batch."""
     instance_id = 0x5A00
     as_sent, timed, repacked = (kafka.create(each) for each in (DEFAULTS, Settings(log_append_time=True), _GZIP))
     for topic in (as_sent, timed, repacked):
@@ -268,7 +265,7 @@ def attributes_without_a_meaning_are_kept_where_the_batch_is(kafka: Kafka) -> No
 
 
 @case("A new epoch starts at 0 and fences the old (47)")
-def a_new_epoch_begins_at_zero_and_fences_the_old(kafka: Kafka) -> None:
+def new_epoch_starts_at_zero_and_fences_the_old(kafka: Kafka) -> None:
     topic = kafka.create()
     old = fenced(kafka, 5)
     assert topic.append(old) == appended(0)
@@ -276,22 +273,22 @@ def a_new_epoch_begins_at_zero_and_fences_the_old(kafka: Kafka) -> None:
     assert next_sequence(topic) == (0, 5)
     new = fenced(kafka, 0, epoch=1)
     assert topic.append(new) == appended(1)
-    assert topic.append(old) == refused(WRONG_EPOCH, 0), "what is there, and was a duplicate before"
+    assert topic.append(old) == refused(WRONG_EPOCH, 0), "it is in the log, and was a duplicate before"
     assert topic.append(fenced(kafka, 6)) == refused(WRONG_EPOCH, 0)
     assert topic.append(new) == duplicate(1, new)
-    assert topic.append(fenced(kafka, 0, epoch=9)) == appended(2), "epochs may be left out"
+    assert topic.append(fenced(kafka, 0, epoch=9)) == appended(2), "epochs may be skipped"
     assert next_sequence(topic) == (9, 0)
 
 
 @case("An unknown producer may start with any epoch")
-def a_producer_that_is_not_known_begins_with_any_epoch_and_sequence(kafka: Kafka) -> None:
+def unknown_producer_starts_with_any_epoch(kafka: Kafka) -> None:
     topic = kafka.create()
     assert topic.append(fenced(kafka, 17, epoch=4)) == appended(0)
     assert topic.append(fenced(kafka, 18, epoch=3)) == refused(WRONG_EPOCH, 0)
     assert next_sequence(topic) == (4, 17)
 
 
-# --- what is checked before duplicates are looked for -----------------------------------------------------------------
+# --- checks before the duplicate check --------------------------------------------------------------------------------
 
 
 def _limited(kafka: Kafka) -> Topic:
@@ -299,8 +296,8 @@ def _limited(kafka: Kafka) -> Topic:
 
 
 @case("Errors 2, 10, 32, 87 leave the sequence unchanged")
-def a_refused_batch_leaves_the_sequence_alone(kafka: Kafka) -> None:
-    """Warm: what was chained behind it meets a gap, as wanted."""
+def refused_batch_does_not_change_the_sequence(kafka: Kafka) -> None:
+    """With a confirmed fence, pipelined successors meet a gap, as intended."""
     topic = _limited(kafka)
     assert topic.append(fenced(kafka, 0)) == appended(0)
     before = topic.producers()
@@ -316,8 +313,8 @@ def a_refused_batch_leaves_the_sequence_alone(kafka: Kafka) -> None:
 
 
 @case("While unconfirmed, a pipelined append may replace a refused one")
-def behind_a_refused_first_batch_the_second_lands_in_its_place(kafka: Kafka) -> None:
-    """Cold: hence one at a time."""
+def unconfirmed_successor_replaces_a_refused_batch(kafka: Kafka) -> None:
+    """So with an unconfirmed fence only one append is in flight."""
     topic = _limited(kafka)
     assert topic.append(plain(kafka, b"there")) == appended(0)
     wire = topic.connect()
@@ -330,8 +327,8 @@ def behind_a_refused_first_batch_the_second_lands_in_its_place(kafka: Kafka) -> 
 
 
 @case("Errors 2, 10, 29, 32, 87 precede the duplicate check")
-def errors_come_before_duplicates(kafka: Kafka) -> None:
-    """45, 10, 32, 2, 29 and the like to a resend say nothing about whether the first try is there."""
+def errors_precede_the_duplicate_check(kafka: Kafka) -> None:
+    """Such an error for a resend does not show whether the first attempt was appended."""
     topic = _limited(kafka)
     there = fenced(kafka, 0, b"a")
     assert topic.append(there) == appended(0)
@@ -344,13 +341,12 @@ def errors_come_before_duplicates(kafka: Kafka) -> None:
     assert topic.append(fenced(kafka, 0, b"a", base_offset=7)) == refused(INVALID_RECORD, 0)
     assert topic.append(there) == duplicate(0, there)
     topic.deny("WRITE")
-    kafka.until(lambda: topic.append(there) == refused(DENIED), "the right to write to be gone")
+    kafka.until(lambda: topic.append(there) == refused(DENIED), "the WRITE right to be revoked")
     assert topic.end() == 1
 
 
 @case("Base offset, size and checksum are checked in this order")
-def of_several_errors_the_first_is_told(kafka: Kafka) -> None:
-    """Base offset, size, checksum."""
+def validation_order_is_fixed(kafka: Kafka) -> None:
     topic = _limited(kafka)
     all_wrong = bytearray(fenced(kafka, 0, b"x" * 500, base_offset=7))
     all_wrong[-1] ^= 1
@@ -362,7 +358,7 @@ def of_several_errors_the_first_is_told(kafka: Kafka) -> None:
 
 
 @case("DescribeProducers needs READ; Produce needs WRITE alone")
-def who_may_not_read_cannot_describe_producers(kafka: Kafka) -> None:
+def describe_producers_needs_read(kafka: Kafka) -> None:
     topic = kafka.create()
     assert topic.append(fenced(kafka, 0)) == appended(0)
     topic.deny("READ")
@@ -374,16 +370,16 @@ def who_may_not_read_cannot_describe_producers(kafka: Kafka) -> None:
             return True
         return False
 
-    kafka.until(denied, "the right to read to be gone")
+    kafka.until(denied, "the READ right to be revoked")
     assert topic.append(fenced(kafka, 1)) == appended(1), "WRITE is enough to append"
 
 
-# --- what is forgotten ------------------------------------------------------------------------------------------------
+# --- expiry of producers ----------------------------------------------------------------------------------------------
 
 
 @case("After a restart only a producer's last batch is recognized")
-def after_a_restart_only_the_last_batch_is_remembered(kafka: Kafka) -> None:
-    """45 on a resend of what is there; six batches later nothing is known of it."""
+def restart_keeps_only_the_last_batch(kafka: Kafka) -> None:
+    """A resend of an earlier batch gets 45, although it is in the log."""
     topic = kafka.create()
     batches = [fenced(kafka, sequence) for sequence in range(6)]
     assert [topic.append(each) for each in batches] == [appended(base) for base in range(6)]
@@ -396,8 +392,8 @@ def after_a_restart_only_the_last_batch_is_remembered(kafka: Kafka) -> None:
 
 
 @case("The same after a kill")
-def after_a_kill_only_the_last_batch_is_remembered(kafka: Kafka) -> None:
-    """Recovery reads the log, writes down what it learned of each producer, and begins with that."""
+def kill_keeps_only_the_last_batch(kafka: Kafka) -> None:
+    """Recovery rebuilds producer states from the log, stores them and starts with them."""
     topic = kafka.create()
     batches = [fenced(kafka, sequence) for sequence in range(3)]
     assert [topic.append(each) for each in batches] == [appended(base) for base in range(3)]
@@ -409,8 +405,8 @@ def after_a_kill_only_the_last_batch_is_remembered(kafka: Kafka) -> None:
 
 
 @case("A restart forgets producers with old record timestamps")
-def old_records_are_forgotten_at_a_restart_and_appended_twice(kafka: Kafka) -> None:
-    """Not when they were written counts, but what their newest timestamp says: a warm partition grows cold."""
+def restart_forgets_producers_with_old_records(kafka: Kafka) -> None:
+    """The newest record timestamp counts, not the append time: a confirmed fence can expire."""
     topic, fresh = kafka.create(), kafka.create()
     old = fenced(kafka, 0, b"old", timestamp_ms=kafka.now_ms() - 2 * DAY_MS)
     young = fenced(kafka, 0, b"young", timestamp_ms=kafka.now_ms() - DAY_MS // 2)
@@ -425,8 +421,7 @@ def old_records_are_forgotten_at_a_restart_and_appended_twice(kafka: Kafka) -> N
 
 
 @case("The broker computes the newest timestamp from the records")
-def a_lying_header_does_not_keep_old_records_known(kafka: Kafka) -> None:
-    """The broker computes the newest timestamp from the records."""
+def broker_computes_the_newest_timestamp(kafka: Kafka) -> None:
     topic = kafka.create()
     old = kafka.now_ms() - 2 * DAY_MS
     lying = bytearray(fenced(kafka, 0, timestamp_ms=old))
@@ -437,22 +432,22 @@ def a_lying_header_does_not_keep_old_records_known(kafka: Kafka) -> None:
 
 
 @case("Producers also expire without a restart", expires=True)
-def old_records_are_forgotten_without_a_restart_too(kafka: Kafka) -> None:
-    """When brokers look for what has expired; by default every ten minutes."""
+def producers_expire_without_a_restart(kafka: Kafka) -> None:
+    """By default, brokers expire producers every ten minutes."""
     topic = kafka.create()
     old = fenced(kafka, 0, b"old", timestamp_ms=kafka.now_ms() - 2 * DAY_MS)
     young = fenced(kafka, 5, b"young", producer_id=OTHER, timestamp_ms=kafka.now_ms() - DAY_MS // 2)
     assert topic.append(young) == appended(0)
     assert topic.append(old) == appended(1)
     kafka.expire_producers()
-    kafka.until(lambda: SHARED not in topic.producers(), "the old one to be forgotten")
+    kafka.until(lambda: SHARED not in topic.producers(), "the old producer to expire")
     assert topic.append(old) == appended(2), "twice"
     assert topic.append(young) == duplicate(0, young)
 
 
 @case("If all records are deleted, a restart forgets the producer")
-def deleted_records_are_remembered_until_a_restart(kafka: Kafka) -> None:
-    """A duplicate may be told whose records can no longer be read. After the restart it is appended again."""
+def producer_of_deleted_records_is_known_until_restart(kafka: Kafka) -> None:
+    """The records of a duplicate may be unreadable. After a restart it is appended again."""
     topic = kafka.create()
     batches = [fenced(kafka, sequence) for sequence in range(3)]
     assert [topic.append(each) for each in batches] == [appended(base) for base in range(3)]
@@ -467,8 +462,8 @@ def deleted_records_are_remembered_until_a_restart(kafka: Kafka) -> None:
 
 
 @case("If other records remain, it does not")
-def a_producer_whose_records_are_deleted_is_known_as_long_as_others_remain(kafka: Kafka) -> None:
-    """What a shutdown writes down is of all producers; it is not used only where nothing of the log is left."""
+def producer_is_known_while_other_records_remain(kafka: Kafka) -> None:
+    """A shutdown stores all producers. A start ignores them only if no record is left."""
     topic = kafka.create()
     ours = fenced(kafka, 0)
     assert topic.append(ours) == appended(0)
@@ -480,8 +475,8 @@ def a_producer_whose_records_are_deleted_is_known_as_long_as_others_remain(kafka
 
 
 @case("After a kill, deleted records may be back")
-def after_a_kill_deleted_records_may_be_back(kafka: Kafka) -> None:
-    """Where the log starts is written down once a minute. And who wrote them is known again."""
+def kill_may_restore_deleted_records(kafka: Kafka) -> None:
+    """The log start is stored once a minute. The producer is known again, too."""
     topic = kafka.create()
     ours = fenced(kafka, 0)
     assert topic.append(ours) == appended(0)
@@ -494,8 +489,8 @@ def after_a_kill_deleted_records_may_be_back(kafka: Kafka) -> None:
 
 
 @case("A recreated topic refuses stale batches only by id (100)")
-def a_recreated_topic_knows_nobody_and_has_another_id(kafka: Kafka) -> None:
-    """By name a stale batch lands at 0 of the new one; by id it is refused."""
+def recreated_topic_has_another_id_and_no_producers(kafka: Kafka) -> None:
+    """By name, a stale batch is appended to the new topic at 0. By id, it is refused."""
     topic = kafka.create()
     old = topic.topic_id
     assert topic.append_by_id(fenced(kafka, 0), old) == appended(0)
@@ -512,27 +507,27 @@ def a_recreated_topic_knows_nobody_and_has_another_id(kafka: Kafka) -> None:
 
 
 @case("A request may be appended after its connection closed")
-def a_request_outlives_its_connection(kafka: Kafka) -> None:
-    """No read is a barrier: the log end was read after the client was gone, and moves all the same."""
+def request_is_appended_after_its_connection_closed(kafka: Kafka) -> None:
+    """So no read is a barrier: the log end moves after the client has disconnected."""
     topic = kafka.create()
     (node,) = topic.replicas()
     assert topic.append(fenced(kafka, 0)) == appended(0)
     wire = topic.connect()
-    wire.send(plain(kafka, b"to be sure that it is connected"))
+    wire.send(plain(kafka, b"connected"))
     assert wire.receive() == appended(1)
     kafka.pause(node)
     wire.send(fenced(kafka, 1, b"late"))
     wire.close()
     kafka.resume(node)
-    kafka.until(lambda: topic.end() == 3, "what was queued to be appended")
+    kafka.until(lambda: topic.end() == 3, "the queued append")
     assert next_sequence(topic) == (0, 1)
     assert topic.append(fenced(kafka, 1, b"another's")).base_offset == 2, "a duplicate of the late one"
     assert [b.values for b in topic.read()][-1] == (b"late",)
 
 
 @case("Of a late request and its competitor, one is a duplicate")
-def only_the_sequence_decides_between_a_late_request_and_another(kafka: Kafka) -> None:
-    """Two that expect the same offset, one of them queued behind a dead connection: one wins, whatever the order."""
+def sequence_decides_between_late_request_and_competitor(kafka: Kafka) -> None:
+    """Two appends expect the same offset, and one is queued on a closed connection. In either order, one wins."""
     topic = kafka.create()
     (node,) = topic.replicas()
     late = topic.connect()
@@ -577,30 +572,32 @@ def _marker_v1(kafka: Kafka, *, commit: bool) -> None:
     assert producer.append(topic, first) == appended(0)
     known = topic.producers()[producer.producer_id]
     assert known == ProducerState(producer.epoch, 0, timestamp_of(first), 0), "open since offset 0"
-    assert topic.append(plain(kafka, b"beside it")) == appended(1)
+    assert topic.append(plain(kafka, b"during it")) == appended(1)
     producer.end(commit=commit)
     kafka.until(lambda: topic.end() == 3, "the marker, after EndTxn was answered")
     kafka.until(lambda: topic.high_watermark() == 3, "the marker to be committed")
     assert _control(topic.read()) == [(2, producer.producer_id, producer.epoch)]
     known = topic.producers()[producer.producer_id]
     assert (known.epoch, known.last_sequence, known.transaction_start) == (producer.epoch, 0, -1)
-    assert producer.append(topic, first) == refused(INVALID_TXN_STATE), "its end comes before its duplicates"
-    assert topic.append(plain(kafka, b"behind it")) == appended(3)
+    assert producer.append(topic, first) == refused(INVALID_TXN_STATE), (
+        "the transaction check precedes the duplicate check"
+    )
+    assert topic.append(plain(kafka, b"after it")) == appended(3)
 
 
 @case("A commit marker takes an offset, after EndTxn is answered")
-def a_commit_marker_takes_an_offset(kafka: Kafka) -> None:
+def commit_marker_takes_an_offset(kafka: Kafka) -> None:
     _marker_v1(kafka, commit=True)
 
 
 @case("An abort marker too")
-def an_abort_marker_takes_an_offset(kafka: Kafka) -> None:
+def abort_marker_takes_an_offset(kafka: Kafka) -> None:
     _marker_v1(kafka, commit=False)
 
 
 @case("In transactions v1, a partition without records gets its marker")
-def a_partition_that_was_added_and_never_written_gets_its_marker(kafka: Kafka) -> None:
-    """Transactions v1: nobody has seen a batch of that producer, and still the log end moves."""
+def added_partition_without_records_gets_a_marker(kafka: Kafka) -> None:
+    """The log end moves, although this producer appended nothing."""
     topic = kafka.create()
     assert topic.append(fenced(kafka, 0)) == appended(0)
     producer = kafka.transactional(v2=False)
@@ -608,7 +605,7 @@ def a_partition_that_was_added_and_never_written_gets_its_marker(kafka: Kafka) -
     assert (topic.end(), set(topic.producers())) == (1, {SHARED})
     producer.end(commit=False)
     kafka.until(lambda: topic.end() == 2, "the marker")
-    assert next_sequence(topic) == (0, 0), "the stamps know nothing of it"
+    assert next_sequence(topic) == (0, 0), "the fence sequence is unchanged"
     assert topic.append(fenced(kafka, 1)) == appended(2), "expected at 1"
     known = topic.producers()[producer.producer_id]
     assert (known.epoch, known.last_sequence, known.transaction_start) == (producer.epoch, -1, -1)
@@ -617,29 +614,29 @@ def a_partition_that_was_added_and_never_written_gets_its_marker(kafka: Kafka) -
 
 
 @case("A coordinator lists a partition until its marker is written")
-def a_coordinator_knows_until_the_marker_is_there(kafka: Kafka) -> None:
-    """So whoever is told that it is not named, and reads the log end after that, has the marker before it."""
+def coordinator_lists_partition_until_its_marker(kafka: Kafka) -> None:
+    """So a log end read after the partition is no longer listed includes the marker."""
     written, stranded = kafka.create(), kafka.create()
     producer = kafka.transactional(v2=False)
-    for exchange in range(3):
+    for number in range(3):
         for topic in (written, stranded):
             assert not producer.is_on(topic)
             producer.add(topic)
             assert producer.is_on(topic)
         who = {"producer_id": producer.producer_id, "epoch": producer.epoch}
-        assert producer.append(written, fenced(kafka, exchange, transactional=True, **who)) == appended(2 * exchange)
-        producer.end(commit=bool(exchange % 2))
-        for topic, end in ((written, 2 * exchange + 2), (stranded, exchange + 1)):
+        assert producer.append(written, fenced(kafka, number, transactional=True, **who)) == appended(2 * number)
+        producer.end(commit=bool(number % 2))
+        for topic, end in ((written, 2 * number + 2), (stranded, number + 1)):
 
             def is_over(topic: Topic = topic) -> bool:
                 return not producer.is_on(topic)
 
-            kafka.until(is_over, "it to be named no more")
+            kafka.until(is_over, "it to be unlisted")
             assert topic.end() == end
 
 
 @case("A producer known only by a marker starts at 0")
-def who_is_known_by_a_marker_alone_begins_at_zero(kafka: Kafka) -> None:
+def producer_known_by_marker_starts_at_zero(kafka: Kafka) -> None:
     topic = kafka.create()
     producer = kafka.transactional(v2=False)
     producer.add(topic)
@@ -652,7 +649,7 @@ def who_is_known_by_a_marker_alone_begins_at_zero(kafka: Kafka) -> None:
 
 
 @case("A transactional batch for a partition not added gets 48")
-def a_transactional_batch_without_its_partition_is_refused(kafka: Kafka) -> None:
+def transactional_batch_needs_its_partition_added(kafka: Kafka) -> None:
     topic = kafka.create()
     producer = kafka.transactional(v2=False)
     who = {"producer_id": producer.producer_id, "epoch": producer.epoch}
@@ -661,8 +658,8 @@ def a_transactional_batch_without_its_partition_is_refused(kafka: Kafka) -> None
 
 
 @case("In v2, unknown producers start at 0; ends bump the epoch")
-def transactions_v2_begin_at_zero_and_bump_the_epoch_with_each_end(kafka: Kafka) -> None:
-    """The marker has the next epoch already, and the leniency towards unknown producers is gone."""
+def transactions_v2_start_at_zero_and_bump_epochs(kafka: Kafka) -> None:
+    """The marker has the next epoch, and unknown producers must start at 0."""
     topic = kafka.create()
     producer = kafka.transactional(v2=True)
     epoch, producer_id = producer.epoch, producer.producer_id
@@ -687,7 +684,7 @@ def transactions_v2_begin_at_zero_and_bump_the_epoch_with_each_end(kafka: Kafka)
 
 
 @case("A transaction is Empty, Ongoing, then Complete after its markers")
-def a_transactions_states(kafka: Kafka) -> None:
+def transaction_states(kafka: Kafka) -> None:
     for v2 in (False, True):
         topic = kafka.create()
         producer = kafka.transactional(v2=v2)
@@ -706,23 +703,23 @@ def a_transactions_states(kafka: Kafka) -> None:
 
 
 @case("A repeated EndTxn succeeds; a contrary one gets 48, another epoch 90")
-def an_end_that_is_said_again(kafka: Kafka) -> None:
-    """Transactions v1: so a commit whose answer was lost may be asked for again."""
+def repeated_end_txn(kafka: Kafka) -> None:
+    """So a commit whose response was lost can be repeated (transactions v1)."""
     topic = kafka.create()
     producer = kafka.transactional(v2=False)
     for commit in (True, False):
         assert producer.say_end(producer.epoch, commit=commit) == INVALID_TXN_STATE, "nothing was begun"
-    for exchange, commit in enumerate((True, False)):
+    for number, commit in enumerate((True, False)):
         producer.add(topic)
         assert producer.say_end(producer.epoch + 1, commit=commit) == PRODUCER_FENCED
         for _ in range(2):
             assert producer.say_end(producer.epoch, commit=commit) == 0
         assert producer.say_end(producer.epoch, commit=not commit) == INVALID_TXN_STATE
-        assert topic.end() == exchange + 1
+        assert topic.end() == number + 1
 
 
 @case("In v2, EndTxn repeats with the epoch that it ended")
-def an_end_that_is_said_again_v2(kafka: Kafka) -> None:
+def repeated_end_txn_v2(kafka: Kafka) -> None:
     topic = kafka.create()
     producer = kafka.transactional(v2=True)
     assert producer.say_end(producer.epoch, commit=True) == INVALID_TXN_STATE, "nothing was begun"
@@ -755,66 +752,66 @@ def _two(kafka: Kafka, min_isr: int = 1) -> Topic:
 
 
 @case("OffsetForLeaderEpoch returns the log end, ListOffsets the high watermark", brokers=2)
-def the_log_end_runs_ahead_of_the_high_watermark(kafka: Kafka) -> None:
-    """OffsetForLeaderEpoch tells the end; ListOffsets tells what is committed, and Fetch gives no more than that."""
+def log_end_exceeds_the_high_watermark(kafka: Kafka) -> None:
+    """Fetch also ends at the high watermark."""
     topic = _two(kafka)
     assert (topic.end(), topic.high_watermark()) == (0, 0)
     assert topic.append(fenced(kafka, 0)) == appended(0)
-    duplicate_waiter = _follower(topic)
-    kafka.pause(duplicate_waiter)
+    follower = _follower(topic)
+    kafka.pause(follower)
     for sequence in (1, 2):
         assert topic.append(fenced(kafka, sequence), acks=1) == appended(sequence)
     assert (topic.end(), topic.high_watermark()) == (3, 1)
     assert values(topic) == [b"0"]
-    kafka.resume(duplicate_waiter)
+    kafka.resume(follower)
     kafka.until(lambda: topic.high_watermark() == 3, "the follower to catch up")
     assert len(values(topic)) == 3
 
 
 @case("With too few in-sync replicas: 19 before the append, 7 after", brokers=2)
 def too_few_in_sync_replicas(kafka: Kafka) -> None:
-    """19 before the append, and before duplicates; 7 after the append, with the offset where it lies."""
+    """19 precedes the duplicate check. 7 has the offset of the appended batch."""
     topic = _two(kafka, min_isr=2)
     first, waits = fenced(kafka, 0), fenced(kafka, 1)
     assert topic.append(first) == appended(0)
-    duplicate_waiter = _follower(topic)
-    kafka.pause(duplicate_waiter)
+    follower = _follower(topic)
+    kafka.pause(follower)
     assert topic.append(waits, timeout_ms=300) == Answer(TIMED_OUT, 1, -1, 0)
     assert (topic.end(), topic.high_watermark()) == (2, 1)
     kafka.until(
-        lambda: topic.append(waits, timeout_ms=100) == refused(NOT_ENOUGH_REPLICAS, 0), "the follower to be missed"
+        lambda: topic.append(waits, timeout_ms=100) == refused(NOT_ENOUGH_REPLICAS, 0),
+        "the follower to leave the in-sync replicas",
     )
     assert topic.append(fenced(kafka, 2)) == refused(NOT_ENOUGH_REPLICAS, 0)
-    assert topic.append(fenced(kafka, 2), acks=1) == appended(2), "acks=1 asks nobody"
+    assert topic.append(fenced(kafka, 2), acks=1) == appended(2), "acks=1 ignores the other replicas"
     assert (topic.end(), topic.high_watermark(), next_sequence(topic)) == (3, 1, (0, 2))
-    kafka.resume(duplicate_waiter)
+    kafka.resume(follower)
     kafka.until(lambda: topic.in_sync() == 2 and topic.high_watermark() == 3, "the follower to catch up")
     assert topic.append(waits) == duplicate(1, waits)
 
 
 @case("A duplicate is answered once it is committed", brokers=2)
-def a_resend_waits_for_its_replicas_as_the_first_did(kafka: Kafka) -> None:
-    """A duplicate is no success before it is committed."""
+def duplicate_waits_for_replicas(kafka: Kafka) -> None:
     topic = _two(kafka, min_isr=2)
     assert topic.append(fenced(kafka, 0)) == appended(0)
-    duplicate_waiter = _follower(topic)
-    kafka.pause(duplicate_waiter)
+    follower = _follower(topic)
+    kafka.pause(follower)
     waits = fenced(kafka, 1)
     assert topic.append(waits, timeout_ms=200) == Answer(TIMED_OUT, 1, -1, 0)
     assert topic.append(waits, timeout_ms=200) == Answer(TIMED_OUT, 1, timestamp_of(waits), 0)
-    kafka.resume(duplicate_waiter)
+    kafka.resume(follower)
     kafka.until(lambda: topic.high_watermark() == 2, "the follower to catch up")
     assert topic.append(waits) == duplicate(1, waits)
 
 
 @case("A connection's later appends wait for an earlier one's replicas", brokers=2)
-def a_connection_is_silent_while_an_append_waits_for_replicas(kafka: Kafka) -> None:
-    """One request at a time: what came behind it is not even appended. Other connections go on."""
+def later_appends_wait_for_earlier_replication(kafka: Kafka) -> None:
+    """Later requests of the connection are not appended yet. Other connections are served."""
     topic = _two(kafka, min_isr=2)
     assert topic.append(fenced(kafka, 0)) == appended(0)
     wire = topic.connect()
-    duplicate_waiter = _follower(topic)
-    kafka.pause(duplicate_waiter)
+    follower = _follower(topic)
+    kafka.pause(follower)
     wire.send(fenced(kafka, 1), timeout_ms=4000)
     wire.send(fenced(kafka, 2), acks=1)
     kafka.until(lambda: topic.end() == 2, "the first to be appended")
@@ -823,13 +820,13 @@ def a_connection_is_silent_while_an_append_waits_for_replicas(kafka: Kafka) -> N
     assert wire.receive() == Answer(TIMED_OUT, 1, -1, 0)
     assert wire.receive() == appended(3)
     wire.close()
-    kafka.resume(duplicate_waiter)
+    kafka.resume(follower)
     kafka.until(lambda: topic.in_sync() == 2, "the follower to be back")
 
 
 @case("A new leader recognizes five batches; the old one answers 6", brokers=2)
-def a_new_leader_knows_the_last_five_and_the_old_one_takes_nothing(kafka: Kafka) -> None:
-    """A to B to A. Who is asked in the name of another epoch, older or newer, does not tell its log end."""
+def new_leader_recognizes_five_batches(kafka: Kafka) -> None:
+    """A broker queried with another leader epoch does not report its log end."""
     topic = _two(kafka)
     batches = [fenced(kafka, sequence) for sequence in range(6)]
     assert [topic.append(each) for each in batches] == [appended(base) for base in range(6)]
@@ -837,7 +834,7 @@ def a_new_leader_knows_the_last_five_and_the_old_one_takes_nothing(kafka: Kafka)
     epoch = topic.leader_epoch()
     assert (topic.end_as_of(a, epoch), topic.end_as_of(b, epoch)) == (6, None)
     assert topic.end_as_of(a, epoch + 1) is None
-    kafka.until(lambda: topic.producers(b) == topic.producers(a), "the follower to know it too")
+    kafka.until(lambda: topic.producers(b) == topic.producers(a), "the follower to know the producer")
     topic.move_leader(b)
     new_epoch = topic.leader_epoch()
     assert new_epoch > epoch
@@ -855,13 +852,13 @@ def a_new_leader_knows_the_last_five_and_the_old_one_takes_nothing(kafka: Kafka)
 
 
 @case("Truncation takes back log and sequence together", brokers=2)
-def truncation_takes_log_and_sequence_back_together(kafka: Kafka) -> None:
-    """The tail that only the dead leader had is gone, and so is the memory of it, there too once it is back."""
+def truncation_removes_log_and_sequence_together(kafka: Kafka) -> None:
+    """Batches that only the dead leader had are lost, and their sequences too, even after it returns."""
     topic = _two(kafka)
     assert topic.append(fenced(kafka, 0)) == appended(0)
     a, b = topic.leader(), _follower(topic)
     kafka.pause(b)
-    # A fetch of the follower's was waiting: the first of these may be on its way to it.
+    # A pending fetch of the follower could still return the first of these.
     kafka.let_fetches_end()
     assert topic.append(fenced(kafka, 0, producer_id=OTHER), acks=1) == appended(1)
     lost = fenced(kafka, 1, b"lost")
@@ -871,7 +868,7 @@ def truncation_takes_log_and_sequence_back_together(kafka: Kafka) -> None:
     kafka.kill(a)
     kafka.resume(b)
     kafka.until(lambda: topic.leader() == b, "the other to lead")
-    kafka.until(lambda: topic.end_as_of(b, topic.leader_epoch()) is not None, "it to know")
+    kafka.until(lambda: topic.end_as_of(b, topic.leader_epoch()) is not None, "the new leader to serve")
     end = topic.end()
     assert end in (1, 2)
     assert next_sequence(topic) == (0, 0)
@@ -883,14 +880,13 @@ def truncation_takes_log_and_sequence_back_together(kafka: Kafka) -> None:
     assert next_sequence(topic, a) == next_sequence(topic, b) == (0, 1)
     topic.move_leader(a)
     assert topic.end() == end + 1
-    assert topic.append(lost) == duplicate(end, other), "it was sent again, and another's lies in its place"
+    assert topic.append(lost) == duplicate(end, other), "a resend finds another batch at that offset"
     assert b"lost" not in values(topic)
 
 
 @case("Replicas differ: a resend may be 45 or a duplicate", brokers=2)
-def each_replica_has_its_own_memory(kafka: Kafka) -> None:
-    """The same resend is a duplicate to one and a gap to the other, which was restarted: 45 does not mean that it is
-    not there, and what a leader knew its successor need not know."""
+def replicas_remember_different_batches(kafka: Kafka) -> None:
+    """A resend is a duplicate on one replica and a gap on the restarted one: 45 does not prove its absence."""
     topic = _two(kafka)
     batches = [fenced(kafka, sequence) for sequence in range(3)]
     assert [topic.append(each) for each in batches] == [appended(base) for base in range(3)]

@@ -1,6 +1,6 @@
-"""What a conformance case may ask and do: Kafka as a producer and the proxy's own questions see it.
+"""The interface to Kafka for conformance cases: `real.py` implements it with Kafka, `model.py` with the simulation.
 
-Two implementations: `real.py` is Kafka, `model.py` the simulation's brokers. Everything here blocks until it is done.
+All calls block until they are done.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from tests.support import raw
 
-#: How long an answer may take that has to come, in the driver's own time.
+#: Longest wait for a response, by the driver's clock.
 ANSWER_SECONDS = 60.0
 
 
 class Answer(NamedTuple):
-    """What a Produce response says of the one partition that was asked for."""
+    """One partition of a Produce response."""
 
     error_code: int
     base_offset: int = -1
@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 
 
 class ProducerState(NamedTuple):
-    """A producer as DescribeProducers tells of it. `transaction_start`: -1 outside of a transaction."""
+    """A producer in DescribeProducers. `transaction_start`: -1 outside a transaction."""
 
     epoch: int
     last_sequence: int
@@ -36,7 +36,7 @@ class ProducerState(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A batch in a log. Of a control batch, `values` has one None."""
+    """A batch in a log. `values` of a control batch is one None."""
 
     base_offset: int
     attributes: int
@@ -69,8 +69,7 @@ def stored_batches(data: bytes) -> list[Stored]:
 
 @dataclass(frozen=True)
 class Settings:
-    """A topic's. `timestamp_after_max_ms`: how far ahead of the broker's clock a record may be. `gzip`: its
-    `compression.type`, where it is not the producer's."""
+    """Configs of a topic. `gzip`: `compression.type=gzip`."""
 
     replicas: int = 1
     min_isr: int = 1
@@ -84,7 +83,7 @@ DEFAULTS = Settings()
 
 
 class Wire(ABC):
-    """One connection to a broker. Requests may be sent ahead of answers."""
+    """One connection to a broker. Requests may be pipelined."""
 
     @abstractmethod
     def send(self, records: bytes, *, acks: int = -1, timeout_ms: int = 10_000) -> None: ...
@@ -94,45 +93,45 @@ class Wire(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """What was sent still arrives; nobody is there for its answers."""
+        """Sent requests still arrive; their responses are lost."""
 
 
 class Transaction(ABC):
-    """A transactional producer of the old protocol (transactions v1) or of the new one."""
+    """A transactional producer, with transactions v1 or v2."""
 
     producer_id: int
     epoch: int
 
     @abstractmethod
     def add(self, topic: Topic) -> None:
-        """AddPartitionsToTxn; nothing with transactions v2, where the first append does it."""
+        """Send AddPartitionsToTxn. With transactions v2, do nothing: the first append adds the partition."""
 
     @abstractmethod
     def append(self, topic: Topic, records: bytes) -> Answer: ...
 
     @abstractmethod
     def is_on(self, topic: Topic) -> bool:
-        """Whether its coordinator names that topic (DescribeTransactions)."""
+        """Whether its coordinator lists that topic (DescribeTransactions)."""
 
     @abstractmethod
     def end(self, *, commit: bool) -> None:
-        """Returns when EndTxn is answered. The marker may not be written yet."""
+        """Return when EndTxn is answered. The marker may not be written yet."""
 
     @abstractmethod
     def say_end(self, epoch: int, *, commit: bool) -> int:
-        """EndTxn with that epoch, as often as it is told to come again; its error code. Nothing is learned of it."""
+        """Send EndTxn with that epoch, repeat it while the coordinator is busy, and return the error code."""
 
     @abstractmethod
     def state(self) -> str:
-        """Of its coordinator (DescribeTransactions)."""
+        """The coordinator's state (DescribeTransactions)."""
 
 
 class Topic(ABC):
-    """One topic of one partition."""
+    """A topic with one partition."""
 
     @abstractmethod
     def append(self, records: bytes, *, acks: int = -1, timeout_ms: int = 10_000, node: int | None = None) -> Answer:
-        """Sent once, on a connection of its own, to the leader or to `node`."""
+        """Send once, on a new connection, to the leader or `node`."""
 
     @abstractmethod
     def append_by_id(self, records: bytes, topic_id: object) -> Answer:
@@ -151,29 +150,29 @@ class Topic(ABC):
 
     @abstractmethod
     def high_watermark(self) -> int:
-        """ListOffsets of the latest, as a consumer."""
+        """The latest offset in ListOffsets, for a consumer."""
 
     @abstractmethod
     def start(self) -> int: ...
 
     @abstractmethod
     def producers(self, node: int | None = None) -> dict[int, ProducerState]:
-        """What the leader, or `node`, remembers."""
+        """Producers known to the leader or `node`."""
 
     @abstractmethod
     def read(self) -> list[Stored]:
-        """Everything below the high watermark, from the log start on."""
+        """All batches from the log start to the high watermark."""
 
     @abstractmethod
     def delete_records(self, before: int) -> None: ...
 
     @abstractmethod
     def deny(self, operation: str) -> None:
-        """Nobody may READ or WRITE it any more."""
+        """Revoke READ or WRITE from all clients."""
 
     @abstractmethod
     def recreate(self) -> None:
-        """Deletes it and creates it anew under its name, with the same settings."""
+        """Delete it and create it again, with the same name and settings."""
 
     # ---- more than one broker
 
@@ -188,15 +187,15 @@ class Topic(ABC):
 
     @abstractmethod
     def move_leader(self, node: int) -> None:
-        """Returns when that broker leads and everybody knows it."""
+        """Return when that broker leads and all brokers know it."""
 
     @abstractmethod
     def end_as_of(self, node: int, leader_epoch: int) -> int | None:
-        """The log end as `node` tells it to somebody who believes in that epoch; None where it refuses to."""
+        """The log end that `node` reports for that leader epoch, or None if it refuses."""
 
     @abstractmethod
     def in_sync(self) -> int:
-        """How many replicas are."""
+        """Number of in-sync replicas."""
 
 
 class Kafka(ABC):
@@ -213,19 +212,19 @@ class Kafka(ABC):
 
     @abstractmethod
     def restart(self) -> None:
-        """All brokers shut down in good order (what they knew is written down) and started again."""
+        """Shut all brokers down cleanly and start them again."""
 
     @abstractmethod
     def crash(self) -> None:
-        """All brokers killed and started again. What was written stays: the operating system lives on."""
+        """Kill all brokers and start them again. Written data survives, because the operating system does not stop."""
 
     @abstractmethod
     def expire_producers(self) -> None:
-        """Soon the brokers look for producers whose last batch is older than `producer.id.expiration.ms`: one day."""
+        """Let brokers soon expire producers older than `producer.id.expiration.ms` (one day)."""
 
     @abstractmethod
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Waits, in this cluster's time, for what happens in its own."""
+        """Wait for a condition, by this cluster's clock."""
 
     # ---- one broker
 
@@ -234,8 +233,7 @@ class Kafka(ABC):
 
     @abstractmethod
     def let_fetches_end(self) -> None:
-        """What a follower that stands still had asked before is answered: a busy leader does so a while after an
-        append, with all that came since."""
+        """Wait until pending fetches of a paused follower are answered: a busy leader delays them after an append."""
 
     @abstractmethod
     def resume(self, node: int) -> None: ...

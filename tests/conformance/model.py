@@ -1,4 +1,4 @@
-"""The simulation's brokers (`tests/simulation/broker.py`) as conformance cases see them."""
+"""The simulation's brokers (`tests/simulation/broker.py`) behind the driver interface."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAMED = 9
 
 
 class ModelKafka(Kafka):
-    """One cluster of its own for each case, from a seed. Its time passes while somebody waits."""
+    """A separate cluster for each case, from a seed. Its clock advances only in `until`."""
 
     def __init__(self, seed: int, brokers: int) -> None:
         self.sim = Sim(seed)
@@ -70,7 +70,7 @@ class ModelKafka(Kafka):
         return self.sim.wall_ms
 
     def let_fetches_end(self) -> None:
-        pass  # its leaders answer at once
+        pass  # leaders answer immediately
 
     def create(self, settings: Settings = DEFAULTS) -> ModelTopic:
         assert settings.replicas == len(self.cluster.brokers), "each broker of the model has a replica of everything"
@@ -119,7 +119,6 @@ class ModelKafka(Kafka):
         self.cluster.pause(node, 1e6)
 
     def resume(self, node: int) -> None:
-        """What waits for its broker to go on was put off until then: it is told to look again."""
         self.cluster.resume(node)
 
     def kill(self, node: int) -> None:
@@ -158,7 +157,7 @@ class ModelTopic(Topic):
     def connect(self) -> ModelWire:
         return ModelWire(self.kafka, self.name, self.leader())
 
-    # ---- what is there
+    # ---- state
 
     @property
     def topic_id(self) -> object:
@@ -201,7 +200,7 @@ class ModelTopic(Topic):
             for found in stored_batches(batch.data)
         ]
 
-    # ---- what is done to it
+    # ---- changes
 
     def delete_records(self, before: int) -> None:
         self.kafka.cluster.delete_records(self.name, before)

@@ -1,4 +1,4 @@
-"""Real Kafka as conformance cases see it: raw requests, nothing retried but what is not under test."""
+"""Real Kafka behind the driver interface: raw requests. Only requests that are not under test are retried."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OK, UNKNOWN_TOPIC, NOT_LEADER, UNKNOWN_TOPIC_ID = 0, 3, 6, 100
 COORDINATOR_LOADING, COORDINATOR_GONE, NOT_COORDINATOR, CONCURRENT = 14, 15, 16, 51
 FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH = 74, 75
 ELECTION_NOT_NEEDED = 84
-#: What the cluster under test must have, for `Topic.deny`.
+#: Needed by `Topic.deny`.
 PROPERTIES = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
@@ -69,7 +69,7 @@ _RESPONSES: dict[Any, Any] = {
 
 
 def query(connection: raw.Connection, request: Any, version: int) -> Any:
-    """`raw.Connection.query` for messages that it has no need of."""
+    """`raw.Connection.query` for more messages."""
     if type(request) not in _RESPONSES:
         return connection.query(request, version)
     connection.send(request, version)
@@ -81,12 +81,12 @@ def _read(answer: raw.Answer) -> Answer:
     return Answer(answer.error_code, answer.base_offset, answer.log_append_time_ms, -1 if start is None else start)
 
 
-#: A follower's fetch waits no longer: replica.fetch.wait.max.ms.
+#: Longest wait of a follower's fetch: replica.fetch.wait.max.ms.
 FETCH_WAIT_SECONDS = 0.5
 
 
 class RealKafka(Kafka):
-    """`cluster` may be broken by the cases: nobody else may use it then."""
+    """Cases may break `cluster`: do not share it."""
 
     def __init__(self, cluster: KafkaCluster) -> None:
         self.cluster = cluster
@@ -101,7 +101,7 @@ class RealKafka(Kafka):
         return str(self.cluster.address(node))
 
     def some(self) -> raw.Connection:
-        """To a broker that answers."""
+        """A connection to a running broker."""
         nodes = [n for n in self.cluster.node_ids if self.cluster.running(n) and n not in self.paused]
         return raw.Connection(self.address(nodes[0]), timeout_seconds=ANSWER_SECONDS)
 
@@ -124,7 +124,7 @@ class RealKafka(Kafka):
         self._start_all()
 
     def _start_all(self) -> None:
-        """Leaders are named a moment before they take office."""
+        """Metadata names leaders slightly before they serve."""
         for node in self.cluster.node_ids:
             self.cluster.restart(node, wait=False)
         self.cluster.await_ready()
@@ -132,7 +132,7 @@ class RealKafka(Kafka):
             topic.end()
 
     def expire_producers(self) -> None:
-        """It does by itself, see `producer.id.expiration.check.interval.ms`."""
+        """Brokers do it automatically (`producer.id.expiration.check.interval.ms`)."""
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         raw.until(condition, what, within_seconds=ANSWER_SECONDS)
@@ -156,7 +156,7 @@ class RealKafka(Kafka):
         self.cluster.restart(node)
 
     def heal(self) -> None:
-        """Leaves the cluster as the next case wants it."""
+        """Restore the cluster for the next case."""
         for wire in self.wires:
             wire.close()
         self.wires.clear()
@@ -194,7 +194,7 @@ class RealTopic(Topic):
         raw.until(self._serves, f"{self.name} to be served", within_seconds=ANSWER_SECONDS)
 
     def _serves(self) -> bool:
-        """Metadata names a leader a moment before it has taken office, and followers join one by one."""
+        """Metadata names a leader slightly before it serves, and followers join one by one."""
         return self.in_sync() == self.settings.replicas and self._list(_LATEST) is not None
 
     def at(self, node: int | None = None) -> raw.Connection:
@@ -218,7 +218,7 @@ class RealTopic(Topic):
         self.kafka.wires.append(wire)
         return wire
 
-    # ---- what is there
+    # ---- state
 
     def _metadata(self) -> Any:
         with self.kafka.some() as connection:
@@ -236,7 +236,7 @@ class RealTopic(Topic):
             return connection.query(request, 4).topics[0].partitions[0]
 
     def end(self) -> int:
-        """A leader may not have taken office yet."""
+        """A new leader may not serve yet."""
 
         def probe() -> int | None:
             return self.end_as_of(self.leader(), self.leader_epoch())
@@ -261,7 +261,7 @@ class RealTopic(Topic):
         return int(answer.offset) if answer.error_code == OK else None
 
     def high_watermark(self) -> int:
-        """Right after an election it cannot be told."""
+        """Unknown right after an election."""
         found = raw.until(lambda: self._list(_LATEST), "the high watermark", is_there=lambda o: o is not None)
         return int(found)
 
@@ -306,7 +306,7 @@ class RealTopic(Topic):
                         at = each.base_offset + len(each.values)
         return found
 
-    # ---- what is done to it
+    # ---- changes
 
     def delete_records(self, before: int) -> None:
         topic = DeleteRecordsRequest.DeleteRecordsTopic
@@ -340,11 +340,11 @@ class RealTopic(Topic):
         assert [each.error_code for each in answer.results] == [OK, OK]
 
     def recreate(self) -> None:
-        """Also when Metadata still names the old one, Produce by id does not; so look at the id."""
+        """Check the id: Metadata may still return the old topic."""
         old = self.topic_id
         with self.kafka.some() as connection:
             assert connection.delete_topic(self.name) == OK
-        raw.until(lambda: self._metadata().error_code == UNKNOWN_TOPIC, f"{self.name} to be gone")
+        raw.until(lambda: self._metadata().error_code == UNKNOWN_TOPIC, f"{self.name} to be deleted")
         self._create()
         assert self.topic_id != old
 
@@ -371,7 +371,7 @@ class RealTopic(Topic):
         return 0 if metadata.error_code or not metadata.partitions else len(metadata.partitions[0].isr_nodes)
 
     def move_leader(self, node: int) -> None:
-        """The preferred one leads."""
+        """Make it the preferred leader and elect it."""
         replicas = [node, *(each for each in self.replicas() if each != node)]
         topic = AlterPartitionReassignmentsRequest.ReassignableTopic
         partition = topic.ReassignablePartition(partition_index=0, replicas=replicas)
@@ -397,10 +397,8 @@ class RealTopic(Topic):
             if self.leader() != node:
                 return False
             epoch = self.leader_epoch()
-            duplicate_waiters = [each for each in replicas if each != node and each not in self.kafka.paused]
-            old_ones_know = all(
-                self._epoch_end(each, epoch, epoch).error_code == NOT_LEADER for each in duplicate_waiters
-            )
+            followers = [each for each in replicas if each != node and each not in self.kafka.paused]
+            old_ones_know = all(self._epoch_end(each, epoch, epoch).error_code == NOT_LEADER for each in followers)
             return old_ones_know and self.end_as_of(node, epoch) is not None
 
         raw.until(all_know, f"{self.name} to be led by {node}", within_seconds=ANSWER_SECONDS)
@@ -424,7 +422,7 @@ class RealWire(Wire):
 
 
 class RealTransaction(Transaction):
-    """The coordinator is asked on a connection to any broker: with one there is no other."""
+    """Coordinator requests go to any broker: transactional cases use one broker."""
 
     def __init__(self, kafka: RealKafka, name: str, *, v2: bool) -> None:
         self._kafka = kafka
@@ -463,7 +461,7 @@ class RealTransaction(Transaction):
             raw.until(done, "the partition to be added", within_seconds=ANSWER_SECONDS)
 
     def append(self, topic: Topic, records: bytes) -> Answer:
-        """Where the coordinator still writes the last transaction's markers, v2 is told so and comes again."""
+        """Retry while the coordinator still writes the previous transaction's markers (v2)."""
         assert isinstance(topic, RealTopic)
         version = 12 if self._v2 else 9
         with topic.at() as connection:

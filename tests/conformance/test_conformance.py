@@ -1,6 +1,6 @@
-"""The same cases (`cases.py`) against real Kafka and against the simulation's brokers.
+"""Run the cases (`cases.py`) on real Kafka and on the simulation's brokers.
 
-A case that fails on the model alone is a fault of the model; on both, the gates rely on something that is not so.
+A case that fails only on the model shows a defect of the model; on both, the sequencers rely on a wrong assumption.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.conformance.__main__ import PAGE, page
 from tests.conformance.cases import CASES, Case
 from tests.conformance.model import ModelKafka
 
-#: The model has chance in it: each case is told that often.
+#: Runs of each case: the model is random.
 _SEEDS = int(os.environ.get("FENCEPOST_CONFORMANCE_SEEDS", "10"))
 
 each_case = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
@@ -21,7 +21,7 @@ each_case = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) fo
 
 @pytest.mark.no_cover
 @each_case
-def test_the_model(case: Case) -> None:
+def test_model(case: Case) -> None:
     for seed in range(_SEEDS):
         try:
             case.report(ModelKafka(seed, case.brokers))
@@ -42,5 +42,5 @@ def test_real_kafka(case: Case, request: pytest.FixtureRequest) -> None:
         kafka.heal()
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_page_is_up_to_date() -> None:
     assert PAGE.read_text("utf-8") == page(), "python -m tests.conformance"

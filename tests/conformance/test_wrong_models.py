@@ -1,4 +1,4 @@
-"""The cases have teeth: a model that is wrong in one point is found out by the case that is about it."""
+"""The cases can fail: a model with one wrong rule fails the case for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WRONG: list[Any] = []
 
 
 def wrong(*cases: str) -> Callable[[Break], Break]:
-    """`cases`: those that have to notice."""
+    """`cases`: those that must fail."""
 
     def register(spoil: Break) -> Break:
         _WRONG.extend(pytest.param(spoil, case, id=f"{spoil.__name__}-{case}") for case in cases)
@@ -32,19 +32,19 @@ def wrong(*cases: str) -> Callable[[Break], Break]:
 
 
 @pytest.mark.parametrize(("spoil", "case"), _WRONG)
-def test_a_wrong_model_is_found_out(spoil: Break, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_model_fails_its_case(spoil: Break, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch)
     reported = _BY_NAME[case]
-    noticed = 0
+    failures = 0
     for seed in range(_SEEDS):
         try:
             reported.report(ModelKafka(seed, reported.brokers))
         except AssertionError:
-            noticed += 1
-    assert noticed, f"{case} holds on a model of which '{spoil.__name__}' is true"
+            failures += 1
+    assert failures, f"{case} holds although {spoil.__name__}"
 
 
-@wrong("the_last_five_batches_are_known_again")
+@wrong("last_five_batches_are_recognized")
 def six_batches_are_remembered(patch: pytest.MonkeyPatch) -> None:
     known = broker.Known.__init__
 
@@ -56,7 +56,7 @@ def six_batches_are_remembered(patch: pytest.MonkeyPatch) -> None:
 
 
 def _checked(patch: pytest.MonkeyPatch, change: Callable[[Any, Any, Any], Any]) -> None:
-    """`change` the verdict of the idempotence check: (replica, batch header, verdict)."""
+    """Change the result of the idempotence check: (replica, batch header, result)."""
     check = Replica._check_producer
 
     def changed(self: Replica, header: Any, *, from_zero: bool) -> Any:
@@ -65,8 +65,8 @@ def _checked(patch: pytest.MonkeyPatch, change: Callable[[Any, Any, Any], Any]) 
     patch.setattr(Replica, "_check_producer", changed)
 
 
-@wrong("a_gap_is_refused_and_changes_nothing", "a_cached_shift_accepts_at_the_wrong_place")
-def gaps_and_stale_sequences_are_judged_by_the_log_end(patch: pytest.MonkeyPatch) -> None:
+@wrong("sequence_gap_is_refused", "cached_sequence_offset_accepts_a_wrong_offset")
+def sequences_are_compared_with_the_log_end(patch: pytest.MonkeyPatch) -> None:
     def change(replica: Replica, header: Any, decision: Any) -> Any:
         if decision is not None and decision.error_code == 0:
             return decision
@@ -76,23 +76,23 @@ def gaps_and_stale_sequences_are_judged_by_the_log_end(patch: pytest.MonkeyPatch
 
 
 @wrong(
-    "a_producer_that_is_not_known_begins_anywhere",
-    "two_that_believe_in_different_shifts_both_win",
-    "behind_a_refused_first_batch_the_second_lands_in_its_place",
+    "unknown_producer_starts_at_any_sequence",
+    "different_sequence_offsets_both_succeed",
+    "unconfirmed_successor_replaces_a_refused_batch",
 )
-def who_is_not_known_begins_at_zero(patch: pytest.MonkeyPatch) -> None:
+def unknown_producer_starts_at_zero(patch: pytest.MonkeyPatch) -> None:
     check = Replica._check_producer
     patch.setattr(Replica, "_check_producer", lambda self, header, *, from_zero: check(self, header, from_zero=True))
 
 
-@wrong("transactions_v2_begin_at_zero_and_bump_the_epoch_with_each_end")
-def who_is_not_known_begins_anywhere_in_v2_too(patch: pytest.MonkeyPatch) -> None:
+@wrong("transactions_v2_start_at_zero_and_bump_epochs")
+def unknown_producer_starts_at_any_sequence_in_v2(patch: pytest.MonkeyPatch) -> None:
     check = Replica._check_producer
     patch.setattr(Replica, "_check_producer", lambda self, header, *, from_zero: check(self, header, from_zero=False))
 
 
-@wrong("equal_sequences_are_a_duplicate_whatever_they_hold", "a_duplicate_is_found_behind_other_writers")
-def duplicates_look_fresh(patch: pytest.MonkeyPatch) -> None:
+@wrong("equal_sequences_are_duplicates_despite_other_records", "duplicate_is_found_after_other_producers")
+def duplicates_have_no_timestamp(patch: pytest.MonkeyPatch) -> None:
     def change(replica: Replica, header: Any, decision: Any) -> Any:
         if decision is None or decision.error_code:
             return decision
@@ -101,8 +101,8 @@ def duplicates_look_fresh(patch: pytest.MonkeyPatch) -> None:
     _checked(patch, change)
 
 
-@wrong("a_new_epoch_begins_at_zero_and_fences_the_old")
-def a_new_epoch_goes_on_with_the_sequence(patch: pytest.MonkeyPatch) -> None:
+@wrong("new_epoch_starts_at_zero_and_fences_the_old")
+def new_epoch_continues_the_sequence(patch: pytest.MonkeyPatch) -> None:
     def change(replica: Replica, header: Any, decision: Any) -> Any:
         known = replica.producers.get(header.producer_id)
         return None if known is not None and header.producer_epoch > known.epoch else decision
@@ -110,8 +110,8 @@ def a_new_epoch_goes_on_with_the_sequence(patch: pytest.MonkeyPatch) -> None:
     _checked(patch, change)
 
 
-@wrong("a_new_epoch_begins_at_zero_and_fences_the_old")
-def an_old_epoch_is_out_of_order(patch: pytest.MonkeyPatch) -> None:
+@wrong("new_epoch_starts_at_zero_and_fences_the_old")
+def old_epoch_is_out_of_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(broker, "WRONG_EPOCH", broker.OUT_OF_ORDER)
 
 
@@ -129,8 +129,8 @@ def _refuses(patch: pytest.MonkeyPatch, change: Callable[[Any, Any, bytes, int],
     patch.setattr(Cluster, "_refuse", changed)
 
 
-@wrong("errors_come_before_duplicates", "too_few_in_sync_replicas")
-def duplicates_come_before_errors(patch: pytest.MonkeyPatch) -> None:
+@wrong("errors_precede_the_duplicate_check", "too_few_in_sync_replicas")
+def duplicate_check_precedes_errors(patch: pytest.MonkeyPatch) -> None:
     def change(cluster: Any, partition: Any, records: bytes, decision: int) -> int:
         header = parse_batch_header(memoryview(records))
         found = partition.replicas[partition.leader]._check_producer(header, from_zero=False)
@@ -139,10 +139,8 @@ def duplicates_come_before_errors(patch: pytest.MonkeyPatch) -> None:
     _refuses(patch, change)
 
 
-@wrong("a_refused_batch_leaves_the_sequence_alone")
-def a_refused_batch_counts(patch: pytest.MonkeyPatch) -> None:
-    """As if the sequence were taken although nothing is appended."""
-
+@wrong("refused_batch_does_not_change_the_sequence")
+def refused_batch_uses_its_sequence(patch: pytest.MonkeyPatch) -> None:
     def change(cluster: Any, partition: Any, records: bytes, decision: int) -> int:
         if decision == broker.TOO_LARGE:
             replica = partition.replicas[partition.leader]
@@ -153,21 +151,21 @@ def a_refused_batch_counts(patch: pytest.MonkeyPatch) -> None:
     _refuses(patch, change)
 
 
-@wrong("of_several_errors_the_first_is_told")
-def the_checksum_is_looked_at_first(patch: pytest.MonkeyPatch) -> None:
+@wrong("validation_order_is_fixed")
+def checksum_is_checked_first(patch: pytest.MonkeyPatch) -> None:
     _refuses(
         patch,
         lambda cluster, partition, records, decision: decision if verify_crc(memoryview(records)) else broker.CORRUPT,
     )
 
 
-@wrong("after_a_restart_only_the_last_batch_is_remembered", "after_a_kill_only_the_last_batch_is_remembered")
-def a_restart_forgets_nothing(patch: pytest.MonkeyPatch) -> None:
+@wrong("restart_keeps_only_the_last_batch", "kill_keeps_only_the_last_batch")
+def restart_keeps_all_batches(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "reload_producers", lambda *args, **more: None)
 
 
-@wrong("deleted_records_are_remembered_until_a_restart")
-def a_restart_remembers_what_is_deleted(patch: pytest.MonkeyPatch) -> None:
+@wrong("producer_of_deleted_records_is_known_until_restart")
+def restart_keeps_producers_of_deleted_records(patch: pytest.MonkeyPatch) -> None:
     load = Replica.reload_producers
 
     def reload(self: Replica, snapshot: int, *args: Any, **more: Any) -> None:
@@ -178,8 +176,8 @@ def a_restart_remembers_what_is_deleted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "reload_producers", reload)
 
 
-@wrong("deleted_records_are_remembered_until_a_restart")
-def deleting_forgets_at_once(patch: pytest.MonkeyPatch) -> None:
+@wrong("producer_of_deleted_records_is_known_until_restart")
+def deletion_forgets_producers(patch: pytest.MonkeyPatch) -> None:
     delete = Cluster.delete_records
 
     def deleted(self: Cluster, name: Any, before: int | None = None) -> None:
@@ -190,8 +188,8 @@ def deleting_forgets_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cluster, "delete_records", deleted)
 
 
-@wrong("a_producer_whose_records_are_deleted_is_known_as_long_as_others_remain")
-def a_restart_forgets_all_whose_records_are_deleted(patch: pytest.MonkeyPatch) -> None:
+@wrong("producer_is_known_while_other_records_remain")
+def restart_forgets_producers_of_deleted_records(patch: pytest.MonkeyPatch) -> None:
     load = Replica.reload_producers
 
     def reload(self: Replica, *args: Any, **more: Any) -> None:
@@ -203,25 +201,25 @@ def a_restart_forgets_all_whose_records_are_deleted(patch: pytest.MonkeyPatch) -
 
 
 @wrong(
-    "old_records_are_forgotten_at_a_restart_and_appended_twice",
-    "old_records_are_forgotten_without_a_restart_too",
+    "restart_forgets_producers_with_old_records",
+    "producers_expire_without_a_restart",
 )
-def age_is_counted_from_the_append(patch: pytest.MonkeyPatch) -> None:
+def producers_never_expire(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "expire_producers", lambda *args: None)
 
 
-@wrong("a_lying_header_does_not_keep_old_records_known")
-def the_header_is_believed(patch: pytest.MonkeyPatch) -> None:
+@wrong("broker_computes_the_newest_timestamp")
+def header_timestamp_is_trusted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(broker, "newest_timestamp", lambda data, header: header.max_timestamp_ms)
 
 
-@wrong("attributes_without_a_meaning_are_kept_where_the_batch_is")
+@wrong("unassigned_attributes_survive_unless_rewritten")
 def all_attributes_are_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(broker, "_KNOWN_ATTRIBUTES", 0x7FFF)
 
 
 @wrong("log_append_time_hides_duplicates")
-def log_append_time_is_not_told(patch: pytest.MonkeyPatch) -> None:
+def log_append_time_is_not_reported(patch: pytest.MonkeyPatch) -> None:
     append = Replica.append_as_leader
 
     def reported(self: Replica, *args: Any, **more: Any) -> PartitionResult:
@@ -231,8 +229,8 @@ def log_append_time_is_not_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "append_as_leader", reported)
 
 
-@wrong("a_request_outlives_its_connection")
-def requests_die_with_their_connections(patch: pytest.MonkeyPatch) -> None:
+@wrong("request_is_appended_after_its_connection_closed")
+def requests_end_with_their_connections(patch: pytest.MonkeyPatch) -> None:
     handle = broker.BrokerSide._handle
 
     def live(self: broker.BrokerSide, frame: bytes) -> None:
@@ -242,7 +240,7 @@ def requests_die_with_their_connections(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(broker.BrokerSide, "_handle", live)
 
 
-@wrong("a_connection_is_silent_while_an_append_waits_for_replicas")
+@wrong("later_appends_wait_for_earlier_replication")
 def requests_of_a_connection_overtake_each_other(patch: pytest.MonkeyPatch) -> None:
     following = broker.BrokerSide._next
 
@@ -254,36 +252,36 @@ def requests_of_a_connection_overtake_each_other(patch: pytest.MonkeyPatch) -> N
 
 
 @wrong(
-    "a_partition_that_was_added_and_never_written_gets_its_marker",
-    "a_commit_marker_takes_an_offset",
-    "an_abort_marker_takes_an_offset",
+    "added_partition_without_records_gets_a_marker",
+    "commit_marker_takes_an_offset",
+    "abort_marker_takes_an_offset",
 )
-def there_are_no_markers(patch: pytest.MonkeyPatch) -> None:
+def markers_are_not_written(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cluster, "_marker", lambda *args: None)
 
 
-@wrong("a_coordinator_knows_until_the_marker_is_there")
-def a_coordinator_forgets_with_the_end(patch: pytest.MonkeyPatch) -> None:
+@wrong("coordinator_lists_partition_until_its_marker")
+def coordinator_forgets_partitions_at_the_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Cluster, "transaction_partitions", lambda self, producer_id: self.transactions[producer_id].partitions
     )
 
 
-@wrong("transactions_v2_begin_at_zero_and_bump_the_epoch_with_each_end")
-def epochs_stay_in_v2(patch: pytest.MonkeyPatch) -> None:
+@wrong("transactions_v2_start_at_zero_and_bump_epochs")
+def epochs_are_not_bumped_in_v2(patch: pytest.MonkeyPatch) -> None:
     begin = Cluster.begin_transactional
     patch.setattr(
         Cluster, "begin_transactional", lambda self, producer_id, *, v2=None: begin(self, producer_id, v2=False)
     )
 
 
-@wrong("a_transactions_states")
-def a_transaction_is_ongoing_for_ever(patch: pytest.MonkeyPatch) -> None:
+@wrong("transaction_states")
+def transaction_stays_ongoing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(broker.Transaction, "state", "Ongoing")
 
 
-@wrong("an_end_that_is_said_again", "an_end_that_is_said_again_v2")
-def an_end_is_heard_once(patch: pytest.MonkeyPatch) -> None:
+@wrong("repeated_end_txn", "repeated_end_txn_v2")
+def end_txn_succeeds_once(patch: pytest.MonkeyPatch) -> None:
     end_txn = Cluster.end_txn
 
     def once(self: Cluster, producer_id: int, epoch: int, *, commit: bool) -> tuple[int, int, int]:
@@ -294,7 +292,7 @@ def an_end_is_heard_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cluster, "end_txn", once)
 
 
-@wrong("an_end_that_is_said_again", "an_end_that_is_said_again_v2")
+@wrong("repeated_end_txn", "repeated_end_txn_v2")
 def any_epoch_may_end(patch: pytest.MonkeyPatch) -> None:
     end_txn = Cluster.end_txn
     patch.setattr(
@@ -306,7 +304,7 @@ def any_epoch_may_end(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@wrong("the_log_end_runs_ahead_of_the_high_watermark", "too_few_in_sync_replicas")
+@wrong("log_end_exceeds_the_high_watermark", "too_few_in_sync_replicas")
 def the_high_watermark_is_the_log_end(patch: pytest.MonkeyPatch) -> None:
     def advance(self: Cluster, partition: Any, node: int) -> None:
         replica = partition.replicas[node]
@@ -316,8 +314,8 @@ def the_high_watermark_is_the_log_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cluster, "_advance", advance)
 
 
-@wrong("a_resend_waits_for_its_replicas_as_the_first_did")
-def duplicates_are_committed_at_once(patch: pytest.MonkeyPatch) -> None:
+@wrong("duplicate_waits_for_replicas")
+def duplicates_do_not_wait_for_replicas(patch: pytest.MonkeyPatch) -> None:
     check = Cluster._check_waiting
 
     def early(self: Cluster, partition: Any) -> None:
@@ -329,18 +327,18 @@ def duplicates_are_committed_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cluster, "_check_waiting", early)
 
 
-@wrong("truncation_takes_log_and_sequence_back_together")
+@wrong("truncation_removes_log_and_sequence_together")
 def truncation_leaves_the_sequence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "reload_producers", lambda *args, **more: None)
 
 
-@wrong("each_replica_has_its_own_memory")
-def memory_is_shared(patch: pytest.MonkeyPatch) -> None:
+@wrong("replicas_remember_different_batches")
+def replicas_remember_the_same_batches(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "reload_producers", lambda *args, **more: None)
 
 
-@wrong("a_new_leader_knows_the_last_five_and_the_old_one_takes_nothing")
-def followers_do_not_learn(patch: pytest.MonkeyPatch) -> None:
+@wrong("new_leader_recognizes_five_batches")
+def followers_forget_producers(patch: pytest.MonkeyPatch) -> None:
     fetch = Cluster._fetch
 
     def forgetful(self: Cluster, partition: Any, node: int, *args: Any) -> None:
@@ -350,11 +348,11 @@ def followers_do_not_learn(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cluster, "_fetch", forgetful)
 
 
-@wrong("a_new_leader_knows_the_last_five_and_the_old_one_takes_nothing")
-def any_epoch_is_answered(patch: pytest.MonkeyPatch) -> None:
+@wrong("new_leader_recognizes_five_batches")
+def any_leader_epoch_is_answered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cluster, "leads", lambda self, node, partition, epoch: True)
 
 
-@wrong("a_recreated_topic_knows_nobody_and_has_another_id")
-def a_recreated_topic_is_the_same(patch: pytest.MonkeyPatch) -> None:
+@wrong("recreated_topic_has_another_id_and_no_producers")
+def recreated_topic_is_the_same(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cluster, "recreate", lambda self, name: None)

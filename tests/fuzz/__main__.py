@@ -1,10 +1,10 @@
-"""`python -m tests.fuzz --seconds 300 --seed 1`: looks for inputs that break an invariant, and says what it found.
+"""`python -m tests.fuzz --seconds 300 --seed 1`: search for inputs that break an invariant.
 
-A call of the code under test that takes more than 50 ms of CPU time breaks one, too; the slowest input is kept.
+A call of the code under test that takes more than 50 ms of CPU time counts as broken; the slowest input is kept.
 
-`--target NAME` (again and again) leaves the others out, `--inputs N` ends each after so many inputs instead of by time:
-the same seed and number give the same digest. What fails is made small and written to `tests/fuzz/corpus`, where the
-tests replay it; `--replay FILE` runs one again.
+`--target NAME` (repeatable) selects targets. `--inputs N` limits inputs per target instead of time: the same seed and
+number give the same digest. Failing inputs are minimised and written to `tests/fuzz/corpus`, where tests replay them;
+`--replay FILE` runs one again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.fuzz.dialogue import Dialogue
 from tests.fuzz.engine import CORPUS, ROOT, Found, Program, Result, Target, Untraced, check_time, fuzz, save
 from tests.fuzz.large import Large
 from tests.fuzz.parsers import Parsers
-from tests.fuzz.sequencers import Gates
+from tests.fuzz.sequencers import Sequencers
 
-#: Each with its share of the time.
+#: Shares of the time.
 TARGETS: dict[str, tuple[Target, float]] = {
     "session": (Dialogue(), 0.5),
-    "gate": (Gates(), 0.2),
+    "sequencer": (Sequencers(), 0.2),
     "wire": (Parsers(), 0.15),
     "large": (Large(), 0.15),
 }
@@ -34,7 +34,7 @@ _SLOWEST = ROOT / "build" / "fuzz"
 
 
 def replay(path: Path) -> float:
-    """Raises what it finds. Gives back how long the slowest call took."""
+    """Replay a file. Raise its failure, or return the duration of the slowest call."""
     document = json.loads(path.read_text())
     target, _ = TARGETS[document["target"]]
     target.execute(Program.from_json(document), set(), Untraced())
@@ -42,20 +42,20 @@ def replay(path: Path) -> float:
 
 
 def replayable(target: str) -> list[Program]:
-    """The corpus of a target: where a run starts."""
+    """The corpus of a target, with which a run starts."""
     documents = [json.loads(path.read_text()) for path in sorted(CORPUS.glob(f"{target}-*.json"))]
     return [Program.from_json(document) for document in documents]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
-    parser.add_argument("--seconds", type=float, default=300, help="of all targets together")
-    parser.add_argument("--inputs", type=int, help="of each target, instead of a time")
+    parser.add_argument("--seconds", type=float, default=300, help="time for all targets (default: %(default)s)")
+    parser.add_argument("--inputs", type=int, help="inputs per target, instead of time")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--target", choices=sorted(TARGETS), action="append")
-    parser.add_argument("--corpus", type=Path, default=CORPUS, help="where failing inputs are written")
-    parser.add_argument("--blind", action="store_true", help="without coverage: more inputs, fewer surprises")
-    parser.add_argument("--replay", type=Path, help="only this file")
+    parser.add_argument("--corpus", type=Path, default=CORPUS, help="directory for failing inputs")
+    parser.add_argument("--blind", action="store_true", help="run without coverage guidance")
+    parser.add_argument("--replay", type=Path, help="replay one file")
     options = parser.parse_args()
     if options.replay is not None:
         try:
@@ -63,7 +63,7 @@ def main() -> int:
         except Exception:
             traceback.print_exc()
             return 1
-        print(f"holds; its slowest call takes {seconds * 1000:.1f} ms")
+        print(f"passed; slowest call: {seconds * 1000:.1f} ms")
         return 0
     names = list(dict.fromkeys(options.target or TARGETS))
     shares = sum(TARGETS[name][1] for name in names)
@@ -76,7 +76,7 @@ def main() -> int:
             options.seed,
             seconds=None if options.inputs else options.seconds * share / shares,
             inputs=options.inputs,
-            # Large inputs are about time, which tracing would measure instead.
+            # Large inputs test time, and tracing would distort it.
             guided=not options.blind and name != "large",
             starting_from=replayable(name),
             report=lambda line: print(line, flush=True),

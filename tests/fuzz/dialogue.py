@@ -1,19 +1,19 @@
-"""The switch, its sessions and gates, between clients and an upstream that do as the program says.
+"""The dispatcher with sessions and sequencers, between clients and brokers that follow a program.
 
-The wires are modelled as `net/` has them: one receive buffer for all, overwritten after every call; a side that was
-paused or closed delivers nothing; a side that was closed tells of its end later. Upstream appends to a small log of
-its own (`log.py`) and answers by the program: honestly, with an error, to the wrong question, too late or never.
+Connections are modelled as in `net/`: one receive buffer, overwritten after each call; a paused or closed socket
+delivers nothing; a closed socket reports its end later. The broker appends to a small log (`log.py`). By the program it
+responds correctly, with an error, to another request, late or never.
 
-What must hold, whatever comes:
+Invariants:
 
 - `handle` raises nothing
-- memory that was reserved is given back, and no more than that
-- a client gets its answers in order, one for each request, and those that pass are the upstream's own bytes
-- what passes to upstream is the client's own bytes
-- success is told at the expected offset only
-- what is held is bounded
-- an append that is taken for under way is of a request that is
-- when everything was answered, every client has its answers; when everything is gone, nothing waits any more
+- reserved memory is released exactly once
+- a client gets one response per request, in order; relayed responses are the broker's bytes
+- relayed requests are the client's bytes
+- success is reported only at the expected offset
+- buffers are bounded
+- every pending append belongs to a request
+- when all requests are answered, every client has its responses; when all have disconnected, nothing waits
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ LIMITS = g.SequencerLimits(
     decompressed_bytes_max=20_000,
 )
 _IN_FLIGHT_MAX = 4
-#: After so many seconds nothing may wait any more: requests, gates and doubts have all had their time.
+#: Longer than every time limit of requests, sequencers and in-doubt appends.
 _LONG_SECONDS = 60
 _HANDSHAKE_V0 = struct.pack(">hh", SASL_HANDSHAKE, 0)
 _ROUNDS_MAX = 400
-#: Of what one operation sends; the rest comes in one piece.
+#: Delivered in chunks up to here; the rest of an operation follows in one piece.
 _CUTS_MAX = 80
 
-#: APIs that a client may send, with the versions that can be made up here.
+#: APIs and versions that this module can generate.
 SERVED: Final = [
     (key, version)
     for key, api in APIS.items()
@@ -121,7 +121,7 @@ SERVED: Final = [
 
 @lru_cache(maxsize=4096)
 def made_up_body(key: int, version: int, kind: str, variant: int) -> bytes:
-    """Of a request or response, by kio. What names a broker's id is small, as it is in a cluster."""
+    """Generate a request or response body with kio. Broker ids are small, as in a cluster."""
     from kio.index import load_request_schema, load_response_schema  # noqa: PLC0415  takes a second
 
     rng = random.Random(f"{key} {version} {kind} {variant}")
@@ -172,10 +172,10 @@ def _batch(
 
 
 def make_batch(log_end: int, spec: list[Any]) -> bytes:
-    """`spec`: [how it says what it expects, a number for that, records, producer, sequence, flags, age in seconds].
+    """`spec`: [kind of expectation, its number, records, producer, sequence, flags, age in seconds].
 
-    How: "end" – the log's end now, so much away from it; "is" – that number; anything else – not at all. Producer 0 is
-    none, 4 the proxy's own. An age below 0 is no timestamp. Flags: see `_batch`.
+    Kinds: "end" – offset from the current log end; "is" – that number; others – no expectation. Producer 0 is none, 4
+    the proxy's. An age below 0 means no timestamp. Flags: see `_batch`.
     """
     how, number, count, producer, sequence, flags, age = spec
     expected: int | None = None
@@ -188,10 +188,10 @@ def make_batch(log_end: int, spec: list[Any]) -> bytes:
     return _batch(expected, 1 + abs(count - 1) % 5, who, flags % 128, None if age < 0 else age % 1_000_000)
 
 
-# --- what the switch asks of its process ------------------------------------------------------------------------------
+# --- services of the dispatcher ---------------------------------------------------------------------------------------
 
 
-class Around(Counting):
+class FuzzServices(Counting):
     frame_bytes_max = FRAME_BYTES_MAX
     in_flight_requests_max = _IN_FLIGHT_MAX
     sequencer_wait_max_seconds = 1.0
@@ -280,15 +280,15 @@ class Around(Counting):
     def release(self, byte_count: int) -> None:
         self.free_bytes += byte_count
         if self.free_bytes > self.memory_bytes:
-            raise Failure("more memory was given back than was taken", self.free_bytes - self.memory_bytes)
+            raise Failure("more memory was released than reserved", self.free_bytes - self.memory_bytes)
 
 
-# --- one client and its upstream --------------------------------------------------------------------------------------
+# --- one client connection --------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Asked:
-    """A request that reached upstream. `results`: it was carried out already."""
+    """A request that reached the broker. `results`: already executed."""
 
     frame: bytes
     results: dict[TopicPartition, tuple[int, int, int]] | None = None
@@ -308,7 +308,7 @@ class Asked:
 
 @dataclass
 class Wires:
-    """Of one connection: everything written so far, and how much of it was delivered."""
+    """Bytes written on a connection, and how many were delivered."""
 
     number: int
     client_wrote: bytearray = field(default_factory=bytearray)
@@ -325,7 +325,7 @@ class Wires:
     proxy_closed_upstream: bool = False
     upstream_closed: bool = False
     queried: deque[Asked] = field(default_factory=deque)
-    #: Answers of upstream to what passes, by correlation id; of several with one id only that there were some.
+    #: Relayed responses by correlation id; several with one id are only counted.
     answers: dict[int, bytes | None] = field(default_factory=dict)
     next_correlation: int = 1
     lied: bool = False
@@ -340,7 +340,7 @@ class Wires:
 
 
 def frames_of(stream: bytes | bytearray, shortest: int, longest: int = 2**31) -> tuple[list[bytes], bytes]:
-    """The whole frames up to the first impossible length, and what comes behind them."""
+    """The complete frames up to the first impossible length, and the rest."""
     frames, at = [], 0
     while len(stream) - at >= 4:
         (length,) = struct.unpack_from(">i", stream, at)
@@ -352,7 +352,7 @@ def frames_of(stream: bytes | bytearray, shortest: int, longest: int = 2**31) ->
 
 
 def acks_of(frame: bytes) -> int | None:
-    """Of a Produce request; None where it cannot be read."""
+    """Acks of a Produce request, or None if it is unreadable."""
     try:
         (version,) = struct.unpack_from(">h", frame, 2)
         (length,) = struct.unpack_from(">h", frame, 8)
@@ -393,7 +393,7 @@ def _stored(store: m.Store | m.RecordAbortOnly | m.ReadBatches, done: bool) -> m
 
 
 def relayed_versions(frame: bytes) -> bool:
-    """Whether a client's frame goes up as it is."""
+    """Whether a client's frame is relayed unchanged."""
     (key,) = struct.unpack_from(">h", frame)
     if key == PRODUCE:
         try:
@@ -402,7 +402,7 @@ def relayed_versions(frame: bytes) -> bool:
             return False
         return not any(topic.name in POLICIES or topic.name == STATE_TOPIC for topic in topics)
     if frame[:4] == _HANDSHAKE_V0:
-        return False  # goes up as v1
+        return False  # sent as v1
     return key in APIS and APIS[key].handling in (Handling.RELAY, Handling.ALONE)
 
 
@@ -428,7 +428,7 @@ class Dialogue:
         "proxy/fencepost_proxy/sequencer/in_doubt.py",
     )
 
-    # ---- making programs
+    # ---- generating programs
 
     def setup(self, rng: random.Random) -> dict[str, Any]:
         return {
@@ -498,7 +498,7 @@ class Dialogue:
                 "parts": parts,
                 "changes": changes,
             }
-            if 0.02 < share < 0.1:  # left to chance, hardly any would be one that a gate takes
+            if 0.02 < share < 0.1:  # make appends likely that a sequencer accepts
                 for _, _, records in parts:
                     records[3], records[5] = records[3] or 1, records[5] | 8
             return frame
@@ -530,7 +530,7 @@ class Dialogue:
             rng.choice((0, 0, 0, 90_000, -1)),
         ]
 
-    # ---- running one
+    # ---- running a program
 
     def execute(self, program: Program, observed: set[Hashable], tracer: Tracer | Untraced) -> bytes:
         return _Run(program, observed, tracer).run()
@@ -546,7 +546,7 @@ class _Run:
         self.observed = observed
         self.call = tracer.call
         self.now = 1000.0
-        self.services = self._surroundings(setup)
+        self.services = self._make_services(setup)
         self.view = StateView("fuzzed")
         book = AddressBook(19092)
         known = Known(
@@ -584,13 +584,13 @@ class _Run:
         self.buffer = bytearray(RECEIVE_BYTES)
         self.always_fresh = True
 
-    def _surroundings(self, setup: dict[str, Any]) -> Around:
-        return Around(setup)
+    def _make_services(self, setup: dict[str, Any]) -> FuzzServices:
+        return FuzzServices(setup)
 
     def _file_configs(self, topic: str) -> Mapping[str, str]:
         return {}
 
-    # ---- the program
+    # ---- operations
 
     def run(self) -> bytes:
         for op in self.program.ops:
@@ -664,7 +664,7 @@ class _Run:
     def _log(self, topic: int, partition: int) -> Log:
         return self.logs[TopicPartition(TOPICS[topic % len(TOPICS)], partition % PARTITIONS)]
 
-    # ---- what clients write
+    # ---- writes of clients
 
     def _make_frame(self, wires: Wires, spec: dict[str, Any]) -> bytes:
         correlation = wires.next_correlation
@@ -675,7 +675,7 @@ class _Run:
             key, version = spec["key"] % 32_768, spec["version"] % 32_768
             served = (key, version) in SERVED
             body = made_up_body(key, version, "request", spec["variant"] % 6)[:15_000] if served else b""
-            # Above 16 KiB it counts as held in memory.
+            # above 16 KiB it counts as buffered memory
             client_id = b"f" * (17_000 if spec["variant"] % 12 >= 6 else 4)
             header = struct.pack(">hhih", key, version, correlation, len(client_id)) + client_id
             data = bytearray(header + (b"\0" if request_header_is_flexible(key, version) else b"") + body)
@@ -790,7 +790,7 @@ class _Run:
         while self.dispatcher.over_quota:
             self._perform(self.call(self.dispatcher.renew_quota, self.now))
 
-    # ---- what comes out
+    # ---- commands
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
@@ -828,7 +828,7 @@ class _Run:
             case m.TopicStale() | m.Downgraded():
                 pass
             case _:
-                raise Failure("a command that is not for a connection", command)
+                raise Failure("a command without a connection", command)
 
     def _read_requests(self, wires: Wires) -> None:
         frames, rest = frames_of(wires.upstream_got[wires.upstream_read :], 8)
@@ -840,7 +840,7 @@ class _Run:
         for session in dispatcher.sessions.values():
             held = session._client.buffered_bytes
             if held > self.services.frame_bytes_max + RECEIVE_BYTES:
-                raise Failure("a session holds more than a frame and a read", held)
+                raise Failure("a session buffers more than a frame and a read", held)
             if session.in_flight > self.services.in_flight_requests_max:
                 raise Failure("more requests in flight than allowed", session.in_flight)
             observed.add(
@@ -860,17 +860,18 @@ class _Run:
             )
         for sequencer in dispatcher.sequencers.values():
             if sequencer.waiting > 2 * self.limits.queue_max + self.limits.in_flight_max:
-                raise Failure("a gate's queue is beyond its bound", sequencer.waiting)
+                raise Failure("a sequencer's queue exceeds its limit", sequencer.waiting)
             if (
                 len(sequencer.memory.appended_batch) > self.limits.remembered_batches_max
                 or len(sequencer.memory.fenced) > self.limits.remembered_producers_max
             ):
                 raise Failure(
-                    "a gate remembers too much", (len(sequencer.memory.appended_batch), len(sequencer.memory.fenced))
+                    "a sequencer remembers too much",
+                    (len(sequencer.memory.appended_batch), len(sequencer.memory.fenced)),
                 )
             observed.add(
                 (
-                    "gate",
+                    "sequencer",
                     sequencer.phase,
                     min(sequencer.waiting, 2),
                     sequencer._admitted is not None,
@@ -882,9 +883,9 @@ class _Run:
             )
         left = left_under_way(dispatcher, self.services.transactions)
         if left:
-            raise Failure("something is under way for ever, though no request has it", left)
+            raise Failure("an append stays pending without a request", left)
 
-    # ---- what upstream answers
+    # ---- responses of the broker
 
     def _carry_out(self, queried: Asked) -> None:
         queried.results = {}
@@ -902,7 +903,7 @@ class _Run:
         try:
             request = parse_produce_request(memoryview(queried.frame))
         except ProtocolError:
-            return  # a client's, mutated and passed on
+            return  # a client's mutated and relayed request
         for topic in request.topics:
             name = topic.name or NAMES_BY_ID.get(topic.topic_id or UUID(int=0), "?")
             for data in topic.partitions:
@@ -914,7 +915,7 @@ class _Run:
             if queried.results is None:
                 self._carry_out(queried)
         if not wires.queried:
-            self._deliver_upstream(wires, cut)  # what was left while the session did not read
+            self._deliver_upstream(wires, cut)  # bytes left while the session did not read
             return
         error = (error + 2**15) % 2**16 - 2**15
         queried = wires.queried.popleft()
@@ -981,7 +982,7 @@ class _Run:
         )
         return encode_produce_response(response, version)
 
-    # ---- what the control client answers
+    # ---- responses of the control client
 
     def _control(self, index: int, kind: str, error: int) -> None:
         requested, queried_at = self.control.pop(index), self.control_asked_at.pop(index)
@@ -997,10 +998,10 @@ class _Run:
     def _compared(self, effect: object, event: g.Event) -> g.Event:
         return event
 
-    # ---- the end
+    # ---- end
 
-    def _settle_once(self, kind: str = "true") -> bool:
-        """Everything that can move moves; whether anything did."""
+    def _deliver_once(self, kind: str = "true") -> bool:
+        """Deliver everything deliverable. Return whether anything was."""
         moved = False
         for wires in self.wires:
             if wires.client_can_send and wires.client_delivered < len(wires.client_wrote):
@@ -1022,14 +1023,14 @@ class _Run:
         return moved
 
     def _resolve(self, kind: str = "true") -> None:
-        """Until nothing moves any more, and for long enough that every limit of time has passed."""
+        """Deliver until nothing changes, beyond every time limit."""
         quiet = 0
         for _ in range(self.rounds_max):
-            quiet = 0 if self._settle_once(kind) else quiet + 1
+            quiet = 0 if self._deliver_once(kind) else quiet + 1
             if quiet > 12 and not self.dispatcher.needs_ticks:
                 return
             self._pass_time(_LONG_SECONDS / 12 if quiet > 2 else 0.06)
-            for wires in self.wires:  # what was closed ends, once what was written is out
+            for wires in self.wires:  # closed connections end after their last bytes
                 if wires.proxy_closed_client:
                     self._lose_client(wires)
                 if wires.proxy_closed_upstream:
@@ -1038,10 +1039,10 @@ class _Run:
                 return
 
     def _calm_down(self) -> None:
-        """Upstream answers honestly, reads come back, time passes: whoever is still connected has its answers."""
+        """With correct responses and reads, every connected client gets its responses."""
         self.services.is_fresh = True
         self._resolve()
-        # What stopped within a frame is closed by the process after a while; until then it may hold others up.
+        # The process closes connections that stopped within a frame; until then they may block others.
         for wires in self.wires:
             frames, rest = frames_of(wires.client_wrote, 8, self.services.frame_bytes_max)
             if rest and not wires.proxy_closed_client and wires.client_delivered == len(wires.client_wrote):
@@ -1072,7 +1073,7 @@ class _Run:
             connection, store = self.stores.pop(0)
             self._perform(self._event(connection, _stored(store, True)))
         if self.dispatcher.sessions:
-            raise Failure("a session is left though both its sides are gone", len(self.dispatcher.sessions))
+            raise Failure("a session is left after both connections ended", len(self.dispatcher.sessions))
         self._resolve("true" if self.program.setup["calm"] else "unreadable")
         stuck = [
             f"{sequencer.partition} {sequencer.phase.name}"
@@ -1080,15 +1081,13 @@ class _Run:
             if not sequencer.idle
         ]
         if stuck:
-            raise Failure("a gate is stuck though everybody is gone", stuck)
+            raise Failure("a sequencer is stuck after all clients disconnected", stuck)
         if self.dispatcher.needs_ticks:
-            raise Failure("ticks are wanted though nothing waits")
+            raise Failure("ticks are needed although nothing waits")
         if self.services.free_bytes != self.services.memory_bytes:
-            raise Failure(
-                "memory is kept though everybody is gone", self.services.memory_bytes - self.services.free_bytes
-            )
+            raise Failure("memory is not released at the end", self.services.memory_bytes - self.services.free_bytes)
 
-    # ---- what was on the wires
+    # ---- bytes on the connections
 
     def _check_wires(self, wires: Wires) -> None:
         sent, _ = frames_of(wires.client_wrote, 8, self.services.frame_bytes_max)
@@ -1100,7 +1099,7 @@ class _Run:
     def _check_answers(self, wires: Wires, sent: list[bytes]) -> None:
         requested = [each for each in sent if struct.unpack_from(">h", each) != (PRODUCE,) or acks_of(each) != 0]
         answers, rest = frames_of(wires.client_got, 4)
-        if len(answers) > len(requested) + wires.lied:  # a lie may be the answer to a request that has come in part
+        if len(answers) > len(requested) + wires.lied:  # a false response may answer a request that arrived partly
             raise Failure("more answers than requests", (len(answers), len(requested)))
         for request, answer in zip(requested, answers, strict=False):
             if request[4:8] != answer[:4]:
@@ -1108,14 +1107,14 @@ class _Run:
             correlation = struct.unpack_from(">i", request, 4)[0]
             whole = wires.answers.get(correlation)
             if whole is not None and whole[4:8] == answer[:4] and self._relayed(request) and whole[4:] != answer:
-                raise Failure("an answer that passes was changed", correlation)
+                raise Failure("a relayed response was changed", correlation)
             if request[:2] == b"\0\0":
                 self._check_success(request, answer)
         if rest and wires.answers and len(rest) >= 8 and len(answers) < len(requested):
             correlation = struct.unpack_from(">i", requested[len(answers)], 4)[0]
             whole = wires.answers.get(correlation)
             if whole is not None and not whole.startswith(rest):
-                raise Failure("the beginning of an answer that passes was changed", correlation)
+                raise Failure("the beginning of a relayed response was changed", correlation)
 
     @staticmethod
     def _relayed(request: bytes) -> bool:
@@ -1134,7 +1133,7 @@ class _Run:
             for data in topic.partitions:
                 result = results.get((topic.name, data.partition))
                 if result is None:
-                    raise Failure("an answer leaves a partition out", (topic.name, data.partition))
+                    raise Failure("a response lacks a partition", (topic.name, data.partition))
                 if result.error_code or data.records is None:
                     continue
                 try:
@@ -1145,13 +1144,13 @@ class _Run:
                         decompressed_bytes_max=self.services.decompressed_bytes_max,
                     )
                 except ProtocolError:
-                    raise Failure("success for what cannot be read") from None
+                    raise Failure("success for an unreadable batch") from None
                 if scan.expected_base_offset not in (None, result.base_offset):
-                    raise Failure("success elsewhere than expected", (scan.expected_base_offset, result.base_offset))
+                    raise Failure("success at another offset", (scan.expected_base_offset, result.base_offset))
 
     @staticmethod
     def _check_passed(wires: Wires, sent: dict[int, bytes]) -> None:
-        """What passes is there in the client's order and to the byte, the last of it perhaps cut off."""
+        """Relayed bytes are in the client's order and unchanged; the last frame may be incomplete."""
         plain = [frame for frame in sent.values() if relayed_versions(frame)]
         frames, rest = frames_of(wires.upstream_got, 8)
         at = 0
@@ -1160,8 +1159,8 @@ class _Run:
             if original is None or not relayed_versions(original):
                 continue
             if at >= len(plain) or frame != plain[at]:
-                raise Failure("what passes to upstream was changed", frame[:40].hex())
+                raise Failure("a relayed request was changed", frame[:40].hex())
             at += 1
         delivered = bytes(wires.client_wrote[: wires.client_delivered])
         if rest and rest not in delivered:
-            raise Failure("the beginning of what passes to upstream was changed", rest[:40].hex())
+            raise Failure("the beginning of a relayed request was changed", rest[:40].hex())

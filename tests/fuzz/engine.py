@@ -1,13 +1,10 @@
-"""A small coverage-guided fuzzer: programs of JSON-able operations, mutated, kept where they reach something new.
+"""A coverage-guided fuzzer for programs of JSON operations. It mutates programs and keeps those with new coverage.
 
-A *target* says how a program is made and what one does; a `Failure`, or any other exception out of `execute`, is what
-is being looked for, and so is a call of the code under test that takes longer than `CALL_SECONDS` (of its thread's CPU
-time: a busy machine does not count). New is a program that runs a pair of lines one after the other which no program
-before it did, in the modules that the target names, or that notes a feature (a state that the target saw) for the first
-time.
+A *target* generates and executes programs. It fails with a `Failure`, any other exception, or a call of the code under
+test longer than `CALL_SECONDS` of the thread's CPU time. New coverage is a new pair of consecutive lines in the
+target's modules, or a new feature (a state that the target reports).
 
-Everything is drawn from one `random.Random`: the same seed and number of inputs give the same programs, the same bytes
-on every modelled wire, and so the same digest.
+All choices come from one `random.Random`: the same seed and number of inputs give the same programs, bytes and digest.
 """
 
 from __future__ import annotations
@@ -33,16 +30,16 @@ Op = list[Any]
 _OPS_MAX = 60
 _NEW_SHARE = 0.15
 _MINIMISE_RUNS_MAX = 600
-#: What the event loop runs in one go keeps all connections waiting.
+#: While the event loop runs one call, all connections wait.
 CALL_SECONDS = 0.05
-#: A program that is too slow is run again so often.
+#: Repetitions of a program that is too slow.
 _SLOW_RUNS = 3
-#: Of the work in `_slowdown`, on the quiet machine where `CALL_SECONDS` is to hold.
+#: Duration of the work in `_slowdown` on the quiet machine where `CALL_SECONDS` applies.
 _REFERENCE_SECONDS = 0.008
 
 
 class Failure(Exception):
-    """A broken invariant. `invariant` names it, and is what makes two failures the same."""
+    """A broken invariant. Failures with the same `invariant` are the same."""
 
     def __init__(self, invariant: str, detail: object = "") -> None:
         super().__init__(f"{invariant}: {detail}" if detail != "" else invariant)
@@ -68,7 +65,7 @@ class Program:
 
 
 class Target(Protocol):
-    """`modules` are the files, relative to the repository, whose lines count. `execute` gives back a transcript."""
+    """`modules` – files, relative to the repository, whose lines count. `execute` returns a transcript."""
 
     name: str
     modules: tuple[str, ...]
@@ -104,11 +101,11 @@ class Result:
     failures: list[Found] = field(default_factory=list)
 
 
-# --- what a program reaches -------------------------------------------------------------------------------------------
+# --- coverage ---------------------------------------------------------------------------------------------------------
 
 
 class Tracer:
-    """Notes pairs of lines that ran one after the other, in some files only."""
+    """Records pairs of consecutive lines in given files."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._requested = {str(ROOT / module) for module in modules}
@@ -118,7 +115,7 @@ class Tracer:
         self._last = 0
 
     def _number(self, code: CodeType) -> int | None:
-        """Of a code object, the same in every run: from the names, not from addresses."""
+        """A number for a code object that is the same in every run: from names, not addresses."""
         number = None
         if code.co_filename in self._requested:
             name = f"{code.co_filename.removeprefix(str(ROOT))}:{code.co_firstlineno}:{code.co_name}"
@@ -143,7 +140,7 @@ class Tracer:
         return line
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """What runs inside is noted. The target calls the code under test by it, and nothing else: tracing is slow."""
+        """Call the code under test with tracing. Nothing else is traced, because tracing is slow."""
         before, started = sys.gettrace(), time.thread_time()
         sys.settrace(self)
         try:
@@ -159,7 +156,7 @@ class Tracer:
 
 
 class Untraced:
-    """The same for a run that is not guided. `slowest_seconds` – of its calls, CPU time."""
+    """The same without tracing. `slowest_seconds` – CPU time of the slowest call."""
 
     pairs: ClassVar[set[Hashable]] = set()
 
@@ -167,7 +164,7 @@ class Untraced:
         self.slowest_seconds = 0.0
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        gc.disable()  # it would go through all that the fuzzer keeps
+        gc.disable()  # a collection would scan everything that the fuzzer keeps
         started = time.thread_time()
         try:
             return function(*args)
@@ -180,7 +177,7 @@ class Untraced:
 
 
 def lines_of(modules: tuple[str, ...]) -> int:
-    """How many lines with code there are in functions of these modules: those that run when something happens."""
+    """Number of lines with code in functions of these modules."""
     count = 0
     for module in modules:
         path = ROOT / module
@@ -193,7 +190,7 @@ def lines_of(modules: tuple[str, ...]) -> int:
     return count
 
 
-# --- making programs --------------------------------------------------------------------------------------------------
+# --- generating programs ----------------------------------------------------------------------------------------------
 
 
 def _copied(ops: list[Op]) -> list[Op]:
@@ -232,7 +229,7 @@ def mutate(target: Target, rng: random.Random, parent: Program, corpus: list[Pro
 
 
 def _tweak(rng: random.Random, op: Op) -> None:
-    """Another number somewhere in an operation."""
+    """Replace a number in an operation."""
     places: list[tuple[Any, Any]] = []
 
     def walk(entered: Any) -> None:
@@ -252,11 +249,11 @@ def _tweak(rng: random.Random, op: Op) -> None:
         )
 
 
-# --- running them -----------------------------------------------------------------------------------------------------
+# --- running programs -------------------------------------------------------------------------------------------------
 
 
 def signature_of(error: Exception) -> str:
-    """What makes two failures the same: the invariant, or the exception and the line of ours that raised it."""
+    """Identifies a failure: its invariant, or the exception and the line that raised it."""
     if isinstance(error, Failure):
         return error.invariant
     where = "?"
@@ -276,7 +273,7 @@ def attempt(
 
 
 def slowest_call(target: Target, program: Program) -> float:
-    """Seconds of CPU time, at best of some runs if it is too long."""
+    """CPU seconds of the slowest call; the best of several runs if it is too long."""
     seconds = float("inf")
     for _ in range(_SLOW_RUNS):
         untraced = Untraced()
@@ -288,7 +285,7 @@ def slowest_call(target: Target, program: Program) -> float:
 
 
 def check_time(target: Target, program: Program) -> float:
-    """Raises TooSlow. Whoever traces lines (a measurement of coverage) makes all of them slow."""
+    """Raise TooSlow. With line tracing (coverage) every call is slow."""
     seconds = slowest_call(target, program)
     if seconds > CALL_SECONDS and sys.gettrace() is None and seconds > CALL_SECONDS * _slowdown():
         raise TooSlow(seconds)
@@ -296,7 +293,7 @@ def check_time(target: Target, program: Program) -> float:
 
 
 def _slowdown() -> float:
-    """How much longer than on a quiet machine Python takes just now: on a busy one, up to twice the CPU time."""
+    """The current CPU time of Python work relative to a quiet machine: up to double on a busy one."""
     best = float("inf")
     for _ in range(_SLOW_RUNS):
         started, total = time.thread_time(), 0
@@ -317,7 +314,7 @@ def _failed(target: Target, program: Program) -> Exception | None:
 
 
 def minimise(target: Target, program: Program, signature: str, runs_max: int = _MINIMISE_RUNS_MAX) -> Program:
-    """The same failure with fewer operations, by leaving out ever smaller parts."""
+    """Remove operations in ever smaller parts while the failure stays the same."""
     runs = 0
 
     def fails(setup: dict[str, Any], ops: list[Op]) -> bool:
@@ -347,7 +344,7 @@ def minimise(target: Target, program: Program, signature: str, runs_max: int = _
 
 
 def _smaller(op: Op) -> Iterator[Op]:
-    """Shorter lists inside of an operation."""
+    """Shorten lists inside an operation."""
     for place, value in enumerate(op):
         if isinstance(value, list):
             for index in range(len(value)):
@@ -365,7 +362,7 @@ def fuzz(
     starting_from: list[Program] | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Result:
-    """Runs until the time or the number of inputs is used up. Two failures with one signature are one."""
+    """Run until time or inputs are used up. Failures with one signature count once."""
     rng = random.Random(f"{target.name} {seed}")
     tracer = Tracer(target.modules) if guided else Untraced()
     corpus: list[Program] = []
@@ -385,7 +382,7 @@ def fuzz(
         elif not corpus or rng.random() < _NEW_SHARE:
             program = generate(target, rng)
         else:
-            # Rather one of the newest: what it reached has been tried least.
+            # Prefer new programs: their coverage was explored least.
             newest = corpus[-20:] if rng.random() < 0.4 else corpus
             program = mutate(target, rng, rng.choice(newest), corpus)
         written = program.to_json()
@@ -400,7 +397,7 @@ def fuzz(
         digest.update(hashlib.blake2b(transcript).digest())
         program = Program.from_json(json.loads(written))
         if tracer.slowest_seconds > slowest_so_far:
-            # Traced lines are slow, too: only those that may be the slowest are run again without.
+            # Line tracing is slow: rerun without it those that may be the slowest.
             slowest_so_far = tracer.slowest_seconds
             took = slowest_call(target, program)
             if took > result.slowest_seconds:
@@ -429,11 +426,11 @@ def fuzz(
     return result
 
 
-# --- keeping what failed ----------------------------------------------------------------------------------------------
+# --- saving failures --------------------------------------------------------------------------------------------------
 
 
 def save(directory: Path, found: Found, target: str, seed: int) -> Path:
-    """A file that the corpus test replays from then on."""
+    """Write a file that the corpus test replays."""
     directory.mkdir(parents=True, exist_ok=True)
     name = hashlib.blake2b(found.program.to_json().encode(), digest_size=4).hexdigest()
     path = directory / f"{target}-{name}.json"

@@ -1,7 +1,7 @@
-"""Requests that are large in every way that costs time: partitions, topics, records, record headers, tags, bytes.
+"""Requests with many partitions, topics, records, record headers, tagged fields or bytes.
 
-A dialogue (`dialogue.py`) under the process's own limits. What is looked for is a call that takes too long
-(`engine.CALL_SECONDS`). What a thread works on (`ReadBatches`) is not such a call; what it has done in the loop is.
+A dialogue (`dialogue.py`) with the process's own limits. It searches for calls longer than `engine.CALL_SECONDS`. The
+work of a thread (`ReadBatches`) does not count, but handling its result does.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from fencepost_proxy.wire.control import (
     request_header_is_flexible,
 )
 from fencepost_proxy.wire.schema import Message
-from tests.fuzz.dialogue import SERVED, TOPICS, Around, Dialogue, Wires, _Run, made_up_body
+from tests.fuzz.dialogue import SERVED, TOPICS, Dialogue, FuzzServices, Wires, _Run, made_up_body
 from tests.fuzz.engine import Op, Program, Tracer, Untraced
 from tests.fuzz.log import Log
 from tests.support import bytewise
 
 _COUNTS = (1, 100, 1_000, PARTITIONS_MAX, PARTITIONS_MAX + 1, 20_000, 65_536)
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-#: Elements of a control message: some that are worked on at once, and many, of which each step would take too long.
+#: Elements of a control message: few enough for the event loop, and too many for each step.
 _ELEMENTS = (1, 40, 100, 250, 1_000, 5_000, 20_000)
 _UNPACKED_MAX = 96 << 20
 _LIMITS = Limits()
 
 
-class _Around(Around):
+class _LargeServices(FuzzServices):
     frame_bytes_max = _LIMITS.frame_bytes_max
     in_flight_requests_max = _LIMITS.in_flight_requests_max
     decompressed_bytes_max = _LIMITS.decompressed_bytes_max
@@ -94,25 +94,25 @@ class Large(Dialogue):
 
 class _LargeRun(_Run):
     limits = g.SequencerLimits()
-    rounds_max = 20_000  # one gate after the other
+    rounds_max = 20_000  # one sequencer after the other
     elements = 1
 
     def __init__(self, program: Program, observed: set[Hashable], tracer: Tracer | Untraced) -> None:
         super().__init__(program, observed, tracer)
         self.logs = defaultdict(Log, self.logs)
 
-    def _surroundings(self, setup: dict[str, Any]) -> Around:
-        return _Around(setup)
+    def _make_services(self, setup: dict[str, Any]) -> FuzzServices:
+        return _LargeServices(setup)
 
     def _file_configs(self, topic: str) -> Mapping[str, str]:
         return {"check.expected.offsets": "true"} if topic == TOPICS[0] else {}
 
     def _made_up_answer(self, key: int, version: int, variant: int) -> bytes:
-        """As long as what was asked lately."""
+        """As long as the latest request."""
         return _body(key, version, "response", variant, self.elements)
 
     def _compared(self, effect: object, event: g.Event) -> g.Event:
-        """As `net/log_reader.py` does it, in a thread."""
+        """As `net/log_reader.py` does in a thread."""
         match effect, event:
             case g.ReadBatch(pending, offset), g.BatchRead(_, g.Found(batch)):
                 names, bytes_max = self.services.header_names, self.services.decompressed_bytes_max
@@ -122,7 +122,7 @@ class _LargeRun(_Run):
         return event
 
     def _check_bounds(self) -> None:
-        """Of thousands of gates, after each event, that would take all the time."""
+        """Too slow after every event with thousands of sequencers."""
 
     def _make_frame(self, wires: Wires, spec: dict[str, Any]) -> bytes:
         if "topics" not in spec:
@@ -131,7 +131,7 @@ class _LargeRun(_Run):
         wires.next_correlation += 1
         self.elements = min(abs(spec["elements"]), 100_000)
         frame = _framed(b"".join(_frame(spec, correlation)))
-        # Many in one read, or one that takes many.
+        # Many in one read, or one expensive one.
         return frame * (1 if spec["kind"] != "small" else 1 + 65_536 // len(frame))
 
 
@@ -149,7 +149,7 @@ def _frame(spec: dict[str, Any], correlation: int) -> Iterator[bytes]:
             names = [b"topic-%d" % number for number in range(topics - 1)] + [name]
             return _produce(spec, correlation, [(each, count // topics, records) for each in names])
         case "records":
-            # Of a million records, the one that says something is the first, or the last, or none does.
+            # The first, the last or no record of a million has our header.
             codec = _CODECS[spec["codec"] % 5]
             size = min(abs(spec["bytes"]), _UNPACKED_MAX if codec != "none" else 1 << 20)
             records = _records(codec, 15 * count, size, spec["delta"], spec["ours"] % 4)
@@ -173,13 +173,13 @@ def _header(key: int, version: int, correlation: int) -> bytes:
     return struct.pack(">hhih", key, version, correlation, 0) + tags
 
 
-#: Of `SERVED` those that are read here, whose arrays can be long.
+#: Those of `SERVED` that are decoded and can have long arrays.
 READ: Final = [(key, version) for key, version in SERVED if APIS[key].handling not in (Handling.RELAY, Handling.ALONE)]
 
 
 @lru_cache(maxsize=128)
 def _body(key: int, version: int, kind: str, variant: int, elements: int) -> bytes:
-    """Its first array has so many elements, each with a name of its own; and so has the first array of its first."""
+    """The first array has that many elements with distinct names; so has the first array of its first element."""
     decode, encode = (decode_request, encode_request) if kind == "request" else (decode_response, encode_response)
     message = decode(key, version, made_up_body(key, version, kind, variant))
     _lengthen(message, elements, within=variant % 2 == 1)
@@ -208,7 +208,7 @@ def _renamed(message: Message, number: int) -> Message:
     return named
 
 
-# --- Produce requests, written here: the product's own writer is among what is measured -------------------------------
+# --- Produce requests, without the product's encoder, which is measured too -------------------------------------------
 
 
 def _produce(
@@ -256,7 +256,7 @@ _SAYS = [(b"expected-offset", b"0")]
 
 @lru_cache(maxsize=64)
 def _records(codec: str, count: int, size: int, delta: int, ours: int) -> bytes:
-    """`size` – bytes of a value of the first record; the others are as short as can be."""
+    """`size` – bytes of the first record's value; the others are minimal."""
     count = max(1, count)
     first = bytewise.record(0, _SAYS if ours == 1 else [], timestamp_delta=delta, value=bytes(size))
     tiny = bytewise.record(0, key=None, value=None)
@@ -268,7 +268,7 @@ def _records(codec: str, count: int, size: int, delta: int, ours: int) -> bytes:
 
 @lru_cache(maxsize=64)
 def _headers(codec: str, count: int, ours: int) -> bytes:
-    """Of one record, or of the first of some."""
+    """Headers of one record, or of the first of several."""
     headers = [(b"h", None)] * count
     if ours:
         headers.insert(len(headers) * (ours - 1) // 2, _SAYS[0])

@@ -1,4 +1,4 @@
-"""A partition as Kafka keeps it, as far as a fuzzer's upstream needs one: sequences compared, duplicates known."""
+"""A minimal partition log for the fuzzer's broker: compares sequences and recognizes duplicates."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Log:
         return 0, base, -1 if self.log_append_time_ms is None else self.log_append_time_ms
 
     def move(self, count: int) -> None:
-        """Markers, or somebody who goes around the proxy."""
+        """Append a marker, or a batch that bypasses the proxy."""
         self.end += count
 
     def truncate(self, end: int) -> None:
-        """Back to an earlier end, producers' states with it."""
+        """Truncate the log and the producer states."""
         gone = [batch for _, upto, batch in self.batches if upto > end]
         self.batches = [each for each in self.batches if each[1] <= end]
         self.end = min(self.end, end)
@@ -98,7 +98,7 @@ def carry_out(
     kind: str,
     error: int,
 ) -> g.Event:
-    """What the control client answers a gate: what is true now, or that it could not be had."""
+    """The control client's response to a sequencer: the current state, or a failure."""
     failed = kind in ("unknown", "unreadable", "no-topic")
     match effect:
         case g.ReadLogEnd():

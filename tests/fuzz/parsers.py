@@ -1,8 +1,8 @@
-"""The parsers of `wire/`, fed with changed messages: a value or the peer's fault, nothing else, in bounded memory.
+"""Fuzzes the parsers of `wire/`: each returns a value or reports the peer's error, in bounded memory.
 
-An input is a message that is right (a Produce request or response of any version, a record batch of any codec, a
-control message of any API and version) with some bytes changed, and the parser that it is meant for. What parses is
-written again and must be the same bytes, or at least the same value.
+An input is a valid message (a Produce request or response of any version, a record batch of any codec, a control
+message of any API and version) with some bytes changed, and its parser. A parsed message is encoded again and must give
+the same bytes, or at least the same value.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _compressed(codec: int, data: bytes) -> bytes:
 
 
 class Parsers:
-    """`setup` says which message and parser, the operations change its bytes."""
+    """`setup` selects message and parser; the operations change bytes."""
 
     name = "wire"
     modules = (
@@ -158,7 +158,7 @@ class Parsers:
         setup = program.setup
         parser = _PARSERS[setup["parser"] % len(_PARSERS)]
         version, variant = abs(setup["version"]), abs(setup["variant"])
-        # Few changes reach deeper than many.
+        # few changes reach deeper code than many
         data = _changed(_input(parser, version, variant), program.ops[:6])
         if parser == "batch" and variant & 32 and len(data) > 12:
             data = data[:8] + struct.pack(">i", len(data) - 12) + data[12:]
@@ -217,7 +217,7 @@ def _changed(data: bytearray, ops: list[Op]) -> bytes:
 
 
 def _try(parser: str, version: int, data: bytes, tracer: Tracer | Untraced) -> str:
-    """What became of it. Everything but a `ProtocolError` of the right side is let out: that is a failure."""
+    """The result. Any exception except a `ProtocolError` for the right peer is a failure."""
     view = memoryview(data)
     upstream = parser in ("produce-response", "fetched", "response")
     try:
@@ -225,9 +225,9 @@ def _try(parser: str, version: int, data: bytes, tracer: Tracer | Untraced) -> s
     except ProtocolError as error:
         fault = UpstreamProtocolError if upstream else ClientProtocolError
         if not isinstance(error, fault):
-            raise Failure("the wrong side is blamed", f"{type(error).__name__}: {error}") from error
+            raise Failure("the wrong peer is blamed", f"{type(error).__name__}: {error}") from error
         if len(str(error)) > 1000:
-            raise Failure("an error that could fill the log", len(str(error))) from error
+            raise Failure("an error text that is too long", len(str(error))) from error
         return f"{type(error).__name__} {error}"
     return "parsed"
 
@@ -241,7 +241,7 @@ def _parse_produce_request(version: int, view: memoryview) -> None:
         raise Failure("peek and parse do not agree on the topic", peeked)
     again = b"".join(encode_produce_request(request))[4:]
     if parse_produce_request(memoryview(again)) != request:
-        raise Failure("a request is another one once it was written and read again")
+        raise Failure("a request changes when encoded and parsed again")
 
 
 def _parse_produce_response(version: int, view: memoryview) -> None:
@@ -249,7 +249,7 @@ def _parse_produce_response(version: int, view: memoryview) -> None:
     response = parse_produce_response(view, version)
     again = encode_produce_response(response, version)[4:]
     if parse_produce_response(memoryview(again), version) != response:
-        raise Failure("a response is another one once it was written and read again")
+        raise Failure("a response changes when encoded and parsed again")
 
 
 def _parse_batch(version: int, view: memoryview) -> None:
@@ -260,19 +260,19 @@ def _parse_batch(version: int, view: memoryview) -> None:
     fenced = memoryview(fence_batch(view, producer_id=9, producer_epoch=1, base_sequence=2))
     after = scan_batch(fenced, _NAMES, carrier_base=False, decompressed_bytes_max=_DECOMPRESSED_MAX)
     if after.digest != scan.digest or not verify_crc(fenced) or after.header.base_offset:
-        raise Failure("a stamp changes what it should not")
+        raise Failure("a fence changes other fields")
 
 
 def _parse_fetched(version: int, view: memoryview) -> None:
     for header, batch in split_batches(view):
         if parse_batch_header(batch) != header:
-            raise Failure("two headers of one batch")
+            raise Failure("two different headers of one batch")
 
 
 def _parse_compressed(version: int, view: memoryview) -> None:
     got = decompress(1 + version % 4, view, bytes_max=_DECOMPRESSED_MAX)
     if len(got) > _DECOMPRESSED_MAX:
-        raise Failure("more than the limit came out", len(got))
+        raise Failure("decompression exceeds the limit", len(got))
 
 
 def _parse_plain(version: int, view: memoryview) -> None:
@@ -283,9 +283,9 @@ def _parse_request(version: int, view: memoryview) -> None:
     key, api_version = SERVED[version % len(SERVED)]
     message = decode_request(key, api_version, view)
     encoded = encode_request(key, api_version, message)
-    # By their bytes: tags that came in the wrong order go out in the right one.
+    # Tagged fields in the wrong order are encoded in the right one.
     if encode_request(key, api_version, decode_request(key, api_version, encoded)) != encoded:
-        raise Failure("a request is another one once it was written and read again")
+        raise Failure("a request changes when encoded and parsed again")
     header = struct.pack(">hhi", key, api_version, 1) + bytes(view)
     if parse_request_header(header).body_offset > len(header):
         raise Failure("a header longer than its frame")
@@ -297,7 +297,7 @@ def _parse_response(version: int, view: memoryview) -> None:
     message = decode_response(key, api_version, view)
     encoded = encode_response(key, api_version, message)
     if key != API_VERSIONS and encode_response(key, api_version, decode_response(key, api_version, encoded)) != encoded:
-        raise Failure("a response is another one once it was written and read again")
+        raise Failure("a response changes when encoded and parsed again")
 
 
 _PARSE = {

@@ -1,10 +1,10 @@
-"""One gate alone, told events in every order that sessions and the control client could produce.
+"""One partition sequencer with events in every order that sessions and the control client can produce.
 
-What sessions hold to: a granted ticket is sent or withdrawn; what was sent is answered in its connection's order, or
-lost with its connection; every read that a gate asks for is answered once.
+Sessions guarantee: an admitted append is sent or canceled; a sent one is answered in its connection's order, or lost
+with its connection; every requested read is answered once.
 
-What must hold: nothing is raised; each append that is not withdrawn is answered exactly once; success is told at the
-expected offset only; a gate reads one thing of a kind at a time; at the end nothing waits.
+Invariants: nothing is raised; each append that is not canceled is answered exactly once; success is reported only at
+the expected offset; one read of each kind at a time; at the end nothing waits.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _QUIET_ROUNDS = 20
 _ROUNDS_MAX = 300
 
 
-class Gates:
-    name = "gate"
+class Sequencers:
+    name = "sequencer"
     modules = (
         "proxy/fencepost_proxy/sequencer/sequencer.py",
         "proxy/fencepost_proxy/sequencer/state.py",
@@ -59,7 +59,7 @@ class Gates:
                 rng.choice((0, 0, 1, 33, 8)),
                 age,
             ]
-            return ["offer", rng.randrange(_CONNECTIONS), batch]
+            return ["submit", rng.randrange(_CONNECTIONS), batch]
         if draw < 0.45:
             return ["send"]
         if draw < 0.65:
@@ -73,7 +73,7 @@ class Gates:
                 ["tick", rng.choice((10, 60, 400, 600, 2500))],
                 ["tick", 60],
                 ["again", rng.randrange(4), rng.randrange(_CONNECTIONS)],
-                ["withdraw", rng.randrange(4)],
+                ["cancel", rng.randrange(4)],
                 ["give-back"],
                 ["lose", rng.randrange(_CONNECTIONS)],
                 ["forget"],
@@ -93,13 +93,11 @@ class _Run:
         self.log = Log(log_append_time_ms=NOW_MS if program.setup["append_time"] else None)
         self.bases: dict[TopicPartition, tuple[int, int]] = {}
         self.now = 1000.0
-        self.submitted: list[g.PendingAppend] = []  # all there ever were
-        self.waiting: dict[g.PendingAppend, None] = {}  # offered, neither answered nor withdrawn
-        self.left: set[g.PendingAppend] = (
-            set()
-        )  # withdrawn: as the switch does, a grant is given back and an answer dropped
+        self.submitted: list[g.PendingAppend] = []  # all appends
+        self.waiting: dict[g.PendingAppend, None] = {}  # submitted, neither answered nor canceled
+        self.left: set[g.PendingAppend] = set()  # canceled: an admission is returned, an answer dropped
         self.admitted: g.PendingAppend | None = None
-        self.sent: list[g.PendingAppend] = []  # on their way, in order
+        self.sent: list[g.PendingAppend] = []  # in flight, in order
         self.control: list[tuple[Any, float]] = []
         self.transcript: list[str] = []
 
@@ -112,22 +110,22 @@ class _Run:
     def _do(self, op: Op) -> None:
         kind, *rest = op
         match kind:
-            case "offer":
-                self._offer(make_batch(self.log.end, rest[1]), rest[0] % _CONNECTIONS)
+            case "submit":
+                self._submit(make_batch(self.log.end, rest[1]), rest[0] % _CONNECTIONS)
             case "again" if self.submitted:
-                self._offer(bytes(self.submitted[rest[0] % len(self.submitted)].records), rest[1] % _CONNECTIONS)
+                self._submit(bytes(self.submitted[rest[0] % len(self.submitted)].records), rest[1] % _CONNECTIONS)
             case "send":
                 self._send()
             case "give-back" if self.admitted is not None:
-                # Its request waited for another gate for too long.
+                # its request waited for another sequencer too long
                 pending, self.admitted = self.admitted, None
                 self._event(g.Canceled(pending))
                 self._event(g.Submitted(pending))
-            case "withdraw" if self.waiting:
-                # What was sent once is withdrawn on a new grant only, when its client is gone.
+            case "cancel" if self.waiting:
+                # a sent append is canceled only if it is admitted again without a client
                 waiting = [each for each in self.waiting if not each.attempts or each is self.admitted]
                 if waiting:
-                    self._withdraw(waiting[rest[0] % len(waiting)])
+                    self._cancel(waiting[rest[0] % len(waiting)])
             case "answer":
                 self._answer(rest[0] % _CONNECTIONS, rest[1], rest[2])
             case "lose":
@@ -145,9 +143,9 @@ class _Run:
             case _:
                 pass
 
-    # ---- what sessions tell
+    # ---- events of sessions
 
-    def _offer(self, records: bytes, connection: int) -> None:
+    def _submit(self, records: bytes, connection: int) -> None:
         check = Check.REQUIRED if self.program.setup["required"] else Check.ON
         draft = AppendDraft(
             connection,
@@ -178,7 +176,7 @@ class _Run:
             self._event(g.Canceled(pending))
             self._event(g.Submitted(pending))
 
-    def _withdraw(self, pending: g.PendingAppend) -> None:
+    def _cancel(self, pending: g.PendingAppend) -> None:
         if pending is self.admitted:
             self.admitted = None
         del self.waiting[pending]
@@ -190,10 +188,10 @@ class _Run:
             self.sent.remove(pending)
             pending.may_write = True
             self._event(g.Lost(pending))
-        # What is not on its way is given back; what is, stays: it is settled, though nobody will hear of it.
+        # Cancel appends that are not in flight. Those in flight are resolved, without a client.
         for pending in [each for each in self.waiting if each.connection == connection and not each.attempts]:
             if pending in self.waiting:
-                self._withdraw(pending)
+                self._cancel(pending)
 
     def _answer(self, connection: int, kind: str, error: int) -> None:
         pending = next((each for each in self.sent if each.connection == connection), None)
@@ -218,7 +216,7 @@ class _Run:
         self.now += seconds
         self._event(g.Tick())
 
-    # ---- what comes out
+    # ---- effects
 
     def _event(self, event: g.Event) -> None:
         effects = self.call(self.sequencer.handle, event, self.now)
@@ -231,11 +229,11 @@ class _Run:
                     pass
                 case g.Admit(pending):
                     if self.admitted is not None:
-                        raise Failure("two grants at once")
+                        raise Failure("two appends admitted")
                     if pending in self.sent:
-                        raise Failure("a grant for what is on its way")
+                        raise Failure("an append in flight is admitted")
                     if pending not in self.waiting:
-                        raise Failure("a grant for what was answered or withdrawn")
+                        raise Failure("an answered or canceled append is admitted")
                     self.admitted = pending
                 case g.Answer(pending, result, reason):
                     self.transcript.append(f"{result.error_code} {result.base_offset} {reason}")
@@ -245,18 +243,18 @@ class _Run:
                 case _:
                     same = [each for each, _ in self.control if type(each) is type(effect)]
                     if same and not isinstance(effect, g.ReadBatch | g.Resend):
-                        raise Failure("a second read of a kind that is under way", type(effect).__name__)
+                        raise Failure("a second read of the same kind", type(effect).__name__)
                     self.control.append((effect, self.now))
         sequencer = self.sequencer
         if (
             len(sequencer.memory.appended_batch) > LIMITS.remembered_batches_max
             or len(sequencer.memory.fenced) > LIMITS.remembered_producers_max
         ):
-            raise Failure("it remembers too much")
+            raise Failure("a sequencer remembers too much")
         if len(sequencer._in_flight) > LIMITS.in_flight_max:
             raise Failure("more in flight than allowed")
         if len(self.control) > 50 * (1 + len(self.waiting)):
-            raise Failure("reads pile up", len(self.control))
+            raise Failure("too many reads", len(self.control))
         kinds = tuple(each.kind for each in (*sequencer._queue,)[:2])
         self.observed.add(
             (
@@ -273,16 +271,16 @@ class _Run:
 
     def _answered(self, pending: g.PendingAppend, result: PartitionResult, reason: str | None) -> None:
         if pending not in self.waiting:
-            raise Failure("an answer for what was answered or withdrawn before")
+            raise Failure("a second answer for an append")
         if pending is self.admitted:
-            raise Failure("an answer for what is granted")
+            raise Failure("an answer for an admitted append")
         del self.waiting[pending]
         self.observed.add((result.error_code, reason, pending.kind))
         expected = pending.append.expected_base_offset
         if not result.error_code and expected is not None and result.base_offset != expected:
-            raise Failure("success elsewhere than expected", (expected, result.base_offset))
+            raise Failure("success at another offset", (expected, result.base_offset))
 
-    # ---- the end
+    # ---- end
 
     def _end(self) -> None:
         if not self.program.setup["calm"]:
@@ -304,4 +302,4 @@ class _Run:
             pending = next(iter(self.waiting))
             raise Failure("an append is never answered", f"{pending.kind.name} in {self.sequencer.phase.name}")
         if not self.sequencer.idle:
-            raise Failure("a gate is stuck though nothing is under way", self.sequencer.phase.name)
+            raise Failure("a sequencer is stuck without pending appends", self.sequencer.phase.name)

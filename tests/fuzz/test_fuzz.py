@@ -1,4 +1,4 @@
-"""What the fuzzer found stays found; a short run of it; and that it would notice."""
+"""Replay the corpus, run the fuzzer for a short time, and verify that it detects defects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session import checked_produce as guarded_module
+from fencepost_proxy.session import checked_produce as checked_produce_module
 from fencepost_proxy.session import control as control_module
 from fencepost_proxy.session import cutter as cutter_module
 from fencepost_proxy.session import reading as reading_module
@@ -27,7 +27,7 @@ from tests.fuzz.engine import CORPUS, Program, TooSlow, check_time, fuzz, slowes
 from tests.fuzz.large import READ, Large
 
 SEED = 1
-SHORT_RUN = {"session": 120, "gate": 500, "wire": 1500, "large": 30}
+SHORT_RUN = {"session": 120, "sequencer": 500, "wire": 1500, "large": 30}
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.json")), ids=lambda path: path.stem)
@@ -37,7 +37,7 @@ def test_what_failed_once_holds(path: Path) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_short_run_finds_nothing(name: str) -> None:
-    """Not guided: the tests' own coverage is measured by the means that would guide it."""
+    """Not guided: coverage measurement uses the same tracing."""
     result = fuzz(TARGETS[name][0], SEED, inputs=SHORT_RUN[name], guided=False)
     print(f"seed {SEED}: {result.inputs} inputs, {result.events} events, {result.features} states")
     assert not result.failures, "\n".join(
@@ -54,15 +54,15 @@ def test_seed_gives_the_same_run_twice(name: str) -> None:
     assert fuzz(target, 8, inputs=inputs, guided=False).digest not in digests
 
 
-# --- defects that it has to notice ------------------------------------------------------------------------------------
+# --- defects that it must detect --------------------------------------------------------------------------------------
 
 
-def _views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept for later is not copied out of the receive buffer."""
+def _views_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stored data is not copied out of the receive buffer."""
     monkeypatch.setattr(cutter_module, "bytes", lambda view: view, raising=False)
 
 
-def _answers_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def _responses_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(self: Session) -> None:
         for response_slot in [each for each in self._to_client if each.done]:
             self._to_client.remove(response_slot)
@@ -71,7 +71,7 @@ def _answers_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "_answer_front", answer)
 
 
-def _memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def _memory_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Session._client_lost
 
     def client_lost(self: Session, now: float) -> None:
@@ -81,53 +81,53 @@ def _memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "_client_lost", client_lost)
 
 
-def _turns_are_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def _admissions_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(self: Session) -> None:
         self._waiting_exchange = None
 
     monkeypatch.setattr(Session, "_return_exchanges", forget)
 
 
-def _lost_appends_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_module, "Lost", lambda pending: g.Tick())
+def _lost_appends_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked_produce_module, "Lost", lambda pending: g.Tick())
 
 
-def _one_partition_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def _partition_is_missing_in_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProduceExchange, "complete", property(lambda self: bool(self.results)))
 
 
 def _success_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    def landed_elsewhere(self: PartitionSequencer, pending: g.PendingAppend, result: produce.PartitionResult) -> None:
+    def appended_elsewhere(self: PartitionSequencer, pending: g.PendingAppend, result: produce.PartitionResult) -> None:
         self._answer(pending, result)
 
-    monkeypatch.setattr(PartitionSequencer, "_appended_elsewhere", landed_elsewhere)
+    monkeypatch.setattr(PartitionSequencer, "_appended_elsewhere", appended_elsewhere)
 
 
-def _doubts_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_doubt_appends_are_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PartitionSequencer, "_resolve_later", lambda self, pending, now: None)
 
 
-def _queued_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def _queued_appends_never_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PartitionSequencer, "_tick", lambda self, now: None)
 
 
-def _granted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    grant = PartitionSequencer._admit
+def _admitted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    admit = PartitionSequencer._admit
 
-    def grant_again(self: PartitionSequencer, pending: g.PendingAppend) -> None:
-        grant(self, pending)
+    def admit_again(self: PartitionSequencer, pending: g.PendingAppend) -> None:
+        admit(self, pending)
         if pending.append.record_count == 3:
             self._queue.append(pending)
 
-    monkeypatch.setattr(PartitionSequencer, "_admit", grant_again)
+    monkeypatch.setattr(PartitionSequencer, "_admit", admit_again)
 
 
 def _index_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(produce, "MALFORMED", (ValueError,))
 
 
-def _partitions_are_read_however_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_module, "PARTITIONS_MAX", 100_000)
+def _any_number_of_partitions_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked_produce_module, "PARTITIONS_MAX", 100_000)
 
 
 def _batches_are_read_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def _batches_are_read_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(reading_module, "HERE_STEPS_MAX", 1 << 30)
 
 
-def _tagged_fields_are_read_however_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def _any_number_of_tagged_fields_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(primitives, "TAGS_MAX", 1 << 30)
 
 
@@ -153,25 +153,25 @@ def _control(key: int, version: int, variant: int, elements: int = 20_000) -> di
 
 
 DEFECTS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], int]] = [
-    ("session", _views_are_kept, 60),
-    ("session", _answers_as_they_come, 200),
-    ("session", _memory_is_kept, 200),
-    ("session", _turns_are_not_given_back, 60),
-    ("session", _lost_appends_are_not_told, 100),
-    ("session", _one_partition_is_left_out, 200),
-    ("gate", _success_anywhere, 300),
-    ("gate", _doubts_are_left_alone, 300),
-    ("gate", _queued_for_ever, 200),
-    ("gate", _granted_twice, 200),
+    ("session", _views_are_stored, 60),
+    ("session", _responses_out_of_order, 200),
+    ("session", _memory_is_not_released, 200),
+    ("session", _admissions_are_not_returned, 60),
+    ("session", _lost_appends_are_not_reported, 100),
+    ("session", _partition_is_missing_in_a_response, 200),
+    ("sequencer", _success_anywhere, 300),
+    ("sequencer", _in_doubt_appends_are_not_resolved, 300),
+    ("sequencer", _queued_appends_never_time_out, 200),
+    ("sequencer", _admitted_twice, 200),
     ("wire", _index_error, 500),
 ]
 
 
-@pytest.mark.no_cover  # of what is broken
+@pytest.mark.no_cover  # coverage of broken code means nothing
 @pytest.mark.parametrize(
     ("name", "break_it", "inputs"), DEFECTS, ids=[f"{name}{defect.__name__}" for name, defect, _ in DEFECTS]
 )
-def test_it_notices(
+def test_defect_is_detected(
     name: str, break_it: Callable[[pytest.MonkeyPatch], None], inputs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_it(monkeypatch)
@@ -189,11 +189,11 @@ def test_it_notices(
 _LARGE = Large().frame(random.Random(1)) | {"version": 9, "acks": -1, "topic": 0, "transaction": False, "codec": 4}
 SLOW: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = {
     "65,536 partitions": (
-        _partitions_are_read_however_many,
+        _any_number_of_partitions_is_read,
         {"kind": "partitions", "topics": 1, "count": 65_536, "ours": 0},
     ),
     "65,536 topics": (
-        _partitions_are_read_however_many,
+        _any_number_of_partitions_is_read,
         {"kind": "partitions", "topics": 65_536, "count": 65_536, "ours": 0, "topic": 2},
     ),
     "983,040 records": (
@@ -201,7 +201,7 @@ SLOW: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = {
         {"kind": "records", "count": 65_536, "bytes": 0, "delta": 0, "ours": 2, "where": 0},
     ),
     "65,536 tagged fields of each partition": (
-        _tagged_fields_are_read_however_many,
+        _any_number_of_tagged_fields_is_read,
         {"kind": "tags", "count": 65_536, "where": 1},
     ),
     "CreateTopics of 20,000 topics": (_control_messages_are_read_in_the_event_loop, _control(CREATE_TOPICS, 7, 0)),
@@ -220,9 +220,9 @@ SLOW: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.no_cover  # of what is broken
+@pytest.mark.no_cover  # coverage of broken code means nothing
 @pytest.mark.parametrize("name", SLOW)
-def test_it_notices_a_call_that_takes_too_long(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_call_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it, spec = SLOW[name]
     setup = {"whole": False, "produce": 12, "append_time": False, "upstream_first": True, "calm": False}
     stored = [["stored", 0, 1]] * 5
@@ -232,7 +232,7 @@ def test_it_notices_a_call_that_takes_too_long(name: str, monkeypatch: pytest.Mo
     assert check_time(TARGETS["large"][0], program) > 0
     break_it(monkeypatch)
     tracing = sys.gettrace()
-    sys.settrace(None)  # a call whose lines are counted is not judged
+    sys.settrace(None)  # a traced call is too slow to measure
     try:
         with pytest.raises(TooSlow):
             check_time(TARGETS["large"][0], program)
@@ -241,7 +241,7 @@ def test_it_notices_a_call_that_takes_too_long(name: str, monkeypatch: pytest.Mo
 
 
 def test_slowest_input_is_named_and_can_be_replayed() -> None:
-    result = fuzz(TARGETS["gate"][0], SEED, inputs=20, guided=False)
+    result = fuzz(TARGETS["sequencer"][0], SEED, inputs=20, guided=False)
     assert result.slowest is not None
     assert result.slowest_seconds > 0
-    assert slowest_call(TARGETS["gate"][0], result.slowest) > 0
+    assert slowest_call(TARGETS["sequencer"][0], result.slowest) > 0

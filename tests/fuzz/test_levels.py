@@ -1,4 +1,4 @@
-"""The fuzzer's dialogues on topics with levels of idempotence, before a Kafka that may take no producer ids."""
+"""Dialogues on topics with idempotence levels, with a Kafka that may refuse producer ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fencepost_policies.idempotence_level import Level
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from tests.fuzz import dialogue
-from tests.fuzz.dialogue import Around, Dialogue, _Run
+from tests.fuzz.dialogue import Dialogue, FuzzServices, _Run
 from tests.fuzz.engine import Failure, Op, Program, Untraced
 from tests.unit.test_fast_path import _Programs
 
@@ -25,8 +25,8 @@ _POLICIES = {
 }
 
 
-class _ForgetfulAround(Around):
-    """It has to ask where logs start."""
+class _ForgetfulServices(FuzzServices):
+    """It must query log starts."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         super().__init__(setup)
@@ -51,9 +51,9 @@ def _error(rng: random.Random) -> int:
     return rng.choice((0, 6, 7, 20, 29, 31, 43, 43, 43, 43, 45, 45, 59, 87))
 
 
-def test_levels_change_nothing_that_a_dialogue_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_levels_keep_the_invariants_of_dialogues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialogue, "POLICIES", _POLICIES)
-    monkeypatch.setattr(dialogue, "Around", _ForgetfulAround)
+    monkeypatch.setattr(dialogue, "FuzzServices", _ForgetfulServices)
     monkeypatch.setattr(Dialogue, "_error", staticmethod(_error))
     for seed in range(_PROGRAMS):
         rng, fuzzer = random.Random(f"levels {seed}"), Dialogue()

@@ -492,7 +492,7 @@ def _until(
 
 def table(on: dict[AppendMode, Decision], off: dict[AppendMode, Decision]) -> list[str]:
     """`on` and `off` – the verdicts with the feature on and off; either may lack a kind."""
-    head = ("client", "protocol", "keys", "records", "seen again", "missing", "out of order: on", "off", "longest hold")
+    head = ("client", "protocol", "keys", "records", "redelivered", "missing", "out of order: on", "off", "longest")
     rows = [head]
     for kind in dict.fromkeys((*on, *off)):
         one, other = on.get(kind), off.get(kind)
@@ -504,7 +504,7 @@ def table(on: dict[AppendMode, Decision], off: dict[AppendMode, Decision]) -> li
                 kind.protocol,
                 str(shown.keys),
                 str(shown.records),
-                f"{shown.again} ({len(shown.expelled)} by the expelled)" if shown.expelled else str(shown.again),
+                f"{shown.again} ({len(shown.expelled)} to expelled members)" if shown.expelled else str(shown.again),
                 str(shown.missing),
                 "–" if one is None else str(one.out_of_order),
                 "–" if other is None else str(other.out_of_order),

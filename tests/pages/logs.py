@@ -1,7 +1,4 @@
-"""`python -m fencepost_proxy.dev.log_page`: prints `docs/logs.md`, the reference of all log events.
-
-The events are extracted from the sources. `tests/monitoring/test_pages.py` fails if the file is out of date.
-"""
+"""`docs/logs.md`, the reference of log events, extracted from the sources."""
 
 from __future__ import annotations
 
@@ -17,8 +14,6 @@ _LEVELS: Final = ("error", "warning", "info", "debug")
 
 _HEAD: Final = """\
 # Log events
-
-This page is generated: `python -m fencepost_proxy.dev.log_page > docs/logs.md`.
 
 The proxy writes one line per event to stderr. `[log] format` (or `--log-format`) is `console` or `json`, one object per
 line. `[log] level` is the lowest level that is written.

@@ -31,8 +31,9 @@ scrape_configs:
 job name `fencepost`.
 
 **Worker processes.** All workers are one target. A scrape queries every worker and returns sums; histograms are added
-bucket by bucket. Counters keep the values of workers that have exited. These are not summed: log end and shift of a
-partition (maximum), the lease (minimum), certificates, transactions of the cluster, and `fencepost_worker_*`.
+bucket by bucket. Counters keep the values of workers that have exited. These are not summed: log end and sequence
+offset of a partition (maximum), the lease (minimum), certificates, transactions of the cluster, and
+`fencepost_worker_*`.
 
 **Number of series.** Label values are Kafka's APIs and versions, fixed words of the proxy (at most 64 of each kind, the
 rest are `other`), broker errors and worker numbers. Partitions are labels too: at most

@@ -1,4 +1,4 @@
-"""docs/kafka-releases.md: the part of it that a run makes, between two markers."""
+"""The generated part of docs/kafka-releases.md, between two markers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LEGEND = (
 def story_table(releases: Sequence[Release]) -> str:
     steps = list(dict.fromkeys(step for each in releases for step in each.observed))
     rows = [[step, *(each.observed.get(step, _NOTHING) for each in releases)] for step in steps]
-    return _table(["what was done", *(each.version for each in releases)], rows)
+    return _table(["step", *(each.version for each in releases)], rows)
 
 
 def api_table(releases: Sequence[Release]) -> str:
@@ -55,11 +55,11 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def write(releases: Sequence[Release]) -> None:
-    before, after = _services(PAGE.read_text("utf-8"))
+    before, after = _parts(PAGE.read_text("utf-8"))
     PAGE.write_text(f"{before}{_BEGIN}\n{made(releases)}\n{_END}{after}", "utf-8")
 
 
-def _services(text: str) -> tuple[str, str]:
+def _parts(text: str) -> tuple[str, str]:
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     assert begin, f"{PAGE} has no line {_BEGIN!r}"
@@ -68,7 +68,7 @@ def _services(text: str) -> tuple[str, str]:
 
 
 def documented(version: str) -> dict[int, str]:
-    """API key → its cell in the page, of a release that is in it. Only APIs that the release offers."""
+    """API key → its cell in the page, for APIs that the release offers."""
     lines = PAGE.read_text("utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     header = next(row for row in rows if row[0] == "API")

@@ -1,6 +1,6 @@
-"""What is asked of one Kafka release, directly and through the proxy: its ApiVersions, and a story of what matters.
+"""One Kafka release, directly and through the proxy: ApiVersions, and steps that must work.
 
-Of the release that `kafka_version()` names, one broker of it.
+Uses one broker of the release that `kafka_version()` names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CONFIG = f"""{counted()}
 _READ_SECONDS = 120.0
 HOLDS = "yes"
 LACKING = "–"
-#: Of which the same is to be seen through the proxy as without it.
+#: Scripts whose output must be the same through the proxy and without it.
 PLAYED = (
     "Java: idempotent, large, transactions",
     "Java: group, commit, resume",
@@ -60,8 +60,7 @@ PLAYED = (
 
 @dataclass
 class Release:
-    """`direct`, `proxied` – API key → versions, as told by ApiVersions. `seen` – step → `HOLDS`, `LACKING` or what went
-    wrong."""
+    """`direct`, `proxied` – API key → offered versions. `observed` – step → `HOLDS`, `LACKING` or the failure."""
 
     version: str
     direct: Versions
@@ -78,7 +77,7 @@ class Release:
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Self:
         ranges = [{int(key): (low, high) for key, (low, high) in found[side].items()} for side in ("direct", "proxied")]
-        return cls(found["version"], ranges[0], ranges[1], found["seen"])
+        return cls(found["version"], ranges[0], ranges[1], found["observed"])
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def front(directory: Path) -> Iterator[Front]:
 
 
 def report(where: Front, *, steps: Sequence[str] = (), say: Say = lambda text: None) -> Release:
-    """`steps` – of `STEPS` or `PLAYED`; all where none is named."""
+    """`steps` – from `STEPS` or `PLAYED`; by default all."""
     release = Release(kafka_version(), api_versions(where.kafka.bootstrap), api_versions(where.proxy.bootstrap))
 
     def record(step: str, began: float, outcome: str) -> None:
@@ -133,15 +132,15 @@ def report(where: Front, *, steps: Sequence[str] = (), say: Say = lambda text: N
 
 
 def _lacks(script: str) -> bool:
-    """The consumer protocol is not in use in Kafka 3.9 unless it is turned on."""
+    """Kafka 3.9 disables the consumer protocol by default."""
     return script.endswith("group.protocol=consumer") and kafka_version().startswith("3.")
 
 
-# --- what a client's user sees ----------------------------------------------------------------------------------------
+# --- client scripts ---------------------------------------------------------------------------------------------------
 
 
 def _compared(where: Front, scripts: Sequence[str]) -> dict[str, str]:
-    """Played at both at the same time."""
+    """Run the scripts at Kafka and at the proxy, concurrently."""
 
     def play(bootstrap: str) -> dict[str, str]:
         stage = Stage(bootstrap, brokers=1)
@@ -173,13 +172,13 @@ def _difference(direct: str, proxied: str) -> str:
     return f"differs: direct …{direct[max(0, at - 40) : at + 80]} proxied …{proxied[max(0, at - 40) : at + 80]}"
 
 
-# --- what the proxy adds ----------------------------------------------------------------------------------------------
+# --- features of the proxy --------------------------------------------------------------------------------------------
 
 
 def names_no_broker(where: Front) -> None:
     with Connection(where.proxy.bootstrap) as client:
         named = {f"{each.host}:{each.port}" for each in client.metadata("none").brokers}
-    assert named, "no broker is named"
+    assert named, "Metadata lists no broker"
     assert not named & {str(each) for each in where.kafka.addresses}, named
 
 
@@ -192,7 +191,7 @@ def conditional_append(client: Client) -> Callable[[Front], None]:
 
 
 def append_both_ways(client: Client, where: Front, java: JavaProducers) -> None:
-    """Where the log ends as expected it lands, where it does not it is refused."""
+    """A matching expected offset is appended, another one is refused."""
     topic = create_topic(where.proxy.bootstrap, unique_topic("required"))
     sender = client.open(where.proxy.bootstrap, java)
     try:
@@ -207,7 +206,7 @@ def append_both_ways(client: Client, where: Front, java: JavaProducers) -> None:
 
 
 def virtual_config(where: Front) -> None:
-    """Set on a topic that is there, shown, and at work."""
+    """Set on an existing topic, described, and enforced."""
     name = create_topic(where.proxy.bootstrap, unique_topic("plain"))
     with Connection(where.proxy.bootstrap) as client:
         assert client.append(name, batch(b"unasked")).error_code == OK
@@ -218,33 +217,33 @@ def virtual_config(where: Front) -> None:
     assert where.log.values(name) == [b"unasked", b"asked"]
 
 
-def guarded_transaction(where: Front) -> None:
-    """One that holds is committed, one that does not is refused and aborted; by each protocol that the release has."""
+def checked_transaction(where: Front) -> None:
+    """A matching transaction commits, another is refused and aborted; with each protocol of the release."""
     protocols = (1, 2) if api_versions(where.proxy.bootstrap)[0][1] >= 12 else (1,)
     for protocol in protocols:
         topic = create_topic(where.proxy.bootstrap, unique_topic("checked"))
         with Transactional(where.proxy.bootstrap, unique_topic("writer"), protocol=protocol) as writer:
             writer.begin(topic)
-            assert writer.append(topic, b"held", expected=0).error_code == OK
+            assert writer.append(topic, b"first", expected=0).error_code == OK
             assert writer.end(commit=True) == OK
             until(partial(_ends_at, where.log, topic, 2), "the marker of the commit")
             writer.begin(topic)
-            assert writer.append(topic, b"holds", expected=2).error_code == OK
-            refused = writer.append(topic, b"does not", expected=99)
+            assert writer.append(topic, b"second", expected=2).error_code == OK
+            refused = writer.append(topic, b"third", expected=99)
             assert refused.error_code != OK, refused
             assert (refused.message or "").startswith("OFFSET_MISMATCH"), refused
             committed = writer.end(commit=True)
             assert committed != OK, committed
             assert writer.end(commit=False) == OK
-        assert where.log.values(topic) == [b"held", b"holds"]
+        assert where.log.values(topic) == [b"first", b"second"]
 
 
 def _ends_at(log: Log, topic: str, end: int) -> bool:
     return log.end(topic) == end
 
 
-def history(where: Front) -> None:
-    """A counted topic grows twice under a writer. Its records lie on their side of each growth; a group gets all."""
+def expansion(where: Front) -> None:
+    """Expand a topic twice during writes. Each record is on the correct side of each threshold; a group gets all."""
     topic = create_topic(where.proxy.bootstrap, unique_topic("grows"))
     group = _Group(where.proxy.bootstrap, topic)
     group.start()
@@ -267,7 +266,7 @@ def history(where: Front) -> None:
 
 
 class _Group(threading.Thread):
-    """One librdkafka consumer in a group. `numbers` – of the records that it got."""
+    """A group of one librdkafka consumer. `numbers` – of the records received."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         super().__init__(daemon=True)
@@ -305,9 +304,9 @@ class _Group(threading.Thread):
 
 
 STEPS: dict[str, Callable[[Front], None]] = {
-    "no broker's own address is named": names_no_broker,
+    "no broker address is exposed": names_no_broker,
     **{f"conditional append, accepted and refused: {each.name}": conditional_append(each) for each in CLIENTS},
-    "guarded transactions, committed and refused": guarded_transaction,
-    "a virtual config, set, shown and at work": virtual_config,
-    "a topic grows under a writer, a group reads it": history,
+    "conditional transactions, committed and refused": checked_transaction,
+    "a virtual config: set, described, enforced": virtual_config,
+    "a topic is expanded during writes, a group reads it": expansion,
 }

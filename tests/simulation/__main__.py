@@ -1,6 +1,6 @@
-"""`python -m tests.simulation --seeds 20000`: many seeds, spread over the scenarios.
+"""`python -m tests.simulation --seeds 20000`: run many seeds, spread over the scenarios.
 
-`--scenario NAME --seed N --trace` replays one and tells what happens.
+`--scenario NAME --seed N --trace` replays one and prints its events.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Producers whose transactions expect something of several partitions, and want all of it or nothing.
+"""Transactional producers that state expected offsets on several partitions.
 
-By raw requests, as `clients.py`, of either protocol: what is refused is not sent again, what is not known is, with its
-own sequence and through whichever process; then the transaction is committed, or aborted. Some commit whatever they
-were told: that is what the proxy has to refuse.
+They send raw requests of transactions v1 or v2. They repeat appends with unknown outcome, with the same sequence and
+through any process, but not refused ones; then they commit or abort. Some commit despite a refusal: the proxy must
+refuse that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.simulation.world import World
 from tests.support.batches import Header, batch
 
 CONCURRENT_TRANSACTIONS, UNKNOWN_PRODUCER_ID, TRANSACTION_ABORTABLE = 51, 59, 120
-#: EndTxn as clients of transactions v1 and v2 send it, and how the proxy refuses a commit to them.
+#: Per transactions version: the version of EndTxn, and the proxy's error for a refused commit.
 END_V1, END_V2 = 3, 5
 REFUSED = {END_V1: UNKNOWN_PRODUCER_ID, END_V2: TRANSACTION_ABORTABLE}
 _TRIES_MAX = 8
@@ -39,11 +39,10 @@ _ENDS_MAX = 40
 
 @dataclass(frozen=True)
 class Habits:
-    """`lies` – how often it commits whatever it was told. `bundles` – how often all partitions go in one request.
-    `sorts` – how often it takes them in the same order as everybody. `plain` – the share of appends that expect
-    nothing. `long` – how often it thinks before it ends. `stale` – how often it expects what it has not looked up.
-    `patient` – it never gives up on what it is told to try again. `routed` – it goes to each partition through the same
-    process always.
+    """`lies` – share of commits despite a refusal. `bundles` – share of requests with all partitions. `sorts` – share
+    of transactions with partitions in a fixed order. `plain` – share of appends without expected offset. `long` – share
+    of pauses before the end. `stale` – share of expected offsets that were not read. `patient` – repeats retriable
+    errors without limit. `routed` – uses a fixed process for each partition.
     """
 
     lies: float = 0.0
@@ -84,7 +83,7 @@ class Atomic:
         self.proxy: int | None = None
         self.done = False
         self.committed = 0
-        self._only: int | None = None  # the proxy that it has to go through, until it has committed
+        self._only: int | None = None  # proxy to use until it has committed
         self._bytes = bytearray()
         self._correlation = self.sim.rng.randrange(1 << 20)
         self._round = 0
@@ -95,14 +94,14 @@ class Atomic:
         self._to_add: list[TopicPartition] = []
         self._sent: list[Write] = []
         self._tries_left = 0
-        self._unknown = False  # what became of some sequence
+        self._unknown = False  # if it is unknown whether some sequence was used
         self._commits = False
         self.sim.after(self.sim.between(0.3, 1.2), self._next)
 
-    # ---- a transaction
+    # ---- transactions
 
     def once_more(self, proxy: int) -> None:
-        """One that has to commit, through that process: it looks everything up, and tells the truth."""
+        """Run one correct transaction through that process; it must commit."""
         self.habits = Habits(bundles=0.0, sorts=1.0, plain=0.0, long=0.0, stale=0.0)
         self.writes_left, self.done, self._only, self.committed = 40, False, proxy, 0
         self._close()
@@ -163,7 +162,7 @@ class Atomic:
             producer=(self.producer_id, self.epoch, sequence),
             transactional=True,
         )
-        # Who gives up on a batch and uses its sequence again has made Kafka's deduplication his own business.
+        # A client that reuses the sequence of a given-up batch bypasses Kafka's deduplication.
         honest = not self.habits.lies
         write = Write(number, self.name, name, "transactional", records, count, expected, None, honest=honest)
         history.writes.append(write)
@@ -179,7 +178,7 @@ class Atomic:
             self.ends[name] = max(mine, partition.replicas[node].log_end)
         return self.ends[name]
 
-    # ---- its appends
+    # ---- appends
 
     def _produced(self, frame: bytes) -> None:
         response = parse_produce_response(memoryview(frame), self._version)
@@ -189,7 +188,7 @@ class Atomic:
             attempt = write.tries[-1]
             result = results.get((write.partition.topic, write.partition.partition))
             if result is None:
-                self.world.history.broken.append(f"{self.name} got no result for {write}")
+                self.world.history.broken.append(f"NO RESULT: {self.name} got none for {write}")
                 return
             attempt.result, attempt.answered_at = result, self.sim.now
             self.sim.log(
@@ -210,7 +209,7 @@ class Atomic:
         self.ends[write.partition] = base_offset + write.count
 
     def _after(self, again: list[Write], *, failed: bool) -> None:
-        """A successor by sequence may not be sent before its predecessor is known: so all of them wait."""
+        """A successor must wait for its predecessor's outcome, so all wait."""
         self._sent = again
         self._tries_left -= 1
         self.sim.after(self.sim.between(0.0, 0.05) if not again else self.sim.between(0.02, 0.3), self._go_on, failed)
@@ -223,12 +222,12 @@ class Atomic:
         self._unknown = self._unknown or bool(self._sent)
         self._sent, self._to_add = [], []
         if self.sim.chance(self.habits.lies) and self.sim.chance(0.5) and self._groups:
-            self._step()  # goes on as if nothing had been
+            self._step()  # continues despite the refusal
             return
         self._groups = []
         self._end(self.sim.chance(self.habits.lies))
 
-    # ---- its end
+    # ---- end
 
     def _end(self, commits: bool) -> None:
         assert self._now is not None
@@ -250,8 +249,8 @@ class Atomic:
             self._end_again()
         elif answer.error_code == REFUSED[version]:
             if not self._commits:
-                self.world.history.broken.append(f"{self.name} was refused an abort")
-            self._unknown = True  # as clients do: a new epoch is on the safe side
+                self.world.history.broken.append(f"ABORT REFUSED: {self.name}")
+            self._unknown = True  # a new epoch is safe, as in real clients
             self._end(False)
         elif answer.error_code == 0:
             self.committed += self._commits
@@ -276,7 +275,7 @@ class Atomic:
             self.sequences.clear()
         self.sim.after(self.sim.between(0.0, self.world.scenario.think_max), self._next)
 
-    # ---- what it sends
+    # ---- sending
 
     def _send(self, what: Callable[[], None]) -> None:
         self._round += 1
@@ -360,18 +359,18 @@ class Atomic:
             self.sim.log(f"{self.name} gives up its connection")
             self.socket.close()
 
-    # ---- what comes back
+    # ---- responses
 
     def data(self, data: bytes) -> None:
         self._bytes += data
         while (frame := take_frame(self._bytes)) is not None:
             if not self._waits_for or int.from_bytes(frame[:4], "big", signed=True) != self._correlation:
-                self.world.history.broken.append(f"{self.name} got an answer out of order, or one too many")
+                self.world.history.broken.append(f"OUT OF ORDER: {self.name} got an unexpected response")
                 return
             queried, self._waits_for = self._waits_for, ""
             self._round += 1
             if self.sim.chance(0.3):
-                self._close()  # its next request may go through another process
+                self._close()  # the next request may use another process
             if queried == "add":
                 self._added(frame[4:])
             elif queried == "produce":

@@ -1,5 +1,6 @@
-"""An expansion, as far as appends are concerned: every process closes its door, and once all are empty nothing is
-appended until they open again. That is what thresholds stand on."""
+"""The part of an expansion that concerns appends. Every process closes its append barrier. Once all are empty,
+nothing is appended until they open. Thresholds depend on this.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +13,22 @@ if TYPE_CHECKING:
     from tests.simulation.world import Proxy, World
 
 _PROBE_SECONDS = 0.02
-_PATIENCE_SECONDS = 25.0
+_CLOSED_SECONDS = 25.0
 
 
-class Keeper:
-    """Closes the doors of one topic several times in a run. `found` – what came in although they were closed and empty;
-    `held` – how often it came so far."""
+class Barriers:
+    """Closes the barriers of one topic several times in a run. `found` – appends while they were closed and empty.
+    `emptied` – how often all were empty.
+    """
 
     def __init__(self, world: World, topic: str, times: int) -> None:
         self._world = world
         self._topic = topic
         self._times = times
         self.closed = False
-        self.held = 0
+        self.emptied = 0
         self.found: list[str] = []
-        self._empty: dict[tuple[int, int], bool] = {}  # by process and its incarnation
+        self._empty: dict[tuple[int, int], bool] = {}  # by process and incarnation
         self._give_up_at = 0.0
         self._later()
 
@@ -36,7 +38,7 @@ class Keeper:
             self._world.sim.after(self._world.sim.between(0.3, 3.0), self._close)
 
     def new_barrier(self, topic: str, in_doubt_seconds: float, clear_at: float, now: float) -> AppendBarrier:
-        """Of a process that starts now: it reads the state topic before it serves anybody."""
+        """The barrier of a new process, which reads the state topic before it serves."""
         barrier = AppendBarrier(topic, in_doubt_seconds=in_doubt_seconds, clear_at=clear_at)
         if self.closed and topic == self._topic:
             barrier.close(now)
@@ -44,25 +46,25 @@ class Keeper:
 
     def _close(self) -> None:
         sim = self._world.sim
-        sim.log("the doors close")
+        sim.log("barriers close")
         self.closed = True
         self._empty = {}
-        self._give_up_at = sim.now + _PATIENCE_SECONDS
+        self._give_up_at = sim.now + _CLOSED_SECONDS
         self._probe()
 
     def _probe(self) -> None:
-        """Each process is told again and again, and says when its door is empty: a paused one says nothing."""
+        """Close every process's barrier, repeatedly, until all are empty. A paused process does not respond."""
         sim = self._world.sim
         for proxy in self._world.proxies:
             if proxy.live:
                 proxy.here(self._reported, proxy, proxy.incarnation)
         if all(self._is_empty(proxy) for proxy in self._world.proxies):
-            self.held += 1
+            self.emptied += 1
             ends = self._ends()
-            sim.log(f"the doors are empty: {ends}")
+            sim.log(f"barriers are empty: {ends}")
             sim.after(sim.between(0.2, 4.0), self._open, ends)
         elif sim.now > self._give_up_at or self._world.quiet:
-            sim.log("the doors do not become empty")
+            sim.log("barriers do not become empty")
             self._open(None)
         else:
             sim.after(_PROBE_SECONDS, self._probe)
@@ -76,7 +78,7 @@ class Keeper:
             self._empty[proxy.number, incarnation] = True
 
     def _is_empty(self, proxy: Proxy) -> bool:
-        """What a dead one has sent may be appended until its takeover."""
+        """Requests of a dead process may be appended until its takeover."""
         if not proxy.live:
             return self._world.sim.now - proxy.died_at > proxy.in_doubt_seconds
         return self._empty.get((proxy.number, proxy.incarnation), False)
@@ -94,9 +96,9 @@ class Keeper:
         for name, end in self._ends().items():
             if ends is not None and end > ends[name]:
                 self.found.append(
-                    f"DOOR: {name} ended at {ends[name]} when all doors were closed and empty; now at {end}"
+                    f"BARRIER: {name} ended at {ends[name]} when all barriers were closed and empty; now at {end}"
                 )
-        sim.log("the doors open")
+        sim.log("barriers open")
         self.closed = False
         for proxy in self._world.proxies:
             if proxy.live:
@@ -108,15 +110,15 @@ class Keeper:
             proxy.perform(proxy.dispatcher.open_barrier(self._topic, 1, self._world.sim.now))
 
     def rest(self) -> list[str]:
-        """After everybody is gone nobody is inside."""
+        """After all clients have disconnected, the barriers are open and empty."""
         entered = [
-            f"DOOR: {barrier.in_flight} requests are inside the door of {topic} at proxy {proxy.number}"
+            f"BARRIER: {barrier.in_flight} requests are in the barrier of {topic} at proxy {proxy.number}"
             for proxy in self._world.proxies
             for topic, barrier in proxy.dispatcher.barriers.items()
             if barrier.in_flight
         ]
         shut = [
-            f"DOOR: proxy {p.number} is closed"
+            f"BARRIER: proxy {p.number} is closed"
             for p in self._world.proxies
             if any(d.closed for d in p.dispatcher.barriers.values())
         ]

@@ -1,11 +1,11 @@
-"""A model of Kafka brokers, as far as a producer and the proxy's own questions can see them.
+"""A model of Kafka brokers, as producers and the proxy's control client observe them.
 
-Replicas with real record batches in them, leaders and followers, high watermark, leader epochs and truncation, ISR, the
+Replicas with real record batches, leaders and followers, high watermark, leader epochs and truncation, ISR, the
 idempotence check of ProducerStateManager, transaction markers, requests that outlive their connections. Sources:
 UnifiedLog.scala, ProducerStateManager.java, ProducerAppendInfo.java, ReplicaManager.scala, Partition.scala.
 
-Simplified: the controller acts at once and is never wrong; a leader's ISR changes reach it at once, leadership changes
-reach each broker late. Kills are those of a process: what was written stays (the page cache lives on).
+Simplified: the controller acts immediately and correctly; a leader learns ISR changes immediately, brokers learn new
+leaders late. A kill ends a process: written data survives (page cache).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _RECORDS_AT = 61
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A topic's, as far as they say which batches it takes. None: any."""
+    """Configs of a topic that limit batches. None: no limit."""
 
     min_isr: int = 1
     log_append_time: bool = False
@@ -71,7 +71,7 @@ class LogBatch:
 
 @dataclass(slots=True)
 class Known:
-    """ProducerStateEntry: what a replica remembers of a producer. `batches`: (first, last sequence, base, end, ts)."""
+    """ProducerStateEntry: one replica's view of a producer. `batches`: (first, last sequence, base, end, timestamp)."""
 
     epoch: int
     batches: deque[tuple[int, int, int, int, int]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_BATCHES))
@@ -84,7 +84,7 @@ class Known:
 
 
 def newest_timestamp(batch: bytes, header: BatchHeader) -> int:
-    """What a broker makes of the records, whatever the header says. Compressed ones are believed here."""
+    """The newest timestamp that a broker computes from the records. Compressed records: the header's."""
     if header.attributes & _CODEC:
         return header.max_timestamp_ms
     (base,) = struct.unpack_from(">q", batch, 27)
@@ -112,7 +112,7 @@ class Replica:
 
     def __init__(self, start: int, *, log_append_time: bool, gzip: bool = False) -> None:
         self.batches: list[LogBatch] = []
-        #: A kill may take the log start back, to what was written down; what was deleted once may have been missed.
+        #: A kill may reset the log start to the stored one. Below `highest_start`, readers may have missed records.
         self._log_start = self.checkpointed_start = self.highest_start = start
         self.log_end = start
         self.high_watermark = start
@@ -134,8 +134,7 @@ class Replica:
     def append_as_leader(
         self, data: bytes, header: BatchHeader, leader_epoch: int, now_ms: int, *, from_zero: bool = False
     ) -> PartitionResult:
-        """`partition` in the result is 0: the caller knows better. `from_zero`: transactions v2, where a producer that
-        is not known may not begin anywhere."""
+        """The result's `partition` is 0; the caller sets it. `from_zero`: unknown producers start at 0 (v2)."""
         if header.producer_id >= 0:
             refused = self._check_producer(header, from_zero=from_zero)
             if refused is not None:
@@ -149,7 +148,7 @@ class Replica:
         return PartitionResult(0, NONE, base, now_ms if self.log_append_time else -1, self.log_start)
 
     def _rewritten(self, data: bytes, header: BatchHeader, newest_timestamp_ms: int) -> bytearray:
-        """As sent, unless the broker has to change it; then only those attributes survive that it knows."""
+        """The batch as stored. If the broker rewrites it, only known attributes survive."""
         stored = bytearray(data)
         attributes = header.attributes
         if self.gzip and not attributes & _CODEC:
@@ -168,7 +167,7 @@ class Replica:
         known = self.producers.get(header.producer_id)
         first = header.base_sequence
         last = (first + header.last_offset_delta) % _SEQUENCES
-        if known is None:  # anything may be its first
+        if known is None:  # an unknown producer may start at any sequence
             return PartitionResult(0, OUT_OF_ORDER, log_start_offset=self.log_start) if from_zero and first else None
         if known.epoch == header.producer_epoch:
             for first_seen, last_seen, base, _, timestamp in known.batches:
@@ -204,7 +203,7 @@ class Replica:
         if header.is_transactional and known.transaction_start is None:
             known.transaction_start = batch.base
 
-    # ---- what is lost
+    # ---- expiry and truncation
 
     def expire_producers(self, now_ms: int, expiration_ms: int) -> None:
         for producer_id, known in list(self.producers.items()):
@@ -212,11 +211,11 @@ class Replica:
                 del self.producers[producer_id]
 
     def reload_producers(self, snapshot: int, now_ms: int, expiration_ms: int, *, clean: bool = True) -> None:
-        """As after a restart or a truncation, from a snapshot taken when the log ended there: each producer's last
-        batch, deleted ones too, unless it expired; and what was appended since. One that is not beyond the log start is
-        not used.
+        """Rebuild the producers after a restart or truncation: each producer's last unexpired batch in the snapshot,
+        deleted or not, and the batches after it. A snapshot at or below the log start is ignored.
 
-        `clean`: the snapshot is of what was known then; else it was made from the log itself, after a kill."""
+        `clean`: the snapshot has all producers known at shutdown. Otherwise recovery made it from the log.
+        """
         used = snapshot > self.log_start
         before, self.producers = self.producers, {}
         if used:
@@ -253,7 +252,7 @@ class Replica:
 
 @dataclass(slots=True)
 class View:
-    """What one broker believes of a partition's leadership."""
+    """A partition's leadership, as one broker knows it."""
 
     leader: int | None = None
     epoch: int = -1
@@ -262,7 +261,7 @@ class View:
 
 @dataclass(slots=True)
 class Partition:
-    """The controller's truth about one incarnation of a partition, and all its replicas."""
+    """One incarnation of a partition: the controller's state, and all replicas."""
 
     name: TopicPartition
     topic_id: UUID
@@ -274,7 +273,7 @@ class Partition:
     views: dict[int, View]
     fetched_to: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
     waiting: list[Waiting] = field(default_factory=list)
-    #: (time, end) of whoever believes that it leads: what `actual` may have been.
+    #: (time, node, log end) of brokers that believe they lead: the values that `actual` may have.
     ends: list[tuple[float, int, int]] = field(default_factory=list)
     deleted: bool = False
     lost_by_unclean: bool = False
@@ -301,7 +300,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class Transaction:
-    """The coordinator's side of one transactional producer. With transactions v2 each end of one bumps the epoch."""
+    """The coordinator's state of one transactional producer. With transactions v2, each end bumps the epoch."""
 
     producer_id: int
     epoch: int
@@ -310,8 +309,8 @@ class Transaction:
     partitions: list[TopicPartition] = field(default_factory=list)
     began_at: float = 0.0
     due: list[TopicPartition] = field(default_factory=list)
-    committed: bool | None = None  # how the last one ended
-    ends: int = 0  # how many have ended
+    committed: bool | None = None  # outcome of the last one
+    ends: int = 0  # number of ended ones
 
     @property
     def markers_due(self) -> int:
@@ -319,7 +318,7 @@ class Transaction:
 
     @property
     def state(self) -> str:
-        """As DescribeTransactions names it."""
+        """The state in DescribeTransactions."""
         if self.ongoing:
             return "Ongoing"
         if self.committed is None and not self.due:
@@ -328,7 +327,7 @@ class Transaction:
 
 
 class BrokerSide(End):
-    """A connection as its broker sees it: one request at a time."""
+    """The broker's end of a connection: one request at a time."""
 
     def __init__(self, cluster: Cluster, node: int) -> None:
         self.cluster = cluster
@@ -349,7 +348,7 @@ class BrokerSide(End):
         self._next()
 
     def lost(self) -> None:
-        """What is being handled goes on; what was received behind it may still be (closingChannels), or not."""
+        """The current request continues; received ones may also be handled (closingChannels), or not."""
         self._gone = True
         if self.cluster.sim.chance(0.5):
             self._frames.clear()
@@ -401,8 +400,8 @@ class Cluster:
         self.brokers = [Broker() for _ in range(broker_count)]
         self.settings = Settings(min_isr, log_append_time)
         self.expiration_ms = int(expiration_seconds * 1000)
-        #: Before 4.0 (KIP-966) what the last in-sync replica has is committed, however few they are. There, an append
-        #: that waits is answered 20; since then it waits on, and is answered 7.
+        #: Before 4.0 (KIP-966), batches of the last in-sync replica are committed below min.insync.replicas, and a
+        #: waiting append gets 20. Since then it keeps waiting and gets 7.
         self.commits_under_min_isr = sim.chance(0.5)
         self.unclean = unclean
         self.slow_requests = slow_requests
@@ -412,7 +411,7 @@ class Cluster:
         self.partitions: dict[TopicPartition, Partition] = {}
         self.retired: list[Partition] = []
         self.transactions: dict[int, Transaction] = {}
-        self.transactional_ids: dict[str, int] = {}  # and their producer ids
+        self.transactional_ids: dict[str, int] = {}  # → producer id
         self._next_producer_id = 100
 
     # ---- topics
@@ -432,7 +431,7 @@ class Cluster:
         return partition
 
     def recreate(self, name: TopicPartition) -> None:
-        """Deleted and created again: another topic under the same name."""
+        """Delete and recreate: another topic with the same name."""
         old = self.partitions[name]
         old.deleted = True
         self.retired.append(old)
@@ -442,7 +441,7 @@ class Cluster:
         self.create(name, settings=old.settings)
 
     def delete_records(self, name: TopicPartition, before: int | None = None) -> None:
-        """Up to the end of some batch, where it is not said which. What is remembered of producers stays."""
+        """Delete records, by default up to a random batch end. Producers stay known."""
         partition = self.partitions[name]
         if partition.leader is None:
             return
@@ -454,14 +453,14 @@ class Cluster:
                 replica.log_start = max(replica.log_start, min(start, replica.log_end))
             self.sim.log(f"{name}: records before {start} are deleted")
 
-    # ---- time that a broker needs
+    # ---- request queues
 
     def live(self, node: int, incarnation: int) -> bool:
         broker = self.brokers[node]
         return broker.live and broker.incarnation == incarnation
 
     def queue(self, node: int, incarnation: int, call: Callable[..., None], *args: object) -> None:
-        """A request waits in the broker's queue, and there it stays, whatever becomes of its connection."""
+        """Queue a request. It stays queued if its connection closes."""
         sim = self.sim
         delay = sim.between(0.05, 3.0) if sim.chance(self.slow_requests) else sim.between(0.0002, 0.003)
         sim.after(delay, self._dequeue, node, incarnation, call, args)
@@ -471,7 +470,7 @@ class Cluster:
             call(*args)
 
     def _put_off(self, node: int, call: Callable[..., None], *args: object) -> bool:
-        """Whether that broker is paused; then this happens once it goes on."""
+        """If the broker is paused, call this when it resumes, and return True."""
         broker = self.brokers[node]
         if broker.paused_until <= self.sim.now:
             return False
@@ -580,11 +579,11 @@ class Cluster:
         return None
 
     def _cannot_be_read(self, records: bytes) -> bool:
-        """Some batches never can, whoever sends them."""
+        """Some batches cannot be decompressed, whichever client sends them."""
         return crc32c.crc32c(records[HEADER_BYTES:]) % 1000 < 1000 * self.server_errors
 
     def _refuse(self, node: int, partition: Partition, records: bytes, acks: int) -> int:
-        """What is checked before anybody looks for duplicates, in Kafka's order."""
+        """Checks before the duplicate check, in Kafka's order."""
         view, settings = partition.views[node], partition.settings
         if partition.write_denied:
             return DENIED
@@ -612,7 +611,7 @@ class Cluster:
         return NONE
 
     def _in_transaction(self, header: BatchHeader, name: TopicPartition) -> bool:
-        """The coordinator is asked; with transactions v2 it adds the partition by that."""
+        """Verify with the coordinator that the partition was added. With transactions v2, add it."""
         if self._v2(header.producer_id):
             self._add(header.producer_id, header.producer_epoch, name)
         transaction = self.transactions.get(header.producer_id)
@@ -648,7 +647,7 @@ class Cluster:
     # ---- replication
 
     def _advance(self, partition: Partition, node: int) -> None:
-        """The leader's high watermark: what all of the ISR have."""
+        """Advance the leader's high watermark to what the whole ISR has."""
         view = partition.views[node]
         replica = partition.replicas[node]
         fetched = partition.fetched_to.setdefault((node, view.epoch), {})
@@ -669,7 +668,7 @@ class Cluster:
                 self.sim.after(delay, self._fetch, partition, node, leader, self.brokers[node].incarnation)
 
     def _fetch(self, partition: Partition, node: int, leader: int, incarnation: int) -> None:
-        """One round of a follower: truncate to what it shares with its leader, copy the rest, tell how far it is."""
+        """One fetch of a follower: truncate to the common prefix, copy the rest, report the position."""
         for each in (node, leader):
             if not self.brokers[each].live or partition.deleted:
                 return
@@ -699,7 +698,7 @@ class Cluster:
         )
 
     def _fetched(self, partition: Partition, node: int, leader: int, end: int, epoch: int) -> None:
-        """The follower's next fetch tells its leader that it has everything up to `end`."""
+        """The follower's next fetch reports that it has everything up to `end`."""
         if not self.brokers[leader].live or partition.deleted:
             return
         if self._put_off(leader, self._fetched, partition, node, leader, end, epoch):
@@ -715,20 +714,20 @@ class Cluster:
             partition.isr.append(node)
             view.isr = list(partition.isr)
         self._advance(partition, leader)
-        duplicate_waiter = partition.replicas[node]
-        duplicate_waiter.high_watermark = max(
-            duplicate_waiter.high_watermark, min(partition.replicas[leader].high_watermark, duplicate_waiter.log_end)
+        follower = partition.replicas[node]
+        follower.high_watermark = max(
+            follower.high_watermark, min(partition.replicas[leader].high_watermark, follower.log_end)
         )
 
     def snapshot_of(self, replica: Replica) -> int:
-        """Where the newest snapshot of the producers is, of which only last batches are remembered."""
+        """Offset of the newest producer snapshot."""
         bases = [replica.log_end, *(b.base for b in replica.batches[-8:])]
         return self.sim.rng.choice(bases)
 
     # ---- leadership
 
     def elect(self, partition: Partition, *, prefer_other: bool = False) -> None:
-        """The controller names a leader, in a new epoch, and tells the brokers."""
+        """Choose a leader in a new epoch and notify the brokers."""
         candidates = [n for n in partition.isr if self._seems_alive(n)]
         if prefer_other and len(candidates) > 1:
             candidates = [n for n in candidates if n != partition.leader]
@@ -774,7 +773,7 @@ class Cluster:
             self.sim.after(self.sim.between(0.001, 0.01), self._fetch, partition, node, view.leader, incarnation)
 
     def control_tick(self) -> None:
-        """The controller, twice a second: dead brokers leave the ISR, partitions without a leader get one."""
+        """Twice a second: remove dead brokers from ISRs and elect leaders."""
         for partition in list(self.partitions.values()):
             gone = [n for n in partition.isr if not self._seems_alive(n)]
             if gone and len(gone) < len(partition.isr):
@@ -796,7 +795,7 @@ class Cluster:
                 if len(self.brokers) > 1 or not self.brokers[partition.leader].live:
                     self.elect(partition)
             else:
-                # Followers fetch all the time; here they do when there is something to copy, and now and then.
+                # Followers fetch continuously; here, when there is something to copy, and at intervals.
                 self._replicate_soon(partition, partition.leader)
 
     def kill(self, node: int) -> None:
@@ -819,7 +818,7 @@ class Cluster:
             partition.views[node] = View()
 
     def restart(self, node: int, *, clean: bool | None = None) -> None:
-        """`clean`: it was shut down in good order; where it is not said, that is as it happens."""
+        """`clean`: after a clean shutdown; by default random."""
         broker = self.brokers[node]
         if broker.live:
             return
@@ -828,17 +827,17 @@ class Cluster:
         self.sim.log(f"broker {node} starts again")
         for partition in self.partitions.values():
             replica = partition.replicas[node]
-            # Killed or shut down, of each producer only its last batch is known then: recovery makes a snapshot, too.
+            # After both, only each producer's last batch is known: recovery takes a snapshot, too.
             if clean:
                 replica.checkpointed_start = replica.log_start
-            elif self.sim.chance(0.5):  # it is written down once a minute
+            elif self.sim.chance(0.5):  # stored once a minute
                 replica.log_start = replica.checkpointed_start
             replica.reload_producers(replica.log_end, self.sim.wall_ms, self.expiration_ms, clean=clean)
             replica.high_watermark = max(
                 replica.log_start, min(replica.high_watermark, replica.log_end) - self.sim.rng.choice((0, 0, 2))
             )
             if partition.leader == node:
-                # It came back before the controller missed it: a new incarnation is fenced first.
+                # It returned before the controller noticed: the new incarnation is fenced first.
                 if len(partition.isr) > 1:
                     partition.isr.remove(node)
                 self.elect(partition)
@@ -851,7 +850,7 @@ class Cluster:
                 if self.brokers[node].live:
                     replica.expire_producers(self.sim.wall_ms, self.expiration_ms)
 
-    # ---- questions of the control client; None: not the leader of that epoch
+    # ---- requests of the control client; None: not the leader of that epoch
 
     def leads(self, node: int, partition: Partition, epoch: int) -> bool:
         view = partition.views[node]
@@ -872,15 +871,15 @@ class Cluster:
         return producer_id, 0
 
     def may_use(self, client_id: str | None, transactional_id: str) -> bool:
-        """Kafka knows principals; here it is the client id that tells them apart."""
+        """Kafka authorizes principals; here, client ids."""
         return transactional_id == client_id or not (client_id or "").startswith("stranger")
 
     def begin_transactional(self, producer_id: int, *, v2: bool | None = None) -> None:
-        """By the old protocol or by the new one; by the cluster's where it is not said."""
+        """With transactions v1 or v2; by default the cluster's version."""
         self.transactions[producer_id] = Transaction(producer_id, 0, self.transactions_v2 if v2 is None else v2)
 
     def add_partition(self, producer_id: int, epoch: int, name: TopicPartition) -> bool:
-        """AddPartitionsToTxn. Under transactions v2 the broker does it itself, with the first append."""
+        """AddPartitionsToTxn. With transactions v2 the broker adds the partition at the first append."""
         return self._v2(producer_id) or self._add(producer_id, epoch, name)
 
     def _v2(self, producer_id: int) -> bool:
@@ -888,16 +887,16 @@ class Cluster:
         return transaction is not None and transaction.v2
 
     def epoch_of(self, producer_id: int) -> int:
-        """What EndTxn tells a producer of transactions v2: its next transaction has another epoch."""
+        """The epoch that EndTxn returns for the next transaction (v2)."""
         return self.transactions[producer_id].epoch
 
     def transaction_partitions(self, producer_id: int) -> list[TopicPartition]:
-        """DescribeTransactions: those that were added, until their markers are written."""
+        """DescribeTransactions: added partitions whose markers are not written yet."""
         transaction = self.transactions[producer_id]
         return [*transaction.partitions, *transaction.due]
 
     def busy(self, producer_id: int) -> bool:
-        """CONCURRENT_TRANSACTIONS: the markers of the last one are still being written."""
+        """CONCURRENT_TRANSACTIONS: markers of the previous transaction are being written."""
         return self.transactions[producer_id].markers_due > 0
 
     def _add(self, producer_id: int, epoch: int, name: TopicPartition) -> bool:
@@ -918,9 +917,9 @@ class Cluster:
         return True
 
     def end_txn(self, producer_id: int, epoch: int, *, commit: bool) -> tuple[int, int, int]:
-        """EndTxn as the coordinator answers it: error, and the producer's id and epoch from then on (v2).
+        """Return error, producer id and next epoch (v2).
 
-        TransactionCoordinator.endTransaction: what has ended so is told so again; with v2 by the epoch before, too.
+        TransactionCoordinator.endTransaction: the same end may be repeated; with v2, also with the previous epoch.
         """
         transaction = self.transactions.get(producer_id)
         if transaction is None:
@@ -932,7 +931,7 @@ class Cluster:
             self._end_transaction(transaction, commit=commit)
             transaction.committed = commit
         elif transaction.v2 and not again and not commit and not transaction.markers_due:
-            transaction.epoch += 1  # nothing was begun: an abort ends it all the same
+            transaction.epoch += 1  # an abort ends even a transaction that was not begun
             transaction.committed = False
         elif transaction.committed is not commit or (transaction.v2 and not again):
             return INVALID_TXN_STATE, -1, -1
@@ -953,8 +952,7 @@ class Cluster:
         transaction.partitions = []
 
     def _marker(self, name: TopicPartition, producer_id: int, epoch: int, commit: bool) -> None:
-        """Written by the partition's leader, without passing anybody's gate, however long that takes; and once more
-        where it is not known to be replicated (acks=all)."""
+        """The leader writes it past every sequencer, however late, and again until it is replicated (acks=all)."""
         partition = self.partitions[name]
         node = partition.leader
         if node is None or not self.leads(node, partition, partition.epoch):
@@ -987,7 +985,7 @@ class Cluster:
         if partition.deleted:
             done()
         elif not self.brokers[node].live or view.leader != node or view.epoch != leader_epoch:
-            again()  # first: what a follower has up to there may be another leader's, and this one truncated
+            again()  # first: the follower's batches up to there may be another leader's, and this one truncated
         elif partition.replicas[node].high_watermark >= end:
             done()
         else:
@@ -1000,25 +998,25 @@ class Cluster:
                 transaction.committed = False
                 self._end_transaction(transaction, commit=False)
 
-    # ---- what the checkers ask
+    # ---- for checkers
 
     def _note_end(self, partition: Partition, node: int) -> None:
         partition.ends.append((self.sim.now, node, partition.replicas[node].log_end))
 
     def final_log(self, partition: Partition) -> list[LogBatch]:
-        """What the partition's leader has, once everything has settled; for a deleted one, of its last leader."""
+        """The leader's log at the end of the run; for a deleted partition, its last leader's."""
         if partition.leader is not None:
             return partition.replicas[partition.leader].batches
         return max(partition.replicas.values(), key=lambda r: r.log_end).batches
 
 
 def is_commit(control_batch: bytes) -> bool:
-    """Of two markers the one that commits: the type in the record's key."""
+    """Whether a marker commits: the type is in the record key."""
     return control_batch[_RECORDS_AT + 8] == 1
 
 
 def _marker(base: int, producer_id: int, epoch: int, commit: bool, now_ms: int) -> bytes:
-    """A control batch of one record (EndTransactionMarker)."""
+    """A control batch with one record (EndTransactionMarker)."""
     key, value = struct.pack(">hh", 0, int(commit)), struct.pack(">hi", 0, 0)
     record = bytes((0, 0, 0, len(key) * 2)) + key + bytes((len(value) * 2,)) + value + b"\0"
     record = bytes((len(record) * 2,)) + record

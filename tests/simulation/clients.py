@@ -1,4 +1,4 @@
-"""Producers of all kinds, on raw connections: what they send, how they retry, how they lie."""
+"""Producers on raw connections: what they send, how they retry, and how they violate the protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
 )
 from tests.simulation.clock import Connection, End, take_frame
-from tests.simulation.history import Dispatcher, Try, Write
+from tests.simulation.history import CheckChange, Try, Write
 from tests.simulation.listener import ADDED, Listener, adds, answer_body, query_message
 from tests.simulation.world import CHANGED, SHARED, TOPIC, World
 from tests.support.batches import Header, batch
@@ -41,10 +41,10 @@ class Request:
 
 @dataclass
 class Query:
-    """Something else than Produce, between the appends. `expected` – its answer, behind the correlation id.
+    """A request other than Produce, between appends. `expected` – its response after the correlation id.
 
-    `never`: nothing may be answered any more, since what was sent before it has to cost the connection. `adds`: how
-    many partitions it adds to a transaction.
+    `never`: no response is allowed, because an earlier request must close the connection. `adds`: number of partitions
+    that it adds to a transaction.
     """
 
     correlation_id: int
@@ -53,23 +53,22 @@ class Query:
     adds: int = 0
 
 
-#: (API, version): what is answered by the proxy, what is changed on its way, what just passes.
+#: (API, version): answered by the proxy, rewritten, or relayed.
 _QUESTIONS = ((API_VERSIONS, 99), (API_VERSIONS, 3), (METADATA, 12), (FETCH, 12), (FETCH, 12), (2, 7))
 
 
 @dataclass(frozen=True)
-class AppendMode:
-    """How a client behaves. `lies` – the share of its writes that break the rules; `depth` – requests in flight.
+class Behavior:
+    """How a client behaves. `lies` – share of invalid writes. `depth` – requests in flight. `silent` – share of
+    requests with acks=0. `queries_to_send` – share of requests followed by another API.
 
-    `silent` – the share of its requests that go with acks=0; `queries_to_send` – the share that something else is asked
-    behind.
-    `rebirth`: tries again under a new epoch and from sequence 0, as a producer does that bumps its epoch on its own.
-    `strands`: adds partitions to its transactions that it then writes nothing to. `bulky`: batches of every size.
+    `rebirth`: retries with a new epoch and sequence 0, as a producer does that bumps its epoch. `strands`: adds
+    partitions to transactions and writes nothing to them. `bulky`: batches of all sizes.
     """
 
     conditional: float = 1.0
     write_ids: float = 0.0
-    producer: float = 0.0  # share of such clients that have a producer id
+    producer: float = 0.0  # share of clients with a producer id
     retries: float = 1.0
     depth: int = 1
     lies: float = 0.0
@@ -87,36 +86,36 @@ class AppendMode:
 
 
 KINDS = {
-    "honest": AppendMode(write_ids=1.0),
-    "sequenced": AppendMode(producer=1.0),
-    "bare": AppendMode(),
-    "chain": AppendMode(depth=4, producer=0.6, write_ids=0.5),
-    "twin": AppendMode(twin=True, conditional=1.0),
-    "idempotent": AppendMode(conditional=0.0, producer=1.0, bumps=1.0),
-    "idempotent-chain": AppendMode(conditional=0.0, producer=1.0, bumps=1.0, depth=3),
-    "plain": AppendMode(conditional=0.0, retries=0.0),
-    "mixed": AppendMode(conditional=0.5, producer=0.7, write_ids=0.3),
-    "mixed-chain": AppendMode(conditional=0.5, producer=1.0, depth=4),
-    "several": AppendMode(several=True, conditional=0.8, producer=0.5, write_ids=0.5),
-    "liar": AppendMode(conditional=0.8, lies=0.5, producer=0.7, write_ids=0.3),
-    "bypass": AppendMode(conditional=0.0, producer=0.5, bypass=True, lies=0.3),
-    "transactional": AppendMode(conditional=0.4, transactional=True),
-    "transactional-plain": AppendMode(conditional=0.0, transactional=True),
-    "old": AppendMode(old=0.4, write_ids=0.5, producer=0.3),
-    "silent": AppendMode(conditional=0.1, silent=0.7, queries_to_send=0.5, depth=2),
-    "silent-idempotent": AppendMode(conditional=0.1, silent=0.5, queries_to_send=0.5, producer=1.0, depth=2),
-    "asking": AppendMode(queries_to_send=0.9, depth=4, producer=0.5, write_ids=0.5),
-    "asking-plain": AppendMode(conditional=0.0, queries_to_send=0.9, depth=3, producer=0.5),
-    "wide": AppendMode(several=True, conditional=0.7, producer=0.5, write_ids=0.5, depth=3, queries_to_send=0.2),
-    "reborn": AppendMode(rebirth=True, producer=1.0, write_ids=0.5, bumps=1.0),
-    "reborn-chain": AppendMode(rebirth=True, producer=1.0, write_ids=0.5, bumps=1.0, depth=3),
-    "stranding": AppendMode(conditional=0.0, transactional=True, strands=0.6),
-    "bulky": AppendMode(bulky=True, conditional=0.8, depth=3, producer=0.6, write_ids=0.3),
+    "honest": Behavior(write_ids=1.0),
+    "sequenced": Behavior(producer=1.0),
+    "bare": Behavior(),
+    "chain": Behavior(depth=4, producer=0.6, write_ids=0.5),
+    "twin": Behavior(twin=True, conditional=1.0),
+    "idempotent": Behavior(conditional=0.0, producer=1.0, bumps=1.0),
+    "idempotent-chain": Behavior(conditional=0.0, producer=1.0, bumps=1.0, depth=3),
+    "plain": Behavior(conditional=0.0, retries=0.0),
+    "mixed": Behavior(conditional=0.5, producer=0.7, write_ids=0.3),
+    "mixed-chain": Behavior(conditional=0.5, producer=1.0, depth=4),
+    "several": Behavior(several=True, conditional=0.8, producer=0.5, write_ids=0.5),
+    "liar": Behavior(conditional=0.8, lies=0.5, producer=0.7, write_ids=0.3),
+    "bypass": Behavior(conditional=0.0, producer=0.5, bypass=True, lies=0.3),
+    "transactional": Behavior(conditional=0.4, transactional=True),
+    "transactional-plain": Behavior(conditional=0.0, transactional=True),
+    "old": Behavior(old=0.4, write_ids=0.5, producer=0.3),
+    "silent": Behavior(conditional=0.1, silent=0.7, queries_to_send=0.5, depth=2),
+    "silent-idempotent": Behavior(conditional=0.1, silent=0.5, queries_to_send=0.5, producer=1.0, depth=2),
+    "asking": Behavior(queries_to_send=0.9, depth=4, producer=0.5, write_ids=0.5),
+    "asking-plain": Behavior(conditional=0.0, queries_to_send=0.9, depth=3, producer=0.5),
+    "wide": Behavior(several=True, conditional=0.7, producer=0.5, write_ids=0.5, depth=3, queries_to_send=0.2),
+    "reborn": Behavior(rebirth=True, producer=1.0, write_ids=0.5, bumps=1.0),
+    "reborn-chain": Behavior(rebirth=True, producer=1.0, write_ids=0.5, bumps=1.0, depth=3),
+    "stranding": Behavior(conditional=0.0, transactional=True, strands=0.6),
+    "bulky": Behavior(bulky=True, conditional=0.8, depth=3, producer=0.6, write_ids=0.3),
 }
 
 
 class Owner(Protocol):
-    """Who has one connection at a time."""
+    """A client with one connection at a time."""
 
     socket: Socket | None
 
@@ -125,7 +124,7 @@ class Owner(Protocol):
 
 
 class Socket(End):
-    """One connection as its client sees it; what comes after the client let go of it is nobody's."""
+    """One client connection. Data that arrives after the client dropped it is ignored."""
 
     def __init__(self, primary: Owner) -> None:
         self._primary = primary
@@ -180,11 +179,11 @@ class Client:
         self._tries_left = 0
         self._rows: list[list[Write]] = []
         self._round = 0
-        self._outcast = False  # its connection has to be closed for what it sent
+        self._outcast = False  # its connection must be closed because of what it sent
         self._transaction_parts = 0
         self.sim.after(self.sim.between(0.3, 1.2), self._next)
 
-    # ---- what it does
+    # ---- writes
 
     def _next(self) -> None:
         if self.writes_left <= 0 or (self.world.quiet and self.kind.bypass):
@@ -208,12 +207,12 @@ class Client:
             self._transaction_parts = 0
             self.world.cluster.end_transaction(self.producer_id, self.epoch, commit=commit)
             epoch = self.world.cluster.epoch_of(self.producer_id)
-            if epoch != self.epoch:  # transactions v2: every transaction has its own
+            if epoch != self.epoch:  # transactions v2: a new epoch for each transaction
                 self.epoch = epoch
                 self.sequences.clear()
 
     def _compose(self) -> list[Write]:
-        """The next write, chain of writes, or writes to several partitions."""
+        """The next write, pipelined writes, or writes to several partitions."""
         rng, kind = self.sim.rng, self.kind
         names = self.world.names
         if kind.twin:
@@ -240,7 +239,7 @@ class Client:
         return pipeline_key
 
     def _copy(self) -> Write | None:
-        """Another client's batch, byte for byte, by somebody who wants it there on his own account."""
+        """Another client's batch, byte for byte, as this client's write."""
         candidates = [
             w
             for w in self.world.history.writes[-6:]
@@ -261,7 +260,7 @@ class Client:
         )
 
     def _end_of(self, name: TopicPartition) -> int:
-        """Where it thinks that the log ends: what it was told, or has read just now."""
+        """The log end that the client assumes: reported earlier, or just read."""
         partition = self.world.cluster.partitions[name]
         if name not in self.ends or self.sim.chance(0.4):
             node = partition.leader if partition.leader is not None else next(iter(partition.replicas))
@@ -273,7 +272,7 @@ class Client:
         number = len(self.world.history.writes)
         count = rng.choice((1, 1, 1, 2, 3))
         lying = sim.chance(self.kind.lies)
-        # Where nothing is checked an expectation means nothing; there they go without.
+        # Unchecked topics ignore expected offsets: send none.
         conditional = sim.chance(self.kind.conditional) and self.world.checks[name.topic] is not Check.OFF
         expected: int | None = None
         headers: list[list[Header]] = [[] for _ in range(count)]
@@ -333,7 +332,7 @@ class Client:
         return write
 
     def _taken_write_id(self, name: TopicPartition, end: int) -> bytes | None:
-        """Of another's last write to that partition."""
+        """The write-id of another client's last write to that partition."""
         taken = [w for w in self.world.history.writes if w.write_id and w.partition == name]
         return taken[-1].write_id if taken else None
 
@@ -368,7 +367,7 @@ class Client:
         history.writes.append(write)
         return write
 
-    # ---- how it sends
+    # ---- sending
 
     def _send(self) -> None:
         self._round += 1
@@ -393,12 +392,11 @@ class Client:
             if self.sim.chance(self.kind.queries_to_send):
                 self._query()
         if not self._in_flight:
-            # Nobody answers acks=0: whoever wants to know that it has arrived asks something else behind it.
+            # acks=0 has no response: send another request to learn that it arrived.
             self._query()
 
     def _add_partitions(self) -> None:
-        """Transactions v1: the coordinator is told first. Of some that are added nothing is written to: they get
-        their marker all the same, which passes no gate."""
+        """AddPartitionsToTxn (v1). Some partitions get no records, but still a marker that passes no sequencer."""
         assert self.socket is not None
         names = dict.fromkeys(write.partition for write in self._job)
         if self.sim.chance(self.kind.strands):
@@ -473,7 +471,7 @@ class Client:
         self.socket.write(b"".join(encode_produce_request(message)))
 
     def _owed_an_answer(self, write: Write) -> bool:
-        """A refusal with acks=0 cannot be told: the proxy has to close the connection, and append nothing."""
+        """A refusal with acks=0 has no response: the proxy must append nothing and close the connection."""
         refused = write.expected is not None or self.world.checks[write.partition.topic] is Check.REQUIRED
         return refused and not self.kind.bypass and not self.world.scenario.managed
 
@@ -495,7 +493,7 @@ class Client:
             self.sim.log(f"{self.name} gives up its connection")
             self.socket.close()
 
-    # ---- what comes back
+    # ---- responses
 
     def data(self, data: bytes) -> None:
         self._bytes += data
@@ -505,7 +503,7 @@ class Client:
     def _response(self, frame: bytes) -> None:
         correlation_id = int.from_bytes(frame[:4], "big", signed=True)
         if not self._in_flight or self._in_flight[0].correlation_id != correlation_id:
-            self.world.history.broken.append(f"{self.name} got an answer out of order, or one too many")
+            self.world.history.broken.append(f"OUT OF ORDER: {self.name} got an unexpected response")
             return
         request = self._in_flight.popleft()
         if isinstance(request, Query):
@@ -515,14 +513,14 @@ class Client:
         results = {(topic.name, result.partition): result for topic in response.topics for result in topic.partitions}
         if len(results) != len(request.writes):
             self.world.history.broken.append(
-                f"{self.name} got {len(results)} results for {len(request.writes)} batches"
+                f"WRONG RESPONSE: {self.name} got {len(results)} results for {len(request.writes)} batches"
             )
         for attempt in request.tries:
             name = attempt.write.partition
             attempt.result = results.get((name.topic, name.partition))
             attempt.answered_at = self.sim.now
             if attempt.result is None:
-                self.world.history.broken.append(f"{self.name} got no result for {attempt.write}")
+                self.world.history.broken.append(f"NO RESULT: {self.name} got none for {attempt.write}")
                 continue
             self.sim.log(
                 f"{self.name} <- {attempt.write.number}: {attempt.result.error_code} base "
@@ -537,10 +535,10 @@ class Client:
             return
         if body != queried.expected:
             self.world.history.broken.append(
-                f"{self.name} asked {queried.correlation_id} and got {body[:30]!r} for {queried.expected[:30]!r}"
+                f"WRONG RESPONSE: {self.name}, {queried.correlation_id}: {body[:30]!r} for {queried.expected[:30]!r}"
             )
         if queried.never:
-            self.world.history.broken.append(f"{self.name} was served after what cannot be answered with acks=0")
+            self.world.history.broken.append(f"ACKS 0: {self.name} is served after a request that must disconnect it")
         if not self._in_flight:
             self._after_job()
 
@@ -552,7 +550,7 @@ class Client:
             self._after_job()
 
     def _after_job(self) -> None:
-        """Which of its writes to send again."""
+        """Decide which writes to send again."""
         self._round += 1
         again: list[Write] = []
         failed = False
@@ -584,7 +582,7 @@ class Client:
             self.sim.after(self.sim.between(0.02, 0.4), self._try_again)
             return
         if again and self.has_producer and not self.kind.transactional:
-            # It gives up on them: their sequences were or were not used, so it goes on under a new epoch.
+            # Given-up sequences may have been used: continue with a new epoch.
             self.epoch += 1
             self.sequences.clear()
         if again:
@@ -598,7 +596,7 @@ class Client:
         self.sim.after(self.sim.between(0.0, self.world.scenario.think_max), self._next)
 
     def _reborn(self, again: list[Write]) -> None:
-        """The same records under a new epoch: for Kafka, and for all that goes by sequences, new batches."""
+        """Give the same records a new epoch. To Kafka these are new batches."""
         self.epoch += 1
         self.sequences.clear()
         for write in again:
@@ -613,14 +611,14 @@ class Client:
 
     def _try_again(self) -> None:
         if self.socket is not None and self.sim.chance(0.5):
-            # A leader that is none, or an answer that did not come: somebody else may know better.
+            # Not the leader, or no response: try another broker.
             self.socket.close()
             self.socket = None
         self._send()
 
 
 class Probe:
-    """After the faults: one conditional append that has to get through."""
+    """After the faults: one conditional append that must succeed."""
 
     def __init__(self, world: World, proxy: int, name: TopicPartition, done: Callable[[bool], None]) -> None:
         self.world = world
@@ -701,7 +699,7 @@ class Probe:
 
 
 def _headed(records: memoryview, producer_id: int, epoch: int, sequence: int) -> memoryview:
-    """The same records, from another producer."""
+    """The same records from another producer."""
     headed = bytearray(records)
     struct.pack_into(">qhi", headed, 43, producer_id, epoch, sequence)
     struct.pack_into(">I", headed, 17, crc32c.crc32c(bytes(headed[21:])))
@@ -709,8 +707,7 @@ def _headed(records: memoryview, producer_id: int, epoch: int, sequence: int) ->
 
 
 class Admin:
-    """Switches the check on a topic on and off while everybody goes on, through any proxy, and tries again if it is
-    not told that it holds."""
+    """Switches the check of a topic on and off during the run, through any proxy. Repeats unacknowledged changes."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -721,7 +718,7 @@ class Admin:
         self._plan = [Check.REQUIRED, Check.ON, Check.OFF, Check.REQUIRED, Check.OFF, Check.ON]
         first = self.sim.rng.randrange(len(self._plan))
         self._plan = self._plan[first:] + self._plan[:first]
-        self._queried: Dispatcher | None = None
+        self._queried: CheckChange | None = None
         self.sim.after(0.3, self._next)
 
     def _next(self) -> None:
@@ -729,7 +726,7 @@ class Admin:
             if self.socket is not None:
                 self.socket.close()
             return
-        self._queried = Dispatcher(TOPIC, self._plan[0], self.sim.now)
+        self._queried = CheckChange(TOPIC, self._plan[0], self.sim.now)
         self._correlation += 1
         if self.socket is None:
             self._bytes.clear()
@@ -744,7 +741,7 @@ class Admin:
         self.sim.log(f"admin: {TOPIC} is to be checked for {self._plan[0].value}")
         text = f"{TOPIC}={self._plan[0].value}".encode()
         self.socket.write(query_message(INCREMENTAL_ALTER_CONFIGS, 1, self._correlation, text))
-        # A switch takes as long as the configs' lease.
+        # Enabling a check takes as long as the lease.
         patience = self.sim.between(0.2, 3.0) if self.sim.chance(0.3) else 6.0
         self.sim.after(patience, self._give_up, self._correlation)
 
@@ -762,7 +759,7 @@ class Admin:
         assert queried is not None
         if body == CHANGED:
             queried.reported_at = self.sim.now
-            self.sim.log(f"admin is told that {TOPIC} is checked for {queried.check.value}")
+            self.sim.log(f"admin: {TOPIC} is now checked for {queried.check.value}")
             self._plan.append(self._plan.pop(0))
             self.sim.after(self.sim.between(0.0, 3.0), self._next)
         else:

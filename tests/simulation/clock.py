@@ -1,4 +1,4 @@
-"""The simulation's time, chance and wires: everything that happens is an event of one heap, drawn from one seed."""
+"""Virtual time, randomness and connections: all events are in one heap and come from one seed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-#: Virtual monotonic time starts here; Unix time is that much later.
+#: Virtual monotonic time starts here; the offset to Unix time follows.
 START = 1000.0
 WALL_MINUS_MONOTONIC = 1_700_000_000.0
 
 
 class Sim:
-    """Virtual time. `trace` collects what happened, for a person who replays a seed."""
+    """Virtual time. `trace` collects log lines for a replay."""
 
     def __init__(self, seed: int, *, tracing: bool = False) -> None:
         self.seed = seed
         self.rng = Random(seed)
         self.now = START
         self.events = 0
-        #: A checksum over every byte written to every wire, in order.
+        #: Checksum of all bytes written to all connections, in order.
         self.written = 0
         self.tracing = tracing
         self.trace: list[str] = []
@@ -39,7 +39,7 @@ class Sim:
         heapq.heappush(self._heap, (self.now + delay, self._count, call, args))
 
     def run(self, until: float) -> None:
-        """Everything that is due up to then."""
+        """Run all events due until then."""
         heap = self._heap
         while heap and heap[0][0] <= until:
             self.now, _, call, args = heapq.heappop(heap)
@@ -59,7 +59,7 @@ class Sim:
 
 
 class Wire:
-    """One direction of a TCP connection: in order, late, in pieces. `held`: its reader does not read."""
+    """One direction of a TCP connection: ordered, delayed, in chunks. A paused one is not read."""
 
     def __init__(self, sim: Sim, delay: Callable[[], float], deliver: Callable[[bytes], None]) -> None:
         self._sim = sim
@@ -81,7 +81,7 @@ class Wire:
 
     @property
     def unread_bytes(self) -> int:
-        """What has arrived and its reader does not read."""
+        """Bytes that have arrived and are unread."""
         return sum(len(data) for at, data in self._under_way if at <= self._sim.now)
 
     def hold(self, held: bool) -> None:
@@ -90,13 +90,13 @@ class Wire:
             self._sim.after(0.0, self._arrive)
 
     def end(self, then: Callable[[], None]) -> None:
-        """No more is written; `then` once everything has arrived."""
+        """Write no more. Call `then` when everything has arrived."""
         if self._ended is None and not self.dead:
             self._ended = then
             self._sim.after(max(self._last - self._sim.now, self._delay()), self._arrive)
 
     def cut(self) -> None:
-        """Of what is under way a part arrives, up to any byte."""
+        """Deliver part of the data in transit, up to a random byte."""
         if self.dead:
             return
         rng = self._sim.rng
@@ -125,7 +125,7 @@ class Wire:
 
 
 class End:
-    """What one end of a connection is told."""
+    """One end of a connection."""
 
     def data(self, data: bytes) -> None:
         raise NotImplementedError
@@ -135,7 +135,7 @@ class End:
 
 
 class Connection:
-    """Two wires between the ends `a` (who opened it) and `b`. Each end is told once that it is over."""
+    """Two wires between the client `a` and the server `b`. Each end is notified once of the close."""
 
     def __init__(self, sim: Sim, delay: Callable[[], float], a: End, b: End) -> None:
         self._sim = sim
@@ -149,18 +149,18 @@ class Connection:
         return self._reported["a"] or self._reported["b"]
 
     def close(self, by: str) -> None:
-        """What this end has written still arrives; what the other has under way is lost."""
+        """Data written by this end still arrives; data to it is lost."""
         if self._reported[by]:
             return
         other = "b" if by == "a" else "a"
         out, back = (self.to_b, self.to_a) if by == "a" else (self.to_a, self.to_b)
         back.dead = True
         out.end(lambda: self._report(other))
-        # A transport that has bytes left to write is not closed before they are gone.
+        # A transport closes only after its buffer is written.
         self._sim.after(self._sim.between(0.1, 2.0) if self._sim.chance(0.1) else 0.0, self._report, by)
 
     def cut(self) -> None:
-        """The network takes it away. The ends learn of it at different times."""
+        """Break the connection. The ends notice at different times."""
         self.to_a.cut()
         self.to_b.cut()
         for each in ("a", "b"):
@@ -174,7 +174,7 @@ class Connection:
 
 
 def take_frame(data: bytearray) -> bytes | None:
-    """The first whole frame, without its length, out of what came on a connection; None while it is not there."""
+    """Remove and return the first complete frame, without its length, or None."""
     end = 4 + int.from_bytes(data[:4], "big")
     if len(data) < end:
         return None

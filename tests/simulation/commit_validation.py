@@ -1,4 +1,4 @@
-"""What `net/transactions.py` does, modelled: commits are judged, failed appends of transactions noted for all."""
+"""A model of `net/transactions.py`: validates commits and records abort-only transactions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _STORE_SECONDS = 2.0
 _PROBE_AGAIN_SECONDS = 0.05
 
 
-class JudgeCall:
-    """One commit: its questions are answered as things are when their brokers handle them."""
+class ValidatorCall:
+    """One commit. Brokers answer its queries with their state at that time."""
 
     def __init__(self, proxy: Proxy, connection: int, requested: sessions.ValidateCommit) -> None:
         self._proxy = proxy
@@ -48,14 +48,14 @@ class JudgeCall:
 
     def start(self) -> None:
         self._proxy.later(_COMMIT_WAIT_SECONDS, self._report, j.TimeIsUp())
-        self._go_on(self._validate.begin())
+        self._continue(self._validate.begin())
 
-    def _go_on(self, stated: tuple[j.Ask, ...] | j.Decision) -> None:
+    def _continue(self, stated: tuple[j.Ask, ...] | j.Decision) -> None:
         if self._over:
             return
         if isinstance(stated, j.Decision):
             self._over = True
-            self._sim.log(f"proxy {self._proxy.number} judges: {stated.outcome.name} {stated.reason} {stated.message}")
+            self._sim.log(f"proxy {self._proxy.number} decides: {stated.outcome.name} {stated.reason} {stated.message}")
             self._proxy.report(self._connection, sessions.CommitDecided(self._token, stated))
             return
         for query in stated:
@@ -63,27 +63,27 @@ class JudgeCall:
                 case j.ReadState(producer_id, epoch):
                     self._proxy.read_state(
                         lambda ok, who=(producer_id, epoch): self._report(
-                            j.StateRead(self._proxy.poisons_of(*who) if ok else None)
+                            j.StateRead(self._proxy.abort_only_of(*who) if ok else None)
                         )
                     )
                 case j.QueryTransaction(transactional_id):
                     self._at_a_broker(self._describe, transactional_id)
                 case j.QueryProducers(producer_id, partitions):
-                    self._ask_leaders(producer_id, partitions)
+                    self._query_leaders(producer_id, partitions)
                 case j.ReadBack():
                     self._query_leader(query.partition, self._read_back(query), j.LogIs(query.partition, None))
 
     def _report(self, answer: j.Answer) -> None:
         if not self._over:
-            self._go_on(self._validate.handle(answer))
+            self._continue(self._validate.handle(answer))
 
     def _write(self, answer: j.Answer) -> None:
-        """From a broker: some time later."""
+        """Deliver a broker's response later."""
         self._proxy.later(self._proxy.world.delay(), self._report, answer)
 
     def _at_a_broker(self, call: Callable[..., None], *args: object) -> None:
         if self._sim.chance(self._proxy.world.lossy_reads):
-            return  # until the time is up
+            return  # no response before the time limit
         self._sim.after(self._sim.between(0.0003, 0.004), call, *args)
 
     def _describe(self, transactional_id: str) -> None:
@@ -97,7 +97,7 @@ class JudgeCall:
 
     # ---- leaders
 
-    def _ask_leaders(self, producer_id: int, partitions: tuple[TopicPartition, ...]) -> None:
+    def _query_leaders(self, producer_id: int, partitions: tuple[TopicPartition, ...]) -> None:
         found: dict[TopicPartition, j.ProducerAt | None] = {}
 
         def queried(partition: TopicPartition, replica: Replica) -> None:
@@ -116,7 +116,7 @@ class JudgeCall:
     def _query_leader(
         self, name: TopicPartition, call: Callable[[Replica], None], failed: j.Answer, *, again: bool = False
     ) -> None:
-        """Whom metadata names; who is not the leader of that epoch says so."""
+        """Query the leader in metadata, which may not lead."""
         proxy = self._proxy
         if self._over or not proxy.live:
             return
@@ -140,7 +140,7 @@ class JudgeCall:
         self._sim.after(self._sim.between(0.0003, 0.004), handled)
 
     def _read_back(self, query: j.ReadBack) -> Callable[[Replica], None]:
-        """As far as the log reaches at first, also what is not replicated yet: that is waited for."""
+        """Read to the initial log end, after waiting for its replication."""
         ends: list[int] = []
         offset = query.from_offset
 
@@ -192,7 +192,7 @@ class Notes:
 
         def read(ok: bool) -> None:
             if ok:
-                abort_only_records = proxy.poisons_of(requested.producer_id, requested.producer_epoch)
+                abort_only_records = proxy.abort_only_of(requested.producer_id, requested.producer_epoch)
                 self._append(encode_abort_only_tombstones(abort_only_records), connection, requested.token)
             else:
                 self._reported(connection, requested.token, False)

@@ -1,4 +1,4 @@
-"""What the clients of a run did and were told."""
+"""What the clients of a run sent and received."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _HEADER_BYTES = 61
 
 @dataclass(eq=False)
 class Write:
-    """One thing that a client wants in the log once. `kind`: conditional, plain, idempotent, transactional.
+    """A write that a client wants to append once. `kind`: conditional, plain, idempotent, transactional.
 
-    `honest`: its producer fields are its own and used once; else nothing but safety is owed to it. `forbidden`: it
-    breaks the rules in a way that must be refused, whatever the log is like.
+    `honest`: its producer fields are its own and used once; other writes are owed safety only. `forbidden`: it must be
+    refused, whatever the log contains.
     """
 
     number: int
@@ -37,12 +37,12 @@ class Write:
 
     @property
     def payload(self) -> bytes:
-        """What identifies it in the log."""
+        """Identifies it in the log."""
         return bytes(self.records[_HEADER_BYTES:])
 
     @property
     def name(self) -> tuple[TopicPartition, bytes]:
-        """By which its producer names it: id, epoch and sequence."""
+        """Its producer id, epoch and sequence."""
         return self.partition, bytes(self.records[43:57])
 
     def __str__(self) -> str:
@@ -52,8 +52,7 @@ class Write:
 
 @dataclass(eq=False)
 class Try:
-    """`connection` – where it was sent; `starts_at` – the byte there that its request starts at, `correlation_id` – of
-    that request. `silent` – sent with acks=0."""
+    """One attempt. `starts_at` – position of its request in the connection's bytes. `silent` – sent with acks=0."""
 
     write: Write
     sent_at: float
@@ -71,8 +70,8 @@ class Try:
 
 
 @dataclass(eq=False)
-class Dispatcher:
-    """What an admin asked a topic to be checked for; `reported_at` – when it was told that this now holds."""
+class CheckChange:
+    """A requested check. `reported_at` – when it was acknowledged."""
 
     topic: str
     check: Check
@@ -82,7 +81,7 @@ class Dispatcher:
 
 @dataclass(eq=False)
 class Ended:
-    """One EndTxn, and what was answered to its tries; None: the connection was lost."""
+    """One EndTxn and the error codes of its attempts. None: connection lost."""
 
     commits: bool
     queried_at: float
@@ -92,7 +91,7 @@ class Ended:
 
 @dataclass(eq=False)
 class Transaction:
-    """One of a client that wants all of it or nothing."""
+    """A transaction that is appended as a whole or not at all."""
 
     client: str
     producer_id: int
@@ -106,7 +105,7 @@ class Transaction:
 
 
 class History:
-    """`compacted` – what the log had and Kafka's cleaner took. `broken` – what is wrong whatever the log says."""
+    """`compacted` – batches that compaction removed. `broken` – violations found during the run."""
 
     def __init__(self) -> None:
         self.writes: list[Write] = []
@@ -114,9 +113,9 @@ class History:
         self.violations: list[Violation] = []
         self.closings: list[tuple[str, type[Exception] | None]] = []
         self.broken: list[str] = []
-        self.switches: list[Dispatcher] = []
+        self.switches: list[CheckChange] = []
         self.transactions: list[Transaction] = []
-        #: By connection: what each answer on it could be sent in knowledge of (`ProxiedConnection.answered`).
+        #: By connection: bytes that the client had sent when each response left (`ProxiedConnection.answered`).
         self.proxied_connections: dict[Connection, dict[int, int]] = {}
         self.compacted: list[tuple[Partition, LogBatch]] = []
 

@@ -1,7 +1,7 @@
-"""A broker's end of a connection that also knows what is not Produce, and Produce that nobody hears an answer to.
+"""A broker's end of a connection: Produce, acks=0, and opaque other APIs.
 
-What is asked besides Produce is opaque here: a request names a token, its answer repeats it and is as long as the token
-says. So an answer that is swapped, cut short or given to somebody else is noticed by whoever asked.
+An opaque request contains a token. Its response repeats the token up to a length that the token determines. So a client
+detects swapped, truncated and misdirected responses.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _LONGEST_ANSWER_BYTES = 3000
 
 
 def query_message(api_key: int, version: int, correlation_id: int, text: bytes = b"") -> bytes:
-    """A request frame, length included."""
+    """A request frame with its length."""
     body = _HEAD.pack(api_key, version, correlation_id) + text
     return struct.pack(">i", len(body)) + body
 
 
 def answer_body(api_key: int, correlation_id: int, text: bytes) -> bytes:
-    """What a broker answers to it, behind the correlation id."""
+    """A broker's response after the correlation id."""
     if api_key == INCREMENTAL_ALTER_CONFIGS:
         return text
     token = b"%d/%d " % (api_key, correlation_id)
@@ -49,7 +49,7 @@ ADDED, NOT_ADDED, ADD_LATER = b"yes", b"no", b"later"
 
 
 def adds(transactional_id: str, producer_id: int, epoch: int, partitions: Iterable[TopicPartition]) -> bytes:
-    """What AddPartitionsToTxn says."""
+    """The content of AddPartitionsToTxn."""
     names = ",".join(f"{name.topic}:{name.partition}" for name in partitions)
     return f"{transactional_id}|{producer_id}|{epoch}|{names}".encode()
 
@@ -63,7 +63,7 @@ def read_adds(text: bytes) -> tuple[str, int, int, list[TopicPartition]]:
 
 
 def denied(request: ProduceRequest) -> ProduceResponse:
-    """The whole request, whatever else is in it (KafkaApis.handleProduceRequest)."""
+    """Refuse the whole request (KafkaApis.handleProduceRequest)."""
     topics = tuple(
         TopicResult(
             topic.name,
@@ -77,9 +77,9 @@ def denied(request: ProduceRequest) -> ProduceResponse:
 
 
 class Listener(BrokerSide):
-    """Answers everything; acks=0 has no answer, and its errors cost the connection (KafkaApis.handleProduceRequest)."""
+    """Answers every request, except acks=0: an error closes the connection (KafkaApis.handleProduceRequest)."""
 
-    _ended_before = 0  # transactions of the producer whose EndTxn is being handled, when that came
+    _ended_before = 0  # ended transactions of the producer when the current EndTxn arrived
 
     def _handle(self, frame: bytes) -> None:
         api_key, _, correlation_id = _HEAD.unpack_from(frame)
@@ -87,15 +87,15 @@ class Listener(BrokerSide):
             _, producer_id, epoch, partitions = read_adds(frame[_HEAD.size :])
             added = [self.cluster.add_partition(producer_id, epoch, name) for name in partitions]
             self._write(struct.pack(">i", correlation_id) + (ADDED if all(added) else NOT_ADDED))
-            self._go_on()
+            self._continue()
             return
         if api_key == END_TXN:
             self._write(self._end_txn(frame))
-            self._go_on()
+            self._continue()
             return
         if api_key != PRODUCE:
             self._write(struct.pack(">i", correlation_id) + answer_body(api_key, correlation_id, frame[_HEAD.size :]))
-            self._go_on()
+            self._continue()
             return
         request = parse_produce_request(memoryview(frame))
         if request.transactional_id is not None and not self.cluster.may_use(
@@ -103,7 +103,7 @@ class Listener(BrokerSide):
         ):
             self._answer(request, denied(request))
         elif request.acks == 0:
-            self.cluster.produce(self.node, request, self._unheard)
+            self.cluster.produce(self.node, request, self._sent_without_response)
         else:
             self.cluster.produce(self.node, request, lambda response: self._answer(request, response))
 
@@ -113,7 +113,7 @@ class Listener(BrokerSide):
         super()._next()
 
     def _ends_of(self, frame: bytes) -> int:
-        """How many transactions of its producer have ended, where it is EndTxn."""
+        """Number of ended transactions of an EndTxn's producer; 0 for other requests."""
         if int.from_bytes(frame[:2]) != END_TXN:
             return 0
         header = parse_request_header(memoryview(frame))
@@ -131,9 +131,8 @@ class Listener(BrokerSide):
         elif named is not None and named != queried.producer_id:
             error, producer_id, epoch = INVALID_PRODUCER_ID_MAPPING, -1, -1
         elif not v2 and (self._gone or self._ends_of(frame) > self._ended_before):
-            # Its client has asked again elsewhere, and this would end whatever transaction its producer has by then,
-            # since all of them have one epoch: why there are transactions v2 (KIP-890). Nobody but the coordinator
-            # could prevent it.
+            # The client has repeated it elsewhere, and all transactions of a v1 producer have one epoch: this would end
+            # a later one. Transactions v2 solve this (KIP-890); without them only the coordinator could.
             error, producer_id, epoch = _NOT_HANDLED, -1, -1
         else:
             error, producer_id, epoch = self.cluster.end_txn(
@@ -145,18 +144,18 @@ class Listener(BrokerSide):
     def _answer(self, request: ProduceRequest, response: ProduceResponse) -> None:
         self._respond(request, response)
 
-    def _unheard(self, response: ProduceResponse) -> None:
+    def _sent_without_response(self, response: ProduceResponse) -> None:
         failed = any(result.error_code for topic in response.topics for result in topic.partitions)
         if failed and not self._gone and self.connection is not None:
             self._gone = True
             self._frames.clear()
             self.connection.close("b")
-        self._go_on()
+        self._continue()
 
     def _write(self, body: bytes) -> None:
         if not self._gone and self.connection is not None and self.cluster.live(self.node, self.incarnation):
             self.connection.to_a.write(struct.pack(">i", len(body)) + body)
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         self._busy = False
         self._next()

@@ -1,4 +1,4 @@
-"""The scenarios that every seed is tried in, and how one run goes."""
+"""The scenarios of the simulation, and one run of a scenario."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.simulation.atomic import HABITS, Atomic
 from tests.simulation.checkers import check, check_bounds, check_rest
 from tests.simulation.clients import Admin, Client, Probe
 from tests.simulation.history import History
-from tests.simulation.unauthorized import KIND, Stranger
+from tests.simulation.unauthorized import KIND, Unauthorized
 from tests.simulation.world import Scenario, World
 
-_SETTLE_SECONDS = 25.0
+_END_SECONDS = 25.0
 _REST_SECONDS = 12.0
 _PROBE_SECONDS = 30.0
 
@@ -21,7 +21,7 @@ SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         Scenario("race", clients=("honest", "sequenced", "bare", "twin"), proxies=2),
-        Scenario("chains", clients=("chain", "chain", "honest"), slow_requests=0.05),
+        Scenario("pipelines", clients=("chain", "chain", "honest"), slow_requests=0.05),
         Scenario(
             "expansion-required",
             clients=("honest", "chain", "sequenced"),
@@ -51,7 +51,7 @@ SCENARIOS = {
             barriers=3,
         ),
         Scenario(
-            "refused-chains",
+            "refused-pipelines",
             clients=("chain", "chain", "chain"),
             faults=("cut", "expire", "kill"),
             expiration_seconds=8.0,
@@ -78,7 +78,7 @@ SCENARIOS = {
             slow_requests=0.1,
         ),
         Scenario(
-            "idle-chains",
+            "idle-pipelines",
             clients=("chain", "chain"),
             faults=("expire",),
             faults_max=40,
@@ -151,7 +151,7 @@ SCENARIOS = {
             clients=("honest", "sequenced", "twin", "chain"),
             proxies=2,
             faults=("cut", "kill", "expire", "pause"),
-            # No request may wait as long as the state that it relies on lives: a day, in life.
+            # No request waits as long as the producer state lives (in reality a day).
             expiration_seconds=16.0,
             seconds=20.0,
             pause_max=2.0,
@@ -203,7 +203,7 @@ SCENARIOS = {
             slow_requests=0.0,
             transactions_v2=True,
         ),
-        # ---- transactions that expect something of several partitions: all of it is committed, or nothing
+        # ---- conditional transactions: committed as a whole or not at all
         Scenario(
             "atomic",
             check=Check.ON,
@@ -264,7 +264,7 @@ SCENARIOS = {
             seconds=16.0,
             airtight=False,
         ),
-        # Whoever bypasses the proxy moves what has been granted; no process forgets anything.
+        # Clients that bypass the proxy move admitted appends; no process forgets anything.
         Scenario(
             "atomic-bypassing",
             check=Check.ON,
@@ -278,7 +278,7 @@ SCENARIOS = {
             writes=16,
             airtight=False,
         ),
-        # Commits come to processes that did not see the appends, and some of these landed elsewhere.
+        # Commits through processes that did not handle the appends, some of which were appended at another offset.
         Scenario(
             "atomic-roaming",
             check=Check.ON,
@@ -295,7 +295,7 @@ SCENARIOS = {
             writes=14,
             airtight=False,
         ),
-        # The same where one transaction's epoch is the next one's.
+        # The same, where consecutive transactions have one epoch.
         Scenario(
             "atomic-roaming-v1",
             check=Check.ON,
@@ -311,7 +311,7 @@ SCENARIOS = {
             writes=14,
             airtight=False,
         ),
-        # They want the same partitions in every order: none may wait for another for ever.
+        # Transactions use the same partitions in every order: none may deadlock.
         Scenario(
             "atomic-crossing",
             check=Check.ON,
@@ -325,7 +325,7 @@ SCENARIOS = {
             think_max=0.05,
             airtight=False,
         ),
-        # Nothing breaks, and nobody bypasses: no append of a transaction lands elsewhere than it expected.
+        # No faults, no bypassing: every transactional append is at its expected offset.
         Scenario(
             "atomic-calm",
             check=Check.ON,
@@ -351,9 +351,9 @@ SCENARIOS = {
             think_max=0.05,
             airtight=False,
         ),
-        # Nothing breaks; but others claim their transactions, and no commit may be refused for it.
+        # No faults, but unauthorized clients use the transactions; no commit may be refused because of them.
         Scenario(
-            "atomic-strangers",
+            "atomic-unauthorized",
             check=Check.ON,
             partitions=2,
             clients=("atomic", "atomic", "stranger", "stranger"),
@@ -365,7 +365,7 @@ SCENARIOS = {
             airtight=False,
         ),
         Scenario(
-            "atomic-strangers-v2",
+            "atomic-unauthorized-v2",
             check=Check.ON,
             proxies=2,
             partitions=2,
@@ -434,7 +434,7 @@ SCENARIOS = {
             faults=("cut", "pause"),
             refuse_whole_requests=True,
         ),
-        # ---- acks=0, other messages between the appends, requests that go to several topics
+        # ---- acks=0, other APIs between appends, requests for several topics
         Scenario(
             "silent",
             check=Check.ON,
@@ -443,7 +443,7 @@ SCENARIOS = {
             faults=("cut", "snip", "pause", "state"),
         ),
         Scenario(
-            "asking",
+            "control-requests",
             others=(("notes", Check.OFF),),
             clients=("asking", "asking", "asking-plain", "chain"),
             proxies=2,
@@ -458,7 +458,7 @@ SCENARIOS = {
             faults=("cut", "snip", "pause", "expire", "recreate"),
             airtight=False,
         ),
-        # ---- Kafka is asked first whether a client may write
+        # ---- clients log in: Kafka must confirm WRITE first
         Scenario(
             "logged-in",
             check=Check.ON,
@@ -483,15 +483,15 @@ SCENARIOS = {
             proxies=2,
             clients=("wide", "wide", "several", "honest"),
             faults=("cut", "pause", "expire", "expire", "delete", "freeze"),
-            # No request may wait as long as the state that it relies on lives.
+            # No request waits as long as the producer state lives.
             expiration_seconds=8.0,
             pause_max=1.0,
             seconds=14.0,
             slow_requests=0.1,
         ),
-        # ---- chains and races of all sorts
+        # ---- pipelines and races
         Scenario(
-            "mixed-chains",
+            "mixed-pipelines",
             check=Check.ON,
             clients=("mixed-chain", "mixed-chain", "chain"),
             faults=("cut", "snip", "pause"),
@@ -508,9 +508,9 @@ SCENARIOS = {
             writes=16,
             think_max=0.15,
         ),
-        # ---- a check that is switched on and off
+        # ---- checks switched on and off
         Scenario(
-            "switches",
+            "config-changes",
             check=Check.ON,
             managed=True,
             proxies=3,
@@ -522,14 +522,14 @@ SCENARIOS = {
             think_max=1.5,
             airtight=False,
         ),
-        # A proposal that sat in a broker's queue comes when all have agreed already; the state topic is compacted.
+        # A proposal delayed in a broker's queue arrives after the agreement; the state topic is compacted.
         Scenario(
             "proposals",
             proxies=2,
             clients=("honest", "sequenced", "chain"),
             faults=("propose", "propose", "tidy", "crash", "cut"),
         ),
-        # ---- what a log goes through
+        # ---- compaction, expiry and other changes of the log
         Scenario(
             "compacted",
             brokers=3,
@@ -575,9 +575,9 @@ SCENARIOS = {
             faults=("retype", "retype", "cut", "pause"),
             pause_max=2.0,
         ),
-        # ---- processes and clients that come again
+        # ---- restarted processes and clients
         Scenario(
-            "reborn",
+            "restarted-clients",
             proxies=2,
             clients=("reborn", "reborn-chain", "reborn", "honest"),
             faults=("cut", "snip", "crash", "freeze", "pause"),
@@ -601,8 +601,8 @@ SCENARIOS = {
             seconds=16.0,
             think_max=1.2,
         ),
-        # On a `true` topic an unstamped batch of a process that is gone may come late: its successor's conditional ones
-        # wait for it. A stamped one may come late too, behind unstamped ones of the successor: nobody is told success.
+        # On a `true` topic, an unfenced batch of a dead process may arrive late: its successor's conditional appends
+        # wait for it. A late fenced batch may follow unfenced ones: no client gets success.
         Scenario(
             "takeover",
             check=Check.ON,
@@ -644,7 +644,7 @@ SCENARIOS = {
             faults=("pause", "snip", "cut"),
             memory_bytes=6000,
         ),
-        # A request of several batches, or a large one, is read by a thread: its connection waits, others overtake it.
+        # A thread reads large requests and those with several batches: their connection waits, others overtake it.
         Scenario(
             "read-elsewhere",
             clients=("honest", "several", "chain", "bulky", "liar"),
@@ -680,7 +680,7 @@ class Outcome:
 
 
 def run(scenario: Scenario, seed: int, *, tracing: bool = False) -> Outcome:
-    """One run from its seed: activity under faults, then peace, then one more append at every gate."""
+    """One run: activity under faults, then no faults, then one more append through every sequencer."""
     history = History()
     world = World(scenario, seed, history, tracing=tracing)
     sim = world.sim
@@ -696,7 +696,7 @@ def run(scenario: Scenario, seed: int, *, tracing: bool = False) -> Outcome:
     world.heal()
     for client in clients:
         client.writes_left = min(client.writes_left, 1)
-    deadline = sim.now + _SETTLE_SECONDS
+    deadline = sim.now + _END_SECONDS
     while sim.now < deadline and not all(client.done for client in clients):
         sim.run(sim.now + 0.5)
     found += [f"STUCK: {client.name} still waits for an answer" for client in clients if not client.done]
@@ -707,8 +707,8 @@ def run(scenario: Scenario, seed: int, *, tracing: bool = False) -> Outcome:
     sim.run(sim.now + _REST_SECONDS)
     if not found:
         found += check_rest(world)
-    if world.keeper is not None:
-        found += world.keeper.rest()
+    if world.barriers is not None:
+        found += world.barriers.rest()
     found += check(world)
     codes = [attempt.result.error_code if attempt.result else None for attempt in history.tries]
     digest = f"{sim.events}/{sim.rng.getrandbits(64):016x}/{sim.written:08x}"
@@ -726,17 +726,17 @@ def run(scenario: Scenario, seed: int, *, tracing: bool = False) -> Outcome:
     )
 
 
-def _make(world: World, name: str, kind: str) -> Atomic | Client | Stranger:
-    makes: type[Atomic | Client | Stranger] = Client
+def _make(world: World, name: str, kind: str) -> Atomic | Client | Unauthorized:
+    makes: type[Atomic | Client | Unauthorized] = Client
     if kind in HABITS:
         makes = Atomic
     elif kind == KIND:
-        makes = Stranger
+        makes = Unauthorized
     return makes(world, name, kind, world.scenario.writes)
 
 
 def _commit_once_more(world: World, clients: list[Atomic]) -> list[str]:
-    """By each process somebody commits a transaction over all partitions, now that nobody is in his way."""
+    """Commit a transaction over all partitions through each process."""
     found: list[str] = []
     for client in clients[:1]:
         for proxy in world.proxies:
@@ -750,7 +750,7 @@ def _commit_once_more(world: World, clients: list[Atomic]) -> list[str]:
 
 
 def _probe(world: World) -> list[str]:
-    """Each gate of each process accepts a good append again, one after the other."""
+    """Send a valid append through each sequencer of each process."""
     found: list[str] = []
     for proxy in world.proxies:
         for name in world.names:

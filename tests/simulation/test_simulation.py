@@ -1,6 +1,6 @@
-"""Over a thousand short runs of the whole proxy without a socket in it, by seed (`scenarios.py`, `checkers.py`).
+"""Run the proxy without sockets on more than a thousand seeds (`scenarios.py`, `checkers.py`).
 
-`make test-long` and `make simulate SEEDS=20000` run more of them.
+`make test-long` and `make simulate SEEDS=20000` run more.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import pytest
 
 from .scenarios import SCENARIOS, run
 
-#: All of it is work: four minutes were nearly used up on a machine with forty processes that wanted its two cores.
+#: CPU time: almost four minutes with forty processes on two cores.
 pytestmark = pytest.mark.timeout(900)
 
-#: Runs of each scenario, in batches of which a failure names the seed.
+#: Runs of one scenario per test.
 _BATCH = 12
 _SEEDS, _LONG_SEEDS = 24, 240
 
@@ -28,7 +28,7 @@ def _batches() -> Iterator[Any]:
         yield pytest.param(first, marks=[] if first < _SEEDS else pytest.mark.soak)
 
 
-@pytest.mark.no_cover  # it would take three times as long; `test_runs_are_not_idle` goes the same ways
+@pytest.mark.no_cover  # three times slower; `test_runs_are_not_idle` covers the same code
 @pytest.mark.parametrize("first", list(_batches()))
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_seed_keeps_the_promises(name: str, first: int) -> None:
@@ -41,11 +41,11 @@ def test_every_seed_keeps_the_promises(name: str, first: int) -> None:
 @pytest.mark.parametrize(
     ("name", "seed"),
     [
-        # Of a bundle of three two were refused, the third waited at its gate, and the connection broke: the two were
-        # taken for under way ever after, and kept the next transactions of the same epoch from committing.
+        # (1) Two of three appends in a request were refused, the third waited. (2) The connection broke. (3) The two
+        # stayed pending indefinitely, and delayed later commits of that epoch.
         ("atomic-cluster", 20019),
         ("atomic-roaming", 126),
-        # A late request of a transaction that was committed began the next one, and "refused" was told of the first.
+        # (1) A late request of a committed transaction began the next one. (2) The first was reported as refused.
         ("atomic-cluster", 40303),
     ],
 )
@@ -56,7 +56,7 @@ def test_what_once_failed_holds(name: str, seed: int) -> None:
 
 @pytest.mark.no_cover
 def test_seed_gives_the_same_run_in_every_process() -> None:
-    """Byte for byte, in every scenario, and whatever Python's hashes are."""
+    """Byte for byte, for every scenario and hash seed."""
     command = [sys.executable, "-m", "tests.simulation", "--seed", "5", "--trace"]
     traces = []
     for hashes in ("1", "2"):
@@ -69,7 +69,7 @@ def test_seed_gives_the_same_run_in_every_process() -> None:
 
 
 def test_runs_are_not_idle() -> None:
-    """What is simulated happens: appends are accepted, refused, and lost, in every scenario."""
+    """In every scenario some appends are accepted and some refused or lost."""
     for name, scenario in SCENARIOS.items():
         outcomes = [run(scenario, seed) for seed in range(3)]
         assert sum(o.accepted for o in outcomes) > 20, name

@@ -1,5 +1,5 @@
-"""Who may write the topics, knows the transactional id, producer id and epoch of somebody else, and speaks in its name:
-beside that transactional id, to which Kafka gives it no right, or beside one of its own.
+"""A client that may write the topics and knows another client's transactional id, producer id and epoch. It uses that
+producer id with the other transactional id, for which it has no right, or with its own.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tests.support.batches import batch
 
 KIND = "stranger"
 _VERSION, _END_VERSION = 11, 3
-_TRIES = 6  # for each append of others
+_TRIES = 6  # for each append of other clients
 
 
-class Stranger:
-    """`done` once it has tried often enough. Nothing that it says may succeed; what it has no right to is told so."""
+class Unauthorized:
+    """`done` after enough attempts. None may succeed, and unauthorized ones get an authorization error."""
 
     def __init__(self, world: World, name: str, kind: str, writes: int) -> None:
         self.world = world
@@ -78,7 +78,7 @@ class Stranger:
         expected = end if sim.chance(0.7) else end + 7
         headers = [("expected-offset", b"%d" % expected)]
         if self._denied and sim.chance(0.2):
-            headers = []  # beside an id of its own Kafka itself would take it
+            headers = []  # with its own transactional id, Kafka would accept it
         records = batch(
             f"{self.name}.{self.writes_left}".encode(),
             headers=[headers],
@@ -115,9 +115,7 @@ class Stranger:
             code = decode_response(END_TXN, _END_VERSION, frame[offset:]).error_code
         self.sim.log(f"{self.name} <- {queried}: {code}")
         if code == NONE or (self._denied and code != DENIED_TRANSACTIONAL_ID):
-            self.world.history.broken.append(
-                f"STRANGER HEARD: {self.name}, who has no right to it, was answered {code}"
-            )
+            self.world.history.broken.append(f"UNAUTHORIZED: {self.name}, without the right, got {code}")
         if self.sim.chance(0.2):
             self._close()
         self._later()

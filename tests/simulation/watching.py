@@ -1,4 +1,4 @@
-"""The switch under test with somebody who looks on: whose turn it was, and how old a cold grant is when it is used."""
+"""The dispatcher under test, with checks that responses do not show: the order of appends, and stale reads."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from tests.simulation.history import History
 _LATE_SECONDS = 1.0
 
 
-class WatchedSwitch(Dispatcher):
-    """Notes in `history` what no answer shows. A ticket's place is that of its offer; a retry that waited for another
-    try of the same batch has that one's place."""
+class WatchedDispatcher(Dispatcher):
+    """Records violations in `history`. An append's place is that of its submission; a duplicate waiter takes over the
+    place of the append that it waited for.
+    """
 
     def __init__(
         self,
@@ -36,11 +37,11 @@ class WatchedSwitch(Dispatcher):
         super().__init__(services, rewriters, limits, names)
         self._sim = sim
         self._history = history
-        self._cold_send_seconds = limits.unconfirmed_send_seconds
+        self._unconfirmed_send_seconds = limits.unconfirmed_send_seconds
         self._submits = 0
         self._places: dict[g.PendingAppend, int] = {}
-        self._paused: set[g.PendingAppend] = set()  # that waited for what may be queued: others may have passed them
-        #: Of each chain the last that failed: its place, and when.
+        self._waiting: set[g.PendingAppend] = set()  # waited for appends that may be queued: others may overtake them
+        #: The last failed append of each pipeline: its place, and when.
         self._failed: dict[tuple[TopicPartition, int, int], tuple[int, float]] = {}
 
     def _route(self, session: Session, command: sessions.Command) -> None:
@@ -60,7 +61,7 @@ class WatchedSwitch(Dispatcher):
         super()._route(session, command)
 
     def _new_sequencer(self, partition: TopicPartition) -> PartitionSequencer:
-        return _WatchedGate(partition, self._limits, self._names, self)
+        return _WatchedSequencer(partition, self._limits, self._names, self)
 
     def take(
         self,
@@ -69,110 +70,112 @@ class WatchedSwitch(Dispatcher):
         pending: g.PendingAppend,
         now: float,
     ) -> bool:
-        """The short way: offer, turn and sending in one."""
-        is_cold = not sequencer._in_flight and now >= sequencer._confirmed_until
-        held = {_chain(t) for t in sequencer._queue if sequencer._waits_for_what_may_be_queued(t, now)}
-        before = [t for t in sequencer._queue if t.connection != pending.connection and _chain(t) not in held]
+        """The fast path: submit, admit and send in one call."""
+        is_unconfirmed = not sequencer._in_flight and now >= sequencer._confirmed_until
+        waiting = {_pipeline(t) for t in sequencer._queue if sequencer._waits_for_what_may_be_queued(t, now)}
+        before = [t for t in sequencer._queue if t.connection != pending.connection and _pipeline(t) not in waiting]
         if not take(pending, now):
             return False
         self._submits += 1
         self._places[pending] = self._submits
-        if is_cold:
+        if is_unconfirmed:
             self._check_read(sequencer, pending)
         if before:
-            self._record(f"UNFAIR: a turn at {sequencer.partition} goes past {len(before)} that came before")
+            self._record(f"UNFAIR: an append to {sequencer.partition} overtakes {len(before)} earlier ones")
         return True
 
-    def note_held(self, sequencer: PartitionSequencer) -> None:
-        self._paused.update(t for t in sequencer._queue if sequencer._waits_for_what_may_be_queued(t, self._sim.now))
+    def record_waiting(self, sequencer: PartitionSequencer) -> None:
+        self._waiting.update(t for t in sequencer._queue if sequencer._waits_for_what_may_be_queued(t, self._sim.now))
 
     def _carry_out(self, sequencer: PartitionSequencer, effect: g.Effect, now: float) -> None:
-        self.note_held(sequencer)
+        self.record_waiting(sequencer)
         match effect:
             case g.Admit(pending):
                 self._check_place(sequencer, pending)
                 if pending.connection not in self.sessions and pending.duplicate_waiters:
-                    self._places[pending.duplicate_waiters[0]] = self._places[pending]  # its client is gone
+                    self._places[pending.duplicate_waiters[0]] = self._places[pending]  # its client has disconnected
             case g.Resend(pending) if pending.kind.fenced:
-                self._check_chain(sequencer, pending)
+                self._check_pipeline(sequencer, pending)
             case g.Answer(pending, result):
-                self._paused.discard(pending)
+                self._waiting.discard(pending)
                 place = self._places.pop(pending, 0)
                 if result.error_code and pending.attempts:
-                    self._failed[_chain(pending)] = place, self._sim.now
+                    self._failed[_pipeline(pending)] = place, self._sim.now
             case _:
                 pass
         super()._carry_out(sequencer, effect, now)
 
     def _check_place(self, sequencer: PartitionSequencer, pending: g.PendingAppend) -> None:
-        """First come, first served; a batch in doubt, sent or looked up, holds the turn until it is settled."""
+        """First come, first served. An in-doubt append blocks others until it is resolved."""
         if pending.attempts and (pending.append.producer_id >= 0 or pending.append.expected_base_offset is not None):
-            self._check_chain(sequencer, pending)
+            self._check_pipeline(sequencer, pending)
         if pending.attempts or pending.resolve_until:
             return
         mine = self._places[pending]
-        # Whoever waits for what may still be in a broker's queue holds up nobody but its own chain.
-        held = {_chain(t) for t in sequencer._queue if t in self._paused}
+        # An append that waits for requests queued at a broker blocks only its own pipeline.
+        waiting = {_pipeline(t) for t in sequencer._queue if t in self._waiting}
         before = [
             t
             for t in sequencer._queue
-            if self._places.get(t, mine) < mine and t.connection != pending.connection and _chain(t) not in held
+            if self._places.get(t, mine) < mine and t.connection != pending.connection and _pipeline(t) not in waiting
         ]
         if before:
-            self._record(f"UNFAIR: a turn at {sequencer.partition} goes past {len(before)} that came before")
+            self._record(f"UNFAIR: an append to {sequencer.partition} overtakes {len(before)} earlier ones")
 
-    def _check_chain(self, sequencer: PartitionSequencer, pending: g.PendingAppend) -> None:
-        """A batch that has been sent cannot go again after one ahead of it in its chain failed, or may yet fail."""
+    def _check_pipeline(self, sequencer: PartitionSequencer, pending: g.PendingAppend) -> None:
+        """A sent batch must not be sent again after a predecessor in its pipeline failed, or while it may fail."""
         mine = self._places.get(pending, 0)
         before = [
-            t for t in sequencer._being_read if t.attempts and _chain(t) == _chain(pending) and self._places[t] < mine
+            t
+            for t in sequencer._being_read
+            if t.attempts and _pipeline(t) == _pipeline(pending) and self._places[t] < mine
         ]
-        place, failed_at = self._failed.get(_chain(pending), (0, 0.0))
+        place, failed_at = self._failed.get(_pipeline(pending), (0, 0.0))
         if before or (0 < place < mine and failed_at >= pending.submitted_at):
-            self._record(f"BEHIND A HOLE: at {sequencer.partition} a batch goes again behind one that failed")
+            self._record(f"APPENDED AFTER FAILURE: {sequencer.partition}: a batch is resent after a failed predecessor")
 
     def _check_age(self, pending: g.PendingAppend) -> None:
-        """What was read of a cold partition may be relied on for a short time only: nothing compares there."""
+        """With an unconfirmed fence Kafka compares nothing, so a read is valid for a short time only."""
         sequencer = self.sequencers.get(pending.partition)
         if sequencer is not None and self._sim.now >= sequencer._confirmed_until and not sequencer._in_flight:
             self._check_read(sequencer, pending)
 
     def _check_read(self, sequencer: PartitionSequencer, pending: g.PendingAppend) -> None:
-        tail = sequencer._snapshot
-        if tail is None or not pending.kind.fenced:
+        snapshot = sequencer._snapshot
+        if snapshot is None or not pending.kind.fenced:
             return
-        age = self._sim.now - tail.requested_at
-        if age > self._cold_send_seconds + 0.001:
-            self._record(f"COLD AND LATE: sent to {pending.partition} {age:.2f} s after its end was read")
+        age = self._sim.now - snapshot.requested_at
+        if age > self._unconfirmed_send_seconds + 0.001:
+            self._record(f"STALE READ: sent to {pending.partition} {age:.2f} s after the log end was read")
 
     def _record(self, what: str) -> None:
         self._sim.log(what)
         self._history.broken.append(what)
 
     def overdue(self) -> list[str]:
-        """Who has waited for longer than was promised. Only true of a process that runs."""
+        """Appends that waited longer than promised. Valid only while the process runs."""
         return [
-            f"STARVED: a turn at {sequencer.partition} is {self._sim.now - pending.deadline:.2f} s late"
+            f"STARVED: an append to {sequencer.partition} is {self._sim.now - pending.deadline:.2f} s late"
             for sequencer in self.sequencers.values()
             for pending in sequencer._queue
             if pending.deadline + _LATE_SECONDS < self._sim.now and not pending.attempts
         ]
 
 
-def _chain(pending: g.PendingAppend) -> tuple[TopicPartition, int, int]:
+def _pipeline(pending: g.PendingAppend) -> tuple[TopicPartition, int, int]:
     return pending.partition, pending.connection, pending.append.producer_id
 
 
-class _WatchedGate(PartitionSequencer):
+class _WatchedSequencer(PartitionSequencer):
     def __init__(
-        self, partition: TopicPartition, limits: g.SequencerLimits, names: HeaderNames, by: WatchedSwitch
+        self, partition: TopicPartition, limits: g.SequencerLimits, names: HeaderNames, by: WatchedDispatcher
     ) -> None:
         super().__init__(partition, limits, names)
         self._by = by
 
     def handle(self, event: g.Event, now: float) -> list[g.Effect]:
         effects = super().handle(event, now)
-        self._by.note_held(self)  # who may pass them was decided by this event
+        self._by.record_waiting(self)  # this event decided which appends may overtake
         return effects
 
     def take(self, pending: g.PendingAppend, now: float) -> bool:

@@ -1,7 +1,7 @@
-"""One simulated deployment: brokers, proxy processes, the network between them, and the faults that befall them.
+"""One simulated deployment: brokers, proxy processes, the network between them, and faults.
 
-A proxy process here is the real `Dispatcher`, with its real sessions and gates; what `net/` does with sockets, tasks
-and the control client is modelled, delays and failures included.
+A proxy process is the real `Dispatcher` with real sessions and sequencers. The sockets, tasks and control client of
+`net/` are modelled, with delays and failures.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from fencepost_proxy.wire.apis import (
 )
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult
-from tests.simulation.barriers import Keeper
+from tests.simulation.barriers import Barriers
 from tests.simulation.broker import NOT_LEADER, Cluster, LogBatch, Partition, Replica
 from tests.simulation.clock import WALL_MINUS_MONOTONIC, Connection, End, Sim, take_frame
-from tests.simulation.commit_validation import JudgeCall, Notes
+from tests.simulation.commit_validation import Notes, ValidatorCall
 from tests.simulation.listener import ADD_LATER, NOT_ADDED, Listener, read_adds
-from tests.simulation.watching import WatchedSwitch
+from tests.simulation.watching import WatchedDispatcher
 from tests.support.counting import Counting
 
 if TYPE_CHECKING:
@@ -65,19 +65,18 @@ _POLL_SECONDS = 0.7
 _TICK_SECONDS = 0.05
 _QUOTA_SECONDS = 0.003
 _READ_SECONDS = 2.0
-#: Signs of life: shorter than net/'s, as all times are here.
+#: Heartbeat times, shorter than in net/, like all times here.
 _HEARD_SECONDS = 0.1
 _DEAD_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a run is made of. `airtight`: no batch may ever lie elsewhere than it expected. `unviolated`: no living
-    process may meet one that does.
+    """Parameters of a run. `airtight`: every batch lies at its expected offset. `unviolated`: no live process reports a
+    violation.
 
-    `others`: more topics beside `orders`, of one partition each, and how they are checked. `managed`: what `orders` is
-    checked for stands in the state topic, and an admin changes it while everybody goes on. `barriers`: `orders` is
-    counted, and its doors are closed so often.
+    `others`: more topics, with one partition and the given check each. `managed`: an admin changes the check of
+    `orders` during the run. `barriers`: number of times that the append barriers of `orders` close.
     """
 
     name: str
@@ -122,15 +121,14 @@ class Scenario:
     barriers: int = 0
 
 
-#: What the broker's answer becomes on its way, where it is changed.
+#: Appended to responses that the proxy rewrites.
 CHANGED = b"+"
 NOT_STORED = b"-"
 _API_VERSIONS_MAX = 4
 
 
 class ModelExchanges:
-    """Some messages pass, some are changed on their way, some are answered here, one switches a check on or off, and
-    one adds partitions to a transaction."""
+    """Rewrite some messages, relay or answer others, change checks, and add partitions to transactions."""
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
@@ -171,7 +169,7 @@ def _framed(body: bytes) -> bytes:
 
 
 class StateTopic:
-    """The compacted state topic: appended to with a delay, followed by each proxy with another."""
+    """The compacted state topic. Appends and reads are delayed."""
 
     def __init__(self, sim: Sim) -> None:
         self.sim = sim
@@ -182,10 +180,7 @@ class StateTopic:
 
 
 class Proxy(Counting):
-    """One proxy process, restarts included: what must not survive a crash is made anew by `start`.
-
-    Also its `Services`: what sessions ask of the process.
-    """
+    """One proxy process, with restarts, and its `Services`. `start` creates all state that a crash loses."""
 
     frame_bytes_max = 1 << 20
     in_flight_requests_max = 10
@@ -213,14 +208,14 @@ class Proxy(Counting):
         self._deferred: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
         self.start()
 
-    # ---- life
+    # ---- process
 
     def start(self) -> None:
         self.live = True
         self.incarnation += 1
         self.free_bytes = self.world.scenario.memory_bytes
         self.read_here_bytes_max = self.world.scenario.read_here_bytes
-        self.dispatcher = WatchedSwitch(
+        self.dispatcher = WatchedDispatcher(
             self,
             ModelExchanges(self),  # type: ignore[arg-type]
             self.world.scenario.limits,
@@ -238,7 +233,7 @@ class Proxy(Counting):
         self._takes_over = self.incarnation > 1 or self.number > 0
         self._read_to = 0
         self._fresh_until = float("-inf")
-        #: It alone cannot reach the state topic, or reaches a leader of it only that no other replica confirms.
+        #: Until then this process reaches no leader of the state topic, or only one that no other replica confirms.
         self.blind_until = float("-inf")
         self._ticking = False
         self._renewing = False
@@ -271,7 +266,7 @@ class Proxy(Counting):
             self.sim.after(seconds, self._resume, self.incarnation)
 
     def _resume(self, incarnation: int) -> None:
-        """What came in meanwhile is handled now, in its order."""
+        """Handle deferred events, in order."""
         if incarnation != self.incarnation or self.paused_until > self.sim.now:
             return
         deferred, self._deferred = self._deferred, []
@@ -281,11 +276,11 @@ class Proxy(Counting):
 
     @property
     def running(self) -> bool:
-        """And has been for a while: after a pause it first catches up."""
+        """Also false shortly after a pause, while it catches up."""
         return self.live and not self._deferred and self.paused_until + 1.0 < self.sim.now
 
     def here(self, call: Callable[..., None], *args: Any) -> None:
-        """Something that happens to this process: now, or when it is continued, or never."""
+        """Call now, when the process resumes, or never."""
         if self.paused_until > self.sim.now or self._deferred:
             self._deferred.append((self.incarnation, call, args))
         else:
@@ -298,7 +293,7 @@ class Proxy(Counting):
         if self.live and incarnation == self.incarnation:
             self.here(call, *args)
 
-    # ---- Surroundings
+    # ---- services
 
     @property
     def shared_producer_ids(self) -> frozenset[int]:
@@ -312,9 +307,9 @@ class Proxy(Counting):
         return self._instance_id
 
     def alone(self, now: float) -> bool:
-        """As signs of life in the state topic tell it (net/state_topic.py): late of a start, later of an end."""
+        """By heartbeats in the state topic (net/state_topic.py): a start is noticed late, an exit later."""
         if self.incarnation > 1 and now - self.started_at < _DEAD_SECONDS:
-            return False  # its own predecessor has not been silent for long enough
+            return False  # its predecessor may still count as live
         return not any(other.counts_as_alive(now) for other in self.world.proxies if other is not self)
 
     def counts_as_alive(self, now: float) -> bool:
@@ -337,7 +332,7 @@ class Proxy(Counting):
 
     @property
     def in_doubt_seconds(self) -> float:
-        """How long a broker may have queued what nobody waits for any more."""
+        """How long a broker may have an unanswered append queued."""
         return self.world.scenario.limits.queued_seconds
 
     def barrier(self, topic: str) -> AppendBarrier:
@@ -345,8 +340,8 @@ class Proxy(Counting):
 
     def new_barrier(self, topic: str) -> AppendBarrier:
         clear_at = self.started_at + self.in_doubt_seconds if self.incarnation > 1 else float("-inf")
-        assert self.world.keeper is not None
-        return self.world.keeper.new_barrier(topic, self.in_doubt_seconds, clear_at, self.sim.now)
+        assert self.world.barriers is not None
+        return self.world.barriers.new_barrier(topic, self.in_doubt_seconds, clear_at, self.sim.now)
 
     def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
         return self.dispatcher.sequencer(partition)
@@ -387,7 +382,7 @@ class Proxy(Counting):
     def release(self, byte_count: int) -> None:
         self.free_bytes += byte_count
 
-    # ---- links
+    # ---- connections
 
     def accept(self, client: End, node: int) -> Connection | None:
         """A client connects to the listener of a broker."""
@@ -448,7 +443,7 @@ class Proxy(Counting):
             case sessions.ReadBatches():
                 self.later(self.sim.between(0.0, 0.3), self._read_batches, connection, command)
             case sessions.ValidateCommit():
-                JudgeCall(self, connection, command).start()
+                ValidatorCall(self, connection, command).start()
             case sessions.RecordAbortOnly():
                 self._notes.note(connection, command)
             case sessions.ClearAbortOnly():
@@ -464,13 +459,13 @@ class Proxy(Counting):
     def topic_ended(self, proxied: ProxiedConnection) -> None:
         self.proxied_connections.pop(proxied.number, None)
 
-    # ---- what it knows of Kafka
+    # ---- metadata
 
     def leader(self, name: TopicPartition) -> tuple[int | None, int, UUID]:
         return self._metadata[name]
 
     def _refresh(self, name: TopicPartition) -> None:
-        """All partitions of its topic: metadata is of topics."""
+        """Refresh all partitions of the topic, as Metadata does."""
         known = self._metadata.get(name)
         for each, partition in self.world.cluster.partitions.items():
             if each.topic == name.topic:
@@ -497,11 +492,11 @@ class Proxy(Counting):
 
     # ---- transactions
 
-    def poisons_of(self, producer_id: int, producer_epoch: int) -> tuple[AbortOnly, ...]:
+    def abort_only_of(self, producer_id: int, producer_epoch: int) -> tuple[AbortOnly, ...]:
         return self._view.abort_only_records.of(producer_id, producer_epoch)
 
     def read_state(self, done: Callable[[bool], None]) -> None:
-        """The state topic to its end as of when the question is handled."""
+        """Read the state topic up to the end that the broker sees."""
         state = self.world.state
         if not state.reachable or self.blind_until > self.sim.now or self.sim.chance(self.world.lossy_reads):
             self.later(_READ_SECONDS, done, False)
@@ -525,7 +520,7 @@ class Proxy(Counting):
         blind = self.blind_until > queried_at
         if state.reachable and (not blind or not self.wants_confirmation):
             delay = self.sim.between(0.001, 0.05)
-            # What is there when the question is handled is in its answer. A leader that was cut off has an old end.
+            # The response has the records present when the broker handles it. A cut-off leader has an old end.
             self.later(delay, self._polled, queried_at, self._read_to if blind else len(state.records))
         self.later(_POLL_SECONDS, self._poll)
 
@@ -557,7 +552,7 @@ class Proxy(Counting):
         return self._view.fence_base_proposal(topic_id, partition, ProducerEpoch(epoch))
 
     def publish(self, record: StateRecord, done: Callable[[bool], None]) -> None:
-        """Stored and read back, or not known to be: then it may be there all the same, or come later."""
+        """Store and read back. False means unknown: the record may be stored, now or later."""
         state = self.world.state
         lost = self.sim.chance(self.world.lossy_reads)
         if not state.reachable or self.blind_until > self.sim.now or (lost and self.sim.chance(0.5)):
@@ -578,7 +573,7 @@ class Proxy(Counting):
             self.later(_READ_SECONDS, done, False)
 
     def _store(self, connection: int, store: sessions.Store) -> None:
-        """net/app.py: a switch-on is reported only once every process knows of it, or has stopped serving."""
+        """Acknowledge a check only after the lease, as net/app.py does."""
         changes = [replace(change, topic_id=self.topic_id(change.topic or "")) for change in store.changes]
 
         def report(error: str | None) -> None:
@@ -594,7 +589,7 @@ class Proxy(Counting):
         if records:
             self.publish(records[0], published)
         else:
-            published(True)  # somebody else may have stored it a moment ago: not everybody knows it yet
+            published(True)  # already stored: other processes may not know it yet
 
 
 class _Side(End):
@@ -616,7 +611,7 @@ class _Side(End):
 
 
 def _spliced(data: bytes, passing_bytes: int) -> int:
-    """How many of these go by without being read: every other time, as many as may."""
+    """Number of bytes to splice: all or none, depending on the length."""
     return 0 if len(data) % 2 else min(passing_bytes, len(data))
 
 
@@ -634,9 +629,9 @@ class ProxiedConnection:
         broker.connection = self.upstream
         cluster.brokers[node].sides.append(broker)
         self._gone = {True: False, False: False}
-        self.received_bytes = 0  # from the client: by the socket, and by the session
+        self.received_bytes = 0  # received from the client by the socket; `fed_bytes`: by the session
         self.fed_bytes = 0
-        #: By correlation id: how much the client had sent, as far as can be known here, when its answer left.
+        #: By correlation id: bytes that the client had sent when its response left.
         self.answered: dict[int, int] = {}
         self._answers = bytearray()
 
@@ -712,7 +707,7 @@ class ProxiedConnection:
 
 
 class ControlCall:
-    """One thing that a gate asked of the control client (net/log_reader.py, net/control.py), step by step."""
+    """One request of a sequencer to the control client (net/log_reader.py, net/control.py)."""
 
     def __init__(self, proxy: Proxy, requested: ForControl) -> None:
         self.proxy = proxy
@@ -743,7 +738,7 @@ class ControlCall:
             self._once()
 
     def _once(self) -> None:
-        """Ask whom metadata names as the leader; who is not, says so."""
+        """Query the leader in metadata, which may not lead."""
         self.queried_at = self._transactions_as_of = self.proxy.sim.now
         leader, self.epoch, self.topic_id = self.proxy.leader(self.requested.partition)
         if leader is None or self.proxy.sim.chance(self.proxy.world.lossy_reads):
@@ -779,12 +774,12 @@ class ControlCall:
             self._report(sequencers.LogEndUnknown(reason))
 
     def _step(self, call: Callable[..., None], *args: Any) -> None:
-        """Handled by the broker a little later; a dead one never answers."""
+        """Let the broker handle it later; a dead one never answers."""
         sim = self.proxy.sim
         broker = self.proxy.world.cluster.brokers[self.node]
         wait = max(0.0, broker.paused_until - sim.now)
         if not broker.live or broker.incarnation != self._brokers_incarnation:
-            self._again("the broker is gone")
+            self._again("the broker is down")
         elif wait > 0:
             if sim.now + wait < self.deadline:
                 sim.after(wait, self._at_broker, call, args)
@@ -796,14 +791,14 @@ class ControlCall:
     def _at_broker(self, call: Callable[..., None], args: tuple[Any, ...]) -> None:
         broker = self.proxy.world.cluster.brokers[self.node]
         if broker.incarnation != self._brokers_incarnation or not broker.live:
-            self._again("the broker is gone")
+            self._again("the broker is down")
         elif broker.paused_until > self.proxy.sim.now:
             self._step(call, *args)
         else:
             call(*args)
 
     def _transactions(self, transactional_ids: tuple[str, ...]) -> None:
-        """Their coordinators say whether they are still on the partition, their markers included."""
+        """Query coordinators: is the transaction still on the partition, markers included?"""
         world = self.proxy.world
         self._ended = self._ending = frozenset()
         for transactional_id in transactional_ids:
@@ -828,7 +823,7 @@ class ControlCall:
             self._step(self._producers, self.partition, self.log_end(self.partition))
 
     def log_end(self, partition: Partition) -> int:
-        """OffsetForLeaderEpoch of the current epoch."""
+        """OffsetForLeaderEpoch, for the current epoch."""
         return partition.replicas[self.node].log_end
 
     def _producers(self, partition: Partition, before: int) -> None:
@@ -895,7 +890,7 @@ class ControlCall:
         )
 
     def _fetch(self, probe: sequencers.ReadBatch) -> None:
-        """By the high watermark, as a consumer reads."""
+        """Read up to the high watermark, as a consumer does."""
         proxy, partition = self.proxy, self.partition
         if self.topic_id != partition.topic_id or not self._leads():
             self._again("not the leader of that epoch")
@@ -904,14 +899,14 @@ class ControlCall:
         if probe.offset < replica.log_start:
             result: sequencers.BatchReadResult = sequencers.OutOfRange()
         elif probe.offset >= replica.high_watermark:
-            self._step(self._end_for_look, probe, partition)
+            self._step(self._end_for_read, probe, partition)
             return
         else:
             batch = replica.batch_at(probe.offset)
             result = sequencers.OutOfRange() if batch is None else sequencers.Found(memoryview(batch.data))
         proxy.later(proxy.world.delay(), self._report, sequencers.BatchRead(probe.pending, result))
 
-    def _end_for_look(self, probe: sequencers.ReadBatch, partition: Partition) -> None:
+    def _end_for_read(self, probe: sequencers.ReadBatch, partition: Partition) -> None:
         proxy = self.proxy
         if partition is not self.partition or not self._leads():
             self._again("not the leader of that epoch")
@@ -920,19 +915,19 @@ class ControlCall:
         proxy.later(proxy.world.delay(), self._report, sequencers.BatchRead(probe.pending, result))
 
     def _resend(self, effect: sequencers.Resend) -> None:
-        """An append of our own, sent once; its answer may be lost."""
+        """Resend an append once; its response may be lost."""
         proxy, partition = self.proxy, self.partition
         node, _, topic_id = proxy.leader(self.requested.partition)
         if node is None or not proxy.world.cluster.brokers[node].live or proxy.sim.chance(proxy.world.lossy_reads):
             proxy.later(0.05, self._report, sequencers.Resent(effect.pending, None))
             proxy.later(0.05, proxy.refresh, self.requested.partition)
             return
-        told: list[bool] = []
+        reported: list[bool] = []
         cluster = proxy.world.cluster
 
         def report(result: sequencers.Resent) -> None:
-            if not told:
-                told.append(True)
+            if not reported:
+                reported.append(True)
                 if result.result is not None and result.result.error_code == NOT_LEADER:
                     proxy.refresh(self.requested.partition)
                 self._report(result)
@@ -986,7 +981,7 @@ class ControlCall:
     def _deliver(self, event: sequencers.Event) -> None:
         proxy = self.proxy
         if proxy.sim.tracing and isinstance(event, (sequencers.BatchRead, sequencers.Resent, sequencers.LogEndUnknown)):
-            proxy.sim.log(f"proxy {proxy.number} is told {_brief(event)}")
+            proxy.sim.log(f"proxy {proxy.number} gets {_brief(event)}")
         proxy.perform(proxy.dispatcher.sequencer_event(self.requested.partition, event, proxy.sim.now))
 
 
@@ -1006,7 +1001,7 @@ def _brief(what: object) -> str:
 
 
 def _without_records(batch: LogBatch) -> LogBatch:
-    """What the cleaner leaves of a producer's last batch: its header, for the producer's state."""
+    """The last batch of a producer after compaction: only its header."""
     data = bytearray(batch.data[:61])
     struct.pack_into(">i", data, 8, 61 - 12)
     struct.pack_into(">i", data, 57, 0)
@@ -1015,7 +1010,7 @@ def _without_records(batch: LogBatch) -> LogBatch:
 
 
 class World:
-    """Everything of one run."""
+    """The state of one run."""
 
     def __init__(self, scenario: Scenario, seed: int, history: History, *, tracing: bool = False) -> None:
         self.scenario = scenario
@@ -1045,15 +1040,15 @@ class World:
         self._tags = 0
         self.transactional_ids = self.cluster.transactional_ids
         self.state = StateTopic(sim)
-        self.keeper: Keeper | None = None
+        self.barriers: Barriers | None = None
         self.proxies = [Proxy(self, number) for number in range(scenario.proxies)]
         self.quiet = False
         if scenario.barriers:
-            self.keeper = Keeper(self, TOPIC, scenario.barriers)
+            self.barriers = Barriers(self, TOPIC, scenario.barriers)
         sim.after(0.5, self._control_tick)
 
     def file_configs(self, topic: str) -> dict[str, str]:
-        """The proxies' config files guard topics from birth, unless an admin does it."""
+        """The configuration files set the checks, unless an admin does."""
         if topic == TOPIC and self.scenario.managed:
             return {}
         configs = {CHECK_EXPECTED_OFFSETS: self.checks[topic].value} if topic in self.checks else {}
@@ -1066,7 +1061,7 @@ class World:
         return self._tags
 
     def delay(self) -> float:
-        """How long a piece of a stream is under way."""
+        """Delay of one chunk of a stream."""
         if self.sim.chance(self.scenario.slow_links) and not self.quiet:
             return self.sim.between(0.02, 0.4)
         return self.sim.between(0.0002, 0.003)
@@ -1085,7 +1080,7 @@ class World:
             self.sim.after(self.sim.between(0.05, self.scenario.seconds), getattr(self, f"_fault_{kind}"))
 
     def heal(self) -> None:
-        """From here on nothing breaks any more."""
+        """End all faults."""
         self.sim.log("all faults end")
         self.quiet = True
         self.lossy_reads = 0.0
@@ -1112,7 +1107,7 @@ class World:
             side.cut()
 
     def _fault_snip(self) -> None:
-        """A client is gone; its upstream connection is not."""
+        """Cut a client connection, but not its broker connection."""
         proxied_connections = self._proxied_connections()
         if proxied_connections:
             proxied = self.sim.rng.choice(proxied_connections)
@@ -1174,12 +1169,12 @@ class World:
                     self.cluster.partitions[name].topic_id = topic_id
 
     def _fault_state(self) -> None:
-        """The state topic cannot be reached for a while."""
+        """Make the state topic unreachable for some time."""
         self.state.reachable = False
         self.sim.after(self.sim.between(0.5, 5.0), setattr, self.state, "reachable", True)
 
     def _fault_roll(self) -> None:
-        """A rolling restart: one process after the other."""
+        """Restart processes one after the other."""
         if not self.quiet:
             at = 0.0
             for proxy in self.proxies:
@@ -1189,20 +1184,20 @@ class World:
                 at += self.sim.between(0.0, 0.5)
 
     def _fault_zombie(self) -> None:
-        """A process that stands still for longer than anybody waits, and then goes on as if nothing had been."""
+        """Pause a process beyond every timeout."""
         if not self.quiet:
             self.sim.rng.choice(self.proxies).pause(self.sim.between(4.0, 9.0))
 
     def _fault_hang(self) -> None:
-        """A broker that stands still past every timeout, with whatever it has been sent."""
+        """Pause a broker beyond every timeout, with its queue."""
         node = self.sim.rng.randrange(len(self.cluster.brokers))
         if self.cluster.brokers[node].live and not self.quiet:
             self.cluster.pause(node, self.sim.between(6.0, 12.0))
 
     def _fault_compact(self) -> None:
-        """Kafka's cleaner: batches vanish or are emptied, offsets stay, and so does each live producer's last batch.
+        """Compact logs: batches vanish or lose their records, offsets and each live producer's last batch stay.
 
-        Below every high watermark, and never the newest batches: the active segment is not cleaned.
+        Only below every high watermark, and never the newest batches (active segment).
         """
         rng = self.sim.rng
         partition = self.cluster.partitions[rng.choice(self.names)]
@@ -1226,7 +1221,7 @@ class World:
         self.sim.log(f"{partition.name}: {sorted(doomed - emptied)} are compacted away, {sorted(emptied)} emptied")
 
     def _fault_tidy(self) -> None:
-        """The state topic is compacted: of each key the last record stays."""
+        """Compact the state topic."""
         observed: set[bytes] = set()
         records = self.state.records
         for at in range(len(records) - 1, -1, -1):
@@ -1237,7 +1232,7 @@ class World:
                 observed.add(record.key)
 
     def _fault_reassign(self) -> None:
-        """A follower starts anew at the log start: what it knows of producers is what lies there. Then it leads."""
+        """Let a follower restart at the log start, with the producers found there, and make it the leader."""
         if self.quiet:
             return
         name = self.sim.rng.choice(self.names)
@@ -1254,7 +1249,7 @@ class World:
         self.sim.after(self.sim.between(0.1, 1.0), functools.partial(self.cluster.elect, partition, prefer_other=True))
 
     def _fault_retype(self) -> None:
-        """message.timestamp.type changes while everybody goes on; the proxies read it again now and then."""
+        """Change message.timestamp.type during the run; proxies read it at intervals."""
         self.log_append_time = not self.log_append_time
         self.sim.log(f"log append time: {self.log_append_time}")
         for partition in self.cluster.partitions.values():
@@ -1262,21 +1257,21 @@ class World:
                 replica.log_append_time = self.log_append_time
 
     def _fault_blind(self) -> None:
-        """One process cannot reach the state topic for a while; the others can."""
+        """Make the state topic unreachable for one process."""
         if not self.quiet:
             self.sim.rng.choice(self.proxies).blind_until = self.sim.now + self.sim.between(0.5, 6.0)
 
     def _fault_propose(self) -> None:
-        """Another proposal of the shared producer id comes late: the first is agreed on for ever."""
+        """Append a late proposal of a shared producer id. The first one wins."""
         proposal = UUID(int=self.sim.rng.getrandbits(128))
         late = ProducerId(SHARED + 1 + len(self.state.records))
         self.state.records.append(encode_producer_id(proposal, _CLUSTER_ID, late))
 
     def _fault_purge(self) -> None:
-        """DeleteRecords up to the high watermark: nothing is left to read."""
+        """Delete all records up to the high watermark."""
         name = self.sim.rng.choice(self.names)
         partition = self.cluster.partitions[name]
         if partition.leader is not None:
             leader = partition.replicas[partition.leader]
-            leader.log_start = max(leader.log_start, leader.high_watermark)  # its followers hear of it as they fetch
+            leader.log_start = max(leader.log_start, leader.high_watermark)  # followers learn it when they fetch
             self.sim.log(f"{name}: records before {leader.log_start} are deleted")

@@ -1,6 +1,6 @@
-"""`python -m tests.soak --minutes 20 --seed 7`: real Kafka, real clients, faults; every answer held against the log.
+"""`python -m tests.soak --minutes 20 --seed 7`: real Kafka, real clients, faults; every response compared with the log.
 
-`--check DIRECTORY` judges the history and log of an earlier run again. Exit status 1: a promise was broken.
+`--check DIRECTORY` checks the history and log of an earlier run again. Exit status 1: a promise was broken.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.soak.run import HISTORY, LOG, Plan, run
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak")
     parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--seed", type=int, help="of the schedule of faults; a random one if not given")
-    parser.add_argument("--pace", type=float, default=0.15, help="about how long each writer rests, in seconds")
+    parser.add_argument("--seed", type=int, help="seed of the fault schedule (default: random)")
+    parser.add_argument("--pace", type=float, default=0.15, help="approximate pause of each writer, in seconds")
     parser.add_argument("--no-faults", action="store_true")
-    parser.add_argument("--no-stamping", action="store_true", help="proxies that get it wrong: to see it found")
-    parser.add_argument("--directory", type=Path, help="where history and log are kept")
-    parser.add_argument("--keep", action="store_true", help="keep them although nothing was wrong")
-    parser.add_argument("--check", type=Path, metavar="DIRECTORY", help="judge an earlier run again")
+    parser.add_argument("--no-fencing", action="store_true", help="run defective proxies, to test the checker")
+    parser.add_argument("--directory", type=Path, help="directory for history and log")
+    parser.add_argument("--keep", action="store_true", help="keep them after success, too")
+    parser.add_argument("--check", type=Path, metavar="DIRECTORY", help="check an earlier run again")
     options = parser.parse_args()
     if options.check is not None:
         return _validate(options.check)
@@ -42,7 +42,7 @@ def main() -> int:
         directory,
         options.pace,
         faults=not options.no_faults,
-        fencing=not options.no_stamping,
+        fencing=not options.no_fencing,
     )
     _quieten(directory)
     interrupted = threading.Event()
@@ -57,7 +57,7 @@ def main() -> int:
     if result.holds and options.directory is None and not options.keep:
         shutil.rmtree(directory, ignore_errors=True)
     else:
-        print(f"history and log are in {directory}; judge them again: python -m tests.soak --check {directory}")
+        print(f"history and log are in {directory}; check them again: python -m tests.soak --check {directory}")
     return 0 if result.holds else 1
 
 
@@ -69,7 +69,7 @@ def _validate(directory: Path) -> int:
 
 
 def _quieten(directory: Path) -> None:
-    """Client libraries tell of every connection that a fault takes from them; librdkafka on the bare descriptor."""
+    """Redirect reports of lost connections: client libraries log each one, librdkafka to the file descriptor."""
     directory.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=directory / "clients.log", level=logging.ERROR)
     sys.stderr = os.fdopen(os.dup(2), "w")
@@ -84,5 +84,5 @@ def _write(text: str) -> None:
 if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
-    # Not by the libraries' own goodbyes: they would wait for brokers that are gone.
+    # Skip the libraries' shutdown, which would wait for stopped brokers.
     os._exit(status)

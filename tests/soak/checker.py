@@ -1,38 +1,38 @@
-"""Judges a history of appends by the log that Kafka has in the end. Knows the promises, and nothing of the proxy.
+"""Compares a history of appends with the final log of Kafka. Knows the promises, but not the proxy.
 
-A history is what `tests/soak/history.py` describes. Each rule has a name, by which its findings are counted:
+`tests/soak/history.py` describes histories. Findings are counted by rule:
 
-| rule | what must hold |
+| rule | promise |
 |---|---|
-| FALSE ACCEPT | an append that was told "ok at X" has its record at X, and X is what it expected |
-| LOST | ... and the record is in the log at all |
-| REFUSED BUT THERE | what was refused is not in the log |
-| VIOLATION NOT THERE | what was told to have landed elsewhere lies where it was said to |
-| TWICE | no record is in the log twice |
-| ELSEWHERE | a conditional record is at its expected offset or nowhere, whatever was told |
-| UNGUARDED | a `required` topic has no record that came without an expectation or in a transaction |
-| LOOKS UNGUARDED | no client is told that a topic's check is off while it is on |
-| HALF A BATCH | the records of one append are there together, side by side, or not at all |
-| ORDER | an append that ended before another began lies before it; a chain's records lie in its order |
-| HOLE | where one proxy serves a topic: nothing of a chain lands after one of it was refused |
-| UNTRUE END | the log end that a refusal tells was the log end at some moment of the call |
-| BARE ERROR | a conditional append never hears of sequences and epochs: no stamp's error is passed on |
-| ABORTED VISIBLE | readers of committed records do not see what was aborted |
-| COMMITTED MISSING | ... and see all that was accepted in a transaction that was committed |
-| HALF A TRANSACTION | ... and all or nothing of one whose outcome is not known |
-| STRANGER | every record in the log was sent by a writer of this history |
+| FALSE SUCCESS | a successful append is at the reported offset, which is the expected one |
+| LOST | a successful append is in the log |
+| REFUSED BUT APPENDED | a refused append is not in the log |
+| WRONG OFFSET REPORTED | an append reported as a violation is at the reported offset |
+| APPENDED TWICE | no record is in the log twice |
+| WRONG OFFSET | a conditional record is at its expected offset or not in the log, whatever the response |
+| NOT REFUSED | a `required` topic has no unconditional or transactional record |
+| CHECK REPORTED OFF | no client learns that a topic's check is off while it is on |
+| PARTIAL BATCH | the records of one append are consecutive in the log, or absent |
+| ORDER | an append that ended before another began precedes it; pipelined appends keep their order |
+| APPENDED AFTER FAILURE | with one proxy per topic, a pipeline ends at its first refused append |
+| WRONG LOG END | the log end in a refusal was the log end during the call |
+| PRODUCER ERROR | a conditional append gets no error about sequences and epochs |
+| ABORTED VISIBLE | read_committed consumers receive no aborted record |
+| COMMITTED BUT MISSING | read_committed consumers receive every successful record of a committed transaction |
+| PARTIAL TRANSACTION | they receive all or nothing of a transaction with unknown outcome |
+| UNKNOWN RECORD | a writer of this history sent every record in the log |
 | GAP | no offset is missing |
 
-What is tolerated, because the contract (docs/contract.md) says that it can happen (`Decision.tolerated` counts it):
+Tolerated, because the contract (docs/contract.md) permits it (counted in `Decision.tolerated`):
 
-- *unnamed retry*: a refusal speaks of one send. Of a client that sends again by itself, without a write-id, and was not
-  told that nothing equal lies at the expected offset, an earlier send may have landed at the expected offset.
-- *told as mismatch*: a client that is not shown messages cannot tell OFFSET_VIOLATION from OFFSET_MISMATCH (`true`
-  topics).
-- *late elsewhere*: on `true` topics an append whose outcome is unknown, or of which an earlier send was in doubt, may
-  land where it did not expect.
-- *stale end*: aiokafka does not see the log end that a refusal tells; its adapter reads it afterwards, by a ListOffsets
-  that a leader which was deposed and has not heard of it answers as of the time before.
+- *unnamed retry*: a refusal covers one attempt. If a client resends automatically, without a write-id, and the response
+  did not exclude equal records at the expected offset, an earlier attempt may be there.
+- *reported as mismatch*: a client that does not get messages cannot distinguish OFFSET_VIOLATION from OFFSET_MISMATCH
+  (`true` topics).
+- *late at another offset*: on `true` topics an append with unknown outcome, or with an in-doubt earlier attempt, may be
+  at another offset.
+- *stale end*: aiokafka does not get the log end of a refusal. Its adapter reads it with ListOffsets, and a deposed
+  leader may return an old one.
 - *at least once*: an unconditional append of a client that resends without idempotence may be in the log twice.
 """
 
@@ -47,7 +47,7 @@ from typing import Any
 
 from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, read_lines
 
-#: Errors that speak of a producer's sequence, epoch or id, by number and as libraries name them.
+#: Errors about a producer's sequence, epoch or id: numbers, and names in libraries.
 _ERRORS_OF_PRODUCERS = frozenset(
     {45, 46, 47, 49, 59, 90}
     | {"OutOfOrderSequenceNumber", "OutOfOrderSequenceException", "OUT_OF_ORDER_SEQUENCE_NUMBER"}
@@ -98,7 +98,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the log has at one offset. `id` is None for a transaction marker."""
+    """The log at one offset. `id` is None for a transaction marker."""
 
     offset: int
     id: str | None
@@ -108,7 +108,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """`mode`: of the check. `one_proxy`: only one proxy process at a time takes appends to it."""
+    """`mode` – of the check. `one_proxy` – one proxy process at a time serves it."""
 
     mode: str
     one_proxy: bool = False
@@ -118,7 +118,7 @@ class Topic:
 class History:
     topics: dict[str, Topic] = field(default_factory=dict)
     operations: dict[int, Operation] = field(default_factory=dict)
-    #: What was told of each. One that is not here: unknown.
+    #: Reported outcomes. Missing: unknown.
     transactions: dict[str, str] = field(default_factory=dict)
     logs: dict[Place, list[Entry]] = field(default_factory=dict)
 
@@ -178,7 +178,7 @@ class Finding:
 class Decision:
     findings: list[Finding] = field(default_factory=list)
     tolerated: Counter[str] = field(default_factory=Counter)
-    #: How often each rule had something to look at: a rule that never had any has shown nothing.
+    #: How often each rule was tested. A rule that was never tested has shown nothing.
     probed_at: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -208,7 +208,7 @@ class _Partition:
         for entry in self.entries:
             if entry.id is not None:
                 self.where[entry.id].append(entry.offset)
-        self.owners = {each: operation for operation in operations for each in operation.ids}
+        self.senders = {each: operation for operation in operations for each in operation.ids}
 
     @property
     def airtight(self) -> bool:
@@ -224,7 +224,7 @@ class _Partition:
         self.decision.tolerated[why] += 1
 
     def check(self) -> None:
-        self.gaps_and_strangers()
+        self.gaps_and_unknown_records()
         for operation in self.operations:
             self.outcome(operation)
             self.copies(operation)
@@ -236,9 +236,9 @@ class _Partition:
         self.ends()
         self.visibility()
 
-    # ---- the log by itself
+    # ---- log
 
-    def gaps_and_strangers(self) -> None:
+    def gaps_and_unknown_records(self) -> None:
         topic, partition = self.place
         for index, entry in enumerate(self.entries):
             self.probe("GAP")
@@ -248,110 +248,110 @@ class _Partition:
         for entry in self.entries:
             if entry.id is None:
                 if self.airtight:
-                    self.found("UNGUARDED", f"{topic}-{partition}: a transaction marker at offset {entry.offset}")
+                    self.found("NOT REFUSED", f"{topic}-{partition}: a transaction marker at offset {entry.offset}")
                 continue
-            self.probe("STRANGER")
-            if entry.id not in self.owners:
-                self.found("STRANGER", f"{topic}-{partition}: nobody sent {entry.id!r}, which is at {entry.offset}")
+            self.probe("UNKNOWN RECORD")
+            if entry.id not in self.senders:
+                self.found("UNKNOWN RECORD", f"{topic}-{partition}: no writer sent {entry.id!r} at {entry.offset}")
 
-    # ---- one operation
+    # ---- single operations
 
     def offsets(self, operation: Operation) -> list[int]:
-        """Where its first record is."""
+        """Offsets of its first record."""
         return self.where.get(operation.ids[0], [])
 
     def outcome(self, operation: Operation) -> None:
         there = self.offsets(operation)
         if operation.outcome == OK:
-            self.probe("FALSE ACCEPT")
+            self.probe("FALSE SUCCESS")
             self.probe("LOST")
             if not there:
                 self.found("LOST", operation)
             elif operation.offset is None and operation.expected is None:
-                pass  # a library that resent it, and was not told where the first send landed
+                pass  # a library resent it, and does not know the first attempt's offset
             elif operation.offset not in there:
-                self.found("FALSE ACCEPT", f"{operation}: it is at {there}")
+                self.found("FALSE SUCCESS", f"{operation}: it is at {there}")
             elif operation.expected is not None and operation.offset != operation.expected:
-                self.found("FALSE ACCEPT", f"{operation}: accepted off its expectation")
+                self.found("FALSE SUCCESS", f"{operation}: accepted at another offset than expected")
         elif operation.outcome == VIOLATION:
-            self.probe("VIOLATION NOT THERE")
+            self.probe("WRONG OFFSET REPORTED")
             if operation.offset not in there:
-                self.found("VIOLATION NOT THERE", f"{operation}: it is at {there}")
+                self.found("WRONG OFFSET REPORTED", f"{operation}: it is at {there}")
         elif operation.outcome in (REFUSED, TRY_AGAIN):
-            self.probe("REFUSED BUT THERE")
+            self.probe("REFUSED BUT APPENDED")
             if there:
                 why = self.may_be_there(operation, there)
                 if why is None:
-                    self.found("REFUSED BUT THERE", f"{operation}: it is at {there}")
+                    self.found("REFUSED BUT APPENDED", f"{operation}: it is at {there}")
                 else:
                     self.tolerate(why)
 
     def may_be_there(self, operation: Operation, there: list[int]) -> str | None:
-        """Why a record that was refused may lie there all the same. None: it may not."""
+        """Why a refused record may be in the log, or None."""
         if operation.resends and not operation.named and operation.possibly_yours is not False:
             return "unnamed retry"
         if not self.airtight and operation.expected not in there:
             if not operation.sees_messages:
-                return "told as mismatch"
+                return "reported as mismatch"
             if operation.resends:
-                return "late elsewhere"
+                return "late at another offset"
         return None
 
     def copies(self, operation: Operation) -> None:
         at_least_once = operation.expected is None and operation.resends and not operation.idempotent
         for each in operation.ids:
-            self.probe("TWICE")
+            self.probe("APPENDED TWICE")
             if len(self.where.get(each, [])) > 1:
                 if at_least_once:
                     self.tolerate("at least once")
                 else:
-                    self.found("TWICE", f"{operation}: {each} is at {self.where[each]}")
+                    self.found("APPENDED TWICE", f"{operation}: {each} is at {self.where[each]}")
 
     def placed(self, operation: Operation) -> None:
         if operation.expected is None or operation.transaction is not None:
             if self.airtight:
-                self.probe("UNGUARDED")
+                self.probe("NOT REFUSED")
                 if self.offsets(operation):
-                    self.found("UNGUARDED", f"{operation}: it is at {self.offsets(operation)}")
+                    self.found("NOT REFUSED", f"{operation}: it is at {self.offsets(operation)}")
             if operation.expected is None:
                 return
         for delta, each in enumerate(operation.ids):
             for offset in self.where.get(each, []):
-                self.probe("ELSEWHERE")
+                self.probe("WRONG OFFSET")
                 if offset == operation.expected + delta:
                     continue
                 text = f"{operation}: {each} is at {offset}"
                 if self.airtight:
-                    self.found("ELSEWHERE", text)
+                    self.found("WRONG OFFSET", text)
                 elif operation.outcome == UNKNOWN:
-                    self.tolerate("late elsewhere")
+                    self.tolerate("late at another offset")
                 elif operation.outcome == OK:
-                    # An accepted one has its own rule; a copy of it besides has that of copies.
+                    # FALSE SUCCESS covers it, and APPENDED TWICE its copies.
                     continue
                 elif operation.outcome != VIOLATION and self.may_be_there(operation, [offset]) is None:
-                    self.found("ELSEWHERE", text)
+                    self.found("WRONG OFFSET", text)
 
     def together(self, operation: Operation) -> None:
         if len(operation.ids) == 1:
             return
-        self.probe("HALF A BATCH")
+        self.probe("PARTIAL BATCH")
         places = [self.where.get(each, []) for each in operation.ids]
         first = places[0]
         if any(offsets != [offset + delta for offset in first] for delta, offsets in enumerate(places)):
-            self.found("HALF A BATCH", f"{operation}: its records are at {places}")
+            self.found("PARTIAL BATCH", f"{operation}: its records are at {places}")
 
     def errors(self, operation: Operation) -> None:
         if operation.code == "CheckIsOff":
-            self.found("LOOKS UNGUARDED", operation)
+            self.found("CHECK REPORTED OFF", operation)
         if operation.expected is None or operation.transaction is not None:
             return
         if operation.idempotent and not self.airtight:
-            return  # its appends without an expectation may have gone to Kafka under its own sequence
-        self.probe("BARE ERROR")
+            return  # its unconditional appends may have used its own sequence at Kafka
+        self.probe("PRODUCER ERROR")
         if operation.code in _ERRORS_OF_PRODUCERS:
-            self.found("BARE ERROR", operation)
+            self.found("PRODUCER ERROR", operation)
 
-    # ---- operations among each other
+    # ---- several operations
 
     def accepted(self) -> list[Operation]:
         return [each for each in self.operations if each.outcome == OK and each.offset is not None]
@@ -383,20 +383,19 @@ class _Partition:
                 if operation.outcome == OK:
                     self.probe("ORDER")
                     if before is not None and _offset(before) >= _offset(operation):
-                        self.found("ORDER", f"{operation} was sent behind {before}")
+                        self.found("ORDER", f"{operation} was sent after {before}")
                     before = operation
                     if refused is not None and self.topic.one_proxy:
-                        self.found("HOLE", f"{operation} was sent behind {refused}")
+                        self.found("APPENDED AFTER FAILURE", f"{operation} was sent after {refused}")
                 elif operation.outcome in (REFUSED, TRY_AGAIN):
-                    self.probe("HOLE")
+                    self.probe("APPENDED AFTER FAILURE")
                     refused = refused or operation
 
     def ends(self) -> None:
-        """The log end that a refusal told, between bounds that are sure.
+        """Compare the log end in a refusal with certain bounds.
 
-        It is no less than what had been accepted before the call. And it is no more than what had been sent by the end
-        of the call: the record that lies just below it was not sent later, unless what lay there before was cut off by
-        a change of leaders.
+        It is at least the end of all appends accepted before the call. And the record below it was not sent after the
+        call, unless a leader change removed what was there before.
         """
         ended = sorted(self.accepted(), key=lambda each: each.end)
         times = [each.end for each in ended]
@@ -412,33 +411,30 @@ class _Partition:
         for operation in self.operations:
             if operation.outcome != REFUSED or operation.actual is None:
                 continue
-            self.probe("UNTRUE END")
+            self.probe("WRONG LOG END")
             before = bisect.bisect_left(times, operation.start)
             if before and operation.actual < highest[before - 1]:
                 if operation.reads_end:
                     self.tolerate("stale end")
                     continue
                 text = f"the log had {highest[before - 1]} before it began ({ended[before - 1]})"
-                self.found("UNTRUE END", f"{operation}: {text}")
+                self.found("WRONG LOG END", f"{operation}: {text}")
                 continue
             below = entries.get(operation.actual - 1)
             if below is None:
                 if operation.actual > 0 and not self.was_cut(operation):
-                    self.found("UNTRUE END", f"{operation}: the log never reached {operation.actual}")
+                    self.found("WRONG LOG END", f"{operation}: the log never reached {operation.actual}")
                 continue
-            writer = self.owners.get(below.id) if below.id is not None else None
+            writer = self.senders.get(below.id) if below.id is not None else None
             if writer is not None and writer.start > operation.end:
                 first = first_of_epoch[below.leader_epoch]
-                # Where this leader's first record was there before the call, no change of leaders came in between.
-                primary = self.owners.get(first.id) if first.id is not None else None
-                if primary is not None and primary.outcome == OK and primary.end < operation.start:
-                    self.found("UNTRUE END", f"{operation}: the record below that end was sent later, by {writer}")
+                # If this leader's first record precedes the call, the leader did not change since.
+                sender = self.senders.get(first.id) if first.id is not None else None
+                if sender is not None and sender.outcome == OK and sender.end < operation.start:
+                    self.found("WRONG LOG END", f"{operation}: the record below that end was sent later, by {writer}")
 
     def was_cut(self, operation: Operation) -> bool:
-        """Whether the log may have been longer during this call than it is in the end.
-
-        Then something had been appended that nobody was told of as accepted, and nothing of it is left to be seen.
-        """
+        """Whether the log may have been longer during the call: then an append with unknown outcome is missing."""
         return any(
             each.outcome == UNKNOWN and each.start < operation.end and not self.offsets(each)
             for each in self.operations
@@ -453,10 +449,10 @@ class _Partition:
             if operation.transaction is not None:
                 groups[operation.transaction].append(operation)
             elif operation.outcome == OK:
-                self.probe("COMMITTED MISSING")
+                self.probe("COMMITTED BUT MISSING")
                 for each in operation.ids:
                     if each in self.where and each not in visible:
-                        self.found("COMMITTED MISSING", f"{operation}: no reader of committed records sees {each}")
+                        self.found("COMMITTED BUT MISSING", f"{operation}: no read_committed consumer receives {each}")
         for name, operations in groups.items():
             outcome = self.transactions.get(name, UNKNOWN)
             accepted = [each for operation in operations if operation.outcome == OK for each in operation.ids]
@@ -467,16 +463,16 @@ class _Partition:
                     if each in visible:
                         self.found("ABORTED VISIBLE", f"{each} of transaction {name}, at {self.where[each]}")
             elif outcome == "committed":
-                self.probe("COMMITTED MISSING")
+                self.probe("COMMITTED BUT MISSING")
                 for each in accepted:
                     if each not in visible:
-                        self.found("COMMITTED MISSING", f"{each} of transaction {name}")
+                        self.found("COMMITTED BUT MISSING", f"{each} of transaction {name}")
             else:
-                self.probe("HALF A TRANSACTION")
+                self.probe("PARTIAL TRANSACTION")
                 there = [each for each in of_all if each in self.where]
                 observed = [each for each in there if each in visible]
                 if observed and observed != there:
-                    self.found("HALF A TRANSACTION", f"of {name} {observed} can be seen, of {there} that are there")
+                    self.found("PARTIAL TRANSACTION", f"of {name} {observed} are visible, of {there} in the log")
 
 
 def _offset(operation: Operation) -> int:
@@ -485,7 +481,7 @@ def _offset(operation: Operation) -> int:
 
 
 def report(decision: Decision, *, findings_max: int = 20) -> Iterable[str]:
-    """Lines that tell it."""
+    """The report, line by line."""
     counts = Counter(decision.rules)
     yield "checked: " + ", ".join(f"{rule} {count}" for rule, count in sorted(decision.probed_at.items()))
     if decision.tolerated:
@@ -494,4 +490,4 @@ def report(decision: Decision, *, findings_max: int = 20) -> Iterable[str]:
         yield f"VIOLATED {rule}: {count}"
         of_rule = [finding for finding in decision.findings if finding.rule == rule]
         yield from (f"  {finding.text}" for finding in of_rule[:findings_max])
-    yield "verdict: " + ("VIOLATED" if decision.findings else "holds")
+    yield "result: " + ("VIOLATED" if decision.findings else "passed")

@@ -1,7 +1,7 @@
-"""What goes wrong, when, and for how long: from a seed.
+"""The schedule of faults, from a seed: what fails, when, and for how long.
 
-Three lanes side by side, each one fault at a time: brokers, proxies, wires. So never more than one broker is away, and
-two replicas of three remain. What the faults meet depends on the machine; their kinds, order and lengths on the seed.
+Brokers, proxies and connections fail independently, each with one fault at a time. So at most one broker is down,
+and two of three replicas remain. The seed determines kinds, order and durations; what they hit depends on the machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _IN_SYNC_SECONDS = 20.0
 
 
 class Faults:
-    """`start`, and `stop` once it is enough; what is broken then stays broken until `Stage.mend`."""
+    """`start` and `stop` the faults. `Stage.mend` repairs what is still broken."""
 
     def __init__(self, stage: Stage, topics: Sequence[str], seed: int, recorder: Recorder) -> None:
         self._stage = stage
@@ -88,7 +88,7 @@ class Faults:
             self._stage.kafka.restart(node_id)
 
     def _await_in_sync(self, topic: str) -> None:
-        """Else the next broker to go would take the partition with it, for as long as it is away."""
+        """Otherwise the next broker's failure makes the partition unavailable."""
         for _ in range(int(_IN_SYNC_SECONDS)):
             if self._stage.in_sync(topic) == set(NODES) or self._over.wait(1.0):
                 return
@@ -125,7 +125,7 @@ class Faults:
             self._over.wait(seconds / 5)
             self._stage.start_proxy(name)
 
-    # ---- wires
+    # ---- connections
 
     def _wire(self, randomness: random.Random) -> None:
         name = randomness.choice(PROXIES)

@@ -1,6 +1,6 @@
-"""What writers did and were told, as JSON lines; and the log as it was found in the end.
+"""Operations and responses of writers, and the final log, as JSON lines.
 
-`history.jsonl` has a line per event, with its time by this machine's monotonic clock:
+`history.jsonl` has a line per event, with monotonic time:
 
     {"e": "topic",  "topic", "mode": "required" | "true", "one_proxy": bool}
     {"e": "call",   "op", "t", "writer", "topic", "partition", "ids", "expected", "named", "resends", "sees_messages",
@@ -10,11 +10,11 @@
     {"e": "fault",  "t", "kind", "what"}
     {"e": "anew",   "t", "writer", "error"}
 
-A call without a return is one whose outcome is not known. `log.jsonl` has a line per offset of every partition:
+A call without a return has an unknown outcome. `log.jsonl` has a line per offset of every partition:
 
     {"topic", "partition", "offset", "id", "leader_epoch", "visible"}
 
-`id` is None for a transaction marker; `visible`: whether a consumer that reads committed records sees it.
+`id` is None for a transaction marker. `visible`: a read_committed consumer receives it.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: The outcomes of an operation.
+#: Outcomes of an operation.
 OK = "ok"
-#: Nothing was appended, says the answer.
+#: Refused: nothing was appended.
 REFUSED = "refused"
-#: Nothing was appended, says the answer, and the same may be tried again.
+#: Retriable: nothing was appended.
 TRY_AGAIN = "try again"
-#: Appended, but elsewhere, says the answer.
+#: Appended at another offset than expected.
 VIOLATION = "violation"
-#: It may be in the log, or come to be there.
+#: It may be in the log, or may still be appended.
 UNKNOWN = "unknown"
 OUTCOMES = (OK, REFUSED, TRY_AGAIN, VIOLATION, UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a writer writes: what follows from an answer that it was given.
+    """Properties of a writer that determine what its responses mean.
 
-    named: its records carry a write-id.
-    resends: it, or its library, may send the same records more than once before it has an answer to tell.
-    sees_messages: whether the text beside an error code reaches it.
-    idempotent: it writes under a producer id of its own.
-    reads_end: the log end that it tells of a refusal is not the refusal's, but what it read itself afterwards.
+    named: its records have a write-id.
+    resends: it, or its library, may send records again before it reports an outcome.
+    sees_messages: it gets the text of an error.
+    idempotent: it uses its own producer id.
+    reads_end: it reads the log end after a refusal, instead of taking it from the response.
     """
 
     named: bool = False
@@ -62,7 +62,7 @@ class Manner:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a writer was told of an operation. `offset`: of its first record. `actual`: the log end."""
+    """The outcome of an operation. `offset` – of its first record. `actual` – the log end."""
 
     outcome: str
     offset: int | None = None
@@ -73,14 +73,14 @@ class Told:
 
 
 class Recorder:
-    """Writes the history as it happens. Thread-safe."""
+    """Writes the history during the run. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8", buffering=1 << 16)
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._open: dict[int, str] = {}
-        #: (writer's kind, outcome) → operations
+        #: (kind of writer, outcome) → operations
         self.counts: Counter[tuple[str, str]] = Counter()
         self.codes: Counter[tuple[str, str]] = Counter()
         self.transactions: Counter[str] = Counter()
@@ -108,7 +108,7 @@ class Recorder:
         pipeline_key: str | None = None,
         transaction: str | None = None,
     ) -> int:
-        """To be called before anything is sent. Gives back the operation's number."""
+        """Call before sending. Returns the operation's number."""
         operation = next(self._numbers)
         with self._lock:
             self._open[operation] = writer
@@ -132,7 +132,7 @@ class Recorder:
         return operation
 
     def reported(self, operation: int, reported: Told) -> None:
-        """To be called once the answer is there. Only the first call for an operation counts."""
+        """Call with the response. Only the first call for an operation counts."""
         at = time.monotonic()
         with self._lock:
             writer = self._open.pop(operation, None)
@@ -159,7 +159,7 @@ class Recorder:
         self._write(e="fault", t=time.monotonic(), kind=kind, what=what)
 
     def anew(self, writer: str, error: BaseException) -> None:
-        """The writer gives its client up after this, and opens another."""
+        """The writer closes its client after this error and opens another."""
         with self._lock:
             self.renewed[f"{_kind(writer)} {type(error).__name__}"] += 1
         self._write(e="anew", t=time.monotonic(), writer=writer, error=repr(error)[:300])
@@ -170,7 +170,7 @@ class Recorder:
             return self.counts.total() + len(self._open)
 
     def close(self) -> None:
-        """Operations that are still open stay without a return: not known."""
+        """Open operations have no return: unknown outcome."""
         with self._lock:
             for writer in self._open.values():
                 self.counts[_kind(writer), UNKNOWN] += 1
@@ -179,12 +179,12 @@ class Recorder:
 
 
 def _kind(writer: str) -> str:
-    """A writer's name without its proxy and number."""
+    """A writer's name without proxy and number."""
     return writer.rpartition("-")[0] or writer
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """A last line that was cut off in the middle is left out."""
+    """Skip an incomplete last line."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             if line.endswith("\n"):

@@ -1,4 +1,4 @@
-"""Producers of Kafka's own Java client, in one JVM, spoken to by lines (`tests/java/SoakProducer.java`)."""
+"""Kafka's Java producers in one JVM, controlled by lines of text (`tests/java/SoakProducer.java`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class JavaError(Exception):
 
 
 class JavaProducers:
-    """Start it in a thread that lives as long as it does. Thread-safe."""
+    """Start it in a thread that lives as long. Thread-safe."""
 
     def __init__(self, log: Path) -> None:
         classes = compile_java([_SOURCE], version=kafka_version())
@@ -61,7 +61,7 @@ class JavaProducers:
             self._process.wait(_END_SECONDS)
 
     def query(self, verb: str, name: str, *words: str) -> Future[int | None]:
-        """The future gives the offset of a send, and raises JavaError."""
+        """The future returns the offset of a send, or raises JavaError."""
         number = str(next(self._numbers))
         stdin = self._process.stdin
         assert stdin is not None

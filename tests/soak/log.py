@@ -1,4 +1,4 @@
-"""The log as Kafka has it, read past all proxies and pipes."""
+"""Kafka's log, read without proxies and pipes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.raw import Connection, Log
 _READ_SECONDS = 120.0
 _HEADER = struct.Struct(">qiibIhi")
 _CONTROL = 0x20
-#: What a writer puts behind the id of a record, to make it longer.
+#: Separates the id of a record from its padding.
 PADDING = b" "
 
 
@@ -51,7 +51,7 @@ def _batches(connection: Connection, topic: str, at: int) -> bytes:
 
 
 def records(log: Log, topic: str) -> Iterator[tuple[int, str | None, int]]:
-    """(offset, id, leader epoch) of everything up to the log end; None is the id of a transaction marker."""
+    """(offset, id, leader epoch) of all records. A transaction marker has the id None."""
     end = log.end(topic)
     at = 0
     give_up = time.monotonic() + _READ_SECONDS
@@ -77,7 +77,7 @@ def records(log: Log, topic: str) -> Iterator[tuple[int, str | None, int]]:
 
 
 def committed(bootstrap: str, topic: str) -> set[int]:
-    """The offsets that a consumer of committed records sees."""
+    """Offsets that a read_committed consumer receives."""
     place = TopicPartition(topic, 0)
     consumer = KafkaConsumer(
         bootstrap_servers=bootstrap,
@@ -102,7 +102,7 @@ def committed(bootstrap: str, topic: str) -> set[int]:
 
 
 def write(log: Log, bootstrap: str, topics: list[str], path: Path) -> dict[str, int]:
-    """Into a file of lines of JSON. Gives back how many records and markers each topic has."""
+    """Write the log as JSON lines. Return the number of records and markers of each topic."""
     counts = {}
     with path.open("w", encoding="utf-8") as file:
         for topic in topics:

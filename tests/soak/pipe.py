@@ -1,17 +1,17 @@
-"""Faulty wires: TCP connections that are passed on to another address, and are cut, delayed or made deaf on the way.
+"""Faulty connections: TCP forwarding that can cut, delay or drop data.
 
-`PipeProcess` runs all pipes of a run in a process of its own (`python -m tests.soak.pipe`), told what to do by lines of
-JSON: a hundred connections would take the time of the clients under test otherwise.
+`PipeProcess` runs all pipes of a run in a separate process (`python -m tests.soak.pipe`), controlled by JSON lines:
+they take no time from the clients under test.
 
-A fault is armed on a pipe and hits the connection over which bytes go next in its direction, `after` bytes later: so it
-falls into the middle of frames as often as between them. What it does there:
+A fault is armed on a pipe. It hits the connection with the next bytes in its direction, `after` bytes later, which
+may be in the middle of a frame:
 
-| fault | at that byte |
+| fault | effect at that byte |
 |---|---|
-| cut | both sides are closed; with `reset` by RST |
-| stall | nothing more is passed on in that direction for `seconds`, then all of it |
-| deaf | everything from there on is thrown away, and after `seconds` the connection is cut: an answer is lost |
-| refuse | no connection is accepted for `seconds`, and those that are there are cut |
+| cut | close both sockets; with `reset` by RST |
+| stall | forward nothing in that direction for `seconds`, then everything |
+| deaf | discard all further bytes, and cut after `seconds`: a response is lost |
+| refuse | accept no connection for `seconds`, and cut existing ones |
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Direction = Literal["up", "down"]
 _CHUNK = 1 << 16
 _ANSWER_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
-#: A fault that no connection met for so long is forgotten.
+#: A fault that hits no connection for this long is discarded.
 _ARMED_SECONDS = 5.0
 
 
@@ -48,7 +48,7 @@ class Fault:
 
 
 class Pipe:
-    """From `listen` to `target`. `hits` counts the faults that met a connection."""
+    """From `listen` to `target`. `hits` counts faults that hit a connection."""
 
     def __init__(self, listen: tuple[str, int], target: tuple[str, int]) -> None:
         self.listen = listen
@@ -142,7 +142,7 @@ class _Wire:
                 sink.write(data[:left])
                 await sink.drain()
                 if fault.kind == "cut":
-                    # What was written goes out first: the cut is at that byte, not before it.
+                    # Deliver earlier bytes first: the cut is at that byte.
                     await asyncio.sleep(0.001)
                     self.cut(reset=fault.reset)
                     return
@@ -163,7 +163,7 @@ class _Wire:
                     pass
 
 
-# --- in a process of its own ------------------------------------------------------------------------------------------
+# --- separate process -------------------------------------------------------------------------------------------------
 
 
 async def _serve() -> None:

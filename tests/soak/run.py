@@ -1,4 +1,4 @@
-"""One run: a stage, writers, faults; then everything is mended, the log is read, and the history judged."""
+"""One run: start the stage, writers and faults; repair everything, read the log and check the history."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.support.raw import Closed, Connection, batch
 _PROGRESS_SECONDS = 5.0
 _JOIN_SECONDS = 75.0
 _HEARTBEAT_SECONDS = 90.0
-#: Other writers may be faster than a probe again and again: then they end first.
+#: Other writers may overtake a probe repeatedly: end them first.
 _RACE_SECONDS = 15.0
-#: What is still on its way once every client and proxy is gone has this long to land before the log is read.
+#: Requests in flight after all clients and proxies ended have this long before the log is read.
 _LAST_SECONDS = 3.0
 
 HISTORY, LOG, ABOUT = "history.jsonl", "log.jsonl", "about.json"
 
-#: Topic → whether an expectation is required. `required` topics are served by both proxies, the others by `a` alone.
+#: Topic → whether an expected offset is required. Both proxies serve `required` topics, only `a` the others.
 TOPICS = {
     "required-race": "required",
     "required-log": "required",
@@ -44,7 +44,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`pace_seconds`: how long a writer rests after each append, about."""
+    """`pace_seconds`: approximate pause of a writer after each append."""
 
     seconds: float
     seed: int
@@ -64,7 +64,7 @@ class Result:
     transactions: Counter[str]
     renewed: Counter[str]
     records: dict[str, int]
-    #: What is wrong besides the verdict: a topic that takes no appends any more, a writer that hangs.
+    #: Problems besides findings: a topic that accepts no appends, a writer that hangs.
     troubles: list[str] = field(default_factory=list)
 
     @property
@@ -92,7 +92,7 @@ class Result:
         yield "faults that met a connection: " + _listed(self.hits)
         yield "clients opened anew after: " + _listed(self.renewed)
         yield f"log: {sum(self.records.values())} records and markers: " + _listed(Counter(self.records))
-        yield from (f"TROUBLE: {trouble}" for trouble in self.troubles)
+        yield from (f"PROBLEM: {trouble}" for trouble in self.troubles)
         yield from checker.report(self.decision)
 
 
@@ -150,7 +150,7 @@ def crew_of(crew: Crew) -> list[Writer]:
 
 
 def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = None) -> Result:
-    """Leaves history, log and seed in the plan's directory. `interrupted`: end early, and judge what there is."""
+    """Write history, log and seed to the plan's directory. `interrupted`: end early, and check what was recorded."""
     plan.directory.mkdir(parents=True, exist_ok=True)
     about = {"seed": plan.seed, "seconds": plan.seconds, "pace_seconds": plan.pace_seconds}
     (plan.directory / ABOUT).write_text(json.dumps(about) + "\n")
@@ -222,12 +222,12 @@ def _watch(plan: Plan, crew: Crew, say: Say, interrupted: threading.Event) -> No
 
 
 def crashes(proxy: str, log_text: str) -> Iterator[str]:
-    """What a proxy's log tells of errors that nobody had thought of: each once, with how often it came."""
+    """Stack traces in a proxy's log, each with its count."""
     lines = log_text.splitlines()
     found: Counter[str] = Counter()
     for index, line in enumerate(lines):
         if line.strip() == "Traceback (most recent call last):":
-            # Frames are indented deeper than the exception that ends them.
+            # Stack frames are indented deeper than the exception line that ends them.
             depth = len(line) - len(line.lstrip())
             rest = (each for each in lines[index + 1 :] if len(each) - len(each.lstrip()) <= depth)
             found[next(rest, "").strip()] += 1
@@ -236,9 +236,9 @@ def crashes(proxy: str, log_text: str) -> Iterator[str]:
 
 
 def _still_alive(stage: Stage, recorder: Recorder, over: threading.Event, say: Say) -> list[str]:
-    """Once all is mended, every topic takes an append through every proxy that serves it: no gate is stuck.
+    """After the repair, every topic accepts an append through every proxy that serves it.
 
-    `over` ends the writers, where these appends do not come to their turn beside them.
+    `over` ends the writers if they keep these appends from winning.
     """
     troubles = []
     for topic, mode in TOPICS.items():

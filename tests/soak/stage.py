@@ -1,9 +1,9 @@
-"""Three brokers and two proxies, every connection between them and their clients through a faulty pipe.
+"""Three brokers, two proxies, and a faulty pipe in each of their connections.
 
-    client → pipe (127.0.0.2, the proxy's ports) → proxy → pipe (what the broker advertises on a listener) → broker
+    client → pipe (127.0.0.2, the proxy's ports) → proxy → pipe (the broker's advertised address) → broker
 
-Each proxy has a listener of its own on each broker, so that one of them can be cut off alone. Kafka's own listener
-has no pipes: the log is read there, and faults are steered from there.
+Each proxy has its own listener on each broker, so that it can be cut off alone. Another listener, without
+pipes, serves to read the log and control faults.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, until
 
 NODES = (1, 2, 3)
-#: What clients are told to connect to. Another loopback address, so that pipes can have the proxies' ports.
+#: The address that clients connect to. Another loopback address, so that pipes can use the proxies' ports.
 CLIENTS_HOST = "127.0.0.2"
 PROXIES = ("a", "b")
 _PATIENCE_SECONDS = 90.0
@@ -33,7 +33,7 @@ _START_ATTEMPTS = 4
 _METADATA, _ELECT_LEADERS, _REASSIGN, _DESCRIBE_QUORUM = 3, 43, 45, 55
 
 _PROPERTIES = {
-    "auto.leader.rebalance.enable": "false",  # leaders move when the schedule says so
+    "auto.leader.rebalance.enable": "false",  # leaders move only by the schedule
     "default.replication.factor": "3",
     "min.insync.replicas": "2",
     "replica.lag.time.max.ms": "4000",
@@ -63,7 +63,7 @@ drain_seconds = 3.0
 
 
 class _Cluster(KafkaCluster):
-    """Advertises the pipes in front of its brokers."""
+    """Advertises the pipes instead of the brokers."""
 
     def __init__(self, pipes: Mapping[tuple[str, int], int]) -> None:
         super().__init__(
@@ -81,20 +81,19 @@ class _Cluster(KafkaCluster):
 
 
 class Stage:
-    """`proxies` by name; `upstream` and `downstream`: the names of their pipes on the two hops.
+    """`proxies` by name. `upstream`, `downstream`: names of their pipes on both sides.
 
-    `fencing` False: proxies that compare by themselves and leave Kafka out of it, for a checker that has to find
-    something.
+    `fencing` False: the proxies compare offsets without Kafka, so that the checker finds violations.
     """
 
     def __init__(self, directory: Path, *, fencing: bool = True) -> None:
         self._stack = ExitStack()
-        self._stamping = fencing
+        self._fencing = fencing
         self.directory = directory
         self.proxies: dict[str, ProxyProcess] = {}
         self.upstream: dict[str, list[str]] = {}
         self.downstream: dict[str, list[str]] = {}
-        #: Who stops, pauses or starts a proxy holds its lock.
+        #: Stopping, pausing or starting a proxy requires its lock.
         self.proxy_locks = {name: threading.Lock() for name in PROXIES}
 
     def __enter__(self) -> Self:
@@ -125,7 +124,7 @@ class Stage:
     def _start_proxy(self, name: str, wires: Mapping[tuple[str, int], int]) -> None:
         listen, *brokers = _free_ports(1 + len(NODES), set())
         broker_ports = dict(zip(NODES, brokers, strict=True))
-        config = "" if self._stamping else "unsafe_disable_fencing = true\n"
+        config = "" if self._fencing else "unsafe_disable_fencing = true\n"
         config += _CONFIG.format(
             host=CLIENTS_HOST, ports="\n".join(f"{node_id} = {port}" for node_id, port in broker_ports.items())
         )
@@ -141,7 +140,7 @@ class Stage:
             self.downstream.setdefault(name, []).append(pipe)
 
     def bootstrap(self, proxy: str) -> str:
-        """Where clients connect: the pipe in front of the proxy."""
+        """The address of the pipe to the proxy."""
         return f"{CLIENTS_HOST}:{self.proxies[proxy].port}"
 
     def create(self, topic: str, leader: int) -> None:
@@ -150,7 +149,7 @@ class Stage:
             assert connection.create_topic(topic, on=on) == (0, None)
         until(lambda: self.leader(topic) == leader, f"{topic} to have a leader", within_seconds=_PATIENCE_SECONDS)
 
-    # ---- asked of Kafka itself, of a broker that runs
+    # ---- queries to a running broker
 
     def _query(self, api_key: int, version: int, body: Fields) -> Fields | None:
         for node_id in NODES:
@@ -165,7 +164,7 @@ class Stage:
         return found[0] if found else {}
 
     def leader(self, topic: str) -> int:
-        """-1: nobody, or not known."""
+        """-1: none or unknown."""
         return int(self._partition(topic).get("LeaderId", -1))
 
     def in_sync(self, topic: str) -> set[int]:
@@ -177,7 +176,7 @@ class Stage:
         return int(answer["Topics"][0]["Partitions"][0]["LeaderId"]) if answer and answer["Topics"] else -1
 
     def reassign(self, topic: str, replicas: Sequence[int]) -> None:
-        """The first of them is preferred from then on, not yet the leader."""
+        """Makes the first one preferred, but not yet the leader."""
         requested = [{"PartitionIndex": 0, "Replicas": list(replicas)}]
         self._query(_REASSIGN, 0, {"TimeoutMs": 5_000, "Topics": [{"Name": topic, "Partitions": requested}]})
 
@@ -185,10 +184,10 @@ class Stage:
         partitions = [{"Topic": topic, "Partitions": [0]}]
         self._query(_ELECT_LEADERS, 2, {"ElectionType": 0, "TopicPartitions": partitions, "TimeoutMs": 5_000})
 
-    # ---- mended
+    # ---- repair
 
     def start_proxy(self, name: str) -> None:
-        """After it was stopped or killed. While brokers are away that may take more than one try."""
+        """Start it after a stop or kill. This may take several attempts while brokers are down."""
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
                 self.proxies[name].start()
@@ -199,7 +198,7 @@ class Stage:
                 time.sleep(1.0)
 
     def mend(self) -> None:
-        """Everything runs again."""
+        """Start everything that is down."""
         for node_id in NODES:
             if node_id in self.kafka._paused:
                 self.kafka.resume(node_id)

@@ -1,4 +1,4 @@
-"""The judge is judged: for each rule a history that breaks it, and good histories that break none."""
+"""For each rule, a history that breaks it; and good histories that break none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLACE = (TOPIC, 0)
 
 
 class Story:
-    """Operations take a second each, one after the other, unless told otherwise."""
+    """Operations take a second each, one after the other, by default."""
 
     def __init__(self, mode: str = "required", *, one_proxy: bool = False) -> None:
         self.history = History(topics={TOPIC: Topic(mode, one_proxy)}, logs={PLACE: []})
@@ -65,8 +65,8 @@ def test_racing_writers_with_one_refusal_satisfy_the_checker() -> None:
     story.op("h", expected=5, outcome=TRY_AGAIN)
     story.log("a", "c", "d", "e", "f", "g")
     assert story.rules == []
-    assert story.decision.probed_at["FALSE ACCEPT"] == 3
-    assert story.decision.probed_at["UNTRUE END"] == 1
+    assert story.decision.probed_at["FALSE SUCCESS"] == 3
+    assert story.decision.probed_at["WRONG LOG END"] == 1
     assert not story.decision.tolerated
 
 
@@ -110,7 +110,7 @@ def test_documented_anomalies_are_tolerated() -> None:
     story.op("e", resends=True, offset=4)
     decision = story.log("a", "b", "c", "d", "e", "e").decision
     assert decision.rules == []
-    assert decision.tolerated == {"late elsewhere": 2, "told as mismatch": 1, "at least once": 1}
+    assert decision.tolerated == {"late at another offset": 2, "reported as mismatch": 1, "at least once": 1}
 
 
 def test_only_stale_ends_read_by_clients_are_tolerated() -> None:
@@ -120,11 +120,11 @@ def test_only_stale_ends_read_by_clients_are_tolerated() -> None:
     decision = story.log("a").decision
     assert (decision.rules, decision.tolerated) == ([], {"stale end": 1})
     story.op("c", expected=1, outcome=REFUSED, actual=5, reads_end=True)
-    assert story.rules == ["UNTRUE END"]
+    assert story.rules == ["WRONG LOG END"]
 
 
 def test_log_end_truncated_later_was_true() -> None:
-    """An append that nobody heard of lay at 1 when the end was told, and was cut off; later another one lies there."""
+    """An append with unknown outcome was at 1, and a leader change removed it. Later another append is at 1."""
     story = Story()
     story.op("a", expected=0)
     story.op("lost", expected=1, outcome=UNKNOWN)
@@ -276,31 +276,31 @@ def a_gap(story: Story) -> None:
 
 
 BROKEN_ON_REQUIRED: list[tuple[Callable[[Story], None], list[str]]] = [
-    (false_accept_elsewhere, ["FALSE ACCEPT", "ELSEWHERE"]),
-    (false_accept_off_its_expectation, ["FALSE ACCEPT", "ELSEWHERE"]),
+    (false_accept_elsewhere, ["FALSE SUCCESS", "WRONG OFFSET"]),
+    (false_accept_off_its_expectation, ["FALSE SUCCESS", "WRONG OFFSET"]),
     (lost, ["LOST"]),
-    (refused_but_there, ["REFUSED BUT THERE"]),
-    (to_be_tried_again_but_there, ["REFUSED BUT THERE"]),
-    (a_named_retry_refused_but_there, ["REFUSED BUT THERE"]),
-    (not_possibly_yours_but_there, ["REFUSED BUT THERE"]),
-    (violation_not_there, ["VIOLATION NOT THERE"]),
-    (twice, ["TWICE", "ELSEWHERE"]),
-    (twice_although_accepted, ["TWICE", "ELSEWHERE"]),
-    (an_unknown_one_elsewhere, ["ELSEWHERE"]),
-    (unguarded, ["UNGUARDED"]),
-    (a_transaction_on_a_required_topic, ["UNGUARDED"]),
-    (a_marker_on_a_required_topic, ["UNGUARDED"]),
-    (half_a_batch, ["HALF A BATCH"]),
-    (a_batch_torn_apart, ["ELSEWHERE", "HALF A BATCH"]),
+    (refused_but_there, ["REFUSED BUT APPENDED"]),
+    (to_be_tried_again_but_there, ["REFUSED BUT APPENDED"]),
+    (a_named_retry_refused_but_there, ["REFUSED BUT APPENDED"]),
+    (not_possibly_yours_but_there, ["REFUSED BUT APPENDED"]),
+    (violation_not_there, ["WRONG OFFSET REPORTED"]),
+    (twice, ["APPENDED TWICE", "WRONG OFFSET"]),
+    (twice_although_accepted, ["APPENDED TWICE", "WRONG OFFSET"]),
+    (an_unknown_one_elsewhere, ["WRONG OFFSET"]),
+    (unguarded, ["NOT REFUSED"]),
+    (a_transaction_on_a_required_topic, ["NOT REFUSED"]),
+    (a_marker_on_a_required_topic, ["NOT REFUSED"]),
+    (half_a_batch, ["PARTIAL BATCH"]),
+    (a_batch_torn_apart, ["WRONG OFFSET", "PARTIAL BATCH"]),
     (out_of_order, ["ORDER"]),
     (a_chain_out_of_order, ["ORDER"]),
-    (an_end_below_what_had_been_accepted, ["UNTRUE END"]),
-    (an_end_above_what_had_been_sent, ["UNTRUE END"]),
-    (an_end_that_never_was, ["UNTRUE END"]),
-    (a_bare_error, ["BARE ERROR"]),
-    (a_bare_error_as_a_library_names_it, ["BARE ERROR"]),
-    (told_that_its_check_is_off, ["LOOKS UNGUARDED"]),
-    (a_stranger, ["STRANGER"]),
+    (an_end_below_what_had_been_accepted, ["WRONG LOG END"]),
+    (an_end_above_what_had_been_sent, ["WRONG LOG END"]),
+    (an_end_that_never_was, ["WRONG LOG END"]),
+    (a_bare_error, ["PRODUCER ERROR"]),
+    (a_bare_error_as_a_library_names_it, ["PRODUCER ERROR"]),
+    (told_that_its_check_is_off, ["CHECK REPORTED OFF"]),
+    (a_stranger, ["UNKNOWN RECORD"]),
     (a_gap, ["GAP"]),
 ]
 
@@ -365,15 +365,15 @@ def half_a_transaction(story: Story) -> None:
 
 
 BROKEN_ON_TRUE: list[tuple[Callable[[Story], None], list[str]]] = [
-    (an_accepted_one_elsewhere, ["FALSE ACCEPT"]),
-    (a_refused_one_at_its_offset, ["REFUSED BUT THERE"]),
-    (a_refused_one_elsewhere_that_was_told_a_message, ["REFUSED BUT THERE", "ELSEWHERE"]),
-    (an_idempotent_one_twice, ["TWICE"]),
-    (a_chain_with_a_hole, ["HOLE"]),
+    (an_accepted_one_elsewhere, ["FALSE SUCCESS"]),
+    (a_refused_one_at_its_offset, ["REFUSED BUT APPENDED"]),
+    (a_refused_one_elsewhere_that_was_told_a_message, ["REFUSED BUT APPENDED", "WRONG OFFSET"]),
+    (an_idempotent_one_twice, ["APPENDED TWICE"]),
+    (a_chain_with_a_hole, ["APPENDED AFTER FAILURE"]),
     (aborted_but_visible, ["ABORTED VISIBLE"]),
-    (committed_but_hidden, ["COMMITTED MISSING"]),
-    (accepted_without_a_transaction_but_hidden, ["COMMITTED MISSING"]),
-    (half_a_transaction, ["HALF A TRANSACTION"]),
+    (committed_but_hidden, ["COMMITTED BUT MISSING"]),
+    (accepted_without_a_transaction_but_hidden, ["COMMITTED BUT MISSING"]),
+    (half_a_transaction, ["PARTIAL TRANSACTION"]),
 ]
 
 
@@ -385,7 +385,7 @@ def test_broken_promise_on_checked_topic_is_found(tell: Callable[[Story], None],
 
 
 def test_every_checker_rule_has_a_violating_history() -> None:
-    from tests.soak import checker  # noqa: PLC0415 - its docstring is what is looked at
+    from tests.soak import checker  # noqa: PLC0415 - its docstring is tested
 
     reported = {line.split("|")[1].strip() for line in (checker.__doc__ or "").splitlines() if line.startswith("| ")}
     broken = {rule for _, rules in (*BROKEN_ON_REQUIRED, *BROKEN_ON_TRUE) for rule in rules}
@@ -403,7 +403,7 @@ def test_pipeline_across_two_proxies_may_resume() -> None:
 
 
 def test_recorded_history_is_checked_unchanged(tmp_path: Path) -> None:
-    """Also when the run ended in the middle of a line, and with operations that nobody was told about."""
+    """Even after an incomplete last line, and with unknown outcomes."""
     recorder = Recorder(tmp_path / "history.jsonl")
     recorder.topic(TOPIC, "required", one_proxy=False)
     first = recorder.call("raw-1", TOPIC, 0, ["a"], expected=0, manner=Manner())
@@ -426,7 +426,7 @@ def test_recorded_history_is_checked_unchanged(tmp_path: Path) -> None:
     decision = check(loaded)
 
     assert [operation.outcome for operation in loaded.operations.values()] == [OK, REFUSED, UNKNOWN]
-    assert decision.rules == ["LOST", "REFUSED BUT THERE"]
+    assert decision.rules == ["LOST", "REFUSED BUT APPENDED"]
     lines = list(report(decision))
-    assert lines[-1] == "verdict: VIOLATED"
+    assert lines[-1] == "result: VIOLATED"
     assert any("op 2 of raw-2 (b) on t-0, expected 0" in line for line in lines)

@@ -1,4 +1,4 @@
-"""The schedule of faults is its seed's."""
+"""A seed determines the schedule of faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.soak.stage import PROXIES
 
 
 class Kafka:
-    """Obeys, and does nothing."""
+    """Accepts every command and does nothing."""
 
     def kill(self, node_id: int) -> None: ...
     def pause(self, node_id: int) -> None: ...
@@ -46,10 +46,10 @@ class Stage:
 
 
 def schedule(directory: Path, seed: int) -> list[tuple[str, str]]:
-    """What the lanes of brokers and wires do in a hundred turns each."""
+    """The first hundred faults of brokers and of connections."""
     recorder = Recorder(directory / "history.jsonl")
     faults = Faults(Stage(), ["one", "another"], seed, recorder)  # type: ignore[arg-type]
-    faults.stop()  # nothing is waited for
+    faults.stop()  # skip all waits
     for purpose in (faults._broker, faults._wire):
         randomness = random.Random(f"{seed}/{purpose.__name__}")
         for _ in range(100):

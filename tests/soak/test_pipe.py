@@ -1,4 +1,4 @@
-"""The faulty wire does what it is armed with, at the byte that it is told, and leaves other connections alone."""
+"""A pipe applies a fault at the given byte, and only to one connection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pipes() -> Iterator[PipeProcess]:
 
 
 class Echo:
-    """Sends back what it gets, and keeps it."""
+    """Sends received data back, and keeps it."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -57,7 +57,7 @@ def echo() -> Iterator[Echo]:
 
 @pytest.fixture
 def wire(pipes: PipeProcess, echo: Echo, request: pytest.FixtureRequest) -> Iterator[tuple[str, socket.socket]]:
-    """A pipe's name, and a connection through it that has been used."""
+    """The name of a pipe, and a used connection through it."""
     listen = ("127.0.0.1", free_port())
     name = request.node.name
     pipes.open(name, listen, echo.address)
@@ -68,7 +68,7 @@ def wire(pipes: PipeProcess, echo: Echo, request: pytest.FixtureRequest) -> Iter
 
 
 def received(connection: socket.socket, count: int) -> bytes:
-    """Up to `count` bytes; fewer where the connection ends."""
+    """Up to `count` bytes; fewer if the connection ends."""
     data = b""
     while len(data) < count:
         try:
@@ -128,7 +128,7 @@ def test_refusing_pipe_closes_and_rejects_connections(pipes: PipeProcess, wire: 
             with socket.create_connection(address, 60) as another:
                 another.sendall(b"back")
                 return received(another, 4) == b"back"
-        except OSError:  # cut before it could send
+        except OSError:  # cut before it sent
             return False
 
     pipes.refuse(name, 600)

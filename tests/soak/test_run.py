@@ -1,4 +1,4 @@
-"""What a run makes of a proxy's log, and how it ends."""
+"""Stack traces in a proxy's log, and the end of a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_repeated_crash_in_log_is_reported_once() -> None:
 
 
 class Busy:
-    """A partition that others append to, between each look at its end and the append there, until they are `over`."""
+    """A partition with other appends between each read of its end and the append there, until `over`."""
 
     def __init__(self, over: threading.Event) -> None:
         self._over = over

@@ -1,4 +1,4 @@
-"""What a writer makes of its answers: a wrong word here would hide a broken promise, or invent one."""
+"""How writers classify responses. An error here would hide a broken promise, or report a false one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who appends: every kind of client that the proxy has to be right for, each a thread that goes on whatever happens.
+"""Writers: one thread for each kind of client, which continues after every error.
 
-Every record's value is an id of its own. Several writers race for the same partition: they take the log end from each
-other (`Ends`), and mostly expect it, sometimes something that cannot be.
+Every record's value is a unique id. Writers of a partition share the log end that they know (`Ends`), and mostly expect
+it, sometimes an impossible offset.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tests.soak.stage import Stage
 from tests.support import clients
 from tests.support.raw import Answer, Closed, Connection, batch, produce_request
 
-#: How long a client may try by itself, and one of its requests take.
+#: How long a client may retry, and how long one request may take.
 DELIVERY_SECONDS = 12.0
 REQUEST_SECONDS = 4.0
-#: How long a writer waits for a library that should have given up by itself.
+#: How long a writer waits for a library that should have given up.
 _ANSWER_SECONDS = 40.0
 _CLOSE_SECONDS = 8.0
 _REQUEST_MS = int(REQUEST_SECONDS * 1000)
@@ -45,7 +45,7 @@ _REFUSALS = frozenset({29, 32, 44, 87})
 
 
 def told_of(answer: Answer) -> Told:
-    """What a Produce answer says of the one send that it answers."""
+    """The outcome in a Produce response, for one attempt."""
     message = answer.message or ""
     code = answer.error_code
     if code == NONE:
@@ -61,18 +61,18 @@ def told_of(answer: Answer) -> Told:
 
 
 def told_of_message(message: str, code: int | str) -> Told:
-    """Of a refusal whose message was seen."""
+    """The outcome of a refusal with a visible message."""
     if found := _VIOLATION.match(message):
         return Told(VIOLATION, offset=int(found[1]), code=code, detail=message[:200])
     found = _MISMATCH.search(message)
-    # What contradicts itself is told another number: the offset that this record would have got.
+    # A contradictory expected offset gets another number: the offset that this record would have.
     actual = int(found[2]) if found and not found[3] else None
     yours = found[4] is not None if found else None
     return Told(REFUSED, actual=actual, possibly_yours=yours, code=code, detail=message[:200])
 
 
 def told_of_error(error: BaseException) -> Told:
-    """What one of the three Python libraries, or ours around it, raised."""
+    """The outcome of an exception from a Python library or our adapter."""
     kind = type(error).__name__
     more: dict[str, Any] = {"code": kind, "detail": str(error)[:200]}
     if isinstance(error, fencepost.OffsetMismatch):
@@ -91,7 +91,7 @@ def told_of_error(error: BaseException) -> Told:
 
 
 class Ends:
-    """Where the writers of a topic believe that its log ends."""
+    """The log ends that the writers of a topic assume."""
 
     def __init__(self) -> None:
         self._ends: dict[str, int] = {}
@@ -107,7 +107,7 @@ class Ends:
 
 
 class Crew:
-    """What all writers of a run share."""
+    """Shared state of all writers of a run."""
 
     def __init__(self, stage: Stage, recorder: Recorder, java: JavaProducers, seed: int, pace_seconds: float) -> None:
         self.stage = stage
@@ -120,7 +120,7 @@ class Crew:
 
 
 class Writer:
-    """`open`, then `step` again and again; after an exception, or too many unknown outcomes, `close` and anew."""
+    """Calls `open`, then `step` repeatedly. After an exception or too many unknown outcomes it reopens its client."""
 
     kind = "writer"
     manner = Manner()
@@ -158,7 +158,7 @@ class Writer:
                 self.crew.recorder.anew(self.name, error)
                 self.crew.over.wait(0.3)
             finally:
-                # A library may wait for what will not come.
+                # a library may wait indefinitely
                 closing = threading.Thread(target=self._close_quietly, daemon=True)
                 closing.start()
                 closing.join(_CLOSE_SECONDS)
@@ -173,13 +173,13 @@ class Writer:
 
     def close(self) -> None: ...
 
-    # ---- for the kinds
+    # ---- for subclasses
 
     def new_id(self) -> str:
         return f"{self.name}/{next(self._numbers)}"
 
     def expectation(self) -> int:
-        """Mostly where the log ends; now and then behind it or before it."""
+        """Mostly the log end; sometimes an offset after or before it."""
         end = self.crew.ends.of(self.topic)
         if self.random.random() < 0.06:
             return max(0, end + self.random.choice([-3, -1, 1, 2, 100]))
@@ -215,11 +215,11 @@ class Writer:
         return future.result(seconds)
 
 
-# --- raw: one request as one frame, nothing hidden --------------------------------------------------------------------
+# --- raw requests -----------------------------------------------------------------------------------------------------
 
 
 class RawWriter(Writer):
-    """One append at a time, sent once."""
+    """One append at a time, without retries."""
 
     kind = "raw"
 
@@ -227,7 +227,7 @@ class RawWriter(Writer):
         self.connection = self.connect()
 
     def connect(self, bootstrap: str | None = None) -> Connection:
-        """To the listener of the partition's leader."""
+        """Connect to the listener of the partition's leader."""
         with Connection(bootstrap or self.bootstrap, timeout_seconds=_SOCKET_SECONDS) as queried:
             metadata = queried.metadata(self.topic)
         brokers = {each.node_id: f"{each.host}:{each.port}" for each in metadata.brokers}
@@ -262,7 +262,7 @@ class RawWriter(Writer):
 
 
 class RawPlainWriter(RawWriter):
-    """Without an expectation: appended where that is allowed, refused where one is required."""
+    """Without expected offset: refused where one is required."""
 
     kind = "raw-plain"
 
@@ -272,7 +272,7 @@ class RawPlainWriter(RawWriter):
 
 
 class RawRetrier(RawWriter):
-    """Names each write, and sends it again through either proxy until it knows."""
+    """Names each write, and sends it again through either proxy until its outcome is known."""
 
     kind = "raw-named"
     manner = Manner(named=True, resends=True)
@@ -297,7 +297,7 @@ class RawRetrier(RawWriter):
                 reported = told_of(self.send(self.connection, records))
             except (OSError, Closed, AssertionError) as error:
                 reported = Told(UNKNOWN, code=type(error).__name__)
-            # "Try again" speaks of one send: an earlier one may have landed.
+            # "Try again" covers one attempt: an earlier one may have been appended.
             if reported.outcome not in (UNKNOWN, TRY_AGAIN) or time.monotonic() > give_up:
                 break
             self.close()
@@ -314,7 +314,7 @@ class RawRetrier(RawWriter):
 
 
 class RawSequenced(RawRetrier):
-    """As an idempotent library: a producer id of its own, no name, the same batch again until it knows."""
+    """Like an idempotent library: own producer id, no write-id, the same batch again until its outcome is known."""
 
     kind = "raw-sequenced"
     manner = Manner(resends=True, idempotent=True)
@@ -335,7 +335,7 @@ class RawSequenced(RawRetrier):
 
 
 class RawChain(RawWriter):
-    """Batches that build on each other, all on their way before the first is answered."""
+    """Pipelined batches with consecutive expected offsets."""
 
     kind = "raw-chain"
 
@@ -356,7 +356,7 @@ class RawChain(RawWriter):
             calls.append((self.call([each], expected + delta, pipeline_key=pipeline_key), records))
         answered = 0
         try:
-            # In one piece: else the first may be answered before the last is sent.
+            # in one piece: otherwise the first response may precede the last request
             requests = [produce_request({self.topic: {0: each}}, timeout_ms=_REQUEST_MS) for _, each in calls]
             self.connection.socket.sendall(b"".join(self.connection.frame(each, 9)[1] for each in requests))
             for operation, _ in calls:
@@ -372,7 +372,7 @@ class RawChain(RawWriter):
 
 
 class RawSequencedChain(RawChain):
-    """The same as an idempotent library does it; its sequence numbers run on behind what was refused."""
+    """The same with an idempotent library's sequences, which continue after a refusal."""
 
     kind = "raw-chain-sequenced"
     manner = Manner(idempotent=True)
@@ -392,7 +392,7 @@ class RawSequencedChain(RawChain):
 
 
 def _configs(library: str, **more: Any) -> dict[str, Any]:
-    """So that a library gives up in time. Names as `tests.support.clients` takes them."""
+    """Settings that let a library give up in time, named as in `tests.support.clients`."""
     request_ms, delivery_ms = int(REQUEST_SECONDS * 1000), int(DELIVERY_SECONDS * 1000)
     found: dict[str, Any] = {
         "kafka-python": {
@@ -415,7 +415,7 @@ def _configs(library: str, **more: Any) -> dict[str, Any]:
 
 
 class LibraryWriter(Writer):
-    """Our `ConditionalProducer` around one of the libraries: it names its writes."""
+    """Our `ConditionalProducer` with one of the libraries: it adds write-ids."""
 
     conditional = True
     library = ""
@@ -468,7 +468,7 @@ class Confluent(LibraryWriter):
 
 
 class KafkaPythonHeaders(KafkaPython):
-    """The library as it is, and a header on the record: no write-id."""
+    """The unmodified library with our record header, without write-id."""
 
     kind = "kafka-python-headers"
     manner = Manner(resends=True)
@@ -478,7 +478,7 @@ class KafkaPythonHeaders(KafkaPython):
 
 
 class AiokafkaHeaders(Aiokafka):
-    """Idempotent, and its records are named by hand."""
+    """Idempotent, with write-ids added manually."""
 
     kind = "aiokafka-headers"
     manner = Manner(named=True, resends=True, sees_messages=False, idempotent=True)
@@ -502,7 +502,7 @@ class ConfluentNotIdempotent(AiokafkaHeaders):
 
 
 class _StockKafkaPython(clients.KafkaPythonProducer):
-    """Not ours around it: that one is never idempotent."""
+    """The library's own producer: our adapter is never idempotent."""
 
     def __init__(self, bootstrap: str, **configs: Any) -> None:
         self.producer = kafka.KafkaProducer(bootstrap_servers=bootstrap, **configs)
@@ -510,7 +510,7 @@ class _StockKafkaPython(clients.KafkaPythonProducer):
 
 
 class KafkaPythonPlain(KafkaPython):
-    """Without an expectation, and idempotent, as it is by default."""
+    """Without expected offset; idempotent by default."""
 
     kind = "kafka-python-plain"
     manner = Manner(resends=True, idempotent=True)
@@ -521,7 +521,7 @@ class KafkaPythonPlain(KafkaPython):
 
 
 class ConfluentPlain(Confluent):
-    """Without an expectation, and idempotent."""
+    """Without expected offset; idempotent."""
 
     kind = "confluent-plain"
     manner = Manner(resends=True, sees_messages=False, idempotent=True)
@@ -530,7 +530,7 @@ class ConfluentPlain(Confluent):
 
 
 class AiokafkaPlain(Aiokafka):
-    """Without an expectation, at least once."""
+    """Without expected offset; at least once."""
 
     kind = "aiokafka-plain"
     manner = Manner(resends=True, sees_messages=False)
@@ -538,7 +538,7 @@ class AiokafkaPlain(Aiokafka):
 
 
 class LogWriter(Writer):
-    """KIP-27's worked example: reads to the end, appends a batch, settles its doubts by itself."""
+    """KIP-27's worked example: reads to the end, appends a batch, resolves unknown outcomes."""
 
     library = ""
     manner = Manner(named=True, resends=True, reads_end=True)
@@ -585,7 +585,7 @@ class ConfluentLog(LogWriter):
 
 
 class JavaWriter(Writer):
-    """Idempotent, as it is by default; sends one record, or a chain of them without waiting."""
+    """Idempotent by default. Sends one record, or pipelined ones."""
 
     kind = "java"
     manner = Manner(resends=True, idempotent=True)
@@ -660,7 +660,7 @@ class JavaPlain(JavaWriter):
 
 
 class Transactional(Writer):
-    """A few records in a transaction, some with an expectation; then commit or abort."""
+    """A transaction of a few records, some with an expected offset; then commit or abort."""
 
     manner = Manner(resends=True, sees_messages=False, idempotent=True)
 
@@ -782,7 +782,7 @@ class AiokafkaTransactional(Transactional):
     kind = "aiokafka-transactional"
 
     def open(self) -> None:
-        import asyncio  # noqa: PLC0415 - the one kind here that needs a loop of its own
+        import asyncio  # noqa: PLC0415 - only this kind needs an event loop
 
         self._runner = asyncio.Runner()
         self._asyncio = asyncio

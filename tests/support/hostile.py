@@ -146,7 +146,7 @@ def half_a_frame(address: str, topic: str) -> Iterator[None]:
 
 
 @way
-def asks_and_never_reads(address: str, topic: str) -> Iterator[None]:
+def unread_responses(address: str, topic: str) -> Iterator[None]:
     queried = raw.MetadataRequest(topics=None, allow_auto_topic_creation=False)
 
     def one(connection: raw.Connection) -> None:
@@ -159,7 +159,7 @@ def asks_and_never_reads(address: str, topic: str) -> Iterator[None]:
 
 
 @way
-def comes_and_goes(address: str, topic: str) -> Iterator[None]:
+def reset_connections(address: str, topic: str) -> Iterator[None]:
     for _ in repeat(None):
         connection = raw.Connection(address)
         connection.socket.sendall(b"\0\0")

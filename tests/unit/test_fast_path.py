@@ -277,7 +277,7 @@ def test_past_path_differences_stay_fixed(seed: int) -> None:
 # --- a gate alone -----------------------------------------------------------------------------------------------------
 
 
-class _GatePrograms(sequencers.Gates):
+class _GatePrograms(sequencers.Sequencers):
     """With transactions; and more of what is honest, or it would be cold all the time."""
 
     def program(self, seed: int) -> Program:
@@ -307,7 +307,7 @@ class _GatePrograms(sequencers.Gates):
         for _ in range(rng.choice((1, 1, 2))):
             how, count = rng.choice(("end", "end", "none")), rng.randint(1, 2)
             sequence, flags = rng.choice((rng.randrange(4), rng.randrange(500))), rng.choice((0, 0, 0, 0, 1))
-            offer: Op = ["offer", connection, [how, ahead, count, rng.randrange(3), sequence, flags, 0]]
+            offer: Op = ["submit", connection, [how, ahead, count, rng.randrange(3), sequence, flags, 0]]
             ahead += count
             ops += [offer, ["control", 0, "true", 0], ["control", 0, "true", 0], ["send"]]
         return ops + [["answer", connection, "ok", 0]] * rng.choice((0, 1, 1, 2, 2))
@@ -330,7 +330,7 @@ class _GateRun(sequencers._Run):
         else:
             super()._do(op)
 
-    def _offer(self, records: bytes, connection: int) -> None:
+    def _submit(self, records: bytes, connection: int) -> None:
         setup = self.program.setup
         check = Check.REQUIRED if setup["required"] else Check.ON
         draft = AppendDraft(

@@ -1,4 +1,4 @@
-"""The fuzzer's dialogues on topics that count their partitions, whose doors close and open at any moment."""
+"""Dialogues on topics with partition-count checks, while their append barriers open and close."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fencepost_policies.partitioners import Partitioner
 from fencepost_proxy.topics.barrier import AppendBarrier
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from tests.fuzz import dialogue
-from tests.fuzz.dialogue import PARTITIONS, Around, Dialogue, _Run
+from tests.fuzz.dialogue import PARTITIONS, Dialogue, FuzzServices, _Run
 from tests.fuzz.engine import Failure, Op, Program, Untraced
 from tests.unit.test_fast_path import _Programs
 
@@ -27,8 +27,8 @@ _COUNTED = {
 }
 
 
-class _CountingAround(Around):
-    """The doors are the switch's; metadata was asked a moment ago, and the topics have just grown."""
+class _CountingServices(FuzzServices):
+    """Uses the dispatcher's barriers. Metadata is fresh, and the topics have just been expanded."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         super().__init__(setup)
@@ -40,7 +40,7 @@ class _CountingAround(Around):
         return self.dispatcher.barrier(topic)
 
 
-class _GrowingRun(_Run):
+class _ExpandingRun(_Run):
     def __init__(self, program: Program, seed: int) -> None:
         super().__init__(program, set(), Untraced())
         self._rng = random.Random(f"doors {seed}")
@@ -54,7 +54,7 @@ class _GrowingRun(_Run):
         super()._do(op)
         for session in self.dispatcher.sessions.values():
             if session._entered and session._nothing_under_way():
-                raise Failure("all is answered, and somebody is inside", session.connection)
+                raise Failure("all is answered, but the barrier is not empty", session.connection)
 
     def _end_everything(self) -> None:
         for topic in list(self.dispatcher.barriers):
@@ -62,11 +62,11 @@ class _GrowingRun(_Run):
         super()._end_everything()
         for topic, barrier in self.dispatcher.barriers.items():
             if barrier.in_flight:
-                raise Failure("somebody is left behind a door", (topic, barrier.in_flight))
+                raise Failure("a request is left in a barrier", (topic, barrier.in_flight))
 
 
 def _anything(seed: int) -> Program:
-    """As the fuzzer makes them, malformed ones among them."""
+    """Programs of the fuzzer, malformed ones included."""
     rng, fuzzer = random.Random(f"anything {seed}"), Dialogue()
     return Program(fuzzer.setup(rng), [fuzzer.op(rng) for _ in range(60)])
 
@@ -76,10 +76,10 @@ def test_barriers_keep_every_promise_of_a_dialogue(
     policies: dict[str, TopicPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dialogue, "POLICIES", policies)
-    monkeypatch.setattr(dialogue, "Around", _CountingAround)
+    monkeypatch.setattr(dialogue, "FuzzServices", _CountingServices)
     for seed in range(_PROGRAMS):
         program = _anything(seed) if seed % 2 else _Programs().program(seed)
         try:
-            _GrowingRun(program, seed).run()
+            _ExpandingRun(program, seed).run()
         except Failure as failure:
             raise AssertionError(f"seed {seed}: {failure}") from failure
