@@ -71,8 +71,8 @@ def _anything(seed: int) -> Program:
     return Program(fuzzer.setup(rng), [fuzzer.op(rng) for _ in range(60)])
 
 
-@pytest.mark.parametrize("policies", [_ORDERED, _COUNTED], ids=["ordered", "counted"])
-def test_doors_change_nothing_that_a_dialogue_is_promised(
+@pytest.mark.parametrize("policies", [_ORDERED, _COUNTED], ids=["ordered", "count checked"])
+def test_barriers_keep_every_promise_of_a_dialogue(
     policies: dict[str, TopicPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dialogue, "POLICIES", policies)

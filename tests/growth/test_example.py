@@ -23,7 +23,7 @@ def _run(proxy: ProxyProcess, *options: str) -> str:
     return ended.stdout
 
 
-def test_with_the_library_no_record_is_out_of_order(growing: ProxyProcess) -> None:
+def test_library_reads_all_records_in_order(growing: ProxyProcess) -> None:
     stated = _run(growing)
     assert "from 2 to 4: thresholds" in stated
     assert "from 4 to 8: thresholds" in stated

@@ -225,9 +225,7 @@ def places(partition: int, start: int, end: int) -> set[Place]:
 
 
 @each_library
-def test_a_new_partition_is_read_when_its_priors_were_read_to_their_thresholds(
-    library: str, growing: ProxyProcess, topic: str
-) -> None:
+def test_new_partition_waits_for_its_prior_partitions(library: str, growing: ProxyProcess, topic: str) -> None:
     write(growing, topic, 0, 20)
     write(growing, topic, 1, 10)
     with closing(reader(library, growing, topic)) as consumer:
@@ -252,7 +250,7 @@ def test_a_new_partition_is_read_when_its_priors_were_read_to_their_thresholds(
 
 
 @each_library
-def test_what_a_partition_waits_for_is_told(library: str, growing: ProxyProcess, topic: str) -> None:
+def test_waiting_partitions_and_their_thresholds_are_reported(library: str, growing: ProxyProcess, topic: str) -> None:
     write(growing, topic, 0, 3)
     grow(growing, topic, 4)
     write(growing, topic, 2, 1)
@@ -265,7 +263,7 @@ def test_what_a_partition_waits_for_is_told(library: str, growing: ProxyProcess,
 
 
 @each_library
-def test_several_growths_are_followed_one_after_the_other(
+def test_several_expansions_are_read_in_order(
     library: str, growing: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     topic, counts = create(growing, unique_topic("ordered"), 1), (1, 2, 4, 8)
@@ -286,7 +284,7 @@ def test_several_growths_are_followed_one_after_the_other(
 
 @each_library
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_priors_that_end_in_markers_and_aborted_records_hold_nothing_up(
+def test_markers_and_aborted_records_do_not_block_reading(
     library: str, isolation: str, growing: ProxyProcess, topic: str
 ) -> None:
     write_in_transaction(growing, topic, 0, 2, abort=False)
@@ -299,9 +297,7 @@ def test_priors_that_end_in_markers_and_aborted_records_hold_nothing_up(
 
 
 @each_library
-def test_processes_that_share_a_topic_wait_for_each_others_commits(
-    library: str, growing: ProxyProcess, topic: str
-) -> None:
+def test_processes_of_a_group_wait_for_commits(library: str, growing: ProxyProcess, topic: str) -> None:
     write_in_transaction(growing, topic, 0, 2, abort=False)
     grow(growing, topic, 4)
     write(growing, topic, 2, 1)
@@ -324,13 +320,13 @@ def test_processes_that_share_a_topic_wait_for_each_others_commits(
 
 
 @each_library
-def test_a_part_of_a_topic_without_a_group_is_refused(library: str, growing: ProxyProcess, topic: str) -> None:
+def test_partial_topic_without_group_is_refused(library: str, growing: ProxyProcess, topic: str) -> None:
     with pytest.raises(ValueError, match="set one group id in all processes"):
         reader(library, growing, topic, mine=lambda p: p == 1)
 
 
 @each_library
-def test_a_partition_that_was_read_before_does_not_wait(library: str, growing: ProxyProcess, topic: str) -> None:
+def test_partition_with_a_position_does_not_wait(library: str, growing: ProxyProcess, topic: str) -> None:
     write(growing, topic, 0, 3)
     grow(growing, topic, 4)
     write(growing, topic, 2, 2)
@@ -340,9 +336,7 @@ def test_a_partition_that_was_read_before_does_not_wait(library: str, growing: P
 
 
 @each_library
-def test_a_consumer_of_what_is_new_skips_nothing_of_a_partition_that_comes(
-    library: str, growing: ProxyProcess, topic: str
-) -> None:
+def test_latest_consumer_reads_new_partitions_from_the_start(library: str, growing: ProxyProcess, topic: str) -> None:
     write(growing, topic, 0, 3)
     with closing(reader(library, growing, topic, auto_offset_reset="latest")) as consumer:
         assert consumer.read(1.0) == []
@@ -352,7 +346,7 @@ def test_a_consumer_of_what_is_new_skips_nothing_of_a_partition_that_comes(
 
 
 @each_library
-def test_a_topic_that_does_not_grow_in_order_is_refused(
+def test_topic_without_ordered_expansion_is_refused(
     library: str, growing: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     topic = create(growing, unique_topic("plain"), 1)

@@ -68,9 +68,7 @@ def in_order(
 
 
 @each_library
-def test_keys_stay_in_order_while_the_topic_grows_under_the_producer(
-    library: str, growing: ProxyProcess, topic: str
-) -> None:
+def test_keys_stay_in_order_across_expansions(library: str, growing: ProxyProcess, topic: str) -> None:
     keys, counts, rounds = [f"key{i}" for i in range(16)], [2, 4, 8], 120
     with closing(producer(library, growing.bootstrap)) as sender:
         grower: threading.Thread | None = None
@@ -96,7 +94,7 @@ def test_keys_stay_in_order_while_the_topic_grows_under_the_producer(
 
 
 @each_library
-def test_a_record_with_a_partition_of_its_own_stays_there(library: str, growing: ProxyProcess, topic: str) -> None:
+def test_explicit_partition_is_kept_after_expansion(library: str, growing: ProxyProcess, topic: str) -> None:
     with closing(producer(library, growing.bootstrap)) as sender:
         sender.send(topic, "a", "1", partition=1)
         assert sender.resolve() == []
@@ -108,7 +106,7 @@ def test_a_record_with_a_partition_of_its_own_stays_there(library: str, growing:
 
 
 @each_library
-def test_a_topic_whose_counts_nobody_checks_is_refused(
+def test_topic_without_partition_count_check_is_refused(
     library: str, growing: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     topic = create(growing, unique_topic("plain"), 1)

@@ -123,7 +123,7 @@ def _append(address: str, topic: str, partition: int, values: list[bytes]) -> No
 
 @pytest.mark.soak
 @pytest.mark.parametrize("client", [*LIBRARIES, "librdkafka-eager", "librdkafka-consumer-protocol"])
-def test_an_unclean_leader_truncates_a_prior_partition_below_its_threshold(client: str, tmp_path: Path) -> None:
+def test_unclean_leader_truncates_prior_partition_below_threshold(client: str, tmp_path: Path) -> None:
     # Given a prior partition on two brokers, of which the second is away while the last records are written, so that
     # the topic grows with a threshold behind them. (State and groups live on the first broker, which stays.)
     with running_kafka(1) as kafka, ProxyProcess(kafka.bootstrap, tmp_path, config=GROWING) as proxy:

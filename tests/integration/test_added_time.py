@@ -57,7 +57,7 @@ def scraped(kafka: KafkaCluster, tmp_path: Path) -> Iterator[Scraped]:
 
 @pytest.mark.parametrize("prefix", ["free", "guarded"])
 @pytest.mark.parametrize("size", [100, 400_000], ids=["small", "streamed or collected"])
-def test_each_request_and_each_answer_is_counted_once(
+def test_each_request_and_response_is_measured_once(
     prefix: str, size: int, scraped: Scraped, kafka: KafkaCluster
 ) -> None:
     topic = unique_topic(prefix)
@@ -76,7 +76,7 @@ def test_each_request_and_each_answer_is_counted_once(
         assert 0 < more[f"{direction} sum"] < 20, "seconds, and Kafka's own time is not in it"
 
 
-def test_what_waits_at_a_gate_is_told_apart(scraped: Scraped, kafka: KafkaCluster) -> None:
+def test_sequencer_wait_is_measured_separately(scraped: Scraped, kafka: KafkaCluster) -> None:
     """The second append waits for the outcome of the first, which a broker that stands still holds back.
 
     Tried again where the machine stood still as well: that looks like time of the proxy's own, or like too long a wait.

@@ -110,7 +110,7 @@ def _versions(address: Address) -> dict[int, tuple[int, int]]:
     return {each["ApiKey"]: (each["MinVersion"], each["MaxVersion"]) for each in answer["ApiKeys"]}
 
 
-def test_a_client_is_told_what_the_table_and_its_broker_have_in_common(
+def test_client_gets_versions_common_to_table_and_broker(
     addresses: Addresses, advertised: dict[int, tuple[int, int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = {}
@@ -280,7 +280,7 @@ def _is_defined(key: int, version: int) -> bool:
     return low <= version <= high
 
 
-def test_a_too_new_api_versions_request_is_answered_as_kafka_does(addresses: Addresses) -> None:
+def test_too_new_api_versions_request_answered_like_kafka(addresses: Addresses) -> None:
     def query(address: Address) -> Fields:
         with RawConnection(address) as connection:
             header = struct.pack(">hhih", API_VERSIONS, 99, 5, -1) + b"\0"
@@ -294,7 +294,7 @@ def test_a_too_new_api_versions_request_is_answered_as_kafka_does(addresses: Add
     assert reported["MaxVersion"] == APIS[API_VERSIONS].max_version
 
 
-def test_the_listing_of_all_topics_lacks_the_state_topic_alone(
+def test_topic_listing_lacks_only_the_state_topic(
     addresses: Addresses, advertised: dict[int, tuple[int, int]], query: Ask
 ) -> None:
     def listed(side: str, version: int) -> dict[str, Any]:
@@ -310,7 +310,7 @@ def test_the_listing_of_all_topics_lacks_the_state_topic_alone(
         assert proxied == {name: direct[name] for name in proxied}
 
 
-def test_config_values_that_are_data_stay_what_they_are(addresses: Addresses, query: Ask) -> None:
+def test_address_config_values_are_not_rewritten(addresses: Addresses, query: Ask) -> None:
     """The one exception: what an operator reads in a broker's own configs is the truth about that broker."""
     body = {"Resources": [{"ResourceType": 4, "ResourceName": "1", "ConfigurationKeys": None}]}
     answers = []
@@ -363,7 +363,7 @@ def _leader(connection: RawConnection, topic: str) -> int:
     return partitions[0]["LeaderId"] if partitions else -1
 
 
-def test_after_a_leader_moved_its_old_broker_names_the_new_ones_listener(
+def test_moved_leader_is_named_with_proxy_listener(
     moved_topic: Callable[[], tuple[str, int, int]],
     addresses: Addresses,
     advertised: dict[int, tuple[int, int]],

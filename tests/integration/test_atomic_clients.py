@@ -61,7 +61,7 @@ def committed(kafka: KafkaCluster, topic: str) -> list[bytes]:
     return sorted(values)
 
 
-def test_confluent_kafka_commits_what_holds_and_aborts_what_does_not(
+def test_confluent_kafka_aborts_refused_transactions_and_commits_others(
     kafka3: KafkaCluster, proxy3: ProxyProcess, topic: str
 ) -> None:
     """Refused on one of three brokers, all of it is aborted, by the same producer that commits afterwards."""
@@ -102,7 +102,7 @@ def test_confluent_kafka_commits_what_holds_and_aborts_what_does_not(
     assert committed(kafka3, topic) == [*[b"first"] * 3, *[b"third"] * 3]
 
 
-def test_aiokafka_does_not_look_at_its_answers_and_commits_all_the_same(
+def test_aiokafka_commit_after_ignored_refusal_is_refused(
     kafka3: KafkaCluster, proxy3: ProxyProcess, topic: str
 ) -> None:
     """Its own transaction manager would let the commit go, with what has landed."""

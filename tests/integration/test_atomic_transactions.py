@@ -178,7 +178,7 @@ def test_all_hold_and_it_commits(protocol: int, stage: Stage) -> None:
 
 
 @both_protocols
-def test_one_does_not_hold_and_none_of_it_becomes_visible(protocol: int, stage: Stage) -> None:
+def test_one_refused_append_hides_the_whole_transaction(protocol: int, stage: Stage) -> None:
     topic = stage.topic()
     with stage.producer(protocol) as transactional:
         begin(transactional, topic)
@@ -200,7 +200,7 @@ def test_one_does_not_hold_and_none_of_it_becomes_visible(protocol: int, stage: 
 
 
 @both_protocols
-def test_nothing_of_it_was_appended_but_something_was_refused(protocol: int, stage: Stage) -> None:
+def test_transaction_with_only_refusals_can_only_abort(protocol: int, stage: Stage) -> None:
     """Under transactions v2 its coordinator has not heard of it then."""
     topic = stage.topic()
     with stage.producer(protocol) as transactional:
@@ -281,7 +281,7 @@ def test_a_marker_in_the_middle_of_it(protocol: int, stage: Stage) -> None:
 
 
 @both_protocols
-def test_with_carrier_base_the_log_does_not_tell(protocol: int, stage: Stage) -> None:
+def test_base_offset_source_commits_only_through_same_proxy(protocol: int, stage: Stage) -> None:
     topic = stage.topic("base")
     with stage.producer(protocol) as transactional:
         transactional.carrier_base = True
@@ -296,7 +296,7 @@ def test_with_carrier_base_the_log_does_not_tell(protocol: int, stage: Stage) ->
 
 
 @both_protocols
-def test_what_was_told_to_come_again_and_came_again(protocol: int, stage: Stage) -> None:
+def test_retry_after_retriable_error_decides_the_commit(protocol: int, stage: Stage) -> None:
     """Told 6 at one proxy, it landed: the other one finds it in the log. Where it did not, there is no commit."""
     topic = stage.topic()
     with (
@@ -370,7 +370,7 @@ def test_an_end_that_lies(protocol: int, stage: Stage) -> None:
 @pytest.mark.parametrize(
     "asked_seconds", [0.0, pytest.param(120.0, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
 )
-def test_kafka_cannot_be_asked(asked_seconds: float, stage: Stage) -> None:
+def test_commit_waits_while_kafka_cannot_be_queried(asked_seconds: float, stage: Stage) -> None:
     """A commit that cannot be judged is not let through, however often the client asks again."""
     topic = stage.topic()
     with stage.producer(2) as transactional:
@@ -402,7 +402,7 @@ def test_kafka_cannot_be_asked(asked_seconds: float, stage: Stage) -> None:
 
 
 @both_protocols
-def test_a_proxy_stands_still_with_a_commit_in_its_socket(protocol: int, stage: Stage) -> None:
+def test_commit_from_a_paused_proxy_ends_nothing(protocol: int, stage: Stage) -> None:
     """Its client gives up, aborts elsewhere and begins anew. What the proxy finds when it wakes up ends nothing."""
     topic = stage.topic()
     with stage.producer(protocol) as transactional:
@@ -444,7 +444,7 @@ def test_a_proxy_stands_still_with_a_commit_in_its_socket(protocol: int, stage: 
 
 
 @pytest.mark.soak
-def test_it_is_committed_through_another_proxy_while_it_is_judged(stage: Stage, tmp_path: Path) -> None:
+def test_commit_through_another_proxy_during_validation_succeeds(stage: Stage, tmp_path: Path) -> None:
     """Its first commit sits in a queue, its connection breaks, its client asks again elsewhere. There the coordinator
     has been asked when the first one comes through: of what is committed nobody may be told that it is not."""
     topic, stops = stage.topic(), tmp_path / "stops"
@@ -479,7 +479,7 @@ def test_it_is_committed_through_another_proxy_while_it_is_judged(stage: Stage, 
     assert stage.committed(topic)[0] == [b"old", b"old", b"old", b"a"]
 
 
-def test_commit_of_what_unpacks_to_much_ends_and_holds_nobody_up(
+def test_validating_much_unpacked_data_blocks_no_client(
     cluster: KafkaCluster, tmp_path: Path, unique_topic: Callable[..., str]
 ) -> None:
     """540 MiB in 0.5 MB, appended through one proxy and committed through another, which has to read them.

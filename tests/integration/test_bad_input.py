@@ -230,7 +230,7 @@ def test_a_frame_of_impossible_length(
 
 @pytest.mark.brokers
 @pytest.mark.parametrize("length", [FRAME_BYTES_MAX + 1, 2**31 - 1])
-def test_a_frame_above_the_limit_is_refused_at_its_length(
+def test_frame_above_the_limit_is_refused_by_length(
     length: int, proxy: ProxyProcess, listener: Address, neighbour: Neighbour
 ) -> None:
     with connected(listener) as sock:
@@ -239,7 +239,7 @@ def test_a_frame_above_the_limit_is_refused_at_its_length(
     await_logged(proxy, f"is above frame_bytes_max={FRAME_BYTES_MAX}")
 
 
-def test_a_frame_just_below_the_limit_passes(
+def test_frame_just_below_the_limit_is_relayed(
     listener: Address, make_topic: Callable[[str], str], unique_topic: Callable[..., str], neighbour: Neighbour
 ) -> None:
     """Kafka itself finds it too large, and says so."""
@@ -252,7 +252,7 @@ def test_a_frame_just_below_the_limit_passes(
 @pytest.mark.brokers
 @pytest.mark.parametrize("prefix", ["plain", "guarded"])
 @pytest.mark.usefixtures("neighbour")
-def test_a_produce_request_cut_off_at_every_byte_appends_nothing(
+def test_produce_cut_off_at_any_byte_appends_nothing(
     prefix: str, proxy: ProxyProcess, kafka: KafkaCluster, listener: Address, make_topic: Callable[[str], str]
 ) -> None:
     topic = make_topic(f"{prefix}-cut-off")
@@ -272,7 +272,7 @@ def test_a_produce_request_cut_off_at_every_byte_appends_nothing(
 
 
 @pytest.mark.parametrize(("prefix", "where"), [("plain", "header"), ("guarded", "header"), ("guarded", "frame")])
-def test_a_client_that_stalls_within_a_frame_is_closed(
+def test_client_stalled_within_a_frame_is_closed(
     prefix: str, where: str, proxy: ProxyProcess, listener: Address, neighbour: Neighbour
 ) -> None:
     frame = encode_request(PRODUCE, 9, 1, _produce(f"{prefix}-nowhere", b"value"))
@@ -283,7 +283,7 @@ def test_a_client_that_stalls_within_a_frame_is_closed(
     await_logged(proxy, f"it stopped within a frame{chr(39) + 's header' if where == 'header' else ''} for 1 s")
 
 
-def test_a_client_that_trickles_a_frame_that_is_held_is_closed(
+def test_client_trickling_a_buffered_frame_is_closed(
     proxy: ProxyProcess, listener: Address, neighbour: Neighbour
 ) -> None:
     """It never falls silent, and would hold its share of everybody's memory for as long as it likes."""
@@ -299,7 +299,7 @@ def test_a_client_that_trickles_a_frame_that_is_held_is_closed(
                 time.sleep(0.2)
 
 
-def test_a_batch_that_unpacks_beyond_the_limit_is_refused_and_the_connection_serves_on(
+def test_batch_unpacking_beyond_the_limit_is_refused(
     proxy: ProxyProcess, listener: Address, make_topic: Callable[[str], str], unique_topic: Callable[..., str]
 ) -> None:
     topic = make_topic(unique_topic("guarded-bomb"))
@@ -318,7 +318,7 @@ def test_a_batch_that_unpacks_beyond_the_limit_is_refused_and_the_connection_ser
     assert f"limit of {UNPACKED_BYTES_MAX} bytes" in again["ErrorMessage"]
 
 
-def test_a_control_request_of_more_elements_than_the_limit_closes_its_connection(
+def test_control_request_with_too_many_elements_closes_connection(
     proxy: ProxyProcess, listener: Address, neighbour: Neighbour
 ) -> None:
     count = 150_000
@@ -362,7 +362,7 @@ def test_many_partitions_pass_or_close_their_connection(
     assert not blocked_by(proxy.log, "wire|session")
 
 
-def test_a_client_that_stalls_within_a_passing_frame_is_closed_as_idle(
+def test_client_stalled_within_relayed_frame_is_closed_idle(
     proxy: ProxyProcess, listener: Address, make_topic: Callable[[str], str], unique_topic: Callable[..., str]
 ) -> None:
     frame = encode_request(PRODUCE, 9, 1, _produce(make_topic(unique_topic("plain")), b"value"))
@@ -480,7 +480,7 @@ def _never_reading(listener: Address, requests: bytes, seconds: float, probe: Ca
 
 @pytest.mark.brokers
 @pytest.mark.parametrize("what", ["fetch", "metadata", "answered here", "refused here"])
-def test_a_client_that_sends_and_never_reads_costs_bounded_memory(
+def test_client_that_never_reads_costs_bounded_memory(
     what: str, proxy: ProxyProcess, listener: Address, big_topic: str, neighbour: Neighbour
 ) -> None:
     partition = {"Partition": 0, "FetchOffset": 0, "PartitionMaxBytes": 10_000_000}
@@ -503,7 +503,7 @@ def test_a_client_that_sends_and_never_reads_costs_bounded_memory(
 
 
 @pytest.mark.brokers
-def test_frames_that_are_announced_and_do_not_come_hold_nobody_up(
+def test_announced_frames_without_data_block_no_other_client(
     proxy: ProxyProcess, listener: Address, neighbour: Neighbour
 ) -> None:
     """`buffered_bytes_max` is reached by two of them; small requests pass all the same, and large ones soon after."""
@@ -524,7 +524,7 @@ def test_frames_that_are_announced_and_do_not_come_hold_nobody_up(
 
 
 @pytest.mark.brokers
-def test_half_open_connections_are_closed_and_do_not_keep_others_out(
+def test_half_open_connections_are_closed_and_block_none(
     proxy: ProxyProcess, listener: Address, neighbour: Neighbour
 ) -> None:
     with contextlib.ExitStack() as stack:
@@ -573,7 +573,7 @@ def ask_once_let_in(listener: Address, api_key: int, version: int, body: Fields)
             time.sleep(0.05)
 
 
-def test_more_requests_than_may_be_in_flight_are_all_answered_in_order(listener: Address, neighbour: Neighbour) -> None:
+def test_requests_above_in_flight_limit_answered_in_order(listener: Address, neighbour: Neighbour) -> None:
     """`in_flight_requests_max` makes the client wait; it refuses nothing."""
     count = 40 * IN_FLIGHT_MAX
     with RawConnection(listener) as connection:
@@ -584,7 +584,7 @@ def test_more_requests_than_may_be_in_flight_are_all_answered_in_order(listener:
     assert answered == list(range(count))
 
 
-def test_a_client_that_falls_silent_is_closed_in_the_end(proxy: ProxyProcess, listener: Address) -> None:
+def test_silent_client_is_closed_after_idle_time(proxy: ProxyProcess, listener: Address) -> None:
     with RawConnection(listener) as connection:
         connection.query(METADATA, 9, {"Topics": []})
         with pytest.raises(Closed):
@@ -592,7 +592,7 @@ def test_a_client_that_falls_silent_is_closed_in_the_end(proxy: ProxyProcess, li
     await_logged(proxy, f"nothing moved for {IDLE_SECONDS} s (limits.client_idle_seconds)")
 
 
-def test_clients_that_leave_at_once_leave_nothing_behind(proxy: ProxyProcess, listener: Address) -> None:
+def test_short_connections_leak_no_memory_or_sockets(proxy: ProxyProcess, listener: Address) -> None:
     before, sockets = rss_bytes(proxy.pid), open_sockets(proxy.pid)
     for _ in range(500):
         with connected(listener):

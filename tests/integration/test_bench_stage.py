@@ -18,7 +18,7 @@ from tests.support.kafka import running_kafka
 pytestmark = pytest.mark.kafka
 
 
-def test_a_listener_tells_the_address_of_what_stands_in_front_of_it(tmp_path: Path) -> None:
+def test_listener_advertises_the_address_in_front(tmp_path: Path) -> None:
     # given a forwarder that hands bytes on and rewrites nothing
     with Forwarder() as plain:
         in_front = Address("127.0.0.1", plain.port)
@@ -32,7 +32,7 @@ def test_a_listener_tells_the_address_of_what_stands_in_front_of_it(tmp_path: Pa
                     assert connection.broker() == reported
 
 
-def test_a_route_that_sends_its_clients_to_kafka_itself_is_not_measured() -> None:
+def test_route_that_redirects_to_kafka_is_not_measured() -> None:
     # given something that rewrites nothing, taken for a proxy that does
     with Forwarder() as plain:
         (kafka_port,) = free_ports(1)
@@ -52,7 +52,7 @@ def test_only_a_single_broker_can_advertise_something_else() -> None:
         KafkaCluster(2, advertised={"FRONT": Address("127.0.0.1", 1)})
 
 
-def test_a_route_without_kafka_behind_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_route_that_does_not_reach_kafka_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "_ROUTE_SECONDS", 0.3)
     with Forwarder() as nowhere:
         route = Route(Peer("lost", address=f"127.0.0.1:{nowhere.port}"), port=0, upstream="", directory=tmp_path)

@@ -152,7 +152,7 @@ WRITERS = {"unstamped": _unstamped, "idempotent": _idempotent, "in one batch": _
 
 @pytest.mark.parametrize("how", WRITERS)
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_it_is_told_at_the_next_append(  # noqa: PLR0917
+def test_bypassing_append_is_reported_at_next_append(  # noqa: PLR0917
     prefix: str, how: str, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     topic = new_topic(prefix, length=3)
@@ -178,7 +178,7 @@ def test_it_is_told_at_the_next_append(  # noqa: PLR0917
 
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_it_is_told_when_the_log_ends_where_nobody_appended(
+def test_unexpected_log_end_is_reported_as_bypassing_append(
     prefix: str, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     """No append of ours is needed: all appends together had made three records, and there are five.
@@ -223,7 +223,7 @@ def test_an_unconditional_or_failed_append_is_never_one(
 
 
 @pytest.mark.parametrize("known_by", ["write-id", "producer and sequence"])
-def test_a_retry_of_what_landed_elsewhere_is_not_told_that_it_was_refused(
+def test_retry_appended_elsewhere_is_not_reported_as_refused(
     known_by: str, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     """Its first answer was lost: the batch lies at 4, so neither a success at 3 nor a plain mismatch would be true."""
@@ -248,7 +248,7 @@ def test_a_retry_of_what_landed_elsewhere_is_not_told_that_it_was_refused(
         assert log.values(topic) == [b"old"] * 3 + [b"around", b"mine"]
 
 
-def test_a_chain_in_flight_is_told_piece_by_piece(
+def test_pipelined_appends_after_bypassing_writer_report_each_violation(
     client: Connection, proxy: ProxyProcess, log: Log, new_topic: NewTopic
 ) -> None:
     """Ten conditional appends at once behind a stranger's: Kafka takes the stamps in order, all shifted by one."""
@@ -285,7 +285,7 @@ def test_a_chain_in_flight_is_told_piece_by_piece(
 
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_the_stamp_itself_under_a_huge_epoch(
+def test_bypassing_fence_with_huge_epoch_is_recovered(
     prefix: str, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     """Kafka fences the proxy's own stamp (47) from then on: the gate has to find a way past the liar's epoch."""
@@ -317,7 +317,7 @@ def test_the_stamp_itself_under_a_huge_epoch(
 
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_the_stamp_itself_under_the_last_epoch_there_is(
+def test_bypassing_fence_with_last_epoch_is_reported(
     prefix: str, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     """There is no epoch above it. Whatever the gate makes of that: nothing false, and an ERROR that says so."""
@@ -366,7 +366,7 @@ def test_partition_that_knows_the_last_epoch_stays_writable(
 
 
 @pytest.mark.parametrize("topics", [1, 2])
-def test_shared_producer_id_is_refused_on_topics_without_checks(
+def test_shared_producer_id_is_refused_on_unchecked_topics(
     topics: int, client: Connection, proxy: ProxyProcess, log: Log, new_topic: NewTopic
 ) -> None:
     shared = shared_producer_id(log, new_topic("required", length=1))
@@ -381,7 +381,7 @@ def test_shared_producer_id_is_refused_on_topics_without_checks(
     until(lambda: "PRODUCER_ID_TAKEN" in proxy.log, "the log line", within_seconds=60)
 
 
-def test_a_stamp_that_fits_is_a_race_lost_fairly(
+def test_valid_bypassing_fence_is_an_ordinary_mismatch(
     proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     """Who stamps as the proxies do is compared by Kafka as they are: log and sequence move together."""
@@ -405,7 +405,7 @@ def test_a_stamp_that_fits_is_a_race_lost_fairly(
 
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_a_transaction_around_the_proxy(  # noqa: PLR0917
+def test_bypassing_transaction_moves_the_expected_offset(  # noqa: PLR0917
     prefix: str, commit: bool, client: Connection, log: Log, new_topic: NewTopic, unique_topic: Callable[..., str]
 ) -> None:
     """Its records and its marker move the log twice, the marker at a time of its own."""
@@ -462,7 +462,7 @@ def end(client: Connection, name: str, producer: Producer, *, commit: bool) -> N
 
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_conditional_writers_beside_writers_around_the_proxy(
+def test_conditional_and_bypassing_writers_get_true_answers(
     prefix: str, proxy: ProxyProcess, log: Log, new_topic: NewTopic
 ) -> None:
     """Whatever the interleaving: a success is where it was expected, a refusal is nowhere, and the rest is told."""

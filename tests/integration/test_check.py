@@ -139,7 +139,7 @@ def test_a_set_up_that_works(secured: Secured, tmp_path: Path) -> None:
     assert f"state topic {STATE_TOPIC}: does not exist yet" in checked.text()
 
 
-def test_a_kafka_that_forbids_nobody_anything_and_a_proxy_in_its_place(
+def test_kafka_without_authorizer_succeeds_and_proxy_upstream_fails(
     kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
 ) -> None:
     direct = Checked(f'upstream = "{kafka.bootstrap}"\n{listening()}{GUARDED}', tmp_path)
@@ -151,7 +151,7 @@ def test_a_kafka_that_forbids_nobody_anything_and_a_proxy_in_its_place(
     assert "is upstream a proxy?" in by_mistake.of("failed")[f"state topic {STATE_TOPIC}"]
 
 
-def test_brokers_whose_certificate_somebody_else_has_signed(secured: Secured, tmp_path: Path) -> None:
+def test_broker_certificate_of_an_unknown_ca_fails(secured: Secured, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other")
     config = by(CONTROL, secured, tmp_path).replace(str(secured.authority.file), str(other.file))
 
@@ -212,7 +212,7 @@ def test_a_sidecar_before_a_listener_without_tls(secured: Secured, tmp_path: Pat
 
 
 @pytest.mark.brokers
-def test_what_kafka_forbids_is_named_with_the_command_that_allows_it(secured: Secured, tmp_path: Path) -> None:
+def test_missing_acl_is_reported_with_its_command(secured: Secured, tmp_path: Path) -> None:
     # Given: a topic that the file guards, and a user whom nobody has given anything.
     topic = "guarded-orders"
     with Connection(secured.kafka.bootstrap) as admin:
@@ -339,7 +339,7 @@ def test_it_ends_when_its_time_is_up(secured: Secured, tmp_path: Path) -> None:
     assert "is free" in checked.of("ok")["listener for clients"]
 
 
-def test_a_configuration_that_is_wrong_is_told_with_its_lines(tmp_path: Path) -> None:
+def test_invalid_configuration_is_reported_with_line_numbers(tmp_path: Path) -> None:
     checked = Checked('upstream = "a:1"\nlistne = "b:2"\n[limits]\ndrain_seconds = 0\n', tmp_path)
 
     stated: list[Any] = [(each["state"], each["said"]) for each in checked.findings]

@@ -92,7 +92,7 @@ def _batches(kafka: KafkaCluster, topic: str) -> list[tuple[int, int]]:
 # --- ConditionalProducer ---------------------------------------------------------------------------------------------
 
 
-def test_a_record_is_appended_at_the_offset_it_expects_or_refused_and_the_producer_goes_on(
+def test_record_is_appended_at_expected_offset_or_refused(
     producer: Producer, own_kafka: KafkaCluster, topic: str
 ) -> None:
     first = producer.send(topic, b"first", partition=0, expected_offset=0)
@@ -129,7 +129,7 @@ def test_consecutive_sends_need_not_wait_for_each_other(
     assert clients.read_all(own_kafka.bootstrap, topic) == [(i, b"%d" % i) for i in range(500)]
 
 
-def test_a_stale_batch_is_refused_as_a_whole_each_record_with_its_own_expectation(
+def test_stale_batch_refuses_each_record_with_its_expectation(
     library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
 ) -> None:
     with closing(clients.producer(library, own_proxy.bootstrap, linger_ms=3000)) as patient:
@@ -142,7 +142,7 @@ def test_a_stale_batch_is_refused_as_a_whole_each_record_with_its_own_expectatio
     assert clients.log_end(own_kafka.bootstrap, topic) == 1
 
 
-def test_sends_in_batches_of_their_own_stand_for_themselves(
+def test_sends_in_separate_batches_are_decided_separately(
     producer: Producer, own_kafka: KafkaCluster, topic: str
 ) -> None:
     """A rival took offset 0: what expected 0 is refused, what expected 1 may fit. Who minds waits, or uses a log."""
@@ -157,7 +157,7 @@ def test_sends_in_batches_of_their_own_stand_for_themselves(
     assert clients.read_all(own_kafka.bootstrap, topic) == [(0, b"rival"), (1, b"1"), (2, b"2")]
 
 
-def test_the_same_write_sent_again_is_answered_as_the_first_and_appended_once(
+def test_repeated_write_id_is_appended_once(
     library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
 ) -> None:
     """By another producer object, as after a crash of the application."""
@@ -172,7 +172,7 @@ def test_the_same_write_sent_again_is_answered_as_the_first_and_appended_once(
     assert clients.read_all(own_kafka.bootstrap, topic) == [(0, b"once")]
 
 
-def test_a_topic_that_is_not_checked_is_refused_before_anything_is_sent(
+def test_unchecked_topic_is_refused_before_sending(
     library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, unique_topic: Callable[..., str]
 ) -> None:
     unchecked = clients.create_topic(own_proxy.bootstrap, unique_topic("unchecked"))
@@ -193,7 +193,7 @@ def test_a_topic_that_is_not_checked_is_refused_before_anything_is_sent(
         services.send(unchecked, b"x", partition=0, expected_offset=1)
 
 
-def test_switched_off_while_a_producer_believes_it_on_a_stale_write_is_reported_as_a_violation(
+def test_stale_write_after_check_switched_off_is_violation(
     producer: Producer, own_proxy: ProxyProcess, topic: str
 ) -> None:
     outcomes = [producer.send(topic, b"first", partition=0, expected_offset=0)]
@@ -207,7 +207,7 @@ def test_switched_off_while_a_producer_believes_it_on_a_stale_write_is_reported_
     assert (caught.value.expected, caught.value.appended_at) == (0, 1)
 
 
-def test_a_conditional_send_names_its_partition_and_a_plain_one_is_as_always(
+def test_conditional_send_requires_a_partition(
     producer: Producer, own_proxy: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     topic = clients.create_topic(own_proxy.bootstrap, unique_topic("plain"))
@@ -252,7 +252,7 @@ def test_sends_ahead_of_an_answer_fall_together(
 # --- LogWriter -------------------------------------------------------------------------------------------------------
 
 
-def test_a_log_is_read_then_written_and_a_second_writer_fences_the_first(
+def test_second_log_writer_fences_the_first(
     library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
 ) -> None:
     first = clients.log_writer(library, topic, own_proxy.bootstrap)
@@ -296,7 +296,7 @@ def test_every_append_is_one_batch_in_the_log(
     assert _batches(own_kafka, topic) == list(zip(bases, [*sizes, 1], strict=True))
 
 
-def test_what_does_not_fit_into_one_batch_is_refused_before_it_is_sent(
+def test_append_too_large_for_one_batch_is_refused(
     library: str, own_proxy: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     settings = {"max.message.bytes": "2000"}
@@ -309,7 +309,7 @@ def test_what_does_not_fit_into_one_batch_is_refused_before_it_is_sent(
 
 
 @_LEAKS_SOCKETS
-def test_an_append_that_a_stopped_broker_left_in_doubt_is_settled_and_there_once(
+def test_in_doubt_append_at_paused_broker_is_resolved(
     library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
 ) -> None:
     """Sent, no answer: the client gives up and its tries sit in the broker's queue. Then the broker goes on."""
@@ -335,7 +335,7 @@ def test_an_append_that_a_stopped_broker_left_in_doubt_is_settled_and_there_once
 
 
 @_LEAKS_SOCKETS
-def test_a_writer_lives_through_a_proxy_that_is_killed_and_started_again(
+def test_log_writer_survives_killed_and_restarted_proxy(
     library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
 ) -> None:
     with closing(clients.log_writer(library, topic, own_proxy.bootstrap, IMPATIENT)) as log:
@@ -385,7 +385,7 @@ def test_transaction_markers_are_offsets_too(
         assert log.append([Record(b"ours")]) == 4
 
 
-def test_a_writer_whose_next_records_were_deleted_says_so(
+def test_log_writer_reports_deleted_next_records(
     library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
 ) -> None:
     with (

@@ -89,7 +89,7 @@ def _yes(*observed: Seen) -> str:
 
 
 @each_client
-def test_what_a_refusal_shows_and_whether_the_producer_goes_on(
+def test_refusal_matches_the_documented_client_outcome(
     client: Client,
     mortal_proxy: ProxyProcess,
     kafka: KafkaCluster,
@@ -151,7 +151,7 @@ def test_what_a_refusal_shows_and_whether_the_producer_goes_on(
 
 
 @pytest.mark.parametrize("client", IDEMPOTENT, ids=lambda client: client.name.replace("`", ""))
-def test_one_producer_that_sends_with_and_without_an_expectation_and_a_proxy_that_is_killed(
+def test_mixed_expectations_across_proxy_kill_match_documentation(
     client: Client,
     mortal_proxy: ProxyProcess,
     kafka: KafkaCluster,
@@ -193,7 +193,7 @@ def _short(observed: Seen) -> str:
 
 
 @each_client
-def test_nothing_lands_behind_the_hole_of_a_chain_that_was_sent_at_once(
+def test_no_pipelined_record_is_appended_after_a_gap(
     client: Client, front: Front, kafka: KafkaCluster, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
     """A rival takes the offset of the first. The others expect what would fit, if they were alone."""

@@ -169,7 +169,7 @@ def _may_miss_the_last_answer(client: Client, observed: Seen) -> bool:
 
 
 @each_client
-def test_a_lost_acknowledgement_and_what_the_user_is_told(
+def test_lost_acknowledgement_outcome_matches_documentation(
     client: Client, stage: Stage, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
     seed = random.randrange(1 << 32)
@@ -215,7 +215,7 @@ def test_a_lost_acknowledgement_and_what_the_user_is_told(
     gc.collect()
 
 
-def test_a_lost_acknowledgement_and_both_proxy_and_broker_killed(
+def test_lost_acknowledgement_with_proxy_and_broker_killed(
     stage: Stage, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
     """All clients at once: each has an append in the log whose answer hangs. Proxy and broker are killed and started
@@ -296,7 +296,7 @@ each_idempotent = pytest.mark.parametrize(
 
 
 @each_idempotent
-def test_a_retry_of_a_producer_that_was_refused_elsewhere_meanwhile(
+def test_retry_after_refusal_on_another_partition_is_recognised(
     client: Client, stage: Stage, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
     """A record is in the log, its acknowledgement lost. Before it comes again, one to another partition is refused."""
@@ -327,7 +327,7 @@ def test_a_retry_of_a_producer_that_was_refused_elsewhere_meanwhile(
 
 
 @each_idempotent
-def test_a_record_that_was_given_up_and_is_sent_again_by_the_user(
+def test_resent_given_up_record_is_not_appended_twice(
     client: Client, stage: Stage, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
     """The one that was given up is in the log. What the user sends is another batch, by another epoch perhaps."""
@@ -387,7 +387,7 @@ def _tries(stage: Stage, value: str) -> list[Logged]:
 @pytest.mark.parametrize(
     "client", [client for client in CLIENTS if client.pipelines], ids=lambda client: client.name.replace("`", "")
 )
-def test_a_chain_whose_second_refusal_is_lost(
+def test_pipelined_retry_after_lost_refusal_is_appended_alone(
     client: Client, stage: Stage, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
     """What is sent again on a new connection stands for itself: nothing tells it from a new record of a new epoch."""

@@ -130,9 +130,7 @@ def clients(proxy: ProxyProcess) -> Iterator[Clients]:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_clients_go_on_while_a_broker_is_away_and_when_it_is_back(
-    cluster: KafkaCluster, proxy: ProxyProcess, clients: Clients
-) -> None:
+def test_clients_continue_while_a_broker_is_down(cluster: KafkaCluster, proxy: ProxyProcess, clients: Clients) -> None:
     before = brokers_seen(proxy)
     cluster.shut_down(2)
     clients.append()
@@ -155,9 +153,7 @@ def test_clients_go_on_while_a_broker_is_away_and_when_it_is_back(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_broker_that_moved_is_found_behind_its_old_listener(
-    cluster: KafkaCluster, proxy: ProxyProcess, clients: Clients
-) -> None:
+def test_moved_broker_keeps_its_proxy_listener(cluster: KafkaCluster, proxy: ProxyProcess, clients: Clients) -> None:
     before = brokers_seen(proxy)
     old = cluster.address(3)
     cluster.shut_down(3)

@@ -498,7 +498,7 @@ def test_what_holds_commits_and_nothing_else_becomes_visible(
     assert stage.committed() == stage.visible
 
 
-def test_what_ran_out_of_time_while_it_was_judged_is_not_committed(stage: Stage, say: Callable[[str], None]) -> None:
+def test_transaction_timed_out_during_validation_is_not_committed(stage: Stage, say: Callable[[str], None]) -> None:
     """The coordinator moves, and its successor aborts what nobody ends: also what has been found to hold."""
     # Given transactions with little time, and one whose client goes away
     soon = [story for story in stories() if story.holds]
@@ -528,7 +528,7 @@ def test_what_ran_out_of_time_while_it_was_judged_is_not_committed(stage: Stage,
 
 
 @pytest.mark.soak
-def test_a_commit_waits_for_a_partition_that_nobody_leads(stage: Stage) -> None:
+def test_commit_waits_for_a_partition_without_leader(stage: Stage) -> None:
     """Kafka would let it commit, and give that partition no marker (KAFKA-20734): half of it would be visible."""
     kafka, proxy = stage.kafka, stage.kafka.proxies[0]  # which does not judge for long
     alone = unique_topic("checked")

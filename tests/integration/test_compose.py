@@ -171,7 +171,7 @@ def test_clients_on_the_host_produce_and_consume(stack: Stack) -> None:
     assert read_all(stack.bootstrap, topic) == [(0, b"0"), (1, b"1"), (2, b"2")]
 
 
-def test_a_conditional_append_is_accepted_and_a_stale_one_refused(stack: Stack) -> None:
+def test_conditional_append_is_accepted_and_stale_one_refused(stack: Stack) -> None:
     topic = create_topic(stack.bootstrap, "conditional", check="required")
     with closing(ConditionalProducer(bootstrap_servers=stack.bootstrap)) as producer:
         assert producer.send(topic, b"first", partition=0, expected_offset=0).get(30).offset == 0
@@ -205,13 +205,13 @@ def test_the_status_page_is_on_the_loopback(stack: Stack) -> None:
     assert published["HostIp"] == HOST
 
 
-def test_nobody_is_root(stack: Stack) -> None:
+def test_no_container_runs_as_root(stack: Stack) -> None:
     for service in ("kafka", "proxy"):
         assert int(stack.compose("exec", "-T", service, "id", "-u")) != 0
     assert int(stack.spark("id", "-u")) != 0
 
 
-def test_the_image_by_itself(stack: Stack) -> None:
+def test_image_runs_alone_with_minimal_rights(stack: Stack) -> None:
     """With no right and nothing to write to, it gets healthy by its own word, and ends well when it is told to."""
     name = f"{stack.project}-alone"
     image = os.environ.get("FENCEPOST_IMAGE") or "fencepost:local"

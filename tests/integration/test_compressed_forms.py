@@ -19,7 +19,7 @@ UNKNOWN_SERVER_ERROR, OK, INVALID_RECORD = -1, 0, 87
 OTHERWISE: dict[str, int] = {}
 
 
-def test_checked_topic_takes_each_compressed_form_that_kafka_takes(
+def test_checked_topic_accepts_the_compressed_forms_of_kafka(
     kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     answers: dict[str, dict[str, int]] = {}

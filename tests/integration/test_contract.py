@@ -93,7 +93,7 @@ def assert_refused(answer: Answer, code: int, message: str, *, base_offset: int 
 # --- what is said, and where ------------------------------------------------------------------------------------------
 
 
-def test_an_append_whose_expectation_holds_lands_there(client: Connection, log: Log, new_topic: NewTopic) -> None:
+def test_append_with_correct_expectation_gets_that_offset(client: Connection, log: Log, new_topic: NewTopic) -> None:
     topic = new_topic("required")
     for expected, size in ((0, 1), (1, 3), (4, 1)):
         answer = client.append(topic, batch(*[b"v%d" % expected] * size, expected=expected))
@@ -102,7 +102,7 @@ def test_an_append_whose_expectation_holds_lands_there(client: Connection, log: 
 
 
 @pytest.mark.parametrize("expected", [0, 2, 4, 5, 9_000_000_000, 2**63 - 1])
-def test_an_append_whose_expectation_does_not_hold_is_refused_and_told_the_log_end(
+def test_wrong_expectation_is_refused_with_the_log_end(
     expected: int, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     topic = new_topic("required", length=3)
@@ -135,7 +135,7 @@ def test_expectations_of_one_batch_that_agree_are_one(client: Connection, new_to
     assert client.append(topic, batch(Record(b"a", 3), b"b", Record(b"c", 5))).base_offset == 3
 
 
-def test_an_expectation_that_contradicts_its_place_is_a_mismatch(
+def test_expectation_contradicting_its_record_position_is_a_mismatch(
     client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     topic = new_topic("required", length=3)
@@ -154,7 +154,7 @@ def test_minus_one_says_nothing(client: Connection, log: Log, new_topic: NewTopi
     assert (log.end(required), log.end(checked)) == (0, 3)
 
 
-def test_where_nothing_is_said(client: Connection, log: Log, new_topic: NewTopic) -> None:
+def test_append_without_expectation_follows_the_check_level(client: Connection, log: Log, new_topic: NewTopic) -> None:
     required, checked = new_topic("required", length=1), new_topic("checked", length=1)
     message = f"EXPECTATION_REQUIRED topic={required} partition=0"
     assert_refused(client.append(required, batch(b"x")), POLICY_VIOLATION, message)
@@ -188,7 +188,7 @@ def test_a_header_that_is_null_or_repeated(client: Connection, log: Log, new_top
     assert log.end(topic) == 0
 
 
-def test_a_value_that_looks_like_the_header_says_nothing(client: Connection, new_topic: NewTopic) -> None:
+def test_value_resembling_the_header_is_no_expectation(client: Connection, new_topic: NewTopic) -> None:
     topic = new_topic("checked", length=1)
     tricky = Record(b"expected-offset\x02\x39", headers=[("expected-offset-", b"9"), ("x", b"expected-offset")])
     assert client.append(topic, batch(tricky)).base_offset == 1
@@ -231,7 +231,7 @@ def test_a_base_offset_above_zero_is_an_expectation(client: Connection, log: Log
     assert log.values(topic)[3:] == [b"a", b"b"]
 
 
-def test_carrier_base_is_literal(client: Connection, log: Log, new_topic: NewTopic) -> None:
+def test_base_offset_source_is_taken_literally(client: Connection, log: Log, new_topic: NewTopic) -> None:
     topic = new_topic("base-required")
     assert client.append(topic, batch(b"a", base_offset=0)).base_offset == 0
     refused = client.append(topic, batch(b"b", base_offset=0))
@@ -251,7 +251,7 @@ def test_a_header_decides_where_there_is_one(prefix: str, client: Connection, lo
 
 
 @pytest.mark.parametrize("stated", [None, -1])
-def test_the_base_offset_is_zeroed_though_nothing_is_expected(
+def test_base_offset_without_expectation_is_zeroed(
     stated: int | None, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     """-1 says nothing; upstream it would be refused. Idempotent, so that the batch goes without a stamp."""
@@ -303,7 +303,7 @@ def _resized(good: bytes, count: int) -> bytes:
     ],
     ids=["no header", "cut", "one byte more", "two batches", "empty", "count too high", "count zero", "magic 1"],
 )
-def test_a_malformed_batch_costs_its_partition_and_not_the_connection(
+def test_malformed_batch_fails_only_its_partition(
     spoil: Callable[[bytes], bytes], client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     topic = new_topic("required", partitions=2)
@@ -321,7 +321,7 @@ def test_a_client_may_not_write_control_batches(client: Connection, log: Log, ne
     assert log.end(topic) == 0
 
 
-def test_a_client_may_not_use_the_producer_id_that_stamps(client: Connection, log: Log, new_topic: NewTopic) -> None:
+def test_client_using_shared_producer_id_is_refused(client: Connection, log: Log, new_topic: NewTopic) -> None:
     topic = new_topic("required", length=1)
     (first,) = log.batches(topic)
     stolen = Producer(first.producer_id, first.producer_epoch, 1)
@@ -335,7 +335,7 @@ def test_a_client_may_not_use_the_producer_id_that_stamps(client: Connection, lo
 
 
 @pytest.mark.parametrize("age", ["two days", "none at all"])
-def test_a_stamp_needs_fresh_timestamps(age: str, client: Connection, log: Log, new_topic: NewTopic) -> None:
+def test_fenced_append_requires_recent_timestamps(age: str, client: Connection, log: Log, new_topic: NewTopic) -> None:
     """Kafka forgets a producer by its record timestamps, and with it what a stamp is compared with."""
     topic = new_topic("required", length=1)
     timestamp_ms = -1 if age == "none at all" else int(time.time() * 1000) - 2 * DAY_MS
@@ -346,7 +346,7 @@ def test_a_stamp_needs_fresh_timestamps(age: str, client: Connection, log: Log, 
 
 
 @pytest.mark.parametrize("age", ["two days", "none at all"])
-def test_old_timestamps_on_a_topic_that_is_only_checked(
+def test_old_timestamps_are_accepted_on_checked_topics(
     age: str, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     topic = new_topic("checked", length=1)
@@ -384,7 +384,7 @@ def test_acks_0_with_an_expectation_closes_the_connection(client: Connection, lo
     assert log.end(topic) == 1
 
 
-def test_acks_0_without_one_is_appended_and_not_answered(client: Connection, log: Log, new_topic: NewTopic) -> None:
+def test_acks_0_without_expectation_is_appended_unanswered(client: Connection, log: Log, new_topic: NewTopic) -> None:
     topic = new_topic("checked", length=1)
     for i in range(3):
         client.send_produce({topic: {0: batch(b"silent%d" % i)}}, acks=0)
@@ -482,7 +482,7 @@ def test_each_partition_of_a_request_stands_alone(client: Connection, log: Log, 
     assert (log.values(checked, 0), log.values(checked, 1), log.values(plain)) == ([b"d"], [], [b"f"])
 
 
-def test_refusal_scope_request_is_the_kip_to_the_letter(
+def test_refusal_scope_request_follows_the_kip(
     kafka: KafkaCluster, log: Log, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     required, plain = new_topic("required", partitions=2), new_topic("plain")
@@ -506,9 +506,7 @@ def test_refusal_scope_request_is_the_kip_to_the_letter(
         assert {answer.error_code for answer in answers.values()} == {OK}
 
 
-def test_a_request_that_names_a_partition_twice_is_not_answered(
-    client: Connection, log: Log, new_topic: NewTopic
-) -> None:
+def test_request_naming_a_partition_twice_closes_connection(client: Connection, log: Log, new_topic: NewTopic) -> None:
     """Kafka would answer for one of the two: what became of the other, nobody could tell."""
     topic = new_topic("required")
     _, frame = client.frame(_twice(topic, batch(b"a", expected=0), batch(b"b", expected=1)), 9)
@@ -529,7 +527,7 @@ def _twice(topic: str, first: bytes, second: bytes) -> Any:
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_a_chain_in_flight_lands_in_order(
+def test_pipelined_appends_are_appended_in_order(
     prefix: str, idempotent: bool, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     topic = new_topic(prefix)
@@ -552,7 +550,7 @@ def _request(topic: str, records: bytes) -> Any:
 
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_a_chain_behind_a_refused_batch_is_refused_with_it(
+def test_pipelined_appends_after_a_refusal_are_refused(
     warm: bool, idempotent: bool, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     """Batch 3 of ten expects one too much, and those behind it go on from there. None may get a bare 45."""
@@ -575,7 +573,7 @@ def test_a_chain_behind_a_refused_batch_is_refused_with_it(
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_what_was_sent_behind_a_refused_batch_falls_with_it_though_it_would_fit(
+def test_fitting_append_after_refused_batch_is_refused(
     idempotent: bool, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     """Its sender thinks that the refused one lies before it. Another producer's batch stands alone."""
@@ -650,7 +648,7 @@ def test_answers_keep_the_order_of_requests(client: Connection, log: Log, new_to
 
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_a_retry_is_known_by_its_producer_and_sequence(
+def test_retry_is_recognised_by_producer_and_sequence(
     prefix: str, client: Connection, proxy: ProxyProcess, log: Log, new_topic: NewTopic
 ) -> None:
     topic = new_topic(prefix, length=2)
@@ -666,7 +664,7 @@ def test_a_retry_is_known_by_its_producer_and_sequence(
     assert log.values(topic) == [b"old", b"old", b"a", b"b", b"c", b"other"]
 
 
-def test_the_same_sequence_with_other_records_is_no_retry(client: Connection, log: Log, new_topic: NewTopic) -> None:
+def test_same_sequence_with_other_records_is_no_retry(client: Connection, log: Log, new_topic: NewTopic) -> None:
     topic = new_topic("required")
     producer = client.init_producer_id()
     assert client.append(topic, batch(b"a", expected=0, producer=producer)).base_offset == 0
@@ -677,7 +675,7 @@ def test_the_same_sequence_with_other_records_is_no_retry(client: Connection, lo
     assert log.values(topic) == [b"a"]
 
 
-def test_a_retry_is_known_by_its_write_id_for_ever(
+def test_write_id_retry_is_recognised_indefinitely(
     kafka: KafkaCluster, log: Log, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     """Also by a proxy that never saw it, and behind other appends."""
@@ -777,7 +775,7 @@ def test_unconditional_idempotent_batches_keep_what_kafka_promises_them(
 
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_a_writer_around_the_proxy_is_never_mistaken_for_success(
+def test_bypassing_append_makes_success_a_violation(
     prefix: str, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     """What Kafka cannot compare is at least found out: the one case where 44 means appended."""
@@ -809,7 +807,7 @@ def test_a_writer_around_the_proxy_is_never_mistaken_for_success(
 # --- transactions -----------------------------------------------------------------------------------------------------
 
 
-def test_a_topic_that_is_guarded_by_a_pattern_brings_the_same_warnings(
+def test_topic_checked_by_pattern_logs_replication_warning(
     proxy: ProxyProcess, client: Connection, new_topic: NewTopic
 ) -> None:
     """One broker: it has one replica. As soon as the topic is used; the file may name what there is not yet."""
@@ -932,9 +930,7 @@ def test_the_check_is_changed_while_clients_write(
 
 
 @pytest.mark.parametrize("by", ["the proxy", "Kafka itself"])
-def test_a_topic_that_is_deleted_and_created_again_starts_anew(
-    by: str, client: Connection, log: Log, new_topic: NewTopic
-) -> None:
+def test_recreated_topic_starts_at_offset_zero(by: str, client: Connection, log: Log, new_topic: NewTopic) -> None:
     topic = new_topic("required", length=3)
     old_id = client.metadata(topic).topics[0].topic_id
     with log.connect(topic) as direct:
@@ -979,14 +975,14 @@ def test_a_config_given_at_creation(client: Connection, log: Log, new_topic: New
         assert CHECK not in direct.describe_topic(topic)
 
 
-def test_a_topic_shows_the_defaults_and_what_the_file_says(client: Connection, new_topic: NewTopic) -> None:
+def test_topic_shows_default_and_file_configs(client: Connection, new_topic: NewTopic) -> None:
     assert client.describe_topic(new_topic("plain"), keys=[CHECK, CARRIER]) == {CHECK: "false", CARRIER: "header"}
     assert client.describe_topic(new_topic("required"), keys=[CHECK]) == {CHECK: "required"}
     assert client.describe_topic(new_topic("base"), keys=[CARRIER]) == {CARRIER: "base"}
 
 
 @pytest.mark.parametrize(("name", "value"), [(CHECK, "maybe"), (CHECK, ""), (CARRIER, "pigeon")])
-def test_an_invalid_value_is_refused_with_a_clear_message(
+def test_invalid_config_value_is_refused_with_its_reason(
     name: str, value: str, client: Connection, new_topic: NewTopic, unique_topic: Callable[..., str]
 ) -> None:
     topic = new_topic("plain")
@@ -1023,7 +1019,7 @@ def test_a_config_is_taken_back(client: Connection, new_topic: NewTopic) -> None
     assert client.describe_topic(topic)[CHECK] == "required"
 
 
-def test_kafkas_own_errors_come_through_and_nothing_is_stored(client: Connection, new_topic: NewTopic) -> None:
+def test_kafka_config_errors_are_relayed_and_nothing_stored(client: Connection, new_topic: NewTopic) -> None:
     topic = new_topic("plain")
     code, _ = client.alter_topic(topic, {CHECK: "required", "retention.ms": "soon"})
     assert code == INVALID_CONFIG
@@ -1031,7 +1027,7 @@ def test_kafkas_own_errors_come_through_and_nothing_is_stored(client: Connection
     assert client.alter_topic("no-such-topic", {CHECK: "required"})[0] == UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_config_survives_the_proxy_and_goes_with_the_topic(
+def test_config_survives_restart_and_ends_with_its_topic(
     kafka: KafkaCluster, proxy: ProxyProcess, log: Log, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic = unique_topic("plain")
@@ -1053,7 +1049,7 @@ def test_a_config_survives_the_proxy_and_goes_with_the_topic(
             assert client.append(topic, batch(b"x")).error_code == OK
 
 
-def test_a_topic_created_again_is_guarded_by_each_process_once_that_is_told(
+def test_recreated_topic_is_checked_by_every_instance(
     kafka: KafkaCluster, log: Log, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     """The other process has appended to the one before it, so it knows an id by that name."""
@@ -1116,7 +1112,7 @@ def test_the_state_topic_is_closed_to_clients(client: Connection, log: Log) -> N
 
 
 @pytest.mark.parametrize("version", [9, 13])
-def test_the_state_topic_takes_nothing_beside_other_topics_nor_silently(
+def test_state_topic_append_in_mixed_request_is_refused(
     version: int, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     plain = new_topic("plain")

@@ -90,7 +90,7 @@ def values_of(found: object) -> list[bytes | None]:
 # --- offsets ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_log_end_is_right_on_an_empty_log_and_after_each_append(kafka: KafkaCluster) -> None:
+def test_log_end_is_right_after_each_append(kafka: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client)
         assert (await client.log_end(tp)).offset == 0
@@ -117,7 +117,7 @@ def believe(client: ControlClient, tp: TopicPartition, leader: Leader) -> None:
     client._metadata = replace(client._metadata, topics=topics)
 
 
-def test_after_a_leader_move_every_question_finds_the_new_leader_and_its_epoch(kafka3: KafkaCluster) -> None:
+def test_leader_move_is_followed_by_every_query(kafka3: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client, replicas=3, min_insync_replicas="2")
         assert (await client.produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
@@ -163,7 +163,7 @@ def test_a_follower_is_never_taken_for_the_leader(kafka3: KafkaCluster) -> None:
     with_client(kafka3, story)
 
 
-def test_an_epoch_that_no_broker_has_yet_is_not_answered_but_waited_for(kafka: KafkaCluster) -> None:
+def test_unknown_leader_epoch_is_waited_for(kafka: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client)
         end = await client.log_end(tp)
@@ -180,7 +180,7 @@ def test_an_epoch_that_no_broker_has_yet_is_not_answered_but_waited_for(kafka: K
     with_client(kafka, story)
 
 
-def test_a_topic_that_is_not_there_is_said_so_soon_and_is_not_created(kafka: KafkaCluster) -> None:
+def test_missing_topic_fails_soon_and_is_not_created(kafka: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         started_at = time.monotonic()
         with pytest.raises(UpstreamUnavailable, match="no such topic or partition") as caught:
@@ -199,7 +199,7 @@ def test_a_topic_that_is_not_there_is_said_so_soon_and_is_not_created(kafka: Kaf
 # --- producers and transactions ---------------------------------------------------------------------------------------
 
 
-def test_producer_state_before_and_after_a_stamped_append(kafka: KafkaCluster) -> None:
+def test_producer_state_before_and_after_fenced_append(kafka: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client)
         producer_id, epoch = await client.init_producer_id()
@@ -232,7 +232,7 @@ def test_two_producer_ids_are_never_the_same(kafka: KafkaCluster) -> None:
     with_client(kafka, story)
 
 
-def test_an_open_transaction_shows_until_its_marker_is_written(kafka: KafkaCluster) -> None:
+def test_open_transaction_is_listed_until_its_marker(kafka: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client)
         assert (await client.produce(tp, batch(b"plain"), timeout_ms=5_000)).error_code == 0
@@ -267,7 +267,7 @@ def test_an_open_transaction_shows_until_its_marker_is_written(kafka: KafkaClust
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_found_whole_from_any_offset_within_it(kafka: KafkaCluster) -> None:
+def test_batch_is_read_whole_from_any_offset(kafka: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client)
         for values in ((b"a",), (b"b", b"c", b"d"), (b"e" * 5_000,)):
@@ -282,7 +282,7 @@ def test_a_batch_is_found_whole_from_any_offset_within_it(kafka: KafkaCluster) -
     with_client(kafka, story)
 
 
-def test_below_the_log_start_an_offset_is_out_of_range(kafka: KafkaCluster) -> None:
+def test_offset_below_log_start_is_out_of_range(kafka: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client)
         for value in (b"a", b"b", b"c"):
@@ -300,7 +300,7 @@ def test_below_the_log_start_an_offset_is_out_of_range(kafka: KafkaCluster) -> N
     with_client(kafka, story)
 
 
-def test_what_is_not_replicated_yet_is_in_the_log_end_but_cannot_be_read(kafka3: KafkaCluster) -> None:
+def test_unreplicated_record_counts_in_log_end_only(kafka3: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client, replicas=3)
         assert (await client.produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
@@ -321,7 +321,7 @@ def test_what_is_not_replicated_yet_is_in_the_log_end_but_cannot_be_read(kafka3:
     with_client(kafka3, story)
 
 
-def test_an_append_meant_for_a_deleted_topic_does_not_land_in_its_namesake(kafka: KafkaCluster) -> None:
+def test_append_for_deleted_topic_is_refused_after_recreation(kafka: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client)
         await client.log_end(tp)
@@ -365,7 +365,7 @@ def test_facts_of_topics_and_brokers(kafka: KafkaCluster) -> None:
     with_client(kafka, story)
 
 
-def test_the_cluster_as_it_is(kafka3: KafkaCluster) -> None:
+def test_cluster_facts_match_the_running_brokers(kafka3: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         assert client.cluster_id == kafka3.cluster_id
         assert dict(client.brokers) == {NodeId(node): kafka3.address(node) for node in kafka3.node_ids}
@@ -384,9 +384,7 @@ def test_the_cluster_as_it_is(kafka3: KafkaCluster) -> None:
     with_client(kafka3, story)
 
 
-def test_many_who_ask_for_metadata_at_once_share_few_requests(
-    kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_metadata_refreshes_share_few_requests(kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     queried = 0
 
     async def story(client: ControlClient) -> None:
@@ -410,7 +408,7 @@ def test_many_who_ask_for_metadata_at_once_share_few_requests(
 # --- when Kafka does not answer ---------------------------------------------------------------------------------------
 
 
-def test_a_paused_broker_costs_each_question_its_own_time_limit_and_no_more(kafka: KafkaCluster) -> None:
+def test_query_to_paused_broker_respects_its_time_limit(kafka: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client)
         await client.log_end(tp)
@@ -434,7 +432,7 @@ def test_a_paused_broker_costs_each_question_its_own_time_limit_and_no_more(kafk
     with_client(kafka, story)
 
 
-def test_a_broker_that_dies_and_comes_back_is_found_again(kafka3: KafkaCluster) -> None:
+def test_restarted_broker_is_found_again(kafka3: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client)
         await client.produce(tp, batch(b"a"), timeout_ms=5_000)
@@ -486,7 +484,7 @@ def test_partitions_are_validated_then_created_then_there_already(kafka: KafkaCl
     with_client(kafka, story)
 
 
-def test_the_end_of_a_partition_is_replicated_once_its_high_watermark_is_there(kafka3: KafkaCluster) -> None:
+def test_partition_end_is_replicated_at_high_watermark(kafka3: KafkaCluster) -> None:
     """Given a follower that stands still, when a record is appended with acks=1, then the log ends behind the high
     watermark until the follower has it."""
 

@@ -123,7 +123,7 @@ def empty(topic: str) -> Message:
 @pytest.mark.brokers
 @pytest.mark.parametrize("api_key", [apis.ALTER_CONFIGS, apis.INCREMENTAL_ALTER_CONFIGS])
 @pytest.mark.parametrize("validate_only", [False, True])
-def test_an_empty_list_of_configs_is_authorised_like_any_other(
+def test_empty_config_list_is_authorised_like_any_other(
     admin: Connection, reader: Connection, topic: str, api_key: int, validate_only: bool
 ) -> None:
     request = Message(resources=[empty(topic), empty("no-such-topic")], validate_only=validate_only)
@@ -153,7 +153,7 @@ def set_config(admin: Connection, topic: str, name: str, value: str) -> None:
 
 
 @pytest.mark.brokers
-def test_an_empty_list_resets_kafkas_configs_in_the_legacy_call_alone(admin: Connection, topic: str) -> None:
+def test_empty_list_resets_configs_only_in_legacy_call(admin: Connection, topic: str) -> None:
     set_config(admin, topic, "retention.ms", "123456")
 
     admin.query(apis.INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=[empty(topic)]))
@@ -166,7 +166,7 @@ def test_an_empty_list_resets_kafkas_configs_in_the_legacy_call_alone(admin: Con
 
 
 @pytest.mark.brokers
-def test_names_that_kafka_does_not_know_bring_no_configs(admin: Connection, topic: str) -> None:
+def test_unknown_config_keys_describe_no_configs(admin: Connection, topic: str) -> None:
     def shown(keys: list[str]) -> list[str]:
         requested = Message(resource_type=TOPIC, resource_name=topic, configuration_keys=keys)
         result = admin.query(apis.DESCRIBE_CONFIGS, 4, Message(resources=[requested])).results[0]
@@ -187,7 +187,7 @@ ASKED = {
 
 
 @pytest.mark.brokers
-def test_every_answer_of_a_real_broker_is_read_and_written_again(admin: Connection) -> None:
+def test_every_real_broker_response_is_reencoded_unchanged(admin: Connection) -> None:
     submitted = admin.query(apis.API_VERSIONS, 3, Message(client_software_name="test", client_software_version="1"))
     restrict_api_versions(submitted)
     read = []
@@ -206,9 +206,7 @@ def test_every_answer_of_a_real_broker_is_read_and_written_again(admin: Connecti
 
 
 @pytest.mark.brokers
-def test_no_answer_names_the_broker_once_it_is_rewritten(
-    guarded_kafka: KafkaCluster, admin: Connection, topic: str
-) -> None:
+def test_rewritten_response_never_names_the_broker(guarded_kafka: KafkaCluster, admin: Connection, topic: str) -> None:
     book = AddressBook(19092, advertised_host="proxy.example.com")
     queried = [
         *((apis.METADATA, v, Message(topics=None if v else [])) for v in range(14)),
@@ -283,7 +281,7 @@ def within(version: int, versions: str) -> bool:
     return versions != "none" and int(first) <= version <= int(last or first)
 
 
-def test_no_served_version_can_name_a_brokers_address_in_the_newest_kafka() -> None:
+def test_no_served_version_names_an_unreplaced_broker_address() -> None:
     definitions = response_definitions()
     assert set(definitions) == set(APIS), "a new Kafka has new APIs: look at each, and give it its row"
     observed = set()
@@ -300,7 +298,7 @@ def test_no_served_version_can_name_a_brokers_address_in_the_newest_kafka() -> N
     assert {(apis.FETCH, 16), (apis.PRODUCE, 10), (55, 2), (78, 1), (79, 1), (apis.METADATA, 0)} <= observed
 
 
-def test_the_table_serves_what_the_newest_kafka_has_but_for_a_reason() -> None:
+def test_table_serves_newest_versions_except_for_stated_reasons() -> None:
     for api_key, definition in response_definitions().items():
         api = APIS[api_key]
         assert definition["name"] == f"{api.name}Response"

@@ -125,7 +125,7 @@ def unconditional(proxy: ProxyProcess, led_by: int, topic: str) -> int:
     return int(asked_again(append, lambda answer: int(answer.error_code)).error_code)
 
 
-def test_nothing_passes_by_configs_that_the_old_leader_still_tells(cut_off: CutOff) -> None:
+def test_switched_on_check_applies_despite_old_leader_configs(cut_off: CutOff) -> None:
     # Given a topic that was not checked until it was switched on through the proxy that knows,
     here, _ = cut_off.others
     proxy = cut_off.believing[0]
@@ -142,7 +142,7 @@ def test_nothing_passes_by_configs_that_the_old_leader_still_tells(cut_off: CutO
     assert cut_off.still_believed
 
 
-def test_what_was_refused_elsewhere_is_not_committed_by_a_proxy_that_asks_the_old_leader(cut_off: CutOff) -> None:
+def test_proxy_using_old_leader_refuses_invalid_commit(cut_off: CutOff) -> None:
     kafka, lost, informed, believing = cut_off.kafka, cut_off.lost, cut_off.informed, cut_off.believing[1]
     here, there = cut_off.others
     good, bad = cut_off.good, cut_off.bad

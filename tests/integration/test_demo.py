@@ -37,7 +37,7 @@ def processes_about(path: Path) -> list[str]:
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
-def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupted_demo_leaves_no_process_or_file(tmp_path: Path, number: signal.Signals) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-m", "fencepost_proxy", "demo"],
         stdout=subprocess.PIPE,
@@ -73,7 +73,7 @@ def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path, numbe
 
 
 @pytest.mark.kafka
-def test_the_proof_finds_what_is_wrong_with_a_topic(kafka: KafkaCluster, unique_topic: Callable[..., str]) -> None:
+def test_demo_proof_detects_wrong_topic_contents(kafka: KafkaCluster, unique_topic: Callable[..., str]) -> None:
     topic = unique_topic("proof")
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
     admin.create_topics([NewTopic(topic, 2, 1)])
@@ -121,5 +121,5 @@ def test_the_proof_finds_what_is_wrong_with_a_topic(kafka: KafkaCluster, unique_
     assert not beheaded.holds
 
 
-def test_row_hash_tells_fields_apart() -> None:
+def test_row_hash_distinguishes_field_boundaries() -> None:
     assert len({row_hash(fields) for fields in (["ab", "c"], ["a", "bc"], ["abc"], ["abc", ""], ["", "abc"], [])}) == 6

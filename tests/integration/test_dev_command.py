@@ -37,7 +37,7 @@ def brokers_under(data: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
-def test_it_says_when_it_is_ready_and_a_signal_ends_everything(tmp_path: Path, stop_signal: signal.Signals) -> None:
+def test_dev_reports_ready_and_stops_on_signal(tmp_path: Path, stop_signal: signal.Signals) -> None:
     data = tmp_path / "data"
     with subprocess.Popen(
         fencepost("dev", "--listen", "127.0.0.1:0", "--data", str(data), "--kafka-version", kafka_version()),
@@ -75,7 +75,7 @@ def test_it_says_when_it_is_ready_and_a_signal_ends_everything(tmp_path: Path, s
         ),
     ],
 )
-def test_what_is_missing_is_one_line_and_exit_code_2(tmp_path: Path, environment: dict[str, str], stated: str) -> None:
+def test_missing_prerequisite_is_one_line_with_exit_2(tmp_path: Path, environment: dict[str, str], stated: str) -> None:
     environment = {name: value.format(tmp=tmp_path) for name, value in environment.items()}
     done = subprocess.run(
         fencepost("dev", "--listen", "127.0.0.1:0"),
@@ -92,7 +92,7 @@ def test_what_is_missing_is_one_line_and_exit_code_2(tmp_path: Path, environment
     assert not any("Traceback" in line for line in progress)
 
 
-def test_a_taken_port_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_taken_port_is_one_line_with_exit_2(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = subprocess.run(

@@ -79,7 +79,7 @@ def sdist(built: Path) -> Path:
     return file
 
 
-def test_the_wheel_has_the_packages_their_types_and_the_licence(wheel: Path) -> None:
+def test_wheel_contains_packages_type_markers_and_licence(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (about,) = [name for name in names if name.endswith(".dist-info/METADATA")]
@@ -178,7 +178,7 @@ def proxy(installed: Path, kafka: KafkaCluster, tmp_path: Path) -> Iterator[tupl
 
 
 @pytest.mark.kafka
-def test_a_proxy_from_the_wheel_in_front_of_kafka(installed: Path, proxy: tuple[str, str]) -> None:
+def test_proxy_from_wheel_checks_expected_offsets(installed: Path, proxy: tuple[str, str]) -> None:
     bootstrap, status = proxy
     assert run(installed / "fencepost", "health", "--status", status) == "ready\n"
     topic = create_topic(bootstrap, "shipped", check="required")

@@ -96,7 +96,7 @@ def test_kafkas_own_tools_run(kafka: KafkaCluster, unique_topic: Callable[..., s
         run_tool("kafka-topics", [*at, "--create", "--topic", topic], version=version)
 
 
-def test_a_java_program_is_compiled_once_and_runs_on_the_locked_jars(tmp_path: Path) -> None:
+def test_java_program_compiles_once_against_locked_jars(tmp_path: Path) -> None:
     source = tmp_path / "Version.java"
     source.write_text(
         "public class Version { public static void main(String[] a) {"
@@ -113,7 +113,7 @@ def test_a_java_program_is_compiled_once_and_runs_on_the_locked_jars(tmp_path: P
         compile_java([source])
 
 
-def test_a_killed_broker_comes_back_with_its_records_at_the_same_address(unique_topic: Callable[..., str]) -> None:
+def test_restarted_broker_keeps_its_records_and_address(unique_topic: Callable[..., str]) -> None:
     topic = unique_topic()
     with running_kafka() as cluster:
         bootstrap, pid = cluster.bootstrap, cluster.pid(1)
@@ -130,7 +130,7 @@ def test_a_killed_broker_comes_back_with_its_records_at_the_same_address(unique_
         assert consume(bootstrap, topic, 2) == [b"before", b"after"]
 
 
-def test_a_paused_broker_takes_connections_and_answers_once_resumed() -> None:
+def test_paused_broker_answers_only_once_resumed() -> None:
     with running_kafka() as cluster:
         assert answers(cluster, 1, 60)
         cluster.pause(1)
@@ -170,7 +170,7 @@ def test_three_brokers_lose_one_and_gain_one(unique_topic: Callable[..., str]) -
         assert consume(str(cluster.address(4)), topic, 1) == [b"with two"]
 
 
-def test_named_data_is_kept_and_temporary_data_is_not(tmp_path: Path, unique_topic: Callable[..., str]) -> None:
+def test_only_named_data_directory_is_kept(tmp_path: Path, unique_topic: Callable[..., str]) -> None:
     topic, data = unique_topic(), tmp_path / "data"
     with running_kafka(data=data) as first:
         produce(first.bootstrap, topic, b"kept")
@@ -185,7 +185,7 @@ def test_named_data_is_kept_and_temporary_data_is_not(tmp_path: Path, unique_top
     assert not temporary.exists()
 
 
-def test_somebody_elses_directory_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_data_directory_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
     with pytest.raises(ClusterError, match="is not empty and contains no cluster"), running_kafka(data=tmp_path):
         pass
@@ -243,14 +243,14 @@ def test_brokers_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     assert wait_until(lambda: not exists(pid), 60)
 
 
-def test_a_taken_port_is_named_before_anything_is_started() -> None:
+def test_taken_port_is_named_before_kafka_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortTakenError, match=rf"port {port} on 127\.0\.0\.1 is in use"):
             KafkaCluster(ports=[port]).start()
 
 
-def test_a_port_taken_while_kafka_starts_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_taken_during_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr("fencepost_proxy.dev.cluster._require_free", lambda ports: None)
@@ -258,7 +258,7 @@ def test_a_port_taken_while_kafka_starts_is_named_too(monkeypatch: pytest.Monkey
             KafkaCluster(ports=[port], version=kafka_version()).start()
 
 
-def test_a_setting_that_kafka_refuses_is_told_with_its_log() -> None:
+def test_invalid_kafka_setting_is_reported_with_log_path() -> None:
     cluster = KafkaCluster(version=kafka_version(), properties={"log.segment.bytes": "-1"})
     with pytest.raises(ClusterError, match=r"(?s)log\.segment\.bytes.*\(see (.*)\)") as raised:
         cluster.start()

@@ -32,7 +32,7 @@ def test_produce_and_fetch_are_answered_alike(kafka: KafkaCluster, fake: FakeClu
     assert produce_and_fetch(fake.bootstrap) == produce_and_fetch(kafka.bootstrap)
 
 
-def test_the_control_clients_questions_are_answered_alike(kafka: KafkaCluster, fake: FakeClusterProcess) -> None:
+def test_fake_cluster_answers_control_client_like_kafka(kafka: KafkaCluster, fake: FakeClusterProcess) -> None:
     assert asyncio.run(queries(fake.bootstrap)) == asyncio.run(queries(kafka.bootstrap))
 
 

@@ -112,7 +112,7 @@ def _batches() -> list[bytes]:
     ],
 )
 @pytest.mark.parametrize("version", [3, 7, 9, 12, 13])
-def test_stamped_batches_are_appended_and_recognised_when_read_back(
+def test_fenced_batches_are_appended_and_recognised_again(
     kafka: KafkaCluster, unique_topic: Callable[..., str], version: int, configs: dict[str, str]
 ) -> None:
     """Each expected offset is the sequence of its batch; the broker checks both the CRC and the sequence."""
@@ -150,7 +150,7 @@ def test_stamped_batches_are_appended_and_recognised_when_read_back(
     ],
 )
 @pytest.mark.parametrize("instance_id", [1, 170, 255])
-def test_a_tag_is_stored_with_its_batch_unless_the_broker_writes_that_anew(
+def test_instance_id_is_kept_unless_broker_rewrites_batch(
     kafka: KafkaCluster, unique_topic: Callable[..., str], instance_id: int, configs: dict[str, str], kept: bool
 ) -> None:
     name = unique_topic("tagged")
@@ -191,7 +191,7 @@ def _java(bootstrap: str, topic: str, count: int) -> list[bytes]:
     return found.output.encode().split()
 
 
-def test_consumers_do_not_mind_tags(kafka: KafkaCluster, unique_topic: Callable[..., str]) -> None:
+def test_consumers_accept_batches_with_an_instance_id(kafka: KafkaCluster, unique_topic: Callable[..., str]) -> None:
     """A batch of each codec, with every bit of the tag set; Java by its console consumer."""
     name = unique_topic("tagged")
     with raw.Connection(kafka.bootstrap) as connection:
@@ -209,7 +209,7 @@ def test_consumers_do_not_mind_tags(kafka: KafkaCluster, unique_topic: Callable[
 
 
 @pytest.mark.parametrize("compression", ["producer", "zstd"])
-def test_the_broker_computes_the_newest_timestamp_as_we_do(
+def test_broker_computes_same_newest_timestamp_as_proxy(
     kafka: KafkaCluster, unique_topic: Callable[..., str], compression: str
 ) -> None:
     """The batch's own header lies about it, and its base is not the first record's timestamp."""

@@ -151,7 +151,7 @@ def _codes(answer: Any) -> set[int]:
     return set().union(*map(_codes, answer)) if isinstance(answer, list) else set()
 
 
-def test_who_may_not_read_the_group_is_told_the_same_as_without_the_proxy(scene: Scene) -> None:
+def test_unauthorized_group_reader_gets_the_refusals_of_kafka(scene: Scene) -> None:
     """Given a group from which a partition is withheld, when a stranger asks in its name and in its member's, then each
     answer is Kafka's refusal, in the same words as Kafka's own."""
     scene.grow()
@@ -186,7 +186,7 @@ def test_who_may_not_read_the_group_is_told_the_same_as_without_the_proxy(scene:
         assert member.query(HEARTBEAT, 4, who)["ErrorCode"] == 0, "nobody has disturbed it"
 
 
-def test_no_beginning_is_told_of_a_topic_that_one_may_not_describe(scene: Scene) -> None:
+def test_start_offset_requires_permission_to_describe_the_topic(scene: Scene) -> None:
     """Given one who may read the group and not the topic; its member is told where the new partition begins."""
     scene.grow()
     with User(scene.through, "member") as member:
@@ -212,7 +212,7 @@ def _offsets(answer: Fields) -> dict[int, tuple[int, int]]:
     }
 
 
-def test_a_member_whose_right_was_taken_away_is_not_told_that_there_is_more(scene: Scene) -> None:
+def test_revoked_member_gets_refusal_instead_of_rebalance(scene: Scene) -> None:
     """Given a partition that its group may have by now, when the member asks, then Kafka's refusal comes before it."""
     scene.grow()
     with User(scene.through, "member") as member:
@@ -229,7 +229,7 @@ def test_a_member_whose_right_was_taken_away_is_not_told_that_there_is_more(scen
         assert (synced["ErrorCode"], synced["Assignment"]) == (GROUP_AUTHORIZATION_FAILED, b"")
 
 
-def test_a_member_that_may_is_told_that_there_is_more(scene: Scene) -> None:
+def test_permitted_member_gets_rebalance_for_the_new_partition(scene: Scene) -> None:
     """Without which the one above would prove nothing."""
     scene.grow()
     with User(scene.through, "member") as member:

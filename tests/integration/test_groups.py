@@ -82,7 +82,7 @@ _TOO_NEW = {"librdkafka-consumer-protocol"} if kafka_version().startswith("3.") 
 
 @pytest.mark.brokers
 @pytest.mark.parametrize("client", [each for each in MEMBERS if each not in _TOO_NEW])
-def test_a_new_partition_comes_once_the_prior_ones_are_read_and_committed(
+def test_new_partition_is_assigned_after_prior_partition_commits(
     client: str, topic: GrownTopic, proxy: ProxyProcess
 ) -> None:
     # Given a group that has read a topic of two partitions, and has committed one half of it.
@@ -174,7 +174,7 @@ def test_a_prior_partition_may_end_in_a_transaction(
         _gets_the_new_partition(member, 4, proxy)
 
 
-def test_consumable_records_before_an_aborted_tail_are_waited_for(
+def test_records_before_an_aborted_end_are_waited_for(
     topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
 ) -> None:
     group = f"before-{topic.name}"
@@ -222,9 +222,7 @@ def test_what_was_truncated_is_not_waited_for(
         _gets_the_new_partition(member, 4, proxy)
 
 
-def test_what_compaction_took_is_not_waited_for_even_if_it_was_seen_before(
-    groups_kafka: KafkaCluster, proxy: ProxyProcess
-) -> None:
+def test_compacted_records_are_not_waited_for_after_reading(groups_kafka: KafkaCluster, proxy: ProxyProcess) -> None:
     # Given a compacted topic, a group before five records, and a threshold behind them.
     configs = {
         "cleanup.policy": "compact",
@@ -252,9 +250,7 @@ def test_what_compaction_took_is_not_waited_for_even_if_it_was_seen_before(
 
 
 @pytest.mark.parametrize("client", ["librdkafka-eager", "java-eager", "java-consumer-protocol"])
-def test_a_group_that_begins_at_the_end_skips_nothing_of_the_new_partition(
-    client: str, topic: GrownTopic, proxy: ProxyProcess
-) -> None:
+def test_latest_group_reads_whole_new_partition(client: str, topic: GrownTopic, proxy: ProxyProcess) -> None:
     # Given a group with auto.offset.reset=latest, the clients' default.
     group = f"latest-{client}-{topic.name}"
     with MEMBERS[client](proxy.bootstrap, topic.name, group, "latest") as member:
@@ -287,7 +283,7 @@ def test_a_new_group_reads_the_prior_partitions_first(topic: GrownTopic, proxy: 
         assert {each.partition for each in member.read[:10]} == {0, 1}
 
 
-def test_a_group_that_was_reset_waits_again_only_where_it_begins_anew(
+def test_group_reset_to_the_start_waits_again(
     topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
 ) -> None:
     topic.write(0, 5)
@@ -325,9 +321,7 @@ def test_several_expansions_open_one_after_the_other(
 
 
 @pytest.mark.parametrize("client", ["librdkafka-eager", "librdkafka-consumer-protocol", "java-consumer-protocol"])
-def test_a_restarted_proxy_still_hands_over_what_it_withheld(
-    client: str, groups_kafka: KafkaCluster, tmp_path: Path
-) -> None:
+def test_restarted_proxy_assigns_what_it_had_gated(client: str, groups_kafka: KafkaCluster, tmp_path: Path) -> None:
     with ProxyProcess(groups_kafka.bootstrap, tmp_path) as proxy:
         topic = GrownTopic(groups_kafka.bootstrap, proxy.bootstrap, f"restart-{uuid4().hex[:8]}", 2)
         group = f"{client}-{topic.name}"
@@ -364,9 +358,7 @@ def watched(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess
         yield proxy
 
 
-def test_a_group_that_commits_nothing_gets_the_new_partition_in_the_end(
-    topic: GrownTopic, impatient: ProxyProcess
-) -> None:
+def test_group_without_commits_gets_new_partition_after_timeout(topic: GrownTopic, impatient: ProxyProcess) -> None:
     group = f"silent-{topic.name}"
     topic.write(0, 5)
     topic.grow(3)
@@ -378,9 +370,7 @@ def test_a_group_that_commits_nothing_gets_the_new_partition_in_the_end(
     assert "limits.gated_without_commit_seconds" in impatient.log
 
 
-def test_member_that_commits_only_when_records_arrive_gets_the_new_partition(
-    topic: GrownTopic, impatient: ProxyProcess
-) -> None:
+def test_member_committing_only_on_records_gets_new_partition(topic: GrownTopic, impatient: ProxyProcess) -> None:
     """As franz-go does whose poll blocks: what was polled is committed by the next poll that returns something."""
     group = f"blocking-{topic.name}"
     topic.write(0, 5)
@@ -415,9 +405,7 @@ def test_member_that_commits_only_when_records_arrive_gets_the_new_partition(
     assert "limits.gated_without_progress_seconds" in impatient.log
 
 
-def test_a_group_that_began_at_the_end_and_commits_nothing_need_not_wait(
-    topic: GrownTopic, proxy: ProxyProcess
-) -> None:
+def test_latest_group_without_commits_does_not_wait(topic: GrownTopic, proxy: ProxyProcess) -> None:
     # Given prior partitions with records, and a group that began behind them, and so has nothing to commit.
     group = f"idle-{topic.name}"
     topic.write(0, 5)
@@ -430,7 +418,7 @@ def test_a_group_that_began_at_the_end_and_commits_nothing_need_not_wait(
         _gets_the_new_partition(member, 3, proxy)
 
 
-def test_an_operator_sees_who_waits_and_lets_them_go(
+def test_operator_sees_waiting_group_and_forces_its_assignment(
     groups_kafka: KafkaCluster,
     topic: GrownTopic,
     watched: ProxyProcess,
@@ -505,7 +493,7 @@ def _waiting(url: str, group: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("client", ["librdkafka-consumer-protocol", "java-consumer-protocol"])
-def test_a_withheld_partition_that_moves_to_another_member_wedges_nobody(
+def test_gated_partition_moving_between_members_is_eventually_read(
     client: str, topic: GrownTopic, proxy: ProxyProcess
 ) -> None:
     # Given a member of the new protocol from which all of the new partitions are withheld.
@@ -558,7 +546,7 @@ def _described(address: str, group: str) -> Any:
 # ---- Streams
 
 
-def test_a_streams_application_goes_on_and_is_warned_about(
+def test_streams_application_is_not_gated_but_logged(
     groups_kafka: KafkaCluster, proxy: ProxyProcess, tmp_path: Path
 ) -> None:
     # Given Kafka Streams on an ordered topic. (Streams pins the count of its own topics: more input partitions than it
@@ -589,7 +577,7 @@ def test_a_streams_application_goes_on_and_is_warned_about(
 @pytest.mark.parametrize(
     "client", [pytest.param("librdkafka-eager", marks=pytest.mark.soak), "librdkafka-consumer-protocol"]
 )
-def test_several_workers_withhold_together(client: str, groups_kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_assignments_are_gated_across_workers(client: str, groups_kafka: KafkaCluster, tmp_path: Path) -> None:
     # Given a proxy of two worker processes, and a group of two members, who may be at either.
     port = free_port()
     (token := tmp_path / "token").write_text("s3cret\n")

@@ -273,7 +273,7 @@ def test_markers_of_the_proxys_own_are_refused(
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "an admin's abort"])
-def test_a_partition_that_was_added_and_never_written_to(  # noqa: PLR0917
+def test_partition_added_but_never_written_gets_a_marker(  # noqa: PLR0917
     way: str,
     cluster: KafkaCluster,
     proxy: ProxyProcess,
@@ -299,7 +299,7 @@ def test_a_partition_that_was_added_and_never_written_to(  # noqa: PLR0917
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in ("timeout", "an admin's abort")])
 @pytest.mark.parametrize("written", [True, False], ids=["written to", "only added"])
-def test_a_conditional_writer_beside_markers(  # noqa: PLR0917
+def test_conditional_writer_stays_correct_during_transaction_markers(  # noqa: PLR0917
     written: bool,
     way: str,
     cluster: KafkaCluster,
@@ -478,8 +478,8 @@ def test_required_topics_are_never_added_to_a_transaction(
     assert log.values(required) == [b"old", b"old", b"new", b"new"]
 
 
-@pytest.mark.parametrize("beside", [(), ("plain",)], ids=["alone", "beside another topic"])
-def test_required_topics_are_not_written_to_within_a_transaction(  # noqa: PLR0917
+@pytest.mark.parametrize("beside", [(), ("plain",)], ids=["alone", "with another topic"])
+def test_required_topic_refuses_appends_within_a_transaction(  # noqa: PLR0917
     beside: Sequence[str], cluster: KafkaCluster, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     """Transactions v2: the first write would add the partition, and it is refused before Kafka sees it."""
@@ -516,7 +516,7 @@ def _appended_at_end(client: Connection, log: Log, topic: str) -> bool:
 
 @pytest.mark.parametrize("conditional", [True, False], ids=["conditional", "unconditional"])
 @pytest.mark.parametrize("protocol", [1, 2])
-def test_two_transactions_that_want_the_same_partitions_in_opposite_order(  # noqa: PLR0917
+def test_transactions_in_opposite_partition_order_all_commit(  # noqa: PLR0917
     protocol: int, conditional: bool, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     """Neither waits for what the other has while it holds what that one wants: it is told to come again, and yields."""
@@ -593,7 +593,7 @@ def test_two_transactions_whose_requests_name_the_same_partitions(
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
-def test_who_owns_something_is_refused_and_who_owns_nothing_waits(
+def test_conflicting_transaction_waits_only_without_earlier_appends(
     protocol: int, cluster: KafkaCluster, proxy: ProxyProcess, log: Log, new_topic: NewTopic
 ) -> None:
     """Two that own what the other wants: both are told to abort. One of them does, and begins anew: it waits (6)."""
@@ -638,7 +638,7 @@ def again(connection: Connection, transactional: Transactional, topic: str, reco
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
-def test_a_retry_within_a_transaction_is_told_where_its_first_try_lies(
+def test_transactional_retry_gets_the_first_outcome(
     protocol: int, cluster: KafkaCluster, proxy: ProxyProcess, log: Log, new_topic: NewTopic
 ) -> None:
     """By another connection, or a process that never saw it: where it was expected, 0; elsewhere, a violation."""

@@ -80,7 +80,7 @@ def proxy(kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_good_writer_keeps_half_of_its_rate_beside_a_hostile_client(
+def test_good_writer_keeps_half_rate_despite_hostile_client(
     kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], way: str
 ) -> None:
     topics = {kafka.bootstrap: unique_topic("checked"), proxy.bootstrap: unique_topic("checked")}
@@ -119,7 +119,7 @@ def test_request_for_2000_absent_partitions_costs_milliseconds(
     assert min(seconds) < 1.0
 
 
-def test_partition_added_at_kafka_is_appended_to_at_the_first_try(
+def test_partition_added_at_kafka_accepts_first_append(
     kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     """The proxy's metadata is from before."""

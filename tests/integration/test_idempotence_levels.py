@@ -136,7 +136,7 @@ def test_what_each_idempotent_producer_makes_of_it(
     gc.collect()
 
 
-def test_an_id_that_the_proxy_made_up_is_no_right_to_anything(old: OldKafka, proxy: ProxyProcess) -> None:
+def test_fabricated_producer_id_grants_no_access(old: OldKafka, proxy: ProxyProcess) -> None:
     """On topics that are read and not safe it is told what Kafka said; where nobody reads, Kafka itself decides."""
     safe, required, plain = (create(old, prefix, old_format=False) for prefix in ("safe", "required", "plain"))
     with Connection(proxy.bootstrap) as connection:
@@ -156,9 +156,7 @@ def test_an_id_that_the_proxy_made_up_is_no_right_to_anything(old: OldKafka, pro
 
 
 @pytest.mark.parametrize("version", [5, 7, 8])
-def test_a_producer_of_a_topic_that_requires_it_hears_what_kafka_says(
-    old: OldKafka, proxy: ProxyProcess, version: int
-) -> None:
+def test_required_idempotence_relays_the_refusal_of_kafka(old: OldKafka, proxy: ProxyProcess, version: int) -> None:
     """`required` is never weakened: 43 goes through; who names no producer is refused, and told the log start."""
     topic = create(old, "required", old_format=True)
     with Connection(proxy.bootstrap) as connection:
@@ -190,7 +188,7 @@ def test_a_request_may_say_its_level_itself(
 
 
 @pytest.mark.parametrize("library", ["kafka-python", "aiokafka", "confluent-kafka"])
-def test_our_library_may_ask_for_it(library: str, old: OldKafka, proxy: ProxyProcess) -> None:
+def test_client_library_requests_safe_idempotence(library: str, old: OldKafka, proxy: ProxyProcess) -> None:
     topic = create(old, "safe", old_format=True)
     with closing(producer(library, proxy.bootstrap, idempotence="safe")) as made:
         sent = [made.send(topic, b"%d" % n, partition=0) for n in range(COUNT)]

@@ -197,7 +197,7 @@ def old_fashioned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[st
 
 
 @each_client
-def test_a_45_that_tells_of_no_loss_lets_the_producer_go_on(
+def test_harmless_error_45_lets_the_producer_continue(
     client: Client, old_fashioned: tuple[str, str], java: JavaProducers
 ) -> None:
     direct, proxied = old_fashioned
@@ -217,7 +217,7 @@ def test_a_45_that_tells_of_no_loss_lets_the_producer_go_on(
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_what_kafka_has_lost_is_told_as_lost(stage3: Stage3, java: JavaProducers) -> None:
+def test_records_lost_by_kafka_are_reported_lost(stage3: Stage3, java: JavaProducers) -> None:
     """One replica left, then only an outdated one: acknowledged records are gone, and the log still starts at 0."""
     proxy = stage3.proxies[0]
     configs = {

@@ -166,7 +166,7 @@ def test_the_connection_is_lost_at_any_byte(rounds: int, stage3: Stage3, say: Sa
 
 
 @pytest.mark.parametrize("beside", ["another wants the offset", "alone"])
-def test_an_answer_that_is_lost_while_another_client_waits(beside: str, stage3: Stage3, say: Say) -> None:
+def test_lost_answer_delays_another_client_until_resolved(beside: str, stage3: Stage3, say: Say) -> None:
     """The one that waits gets its turn only when the log has decided about the one before it."""
     story = Story(stage3)
     for part in (0.0, 0.5):
@@ -230,7 +230,7 @@ def test_min_isr_is_lost_in_the_middle(stage3: Stage3, say: Say) -> None:
     story.end(say, "min ISR lost")
 
 
-def test_followers_stand_still_until_the_request_times_out(stage3: Stage3, say: Say) -> None:
+def test_appends_timed_out_by_paused_replicas_stay_consistent(stage3: Stage3, say: Say) -> None:
     story = Story(stage3)
     stage3.lead("__fencepost_state", 1)  # or the proxies stop serving when they cannot read it
     client, end = story.warm_client()
@@ -255,7 +255,7 @@ def test_followers_stand_still_until_the_request_times_out(stage3: Stage3, say: 
 
 
 @pytest.mark.parametrize("held", [HoldRequest, HoldResponse], ids=["request on its way", "answer on its way"])
-def test_a_client_that_is_gone_does_not_release_the_gate(held: type[HoldRequest], stage3: Stage3, say: Say) -> None:
+def test_append_of_disconnected_client_keeps_its_offset(held: type[HoldRequest], stage3: Stage3, say: Say) -> None:
     story = Story(stage3)
     for reset in (True, False):
         end = story.warm()
@@ -279,9 +279,7 @@ def test_a_client_that_is_gone_does_not_release_the_gate(held: type[HoldRequest]
 # --- the broker stands still, or is replaced --------------------------------------------------------------------------
 
 
-def test_a_request_that_is_queued_past_every_timeout_in_a_leader_that_is_none_any_more(
-    stage3: Stage3, say: Say
-) -> None:
+def test_append_queued_in_former_leader_stays_consistent(stage3: Stage3, say: Say) -> None:
     story = Story(stage3)
     client, end = story.warm_client()
     queued = [story.value("queued", end + i) for i in range(3)]
@@ -304,9 +302,7 @@ def test_a_request_that_is_queued_past_every_timeout_in_a_leader_that_is_none_an
 
 
 @pytest.mark.parametrize("seconds", [8, pytest.param(45, marks=pytest.mark.soak)])
-def test_a_request_that_is_queued_past_every_timeout_in_the_only_replica(
-    seconds: int, stage3: Stage3, say: Say
-) -> None:
+def test_append_queued_in_only_replica_stays_consistent(seconds: int, stage3: Stage3, say: Say) -> None:
     """Nobody else can lead: the broker wakes up, and what sat in its sockets is appended, compared by Kafka."""
     stories = [Story(stage3, on=[1], configs={"min.insync.replicas": "1"}) for _ in range(3)]
     others = [story.connect(1) for story in stories]
@@ -338,9 +334,7 @@ def test_a_request_that_is_queued_past_every_timeout_in_the_only_replica(
     [pytest.param(HoldRequest, marks=pytest.mark.soak), HoldResponse],
     ids=["request on its way", "answer on its way"],
 )
-def test_the_broker_is_replaced_while_something_is_on_its_way(
-    held: type[HoldRequest], stage3: Stage3, say: Say
-) -> None:
+def test_broker_replaced_during_append_stays_consistent(held: type[HoldRequest], stage3: Stage3, say: Say) -> None:
     """kill -9 of the leader; the wire to it is cut, or brings the dead broker's answer when another has written."""
     story = Story(stage3)
     client, end = story.warm_client()
@@ -361,7 +355,7 @@ def test_the_broker_is_replaced_while_something_is_on_its_way(
     story.end(say, "broker replaced")
 
 
-def test_a_leader_that_stands_still_blocks_nobody_once_there_is_another(stage3: Stage3) -> None:
+def test_paused_leader_blocks_no_client_after_failover(stage3: Stage3) -> None:
     """Its client has been told 7 and keeps its connection, as clients do."""
     story = Story(stage3)
     end = story.warm()

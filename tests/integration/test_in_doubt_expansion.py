@@ -21,9 +21,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
 REQUEST_SECONDS = 6.0
 
 
-def test_a_frame_that_trickles_in_since_before_its_topic_was_counted_is_never_appended_behind_a_threshold(
-    kafka: KafkaCluster, tmp_path: Path
-) -> None:
+def test_slow_produce_is_not_appended_past_the_threshold(kafka: KafkaCluster, tmp_path: Path) -> None:
     """Given a large append to a topic that is not counted, half of it streamed, when the count is switched on and the
     topic grows, then it is not waited for any longer than a request may take: its connection is closed."""
     config = (
@@ -71,7 +69,7 @@ def told_or_nothing(address: str, topic: str, count: int) -> tuple[int, str | No
     return None
 
 
-def test_the_owner_worker_is_killed_while_an_expansion_waits(kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_expansion_continues_after_primary_worker_is_killed(kafka: KafkaCluster, tmp_path: Path) -> None:
     """Given two workers, and an expansion that waits for a transaction, when the one that drives it is killed, then the
     other one, or its successor, goes on with it."""
     with ProxyProcess(kafka.bootstrap, tmp_path, config=counted(60.0), arguments=("--workers", "2")) as proxy:
@@ -114,7 +112,9 @@ def grow_impatiently(address: str, topic: str) -> int:
         pytest.param("store", "after", marks=pytest.mark.soak),
     ],
 )
-def test_a_worker_that_dies_at_a_step_is_taken_over(kafka: KafkaCluster, tmp_path: Path, step: str, when: str) -> None:
+def test_expansion_continues_after_worker_dies_at_step(
+    kafka: KafkaCluster, tmp_path: Path, step: str, when: str
+) -> None:
     path = [str(Path(__file__).parents[1] / "support/dying_workers"), os.environ.get("PYTHONPATH", "")]
     died = tmp_path / "died"
     environment = {"STOP_AT": f"{step}:{when}:die-once:{died}", "PYTHONPATH": os.pathsep.join(filter(None, path))}

@@ -28,7 +28,7 @@ def committed(bootstrap: str, group: str, topic: str) -> int:
 
 @pytest.mark.parametrize("mode", ["true", "required"])
 @pytest.mark.parametrize("carrier", ["header", "base"])
-def test_offsets_commit_in_transactions_where_every_topic_is_checked(
+def test_transactional_offsets_commit_with_all_topics_checked(
     kafka: KafkaCluster, tmp_path: Path, unique_topic: Callable[..., str], mode: str, carrier: str
 ) -> None:
     topic = unique_topic("everything")
@@ -50,7 +50,7 @@ def test_offsets_commit_in_transactions_where_every_topic_is_checked(
         consumer.close()
 
 
-def test_no_check_can_be_set_on_an_internal_topic(kafka: KafkaCluster, proxied: ProxyProcess) -> None:
+def test_internal_topic_refuses_virtual_config(kafka: KafkaCluster, proxied: ProxyProcess) -> None:
     committed(kafka.bootstrap, "any", "any")  # creates __consumer_offsets
     with Connection(proxied.bootstrap) as client:
         code, message = client.alter_topic("__consumer_offsets", {CHECK: "true"})

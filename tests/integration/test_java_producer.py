@@ -27,7 +27,7 @@ def sends(bootstrap: str, topic: str, idempotent: bool, *expected: str) -> list[
 
 
 @pytest.mark.parametrize("idempotent", [True, False], ids=["idempotent", "not idempotent"])
-def test_a_java_producer_sees_a_policy_violation_with_both_offsets_and_goes_on(
+def test_java_producer_sees_mismatch_offsets_and_continues(
     idempotent: bool, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     topic = unique_topic("checked")
@@ -48,7 +48,7 @@ def test_a_java_producer_sees_a_policy_violation_with_both_offsets_and_goes_on(
     assert log.values(topic) == [b"expects 0", b"expects 1", b"expects -", b"expects 3"]
 
 
-def test_a_java_producer_that_says_nothing_where_it_must_is_told_so(
+def test_java_producer_without_required_expectation_is_refused(
     proxy: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     topic = unique_topic("required")

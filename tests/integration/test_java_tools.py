@@ -154,7 +154,7 @@ def test_quorum_is_described_with_the_proxys_addresses(kafka3: KafkaCluster, pro
 
 
 @pytest.mark.parametrize("brokers", [pytest.param(1, marks=pytest.mark.soak), 3])
-def test_kafkas_own_tools_do_the_same_through_the_proxy(
+def test_kafka_tools_behave_the_same_through_proxy(
     brokers: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     cluster: KafkaCluster = request.getfixturevalue("kafka" if brokers == 1 else "kafka3")
@@ -175,7 +175,7 @@ def test_kafkas_own_tools_do_the_same_through_the_proxy(
     assert [code for _, code, _ in proxied].count(0) >= len(proxied) - 1, "all but the topic that is there already"
 
 
-def test_a_streams_application_counts_exactly_once_through_the_proxy(
+def test_streams_application_counts_exactly_once_through_proxy(
     kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
 ) -> None:
     classes = compile_java([SOURCES / "WordCount.java"], version=kafka_version())

@@ -31,14 +31,14 @@ FETCH, API_VERSIONS = 1, 18
 
 
 @pytest.mark.brokers
-def test_the_page_tells_what_this_release_tells(kafka: KafkaCluster, proxied: ProxyProcess) -> None:
+def test_releases_page_matches_reported_versions(kafka: KafkaCluster, proxied: ProxyProcess) -> None:
     direct, reported = story.api_versions(kafka.bootstrap), story.api_versions(proxied.bootstrap)
     release = Release(kafka_version(), direct, reported)
     documented = page.documented(kafka_version())
     assert documented == {key: page.cell(release, key) for key in {*direct, *reported}}
 
 
-def test_every_release_that_can_be_started_is_in_the_page() -> None:
+def test_releases_page_covers_every_startable_release() -> None:
     text = page.PAGE.read_text()
     assert [each for each in RELEASES if not re.search(rf"\| {re.escape(each)} \|", text)] == []
 
@@ -67,7 +67,7 @@ def future(broker: FutureBroker, of_today: KafkaCluster, proxy_directory: Path) 
         yield Front(of_today, proxy, proxy_directory)
 
 
-def test_clients_are_told_what_they_were_told(
+def test_future_broker_does_not_change_advertised_versions(
     future: Front, broker: FutureBroker, of_today: KafkaCluster, tmp_path: Path
 ) -> None:
     """Given a broker that tells of new APIs and higher versions, when a client asks by each version of ApiVersions."""
@@ -98,7 +98,7 @@ def test_clients_append_as_they_did(library: str, future: Front) -> None:
         story.append_both_ways(client, future, java)
 
 
-def test_what_nobody_knows_ends_its_connection_alone(future: Front, broker: FutureBroker) -> None:
+def test_unknown_request_closes_only_its_connection(future: Front, broker: FutureBroker) -> None:
     """Given a client that has a topic, when others send APIs and versions that only the broker tells of."""
     topic = create_topic(future.proxy.bootstrap, unique_topic("required"))
     with Connection(future.proxy.bootstrap) as client:
@@ -121,7 +121,7 @@ def test_what_nobody_knows_ends_its_connection_alone(future: Front, broker: Futu
     assert not {key for key, _ in broker.queried} & NEW_APIS.keys()
 
 
-def test_the_broker_is_asked_nothing_that_is_not_known(future: Front, broker: FutureBroker) -> None:
+def test_broker_receives_only_requests_it_knows(future: Front, broker: FutureBroker) -> None:
     """By clients, and by the proxy for itself, which speaks more than it lets pass."""
     with Connection(future.proxy.bootstrap) as client:
         client.metadata("none")

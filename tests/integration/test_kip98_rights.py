@@ -286,7 +286,7 @@ def _markers(producer: Producer, topic: str) -> Fields:
     return {"Markers": [marker]}
 
 
-def test_one_denied_topic_keeps_the_others_from_being_added(scene: Scene, kafka: KafkaCluster) -> None:
+def test_one_denied_topic_keeps_others_from_being_added(scene: Scene, kafka: KafkaCluster) -> None:
     producer = scene.init("owner", scene.name)
     allow(kafka, "topicless", TOPIC, scene.topic("checked"), WRITE)
     body = _add(scene.name, producer, scene.topic("checked"), scene.topic("plain"))
@@ -317,7 +317,7 @@ def test_anothers_producer_id_under_ones_own_transactional_id(scene: Scene, kind
 
 
 @pytest.mark.parametrize("topic", ["__transaction_state", "__consumer_offsets"])
-def test_nobody_writes_to_the_internal_topics(scene: Scene, topic: str) -> None:
+def test_internal_topics_refuse_all_client_writes(scene: Scene, topic: str) -> None:
     """Given one who may write there, when it does, then it is refused; who may not is told just that."""
     producer = scene.init("owner", scene.name)
     for side in scene.sides:  # creates __consumer_offsets
@@ -337,7 +337,7 @@ def test_nobody_writes_to_the_internal_topics(scene: Scene, topic: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "checked"])
-def test_nobody_writes_control_batches(scene: Scene, kind: str) -> None:
+def test_client_written_control_batches_are_refused(scene: Scene, kind: str) -> None:
     """Given an open transaction of its own, when a producer writes the marker itself, then nothing lands."""
     topic = scene.topic(kind)
     producer = scene.init("owner", scene.name)
@@ -397,7 +397,7 @@ STRANGERS: dict[str, Callable[[Scene, Producer], None]] = {
 
 
 @pytest.mark.parametrize("who", STRANGERS)
-def test_strangers_cannot_spoil_a_transaction(scene: Scene, who: str) -> None:
+def test_unauthorized_batch_does_not_make_transaction_abort_only(scene: Scene, who: str) -> None:
     """Given an open transaction with an expectation, when one who has no right to it says that a batch is part of it,
     which is refused, then its owner commits all the same."""
     producer = _begun(scene)
@@ -409,7 +409,7 @@ def test_strangers_cannot_spoil_a_transaction(scene: Scene, who: str) -> None:
 
 
 @pytest.mark.parametrize("who", ["who may write the topic", "who may nothing"])
-def test_strangers_are_told_what_kafka_tells_them(scene: Scene, who: str) -> None:
+def test_unauthorized_client_gets_kafka_errors_and_no_offsets(scene: Scene, who: str) -> None:
     """Given a transaction that must not commit, when a stranger says that a batch is part of it, then it is told the
     same by both, and by the proxy nothing of the log: whatever it expects, and without an expectation."""
     user = {"who may write the topic": "idless", "who may nothing": "nobody"}[who]
@@ -427,7 +427,7 @@ def test_strangers_are_told_what_kafka_tells_them(scene: Scene, who: str) -> Non
 
 
 @pytest.mark.parametrize("side", ["direct", "through"])
-def test_kafka_itself_adds_a_strangers_batch_to_an_open_transaction(scene: Scene, side: str) -> None:
+def test_kafka_accepts_another_transactional_ids_unconditional_batch(scene: Scene, side: str) -> None:
     """Given an open transaction, when one who may write the topic, and use a transactional id of its own, names its
     producer beside that and expects nothing, then Kafka takes it for part of the transaction, with or without the
     proxy. Who expects something goes through a gate, which looks."""
@@ -442,7 +442,7 @@ def test_kafka_itself_adds_a_strangers_batch_to_an_open_transaction(scene: Scene
     assert scene.end("owner", scene.name, producer, commit=False) == OK
 
 
-def test_the_owner_is_refused_through_whichever_connection_the_batch_came(scene: Scene) -> None:
+def test_refused_append_blocks_commit_through_another_connection(scene: Scene) -> None:
     """Given connections that have shown nothing yet, when the owner's batch is refused on one of them and it commits on
     another, then the commit is refused; and its next transaction commits."""
     producer = _begun(scene)
@@ -463,7 +463,7 @@ def test_the_owner_is_refused_through_whichever_connection_the_batch_came(scene:
 
 
 @pytest.mark.parametrize("version", [3, 5])
-def test_strangers_neither_hear_of_a_refused_transaction_nor_free_it(scene: Scene, version: int) -> None:
+def test_unauthorized_end_neither_reveals_nor_clears_abort_only(scene: Scene, version: int) -> None:
     """Given a transaction that must not commit, when a stranger ends it, then it is told what Kafka tells it, and the
     owner's commit is still refused."""
     producer = _begun(scene)

@@ -31,9 +31,7 @@ def _run(bootstrap: str, topic: str, *options: str) -> tuple[int, str]:
     return result.returncode, result.stdout + result.stderr
 
 
-def test_two_leaders_that_fight_end_in_the_same_state(
-    store_proxy: ProxyProcess, unique_topic: Callable[..., str]
-) -> None:
+def test_competing_leaders_end_in_the_same_state(store_proxy: ProxyProcess, unique_topic: Callable[..., str]) -> None:
     status, reported = _run(store_proxy.bootstrap, unique_topic("kv"))
     print(reported)
     assert status == 0, reported
@@ -51,9 +49,7 @@ def test_without_expected_offsets_the_same_run_diverges(
     assert "DIVERGED" in reported
 
 
-def test_in_front_of_a_plain_kafka_the_example_says_what_is_missing(
-    kafka: KafkaCluster, unique_topic: Callable[..., str]
-) -> None:
+def test_example_without_a_proxy_reports_it_missing(kafka: KafkaCluster, unique_topic: Callable[..., str]) -> None:
     _, reported = _run(kafka.bootstrap, unique_topic("kv-plain"))
     assert "is not a Fencepost proxy" in reported
     assert "Traceback" not in reported

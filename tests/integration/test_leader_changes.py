@@ -97,9 +97,9 @@ def test_preferred_elections_and_reassignments(rounds: int, stage3: Stage3, say:
 @pytest.mark.parametrize(
     ("tail", "fenced"),
     [("another wrote", True), ("another wrote", False), ("nobody wrote", True)],
-    ids=["stamped", "not stamped", "nobody else wrote"],
+    ids=["fenced", "not fenced", "no other writer"],
 )
-def test_the_leader_goes_and_comes_back_between_check_and_append(
+def test_leader_returning_between_check_and_append_misplaces_nothing(
     tail: str, fenced: bool, stage3: Stage3, say: Say
 ) -> None:
     """A -> B -> A: the request that was checked under the first A comes to the second A, which cannot tell."""
@@ -188,7 +188,7 @@ def test_kill_9(victim: str, rounds: int, stage3: Stage3, say: Say) -> None:
 
 
 @pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
-def test_a_leader_that_stood_still_until_it_was_replaced_truncates(rounds: int, stage3: Stage3, say: Say) -> None:
+def test_replaced_leader_truncates_without_misplaced_appends(rounds: int, stage3: Stage3, say: Say) -> None:
     """What was in its sockets is appended by a leader that does not know yet that it is none, and then truncated."""
     topic = stage3.create(required_topic())
     with load(stage3, topic, say) as writers:
@@ -207,7 +207,7 @@ def has_grown(stage: Stage3, topic: str, leader: int, end: int) -> bool:
 
 
 @pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
-def test_a_tail_that_was_never_replicated_is_truncated(rounds: int, stage3: Stage3, say: Say) -> None:
+def test_unreplicated_log_end_is_truncated_without_misplaced_appends(rounds: int, stage3: Stage3, say: Say) -> None:
     """Followers stand still, so the leader's appends are its own alone; then it stands still and they go on."""
     topic = stage3.create(required_topic())
     ledger = Ledger()
@@ -255,7 +255,7 @@ def test_a_tail_that_was_never_replicated_is_truncated(rounds: int, stage3: Stag
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(4, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
-def test_an_unclean_election_loses_for_all_and_misplaces_nothing(rounds: int, stage3: Stage3, say: Say) -> None:
+def test_unclean_election_loses_records_but_misplaces_none(rounds: int, stage3: Stage3, say: Say) -> None:
     """One replica left, then only an outdated one: its end is the end, for log and sequence alike."""
     topic = stage3.create(
         required_topic(),
@@ -287,7 +287,7 @@ def test_an_unclean_election_loses_for_all_and_misplaces_nothing(rounds: int, st
     ledger.check(stage3.log, topic, may_lose=True)
 
 
-def test_who_switches_a_check_on_is_warned_of_what_kafka_may_lose(stage3: Stage3) -> None:
+def test_weak_replication_settings_are_warned_about(stage3: Stage3) -> None:
     proxy = stage3.proxies[0]
     topic = stage3.create(
         "weak-" + required_topic(),
@@ -310,7 +310,7 @@ def test_who_switches_a_check_on_is_warned_of_what_kafka_may_lose(stage3: Stage3
 # --- clients that come meanwhile --------------------------------------------------------------------------------------
 
 
-def test_clients_that_come_while_the_first_broker_stands_still(stage3: Stage3) -> None:
+def test_clients_connect_while_first_broker_is_paused(stage3: Stage3) -> None:
     """It takes connections and answers nothing. They try again, as clients do, and soon meet another broker."""
     answered = 0
     stage3.kafka.pause(1)

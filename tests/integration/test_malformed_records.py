@@ -47,7 +47,7 @@ def reported(connection: raw.Connection, topic: str, records: bytes) -> int:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("case", MALFORMED)
-def test_kafka_appends_nothing_of_a_batch_with_a_malformed_record(
+def test_kafka_appends_nothing_of_a_malformed_batch(
     kafka: KafkaCluster, unique_topic: Callable[..., str], case: str, codec: str
 ) -> None:
     records, count = MALFORMED[case]
@@ -63,7 +63,7 @@ def test_kafka_appends_nothing_of_a_batch_with_a_malformed_record(
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("delta", [0, 7])
-def test_only_in_uncompressed_batches_kafka_believes_the_offset_deltas(
+def test_kafka_trusts_offset_deltas_of_uncompressed_batches_only(
     kafka: KafkaCluster, unique_topic: Callable[..., str], delta: int, codec: str
 ) -> None:
     """Why a record with an expectation must have its place in the batch for its offset delta."""

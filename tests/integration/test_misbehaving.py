@@ -206,7 +206,7 @@ def _tries(again: Counter[int | None]) -> str:
     )
 
 
-def test_one_good_client_beside_a_thousand_others(
+def test_good_client_is_unaffected_by_thousand_misbehaving_ones(
     kafka: KafkaCluster, tmp_path: Path, say: Callable[[str], None], unique_topic: type[str]
 ) -> None:
     if allow_open_files(FILES) < FILES:

@@ -52,7 +52,7 @@ def screens(bootstrap: str, directory: Path) -> list[str]:
     return printed.splitlines()
 
 
-def test_admin_tools_see_what_they_see_without_the_proxy(
+def test_admin_tools_see_the_same_through_proxy(
     kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
     """Each call of Java's Admin client that fills a screen of theirs, at Kafka and through the proxy."""
@@ -69,9 +69,7 @@ def test_admin_tools_see_what_they_see_without_the_proxy(
 # --- Kafka Connect ----------------------------------------------------------------------------------------------------
 
 
-def test_a_file_goes_through_connect_into_a_topic_and_into_a_file(
-    kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
-) -> None:
+def test_connect_copies_a_file_through_a_topic(kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path) -> None:
     """connect-standalone with a file source and a file sink; more is appended to the file while it runs."""
     topic = _created(proxied.bootstrap, "connect")
     (source := tmp_path / "source.txt").write_text("".join(f"{line}\n" for line in LINES))
@@ -91,7 +89,7 @@ def test_a_file_goes_through_connect_into_a_topic_and_into_a_file(
 
 
 @pytest.mark.soak
-def test_connect_distributed_writes_a_file_exactly_once_over_a_restart(
+def test_distributed_connect_is_exactly_once_across_a_restart(
     kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
 ) -> None:
     """A worker that keeps its state in topics and its source's offsets in transactions; killed half way."""
@@ -131,7 +129,7 @@ def test_connect_distributed_writes_a_file_exactly_once_over_a_restart(
 
 
 @pytest.mark.soak
-def test_mirror_maker_copies_a_topic_and_a_groups_offsets(
+def test_mirror_maker_copies_records_and_group_offsets(
     kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
 ) -> None:
     """From one cluster to another, a proxy in front of each."""

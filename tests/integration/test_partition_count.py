@@ -111,7 +111,7 @@ def growing(kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[...
     return lambda prefix: Growing(kafka, proxy, unique_topic(prefix))
 
 
-def test_java_places_a_key_there() -> None:
+def test_java_partitioner_agrees_on_every_key() -> None:
     java = java_process()
     assert java.stdin is not None
     assert java.stdout is not None
@@ -160,7 +160,7 @@ def sends_again(producer: Keyed, topic: str, key: str, value: str, *, says: bool
 
 @pytest.mark.parametrize("prefix", ["counted", "needed"])
 @pytest.mark.parametrize("client", CLIENTS)
-def test_who_says_a_count_is_told_that_it_is_stale_and_ends_up_on_the_new_one(
+def test_producer_stating_stale_count_is_refused_then_recovers(
     client: str, prefix: str, growing: Callable[[str], Growing], proxy: ProxyProcess
 ) -> None:
     # Given a producer that knows of two partitions
@@ -183,7 +183,7 @@ def test_who_says_a_count_is_told_that_it_is_stale_and_ends_up_on_the_new_one(
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_who_says_nothing_is_judged_by_his_keys_while_the_topic_settles(
+def test_producer_without_count_is_checked_by_its_keys(
     client: str, growing: Callable[[str], Growing], proxy: ProxyProcess
 ) -> None:
     with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
@@ -207,7 +207,7 @@ def test_who_says_nothing_is_judged_by_his_keys_while_the_topic_settles(
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_who_says_nothing_and_shows_nothing_is_judged_by_what_he_was_told(
+def test_keyless_check_uses_last_metadata_response(
     client: str, growing: Callable[[str], Growing], proxy: ProxyProcess
 ) -> None:
     """A guess: what is placed while the client still asks is taken wherever it was placed."""
@@ -290,7 +290,7 @@ def _keys_of_the_first(placed_by: Partitioner) -> tuple[str, str]:
 
 @pytest.mark.parametrize("says", [True, False], ids=["says its count", "says nothing"])
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_producer_that_runs_while_the_topic_grows_loses_nothing(
+def test_running_producer_loses_nothing_during_expansion(
     client: str, says: bool, growing: Callable[[str], Growing], proxy: ProxyProcess
 ) -> None:
     # Given a producer that says its count with each record, or a topic that knows how it places them; and it sends

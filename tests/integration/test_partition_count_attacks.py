@@ -116,7 +116,7 @@ def test_the_tagged_field_of_a_client_author_counts(topic: str, proxy: ProxyProc
                 assert client.is_closed()
 
 
-def test_where_the_check_is_off_a_count_is_a_header_like_any_other(
+def test_count_header_is_ignored_on_unchecked_topic(
     kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     topic = _created(kafka, unique_topic("plain"))
@@ -134,16 +134,14 @@ def test_counts_and_keys_in_compressed_batches(topic: str, proxy: ProxyProcess, 
         assert client.is_closed()
 
 
-def test_a_batch_that_unpacks_to_too_much_is_refused_and_the_connection_lives(topic: str, proxy: ProxyProcess) -> None:
+def test_batch_unpacking_too_much_is_refused_connection_stays(topic: str, proxy: ProxyProcess) -> None:
     with leader(proxy, topic) as client:
         bomb = batch(Record(bytes(5_000_000)), codec=1)
         assert client.append(topic, bomb).error_code == 10
         assert client.append(topic, stated(3)).error_code == 0
 
 
-def test_a_client_that_goes_on_sending_behind_it_reads_its_answers_in_order_and_then_the_end(
-    topic: str, proxy: ProxyProcess, kafka: KafkaCluster
-) -> None:
+def test_pipelining_client_reads_answers_before_the_close(topic: str, proxy: ProxyProcess, kafka: KafkaCluster) -> None:
     # Given a pipeline: answers that Kafka still owes, a stale count in the middle, and megabytes behind it
     before = Log(kafka.bootstrap).end(topic)
     with leader(proxy, topic) as client:
@@ -165,9 +163,7 @@ def test_a_client_that_goes_on_sending_behind_it_reads_its_answers_in_order_and_
     assert Log(kafka.bootstrap).end(topic) == (appended_batch or 0) + 1
 
 
-def test_without_an_answer_the_end_of_the_connection_tells_it(
-    topic: str, proxy: ProxyProcess, kafka: KafkaCluster
-) -> None:
+def test_stale_count_with_acks_0_closes_connection(topic: str, proxy: ProxyProcess, kafka: KafkaCluster) -> None:
     with leader(proxy, topic) as client:
         end = Log(kafka.bootstrap).end(topic)
         client.send_produce({topic: {0: stated(3)}}, acks=0)
@@ -189,9 +185,7 @@ def test_both_checks_on_one_topic(kafka: KafkaCluster, proxy: ProxyProcess, uniq
         assert client.is_closed()
 
 
-def test_growth_around_the_proxy_is_found_by_whoever_knows_of_it(
-    kafka: KafkaCluster, topic: str, proxy: ProxyProcess
-) -> None:
+def test_expansion_bypassing_the_proxy_is_detected(kafka: KafkaCluster, topic: str, proxy: ProxyProcess) -> None:
     with leader(proxy, topic) as client:
         admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
         try:

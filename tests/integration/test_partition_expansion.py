@@ -147,7 +147,7 @@ TOOLS = [by_kafka_topics, by_kafka_python, by_aiokafka, by_confluent]
 )
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.brokers
-def test_a_topic_grows_under_load_through_any_tool(
+def test_topic_expands_under_load_through_any_tool(
     kafka: KafkaCluster,
     growing: ProxyProcess,
     tool: Callable[[str, str, int], None],
@@ -183,7 +183,7 @@ _MOSTLY_LATER = [pytest.param(each, marks=[] if each is by_kafka_topics else pyt
     [("doubles", (2, 4, 8)), pytest.param("grows", (2, 3, 8), marks=pytest.mark.soak)],
 )
 @pytest.mark.parametrize("tool", _MOSTLY_LATER)
-def test_a_topic_grows_under_load_on_three_brokers(  # noqa: PLR0917 - fixtures
+def test_topic_expands_under_load_on_three_brokers(  # noqa: PLR0917 - fixtures
     kafka3: KafkaCluster,
     tmp_path: Path,
     tool: Callable[[str, str, int], None],
@@ -208,7 +208,7 @@ def test_a_topic_grows_under_load_on_three_brokers(  # noqa: PLR0917 - fixtures
         say(f"{tool.__name__}, three brokers, {prefix}: appends held for {', '.join(held)} s")
 
 
-def test_how_long_appends_were_held_is_in_log_metrics_and_status(growing: ProxyProcess) -> None:
+def test_append_block_time_is_logged_measured_and_shown(growing: ProxyProcess) -> None:
     topic = counted_topic(growing.bootstrap)
 
     assert grow(growing.bootstrap, topic, 2) == (OK, None)
@@ -227,7 +227,7 @@ def test_how_long_appends_were_held_is_in_log_metrics_and_status(growing: ProxyP
     assert "fencepost_expansions_pending 0.0" in metrics
 
 
-def test_what_would_move_keys_between_old_partitions_is_refused_unless_any_count_will_do(growing: ProxyProcess) -> None:
+def test_expansion_to_non_multiple_is_refused_unless_allowed(growing: ProxyProcess) -> None:
     topic, other = counted_topic(growing.bootstrap, 2, prefix="doubles"), counted_topic(growing.bootstrap, 2)
 
     for validate_only in (True, False):
@@ -266,7 +266,7 @@ def test_validate_only_is_kafkas_answer_and_nothing_else(growing: ProxyProcess) 
     ("count", "assignments", "code"),
     [(2, None, INVALID_PARTITIONS), (1, None, INVALID_PARTITIONS), (3, [[99]], INVALID_ASSIGNMENT)],
 )
-def test_what_kafka_refuses_is_told_as_kafka_tells_it(
+def test_expansion_refused_by_kafka_is_relayed_unchanged(
     kafka: KafkaCluster, growing: ProxyProcess, count: int, assignments: list[list[int]] | None, code: int
 ) -> None:
     topic = counted_topic(growing.bootstrap, 2)
@@ -288,7 +288,7 @@ def test_the_admins_assignments_are_kept(kafka: KafkaCluster, growing: ProxyProc
     assert partition_count(kafka.bootstrap, topic) == 3
 
 
-def test_topics_that_are_not_counted_grow_in_the_same_request(growing: ProxyProcess) -> None:
+def test_unchecked_topics_expand_in_the_same_request(growing: ProxyProcess) -> None:
     topic, plain = counted_topic(growing.bootstrap), unique_topic("plain")
     with Connection(growing.bootstrap) as connection:
         assert connection.create_topic(plain) == (OK, None)
@@ -304,7 +304,7 @@ def test_topics_that_are_not_counted_grow_in_the_same_request(growing: ProxyProc
     assert expansions(growing.bootstrap, plain) == []
 
 
-def test_of_two_at_once_one_is_told_that_another_goes_on(kafka: KafkaCluster, growing: ProxyProcess) -> None:
+def test_concurrent_expansion_is_refused_as_in_progress(kafka: KafkaCluster, growing: ProxyProcess) -> None:
     topic = counted_topic(growing.bootstrap)
 
     with Transactional(growing.bootstrap, topic) as transaction:
@@ -322,7 +322,7 @@ def test_of_two_at_once_one_is_told_that_another_goes_on(kafka: KafkaCluster, gr
     assert partition_count(kafka.bootstrap, topic) == 2
 
 
-def test_who_asks_with_little_patience_is_told_that_it_goes_on(growing: ProxyProcess) -> None:
+def test_expansion_request_timeout_reports_that_it_continues(growing: ProxyProcess) -> None:
     topic = counted_topic(growing.bootstrap)
 
     with Transactional(growing.bootstrap, topic) as transaction:
@@ -339,9 +339,7 @@ def test_who_asks_with_little_patience_is_told_that_it_goes_on(growing: ProxyPro
 # --- transactions -----------------------------------------------------------------------------------------------------
 
 
-def test_producers_that_run_one_transaction_upon_the_other_let_a_topic_grow(
-    kafka: KafkaCluster, growing: ProxyProcess
-) -> None:
+def test_overlapping_transactions_do_not_prevent_expansion(kafka: KafkaCluster, growing: ProxyProcess) -> None:
     topic = counted_topic(growing.bootstrap)
     ended: Counter[int] = Counter()
 
@@ -372,7 +370,7 @@ def test_producers_that_run_one_transaction_upon_the_other_let_a_topic_grow(
 
 @pytest.mark.parametrize("protocol", [1, 2])
 @pytest.mark.parametrize("commit", [True, False])
-def test_an_open_transaction_goes_on_to_its_end_while_others_wait(
+def test_open_transaction_finishes_while_expansion_waits(
     kafka: KafkaCluster,
     growing: ProxyProcess,
     protocol: int,
@@ -399,9 +397,7 @@ def test_an_open_transaction_goes_on_to_its_end_while_others_wait(
     check_log(Log(kafka.bootstrap), topic, expansions(growing.bootstrap, topic), writers)
 
 
-def test_a_transaction_that_does_not_end_fails_it_cleanly_and_the_topic_opens_as_it_was(
-    kafka: KafkaCluster, tmp_path: Path
-) -> None:
+def test_unfinished_transaction_fails_expansion_and_topic_reopens(kafka: KafkaCluster, tmp_path: Path) -> None:
     with ProxyProcess(kafka.bootstrap, tmp_path, config=counted(wait_seconds=4.0)) as impatient:
         topic = counted_topic(impatient.bootstrap)
         with (
@@ -431,7 +427,7 @@ def test_a_transaction_that_does_not_end_fails_it_cleanly_and_the_topic_opens_as
 
 
 @pytest.mark.parametrize("created_anew", [False, True])
-def test_a_topic_that_is_deleted_while_it_grows(growing: ProxyProcess, created_anew: bool) -> None:
+def test_deleting_a_topic_ends_its_expansion(growing: ProxyProcess, created_anew: bool) -> None:
     topic = counted_topic(growing.bootstrap)
 
     with Transactional(growing.bootstrap, topic) as transaction:
@@ -455,7 +451,7 @@ def test_a_topic_that_is_deleted_while_it_grows(growing: ProxyProcess, created_a
         assert grow(growing.bootstrap, topic, 2) == (OK, None)
 
 
-def test_growth_around_the_proxy_is_noticed_told_and_counted(kafka: KafkaCluster, growing: ProxyProcess) -> None:
+def test_bypassing_expansion_is_recorded_as_unordered(kafka: KafkaCluster, growing: ProxyProcess) -> None:
     topic = counted_topic(growing.bootstrap)
     with writing([growing.bootstrap], topic) as [writer]:
         writer.goes_on()
@@ -500,7 +496,7 @@ def forbid_alter(address: str, topic: str) -> None:
     until(lambda: grow(address, topic, 9, validate_only=True)[0] == TOPIC_AUTHORIZATION_FAILED, "the ACLs to hold")
 
 
-def test_without_the_right_to_alter_the_topic_stays_as_it_is(tmp_path: Path) -> None:
+def test_expansion_without_alter_permission_changes_nothing(tmp_path: Path) -> None:
     """Kafka asks for it of the client, and of the proxy itself: here it is taken away while the proxy is about to."""
     go = tmp_path / "go"
     with (
@@ -536,7 +532,7 @@ def test_without_the_right_to_alter_the_topic_stays_as_it_is(tmp_path: Path) -> 
 # --- several proxies --------------------------------------------------------------------------------------------------
 
 
-def test_the_doors_of_two_proxies_are_closed_together(kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_expansion_through_two_proxies_keeps_order(kafka: KafkaCluster, tmp_path: Path) -> None:
     with (
         ProxyProcess(kafka.bootstrap, tmp_path, config=counted()) as one,
         ProxyProcess(kafka.bootstrap, tmp_path, config=counted()) as other,
@@ -557,7 +553,7 @@ def test_the_doors_of_two_proxies_are_closed_together(kafka: KafkaCluster, tmp_p
         check_log(Log(kafka.bootstrap), topic, grown, writers)
 
 
-def test_the_doors_of_worker_processes_are_closed_together(kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_expansion_through_worker_processes_keeps_order(kafka: KafkaCluster, tmp_path: Path) -> None:
     port = free_port()
     arguments = ("--workers", "2", "--status", f"127.0.0.1:{port}")
     with ProxyProcess(kafka.bootstrap, tmp_path, config=counted(), arguments=arguments) as proxy:
@@ -584,7 +580,7 @@ def test_the_doors_of_worker_processes_are_closed_together(kafka: KafkaCluster, 
         until(lambda: shown() == [(5, "done")], "the status page to show it")
 
 
-def test_a_proxy_that_stands_still_is_waited_for_and_then_it_is_given_up(kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_expansion_fails_after_waiting_for_paused_proxy(kafka: KafkaCluster, tmp_path: Path) -> None:
     with (
         ProxyProcess(kafka.bootstrap, tmp_path, config=counted(wait_seconds=5.0)) as one,
         ProxyProcess(kafka.bootstrap, tmp_path, config=counted(wait_seconds=5.0)) as other,
@@ -626,7 +622,7 @@ def _stop(step: str, when: str, *, survivor: bool) -> Any:
     ("step", "when", "survivor"),
     [_stop(step, when, survivor=other) for step in STOPS for other in (False, True) for when in ("before", "after")],
 )
-def test_killed_at_any_step_the_expansion_ends_and_keeps_order(
+def test_expansion_killed_at_any_step_keeps_order(
     kafka: KafkaCluster,
     tmp_path: Path,
     step: str,

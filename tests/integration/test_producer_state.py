@@ -409,7 +409,7 @@ def test_log_append_time_comes_and_goes(prefix: str, report: Tell) -> None:
     assert_right(story)
 
 
-def test_a_batch_without_a_name_when_log_append_time_comes(report: Tell) -> None:
+def test_unnamed_log_append_time_batch_is_possibly_yours(report: Tell) -> None:
     """It cannot be proved to be its client's own while the proxy believes otherwise: a success, or marked."""
     story = report("required", length=1)
     with story.log.connect(story.topic) as direct, Connection(story.addresses[0]) as client:
@@ -571,7 +571,7 @@ def test_sequences_wrap_where_offsets_do_not(prefix: str, begins: str, restarted
     assert_right(story)
 
 
-def test_after_a_clean_restart_all_of_them_go_on(cluster: KafkaCluster, restarted: dict[str, Story]) -> None:
+def test_producers_continue_after_a_clean_restart(cluster: KafkaCluster, restarted: dict[str, Story]) -> None:
     """By now states were written that stand for wrapped sequences, for shifts and for batches that are gone."""
     gone = [story for name, story in restarted.items() if name.endswith("records deleted")]
     for story in gone:

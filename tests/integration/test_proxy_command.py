@@ -66,7 +66,7 @@ def get(port: int, path: str) -> tuple[int, str]:
         raise
 
 
-def test_it_says_when_it_is_ready_serves_and_ends_well_on_sigterm(kafka: KafkaCluster) -> None:
+def test_proxy_reports_ready_serves_and_stops_on_sigterm(kafka: KafkaCluster) -> None:
     port = free_port()
     with proxy(f"--upstream={kafka.bootstrap}", "--listen=127.0.0.1:0", f"--status=127.0.0.1:{port}") as process:
         bootstrap = ready(process)
@@ -91,7 +91,7 @@ def test_it_says_when_it_is_ready_serves_and_ends_well_on_sigterm(kafka: KafkaCl
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_while_it_waits_for_kafka_it_says_so_and_serves_once_it_is_there(workers: int, kafka: KafkaCluster) -> None:
+def test_proxy_waiting_for_kafka_serves_once_it_starts(workers: int, kafka: KafkaCluster) -> None:
     status, absent = free_port(), free_port()
     options = f"--upstream=127.0.0.1:{absent}", f"--listen=127.0.0.1:{free_ports_in_a_row(4)}", f"--workers={workers}"
     with proxy(*options, f"--status=127.0.0.1:{status}") as process:
@@ -118,7 +118,7 @@ def test_while_it_waits_for_kafka_it_says_so_and_serves_once_it_is_there(workers
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_while_it_waits_for_kafka_it_can_be_stopped(workers: int) -> None:
+def test_proxy_waiting_for_kafka_can_be_stopped(workers: int) -> None:
     status = free_port()
     options = f"--upstream=127.0.0.1:{free_port()}", f"--listen=127.0.0.1:{free_port()}", f"--workers={workers}"
     with proxy(*options, f"--status=127.0.0.1:{status}") as process:
@@ -129,7 +129,7 @@ def test_while_it_waits_for_kafka_it_can_be_stopped(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_drain_ends_what_is_idle_refuses_who_comes_and_answers_what_has_begun(
+def test_drain_closes_idle_refuses_new_and_finishes_begun(
     workers: int, kafka: KafkaCluster, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic, status = unique_topic("drained"), free_port()
@@ -170,7 +170,7 @@ def _refused(address: str) -> bool:
         return True
 
 
-def test_it_goes_on_for_a_while_with_readyz_red(kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_drain_notice_keeps_serving_with_readyz_unavailable(kafka: KafkaCluster, tmp_path: Path) -> None:
     """`drain_notice_seconds`: who looks at /readyz has the time to send nobody any more. A second signal ends that."""
     status = free_port()
     file = tmp_path / "proxy.toml"
@@ -191,7 +191,7 @@ def test_it_goes_on_for_a_while_with_readyz_red(kafka: KafkaCluster, tmp_path: P
         assert process.returncode == 0
 
 
-def test_what_is_not_over_within_the_bound_is_told_so_and_counted(
+def test_unfinished_requests_at_drain_limit_are_logged(
     kafka: KafkaCluster, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic, status = unique_topic("required"), free_port()
@@ -219,7 +219,7 @@ def test_what_is_not_over_within_the_bound_is_told_so_and_counted(
     assert Log(kafka.bootstrap).values(topic) in possible
 
 
-def test_a_second_signal_does_not_wait_for_what_is_under_way(kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_second_stop_signal_ends_the_drain_at_once(kafka: KafkaCluster, tmp_path: Path) -> None:
     drains_long = tmp_path / "proxy.toml"
     drains_long.write_text("[limits]\ndrain_seconds = 150.0\n")
     with proxy(f"--upstream={kafka.bootstrap}", "--listen=127.0.0.1:0", f"--config={drains_long}") as process:
@@ -244,7 +244,7 @@ def test_a_second_signal_does_not_wait_for_what_is_under_way(kafka: KafkaCluster
             kafka.resume(1)
 
 
-def test_a_taken_port_is_one_line_and_status_2(kafka: KafkaCluster) -> None:
+def test_taken_port_is_one_line_and_status_2(kafka: KafkaCluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for option in (f"--listen=127.0.0.1:{port}", f"--status=127.0.0.1:{port}"):

@@ -211,7 +211,7 @@ def test_each_offset_has_one_winner(  # noqa: PLR0917
 
 
 @pytest.mark.parametrize("proxies", [1, 2])
-def test_chains_race(  # noqa: PLR0917
+def test_pipelined_appends_race_without_misplaced_records(  # noqa: PLR0917
     proxies: int,
     kafka: KafkaCluster,
     proxy: ProxyProcess,
@@ -275,7 +275,7 @@ def test_chains_race(  # noqa: PLR0917
     assert torn == 0
 
 
-def test_cold_gates_of_two_proxies_agree(
+def test_unconfirmed_fences_of_two_proxies_agree(
     kafka: KafkaCluster, proxy: ProxyProcess, second_proxy: ProxyProcess, unique_topic: Callable[..., str], say: Say
 ) -> None:
     """A broker that does not know the stamp's producer takes any first sequence: equal expectations have equal ones."""
@@ -421,7 +421,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield Stage(kafka, wire, Log(kafka.bootstrap), (p1, p2), (n1, n2))
 
 
-def test_proxies_that_start_at_once_stamp_alike(stage: Stage, unique_topic: Callable[..., str]) -> None:
+def test_proxies_started_together_share_one_producer_id(stage: Stage, unique_topic: Callable[..., str]) -> None:
     stamps = set()
     for proxy in stage.proxies:
         topic = create(proxy.bootstrap, stage.log, unique_topic("required"))
@@ -496,7 +496,7 @@ def one_run(stage: Stage, proxies: tuple[ProxyProcess, ProxyProcess], topic: str
 
 
 @pytest.mark.parametrize("runs", [25, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
-@pytest.mark.parametrize("fenced", [True, False], ids=["stamped", "not stamped"])
+@pytest.mark.parametrize("fenced", [True, False], ids=["fenced", "not fenced"])
 def test_a_queued_append_whose_connection_died(
     fenced: bool, runs: int, stage: Stage, unique_topic: Callable[..., str], say: Say
 ) -> None:
@@ -520,7 +520,7 @@ def test_a_queued_append_whose_connection_died(
         assert len(misplaced) > runs // 25, "without the stamp hardly anything went wrong: these runs show nothing"
 
 
-def test_a_proxy_that_is_killed_with_an_append_in_the_queue(
+def test_proxy_killed_with_queued_append_misplaces_nothing(
     stage: Stage, unique_topic: Callable[..., str], say: Say
 ) -> None:
     first, second = stage.proxies
@@ -606,7 +606,7 @@ def test_the_broker_is_killed_while_writers_race(stage: Stage, unique_topic: Cal
 
 
 @pytest.mark.parametrize(("timeout_ms", "bound_seconds"), [(1500, 0.5), (30_000, SEQUENCER_WAIT_MAX_SECONDS)])
-def test_a_log_end_that_cannot_be_known_is_not_waited_for_long(
+def test_unknown_log_end_is_waited_for_briefly(
     timeout_ms: int, bound_seconds: float, stage: Stage, unique_topic: Callable[..., str]
 ) -> None:
     """Clients give up at their timeout: a third of it is ours, and never more than the configured longest wait."""
@@ -639,9 +639,7 @@ def _answer_that_counts(client: Connection, topic: str, records: bytes, partitio
     return None if answer.error_code == NOT_LEADER else answer
 
 
-def test_no_append_passes_while_the_configs_are_older_than_the_lease(
-    stage: Stage, unique_topic: Callable[..., str]
-) -> None:
+def test_no_append_is_sent_with_expired_configs(stage: Stage, unique_topic: Callable[..., str]) -> None:
     """Another process may have switched a check on meanwhile: whether a topic is guarded is not known."""
     proxy = stage.proxies[0]
     topics = [create(proxy.bootstrap, stage.log, unique_topic(prefix)) for prefix in ("required", "checked", "plain")]

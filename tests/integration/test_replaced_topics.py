@@ -60,7 +60,7 @@ def created_again_at_kafka(log: Log, topic: str) -> None:
     assert log.end(topic) == 0
 
 
-def test_a_topic_replaced_at_kafka_stays_checked_until_decided(
+def test_topic_replaced_at_kafka_stays_checked_until_decided(
     kafka: KafkaCluster, proxies: Proxies, unique_topic: Callable[..., str]
 ) -> None:
     log, one = Log(kafka.bootstrap), proxies.processes[0]

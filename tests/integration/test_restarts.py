@@ -292,7 +292,7 @@ def test_the_proxy_is_killed_at_any_moment(
     assert sum(each.lost for each in reported.values()) > times / 2, "hardly an answer was lost: the kills hit nothing"
 
 
-def test_who_takes_over_waits_for_what_may_be_queued(
+def test_takeover_waits_for_possibly_queued_appends(
     cluster: KafkaCluster, log: Log, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     """On `true` topics, behind a process that was killed. Not on `required` ones, nor behind one that ended well."""

@@ -188,7 +188,7 @@ def _produce(topic: str, records: bytes, partition: int = 0, acks: int = -1) -> 
 
 
 @pytest.mark.parametrize("user", ["nobody", "describer", "reader", "writer", "grower"])
-def test_virtual_configs_are_for_who_may_describe_and_alter_configs(still: Scene, user: str) -> None:
+def test_virtual_configs_require_describe_and_alter_configs_permission(still: Scene, user: str) -> None:
     """Given a topic with virtual configs, when one without the right asks for them, by name or for all, or sets them,
     alone or beside Kafka's own, for good or to see whether it could, then it is told what Kafka tells it, and nothing
     is set."""
@@ -213,7 +213,7 @@ def test_virtual_configs_are_for_who_may_describe_and_alter_configs(still: Scene
     assert GUARDS.items() <= before.items()
 
 
-def test_who_may_describe_and_alter_configs_does_so(scene: Scene) -> None:
+def test_permitted_client_describes_and_alters_virtual_configs(scene: Scene) -> None:
     """Without which the one above would prove nothing."""
     reported = scene.query("configurer", scene.through, DESCRIBE_CONFIGS, 4, _describe(scene.topic))
     assert GUARDS.items() <= {each["Name"]: each["Value"] for each in reported["Results"][0]["Configs"]}.items()
@@ -223,7 +223,7 @@ def test_who_may_describe_and_alter_configs_does_so(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("user", ["nobody", "configurer"])
-def test_a_topic_that_one_may_not_create_gets_no_virtual_configs(still: Scene, user: str) -> None:
+def test_refused_topic_creation_stores_no_virtual_configs(still: Scene, user: str) -> None:
     topic = unique_topic("not-mine")
     for version in (2, 5, 7):
         for validate_only in (True, False):
@@ -237,7 +237,7 @@ def test_a_topic_that_one_may_not_create_gets_no_virtual_configs(still: Scene, u
 
 
 @pytest.mark.parametrize("user", ["nobody", "describer", "reader", "configurer"])
-def test_who_may_not_write_learns_nothing_from_a_refusal(still: Scene, user: str) -> None:
+def test_unauthorized_writer_gets_the_errors_of_kafka(still: Scene, user: str) -> None:
     """Given a guarded topic with a record, when one who may not write appends what would be refused, and what is there
     already, byte for byte, then it is told what Kafka tells it: neither that it is guarded, nor an end, nor a count."""
     known, stale = still.first, batch(b"stale", expected=1)
@@ -247,7 +247,7 @@ def test_who_may_not_write_learns_nothing_from_a_refusal(still: Scene, user: str
     still.denied(user, PRODUCE, 9, _produce(still.topic, stale, partition=7))
 
 
-def test_who_may_write_and_nothing_else_is_told_no_more_than_an_append_tells(scene: Scene) -> None:
+def test_writer_without_describe_learns_only_the_log_end(scene: Scene) -> None:
     """Kafka itself tells one who may write, and must not describe, where its own append came to lie."""
     with User(scene.direct, "blind") as direct:
         assert codes(direct.query(METADATA, 9, {"Topics": [{"Name": scene.topic}]})["Topics"]) == {DENIED}
@@ -263,7 +263,7 @@ def _list_offsets(topic: str) -> Fields:
     return {"ReplicaId": -1, "Topics": [queried]}
 
 
-def test_a_right_that_was_taken_away_is_gone_on_the_same_connection(scene: Scene) -> None:
+def test_revoked_permission_takes_effect_on_same_connection(scene: Scene) -> None:
     """Given one who was told where the log ends, since it may write, when it may not any more and Kafka has said so
     once, then a refusal tells it nothing either."""
     with User(scene.through, "leaving") as client, User(scene.direct, "leaving") as direct:
@@ -277,7 +277,7 @@ def test_a_right_that_was_taken_away_is_gone_on_the_same_connection(scene: Scene
         assert reported == scene.append(direct, batch(b"theirs", expected=77))
 
 
-def test_nobody_becomes_somebody_else_on_the_same_connection(still: Scene) -> None:
+def test_connection_cannot_change_its_principal(still: Scene) -> None:
     """Given one who was told where the log ends, when it logs in anew as another, then Kafka ends it, here as there."""
     for side in (still.direct, still.through):
         with User(side, "writer") as client:
@@ -291,7 +291,7 @@ def test_nobody_becomes_somebody_else_on_the_same_connection(still: Scene) -> No
 # --- without a login --------------------------------------------------------------------------------------------------
 
 
-def test_who_has_not_logged_in_is_told_nothing_and_changes_nothing(scene: Scene) -> None:
+def test_client_without_login_is_closed_and_changes_nothing(scene: Scene) -> None:
     """Given one who has not logged in, when it begins with what the proxy has a say in, then its connection ends, as
     Kafka's does, without an answer, or in the middle of a login with that; nothing is done, and the others go on."""
     before = scene.configs()
@@ -326,7 +326,7 @@ def test_who_has_not_logged_in_is_told_nothing_and_changes_nothing(scene: Scene)
 
 
 @pytest.mark.parametrize("check", ["required", "true"])
-def test_who_may_not_append_has_no_turn_at_a_gate(scene: Scene, check: str) -> None:
+def test_unauthorized_append_never_enters_a_partition_sequencer(scene: Scene, check: str) -> None:
     """Given a guarded topic, when strangers without a login append to it, one in the middle of a login, and one who may
     not write it, then none of them has a turn, which others would have to wait for; and who may, has."""
     checked = _alter(scene.topic, {"check.expected.offsets": check}, incremental=True)
@@ -368,7 +368,7 @@ def _exchanges_in_flight(scene: Scene) -> int:
 
 
 @pytest.mark.parametrize("user", ["nobody", "describer", "reader", "writer", "configurer"])
-def test_who_may_not_alter_a_topic_does_not_begin_its_growth(still: Scene, user: str) -> None:
+def test_expansion_without_alter_permission_is_not_started(still: Scene, user: str) -> None:
     for version in (0, 1, 2, 3):
         for count in (1, 2):
             for validate_only in (False, True):
@@ -384,7 +384,7 @@ def _status(scene: Scene) -> dict[str, Any]:
     return found
 
 
-def test_who_may_not_alter_a_topic_is_not_told_that_it_grows(scene: Scene) -> None:
+def test_pending_expansion_is_hidden_from_unauthorized_clients(scene: Scene) -> None:
     """Given a topic that is about to grow and waits for a transaction, when others want it to grow, or append, then who
     may not is told what Kafka tells it."""
     name = unique_topic("txn")
@@ -445,7 +445,7 @@ def _add(name: str, producer: Fields, *topics: str) -> Fields:
 # --- the state topic --------------------------------------------------------------------------------------------------
 
 
-def test_the_state_topic_is_closed_to_who_may_everything(scene: Scene) -> None:
+def test_state_topic_is_closed_even_to_superusers(scene: Scene) -> None:
     """Given one whom Kafka lets do everything, when it wants anything of the state topic, by name or by id, then it is
     refused as if it might not; and it goes on as it was."""
     with RawConnection(scene.kafka.address(1)) as kafka:
@@ -542,7 +542,7 @@ def _assigned(side: Address, requested: set[uuid.UUID], topic: str, subscription
 # --- what is on the status page ---------------------------------------------------------------------------------------
 
 
-def test_neither_status_page_nor_log_has_anything_of_records_or_logins(scene: Scene, proxy: ProxyProcess) -> None:
+def test_status_page_and_log_show_no_secrets(scene: Scene, proxy: ProxyProcess) -> None:
     """Given traffic with words in it that occur nowhere else, when everything that HTTP tells is looked at, and the
     log, then none of them is there."""
     secret = {each: f"{each}-{uuid.uuid4().hex}" for each in ("value", "key", "header", "write", "password")}

@@ -153,7 +153,7 @@ def test_java_logs_in_through_the_proxy(
     assert Log(secured.kafka.bootstrap).values(topic) == [each.encode() for each in MECHANISMS]
 
 
-def test_a_wrong_password_is_told_as_kafka_tells_it(secured: Secured, through: ProxyProcess) -> None:
+def test_wrong_password_is_refused_like_kafka(secured: Secured, through: ProxyProcess) -> None:
     observed = []
     for bootstrap in (secured.kafka.bootstrap_of("SECURED"), through.bootstrap):
         with SecuredConnection(bootstrap, secured.trusting()) as client:
@@ -209,7 +209,7 @@ def test_bare_tokens_are_answered_as_by_kafka(secured: Secured, through: ProxyPr
 
 
 @pytest.mark.parametrize("prefix", ["plain", "required", "checked"])
-def test_who_has_not_logged_in_appends_nothing(
+def test_append_without_login_is_not_appended(
     secured: Secured, through: ProxyProcess, unique_topic: Callable[..., str], prefix: str
 ) -> None:
     # Given: a topic, and a client of it that Kafka has let in.
@@ -231,7 +231,7 @@ def test_who_has_not_logged_in_appends_nothing(
     assert Log(secured.kafka.bootstrap).values(topic) == [b"friend", b"friend again"]
 
 
-def test_who_may_not_write_appends_nothing(
+def test_append_without_write_permission_is_not_appended(
     secured: Secured, through: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     topic = created(secured, unique_topic("required"))
@@ -257,7 +257,9 @@ def short(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield proxy
 
 
-def test_java_logs_in_anew_under_load(secured: Secured, short: ProxyProcess, unique_topic: Callable[..., str]) -> None:
+def test_java_reauthenticates_under_load(
+    secured: Secured, short: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
     """With appends under way: Java's producer does so without waiting for them."""
     topic = created(secured, unique_topic("required"))
     began = time.monotonic()
@@ -310,7 +312,7 @@ def test_nothing_of_ours_comes_into_a_login(
     assert values.count(b"late") == values.count(b"behind") == rounds
 
 
-def test_the_proxy_logs_in_anew_itself(secured: Secured, short: ProxyProcess) -> None:
+def test_proxy_reauthenticates_its_own_connections(secured: Secured, short: ProxyProcess) -> None:
     """Its connections outlive its logins: Kafka would close them at the first request after that."""
     access = Access(lambda: upstream_context(secured.upstream_tls), secured.control_sasl("SCRAM-SHA-256"))
     logins = []
@@ -407,7 +409,7 @@ def test_why_kafka_does_not_let_the_proxy_in(secured: Secured, tmp_path: Path) -
     assert {what: words in found[what] for what, words in stated.items()} == dict.fromkeys(stated, True), found  # type: ignore[operator]
 
 
-def test_what_is_wrong_with_its_files_is_waited_for(secured: Secured, tmp_path: Path) -> None:
+def test_invalid_credential_files_are_retried_until_valid(secured: Secured, tmp_path: Path) -> None:
     # Given: a proxy that trusts another authority than Kafka's, and whose password is not Kafka's.
     status = free_port()
     (file := tmp_path / "changing").write_text("wrong\n")
@@ -453,7 +455,7 @@ def page(status: int, path: str) -> str:
 # --- certificates -----------------------------------------------------------------------------------------------------
 
 
-def test_who_does_not_speak_tls_is_told_apart_in_the_log(secured: Secured, through: ProxyProcess) -> None:
+def test_plaintext_client_on_tls_listener_is_logged(secured: Secured, through: ProxyProcess) -> None:
     with Connection(through.bootstrap) as client, pytest.raises(Closed):
         client.api_versions()
     until(lambda: "this listener needs security.protocol=SSL or SASL_SSL" in through.log, "the reason in the log")
@@ -486,7 +488,7 @@ def test_clients_have_to_show_a_certificate(secured: Secured, tmp_path: Path, un
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_start_with_a_certificate_that_is_not_there(tmp_path: Path, workers: str) -> None:
+def test_start_with_missing_certificate_fails(tmp_path: Path, workers: str) -> None:
     (file := tmp_path / "fencepost.toml").write_text(f'[listen_tls]\ncertificate_file = "{tmp_path}/absent.pem"\n')
     here = ["--upstream", "127.0.0.1:1", "--listen", f"127.0.0.1:{free_port()}", "--config", str(file)]
 
@@ -504,7 +506,7 @@ def test_a_start_with_a_certificate_that_is_not_there(tmp_path: Path, workers: s
     assert "Traceback" not in ended.stderr
 
 
-def test_certificates_are_read_anew(secured: Secured, tmp_path: Path) -> None:
+def test_replaced_certificates_are_reloaded(secured: Secured, tmp_path: Path) -> None:
     # Given: a proxy, a connection to it, and another authority's certificate, for the same host.
     other = Authority(tmp_path / "other")
     certificate, key = tmp_path / "listener.pem", tmp_path / "listener.key"
@@ -549,7 +551,7 @@ def test_certificates_are_read_anew(secured: Secured, tmp_path: Path) -> None:
 # --- several workers --------------------------------------------------------------------------------------------------
 
 
-def test_a_connection_with_tls_comes_to_the_owner(
+def test_tls_connection_migrates_to_primary_worker(
     secured: Secured, tmp_path: Path, unique_topic: Callable[..., str]
 ) -> None:
     topic, other = created(secured, unique_topic("checked")), created(secured, unique_topic("plain"))
@@ -582,7 +584,7 @@ def test_a_connection_with_tls_comes_to_the_owner(
 # --- beside a broker --------------------------------------------------------------------------------------------------
 
 
-def test_a_sidecar_ends_tls_before_a_listener_on_the_loopback(
+def test_sidecar_terminates_tls_for_a_loopback_listener(
     secured: Secured, tmp_path: Path, unique_topic: Callable[..., str]
 ) -> None:
     """And speaks TLS to the others: the listener between brokers is not on the loopback."""
@@ -602,7 +604,7 @@ def test_a_sidecar_ends_tls_before_a_listener_on_the_loopback(
 # --- floods -----------------------------------------------------------------------------------------------------------
 
 
-def test_who_never_ends_its_handshake_costs_kafka_nothing(secured: Secured, tmp_path: Path) -> None:
+def test_unfinished_tls_handshakes_are_closed_and_block_none(secured: Secured, tmp_path: Path) -> None:
     config = secured.proxy_config() + "\n[limits]\nhandshake_seconds = 2.0\n"
     with ProxyProcess(secured.kafka.bootstrap_of("SECURED"), tmp_path, config=config) as proxy:
         host, _, port = proxy.bootstrap.rpartition(":")

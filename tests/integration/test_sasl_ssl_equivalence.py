@@ -49,7 +49,7 @@ def proxy(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.mark.parametrize("scripts", [*([each] for each in SHORT), list(JAVA_SCRIPTS)], ids=lambda each: each[0])
-def test_a_client_sees_the_same_with_tls_and_a_login(
+def test_client_sees_same_responses_with_tls_and_login(
     secured: Secured, proxy: ProxyProcess, scripts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Kafka may not answer the end of a connection that comes on the heels of an append which nobody confirms.

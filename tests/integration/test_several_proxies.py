@@ -122,7 +122,7 @@ def roll(stage: Stage3, topic: str, writers: Sequence[Writer], *, kill: bool) ->
     ],
     ids=["SIGTERM", "SIGTERM often", "kill -9 often"],
 )
-def test_a_rolling_restart_beside_producers_with_ids_of_their_own(
+def test_rolling_restart_with_unconditional_producers_reports_misplaced_appends(
     kill: bool, rounds: int, stage3: Stage3, say: Say
 ) -> None:
     topic = stage3.create(unique_topic("checked"))
@@ -138,9 +138,7 @@ def test_a_rolling_restart_beside_producers_with_ids_of_their_own(
 
 @pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_a_proxy_is_paused_and_continued_while_the_other_goes_on(
-    prefix: str, rounds: int, stage3: Stage3, say: Say
-) -> None:
+def test_paused_proxy_misplaces_no_append_unreported(prefix: str, rounds: int, stage3: Stage3, say: Say) -> None:
     topic = stage3.create(unique_topic(prefix))
     writers = conditional(stage3.proxies, topic)
     if prefix == "checked":
@@ -158,7 +156,7 @@ def test_a_proxy_is_paused_and_continued_while_the_other_goes_on(
         ledger.check(stage3.log, topic)
 
 
-@pytest.mark.parametrize("fenced", [True, False], ids=["stamped", "not stamped"])
+@pytest.mark.parametrize("fenced", [True, False], ids=["fenced", "not fenced"])
 @pytest.mark.parametrize("where", ["unread by it", "sent on by it"])
 def test_a_zombie_with_requests_in_its_sockets(where: str, fenced: bool, stage3: Stage3, say: Say) -> None:
     """It is sure of the log end, stands still, another proxy's writer takes that offset; then it goes on."""
@@ -219,9 +217,7 @@ def test_a_zombie_with_requests_in_its_sockets(where: str, fenced: bool, stage3:
 # --- a producer with an id of its own, beside a conditional append, through another proxy -----------------------------
 
 
-def test_what_a_dead_proxy_left_on_its_way_shifts_an_append_on_a_true_topic_and_is_reported(
-    stage3: Stage3, say: Say
-) -> None:
+def test_queued_append_of_dead_proxy_is_reported_violation(stage3: Stage3, say: Say) -> None:
     """X (its own producer id, no expectation) is on its way from proxy 1, which dies. Proxy 2 reads the log end and
     sends C. X lands first, and C one further than it expected: its stamp's sequence was the next one all the same."""
     dying, living = stage3.proxies
@@ -349,9 +345,7 @@ def test_a_retry_through_another_proxy(how: str, kind: str, stage3: Stage3) -> N
     ledger.check(stage3.log, topic)
 
 
-def test_one_that_starts_while_kafka_is_half_up_says_what_it_waits_for_and_serves_once_it_is_there(
-    stage3: Stage3, tmp_path: Path
-) -> None:
+def test_proxy_starting_with_partial_kafka_serves_once_healed(stage3: Stage3, tmp_path: Path) -> None:
     """Two of three brokers are away: nothing can be stored, and soon nobody leads."""
     status = free_port()
     arguments = ("--status", f"127.0.0.1:{status}")
@@ -381,7 +375,7 @@ def _probed_at(port: int, path: str) -> tuple[int, str]:
         return 0, ""
 
 
-def test_a_restart_forgets_nothing_that_is_guarded(stage3: Stage3) -> None:
+def test_restarted_proxy_still_checks_switched_on_topics(stage3: Stage3) -> None:
     """Switched on by an admin, not by a configuration file; and not one append passes as if it were not."""
     topic = stage3.create("by-hand-" + required_topic(), configs={"check.expected.offsets": "required"})
     proxy = stage3.proxies[0]

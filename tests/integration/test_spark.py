@@ -97,7 +97,7 @@ def create(where: KafkaCluster | ProxyProcess, *topics: str, partitions: int = P
 # --- Spark's own connector --------------------------------------------------------------------------------------------
 
 
-def test_batch_source_and_sink_are_as_without_the_proxy(
+def test_batch_source_and_sink_match_direct_kafka(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     topics = {kafka.bootstrap: unique_topic("direct"), proxy.bootstrap: unique_topic("proxied")}
@@ -127,7 +127,7 @@ def test_batch_source_and_sink_are_as_without_the_proxy(
     assert contents(kafka, topics[proxy.bootstrap]) == contents(kafka, topics[kafka.bootstrap])
 
 
-def test_streaming_source_and_sink_are_as_without_the_proxy(
+def test_streaming_source_and_sink_match_direct_kafka(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     source = unique_topic("source")
@@ -180,9 +180,7 @@ def test_headers_column_makes_a_write_conditional(
     assert [record.value for record in contents(kafka, topic)[0]] == [b"a", b"b", b"c", b"d"]
 
 
-def test_both_sinks_and_the_source_behind_tls_and_a_login(
-    spark: Any, tmp_path: Path, unique_topic: Callable[..., str]
-) -> None:
+def test_sinks_and_source_work_with_tls_and_login(spark: Any, tmp_path: Path, unique_topic: Callable[..., str]) -> None:
     register(spark)
     topic = unique_topic(GUARDED)
     with (
@@ -219,7 +217,7 @@ def test_both_sinks_and_the_source_behind_tls_and_a_login(
 # --- stream.py --------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_with_a_sink_id_appends_once_although_its_commit_was_lost(
+def test_stream_with_sink_id_survives_lost_commit(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     source, target, unguarded = unique_topic("source"), unique_topic(GUARDED), unique_topic("open")
@@ -265,7 +263,7 @@ def test_a_stream_with_a_sink_id_appends_once_although_its_commit_was_lost(
     assert contents(kafka, unguarded) == {0: [], 1: []}
 
 
-def test_a_partition_of_the_source_is_the_task_of_its_number(spark: Any) -> None:
+def test_source_partition_becomes_task_of_same_number(spark: Any) -> None:
     """However Spark's source numbers its tasks: here, the other way round."""
     rows = spark.range(0, 4000, 1, 4).selectExpr("id", "CAST(3 - FLOOR(id / 1000) AS INT) AS partition")
 
@@ -278,7 +276,7 @@ def test_a_partition_of_the_source_is_the_task_of_its_number(spark: Any) -> None
         assert len(ids) == 1000
 
 
-def test_a_half_written_batch_goes_on_although_sparks_source_numbers_its_tasks_otherwise(
+def test_half_written_batch_resumes_despite_renumbered_tasks(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     """The most natural query: Kafka, a mapping, the sink. No shuffle gives a row the same task again."""
@@ -343,7 +341,7 @@ def test_a_half_written_batch_goes_on_although_sparks_source_numbers_its_tasks_o
         (4, 1, True),
     ],
 )
-def test_a_killed_driver_over_sparks_source_is_started_again_and_nothing_is_refused(  # noqa: PLR0917 - fixtures
+def test_killed_driver_with_kafka_source_resumes_without_refusal(  # noqa: PLR0917 - fixtures
     kafka: KafkaCluster,
     proxy: ProxyProcess,
     unique_topic: Callable[..., str],
@@ -447,7 +445,7 @@ def _tasks(kafka: KafkaCluster, topic: str) -> set[tuple[int, int]]:
     return found
 
 
-def test_a_stream_reads_a_growing_topic_in_order(
+def test_stream_reads_an_expanded_topic_in_order(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     """Each row of the target has the source's partition in its value; the target has one partition, so its order is
@@ -488,7 +486,7 @@ def test_a_stream_reads_a_growing_topic_in_order(
     assert len(contents(kafka, target)[0]) == 5 * (2 + 4 + 8 + 8)
 
 
-def test_a_stream_that_runs_takes_in_what_a_growth_brings(
+def test_running_stream_reads_partitions_of_an_expansion(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     source, target = unique_topic(ORDERED), unique_topic("target")
@@ -561,7 +559,7 @@ def bulk_load(spark: Any, proxy: ProxyProcess, topic: str, file: Path, *more: st
     return outcomes
 
 
-def test_bulk_load_is_complete_and_a_second_run_adds_nothing(
+def test_repeated_bulk_load_adds_nothing(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic = unique_topic(GUARDED)
@@ -602,7 +600,7 @@ def test_bulk_load_needs_the_check_and_the_topic(
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_bulk_load_puts_keys_where_kafka_clients_do_in_the_order_of_the_file(  # noqa: PLR0917 - fixtures
+def test_bulk_load_partitions_keys_like_kafka_in_order(  # noqa: PLR0917 - fixtures
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path, kind: str
 ) -> None:
     topic = unique_topic(GUARDED)
@@ -632,7 +630,7 @@ def test_bulk_load_puts_keys_where_kafka_clients_do_in_the_order_of_the_file(  #
     } == partition_key
 
 
-def test_bulk_load_goes_on_behind_what_another_writer_appends_in_between(
+def test_bulk_load_continues_after_appends_of_another_writer(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     # given a topic on which another writer appends what it likes, and one that does so from when the load has begun
@@ -676,7 +674,7 @@ def session_of(leader: int) -> dict[int, tuple[int, str]]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds Spark's processes in /proc")
-def test_bulk_load_survives_kills_of_driver_worker_and_proxy(
+def test_bulk_load_survives_killed_driver_worker_and_proxy(
     kafka: KafkaCluster, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic = unique_topic(GUARDED)
@@ -751,7 +749,7 @@ def test_bulk_load_survives_kills_of_driver_worker_and_proxy(
 # --- verify.py --------------------------------------------------------------------------------------------------------
 
 
-def test_verify_tells_a_good_topic_from_one_with_too_much_or_too_little(  # noqa: PLR0917 - fixtures
+def test_verify_detects_missing_duplicate_and_unknown_records(  # noqa: PLR0917 - fixtures
     spark: Any,
     kafka: KafkaCluster,
     proxy: ProxyProcess,

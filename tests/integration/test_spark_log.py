@@ -94,7 +94,7 @@ def answer(future: Future[Answer]) -> Answer:
 # --- appending --------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_appended_where_it_is_expected_and_read_back_with_its_mark(log: Log, topic: str) -> None:
+def test_batch_is_appended_and_read_with_commit_tag(log: Log, topic: str) -> None:
     first = answer(log.append(topic, 0, chunk(0, "a", "b")))
     second = answer(log.append(topic, 0, chunk(2, "c", commit_tag=b"second", compression="zstd")))
 
@@ -107,9 +107,7 @@ def test_a_batch_is_appended_where_it_is_expected_and_read_back_with_its_mark(lo
     ]
 
 
-def test_a_batch_that_is_expected_elsewhere_is_refused_and_lands_where_it_is_then_expected(
-    log: Log, topic: str
-) -> None:
+def test_batch_refused_at_wrong_offset_is_then_appended(log: Log, topic: str) -> None:
     assert answer(log.append(topic, 0, chunk(0, "a", "b"))).code == OK
 
     refused = answer(log.append(topic, 0, chunk(1, "c")))
@@ -121,7 +119,7 @@ def test_a_batch_that_is_expected_elsewhere_is_refused_and_lands_where_it_is_the
     assert (moved.code, moved.base_offset) == (OK, 2)
 
 
-def test_a_batch_for_an_empty_log_is_refused_where_the_log_has_begun(log: Log, topic: str) -> None:
+def test_batch_expecting_empty_log_is_refused_after_appends(log: Log, topic: str) -> None:
     assert answer(log.append(topic, 0, chunk(0, "a"))).code == OK
 
     refused = answer(log.append(topic, 0, chunk(0, "b")))
@@ -129,7 +127,7 @@ def test_a_batch_for_an_empty_log_is_refused_where_the_log_has_begun(log: Log, t
     assert (refused.code, refused.base_offset) == (POLICY_VIOLATION, 1)
 
 
-def test_chains_are_appended_in_the_order_in_which_they_were_handed_over(log: Log, topic: str) -> None:
+def test_pipelined_appends_keep_submission_order(log: Log, topic: str) -> None:
     pipeline_key = [log.append(topic, 0, chunk(at, f"row {at}")) for at in range(30)]
 
     assert [answer(future).base_offset for future in pipeline_key] == list(range(30))
@@ -138,7 +136,7 @@ def test_chains_are_appended_in_the_order_in_which_they_were_handed_over(log: Lo
     )
 
 
-def test_of_a_chain_all_behind_the_refused_one_is_refused(log: Log, topic: str) -> None:
+def test_pipelined_appends_after_refused_one_are_refused(log: Log, topic: str) -> None:
     pipeline_key = [log.append(topic, 0, chunk(at, f"row {at}")) for at in (0, 1, 7, 8, 9)]
 
     assert [answer(future).code for future in pipeline_key] == [
@@ -151,7 +149,7 @@ def test_of_a_chain_all_behind_the_refused_one_is_refused(log: Log, topic: str) 
     assert log.offsets(topic, [0]) == {0: (0, 2)}
 
 
-def test_an_append_to_a_topic_that_does_not_exist_is_not_sent(
+def test_append_to_missing_topic_is_not_sent(
     proxy: ProxyProcess, unique_topic: Callable[..., str], client: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_UNKNOWN_TOPIC_SECONDS", 0.2)
@@ -191,7 +189,7 @@ def test_foreign_batches_lie_between_ours(log: Log, topic: str, client: Connecti
     assert log.tail(topic, 0, 0) is None
 
 
-def test_reading_begins_with_the_batch_that_has_the_offset_and_ends_below_the_end(log: Log, topic: str) -> None:
+def test_read_starts_within_a_batch_and_ends_exclusive(log: Log, topic: str) -> None:
     for at in range(0, 20, 5):
         assert answer(log.append(topic, 0, chunk(at, *"abcde"))).code == OK
 
@@ -224,7 +222,7 @@ def test_markers_of_transactions_are_batches_without_rows(
     assert (tail.is_control, tail.commit_tag) == (True, None)
 
 
-def test_what_was_deleted_cannot_be_read_and_says_so(log: Log, topic: str, kafka: KafkaCluster) -> None:
+def test_reading_deleted_offsets_raises(log: Log, topic: str, kafka: KafkaCluster) -> None:
     for at in range(3):
         assert answer(log.append(topic, 0, chunk(at, "a"))).code == OK
     delete_below(kafka, topic, 2)
@@ -308,7 +306,7 @@ def now() -> int:
     return int(time.time() * 1000)
 
 
-def test_a_long_log_is_read_a_piece_at_a_time(log: Log, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_log_is_read_in_pieces(log: Log, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     big = [f"{at} " + "x" * 40 for at in range(400)]
     for at in range(0, 400, 40):
         assert answer(log.append(topic, 0, chunk(at, *big[at : at + 40]))).code == OK
@@ -337,7 +335,7 @@ def test_reading_waits_until_the_end_is_replicated(log: Log, topic: str) -> None
     assert found == [0, 1]
 
 
-def test_an_end_that_is_never_reached_is_not_waited_for_without_limit(proxy: ProxyProcess, topic: str) -> None:
+def test_unreachable_end_offset_raises_after_patience(proxy: ProxyProcess, topic: str) -> None:
     with Log({"bootstrap_servers": proxy.bootstrap}, patience_seconds=0.5) as impatient:
         assert answer(impatient.append(topic, 0, chunk(0, "a"))).code == OK
         with pytest.raises(CannotReach, match="replicated up to offset 1 only"):
@@ -365,7 +363,7 @@ def _grown(name: str, count: int) -> dict[str, object]:
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-def test_an_append_whose_proxy_dies_is_unknown_and_the_log_is_used_on(
+def test_append_is_unknown_when_its_proxy_dies(
     kafka: KafkaCluster, tmp_path: Path, unique_topic: Callable[..., str]
 ) -> None:
     with (
@@ -399,14 +397,14 @@ def test_an_append_whose_proxy_dies_is_unknown_and_the_log_is_used_on(
         assert [body for each in log.read(name, 0, 0, 2) for body in each.bodies] == rows("a", "d")
 
 
-def test_a_proxy_that_is_not_there_is_not_waited_for_without_limit() -> None:
+def test_missing_proxy_raises_after_patience() -> None:
     port = free_port()
     log = Log({"bootstrap_servers": f"127.0.0.1:{port}"}, patience_seconds=0.5)
     with log, pytest.raises(CannotReach, match=f"127.0.0.1:{port}.*tried for 0.5 s"):
         log.partition_count("any")
 
 
-def test_what_is_in_flight_while_a_log_is_closed_is_unknown(kafka: KafkaCluster, topic: str) -> None:
+def test_read_in_flight_at_close_is_unknown(kafka: KafkaCluster, topic: str) -> None:
     log = Log({"bootstrap_servers": kafka.bootstrap})
     assert log.partition_count(topic) == 1
 
@@ -462,7 +460,7 @@ def secured(certificate: Path) -> Iterator[dict[str, str]]:
         }
 
 
-def test_a_log_behind_tls_and_a_password(
+def test_log_works_with_tls_and_a_password(
     secured: dict[str, str], certificate: Path, unique_topic: Callable[..., str]
 ) -> None:
     name = unique_topic("secured")
@@ -496,7 +494,7 @@ def test_a_wrong_password_is_final_and_says_so(secured: dict[str, str]) -> None:
     assert "wrong" not in str(refused.value)
 
 
-def test_a_broker_that_is_not_trusted_is_not_spoken_to(secured: dict[str, str]) -> None:
+def test_untrusted_broker_is_refused(secured: dict[str, str]) -> None:
     unknown = {key: value for key, value in secured.items() if key != "ssl_cafile"}
     with Log(unknown) as log, pytest.raises(LogRefused, match=r"is not trusted: .*kafka\.ssl\.truststore\.location"):
         log.partition_count("any")
@@ -528,9 +526,7 @@ for _ in range(2):
 """
 
 
-def test_a_forked_process_has_a_log_of_its_own_and_nobody_says_a_word_at_the_end(
-    kafka: KafkaCluster, topic: str
-) -> None:
+def test_forked_process_gets_a_separate_log_without_warnings(kafka: KafkaCluster, topic: str) -> None:
     command = [sys.executable, "-W", "error", "-c", _FORKING, kafka.bootstrap, topic]
 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS * 2, check=False)

@@ -97,7 +97,7 @@ def refusal(spark_call: Callable[[], Any]) -> str:
     return stated
 
 
-def test_a_load_is_there_once_however_often_it_is_run(
+def test_repeated_load_appends_each_row_once(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
 ) -> None:
     name = topic(REQUIRED)
@@ -123,7 +123,7 @@ def test_a_load_is_there_once_however_often_it_is_run(
             assert all(half == sorted(half) for half in halves)  # of each task
 
 
-def test_a_thread_writes_once_it_has_made_the_format_known(
+def test_thread_can_write_after_registering_the_format(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
 ) -> None:
     """Without, Spark says DATA_SOURCE_NOT_FOUND there: a new thread has no active session."""
@@ -163,7 +163,7 @@ def fail_in_the_middle(load: Callable[[], Any], kafka: KafkaCluster, name: str) 
     raise AssertionError("nothing was appended in ten tries")
 
 
-def test_a_load_that_failed_in_the_middle_goes_on_where_it_stopped(
+def test_failed_load_resumes_where_it_stopped(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
 ) -> None:
     name, report = topic(), tmp_path / "report.json"
@@ -183,7 +183,7 @@ def test_a_load_that_failed_in_the_middle_goes_on_where_it_stopped(
     assert values(kafka, name) == numbers(4000)
 
 
-def test_arranged_rows_are_in_order_and_go_on_whatever_the_split(
+def test_arranged_rows_resume_in_order_with_any_split(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
 ) -> None:
     import fencepost.spark  # noqa: PLC0415
@@ -217,7 +217,7 @@ def test_arranged_rows_are_in_order_and_go_on_whatever_the_split(
         assert {(murmur2(r.key or b"") & 0x7FFFFFFF) % 4 for r in records} <= {partition}
 
 
-def test_other_data_under_the_name_of_a_load_is_refused(
+def test_different_data_under_same_sink_id_is_refused(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
 ) -> None:
     name = topic()
@@ -302,7 +302,7 @@ class Stream:
             (self.checkpoint / "commits" / name).unlink()
 
 
-def test_a_stream_puts_each_row_once_whatever_its_checkpoint_remembers(
+def test_stream_appends_each_row_once_despite_old_checkpoint(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
 ) -> None:
     name = topic(REQUIRED)
@@ -352,7 +352,7 @@ def test_an_arranged_stream_goes_on_whatever_the_split(
     assert values(kafka, name) == numbers(400)
 
 
-def test_a_batch_that_retention_deleted_is_not_appended_again(
+def test_batch_deleted_by_retention_is_not_appended_again(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
 ) -> None:
     name = topic()
@@ -369,7 +369,7 @@ def test_a_batch_that_retention_deleted_is_not_appended_again(
     assert not values(kafka, name)
 
 
-def test_a_topic_that_does_not_exist_is_refused_in_one_sentence(spark: Any, proxy: ProxyProcess) -> None:
+def test_missing_topic_is_refused_in_one_sentence(spark: Any, proxy: ProxyProcess) -> None:
     with pytest.raises(Exception, match=r"\S") as raised:
         save(rows(spark, 10), proxy, "guarded-absent")
     requested = "NotBegun: topic guarded-absent does not exist (create it with the number of partitions that it needs)"
@@ -377,7 +377,7 @@ def test_a_topic_that_does_not_exist_is_refused_in_one_sentence(spark: Any, prox
     assert "PicklingError" not in str(raised.value)
 
 
-def test_a_new_checkpoint_is_refused_and_another_name_is_not(
+def test_lost_checkpoint_is_refused_without_new_sink_id(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
 ) -> None:
     name = topic()
@@ -396,7 +396,7 @@ def test_a_new_checkpoint_is_refused_and_another_name_is_not(
     assert values(kafka, name) == numbers(200) + numbers(200)
 
 
-def test_a_stream_goes_on_over_a_topic_that_has_grown_in_the_middle_of_a_batch(
+def test_stream_resumes_after_expansion_within_a_batch(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
 ) -> None:
     name = topic(COUNTED)
@@ -420,7 +420,7 @@ def test_a_stream_goes_on_over_a_topic_that_has_grown_in_the_middle_of_a_batch(
 # --- what is refused at once ------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_is_said_before_the_first_row(
+def test_invalid_options_are_refused_before_the_first_row(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
 ) -> None:
     name, unguarded = topic(), topic("open")

@@ -106,7 +106,7 @@ def test_it_is_created_durable_and_compacted(kafka3: KafkaCluster, name: str) ->
     asyncio.run(story())
 
 
-def test_what_one_stores_the_other_knows_and_a_third_finds(kafka: KafkaCluster, name: str) -> None:
+def test_stored_records_reach_every_process(kafka: KafkaCluster, name: str) -> None:
     async def story() -> None:
         async with process(kafka, name) as one, process(kafka, name) as two:
             await asyncio.gather(one.state.start(), two.state.start())
@@ -125,7 +125,7 @@ def test_what_one_stores_the_other_knows_and_a_third_finds(kafka: KafkaCluster, 
     asyncio.run(story())
 
 
-def test_read_to_its_end_it_lacks_nothing_that_was_stored_before(kafka: KafkaCluster, name: str) -> None:
+def test_read_to_end_returns_everything_stored_before(kafka: KafkaCluster, name: str) -> None:
     async def story() -> None:
         async with process(kafka, name) as one, process(kafka, name) as two:
             await asyncio.gather(one.state.start(), two.state.start())
@@ -157,7 +157,7 @@ def test_read_to_its_end_it_lacks_nothing_that_was_stored_before(kafka: KafkaClu
     asyncio.run(story())
 
 
-def test_all_processes_agree_on_one_producer_id_and_keep_it(
+def test_all_processes_agree_on_one_producer_id(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
@@ -191,7 +191,7 @@ def test_all_processes_agree_on_one_producer_id_and_keep_it(
     asyncio.run(story())
 
 
-def test_a_view_grows_stale_while_the_broker_is_paused_and_recovers(kafka: KafkaCluster, name: str) -> None:
+def test_view_expires_while_broker_is_paused_and_recovers(kafka: KafkaCluster, name: str) -> None:
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
@@ -220,9 +220,7 @@ def test_a_view_grows_stale_while_the_broker_is_paused_and_recovers(kafka: Kafka
     asyncio.run(story())
 
 
-def test_a_controller_that_knows_no_living_broker_is_waited_for(
-    kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_waits_for_a_living_broker(kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given metadata without brokers, as while all of them come back from a pause
     named, queried = ControlClient.brokers, []
 
@@ -274,7 +272,7 @@ def test_what_it_has_just_created_is_waited_for(
     asyncio.run(story())
 
 
-def test_freshness_counts_from_the_question_not_from_its_answer(kafka: KafkaCluster, name: str) -> None:
+def test_freshness_counts_from_the_request_time(kafka: KafkaCluster, name: str) -> None:
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
@@ -292,7 +290,7 @@ def test_freshness_counts_from_the_question_not_from_its_answer(kafka: KafkaClus
     asyncio.run(story())
 
 
-def test_a_long_topic_counts_as_loaded_only_at_its_end(kafka: KafkaCluster, name: str) -> None:
+def test_long_topic_is_loaded_only_at_its_end(kafka: KafkaCluster, name: str) -> None:
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
@@ -354,7 +352,7 @@ def test_it_follows_a_leader_that_moves(kafka3: KafkaCluster, name: str) -> None
     asyncio.run(story())
 
 
-def test_a_replica_that_is_away_and_comes_back_leaves_no_gap(kafka3: KafkaCluster, name: str) -> None:
+def test_replica_restarts_leave_no_gap_in_freshness(kafka3: KafkaCluster, name: str) -> None:
     """Each in its turn, the leader too, as when brokers are restarted one by one."""
     lease_seconds = 60.0  # many questions fit into it, also where all of this takes long
 
@@ -377,7 +375,7 @@ def test_a_replica_that_is_away_and_comes_back_leaves_no_gap(kafka3: KafkaCluste
     asyncio.run(story())
 
 
-def test_a_topic_that_vanishes_is_waited_for_and_one_in_its_place_is_refused(
+def test_deleted_topic_is_waited_for_and_replacement_refused(
     kafka: KafkaCluster, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
@@ -441,7 +439,7 @@ async def alter(kafka: KafkaCluster, name: str, policy: str) -> None:
         (1, {"cleanup.policy": "compact,delete"}, "has cleanup.policy=compact,delete"),
     ],
 )
-def test_a_topic_that_forgets_or_is_somebody_elses_is_not_relied_on(
+def test_unsuitable_existing_topic_is_refused(
     kafka: KafkaCluster, name: str, partitions: int, configs: dict[str, str], complaint: str
 ) -> None:
     async def story() -> None:
@@ -491,7 +489,7 @@ def test_an_unreadable_batch_closes_it(kafka: KafkaCluster, name: str) -> None:
 # --- the processes of a cluster ---------------------------------------------------------------------------------------
 
 
-def test_processes_know_of_each_other_and_have_tags_of_their_own(kafka: KafkaCluster, name: str) -> None:
+def test_processes_see_each_other_and_get_distinct_ids(kafka: KafkaCluster, name: str) -> None:
     async def story() -> None:
         async with process(kafka, name) as one, process(kafka, name) as two:
             await one.state.start()
@@ -509,7 +507,7 @@ def test_processes_know_of_each_other_and_have_tags_of_their_own(kafka: KafkaClu
     asyncio.run(story())
 
 
-def test_a_process_that_ended_without_a_word_is_gone_after_a_time(
+def test_process_without_heartbeats_is_dead_after_a_time(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_topic, "_DEAD_SECONDS", 10.0)
@@ -530,7 +528,7 @@ def test_a_process_that_ended_without_a_word_is_gone_after_a_time(
     asyncio.run(story())
 
 
-def test_who_died_long_ago_is_nobodys_concern_and_is_taken_off_the_list(
+def test_long_dead_process_is_ignored_and_removed(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_topic, "_HEARTBEAT_SECONDS", 0.5)
@@ -549,7 +547,7 @@ def test_who_died_long_ago_is_nobodys_concern_and_is_taken_off_the_list(
     asyncio.run(story())
 
 
-def test_who_cannot_say_that_it_lives_does_not_serve(
+def test_process_that_cannot_send_heartbeats_stops_serving(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_topic, "_SILENT_SECONDS_MAX", 8.0)
@@ -565,7 +563,7 @@ def test_who_cannot_say_that_it_lives_does_not_serve(
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["lost", "only its answer"])
-def test_who_may_be_unknown_to_the_others_serves_nobody_until_it_has_read_itself(
+def test_unacknowledged_process_serves_only_after_reading_its_record(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     """Given a first record of which is not known whether it was stored: an expansion would not wait for its writer."""
@@ -605,7 +603,7 @@ def test_who_may_be_unknown_to_the_others_serves_nobody_until_it_has_read_itself
     asyncio.run(story())
 
 
-def test_a_name_that_was_given_up_is_waited_for_by_nobody(
+def test_abandoned_process_name_is_not_waited_for(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given a new name that was not stored, then the next sign of life tells of it, and that the old one is no more."""
@@ -630,9 +628,7 @@ def test_a_name_that_was_given_up_is_waited_for_by_nobody(
     asyncio.run(story())
 
 
-def test_a_kafka_that_wants_every_producer_to_begin_at_0_is_not_served(
-    kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kafka_requiring_sequence_0_is_refused(kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is none yet. A producer id that the partition knows stands in for it: its next sequence would be 78."""
 
     async def story() -> None:
@@ -652,7 +648,7 @@ def test_a_kafka_that_wants_every_producer_to_begin_at_0_is_not_served(
     asyncio.run(story())
 
 
-def test_a_tag_that_runs_out_is_renewed(kafka: KafkaCluster, name: str) -> None:
+def test_exhausted_instance_id_is_renewed(kafka: KafkaCluster, name: str) -> None:
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
@@ -668,7 +664,7 @@ def test_a_tag_that_runs_out_is_renewed(kafka: KafkaCluster, name: str) -> None:
     asyncio.run(story())
 
 
-def test_what_a_silent_process_has_sent_may_be_queued_for_a_while(
+def test_appends_of_silent_process_count_as_queued(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given another process that says nothing any more, then it is alive for so long, and its appends for longer."""
@@ -692,7 +688,7 @@ def test_what_a_silent_process_has_sent_may_be_queued_for_a_while(
     asyncio.run(story())
 
 
-def test_a_process_of_this_machine_that_was_killed_is_gone_at_once(kafka: KafkaCluster, name: str) -> None:
+def test_killed_local_process_is_dead_at_once(kafka: KafkaCluster, name: str) -> None:
     ghost = uuid4()
     place = own_identity()
     assert place is not None

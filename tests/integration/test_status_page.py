@@ -67,7 +67,7 @@ def appended(client: Connection, topic: str, expected: int) -> int:
 
 
 @pytest.mark.parametrize("check", ["required", "checked"])
-def test_where_a_log_ends_and_who_was_refused_last_through_any_worker(
+def test_log_ends_and_refusals_shown_for_all_workers(
     check: str, page: Shown, kafka: KafkaCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Given a guarded topic, one append to it, and clients on both workers that expected something else.
@@ -132,7 +132,7 @@ def test_clients_of_every_day_say_what_they_are(page: Shown) -> None:
         admin.close()
 
 
-def test_a_broker_that_cannot_be_reached_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_unreachable_broker_is_named_with_suggested_action(tmp_path: Path) -> None:
     with FakeClusterProcess(brokers=1) as cluster, Shown(cluster.bootstrap, tmp_path) as proxy:
         (broker,) = json.loads(proxy.text("/status.json"))["brokers"]
         assert broker["problem"] is None

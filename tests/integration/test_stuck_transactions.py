@@ -103,9 +103,7 @@ def kafka_transactions(*arguments: str) -> str:
     return run_tool("kafka-transactions", arguments, version=kafka_version()).output
 
 
-def test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended(
-    trusting_kafka: KafkaCluster, tmp_path: Path
-) -> None:
+def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
     page, topic, name = Page(), unique_topic("checked"), unique_topic("payments")
     create(trusting_kafka, topic)
     lag = f'fencepost_kafka_last_stable_offset_lag{{partition="0",topic="{topic}"}}'
@@ -206,9 +204,7 @@ def test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended(
         assert transactions("hanging", "--bootstrap", proxy.bootstrap)[0] == 0
 
 
-def test_a_transaction_that_will_not_commit_is_shown_until_it_is_aborted(
-    trusting_kafka: KafkaCluster, tmp_path: Path
-) -> None:
+def test_abort_only_transaction_is_shown_until_aborted(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
     page, topic, name = Page(), unique_topic("checked"), unique_topic("transfers")
     create(trusting_kafka, topic)
     with (
@@ -235,7 +231,7 @@ def test_a_transaction_that_will_not_commit_is_shown_until_it_is_aborted(
         until(lambda: not shown(), "it gone", within_seconds=_PATIENCE_SECONDS)
 
 
-def test_of_several_workers_one_looks_and_their_page_shows_it(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_one_worker_watches_transactions_for_all(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
     page, topic, name = Page(), unique_topic("stuck"), unique_topic("payments")
     create(trusting_kafka, topic)
     with (
@@ -261,7 +257,7 @@ def test_of_several_workers_one_looks_and_their_page_shows_it(trusting_kafka: Ka
         until(lambda: not open_transactions(trusting_kafka.bootstrap, topic), "the marker")
 
 
-def test_nobody_looks_where_it_is_switched_off(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_switched_off_transaction_watch_shows_nothing(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
     page = Page()
     config = "watch_transactions = false"
     with ProxyProcess(trusting_kafka.bootstrap, tmp_path, config=config, arguments=("--status", page.address)):
@@ -310,7 +306,7 @@ def create_on(proxy: ProxyProcess, topics: Mapping[str, Sequence[int]]) -> None:
 @pytest.mark.soak
 @pytest.mark.no_cover
 @pytest.mark.timeout(900)
-def test_a_coordinator_that_does_not_look_a_leader_that_stands_still_and_an_id_that_has_expired(
+def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
     stubborn_kafka: KafkaCluster, tmp_path: Path
 ) -> None:
     page, log = Page(), Log(stubborn_kafka.bootstrap)
@@ -380,7 +376,7 @@ def test_a_coordinator_that_does_not_look_a_leader_that_stands_still_and_an_id_t
 @pytest.mark.no_cover
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("version", "skips_it"), [("4.0.2", False), (DEFAULT_VERSION, True)])
-def test_the_marker_of_a_partition_that_nobody_leads(version: str, skips_it: bool, tmp_path: Path) -> None:
+def test_partition_without_leader_gets_marker_or_hangs(version: str, skips_it: bool, tmp_path: Path) -> None:
     """Where the leader comes back, its marker is written; but by newer releases it never is (KAFKA-20734): what they
     have committed there hangs, though they say that it has committed."""
     page = Page()

@@ -220,7 +220,7 @@ def nothing(_: Any, __: LogRecord) -> None: ...
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_all_partitions_get_their_records_where_they_were_expected_or_none_does(
+def test_records_are_appended_to_all_partitions_or_none(
     library: str, own_proxy: ProxyProcess, topic: str, committed: Committed
 ) -> None:
     read: list[tuple[Place, bytes | None]] = []
@@ -260,7 +260,7 @@ def _append_at_the_ends(writer: Any, reader: Any, value: bytes) -> dict[Place, i
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_commit_that_is_refused_leaves_nothing_and_the_writer_goes_on(  # noqa: PLR0917
+def test_refused_commit_appends_nothing_and_writer_continues(  # noqa: PLR0917
     library: str, pipe: EndTxnPipe, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str, committed: Committed
 ) -> None:
     with (
@@ -282,7 +282,7 @@ def test_a_commit_that_is_refused_leaves_nothing_and_the_writer_goes_on(  # noqa
     "after", [pytest.param(True, id="answered"), pytest.param(False, id="not even sent", marks=pytest.mark.soak)]
 )
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_commit_whose_answer_is_lost_is_settled(  # noqa: PLR0917
+def test_commit_with_lost_answer_is_resolved(  # noqa: PLR0917
     library: str, after: bool, pipe: EndTxnPipe, own_proxy: ProxyProcess, topic: str, committed: Committed
 ) -> None:
     """For longer than the writer waits for an answer nothing gets through. Then a new producer, and the log, tell."""
@@ -315,7 +315,7 @@ def _heal(pipe: EndTxnPipe, after_seconds: float) -> None:
 @pytest.mark.parametrize(
     "library", [LIBRARIES[0], *(pytest.param(each, marks=pytest.mark.soak) for each in LIBRARIES[1:])]
 )
-def test_where_it_cannot_be_found_out_the_outcome_is_unknown_until_it_can_be_read(
+def test_unresolvable_outcome_is_unknown_until_read_back(
     library: str, pipe: EndTxnPipe, own_proxy: ProxyProcess, topic: str, committed: Committed
 ) -> None:
     gives_up = RetryPolicy(attempt_seconds=4, total_seconds=8)
@@ -346,7 +346,7 @@ def _appended(writer: Any, reader: Any, value: bytes) -> bool:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_second_writer_of_the_same_name_fences_the_first(
+def test_second_writer_of_same_name_fences_the_first(
     library: str, own_proxy: ProxyProcess, topic: str, committed: Committed
 ) -> None:
     with (
@@ -382,7 +382,7 @@ def test_what_nothing_would_check_is_not_sent(
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_writer_that_goes_around_the_proxy_costs_a_transaction_but_never_half_of_one(
+def test_bypassing_append_aborts_the_whole_transaction(
     library: str, own_kafka: KafkaCluster, own_proxy: ProxyProcess, topic: str, committed: Committed
 ) -> None:
     """Kafka does not compare the offsets of a transaction's batches: one lands elsewhere, and the whole is aborted."""
@@ -480,7 +480,7 @@ class _Aiokafka:
     ],
     ids=["kafka-python", "aiokafka", "confluent-kafka"],
 )
-def test_what_users_of_other_producers_see_of_a_refused_commit(  # noqa: PLR0917
+def test_refused_commit_outcome_of_other_producers(  # noqa: PLR0917
     made: Any,
     version: int,
     raised: str,

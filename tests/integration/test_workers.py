@@ -155,7 +155,7 @@ def append(connection: Connection, topic: str, records: bytes) -> Answer:
 # --- what any worker may do -------------------------------------------------------------------------------------------
 
 
-def test_both_workers_take_connections_and_unguarded_ones_stay(shared: Workers, log: Log) -> None:
+def test_unchecked_connections_stay_with_either_worker(shared: Workers, log: Log) -> None:
     topic = new_topic(shared, "plain")
     released_total = shared.metric("fencepost_connection_migrations_total")
 
@@ -183,7 +183,7 @@ def test_connections_are_shared_out_evenly(shared: Workers) -> None:
         until(lambda: abs(counts()[0] - counts()[1]) <= 4, "as many connections here as there")
 
 
-def test_writers_at_both_workers_race_for_a_required_topic(shared: Workers, log: Log) -> None:
+def test_writers_through_both_workers_race_on_required_topic(shared: Workers, log: Log) -> None:
     topic = new_topic(shared, "required")
     requests = [shared.of_worker("requests_total", worker) for worker in (PRIMARY, OTHER)]
 
@@ -205,7 +205,7 @@ def test_writers_at_both_workers_race_for_a_required_topic(shared: Workers, log:
 # --- what the owner does ----------------------------------------------------------------------------------------------
 
 
-def test_a_connection_goes_over_to_the_owner_with_all_that_was_sent_ahead(shared: Workers, log: Log) -> None:
+def test_pipelining_connection_migrates_to_primary_worker_completely(shared: Workers, log: Log) -> None:
     plain, topic = new_topic(shared, "plain"), new_topic(shared, "checked")
     with shared.connect(PRIMARY, topic) as first:
         assert append(first, topic, batch(b"first", expected=0)).base_offset == 0
@@ -239,7 +239,7 @@ def produce(batches: dict[str, dict[int, bytes]]) -> Any:
     return produce_request(batches, -1, 10_000)
 
 
-def test_writers_that_came_to_both_workers_race_for_a_true_topic(shared: Workers, log: Log) -> None:
+def test_writers_through_both_workers_race_on_checked_topic(shared: Workers, log: Log) -> None:
     """Beside producers that keep their own ids: two processes could tell afterwards at best, one lets nothing pass."""
     topic = new_topic(shared, "checked")
     proxies: Sequence[ProxyProcess] = [shared]
@@ -301,7 +301,7 @@ def test_a_transaction_with_expectations_through_the_other_worker(protocol: int,
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
-def test_a_commit_that_comes_to_the_other_worker_is_judged(protocol: int, shared: Workers, log: Log) -> None:
+def test_commit_through_other_worker_is_validated(protocol: int, shared: Workers, log: Log) -> None:
     """It goes over to the owner, as the appends did, which knows without a look at the log what has become of them."""
     topic = new_topic(shared, "checked")
     with (
@@ -325,7 +325,7 @@ def test_a_commit_that_comes_to_the_other_worker_is_judged(protocol: int, shared
         assert transaction.end(commit=True) == OK
 
 
-def test_a_virtual_config_is_changed_by_the_owner_and_known_to_all(shared: Workers) -> None:
+def test_config_change_through_any_worker_reaches_all(shared: Workers) -> None:
     topic = new_topic(shared, "plain")
     before = shared.metric("fencepost_connection_migrations_total")
     with shared.connect(OTHER, topic) as witness, shared.connect(OTHER) as admin:
@@ -340,7 +340,7 @@ def test_a_virtual_config_is_changed_by_the_owner_and_known_to_all(shared: Worke
     assert shared.metric("fencepost_connection_migrations_total") == before + 1
 
 
-def test_a_failed_chain_stays_failed_where_the_connection_goes_over(shared: Workers, log: Log) -> None:
+def test_failed_pipeline_stays_failed_after_migration(shared: Workers, log: Log) -> None:
     """A, on a `required` topic, loses; B was sent behind it, and between them what makes the connection go over."""
     required, checked = new_topic(shared, "required"), new_topic(shared, "checked")
     with shared.connect(OTHER, required) as connection, shared.connect(PRIMARY, required) as rival:
@@ -365,9 +365,9 @@ def test_a_failed_chain_stays_failed_where_the_connection_goes_over(shared: Work
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("worker", [OTHER, PRIMARY], ids=["the other", "the owner"])
+@pytest.mark.parametrize("worker", [OTHER, PRIMARY], ids=["another worker", "primary worker"])
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_a_worker_is_killed_under_load_and_started_again(worker: int, prefix: str, own: Workers, log: Log) -> None:
+def test_worker_killed_under_load_is_restarted(worker: int, prefix: str, own: Workers, log: Log) -> None:
     topic = new_topic(own, prefix)
     writers = [
         Writer("single", [own], topic),
@@ -388,7 +388,7 @@ def test_a_worker_is_killed_under_load_and_started_again(worker: int, prefix: st
     assert own.metric("fencepost_client_connections_accepted_total") > 0
 
 
-def test_without_the_owner_nobody_else_serves_what_is_its_own(own: Workers, log: Log) -> None:
+def test_checked_append_fails_when_paused_primary_is_killed(own: Workers, log: Log) -> None:
     """Given that the owner stands still, a connection that needs it waits, and is closed once it is killed."""
     checked, plain = new_topic(own, "checked"), new_topic(own, "plain")
     with own.connect(OTHER, checked) as needs_it, own.connect(OTHER, plain) as does_not:
@@ -418,7 +418,7 @@ def test_sigterm_drains_all_workers(own: Workers, log: Log) -> None:
     assert own.log.count("drained") == 2
 
 
-def test_the_workers_of_a_supervisor_that_was_killed_end_too(own: Workers) -> None:
+def test_workers_end_when_their_supervisor_is_killed(own: Workers) -> None:
     pids = [own.worker_pid(worker) for worker in (PRIMARY, OTHER)]
     own.kill()
     until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "the workers to end")
@@ -426,7 +426,7 @@ def test_the_workers_of_a_supervisor_that_was_killed_end_too(own: Workers) -> No
     assert own.status()["ready"]
 
 
-def test_what_one_process_would_say_at_its_start_is_said(kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_taken_port_fails_the_start_of_workers(kafka: KafkaCluster, tmp_path: Path) -> None:
     with Workers(kafka.bootstrap, tmp_path) as first:
         began = time.monotonic()
         with pytest.raises(AssertionError, match="another process listens there"):

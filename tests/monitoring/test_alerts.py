@@ -23,7 +23,7 @@ def alerts() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-def test_every_alert_asks_for_metrics_and_labels_that_there_are() -> None:
+def test_every_alert_uses_existing_metrics_and_labels() -> None:
     for alert in alerts():
         assert metrics_in(alert["expr"]), alert["alert"]
         assert not unknown_in(alert["expr"]), alert["alert"]
@@ -39,14 +39,14 @@ def test_a_slip_in_an_expression_is_found() -> None:
             selectors(slip)
 
 
-def test_every_alert_says_how_severe_it_is_and_where_to_read_on() -> None:
+def test_every_alert_has_severity_and_runbook() -> None:
     for alert in alerts():
         assert alert["labels"]["severity"] in ("critical", "warning", "info")
         assert alert["annotations"].keys() == {"summary", "description", "runbook"}
         assert alert["annotations"]["runbook"] == f"docs/alerts.md#{alert['alert'].lower()}"
 
 
-def test_every_alert_has_its_page_and_no_other_has() -> None:
+def test_every_alert_has_a_documentation_section() -> None:
     page = (ROOT / "docs" / "alerts.md").read_text("utf-8")
     sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
 
@@ -56,7 +56,7 @@ def test_every_alert_has_its_page_and_no_other_has() -> None:
         assert "**What to do.**" in text, name
 
 
-def test_every_alert_has_a_story_in_which_it_is_raised_and_one_in_which_it_is_not() -> None:
+def test_every_alert_has_raised_and_quiet_stories() -> None:
     reported: dict[str, set[bool]] = {}
     for story in yaml.safe_load(STORIES.read_text("utf-8"))["tests"]:
         for each in story["alert_rule_test"]:
@@ -66,7 +66,7 @@ def test_every_alert_has_a_story_in_which_it_is_raised_and_one_in_which_it_is_no
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
-def test_promtool_takes_the_rules_and_their_stories_come_out_as_told() -> None:
+def test_promtool_accepts_rules_and_stories() -> None:
     checked = promtool("check", "rules", RULES)
     assert checked.returncode == 0, checked.stdout.decode()
     assert f"{len(alerts())} rules found" in checked.stdout.decode()

@@ -12,7 +12,7 @@ from tests.monitoring.prometheus import DASHBOARD, PROMTOOL, panels, promtool, q
 ROWS = ["Overview", "Traffic", "Conditional publish", "Partition expansion", "Transactions", "Security and errors"]
 
 
-def test_it_has_its_rows_and_each_panel_is_explained() -> None:
+def test_dashboard_has_its_rows_and_panel_descriptions() -> None:
     assert [panel["title"] for panel in panels() if panel["type"] == "row"] == ROWS
     for panel in panels():
         if panel["type"] != "row":
@@ -32,7 +32,7 @@ def test_no_panel_lies_on_another() -> None:
         taken |= cells
 
 
-def test_its_queries_are_whole_and_keep_to_what_was_chosen() -> None:
+def test_dashboard_queries_filter_by_job_and_instance() -> None:
     for title, query in queries():
         assert "$" not in query, (title, query)
         assert not unknown_in(query), (title, query)

@@ -87,7 +87,7 @@ def names_in(text: str) -> set[str]:
     return found
 
 
-def test_what_was_done_is_shown_and_of_partitions_so_many(proxies: tuple[Watched, Watched]) -> None:
+def test_scrape_shows_appends_with_limited_partitions(proxies: tuple[Watched, Watched]) -> None:
     # Given a guarded topic of three partitions, of which a scrape may name two
     proxy, _ = proxies
     topic = "required-by-one"
@@ -121,7 +121,7 @@ def test_what_was_done_is_shown_and_of_partitions_so_many(proxies: tuple[Watched
     assert total(after, "fencepost_log_lines_total", level="info") >= 3
 
 
-def test_all_that_there_is_to_show_is_shown_and_all_that_is_asked_for(proxies: tuple[Watched, Watched]) -> None:
+def test_scrape_has_every_documented_and_queried_metric(proxies: tuple[Watched, Watched]) -> None:
     one, two = (each.scrape() for each in proxies)
     there = names_in(one) | names_in(two)
 
@@ -160,7 +160,7 @@ def test_a_scrape_of_workers_is_their_sum(proxies: tuple[Watched, Watched]) -> N
     assert total(text, "fencepost_partition_log_end_offset", topic=topic) == len(connections)
 
 
-def test_what_becomes_of_connections_to_brokers_is_counted(tmp_path: Path) -> None:
+def test_broker_connection_errors_are_in_the_metrics(tmp_path: Path) -> None:
     # Given a request on its way to a broker that stands still
     with FakeClusterProcess(topics={"plain": 1}) as kafka, Watched(kafka.bootstrap, tmp_path) as proxy:
         with Connection(proxy.bootstrap) as connection:

@@ -26,7 +26,7 @@ _SEEN = Seen(1, 0, 0, "k", 2)
         (Decision(missing=234), 1),
     ],
 )
-def test_where_order_is_not_promised_none_may_be_missing_all_the_same(
+def test_missing_records_fail_the_unordered_run_too(
     between: Decision,
     status: int,
     tmp_path: Path,

@@ -28,7 +28,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[proof.Stage]:
         yield ready
 
 
-def test_without_ordered_expansion_groups_see_keys_out_of_order(stage: proof.Stage) -> None:
+def test_without_ordered_expansion_groups_read_keys_unordered(stage: proof.Stage) -> None:
     """So the next test can fail."""
     result = proof.run(stage, kinds_named(_FEW), proof.OFF, ordered=False)
     for kind, decision in result.decisions.items():
@@ -36,7 +36,7 @@ def test_without_ordered_expansion_groups_see_keys_out_of_order(stage: proof.Sta
         assert not decision.missing
 
 
-def test_with_ordered_expansion_groups_see_every_key_in_order(stage: proof.Stage, say: Callable[[str], None]) -> None:
+def test_with_ordered_expansion_groups_read_keys_in_order(stage: proof.Stage, say: Callable[[str], None]) -> None:
     result = proof.run(stage, kinds_named(_FEW), proof.SHORT, ordered=True)
     say("\n    ".join(proof.table(result.decisions, {})))
     for kind, decision in result.decisions.items():
@@ -46,7 +46,7 @@ def test_with_ordered_expansion_groups_see_every_key_in_order(stage: proof.Stage
         assert result.refused[writer], f"no record was refused for its partition count: {writer} never was behind"
 
 
-def test_nothing_is_written_before_each_partition_has_a_commit(stage: proof.Stage) -> None:
+def test_warm_up_ends_after_every_partition_has_commit(stage: proof.Stage) -> None:
     """Or a partition that a second member takes over would be read from its end: records missed, and nobody's fault."""
     (kind,) = kinds_named("kafka-python cooperative")
     topic = unique_topic(proof.SEQUENCED)
@@ -82,14 +82,14 @@ def test_while_proxies_and_brokers_are_killed(tmp_path: Path, client: str, say: 
     assert result.holds, (result.late, result.decisions)
 
 
-def test_kinds_are_chosen_by_the_beginning_of_their_names() -> None:
+def test_kinds_are_chosen_by_name_prefix() -> None:
     assert kinds_named("") == KINDS
     chosen: tuple[AppendMode, ...] = kinds_named("java consumer,aiokafka")
     assert [kind.name for kind in chosen] == ["java consumer", "aiokafka eager"]
 
 
 @pytest.mark.soak
-def test_any_growth_where_keys_move_to_new_partitions_only(stage: proof.Stage, say: Callable[[str], None]) -> None:
+def test_order_holds_when_any_expansion_is_allowed(stage: proof.Stage, say: Callable[[str], None]) -> None:
     result = proof.run(stage, kinds_named(_FEW), proof.JUMPING, ordered=True)
     say("\n    ".join(proof.table(result.decisions, {})))
     assert result.holds, (result.late, result.decisions)

@@ -12,21 +12,21 @@ def observations(*reported: tuple[int, int]) -> list[Seen]:
     return [Seen(i * NANOS, partition, i, "k", counter) for i, (partition, counter) in enumerate(reported, 10)]
 
 
-def test_a_key_that_moves_to_a_new_partition_in_order_is_in_order() -> None:
+def test_key_moving_to_new_partition_stays_in_order() -> None:
     decision = validate(observations((0, 1), (0, 2), (1, 3), (1, 4)), {"k": 4}, [ONE_TO_TWO])
     assert decision.holds
     assert decision.records == 4
     assert decision.longest_hold_seconds == 1.0
 
 
-def test_a_record_before_its_predecessor_is_out_of_order() -> None:
+def test_record_before_its_predecessor_is_out_of_order() -> None:
     decision = validate(observations((0, 1), (1, 3), (0, 2), (1, 4)), {"k": 4}, [ONE_TO_TWO])
     assert [each.counter for each in decision.early] == [3]
     assert [each.counter for each in decision.late] == [2]
     assert not decision.missing
 
 
-def test_records_seen_again_are_not_out_of_order_unless_their_key_has_moved_on() -> None:
+def test_reread_records_are_fine_until_key_moved_on() -> None:
     same = validate(observations((0, 1), (0, 2), (0, 1), (0, 2), (1, 3)), {"k": 3}, [ONE_TO_TWO])
     assert same.holds
     assert same.again == 2
@@ -34,7 +34,7 @@ def test_records_seen_again_are_not_out_of_order_unless_their_key_has_moved_on()
     assert [each.counter for each in back.late] == [2]
 
 
-def test_who_lost_its_partition_and_does_not_know_may_handle_again_what_it_had_fetched() -> None:
+def test_expelled_member_may_repeat_what_it_had_fetched() -> None:
     reported = [(0, 1, "a"), (0, 1, "b"), (0, 2, "b"), (1, 3, "b"), (0, 2, "a")]
     observed = [
         Seen(i * NANOS, partition, i, "k", counter, who) for i, (partition, counter, who) in enumerate(reported, 10)
@@ -52,7 +52,7 @@ def test_time_decides_not_the_order_of_reports() -> None:
     assert validate(reversed(observations((0, 1), (0, 2), (1, 3))), {"k": 3}, [ONE_TO_TWO]).holds
 
 
-def test_what_was_never_seen_is_missing() -> None:
+def test_unobserved_record_is_missing() -> None:
     decision = validate(observations((0, 1), (0, 2)), {"k": 3, "never": 2}, [ONE_TO_TWO])
     assert decision.missing == 3
     assert not decision.holds
@@ -63,6 +63,6 @@ def test_a_line_of_a_member() -> None:
     assert parse("A 5 0,1") is None
 
 
-def test_what_warms_up_is_not_judged() -> None:
+def test_warm_up_records_are_not_validated() -> None:
     warm = [Seen(1, 0, 0, WARM_UP, 0), Seen(2, 0, 1, WARM_UP, 0)]
     assert validate([*warm, *observations((0, 1))], {"k": 1}).records == 1

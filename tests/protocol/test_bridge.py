@@ -103,7 +103,7 @@ def test_a_client_that_ends(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> 
     assert asyncio.run(play()) == b"last words"
 
 
-def test_who_does_not_read_holds_up_the_other(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+def test_unread_peer_blocks_the_sender(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     async def play() -> int:
         scene = Scene()
         await scene.begin(contexts)

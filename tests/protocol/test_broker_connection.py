@@ -118,7 +118,7 @@ async def query(connection: BrokerConnection, seconds: float = PATIENCE_SECONDS)
     return await connection.request(*ASK, deadline=deadline_in(seconds))
 
 
-def test_answers_come_back_to_who_asked_in_the_order_of_asking() -> None:
+def test_responses_arrive_in_request_order() -> None:
     async def story() -> None:
         async with connected(echo) as connection:
             answers = await asyncio.gather(*(query(connection) for _ in range(20)))
@@ -130,7 +130,7 @@ def test_answers_come_back_to_who_asked_in_the_order_of_asking() -> None:
     asyncio.run(story())
 
 
-def test_a_request_without_an_answer_has_an_unknown_outcome() -> None:
+def test_request_without_an_answer_has_unknown_outcome() -> None:
     async def story() -> None:
         async with connected(silence) as connection:
             with pytest.raises(OutcomeUnknown, match="no answer to InitProducerId in time"):
@@ -139,7 +139,7 @@ def test_a_request_without_an_answer_has_an_unknown_outcome() -> None:
     asyncio.run(story())
 
 
-def test_a_connection_that_breaks_leaves_what_was_sent_in_doubt_and_the_next_not_sent() -> None:
+def test_broken_connection_leaves_sent_request_in_doubt() -> None:
     async def hang_up(peer: Peer) -> None:
         await peer.read()
 
@@ -154,7 +154,7 @@ def test_a_connection_that_breaks_leaves_what_was_sent_in_doubt_and_the_next_not
     asyncio.run(story())
 
 
-def test_what_went_wrong_with_a_connection_is_counted_by_reason() -> None:
+def test_connection_errors_are_reported_by_reason() -> None:
     async def hang_up(peer: Peer) -> None:
         await peer.read()
 
@@ -184,7 +184,7 @@ def test_what_went_wrong_with_a_connection_is_counted_by_reason() -> None:
     asyncio.run(story())
 
 
-def test_that_a_broker_closes_an_idle_connection_or_we_do_is_no_trouble() -> None:
+def test_closing_an_idle_connection_is_no_error() -> None:
     async def done(peer: Peer) -> None:
         peer.answer(await peer.read())
         await peer.writer.drain()
@@ -202,7 +202,7 @@ def test_that_a_broker_closes_an_idle_connection_or_we_do_is_no_trouble() -> Non
     asyncio.run(story())
 
 
-def test_a_late_answer_is_dropped_and_the_connection_serves_on() -> None:
+def test_late_answer_is_dropped_and_connection_stays() -> None:
     async def story() -> None:
         too_late = asyncio.Event()
 
@@ -222,7 +222,7 @@ def test_a_late_answer_is_dropped_and_the_connection_serves_on() -> None:
     asyncio.run(story())
 
 
-def test_a_connection_that_stays_silent_is_given_up_and_frees_everybody() -> None:
+def test_silent_connection_is_closed_and_fails_its_requests() -> None:
     async def story() -> None:
         async with connected(silence, replace(LIMITS, request_timeout_seconds=0.3)) as connection:
             waiting = asyncio.create_task(query(connection))
@@ -258,7 +258,7 @@ def test_no_more_than_the_limit_is_ever_unanswered() -> None:
     asyncio.run(story())
 
 
-def test_two_pipelines_that_wait_for_the_same_room_both_get_it() -> None:
+def test_concurrent_pipelines_do_not_deadlock_at_the_limit() -> None:
     async def slowly_at_first(peer: Peer) -> None:
         held = [await peer.read() for _ in range(4)]
         for correlation_id in held:
@@ -287,7 +287,7 @@ def test_two_pipelines_that_wait_for_the_same_room_both_get_it() -> None:
         (struct.pack(">iib", 5, 2, 0), "malformed"),
     ],
 )
-def test_a_stranger_at_the_brokers_address_costs_that_connection_alone(frame: bytes, reason: str) -> None:
+def test_non_kafka_server_fails_only_its_connection(frame: bytes, reason: str) -> None:
     async def nonsense(peer: Peer) -> None:
         await peer.read()
         peer.writer.write(frame)
@@ -302,7 +302,7 @@ def test_a_stranger_at_the_brokers_address_costs_that_connection_alone(frame: by
     asyncio.run(story())
 
 
-def test_a_version_that_the_broker_lacks_is_said_so() -> None:
+def test_unsupported_version_is_reported() -> None:
     async def story() -> None:
         async with connected(echo) as connection:
             assert connection.version(INIT_PRODUCER_ID, at_most=9) == 4
@@ -313,7 +313,7 @@ def test_a_version_that_the_broker_lacks_is_said_so() -> None:
     asyncio.run(story())
 
 
-def test_a_greeting_without_an_answer_leaves_nothing_in_doubt() -> None:
+def test_greeting_without_an_answer_leaves_nothing_in_doubt() -> None:
     limits = replace(LIMITS, connect_timeout_seconds=1.0)  # of which connecting takes next to nothing
 
     async def story(address: Address) -> None:
@@ -325,7 +325,7 @@ def test_a_greeting_without_an_answer_leaves_nothing_in_doubt() -> None:
         asyncio.run(story(Address(*never_accepts.getsockname())))
 
 
-def test_one_attempt_serves_all_who_wait_and_a_short_deadline_spoils_none() -> None:
+def test_waiters_share_one_attempt_despite_short_deadline() -> None:
     attempts = 0
 
     async def story() -> None:
@@ -356,7 +356,7 @@ def test_one_attempt_serves_all_who_wait_and_a_short_deadline_spoils_none() -> N
     asyncio.run(story())
 
 
-def test_a_broker_that_refuses_is_tried_again_ever_more_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_connection_is_retried_with_longer_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     sleep = asyncio.sleep
 
@@ -384,7 +384,7 @@ def test_a_broker_that_refuses_is_tried_again_ever_more_slowly(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("exchanges", range(4))
-def test_a_request_on_a_transport_that_has_just_closed_was_not_sent(exchanges: int) -> None:
+def test_request_on_a_closed_transport_is_not_sent(exchanges: int) -> None:
     async def script(peer: Peer) -> None:
         await peer.read()
 
@@ -402,7 +402,7 @@ def test_a_request_on_a_transport_that_has_just_closed_was_not_sent(exchanges: i
         runner.run(story())
 
 
-def test_two_wait_for_an_attempt_and_the_first_of_them_tries_again_at_once() -> None:
+def test_repeated_waits_for_a_failing_attempt_all_end() -> None:
     async def story() -> None:
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))  # not listening: refused at once

@@ -94,7 +94,7 @@ def who_were_asked(kafka: Brokers) -> list[int]:
 @pytest.mark.parametrize(
     ("replicas", "in_sync", "others"), [(3, 2, 1), (5, 2, 3), (5, 3, 2), (3, 1, 2), (3, 3, 0), (2, 2, 0), (1, 1, 0)]
 )
-def test_no_more_are_asked_than_need_be(
+def test_only_as_many_replicas_as_needed_are_queried(
     replicas: int, in_sync: int, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "_ONE_MORE_SECONDS", 60.0)
@@ -114,7 +114,7 @@ def test_no_more_are_asked_than_need_be(
     with_brokers(story, replicas=replicas, in_sync=in_sync)
 
 
-def test_who_is_away_is_left_out_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_replica_is_not_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(kafka: Brokers, client: ControlClient) -> None:
         assert await confirmed(client)
         (first,) = who_were_asked(kafka)[-1:]
@@ -142,7 +142,7 @@ def test_too_few_that_answer_confirm_nothing() -> None:
 
 
 @pytest.mark.parametrize("knows", [2, 3])
-def test_a_later_leader_is_believed_by_whoever_tells_of_it(knows: int) -> None:
+def test_later_leader_is_accepted_from_any_replica(knows: int) -> None:
     async def story(kafka: Brokers, client: ControlClient) -> None:
         # Given that both others are needed, and one of them knows of an election that the leader does not know of
         kafka.epochs[knows] = 7
@@ -159,7 +159,7 @@ def test_a_later_leader_is_believed_by_whoever_tells_of_it(knows: int) -> None:
     with_brokers(story)
 
 
-def test_replicas_that_are_being_added_count_as_soon_as_one_tells_of_them() -> None:
+def test_added_replicas_count_once_one_replica_reports_them() -> None:
     async def story(kafka: Brokers, client: ControlClient) -> None:
         # Given two more replicas that are being made, of whom the leader has not heard: a later one may need only those
         kafka.replicas = {node_id: [1, 2, 3, 4, 5] for node_id in (2, 3)}
@@ -187,7 +187,7 @@ async def followed(client: ControlClient, lease_seconds: float) -> AsyncIterator
         await state.close()
 
 
-def test_a_view_that_others_do_not_confirm_is_not_fresh_until_they_do() -> None:
+def test_view_is_fresh_only_after_other_replicas_confirm() -> None:
     async def story(kafka: Brokers, client: ControlClient) -> None:
         # Given that the others cannot be asked, and that the leader answers as ever
         kafka.silent |= {2, 3}
@@ -202,7 +202,7 @@ def test_a_view_that_others_do_not_confirm_is_not_fresh_until_they_do() -> None:
     with_brokers(story)
 
 
-def test_a_view_is_as_old_as_what_confirmed_it() -> None:
+def test_view_is_as_old_as_its_confirmation() -> None:
     async def story(kafka: Brokers, client: ControlClient) -> None:
         async with followed(client, 1.0) as state:
             await until(lambda: state.fresh)
@@ -238,7 +238,7 @@ def test_one_that_is_away_makes_no_gap() -> None:
 
 
 @pytest.mark.parametrize(("replicas", "in_sync"), [(1, 1), (1, 2), (3, 1)])
-def test_where_nobody_can_confirm_it_nobody_is_asked(replicas: int, in_sync: int) -> None:
+def test_single_possible_leader_needs_no_confirmation(replicas: int, in_sync: int) -> None:
     async def story(kafka: Brokers, client: ControlClient) -> None:
         async with followed(client, 0.6) as state:
             kafka.queried.clear()
@@ -251,7 +251,7 @@ def test_where_nobody_can_confirm_it_nobody_is_asked(replicas: int, in_sync: int
     with_brokers(story, replicas=replicas, in_sync=in_sync)
 
 
-def test_a_question_of_somebody_elses_renews_the_lease_too() -> None:
+def test_read_to_end_renews_the_lease() -> None:
     async def story(kafka: Brokers, client: ControlClient) -> None:
         async with followed(client, 3000.0) as state:  # the next question of its own would come in minutes
             renewed = state.fresh_until
@@ -261,7 +261,7 @@ def test_a_question_of_somebody_elses_renews_the_lease_too() -> None:
     with_brokers(story)
 
 
-def test_an_end_that_is_not_read_yet_renews_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_end_does_not_renew_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(kafka: Brokers, client: ControlClient) -> None:
         # Given a new leader whose high watermark was behind for a while: it told of an end that is there by now only
         async with followed(client, 1.0) as state:

@@ -53,7 +53,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return keys
 
 
-def test_metadata_that_says_the_same_again_is_not_decoded(decoded: list[int]) -> None:
+def test_unchanged_metadata_is_not_decoded(decoded: list[int]) -> None:
     async def story(kafka: FakeCluster, client: ControlClient) -> None:
         # Given two questions that are asked by turns, as housekeeping does
         known = await client.refresh_metadata(["orders", "payments"])
@@ -69,7 +69,7 @@ def test_metadata_that_says_the_same_again_is_not_decoded(decoded: list[int]) ->
     with_client(story)
 
 
-def test_news_between_two_equal_answers_is_seen() -> None:
+def test_changed_metadata_between_equal_responses_is_applied() -> None:
     async def story(kafka: FakeCluster, client: ControlClient) -> None:
         await client.refresh_metadata(["orders"])
         first = kafka.topics["orders"].partitions[0]
@@ -87,7 +87,7 @@ def test_news_between_two_equal_answers_is_seen() -> None:
     with_client(story, brokers=2)
 
 
-def test_an_answer_as_before_is_taken_over_where_something_else_was_learned_since() -> None:
+def test_repeated_response_is_applied_after_other_changes() -> None:
     async def story(kafka: FakeCluster, client: ControlClient) -> None:
         # Given that all topics were asked for, and one of them was gone at another question
         await client.refresh_metadata(None)
@@ -106,7 +106,7 @@ def test_an_answer_as_before_is_taken_over_where_something_else_was_learned_sinc
     with_client(story)
 
 
-def test_the_questions_that_are_remembered_are_few() -> None:
+def test_few_metadata_queries_are_remembered() -> None:
     async def story(kafka: FakeCluster, client: ControlClient) -> None:
         for number in range(50):
             await client.refresh_metadata([f"no-such-topic-{number}"])
@@ -116,7 +116,7 @@ def test_the_questions_that_are_remembered_are_few() -> None:
     with_client(story)
 
 
-def test_the_newest_version_of_all_brokers_is_known_once_all_have_told_theirs() -> None:
+def test_newest_version_is_known_after_all_brokers_report() -> None:
     async def story(kafka: FakeCluster, client: ControlClient) -> None:
         assert client.version_max(PRODUCE) == 13
 
@@ -132,7 +132,7 @@ def test_the_newest_version_of_all_brokers_is_known_once_all_have_told_theirs() 
     with_client(story, brokers=2)
 
 
-def test_configs_of_many_topics_are_read_in_one_request_and_only_changes_are_told(decoded: list[int]) -> None:
+def test_topic_configs_are_read_together_and_changes_reported(decoded: list[int]) -> None:
     async def story(kafka: FakeCluster, client: ControlClient) -> None:
         reads = LogReader(
             client,
@@ -156,7 +156,7 @@ def test_configs_of_many_topics_are_read_in_one_request_and_only_changes_are_tol
     with_client(story)
 
 
-def test_a_start_does_not_wait_at_the_end_of_the_state_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_does_not_wait_at_state_topic_end(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     encode = wire.encode_request_frame
 

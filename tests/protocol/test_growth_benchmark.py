@@ -17,7 +17,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("only", ["connections", "partitions"])
-def test_each_dimension_tells_cost_upkeep_and_memory(only: str) -> None:
+def test_each_dimension_reports_cost_upkeep_and_memory(only: str) -> None:
     found = growth.rows(quick=True, only=only, scale=0.01)
 
     assert {COST, OF_SMALLEST, UPKEEP, KB_EACH} <= {row.measure for row in found}

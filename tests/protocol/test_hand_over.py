@@ -99,7 +99,7 @@ def through_a_socket_pair(packet: Packet) -> Packet:
     return found
 
 
-def test_bytes_that_were_read_ahead_and_a_frame_that_was_not_whole_go_along() -> None:
+def test_buffered_bytes_and_partial_frame_migrate_with_connection() -> None:
     async def story() -> None:
         sockets = Pair()
         sockets.driver = other = Other()
@@ -140,7 +140,7 @@ def test_bytes_that_were_read_ahead_and_a_frame_that_was_not_whole_go_along() ->
     reported(story)
 
 
-def test_what_its_client_has_not_taken_yet_goes_along() -> None:
+def test_unsent_response_bytes_migrate_with_connection() -> None:
     """An answer larger than the kernel takes: the rest of it is the owner's to write, in order."""
 
     async def story() -> None:
@@ -175,7 +175,7 @@ def test_what_its_client_has_not_taken_yet_goes_along() -> None:
     reported(story)
 
 
-def test_a_link_whose_broker_is_leaving_is_not_given_away() -> None:
+def test_connection_with_closing_upstream_is_not_migrated() -> None:
     async def story() -> None:
         sockets = Pair()
         sockets.accept()
@@ -195,7 +195,7 @@ def test_a_link_whose_broker_is_leaving_is_not_given_away() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1_000, 40_000, 5_000_000], ids=str)
-def test_a_packet_of_any_size_with_sockets_in_it(size: int) -> None:
+def test_packet_of_any_size_carries_sockets(size: int) -> None:
     one, other = socket.socketpair()
     packet = Packet.of("kind", b"x" * size, [one])
     assert one.fileno() == -1, "its socket is the packet's"
@@ -210,7 +210,7 @@ def test_a_packet_of_any_size_with_sockets_in_it(size: int) -> None:
         assert other.recv(100) == b"still the same connection"
 
 
-def test_a_packet_that_nobody_takes_closes_what_is_in_it() -> None:
+def test_unreceived_packet_closes_its_sockets() -> None:
     one, other = socket.socketpair()
     Packet.of("kind", b"x" * 40_000, [one]).close()
     with other:
@@ -222,7 +222,7 @@ def test_a_configuration_goes_from_process_to_process() -> None:
     assert through_a_socket_pair(Packet.of("start", config)).message() == config
 
 
-def test_a_channel_keeps_what_the_other_end_does_not_take_in_order_and_up_to_a_bound(
+def test_channel_buffers_in_order_up_to_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(channel_module, "_WAITING_MAX", 200)
@@ -245,7 +245,7 @@ def test_a_channel_keeps_what_the_other_end_does_not_take_in_order_and_up_to_a_b
     reported(story)
 
 
-def test_the_end_of_the_other_end_is_told_once_and_nothing_can_be_sent() -> None:
+def test_closed_channel_is_reported_once_and_sends_nothing() -> None:
     async def story() -> None:
         near, far = pair()
         ends: list[None] = []
@@ -262,7 +262,7 @@ def test_the_end_of_the_other_end_is_told_once_and_nothing_can_be_sent() -> None
     reported(story)
 
 
-def test_sockets_that_cannot_be_received_are_closed_and_the_channel_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreceivable_sockets_are_closed_and_channel_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a process without file descriptors left receives them."""
     monkeypatch.setattr(channel_module, "_SOCKETS_MAX", 1)
 

@@ -138,7 +138,7 @@ def reported(story: Callable[[], Any]) -> None:
 # --- what passes ------------------------------------------------------------------------------------------------------
 
 
-def test_requests_and_answers_that_only_pass_cost_no_event() -> None:
+def test_relayed_requests_and_responses_cause_no_events() -> None:
     async def story() -> None:
         async with pair() as sockets:
             for number in range(3):
@@ -175,9 +175,7 @@ def test_a_large_frame_arrives_as_it_was_sent(splice: bool, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("splice", [True, False], ids=["spliced", "read"])
-def test_a_reader_that_is_slow_costs_bounded_memory_and_loses_nothing(
-    splice: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_reader_costs_bounded_memory_and_loses_nothing(splice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_module, "_CAN_SPLICE", splice)
 
     async def story() -> None:
@@ -198,7 +196,7 @@ def test_a_reader_that_is_slow_costs_bounded_memory_and_loses_nothing(
     reported(story)
 
 
-def test_where_no_pipe_can_be_had_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_is_relayed_when_no_pipe_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file descriptors are used up, say."""
 
     def no_pipe(flags: int) -> tuple[int, int]:
@@ -217,7 +215,7 @@ def test_where_no_pipe_can_be_had_it_is_read(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("end", ["close", "abort"])
-def test_a_broker_that_goes_in_the_middle_of_a_splice_takes_no_pipe_with_it(end: str) -> None:
+def test_broker_closing_during_splice_leaves_pipes_clean(end: str) -> None:
     """What is half in a pipe must never come out on another connection."""
 
     async def story() -> None:
@@ -261,7 +259,7 @@ def _open_pipes() -> set[int]:
 # --- out of step ------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_left_before_its_upstream_connection_leaves_nothing_behind() -> None:
+def test_client_closed_before_upstream_connects_leaks_nothing() -> None:
     async def story() -> None:
         async with pair(connected=False) as sockets:
             sockets.client.close()
@@ -272,7 +270,7 @@ def test_a_client_that_left_before_its_upstream_connection_leaves_nothing_behind
 
 
 @pytest.mark.parametrize("first", ["client", "broker"])
-def test_whoever_leaves_first_the_link_is_closed_once(first: str) -> None:
+def test_proxied_connection_is_closed_once_by_either_end(first: str) -> None:
     """A link that is forgotten counts against `connections_max` for ever."""
 
     async def story() -> None:
@@ -287,7 +285,7 @@ def test_whoever_leaves_first_the_link_is_closed_once(first: str) -> None:
     reported(story)
 
 
-def test_a_client_that_is_turned_away_before_its_upstream_connection_gets_no_session() -> None:
+def test_client_closed_by_proxy_gets_no_session() -> None:
     async def story() -> None:
         async with pair(connected=False) as sockets:
             sockets.proxied.client.close(1.0)
@@ -299,7 +297,7 @@ def test_a_client_that_is_turned_away_before_its_upstream_connection_gets_no_ses
     reported(story)
 
 
-def test_a_client_that_does_not_read_is_not_read_either() -> None:
+def test_client_that_does_not_read_is_not_read() -> None:
     """Some answers are made here: without this they would pile up however still upstream is."""
 
     async def story() -> None:
@@ -326,7 +324,7 @@ def test_what_was_written_goes_out_before_the_close() -> None:
     reported(story)
 
 
-def test_chunks_of_which_the_kernel_takes_a_part_go_out_in_order() -> None:
+def test_partially_written_chunks_keep_their_order() -> None:
     async def story() -> None:
         async with pair() as sockets:
             chunks = [bytes([number]) * (SIZE // 8) for number in range(8)]
@@ -338,7 +336,7 @@ def test_chunks_of_which_the_kernel_takes_a_part_go_out_in_order() -> None:
     reported(story)
 
 
-def test_the_end_is_told_once_and_never_in_the_middle_of_a_write() -> None:
+def test_lost_socket_is_reported_once_outside_writes() -> None:
     async def story() -> None:
         async with pair() as sockets:
             lost: list[object] = []

@@ -112,7 +112,7 @@ def test_the_same_in_json() -> None:
     with_server(story)
 
 
-def test_readiness_is_503_with_the_reasons_while_liveness_is_not() -> None:
+def test_readiness_is_503_with_reasons_and_liveness_200() -> None:
     async def story(address: Address) -> None:
         status, _, body = await get(address, "/readyz")
         assert (status, body) == (503, b"not ready\nthe state topic is not loaded\n")
@@ -127,7 +127,7 @@ def test_readiness_is_503_with_the_reasons_while_liveness_is_not() -> None:
     with_server(ready)
 
 
-def test_metrics_are_what_was_counted() -> None:
+def test_metrics_show_recorded_values() -> None:
     metrics = Metrics(state_fresh_until=lambda: Monotonic(time.monotonic() + 1000))
     metrics.traffic.bytes_to_kafka += 1_000
     metrics.traffic.requests[PRODUCE][9] += 2
@@ -153,7 +153,7 @@ def test_metrics_are_what_was_counted() -> None:
     with_server(story, metrics=metrics)
 
 
-def test_reasons_cannot_grow_without_bound() -> None:
+def test_number_of_reasons_is_bounded() -> None:
     metrics = Metrics()
 
     for number in range(1_000):
@@ -178,7 +178,7 @@ def test_reasons_cannot_grow_without_bound() -> None:
         (b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n", 431),
     ],
 )
-def test_what_is_no_plain_get_is_refused(request_bytes: bytes, expected: int) -> None:
+def test_invalid_http_request_is_refused(request_bytes: bytes, expected: int) -> None:
     async def story(address: Address) -> None:
         assert (await send(address, request_bytes))[0] == expected
 
@@ -193,7 +193,7 @@ def test_head_has_the_length_but_no_body() -> None:
     with_server(story)
 
 
-def test_a_client_that_does_not_finish_its_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_REQUEST_SECONDS", 0.1)
 
     async def story(address: Address) -> None:
@@ -207,7 +207,7 @@ def test_a_client_that_does_not_finish_its_request_is_cut_off(monkeypatch: pytes
     with_server(story)
 
 
-def test_a_page_that_takes_longer_to_make_than_a_request_may_take_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_slower_than_the_request_limit_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_REQUEST_SECONDS", 2.0)
 
     async def run() -> None:
@@ -268,7 +268,7 @@ def test_health_is_answered_while_all_else_is_busy() -> None:
     asyncio.run(run())
 
 
-def test_a_crash_of_the_snapshot_is_a_500_and_not_the_end() -> None:
+def test_snapshot_crash_is_500_and_server_continues() -> None:
     async def run() -> None:
         def crash() -> StatusSnapshot:
             raise RuntimeError("boom")
@@ -299,7 +299,7 @@ def with_rows(story: Callable[[Address], Awaitable[None]], what: str, rows: Sequ
     asyncio.run(run())
 
 
-def test_a_list_comes_in_parts_each_of_which_says_where_the_next_is() -> None:
+def test_list_comes_in_linked_parts() -> None:
     rows = [CheckedTopicStatus(f"orders-{number:05}", "required", 1) for number in range(1_234)]
 
     async def story(address: Address) -> None:
@@ -325,7 +325,7 @@ def test_a_list_comes_in_parts_each_of_which_says_where_the_next_is() -> None:
     "target",
     ["/", "/status.json", "/?live=1", "/topics", "/topics.json?limit=500", "/topics?limit=500&live=1"],
 )
-def test_however_many_there_are_and_whatever_their_names_an_answer_is_bounded(target: str) -> None:
+def test_page_size_is_bounded_for_any_rows(target: str) -> None:
     rows = [CheckedTopicStatus("\N{SNOWMAN}" * 5_000 + str(number), "required", 1) for number in range(600)]
 
     async def story(address: Address) -> None:
@@ -336,7 +336,7 @@ def test_however_many_there_are_and_whatever_their_names_an_answer_is_bounded(ta
     with_rows(story, "topics", rows)
 
 
-def test_thresholds_of_a_topic_with_many_partitions_come_whole_and_few_at_a_time() -> None:
+def test_many_thresholds_are_served_whole_in_small_parts() -> None:
     rows = [
         ExpansionStatus(f"t{number}", 15_000, 30_000, "done", 0, thresholds=tuple(range(15_000))) for number in range(4)
     ]
@@ -367,7 +367,7 @@ def test_numbers_are_numbers_within_their_bounds(query: str) -> None:
     with_rows(story, "topics", [])
 
 
-def test_a_script_gets_what_it_exchanges() -> None:
+def test_live_script_gets_the_sections_to_replace() -> None:
     async def story(address: Address) -> None:
         _, headers, body = await get(address, "/?live=1")
         answer = json.loads(body)
@@ -396,7 +396,7 @@ def test_a_script_gets_what_it_exchanges() -> None:
         ("Host: 127.0.0.1.example.org\r\n", 421),
     ],
 )
-def test_a_web_site_whose_name_leads_here_reads_nothing(host: str, expected: int) -> None:
+def test_dns_rebinding_site_cannot_read_the_page(host: str, expected: int) -> None:
     async def story(address: Address) -> None:
         for target in ("/", "/status.json", "/topics.json", "/metrics", "/readyz"):
             status, _, body = await send(address, f"GET {target} HTTP/1.1\r\n{host}\r\n".encode())
@@ -406,7 +406,7 @@ def test_a_web_site_whose_name_leads_here_reads_nothing(host: str, expected: int
     with_server(story)
 
 
-def test_who_listens_for_others_is_warned_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_page_reachable_from_elsewhere_is_warned_once(capsys: pytest.CaptureFixture[str]) -> None:
     async def run() -> None:
         server = StatusServer(lambda: READY, Metrics())
         address = await server.start(Address("0.0.0.0", 0))

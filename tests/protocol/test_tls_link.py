@@ -159,7 +159,7 @@ async def _one_by_one(records: list[bytes], far: Far, near: Counted) -> None:
 
 
 @pytest.mark.parametrize("direction", ["answer", "request"])
-def test_many_records_of_a_frame_are_one_read_and_one_write(
+def test_many_tls_records_are_read_and_written_together(
     authority: Authority, server: Certificate, direction: str
 ) -> None:
     async def story() -> None:
@@ -189,7 +189,7 @@ def test_many_records_of_a_frame_are_one_read_and_one_write(
     reported(story)
 
 
-def test_what_trickles_is_taken_all_the_same(authority: Authority, server: Certificate) -> None:
+def test_trickling_tls_records_are_relayed(authority: Authority, server: Certificate) -> None:
     async def story() -> None:
         async with secured_link(authority, server) as both:
             # Given: of an answer three records have come, and no more.
@@ -239,7 +239,7 @@ def test_a_client_that_reads_nothing_costs_bounded_memory(authority: Authority, 
     reported(story)
 
 
-def test_an_end_in_the_middle_of_a_frame_is_heard(authority: Authority, server: Certificate) -> None:
+def test_close_within_a_frame_is_noticed(authority: Authority, server: Certificate) -> None:
     async def story() -> None:
         async with secured_link(authority, server) as both:
             await both.query()

@@ -190,7 +190,7 @@ def test_several_connections_share_what_is_empty_between_calls(authority: Author
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_unread_bytes_are_counted_as_the_peer_has_sent_them(
+def test_unread_bytes_equal_what_the_peer_sent(
     authority: Authority, server: Certificate, version: ssl.TLSVersion
 ) -> None:
     # Given: a client that has sent three requests, and one half of a fourth record.
@@ -241,7 +241,7 @@ def test_unread_bytes_are_counted_as_the_peer_has_sent_them(
     assert raised == []
 
 
-def test_a_peer_that_ends_is_told_from_one_that_says_nothing(authority: Authority, server: Certificate) -> None:
+def test_closed_peer_is_distinguished_from_silent_one(authority: Authority, server: Certificate) -> None:
     near, far = tcp_pair()
 
     def talk() -> None:
@@ -263,7 +263,7 @@ def test_a_peer_that_ends_is_told_from_one_that_says_nothing(authority: Authorit
     assert raised == []
 
 
-def test_an_end_that_comes_with_the_last_words_is_heard(authority: Authority, server: Certificate) -> None:
+def test_close_arriving_with_last_bytes_is_noticed(authority: Authority, server: Certificate) -> None:
     """Its peer waits for ours, and sends nothing more: no event of the socket would tell."""
     near, far = tcp_pair()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -300,7 +300,7 @@ def test_an_end_that_comes_with_the_last_words_is_heard(authority: Authority, se
     assert raised == []
 
 
-def test_an_end_is_told(authority: Authority, server: Certificate) -> None:
+def test_close_is_signalled_to_the_peer(authority: Authority, server: Certificate) -> None:
     near, far = tcp_pair()
     last_observed = []
 
@@ -321,7 +321,7 @@ def test_an_end_is_told(authority: Authority, server: Certificate) -> None:
     assert last_observed == [b"last words", b""]
 
 
-def test_who_has_said_the_end_still_hears(authority: Authority, server: Certificate) -> None:
+def test_half_closed_socket_still_receives(authority: Authority, server: Certificate) -> None:
     """As a side does that hangs up: its peer gets the last answer and the end, and may be sending meanwhile."""
     near, far = tcp_pair()
     last_observed = []
@@ -462,7 +462,7 @@ def test_nothing_in_common(authority: Authority, server: Certificate) -> None:
     assert of_client(fails(listen(server, min_version="1.3"), None, as_client(old)))[0] == "no_common"
 
 
-def test_brokers_that_are_not_who_they_should_be(authority: Authority, server: Certificate, tmp_path: Path) -> None:
+def test_untrusted_broker_is_classified_by_cause(authority: Authority, server: Certificate, tmp_path: Path) -> None:
     elsewhere = authority.sign("elsewhere", names="DNS:kafka-7.example.com")
     strangers = Authority(tmp_path / "strangers").sign("stranger")
 
@@ -489,7 +489,7 @@ def test_brokers_that_are_not_who_they_should_be(authority: Authority, server: C
 
 
 @pytest.mark.parametrize(("host", "sent"), [("localhost", "localhost"), ("127.0.0.1", None)])
-def test_brokers_are_told_which_host_is_meant(
+def test_broker_receives_server_name_only_for_host_names(
     authority: Authority, server: Certificate, host: str, sent: str | None
 ) -> None:
     near, far = tcp_pair()
@@ -514,7 +514,7 @@ def test_brokers_are_told_which_host_is_meant(
     assert queried == [sent]
 
 
-def test_a_handshake_that_never_ends_holds_nothing_of_others(authority: Authority, server: Certificate) -> None:
+def test_unfinished_handshake_blocks_no_other_connection(authority: Authority, server: Certificate) -> None:
     # Given: somebody who sends a byte now and then.
     slow_near, slow_far = tcp_pair()
     buffers, context = TlsBuffers(), listen(server)
@@ -544,7 +544,7 @@ def test_a_handshake_that_never_ends_holds_nothing_of_others(authority: Authorit
     assert raised == []
 
 
-def test_a_record_that_was_changed_on_its_way_ends_the_connection(authority: Authority, server: Certificate) -> None:
+def test_altered_record_ends_the_connection(authority: Authority, server: Certificate) -> None:
     near, far = tcp_pair()
     buffers = TlsBuffers()
 
@@ -567,7 +567,7 @@ def test_a_record_that_was_changed_on_its_way_ends_the_connection(authority: Aut
     assert empty(buffers)
 
 
-def test_who_reads_nothing_of_what_openssl_answers_is_not_kept(authority: Authority, server: Certificate) -> None:
+def test_peer_ignoring_openssl_responses_is_closed(authority: Authority, server: Certificate) -> None:
     near, far = tcp_pair()
     buffers = TlsBuffers()
     done = threading.Event()

@@ -37,7 +37,7 @@ def _no_line_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "_limited_log", logs.RateLimitedLog(logs.get("net.watchdog")))
 
 
-def test_long_callback_is_measured_and_its_frame_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_callback_is_measured_and_its_frame_named(caplog: pytest.LogCaptureFixture) -> None:
     late: list[float] = []
 
     def clock() -> float:
@@ -62,7 +62,7 @@ def test_long_callback_is_measured_and_its_frame_is_named(caplog: pytest.LogCapt
     assert 0 < float(str(first["cpu_seconds"])) <= float(str(first["late_seconds"])) + product.REFRESH_SECONDS + 0.1
 
 
-def test_loop_that_does_not_turn_is_named_while_it_stands(
+def test_blocked_event_loop_is_logged_while_blocked(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(product, "STUCK_SECONDS", 0.1)
@@ -85,7 +85,7 @@ def test_loop_that_does_not_turn_is_named_while_it_stands(
     assert str(standing["frame"]).endswith(" RateLimitedLog._limited")
 
 
-def test_loop_on_time_is_counted_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_punctual_event_loop_is_measured_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     late: list[float] = []
 
     async def run() -> None:

@@ -42,7 +42,7 @@ SEEN = TransactionsReport(
 )
 
 
-def test_the_page_names_what_hangs_and_why_and_escapes_names() -> None:
+def test_page_shows_hanging_transactions_and_escapes_names() -> None:
     async def story(address: Address) -> None:
         page = (await get(address, "/"))[2].decode()
         for text in (
@@ -62,7 +62,7 @@ def test_the_page_names_what_hangs_and_why_and_escapes_names() -> None:
     with_server(story, replace(READY, transactions=SEEN))
 
 
-def test_nothing_is_said_where_nobody_looks() -> None:
+def test_page_without_transaction_watch_omits_transactions() -> None:
     async def story(address: Address) -> None:
         assert "Transactions of the cluster" not in (await get(address, "/"))[2].decode()
         assert json.loads((await get(address, "/status.json"))[2])["transactions"] is None
@@ -71,7 +71,7 @@ def test_nothing_is_said_where_nobody_looks() -> None:
     with_server(story)
 
 
-def test_metrics_have_what_the_kip_asks_for_and_name_no_transactional_id() -> None:
+def test_transaction_metrics_follow_the_kip_without_transactional_ids() -> None:
     metrics = Metrics()
     metrics.transactions = lambda: SEEN
 

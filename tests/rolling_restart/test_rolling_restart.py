@@ -27,7 +27,7 @@ _OFTEN = [pytest.mark.soak, pytest.mark.timeout(3600)]
         pytest.param("balancer", 1, 6, marks=_OFTEN),
     ],
 )
-def test_nobody_loses_anything(  # noqa: PLR0917 - what it is given
+def test_rolling_restart_loses_no_records(  # noqa: PLR0917 - what it is given
     know: Know, workers: int, rolls: int, kafka: KafkaCluster, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
     with two_proxies(kafka.bootstrap, tmp_path, GUARDED_FOR_LONG, know=know, workers=workers) as stage:

@@ -38,7 +38,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecars]:
     [(1, (2,)), pytest.param(6, NODES, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
     ids=["once", "often"],
 )
-def test_leaders_move_from_sidecar_to_sidecar_under_competing_writers(
+def test_leaders_move_between_sidecars_under_competing_writers(
     rounds: int, restarts: tuple[int, ...], stage: Sidecars, say: Callable[[str], None]
 ) -> None:
     result = run(stage, rounds=rounds, restarts=restarts)
@@ -51,7 +51,7 @@ def test_leaders_move_from_sidecar_to_sidecar_under_competing_writers(
 @pytest.mark.parametrize(
     ("way", "workers", "check"), [("secured", 1, "required"), ("loopback", 2, "required"), ("plain", 2, "true")]
 )
-def test_so_they_do_with_tls_and_logins_several_workers_and_writers_who_expect_nothing(
+def test_leaders_move_between_secured_multi_worker_sidecars(
     way: Way, workers: int, check: Check, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
     with sidecars(tmp_path, workers, way) as running:
@@ -60,7 +60,7 @@ def test_so_they_do_with_tls_and_logins_several_workers_and_writers_who_expect_n
     assert result.holds, result.table()
 
 
-def test_every_sidecar_tells_what_its_broker_tells(stage: Sidecars) -> None:
+def test_every_sidecar_reports_the_addresses_of_its_broker(stage: Sidecars) -> None:
     """Nothing is rewritten: where brokers and coordinators are, is what Kafka says of the listener behind."""
     reported = {node_id: f"127.0.0.1:{stage.sidecar(node_id).port}" for node_id in NODES}
     queried: tuple[tuple[int, int, Fields], ...] = (
@@ -81,13 +81,13 @@ def _places(answer: Fields) -> set[tuple[str, int]]:
     return {(each["Host"], each["Port"]) for each in (*answer.get("Brokers", ()), *answer.get("Coordinators", ()))}
 
 
-def test_the_state_topic_is_hidden_all_the_same(stage: Sidecars) -> None:
+def test_sidecar_hides_the_state_topic(stage: Sidecars) -> None:
     with RawConnection(Address.parse(stage.sidecar(1).bootstrap)) as client:
         topics = client.query(METADATA, 9, {"Topics": None, "AllowAutoTopicCreation": False})["Topics"]
     assert "__fencepost_state" not in {each["Name"] for each in topics}
 
 
-def test_a_broker_that_does_not_advertise_its_sidecar_is_found_out(kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_broker_not_advertising_its_sidecar_makes_it_unready(kafka: KafkaCluster, tmp_path: Path) -> None:
     """Clients would go around the proxy. It says so, and what to change; and is not ready."""
     status = free_port()
     arguments = ("--mode", "sidecar", "--broker", str(kafka.address(1)), "--status", f"127.0.0.1:{status}")
@@ -119,7 +119,7 @@ def test_upstream_must_not_lead_through_sidecars(stage: Sidecars, tmp_path: Path
             one.restart()
 
 
-def test_check_says_whether_a_broker_sends_clients_to_its_sidecar(stage: Sidecars) -> None:
+def test_check_reports_whether_broker_advertises_its_sidecar(stage: Sidecars) -> None:
     one = stage.sidecar(1)
 
     def check(listen: str) -> tuple[int, str]:

@@ -55,7 +55,7 @@ def test_what_once_failed_holds(name: str, seed: int) -> None:
 
 
 @pytest.mark.no_cover
-def test_a_seed_gives_the_same_run_whatever_the_process() -> None:
+def test_seed_gives_the_same_run_in_every_process() -> None:
     """Byte for byte, in every scenario, and whatever Python's hashes are."""
     command = [sys.executable, "-m", "tests.simulation", "--seed", "5", "--trace"]
     traces = []

@@ -46,7 +46,7 @@ def test_a_seed_is_a_story() -> None:
     )
 
 
-def test_rows_without_a_key_must_not_change_their_task_while_a_killed_driver_still_writes() -> None:
+def test_keyless_rows_may_duplicate_after_changed_split() -> None:
     """The limit that decision 13 tells of: they go to another partition then, where nobody sees the other's."""
     story = replace(STORIES["changed split, no keys"], zombies=1.0, quiet=False)
 

@@ -55,7 +55,7 @@ class Story:
 # --- good histories ---------------------------------------------------------------------------------------------------
 
 
-def test_two_writers_race_and_one_is_refused_and_told_the_end() -> None:
+def test_racing_writers_with_one_refusal_satisfy_the_checker() -> None:
     story = Story()
     story.op("a", expected=0, start=0.0)
     story.op("b", expected=0, outcome=REFUSED, actual=1, start=0.5)
@@ -77,7 +77,7 @@ def test_an_unknown_append_may_also_be_nowhere() -> None:
     assert story.log("b").rules == []
 
 
-def test_a_violation_that_was_told_where_it_was_on_a_topic_with_unconditional_writers() -> None:
+def test_reported_violation_with_unconditional_writers_is_accepted() -> None:
     story = Story("true")
     story.op("x")
     story.history.operations[1].offset = 0
@@ -95,7 +95,7 @@ def test_transactions_that_ended_as_they_should() -> None:
     assert story.log("a", None, "b", None, "c", None, "d", None, hidden=("b", "d")).rules == []
 
 
-def test_what_the_readme_says_can_happen_is_counted_and_tolerated() -> None:
+def test_documented_anomalies_are_tolerated() -> None:
     story = Story()
     story.op("a", expected=0, outcome=REFUSED, resends=True, sees_messages=False, actual=1)
     story.op("b", expected=1, outcome=REFUSED, resends=True, possibly_yours=True, actual=2)
@@ -113,7 +113,7 @@ def test_what_the_readme_says_can_happen_is_counted_and_tolerated() -> None:
     assert decision.tolerated == {"late elsewhere": 2, "told as mismatch": 1, "at least once": 1}
 
 
-def test_an_end_that_a_client_read_by_itself_may_be_that_of_a_deposed_leader_and_no_later_one() -> None:
+def test_only_stale_ends_read_by_clients_are_tolerated() -> None:
     story = Story()
     story.op("a", expected=0)
     story.op("b", expected=1, outcome=REFUSED, actual=0, reads_end=True)
@@ -123,7 +123,7 @@ def test_an_end_that_a_client_read_by_itself_may_be_that_of_a_deposed_leader_and
     assert story.rules == ["UNTRUE END"]
 
 
-def test_an_end_that_a_change_of_leaders_cut_off_was_true_at_its_time() -> None:
+def test_log_end_truncated_later_was_true() -> None:
     """An append that nobody heard of lay at 1 when the end was told, and was cut off; later another one lies there."""
     story = Story()
     story.op("a", expected=0)
@@ -306,7 +306,7 @@ BROKEN_ON_REQUIRED: list[tuple[Callable[[Story], None], list[str]]] = [
 
 
 @pytest.mark.parametrize(("tell", "rules"), BROKEN_ON_REQUIRED, ids=lambda each: getattr(each, "__name__", ""))
-def test_a_broken_promise_on_a_required_topic_is_found(tell: Callable[[Story], None], rules: list[str]) -> None:
+def test_broken_promise_on_required_topic_is_found(tell: Callable[[Story], None], rules: list[str]) -> None:
     story = Story()
     tell(story)
     assert story.rules == rules
@@ -378,13 +378,13 @@ BROKEN_ON_TRUE: list[tuple[Callable[[Story], None], list[str]]] = [
 
 
 @pytest.mark.parametrize(("tell", "rules"), BROKEN_ON_TRUE, ids=lambda each: getattr(each, "__name__", ""))
-def test_a_broken_promise_on_a_true_topic_is_found(tell: Callable[[Story], None], rules: list[str]) -> None:
+def test_broken_promise_on_checked_topic_is_found(tell: Callable[[Story], None], rules: list[str]) -> None:
     story = Story("true", one_proxy=True)
     tell(story)
     assert story.rules == rules
 
 
-def test_every_rule_in_the_table_has_a_history_that_breaks_it() -> None:
+def test_every_checker_rule_has_a_violating_history() -> None:
     from tests.soak import checker  # noqa: PLC0415 - its docstring is what is looked at
 
     reported = {line.split("|")[1].strip() for line in (checker.__doc__ or "").splitlines() if line.startswith("| ")}
@@ -392,7 +392,7 @@ def test_every_rule_in_the_table_has_a_history_that_breaks_it() -> None:
     assert reported - {"rule"} == broken
 
 
-def test_across_two_proxies_a_chain_may_go_on_where_its_own_expectation_holds() -> None:
+def test_pipeline_across_two_proxies_may_resume() -> None:
     story = Story("required")
     a_chain_with_a_hole(story)
     story.history.operations[1].expected = 0
@@ -402,7 +402,7 @@ def test_across_two_proxies_a_chain_may_go_on_where_its_own_expectation_holds() 
 # --- the files --------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_recorded_is_what_is_judged(tmp_path: Path) -> None:
+def test_recorded_history_is_checked_unchanged(tmp_path: Path) -> None:
     """Also when the run ended in the middle of a line, and with operations that nobody was told about."""
     recorder = Recorder(tmp_path / "history.jsonl")
     recorder.topic(TOPIC, "required", one_proxy=False)

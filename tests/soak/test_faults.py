@@ -58,7 +58,7 @@ def schedule(directory: Path, seed: int) -> list[tuple[str, str]]:
     return [(line["kind"], line["what"]) for line in read_lines(directory / "history.jsonl")]
 
 
-def test_a_seed_gives_the_same_faults_again_and_another_gives_others(tmp_path: Path) -> None:
+def test_seed_determines_the_fault_schedule(tmp_path: Path) -> None:
     first = schedule(tmp_path, 1)
     assert len(first) == 200
     assert schedule(tmp_path, 1) == first

@@ -82,7 +82,7 @@ def received(connection: socket.socket, count: int) -> bytes:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_cut_lets_through_what_came_before_its_byte(
+def test_cut_relays_the_bytes_before_it(
     reset: bool, pipes: PipeProcess, echo: Echo, wire: tuple[str, socket.socket]
 ) -> None:
     name, connection = wire
@@ -119,7 +119,7 @@ def test_an_answer_that_is_lost(pipes: PipeProcess, echo: Echo, wire: tuple[str,
     until(lambda: echo.got == b"hello0123456789", "the whole request")
 
 
-def test_refusing_ends_what_is_there_and_lets_nobody_in(pipes: PipeProcess, wire: tuple[str, socket.socket]) -> None:
+def test_refusing_pipe_closes_and_rejects_connections(pipes: PipeProcess, wire: tuple[str, socket.socket]) -> None:
     name, connection = wire
     address = connection.getpeername()
 

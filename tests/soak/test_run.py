@@ -30,7 +30,7 @@ LOG = """\
 """
 
 
-def test_a_crash_in_the_log_is_told_once_and_counted() -> None:
+def test_repeated_crash_in_log_is_reported_once() -> None:
     assert list(crashes("a", LOG)) == ["proxy a crashed 2 times with RuntimeError: the handler is closed; see its log"]
     assert list(crashes("a", LOG.splitlines()[0])) == []
 
@@ -60,9 +60,7 @@ class Busy:
         return Answer(44, self._end, -1, 0, reported, ())
 
 
-def test_a_probe_whose_offset_others_win_again_and_again_ends_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probe_losing_every_race_stops_the_rivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     busy = Busy(over)
     monkeypatch.setattr(run, "Connection", lambda *_, **__: busy)

@@ -28,16 +28,14 @@ def struck(ready: Stage, name: str, sink: str) -> run.Outcome:
     return run.run(ready, [fault], [sink]).outcomes[name, sink]
 
 
-def test_a_zombie_appends_nothing_that_its_successor_has_written(ready: Stage, say: Callable[[str], None]) -> None:
+def test_zombie_appends_nothing_its_successor_has_written(ready: Stage, say: Callable[[str], None]) -> None:
     """Given a driver killed when its task is about to append, when another wrote the batch, and the task goes on."""
     outcome = struck(ready, "zombie-append", FENCEPOST)
     say(run.reported(outcome))
     assert outcome.exact, outcome
 
 
-def test_a_batch_that_spark_does_not_know_to_be_done_is_written_again_by_sparks_own_sink_alone(
-    ready: Stage, say: Callable[[str], None]
-) -> None:
+def test_unlogged_batch_is_duplicated_by_kafka_sink_only(ready: Stage, say: Callable[[str], None]) -> None:
     """Given that Spark cannot log a batch that is written; else the counting would prove nothing."""
     ours, sparks = (struck(ready, "log-raises", sink) for sink in (FENCEPOST, KAFKA))
     say(f"ours: {run.reported(ours)}; Spark's: {run.reported(sparks)}")

@@ -31,21 +31,21 @@ def broker(**more: object) -> Message:
 # --- the book ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_broker_gets_the_bootstrap_port_plus_one_plus_its_id() -> None:
+def test_broker_port_follows_bootstrap_port_by_id() -> None:
     book = AddressBook(19092)
 
     assert book.advertised(NodeId(0), HERE) == Address(HERE, 19093)
     assert book.advertised(NodeId(7), HERE) == Address(HERE, 19100)
 
 
-def test_the_configured_host_and_port_are_told_where_there_are_some() -> None:
+def test_configured_host_and_port_are_advertised() -> None:
     book = AddressBook(19092, advertised_host="kafka.example.com", ports={NodeId(1001): 9100})
 
     assert book.advertised(NodeId(1001), HERE) == Address("kafka.example.com", 9100)
     assert book.advertised(NodeId(1), HERE) == Address("kafka.example.com", 19094)
 
 
-def test_a_port_beyond_the_last_one_says_what_to_configure() -> None:
+def test_port_above_65535_names_the_remedy() -> None:
     book = AddressBook(65000)
 
     assert book.listener_port(NodeId(534)) == 65535
@@ -53,7 +53,7 @@ def test_a_port_beyond_the_last_one_says_what_to_configure() -> None:
         book.listener_port(NodeId(535))
 
 
-def test_with_any_free_port_a_listener_must_be_open_before_it_is_told() -> None:
+def test_ephemeral_port_is_advertised_once_listener_is_open() -> None:
     book = AddressBook(0)
     assert book.listener_port(NodeId(1)) == 0
     with pytest.raises(LookupError, match="broker 1 has no listener"):
@@ -64,7 +64,7 @@ def test_with_any_free_port_a_listener_must_be_open_before_it_is_told() -> None:
     assert book.advertised(NodeId(1), HERE) == Address(HERE, 40123)
 
 
-def test_a_broker_is_new_once_and_again_when_it_moves() -> None:
+def test_broker_is_new_once_and_after_moving() -> None:
     book = AddressBook(19092)
     first, second = Address(SECRET, 9092), Address(SECRET, 9093)
 
@@ -90,7 +90,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("api_key", "version", "response"), CASES)
-def test_every_address_is_replaced_by_the_listener_of_its_broker(api_key: int, version: int, response: Message) -> None:
+def test_every_address_becomes_its_brokers_listener(api_key: int, version: int, response: Message) -> None:
     book = AddressBook(19092)
 
     message, body, new = through(api_key, version, response, book)
@@ -108,7 +108,7 @@ def test_the_cases_are_all_versions_that_are_served() -> None:
         assert [v for key, v, _ in CASES if key == api_key] == list(range(api.min_version, api.max_version + 1))
 
 
-def test_what_is_not_an_address_stays_as_it_is() -> None:
+def test_fields_other_than_addresses_stay_unchanged() -> None:
     rack = Message(node_id=1, host=SECRET, port=9092, rack="r1", unknown_tags=((5, b"later"),))
     response = Message(brokers=[rack], cluster_id="c", controller_id=1)
 
@@ -120,7 +120,7 @@ def test_what_is_not_an_address_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 3, 4, 6])
-def test_a_coordinator_that_is_not_available_is_not_given_an_address(version: int) -> None:
+def test_unavailable_coordinator_gets_no_address(version: int) -> None:
     error = {"node_id": -1, "host": "", "port": -1, "error_code": Error.COORDINATOR_NOT_AVAILABLE}
     response = Message(**error) if version < 4 else Message(coordinators=[Message(key="g", **error)])
     book = AddressBook(19092)
@@ -153,7 +153,7 @@ def test_the_addresses_of_controllers_are_refused() -> None:
     assert not book.nodes
 
 
-def test_quorum_names_listeners_of_brokers_and_none_of_other_controllers() -> None:
+def test_quorum_names_broker_listeners_and_hides_controllers() -> None:
     def controller(node_id: int) -> Message:
         listeners = [
             Message(name=name, host=SECRET, port=port) for name, port in (("CONTROLLER", 9093), ("OTHER", 60000))
@@ -185,7 +185,7 @@ def test_quorum_without_nodes_stays_unchanged(version: int) -> None:
     assert body == encode_response(DESCRIBE_QUORUM, version, response)
 
 
-def test_a_brokers_own_refusal_to_name_controllers_passes() -> None:
+def test_broker_refusal_to_name_controllers_is_relayed() -> None:
     refusal = Message(endpoint_type=2, error_code=114, error_message="wrong endpoint type")
 
     message, _, _ = through(DESCRIBE_CLUSTER, 1, refusal, AddressBook(19092))

@@ -107,7 +107,7 @@ def names(messages: list[Message]) -> list[str]:
     return [message.name for message in messages]
 
 
-def test_what_is_planned_or_closed_is_what_the_table_of_apis_says() -> None:
+def test_planned_and_closed_apis_match_the_api_table() -> None:
     plans = {key for key, api in APIS.items() if Handling.REWRITE_REQUEST in api.handling}
     looked_into = {key for key, api in APIS.items() if api.handling is Handling.INSPECT_REQUEST}
 
@@ -148,20 +148,20 @@ def added(world: World, *names: str, fresh: bool = True) -> tuple[Plan, dict[str
     return plan, {topic.name: [each.partition_error_code for each in topic.results_by_partition] for topic in reported}
 
 
-def test_a_transaction_cannot_have_partitions_of_a_required_topic() -> None:
+def test_transaction_cannot_add_required_topic_partitions() -> None:
     plan, reported = added(World({"check.expected.offsets": "required"}), "orders", "payments")
     assert names(plan.forward.v3_and_below_topics) == ["payments"]
     assert reported == {"payments": [0, 0], "orders": [44, 44]}
     assert plan.joins is None
 
 
-def test_the_gates_of_a_true_topic_are_told_of_a_transaction_that_joins() -> None:
+def test_joining_transaction_is_reported_to_true_topics_sequencers() -> None:
     plan, reported = added(World({"check.expected.offsets": "true"}), "orders", "payments")
     assert reported == {"orders": [0, 0], "payments": [0, 0]}
     assert plan.joins == Joins("app", (TopicPartition("orders", 1), TopicPartition("orders", 2)))
 
 
-def test_where_it_is_not_known_what_is_guarded_a_transaction_is_asked_to_try_again() -> None:
+def test_transaction_is_retriable_while_checks_are_unknown() -> None:
     plan, reported = added(World(), "orders", fresh=False)
     assert plan.forward.v3_and_below_topics == []
     assert reported == {"orders": [51, 51]}
@@ -213,7 +213,7 @@ def written(answer: Message) -> list[tuple[int, str, list[int]]]:
 
 
 @pytest.mark.parametrize("check", ["true", "required"])
-def test_a_marker_waits_for_the_appends_of_a_checked_topic(check: str) -> None:
+def test_marker_waits_for_checked_topics_appends(check: str) -> None:
     plan, reported = marked(World({CHECK: check}), (5, "orders"), (6, "payments"))
     assert reported == [(5, "orders", [0, 0]), (6, "payments", [0, 0])]
     assert plan.joins == Joins(MARKER, (TopicPartition("orders", 1), TopicPartition("orders", 2)))
@@ -221,14 +221,14 @@ def test_a_marker_waits_for_the_appends_of_a_checked_topic(check: str) -> None:
     assert written(plan.later) == [(5, "orders", [6, 6]), (6, "payments", [6, 6])]
 
 
-def test_a_marker_of_the_shared_producer_id_is_refused() -> None:
+def test_marker_of_shared_producer_id_is_refused() -> None:
     plan, reported = marked(World({CHECK: "required"}), (SHARED, "orders"), (SHARED, "payments"), (5, "payments"))
     assert [topic.name for marker in plan.forward.markers for topic in marker.topics] == ["payments"]
     assert reported == [(SHARED, "orders", [44, 44]), (SHARED, "payments", [44, 44]), (5, "payments", [0, 0])]
     assert plan.joins is None
 
 
-def test_a_marker_is_tried_again_where_the_checks_are_not_known() -> None:
+def test_marker_is_retriable_while_checks_are_unknown() -> None:
     plan, reported = marked(World(), (5, "orders"), fresh=False)
     assert reported == [(5, "orders", [6, 6])]
     assert plan.joins is None
@@ -242,7 +242,7 @@ def creatable(name: str, *configs: Message) -> Message:
 
 
 @pytest.mark.parametrize("version", versions(CREATE_TOPICS))
-def test_a_topic_is_created_without_and_stored_with_its_virtual_configs(version: int) -> None:
+def test_created_topics_virtual_configs_are_stored_not_forwarded(version: int) -> None:
     world = World()
     queried = creatable("orders", config("retention.ms", "1000"), config(CHECK, "TRUE"), config(CARRIER, "base"))
     kafkas = Message(name="orders", topic_id=ORDERS, configs=[config("retention.ms", "1000", config_source=1)])
@@ -265,7 +265,7 @@ def test_a_topic_is_created_without_and_stored_with_its_virtual_configs(version:
         assert shown == DEFAULTS
 
 
-def test_configs_that_the_file_gives_are_shown_at_birth_and_not_stored() -> None:
+def test_file_configs_are_shown_at_creation_not_stored() -> None:
     world = World(file={CHECK: "required"})
 
     answer = world.rewriter(
@@ -281,7 +281,7 @@ def test_configs_that_the_file_gives_are_shown_at_birth_and_not_stored() -> None
 
 @pytest.mark.parametrize("version", versions(CREATE_TOPICS))
 @pytest.mark.parametrize("value", ["maybe", "", None])
-def test_a_topic_with_an_invalid_virtual_config_is_not_created(version: int, value: str | None) -> None:
+def test_topic_with_invalid_virtual_config_is_not_created(version: int, value: str | None) -> None:
     world = World()
     wrong = creatable("orders", config(CHECK, value))
 
@@ -300,7 +300,7 @@ def test_a_topic_with_an_invalid_virtual_config_is_not_created(version: int, val
     assert [change.topic for change in world.changes] == ["payments"]
 
 
-def test_a_topic_that_is_in_the_request_twice_is_not_created_by_taking_one_of_them_out() -> None:
+def test_duplicate_topic_is_not_created_from_valid_entry() -> None:
     world = World()
 
     world.rewriter(
@@ -321,7 +321,7 @@ def test_a_topic_that_is_in_the_request_twice_is_not_created_by_taking_one_of_th
         pytest.param(Message(name="orders", configs=[]), True, id="validated only"),
     ],
 )
-def test_nothing_is_stored_for_a_topic_that_kafka_did_not_create(answer: Message, validate_only: bool) -> None:
+def test_uncreated_topic_stores_no_configs(answer: Message, validate_only: bool) -> None:
     world = World()
     request = Message(topics=[creatable("orders", config(CHECK, "true"))], validate_only=validate_only)
 
@@ -332,7 +332,7 @@ def test_nothing_is_stored_for_a_topic_that_kafka_did_not_create(answer: Message
     assert reported.topics[0].error_code == answer.__dict__.get("error_code", 0)
 
 
-def test_who_may_not_describe_configs_is_not_shown_ours() -> None:
+def test_virtual_configs_are_hidden_without_describe_permission() -> None:
     hidden = Message(name="orders", topic_id=ORDERS, topic_config_error_code=29, configs=[])
 
     reported = World().rewriter(
@@ -379,7 +379,7 @@ def test_incremental_changes_are_taken_out_and_stored(version: int) -> None:
 
 
 @pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
-def test_a_request_with_nothing_but_ours_still_asks_kafka_for_the_right(api_key: int) -> None:
+def test_virtual_only_change_still_checks_kafka_authorization(api_key: int) -> None:
     for error_code, stored in ((0, 1), (29, 0), (3, 0)):
         world = World()
 
@@ -398,9 +398,7 @@ def test_a_request_with_nothing_but_ours_still_asks_kafka_for_the_right(api_key:
 
 @pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
 @pytest.mark.parametrize("version", [0, 1])
-def test_an_invalid_value_changes_nothing_of_its_topic_and_does_not_touch_the_others(
-    api_key: int, version: int
-) -> None:
+def test_invalid_value_blocks_its_topic_only(api_key: int, version: int) -> None:
     world = World()
     wrong = resource("orders", config("retention.ms", "5"), config(CHECK, "perhaps"))
 
@@ -426,7 +424,7 @@ def test_an_invalid_value_changes_nothing_of_its_topic_and_does_not_touch_the_ot
         ([config(CHECK, None)], 42, f"Null value not supported for : {CHECK}"),
     ],
 )
-def test_what_kafka_refuses_for_its_own_configs_is_refused_for_ours(
+def test_virtual_configs_have_kafkas_duplicate_and_null_rules(
     api_key: int, configs: list[Message], error_code: int, part: str
 ) -> None:
     world = World()
@@ -452,7 +450,7 @@ def test_no_virtual_config_is_a_list(operation: int, called: str) -> None:
 
 
 @pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
-def test_validate_only_stores_nothing_and_says_what_is_wrong(api_key: int) -> None:
+def test_validate_only_reports_errors_and_stores_nothing(api_key: int) -> None:
     world = World()
     request = Message(
         resources=[resource("orders", config(CHECK, "true")), resource("payments", config(CHECK, "no way"))],
@@ -512,7 +510,7 @@ RETENTION = config("retention.ms", "1000", config_source=5)
         ({CHECK: "true"}, {CHECK: "required"}, "true", 1),
     ],
 )
-def test_virtual_configs_are_shown_with_where_they_come_from(
+def test_virtual_configs_are_shown_with_their_source(
     version: int, stored: Mapping[str, str], file: Mapping[str, str], value: str, source: int
 ) -> None:
     answer = World(stored=stored, file=file).rewriter(
@@ -541,7 +539,7 @@ def test_virtual_configs_are_shown_with_where_they_come_from(
         (["retention.ms"], []),
     ],
 )
-def test_only_what_was_asked_for_is_shown(keys: list[str] | None, shown: list[str]) -> None:
+def test_only_requested_configs_are_shown(keys: list[str] | None, shown: list[str]) -> None:
     world = World()
 
     answer = world.rewriter(
@@ -556,7 +554,7 @@ def test_only_what_was_asked_for_is_shown(keys: list[str] | None, shown: list[st
     assert world.forwarded.resources[0].configuration_keys == keys
 
 
-def test_synonyms_and_documentation_are_there_for_those_who_ask() -> None:
+def test_requested_synonyms_and_documentation_are_returned() -> None:
     answer = World(stored={CHECK: "true"}, file={CHECK: "required"}).rewriter(
         DESCRIBE_CONFIGS,
         4,
@@ -618,7 +616,7 @@ def test_what_was_deleted_is_known_by_its_id(version: int) -> None:
     assert world.changes == [TopicConfigChange("orders", ORDERS, deleted=True)]
 
 
-def test_deleting_a_replaced_topic_ends_what_it_inherits() -> None:
+def test_deleting_a_replaced_topic_ends_its_inheritance() -> None:
     world = World(stored={CHECK: "true"})
 
     by_id, answer = Message(name=None, topic_id=PAYMENTS), Message(name="orders", topic_id=PAYMENTS)
@@ -806,7 +804,7 @@ def error_codes(message: object) -> list[int]:
 
 
 @pytest.mark.parametrize(("api_key", "version", "request_", "answer"), CLOSED)
-def test_the_state_topic_is_refused_and_the_rest_served(
+def test_state_topic_is_refused_and_the_rest_served(
     api_key: int, version: int, request_: Message, answer: Message
 ) -> None:
     world = World()
@@ -823,7 +821,7 @@ def test_the_state_topic_is_refused_and_the_rest_served(
     assert {change.topic for change in world.changes} <= {"orders"}
 
 
-def test_every_api_that_can_touch_it_is_in_that_list() -> None:
+def test_every_inspected_or_rewritten_api_is_covered() -> None:
     touching = {
         key for key, api in APIS.items() if api.handling & (Handling.INSPECT_REQUEST | Handling.REWRITE_REQUEST)
     }
@@ -834,7 +832,7 @@ def test_every_api_that_can_touch_it_is_in_that_list() -> None:
     }
 
 
-def test_a_request_that_does_not_name_it_is_told_by_its_bytes() -> None:
+def test_state_topic_is_found_in_request_bytes() -> None:
     known = World().known()
 
     assert not mentions(encode_request(METADATA, 12, Message(topics=[Message(name="orders")])), known)
@@ -847,7 +845,7 @@ def test_a_request_that_does_not_name_it_is_told_by_its_bytes() -> None:
     [(METADATA, v) for v in versions(METADATA)] + [(DESCRIBE_TOPIC_PARTITIONS, 0)],
 )
 @pytest.mark.parametrize("queried", [False, True])
-def test_it_is_not_listed_and_refused_to_those_who_ask_for_it(api_key: int, version: int, queried: bool) -> None:
+def test_state_topic_is_unlisted_and_refused_by_name(api_key: int, version: int, queried: bool) -> None:
     def topic(name: str, topic_id: UUID) -> Message:
         return Message(name=name, topic_id=topic_id, partitions=[Message(leader_id=1), Message(leader_id=2)])
 

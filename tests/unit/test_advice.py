@@ -128,7 +128,7 @@ BY_A_PROXY = denied_message(cast(Known, SimpleNamespace(state_topic="s")))
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_every_reason_of_not_being_ready_has_an_advice(reason: str) -> None:
+def test_every_not_ready_reason_has_advice(reason: str) -> None:
     assert advice.of_not_ready(reason) != advice.NOT_READY_ELSE
 
 
@@ -137,7 +137,7 @@ def test_what_is_unknown_leads_to_the_log() -> None:
     assert "The log gives the reason" in advice.NOT_READY_ELSE
 
 
-def test_reasons_are_looked_for_wherever_they_are_told() -> None:
+def test_reasons_cover_every_source_of_unreadiness() -> None:
     """Else one of them would be missing above without anybody seeing it."""
     queried = {
         each.attr
@@ -188,7 +188,7 @@ def test_the_advice_is_about_what_went_wrong(reason: str, helps: str) -> None:
         ("cannot connect: Connect call failed", "nothing listens there"),
     ],
 )
-def test_of_a_sidecars_own_broker_the_advice_is_about_its_listener(said: str, helps: str) -> None:
+def test_sidecar_advice_names_its_brokers_listener(said: str, helps: str) -> None:
     assert helps in advice.of_connection(said, beside=True)
 
 

@@ -74,7 +74,7 @@ def test_every_api_of_kafka_has_its_row() -> None:
 
 
 @pytest.mark.parametrize("api_key", sorted(api_key_map))
-def test_headers_are_flexible_from_the_version_on_that_kafka_says(api_key: int) -> None:
+def test_headers_are_flexible_from_kafkas_version(api_key: int) -> None:
     api = APIS[api_key]
     for version in kafka_versions(api_key):
         flexible = load_response_schema(api_key, version).__flexible__
@@ -105,7 +105,7 @@ def test_no_served_version_can_name_a_brokers_address(api_key: int) -> None:
             assert api.handling & (Handling.REWRITE_RESPONSE | Handling.PRODUCE)
 
 
-def test_the_walk_sees_the_addresses_that_are_known_to_be_there() -> None:
+def test_schema_walk_finds_known_address_fields() -> None:
     observed = {
         (APIS[key].name, version)
         for key in api_key_map
@@ -124,7 +124,7 @@ def test_the_walk_sees_the_addresses_that_are_known_to_be_there() -> None:
 
 
 @pytest.mark.parametrize("api", [api for api in APIS.values() if api.handling and not api.gated])
-def test_what_must_be_decoded_can_be_decoded_in_every_served_version(api: apis.Api) -> None:
+def test_every_served_version_can_be_decoded(api: apis.Api) -> None:
     if api.handling is Handling.PRODUCE:
         return
     versions = codec_versions(api.key)
@@ -134,7 +134,7 @@ def test_what_must_be_decoded_can_be_decoded_in_every_served_version(api: apis.A
     assert api.max_version <= versions[1]
 
 
-def test_what_the_table_does_not_know_is_not_served() -> None:
+def test_unlisted_apis_and_versions_are_not_served() -> None:
     assert apis.serves(apis.METADATA, 13)
     assert not apis.serves(apis.METADATA, 14)
     assert not apis.serves(apis.FETCH, 16)
@@ -151,7 +151,7 @@ def api(key: int, low: int, high: int) -> Message:
     return Message(api_key=key, min_version=low, max_version=high)
 
 
-def test_a_client_is_told_what_the_broker_and_the_table_have_in_common() -> None:
+def test_api_versions_reports_overlap_of_broker_and_table() -> None:
     feature = Message(name="transaction.version", min_version=0, max_version=2)
     final = Message(name="transaction.version", max_version_level=2, min_version_level=2)
     submitted = [api(0, 0, 13), api(1, 4, 18), api(3, 2, 7), api(62, 0, 4), api(95, 0, 0), api(55, 0, 2), api(20, 0, 0)]
@@ -185,7 +185,7 @@ def test_a_client_is_told_what_the_broker_and_the_table_have_in_common() -> None
     assert reported.unknown_tags == ((9, b"later"),)
 
 
-def test_a_too_new_api_versions_request_is_answered_in_the_oldest_format() -> None:
+def test_too_new_api_versions_request_gets_oldest_format() -> None:
     body = encode_response(apis.API_VERSIONS, 5, unsupported_api_versions())
 
     assert body == bytes.fromhex("0023 00000001 0012 0000 0004")

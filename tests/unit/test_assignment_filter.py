@@ -99,7 +99,7 @@ def _synced(version: int, assignment: bytes, **more: object) -> Message:
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_an_assignment_is_cut_down_to_what_the_group_may_have(version: int) -> None:
+def test_gated_partition_is_removed_from_assignment(version: int) -> None:
     played = Played()
     answer = _synced(version, _bytes(0, 2, 3))
     outcome = played.queries_to_send(apis.SYNC_GROUP, version, _sync(version)).finish(answer)
@@ -126,7 +126,7 @@ def test_an_assignment_is_cut_down_to_what_the_group_may_have(version: int) -> N
         _synced(5, _bytes(2), protocol_type="connect", protocol_name="sessioned"),
     ],
 )
-def test_an_answer_that_concerns_nothing_new_goes_as_it_came(answer: Message) -> None:
+def test_response_without_new_partitions_stays_unchanged(answer: Message) -> None:
     played = Played()
     outcome = played.queries_to_send(apis.SYNC_GROUP, 5, _sync(5)).finish(answer)
     assert not outcome.changed
@@ -135,7 +135,7 @@ def test_an_answer_that_concerns_nothing_new_goes_as_it_came(answer: Message) ->
 
 
 @pytest.mark.parametrize("assignment", [b"", b"not an assignment", _bytes(0, 1), _bytes(0, 2, tasks=bytes(range(88)))])
-def test_a_member_that_has_joined_again_need_not_join_again(assignment: bytes) -> None:
+def test_rejoined_member_need_not_rejoin_again(assignment: bytes) -> None:
     """Given a process that knows of a group by the state topic only, and a member that is assigned nothing: leaders may
     leave such members out. When it has joined again, then it has all that there is for it."""
     played = Played()
@@ -146,7 +146,7 @@ def test_a_member_that_has_joined_again_need_not_join_again(assignment: bytes) -
     assert played.heartbeat() == 0
 
 
-def test_tasks_are_left_alone_and_told_of() -> None:
+def test_task_assignment_stays_unchanged_and_is_reported() -> None:
     answer = _synced(5, _bytes(0, 2, tasks=bytes(range(88))))
     outcome = Played().queries_to_send(apis.SYNC_GROUP, 5, _sync(5)).finish(answer)
     assert outcome.notice == HasTasks("g")
@@ -154,7 +154,7 @@ def test_tasks_are_left_alone_and_told_of() -> None:
     assert answer.assignment == _bytes(0, 2, tasks=bytes(range(88)))
 
 
-def test_an_error_of_a_heartbeat_stays_what_it_is() -> None:
+def test_heartbeat_error_stays_unchanged() -> None:
     played = Played()
     played.watch.gate_partitions("g", {P2}, (P2,))
     played.watch.synced("g", "m", 3, frozenset({P2}))
@@ -185,7 +185,7 @@ def _partitions(answer: Message) -> list[int] | None:
     return None if answer.assignment is None else [p for t in answer.assignment.topic_partitions for p in t.partitions]
 
 
-def test_a_consumer_is_assigned_less_and_told_of_the_rest_later() -> None:
+def test_consumer_receives_gated_partition_after_its_release() -> None:
     played = Played()
     key = apis.CONSUMER_GROUP_HEARTBEAT
     answer = _beaten(0, 2, 3)
@@ -205,7 +205,7 @@ def test_a_consumer_is_assigned_less_and_told_of_the_rest_later() -> None:
     assert _partitions(later) == [0, 2]
 
 
-def test_a_consumer_gives_up_what_it_never_had() -> None:
+def test_revoked_gated_partition_is_acknowledged_for_consumer() -> None:
     played = Played()
     key = apis.CONSUMER_GROUP_HEARTBEAT
     outcome = played.queries_to_send(key, 1, _beat(epoch=0)).finish(_beaten(0, 2))
@@ -220,7 +220,7 @@ def test_a_consumer_gives_up_what_it_never_had() -> None:
     assert played.queries_to_send(key, 1, _beat(silent=True)).forward is None
 
 
-def test_a_consumer_of_before_a_restart_is_asked_about() -> None:
+def test_consumer_from_before_restart_is_queried() -> None:
     played = Played()
     played.watch.record("g", frozenset({P2}))
     played.watch.update("g", frozenset())
@@ -231,7 +231,7 @@ def test_a_consumer_of_before_a_restart_is_asked_about() -> None:
     assert _partitions(answer) == [0, 2]
 
 
-def test_a_consumer_that_could_not_be_asked_about_goes_on_as_it_is() -> None:
+def test_consumer_with_failed_query_stays_unchanged() -> None:
     played = Played()
     played.watch.record("g", frozenset({P2}))
     played.watch.update("g", frozenset())
@@ -277,7 +277,7 @@ def _reported(version: int, answer: Message) -> tuple[int, list[int]]:
 
 
 @pytest.mark.parametrize("version", range(1, 11))
-def test_no_commit_on_a_new_partition_becomes_its_beginning(version: int) -> None:
+def test_missing_commit_on_new_partition_becomes_its_beginning(version: int) -> None:
     answer = _fetched(version, (0, -1), (2, -1), (3, 5))
     outcome = Played().queries_to_send(apis.OFFSET_FETCH, version, _fetch(version)).finish(answer)
     assert outcome.query_message == WhereToBegin("g", (P2,))
@@ -287,14 +287,14 @@ def test_no_commit_on_a_new_partition_becomes_its_beginning(version: int) -> Non
 
 
 @pytest.mark.parametrize("version", range(1, 11))
-def test_where_the_beginning_cannot_be_known_the_member_asks_again(version: int) -> None:
+def test_unknown_beginning_makes_the_member_retry(version: int) -> None:
     answer = _fetched(version, (0, -1), (2, -1))
     outcome = Played().queries_to_send(apis.OFFSET_FETCH, version, _fetch(version)).finish(answer)
     outcome.complete(Beginnings(None))
     assert _reported(version, answer) == (14, [-1, -1])
 
 
-def test_a_group_that_was_not_there_before_begins_by_its_own_policy() -> None:
+def test_new_group_begins_by_its_own_policy() -> None:
     answer = _fetched(9, (2, -1))
     outcome = Played().queries_to_send(apis.OFFSET_FETCH, 9, _fetch(9)).finish(answer)
     outcome.complete(Beginnings({}))
@@ -319,7 +319,7 @@ def test_offsets_of_no_concern_are_left_alone(version: int, answer: Message) -> 
     assert outcome.query_message is None
 
 
-def test_who_asks_where_a_partition_ends_is_noticed() -> None:
+def test_log_end_query_is_noticed() -> None:
     entries = [Message(partition_index=0, timestamp=-1), Message(partition_index=1, timestamp=-2)]
     others = Message(name="others", partitions=[Message(partition_index=0, timestamp=-1)])
     request = Message(replica_id=-1, topics=[Message(name="orders", partitions=entries), others])
@@ -330,7 +330,7 @@ def test_who_asks_where_a_partition_ends_is_noticed() -> None:
     assert not outcome.changed
 
 
-def test_who_is_not_told_where_a_partition_ends_is_not_noticed() -> None:
+def test_denied_log_end_query_is_not_noticed() -> None:
     """Under the name of a group's client, one without any right would end what the group is kept waiting for."""
     topic = Message(name="orders", partitions=[Message(partition_index=0, timestamp=-1)])
     denied = Message(name="orders", partitions=[Message(partition_index=0, error_code=29)])
@@ -340,7 +340,7 @@ def test_who_is_not_told_where_a_partition_ends_is_not_noticed() -> None:
     assert not outcome.changed
 
 
-def test_more_partitions_than_a_member_has_are_left_alone() -> None:
+def test_requests_naming_too_many_partitions_are_ignored() -> None:
     many = range(10, 20_010)
     answer = _fetched(9, (2, -1), *((each, 5) for each in many))
     outcome = Played().queries_to_send(apis.OFFSET_FETCH, 9, _fetch(9)).finish(answer)

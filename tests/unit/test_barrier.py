@@ -13,7 +13,7 @@ def _barrier(**how: float) -> AppendBarrier:
     return AppendBarrier("orders", **{"in_doubt_seconds": 30.0, **how})
 
 
-def test_it_is_open_at_first_and_empty() -> None:
+def test_new_barrier_is_open_and_empty() -> None:
     barrier = _barrier()
 
     assert not barrier.closed
@@ -21,7 +21,7 @@ def test_it_is_open_at_first_and_empty() -> None:
     assert barrier.count is None
 
 
-def test_who_is_inside_keeps_an_expansion_waiting() -> None:
+def test_appends_in_flight_delay_an_expansion() -> None:
     barrier = _barrier()
     assert barrier.enter("a", NOW)
     assert barrier.enter("b", NOW)
@@ -35,7 +35,7 @@ def test_who_is_inside_keeps_an_expansion_waiting() -> None:
     assert barrier.empty(NOW + 3)
 
 
-def test_who_came_too_late_enters_once_it_opens_with_the_new_count() -> None:
+def test_late_append_enters_after_reopening_with_new_count() -> None:
     barrier = _barrier()
     barrier.close(NOW)
     assert not barrier.enter("a", NOW + 1)
@@ -47,7 +47,7 @@ def test_who_came_too_late_enters_once_it_opens_with_the_new_count() -> None:
     assert barrier.closed_at is None
 
 
-def test_an_append_whose_connection_broke_holds_it_as_long_as_a_broker_may_have_it_queued() -> None:
+def test_in_doubt_append_keeps_barrier_occupied_until_expiry() -> None:
     barrier = _barrier(in_doubt_seconds=30.0)
     barrier.enter("a", NOW)
     barrier.close(NOW + 1)
@@ -59,7 +59,7 @@ def test_an_append_whose_connection_broke_holds_it_as_long_as_a_broker_may_have_
     assert barrier.empty_at == NOW + 32
 
 
-def test_a_later_doubt_counts_and_an_earlier_one_does_not_shorten_it() -> None:
+def test_latest_in_doubt_append_sets_the_wait() -> None:
     barrier = _barrier(in_doubt_seconds=30.0)
     for name in "ab":
         barrier.enter(name, NOW)
@@ -69,7 +69,7 @@ def test_a_later_doubt_counts_and_an_earlier_one_does_not_shorten_it() -> None:
     assert barrier.empty_at == NOW + 35
 
 
-def test_what_never_entered_holds_a_new_door() -> None:
+def test_new_barrier_is_not_empty_before_clear_time() -> None:
     barrier = _barrier(clear_at=NOW + 33)
 
     assert barrier.enter("a", NOW)
@@ -80,7 +80,7 @@ def test_what_never_entered_holds_a_new_door() -> None:
     assert not barrier.empty(NOW + 39)
 
 
-def test_transactions_that_are_waited_for_may_end() -> None:
+def test_excepted_transactions_enter_a_closed_barrier() -> None:
     barrier = _barrier()
     barrier.close(NOW, but_for=[(7, 0)])
 
@@ -104,7 +104,7 @@ def test_opening_ends_the_exceptions() -> None:
     assert not barrier.enter("a", NOW + 1, {(7, 0)})
 
 
-def test_a_pass_is_used_once_at_a_time() -> None:
+def test_duplicate_enter_or_unknown_leave_is_an_error() -> None:
     barrier = _barrier()
     barrier.enter("a", NOW)
 

@@ -190,7 +190,7 @@ def test_what_real_producers_write_is_read(producer: str, codec: str) -> None:
     assert _digest(batch) == _digest(_by_kafka_python(0, FLIGHTS))
 
 
-def test_a_header_says_what_kafka_pythons_reader_says() -> None:
+def test_header_matches_kafka_pythons_reader() -> None:
     builder = kafka.record.default_records.DefaultRecordBatchBuilder(2, 1, True, 12, 3, 44, LIMIT)
     for i in range(50):
         builder.append(i, NOW_MS + i, None, b"v" * 50, [])
@@ -260,15 +260,15 @@ def _expect(*values: bytes) -> Headers:
 @pytest.mark.parametrize(
     ("records", "expected", "contradiction"),
     [
-        pytest.param([()], None, None, id="nothing-said"),
+        pytest.param([()], None, None, id="no-expectation"),
         pytest.param([_expect(b"0")], 0, None, id="zero-is-an-expectation"),
         pytest.param([_expect(b"41")], 41, None, id="one-record"),
-        pytest.param([_expect(b"41"), (), ()], 41, None, id="the-first-binds-the-rest"),
-        pytest.param([(), (), _expect(b"43")], 41, None, id="the-last-binds-those-before"),
+        pytest.param([_expect(b"41"), (), ()], 41, None, id="first-record-sets-the-rest"),
+        pytest.param([(), (), _expect(b"43")], 41, None, id="last-record-sets-those-before"),
         pytest.param([_expect(b"41"), _expect(b"42"), _expect(b"43")], 41, None, id="all-agree"),
-        pytest.param([_expect(b"-1")], None, None, id="minus-one-says-nothing"),
-        pytest.param([_expect(b"-1"), _expect(b"7")], 6, None, id="a-later-one-may-still-speak"),
-        pytest.param([_expect(b"7"), _expect(b"-1")], 7, None, id="minus-one-does-not-disagree"),
+        pytest.param([_expect(b"-1")], None, None, id="minus-one-is-no-expectation"),
+        pytest.param([_expect(b"-1"), _expect(b"7")], 6, None, id="later-record-states-an-expectation"),
+        pytest.param([_expect(b"7"), _expect(b"-1")], 7, None, id="minus-one-does-not-contradict"),
         pytest.param([(), (), _expect(b"1")], -1, None, id="too-small-for-its-place"),
         pytest.param([_expect(b"0041")], 41, None, id="leading-zeros"),
         pytest.param([_expect(b"9223372036854775807")], 2**63 - 1, None, id="largest"),
@@ -318,7 +318,7 @@ def test_an_unreadable_expectation_names_record_and_reason(value: bytes | None, 
 
 
 @pytest.mark.parametrize("name", ["expected-offset", "partition-count", "write-id"])
-def test_a_header_twice_in_one_record_is_unreadable_even_if_both_agree(name: str) -> None:
+def test_duplicate_header_is_unreadable_even_when_equal(name: str) -> None:
     scan = _scan(_saying((), [(name, b"6"), ("other", b""), (name, b"6")]))
     assert scan.unreadable == Unreadable(1, name, "duplicate header in one record")
 
@@ -357,9 +357,7 @@ def test_partition_counts(records: list[Headers], count: int | None, unreadable:
         ([[("write-id", None)]], None, "value is null"),
     ],
 )
-def test_the_first_record_with_a_write_id_names_the_batch(
-    records: list[Headers], write_id: bytes | None, reason: str | None
-) -> None:
+def test_first_write_id_names_the_batch(records: list[Headers], write_id: bytes | None, reason: str | None) -> None:
     scan = _scan(_saying(*records))
     assert scan.write_id == write_id
     assert (scan.unreadable.reason if scan.unreadable else None) == reason
@@ -373,7 +371,7 @@ def test_header_names_can_be_configured() -> None:
     assert scan.unreadable is None
 
 
-def test_a_value_that_contains_a_header_name_says_nothing() -> None:
+def test_header_name_inside_value_is_ignored() -> None:
     text = b"expected-offset partition-count write-id"
     records = [_record(0, value=text, key=text), _record(1, [("note", text)]), _record(2, _expect(b"12"))]
     scan = _scan(_batch(records))
@@ -385,16 +383,16 @@ def test_a_value_that_contains_a_header_name_says_nothing() -> None:
     [
         pytest.param(0, False, (), None, id="every-client-writes-0"),
         pytest.param(57, False, (), 57, id="above-0-is-an-expectation"),
-        pytest.param(-1, False, (), None, id="minus-one-says-nothing"),
+        pytest.param(-1, False, (), None, id="minus-one-is-no-expectation"),
         pytest.param(0, True, (), 0, id="literal-0"),
         pytest.param(57, True, (), 57, id="literal-57"),
-        pytest.param(-1, True, (), None, id="literal-minus-one-says-nothing"),
-        pytest.param(57, True, _expect(b"41"), 41, id="a-header-decides"),
-        pytest.param(57, False, _expect(b"41"), 41, id="a-header-decides-here-too"),
-        pytest.param(57, True, _expect(b"-1"), 57, id="a-header-of-minus-one-leaves-it-to-the-base"),
+        pytest.param(-1, True, (), None, id="literal-minus-one-is-no-expectation"),
+        pytest.param(57, True, _expect(b"41"), 41, id="header-takes-precedence"),
+        pytest.param(57, False, _expect(b"41"), 41, id="header-takes-precedence-without-base-source"),
+        pytest.param(57, True, _expect(b"-1"), 57, id="header-of-minus-one-defers-to-base-offset"),
     ],
 )
-def test_the_base_offset_as_carrier(
+def test_base_offset_as_source_of_expected_offset(
     base_offset: int, carrier_base: bool, headers: Headers, expected: int | None
 ) -> None:
     scan = _scan(_batch([_record(0, headers)], base_offset=base_offset), carrier_base=carrier_base)
@@ -419,7 +417,7 @@ KEYS = (b"k", b"", None)
 
 @given(st.lists(st.tuples(value_sizes, timestamp_deltas, st.booleans()), min_size=1, max_size=12))
 @example([(50, 0, False), (50, 0, False), (50, 1, False)])
-def test_timestamps_and_the_last_expectation_are_found_whatever_the_sizes(rows: list[tuple[int, int, bool]]) -> None:
+def test_timestamps_and_expectations_are_found_at_any_size(rows: list[tuple[int, int, bool]]) -> None:
     records = [
         _record(
             i, _expect(b"%d" % (1000 + i)) if says else (), timestamp_delta=delta, key=KEYS[i % 3], value=b"v" * size
@@ -437,7 +435,7 @@ def test_no_timestamp_stays_minus_one() -> None:
     assert scan.max_timestamp_ms == -1
 
 
-def test_a_timestamp_that_would_wrap_in_java_is_malformed() -> None:
+def test_timestamp_beyond_64_bits_is_malformed() -> None:
     """Kafka would see a time long ago where we saw one far ahead, and expire the producer's state by it."""
     with pytest.raises(MalformedBatch, match="timestamp does not fit 64 bits"):
         _scan(_batch([_record(0), _record(1, timestamp_delta=2**62)], base_timestamp_ms=2**62))
@@ -446,7 +444,7 @@ def test_a_timestamp_that_would_wrap_in_java_is_malformed() -> None:
 SAYING = _expect(b"41")
 
 
-@pytest.mark.parametrize("headers", [(), SAYING], ids=["skipped", "taken-apart"])
+@pytest.mark.parametrize("headers", [(), SAYING], ids=["skipped", "parsed"])
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
@@ -462,7 +460,7 @@ SAYING = _expect(b"41")
         pytest.param(lambda h: _batch([varint(40) + b"\0" + b"\xff" * 40]), "longer than 10", id="endless-timestamp"),
     ],
 )
-def test_records_must_be_as_many_as_the_batch_says(
+def test_record_count_must_match_the_header(
     build: Callable[[Headers], memoryview], reason: str, headers: Headers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where all records are looked at. Kafka looks at all of them in any case (`test_malformed_records.py`)."""
@@ -493,13 +491,13 @@ NAME = sized(b"expected-offset")
         pytest.param(_broken(b"\x01\x01\x02\x01" + NAME), "invalid header name length -1", id="null-name"),
         pytest.param(_broken(b"\x01\x01\x02" + NAME + varint(9)), "invalid header value length 9", id="long-value"),
         pytest.param(
-            _broken(b"\x01\x01\x02" + NAME + b"\x01x"), "shorter than its length field", id="bytes-behind-headers"
+            _broken(b"\x01\x01\x02" + NAME + b"\x01x"), "shorter than its length field", id="bytes-after-headers"
         ),
         pytest.param(_broken(varint(500) + NAME), "malformed", id="long-key"),
         pytest.param(_broken(b"\x01" + varint(2**31 - 1) + NAME), "malformed", id="long-record-value"),
     ],
 )
-def test_a_record_that_is_taken_apart_must_be_sound(batch: memoryview, reason: str) -> None:
+def test_parsed_record_must_be_well_formed(batch: memoryview, reason: str) -> None:
     with pytest.raises(MalformedBatch, match=reason):
         _scan(batch)
 
@@ -512,7 +510,7 @@ def _mutations(data: memoryview) -> Iterator[memoryview]:
 
 
 @each_codec
-def test_any_changed_byte_of_a_batch_parses_or_is_the_clients_fault(codec: str) -> None:
+def test_mutated_batch_parses_or_is_clients_fault(codec: str) -> None:
     batch = _by_aiokafka(
         CODECS[codec],
         [
@@ -532,7 +530,7 @@ def test_any_changed_byte_of_a_batch_parses_or_is_the_clients_fault(codec: str) 
     assert refused > 50
 
 
-def test_a_batch_that_unpacks_beyond_the_limit_is_refused() -> None:
+def test_batch_decompressing_beyond_the_limit_is_refused() -> None:
     batch = _by_aiokafka(4, [(NOW_MS, None, b"\0" * 100_000, ())])
     assert len(batch) < 1000
     with pytest.raises(LimitError, match="limit of 100000 bytes"):
@@ -562,7 +560,7 @@ def _rewritten(batch: memoryview, **changes: int) -> memoryview:
 
 
 @each_codec
-def test_equal_records_have_equal_digests_however_they_are_packed(codec: str) -> None:
+def test_digest_is_independent_of_packing(codec: str) -> None:
     plain = _by_kafka_python(0, SOME)
     packed = _rewritten(
         _by_aiokafka(CODECS[codec], SOME),
@@ -622,7 +620,7 @@ def test_record_attributes_count() -> None:
     assert _digest(one, ignore_timestamps=True) != _digest(two, ignore_timestamps=True)
 
 
-def test_a_base_timestamp_of_the_producers_choice_makes_no_difference() -> None:
+def test_digest_is_independent_of_base_timestamp() -> None:
     """A broker that repacks a batch measures from its first record; the absolute timestamps stay."""
     deltas = [0, 64, -3, 9000]
 
@@ -637,7 +635,7 @@ def test_a_base_timestamp_of_the_producers_choice_makes_no_difference() -> None:
     )
 
 
-def test_a_log_append_time_batch_is_compared_without_timestamps() -> None:
+def test_log_append_time_batch_compares_without_timestamps() -> None:
     """What a broker makes of it when it repacks: another base, all deltas zero, the attribute set."""
     sent = _batch([_record(i, timestamp_delta=7 * i) for i in range(3)])
     stored = _batch([_record(i) for i in range(3)], base_timestamp_ms=NOW_MS + 12_345, attributes=0x08, base_offset=88)
@@ -649,7 +647,7 @@ def test_a_log_append_time_batch_is_compared_without_timestamps() -> None:
 
 
 @each_codec
-def test_a_stamped_batch_is_the_same_batch_of_another_producer(codec: str) -> None:
+def test_fenced_batch_keeps_records_and_replaces_producer(codec: str) -> None:
     original = _rewritten(_by_aiokafka(CODECS[codec], FLIGHTS), base_offset=57, partition_leader_epoch=3)
     before = bytes(original)
     fenced = memoryview(fence_batch(original, producer_id=1 << 40, producer_epoch=32_767, base_sequence=2**31 - 1))
@@ -742,7 +740,7 @@ def test_records_without_our_headers_are_not_walked_over() -> None:
     assert lines < 50_000
 
 
-def test_a_header_of_ours_behind_too_many_records_is_refused() -> None:
+def test_proxy_header_after_too_many_records_is_refused() -> None:
     batch = _batch([TINY] * 50 + [_record(50, SAYING)])
     limits: Any = {"carrier_base": False, "decompressed_bytes_max": LIMIT}
     assert scan_batch(batch, NAMES, **limits, effort=Effort(LIMIT, 70)).expected_base_offset == 41 - 50
@@ -758,7 +756,7 @@ def test_more_record_headers_than_the_steps_are_refused(records: int) -> None:
         scan_batch(batch, NAMES, **limits, effort=Effort(LIMIT, 30))
 
 
-def test_a_batch_that_compaction_emptied_can_still_be_digested() -> None:
+def test_batch_emptied_by_compaction_can_be_digested() -> None:
     ((_, batch),) = split_batches(_batch([], last_offset_delta=4))
     assert _digest(batch) != _digest(ONE)
 
@@ -769,11 +767,11 @@ def test_a_batch_that_compaction_emptied_can_still_be_digested() -> None:
         pytest.param(_batch([_record(0)], magic=3), id="magic-3"),
         pytest.param(bytes(8) + b"\xff\xff\xff\xff" + bytes(ONE)[12:], id="negative-length"),
         pytest.param(bytes(12) + bytes(ONE)[12:], id="zero-length"),
-        pytest.param(bytes(8) + struct.pack(">i", -12) + bytes(60), id="a-length-that-would-go-in-circles"),
+        pytest.param(bytes(8) + struct.pack(">i", -12) + bytes(60), id="length-that-would-loop"),
         pytest.param(bytes(8) + b"\0\0\0\x30" + bytes(ONE)[12:], id="shorter-than-a-header"),
         pytest.param(bytes(16) + b"\xff" + bytes(60), id="negative-magic"),
     ],
 )
-def test_a_fetch_answer_that_cannot_be_is_the_brokers_fault(data: bytes) -> None:
+def test_impossible_fetch_response_is_the_brokers_fault(data: bytes) -> None:
     with pytest.raises(UpstreamProtocolError):
         list(split_batches(memoryview(data)))

@@ -51,7 +51,7 @@ def test_a_row_shows_its_median_and_its_range() -> None:
     ("value", "text"),
     [(0, "0"), (1234.5, "1,234"), (17.26, "17.3"), (0.914, "0.91"), (0.01234, "0.0123"), (-3.14159, "-3.14")],
 )
-def test_numbers_have_as_many_digits_as_tell_something(value: float, text: str) -> None:
+def test_numbers_are_rounded_to_significant_digits(value: float, text: str) -> None:
     assert number(value) == text
 
 
@@ -60,14 +60,14 @@ def test_a_row_without_values_is_a_mistake() -> None:
         Row("produce", "direct", "MiB/s", ())
 
 
-def test_a_slow_round_slows_both_sides_of_a_ratio() -> None:
+def test_ratios_are_formed_within_each_round() -> None:
     # given a machine that was twice as slow in the second round
     direct, proxied = (200.0, 100.0, 200.0), (190.0, 95.0, 190.0)
     # then the ratio does not notice, whereas one of medians might
     assert ratios(proxied, direct) == (0.95, 0.95, 0.95)
 
 
-def test_the_products_rows_get_their_goals_and_others_get_none() -> None:
+def test_only_product_rows_get_goals() -> None:
     rows = with_goals(
         [
             Row("produce", "fencepost, checks on", OF_DIRECT, (0.96,)),
@@ -87,7 +87,7 @@ def test_a_goal_is_met_at_its_limit() -> None:
     assert not at_most(45).met_by(45.1)
 
 
-def test_the_tail_is_held_against_the_better_of_the_peers() -> None:
+def test_p99_goal_is_the_better_peers_value() -> None:
     rows = [
         Row("one in flight", "fencepost, checks off", P99, (290.0,)),
         Row("one in flight", "Kroxylicious", P99, (285.0,)),
@@ -101,7 +101,7 @@ def test_the_tail_is_held_against_the_better_of_the_peers() -> None:
     assert product.goal is None
 
 
-def test_a_row_with_a_goal_of_its_own_keeps_it() -> None:
+def test_row_keeps_its_own_goal() -> None:
     (row,) = with_goals([Row("growth", "fencepost", "× from 1 to 5,000", (1.1,), at_most(1.2))], peers=[])
     assert row.goal == at_most(1.2)
 
@@ -120,7 +120,7 @@ def test_goals_are_listed_as_met_or_missed() -> None:
     ]
 
 
-def test_a_table_has_a_line_for_each_route_and_says_where_there_is_nothing() -> None:
+def test_table_lists_each_route_and_marks_gaps() -> None:
     lines = table_lines(
         [
             Row("produce", "direct", "MiB/s", (176.0,)),
@@ -158,7 +158,7 @@ def test_the_comparison_has_one_line_for_each_route() -> None:
     ]
 
 
-def test_the_goals_of_a_measure_stand_in_one_line_and_missed_ones_are_bold() -> None:
+def test_goal_summary_groups_by_measure_and_bolds_misses() -> None:
     lines = goal_summary(
         [
             Row("start", "fencepost", "s", (0.31,), at_most(0.5)),
@@ -173,7 +173,7 @@ def test_the_goals_of_a_measure_stand_in_one_line_and_missed_ones_are_bold() -> 
     ]
 
 
-def test_only_names_workloads_by_pattern_and_a_quick_run_leaves_out_the_longest() -> None:
+def test_workloads_match_patterns_and_quick_skips_longest() -> None:
     assert command.chosen_workloads(["produce*"], quick=False) == ["produce", "produce 100 B"]
     assert command.chosen_workloads([], quick=False) == [*command.WORKLOADS, "growth", "workers"]
     assert command.chosen_workloads([], quick=True) == [*command.WORKLOADS]
@@ -198,7 +198,7 @@ def _report(*rows: Row) -> Report:
     )
 
 
-def test_a_report_says_what_is_missing_and_what_failed() -> None:
+def test_report_lists_missing_and_failed_measurements() -> None:
     text = _report(Row("produce", "direct", "MiB/s", (176.0,))).to_markdown()
     assert "**Not measured: Kroxylicious** – its command was not found" in text
     assert "**Failed: consume: it hung**" in text
@@ -241,7 +241,7 @@ def test_publishing_replaces_what_was_published_before(tmp_path: Path) -> None:
     assert "176" in (tmp_path / "performance.svg").read_text("utf-8")
 
 
-def test_a_page_without_marks_is_not_overwritten(tmp_path: Path) -> None:
+def test_page_without_markers_is_not_overwritten(tmp_path: Path) -> None:
     page = tmp_path / "performance.md"
     page.write_text("# Mine\n")
     with pytest.raises(ValueError, match="lacks the lines"):
@@ -249,7 +249,7 @@ def test_a_page_without_marks_is_not_overwritten(tmp_path: Path) -> None:
     assert page.read_text() == "# Mine\n"
 
 
-def test_the_chart_is_svg_with_a_panel_for_each_measure_that_there_is() -> None:
+def test_chart_is_svg_with_one_panel_per_measure() -> None:
     svg = chart.svg(
         _report(
             Row("produce", "direct", "MiB/s", (176.0, 170.0)),
@@ -272,7 +272,7 @@ def test_the_chart_is_svg_with_a_panel_for_each_measure_that_there_is() -> None:
 # --- peers ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_examples_of_peers_toml_are_right_once_uncommented() -> None:
+def test_uncommented_peers_toml_examples_are_valid() -> None:
     text = PEERS_FILE.read_text("utf-8")
     assert tomllib.loads(text) == {}, "what is committed names no program of anybody's"
     first = text.index("# [Kroxylicious]")
@@ -285,7 +285,7 @@ def test_the_examples_of_peers_toml_are_right_once_uncommented() -> None:
     assert {peer.name for peer in read_peers(uncommented)} == set(routes.KNOWN_PEERS)
 
 
-def test_a_peer_whose_program_is_not_there_is_missing_not_an_error() -> None:
+def test_peer_without_its_program_is_missing() -> None:
     (peer,) = read_peers('[other]\nstart = ["/no/such/proxy"]')
     assert "/no/such/proxy was not found" in peer.missing
 
@@ -310,7 +310,7 @@ def test_a_peer_that_can_be_started(tmp_path: Path) -> None:
         ("[other", r"not TOML"),
     ],
 )
-def test_what_is_wrong_in_peers_toml_is_said(text: str, problem: str) -> None:
+def test_peers_toml_errors_name_the_problem(text: str, problem: str) -> None:
     with pytest.raises(PeersError, match=problem):
         read_peers(text)
 
@@ -323,7 +323,7 @@ def test_any_address_can_be_a_route() -> None:
             given_route(wrong, rewrites=True)
 
 
-def test_placeholders_are_replaced_and_a_misspelt_one_is_told() -> None:
+def test_placeholders_are_replaced_and_misspelt_ones_reported() -> None:
     assert filled("${host}:${port} $$5 {}", {"host": "h", "port": "1"}) == "h:1 $5 {}"
     with pytest.raises(PeersError, match=r"prot.*known are host, port"):
         filled("${prot}", {"host": "h", "port": "1"})
@@ -356,12 +356,12 @@ _CONSUMED = (
 )
 
 
-def test_the_consumer_tool_is_judged_by_the_time_it_fetched() -> None:
+def test_consumer_rate_is_computed_from_fetch_time() -> None:
     found = consumed(_CONSUMED, at_least_mib=195)
     assert (found.mib, found.mib_per_second) == (195.3125, 651.0417)
 
 
-def test_a_consumer_that_gave_up_early_has_measured_nothing() -> None:
+def test_consumer_that_stopped_early_is_an_error() -> None:
     with pytest.raises(LoadError, match="not 196"):
         consumed(_CONSUMED, at_least_mib=196)
 
@@ -380,7 +380,7 @@ def _sent(frame: bytearray) -> tuple[int, DefaultRecordBatch]:
     return int.from_bytes(frame[8:12], "big"), batch
 
 
-def test_frames_expect_what_the_log_end_will_be_also_where_that_gets_a_digit_more() -> None:
+def test_frames_expect_consecutive_offsets_across_digit_lengths() -> None:
     appends = Appends(Shape("orders", 2, 10, "header"), next_offset=7)
     stated = []
     for number_ in (1, 2, 3):
@@ -392,18 +392,18 @@ def test_frames_expect_what_the_log_end_will_be_also_where_that_gets_a_digit_mor
     assert stated == [[("expected-offset", b"7")], [("expected-offset", b"9")], [("expected-offset", b"11")]]
 
 
-def test_the_other_carrier_is_the_batchs_base_offset() -> None:
+def test_base_offset_can_carry_the_expected_offset() -> None:
     appends = Appends(Shape("orders", 3, 10, "base"), next_offset=40)
     assert [_sent(appends.frame())[1].base_offset for _ in range(2)] == [40, 43]
 
 
-def test_without_an_expectation_nothing_is_said() -> None:
+def test_append_without_expectation_has_no_header() -> None:
     _, batch = _sent(Appends(Shape("orders", 1, 10), next_offset=40).frame())
     assert batch.base_offset == 0
     assert [record.headers for record in batch] == [[]]
 
 
-def test_an_idempotent_chain_counts_its_sequences() -> None:
+def test_idempotent_appends_number_their_sequences() -> None:
     appends = Appends(Shape("orders", 16, 10, "header", producer=(5, 1, 0)))
     batches = [_sent(appends.frame())[1] for _ in range(3)]
     assert [(batch.producer_id, batch.producer_epoch, batch.base_sequence) for batch in batches] == [
@@ -449,7 +449,7 @@ def test_percentiles_are_values_that_were_measured() -> None:
         percentile([], 0.5)
 
 
-def test_spark_lanes_are_compared_round_by_round_and_arranged_ones_with_their_like() -> None:
+def test_spark_lanes_are_compared_per_round_and_arrangement() -> None:
     # given two rounds of four lanes, of which the machine disturbed the second round
     base, base_arranged, ours, ours_arranged = (
         spark.Lane("key", "Spark's sink, direct", "direct", key=True),

@@ -71,7 +71,7 @@ def test_secrets_that_everybody_may_read(authority: Authority, tmp_path: Path) -
     assert "hunter2" not in str(loose)
 
 
-def test_files_that_are_not_there_or_not_what_they_should_be(authority: Authority, tmp_path: Path) -> None:
+def test_missing_and_mismatched_files_are_reported(authority: Authority, tmp_path: Path) -> None:
     one, two = authority.sign("one"), authority.sign("two")
     config = ProxyConfig(
         UPSTREAM,
@@ -101,9 +101,7 @@ def test_files_that_are_not_there_or_not_what_they_should_be(authority: Authorit
         ("IP:::1", "0:0:0:0:0:0:0:1", True),
     ],
 )
-def test_a_certificate_has_to_be_for_the_host_that_clients_are_told(
-    authority: Authority, names: str, host: str, fits: bool
-) -> None:
+def test_certificate_must_match_the_advertised_host(authority: Authority, names: str, host: str, fits: bool) -> None:
     made = authority.sign("names", names=names)
     config = ProxyConfig(UPSTREAM, advertised_host=host, listen_tls=ListenTls(made.certificate, made.key))
 
@@ -113,7 +111,7 @@ def test_a_certificate_has_to_be_for_the_host_that_clients_are_told(
     assert all(each.state is State.FAILED and host in each.todo for each in found)
 
 
-def test_what_is_in_the_clear_is_told(tmp_path: Path) -> None:
+def test_plaintext_connections_are_reported(tmp_path: Path) -> None:
     (password := tmp_path / "password").write_text("p\n")
     password.chmod(0o600)
 
@@ -166,7 +164,7 @@ def test_a_broker_id_that_leaves_no_port(tmp_path: Path) -> None:
     assert "is not from 1 to 65535" in stated(found, "listener for broker 9000")
 
 
-def test_a_host_that_nobody_knows() -> None:
+def test_unknown_host_is_a_warning() -> None:
     there = asyncio.run(checking._resolves("localhost"))
     nowhere = asyncio.run(checking._resolves("a..b"))
 
@@ -180,7 +178,7 @@ def test_a_host_that_nobody_knows() -> None:
     ("level", "release"),
     [(0, "older than 3.0"), (7, "3.3"), (21, "3.9"), (25, "4.0"), (33, "4.4"), (34, "newer than 4.4")],
 )
-def test_the_release_is_told_by_its_level(level: int, release: str) -> None:
+def test_release_is_derived_from_its_level(level: int, release: str) -> None:
     assert checking.release_of(level) == release
 
 

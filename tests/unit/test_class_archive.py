@@ -29,30 +29,30 @@ def _put(tmp_path: Path, jdk: Jdk, content: bytes) -> Path:
     return archive
 
 
-def test_without_one_brokers_start_as_ever(jdk: Jdk) -> None:
+def test_missing_archive_adds_no_flags(jdk: Jdk) -> None:
     assert class_archive.flags(class_archive.archive_of(jdk, LOCK)) == []
 
 
-def test_one_that_is_there_is_used(jdk: Jdk, tmp_path: Path) -> None:
+def test_existing_archive_is_used(jdk: Jdk, tmp_path: Path) -> None:
     archive = _put(tmp_path, jdk, b"classes")
     assert class_archive.archive_of(jdk, LOCK) == archive
     assert f"-XX:SharedArchiveFile={archive}" in class_archive.flags(archive)
 
 
-def test_one_that_is_cut_short_is_not(jdk: Jdk, tmp_path: Path) -> None:
+def test_truncated_archive_is_ignored(jdk: Jdk, tmp_path: Path) -> None:
     """A JVM would die of it."""
     _put(tmp_path, jdk, b"class")
     assert class_archive.archive_of(jdk, LOCK) is None
 
 
-def test_one_of_other_jars_or_of_another_java_is_not(jdk: Jdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_of_other_jars_or_java_is_ignored(jdk: Jdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _put(tmp_path, jdk, b"classes")
     assert class_archive.archive_of(jdk, "kafka-9.9.8") is None
     os.utime(jdk.java, ns=(1, 1))  # replaced in place, as by an update
     assert class_archive.archive_of(jdk, LOCK) is None
 
 
-def test_a_machine_that_cannot_make_one_is_told_and_goes_on(
+def test_failed_archive_creation_is_only_reported(
     jdk: Jdk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails() -> None:

@@ -63,7 +63,7 @@ def test_bash_completes_commands_options_values_and_files(scripts: dict[str, Pat
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_others_take_theirs(shell: str, scripts: dict[str, Path]) -> None:
+def test_zsh_and_fish_scripts_parse(shell: str, scripts: dict[str, Path]) -> None:
     text = scripts[shell].read_text("utf-8")
     assert all(command in text for command in main._COMMANDS)
     if shutil.which(shell) is not None:
@@ -71,7 +71,7 @@ def test_others_take_theirs(shell: str, scripts: dict[str, Path]) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_shell_that_it_does_not_know_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main.main(["completion", "csh"])
     assert "bash" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def page(
         yield found
 
 
-def test_what_is_under_way_what_has_grown_and_who_waits_are_tables() -> None:
+def test_expansions_and_gated_groups_are_tables() -> None:
     with page() as [address]:
         found = expansions._of_status(address)  # type: ignore[arg-type]
 
@@ -76,7 +76,7 @@ def test_what_is_under_way_what_has_grown_and_who_waits_are_tables() -> None:
     ]
 
 
-def test_where_nothing_goes_on_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_expansion_status_is_stated(capsys: pytest.CaptureFixture[str]) -> None:
     with page({}) as [address]:
         assert main(["expansions", "--status", str(address)]) == 0
 
@@ -87,7 +87,7 @@ def test_where_nothing_goes_on_it_says_so(capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
-def test_programs_get_the_fields_of_the_status_page_of_one_topic(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_one_topics_status_page_fields(capsys: pytest.CaptureFixture[str]) -> None:
     with page() as [address]:
         assert main(["expansions", "--status", str(address), "--topic", "clicks", "--json"]) == 0
 
@@ -109,7 +109,7 @@ def test_an_operator_opens_a_topic_for_a_group(
 
 
 @pytest.mark.parametrize(("configured", "stated"), [(False, "set status_token_file"), (True, "token required")])
-def test_opening_without_the_token_says_what_to_do(
+def test_opening_without_token_names_the_remedy(
     capsys: pytest.CaptureFixture[str], token_file: Path, configured: bool, stated: str
 ) -> None:
     with page(token_file=token_file if configured else None) as found:
@@ -131,14 +131,14 @@ def test_what_could_not_be_opened_is_no_success(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("words", [[], ["open", "orders", "billing"]])
-def test_who_is_not_told_whom_to_ask_says_so(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_address_is_one_line_and_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["expansions", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fencepost: no ")
     assert "given: use --status HOST:PORT" in line
 
 
-def test_nobody_there_is_one_line_and_status_2(
+def test_unreachable_proxy_is_one_line_and_status_2(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(expansions, "_QUERY_MS", 300)

@@ -42,20 +42,20 @@ def test_its_status_is_whether_clients_are_served(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == "ready\n"
 
 
-def test_a_proxy_that_waits_for_kafka_lives_and_is_not_ready(capsys: pytest.CaptureFixture[str]) -> None:
+def test_proxy_waiting_for_kafka_is_live_not_ready(capsys: pytest.CaptureFixture[str]) -> None:
     with status_page({"/readyz": (503, "waiting for Kafka\n"), "/livez": (200, "alive\n")}) as address:
         assert main(["health", "--status", address]) == 1
         assert capsys.readouterr().out == "waiting for Kafka\n"
         assert main(["health", "--live", "--status", address]) == 0
 
 
-def test_nobody_there_is_unhealthy_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_proxy_is_unhealthy_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     assert main(["health", "--status", f"127.0.0.1:{port}"]) == 1
     assert capsys.readouterr().err.startswith(f"fencepost health: no response from http://127.0.0.1:{port}/readyz: ")
 
 
-def test_whoever_answers_there_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_responses_cannot_inject_terminal_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with status_page({"/readyz": (503, "topic \x1b[31m waits\nand more\n")}) as address:
         assert main(["health", "--status", address]) == 1
     assert capsys.readouterr().out == "topic \\x1b[31m waits\nand more\n"

@@ -34,7 +34,7 @@ def test_every_option_reaches_the_configuration() -> None:
     assert (config.log.level, config.log.format) == ("debug", "json")
 
 
-def test_what_is_not_said_comes_from_the_file(tmp_path: Path) -> None:
+def test_omitted_options_come_from_the_file(tmp_path: Path) -> None:
     file = tmp_path / "f.toml"
     file.write_text('upstream = "a:1"\nlisten = "b:2"\n[log]\nlevel = "error"\n', encoding="utf-8")
 
@@ -52,7 +52,7 @@ def test_virtual_configs_in_the_file_are_checked(tmp_path: Path, capsys: pytest.
     assert "it must be false, true or required" in capsys.readouterr().err
 
 
-def test_a_users_mistake_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_users_mistake_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert proxy.run(parse("--listen=a:1")) == 2
 
     captured = capsys.readouterr()

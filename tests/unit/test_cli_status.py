@@ -44,7 +44,7 @@ ROWS: Mapping[str, Sequence[Any]] = {
 }
 
 
-def test_first_whether_it_is_well_then_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_starts_with_the_health_line(capsys: pytest.CaptureFixture[str]) -> None:
     with status_page(HEALTHY, ROWS) as address:
         assert main(["status", "--status", str(address)]) == 0
 
@@ -55,7 +55,7 @@ def test_first_whether_it_is_well_then_the_rest(capsys: pytest.CaptureFixture[st
     assert "\x1b" not in reported, "this is no terminal"
 
 
-def test_what_is_wrong_stands_first_with_what_to_do_and_is_an_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_problem_and_advice_come_first_with_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     with status_page(WRONG, ROWS) as address:
         assert main(["status", "--status", str(address)]) == 1
 
@@ -113,7 +113,7 @@ def test_topics_and_the_partitions_of_one(capsys: pytest.CaptureFixture[str]) ->
     assert nothing == "No checked topics, or none with a matching name.\n"
 
 
-def test_all_of_a_long_list_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_topic_list_is_queried_completely(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [CheckedTopicStatus(f"t{number:04}", "true", 1) for number in range(1_100)]
     with status_page(HEALTHY, {"topics": rows}) as address:
         assert main(["topics", "--status", str(address), "--json"]) == 0
@@ -121,14 +121,14 @@ def test_all_of_a_long_list_is_asked_for(capsys: pytest.CaptureFixture[str]) -> 
     assert [each["topic"] for each in json.loads(capsys.readouterr().out)["topics"]] == [each.topic for each in rows]
 
 
-def test_a_topic_that_is_not_checked_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unchecked_topic_is_not_a_success(capsys: pytest.CaptureFixture[str]) -> None:
     with status_page(HEALTHY, {}) as address:
         assert main(["topics", "orders", "--status", str(address)]) == 2
 
     assert "orders is not a checked topic of the proxy at" in capsys.readouterr().err
 
 
-def test_it_is_shown_again_and_again_and_a_proxy_that_goes_away_is_waited_for(
+def test_watch_repeats_and_survives_an_unreachable_proxy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with status_page(HEALTHY, ROWS) as address:
@@ -152,7 +152,7 @@ def test_it_is_shown_again_and_again_and_a_proxy_that_goes_away_is_waited_for(
 
 
 @pytest.mark.parametrize("command", ["status", "topics"])
-def test_nobody_there_is_one_line_and_status_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_proxy_is_one_line_and_status_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     address = f"127.0.0.1:{free_port()}"
     assert main([command, "--status", address]) == 2
 

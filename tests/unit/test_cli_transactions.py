@@ -74,7 +74,7 @@ def test_open_transactions_are_a_table(page: dict[str, Any], capsys: pytest.Capt
     assert summary == "1 open; transactional ids by state: Empty 2, Ongoing 1"
 
 
-def test_what_hangs_is_told_with_the_command_that_ends_it(
+def test_hanging_transaction_is_reported_with_abort_command(
     page: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     page["hanging"] = [HANGING]
@@ -95,7 +95,7 @@ def test_what_is_beyond_its_timeout_counts_too(page: dict[str, Any], capsys: pyt
 @pytest.mark.parametrize(
     "unknown", [{"partitions_unreadable": 3}, {"problem": "broker 2 is away"}, {"sweep_seconds": None}]
 )
-def test_that_nothing_hangs_is_said_only_of_what_was_seen(page: dict[str, Any], unknown: dict[str, Any]) -> None:
+def test_incomplete_scan_does_not_report_success(page: dict[str, Any], unknown: dict[str, Any]) -> None:
     assert run("hanging") == 0
     page |= unknown
     assert run("hanging") == 2
@@ -133,7 +133,7 @@ def test_a_mistake_is_one_line(arguments: list[str], requested: str, capsys: pyt
     assert requested in line
 
 
-def test_one_transaction_of_those_that_the_page_names(page: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_describe_finds_only_transactions_on_the_page(page: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     page["open"] = [OPEN]
     assert run("describe", "payments-7") == 0
     assert "Ongoing" in capsys.readouterr().out

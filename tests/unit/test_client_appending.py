@@ -61,7 +61,7 @@ DELETED = Observation(50, 57, _record(50, b"theirs"))
 
 
 @pytest.mark.parametrize("reply", [DOUBT, SEQUENCED, MUTE, MAYBE])
-def test_a_record_of_ours_there_settles_it_whatever_was_answered(reply: Refused | MaybeAppended) -> None:
+def test_own_record_in_log_decides_any_reply(reply: Refused | MaybeAppended) -> None:
     assert resolve(41, OURS, reply, MINE, NAMES) is Decision.OURS
 
 
@@ -90,7 +90,7 @@ def test_anothers_record_there_is_a_refusal(reply: Refused | MaybeAppended, obse
         (SHORTER, SHORT, Decision.REFUSED),
     ],
 )
-def test_where_nothing_lies_there_the_answer_counts(
+def test_reply_decides_when_log_shows_no_record(
     reply: Refused | MaybeAppended, observation: Observation, decision: Decision
 ) -> None:
     assert resolve(41, OURS, reply, observation, NAMES) is decision
@@ -109,7 +109,7 @@ def _at_end(end: int = 41, bytes_max: int = 10_000) -> LogPosition:
     return position
 
 
-def test_an_acknowledged_append_is_done_and_the_next_expects_the_offset_behind_it() -> None:
+def test_next_append_expects_offset_after_acknowledged_one() -> None:
     position = _at_end()
     append = _begun(position)
     assert append.expected == 41
@@ -118,7 +118,7 @@ def test_an_acknowledged_append_is_done_and_the_next_expects_the_offset_behind_i
     assert _begun(position).expected == 44
 
 
-def test_every_record_of_a_batch_expects_its_own_offset_under_one_write_id() -> None:
+def test_batch_records_expect_own_offsets_under_one_id() -> None:
     append = _begun()
     assert [dict(append.headers(i)) for i in range(3)] == [
         {"expected-offset": b"41", "write-id": OURS},
@@ -127,29 +127,29 @@ def test_every_record_of_a_batch_expects_its_own_offset_under_one_write_id() -> 
     ]
 
 
-def test_an_acknowledgement_for_another_offset_is_never_a_success() -> None:
+def test_acknowledgement_for_another_offset_is_a_violation() -> None:
     with pytest.raises(OffsetViolation):
         _begun().validate(Appended(42), None, now=100.1)
 
 
-def test_a_doubt_settled_as_ours_is_a_success() -> None:
+def test_in_doubt_append_found_in_log_succeeds() -> None:
     assert _begun().validate(DOUBT, MINE, now=100.1) == Done(41)
 
 
-def test_a_refusal_is_raised_as_the_server_said_it() -> None:
+def test_refusal_is_raised_unchanged() -> None:
     with pytest.raises(OffsetMismatch) as caught:
         _begun().validate(SEQUENCED, THEIRS, now=100.1)
     assert caught.value is SEQUENCED.error
 
 
-def test_a_doubt_that_turns_out_to_be_anothers_append_is_a_mismatch() -> None:
+def test_in_doubt_append_replaced_by_another_is_mismatch() -> None:
     with pytest.raises(OffsetMismatch) as caught:
         _begun().validate(DOUBT, THEIRS, now=100.1)
     assert (caught.value.expected, caught.value.actual, caught.value.possibly_yours) == (41, 57, False)
     assert isinstance(caught.value.__cause__, TimeoutError)
 
 
-def test_the_same_is_tried_again_with_growing_pauses_until_the_time_is_over() -> None:
+def test_in_doubt_append_retries_with_backoff_until_timeout() -> None:
     append = _begun()
     pauses = []
     for now in (100.0, 101.0, 102.0, 103.0, 104.0, 109.9):
@@ -162,7 +162,7 @@ def test_the_same_is_tried_again_with_growing_pauses_until_the_time_is_over() ->
     assert (caught.value.expected, caught.value.write_id) == (41, OURS)
 
 
-def test_a_log_that_cannot_be_read_leaves_even_a_refusal_open() -> None:
+def test_refusal_stays_in_doubt_with_unreadable_log() -> None:
     """The refusal may speak of the library's second send, and the first may have landed."""
     append = _begun()
     assert isinstance(append.validate(MUTE, None, now=100.0), Again)
@@ -170,12 +170,12 @@ def test_a_log_that_cannot_be_read_leaves_even_a_refusal_open() -> None:
         append.validate(MUTE, None, now=110.0)
 
 
-def test_an_append_whose_place_was_deleted_cannot_be_settled() -> None:
+def test_append_at_deleted_offset_stays_in_doubt() -> None:
     with pytest.raises(InDoubt, match="the log now starts after it"):
         _begun().validate(DOUBT, DELETED, now=100.0)
 
 
-def test_appending_needs_the_end_to_have_been_read_and_again_after_every_append_that_did_not_end_well() -> None:
+def test_append_needs_log_end_read_after_every_failure() -> None:
     position = LogPosition("t", 0, NAMES, POLICY, 10_000)
     with pytest.raises(NotAtEnd):
         _begun(position)
@@ -188,7 +188,7 @@ def test_appending_needs_the_end_to_have_been_read_and_again_after_every_append_
     assert _begun(position).expected == 57
 
 
-def test_a_batch_that_does_not_fit_is_refused_before_anything_is_sent_and_costs_nothing() -> None:
+def test_too_large_batch_is_refused_before_sending() -> None:
     position = _at_end(bytes_max=10_000)
     with pytest.raises(BatchTooLarge, match="up to 10"):
         position.begin([Record(b"x" * 9_950)], OURS, TopicFacts(None), now=0)
@@ -200,7 +200,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_anything_is_sent_and_costs_
 
 
 @pytest.mark.parametrize(("log_start", "log_end"), [(50, 60), (0, 12)])
-def test_a_log_that_lost_the_writers_place_is_noticed(log_start: int, log_end: int) -> None:
+def test_lost_log_position_is_noticed(log_start: int, log_end: int) -> None:
     """Retention passed it by, or the topic was recreated."""
     position = _at_end()
     with pytest.raises(PositionLost, match="discard the state"):
@@ -209,7 +209,7 @@ def test_a_log_that_lost_the_writers_place_is_noticed(log_start: int, log_end: i
         _begun(position)
 
 
-def test_reading_starts_at_the_log_start_and_ends_behind_offsets_without_records() -> None:
+def test_reading_covers_log_start_to_trailing_markers() -> None:
     position = LogPosition("t", 0, NAMES, POLICY, 10_000)
     assert position.start_reading(7, 20) == 7
     position.next_offset = 19  # offset 18 was the last record, 19 is a transaction marker

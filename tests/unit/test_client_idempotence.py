@@ -20,18 +20,18 @@ def test_what_a_level_comes_to(level: Idempotence, lives: bool, dies: bool) -> N
     assert configured(level, {}, NAME, possible=False) == {NAME: dies}
 
 
-def test_where_nothing_is_said_the_library_decides() -> None:
+def test_unset_level_leaves_library_default() -> None:
     assert configured(None, {NAME: True}, NAME, possible=True) == {}
 
 
 @pytest.mark.parametrize("level", ["on", "strict", "", 1.5])
-def test_an_unknown_level_is_told_the_known_ones(level: Idempotence) -> None:
+def test_unknown_level_error_lists_known_levels(level: Idempotence) -> None:
     with pytest.raises(ValueError, match="use 'off', 'safe', 'required'"):
         configured(level, {}, NAME, possible=True)
 
 
 @pytest.mark.parametrize("stated", [False, "false"])
-def test_a_setting_that_says_otherwise_is_not_overruled(stated: object) -> None:
+def test_contradicting_setting_is_an_error(stated: object) -> None:
     with pytest.raises(ValueError, match="contradict"):
         configured("required", {NAME: stated}, NAME, possible=True)
     assert configured("off", {NAME: stated}, NAME, possible=True) == {NAME: False}
@@ -40,13 +40,13 @@ def test_a_setting_that_says_otherwise_is_not_overruled(stated: object) -> None:
 @pytest.mark.parametrize(
     "producer", [fencepost.kafka_python.ConditionalProducer, fencepost.kafka_python.OrderedProducer]
 )
-def test_kafka_python_cannot_be_idempotent_where_it_may_be_refused(producer: type) -> None:
+def test_kafka_python_refuses_required_idempotence(producer: type) -> None:
     with pytest.raises(ValueError, match="unusable after its first refusal"):
         producer(bootstrap_servers="127.0.0.1:1", idempotence="required")
 
 
 @pytest.mark.parametrize("producer", [fencepost.confluent.ConditionalProducer, fencepost.confluent.OrderedProducer])
-def test_librdkafka_is_told(producer: type) -> None:
+def test_librdkafka_receives_the_idempotence_setting(producer: type) -> None:
     with pytest.raises(ValueError, match="contradict"):
         producer({"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": False}, idempotence=True)
     producer({"bootstrap.servers": "127.0.0.1:1"}, idempotence="off").close()

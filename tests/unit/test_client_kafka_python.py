@@ -7,6 +7,6 @@ import pytest
 from fencepost.kafka_python import ConditionalProducer
 
 
-def test_a_producer_that_would_not_live_through_a_refusal_is_not_made() -> None:
+def test_idempotent_conditional_producer_is_refused() -> None:
     with pytest.raises(ValueError, match="unusable after its first refusal"):
         ConditionalProducer(enable_idempotence=True)

@@ -129,7 +129,7 @@ def _values(partition: Partition) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_whatever_happens_an_append_is_there_once_or_the_writer_says_otherwise(seed: int) -> None:
+def test_append_happens_once_or_fails_under_faults(seed: int) -> None:
     rng = random.Random(seed)
     partition = Partition(rng)
     writer = FakeLogWriter(partition, trouble=rng.choice([0.0, 0.2, 0.5]))
@@ -173,7 +173,7 @@ def test_whatever_happens_an_append_is_there_once_or_the_writer_says_otherwise(s
     assert all(at in known for at in range(end) if partition.log[at] is not None), "a record was skipped"
 
 
-def test_a_writer_that_lost_every_answer_is_in_doubt_then_reads_what_became_of_it() -> None:
+def test_writer_without_answers_reads_outcome_after_in_doubt() -> None:
     partition = Partition.quiet()
     writer = FakeLogWriter(partition, trouble=0.0)
     writer.read_to_end(lambda record: None)
@@ -188,7 +188,7 @@ def test_a_writer_that_lost_every_answer_is_in_doubt_then_reads_what_became_of_i
     assert [record.value for record in read] == [b"x"]
 
 
-def test_a_retry_is_the_same_write_with_the_same_timestamps(clock: SimpleNamespace) -> None:
+def test_retry_repeats_write_id_and_timestamps(clock: SimpleNamespace) -> None:
     """Otherwise the proxy could not tell that it is one."""
     partition = Partition.quiet()
     writer = FakeLogWriter(partition, trouble=0.0)
@@ -207,7 +207,7 @@ def test_a_retry_is_the_same_write_with_the_same_timestamps(clock: SimpleNamespa
     assert tries == [tries[0]] * 3
 
 
-def test_an_exception_of_apply_is_passed_on_and_the_record_is_read_again() -> None:
+def test_apply_exception_propagates_and_record_is_reread() -> None:
     partition = Partition.quiet()
     partition.log = [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")]
     writer = FakeLogWriter(partition, trouble=0.0)
@@ -223,7 +223,7 @@ def test_an_exception_of_apply_is_passed_on_and_the_record_is_read_again() -> No
     assert [record.value for record in read] == [b"b", b"c"]
 
 
-def test_a_log_that_cannot_be_read_is_tried_for_the_time_allowed_then_the_librarys_error_is_raised() -> None:
+def test_unreadable_log_raises_library_error_after_timeout() -> None:
     writer = FakeLogWriter(Partition.quiet(), trouble=1.1)
     with pytest.raises(ConnectionError, match="no broker"):
         writer.read_to_end(lambda record: None)

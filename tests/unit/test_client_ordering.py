@@ -21,7 +21,7 @@ def order(count: int, *expansions: PartitionExpansion) -> TopicOrder:
     return made
 
 
-def test_partitions_that_were_there_from_the_start_wait_for_nothing() -> None:
+def test_original_partitions_do_not_wait() -> None:
     assert [order(3, TO_THREE).waiting(p, {}) for p in (0, 1)] == [None, None]
     assert order(3).waiting(2, {}) is None
 
@@ -36,29 +36,29 @@ def test_partitions_that_were_there_from_the_start_wait_for_nothing() -> None:
         ({0: 1000, 1: 1000}, None),
     ],
 )
-def test_a_new_partition_waits_for_the_positions_in_its_priors(
+def test_new_partition_waits_for_prior_partition_positions(
     positions: dict[int, int | None], behind: dict[int, tuple[int | None, int]] | None
 ) -> None:
     assert order(3, TO_THREE).waiting(2, positions) == (Waiting(2, behind) if behind else None)
 
 
-def test_an_empty_prior_is_not_waited_for() -> None:
+def test_empty_prior_partition_is_not_awaited() -> None:
     assert order(2, PartitionExpansion(1, 2, (0,), 1)).waiting(1, {}) is None
 
 
-def test_each_partition_waits_for_the_growth_that_brought_it() -> None:
+def test_partition_waits_for_its_own_expansion() -> None:
     grown = order(4, TO_THREE, TO_FOUR)
     assert grown.waiting(3, {0: 60, 1: 90, 2: 4}) == Waiting(3, {2: (4, 5)})
     assert grown.waiting(2, {0: 60, 1: 90, 2: 4}) is None
 
 
-def test_a_partition_whose_growth_is_under_way_waits() -> None:
+def test_partition_of_pending_expansion_waits() -> None:
     pending = PartitionExpansion(3, 4, None)
     assert pending.pending
     assert order(4, TO_THREE, pending).waiting(3, {0: 999, 1: 999, 2: 999}) == Waiting(3, {})
 
 
-def test_a_partition_that_nobody_has_described_yet_waits_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_undescribed_partition_waits_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     grown = order(3, TO_THREE)
     grown.learn(4, (TO_THREE,))
     waits = grown.waiting(3, {})
@@ -70,11 +70,11 @@ def test_a_partition_that_nobody_has_described_yet_waits_and_that_is_said(caplog
     assert "t-3 is not read" in caplog.text
 
 
-def test_unordered_growth_holds_nothing_up() -> None:
+def test_unordered_expansion_blocks_nothing() -> None:
     assert order(3, PartitionExpansion(2, 3, None, 1, unordered=True)).waiting(2, {}) is None
 
 
-def test_a_described_growth_is_known_before_metadata_shows_its_partitions() -> None:
+def test_described_expansion_is_known_before_metadata() -> None:
     assert order(2, TO_THREE).unopened == [0, 1, 2]
 
 
@@ -84,7 +84,7 @@ def test_an_opened_partition_stays_open() -> None:
     assert grown.waiting(2, {0: 0, 1: 0}) is None
 
 
-def test_a_threshold_that_was_lost_with_the_log_below_it_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_threshold_above_log_end_is_not_awaited(caplog: pytest.LogCaptureFixture) -> None:
     grown = order(3, TO_THREE)
     with caplog.at_level(logging.WARNING, "fencepost"):
         grown.ended_at(0, 50)
@@ -95,7 +95,7 @@ def test_a_threshold_that_was_lost_with_the_log_below_it_is_not_waited_for(caplo
     assert grown.waiting(2, {0: 50, 1: 80}) is None
 
 
-def test_only_own_partitions_are_opened_and_sharing_needs_a_group() -> None:
+def test_only_assigned_partitions_open_and_sharing_needs_group() -> None:
     mine = TopicOrder("t", lambda partition: partition % 2 == 0)
     mine.learn(3, (TO_THREE,))
     assert mine.unopened == [0, 2]
@@ -113,7 +113,7 @@ def test_what_was_read_before() -> None:
     assert not was_read(5, 5)  # its records were deleted unread
 
 
-def test_expansions_as_the_proxy_tells_them() -> None:
+def test_expansions_are_parsed_from_proxy_json() -> None:
     reported = [
         {"from": 2, "to": 3, "thresholds": [57, 80], "at_ms": 1, "unordered": False},
         {"from": 3, "to": 5, "thresholds": [], "at_ms": 2, "unordered": True},
@@ -139,6 +139,6 @@ def test_what_cannot_be_read_is_an_error(text: str) -> None:
         ({"ordered.partition.expansion": "false"}, "ordered.partition.expansion=false"),
     ],
 )
-def test_a_topic_that_does_not_grow_in_order(configs: dict[str, str | None], found: str) -> None:
+def test_topic_without_ordered_expansion_is_refused(configs: dict[str, str | None], found: str) -> None:
     with pytest.raises(CheckIsOff, match=found):
         expansions_of("t", configs)

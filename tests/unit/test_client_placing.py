@@ -14,7 +14,7 @@ KEYS = [random.Random(253).randbytes(n % 40) for n in range(400)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 100])
-def test_keys_go_where_the_proxy_expects_them(count: int) -> None:
+def test_keys_are_placed_where_proxy_expects(count: int) -> None:
     """Whose hashes are pinned against the clients' own (tests/unit/test_partitioners.py)."""
     for key in KEYS:
         assert murmur2(key, count) == partition_for(Partitioner.MURMUR2, key, count)
@@ -22,7 +22,7 @@ def test_keys_go_where_the_proxy_expects_them(count: int) -> None:
             assert crc32(key, count) == partition_for(Partitioner.CRC32, key, count)
 
 
-def test_by_jump_hash_keys_move_to_new_partitions_only() -> None:
+def test_jump_hash_moves_keys_to_new_partitions_only() -> None:
     moved = 0
     for key in KEYS:
         for count, larger in ((1, 2), (2, 3), (3, 8), (8, 9), (9, 31)):
@@ -58,7 +58,7 @@ class Story:
         return None if send is None else (send.number, send.placed_on, send.placed_over)
 
 
-def test_records_are_handed_over_at_once_while_nothing_is_refused() -> None:
+def test_records_are_sent_immediately_without_refusals() -> None:
     story = Story()
     assert story.submit(3)
     assert (story.records[0].placed_on, story.records[0].placed_over) == (1, 2)
@@ -66,7 +66,7 @@ def test_records_are_handed_over_at_once_while_nothing_is_refused() -> None:
     assert len(story.sends) == 0
 
 
-def test_what_was_refused_is_placed_again_in_its_order_ahead_of_what_came_since() -> None:
+def test_refused_records_are_resent_in_order_first() -> None:
     story = Story()
     for key in (2, 3, 2, 3):
         assert story.submit(key)
@@ -87,7 +87,7 @@ def test_what_was_refused_is_placed_again_in_its_order_ahead_of_what_came_since(
     assert story.submit(2)
 
 
-def test_without_a_message_the_count_must_at_least_have_grown() -> None:
+def test_refusal_without_message_waits_for_larger_count() -> None:
     story = Story()
     story.submit(2)
     story.sends.refuse(story.records[0])
@@ -97,7 +97,7 @@ def test_without_a_message_the_count_must_at_least_have_grown() -> None:
     assert story.next() == (0, 2, 3)
 
 
-def test_a_topic_that_grows_again_meanwhile_stops_again() -> None:
+def test_second_expansion_during_resend_pauses_again() -> None:
     story = Story()
     for key in (2, 3):
         story.submit(key)
@@ -112,7 +112,7 @@ def test_a_topic_that_grows_again_meanwhile_stops_again() -> None:
     assert [story.next() for _ in range(3)] == [(0, 2, 8), (1, 3, 8), (2, 5, 8)]
 
 
-def test_a_record_with_a_partition_of_its_own_keeps_it() -> None:
+def test_record_with_explicit_partition_keeps_it() -> None:
     story = Story()
     story.submit(2, partition=1)
     story.sends.refuse(story.records[0])
@@ -120,7 +120,7 @@ def test_a_record_with_a_partition_of_its_own_keeps_it() -> None:
     assert story.next() == (0, 1, 4)
 
 
-def test_what_has_had_its_time_fails_and_the_rest_goes_on() -> None:
+def test_timed_out_record_fails_and_others_continue() -> None:
     story = Story()
     story.submit(2, deadline=5.0)
     story.sends.refuse(story.records[0])
@@ -132,7 +132,7 @@ def test_what_has_had_its_time_fails_and_the_rest_goes_on() -> None:
     assert str(error) == "t-0: not appended: partitioned for 2 partitions, the topic has 2; tried for 5 s"
 
 
-def test_a_record_that_could_not_be_handed_over_is_next_again() -> None:
+def test_unsent_record_is_next_again() -> None:
     story = Story()
     story.submit(2)
     story.sends.refuse(story.records[0])
@@ -143,7 +143,7 @@ def test_a_record_that_could_not_be_handed_over_is_next_again() -> None:
     assert [story.next(), story.next()] == [(0, 2, 4), (1, 3, 4)]
 
 
-def test_a_closed_producer_gives_up_what_it_held() -> None:
+def test_closed_producer_gives_up_buffered_records() -> None:
     story = Story()
     for _ in range(2):
         story.submit(2)

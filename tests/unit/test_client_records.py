@@ -31,7 +31,7 @@ def test_the_headers_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize("name", ["expected-offset", "write-id"])
-def test_a_contract_header_set_by_hand_is_refused_since_a_repeated_one_would_be(name: str) -> None:
+def test_contract_header_set_by_hand_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         conditional_headers(NAMES, [(name, b"7")], 41, b"id")
 
@@ -42,7 +42,7 @@ def test_what_is_no_offset_is_refused(offset: object) -> None:
         conditional_headers(NAMES, [], offset, b"id")  # type: ignore[arg-type]
 
 
-def test_write_ids_are_found_in_the_log_and_do_not_repeat() -> None:
+def test_write_ids_are_readable_and_unique() -> None:
     assert write_id_of(NAMES, LogRecord(0, 0, None, b"", (("a", b"1"), ("write-id", b"id")))) == b"id"
     assert write_id_of(NAMES, LogRecord(0, 0, None, b"")) is None
     assert len({new_write_id() for _ in range(100)}) == 100
@@ -85,7 +85,7 @@ def test_a_retry_policy_needs_time() -> None:
         RetryPolicy(attempt_seconds=10, total_seconds=5)
 
 
-def test_a_checked_topic_is_remembered_for_a_while_then_asked_about_again() -> None:
+def test_checked_topic_is_cached_until_expiry() -> None:
     now = 0.0
     cache = CheckCache(30, clock=lambda: now)
     assert cache.get("t") is None
@@ -106,9 +106,7 @@ def test_a_checked_topic_is_remembered_for_a_while_then_asked_about_again() -> N
         ({}, "not visible"),
     ],
 )
-def test_a_topic_that_is_not_checked_is_named_with_the_reason_and_the_cure(
-    configs: dict[str, str | None], reason: str
-) -> None:
+def test_unchecked_topic_error_names_reason_and_remedy(configs: dict[str, str | None], reason: str) -> None:
     cache = CheckCache(30)
     cache.learn("t", {"check.expected.offsets": "true"})
     with pytest.raises(CheckIsOff, match=reason) as caught:

@@ -34,7 +34,7 @@ def test_possibly_yours_is_read_and_explained() -> None:
     assert "read them before writing again" in str(error)
 
 
-def test_a_later_record_of_the_batch_keeps_its_own_expectation_and_sees_the_log_end() -> None:
+def test_later_record_reports_own_expectation_and_log_end() -> None:
     """Three sends expecting 41, 42, 43 in one batch: the server names the first only."""
     stated = offset_mismatch(_append(41), 57)
     error = refusal("orders", 3, 43, code=44, message=stated.message)
@@ -43,7 +43,7 @@ def test_a_later_record_of_the_batch_keeps_its_own_expectation_and_sees_the_log_
     assert "expected=41" in str(error)
 
 
-def test_a_record_that_would_have_fitted_is_told_why_it_did_not() -> None:
+def test_fitting_record_in_refused_batch_explains_refusal() -> None:
     """Sent 41 and 50 in one batch while the log ends at 41: `actual` in the message is the offset of record 1."""
     stated = offset_mismatch(_append(41, Contradiction(record=1, expected=50, offset_delta=1)), 41)
     assert "actual=42 record=1" in stated.message
@@ -54,7 +54,7 @@ def test_a_record_that_would_have_fitted_is_told_why_it_did_not() -> None:
     assert stated.message in str(error)
 
 
-def test_a_record_that_was_refused_with_the_one_ahead_of_it_is_a_mismatch_of_its_own() -> None:
+def test_record_after_refused_predecessor_is_a_mismatch() -> None:
     """Sent 41 and 42 without waiting while the log ends at 42: 41 does not fit, and 42 must not land behind a hole."""
     stated = offset_mismatch(_append(41), 42)
     error = refusal("orders", 3, 42, code=44, message=f"PREDECESSOR_FAILED {stated.message}")
@@ -63,14 +63,14 @@ def test_a_record_that_was_refused_with_the_one_ahead_of_it_is_a_mismatch_of_its
     assert "an earlier append was refused" in str(error)
 
 
-def test_a_record_sent_behind_one_that_landed_elsewhere_is_refused_not_appended() -> None:
+def test_record_after_misplaced_predecessor_is_a_mismatch() -> None:
     violation = "OFFSET_VIOLATION topic=orders partition=3 expected=41 appended_at=60: a writer went around the proxy"
     error = refusal("orders", 3, 42, code=44, message=f"PREDECESSOR_FAILED {violation}")
     assert isinstance(error, OffsetMismatch)
     assert (error.expected, error.actual, error.possibly_yours) == (42, None, None)
 
 
-def test_without_a_message_a_policy_violation_is_a_mismatch_whose_details_are_unknown() -> None:
+def test_policy_violation_without_message_is_unexplained_mismatch() -> None:
     error = refusal("orders", 3, 41, code=44, message=None, log_end=57)
     assert isinstance(error, OffsetMismatch)
     assert (error.actual, error.possibly_yours) == (57, None)
@@ -79,7 +79,7 @@ def test_without_a_message_a_policy_violation_is_a_mismatch_whose_details_are_un
     assert unknown.actual is None
 
 
-def test_an_append_that_landed_elsewhere_is_not_called_a_refusal() -> None:
+def test_append_at_another_offset_is_a_violation() -> None:
     message = "OFFSET_VIOLATION topic=orders partition=3 expected=41 appended_at=60: a writer went around the proxy"
     error = refusal("orders", 3, 41, code=44, message=message)
     assert isinstance(error, OffsetViolation)

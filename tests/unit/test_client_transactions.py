@@ -224,7 +224,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("seed", range(400))
-def test_whatever_happens_all_of_it_is_there_once_or_nothing_or_the_writer_says_that_it_does_not_know(
+def test_transaction_is_atomic_or_unknown_under_faults(
     seed: int,
 ) -> None:
     rng = random.Random(seed)
@@ -291,7 +291,7 @@ def test_the_seeds_meet_everything() -> None:
     assert met >= {"committed", "OffsetMismatch", "TransactionAborted", "TransactionConflict", "ConnectionError"}
 
 
-def test_a_commit_that_nobody_ever_hears_of_again_is_unknown(clock: SimpleNamespace) -> None:
+def test_commit_without_any_response_is_unknown(clock: SimpleNamespace) -> None:
     cluster = Cluster(random.Random(0))
     cluster.something_happens = lambda: None  # type: ignore[method-assign]
     writer = FakeWriter(cluster, 0.0)
@@ -323,7 +323,7 @@ def test_a_commit_that_nobody_ever_hears_of_again_is_unknown(clock: SimpleNamesp
 # --- the decisions ----------------------------------------------------------------------------------------------------
 
 
-def test_partitions_are_appended_to_in_an_order_that_is_the_same_for_all() -> None:
+def test_partitions_are_appended_in_a_fixed_order() -> None:
     one = [Record(b"x")]
     requested: dict[Any, Any] = {
         ("b", 0): (0, one),
@@ -359,12 +359,12 @@ class SimpleNamespaceKey:
         ({("t", 0): (0, [Record(b"x")]), SimpleNamespaceKey("t", 0): (0, [Record(b"x")])}, "named twice"),
     ],
 )
-def test_what_cannot_be_one_transaction_is_not_sent(requested: dict[Any, Any], why: str) -> None:
+def test_invalid_transaction_is_not_sent(requested: dict[Any, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         parts_of(requested)
 
 
-def test_on_required_topics_it_is_not_tried_again_and_again() -> None:
+def test_refusal_on_required_topic_is_not_retried() -> None:
     writer = FakeWriter(Cluster(random.Random(0)), 0.0)
     with pytest.raises(ValueError, match="which refuses transactions"):
         retrying(lambda: writer.append({("required", 0): (0, [Record(b"x")])}), POLICY)
@@ -387,9 +387,7 @@ OURS, OTHERS = (LogRecord(7, 0, None, b"x", (("write-id", each),)) for each in (
         (Observation(8, 9, None), Ended.GONE),
     ],
 )
-def test_what_the_log_says_of_a_transaction_that_has_ended(
-    observation: Observation | None, ended: Ended | None
-) -> None:
+def test_log_shows_how_a_transaction_ended(observation: Observation | None, ended: Ended | None) -> None:
     assert resolve(PART, b"w", observation, HeaderNames()) is ended
 
 
@@ -418,7 +416,7 @@ def test_what_is_raised_for_a_failed_append(
     assert type(explained(PART, error, code=code, passing=passing, transactional_id="w")) is raised
 
 
-def test_an_append_that_was_made_elsewhere_is_a_mismatch() -> None:
+def test_append_at_another_offset_is_a_mismatch() -> None:
     assert appended_batch(PART, 7) == 7
     with pytest.raises(OffsetMismatch, match="appended at 9, and aborted"):
         appended_batch(PART, 9)
@@ -427,7 +425,7 @@ def test_an_append_that_was_made_elsewhere_is_a_mismatch() -> None:
 # --- retrying ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_operation_is_decided_again_until_nobody_else_was_first(clock: SimpleNamespace) -> None:
+def test_operation_is_retried_until_it_succeeds(clock: SimpleNamespace) -> None:
     refusals: list[Exception] = [
         OffsetMismatch("t", 0, 1, 2),
         TransactionConflict("another"),
@@ -445,7 +443,7 @@ def test_an_operation_is_decided_again_until_nobody_else_was_first(clock: Simple
     assert 0 < clock.seconds <= sum(POLICY.pause(tries) for tries in (1, 2, 3))
 
 
-def test_it_gives_up_after_the_time_allowed_and_never_retries_what_may_have_happened(clock: SimpleNamespace) -> None:
+def test_retries_stop_at_timeout_or_unknown_outcome(clock: SimpleNamespace) -> None:
     def refused() -> None:
         raise TransactionConflict("another")
 

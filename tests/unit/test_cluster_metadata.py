@@ -29,7 +29,7 @@ def leader_of(metadata: ClusterMetadata, partition: int = 0) -> Leader:
     return metadata.topics["t"].partitions[partition].leader
 
 
-def test_a_lagging_broker_does_not_bring_back_an_old_leader() -> None:
+def test_lagging_broker_does_not_restore_old_leader() -> None:
     known = merged(EMPTY, answer(topic(FIRST, (1, 5))), all_topics=False)
 
     assert leader_of(merged(known, answer(topic(FIRST, (2, 4))), all_topics=False)) == (1, 5)
@@ -42,7 +42,7 @@ def test_a_partition_without_a_leader_is_news_too() -> None:
     assert leader_of(merged(known, answer(topic(FIRST, (-1, 5))), all_topics=False)) == (-1, 5)
 
 
-def test_a_topic_that_was_created_again_starts_anew() -> None:
+def test_recreated_topic_replaces_its_predecessor() -> None:
     known = merged(EMPTY, answer(topic(FIRST, (1, 5), (1, 5))), all_topics=False)
 
     again = merged(known, answer(topic(SECOND, (2, 0))), all_topics=False)
@@ -51,13 +51,13 @@ def test_a_topic_that_was_created_again_starts_anew() -> None:
     assert again.topics["t"].partition_count == 1
 
 
-def test_partitions_are_never_taken_away_by_a_lagging_answer() -> None:
+def test_lagging_response_removes_no_partitions() -> None:
     known = merged(EMPTY, answer(topic(FIRST, (1, 5), (1, 5))), all_topics=False)
 
     assert merged(known, answer(topic(FIRST, (1, 5))), all_topics=False).topics["t"].partition_count == 2
 
 
-def test_a_topic_goes_when_it_is_told_missing_or_not_listed_among_all() -> None:
+def test_missing_or_unlisted_topic_is_removed() -> None:
     known = merged(EMPTY, answer(topic(FIRST, (1, 5))), all_topics=False)
 
     assert "t" in merged(known, answer(), all_topics=False).topics
@@ -65,7 +65,7 @@ def test_a_topic_goes_when_it_is_told_missing_or_not_listed_among_all() -> None:
     assert "t" not in merged(known, answer(), all_topics=True).topics
 
 
-def test_a_topic_with_a_passing_error_is_neither_there_nor_missing() -> None:
+def test_topic_with_transient_error_is_left_undecided() -> None:
     def named(name: str, error_code: int) -> Message:
         return Message(name=name, error_code=error_code, topic_id=FIRST, partitions=[], is_internal=False)
 

@@ -123,7 +123,7 @@ def abort_only(*pending: tuple[TopicPartition, int], name: int = 1, transactiona
 # ---- what this process saw
 
 
-def test_all_of_it_passed_here_and_nobody_knows_more() -> None:
+def test_commit_passes_when_every_append_passed_here() -> None:
     world = World(producers={A: ProducerAt(EPOCH, 2, 10)})
     world.lands(A, 0, 10, 10, count=2)
     world.lands(A, 2, None, 12)
@@ -131,7 +131,7 @@ def test_all_of_it_passed_here_and_nobody_knows_more() -> None:
     assert not any(isinstance(query, ReadBack) for query in world.queried)
 
 
-def test_an_empty_transaction_behind_one_that_may_be_committed() -> None:
+def test_empty_transaction_after_possible_commit_is_deferred() -> None:
     """Given T1, committed by another process that died before anybody heard of it, and T2 of the same epoch, begun by a
     request of T1's that came late: a refusal would say that T1 was not committed."""
     world = World(v2=False, abort_only_records=(abort_only((A, 0)),), producers={A: ProducerAt(EPOCH, 1, None)})
@@ -141,7 +141,7 @@ def test_an_empty_transaction_behind_one_that_may_be_committed() -> None:
         assert world.decision().outcome is Outcome.REFUSE, "it was never appended"
 
 
-def test_a_transaction_that_has_something_is_not_the_one_before() -> None:
+def test_nonempty_transaction_is_not_taken_for_its_predecessor() -> None:
     nothing, something = ProducerAt(EPOCH, 1, None), ProducerAt(EPOCH, 3, 10)
     stated = (abort_only((A, 0)),)
     on_both = replace(ON_A, partitions=frozenset({A, B}))
@@ -163,7 +163,7 @@ def test_a_sequence_that_wraps() -> None:
     assert world.decision().outcome is Outcome.PASS
 
 
-def test_a_refusal_that_was_never_noted_is_told_at_once() -> None:
+def test_unrecorded_refusal_is_reported_immediately() -> None:
     world = World()
     world.table.failed(TXN, append(A, 0, 5), 44, "OFFSET_MISMATCH", was_sent=False)
     assert world.decision() == Decision(Outcome.REFUSE, "append_refused", "OFFSET_MISMATCH")
@@ -183,7 +183,7 @@ def test_what_was_refused_may_be_another_transactions() -> None:
     assert world.decision().outcome is Outcome.PASS
 
 
-def test_one_is_still_under_way() -> None:
+def test_append_in_progress_defers_the_commit() -> None:
     """It may be a late try of what landed through another process, which has sent the commit to Kafka and died."""
     world = World()
     world.table.submitted(TXN, append(A, 0, 5))
@@ -192,7 +192,7 @@ def test_one_is_still_under_way() -> None:
     assert world.decision().outcome is Outcome.LATER
 
 
-def test_one_comes_to_its_gate_while_it_is_judged() -> None:
+def test_append_submitted_during_validation_defers_the_commit() -> None:
     world = World(producers={A: ProducerAt(EPOCH, 0, 10)})
     world.lands(A, 0, 10, 10)
     validate = world.validate()
@@ -205,7 +205,7 @@ def test_one_comes_to_its_gate_while_it_is_judged() -> None:
     assert stated.outcome is Outcome.LATER
 
 
-def test_it_landed_elsewhere() -> None:
+def test_append_at_another_offset_refuses_the_commit() -> None:
     world = World(producers={A: ProducerAt(EPOCH, 0, 11)})
     world.lands(A, 0, 10, 11)
     decision = world.decision()
@@ -213,7 +213,7 @@ def test_it_landed_elsewhere() -> None:
     assert "expected=10 appended_at=11" in decision.message
 
 
-def test_a_commit_that_went_to_kafka_before_is_never_refused() -> None:
+def test_commit_sent_to_kafka_before_is_never_refused() -> None:
     """Its answer was lost: it may be on its way, and a refusal would say for certain that nothing was committed."""
     world = World(producers={A: ProducerAt(EPOCH, 0, 10)})
     world.lands(A, 0, 10, 10)
@@ -232,7 +232,7 @@ PREPARED_V2 = replace(COMMITTED_V2, state="PrepareCommit")
 
 @pytest.mark.parametrize("then", [COMMITTED_V2, PREPARED_V2, TransactionIs(known=False)])
 @pytest.mark.parametrize("passed_here", [True, False])
-def test_it_is_committed_while_it_is_looked_into(then: TransactionIs, passed_here: bool) -> None:
+def test_commit_completed_during_validation_is_deferred(then: TransactionIs, passed_here: bool) -> None:
     """Its commit went to another process, whose connection broke. It comes out of a broker's queue between what the
     coordinator says and what the leaders say: its marker there looks like an end before its time."""
     world = World(producers={A: ProducerAt(EPOCH + 1, -1, None)}, transaction_then=then)
@@ -245,7 +245,7 @@ def test_it_is_committed_while_it_is_looked_into(then: TransactionIs, passed_her
     assert world.decision().outcome is Outcome.PASS, "Kafka itself answers"
 
 
-def test_it_is_committed_while_it_is_looked_into_under_v1() -> None:
+def test_v1_commit_completed_during_validation_is_deferred() -> None:
     log = (logged(10, 0, 10), marker(11, Marker.COMMIT))
     world = World(
         v2=False, abort_only_records=(abort_only((A, 0)),), producers={A: ProducerAt(EPOCH, 0, None)}, logs={A: log}
@@ -257,7 +257,7 @@ def test_it_is_committed_while_it_is_looked_into_under_v1() -> None:
     assert world.decision().outcome is Outcome.LATER
 
 
-def test_what_is_found_out_besides_does_not_make_it_better() -> None:
+def test_later_findings_do_not_undo_a_refusal() -> None:
     """One partition refuses it; what the log of another one shows comes while its coordinator is asked once more."""
     both = replace(ON_A, partitions=frozenset({A, B}))
     world = World(transaction=both, producers=dict.fromkeys((A, B), ProducerAt(EPOCH, 0, 10)))
@@ -298,7 +298,7 @@ def test_refused_elsewhere_and_nothing_was_appended(state: str) -> None:
     assert world.decision().outcome is Outcome.REFUSE
 
 
-def test_told_to_come_again_elsewhere_and_landed() -> None:
+def test_append_refused_retriably_elsewhere_then_appended_passes() -> None:
     log = (logged(10, 0, 10),)
     world = World(abort_only_records=(abort_only((A, 0)),), producers={A: ProducerAt(EPOCH, 0, 10)}, logs={A: log})
     decision = world.decision()
@@ -308,7 +308,7 @@ def test_told_to_come_again_elsewhere_and_landed() -> None:
 @pytest.mark.parametrize(
     "log", [(logged(10, 0, 10),), (logged(10, 0, 10), logged(11, 1))], ids=["missing", "another in its place"]
 )
-def test_told_to_come_again_elsewhere_and_never_landed(log: tuple[Logged, ...]) -> None:
+def test_append_refused_retriably_elsewhere_and_missing_is_unresolved(log: tuple[Logged, ...]) -> None:
     world = World(
         abort_only_records=(abort_only((A, 1)),),
         producers={A: ProducerAt(EPOCH, log[-1].base_sequence, 10)},
@@ -317,7 +317,7 @@ def test_told_to_come_again_elsewhere_and_never_landed(log: tuple[Logged, ...]) 
     assert world.decision().reason == "append_unresolved"
 
 
-def test_told_to_come_again_elsewhere_and_all_that_landed_passed_here() -> None:
+def test_missing_append_is_unresolved_though_others_passed_here() -> None:
     """That nothing is missing of what landed does not tell that nothing else should have."""
     world = World(
         abort_only_records=(abort_only((A, 1)),),
@@ -328,17 +328,17 @@ def test_told_to_come_again_elsewhere_and_all_that_landed_passed_here() -> None:
     assert world.decision().reason == "append_unresolved"
 
 
-def test_what_was_noted_of_another_transactional_id() -> None:
+def test_record_of_another_transactional_id_is_ignored() -> None:
     world = World(abort_only_records=(abort_only(transactional_id="another"),), producers={A: None})
     assert world.decision().outcome is Outcome.PASS
 
 
-def test_told_to_come_again_on_a_partition_that_it_never_wrote_to() -> None:
+def test_retriable_refusal_on_unwritten_partition_is_unresolved() -> None:
     world = World(abort_only_records=(abort_only((B, 0)),), producers={A: None, B: None})
     assert world.decision().reason == "append_unresolved"
 
 
-def test_of_its_own_notes_this_process_knows_more() -> None:
+def test_own_abort_only_record_is_resolved_from_memory() -> None:
     world = World(producers={A: ProducerAt(EPOCH, 0, 10)})
     one = append(A, 0, 10)
     recorded = world.table.note(world.table.failed(TXN, one, 6, "TRY_AGAIN", was_sent=False))
@@ -361,8 +361,8 @@ def test_batches_that_passed_here_are_not_unpacked_again() -> None:
     assert [each for each in world.queried if isinstance(each, ReadBack)] == [ReadBack(ID, A, 10, (10, 13))]
 
 
-@pytest.mark.parametrize("why", ["a gap", "an append that was told to come again"])
-def test_batches_that_passed_here_are_unpacked_where_something_may_be_missing(why: str) -> None:
+@pytest.mark.parametrize("why", ["a gap", "an append with a retriable refusal"])
+def test_possible_gaps_cause_unpacking_of_passed_batches(why: str) -> None:
     log = (logged(10, 0, 10), logged(11, 1), logged(12, 2, 12), logged(13, 3))
     world = World(producers={A: ProducerAt(EPOCH, 3, 10)}, logs={A: log})
     world.lands(A, 0, 10, 10)
@@ -374,19 +374,19 @@ def test_batches_that_passed_here_are_unpacked_where_something_may_be_missing(wh
     assert [each for each in world.queried if isinstance(each, ReadBack)] == [ReadBack(ID, A, 10)]
 
 
-def test_none_of_it_passed_here() -> None:
+def test_commit_is_validated_from_log_alone() -> None:
     log = (logged(10, 0, 10), logged(13, 1), logged(20, 2, 20))
     world = World(producers={A: ProducerAt(EPOCH, 2, 10)}, logs={A: log})
     assert world.decision().outcome is Outcome.PASS
 
 
-def test_a_part_of_it_passed_another_process_and_landed_elsewhere() -> None:
+def test_violation_at_another_process_is_found_in_log() -> None:
     world = World(producers={A: ProducerAt(EPOCH, 1, 10)}, logs={A: (logged(10, 0, 10), logged(12, 1, 11))})
     world.lands(A, 0, 10, 10)
     assert world.decision().reason == "violation"
 
 
-def test_one_in_the_middle_passed_another_process() -> None:
+def test_violation_between_two_passed_appends_is_found() -> None:
     """First and last are as known here; that they are not neighbours tells that one is missing."""
     log = (logged(10, 0, 10), logged(12, 1, 11), logged(13, 2, 13))
     world = World(producers={A: ProducerAt(EPOCH, 2, 10)}, logs={A: log})
@@ -400,7 +400,7 @@ def test_an_expectation_that_can_hold_nowhere() -> None:
     assert world.decision().reason == "violation"
 
 
-def test_another_partition_is_not_as_it_should_be() -> None:
+def test_violation_on_another_partition_is_found() -> None:
     world = World(
         transaction=TransactionIs(True, ID, EPOCH, "Ongoing", frozenset({A, B, FREE})),
         producers={A: ProducerAt(EPOCH, 0, 10), B: ProducerAt(EPOCH, 0, 4)},
@@ -411,7 +411,7 @@ def test_another_partition_is_not_as_it_should_be() -> None:
     assert QueryProducers(ID, (A, B)) in world.queried  # the other topic is nobody's concern
 
 
-def test_the_carrier_does_not_reach_the_log() -> None:
+def test_expected_offset_missing_from_log_cannot_be_proved() -> None:
     world = World(
         transaction=TransactionIs(True, ID, EPOCH, "Ongoing", frozenset({BASE})),
         producers={BASE: ProducerAt(EPOCH, 0, 10)},
@@ -427,7 +427,7 @@ def test_the_log_does_not_reach_back() -> None:
 
 
 @pytest.mark.parametrize("log", [(), (logged(10, 0, 10),)])
-def test_the_log_and_the_leader_are_of_different_moments(log: tuple[Logged, ...]) -> None:
+def test_log_and_leader_disagreeing_defers_the_commit(log: tuple[Logged, ...]) -> None:
     world = World(producers={A: ProducerAt(EPOCH, 1, 10)}, logs={A: log})
     assert world.decision().outcome is Outcome.LATER
 
@@ -443,13 +443,13 @@ def test_a_marker_before_its_time_under_v2() -> None:
     assert world.decision().reason == "aborted"
 
 
-def test_a_marker_and_then_more_of_it_under_v2() -> None:
+def test_append_after_early_marker_is_aborted_under_v2() -> None:
     """Its first sequence is 0; the log from what is open on begins with another."""
     world = World(producers={A: ProducerAt(EPOCH, 1, 12)}, logs={A: (logged(12, 1, 12),)})
     assert world.decision().reason == "aborted"
 
 
-def test_the_transaction_before_ended_at_another_process_under_v1() -> None:
+def test_previous_v1_transaction_ended_at_another_process() -> None:
     """Appends of both passed here, and the epoch is the same. The marker between tells."""
     log = (logged(10, 0, 10), marker(11, Marker.COMMIT), logged(12, 1, 12))
     world = World(v2=False, producers={A: ProducerAt(EPOCH, 1, 12)}, logs={A: log})
@@ -458,14 +458,14 @@ def test_the_transaction_before_ended_at_another_process_under_v1() -> None:
     assert world.decision().outcome is Outcome.PASS
 
 
-def test_the_transaction_before_wrote_there_and_this_one_did_not_under_v1() -> None:
+def test_previous_v1_transactions_appends_are_not_required() -> None:
     log = (logged(10, 0, 10), marker(11, Marker.COMMIT))
     world = World(v2=False, producers={A: ProducerAt(EPOCH, 0, None)}, logs={A: log})
     world.lands(A, 0, 10, 10)
     assert world.decision().outcome is Outcome.PASS
 
 
-def test_a_part_of_it_was_aborted_under_v1() -> None:
+def test_partly_aborted_v1_transaction_is_refused() -> None:
     log = (logged(10, 0, 10), marker(11, Marker.ABORT), logged(12, 1, 12))
     world = World(v2=False, producers={A: ProducerAt(EPOCH, 1, 12)}, logs={A: log})
     world.lands(A, 0, 10, 10)
@@ -473,7 +473,7 @@ def test_a_part_of_it_was_aborted_under_v1() -> None:
     assert world.decision().reason == "aborted"
 
 
-def test_it_was_added_and_never_written_to() -> None:
+def test_added_but_unwritten_partition_passes() -> None:
     """Also by an earlier transaction of that epoch, which is over."""
     world = World(v2=False, producers={A: None})
     assert world.decision().outcome is Outcome.PASS
@@ -481,7 +481,7 @@ def test_it_was_added_and_never_written_to() -> None:
     assert world.decision().outcome is Outcome.PASS
 
 
-def test_its_coordinator_does_not_know_that_it_wrote_there() -> None:
+def test_partition_unknown_to_coordinator_cannot_be_proved() -> None:
     """Its marker will never come to B: what it appended there would not be committed with the rest."""
     world = World(producers={A: None, B: ProducerAt(EPOCH, 0, 10)})
     world.lands(B, 0, 10, 10)
@@ -507,12 +507,12 @@ def test_kafka_itself_answers(found: TransactionIs) -> None:
     assert World(transaction=found).decision().outcome is Outcome.PASS
 
 
-def test_a_coordinator_that_lags_behind_its_client() -> None:
+def test_lagging_coordinator_defers_the_commit() -> None:
     world = World(transaction=TransactionIs(True, ID, EPOCH - 1, "CompleteCommit"))
     assert world.decision().outcome is Outcome.LATER
 
 
-def test_what_cannot_be_found_out_is_never_a_pass() -> None:
+def test_unknown_facts_always_defer_the_commit() -> None:
     assert World(abort_only_records=None).decision().outcome is Outcome.LATER
     assert World(transaction=TransactionIs(known=False)).decision().outcome is Outcome.LATER
     assert World(producers={}).decision().outcome is Outcome.LATER
@@ -525,7 +525,7 @@ def test_what_cannot_be_found_out_is_never_a_pass() -> None:
 
 
 @pytest.mark.parametrize("state_first", [True, False])
-def test_both_answers_are_waited_for(state_first: bool) -> None:
+def test_validation_waits_for_both_responses(state_first: bool) -> None:
     world = World(transaction=TransactionIs(True, ID, EPOCH, "Ongoing", frozenset()))
     validate = world.validate()
     validate.begin()

@@ -120,7 +120,7 @@ BOMB_SCRIPT = textwrap.dedent(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits its own address space by what /proc says")
 @pytest.mark.parametrize(("codec", "name"), [(GZIP, "gzip"), (LZ4, "lz4"), (ZSTD, "zstd")])
-def test_a_bomb_of_a_gigabyte_stops_at_the_bound(codec: int, name: str) -> None:
+def test_gigabyte_bomb_stops_at_the_bound(codec: int, name: str) -> None:
     """Unpacked in a process that cannot get more than 64 MiB beyond what it has."""
     done = subprocess.run(
         [sys.executable, "-c", BOMB_SCRIPT, str(codec), name], capture_output=True, text=True, check=False, timeout=200
@@ -129,7 +129,7 @@ def test_a_bomb_of_a_gigabyte_stops_at_the_bound(codec: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_a_snappy_block_that_claims_gigabytes_is_not_believed(blocks: int) -> None:
+def test_snappy_block_claiming_gigabytes_is_refused(blocks: int) -> None:
     """Five bytes say how much to allocate: here 4 GiB."""
     claim = b"\xff\xff\xff\xff\x0f" + b"\0" * 20
     xerial = b"\x82SNAPPY\0" + b"\0\0\0\1" * 2 + (len(claim).to_bytes(4, "big") + claim) * blocks
@@ -146,13 +146,13 @@ def test_snappy_blocks_count_together() -> None:
         decompress(SNAPPY, memoryview(stream), bytes_max=4999)
 
 
-def test_a_second_xerial_stream_behind_the_first_is_read_as_java_reads_it() -> None:
+def test_concatenated_xerial_streams_are_read_as_in_java() -> None:
     one, two = aiokafka.codec.snappy_encode(b"one"), aiokafka.codec.snappy_encode(b"two")
     assert bytes(decompress(SNAPPY, memoryview(one + two), bytes_max=LIMIT)) == b"onetwo"
 
 
 @each_encoder
-def test_cut_off_anywhere_it_is_malformed_or_short(encoder: str) -> None:
+def test_truncated_data_is_malformed_or_short(encoder: str) -> None:
     """xerial snappy has no end mark: cut between blocks it is shorter, which the record count then shows. An LZ4
     frame's content checksum is not read."""
     codec, encode = ENCODERS[encoder]
@@ -179,7 +179,7 @@ def test_garbage_is_the_clients_fault(codec: int, data: bytes) -> None:
 
 
 @each_encoder
-def test_damaged_it_raises_the_clients_fault_or_nothing(encoder: str) -> None:
+def test_damaged_data_is_clients_fault_or_bounded(encoder: str) -> None:
     codec, encode = ENCODERS[encoder]
     packed = bytes(encode(_records(2_000)))
     for at in range(len(packed)):
@@ -240,7 +240,7 @@ LEFT_TO_KAFKA = {"lz4, missing content checksum"}
 
 
 @pytest.mark.parametrize("form", compressed.FORMS)
-def test_each_form_is_decompressed_as_kafka_does_it(form: str) -> None:
+def test_each_form_is_decompressed_as_in_kafka(form: str) -> None:
     codec, data = compressed.FORMS[form]
     if form in TAKEN | LEFT_TO_KAFKA:
         assert bytes(decompress(codec, memoryview(data), bytes_max=LIMIT)) == compressed.ALL
@@ -253,7 +253,7 @@ def test_each_form_is_decompressed_as_kafka_does_it(form: str) -> None:
 
 @pytest.mark.parametrize("size", [300, 100_000, 1_000_000])
 @pytest.mark.parametrize("random_bytes", [False, True])
-def test_gzip_with_trailing_bytes_comes_back_under_the_same_bound(size: int, random_bytes: bool) -> None:
+def test_gzip_with_trailing_bytes_has_same_bound(size: int, random_bytes: bool) -> None:
     plain = os.urandom(size) if random_bytes else _records(size)
     packed = memoryview(gzip.compress(plain[: size // 2]) + gzip.compress(plain[size // 2 :]) + b"trailing")
     assert bytes(decompress(GZIP, packed, bytes_max=size)) == plain
@@ -261,7 +261,7 @@ def test_gzip_with_trailing_bytes_comes_back_under_the_same_bound(size: int, ran
         decompress(GZIP, packed, bytes_max=size - 1)
 
 
-def test_very_many_gzip_members_take_no_longer_than_their_bytes() -> None:
+def test_many_gzip_members_take_linear_time() -> None:
     """Not each of them as long as all that is behind it."""
     packed = memoryview(gzip.compress(b"x") * 20_000 + b"trailing")
     began = time.process_time()

@@ -156,7 +156,7 @@ def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
         ('[topics.orders-*]\n"check.expected.offsets" = "true"', 'quotes: [topics."orders-*"]'),
     ],
 )
-def test_a_slip_is_told_with_file_key_and_remedy(write: Write, text: str, complaint: str) -> None:
+def test_config_error_names_file_key_and_remedy(write: Write, text: str, complaint: str) -> None:
     file = write(text if "upstream" in text else f'upstream = "a:1"\n{text}')
 
     with pytest.raises(ConfigError) as caught:
@@ -171,17 +171,17 @@ def test_a_syntax_error_names_its_line(write: Write) -> None:
         load(write('upstream = "a:1"\nlisten = "a:1\n'))
 
 
-def test_a_slip_on_the_command_line_does_not_blame_the_file(write: Write) -> None:
+def test_command_line_error_does_not_blame_the_file(write: Write) -> None:
     with pytest.raises(ConfigError, match=r"^command line: listen: 'x' is not HOST:PORT"):
         load(write('upstream = "a:1"'), {"listen": "x"})
 
 
-def test_without_kafka_it_says_how_to_name_one() -> None:
+def test_missing_upstream_names_the_option() -> None:
     with pytest.raises(ConfigError, match="give --upstream HOST:PORT"):
         load(None, {})
 
 
-def test_what_nobody_has_said_is_not_blamed_on_the_environment() -> None:
+def test_missing_upstream_is_not_blamed_on_environment() -> None:
     with pytest.raises(ConfigError, match=r"^upstream: no Kafka to talk to"):
         load(None, {}, environment={"HOME": "/root"})
 
@@ -191,7 +191,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load(tmp_path / "absent.toml")
 
 
-def test_the_switch_for_tests_is_not_offered_to_anyone(write: Write) -> None:
+def test_hidden_key_is_not_suggested(write: Write) -> None:
     with pytest.raises(ConfigError) as caught:
         load(write('upstream = "a:1"\nzzz = 1'))
 
@@ -226,7 +226,7 @@ def test_two_configurations_share_no_state() -> None:
     assert one.limits == Limits()
 
 
-def test_gates_and_doors_reckon_with_one_figure_for_what_may_be_queued() -> None:
+def test_sequencers_and_barriers_share_one_queue_time() -> None:
     """Doors wait `takeover_seconds`; had gates reckoned with more, an append could come behind an empty door."""
     limits = Limits()
 

@@ -51,7 +51,7 @@ def stated(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def test_every_field_is_a_key_but_for_the_name_of_the_state_topic() -> None:
+def test_every_field_except_state_topic_is_a_key() -> None:
     known = {each.field_name for each in KEYS.values() if not each.table} | set(TABLES)
 
     assert {each.name for each in fields(ProxyConfig)} - known == {"state_topic"}
@@ -59,13 +59,13 @@ def test_every_field_is_a_key_but_for_the_name_of_the_state_topic() -> None:
 
 
 @pytest.mark.parametrize("key", SHOWN, ids=lambda key: key.name)
-def test_every_key_has_a_meaning_and_something_to_show(key: Key) -> None:
+def test_every_key_has_documentation_and_an_example(key: Key) -> None:
     assert len(key.doc) > 10
     assert key.meaning["example"] is not None or key.default or key.default == 0, "give it example="
     assert key.kind.words not in ("number", "whole number") or key.unit or key.meaning["least"] is not None
 
 
-def test_the_options_of_the_command_line_are_those_of_the_table() -> None:
+def test_command_line_options_match_the_key_table() -> None:
     parser = argparse.ArgumentParser()
     proxy.add_settings(parser)
     options = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help", "--config"}
@@ -84,9 +84,7 @@ def test_the_reference_page_is_up_to_date(capsys: pytest.CaptureFixture[str]) ->
     )
 
 
-def test_the_example_file_has_every_key_and_loads_with_and_without_them(
-    capsys: pytest.CaptureFixture[str], write: Write
-) -> None:
+def test_example_file_has_every_key_and_loads(capsys: pytest.CaptureFixture[str], write: Write) -> None:
     example = stated("config", "explain", "--toml", capsys=capsys)
     # A login is by password or by token.
     everything = re.sub(r"^#(?! |$)", "", example, flags=re.MULTILINE).replace("\ntoken_file =", "\n# token_file =")
@@ -102,7 +100,7 @@ def test_the_example_file_has_every_key_and_loads_with_and_without_them(
     assert all(name in example for name in VIRTUAL_CONFIGS)
 
 
-def test_one_key_is_explained_with_all_there_is_to_know(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_shows_every_fact_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     text = stated("config", "explain", "limits.drain_seconds", capsys=capsys)
 
     for part in (
@@ -125,9 +123,7 @@ def test_whatever_has_a_name_is_explained(name: str, capsys: pytest.CaptureFixtu
     ("queried", "meant"),
     [("limit.drain_second", "limits.drain_seconds"), ("drain_secs", "limits.drain_seconds"), ("listn", "listen")],
 )
-def test_who_asks_for_what_is_not_there_is_told_what_is(
-    queried: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_key_suggests_the_closest_key(queried: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "explain", queried]) == 2
 
     assert f"did you mean {meant}?" in capsys.readouterr().err
@@ -136,7 +132,7 @@ def test_who_asks_for_what_is_not_there_is_told_what_is(
 # --- which value wins -------------------------------------------------------------------------------------------------
 
 
-def test_the_command_line_wins_over_the_environment_and_that_over_the_file(write: Write) -> None:
+def test_command_line_overrides_environment_and_environment_overrides_file(write: Write) -> None:
     file = write('upstream = "f:1"\nlisten = "f:2"\nstatus = "f:3"\n[log]\nlevel = "error"\nformat = "json"\n')
     environment = {"FENCEPOST_LISTEN": "e:2", "FENCEPOST_STATUS": "e:3", "FENCEPOST_LOG__LEVEL": "debug"}
 
@@ -183,7 +179,7 @@ def test_every_kind_of_value_comes_through_the_environment() -> None:
     assert config.advertised_host is None
 
 
-def test_what_others_put_into_the_environment_is_left_alone() -> None:
+def test_foreign_environment_variables_are_ignored() -> None:
     """Kubernetes tells every container of every service, and ours is likely to be called fencepost."""
     load(
         None,
@@ -201,7 +197,7 @@ def test_what_others_put_into_the_environment_is_left_alone() -> None:
     )
 
 
-def test_names_that_this_repository_itself_uses_are_no_slips() -> None:
+def test_variables_used_in_repository_are_no_errors() -> None:
     """In compose files, scripts and tests: they may be exported where a proxy is started."""
     used = set()
     for pattern in ("*.yml", "*.md", "Makefile", "deploy/**/*", "docs/*.md", "tests/**/*.py", "proxy/**/*.py"):
@@ -236,7 +232,7 @@ def test_a_slip_in_the_environment_names_the_variable(name: str, text: str, comp
     assert "environment" in str(refused.value)
 
 
-def test_a_secret_where_a_path_belongs_is_not_repeated(write: Write) -> None:
+def test_secret_in_place_of_path_is_not_printed(write: Write) -> None:
     with pytest.raises(Refused, match="must be the path of a file, not what is in it") as refused:
         load(write('upstream = "a:1"\n[listen_tls]\ncertificate_file = """-----BEGIN PRIVATE KEY-----\nhunter2"""\n'))
     assert "hunter2" not in str(refused.value)
@@ -250,7 +246,7 @@ def test_a_secret_where_a_path_belongs_is_not_repeated(write: Write) -> None:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_all_errors_are_told_at_once_in_the_order_of_the_file(write: Write) -> None:
+def test_all_errors_are_listed_in_file_order(write: Write) -> None:
     file = write(
         """\
 # a comment
@@ -304,7 +300,7 @@ x.partitioner = "murmur3"
         "",
     ],
 )
-def test_every_key_of_a_file_is_found_on_its_line(text: str) -> None:
+def test_every_file_key_is_found_on_its_line(text: str) -> None:
     lines = text.replace("\r\n", "\n").split("\n")
 
     found = lines_of(text)
@@ -321,7 +317,7 @@ def test_every_key_of_a_file_is_found_on_its_line(text: str) -> None:
 # --- what holds -------------------------------------------------------------------------------------------------------
 
 
-def test_show_tells_values_and_origins_and_can_be_used_as_a_file(
+def test_show_prints_values_and_origins_as_valid_file(
     write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = write(

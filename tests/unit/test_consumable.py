@@ -68,14 +68,14 @@ def test_the_last_record_below_the_limit(
     assert probed.highest == highest
 
 
-def test_it_tells_where_to_go_on() -> None:
+def test_result_includes_the_next_offset() -> None:
     records = memoryview(_batch(0, 5) + _batch(5, 5, last=20)[:-3])
     probed = consumable_below(50, records, [], from_offset=0, decompressed_bytes_max=1 << 20)
     assert probed == (4, 5)
     assert consumable_below(50, memoryview(b""), [], from_offset=0, decompressed_bytes_max=1).next_offset is None
 
 
-def test_records_that_compaction_left_below_the_place_do_not_count() -> None:
+def test_records_below_the_start_offset_are_ignored() -> None:
     probed = consumable_below(10, memoryview(_batch(0, 2, last=9)), [], from_offset=2, decompressed_bytes_max=1 << 20)
     assert probed.highest is None
     assert probed.next_offset == 10

@@ -25,7 +25,7 @@ def at(offset: int, *values: bytes) -> bytes:
     return offset.to_bytes(8, "big") + batch[8:]
 
 
-def test_only_the_end_of_the_epoch_that_was_asked_for_is_a_log_end() -> None:
+def test_only_requested_epochs_end_is_a_log_end() -> None:
     assert control._read_log_end(end_of_epoch(5, 41), LEADER).offset == 41
 
     # Of an older epoch Kafka tells where the next one starts; undefined is (-1, -1).
@@ -35,7 +35,7 @@ def test_only_the_end_of_the_epoch_that_was_asked_for_is_a_log_end() -> None:
 
 
 @pytest.mark.parametrize("error_code", [3, 5, 6, 74, 75, 78, 100, 103])
-def test_what_a_new_leader_may_answer_better_is_asked_again(error_code: int) -> None:
+def test_errors_a_new_leader_may_fix_are_retried(error_code: int) -> None:
     with pytest.raises(control._Retry):
         control._read_log_end(end_of_epoch(-1, -1, error_code), LEADER)
 
@@ -47,7 +47,7 @@ def test_what_waiting_does_not_change_is_an_answer(error_code: int) -> None:
     assert caught.value.error_code == error_code
 
 
-def test_the_batch_around_an_offset_is_cut_out_and_a_hole_is_told() -> None:
+def test_batch_at_offset_is_extracted_or_reported_compacted() -> None:
     first, second = at(10, b"a", b"b", b"c"), at(13, b"d")
 
     assert control._batch_around(Offset(12), first + second) == Found(first)
@@ -57,7 +57,7 @@ def test_the_batch_around_an_offset_is_cut_out_and_a_hole_is_told() -> None:
             control._batch_around(Offset(offset), records)
 
 
-def test_a_message_format_of_old_is_said_to_be_unreadable() -> None:
+def test_old_message_format_is_unreadable() -> None:
     old = bytearray(at(0, b"a"))
     old[16] = 1
 

@@ -45,7 +45,7 @@ READABLE = [
 
 
 @pytest.mark.parametrize(("api_key", "version"), READABLE, ids=str)
-def test_what_kio_writes_is_read_and_written_again_byte_for_byte(api_key: int, version: int) -> None:
+def test_kio_messages_round_trip_byte_for_byte(api_key: int, version: int) -> None:
     seed = api_key * 100 + version
     rng = random.Random(seed)
     for _ in range(5):
@@ -159,7 +159,7 @@ def test_unknown_tagged_fields_survive_inside_known_tagged_fields() -> None:
     assert encode_response(apis.FETCH, 15, answer) == fetch
 
 
-def test_unknown_tagged_fields_survive_in_a_struct_with_one_field() -> None:
+def test_unknown_tagged_fields_survive_in_single_field_struct() -> None:
     request = array(text("orders") + tags(t2=b"of topic")) + struct.pack(">i", 2000) + b"\xff" + tags(t1=b"top")
 
     message = decode_request(apis.DESCRIBE_TOPIC_PARTITIONS, 0, request)
@@ -168,7 +168,7 @@ def test_unknown_tagged_fields_survive_in_a_struct_with_one_field() -> None:
     assert encode_request(apis.DESCRIBE_TOPIC_PARTITIONS, 0, message) == request
 
 
-def test_tagged_fields_are_written_in_ascending_order_and_not_at_all_where_they_say_the_default() -> None:
+def test_tagged_fields_are_ascending_and_defaults_are_omitted() -> None:
     message = Message(supported_features=[], finalized_features_epoch=-1, unknown_tags=((9, b"n"), (4, b"f")))
 
     assert encode_response(apis.API_VERSIONS, 3, message) == struct.pack(">h", 0) + array() + struct.pack(
@@ -196,7 +196,7 @@ def test_default_lists_are_not_shared() -> None:
 # --- bad bytes --------------------------------------------------------------------------------------------------------
 
 
-def test_a_message_cut_off_at_any_byte_is_the_peers_fault() -> None:
+def test_truncated_message_is_the_peers_fault() -> None:
     for length in range(len(METADATA_V12)):
         with pytest.raises(UpstreamProtocolError, match="MetadataResponse v12"):
             decode_response(apis.METADATA, 12, METADATA_V12[:length])
@@ -223,7 +223,7 @@ def test_bad_requests_are_the_clients_fault(api_key: int, version: int, body: by
         decode_request(api_key, version, body)
 
 
-def test_a_tagged_field_must_be_as_long_as_its_schema() -> None:
+def test_tagged_field_length_must_match_its_schema() -> None:
     body = struct.pack(">h", 0) + array() + struct.pack(">i", 0) + tags(t1=struct.pack(">q", 1) + b"!")
 
     with pytest.raises(UpstreamProtocolError, match="finalized_features_epoch"):
@@ -242,12 +242,12 @@ def test_noise_is_read_or_refused_and_nothing_else(message: tuple[int, int], noi
 # --- our own mistakes -------------------------------------------------------------------------------------------------
 
 
-def test_a_field_that_the_schema_does_not_know_is_not_dropped_silently() -> None:
+def test_field_unknown_to_the_schema_is_an_error() -> None:
     with pytest.raises(TypeError, match="nmae"):
         encode_request(apis.CREATE_TOPICS, 7, Message(topics=[Message(nmae="t")]))
 
 
-def test_a_null_that_the_version_does_not_allow_is_not_written() -> None:
+def test_null_disallowed_by_the_version_is_not_written() -> None:
     with pytest.raises(ValueError, match=r"\[\]CreatableTopic|CreatableTopic.name|topics"):
         encode_request(apis.CREATE_TOPICS, 7, Message(topics=[Message(name=None)]))
 
@@ -277,14 +277,14 @@ def test_request_headers(header: bytes, client_id: str | None, section: bytes) -
     assert (header + BODY)[parsed.body_offset :] == BODY
 
 
-def test_of_an_unknown_apis_header_the_part_that_never_changes_is_read() -> None:
+def test_fixed_header_part_of_unknown_api_is_read() -> None:
     parsed = parse_request_header(struct.pack(">hhih", 999, 0, 5, 1) + b"x\0")
 
     assert (parsed.api_key, parsed.correlation_id, parsed.client_id) == (999, 5, "x")
 
 
 @pytest.mark.parametrize("header", [V1, V2])
-def test_a_header_cut_off_at_any_byte_is_the_clients_fault(header: bytes) -> None:
+def test_truncated_header_is_the_clients_fault(header: bytes) -> None:
     for length in range(len(header)):
         with pytest.raises(ClientProtocolError, match="request header"):
             parse_request_header(header[:length])
@@ -335,7 +335,7 @@ def test_a_rewritten_request_keeps_its_clients_header() -> None:
     assert replace_body(memoryview(frame), len(V2), b"another") == struct.pack(">i", len(V2) + 7) + V2 + b"another"
 
 
-def test_a_topic_id_that_is_not_given_is_the_zero_id() -> None:
+def test_missing_topic_id_is_the_zero_id() -> None:
     builder: Callable[..., bytes] = encode_request
     body = builder(apis.METADATA, 12, Message(topics=[Message(name="t")]))
 

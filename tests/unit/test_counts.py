@@ -43,7 +43,7 @@ def _expansion(to: int, *, ended_at_ms: int | None = None) -> Expansion:
     return Expansion("orders", ORDERS, 2, to, PROPOSAL, NOW_MS, ended_at_ms=ended_at_ms)
 
 
-def test_a_topic_that_metadata_does_not_know_has_no_count() -> None:
+def test_topic_unknown_to_metadata_has_no_count() -> None:
     assert World(last_observed=None).count() is None
 
 
@@ -67,7 +67,7 @@ def test_partitions_of_a_pending_expansion_do_not_count() -> None:
     assert world.count() == 3
 
 
-def test_a_topic_that_was_created_anew_counts_anew() -> None:
+def test_recreated_topic_has_its_own_count() -> None:
     world = World(last_observed=(ORDERS, 8))
     world.count()
 
@@ -77,7 +77,7 @@ def test_a_topic_that_was_created_anew_counts_anew() -> None:
     assert not world.in_grace_period()
 
 
-def test_a_topic_settles_from_the_moment_it_was_seen_to_grow() -> None:
+def test_grace_period_starts_when_expansion_is_observed() -> None:
     world = World()
     assert not world.in_grace_period(), "nobody knows that it ever grew"
 
@@ -87,7 +87,7 @@ def test_a_topic_settles_from_the_moment_it_was_seen_to_grow() -> None:
     assert not world.in_grace_period(NOW + 902)
 
 
-def test_after_a_restart_it_settles_as_long_as_its_last_expansion_says() -> None:
+def test_grace_period_after_restart_follows_last_expansion() -> None:
     ended = _expansion(3, ended_at_ms=NOW_MS - 800_000)
     assert World(last_observed=(ORDERS, 3), history=ExpansionHistory(3, (ended,))).in_grace_period()
     assert not World(last_observed=(ORDERS, 3), history=ExpansionHistory(3, (ended,))).counts.in_grace_period(
@@ -99,11 +99,11 @@ def test_after_a_restart_it_settles_as_long_as_its_last_expansion_says() -> None
     assert World(last_observed=(ORDERS, 3), history=ExpansionHistory(3, (ahead,))).in_grace_period(), "by another clock"
 
 
-def test_growth_that_nobody_saw_counts_from_when_it_is_seen() -> None:
+def test_unrecorded_expansion_starts_grace_when_observed() -> None:
     assert World(last_observed=(ORDERS, 3), history=ExpansionHistory(count=2)).in_grace_period()
 
 
-def test_a_count_is_confirmed_by_what_was_asked_later() -> None:
+def test_count_is_confirmed_by_a_later_query() -> None:
     world = World()
     assert not world.counts.confirmed_since("orders", NOW)
 
@@ -117,7 +117,7 @@ def test_a_count_is_confirmed_by_what_was_asked_later() -> None:
     assert not world.counts.confirmed_since("orders", NOW)
 
 
-def test_a_topic_that_is_not_there_can_be_confirmed_too() -> None:
+def test_absence_of_a_topic_can_be_confirmed() -> None:
     world = World(last_observed=None)
     world.counts.confirm("orders", NOW, NOW + 1)
     assert world.counts.confirmed_since("orders", NOW)
@@ -133,7 +133,7 @@ def test_a_pending_expansion_confirms_nothing_and_breaks_nothing() -> None:
     assert not world.counts.confirmed_since("orders", NOW)
 
 
-def test_each_client_is_taken_at_what_it_was_told_last() -> None:
+def test_each_client_has_the_count_last_served() -> None:
     counts = World().counts
     counts.serve(ME, [("orders", 2), ("payments", 5)])
     counts.serve(ANOTHER, [("orders", 3)])
@@ -145,7 +145,7 @@ def test_each_client_is_taken_at_what_it_was_told_last() -> None:
     assert counts.served(ME, "orders", NOW) == 3
 
 
-def test_a_guess_is_not_held_against_a_client_that_asks_elsewhere() -> None:
+def test_repeated_refusals_discard_the_served_count() -> None:
     counts = World().counts
     counts.serve(ME, [("orders", 2)])
 
@@ -157,7 +157,7 @@ def test_a_guess_is_not_held_against_a_client_that_asks_elsewhere() -> None:
     assert counts.served(ME, "orders", NOW) is None
 
 
-def test_only_so_many_are_remembered_and_the_oldest_go_first() -> None:
+def test_served_counts_are_bounded_and_evicted_oldest_first() -> None:
     counts = World(served_max=3).counts
     for number in range(5):
         counts.serve(Client("10.0.0.1", f"app-{number}"), [("orders", number)])

@@ -75,7 +75,7 @@ def answered(*names: str, code: int = 0) -> Message:
 # --- what goes to Kafka -----------------------------------------------------------------------------------------------
 
 
-def test_a_counted_topic_is_only_validated_by_kafka_and_then_the_proxy_lets_it_grow() -> None:
+def test_kafka_only_validates_an_ordered_expansion() -> None:
     places = [Message(broker_ids=[1, 2])]
 
     plan = queried(topic("grows", 3, places))
@@ -96,7 +96,7 @@ def test_a_counted_topic_is_only_validated_by_kafka_and_then_the_proxy_lets_it_g
     assert (result.error_code, result.error_message) == (44, "EXPANSION_FAILED")
 
 
-def test_what_kafka_finds_wrong_is_told_as_it_is_and_nothing_grows() -> None:
+def test_kafkas_validation_error_is_relayed_without_expansion() -> None:
     plan = queried(topic("grows", 1))
     response = answered("grows", code=Error.INVALID_PARTITIONS)
     expanded_topics = plan.expansions
@@ -108,7 +108,7 @@ def test_what_kafka_finds_wrong_is_told_as_it_is_and_nothing_grows() -> None:
     assert [each.error_code for each in response.results] == [Error.INVALID_PARTITIONS]
 
 
-def test_other_topics_of_the_request_go_to_kafka_before_and_the_answers_are_put_together() -> None:
+def test_other_topics_are_forwarded_first_and_responses_merged() -> None:
     plan = queried(topic("plain"), topic("grows"), topic("also-grows", 5))
     expanded_topics = plan.expansions
     assert expanded_topics is not None
@@ -132,7 +132,7 @@ def test_other_topics_of_the_request_go_to_kafka_before_and_the_answers_are_put_
 @pytest.mark.parametrize(
     ("asked_for", "validate_only"), [(["plain"], False), (["grows"], True), (["plain", "grows"], True)]
 )
-def test_what_is_not_counted_or_only_to_be_validated_is_kafkas(asked_for: list[str], validate_only: bool) -> None:
+def test_unchecked_or_validate_only_requests_are_forwarded(asked_for: list[str], validate_only: bool) -> None:
     plan = queried(*map(topic, asked_for), validate_only=validate_only)
 
     assert plan.expansions is None
@@ -141,7 +141,7 @@ def test_what_is_not_counted_or_only_to_be_validated_is_kafkas(asked_for: list[s
 
 
 @pytest.mark.parametrize("validate_only", [False, True])
-def test_what_grows_by_multiples_only_is_looked_at_here_even_if_only_to_be_validated(validate_only: bool) -> None:
+def test_multiples_only_topic_is_validated_by_the_proxy(validate_only: bool) -> None:
     plan = queried(topic("plain"), topic("doubles"), validate_only=validate_only)
     expanded_topics = plan.expansions
     assert expanded_topics is not None
@@ -170,7 +170,7 @@ def test_else_keys_move_between_old_partitions(before: int, after: int) -> None:
 # --- what is not let through ------------------------------------------------------------------------------------------
 
 
-def test_while_one_is_pending_another_is_refused_whatever_it_wants() -> None:
+def test_pending_expansion_refuses_any_other() -> None:
     plan = queried(topic("grows", 8), topic("plain"), services=known(encode_expansion(FIRST)))
 
     assert plan.expansions is not None
@@ -185,7 +185,7 @@ def test_while_one_is_pending_another_is_refused_whatever_it_wants() -> None:
         assert refused.error_message == "EXPANSION_IN_PROGRESS topic=grows from=2 to=3: it continues automatically"
 
 
-def test_who_may_not_let_a_topic_grow_is_not_told_that_it_does() -> None:
+def test_pending_expansion_is_hidden_from_unauthorized_clients() -> None:
     plan = queried(topic("grows", 8), services=known(encode_expansion(FIRST)))
 
     for stated in (Error.TOPIC_AUTHORIZATION_FAILED, Error.UNKNOWN_TOPIC_OR_PARTITION):
@@ -195,7 +195,7 @@ def test_who_may_not_let_a_topic_grow_is_not_told_that_it_does() -> None:
         assert not hasattr(response.results[0], "error_message"), "Kafka's own words stay"
 
 
-def test_where_it_is_not_known_whether_a_topic_is_counted_nothing_is_done() -> None:
+def test_request_is_retriable_while_checks_are_unknown() -> None:
     plan = queried(topic("plain"), services=known(fresh=False))
 
     assert names(plan.forward) == []
@@ -227,7 +227,7 @@ def described(topic: str, services: Known, keys: list[str] | None = None) -> dic
     return {each.name: each for each in response.results[0].configs}
 
 
-def test_thresholds_are_readable_as_a_config_that_nobody_can_set() -> None:
+def test_thresholds_are_a_read_only_config() -> None:
     services = known(encode_expansion(FIRST), DONE)
 
     shown = described("grows", services)["ordered.partition.expansions"]
@@ -247,7 +247,7 @@ def test_thresholds_are_readable_as_a_config_that_nobody_can_set() -> None:
     assert "read-only" in response.responses[0].error_message
 
 
-def test_growth_is_shown_where_there_may_be_any_or_where_it_is_asked_for() -> None:
+def test_expansions_are_shown_when_possible_or_requested() -> None:
     name = "ordered.partition.expansions"
 
     assert described("grows", known())[name].value == "[]"
@@ -259,7 +259,7 @@ def test_growth_is_shown_where_there_may_be_any_or_where_it_is_asked_for() -> No
 # --- the records ------------------------------------------------------------------------------------------------------
 
 
-def test_where_counting_began_is_the_count_until_the_topic_grows() -> None:
+def test_initial_count_holds_until_the_topic_expands() -> None:
     services = known(encode_partition_count("grows", GROWS, 2))
     assert services.history("grows").count == 2
 
@@ -270,7 +270,7 @@ def test_where_counting_began_is_the_count_until_the_topic_grows() -> None:
     assert history.created_by(1) is None
 
 
-def test_an_end_counts_once_and_only_for_what_is_pending() -> None:
+def test_expansion_end_applies_once_to_pending_expansion() -> None:
     other = replace(FIRST, proposal=UUID(int=71), to_count=8)
     failed = encode_failed(FIRST, UUID(int=61), reason="too late", at_ms=3_000)
 
@@ -281,7 +281,7 @@ def test_an_end_counts_once_and_only_for_what_is_pending() -> None:
     assert history.pending is None, "what was proposed while another was pending never comes to be"
 
 
-def test_a_pending_growth_is_shown_so_that_nobody_takes_its_partitions_for_old_ones() -> None:
+def test_pending_expansion_is_shown_without_thresholds() -> None:
     later = replace(FIRST, from_count=3, to_count=6, proposal=UUID(int=77))
 
     shown = json.loads(known(encode_expansion(FIRST), DONE, encode_expansion(later)).history("grows").described())
@@ -291,7 +291,7 @@ def test_a_pending_growth_is_shown_so_that_nobody_takes_its_partitions_for_old_o
     assert (shown[1]["thresholds"], shown[1]["at_ms"]) == (None, None)
 
 
-def test_after_one_that_failed_another_may_begin_and_an_outdated_one_may_not() -> None:
+def test_expansion_may_follow_failure_unless_it_is_outdated() -> None:
     failed = encode_failed(FIRST, END, reason="a transaction is open", at_ms=2_000)
     again = replace(FIRST, proposal=UUID(int=72))
     history = known(encode_expansion(FIRST), failed, encode_expansion(again)).history("grows")
@@ -304,7 +304,7 @@ def test_after_one_that_failed_another_may_begin_and_an_outdated_one_may_not() -
     assert history.count == 3
 
 
-def test_growth_around_the_proxy_is_written_down_once() -> None:
+def test_expansion_outside_the_proxy_is_recorded_once() -> None:
     unordered = Expansion("grows", GROWS, 2, 5, UUID(int=74), 1_000, unordered=True)
     twice = replace(unordered, proposal=UUID(int=75))
 
@@ -315,7 +315,7 @@ def test_growth_around_the_proxy_is_written_down_once() -> None:
     assert json.loads(history.described())[0]["thresholds"] == []
 
 
-def test_a_deleted_topic_takes_all_of_it_along() -> None:
+def test_deleting_a_topic_removes_its_expansion_records() -> None:
     loser = replace(FIRST, proposal=UUID(int=76))
     records = [encode_partition_count("grows", GROWS, 2), encode_expansion(FIRST), encode_expansion(loser), DONE]
     services = known(*records)
@@ -327,7 +327,7 @@ def test_a_deleted_topic_takes_all_of_it_along() -> None:
     assert known(*records, *tombstones).history("grows").expansions == ()
 
 
-def test_while_a_topic_grows_it_counts_even_if_that_is_switched_off_meanwhile() -> None:
+def test_expanding_topic_stays_checked_when_switched_off() -> None:
     pending = Expansion("plain", SEQUENCED, 1, 2, UUID(int=77), 1_000, process=PROCESS)
 
     assert known(encode_expansion(pending)).is_count_checked("plain")

@@ -57,7 +57,7 @@ def cut(chunks: list[bytes], collect: list[bool]) -> tuple[list[bytes], list[tup
 
 
 @given(bodies, st.data())
-def test_any_split_of_a_stream_gives_the_same_frames(frames: list[tuple[bool, bytes]], data: st.DataObject) -> None:
+def test_any_stream_split_gives_the_same_frames(frames: list[tuple[bool, bytes]], data: st.DataObject) -> None:
     stream = b"".join(struct.pack(">i", len(body)) + body for _, body in frames)
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=40).map(sorted))
     edges = [0, *cuts, len(stream)]
@@ -72,7 +72,7 @@ def test_any_split_of_a_stream_gives_the_same_frames(frames: list[tuple[bool, by
         assert body.startswith(observed)
 
 
-def test_one_byte_at_a_time_gives_the_same_frames() -> None:
+def test_byte_by_byte_input_gives_the_same_frames() -> None:
     frames = [(index % 2 == 0, bytes(range(index, index + 30))) for index in range(6)]
     stream = b"".join(struct.pack(">i", len(body)) + body for _, body in frames)
 
@@ -90,7 +90,7 @@ def test_an_impossible_length_is_the_peers_fault(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [LONGEST + 1, 2**31 - 1])
-def test_a_length_above_the_limit_is_refused_before_a_byte_of_it_is_held(length: int) -> None:
+def test_length_above_limit_is_refused_before_buffering(length: int) -> None:
     cutter = FrameCutter(SHORTEST, LONGEST, ClientProtocolError)
     cutter.feed(memoryview(struct.pack(">i", length)))
     with pytest.raises(LimitError, match="frame_bytes_max=300"):
@@ -98,7 +98,7 @@ def test_a_length_above_the_limit_is_refused_before_a_byte_of_it_is_held(length:
     assert cutter.buffered_bytes == 0
 
 
-def test_an_announced_length_costs_nothing() -> None:
+def test_announced_length_buffers_only_received_bytes() -> None:
     cutter = FrameCutter(SHORTEST, 2**31 - 1, ClientProtocolError)
     cutter.feed(memoryview(struct.pack(">i", 2**31 - 1) + b"12345678"))
     head = cutter.head()

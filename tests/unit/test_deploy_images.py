@@ -43,7 +43,7 @@ def compose() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda each: each.name)
-def test_nobody_runs_as_root_and_entrypoints_get_signals(dockerfile: Path) -> None:
+def test_images_run_unprivileged_and_entrypoints_get_signals(dockerfile: Path) -> None:
     stage = last_stage(dockerfile)
     assert stage["USER"] not in ("root", "0")
     # A form with a shell would be the one who gets SIGTERM.
@@ -54,7 +54,7 @@ def test_nobody_runs_as_root_and_entrypoints_get_signals(dockerfile: Path) -> No
             assert not re.search(r"(^| )\.env|secret|\.git( |$)", rest)
 
 
-def test_the_proxys_image_needs_no_shell_and_asks_its_own_health() -> None:
+def test_proxy_image_needs_no_shell_for_healthcheck() -> None:
     stage = last_stage(ROOT / "deploy" / "docker" / "Dockerfile")
     assert "RUN" not in stage
     assert int(stage["USER"].partition(":")[0]) > 0
@@ -63,7 +63,7 @@ def test_the_proxys_image_needs_no_shell_and_asks_its_own_health() -> None:
     assert main.command_parser(health[1]).parse_args(health[1:]).run is not None
 
 
-def test_the_proxys_image_has_what_a_proxy_needs_and_no_more() -> None:
+def test_proxy_image_has_only_needed_packages() -> None:
     locked = set(re.findall(r"^([\w.-]+)==", (ROOT / "locks" / "proxy.txt").read_text("utf-8"), re.MULTILINE))
     removed = {
         package
@@ -88,7 +88,7 @@ def requirement_name(text: str) -> str:
     return re.split(r"[^\w.-]", text, maxsplit=1)[0]
 
 
-def test_compose_gives_the_proxies_as_little_as_they_need(compose: dict[str, Any]) -> None:
+def test_compose_gives_proxies_minimal_privileges(compose: dict[str, Any]) -> None:
     for name in ("proxy", "proxy-jobs"):
         service = compose["services"][name]
         assert service["read_only"] is True
@@ -117,7 +117,7 @@ def test_what_compose_mounts_is_there_and_read_only(compose: dict[str, Any]) -> 
                 assert volume.partition(":")[0] in compose["volumes"]
 
 
-def test_prometheus_asks_every_proxy_and_grafana_asks_prometheus(compose: dict[str, Any]) -> None:
+def test_prometheus_scrapes_every_proxy_and_grafana_queries_prometheus(compose: dict[str, Any]) -> None:
     services = compose["services"]
     scraped = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text("utf-8"))["scrape_configs"]
     targets = {target for job in scraped for group in job["static_configs"] for target in group["targets"]}

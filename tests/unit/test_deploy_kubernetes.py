@@ -74,7 +74,7 @@ def test_kubernetes_takes_each_and_knows_every_field(directory: str, release: st
     assert len(found) >= 5
 
 
-def test_a_field_that_kubernetes_does_not_know_is_noticed() -> None:
+def test_unknown_kubernetes_field_is_noticed() -> None:
     deployment = one("gateway", "Deployment")
     deployment["spec"]["template"]["spec"]["terminationGraceSeconds"] = 30
     with pytest.raises(kubernetes_validate.ValidationError, match="terminationGraceSeconds"):
@@ -109,7 +109,7 @@ def test_pods_fit_the_restricted_profile(directory: str) -> None:
 
 
 @pytest.mark.parametrize("directory", KINDS)
-def test_a_pod_is_given_the_time_that_a_drain_takes(directory: str, tmp_path: Path) -> None:
+def test_termination_grace_period_covers_the_drain(directory: str, tmp_path: Path) -> None:
     before = proxy(directory).get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
     limits = configuration(directory, tmp_path).limits
     drain = limits.drain_notice_seconds + limits.drain_seconds
@@ -117,7 +117,7 @@ def test_a_pod_is_given_the_time_that_a_drain_takes(directory: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("directory", KINDS)
-def test_probes_ask_what_there_is(directory: str, tmp_path: Path) -> None:
+def test_probes_query_existing_paths_and_ports(directory: str, tmp_path: Path) -> None:
     container, status = proxy(directory), configuration(directory, tmp_path).status
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     assert status is not None
@@ -127,7 +127,7 @@ def test_probes_ask_what_there_is(directory: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("directory", KINDS)
-def test_whoever_selects_finds_the_pods(directory: str) -> None:
+def test_every_selector_matches_the_pods(directory: str) -> None:
     workload = one(directory, *WORKLOADS)
     labels = workload["spec"]["template"]["metadata"]["labels"]
 
@@ -145,7 +145,7 @@ def test_whoever_selects_finds_the_pods(directory: str) -> None:
 
 
 @pytest.mark.parametrize("directory", KINDS)
-def test_volumes_are_there_and_secrets_are_only_referred_to(directory: str) -> None:
+def test_volumes_exist_and_secrets_are_only_referenced(directory: str) -> None:
     claims = one(directory, *WORKLOADS)["spec"].get("volumeClaimTemplates", [])
     volumes = {each["name"] for each in pod(directory)["volumes"]} | {each["metadata"]["name"] for each in claims}
     for container in containers(directory):
@@ -187,7 +187,7 @@ def test_the_gateway_has_a_port_for_each_broker(tmp_path: Path) -> None:
     assert config.advertised_host.startswith(f"{service['metadata']['name']}.")
 
 
-def test_a_sidecars_broker_sends_clients_to_it_and_nobody_else_to_the_broker(tmp_path: Path) -> None:
+def test_sidecars_broker_advertises_the_proxy_to_clients_only(tmp_path: Path) -> None:
     config = configuration("sidecar", tmp_path)
     (broker,) = [each for each in pod("sidecar")["containers"] if each["name"] == "kafka"]
     reported = {each["name"]: each.get("value", "") for each in broker["env"]}

@@ -36,26 +36,26 @@ def service() -> dict[str, str]:
     return dict(parser["Service"])
 
 
-def test_it_starts_a_command_that_there_is(service: dict[str, str]) -> None:
+def test_unit_starts_an_existing_command(service: dict[str, str]) -> None:
     program, *words = service["ExecStart"].split()
     assert program.endswith("/bin/fencepost")
     assert main.command_parser(words[0]).parse_args(words).run is not None
     assert (service["Type"], service["ExecReload"]) == ("notify", "/bin/kill -HUP $MAINPID")
 
 
-def test_it_is_given_the_time_that_a_drain_takes_and_that_kafka_takes(service: dict[str, str]) -> None:
+def test_unit_timeouts_cover_drain_and_kafka_startup(service: dict[str, str]) -> None:
     assert int(service["TimeoutStopSec"]) >= Limits().drain_notice_seconds + Limits().drain_seconds + 10
     assert service["TimeoutStartSec"] == "infinity"
     # 2: the configuration is wrong. It will be, next time.
     assert service["RestartPreventExitStatus"] == "2"
 
 
-def test_there_are_descriptors_for_each_client_and_its_connection_to_kafka(service: dict[str, str]) -> None:
+def test_descriptor_limit_covers_clients_and_broker_connections(service: dict[str, str]) -> None:
     assert int(service["LimitNOFILE"]) > 4 * Limits().connections_max
 
 
 @pytest.mark.skipif(systemd_version() < 250, reason="no systemd here that looks at a unit without running it")
-def test_systemd_understands_it_and_finds_it_well_protected(tmp_path: Path) -> None:
+def test_systemd_verifies_the_unit_and_its_hardening(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
     # What it starts is not installed here.
     unit.write_text(UNIT.read_text("utf-8").replace("/opt/fencepost/bin/fencepost", "/bin/sh"), "utf-8")

@@ -26,40 +26,38 @@ _FENCEPOST: Final = r"(\.venv/bin/|/opt/fencepost/bin/)?fencepost"
 RUN_BY: Final = {
     r"kafka-(topics|configs)(\.sh)? .*": f"{_DOCS}::test_kafkas_own_tools_do_what_pages_say",
     r"kafka-transactions\.sh .* abort .*": "tests/integration/test_stuck_transactions.py"
-    "::test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended",
-    r"make demo": "tests/integration/test_demo.py::test_an_interrupted_demo_leaves_no_process_and_no_file",
+    "::test_hanging_transaction_is_shown_found_and_aborted",
+    r"make demo": "tests/integration/test_demo.py::test_interrupted_demo_leaves_no_process_or_file",
     r"make test": ".ci/run::make test",
-    r"make bench.*": "tests/unit/test_benchmarks.py"
-    "::test_only_names_workloads_by_pattern_and_a_quick_run_leaves_out_the_longest",
+    r"make bench.*": "tests/unit/test_benchmarks.py::test_workloads_match_patterns_and_quick_skips_longest",
     r"python -m benchmarks .*": "tests/unit/test_docs_commands.py::test_options_are_those_that_there_are",
-    rf"{_FENCEPOST} dev": "tests/integration/test_dev_command.py"
-    "::test_it_says_when_it_is_ready_and_a_signal_ends_everything",
+    rf"{_FENCEPOST} dev": "tests/integration/test_dev_command.py::test_dev_reports_ready_and_stops_on_signal",
     rf"{_FENCEPOST} proxy( --(upstream|listen|status) \S+)+": f"{_SHIPPED}"
-    "::test_a_proxy_from_the_wheel_in_front_of_kafka",
+    "::test_proxy_from_wheel_checks_expected_offsets",
     rf"{_FENCEPOST} proxy --upstream \S+ --workers 4": "tests/integration/test_workers.py"
-    "::test_both_workers_take_connections_and_unguarded_ones_stay",
+    "::test_unchecked_connections_stay_with_either_worker",
     rf"{_FENCEPOST} check --upstream \S+": "tests/integration/test_check.py::test_a_set_up_that_works",
     rf"{_FENCEPOST} config explain --toml > \S+": "tests/unit/test_config_keys.py"
-    "::test_the_example_file_has_every_key_and_loads_with_and_without_them",
-    r"fencepost status": "tests/unit/test_cli_status.py::test_first_whether_it_is_well_then_the_rest",
+    "::test_example_file_has_every_key_and_loads",
+    r"fencepost status": "tests/unit/test_cli_status.py::test_output_starts_with_the_health_line",
     r"fencepost topics": "tests/unit/test_cli_status.py::test_topics_and_the_partitions_of_one",
-    r"fencepost expansions --status \S+": "tests/unit/test_cli_expansions.py::test_where_nothing_goes_on_it_says_so",
+    r"fencepost expansions --status \S+": "tests/unit/test_cli_expansions.py::test_empty_expansion_status_is_stated",
     rf"{_FENCEPOST} transactions( .*)?": "tests/integration/test_stuck_transactions.py"
-    "::test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended",
+    "::test_hanging_transaction_is_shown_found_and_aborted",
     r"(source <\()?fencepost completion bash(\)| > \S+)": "tests/unit/test_cli_completion.py"
     "::test_bash_completes_commands_options_values_and_files",
     r"python3 -m venv \S+( && \. \S+/bin/activate)?": f"{_SHIPPED}::test_commands_run_where_nothing_else_is_installed",
     r"(/opt/fencepost/bin/)?pip install '\.\[proxy(,dev)?\]'": f"{_SHIPPED}"
     "::test_commands_run_where_nothing_else_is_installed",
     r"spark-submit bulk_load\.py .*": "tests/integration/test_spark.py"
-    "::test_bulk_load_puts_keys_where_kafka_clients_do_in_the_order_of_the_file",
+    "::test_bulk_load_partitions_keys_like_kafka_in_order",
     r"spark-submit verify\.py .*": "tests/integration/test_spark.py"
-    "::test_verify_tells_a_good_topic_from_one_with_too_much_or_too_little",
+    "::test_verify_detects_missing_duplicate_and_unknown_records",
     r"spark-submit --packages \S+ stream\.py .*": "tests/integration/test_spark.py"
-    "::test_a_stream_with_a_sink_id_appends_once_although_its_commit_was_lost",
+    "::test_stream_with_sink_id_survives_lost_commit",
     r"docker-compose up -d|docker build .*|deploy/docker/build-local\.sh": f"{_IMAGES}"
     "::test_clients_on_the_host_produce_and_consume",
-    r"docker run .*": f"{_IMAGES}::test_the_image_by_itself",
+    r"docker run .*": f"{_IMAGES}::test_image_runs_alone_with_minimal_rights",
     r"docker-compose run --rm spark .*": f"{_IMAGES}::test_every_spark_job_runs",
     r"docker-compose down": f"{_IMAGES}::test_data_outlives_the_containers",
     r"curl localhost:18080/readyz": f"{_IMAGES}::test_the_status_page_is_on_the_loopback",
@@ -90,14 +88,14 @@ def test_there_are_commands() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_block_says_what_it_is(page: Path) -> None:
+def test_every_block_states_its_language(page: Path) -> None:
     """Or a command could stand in one that nobody looks into."""
     for block in blocks(page):
         assert block.language, f"{block.where}: write ```{SHELL} for commands, ```text for what they print"
         assert block.language not in ("bash", "shell", "console", "shell-session"), f"{block.where}: write ```{SHELL}"
 
 
-def test_each_is_run_by_somebody() -> None:
+def test_every_documented_command_has_a_runner() -> None:
     nobody = {
         each.text: each.where
         for each in COMMANDS
@@ -106,14 +104,14 @@ def test_each_is_run_by_somebody() -> None:
     assert not nobody, "say in RUN_BY, once, by which test each is run"
 
 
-def test_nobody_is_named_for_what_no_page_shows() -> None:
+def test_every_runner_pattern_matches_a_command() -> None:
     texts = [each.text for each in COMMANDS]
     idle = [pattern for pattern in (*RUN_BY, *NOT_RUN) if not any(re.fullmatch(pattern, text) for text in texts)]
     assert idle == []
 
 
 @pytest.mark.parametrize("who", sorted(set(RUN_BY.values())))
-def test_who_runs_them_is_there(who: str) -> None:
+def test_named_runners_exist(who: str) -> None:
     file, _, name = who.partition("::")
     text = (ROOT / file).read_text("utf-8")
     assert (f"\ndef {name}(" if name.startswith("test_") else name) in text
@@ -132,7 +130,7 @@ OURS: Final = sorted(
 
 
 @pytest.mark.parametrize(("where", "text"), OURS)
-def test_our_commands_have_the_options_that_pages_say(where: str, text: str) -> None:
+def test_our_commands_have_the_documented_options(where: str, text: str) -> None:
     """Values may be placeholders; commands, subcommands and options may not."""
     words = re.split(r" (?:>|\|) ", text)[0].split()[1:]
     parser = main.command_parser(words[0] if not words[0].startswith("-") else None)

@@ -68,7 +68,7 @@ def test_a_page_is_shown_without_a_network(site: Path) -> None:
     assert (site / "search.json").stat().st_size > 10_000
 
 
-def test_a_link_that_leads_nowhere_is_an_error(copy: Path, site: Path) -> None:
+def test_broken_link_is_an_error(copy: Path, site: Path) -> None:
     page = copy / "docs" / "index.md"
     whole = page.read_text("utf-8")
     for proxied in ("no-such-page.md", "contract.md#no-such-heading"):

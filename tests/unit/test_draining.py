@@ -33,7 +33,7 @@ def hangs_up(talk: Talk) -> None:
     talk.silent()
 
 
-def test_an_idle_connection_ends_at_once_but_for_the_time_to_read_the_last_answer() -> None:
+def test_idle_connection_closes_after_the_read_time() -> None:
     talk = Talk()
     until = talk.now + BOUND_SECONDS
     leave(talk, until)
@@ -44,7 +44,7 @@ def test_an_idle_connection_ends_at_once_but_for_the_time_to_read_the_last_answe
     hangs_up(talk)
 
 
-def test_a_request_that_has_begun_is_read_to_its_end_and_answered_and_none_after_it() -> None:
+def test_started_request_completes_and_later_ones_are_unread() -> None:
     """A paused client in the middle of its request would be cut off there, at the bound."""
     talk = Talk()
     until = talk.now + BOUND_SECONDS
@@ -66,7 +66,7 @@ def test_a_request_that_has_begun_is_read_to_its_end_and_answered_and_none_after
     hangs_up(talk)
 
 
-def test_the_same_for_one_that_is_held_in_memory_until_it_is_whole() -> None:
+def test_started_buffered_request_completes() -> None:
     talk = Talk()
     until = talk.now + BOUND_SECONDS
     query = produce(("guarded-a", 0, expecting(5, b"x")))
@@ -85,7 +85,7 @@ def test_the_same_for_one_that_is_held_in_memory_until_it_is_whole() -> None:
     assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
 
 
-def test_what_waits_in_kafka_holds_its_connection_until_the_bound_and_no_longer() -> None:
+def test_unanswered_fetch_keeps_connection_until_the_bound() -> None:
     talk = Talk()
     until = talk.now + BOUND_SECONDS
     fetch = request(FETCH, 11, 1, b"topic")
@@ -102,7 +102,7 @@ def test_what_waits_in_kafka_holds_its_connection_until_the_bound_and_no_longer(
     hangs_up(talk)
 
 
-def test_an_append_that_waits_for_its_turn_is_told_to_try_again_and_can_read_it() -> None:
+def test_pending_append_gets_retriable_error_before_the_bound() -> None:
     talk = Talk()
     until = talk.now + BOUND_SECONDS
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), timeout_ms=60_000))
@@ -124,7 +124,7 @@ def test_an_append_that_waits_for_its_turn_is_told_to_try_again_and_can_read_it(
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_an_append_whose_answer_does_not_come_is_told_as_unknown_and_its_gate_goes_on_settling_it() -> None:
+def test_unanswered_append_is_unknown_and_resolution_continues() -> None:
     talk = Talk()
     until = talk.now + BOUND_SECONDS
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), timeout_ms=60_000))

@@ -320,7 +320,7 @@ def writes_on(world: World) -> None:
 # --- as it should go --------------------------------------------------------------------------------------------------
 
 
-def test_a_topic_grows_under_load_and_again_and_again() -> None:
+def test_topic_expands_repeatedly_under_load() -> None:
     world = World()
 
     for to in (3, 5, 8):
@@ -333,7 +333,7 @@ def test_a_topic_grows_under_load_and_again_and_again() -> None:
     world.check()
 
 
-def test_thresholds_wait_for_an_open_transaction_leaders_and_replication() -> None:
+def test_thresholds_await_transactions_leaders_and_replication() -> None:
     world = World()
     world.kafka.transaction_until = 5.0
     world.kafka.leaderless_until = 9.0
@@ -372,10 +372,10 @@ def effects_of_a_run() -> int:
 EFFECTS = effects_of_a_run()
 
 
-@pytest.mark.parametrize("then", ["the other takes over", "it starts anew"])
+@pytest.mark.parametrize("then", ["the other takes over", "it restarts"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("effect", range(EFFECTS))
-def test_whoever_dies_at_whichever_effect_the_expansion_ends_and_keeps_order(effect: int, when: str, then: str) -> None:
+def test_expansion_ends_in_order_after_any_crash(effect: int, when: str, then: str) -> None:
     world = scene()
     for process in world.processes:
         process.crash_at = (effect, when)
@@ -383,7 +383,7 @@ def test_whoever_dies_at_whichever_effect_the_expansion_ends_and_keeps_order(eff
     world.expand(3)
     world.run(lambda: over(world)() or len(world.living()) < 2)
     dead = [each for each in world.processes if each.died_at is not None]
-    if then == "it starts anew":
+    if then == "it restarts":
         for each in dead:  # on the same machine: that it is gone is known at once, what it sent may be queued
             each.gone_seconds = DOUBT_SECONDS
             world.processes.append(Process(world))
@@ -418,7 +418,7 @@ def test_the_enumeration_stops_in_every_step() -> None:
 
 @pytest.mark.parametrize("what", ["done, not answered", "lost"])
 @pytest.mark.parametrize("effect", range(EFFECTS))
-def test_no_answer_to_any_of_its_questions(effect: int, what: str) -> None:
+def test_expansion_survives_any_unanswered_query(effect: int, what: str) -> None:
     world = scene()
     for process in world.processes:
         process.unanswered_at = (effect, what)
@@ -435,8 +435,8 @@ def test_no_answer_to_any_of_its_questions(effect: int, what: str) -> None:
     assert world.kafka.created == {3: 1}
 
 
-@pytest.mark.parametrize("serves_unknown", [False, True], ids=["as it is", "without the rule"])
-def test_a_process_that_the_others_do_not_know_of_serves_nobody(serves_unknown: bool) -> None:
+@pytest.mark.parametrize("serves_unknown", [False, True], ids=["with the rule", "without the rule"])
+def test_process_unknown_to_the_others_serves_no_client(serves_unknown: bool) -> None:
     """Given a process whose first record is in doubt, and whose view may be seconds old, when the topic grows, then
     nobody waits for it: had it let anything through, that would lie behind a threshold (`StateTopic.enter`)."""
     world = World()
@@ -462,7 +462,7 @@ def test_a_process_that_the_others_do_not_know_of_serves_nobody(serves_unknown: 
 # --- given up ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_transaction_that_does_not_end_gives_it_up_and_the_topic_opens_at_the_old_count() -> None:
+def test_endless_transaction_fails_expansion_and_reopens_topic() -> None:
     world = World()
     world.kafka.transaction_until = 1e9
 
@@ -479,7 +479,7 @@ def test_a_transaction_that_does_not_end_gives_it_up_and_the_topic_opens_at_the_
     writes_on(world)
 
 
-def test_a_process_that_says_nothing_gives_it_up_and_later_it_can_be_done() -> None:
+def test_silent_process_fails_expansion_and_retry_succeeds() -> None:
     world = World()
     world.processes[1].die()
 
@@ -495,7 +495,7 @@ def test_a_process_that_says_nothing_gives_it_up_and_later_it_can_be_done() -> N
 
 
 @pytest.mark.parametrize("step", [ex.Step.VALIDATE, ex.Step.CREATE])
-def test_what_kafka_refuses_is_told_as_kafka_says_it(step: ex.Step) -> None:
+def test_kafkas_refusal_is_reported_with_its_message(step: ex.Step) -> None:
     world = World()
     refusal = ex.Refused(Error.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")
     world.expand(3)
@@ -515,7 +515,7 @@ def test_what_kafka_refuses_is_told_as_kafka_says_it(step: ex.Step) -> None:
     assert world.kafka.count == 2
 
 
-def test_it_is_not_given_up_where_the_topic_has_grown_and_metadata_does_not_show_it() -> None:
+def test_stale_metadata_does_not_abandon_created_partitions() -> None:
     """Given a driver that died behind CREATE, when the next one is shown the old count by a broker that is behind and a
     transaction keeps it from going on, then the controller is asked before anything is opened at the old count."""
     world = World()
@@ -542,7 +542,7 @@ def test_it_is_not_given_up_where_the_topic_has_grown_and_metadata_does_not_show
 # --- others ---------------------------------------------------------------------------------------------------------
 
 
-def test_of_two_at_once_one_is_refused_and_never_comes_back() -> None:
+def test_second_concurrent_expansion_is_refused_permanently() -> None:
     world = World()
     world.expand(3, driver=0)
     world.expand(4, driver=1)
@@ -589,7 +589,7 @@ def test_a_topic_that_is_deleted_meanwhile(step: ex.Step, created_anew: bool) ->
     assert world.kafka.created == created_before, "its successor grew"
 
 
-def test_a_topic_that_is_deleted_through_the_proxy_takes_its_records_along() -> None:
+def test_topic_deleted_through_proxy_ends_its_expansion() -> None:
     world = World()
     world.kafka.transaction_until = 1e9
     world.expand(3)
@@ -605,7 +605,7 @@ def test_a_topic_that_is_deleted_through_the_proxy_takes_its_records_along() -> 
     assert world.ended[0].code == Error.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_growth_around_the_proxy_while_it_waits_ends_it_as_unordered() -> None:
+def test_direct_expansion_during_wait_ends_as_unordered() -> None:
     world = World()
     world.kafka.transaction_until = 5.0
     world.expand(3)
@@ -620,7 +620,7 @@ def test_growth_around_the_proxy_while_it_waits_ends_it_as_unordered() -> None:
     writes_on(world)
 
 
-def test_who_was_only_slow_stops_when_another_drives() -> None:
+def test_slow_driver_stops_after_takeover() -> None:
     world = World()
     world.expand(3)
     slow = world.processes[0]
@@ -638,7 +638,7 @@ def test_who_was_only_slow_stops_when_another_drives() -> None:
     assert len([each for each in world.records if each.key.startswith(b"expansion-end/")]) == 1
 
 
-def test_two_that_claim_at_once_one_drives() -> None:
+def test_first_of_two_concurrent_claims_drives() -> None:
     world = World(processes=3)
     world.expand(3)
     procedure = world.processes[0].procedure
@@ -659,7 +659,7 @@ def test_two_that_claim_at_once_one_drives() -> None:
     assert world.history.driver_round == 1
 
 
-def test_a_door_is_told_to_be_closed_only_once_what_was_inside_opened_no_transaction() -> None:
+def test_barrier_is_reported_closed_after_final_transaction_probe() -> None:
     """Given a batch inside that opens a transaction when it lands, and a look before that, then it looks again."""
     expansion = Expansion("orders", TOPIC_ID, 2, 3, UUID(int=1), 0, process=UUID(int=2))
     view = StateView("cluster")
@@ -725,7 +725,7 @@ def end(log_end: int, high_watermark: int, epoch: int = 3) -> ex.PartitionEnd:
     return ex.PartitionEnd(LeaderEpoch(epoch), LogEndOffset(log_end), Offset(high_watermark))
 
 
-def test_an_end_that_is_not_replicated_is_no_threshold() -> None:
+def test_unreplicated_log_end_is_no_threshold() -> None:
     """Given a tail that no follower has, when its leader goes and the tail with it, then the new end counts."""
     procedure = at_ends()
 
@@ -741,7 +741,7 @@ def test_an_end_that_is_not_replicated_is_no_threshold() -> None:
     assert b'"epochs":[3,4]' in stored.records[0].value
 
 
-def test_what_the_last_driver_has_asked_for_may_still_happen_so_giving_up_waits() -> None:
+def test_abandoning_waits_for_previous_drivers_requests() -> None:
     procedure = machine()
     procedure.query(begun(closed=()), 0.0)
     procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
@@ -755,7 +755,7 @@ def test_what_the_last_driver_has_asked_for_may_still_happen_so_giving_up_waits(
     assert procedure.query(begun(closed=()), late) == ex.CreatePartitions(3, None, validate_only=True)
 
 
-def test_a_topic_that_cannot_be_described_is_not_waited_for_for_ever_before_create() -> None:
+def test_undescribable_topic_before_create_times_out() -> None:
     procedure = machine(taken_over=False)
     procedure.query(begun(), 0.0)
     procedure.handle(ex.Created(), 0.0)
@@ -771,7 +771,7 @@ def test_a_topic_that_cannot_be_described_is_not_waited_for_for_ever_before_crea
     assert procedure.step is ex.Step.ABANDON
 
 
-def test_create_without_an_answer_may_still_happen_so_giving_up_waits() -> None:
+def test_abandoning_waits_for_an_unanswered_create() -> None:
     procedure = machine(taken_over=False)
     procedure.query(begun(), 0.0)
     procedure.handle(ex.Created(), 0.0)
@@ -814,7 +814,7 @@ def test_an_intent_that_the_view_does_not_have(history: ex.ExpansionHistory, rep
     assert (ended.result, ended.code) == reported
 
 
-def test_who_sees_another_driver_stops() -> None:
+def test_driver_stops_when_another_drives() -> None:
     procedure = at_ends()
 
     ended = procedure.query(begun(driver=ANOTHER), 0.0)
@@ -823,7 +823,7 @@ def test_who_sees_another_driver_stops() -> None:
     assert (ended.result, ended.code) == (ex.Result.SUPERSEDED, Error.REQUEST_TIMED_OUT)
 
 
-def test_a_broker_that_was_just_started_may_not_know_the_topic_yet() -> None:
+def test_missing_topic_is_requeried_before_it_is_gone() -> None:
     procedure = machine()
     for now in (0.0, 1.0, 2.0):
         assert procedure.query(begun(), now) == ex.Describe()
@@ -841,7 +841,7 @@ def test_a_broker_that_was_just_started_may_not_know_the_topic_yet() -> None:
     assert procedure.step is ex.Step.STORE
 
 
-def test_nothing_is_ended_on_a_view_that_is_too_old() -> None:
+def test_stale_view_ends_no_expansion() -> None:
     """Given a driver that found that it cannot be done, and then was stopped for so long that another one took over and
     created the partitions. When it goes on, its word that the topic is as it was would be the first one, and open all
     doors at the old count."""
@@ -865,7 +865,7 @@ def test_nothing_is_ended_on_a_view_that_is_too_old() -> None:
     assert ended.result is ex.Result.SUPERSEDED
 
 
-def test_nothing_is_created_on_a_view_that_is_too_old() -> None:
+def test_stale_view_creates_no_partitions() -> None:
     procedure = machine()
     procedure.query(begun(), 0.0)
     procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
@@ -879,7 +879,7 @@ def test_nothing_is_created_on_a_view_that_is_too_old() -> None:
     assert procedure.query(begun(), 0.2) == ex.CreatePartitions(3, None, validate_only=False)
 
 
-def test_kafka_has_it_already_says_the_controller_and_metadata_is_behind() -> None:
+def test_existing_partitions_are_probed_while_metadata_lags() -> None:
     procedure = machine()
     procedure.query(begun(), 0.0)
     procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)

@@ -65,7 +65,7 @@ def _done(expansion: Expansion) -> StateRecord:
     return encode_done(expansion, UUID(int=9), thresholds=ends, epochs=epochs, at_ms=1, held_ms=1)
 
 
-def test_a_door_is_closed_from_the_intent_to_the_end(process: Process) -> None:
+def test_barrier_is_closed_from_intent_to_end(process: Process) -> None:
     process.reads(encode_expansion(BEFORE))
     assert process.barriers == {"orders": None}
     process.reads(_done(BEFORE))
@@ -73,7 +73,7 @@ def test_a_door_is_closed_from_the_intent_to_the_end(process: Process) -> None:
 
 
 @pytest.mark.parametrize("end", ["failed", "forgotten"])
-def test_the_end_of_a_predecessors_expansion_opens_no_door(process: Process, end: str) -> None:
+def test_end_of_predecessors_expansion_opens_no_barrier(process: Process, end: str) -> None:
     """Given a topic that was deleted around the proxy while it grew, created anew, and is to grow as well."""
     process.reads(encode_expansion(BEFORE))
     process.reads(encode_expansion(AFTER))

@@ -254,7 +254,7 @@ def _run_both(program: Program) -> Counter[str]:
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_both_ways_come_to_the_same(block: int) -> None:
+def test_fast_path_and_general_path_agree(block: int) -> None:
     taken: Counter[str] = Counter()
     for seed in range(block * _PROGRAMS, (block + 1) * _PROGRAMS):
         taken += _run_both(_Programs().program(seed))
@@ -266,11 +266,11 @@ def test_both_ways_come_to_the_same(block: int) -> None:
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(3456, id="doubts are settled in the order in which the appends were sent"),
-        pytest.param(1494, id="an answer that passes keeps none from a gate that waits for the next"),
+        pytest.param(3456, id="in-doubt appends are resolved in the order sent"),
+        pytest.param(1494, id="a relayed response leaves the next one to its waiting sequencer"),
     ],
 )
-def test_what_differed_once(seed: int) -> None:
+def test_past_path_differences_stay_fixed(seed: int) -> None:
     _run_both(_Programs().program(seed))
 
 
@@ -405,7 +405,7 @@ def _run_gates(seed: int) -> Counter[str]:
     return taken
 
 
-def test_a_gate_comes_to_the_same() -> None:
+def test_sequencer_fast_path_agrees_with_general_path() -> None:
     taken: Counter[str] = Counter()
     for seed in range(_GATE_PROGRAMS):
         taken += _run_gates(seed)
@@ -458,7 +458,7 @@ def _append(
 
 
 @pytest.mark.parametrize("version", [8, 9])
-def test_a_client_id_longer_than_what_is_looked_at_hides_no_topic(version: int) -> None:
+def test_long_client_id_hides_no_topic(version: int) -> None:
     talk, client_id = _Talk(), "c" * 5000
     # Given a request to a topic that is not guarded, and so much before its name that this is all that was looked at
     talk.sends(_append("plain", 0, version=version, client_id=client_id))
@@ -471,7 +471,7 @@ def test_a_client_id_longer_than_what_is_looked_at_hides_no_topic(version: int) 
 
 
 @pytest.mark.parametrize("at", ["name", "topics"])
-def test_lengths_that_are_written_longer_than_they_have_to_be_shift_nothing(at: str) -> None:
+def test_overlong_varint_lengths_shift_no_field(at: str) -> None:
     talk = _Talk()
     talk.appends_the_first()
     for expected in (1, 2):
@@ -503,7 +503,7 @@ def test_an_answer_about_another_topic_is_no_answer() -> None:
     assert len(talk.client.client_got) == got
 
 
-def test_a_request_that_ends_too_early_is_not_taken_for_the_one_before() -> None:
+def test_truncated_request_is_not_taken_for_its_predecessor() -> None:
     talk = _Talk()
     usual = _append("plain", 0)
     talk.sends(usual)
@@ -518,7 +518,7 @@ def test_a_request_that_ends_too_early_is_not_taken_for_the_one_before() -> None
 # --- what is under way by it, and does not end as usual ---------------------------------------------------------------
 
 
-def test_who_sends_an_append_again_meanwhile_is_told_too() -> None:
+def test_duplicate_of_fast_path_append_is_answered_too() -> None:
     talk = _Talk()
     other = talk._wires(1)
     talk.appends_the_first()
@@ -538,7 +538,7 @@ def test_who_sends_an_append_again_meanwhile_is_told_too() -> None:
     assert reported.topics[0].partitions[0].base_offset == 1
 
 
-def test_it_is_told_in_time_that_the_outcome_is_not_known() -> None:
+def test_unknown_outcome_is_reported_in_time() -> None:
     talk = _Talk()
     talk.appends_the_first()
     got = len(talk.client.client_got)
@@ -580,7 +580,7 @@ def _ends_at(log_end: int, now: float) -> g.LogEndRead:
     )
 
 
-def test_what_a_gate_has_ended_and_not_told_yet_is_not_overtaken() -> None:
+def test_unreported_sequencer_decision_is_not_overtaken() -> None:
     services = _Switched(newest_produce=13)
     dispatcher = services.dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     for connection in (1, 2):
@@ -638,13 +638,13 @@ _GATE_DEFECTS = {
         "self._waits_for_what_may_be_queued(pending, now) or ",
         "",
     ),
-    "does not look at transactions": (
+    "ignores transactions": (
         PartitionSequencer,
         "_fence_at_end",
         "self._another_transaction_is_open(pending, snapshot) or ",
         "",
     ),
-    "pipelines while cold": (PartitionSequencer, "take", " or not self._fits_with_in_flight(pending, now)", ""),
+    "pipelines while unconfirmed": (PartitionSequencer, "take", " or not self._fits_with_in_flight(pending, now)", ""),
     "forgets a producer whose sequences stay here": (
         PartitionSequencer,
         "take",
@@ -659,21 +659,21 @@ _SESSION_DEFECTS = {
         "pending.leader_epoch = services.leader_epoch(key)",
         "pass",
     ),
-    "goes by id where a broker cannot": (
+    "uses topic ids where the broker cannot": (
         Session,
         "_take_single",
         " or services.produce_version_max() < PRODUCE_BY_ID",
         "",
     ),
-    "does not remember who may write": (
+    "does not remember the write authorization": (
         Session,
         "_end_single",
         "self._may_write[single.pending.partition.topic] = now",
         "pass",
     ),
     "loses a throttle time": (Session, "_end_single", "throttle=throttle", "throttle=0"),
-    "leaves an answer behind": (Session, "take_down", " or (len(to_client) > 1 and to_client[1].done)", ""),
-    "goes past a request that waits": (
+    "leaves an answer unsent": (Session, "take_down", " or (len(to_client) > 1 and to_client[1].done)", ""),
+    "overtakes a waiting request": (
         Session,
         "take_up",
         "self._waiting_exchange is not None\n        or self._client_paused\n        or ",
@@ -690,7 +690,7 @@ _SESSION_DEFECTS = {
 
 @pytest.mark.no_cover  # of what is broken
 @pytest.mark.parametrize("defect", _GATE_DEFECTS)
-def test_a_gate_that_takes_wrongly_is_noticed(defect: str) -> None:
+def test_defective_sequencer_fast_path_is_noticed(defect: str) -> None:
     primary, name, old, new = _GATE_DEFECTS[defect]
 
     def noticed(seed: int) -> bool:
@@ -703,7 +703,7 @@ def test_a_gate_that_takes_wrongly_is_noticed(defect: str) -> None:
 
 @pytest.mark.no_cover  # of what is broken
 @pytest.mark.parametrize("defect", _SESSION_DEFECTS)
-def test_a_session_that_takes_wrongly_is_noticed(defect: str) -> None:
+def test_defective_session_fast_path_is_noticed(defect: str) -> None:
     primary, name, old, new = _SESSION_DEFECTS[defect]
 
     def noticed(seed: int) -> bool:

@@ -150,7 +150,7 @@ class Story:
         return "billing" in self.state.view.groups.groups
 
 
-def test_that_members_may_lack_something_is_known_for_half_an_hour_after_they_need_not(clock: Clock) -> None:
+def test_gated_record_is_kept_half_an_hour_longer(clock: Clock) -> None:
     """A member that has not asked since holds less than the coordinator thinks, whichever process it comes back by."""
 
     async def story() -> None:
@@ -173,7 +173,7 @@ def test_that_members_may_lack_something_is_known_for_half_an_hour_after_they_ne
     asyncio.run(story())
 
 
-def test_half_an_hour_begins_anew_where_something_is_withheld_again(clock: Clock) -> None:
+def test_gating_again_restarts_the_half_hour(clock: Clock) -> None:
     """Given a group that was set back before the end of it."""
 
     async def story() -> None:
@@ -193,7 +193,7 @@ def test_half_an_hour_begins_anew_where_something_is_withheld_again(clock: Clock
     asyncio.run(story())
 
 
-def test_groups_that_nobody_has_heard_of_for_a_day_are_tidied_away(clock: Clock) -> None:
+def test_groups_inactive_for_a_day_are_removed(clock: Clock) -> None:
     async def story() -> None:
         reported = Story(clock)
         assert await reported.queries_to_send() == {BORN}  # this one is young, then it is heard of
@@ -252,7 +252,7 @@ def _known(state: State) -> bool:
     return state.view.history("orders", OLD).count is not None
 
 
-def test_a_replaced_topic_is_forgotten_after_an_hour_but_for_its_checks(clock: Clock) -> None:
+def test_replaced_topic_keeps_only_its_checks_after_hour(clock: Clock) -> None:
     async def story() -> None:
         state, control = State(), Control()
         state.append_now([encode_released(OLD, 2, "billing", 5), encode_partition_count("orders", NEW, 3)])
@@ -270,7 +270,7 @@ def test_a_replaced_topic_is_forgotten_after_an_hour_but_for_its_checks(clock: C
 
 
 @pytest.mark.parametrize("shown", [OLD, None], ids=["there", "not shown"])
-def test_a_topic_that_is_there_or_may_only_not_be_seen_is_not_forgotten(clock: Clock, shown: UUID | None) -> None:
+def test_present_or_merely_hidden_topic_is_kept(clock: Clock, shown: UUID | None) -> None:
     """Somebody has taken away the proxy's right to DESCRIBE it: thresholds and configs must still be there."""
 
     async def story() -> None:
@@ -285,7 +285,7 @@ def test_a_topic_that_is_there_or_may_only_not_be_seen_is_not_forgotten(clock: C
     asyncio.run(story())
 
 
-def test_a_broker_that_is_behind_makes_nobody_forget(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lagging_broker_causes_no_removal(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """It shows the predecessor of a topic, now and then; and at the last moment it is asked once more."""
 
     async def story() -> None:
@@ -313,7 +313,7 @@ def test_a_broker_that_is_behind_makes_nobody_forget(clock: Clock, monkeypatch: 
     asyncio.run(story())
 
 
-def test_while_it_grows_nothing_is_forgotten(clock: Clock) -> None:
+def test_expanding_topic_is_not_forgotten(clock: Clock) -> None:
     """Who drives that finds out by himself that the topic is another one."""
 
     async def story() -> None:

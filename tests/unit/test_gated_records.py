@@ -28,14 +28,14 @@ def _view(*records: StateRecord) -> StateView:
 
 
 @pytest.mark.parametrize("group", ["g", "a/b", "", "gruppe mit ü"])
-def test_what_members_may_lack_is_read_back_until_it_is_taken_back(group: str) -> None:
+def test_gated_record_is_read_until_its_tombstone(group: str) -> None:
     stored = encode_gated(group, LACKED, {"orders": ID, "others": UUID(int=8)}, 5)
     assert _view(stored).groups.groups == {group: GatedPartitions(LACKED, {"orders": ID}, 5)}
     assert not _view(stored, encode_gated_tombstone(group)).groups.groups
 
 
 @pytest.mark.parametrize("group", ["g", "a/b"])
-def test_an_opened_gate_stays_open_for_that_group_and_growth_until_the_topic_is_gone(group: str) -> None:
+def test_released_partition_stays_released_until_topic_deletion(group: str) -> None:
     view = _view(encode_released(ID, 3, group, 5))
     assert view.groups.released(ID, 3, group)
     assert not view.groups.released(ID, 4, group)
@@ -57,7 +57,7 @@ def test_an_opened_gate_stays_open_for_that_group_and_growth_until_the_topic_is_
         StateRecord(b"withheld/g", b"no"),
     ],
 )
-def test_a_record_that_cannot_be_read_is_left_out(record: StateRecord) -> None:
+def test_unreadable_record_is_left_out(record: StateRecord) -> None:
     view = StateView("cluster")
     assert view.apply(Offset(0), record.key, record.value) is not None
     assert not view.groups.groups

@@ -64,7 +64,7 @@ def _all_records(expansion: Expansion = _FIRST) -> dict[int, RemainingRecords]:
         ),  # nothing is known of where the priors ended
     ],
 )
-def test_only_what_an_ordered_expansion_brought_is_asked_about(
+def test_only_partitions_from_ordered_expansions_are_evaluated(
     history: ExpansionHistory, partition: int, brought: Expansion | Why | None
 ) -> None:
     assert brought_by(history, partition) == brought
@@ -90,7 +90,7 @@ def test_only_what_an_ordered_expansion_brought_is_asked_about(
         ({0: 100, 1: 200}, {}, False),
     ],
 )
-def test_a_partition_waits_for_the_last_record_of_each_prior_one(
+def test_partition_waits_for_each_prior_partitions_last_record(
     commits: dict[int, int], starts: dict[int, int], gated: bool
 ) -> None:
     decision = decide(_FIRST, 2, Progress(commits, starts), _all_records())
@@ -98,7 +98,7 @@ def test_a_partition_waits_for_the_last_record_of_each_prior_one(
     assert (decision == RELEASED) is not gated
 
 
-def test_it_tells_how_much_is_left_where() -> None:
+def test_decision_lists_remaining_records_per_prior_partition() -> None:
     decision = decide(_FIRST, 2, Progress({0: 4}, {0: 0, 1: 5}), _all_records())
     assert [(w.prior_partition, w.position, w.threshold, w.records_max, w.committed) for w in decision.waits] == [
         (0, 4, 10, 6, True),
@@ -106,17 +106,17 @@ def test_it_tells_how_much_is_left_where() -> None:
     ]
 
 
-def test_prior_partitions_that_were_empty_are_not_waited_for() -> None:
+def test_empty_prior_partitions_are_not_awaited() -> None:
     assert decide(_expansion(2, 3, 0, 0), 2, Progress({}, {}), {}) == RELEASED
 
 
-def test_a_prior_partition_without_a_commit_may_be_passed_but_never_one_with() -> None:
+def test_only_uncommitted_prior_partitions_may_be_passed() -> None:
     passed = frozenset({0, 1})
     assert decide(_FIRST, 2, Progress({}, {}, passed), _all_records()) == RELEASED
     assert decide(_FIRST, 2, Progress({0: 4}, {}, passed), _all_records()).why is Why.PRIOR_PARTITIONS
 
 
-def test_what_was_not_looked_at_is_withheld_and_looked_at() -> None:
+def test_unsearched_prior_partition_gates_and_is_searched() -> None:
     decision = decide(_FIRST, 2, Progress({0: 4, 1: 20}, {}), {})
     assert decision.why is Why.UNKNOWN
     assert decision.searches == (Search(0, 4, 10),)
@@ -138,7 +138,7 @@ def test_what_was_not_looked_at_is_withheld_and_looked_at() -> None:
         (4, 6, 0, True),
     ],
 )
-def test_a_tail_says_only_what_was_looked_at(
+def test_remaining_records_answer_only_for_searched_range(
     searched_from: int, highest: int | None, position: int, awaits: bool | None
 ) -> None:
     remaining = RemainingRecords.of(10)
@@ -147,7 +147,7 @@ def test_a_tail_says_only_what_was_looked_at(
     assert remaining.awaits(position) is awaits
 
 
-def test_looking_further_back_does_not_forget_what_is_above() -> None:
+def test_searching_further_back_keeps_later_findings() -> None:
     remaining = RemainingRecords.of(10)
     remaining.found(8, None)
     remaining.found(4, 5)

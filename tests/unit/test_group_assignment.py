@@ -25,14 +25,14 @@ def _user_data(data: bytes) -> bytes:
     "rest",
     [b"", b"\x00\x00\x00\x00", b"\xff\xff\xff\xff", _user_data(b"tasks"), _user_data(b"x") + b"of a newer version"],
 )
-def test_what_is_not_withheld_is_kept_to_the_byte(version: int, rest: bytes) -> None:
+def test_ungated_assignment_stays_byte_identical(version: int, rest: bytes) -> None:
     data = _assignment(0, 1, 2, version=version, rest=rest)
     assert decode_assignment(data).keeping(lambda topic, partition: True).encode() == data
     cut = decode_assignment(data).keeping(lambda topic, partition: (topic, partition) != ("orders", 2))
     assert cut.encode() == _assignment(0, 1, version=version, rest=rest)
 
 
-def test_a_topic_of_which_nothing_is_left_goes() -> None:
+def test_topic_without_remaining_partitions_is_removed() -> None:
     cut = decode_assignment(_assignment(2)).keeping(lambda topic, partition: False)
     assert cut.topics == ()
     assert cut.encode() == struct.pack(">hi", 0, 0) + b"\x00\x00\x00\x00"
@@ -53,7 +53,7 @@ def test_a_topic_of_which_nothing_is_left_goes() -> None:
         (_user_data(b"whatever"), True),
     ],
 )
-def test_task_data_is_told_from_what_ordinary_assignors_leave_there(rest: bytes, tasks: bool) -> None:
+def test_task_data_is_distinguished_from_ordinary_user_data(rest: bytes, tasks: bool) -> None:
     assert decode_assignment(_assignment(0, rest=rest)).has_task_data is tasks
 
 
@@ -69,6 +69,6 @@ def test_task_data_is_told_from_what_ordinary_assignors_leave_there(rest: bytes,
         struct.pack(">hi", 0, 1) + b"\x00\x02\xff\xff" + bytes(4),
     ],
 )
-def test_what_is_no_assignment_is_said_to_be_none(data: bytes) -> None:
+def test_malformed_assignment_is_refused(data: bytes) -> None:
     with pytest.raises(MalformedAssignment):
         decode_assignment(data)

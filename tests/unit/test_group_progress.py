@@ -158,7 +158,7 @@ def story(monkeypatch: pytest.MonkeyPatch) -> Story:
 # --- what is released -------------------------------------------------------------------------------------------------
 
 
-def test_what_a_member_is_about_to_get_while_its_group_is_looked_at_is_not_released_by_that(story: Story) -> None:
+def test_partition_gated_during_probe_is_not_released(story: Story) -> None:
     """Given a look that began for one partition, when another one is withheld before it ends, then a KIP-848 member is
     not told of that one by its next heartbeat."""
 
@@ -181,7 +181,7 @@ def test_what_a_member_is_about_to_get_while_its_group_is_looked_at_is_not_relea
     asyncio.run(reported())
 
 
-def test_what_another_process_withholds_is_not_released_by_an_older_look(story: Story) -> None:
+def test_older_probe_does_not_release_others_gated_partitions(story: Story) -> None:
     """Given two processes, all members at the one; it withholds a partition, the other one reads of it and looks; then
     it withholds another. When it dies and a KIP-848 member comes over, then it is not told of either."""
 
@@ -202,7 +202,7 @@ def test_what_another_process_withholds_is_not_released_by_an_older_look(story: 
     asyncio.run(reported())
 
 
-def test_a_topic_that_cannot_be_asked_about_holds_up_no_other(story: Story) -> None:
+def test_unqueryable_topic_does_not_delay_others(story: Story) -> None:
     """Given a group of two topics of which one has been deleted, or has a partition without a leader."""
 
     async def reported() -> None:
@@ -217,7 +217,7 @@ def test_a_topic_that_cannot_be_asked_about_holds_up_no_other(story: Story) -> N
     asyncio.run(reported())
 
 
-def test_a_topic_that_may_not_be_looked_up_lets_go_of_its_own_partitions_only(story: Story) -> None:
+def test_unauthorized_topic_releases_only_its_own_partitions(story: Story) -> None:
     async def reported() -> None:
         story.kafka.commits = {P0: 5}
         story.kafka.broken["others"] = 29
@@ -232,7 +232,7 @@ def test_a_topic_that_may_not_be_looked_up_lets_go_of_its_own_partitions_only(st
     asyncio.run(reported())
 
 
-def test_a_group_that_was_set_back_to_where_a_new_partition_begins_waits_anew(story: Story) -> None:
+def test_group_reset_to_partition_start_waits_again(story: Story) -> None:
     """Given a new partition whose first records have expired, and old ones whose have not."""
 
     async def reported() -> None:
@@ -248,7 +248,7 @@ def test_a_group_that_was_set_back_to_where_a_new_partition_begins_waits_anew(st
 # --- groups without commits -------------------------------------------------------------------------------------------
 
 
-def test_a_partition_that_is_itself_withheld_is_not_waited_out(story: Story) -> None:
+def test_gated_prior_partition_does_not_time_out(story: Story) -> None:
     """Given two expansions, and a group that lags before the first for longer than one without commits is waited for:
     when it is done there, it gets what that brought; what the second brought waits until those are read."""
 
@@ -275,7 +275,7 @@ def test_a_partition_that_is_itself_withheld_is_not_waited_out(story: Story) -> 
     asyncio.run(reported())
 
 
-def test_a_group_that_commits_nothing_is_waited_for_from_when_nothing_else_is(story: Story) -> None:
+def test_commit_timeout_starts_after_all_other_waits(story: Story) -> None:
     async def reported() -> None:
         story.state.grow("orders", ORDERS, 2, 4, 10, 5)
         story.keeper.refresh()
@@ -296,7 +296,7 @@ def test_a_group_that_commits_nothing_is_waited_for_from_when_nothing_else_is(st
     asyncio.run(reported())
 
 
-def test_a_group_that_commits_nothing_further_is_waited_for_only_so_long(story: Story) -> None:
+def test_group_without_further_commits_times_out(story: Story) -> None:
     """A client that commits only when records arrive never commits the last ones."""
 
     async def reported() -> None:
@@ -319,7 +319,7 @@ def test_a_group_that_commits_nothing_further_is_waited_for_only_so_long(story: 
     asyncio.run(reported())
 
 
-def test_a_group_that_was_stopped_is_waited_for_from_its_return(story: Story) -> None:
+def test_stopped_groups_timeout_starts_at_its_return(story: Story) -> None:
     async def reported() -> None:
         story.kafka.commits = {P0: 5}
         await story.queries_to_send(P1)
@@ -342,9 +342,7 @@ def test_a_group_that_was_stopped_is_waited_for_from_its_return(story: Story) ->
         ([], True),
     ],
 )
-def test_only_a_group_that_asked_for_the_end_and_nothing_else_began_there(
-    story: Story, looked_up: list[str], waits: bool
-) -> None:
+def test_only_pure_log_end_query_begins_at_end(story: Story, looked_up: list[str], waits: bool) -> None:
     """A client that begins at the beginning may ask for the end to see how far it has to go, as
     `get_watermark_offsets` does; or another one on its machine has the same name."""
 
@@ -360,7 +358,7 @@ def test_only_a_group_that_asked_for_the_end_and_nothing_else_began_there(
 # --- what is remembered by name ---------------------------------------------------------------------------------------
 
 
-def test_what_was_given_up_for_a_topic_does_not_count_for_its_successor(story: Story) -> None:
+def test_release_does_not_apply_to_recreated_topic(story: Story) -> None:
     """Given a group that was let go, unseen; when the topic is deleted, created and grown anew, then it waits anew."""
 
     async def reported() -> None:
@@ -380,7 +378,7 @@ def test_what_was_given_up_for_a_topic_does_not_count_for_its_successor(story: S
     asyncio.run(reported())
 
 
-def test_where_the_log_of_a_predecessor_began_does_not_count(story: Story) -> None:
+def test_predecessors_log_start_is_ignored(story: Story) -> None:
     async def reported() -> None:
         story.kafka.starts[P0] = 8
         assert await story.queries_to_send(P1) == {P1}
@@ -396,7 +394,7 @@ def test_where_the_log_of_a_predecessor_began_does_not_count(story: Story) -> No
 # --- what operators see -----------------------------------------------------------------------------------------------
 
 
-def test_a_group_that_is_gone_is_not_shown_as_one_that_waits(story: Story) -> None:
+def test_inactive_group_is_not_shown_as_waiting(story: Story) -> None:
     async def reported() -> None:
         await story.queries_to_send(P1)
         await story.probes()
@@ -416,7 +414,7 @@ def test_a_group_that_is_gone_is_not_shown_as_one_that_waits(story: Story) -> No
     asyncio.run(reported())
 
 
-def test_a_group_that_never_comes_back_is_forgotten_after_a_day(story: Story) -> None:
+def test_absent_group_is_forgotten_after_a_day(story: Story) -> None:
     async def reported() -> None:
         await story.queries_to_send(P1)
         await story.probes()

@@ -35,7 +35,7 @@ def quiet(line: str) -> None:
     pass
 
 
-def test_a_lock_is_one_jar_per_line_in_its_order() -> None:
+def test_lock_lists_one_jar_per_line() -> None:
     text = f"# from something\n\norg.b:two:2.0-M1:linux-x86_64 {B}\norg.a:one_2.13:1.0.1 {A}\n"
     assert parse_lock(text, "x") == (
         Jar("org.b", "two", "2.0-M1", "linux-x86_64", B),
@@ -43,7 +43,7 @@ def test_a_lock_is_one_jar_per_line_in_its_order() -> None:
     )
 
 
-def test_a_jar_knows_its_place_in_a_maven_repository() -> None:
+def test_jar_has_its_maven_repository_path() -> None:
     assert Jar("org.b", "two", "2.0", "linux", B).repository_path == "org/b/two/2.0/two-2.0-linux.jar"
     assert Jar("org.b", "two", "2.0", "", B).repository_path == "org/b/two/2.0/two-2.0.jar"
 
@@ -60,7 +60,7 @@ def test_a_jar_knows_its_place_in_a_maven_repository() -> None:
         (f"org.z:first:2.0 {A}", "org.z:first is listed twice"),
     ],
 )
-def test_a_line_that_is_not_a_jar_is_an_error_that_names_it(line: str, reason: str) -> None:
+def test_invalid_lock_line_is_named_in_error(line: str, reason: str) -> None:
     with pytest.raises(JarError, match=rf"x\.lock line 2: .*{reason.removeprefix('line 2')}"):
         parse_lock(f"org.z:first:1.0 {A}\n{line}\n", "x")
 
@@ -70,7 +70,7 @@ def test_an_empty_lock_is_an_error() -> None:
         parse_lock("# nothing\n", "x")
 
 
-def test_every_release_has_its_locks_and_they_hold_that_release() -> None:
+def test_every_releases_locks_match_the_release() -> None:
     for version, release in jars.RELEASES.items():
         broker = {jar.artifact: jar.version for jar in read_lock(release.broker_lock)}
         assert broker["kafka_2.13"] == broker["kafka-clients"] == version
@@ -84,7 +84,7 @@ def test_an_unknown_release_names_those_that_there_are() -> None:
         jars.release("1.0.0")
 
 
-def test_a_jar_is_fetched_once_and_then_read_from_the_cache(repository: Path) -> None:
+def test_jar_is_fetched_once_then_cached(repository: Path) -> None:
     jar = publish(repository, b"content")
     (path,) = fetch_jars((jar,), "test", quiet)
     assert path.name == "clients-1.0.jar"
@@ -94,7 +94,7 @@ def test_a_jar_is_fetched_once_and_then_read_from_the_cache(repository: Path) ->
     assert fetch_jars((jar,), "test", quiet) == (path,)
 
 
-def test_other_bytes_than_the_lock_names_are_refused_and_not_kept(repository: Path, tmp_path: Path) -> None:
+def test_jar_with_wrong_checksum_is_not_kept(repository: Path, tmp_path: Path) -> None:
     jar = publish(repository, b"content")
     (repository / jar.repository_path).write_bytes(b"tampered with")
 
@@ -103,7 +103,7 @@ def test_other_bytes_than_the_lock_names_are_refused_and_not_kept(repository: Pa
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
 
-def test_a_damaged_jar_in_the_cache_is_fetched_again(repository: Path) -> None:
+def test_damaged_cached_jar_is_fetched_again(repository: Path) -> None:
     jar = publish(repository, b"content")
     (path,) = fetch_jars((jar,), "test", quiet)
     path.write_bytes(b"conten")
@@ -114,9 +114,7 @@ def test_a_damaged_jar_in_the_cache_is_fetched_again(repository: Path) -> None:
     assert any("damaged" in line for line in stated)
 
 
-def test_no_network_is_one_line_that_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path
-) -> None:
+def test_no_network_is_one_line_with_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
     jar = publish(repository, b"content")
     monkeypatch.setenv("FENCEPOST_MAVEN_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(jars, "ATTEMPTS", 1)
@@ -125,7 +123,7 @@ def test_no_network_is_one_line_that_says_what_to_do(
     assert "\n" not in str(raised.value)
 
 
-def test_several_at_once_fill_one_cache(repository: Path, tmp_path: Path) -> None:
+def test_concurrent_fetches_share_one_cache(repository: Path, tmp_path: Path) -> None:
     requested = tuple(publish(repository, f"content {n}".encode() * 100_000, f"artifact{n}") for n in range(5))
     results: list[tuple[Path, ...]] = []
     threads = [threading.Thread(target=lambda: results.append(fetch_jars(requested, "test", quiet))) for _ in range(4)]
@@ -139,7 +137,7 @@ def test_several_at_once_fill_one_cache(repository: Path, tmp_path: Path) -> Non
     assert sorted(left) == sorted(results[0])
 
 
-def test_progress_is_told_from_the_first_line_to_the_last(repository: Path) -> None:
+def test_fetch_reports_progress_from_start_to_end(repository: Path) -> None:
     stated: list[str] = []
     fetch_jars((publish(repository, b"content"),), "kafka-x", stated.append)
     assert stated[0].startswith("fetching kafka-x: 1 jars into ")

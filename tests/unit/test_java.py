@@ -19,7 +19,7 @@ def java_in(directory: Path, printed: str) -> Path:
     return java
 
 
-def test_java_home_goes_before_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_takes_precedence_over_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java_in(tmp_path / "path", 'openjdk version "17.0.1" 2021-10-19')
     chosen = java_in(tmp_path / "home" / "bin", 'openjdk version "21" 2023-09-19')
     monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:/usr/bin:/bin")
@@ -38,7 +38,7 @@ def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         find_jdk()
 
 
-def test_a_java_home_without_java_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_without_java_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaError, match=rf"JAVA_HOME={tmp_path} contains no bin/java"):
         find_jdk()

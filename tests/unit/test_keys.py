@@ -21,7 +21,7 @@ def test_each_record_has_its_key(key: bytes | None, count: int, codec: int) -> N
     assert _keys(batch(*(b"v" * 100,) * count, key=key, compression=codec)) == [key] * count
 
 
-def test_a_record_without_a_key_differs_from_one_with_an_empty_key() -> None:
+def test_null_key_differs_from_empty_key() -> None:
     assert _keys(batch(b"v")) == [None]
     assert _keys(batch(b"v", key=b"")) == [b""]
 
@@ -32,7 +32,7 @@ def test_they_are_unpacked_under_a_bound() -> None:
 
 
 @given(st.data())
-def test_a_record_that_is_cut_or_lies_about_its_lengths_is_malformed(data: st.DataObject) -> None:
+def test_mutated_batch_has_two_keys_or_is_malformed(data: st.DataObject) -> None:
     whole = bytearray(batch(b"value", b"value", key=b"key"))
     at = data.draw(st.integers(HEADER_BYTES, len(whole) - 1))
     whole[at] = data.draw(st.integers(0, 255))
@@ -43,6 +43,6 @@ def test_a_record_that_is_cut_or_lies_about_its_lengths_is_malformed(data: st.Da
     assert len(keys) == 2
 
 
-def test_bytes_behind_the_records_are_malformed() -> None:
+def test_bytes_after_the_records_are_malformed() -> None:
     with pytest.raises(MalformedBatch, match="extra bytes"):
         _keys(memoryview(bytes(batch(b"v", key=b"k")) + b"\0"))

@@ -107,7 +107,7 @@ def test_nothing_is_read_while_large_request_is_planned() -> None:
     assert len(talk.next(m.Store).changes) == MANY
 
 
-def test_short_answer_to_large_request_is_worked_on_in_thread() -> None:
+def test_short_answer_to_large_request_uses_thread() -> None:
     """What is added to it is as long as the request."""
     talk = _talk()
     talk.client(_create_topics(MANY))
@@ -126,7 +126,7 @@ def test_small_messages_need_no_thread() -> None:
     talk.next(m.Store)
 
 
-def test_responses_keep_their_order_while_one_is_worked_on() -> None:
+def test_responses_keep_their_order_around_threaded_one() -> None:
     talk = _talk()
     talk.client(_ask_metadata(1) + request(HEARTBEAT, 4, 2) + _ask_metadata(3))
     talk.commands.clear()
@@ -151,7 +151,7 @@ def test_responses_keep_their_order_while_one_is_worked_on() -> None:
     assert found == [1, 2, 3]
 
 
-def test_only_one_response_is_worked_on_at_a_time() -> None:
+def test_responses_are_processed_in_thread_one_by_one() -> None:
     """Each may take as much memory as the largest answer."""
     talk = _talk()
     talk.client(_ask_metadata(1) + _ask_metadata(2))
@@ -167,7 +167,7 @@ def test_only_one_response_is_worked_on_at_a_time() -> None:
     assert [type(each) for each in talk.commands] == [m.ReadBatches, m.ReadUpstream, m.ToClient]
 
 
-def test_addresses_in_large_metadata_are_ours_and_listeners_open_in_loop() -> None:
+def test_listeners_for_large_metadata_open_in_event_loop() -> None:
     called: list[int] = []
 
     def in_loop(call: Callable[[], Any]) -> Any:
@@ -218,7 +218,7 @@ def test_configs_are_stored_though_both_sides_closed_meanwhile() -> None:
     assert talk.session.finished
 
 
-def test_request_of_client_that_left_meanwhile_is_not_sent() -> None:
+def test_request_of_departed_client_is_not_sent() -> None:
     talk = _talk()
     free = talk.services.free_bytes
     talk.client(_create_topics(2_000))
@@ -249,7 +249,7 @@ def test_session_does_not_drain_before_answer_is_made() -> None:
 
 
 @pytest.mark.parametrize("crashes", [False, True])
-def test_large_message_that_cannot_be_read_costs_its_connection(*, crashes: bool) -> None:
+def test_unreadable_large_message_closes_its_connection(*, crashes: bool) -> None:
     """`crashes` – the thread has raised what is no protocol error: there is no result."""
     talk = _talk()
     talk.client(_create_topics(MANY)[:-1] + b"\7")
@@ -270,7 +270,7 @@ def test_large_message_that_cannot_be_read_costs_its_connection(*, crashes: bool
     assert talk.next(m.CloseClient).fault is (ClientProtocolError if crashes else UpstreamProtocolError)
 
 
-def test_large_request_that_is_only_searched_needs_no_thread() -> None:
+def test_large_searched_only_request_needs_no_thread() -> None:
     talk = _talk()
     body = bytes(20_000)
     talk.client(request(FETCH, 12, 1, body)[:-1])
@@ -278,7 +278,7 @@ def test_large_request_that_is_only_searched_needs_no_thread() -> None:
     assert talk.upstream() == request(FETCH, 12, 1, body)
 
 
-def test_large_request_that_names_state_topic_is_read_in_thread() -> None:
+def test_large_request_naming_state_topic_uses_thread() -> None:
     talk = _talk()
     talk.services.state_topic_marks = (b"__state",)
     talk.client(request(FETCH, 12, 1, bytes(20_000) + b"__state"))
@@ -325,7 +325,7 @@ def test_transaction_adds_no_more_checked_partitions_than_limit(api_key: int) ->
     assert plan.joins is None
 
 
-def test_state_topic_named_very_often_is_left_out_in_one_pass() -> None:
+def test_many_state_topic_entries_are_removed_quickly() -> None:
     """Compared one by one, each with each, these would take a minute."""
     count = 30_000
     resources = [

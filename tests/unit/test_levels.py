@@ -152,7 +152,7 @@ def test_the_policy(producer_id: int, level: Level, code: int | None) -> None:
     assert (None if refusal is None else refusal.error_code) == code
 
 
-def test_a_batch_without_a_producer_id_is_refused_where_one_is_required() -> None:
+def test_batch_without_required_producer_id_is_refused() -> None:
     talk = Levels()
     talk.client(query(("required", 0, batch(b"v")), ("plain", 0, batch(b"v"))))
     talk.counted()
@@ -165,7 +165,7 @@ def test_a_batch_without_a_producer_id_is_refused_where_one_is_required() -> Non
     assert message.startswith("IDEMPOTENCE_REQUIRED topic=required partition=0: ")
 
 
-def test_a_batch_with_one_passes_and_so_does_a_transaction() -> None:
+def test_idempotent_and_transactional_batches_pass() -> None:
     talk = Levels()
     for correlation, records in enumerate([idempotent(), idempotent(sequence=1, transactional=True)]):
         talk.client(query(("required", 0, records), correlation=correlation))
@@ -174,7 +174,7 @@ def test_a_batch_with_one_passes_and_so_does_a_transaction() -> None:
         assert talk.reported() == {("required", 0): (0, correlation, None)}
 
 
-def test_what_is_no_batch_does_not_come_in_either() -> None:
+def test_malformed_records_are_refused() -> None:
     talk = Levels()
     two = bytes(idempotent()) + bytes(batch(b"v"))
     talk.client(query(("required", 0, two)))
@@ -182,7 +182,7 @@ def test_what_is_no_batch_does_not_come_in_either() -> None:
     assert talk.reported()["required", 0][0] == INVALID_RECORD
 
 
-def test_who_may_not_write_is_not_told_how_a_topic_is_guarded() -> None:
+def test_topic_checks_are_hidden_from_unauthorized_clients() -> None:
     talk = Levels(may_write=False)
     for correlation in (1, 2):  # and not when it asks again either
         talk.client(query(("required", 0, batch(b"v")), correlation=correlation))
@@ -193,7 +193,7 @@ def test_who_may_not_write_is_not_told_how_a_topic_is_guarded() -> None:
         assert talk.reported() == {("required", 0): (NOT_AUTHORIZED, -1, None)}
 
 
-def test_acks_0_leaves_no_other_way_than_the_end_of_the_connection() -> None:
+def test_refused_acks_0_append_closes_the_connection() -> None:
     talk = Levels()
     talk.client(query(("required", 0, batch(b"v")), acks=0))
     talk.counted()
@@ -206,7 +206,7 @@ def test_acks_0_leaves_no_other_way_than_the_end_of_the_connection() -> None:
 
 
 @pytest.mark.parametrize("topic", ["plain", "safe"])
-def test_a_request_may_require_what_its_topic_does_not(topic: str) -> None:
+def test_request_may_require_more_than_its_topic(topic: str) -> None:
     talk = Levels()
     talk.client(query((topic, 0, batch(b"v")), level=b"\2"))
     talk.counted()
@@ -214,7 +214,7 @@ def test_a_request_may_require_what_its_topic_does_not(topic: str) -> None:
 
 
 @pytest.mark.parametrize("level", [b"\0", b"\1", b"\2"])
-def test_its_field_goes_no_further_and_others_do(level: bytes) -> None:
+def test_level_field_is_removed_and_others_are_forwarded(level: bytes) -> None:
     talk = Levels()
     talk.client(query(("plain", 0, idempotent()), level=level))
     request = talk.up()
@@ -223,14 +223,14 @@ def test_its_field_goes_no_further_and_others_do(level: bytes) -> None:
 
 
 @pytest.mark.parametrize("level", [b"\0", b"\1"])
-def test_it_does_not_make_a_topic_less_strict(level: bytes) -> None:
+def test_request_level_cannot_weaken_the_topic(level: bytes) -> None:
     talk = Levels()
     talk.client(query(("required", 0, batch(b"v")), level=level))
     talk.counted()
     assert talk.reported()["required", 0][0] == POLICY_VIOLATION
 
 
-def test_it_may_make_safe_what_is_off_and_strict_what_is_safe() -> None:
+def test_request_level_may_strengthen_off_and_safe() -> None:
     talk = Levels()
     talk.client(query(("plain", 0, idempotent()), level=b"\1"))
     talk.upstream()
@@ -255,7 +255,7 @@ def test_a_level_that_cannot_be_read_is_refused(level: bytes) -> None:
     assert "tagged field 254 is an int8" in (message or "")
 
 
-def test_a_level_can_be_seen_before_the_rest_of_the_request_is_there() -> None:
+def test_level_is_readable_before_the_request_completes() -> None:
     with_level = query(("plain", 0, idempotent()), level=b"\1")
     without = query(("plain", 0, idempotent()))
     for frame, count in ((with_level, TO_BE_READ), (without, 1)):
@@ -264,7 +264,7 @@ def test_a_level_can_be_seen_before_the_rest_of_the_request_is_there() -> None:
         assert peek.topic_count == count
 
 
-def test_others_of_the_same_client_are_streamed_before_and_after() -> None:
+def test_level_field_affects_only_its_own_request() -> None:
     """The field is in what a request begins with: the next one without is not taken for one with it, nor the other
     way round."""
     talk = Levels()
@@ -295,7 +295,7 @@ def test_naming_a_partition_twice_ends_the_connection() -> None:
 # --------------------------------------------------------------------------------------------------- sent without an id
 
 
-def test_a_batch_that_kafka_takes_from_no_idempotent_producer_is_sent_again_without() -> None:
+def test_batch_refused_as_idempotent_is_resent_without_id() -> None:
     talk = Levels()
     sent = idempotent(b"value", 7)
     talk.client(query(("safe", 0, sent)))
@@ -312,7 +312,7 @@ def test_a_batch_that_kafka_takes_from_no_idempotent_producer_is_sent_again_with
     assert talk.session.drained
 
 
-def test_later_ones_of_the_topic_go_without_at_once_and_are_tried_with_it_after_a_while() -> None:
+def test_later_batches_omit_the_id_until_expiry() -> None:
     talk = Levels()
     talk.services.idempotence.refused("safe", talk.now)
     talk.client(query(("safe", 1, idempotent(sequence=1)), correlation=1))
@@ -326,7 +326,7 @@ def test_later_ones_of_the_topic_go_without_at_once_and_are_tried_with_it_after_
     talk.silent()
 
 
-def test_what_is_answered_by_anything_else_is_not_sent_again() -> None:
+def test_other_errors_do_not_cause_a_resend() -> None:
     talk = Levels()
     for correlation, code in enumerate([TIMED_OUT, NOT_LEADER, OUT_OF_ORDER, POLICY_VIOLATION, INVALID_RECORD]):
         talk.client(query(("safe", 0, idempotent(sequence=correlation)), correlation=correlation))
@@ -346,7 +346,7 @@ def test_a_transaction_is_never_sent_without_its_producer() -> None:
     talk.silent()
 
 
-def test_a_damaged_batch_is_not_made_sound_by_a_new_crc() -> None:
+def test_damaged_batch_keeps_its_wrong_crc() -> None:
     damaged = bytearray(idempotent(b"value"))
     damaged[-1] ^= 1
     talk = Levels()
@@ -356,7 +356,7 @@ def test_a_damaged_batch_is_not_made_sound_by_a_new_crc() -> None:
     assert data.records == bytes(damaged)
 
 
-def test_those_that_are_under_way_keep_their_order() -> None:
+def test_requests_in_progress_keep_their_order() -> None:
     """A and B are sent with their ids. A is refused; C comes, and would overtake B."""
     talk = Levels()
     for correlation in (1, 2):
@@ -387,7 +387,7 @@ def test_those_that_are_under_way_keep_their_order() -> None:
     assert reported == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_who_waits_behind_a_broker_that_does_not_answer_is_told_to_try_again() -> None:
+def test_append_waiting_on_silent_broker_gets_retriable_error() -> None:
     talk = Levels()
     talk.client(query(("safe", 0, idempotent()), correlation=1))
     talk.upstream()
@@ -406,7 +406,7 @@ def test_who_waits_behind_a_broker_that_does_not_answer_is_told_to_try_again() -
 
 
 @pytest.mark.parametrize("producer_id", [9, MADE_UP], ids=["its own id", "an id made up here"])
-def test_what_was_sent_behind_one_that_came_while_the_configs_were_not_known_is_tried_again_with_it(
+def test_batch_after_unknown_configs_refusal_is_also_refused(
     producer_id: int,
 ) -> None:
     """Given A, refused since the configs are too old, and B, sent behind it and read when they are not any more, then B
@@ -454,7 +454,7 @@ def test_another_partition_need_not_wait() -> None:
     assert producer(talk.up()) == NOBODY
 
 
-def test_it_is_not_sent_again_into_the_middle_of_a_streamed_frame() -> None:
+def test_resend_waits_for_a_streamed_frames_end() -> None:
     talk = Levels()
     talk.client(query(("safe", 0, idempotent()), correlation=1))
     talk.upstream()
@@ -470,7 +470,7 @@ def test_it_is_not_sent_again_into_the_middle_of_a_streamed_frame() -> None:
     assert producer(parse_produce_request(memoryview(rest[len(streamed) - 200 :])[4:])) == NOBODY
 
 
-def test_what_was_sent_behind_one_that_waited_too_long_is_tried_again_with_it() -> None:
+def test_batches_after_a_timed_out_one_are_refused() -> None:
     talk = Levels()
     talk.client(query(("safe", 0, idempotent()), correlation=1))
     talk.upstream()
@@ -489,7 +489,7 @@ def test_what_was_sent_behind_one_that_waited_too_long_is_tried_again_with_it() 
     assert codes == [0, NOT_LEADER, NOT_LEADER]
 
 
-def test_what_was_told_as_unknown_is_not_sent_again() -> None:
+def test_batch_reported_unknown_is_not_resent() -> None:
     """Its client may have done so itself."""
     talk = Levels()
     talk.client(query(("safe", 0, idempotent())))
@@ -502,7 +502,7 @@ def test_what_was_told_as_unknown_is_not_sent_again() -> None:
     talk.silent()
 
 
-def test_some_partitions_of_a_request_may_be_taken_and_others_not() -> None:
+def test_only_safe_topics_partitions_are_resent() -> None:
     talk = Levels()
     talk.client(query(("safe", 0, idempotent()), ("required", 0, idempotent()), ("plain", 0, batch(b"v"))))
     assert len(talk.up().topics) == 3
@@ -519,7 +519,7 @@ def test_some_partitions_of_a_request_may_be_taken_and_others_not() -> None:
     }
 
 
-def test_a_counted_topic_is_left_only_when_the_second_try_is_answered() -> None:
+def test_barrier_is_left_after_the_resend_is_answered() -> None:
     talk = Levels()
     talk.client(query(("counted-safe", 0, idempotent())))
     talk.upstream()
@@ -547,7 +547,7 @@ def test_acks_0_is_sent_again_too() -> None:
 
 
 @pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("it broke")])
-def test_an_end_in_between_leaves_nothing_behind(gone: m.Event) -> None:
+def test_connection_loss_before_resend_frees_all_memory(gone: m.Event) -> None:
     talk = Levels()
     talk.client(query(("safe", 0, idempotent())))
     talk.upstream()
@@ -567,13 +567,13 @@ def test_an_end_in_between_leaves_nothing_behind(gone: m.Event) -> None:
 # ------------------------------------------------------------------------------------------------ ids of our own making
 
 
-def test_ids_that_are_made_up_cannot_be_taken_for_kafkas_nor_for_each_other() -> None:
+def test_made_up_ids_are_unique_and_not_kafkas() -> None:
     ids = {make_up_producer_id() for _ in range(1000)}
     assert len(ids) == 1000
     assert all(MADE_UP_IDS_FROM <= each < 1 << 63 for each in ids)
 
 
-def test_a_batch_under_such_an_id_loses_it_on_a_safe_topic() -> None:
+def test_made_up_id_is_removed_on_safe_topic() -> None:
     talk = Levels()
     talk.client(query(("safe", 0, idempotent(producer_id=MADE_UP)), ("plain", 0, batch(b"v"))))
     talk.downgraded("safe", "not_permitted")
@@ -581,7 +581,7 @@ def test_a_batch_under_such_an_id_loses_it_on_a_safe_topic() -> None:
 
 
 @pytest.mark.parametrize("topic", ["required", "guarded", "guarded-required", "counted"])
-def test_elsewhere_it_is_told_what_kafka_said(topic: str) -> None:
+def test_made_up_id_is_refused_on_other_topics(topic: str) -> None:
     talk = Levels()
     talk.client(query((topic, 0, idempotent(producer_id=MADE_UP))))
     talk.counted()
@@ -591,14 +591,14 @@ def test_elsewhere_it_is_told_what_kafka_said(topic: str) -> None:
     talk.silent()
 
 
-def test_on_a_counted_topic_that_is_safe_it_goes_in_and_without() -> None:
+def test_safe_count_checked_topic_removes_made_up_id() -> None:
     talk = Levels()
     talk.client(query(("counted-safe", 0, idempotent(producer_id=MADE_UP))))
     talk.downgraded("counted-safe", "not_permitted")
     assert producer(talk.up()) == NOBODY
 
 
-def test_on_a_guarded_topic_that_is_safe_its_gate_never_hears_of_the_id() -> None:
+def test_sequencer_never_receives_a_made_up_id() -> None:
     talk = Levels()
     talk.client(query(("guarded-safe", 0, expecting(4, b"v", producer=(MADE_UP, 0, 0)))))
     talk.downgraded("guarded-safe", "not_permitted")
@@ -606,7 +606,7 @@ def test_on_a_guarded_topic_that_is_safe_its_gate_never_hears_of_the_id() -> Non
     assert (pending.append.producer_id, pending.append.expected_base_offset) == (-1, 4)
 
 
-def test_a_guarded_topic_may_require_idempotence_beside_its_check() -> None:
+def test_checked_topic_may_also_require_idempotence() -> None:
     talk = Levels()
     talk.client(query(("guarded-required", 0, expecting(4, b"v")), correlation=1))
     talk.counted()
@@ -644,13 +644,13 @@ def init_producer_id(
 
 
 @pytest.mark.parametrize("version", [0, 2, 4, 5])
-def test_who_may_not_be_idempotent_gets_an_id_while_some_topic_is_safe(version: int) -> None:
+def test_safe_topic_gives_unauthorized_producers_an_id(version: int) -> None:
     assert init_producer_id(NOT_PERMITTED, version=version) == (0, MADE_UP, 0)
     assert init_producer_id(0, version=version) == (0, 40, 0)
     assert init_producer_id(NOT_PERMITTED, version=version, safe=False)[0] == NOT_PERMITTED
 
 
-def test_a_transactional_id_gets_kafkas_answer_and_so_does_every_other_error() -> None:
+def test_transactional_ids_and_other_errors_are_relayed() -> None:
     assert init_producer_id(NOT_PERMITTED, transactional_id="t")[0] == NOT_PERMITTED
     assert init_producer_id(15)[0] == 15
 
@@ -673,13 +673,13 @@ def _with_start(answer: bytes, start: int) -> bytes:
 
 
 @pytest.mark.parametrize("topic", ["required", "safe", "counted"])
-def test_a_producer_whose_records_are_all_gone_may_go_on(topic: str) -> None:
+def test_producer_with_all_records_deleted_may_continue(topic: str) -> None:
     talk = Levels()
     assert answered(talk, 0, 10, correlation=1, topic=topic, start=0) == 0
     assert answered(talk, OUT_OF_ORDER, -1, correlation=2, topic=topic, start=11) == UNKNOWN_PRODUCER_ID
 
 
-def test_it_is_told_so_once_for_a_batch() -> None:
+def test_unknown_producer_id_is_reported_once_per_batch() -> None:
     """kafka-python 3 sends the same batch again, at once and for ever. Others begin anew under another epoch."""
     talk = Levels()
     assert answered(talk, 0, 10, correlation=1, start=0) == 0
@@ -689,25 +689,25 @@ def test_it_is_told_so_once_for_a_batch() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 10])
-def test_one_that_should_be_there_is_told_of_a_loss(start: int) -> None:
+def test_out_of_order_stays_while_records_remain(start: int) -> None:
     talk = Levels()
     assert answered(talk, 0, 10, correlation=1, start=0) == 0
     assert answered(talk, OUT_OF_ORDER, -1, correlation=2, start=start) == OUT_OF_ORDER
 
 
-def test_where_kafka_does_not_say_where_the_log_starts_its_last_word_counts() -> None:
+def test_last_known_log_start_replaces_a_missing_one() -> None:
     talk = Levels()
     assert answered(talk, 0, 10, correlation=1, start=0) == 0
     talk.services.idempotence.record_log_start(TopicPartition("required", 0), 20, talk.now)
     assert answered(talk, OUT_OF_ORDER, -1, correlation=2, start=-1) == UNKNOWN_PRODUCER_ID
 
 
-def test_of_whom_nothing_is_known_kafkas_word_goes_through() -> None:
+def test_unknown_producers_error_is_relayed() -> None:
     talk = Levels()
     assert answered(talk, OUT_OF_ORDER, -1, correlation=1, start=11) == OUT_OF_ORDER
 
 
-def test_a_guarded_topic_knows_its_own_producers_too() -> None:
+def test_checked_topic_tracks_its_producers_too() -> None:
     talk = Levels()
     for correlation, (code, base, start, reported) in enumerate(
         [(0, 10, 0, 0), (OUT_OF_ORDER, -1, 11, UNKNOWN_PRODUCER_ID)]
@@ -724,7 +724,7 @@ def test_a_guarded_topic_knows_its_own_producers_too() -> None:
         talk.answer()
 
 
-def test_what_is_remembered_is_bounded_and_goes_with_its_topic() -> None:
+def test_idempotence_memory_is_bounded_and_cleared_per_topic() -> None:
     memory = IdempotenceMemory(2)
     at = [TopicPartition("t", index) for index in range(3)]
     for partition in at:
@@ -775,7 +775,7 @@ def forgetful(*, may_write: bool = True) -> Levels:
     return talk
 
 
-def test_a_refusal_says_where_the_log_starts_which_is_asked_for_once() -> None:
+def test_refusal_includes_log_start_queried_once() -> None:
     talk = forgetful()
     talk.client(query(("required", 3, batch(b"v"))))
     talk.counted()
@@ -796,7 +796,7 @@ def test_a_refusal_says_where_the_log_starts_which_is_asked_for_once() -> None:
     assert starts(talk.answer()) == {("required", 3): 17}
 
 
-def test_it_is_asked_for_together_with_the_right_to_know() -> None:
+def test_log_start_is_queried_alongside_authorization() -> None:
     talk = forgetful(may_write=False)
     talk.client(query(("required", 0, batch(b"v"))))
     talk.counted()
@@ -807,7 +807,7 @@ def test_it_is_asked_for_together_with_the_right_to_know() -> None:
     assert starts(talk.answer()) == {("required", 0): 17}
 
 
-def test_who_may_not_write_is_not_told_it() -> None:
+def test_log_start_is_hidden_from_unauthorized_clients() -> None:
     talk = forgetful(may_write=False)
     talk.client(query(("required", 0, batch(b"v"))))
     talk.counted()
@@ -816,7 +816,7 @@ def test_who_may_not_write_is_not_told_it() -> None:
     assert starts(talk.answer()) == {("required", 0): -1}
 
 
-def test_a_broker_that_does_not_say_leaves_it_open() -> None:
+def test_failed_log_start_query_leaves_it_unset() -> None:
     talk = forgetful()
     talk.client(query(("required", 0, batch(b"v"))))
     talk.counted()
@@ -825,14 +825,14 @@ def test_a_broker_that_does_not_say_leaves_it_open() -> None:
     assert starts(talk.answer()) == {("required", 0): -1}
 
 
-def test_a_client_that_could_not_read_it_does_not_wait_for_it() -> None:
+def test_old_version_refusal_skips_the_log_start() -> None:
     talk = forgetful()
     talk.client(query(("required", 0, batch(b"v")), version=4))
     talk.counted()
     assert talk.answer()
 
 
-def test_a_broker_that_stands_still_does_not_keep_the_refusal_for_ever() -> None:
+def test_silent_broker_delays_a_refusal_only_briefly() -> None:
     talk = forgetful()
     talk.client(query(("required", 0, batch(b"v"))))
     talk.counted()
@@ -846,7 +846,7 @@ def test_a_broker_that_stands_still_does_not_keep_the_refusal_for_ever() -> None
     assert talk.session.drained
 
 
-def test_a_retriable_answer_does_not_ask_but_says_what_is_known() -> None:
+def test_retriable_refusal_uses_only_known_log_start() -> None:
     talk = forgetful()
     talk.services.is_fresh = False
     talk.services.idempotence.record_log_start(TopicPartition("required", 0), 17, 0.0)
@@ -855,7 +855,7 @@ def test_a_retriable_answer_does_not_ask_but_says_what_is_known() -> None:
     assert starts(talk.answer()) == {("required", 0): 17, ("required", 1): -1}
 
 
-def test_an_answer_to_something_else_in_between_stays_where_it_belongs() -> None:
+def test_interleaved_response_reaches_its_own_request() -> None:
     talk = forgetful()
     talk.client(query(("required", 0, batch(b"v")), correlation=1))
     talk.counted()
@@ -869,7 +869,7 @@ def test_an_answer_to_something_else_in_between_stays_where_it_belongs() -> None
     assert talk.answer() == reply
 
 
-def test_who_was_told_29_once_has_not_proved_anything_by_that() -> None:
+def test_earlier_denial_does_not_count_as_authorization() -> None:
     """Asked about anew, each time: its second try is not told where a guarded log ends either."""
     talk = Levels(may_write=False)
     for correlation in (1, 2):

@@ -154,7 +154,7 @@ def test_nothing_is_overtaken_lost_or_doubled() -> None:
             raise AssertionError(f"seed {seed}") from error
 
 
-def test_without_the_rule_it_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabling_the_order_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """That this can be seen: who goes without does not wait for what is upstream with an id."""
     monkeypatch.setattr(CheckedProduce, "_has_id_upstream", staticmethod(lambda exchange, key: False))
     with pytest.raises(AssertionError, match="seed"):

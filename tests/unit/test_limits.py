@@ -52,7 +52,7 @@ def at_most(byte_count: int) -> Iterator[None]:
 # --- the process's own, as its parts get them -------------------------------------------------------------------------
 
 
-def test_what_an_operator_sets_is_what_gates_and_sessions_obey() -> None:
+def test_configured_limits_apply_to_sequencers_and_sessions() -> None:
     limits = replace(
         Limits(),
         sequencer_queue_max=7,
@@ -85,7 +85,7 @@ def _describe_configs(count: int) -> bytes:
     return struct.pack(">i", count) + b"\2\0\0\0\0\0\0" * count + b"\0\0"
 
 
-def test_a_request_of_more_elements_than_the_limit_is_refused_before_they_are_made() -> None:
+def test_request_above_element_limit_is_refused_before_allocation() -> None:
     """A hundred megabytes of the smallest there are would take gigabytes, and a minute of everybody's time."""
     assert len(decode_request(DESCRIBE_CONFIGS, 3, _describe_configs(ITEMS_MAX)).resources) == ITEMS_MAX
     body = _describe_configs(ITEMS_MAX + 1)
@@ -110,7 +110,7 @@ def test_numbers_count_as_elements() -> None:
         decode_request(ADD_PARTITIONS_TO_TXN, 3, body)
 
 
-def test_a_batch_that_unpacks_beyond_the_limit_is_refused_and_its_request_answered() -> None:
+def test_decompression_beyond_the_limit_is_refused_with_error() -> None:
     draft = AppendDraft(
         connection=1,
         policy=TopicPolicy(Check.ON),
@@ -135,13 +135,13 @@ def test_a_batch_that_unpacks_beyond_the_limit_is_refused_and_its_request_answer
 
 
 @pytest.mark.parametrize(("timeout_ms", "wait"), [(30_000, 5.0), (3_000, 1.0), (0, 0.0)])
-def test_an_append_waits_at_a_gate_for_so_long_and_a_third_of_its_timeout(timeout_ms: int, wait: float) -> None:
+def test_append_deadline_is_limit_or_third_of_timeout(timeout_ms: int, wait: float) -> None:
     talk = SessionTalk()
     (pending,) = is_checked(talk, timeout_ms=timeout_ms)
     assert pending.deadline == pytest.approx(talk.now + wait)
 
 
-def test_a_frame_above_the_limit_costs_the_connection_before_a_byte_of_it_is_held() -> None:
+def test_frame_above_limit_closes_connection_before_buffering() -> None:
     talk = SessionTalk(frame_bytes_max=1_000)
     talk.client(struct.pack(">ihhi", 1_001, 3, 9, 1))
     closed = talk.next(m.CloseClient)
@@ -150,7 +150,7 @@ def test_a_frame_above_the_limit_costs_the_connection_before_a_byte_of_it_is_hel
     talk.silent()
 
 
-def test_an_answer_above_the_limit_that_is_to_be_held_costs_the_connection_before_a_byte_of_it_is_held() -> None:
+def test_buffered_response_above_limit_closes_connection() -> None:
     """A broker that lies about lengths, or whoever sits at its address. What only passes is not held, however long."""
     talk = SessionTalk(frame_bytes_max=1_000)
     is_checked(talk, correlation=7)
@@ -167,7 +167,7 @@ def test_an_answer_above_the_limit_that_is_to_be_held_costs_the_connection_befor
     assert len(talk.answer()) == 8
 
 
-def test_a_broken_request_costs_no_memory_that_others_share() -> None:
+def test_broken_request_releases_shared_memory() -> None:
     """One that cannot be answered, and one that cannot be read: their connections end, what they held is given back."""
     for broken in (
         produce(("guarded-a", 0, expecting(5, b"x")), acks=0),
@@ -198,7 +198,7 @@ def _limited(**limits: Any) -> Talk:
     return talk
 
 
-def test_a_chain_has_no_more_on_its_way_than_the_limit() -> None:
+def test_pipelined_appends_respect_the_in_flight_limit() -> None:
     talk = _limited(in_flight_max=2)
     first, second, third = (talk.offer(expecting(at, b"x")) for at in (10, 11, 12))
     assert talk.admitted(first) is not None
@@ -209,7 +209,7 @@ def test_a_chain_has_no_more_on_its_way_than_the_limit() -> None:
     assert talk.admitted(third) is not None
 
 
-def test_a_doubt_that_cannot_be_settled_is_told_as_unknown_in_the_end() -> None:
+def test_unresolvable_append_is_finally_reported_unknown() -> None:
     talk = _limited(resolve_seconds=3.0, read_retry_seconds=0.5)
     pending = talk.offer(expecting(10, b"x"))
     talk.admitted(pending)
@@ -230,7 +230,7 @@ def test_a_doubt_that_cannot_be_settled_is_told_as_unknown_in_the_end() -> None:
     assert probes == 7  # at once, and every half second
 
 
-def test_a_gate_remembers_so_many_batches_and_producers_and_no_more() -> None:
+def test_sequencer_remembers_bounded_batches_and_producers() -> None:
     talk = _limited(remembered_batches_max=3, remembered_producers_max=2)
     sent = [expecting(at, b"%d" % at, producer=(100 + at, 0, 0)) for at in range(10, 16)]
     for at, records in enumerate(sent, 10):
@@ -248,7 +248,7 @@ def test_a_gate_remembers_so_many_batches_and_producers_and_no_more() -> None:
     assert not isinstance(talk.effects[0], g.Answer)
 
 
-def test_gates_that_nobody_uses_are_dropped_before_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_sequencers_are_dropped_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of topics are the clients' to choose, as far as patterns guard what there is not yet."""
     monkeypatch.setattr(switch_module, "_IDLE_SEQUENCERS_MAX", 4)
     services = Around()

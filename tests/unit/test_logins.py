@@ -41,7 +41,7 @@ class Waiting(Talk):
         self.commands = [each for each in self.commands if not isinstance(each, m.ReadClient)]
 
 
-def test_a_login_passes_as_it_is() -> None:
+def test_login_is_relayed_unchanged() -> None:
     talk = Talk()
 
     talk.client(HANDSHAKE)
@@ -57,7 +57,7 @@ def test_a_login_passes_as_it_is() -> None:
     assert talk.session.drained
 
 
-def test_a_login_waits_for_what_may_have_to_be_sent_once_more() -> None:
+def test_login_waits_for_possible_resends() -> None:
     # Given: an append whose stamp Kafka may refuse, and a login right behind it.
     talk = Waiting()
     (pending,) = is_checked(talk)
@@ -87,7 +87,7 @@ def test_a_login_waits_for_what_may_have_to_be_sent_once_more() -> None:
     assert talk.reads
 
 
-def test_a_login_waits_for_relayed_requests_too_and_what_follows_it_for_nothing() -> None:
+def test_login_waits_for_relayed_requests_but_delays_none() -> None:
     talk = Waiting()
     query, after = request(HEARTBEAT, 4, 1), request(HEARTBEAT, 4, 9)
     taken, out = talk.session.take_up(memoryview(query + HANDSHAKE), talk.now)
@@ -112,7 +112,7 @@ def logged_in(lifetime_ms: int, version: int = 2) -> bytes:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_who_does_not_log_in_anew_appends_until_its_login_ends(version: int) -> None:
+def test_appends_end_when_the_login_expires(version: int) -> None:
     # Given: a login of three seconds, and an append of two seconds later, which is on its way.
     talk = Waiting()
     talk.client(request(SASL_AUTHENTICATE, version, 8, b"\0\0\0\0\0"))
@@ -142,7 +142,7 @@ def test_who_does_not_log_in_anew_appends_until_its_login_ends(version: int) -> 
     talk.silent()
 
 
-def test_a_new_login_begins_its_time_anew() -> None:
+def test_new_login_restarts_its_lifetime() -> None:
     talk = Waiting()
     for lifetime_ms in (3000, 10_000):
         talk.client(request(SASL_AUTHENTICATE, 2, 8, b"\0\0\0"))
@@ -158,7 +158,7 @@ def test_a_new_login_begins_its_time_anew() -> None:
 
 
 @pytest.mark.parametrize("answer", [logged_in(0), response(8, b"what is this")])
-def test_a_login_that_does_not_say_when_it_ends_does_not(answer: bytes) -> None:
+def test_login_without_lifetime_does_not_expire(answer: bytes) -> None:
     talk = Waiting()
     talk.client(request(SASL_AUTHENTICATE, 2, 8, b"\0\0\0"))
     talk.upstream()
@@ -257,7 +257,7 @@ def test_bare_tokens_are_relayed_as_requests(mechanism: str, steps: list[tuple[b
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_bare_token_that_reads_as_a_request_is_none() -> None:
+def test_request_like_bare_token_stays_a_token() -> None:
     talk = begun("PLAIN")
     whole = request(HEARTBEAT, 4, 9)
 
@@ -337,7 +337,7 @@ def test_bare_tokens_of_an_unknown_mechanism_are_refused() -> None:
     assert "use a client that knows SaslHandshake v1" in talk.next(m.CloseClient).reason
 
 
-def test_bare_token_waits_for_the_answer_before_it() -> None:
+def test_bare_token_waits_for_the_previous_answer() -> None:
     talk = Waiting()
     talk.client(handshake("SCRAM-SHA-256") + bare(b"1") + bare(b"2"))
     assert talk.upstream() == handshake("SCRAM-SHA-256", 1)
@@ -381,7 +381,7 @@ def test_process_that_ends_does_not_wait_for_tokens(queried: bool) -> None:
     assert talk.next(m.CloseClient).hang_up
 
 
-def test_client_that_leaves_in_a_login_keeps_nothing() -> None:
+def test_client_leaving_during_login_frees_memory() -> None:
     talk = begun("OAUTHBEARER")
     talk.client(bare(LONG)[:-1])
     assert talk.services.free_bytes == (1 << 20) - len(LONG)
@@ -392,7 +392,7 @@ def test_client_that_leaves_in_a_login_keeps_nothing() -> None:
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_a_client_with_tls_where_there_is_none_is_told_so() -> None:
+def test_tls_on_plaintext_listener_is_named_as_reason() -> None:
     talk = Talk()
 
     talk.client(bytes.fromhex("16030100f1010000ed0303") + bytes(64))
@@ -440,7 +440,7 @@ def test_plain(password: Path) -> None:
     assert broker.reported[0].split(b"\0")[1:] == [b"user", b"pencil"]
 
 
-def test_the_token_is_read_anew_at_each_login(tmp_path: Path) -> None:
+def test_token_is_reread_at_each_login(tmp_path: Path) -> None:
     file = tmp_path / "token"
     sasl = ControlSasl("OAUTHBEARER", token_file=file)
     for token in ("first", "second"):

@@ -27,7 +27,7 @@ def lines(stream: io.StringIO) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_an_event_is_one_line_of_key_and_value(stream: io.StringIO) -> None:
+def test_event_is_one_line_of_key_values(stream: io.StringIO) -> None:
     logs.setup("info", "console", stream)
 
     logs.get("net.control").warning("connection lost", broker="kafka-1:9092", reason="closed by peer", tries=3)
@@ -92,7 +92,7 @@ def test_below_its_level_nothing_is_written(stream: io.StringIO) -> None:
     assert stream.getvalue() == ""
 
 
-def test_what_peers_can_repeat_is_logged_once_per_interval(stream: io.StringIO) -> None:
+def test_repeated_peer_events_are_logged_once_per_interval(stream: io.StringIO) -> None:
     logs.setup("info", "console", stream)
     now = 100.0
     limited = logs.RateLimitedLog(logs.get("session"), interval_seconds=10, clock=lambda: now)
@@ -120,7 +120,7 @@ def test_the_memory_of_what_was_logged_is_bounded(stream: io.StringIO) -> None:
     assert [line[-1] for line in lines(stream)] == ["a", "b", "c", "a"]
 
 
-def test_what_was_left_out_is_told_although_nothing_follows(stream: io.StringIO) -> None:
+def test_suppressed_lines_are_reported_without_a_later_event(stream: io.StringIO) -> None:
     logs.setup("info", "console", stream)
     now = 100.0
     limited = logs.RateLimitedLog(logs.get("session"), interval_seconds=10, clock=lambda: now)
@@ -141,7 +141,7 @@ def test_what_was_left_out_is_told_although_nothing_follows(stream: io.StringIO)
     assert logs.lines()["left_out"] - left_out == 3
 
 
-def test_at_the_end_what_was_left_out_is_told_at_once(stream: io.StringIO) -> None:
+def test_suppressed_lines_are_reported_at_shutdown(stream: io.StringIO) -> None:
     logs.setup("info", "console", stream)
     limited = logs.RateLimitedLog(logs.get("session"), clock=lambda: 100.0)
 
@@ -153,7 +153,7 @@ def test_at_the_end_what_was_left_out_is_told_at_once(stream: io.StringIO) -> No
 
 
 @pytest.mark.parametrize("style", ["console", "json"])
-def test_no_event_floods_the_log_whoever_causes_it(stream: io.StringIO, style: str) -> None:
+def test_no_event_can_flood_the_log(stream: io.StringIO, style: str) -> None:
     # Given an event of which there are three more than may be, with other values each time
     logs.setup("info", style, stream, worker=1)
     before = logs.lines()
@@ -185,7 +185,7 @@ def test_no_event_floods_the_log_whoever_causes_it(stream: io.StringIO, style: s
     assert after["left_out"] - before["left_out"] == 3
 
 
-def test_lines_of_libraries_are_counted_and_kept_from_flooding_it(stream: io.StringIO) -> None:
+def test_library_lines_are_rate_limited(stream: io.StringIO) -> None:
     logs.setup("info", "console", stream)
 
     for number in range(logs.EVENT_LINES_MAX + 1):
@@ -206,7 +206,7 @@ def test_json_stays_json_whatever_number_a_field_has(stream: io.StringIO) -> Non
     assert (entry["much"], entry["none"], entry["some"]) == ("inf", "nan", 1.5)
 
 
-def test_a_stack_trace_in_json_is_one_line_without_escapes_of_terminals(stream: io.StringIO) -> None:
+def test_json_stack_trace_is_one_printable_line(stream: io.StringIO) -> None:
     logs.setup("info", "json", stream)
 
     try:

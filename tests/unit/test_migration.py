@@ -51,7 +51,7 @@ class Owner(Talk):
         self.client(migrated.unread)
 
 
-def test_what_is_not_the_owners_stays() -> None:
+def test_unchecked_append_does_not_migrate() -> None:
     talk = Beside()
     talk.client(produce(("plain", 0, batch(b"a"))))
     talk.upstream()
@@ -60,7 +60,7 @@ def test_what_is_not_the_owners_stays() -> None:
     talk.silent()
 
 
-def test_an_append_to_a_true_topic_goes_over_before_anything_of_it_is_acted_on() -> None:
+def test_append_to_true_topic_migrates_before_processing() -> None:
     talk = Beside()
 
     talk.client(GUARDED)
@@ -77,7 +77,7 @@ def test_an_append_to_a_required_topic_stays(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("arrived", [30, 60, len(GUARDED) - 1])
-def test_a_frame_of_which_only_the_beginning_has_come(arrived: int) -> None:
+def test_partial_frame_migrates_with_its_connection(arrived: int) -> None:
     """The owner's session gets the rest from the socket, as if it had been there from the start."""
     talk = Beside()
     talk.client(GUARDED[:arrived])
@@ -94,7 +94,7 @@ def test_a_frame_of_which_only_the_beginning_has_come(arrived: int) -> None:
     assert primary.submitted().append.expected_base_offset == 5
 
 
-def test_it_waits_until_nothing_is_under_way_and_reads_no_further() -> None:
+def test_migration_waits_for_requests_in_progress() -> None:
     talk = Beside()
     behind = request(HEARTBEAT, 4, 8)
     talk.client(request(HEARTBEAT, 4, 1) + request(HEARTBEAT, 4, 2) + GUARDED + behind)
@@ -119,7 +119,7 @@ def test_it_waits_until_nothing_is_under_way_and_reads_no_further() -> None:
     primary.sent(pending)
 
 
-def test_a_request_that_had_to_be_collected_goes_over_whole() -> None:
+def test_collected_request_migrates_whole() -> None:
     """Several topics: only all of it tells whether one of them is the owner's."""
     talk = Beside()
     both = produce(("plain", 0, batch(b"a")), ("guarded", 0, expecting(5, b"a")), correlation=7)
@@ -136,7 +136,7 @@ def test_a_request_that_had_to_be_collected_goes_over_whole() -> None:
 
 
 @pytest.mark.parametrize("api_key", [CREATE_TOPICS, DELETE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
-def test_changes_of_configs_are_the_owners(api_key: int) -> None:
+def test_config_changes_migrate_to_primary_worker(api_key: int) -> None:
     talk = Beside()
     queried = request(
         api_key, {CREATE_TOPICS: 5, DELETE_TOPICS: 4, ALTER_CONFIGS: 1, INCREMENTAL_ALTER_CONFIGS: 1}[api_key], 3
@@ -146,7 +146,7 @@ def test_changes_of_configs_are_the_owners(api_key: int) -> None:
     assert talk.migrated().unread == queried
 
 
-def test_a_transaction_that_adds_guarded_partitions_is_the_owners() -> None:
+def test_transaction_adding_checked_partitions_migrates() -> None:
     class Joining:
         def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
             joins = Joins("tx", (TopicPartition("guarded", 0),))
@@ -159,7 +159,7 @@ def test_a_transaction_that_adds_guarded_partitions_is_the_owners() -> None:
     assert talk.migrated().unread == queried
 
 
-def test_a_client_that_leaves_meanwhile_is_not_handed_over() -> None:
+def test_client_leaving_during_migration_is_not_migrated() -> None:
     talk = Beside()
     talk.client(request(HEARTBEAT, 4, 1) + GUARDED)
     talk.next(m.ReadClient)
@@ -193,7 +193,7 @@ def test_a_right_that_was_proved_stays_proved() -> None:
     primary.silent()
 
 
-def test_what_was_sent_behind_a_failed_batch_falls_with_it_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_pipeline_stays_failed_after_migration(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loses on a `required` topic; its client sent B before it could know, behind what makes them go over."""
     policies = {"required": TopicPolicy(Check.REQUIRED), "guarded": TopicPolicy(Check.ON)}
     monkeypatch.setattr(Around, "policy", lambda self, topic: policies.get(topic))

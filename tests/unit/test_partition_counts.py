@@ -136,7 +136,7 @@ def _key(partition: int, of: int) -> bytes:
 
 
 @pytest.mark.parametrize("how", ["header", "tag", "both"])
-def test_a_count_that_is_true_goes_in_and_out_again(how: str) -> None:
+def test_correct_count_is_appended_and_enters_the_barrier(how: str) -> None:
     talk = Barriers()
     records = saying(6) if how != "tag" else batch(b"v")
 
@@ -152,7 +152,7 @@ def test_a_count_that_is_true_goes_in_and_out_again(how: str) -> None:
     assert talk.barrier().empty(talk.now)
 
 
-def test_the_tagged_field_goes_no_further_and_others_do() -> None:
+def test_partition_count_field_is_removed_and_others_kept() -> None:
     talk = Barriers()
 
     talk.client(query(("counted", 2, batch(b"v")), instance_id=struct.pack(">i", 6)))
@@ -162,7 +162,7 @@ def test_the_tagged_field_goes_no_further_and_others_do() -> None:
 
 @pytest.mark.parametrize("how", ["header", "tag"])
 @pytest.mark.parametrize("topic", ["counted", "required", "both", "hashed"])
-def test_a_stale_count_is_refused_and_the_client_is_hung_up_on(topic: str, how: str) -> None:
+def test_stale_count_is_refused_and_closes_connection(topic: str, how: str) -> None:
     talk = Barriers()
     records = saying(3) if how == "header" else batch(b"v")
 
@@ -188,7 +188,7 @@ def test_a_stale_count_is_refused_and_the_client_is_hung_up_on(topic: str, how: 
         (struct.pack(">i", -(2**31)), "-2147483648 is not a number of partitions"),
     ],
 )
-def test_a_tagged_field_that_cannot_be_read_is_refused(instance_id: bytes, reason: str) -> None:
+def test_unreadable_partition_count_field_is_refused(instance_id: bytes, reason: str) -> None:
     talk = Barriers()
 
     talk.client(query(("counted", 2, batch(b"v")), instance_id=instance_id))
@@ -240,7 +240,7 @@ def test_absurd_counts_in_a_header(stated: str, code: int) -> None:
         talk.sent_up()
 
 
-def test_a_header_that_occurs_twice_and_records_that_contradict_each_other_are_refused() -> None:
+def test_duplicate_partition_count_header_is_refused() -> None:
     talk = Barriers()
     twice = batch(b"v", headers=[[("partition-count", b"6"), ("partition-count", b"6")]])
 
@@ -253,7 +253,7 @@ def test_a_header_that_occurs_twice_and_records_that_contradict_each_other_are_r
     assert talk.reported() == {("counted", 2): (INVALID_RECORD, -1, message)}
 
 
-def test_what_belongs_to_another_check_does_not_matter_where_that_is_off() -> None:
+def test_headers_of_switched_off_checks_are_ignored() -> None:
     talk = Barriers()
     records = batch(b"v", headers=[[("expected-offset", b"nonsense"), ("write-id", b""), ("partition-count", b"3")]])
 
@@ -262,7 +262,7 @@ def test_what_belongs_to_another_check_does_not_matter_where_that_is_off() -> No
     assert talk.refusals() == ["invalid_partition_count"], "it is found behind what cannot be read"
 
 
-def test_who_says_nothing_is_let_in_or_told_to_say_it() -> None:
+def test_missing_count_is_accepted_unless_required() -> None:
     talk = Barriers()
 
     talk.client(query(("counted", 2, batch(b"v"))))
@@ -278,7 +278,7 @@ def test_who_says_nothing_is_let_in_or_told_to_say_it() -> None:
     talk.silent()
 
 
-def test_an_ordered_topic_that_checks_no_counts_has_a_door_all_the_same() -> None:
+def test_ordered_topic_without_count_check_has_a_barrier() -> None:
     talk = Barriers()
 
     talk.client(query(("ordered", 2, saying(3))))
@@ -291,7 +291,7 @@ def test_an_ordered_topic_that_checks_no_counts_has_a_door_all_the_same() -> Non
 
 
 @pytest.mark.parametrize("codec", [0, 1, 4], ids=["plain", "gzip", "zstd"])
-def test_keys_are_placed_anew_while_the_topic_settles(codec: int) -> None:
+def test_misplaced_key_is_refused_during_grace_period(codec: int) -> None:
     talk = Barriers()
     talk.services.settling.add("hashed")
     misplaced = batch(b"v", b"w", key=_key(5, of=6), compression=codec)
@@ -307,7 +307,7 @@ def test_keys_are_placed_anew_while_the_topic_settles(codec: int) -> None:
     talk.hangs_up()
 
 
-def test_keys_in_their_place_and_records_without_one_pass() -> None:
+def test_correct_or_missing_keys_are_accepted_during_grace() -> None:
     talk = Barriers()
     talk.services.settling.add("hashed")
 
@@ -319,7 +319,7 @@ def test_keys_in_their_place_and_records_without_one_pass() -> None:
     talk.silent()
 
 
-def test_once_it_has_settled_nobody_looks_at_keys() -> None:
+def test_keys_are_not_checked_after_grace_period() -> None:
     talk = Barriers()
 
     talk.client(query(("hashed", 2, batch(b"v", key=_key(5, of=6)))))
@@ -337,7 +337,7 @@ def test_keys_are_decompressed_under_the_bound() -> None:
     assert talk.refusals() == ["too_large"]
 
 
-def test_who_was_told_an_older_count_is_refused_once_and_believed_when_told_anew() -> None:
+def test_client_with_older_metadata_is_refused_until_refreshed() -> None:
     # Given a client that was told 3 partitions
     talk = Barriers()
     talk.services.served[("test", "counted")] = 3
@@ -380,7 +380,7 @@ class _Reported:
         )
 
 
-def test_what_a_client_is_told_of_counted_topics_is_remembered() -> None:
+def test_reported_partition_counts_are_remembered() -> None:
     talk = Barriers(rewriters=_Reported())
 
     talk.client(request(METADATA, 9, 1))
@@ -392,7 +392,7 @@ def test_what_a_client_is_told_of_counted_topics_is_remembered() -> None:
 # ------------------------------------------------------------------------------------------------------ what is known
 
 
-def test_a_count_that_differs_is_looked_up_before_it_is_refused() -> None:
+def test_differing_count_is_confirmed_before_the_refusal() -> None:
     talk = Barriers()
     talk.services.confirmed_at["counted"] = talk.now - 1
     heartbeat = request(HEARTBEAT, 4, 9)
@@ -415,7 +415,7 @@ def test_a_count_that_differs_is_looked_up_before_it_is_refused() -> None:
     assert talk.barrier().in_flight == 1
 
 
-def test_metadata_that_does_not_answer_in_time_refuses_nobody_for_good() -> None:
+def test_unanswered_metadata_query_gives_a_retriable_error() -> None:
     talk = Barriers()
     talk.services.confirmed_at["counted"] = talk.now - 1
     talk.client(query(("counted", 2, saying(8)), timeout_ms=3000))
@@ -433,7 +433,7 @@ def test_metadata_that_does_not_answer_in_time_refuses_nobody_for_good() -> None
     talk.silent()
 
 
-def test_a_topic_of_which_nothing_is_known_yet_is_looked_up() -> None:
+def test_unknown_topic_is_looked_up_before_appending() -> None:
     talk = Barriers()
     del talk.services.partition_counts["counted"]
     talk.services.confirmed_at["counted"] = talk.now - 1
@@ -446,7 +446,7 @@ def test_a_topic_of_which_nothing_is_known_yet_is_looked_up() -> None:
     talk.sent_up()
 
 
-def test_a_topic_that_is_not_there_is_told_to_be_so_once_metadata_says_it() -> None:
+def test_missing_topic_is_refused_after_metadata_confirms() -> None:
     talk = Barriers()
     del talk.services.partition_counts["counted"]
     talk.services.confirmed_at["counted"] = talk.now - 1
@@ -461,7 +461,7 @@ def test_a_topic_that_is_not_there_is_told_to_be_so_once_metadata_says_it() -> N
     talk.silent()
 
 
-def test_the_count_that_its_door_was_opened_with_is_true_though_metadata_lags() -> None:
+def test_count_of_opened_barrier_overrides_old_metadata() -> None:
     talk = Barriers()
     talk.barrier().open(8)
 
@@ -473,7 +473,7 @@ def test_the_count_that_its_door_was_opened_with_is_true_though_metadata_lags() 
 # ----------------------------------------------------------------------------------------------------- a closed door
 
 
-def test_what_waits_at_a_closed_door_goes_in_with_the_new_count() -> None:
+def test_append_waiting_at_closed_barrier_uses_new_count() -> None:
     # Given a topic that grows
     talk = Barriers()
     talk.barrier().close(talk.now)
@@ -497,7 +497,7 @@ def test_what_waits_at_a_closed_door_goes_in_with_the_new_count() -> None:
     assert talk.services.waited == [2]
 
 
-def test_who_waits_too_long_is_told_to_try_again() -> None:
+def test_append_waiting_too_long_gets_a_retriable_error() -> None:
     talk = Barriers()
     talk.barrier().close(talk.now)
     talk.client(query(("counted", 2, saying(6)), ("plain", 0, batch(b"v")), timeout_ms=3000))
@@ -517,7 +517,7 @@ def test_who_waits_too_long_is_told_to_try_again() -> None:
     talk.silent()
 
 
-def test_transactions_that_an_expansion_waits_for_pass_its_door() -> None:
+def test_transactions_an_expansion_waits_for_pass_its_barrier() -> None:
     talk = Barriers()
     talk.barrier().close(talk.now, but_for=[(77, 0)])
     mine = batch(b"v", producer=(77, 0, 0), transactional=True)
@@ -531,7 +531,7 @@ def test_transactions_that_an_expansion_waits_for_pass_its_door() -> None:
     assert talk.session.at_barrier
 
 
-def test_the_next_transaction_of_a_producer_does_not_pass_it() -> None:
+def test_next_transaction_of_a_producer_waits_at_barrier() -> None:
     """With transactions v2 each has an epoch of its own. Otherwise a producer that has one upon the other passes for
     ever, and no topic that it writes to can grow."""
     talk = Barriers()
@@ -543,7 +543,7 @@ def test_the_next_transaction_of_a_producer_does_not_pass_it() -> None:
     assert talk.session.at_barrier
 
 
-def test_a_request_goes_in_at_all_its_doors_or_at_none() -> None:
+def test_request_enters_all_its_barriers_or_none() -> None:
     talk = Barriers()
     talk.barrier("counted-2").close(talk.now)
 
@@ -555,7 +555,7 @@ def test_a_request_goes_in_at_all_its_doors_or_at_none() -> None:
     assert talk.barrier("counted").in_flight == talk.barrier("counted-2").in_flight == 1
 
 
-def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind() -> None:
+def test_client_lost_at_the_barrier_frees_everything() -> None:
     talk = Barriers()
     free_bytes = talk.services.free_bytes
     talk.barrier().close(talk.now)
@@ -570,7 +570,7 @@ def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind() -> None:
     assert talk.barrier().in_flight == 0
 
 
-def test_what_waits_while_the_configs_become_too_old_is_told_to_try_again() -> None:
+def test_append_waiting_with_expired_configs_gets_retriable_error() -> None:
     talk = Barriers()
     talk.barrier().close(talk.now)
     talk.client(query(("counted", 2, saying(6))))
@@ -585,7 +585,7 @@ def test_what_waits_while_the_configs_become_too_old_is_told_to_try_again() -> N
 # ------------------------------------------------------------------------------------------------------ out again
 
 
-def test_an_append_whose_broker_connection_breaks_leaves_in_doubt() -> None:
+def test_append_on_broken_broker_connection_is_in_doubt() -> None:
     talk = Barriers()
     talk.client(query(("counted", 2, saying(6))))
 
@@ -595,7 +595,7 @@ def test_an_append_whose_broker_connection_breaks_leaves_in_doubt() -> None:
     assert talk.barrier().empty_at == talk.now + 30
 
 
-def test_a_client_that_leaves_does_not_take_its_append_along() -> None:
+def test_append_stays_in_flight_after_its_client_leaves() -> None:
     talk = Barriers()
     talk.client(query(("counted", 2, saying(6))))
 
@@ -607,7 +607,7 @@ def test_a_client_that_leaves_does_not_take_its_append_along() -> None:
     assert talk.session.finished
 
 
-def test_told_that_its_outcome_is_unknown_it_is_inside_until_kafka_answers() -> None:
+def test_timed_out_append_stays_in_flight_until_answered() -> None:
     talk = Barriers()
     talk.client(query(("counted", 2, saying(6)), timeout_ms=3000))
     talk.sent_up()
@@ -622,7 +622,7 @@ def test_told_that_its_outcome_is_unknown_it_is_inside_until_kafka_answers() -> 
     assert talk.barrier().empty(talk.now)
 
 
-def test_a_guarded_append_is_inside_while_it_waits_at_its_gate_and_as_long_as_the_gate_may_send_it_again() -> None:
+def test_conditional_append_is_in_flight_until_sequencer_ends() -> None:
     talk = Barriers()
     talk.client(query(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"6")]]))))
     pending = talk.submitted()
@@ -637,7 +637,7 @@ def test_a_guarded_append_is_inside_while_it_waits_at_its_gate_and_as_long_as_th
     assert talk.barrier("both").empty_at == talk.now + 30
 
 
-def test_a_gates_refusal_lets_it_out() -> None:
+def test_refusal_by_the_sequencer_leaves_the_barrier() -> None:
     talk = Barriers()
     talk.client(query(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"6")]]))))
 
@@ -646,7 +646,7 @@ def test_a_gates_refusal_lets_it_out() -> None:
     assert talk.barrier("both").empty(talk.now)
 
 
-def test_the_count_is_looked_at_before_the_gate_is() -> None:
+def test_count_is_checked_before_the_expected_offset() -> None:
     talk = Barriers()
 
     talk.client(query(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"3")]]))))
@@ -658,7 +658,7 @@ def test_the_count_is_looked_at_before_the_gate_is() -> None:
 # ---------------------------------------------------------------------------------------------------- hanging up
 
 
-def test_what_is_under_way_is_answered_first_in_its_order() -> None:
+def test_earlier_requests_are_answered_before_the_refusal() -> None:
     # Given answers that are still to come
     talk = Barriers()
     heartbeat = request(HEARTBEAT, 4, 1)
@@ -701,7 +701,7 @@ def test_partitions_of_one_request_stand_alone() -> None:
     talk.hangs_up()
 
 
-def test_one_mismatch_refuses_the_whole_request_where_that_is_configured() -> None:
+def test_one_mismatch_refuses_whole_request_when_configured() -> None:
     talk = Barriers(refuse_whole_requests=True)
 
     talk.client(query(("counted", 0, saying(6)), ("counted", 2, saying(3))))
@@ -713,7 +713,7 @@ def test_one_mismatch_refuses_the_whole_request_where_that_is_configured() -> No
     assert talk.barrier().empty(talk.now)
 
 
-def test_a_broker_that_does_not_answer_does_not_keep_the_client_for_ever() -> None:
+def test_silent_broker_does_not_delay_the_close_indefinitely() -> None:
     talk = Barriers()
     talk.client(request(HEARTBEAT, 4, 1))
     talk.upstream()
@@ -731,7 +731,7 @@ def test_a_broker_that_does_not_answer_does_not_keep_the_client_for_ever() -> No
     assert talk.next(m.CloseClient).hang_up
 
 
-def test_only_who_may_write_learns_how_many_partitions_there_are() -> None:
+def test_actual_count_is_shown_only_to_authorized_writers() -> None:
     talk = Barriers(may_write=False)
     talk.client(query(("counted", 2, saying(3))))
     talk.refusals()
@@ -746,7 +746,7 @@ def test_only_who_may_write_learns_how_many_partitions_there_are() -> None:
     assert talk.reported() == {("counted", 2): (NOT_AUTHORIZED, -1, None)}
 
 
-def test_without_an_answer_to_read_the_client_is_told_by_the_end_of_its_connection() -> None:
+def test_stale_count_with_acks_0_closes_the_connection() -> None:
     talk = Barriers()
 
     talk.client(query(("counted", 2, saying(3)), acks=0))
@@ -759,7 +759,7 @@ def test_without_an_answer_to_read_the_client_is_told_by_the_end_of_its_connecti
     assert talk.barrier().empty(talk.now)
 
 
-def test_acks_0_goes_up_as_acks_all_and_is_inside_until_kafka_has_answered() -> None:
+def test_acks_0_is_sent_as_all_and_tracked() -> None:
     talk = Barriers()
 
     talk.client(query(("counted", 2, saying(6)), acks=0))
@@ -771,7 +771,7 @@ def test_acks_0_goes_up_as_acks_all_and_is_inside_until_kafka_has_answered() -> 
     assert talk.barrier().empty(talk.now)
 
 
-def test_a_partition_or_a_topic_named_twice_costs_the_connection() -> None:
+def test_partition_named_twice_costs_the_connection() -> None:
     for parts in ([("counted", 2, saying(6)), ("counted", 2, saying(6))],):
         talk = Barriers()
         talk.client(query(*parts))
@@ -784,7 +784,7 @@ def test_a_partition_or_a_topic_named_twice_costs_the_connection() -> None:
 
 @pytest.mark.parametrize("version", [3, 7, 8, 9, 12])
 @pytest.mark.parametrize("topic", ["counted", "ordered", "both"])
-def test_nothing_slips_past_by_the_short_way(topic: str, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_path_does_not_skip_the_count_check(topic: str, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a connection that has streamed to the topic before it was counted
     talk = Barriers()
     monkeypatch.setitem(_POLICIES, topic, None)  # type: ignore[arg-type]
@@ -810,7 +810,7 @@ def test_nothing_slips_past_by_the_short_way(topic: str, version: int, monkeypat
     assert talk.session.take_up(memoryview(fourth), talk.now)[0] == 0
 
 
-def test_a_guarded_append_that_took_the_short_way_does_not_once_the_topic_is_counted(
+def test_fast_path_ends_once_topic_is_count_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     talk = Barriers()
@@ -826,7 +826,7 @@ def test_a_guarded_append_that_took_the_short_way_does_not_once_the_topic_is_cou
     assert taken == [None, None], "it was asked, and left it to the general way"
 
 
-def test_a_request_of_several_topics_finds_the_door_of_each() -> None:
+def test_request_of_several_topics_checks_every_barrier() -> None:
     talk = Barriers()
     talk.barrier("counted-2").close(talk.now)
 
@@ -867,7 +867,7 @@ def _sent(actions: list[Any]) -> int:
     return sum(isinstance(each, ForConnection) and isinstance(each.command, m.ToUpstream) for each in actions)
 
 
-def test_whoever_waits_is_told_at_once_that_the_door_is_open() -> None:
+def test_waiting_appends_continue_when_the_barrier_opens() -> None:
     dispatcher, services = _dispatcher()
     dispatcher.close_barrier("counted", 100.0)
     frame = memoryview(query(("counted", 2, saying(6)), timeout_ms=30_000))
@@ -880,7 +880,7 @@ def test_whoever_waits_is_told_at_once_that_the_door_is_open() -> None:
     assert services.waited == [1.0]
 
 
-def test_transactions_that_wait_at_a_closed_door_are_told_that_they_may_pass() -> None:
+def test_waiting_transaction_continues_once_it_is_excepted() -> None:
     dispatcher, _ = _dispatcher()
     dispatcher.close_barrier("counted", 100.0)
     mine = batch(b"v", producer=(77, 0, 0), transactional=True)
@@ -890,7 +890,7 @@ def test_transactions_that_wait_at_a_closed_door_are_told_that_they_may_pass() -
     assert _sent(dispatcher.close_barrier("counted", 102.0, but_for=[(77, 0)])) == 1
 
 
-def test_names_that_strangers_make_up_do_not_fill_the_memory() -> None:
+def test_unknown_topic_names_use_bounded_memory() -> None:
     dispatcher, _ = _dispatcher()
     dispatcher.close_barrier("growing", 100.0)
     assert dispatcher.barrier("busy").enter("somebody", 100.0)
@@ -903,7 +903,7 @@ def test_names_that_strangers_make_up_do_not_fill_the_memory() -> None:
     assert dispatcher.barrier("busy").in_flight == 1
 
 
-def test_a_process_is_quiet_while_no_append_of_any_kind_is_under_way() -> None:
+def test_process_is_quiet_only_without_appends_in_flight() -> None:
     dispatcher, _ = _dispatcher()
     assert dispatcher.quiet
 
@@ -925,7 +925,7 @@ def test_a_process_is_quiet_while_no_append_of_any_kind_is_under_way() -> None:
     assert not dispatcher.quiet
 
 
-def test_appends_that_nobody_will_hear_of_are_noted() -> None:
+def test_unanswered_appends_are_recorded() -> None:
     talk = Barriers()
     talk.client(query(("plain", 0, batch(b"v")), acks=0))
     assert talk.services.unanswered_at == [100.0]
@@ -935,7 +935,7 @@ def test_appends_that_nobody_will_hear_of_are_noted() -> None:
     assert talk.services.unanswered_at == [100.0, 100.0]
 
 
-def test_what_a_gate_was_told_is_lost_leaves_in_doubt_though_kafka_answers_late() -> None:
+def test_late_answer_after_lost_outcome_stays_in_doubt() -> None:
     talk = Barriers()
     talk.client(query(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"6")]]))))
     pending = talk.submitted()
@@ -960,7 +960,7 @@ def produced_result() -> PartitionResult:
     return PartitionResult(0, 0, 41)
 
 
-def test_what_a_gate_sends_again_by_itself_holds_the_door_as_long_as_a_broker_may_have_it_queued() -> None:
+def test_repeated_resends_keep_the_barrier_until_queued_end() -> None:
     """Given an append that was cut off, and a gate that sends it again until it gives up, each time without an answer,
     then its door is empty only once the last of those may not come any more: not when the first may not."""
     dispatcher, _ = _dispatcher()
@@ -989,7 +989,7 @@ def test_what_a_gate_sends_again_by_itself_holds_the_door_as_long_as_a_broker_ma
     assert dispatcher.barrier_empty("both", sent_at[-1] + 30)
 
 
-def test_a_door_is_not_empty_while_its_gate_may_send_something_again() -> None:
+def test_barrier_is_not_empty_while_sequencer_may_resend() -> None:
     """However long that takes: a gate that waits for Kafka has no time limit for that of its own."""
     dispatcher, _ = _dispatcher()
     own = batch(b"v", producer=(77, 0, 0), headers=[[("partition-count", b"6")]])
@@ -1006,7 +1006,7 @@ def test_a_door_is_not_empty_while_its_gate_may_send_something_again() -> None:
 
 
 @pytest.mark.parametrize("acks", [1, 0])
-def test_a_frame_that_trickles_in_holds_the_door_of_a_topic_that_was_not_counted_when_it_began(acks: int) -> None:
+def test_streamed_request_keeps_newly_checked_topics_barrier_occupied(acks: int) -> None:
     dispatcher, _ = _dispatcher()
     dispatcher.barrier("counted")
     frame = query(("plain", 0, batch(bytes(100))), acks=acks)
@@ -1028,7 +1028,7 @@ def test_a_frame_that_trickles_in_holds_the_door_of_a_topic_that_was_not_counted
         assert dispatcher.barrier_empty("counted", 1032.0)
 
 
-def test_what_begins_later_on_that_connection_holds_nobody() -> None:
+def test_later_requests_on_connection_occupy_no_barrier() -> None:
     """A producer that never pauses, to other topics."""
     dispatcher, _ = _dispatcher()
     frames = [query(("plain", 0, batch(b"v")), correlation=number) for number in range(1, 40)]
@@ -1043,7 +1043,7 @@ def test_what_begins_later_on_that_connection_holds_nobody() -> None:
         assert not dispatcher.quiet
 
 
-def test_what_was_under_way_is_kept_in_mind_no_longer_than_it_is() -> None:
+def test_tracked_appends_are_forgotten_once_answered() -> None:
     """Given topics that begin to be counted by the hundred on a busy process, though none of them ever grows."""
     dispatcher, _ = _dispatcher()
     dispatcher.session_event(1, m.ClientBytes(memoryview(query(("plain", 0, batch(b"v"))))), 100.0)
@@ -1058,7 +1058,7 @@ def test_what_was_under_way_is_kept_in_mind_no_longer_than_it_is() -> None:
 
 
 @pytest.mark.parametrize("how", ["its client leaves", "its broker does"])
-def test_a_connection_that_ends_with_appends_under_way_leaves_the_door_in_doubt(how: str) -> None:
+def test_lost_connection_leaves_the_barrier_in_doubt(how: str) -> None:
     dispatcher, services = _dispatcher()
     dispatcher.session_event(1, m.ClientBytes(memoryview(query(("plain", 0, batch(b"v"))))), 100.0)
     dispatcher.now_count_checked("counted", 100.5)
@@ -1072,7 +1072,7 @@ def test_a_connection_that_ends_with_appends_under_way_leaves_the_door_in_doubt(
     assert dispatcher.barrier_empty("counted", 140.0)
 
 
-def test_what_waits_at_a_gate_while_its_topic_becomes_counted_holds_the_door_until_kafka_has_answered() -> None:
+def test_append_waiting_at_sequencer_occupies_new_barrier() -> None:
     talk = Barriers()
     dispatcher = Dispatcher(talk.services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     dispatcher.sessions[1] = talk.session
@@ -1091,7 +1091,7 @@ def test_what_waits_at_a_gate_while_its_topic_becomes_counted_holds_the_door_unt
     assert dispatcher.barrier_empty("counted", 1000.0)
 
 
-def test_a_guarded_append_that_took_the_short_way_holds_the_door_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_path_append_occupies_the_barrier_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its slot is exchanged for another one as soon as something is not as usual: it is the same request."""
     dispatcher, _ = _dispatcher()
     session = dispatcher.sessions[1]

@@ -53,14 +53,16 @@ def _by_librdkafka(name: str, key: bytes, count: int) -> int:
         (Partitioner.FNV1A, "fnv1a_random", True),
     ],
 )
-def test_librdkafka_places_a_key_there(partitioner: Partitioner, name: str, empty_key_is_hashed: bool) -> None:
+def test_librdkafka_partitioner_agrees_on_every_key(
+    partitioner: Partitioner, name: str, empty_key_is_hashed: bool
+) -> None:
     keys = [*_keys(), b""] if empty_key_is_hashed else _keys()
     for key in keys:
         for count in _COUNTS:
             assert partition_for(partitioner, key, count) == _by_librdkafka(name, key, count), (key, count)
 
 
-def test_kafka_python_places_a_key_there() -> None:
+def test_kafka_python_partitioner_agrees_on_every_key() -> None:
     for key in (*_keys(), b""):
         for count in _COUNTS[:-2]:
             cluster: Any = Mock()
@@ -71,7 +73,7 @@ def test_kafka_python_places_a_key_there() -> None:
             assert partition_for(Partitioner.MURMUR2, key, count) == placed, (key, count)
 
 
-def test_aiokafka_places_a_key_there() -> None:
+def test_aiokafka_partitioner_agrees_on_every_key() -> None:
     partitioner: Any = AiokafkaPartitioner()
     for key in (*_keys(), b""):
         for count in _COUNTS[:-1]:
@@ -84,7 +86,7 @@ def test_a_record_without_a_key_belongs_anywhere(partitioner: Partitioner) -> No
     assert partition_for(partitioner, None, 3) is None
 
 
-def test_librdkafkas_default_places_an_empty_key_anywhere() -> None:
+def test_librdkafka_default_puts_empty_key_on_any_partition() -> None:
     assert partition_for(Partitioner.CRC32, b"", 3) is None
 
 
@@ -139,7 +141,7 @@ def test_what_a_batch_is_refused_for(
     assert refusal is None or refusal.base_offset == -1
 
 
-def test_keys_are_placed_anew_where_the_batch_says_nothing() -> None:
+def test_keys_are_checked_when_batch_states_no_count() -> None:
     # Given keys, of which murmur2 places the third on another of 8 partitions than 3
     here, elsewhere = _placed_on(3, of=8), _placed_on(5, of=8)
 
@@ -158,7 +160,7 @@ def test_keys_are_placed_anew_where_the_batch_says_nothing() -> None:
     assert refusal(elsewhere, stated=8) is None, "who says the count chooses partitions as it likes"
 
 
-def test_while_the_topic_does_not_settle_nothing_is_placed_anew() -> None:
+def test_keys_are_not_checked_outside_the_grace_period() -> None:
     facts = CountFacts(Check.ON, 8, Partitioner.MURMUR2, keys=None, served=6)
 
     assert check_partition_count(_append(), None, facts) is None

@@ -26,7 +26,7 @@ def test_kafka_python_reads_what_we_write() -> None:
     ]
 
 
-def test_we_read_what_kafka_python_writes_headers_and_all() -> None:
+def test_kafka_python_batch_with_headers_is_readable() -> None:
     builder = pytest.importorskip("kafka.record.default_records").DefaultRecordBatchBuilder(
         magic=2, compression_type=0, is_transactional=False, producer_id=5, producer_epoch=0, base_sequence=9,
         batch_size=100_000,
@@ -39,13 +39,13 @@ def test_we_read_what_kafka_python_writes_headers_and_all() -> None:
     assert read(bytes(batch)) == [PlainRecord(Offset(41 + offset), *pair) for offset, pair in enumerate(RECORDS)]
 
 
-def test_it_is_a_batch_that_our_own_rules_let_through() -> None:
+def test_encoded_batch_meets_the_single_batch_rules() -> None:
     header = require_single_batch(memoryview(encode_plain_batch(RECORDS, 5)))
 
     assert (header.record_count, header.producer_id, header.max_timestamp_ms) == (3, -1, 5)
 
 
-def test_every_damaged_byte_behind_the_crc_is_noticed() -> None:
+def test_every_damaged_byte_after_the_crc_is_noticed() -> None:
     batch = encode_plain_batch([(b"key", b"value")], 1)
 
     for at in range(17, len(batch)):

@@ -82,7 +82,7 @@ def test_a_uvarint_is_read_as_it_was_written(value: int) -> None:
     assert len(out) <= 5
 
 
-def test_a_string_may_have_32767_bytes_and_no_more() -> None:
+def test_string_may_have_at_most_32767_bytes() -> None:
     longest, longer = "ü" * 16_383 + "x", "ü" * 16_384
     for write, read in (
         (write_nullable_string, read_nullable_string),
@@ -97,7 +97,7 @@ def test_a_string_may_have_32767_bytes_and_no_more() -> None:
         read_compact_string(b"\x81\x80\x02" + longer.encode(), 0)
 
 
-def test_null_where_it_may_not_be_and_lengths_that_are_none() -> None:
+def test_invalid_nulls_and_lengths_are_malformed() -> None:
     assert read_nullable_string(b"\xff\xff", 0) == (None, 2)
     assert read_compact_nullable_string(b"\0", 0) == (None, 1)
     for read, data in (
@@ -111,7 +111,7 @@ def test_null_where_it_may_not_be_and_lengths_that_are_none() -> None:
         read_nullable_bytes(memoryview(b"\xff\xff\xff\xfe"), 0)
 
 
-def test_what_is_cut_off_says_how_many_bytes_it_needs() -> None:
+def test_truncated_data_reports_how_many_bytes_it_needs() -> None:
     for read, data, needed in (
         (read_string, b"\0\x05abc", 7),
         (read_compact_string, b"\x06abc", 6),
@@ -123,7 +123,7 @@ def test_what_is_cut_off_says_how_many_bytes_it_needs() -> None:
         assert caught.value.needed == needed
 
 
-def test_a_section_of_tagged_fields_is_kept_raw_and_can_be_taken_apart() -> None:
+def test_tagged_fields_section_is_kept_raw_and_splittable() -> None:
     section = b"\x02\x00\x01a\x80\x01\x00"
     assert read_tags(b"x" + section + b"y", 1) == (section, 8)
     assert split_tags(section) == [(0, b"a"), (128, b"")]
@@ -133,7 +133,7 @@ def test_a_section_of_tagged_fields_is_kept_raw_and_can_be_taken_apart() -> None
     assert split_tags(b"") == []
 
 
-def test_more_tagged_fields_than_the_limit_are_refused_unread() -> None:
+def test_too_many_tagged_fields_are_refused_unread() -> None:
     fields = b"".join(bytes([instance_id, 0]) for instance_id in range(TAGS_MAX))
     assert read_tags(bytes([TAGS_MAX]) + fields, 0)[1] == 1 + len(fields)
     with pytest.raises(Malformed, match=f"above the limit of {TAGS_MAX}"):

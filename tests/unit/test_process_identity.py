@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(process_identity.own_identity() is None, reason=
 SAY = "from fencepost_proxy.net.process_identity import own_identity; print(own_identity(), flush=True); input()"
 
 
-def test_a_process_is_gone_once_it_has_ended_and_also_while_nobody_has_fetched_its_status() -> None:
+def test_process_is_dead_once_ended_even_unreaped() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SAY], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
     ) as process:
@@ -29,7 +29,7 @@ def test_a_process_is_gone_once_it_has_ended_and_also_while_nobody_has_fetched_i
         assert process_identity.is_dead(place)
 
 
-def test_another_process_of_the_same_number_is_another_one() -> None:
+def test_reused_process_number_is_another_process() -> None:
     own = process_identity.own_identity()
     assert own is not None
     machine, pid, started = own.split("/")
@@ -39,5 +39,5 @@ def test_another_process_of_the_same_number_is_another_one() -> None:
 
 
 @pytest.mark.parametrize("place", ["another/1/2", "", "nonsense", "a/b/c"])
-def test_nothing_is_told_of_other_machines(place: str) -> None:
+def test_process_on_another_machine_is_not_dead(place: str) -> None:
     assert not process_identity.is_dead(place)

@@ -345,7 +345,7 @@ def test_records_pass_through_as_views_of_the_frame() -> None:
 # --- a request or a response in another version -----------------------------------------------------------------------
 
 
-def test_raised_from_v7_to_v13_a_request_names_topics_by_id() -> None:
+def test_request_converted_from_v7_names_topics_by_id() -> None:
     old = parse_produce_request(_frame(_request(7)))
     topics = tuple(replace(topic, topic_id=TOPIC_ID) for topic in old.topics)
     new = parse_produce_request(_frame(replace(old, api_version=13, acks=1, topics=topics)))
@@ -354,20 +354,20 @@ def test_raised_from_v7_to_v13_a_request_names_topics_by_id() -> None:
     assert [topic.partitions for topic in new.topics] == [topic.partitions for topic in old.topics]
 
 
-def test_v13_without_a_topic_id_is_our_own_mistake() -> None:
+def test_v13_without_a_topic_id_is_internal_error() -> None:
     with pytest.raises(ValueError, match="'flights' has no id"):
         encode_produce_request(replace(_request(9), api_version=13))
     with pytest.raises(ValueError, match="'flights' has no id"):
         encode_produce_response(_response(9), 13)
 
 
-def test_lowered_from_v9_to_v8_a_request_loses_its_tags_and_nothing_else() -> None:
+def test_request_lowered_to_v8_loses_only_tagged_fields() -> None:
     lowered = replace(_request(9), api_version=8)
     assert parse_produce_request(_frame(lowered)) == replace(_without_tags(_request(9)), api_version=8)
 
 
 @each_version
-def test_a_response_of_v12_is_encoded_for_the_version_that_the_client_asked_in(version: int) -> None:
+def test_v12_response_is_encoded_for_the_requested_version(version: int) -> None:
     newest = replace(_response(13), topics=_response(12).topics)
     newest = replace(newest, topics=tuple(replace(topic, topic_id=TOPIC_ID) for topic in newest.topics))
     parsed = parse_produce_response(memoryview(encode_produce_response(newest, version))[4:], version)
@@ -378,7 +378,7 @@ def test_a_response_of_v12_is_encoded_for_the_version_that_the_client_asked_in(v
 
 
 @each_version
-def test_cut_off_at_any_byte_a_request_is_the_clients_fault(version: int) -> None:
+def test_truncated_request_is_a_client_error(version: int) -> None:
     frame = _frame(_request(version))
     for length in range(len(frame)):
         with pytest.raises(ClientProtocolError, match="malformed Produce request"):
@@ -399,7 +399,7 @@ def _mutations(data: memoryview) -> Iterator[memoryview]:
 
 
 @each_version
-def test_any_changed_byte_parses_or_is_the_clients_fault(version: int) -> None:
+def test_altered_request_parses_or_is_a_client_error(version: int) -> None:
     refused = 0
     for frame in _mutations(_frame(_request(version))):
         try:
@@ -411,7 +411,7 @@ def test_any_changed_byte_parses_or_is_the_clients_fault(version: int) -> None:
 
 
 @each_version
-def test_any_changed_or_missing_byte_of_a_response_is_the_brokers_fault(version: int) -> None:
+def test_altered_or_truncated_response_is_a_broker_error(version: int) -> None:
     frame = memoryview(encode_produce_response(_response(version), version))[4:]
     for length in range(len(frame)):
         with pytest.raises(UpstreamProtocolError, match=f"malformed Produce v{version} response"):
@@ -425,7 +425,7 @@ def test_any_changed_or_missing_byte_of_a_response_is_the_brokers_fault(version:
     assert refused > 100
 
 
-def test_bytes_behind_the_node_endpoints_are_the_brokers_fault() -> None:
+def test_bytes_after_the_node_endpoints_are_broker_error() -> None:
     written = encode_produce_response(ProduceResponse(1, (), 0, tags=b"\x01\x00\x02\x01\x00"), 10)
     with pytest.raises(UpstreamProtocolError, match="1 extra bytes after the node endpoints"):
         parse_produce_response(memoryview(written)[4:], 10)
@@ -433,7 +433,7 @@ def test_bytes_behind_the_node_endpoints_are_the_brokers_fault() -> None:
 
 @given(st.sampled_from(VERSIONS), st.binary(max_size=200))
 @settings(max_examples=300)
-def test_garbage_behind_a_header_is_refused_or_parsed(version: int, garbage: bytes) -> None:
+def test_garbage_after_a_header_is_refused_or_parsed(version: int, garbage: bytes) -> None:
     frame = memoryview(b"\0\0\0" + bytes([version]) + b"\0\0\0\1" + garbage)
     for attempt in (lambda: parse_produce_request(frame), lambda: peek_produce(frame, len(frame) + 50)):
         with suppress(ClientProtocolError):
@@ -457,8 +457,8 @@ _V9_START = b"\0\0\0\x09\0\0\0\1\xff\xff\0\0\xff\xff\0\0\0\0"
         pytest.param(_V9_START, b"\x02\x02t\xff\xff\xff\xff\x0f", id="flexible-partitions"),
         pytest.param(_V9_START, b"\0", id="flexible-null-topics"),
         pytest.param(_V9_START, b"\x02\x02t\x02\0\0\0\0\xff\xff\xff\xff\x0f", id="flexible-records"),
-        pytest.param(_V9_START, b"\x01\xff\xff\xff\xff\x0f", id="tags"),
-        pytest.param(_V9_START, b"\x01\x01\0\xff\xff\xff\xff\x0f", id="tag-size"),
+        pytest.param(_V9_START, b"\x01\xff\xff\xff\xff\x0f", id="tagged-fields"),
+        pytest.param(_V9_START, b"\x01\x01\0\xff\xff\xff\xff\x0f", id="tagged-field-size"),
         pytest.param(_V9_START, b"\x80\x80\x80\x80\x80\x01", id="endless-varint"),
     ],
 )
@@ -495,14 +495,14 @@ def test_topics_without_partitions_count_against_the_limit() -> None:
     ("header", "reason"),
     [(b"\0\1\0\7", "API key is 1"), (b"\0\0\0\2", "v2 is not supported"), (b"\0\0\0\x0e", "v14 is not supported")],
 )
-def test_what_is_not_a_produce_request_of_a_known_version_is_refused(header: bytes, reason: str) -> None:
+def test_unknown_produce_version_or_other_api_is_refused(header: bytes, reason: str) -> None:
     frame = memoryview(header + b"\0" * 40)
     for parse in (lambda: parse_produce_request(frame), lambda: peek_produce(frame, 44)):
         with pytest.raises(ClientProtocolError, match=reason):
             parse()
 
 
-def test_a_name_that_is_not_utf8_is_refused_with_that_reason() -> None:
+def test_invalid_utf8_name_is_refused_with_that_reason() -> None:
     frame = bytes(_frame(_request(9))).replace("Größe".encode(), b"Gr\xff\xffe12")
     with pytest.raises(ClientProtocolError, match="not UTF-8"):
         parse_produce_request(memoryview(frame))
@@ -512,7 +512,7 @@ def test_a_name_that_is_not_utf8_is_refused_with_that_reason() -> None:
 
 
 @each_version
-def test_a_peek_waits_for_bytes_and_then_never_changes_its_mind(version: int) -> None:
+def test_peek_needs_few_bytes_and_never_changes_afterwards(version: int) -> None:
     frame = _frame(_request(version))
     first = "" if version >= 13 else "flights"
     expected = ProducePeek(-1, "a-transaction", 2, first)
@@ -522,7 +522,7 @@ def test_a_peek_waits_for_bytes_and_then_never_changes_its_mind(version: int) ->
     assert known_at < len(frame) - 150, "the records were not needed"
 
 
-def test_bytes_of_the_next_frame_are_not_peeked_at() -> None:
+def test_peek_ignores_bytes_of_the_next_frame() -> None:
     """The frame says that it ends in the middle of a topic name; what the next one starts with could complete it."""
     stream = memoryview(_V7_START + b"\0\0\0\1\0\x07fligh" + b"ts")
     with pytest.raises(ClientProtocolError, match="of 29 bytes"):
@@ -537,12 +537,12 @@ def test_bytes_of_the_next_frame_are_not_peeked_at() -> None:
         pytest.param(b"\0\0\0\7\0\0\0\1\xff\xff\x7f\xff", id="transactional-id"),
         pytest.param(_V7_START + b"\x7f\xff\xff\xff", id="topics"),
         pytest.param(_V7_START + b"\0\0\0\1\x7f\xff", id="topic-name"),
-        pytest.param(b"\0\0\0\x09\0\0\0\1\xff\xff\x01\x00\xff\xff\x7f", id="tags"),
-        pytest.param(b"\0\0\0\x09\0\0\0\1\xff\xff\xff\x03", id="tag-count"),
+        pytest.param(b"\0\0\0\x09\0\0\0\1\xff\xff\x01\x00\xff\xff\x7f", id="tagged-fields"),
+        pytest.param(b"\0\0\0\x09\0\0\0\1\xff\xff\xff\x03", id="tagged-field-count"),
         pytest.param(_V9_START + b"\xff\xff\xff\x07", id="flexible-topics"),
     ],
 )
-def test_a_peek_refuses_at_once_what_cannot_fit_the_frame(prefix: bytes) -> None:
+def test_peek_refuses_at_once_what_exceeds_the_frame(prefix: bytes) -> None:
     """Waiting for it would mean holding bytes for a verdict that is known."""
     with pytest.raises(ClientProtocolError, match="malformed Produce request of 500 bytes"):
         peek_produce(memoryview(prefix), 500)

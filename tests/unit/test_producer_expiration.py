@@ -27,7 +27,7 @@ def test_lower_value_counts_at_once() -> None:
     assert not read(expiration, HOUR, 20.0)
 
 
-def test_higher_value_is_waited_out() -> None:
+def test_higher_value_applies_only_after_a_time() -> None:
     expiration = ProducerExpiration()
     read(expiration, HOUR, 0.0)
     for at in (10.0, 10.0 + KNOWN_SECONDS - 1):
@@ -45,7 +45,7 @@ def test_lowest_of_higher_values_counts() -> None:
     assert expiration.milliseconds == 2 * HOUR
 
 
-def test_higher_value_interrupted_by_a_silent_broker_is_waited_out_again() -> None:
+def test_silent_broker_restarts_the_wait_for_higher_value() -> None:
     expiration = ProducerExpiration()
     read(expiration, HOUR, 0.0)
     read(expiration, DAY, 10.0)
@@ -54,7 +54,7 @@ def test_higher_value_interrupted_by_a_silent_broker_is_waited_out_again() -> No
     assert expiration.milliseconds == HOUR
 
 
-def test_silent_broker_confirms_nothing_but_a_lower_value_of_others_counts() -> None:
+def test_silent_broker_does_not_block_a_lower_value() -> None:
     expiration = ProducerExpiration()
     read(expiration, DAY, 0.0)
     assert read(expiration, HOUR, 30.0, complete=False)

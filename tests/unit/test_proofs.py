@@ -86,7 +86,7 @@ def admitted(talk: Proving) -> g.PendingAppend:
 # --- before a gate ----------------------------------------------------------------------------------------------------
 
 
-def test_kafka_is_asked_before_an_append_comes_to_its_gate() -> None:
+def test_kafka_authorizes_an_append_before_it_is_queued() -> None:
     # Given: a connection of which nothing is known, an append on it, and something behind it.
     talk = Proving()
     talk.appends()
@@ -113,7 +113,7 @@ def test_kafka_is_asked_before_an_append_comes_to_its_gate() -> None:
     assert talk.session.drained
 
 
-def test_kafka_is_asked_once_a_connection_and_topic() -> None:
+def test_kafka_authorizes_once_per_connection_and_topic() -> None:
     talk = Proving()
     talk.appends()
     assert talk.queried() == [TOPIC]
@@ -130,7 +130,7 @@ def test_kafka_is_asked_once_a_connection_and_topic() -> None:
     assert talk.queried() == [TOPIC, "guarded-b"]
 
 
-def test_who_has_not_logged_in_comes_to_no_gate() -> None:
+def test_append_without_login_never_reaches_the_sequencer() -> None:
     """Kafka ends the connection, whatever comes on it."""
     for acks in (-1, 0, 1):
         talk = Proving()
@@ -158,7 +158,7 @@ def test_half_a_login_is_none() -> None:
 
 
 @pytest.mark.parametrize("code", [-1, 33, ILLEGAL_SASL_STATE, 35, 58])
-def test_what_kafka_answers_in_the_middle_of_a_login_is_no_proof(code: int) -> None:
+def test_answer_during_a_login_proves_no_permission(code: int) -> None:
     """After a handshake it says 34 to any request, and then ends the connection."""
     talk = Proving()
     talk.appends()
@@ -186,7 +186,7 @@ def test_what_kafka_answers_in_the_middle_of_a_login_is_no_proof(code: int) -> N
 
 
 @pytest.mark.parametrize("login", [HANDSHAKE, AUTHENTICATE], ids=["handshake", "authenticate"])
-def test_what_comes_into_a_login_anew_comes_to_no_gate(login: bytes) -> None:
+def test_append_during_reauthentication_is_not_queued(login: bytes) -> None:
     talk = allowed()
     talk.client(login)
     assert talk.upstream() == login
@@ -197,14 +197,14 @@ def test_what_comes_into_a_login_anew_comes_to_no_gate(login: bytes) -> None:
     talk.silent()
 
 
-def test_where_nobody_logs_in_nobody_is_asked() -> None:
+def test_nothing_is_queried_when_clients_do_not_authenticate() -> None:
     talk = Talk()
     talk.client(produce((TOPIC, 0, expecting(5, b"x"))))
     talk.submitted()
     talk.silent()
 
 
-def test_before_the_configs_are_known_nothing_is_asked() -> None:
+def test_nothing_is_queried_before_the_configs_are_known() -> None:
     talk = Proving(is_fresh=False)
     talk.appends()
     talk.counted()
@@ -214,7 +214,7 @@ def test_before_the_configs_are_known_nothing_is_asked() -> None:
 # --- who may not ------------------------------------------------------------------------------------------------------
 
 
-def test_who_may_not_write_is_told_so_and_comes_to_no_gate() -> None:
+def test_unauthorized_append_is_refused_before_it_is_queued() -> None:
     talk = Proving()
     for _ in range(2):
         talk.appends()
@@ -232,7 +232,7 @@ def test_who_may_not_write_is_told_so_and_comes_to_no_gate() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["partition", "request"])
-def test_what_else_is_in_its_request_goes_its_way(whole: bool) -> None:
+def test_other_partitions_of_the_request_proceed_after_refusal(whole: bool) -> None:
     """Whatever `refusal_scope` is: that is about what the proxy refuses."""
     talk = Proving(refuse_whole_requests=whole)
     more = ("guarded-b", 0, expecting(7, b"y")), ("plain", 0, batch(b"z"))
@@ -252,7 +252,7 @@ def test_what_else_is_in_its_request_goes_its_way(whole: bool) -> None:
     assert reported == {TOPIC: (MAY_NOT, -1), "guarded-b": (0, 7), "plain": (0, 9)}
 
 
-def test_what_was_sent_behind_it_falls_with_it() -> None:
+def test_append_sent_after_an_unauthorized_one_is_refused() -> None:
     """Another writer may have won its place, and its client the right, before that comes."""
     talk = Proving()
     talk.services.unread = 1000
@@ -298,7 +298,7 @@ def test_a_denied_append_spoils_no_transaction() -> None:
 
 
 @pytest.mark.parametrize("stated", [MAY, MAY_NOT])
-def test_a_transaction_joins_no_partition_that_its_client_may_not_write(stated: int) -> None:
+def test_transaction_joins_no_partition_without_write_permission(stated: int) -> None:
     """Others' appends would wait for what Kafka does not add."""
     talk = Proving()
     talk.session = Session(1, "proxy.local", talk.services, Joining(b""), 0.0)  # type: ignore[arg-type]
@@ -319,7 +319,7 @@ def test_a_transaction_joins_no_partition_that_its_client_may_not_write(stated: 
 
 
 @pytest.mark.parametrize("error", [3, 31])
-def test_only_who_may_write_markers_makes_appends_wait(error: int) -> None:
+def test_only_authorized_markers_make_appends_wait(error: int) -> None:
     """Kafka refuses the others, in its own words."""
     talk = Proving()
     talk.session = Session(1, "proxy.local", talk.services, Joining(b"", MARKER), 0.0)  # type: ignore[arg-type]
@@ -342,7 +342,7 @@ def test_only_who_may_write_markers_makes_appends_wait(error: int) -> None:
     talk.silent()
 
 
-def test_who_may_not_write_a_counted_topic_does_not_come_through_its_door() -> None:
+def test_unauthorized_append_does_not_enter_the_barrier() -> None:
     """Nor is it sent away, since what it says of the count is out of date."""
     talk = barriers.Barriers(may_write=False, clients_log_in=True)
     talk.client(barriers.query(("counted", 2, barriers.saying(3)), ("plain", 0, batch(b"z"))))
@@ -361,7 +361,7 @@ def test_who_may_not_write_a_counted_topic_does_not_come_through_its_door() -> N
 # --- where Kafka does not say -----------------------------------------------------------------------------------------
 
 
-def test_what_kafka_does_not_say_in_time_costs_the_connection() -> None:
+def test_unanswered_permission_query_closes_the_connection() -> None:
     talk = Proving()
     talk.appends(timeout_ms=1000)
     talk.queried()
@@ -375,7 +375,7 @@ def test_what_kafka_does_not_say_in_time_costs_the_connection() -> None:
     talk.silent()
 
 
-def test_who_left_meanwhile_comes_to_no_gate() -> None:
+def test_client_lost_during_permission_query_is_not_queued() -> None:
     talk = Proving()
     talk.appends()
     talk.queried()
@@ -385,7 +385,7 @@ def test_who_left_meanwhile_comes_to_no_gate() -> None:
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_an_answer_that_leaves_a_topic_out_is_none() -> None:
+def test_permission_answer_without_the_topic_is_broker_error() -> None:
     talk = Proving()
     talk.appends()
     talk.queried()
@@ -396,7 +396,7 @@ def test_an_answer_that_leaves_a_topic_out_is_none() -> None:
 # --- the short way ----------------------------------------------------------------------------------------------------
 
 
-def test_the_short_way_is_for_who_has_proved_it() -> None:
+def test_fast_path_requires_a_proven_permission() -> None:
     """Else the bytes of its next append would be enough to let it pass."""
     talk = Proving(newest_produce=13)
     talk.appends(correlation=1)
@@ -428,7 +428,7 @@ def waits_past_its_login() -> tuple[Proving, g.PendingAppend]:
 
 
 @pytest.mark.parametrize("seconds", [1.0, 100.0])
-def test_what_has_waited_past_the_end_of_its_login_is_not_sent(seconds: float) -> None:
+def test_append_waiting_past_its_login_is_not_sent(seconds: float) -> None:
     """Sent, it would be in doubt; now its client may send it again."""
     talk, pending = waits_past_its_login()
     talk.now += seconds
@@ -452,7 +452,7 @@ def test_before_that_it_is_sent() -> None:
     assert len(talk.sent_up().topics) == 2
 
 
-def test_nothing_is_sent_once_more_after_the_end_of_its_login() -> None:
+def test_append_is_not_resent_after_its_login_ends() -> None:
     talk, pending = waits_past_its_login()
     talk.grant(pending)
     talk.sent(pending)

@@ -84,7 +84,7 @@ async def _hung_up(answer: bytes, sent_after: bytes) -> tuple[bytes, _Hanging]:
 
 
 @pytest.mark.parametrize("answer_bytes", [10, 8_000_000])
-def test_a_client_that_goes_on_sending_gets_its_answer_and_the_end_and_no_reset(answer_bytes: int) -> None:
+def test_hung_up_client_gets_answer_without_a_reset(answer_bytes: int) -> None:
     got, side = asyncio.run(_hung_up(bytes(answer_bytes), bytes(3_000_000)))
 
     assert len(got) == answer_bytes
@@ -93,7 +93,7 @@ def test_a_client_that_goes_on_sending_gets_its_answer_and_the_end_and_no_reset(
     assert side.closing_since == 0.0
 
 
-def test_a_client_that_never_sees_the_end_is_cut_off() -> None:
+def test_client_that_ignores_the_close_is_cut_off() -> None:
     async def cut() -> list[OSError | None]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             near, (far, _) = socket.create_connection(server.getsockname()), server.accept()
@@ -158,7 +158,7 @@ class TestPacing:
             asyncio.run(_made(near))
             assert _congestion_control(near) == b"bbr"
 
-    def test_what_does_not_pace_stays_as_it_is(self) -> None:
+    def test_non_pacing_congestion_control_stays_unchanged(self) -> None:
         if not _is_there(b"cubic"):
             pytest.skip("this host has no CUBIC, or does not let this account choose it")
         with _sockets("127.0.0.1", "127.0.0.1") as (near, _):
@@ -166,7 +166,7 @@ class TestPacing:
             asyncio.run(_made(near))
             assert _congestion_control(near) == b"cubic"
 
-    def test_a_peer_that_is_gone_already_is_told_by_the_first_read(self) -> None:
+    def test_peer_already_disconnected_raises_nothing_at_start(self) -> None:
         with _sockets("127.0.0.1", "127.0.0.1") as (near, far):
             far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             far.close()  # by a reset: the connection has no peer any more
@@ -189,7 +189,7 @@ class _Counting(ProxiedSocket):
     def _lost(self, error: OSError | None) -> None: ...
 
 
-def test_bytes_that_take_long_are_read_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_bytes_are_read_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """One connection's requests must not keep the others waiting for all that its socket holds."""
     clock = [100.0]
     monkeypatch.setattr(side_module, "monotonic", lambda: clock[0])

@@ -9,7 +9,7 @@ from tests.support.raw import Record, batch, read_batches, sign
 _LAST_OFFSET_DELTA, _RECORDS = 23, 57
 
 
-def test_a_batch_that_compaction_took_records_out_of_still_ends_where_it_did() -> None:
+def test_partially_compacted_batch_keeps_its_end_offset() -> None:
     # Given a batch of three records at 28, of which only the last one is left, as Kafka leaves it.
     left = bytearray(batch(Record(b"the last one", key=b"the same"), base_offset=28))
     struct.pack_into(">i", left, _LAST_OFFSET_DELTA, 2)

@@ -37,13 +37,13 @@ def talk() -> Talk:
     return Talk(read_here_bytes_max=1000)
 
 
-def test_large_batch_is_offered_once_it_was_read(talk: Talk) -> None:
+def test_large_batch_is_submitted_after_reading(talk: Talk) -> None:
     talk.client(produce(("guarded", 0, LARGE)))
     talk.read_elsewhere()
     assert talk.submitted().append.expected_base_offset == 7
 
 
-def test_nothing_behind_a_batch_that_is_read_overtakes_it(talk: Talk) -> None:
+def test_request_after_large_batch_does_not_overtake_it(talk: Talk) -> None:
     talk.client(produce(("guarded", 0, LARGE)) + request(12, 4, 2))
     requested = talk.next(m.ReadBatches)
     assert talk.commands == [m.ReadClient(False)]
@@ -54,7 +54,7 @@ def test_nothing_behind_a_batch_that_is_read_overtakes_it(talk: Talk) -> None:
     talk.silent()
 
 
-def test_client_that_leaves_meanwhile_leaves_nothing_behind(talk: Talk) -> None:
+def test_client_lost_during_reading_frees_everything(talk: Talk) -> None:
     free = talk.services.free_bytes
     talk.client(produce(("guarded", 0, LARGE)))
     requested = talk.next(m.ReadBatches)
@@ -78,12 +78,12 @@ def test_process_that_drains_waits_for_what_is_read(talk: Talk) -> None:
     talk.submitted()
 
 
-def test_many_batches_that_cannot_be_read_are_looked_at_elsewhere(talk: Talk) -> None:
+def test_many_unreadable_batches_are_read_elsewhere(talk: Talk) -> None:
     talk.client(_many("guarded", partitions=HERE_BATCHES_MAX + 1))
     talk.next(m.ReadBatches)
 
 
-def test_policy_that_changes_meanwhile_is_told_to_try_again() -> None:
+def test_policy_changed_during_reading_gets_retriable_error() -> None:
     readings = Readings(HeaderNames(), 1 << 20, here_bytes_max=1000)
     readings.want(WHERE, LARGE, TopicPolicy(), None)
     assert not readings.here()
@@ -117,7 +117,7 @@ def _closed(talk: Talk) -> str:
     return closed.reason
 
 
-def test_many_partitions_of_topics_that_only_pass_are_forwarded_in_order(talk: Talk) -> None:
+def test_many_relayed_partitions_are_forwarded_in_order(talk: Talk) -> None:
     queried = _many("plain", "other", partitions=PARTITIONS_MAX)
     free = talk.services.free_bytes
     talk.client(queried + produce(("guarded", 0, expecting(7, b"v")), correlation=2))
@@ -148,26 +148,26 @@ def test_many_topics_are_looked_up_in_several_goes(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("topics", [("guarded",), ("plain", "guarded"), ("plain", "__state")])
-def test_many_partitions_are_refused_where_a_topic_is_checked(talk: Talk, topics: tuple[str, ...]) -> None:
+def test_many_partitions_are_refused_on_a_checked_topic(talk: Talk, topics: tuple[str, ...]) -> None:
     talk.client(_many(*topics, partitions=PARTITIONS_MAX + 1))
     talk.read_elsewhere()
     assert f"more than {PARTITIONS_MAX} topics or partitions" in _closed(talk)
 
 
-def test_as_many_partitions_as_are_read_are_not_refused(talk: Talk) -> None:
+def test_partitions_at_the_limit_are_not_refused(talk: Talk) -> None:
     talk.client(_many("guarded", partitions=PARTITIONS_MAX))
     talk.read_elsewhere()
     assert not any(isinstance(each, m.ReadBatches | m.CloseClient) for each in talk.commands)
 
 
-def test_many_partitions_are_not_forwarded_while_configs_are_not_known(talk: Talk) -> None:
+def test_many_partitions_are_refused_while_configs_unknown(talk: Talk) -> None:
     talk.services.is_fresh = False
     talk.client(_many("plain", "other", partitions=PARTITIONS_MAX))
     talk.read_elsewhere()
     assert "not read yet" in _closed(talk)
 
 
-def test_many_partitions_that_cannot_be_read_end_the_connection(talk: Talk) -> None:
+def test_unreadable_request_of_many_partitions_closes_connection(talk: Talk) -> None:
     queried = bytearray(_many("plain", "other", partitions=PARTITIONS_MAX))
     queried[-4] = 0x40  # the length of the last one's records
     talk.client(bytes(queried))
@@ -217,7 +217,7 @@ def test_work_done_here_is_bounded_for_any_batch(bomb: str, codec: str) -> None:
     assert _lines_of(readings.here) < 20 * HERE_STEPS_MAX
 
 
-def test_all_batches_of_a_request_share_the_work_done_here() -> None:
+def test_batches_of_a_request_share_the_local_limit() -> None:
     readings = Readings(HeaderNames(), 100 << 20)
     for partition in range(3):
         readings.want(TopicPartition("t", partition), expecting(7, bytes(HERE_BYTES_MAX // 2)), TopicPolicy(), None)

@@ -162,7 +162,7 @@ def test_next_try_goes_on_where_a_fetch_failed(scans: Scans) -> None:
     assert log.offsets == [START, START + 2, START + 4, START + 4]
 
 
-def test_batch_is_unpacked_once_though_its_commit_was_given_up(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_is_unpacked_once_despite_a_cancelled_commit(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each slice is one batch; the commit is given up while the third is unpacked, by its deadline."""
     monkeypatch.setattr(product, "_SLICE_SECONDS", 0.0)
     log = Log([at(START + i, compression=GZIP, size=2_000_000) for i in range(5)])
@@ -193,7 +193,7 @@ def test_batch_is_unpacked_once_though_its_commit_was_given_up(scans: Scans, mon
     assert scans.offsets == [START + i for i in range(5)]
 
 
-def test_two_tries_of_one_commit_read_each_batch_once(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_commit_tries_read_each_batch_once(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "_SLICE_SECONDS", 0.0)
 
     async def both(offset: int) -> None:
@@ -215,7 +215,7 @@ def test_two_tries_of_one_commit_read_each_batch_once(scans: Scans, monkeypatch:
 @pytest.mark.parametrize(
     ("compression", "size", "here"), [(GZIP, 1, True), (GZIP, 2_000_000, False), (0, 70_000, False)]
 )
-def test_what_unpacks_to_much_is_read_in_a_thread(scans: Scans, compression: int, size: int, here: bool) -> None:
+def test_large_unpacked_batches_are_read_in_a_thread(scans: Scans, compression: int, size: int, here: bool) -> None:
     asyncio.run(read(commits_on(Log([at(START, compression=compression, size=size)]))))
 
     assert scans.offsets == [START]
@@ -256,7 +256,7 @@ def test_another_leader_is_read_from_the_start(scans: Scans) -> None:
     assert scans.offsets == [START, START + 1, START + 2] * 2
 
 
-def test_commit_that_takes_longer_than_its_wait_passes_at_a_later_try(scans: Scans) -> None:
+def test_slow_commit_succeeds_at_a_later_try(scans: Scans) -> None:
     """And what was read for it is forgotten then."""
     log = Log([at(START + i, compression=GZIP, size=2_000_000) for i in range(6)])
     scans.then = lambda: time.sleep(0.3)

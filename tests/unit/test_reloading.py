@@ -57,11 +57,11 @@ def loaded(file: Path) -> ProxyConfig:
     return load(file)
 
 
-def test_the_keys_that_are_said_to_change_are_those_that_do() -> None:
+def test_documented_live_keys_are_those_that_change() -> None:
     assert {key.name for key in KEYS.values() if key.live} == LIVE
 
 
-def test_what_can_change_does_and_what_cannot_is_named(write: Write) -> None:
+def test_live_keys_change_and_others_are_named(write: Write) -> None:
     running = loaded(write('status = "s:1"\n[limits]\ndrain_seconds = 3\n[upstream_tls]\nca_file = "/one"\n'))
     requested = loaded(
         write(
@@ -98,7 +98,7 @@ def test_what_can_change_does_and_what_cannot_is_named(write: Write) -> None:
     assert (again.config, list(again.changed), set(again.left)) == (config, [], set(found.left))
 
 
-def test_tls_is_not_switched_on_in_a_running_proxy(write: Write) -> None:
+def test_tls_cannot_be_switched_on_in_running_proxy(write: Write) -> None:
     running = loaded(write(""))
 
     found = changes(running, loaded(write('[listen_tls]\ncertificate_file = "/c"\n')))
@@ -108,7 +108,7 @@ def test_tls_is_not_switched_on_in_a_running_proxy(write: Write) -> None:
     assert list(found.changed) == []
 
 
-def test_what_goes_only_with_what_needs_a_restart_is_refused(write: Write) -> None:
+def test_change_invalid_without_restart_is_refused(write: Write) -> None:
     """Smaller frames in less memory: the memory alone would not hold a frame of the size that is allowed still."""
     running = loaded(write(""))
     requested = loaded(write("[limits]\nframe_bytes_max = 1000000\nbuffered_bytes_max = 2000000\n"))
@@ -120,7 +120,7 @@ def test_what_goes_only_with_what_needs_a_restart_is_refused(write: Write) -> No
 # --- in a process -----------------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_read_anew_and_a_wrong_one_changes_nothing(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+def test_reloaded_file_applies_unless_it_is_invalid(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "fencepost")
     file = write("[limits]\ndrain_seconds = 3\n")
     running = Running(loaded(file), lambda: read(file))
@@ -164,7 +164,7 @@ def test_a_file_is_read_anew_and_a_wrong_one_changes_nothing(write: Write, caplo
     assert running.reread().limits.drain_seconds == 6.0
 
 
-def test_a_certificate_that_cannot_be_used_changes_nothing_at_all(
+def test_unusable_certificate_prevents_the_whole_reload(
     write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority = Authority(tmp_path / "authority")
@@ -184,7 +184,7 @@ def test_a_certificate_that_cannot_be_used_changes_nothing_at_all(
     assert (after.listen_tls.certificate_file, after.limits.drain_seconds) == (two.certificate, 2.0)
 
 
-def test_who_asks_while_a_process_starts_neither_ends_it_nor_is_forgotten(write: Write) -> None:
+def test_reload_signal_during_start_is_applied_later(write: Write) -> None:
     """systemd reloads whenever somebody says so, and by default this signal ends a process."""
     file = write("")
     before = signal.getsignal(signal.SIGHUP)
@@ -209,7 +209,9 @@ def test_who_asks_while_a_process_starts_neither_ends_it_nor_is_forgotten(write:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_proxy_goes_on_with_what_it_is_given(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_uses_reloaded_limits_certificates_and_logging(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it does not ask the configuration for each time."""
     authority = Authority(tmp_path / "authority")
     one, two = authority.sign("one", days=5), authority.sign("two", days=10)

@@ -179,7 +179,7 @@ def rows_and_names(draw: st.DrawFn) -> tuple[list[Row], HeaderNames]:
     ([Row(((b"expected-offset", b"%d" % INT64_MAX),)), Row(((b"expected-offset", b"%d" % 2**63),))], NAMES), "none"
 )
 @example(([Row(((b"write-id", b"a"),)), Row(((b"h", b"write-id"),))], NAMES), "none")
-def test_what_a_batch_says_is_what_all_its_records_say(case: tuple[list[Row], HeaderNames], codec: str) -> None:
+def test_batch_scan_agrees_with_a_simple_reading(case: tuple[list[Row], HeaderNames], codec: str) -> None:
     rows, names = case
     plain = plainly(rows, names)
     stated = last_observed(built(rows, codec), names)
@@ -192,7 +192,7 @@ def test_what_a_batch_says_is_what_all_its_records_say(case: tuple[list[Row], He
 
 @some
 @given(rows_and_names(), st.sampled_from([-(2**40), -1, 0, 1, 999, 2**50]))
-def test_no_batch_is_said_to_be_newer_than_its_newest_record(case: tuple[list[Row], HeaderNames], lie_ms: int) -> None:
+def test_reported_batch_time_is_never_after_newest_record(case: tuple[list[Row], HeaderNames], lie_ms: int) -> None:
     """And where the header tells the truth, at most a second older."""
     rows = [row._replace(place=None) for row in case[0]]
     newest_ms = NOW_MS + max(row.timestamp_delta for row in rows)
@@ -203,7 +203,7 @@ def test_no_batch_is_said_to_be_newer_than_its_newest_record(case: tuple[list[Ro
 
 
 @pytest.mark.parametrize("lie_ms", [-1, NOW_MS - 1, NOW_MS + 5000])
-def test_a_header_that_lies_about_its_timestamps_is_not_believed(lie_ms: int) -> None:
+def test_wrong_timestamp_in_the_header_is_ignored(lie_ms: int) -> None:
     rows = [Row(timestamp_delta=delta) for delta in (0, 3000, 7, -4000)]
     stated = scanned(built(rows, max_timestamp_ms=lie_ms))
     assert stated.max_timestamp_ms == NOW_MS + 3000
@@ -217,7 +217,7 @@ def _expect(offset: int) -> Header:
 
 
 @pytest.mark.parametrize("count", [63, 64, 65, 200, 8191, 8192, 8193, 9000])
-def test_each_record_of_many_may_say_what_it_expects(count: int) -> None:
+def test_every_record_may_state_its_expectation(count: int) -> None:
     rows = [Row((_expect(41 + i),), value=b"") for i in range(count)]
     assert last_observed(built(rows)) == Said(41)
     rows[-1] = Row((_expect(41 + count),))
@@ -226,7 +226,7 @@ def test_each_record_of_many_may_say_what_it_expects(count: int) -> None:
 
 @pytest.mark.parametrize("count", [3, 70, 8200])
 @pytest.mark.parametrize("timestamp_delta", [0, 100, 10_000])
-def test_a_record_out_of_place_that_expects_its_own_is_malformed(count: int, timestamp_delta: int) -> None:
+def test_misplaced_record_with_matching_expectation_is_malformed(count: int, timestamp_delta: int) -> None:
     """Kafka would append it at another offset than the one it expects, where the batch is not compressed."""
     rows = [Row((_expect(41 + i),), timestamp_delta=timestamp_delta) for i in range(count)]
     assert last_observed(built(rows)) == Said(41)
@@ -234,14 +234,14 @@ def test_a_record_out_of_place_that_expects_its_own_is_malformed(count: int, tim
         assert last_observed(built([*rows[:-1], rows[-1]._replace(place=place)])) is None
 
 
-def test_a_header_hides_behind_a_value_that_looks_like_it() -> None:
+def test_header_after_a_similar_value_is_found() -> None:
     """The value says 42, as it should; the header behind says 50."""
     probes = sized(b"expected-offset") + sized(b"42")
     rows = [Row((_expect(41),)), Row((_expect(50),), value=b"x" + probes)]
     assert last_observed(built(rows)) == Said(41, (1, 50))
 
 
-def test_a_value_of_one_record_does_not_stand_for_the_header_of_the_next() -> None:
+def test_value_resembling_the_next_records_header_is_ignored() -> None:
     probes = sized(b"expected-offset") + sized(b"42")
     rows = [Row((_expect(41),)), Row(value=probes), Row((_expect(44),))]
     assert last_observed(built(rows)) == Said(41, (2, 44))
@@ -258,13 +258,13 @@ def test_a_name_across_two_records_is_nobodys() -> None:
     assert last_observed(batch([first, head]), names) == Said()
 
 
-def test_a_header_name_with_a_longer_length_than_needed_is_still_that_header() -> None:
+def test_overlong_header_name_length_is_accepted() -> None:
     """Kafka reads such a length, too."""
     body = b"\0\0\x02" + sized(None) + sized(b"v") + varint(1) + b"\x9e\x00expected-offset" + sized(b"50")
     assert last_observed(batch([record(0, [_expect(41)]), framed(body)])) == Said(41, (1, 50))
 
 
-def test_what_stands_behind_an_unreadable_header_is_not_looked_at() -> None:
+def test_headers_after_an_unreadable_one_are_ignored() -> None:
     rows = [Row((_expect(41),)), Row(((b"expected-offset", b"?"),)), Row((_expect(99), (b"write-id", b"w")))]
     assert last_observed(built(rows)) == Said(41, unreadable=1)
 
@@ -275,7 +275,7 @@ def test_offsets_end_where_64_bits_do() -> None:
     assert last_observed(built(rows)) == Said(INT64_MAX - 2, unreadable=3)
 
 
-def test_a_number_with_a_digit_too_few_does_not_agree_by_the_byte_behind_it() -> None:
+def test_truncated_number_is_not_completed_by_following_byte() -> None:
     """Where 10 is due the header says 1, and the length of the next header's name reads as a 0."""
     assert sized(b"n" * 24)[:1] == b"0"
     rows = [*(Row((_expect(7 + i),)) for i in range(3)), Row(((b"expected-offset", b"1"), (b"n" * 24, b"")))]
@@ -283,12 +283,12 @@ def test_a_number_with_a_digit_too_few_does_not_agree_by_the_byte_behind_it() ->
 
 
 @pytest.mark.parametrize("value", [None, b""])
-def test_a_later_write_id_may_not_be_null_or_empty(value: bytes | None) -> None:
+def test_later_write_id_null_or_empty_is_unreadable(value: bytes | None) -> None:
     rows = [Row(((b"write-id", b"a"),)), Row(((b"write-id", b"b"),)), Row(((b"write-id", value),))]
     assert last_observed(built(rows)) == Said(write_id=b"a", unreadable=2)
 
 
 @pytest.mark.parametrize("name", [b"expected-offset", b"partition-count", b"write-id"])
-def test_a_header_twice_in_a_later_record_is_unreadable(name: bytes) -> None:
+def test_duplicate_header_in_a_later_record_is_unreadable(name: bytes) -> None:
     rows = [Row(((name, b"%d" % (6 + (i if name == b"expected-offset" else 0))),)) for i in range(3)]
     assert last_observed(built([*rows, rows[2]._replace(headers=rows[2].headers * 2)])).unreadable == 3  # type: ignore[union-attr]

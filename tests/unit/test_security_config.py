@@ -59,7 +59,7 @@ password_file = "/secrets/password"
     assert config.control_sasl == ControlSasl("SCRAM-SHA-256", "fencepost", Path("/secrets/password"))
 
 
-def test_an_empty_table_is_enough_for_tls_to_brokers(tmp_path: Path) -> None:
+def test_empty_table_enables_tls_to_brokers(tmp_path: Path) -> None:
     (file := tmp_path / "fencepost.toml").write_text(UPSTREAM + "[upstream_tls]\n")
 
     config = load(file)
@@ -125,7 +125,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, lines: str, stated: str) -> None
 # --- files that change ------------------------------------------------------------------------------------------------
 
 
-def test_changed_files_are_read_anew_and_broken_ones_are_not_used(tmp_path: Path) -> None:
+def test_changed_files_are_reloaded_unless_broken(tmp_path: Path) -> None:
     # Given: a listener's certificate, and brokers' authority.
     authority = Authority(tmp_path / "authority")
     one, two = authority.sign("one", days=5), authority.sign("two", days=10)
@@ -161,12 +161,12 @@ def test_changed_files_are_read_anew_and_broken_ones_are_not_used(tmp_path: Path
     assert certificates.upstream is not upstream
 
 
-def test_a_start_with_files_that_are_not_there_is_refused(tmp_path: Path) -> None:
+def test_start_with_missing_certificate_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"listen_tls\.certificate_file: .*absent cannot be read: No such file"):
         Certificates(ListenTls(tmp_path / "absent"), None)
 
 
-def test_what_is_counted() -> None:
+def test_tls_and_login_metrics_are_exported() -> None:
     metrics, other = Metrics(), Metrics()
     for result in ("ok", "ok", "not_tls"):
         metrics.tls_handshake(result)

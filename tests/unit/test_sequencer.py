@@ -187,7 +187,7 @@ def compacted(found: g.Found, record_count: int) -> g.Found:
 # ---------------------------------------------------------------------------------------------------- the happy path
 
 
-def test_a_cold_gate_reads_the_tail_and_stamps_with_the_expected_offset() -> None:
+def test_unconfirmed_sequencer_reads_log_end_and_fences() -> None:
     talk = Talk()
     pending = talk.offer(expecting(41, b"a", b"b"))
     talk.snapshot(41)
@@ -197,7 +197,7 @@ def test_a_cold_gate_reads_the_tail_and_stamps_with_the_expected_offset() -> Non
     assert talk.sequencer.log_end_offset == 43
 
 
-def test_a_warm_gate_asks_nothing() -> None:
+def test_confirmed_sequencer_appends_without_reading() -> None:
     talk = warm(10)
     talk.append(10, b"a", b"b")
     talk.append(12, b"c", connection=2)
@@ -212,7 +212,7 @@ def test_sequences_wrap_where_kafkas_do() -> None:
     assert talk.admitted(pending) == g.Fence(SHARED, 0, 5)
 
 
-def test_on_a_true_topic_the_shift_is_counted_from_unstamped_appends() -> None:
+def test_true_topic_counts_unfenced_appends_in_sequence_offset() -> None:
     talk = warm(10, Check.ON)
     own = talk.offer(batch(b"x", b"y", producer=(5, 0, 0)))
     assert talk.admitted(own) is None
@@ -222,7 +222,7 @@ def test_on_a_true_topic_the_shift_is_counted_from_unstamped_appends() -> None:
     assert talk.admitted(pending) == g.Fence(SHARED, 0, 10)
 
 
-def test_a_batch_without_a_producer_is_stamped_with_wherever_the_log_ends() -> None:
+def test_batch_without_producer_is_fenced_at_log_end() -> None:
     talk = warm(10, Check.ON)
     pending = talk.offer(batch(b"x"))
     assert talk.admitted(pending) == g.Fence(SHARED, 0, 10)
@@ -231,14 +231,14 @@ def test_a_batch_without_a_producer_is_stamped_with_wherever_the_log_ends() -> N
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
-def test_a_mismatch_tells_where_the_log_ended_during_the_call() -> None:
+def test_mismatch_reports_log_end_read_during_the_request() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(12, b"a"))
     talk.snapshot(11, next_sequence=11)  # another process has appended meanwhile
     talk.mismatch(pending, expected=12, actual=11)
 
 
-def test_the_end_that_was_true_before_the_call_is_not_told_as_actual() -> None:
+def test_earlier_log_end_is_not_reported_as_actual() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(12, b"a"))
     talk.next(g.ReadLogEnd)
@@ -246,14 +246,14 @@ def test_the_end_that_was_true_before_the_call_is_not_told_as_actual() -> None:
     assert pending.sent_at is None
 
 
-def test_another_process_moved_the_log_and_the_client_knows() -> None:
+def test_append_after_another_process_moved_log_is_accepted() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(15, b"a"))
     talk.snapshot(15, next_sequence=15)
     assert talk.admitted(pending) == g.Fence(SHARED, 0, 15)
 
 
-def test_an_old_expectation_is_looked_up_before_it_is_refused() -> None:
+def test_old_expectation_is_looked_up_before_refusal() -> None:
     talk = warm(10)
     records = expecting(4, b"a")
     pending = talk.offer(records)
@@ -263,7 +263,7 @@ def test_an_old_expectation_is_looked_up_before_it_is_refused() -> None:
     assert "POSSIBLY_YOURS" not in talk.mismatch(pending, expected=4, actual=10)
 
 
-def test_equal_records_without_a_write_id_are_possibly_yours_and_never_success() -> None:
+def test_equal_records_without_write_id_are_possibly_yours() -> None:
     talk = warm(10)
     records = expecting(4, b"a")
     pending = talk.offer(records)
@@ -273,7 +273,7 @@ def test_equal_records_without_a_write_id_are_possibly_yours_and_never_success()
     assert talk.mismatch(pending, expected=4, actual=10).endswith("POSSIBLY_YOURS")
 
 
-def test_the_same_write_id_with_the_same_records_is_a_retry() -> None:
+def test_same_write_id_with_same_records_is_retry() -> None:
     talk = warm(10)
     records = expecting(4, b"a", write_id=b"w1")
     pending = talk.offer(records)
@@ -284,7 +284,7 @@ def test_the_same_write_id_with_the_same_records_is_a_retry() -> None:
     talk.accepted(pending, 4)
 
 
-def test_a_named_write_made_again_with_the_time_of_day_is_a_retry() -> None:
+def test_named_retry_with_another_timestamp_is_recognised() -> None:
     """A restarted client has the records, their names and their place again, but not the clock of its first try."""
     talk = warm(10)
     first = expecting(4, b"a", write_id=b"w1", timestamp_ms=now_ms() - 60_000)
@@ -295,7 +295,7 @@ def test_a_named_write_made_again_with_the_time_of_day_is_a_retry() -> None:
     talk.accepted(pending, 4)
 
 
-def test_a_named_write_made_again_is_looked_for_where_this_process_remembers_it() -> None:
+def test_named_retry_is_found_at_its_remembered_offset() -> None:
     talk = warm(10)
     first = expecting(10, b"a", write_id=b"w1", timestamp_ms=now_ms() - 60_000)
     appended_batch = talk.offer(first)
@@ -308,7 +308,7 @@ def test_a_named_write_made_again_is_looked_for_where_this_process_remembers_it(
     talk.accepted(again, 10)
 
 
-def test_the_same_write_id_with_other_records_is_no_retry() -> None:
+def test_same_write_id_with_other_records_is_mismatch() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(4, b"a", write_id=b"w1"))
     talk.snapshot(10, next_sequence=10)
@@ -317,7 +317,7 @@ def test_the_same_write_id_with_other_records_is_no_retry() -> None:
     talk.mismatch(pending, expected=4, actual=10)
 
 
-def test_a_batch_in_the_middle_of_which_the_offset_lies_is_not_the_write() -> None:
+def test_batch_containing_the_offset_is_no_retry() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(4, b"a", write_id=b"w1"))
     talk.snapshot(10, next_sequence=10)
@@ -326,7 +326,7 @@ def test_a_batch_in_the_middle_of_which_the_offset_lies_is_not_the_write() -> No
     talk.mismatch(pending, expected=4, actual=10)
 
 
-def test_what_lies_there_but_cannot_be_read_yet_is_waited_for_and_then_answered_retriably() -> None:
+def test_unreadable_batch_at_offset_gives_retriable_error() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(11, b"a"), wait=1.0)
     talk.snapshot(12, next_sequence=12)
@@ -341,14 +341,14 @@ def test_what_lies_there_but_cannot_be_read_yet_is_waited_for_and_then_answered_
     assert talk.answered(pending).error_code == NOT_LEADER
 
 
-def test_nothing_said_is_refused_where_it_is_required_and_appended_where_it_is_not() -> None:
+def test_missing_expectation_is_refused_where_required() -> None:
     talk = warm(10)
     result = talk.answered(talk.offer(batch(b"x")))
     assert result.error_code == POLICY_VIOLATION
     assert (result.error_message or "").startswith("EXPECTATION_REQUIRED topic=orders partition=3")
 
 
-def test_an_expectation_that_contradicts_its_place_can_never_hold() -> None:
+def test_contradictory_expectations_are_always_a_mismatch() -> None:
     talk = warm(10)
     contradicting = batch(b"a", b"b", headers=[[("expected-offset", b"10")], [("expected-offset", b"12")]])
     pending = talk.offer(contradicting)
@@ -359,7 +359,7 @@ def test_an_expectation_that_contradicts_its_place_can_never_hold() -> None:
 # ------------------------------------------------------------------- rule 1: an answer speaks of a batch sent once
 
 
-def test_a_gap_in_the_sequence_means_not_appended_and_the_log_says_why() -> None:
+def test_sequence_gap_becomes_mismatch_after_reading_the_log() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(10, b"a"))
     talk.admitted(pending)
@@ -370,7 +370,7 @@ def test_a_gap_in_the_sequence_means_not_appended_and_the_log_says_why() -> None
     talk.mismatch(pending, expected=10, actual=13)
 
 
-def test_a_stamp_refused_for_its_epoch_is_made_anew_after_a_look_at_the_log() -> None:
+def test_fence_with_wrong_epoch_is_rebuilt_from_log() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(10, b"a"))
     talk.admitted(pending)
@@ -381,7 +381,7 @@ def test_a_stamp_refused_for_its_epoch_is_made_anew_after_a_look_at_the_log() ->
     talk.accepted(pending, 10)
 
 
-def test_a_stamp_that_kafka_keeps_refusing_is_given_up_retriably() -> None:
+def test_repeatedly_refused_fence_ends_with_retriable_error() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(10, b"a"))
     for _ in range(LIMITS.attempts_max):
@@ -395,7 +395,7 @@ def test_a_stamp_that_kafka_keeps_refusing_is_given_up_retriably() -> None:
 @pytest.mark.parametrize(
     ("error", "base_offset"), [(TIMED_OUT, -1), (AFTER_APPEND, -1), (NOT_LEADER, 10), (-1, -1), (56, -1)]
 )
-def test_errors_that_may_follow_a_local_append_leave_it_in_doubt(error: int, base_offset: int) -> None:
+def test_errors_after_possible_append_leave_it_in_doubt(error: int, base_offset: int) -> None:
     talk = warm(10)
     pending = talk.offer(expecting(10, b"a", write_id=b"w"))
     talk.admitted(pending)
@@ -406,7 +406,7 @@ def test_errors_that_may_follow_a_local_append_leave_it_in_doubt(error: int, bas
     assert talk.sequencer.phase is Phase.UNCONFIRMED
 
 
-def test_not_leader_before_any_append_is_simply_passed_on() -> None:
+def test_not_leader_before_any_append_is_relayed() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(10, b"a"))
     talk.admitted(pending)
@@ -417,7 +417,7 @@ def test_not_leader_before_any_append_is_simply_passed_on() -> None:
     talk.next(g.ReadLogEnd)  # the new leader may not know the stamp
 
 
-def test_a_lost_acknowledgement_is_settled_by_the_log_alone() -> None:
+def test_lost_acknowledgement_is_resolved_from_the_log() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(10, b"a"))
     talk.admitted(pending)
@@ -443,7 +443,7 @@ def in_doubt(
     return talk, pending
 
 
-def test_our_stamp_with_our_tag_is_our_append() -> None:
+def test_fence_with_own_instance_id_proves_the_append() -> None:
     talk, pending = in_doubt()
     talk.report(g.BatchRead(pending, in_log(pending.records, 10, pending.fence)))
     talk.accepted(pending, 10)
@@ -451,7 +451,7 @@ def test_our_stamp_with_our_tag_is_our_append() -> None:
     talk.accepted(retry, 10)
 
 
-def test_an_equal_batch_with_another_processs_tag_is_another_clients() -> None:
+def test_equal_batch_of_another_instance_is_no_success() -> None:
     talk, pending = in_doubt()
     theirs = in_log(pending.records, 10, g.Fence(SHARED, 0, 10, 8))
     talk.report(g.BatchRead(pending, theirs))
@@ -461,7 +461,7 @@ def test_an_equal_batch_with_another_processs_tag_is_another_clients() -> None:
     assert "POSSIBLY_YOURS" in talk.mismatch(pending, expected=10, actual=11)
 
 
-def test_an_unconditional_batch_whose_place_another_process_took_goes_behind_it() -> None:
+def test_unconditional_batch_is_fenced_again_at_new_end() -> None:
     talk = warm(10, Check.ON)
     talk.instance_id = 7
     pending = talk.offer(batch(b"a"))
@@ -473,7 +473,7 @@ def test_an_unconditional_batch_whose_place_another_process_took_goes_behind_it(
     assert talk.admitted(pending) == g.Fence(SHARED, 0, 11, 7)
 
 
-def test_of_two_equal_batches_of_one_process_one_is_told_success() -> None:
+def test_one_of_two_equal_batches_succeeds() -> None:
     talk, first = in_doubt()
     talk.report(g.BatchRead(first, g.NotYet(10)))
     talk.snapshot(10, next_sequence=9)  # not what it was stamped for: it stays unknown
@@ -494,7 +494,7 @@ def test_of_two_equal_batches_of_one_process_one_is_told_success() -> None:
     assert "POSSIBLY_YOURS" in talk.mismatch(retry, expected=10, actual=11)
 
 
-def test_where_nothing_lies_and_the_partition_waits_for_this_stamp_the_batch_is_sent_again() -> None:
+def test_in_doubt_batch_is_resent_at_unchanged_end() -> None:
     talk, pending = in_doubt()
     talk.report(g.BatchRead(pending, g.NotYet(10)))
     talk.snapshot(10, next_sequence=10)
@@ -506,7 +506,7 @@ def test_where_nothing_lies_and_the_partition_waits_for_this_stamp_the_batch_is_
 @pytest.mark.parametrize(
     "resent", [None, PartitionResult(3, 0, 10, now_ms()), PartitionResult(3, 45), PartitionResult(3, 19)]
 )
-def test_after_a_resend_only_the_log_can_tell_which_of_the_two_landed(resent: PartitionResult | None) -> None:
+def test_outcome_after_resend_is_read_from_the_log(resent: PartitionResult | None) -> None:
     talk, pending = in_doubt()
     talk.report(g.BatchRead(pending, g.NotYet(10)))
     talk.snapshot(10, next_sequence=10)
@@ -532,14 +532,14 @@ def test_after_a_resend_only_the_log_can_tell_which_of_the_two_landed(resent: Pa
         {"next_sequence": 10, "producer_id": SHARED + 1},
     ],
 )
-def test_where_the_partition_does_not_wait_for_this_stamp_it_is_not_sent_again(facts: dict[str, Any]) -> None:
+def test_changed_sequence_prevents_the_resend(facts: dict[str, Any]) -> None:
     talk, pending = in_doubt()
     talk.report(g.BatchRead(pending, g.NotYet(10)))
     talk.snapshot(10, **facts)
     assert talk.answered(pending).error_code == TIMED_OUT
 
 
-def test_a_log_that_moved_before_the_resend_is_looked_at_again() -> None:
+def test_log_that_moved_before_resend_is_read_again() -> None:
     talk, pending = in_doubt()
     talk.report(g.BatchRead(pending, g.NotYet(10)))
     talk.snapshot(11, next_sequence=11)
@@ -548,7 +548,7 @@ def test_a_log_that_moved_before_the_resend_is_looked_at_again() -> None:
     talk.next(g.ReadBatch)
 
 
-def test_nothing_is_sent_again_for_a_client_that_has_not_proved_that_it_may_write() -> None:
+def test_nothing_is_resent_without_proven_write_permission() -> None:
     talk, pending = in_doubt()
     pending.may_write = False
     talk.report(g.BatchRead(pending, g.NotYet(10)))
@@ -560,14 +560,14 @@ def test_nothing_is_sent_again_for_a_client_that_has_not_proved_that_it_may_writ
     assert talk.answered(own).error_code == TIMED_OUT
 
 
-def test_nothing_is_sent_again_to_what_may_be_another_topic() -> None:
+def test_nothing_is_resent_to_a_possibly_recreated_topic() -> None:
     talk, pending = in_doubt()
     talk.report(g.Forget())
     talk.report(g.BatchRead(pending, g.NotYet(10)))
     assert talk.answered(pending).error_code == TIMED_OUT
 
 
-def test_nothing_is_sent_again_behind_a_hole_in_its_chain() -> None:
+def test_nothing_is_resent_after_a_sequence_gap() -> None:
     talk = warm(10)
     talk.instance_id, talk.may_write = 7, True
     first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
@@ -588,7 +588,7 @@ def test_nothing_is_sent_again_behind_a_hole_in_its_chain() -> None:
     talk.mismatch(first, expected=10, actual=11)
 
 
-def test_the_retry_of_an_append_that_ended_unknown_is_told_where_its_first_try_landed() -> None:
+def test_retry_after_unknown_outcome_finds_the_first_try() -> None:
     talk, first = in_doubt()
     talk.may_write = False
     talk.report(g.BatchRead(first, g.Unreadable("no leader")))
@@ -603,7 +603,7 @@ def test_the_retry_of_an_append_that_ended_unknown_is_told_where_its_first_try_l
     talk.accepted(retry, 10)
 
 
-def test_unstamped_appends_wait_for_a_stamped_one_that_may_still_be_queued() -> None:
+def test_unfenced_appends_wait_for_possibly_queued_fenced_one() -> None:
     talk, lost = in_doubt(check=Check.ON)
     lost.may_write = False
     talk.report(g.BatchRead(lost, g.NotYet(10)))
@@ -615,7 +615,7 @@ def test_unstamped_appends_wait_for_a_stamped_one_that_may_still_be_queued() -> 
     assert talk.admitted(own) is None
 
 
-def test_a_later_stamp_that_is_acknowledged_ends_that_wait() -> None:
+def test_acknowledged_later_fence_ends_that_wait() -> None:
     talk, lost = in_doubt(check=Check.ON)
     lost.may_write = False
     talk.report(g.BatchRead(lost, g.NotYet(10)))
@@ -629,7 +629,7 @@ def test_a_later_stamp_that_is_acknowledged_ends_that_wait() -> None:
     assert talk.admitted(own) is None
 
 
-def test_a_conditional_append_waits_for_an_unstamped_one_that_may_still_be_queued() -> None:
+def test_conditional_append_waits_for_possibly_queued_unfenced_one() -> None:
     talk = warm(10, Check.ON)
     own = talk.offer(batch(b"x", producer=(8, 0, 0), transactional=True))
     talk.admitted(own)
@@ -647,7 +647,7 @@ def test_a_conditional_append_waits_for_an_unstamped_one_that_may_still_be_queue
     talk.admitted(late)
 
 
-def test_an_equal_batch_under_our_stamp_proves_nothing_without_a_write_id() -> None:
+def test_equal_batch_without_write_id_proves_nothing() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(10, b"a"))
     talk.admitted(pending)
@@ -659,7 +659,7 @@ def test_an_equal_batch_under_our_stamp_proves_nothing_without_a_write_id() -> N
     assert "may be yours" in (result.error_message or "")
 
 
-def test_what_is_not_there_is_unknown_since_it_may_still_be_queued() -> None:
+def test_missing_in_doubt_append_is_unknown() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(10, b"a"))
     talk.admitted(pending)
@@ -670,7 +670,7 @@ def test_what_is_not_there_is_unknown_since_it_may_still_be_queued() -> None:
 
 
 @pytest.mark.parametrize("other", ["unstamped", "stamped before it"])
-def test_an_append_in_doubt_may_lie_behind_what_has_not_its_sequence(other: str) -> None:
+def test_in_doubt_append_is_sought_after_foreign_batches(other: str) -> None:
     """An append that was queued comes out first, or a marker does: this one's sequence fits all the same. Taken for
     lost, it would be appended once more."""
     talk = warm(10, Check.ON)
@@ -688,7 +688,7 @@ def test_an_append_in_doubt_may_lie_behind_what_has_not_its_sequence(other: str)
     talk.accepted(lost, 12)
 
 
-def test_an_append_in_doubt_that_does_not_lie_behind_it_either_is_sent_again_as_it_was() -> None:
+def test_absent_in_doubt_append_is_resent_unchanged() -> None:
     talk = warm(10, Check.ON)
     talk.instance_id, talk.may_write = 7, True
     lost = talk.offer(batch(b"a"))
@@ -703,7 +703,7 @@ def test_an_append_in_doubt_that_does_not_lie_behind_it_either_is_sent_again_as_
     assert lost.fence == g.Fence(SHARED, 0, 10, 7)
 
 
-def test_the_retry_of_an_unresolved_batch_is_looked_for_behind_what_has_not_its_sequence_too() -> None:
+def test_retry_of_unresolved_batch_skips_foreign_batches() -> None:
     talk = warm(10, Check.ON)
     records = unresolved(talk)
     retry = talk.offer(records, connection=2)
@@ -742,7 +742,7 @@ def test_a_lost_acknowledgement_does_not_hide_a_violation(marker: bool) -> None:
     assert ("bypasses the proxy" in message) is not marker
 
 
-def test_what_somebody_came_before_may_still_land_behind_him() -> None:
+def test_displaced_in_doubt_append_may_still_follow() -> None:
     talk = warm(10, Check.ON)
     talk.may_write = True
     records = expecting(10, b"a", producer=(5, 0, 0))
@@ -769,7 +769,7 @@ def test_what_somebody_came_before_may_still_land_behind_him() -> None:
     talk.mismatch(retry, expected=10, actual=11)
 
 
-def test_whose_a_compacted_batch_was_nobody_can_say() -> None:
+def test_compacted_in_doubt_batch_stays_unknown() -> None:
     """Its place, its length and its stamp are those of the first try, but records of it are gone."""
     talk = warm(10, Check.ON)
     talk.append(10, b"x")
@@ -791,7 +791,7 @@ def test_whose_a_compacted_batch_was_nobody_can_say() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_what_is_compacted_at_the_expected_offset_is_possibly_yours(count: int) -> None:
+def test_compacted_batch_at_expected_offset_is_possibly_yours(count: int) -> None:
     talk = warm(10)
     pending = talk.offer(expecting(4, b"a", b"b"))
     talk.snapshot(10, next_sequence=10)
@@ -819,7 +819,7 @@ def test_repacked_batch_in_doubt_is_recognised() -> None:
     talk.accepted(pending, 10)
 
 
-def test_nobody_passes_while_a_doubt_is_being_settled() -> None:
+def test_no_append_starts_while_one_is_in_doubt() -> None:
     talk = warm(10)
     lost = talk.offer(expecting(10, b"a"))
     talk.admitted(lost)
@@ -833,7 +833,7 @@ def test_nobody_passes_while_a_doubt_is_being_settled() -> None:
     assert talk.admitted(waiting) == g.Fence(SHARED, 0, 10)
 
 
-def test_a_client_that_vanishes_does_not_release_the_gate() -> None:
+def test_lost_client_keeps_its_sent_append_first() -> None:
     talk = warm(10)
     sent = talk.offer(expecting(10, b"a"))
     talk.admitted(sent)
@@ -842,7 +842,7 @@ def test_a_client_that_vanishes_does_not_release_the_gate() -> None:
     talk.silent()
 
 
-def test_an_answer_after_the_log_has_decided_changes_nothing() -> None:
+def test_answer_after_resolution_changes_nothing() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(10, b"a"))
     talk.admitted(pending)
@@ -852,7 +852,7 @@ def test_an_answer_after_the_log_has_decided_changes_nothing() -> None:
     talk.silent()
 
 
-def test_a_connection_that_breaks_after_its_answer_puts_nothing_in_doubt() -> None:
+def test_connection_lost_after_answer_leaves_nothing_in_doubt() -> None:
     talk = warm(10)
     pending = talk.append(10, b"a")
     talk.report(g.Lost(pending))
@@ -864,7 +864,7 @@ def test_a_connection_that_breaks_after_its_answer_puts_nothing_in_doubt() -> No
 
 
 @pytest.mark.parametrize("timestamp_ms", [-1, now_ms() - 13 * 3600 * 1000], ids=["missing", "old"])
-def test_old_or_missing_timestamps_are_refused_where_stamps_are_due(timestamp_ms: int) -> None:
+def test_fenced_append_with_old_timestamp_is_refused(timestamp_ms: int) -> None:
     talk = warm(10)
     pending = talk.offer(expecting(10, b"a", timestamp_ms=timestamp_ms))
     result = talk.answered(pending)
@@ -883,7 +883,7 @@ def test_the_limit_for_timestamps_moves_with_the_clock() -> None:
     assert talk.answered(pending).error_code == OLD_TIMESTAMP
 
 
-def test_on_a_true_topic_an_old_batch_goes_alone_and_without_a_stamp() -> None:
+def test_old_batch_on_true_topic_is_sent_unfenced() -> None:
     talk = warm(10, Check.ON)
     old = talk.offer(expecting(10, b"a", timestamp_ms=0, producer=(5, 0, 0)))
     assert talk.admitted(old) == g.NO_PRODUCER
@@ -904,7 +904,7 @@ def too_old(talk: Talk) -> memoryview:
 
 
 @pytest.mark.parametrize("conditional", [False, True])
-def test_the_retry_of_an_old_batch_that_landed_is_known(conditional: bool) -> None:
+def test_retry_of_an_appended_old_batch_is_recognised(conditional: bool) -> None:
     talk = warm(10, Check.ON)
     records = too_old(talk)
     if conditional:
@@ -917,7 +917,7 @@ def test_the_retry_of_an_old_batch_that_landed_is_known(conditional: bool) -> No
     talk.silent()
 
 
-def test_the_retry_of_an_old_batch_that_ended_unknown_does_not_go_again() -> None:
+def test_retry_of_old_unknown_batch_is_not_sent() -> None:
     """Nothing in the log proves that it is there, and Kafka would not know it again."""
     talk = warm(10, Check.ON)
     records = too_old(talk)
@@ -930,7 +930,7 @@ def test_the_retry_of_an_old_batch_that_ended_unknown_does_not_go_again() -> Non
 
 
 @pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
-def test_a_retry_that_has_become_too_old_for_a_stamp_does_not_go_beside_its_first_try(check: Check) -> None:
+def test_retry_that_became_too_old_is_not_appended(check: Check) -> None:
     talk = warm(10, check)
     limit_ms = now_ms() - 12 * 3600 * 1000
     records = expecting(10, b"a", producer=(5, 0, 0), timestamp_ms=limit_ms + 10_000)
@@ -949,7 +949,7 @@ def test_a_retry_that_has_become_too_old_for_a_stamp_does_not_go_beside_its_firs
     assert talk.answered(retry).error_code == TIMED_OUT
 
 
-def test_a_log_append_time_topic_is_free_of_timestamps_and_confirms_every_success() -> None:
+def test_log_append_time_topic_confirms_every_success() -> None:
     talk = Talk()
     pending = talk.offer(expecting(10, b"a", timestamp_ms=0))
     talk.snapshot(10, log_append_time=True)
@@ -962,7 +962,7 @@ def test_a_log_append_time_topic_is_free_of_timestamps_and_confirms_every_succes
     talk.next(g.Admit)  # still warm: the doubt was only a confirmation
 
 
-def test_an_append_that_was_found_in_the_log_does_not_tell_where_that_ends_now() -> None:
+def test_append_found_in_log_leaves_log_end_unknown() -> None:
     talk = Talk()
     first = talk.offer(expecting(10, b"a"))
     talk.snapshot(10, log_append_time=True)
@@ -979,7 +979,7 @@ def test_an_append_that_was_found_in_the_log_does_not_tell_where_that_ends_now()
     talk.mismatch(late, expected=5, actual=13)
 
 
-def test_a_success_that_the_log_does_not_confirm_was_anothers() -> None:
+def test_success_not_confirmed_by_log_is_a_mismatch() -> None:
     talk = Talk()
     pending = talk.offer(expecting(10, b"a"))
     talk.snapshot(10, log_append_time=True)
@@ -997,7 +997,7 @@ def test_a_success_that_the_log_does_not_confirm_was_anothers() -> None:
 
 
 @pytest.mark.parametrize(("equal", "instance_id"), [(False, 0), (True, 0), (True, 7), (True, 8)])
-def test_a_first_send_answered_as_a_duplicate_is_anothers_batch(equal: bool, instance_id: int) -> None:
+def test_duplicate_answer_to_first_send_is_anothers_batch(equal: bool, instance_id: int) -> None:
     talk = warm(10)
     talk.instance_id = 7
     pending = talk.offer(expecting(10, b"a"))
@@ -1012,7 +1012,7 @@ def test_a_first_send_answered_as_a_duplicate_is_anothers_batch(equal: bool, ins
     assert ("POSSIBLY_YOURS" in talk.mismatch(pending, expected=10, actual=11)) is equal
 
 
-def test_a_topic_that_becomes_a_log_append_time_one_is_noticed_by_its_first_answer() -> None:
+def test_new_log_append_time_is_noticed_from_response() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(10, b"a"))
     talk.admitted(pending)
@@ -1025,7 +1025,7 @@ def test_a_topic_that_becomes_a_log_append_time_one_is_noticed_by_its_first_answ
 # ------------------------------------------------------------------------------------------ rule 6: shifts and bases
 
 
-def test_on_a_required_topic_a_shift_is_agreed_on_before_it_is_used() -> None:
+def test_required_topic_publishes_new_fence_base_before_use() -> None:
     talk = Talk()
     pending = talk.offer(expecting(12, b"a"))
     talk.snapshot(12, next_sequence=10)  # two records came around the proxy
@@ -1037,7 +1037,7 @@ def test_on_a_required_topic_a_shift_is_agreed_on_before_it_is_used() -> None:
     assert talk.admitted(pending) == g.Fence(SHARED, 1, 0)
 
 
-def test_whoever_loses_the_proposal_uses_the_winners_base() -> None:
+def test_losing_base_proposal_uses_the_winners_base() -> None:
     talk = Talk()
     pending = talk.offer(expecting(13, b"a"))
     talk.snapshot(12, next_sequence=10)
@@ -1049,14 +1049,14 @@ def test_whoever_loses_the_proposal_uses_the_winners_base() -> None:
     assert talk.admitted(pending) == g.Fence(SHARED, 1, 2)
 
 
-def test_a_partition_that_does_not_know_the_stamp_needs_no_new_base() -> None:
+def test_partition_without_fence_state_needs_no_base() -> None:
     talk = Talk()
     pending = talk.offer(expecting(500, b"a"))
     talk.snapshot(500)
     assert talk.admitted(pending) == g.Fence(SHARED, 0, 500)
 
 
-def test_an_epoch_that_another_process_published_a_moment_ago_is_no_violation() -> None:
+def test_recently_published_foreign_epoch_is_no_violation() -> None:
     talk = Talk()
     pending = talk.offer(expecting(12, b"a"))
     talk.snapshot(12, epoch=2, next_sequence=2, fence_base=(1, 5))  # this process's view is one poll behind
@@ -1066,7 +1066,7 @@ def test_an_epoch_that_another_process_published_a_moment_ago_is_no_violation() 
     assert talk.admitted(pending) == g.Fence(SHARED, 2, 2)
 
 
-def test_an_append_that_landed_elsewhere_is_reported_and_never_a_success() -> None:
+def test_append_at_another_offset_is_a_reported_violation() -> None:
     talk = warm(10, Check.ON)
     pending = talk.offer(expecting(10, b"a"))
     talk.admitted(pending)
@@ -1084,7 +1084,7 @@ def test_an_append_that_landed_elsewhere_is_reported_and_never_a_success() -> No
 
 
 @pytest.mark.parametrize("sequence", [10, 9])
-def test_violation_behind_an_equal_sequence_names_the_expiration(sequence: int) -> None:
+def test_violation_after_equal_sequence_names_producer_expiration(sequence: int) -> None:
     """Kafka would have compared the two. One sequence earlier: an append of the proxy lies one too far."""
     talk = warm(10)
     pending = talk.offer(expecting(10, b"a"))
@@ -1099,7 +1099,7 @@ def test_violation_behind_an_equal_sequence_names_the_expiration(sequence: int) 
     assert ("bypasses the proxy" in message) is not forgotten
 
 
-def test_a_violation_is_told_in_time_even_if_its_author_cannot_be_found() -> None:
+def test_violation_is_reported_without_a_known_author() -> None:
     talk = warm(10, Check.ON)
     pending = talk.offer(expecting(10, b"a"))
     talk.admitted(pending)
@@ -1113,7 +1113,7 @@ def test_a_violation_is_told_in_time_even_if_its_author_cannot_be_found() -> Non
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_the_retry_of_what_landed_elsewhere_hears_so_too(named: bool) -> None:
+def test_retry_of_a_violation_gets_the_same_answer(named: bool) -> None:
     talk = warm(10, Check.ON)
     records = expecting(10, b"a", write_id=b"w") if named else expecting(10, b"a", producer=(5, 0, 0))
     pending = talk.offer(records)
@@ -1127,7 +1127,7 @@ def test_the_retry_of_what_landed_elsewhere_hears_so_too(named: bool) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_retry_that_comes_while_the_violation_is_looked_into_hears_of_it(named: bool) -> None:
+def test_retry_during_violation_lookup_gets_its_answer(named: bool) -> None:
     talk = warm(10, Check.ON)
     records = expecting(10, b"a", write_id=b"w") if named else expecting(10, b"a", producer=(5, 0, 0))
     pending = talk.offer(records)
@@ -1141,7 +1141,7 @@ def test_a_retry_that_comes_while_the_violation_is_looked_into_hears_of_it(named
     assert talk.answered(retry) == reported
 
 
-def test_on_a_required_topic_it_is_told_when_the_log_ends_where_nobody_appended() -> None:
+def test_unexplained_log_end_is_a_violation_on_required() -> None:
     talk = warm(10)
     refused = talk.offer(expecting(10, b"a"))
     talk.admitted(refused)
@@ -1151,7 +1151,7 @@ def test_on_a_required_topic_it_is_told_when_the_log_ends_where_nobody_appended(
     talk.next(g.PublishBase)
 
 
-def test_what_was_there_before_this_process_is_nobodys_fault() -> None:
+def test_earlier_sequence_offset_is_no_violation_at_start() -> None:
     talk = Talk()
     talk.offer(expecting(12, b"a"))
     talk.snapshot(12, next_sequence=10)  # appended before the topic was guarded, perhaps
@@ -1159,7 +1159,7 @@ def test_what_was_there_before_this_process_is_nobodys_fault() -> None:
 
 
 @pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
-def test_whoever_uses_the_stamp_under_an_epoch_of_his_own_is_reported_and_followed(check: Check) -> None:
+def test_foreign_epoch_of_shared_producer_is_reported(check: Check) -> None:
     talk = Talk(check)
     pending = talk.offer(expecting(12, b"a"))
     talk.snapshot(12, epoch=32_766, next_sequence=2)
@@ -1179,7 +1179,7 @@ NEXT_ID = SHARED + 1
 LAST = 32_767
 
 
-def test_last_epoch_of_another_writer_leads_to_the_next_producer_id() -> None:
+def test_foreign_last_epoch_leads_to_next_producer_id() -> None:
     talk = Talk()
     pending = talk.offer(expecting(12, b"a"))
     talk.snapshot(12, epoch=LAST, next_sequence=2)
@@ -1213,14 +1213,14 @@ def test_last_epoch_is_good_for_one_append() -> None:
     assert talk.admitted(behind) == g.Fence(NEXT_ID, 0, 0)
 
 
-def test_last_epoch_that_kafka_has_forgotten_is_not_used_again() -> None:
+def test_last_epoch_forgotten_by_kafka_is_not_reused() -> None:
     talk = Talk()
     talk.offer(expecting(13, b"a"))
     talk.snapshot(13, fence_base=(LAST, 12))
     assert talk.next(g.PublishBase).producer_epoch == LAST + 1
 
 
-def test_epochs_of_the_next_producer_id_go_on_counting() -> None:
+def test_epochs_continue_under_the_next_producer_id() -> None:
     talk = Talk()
     pending = talk.offer(expecting(20, b"a"))
     known = {"producer_id": NEXT_ID}
@@ -1231,7 +1231,7 @@ def test_epochs_of_the_next_producer_id_go_on_counting() -> None:
     assert talk.admitted(pending) == g.Fence(NEXT_ID, 6, 0)
 
 
-def test_append_in_doubt_under_the_next_producer_id_is_sent_again() -> None:
+def test_next_producer_id_resends_an_in_doubt_append() -> None:
     talk = Talk()
     talk.may_write = True
     pending = talk.offer(expecting(20, b"a"))
@@ -1245,7 +1245,7 @@ def test_append_in_doubt_under_the_next_producer_id_is_sent_again() -> None:
     assert talk.next(g.Resend) == g.Resend(pending)
 
 
-def test_bases_of_a_bypassed_partition_are_published_at_a_bounded_rate() -> None:
+def test_fence_bases_are_published_at_a_bounded_rate() -> None:
     """Each appends at Kafka itself would cost an epoch: 32,767 in a quarter of an hour."""
     talk = Talk()
     talk.offer(expecting(99_999, b"a"), wait=10_000)
@@ -1271,7 +1271,7 @@ def test_bases_of_a_bypassed_partition_are_published_at_a_bounded_rate() -> None
 # --------------------------------------------------------------------------------------------- rules 12, 13: cold
 
 
-def test_a_cold_gate_sends_one_append_alone() -> None:
+def test_unconfirmed_sequencer_sends_one_append_alone() -> None:
     talk = Talk()
     first = talk.offer(expecting(10, b"a"))
     talk.snapshot(10)
@@ -1283,7 +1283,7 @@ def test_a_cold_gate_sends_one_append_alone() -> None:
     assert talk.admitted(second) == g.Fence(SHARED, 0, 11)
 
 
-def test_a_cold_grant_does_not_keep() -> None:
+def test_unconfirmed_admission_expires() -> None:
     talk = Talk()
     pending = talk.offer(expecting(10, b"a"))
     talk.snapshot(10)
@@ -1300,7 +1300,7 @@ def test_warmth_ends_before_kafka_can_forget() -> None:
     talk.next(g.ReadLogEnd)
 
 
-def test_fence_is_unconfirmed_once_the_expiration_was_read_long_ago() -> None:
+def test_fence_is_unconfirmed_after_the_expiration_lease() -> None:
     talk = Talk()
     first = talk.offer(expecting(9, b"a"))
     talk.snapshot(9, expiration_known_until=talk.now + 60)
@@ -1314,7 +1314,7 @@ def test_fence_is_unconfirmed_once_the_expiration_was_read_long_ago() -> None:
     talk.next(g.ReadLogEnd)
 
 
-def test_a_connection_that_is_younger_than_the_last_acknowledgement_is_cold() -> None:
+def test_fence_is_unconfirmed_on_a_newer_connection() -> None:
     talk = warm(10)
     talk.now += 5
     talk.connected_at = talk.now  # the broker may have started again meanwhile, and forgotten
@@ -1322,7 +1322,7 @@ def test_a_connection_that_is_younger_than_the_last_acknowledgement_is_cold() ->
     talk.next(g.ReadLogEnd)
 
 
-def test_under_another_leader_it_is_cold() -> None:
+def test_fence_is_unconfirmed_under_another_leader() -> None:
     talk = warm(10)
     talk.now += 5
     talk.leader_epoch = 1
@@ -1330,7 +1330,7 @@ def test_under_another_leader_it_is_cold() -> None:
     talk.next(g.ReadLogEnd)
 
 
-def test_a_new_append_makes_it_warm_again() -> None:
+def test_new_append_keeps_the_fence_confirmed() -> None:
     talk = warm(10)
     started_ms = now_ms()
     for hours in (5, 10, 15):
@@ -1341,7 +1341,7 @@ def test_a_new_append_makes_it_warm_again() -> None:
 # ------------------------------------------------------------------------------------------------------- pipelining
 
 
-def test_a_chain_on_one_connection_is_sent_ahead_of_its_acknowledgements() -> None:
+def test_pipelined_appends_are_sent_before_acknowledgements() -> None:
     talk = warm(10)
     pipeline_key = [talk.offer(expecting(10 + 2 * i, b"a", b"b")) for i in range(3)]
     for i, pending in enumerate(pipeline_key):
@@ -1351,7 +1351,7 @@ def test_a_chain_on_one_connection_is_sent_ahead_of_its_acknowledgements() -> No
         talk.accepted(pending, 10 + 2 * i)
 
 
-def test_beside_other_processes_a_chain_goes_one_by_one() -> None:
+def test_pipelining_stops_while_other_instances_are_live() -> None:
     talk = warm(10)
     talk.alone = False
     first = talk.offer(expecting(10, b"a"))
@@ -1364,7 +1364,7 @@ def test_beside_other_processes_a_chain_goes_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
-def test_after_a_takeover_conditional_appends_wait_where_something_unstamped_may_be_queued(check: Check) -> None:
+def test_takeover_delays_conditional_appends_on_true_topics(check: Check) -> None:
     talk = Talk(check)
     talk.taken_over = False
     pending = talk.offer(expecting(10, b"a"))
@@ -1386,7 +1386,7 @@ def test_after_a_takeover_conditional_appends_wait_where_something_unstamped_may
         assert talk.answered(behind).error_code == NOT_LEADER
 
 
-def test_another_connection_waits_for_the_chain() -> None:
+def test_append_from_another_connection_waits_for_the_pipeline() -> None:
     talk = warm(10)
     first = talk.offer(expecting(10, b"a"))
     talk.admitted(first)
@@ -1397,7 +1397,7 @@ def test_another_connection_waits_for_the_chain() -> None:
     assert talk.admitted(other) == g.Fence(SHARED, 0, 11)
 
 
-def test_the_rest_of_a_chain_falls_with_its_first_and_never_gets_a_bare_45() -> None:
+def test_pipeline_fails_with_its_first_append_without_45() -> None:
     talk = warm(10, Check.ON)
     first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
     second = talk.offer(batch(b"unconditional", producer=(5, 0, 1)))
@@ -1415,7 +1415,7 @@ def test_the_rest_of_a_chain_falls_with_its_first_and_never_gets_a_bare_45() -> 
     talk.silent()
 
 
-def test_a_producer_whose_conditional_batch_was_refused_goes_on_behind_it() -> None:
+def test_producer_continues_after_a_refused_conditional_batch() -> None:
     talk = warm(10, Check.ON)
     own = talk.offer(batch(b"x", producer=(5, 0, 0)))
     assert talk.admitted(own) is None
@@ -1434,7 +1434,7 @@ def test_a_producer_whose_conditional_batch_was_refused_goes_on_behind_it() -> N
 # ----------------------------------------------------------------------------------------------------------- retries
 
 
-def test_a_retry_is_known_by_producer_epoch_and_sequence_before_anything_is_compared() -> None:
+def test_retry_is_recognised_by_producer_epoch_and_sequence() -> None:
     talk = warm(10)
     records = expecting(10, b"a", producer=(5, 0, 0))
     first = talk.offer(records)
@@ -1447,7 +1447,7 @@ def test_a_retry_is_known_by_producer_epoch_and_sequence_before_anything_is_comp
     talk.silent()
 
 
-def test_a_retry_while_the_first_try_is_under_way_waits_for_its_outcome() -> None:
+def test_retry_waits_for_the_first_try_in_flight() -> None:
     talk = warm(10)
     records = expecting(10, b"a", producer=(5, 0, 0))
     first = talk.offer(records)
@@ -1459,7 +1459,7 @@ def test_a_retry_while_the_first_try_is_under_way_waits_for_its_outcome() -> Non
     talk.accepted(retry, 10)
 
 
-def test_a_sequence_used_again_for_other_records_is_no_retry() -> None:
+def test_reused_sequence_with_other_records_is_no_retry() -> None:
     talk = warm(10)
     first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
     talk.admitted(first)
@@ -1511,7 +1511,7 @@ def looked_for_in_vain(talk: Talk) -> tuple[memoryview, g.PendingAppend]:
     return records, retry
 
 
-def test_a_retry_of_an_unresolved_batch_is_looked_up_where_its_first_try_should_be() -> None:
+def test_retry_of_unresolved_batch_is_sought_in_log() -> None:
     talk = warm(10, Check.ON)
     records = unresolved(talk)
     retry = talk.offer(records, connection=2)
@@ -1520,7 +1520,7 @@ def test_a_retry_of_an_unresolved_batch_is_looked_up_where_its_first_try_should_
     talk.accepted(retry, 11)  # the first try has landed meanwhile
 
 
-def test_a_retry_of_an_unresolved_batch_that_is_not_there_gets_the_same_sequence() -> None:
+def test_absent_unresolved_batch_is_retried_with_same_sequence() -> None:
     talk = warm(10, Check.ON)
     records, retry = looked_for_in_vain(talk)
     talk.snapshot(11, next_sequence=11)
@@ -1531,7 +1531,7 @@ def test_a_retry_of_an_unresolved_batch_that_is_not_there_gets_the_same_sequence
     talk.accepted(retry, 11)
 
 
-def test_a_first_try_that_lands_after_all_before_its_retry_is_sent_is_not_appended_again() -> None:
+def test_first_try_appended_before_retry_is_not_repeated() -> None:
     talk = warm(10, Check.ON)
     records, retry = looked_for_in_vain(talk)
     talk.snapshot(12, next_sequence=12)  # it was queued, and has landed since that look
@@ -1540,7 +1540,7 @@ def test_a_first_try_that_lands_after_all_before_its_retry_is_sent_is_not_append
     talk.accepted(retry, 11)
 
 
-def test_a_retry_goes_to_the_log_s_end_once_another_batch_has_its_first_try_s_sequence() -> None:
+def test_retry_is_fenced_again_when_sequence_was_taken() -> None:
     talk = warm(10, Check.ON)
     _, retry = looked_for_in_vain(talk)
     talk.snapshot(12, next_sequence=12)
@@ -1575,7 +1575,7 @@ def two_unresolved(talk: Talk, *, conditional: bool) -> tuple[memoryview, memory
 
 
 @pytest.mark.parametrize("conditional", [False, True])
-def test_retries_of_a_chain_come_in_its_order(conditional: bool) -> None:
+def test_pipelined_retries_keep_their_order(conditional: bool) -> None:
     talk = warm(10, Check.ON)
     retries = [talk.offer(records, connection=2) for records in two_unresolved(talk, conditional=conditional)]
     for at, retry in enumerate(retries, 11):
@@ -1589,7 +1589,7 @@ def test_retries_of_a_chain_come_in_its_order(conditional: bool) -> None:
 
 
 @pytest.mark.parametrize("conditional", [False, True])
-def test_a_retry_whose_first_try_may_be_queued_behind_another_is_told_that_nobody_knows(conditional: bool) -> None:
+def test_retry_of_a_possibly_queued_batch_stays_unknown(conditional: bool) -> None:
     """Both may still land, this one at 12: neither is it refused, nor does it go where the log ends now."""
     talk = warm(10, Check.ON)
     _, records = two_unresolved(talk, conditional=conditional)
@@ -1611,7 +1611,7 @@ def test_a_retry_whose_first_try_may_be_queued_behind_another_is_told_that_nobod
 
 
 @pytest.mark.parametrize("error", [3, 5, 19, TOO_LARGE])
-def test_an_error_on_a_retry_does_not_say_that_its_first_try_cannot_land(error: int) -> None:
+def test_failed_retry_does_not_exclude_the_first_try(error: int) -> None:
     """Forgotten, the next retry would go behind what has landed meanwhile: itself."""
     talk = warm(10, Check.ON)
     records, retry = looked_for_in_vain(talk)
@@ -1625,7 +1625,7 @@ def test_an_error_on_a_retry_does_not_say_that_its_first_try_cannot_land(error: 
     talk.accepted(again, 11)
 
 
-def test_what_falls_behind_a_retry_may_have_a_first_try_that_lands() -> None:
+def test_failed_pipelined_retry_stays_unresolved() -> None:
     talk = warm(10, Check.ON)
     made = two_unresolved(talk, conditional=False)
     retries = [talk.offer(records, connection=2) for records in made]
@@ -1641,7 +1641,7 @@ def test_what_falls_behind_a_retry_may_have_a_first_try_that_lands() -> None:
     assert talk.next(g.ReadBatch) == g.ReadBatch(again, 12)
 
 
-def test_a_retry_that_was_here_already_when_its_first_try_ended_unknown_is_looked_for_too() -> None:
+def test_early_retry_of_unknown_batch_is_sought_too() -> None:
     talk = warm(10, Check.ON)
     named = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
     talk.admitted(named)
@@ -1666,7 +1666,7 @@ def test_a_retry_that_was_here_already_when_its_first_try_ended_unknown_is_looke
 
 
 @pytest.mark.parametrize("end", ["withdrawn while it is looked up", "withdrawn in the queue", "its time is over"])
-def test_a_retry_that_does_not_come_to_its_turn_leaves_the_batch_unresolved(end: str) -> None:
+def test_retry_that_is_not_sent_leaves_batch_unresolved(end: str) -> None:
     talk = warm(10, Check.ON)
     records = unresolved(talk)
     retry = talk.offer(records, connection=2)
@@ -1690,14 +1690,14 @@ def test_a_retry_that_does_not_come_to_its_turn_leaves_the_batch_unresolved(end:
 # ------------------------------------------------------------------------------------------------------ transactions
 
 
-def test_a_conditional_append_beside_an_open_transaction_gets_a_retriable_answer() -> None:
+def test_open_transaction_gives_conditional_append_retriable_error() -> None:
     talk = Talk(Check.ON)
     pending = talk.offer(expecting(10, b"a"))
     talk.snapshot(10, open_transactions=frozenset({5}))
     assert talk.answered(pending).error_code == NOT_LEADER
 
 
-def test_after_a_transactional_append_the_end_is_read_anew_since_a_marker_comes() -> None:
+def test_log_end_is_reread_after_transactional_append() -> None:
     talk = warm(10, Check.ON)
     pending = talk.offer(batch(b"t", producer=(5, 0, 0), transactional=True))
     assert talk.admitted(pending) is None
@@ -1712,7 +1712,7 @@ def joins(talk: Talk, transactional_id: str = "app") -> None:
     assert talk.next(g.MayJoin) == g.MayJoin(9)
 
 
-def test_a_transaction_that_joined_counts_until_its_coordinator_says_that_it_is_over() -> None:
+def test_joined_transaction_counts_until_coordinator_reports_its_end() -> None:
     talk = warm(10, Check.ON)
     joins(talk)
     talk.report(g.TransactionJoined("app", answered=True))
@@ -1769,7 +1769,7 @@ def test_appends_wait_while_a_marker_is_written(check: Check, answered: bool) ->
     assert talk.admitted(waiting) is not None
 
 
-def test_a_log_end_read_while_a_marker_is_written_is_read_again() -> None:
+def test_log_end_read_during_marker_is_read_again() -> None:
     talk = Talk(Check.ON)
     pending = talk.offer(expecting(10, b"a"))
     talk.report(g.TransactionJoins(MARKER, 9))
@@ -1798,7 +1798,7 @@ def test_appends_wait_for_every_marker() -> None:
 
 
 @pytest.mark.parametrize("fate", ["not answered yet", "lost a moment ago"])
-def test_a_coordinator_that_may_not_know_yet_is_not_believed(fate: str) -> None:
+def test_coordinator_that_may_not_know_is_not_trusted(fate: str) -> None:
     talk = warm(10, Check.ON)
     joins(talk)
     if fate == "lost a moment ago":
@@ -1808,7 +1808,7 @@ def test_a_coordinator_that_may_not_know_yet_is_not_believed(fate: str) -> None:
     assert talk.answered(pending).error_code == NOT_LEADER
 
 
-def test_a_coordinator_that_was_asked_before_it_added_the_partition_is_not_believed() -> None:
+def test_coordinator_response_older_than_the_join_is_ignored() -> None:
     talk = warm(10, Check.ON)
     joins(talk)
     pending = talk.offer(expecting(10, b"a"))
@@ -1820,7 +1820,7 @@ def test_a_coordinator_that_was_asked_before_it_added_the_partition_is_not_belie
     assert talk.answered(pending).error_code == NOT_LEADER
 
 
-def test_a_partition_is_cold_while_a_transaction_may_be_on_it() -> None:
+def test_fence_is_unconfirmed_while_a_transaction_may_exist() -> None:
     talk = warm(10, Check.ON)
     pending = talk.offer(expecting(10, b"a"))
     talk.admitted(pending)
@@ -1865,7 +1865,7 @@ def written_by_another(talk: Talk, at: int = 10) -> None:
     talk.accepted(pending, at)
 
 
-def test_a_transaction_that_owns_nothing_is_told_to_come_again_while_another_has_records_here() -> None:
+def test_transaction_without_appends_retries_while_another_has_records() -> None:
     talk = warm(10, Check.ON)
     written_by_another(talk)
     pending = talk.offer(within(11, b"t"), within="app")
@@ -1873,7 +1873,7 @@ def test_a_transaction_that_owns_nothing_is_told_to_come_again_while_another_has
     assert talk.answered(pending).error_code == NOT_LEADER
 
 
-def test_a_transaction_that_owns_something_is_refused_or_the_two_might_wait_for_each_other() -> None:
+def test_transaction_with_appends_conflicts_with_another_one() -> None:
     talk = warm(10, Check.ON)
     written_by_another(talk)
     pending = talk.offer(within(11, b"t"), within="app", owns=True)
@@ -1884,7 +1884,7 @@ def test_a_transaction_that_owns_something_is_refused_or_the_two_might_wait_for_
     assert result.base_offset == -1
 
 
-def test_one_that_has_only_joined_keeps_no_other_transaction_waiting() -> None:
+def test_transaction_that_only_joined_delays_no_other() -> None:
     """Two that have joined each other's partitions would both wait, and neither has written anything yet."""
     talk = warm(10, Check.ON)
     joins(talk, "other")
@@ -1896,7 +1896,7 @@ def test_one_that_has_only_joined_keeps_no_other_transaction_waiting() -> None:
     talk.accepted(pending, 10)
 
 
-def test_the_marker_of_its_producers_last_transaction_is_waited_for_too() -> None:
+def test_marker_of_own_previous_transaction_is_waited_for() -> None:
     """Kafka answers EndTxn before it writes the markers."""
     talk = warm(10, Check.ON)
     for _ in range(2):
@@ -1905,7 +1905,7 @@ def test_the_marker_of_its_producers_last_transaction_is_waited_for_too() -> Non
         assert talk.answered(pending).error_code == NOT_LEADER
 
 
-def test_whoever_owns_something_waits_for_one_that_is_ending() -> None:
+def test_transaction_with_appends_waits_for_an_ending_one() -> None:
     """It waits for nobody. Whoever follows a transaction through its partitions meets its markers one by one."""
     talk = warm(10, Check.ON)
     written_by_another(talk)
@@ -1918,7 +1918,7 @@ def test_whoever_owns_something_waits_for_one_that_is_ending() -> None:
     assert talk.answered(pending).error_code == POLICY_VIOLATION
 
 
-def test_one_that_has_joined_and_is_ending_is_waited_for() -> None:
+def test_joined_and_ending_transaction_is_waited_for() -> None:
     """It waits for nobody, and its marker is on its way."""
     talk = warm(10, Check.ON)
     joins(talk, "other")
@@ -1928,7 +1928,7 @@ def test_one_that_has_joined_and_is_ending_is_waited_for() -> None:
     assert talk.answered(pending).error_code == NOT_LEADER
 
 
-def test_one_whose_append_was_refused_by_kafka_has_no_records_here() -> None:
+def test_transaction_with_refused_append_has_no_records_here() -> None:
     talk = warm(10, Check.ON)
     pending = talk.offer(within(None, b"o", producer=(4, 0, 7)), within="other", connection=9)
     talk.admitted(pending)
@@ -1939,7 +1939,7 @@ def test_one_whose_append_was_refused_by_kafka_has_no_records_here() -> None:
     assert talk.admitted(mine) is None
 
 
-def test_one_whose_append_was_lost_is_waited_for_until_that_can_be_in_no_queue() -> None:
+def test_transaction_with_lost_append_is_waited_for() -> None:
     talk = warm(10, Check.ON)
     pending = talk.offer(within(None, b"o", producer=(4, 0, 0)), within="other", connection=9)
     talk.admitted(pending)
@@ -1955,7 +1955,7 @@ def test_one_whose_append_was_lost_is_waited_for_until_that_can_be_in_no_queue()
     assert talk.admitted(mine) is None
 
 
-def test_once_its_marker_is_read_back_a_transaction_keeps_nobody_waiting() -> None:
+def test_transaction_delays_no_append_after_its_marker() -> None:
     talk = warm(10, Check.ON)
     written_by_another(talk)
     talk.now += 1
@@ -1977,7 +1977,7 @@ INVALID_PRODUCER_ID_MAPPING = 49
 
 
 @pytest.mark.parametrize("expected", [10, 11, 17, 3])
-def test_beside_a_transactional_id_only_its_own_producer_appends(expected: int) -> None:
+def test_foreign_producer_id_in_a_transaction_is_refused(expected: int) -> None:
     """Given another's transaction on the partition, when one who may use some transactional id names its producer,
     then it is told as Kafka's coordinator would, and not where the log ends. Kafka would have taken it for part."""
     talk = warm(10, Check.ON)
@@ -1996,7 +1996,7 @@ def test_beside_a_transactional_id_only_its_own_producer_appends(expected: int) 
     assert talk.admitted(more) is None
 
 
-def test_whose_a_transactional_id_is_may_not_be_known_now() -> None:
+def test_unknown_producer_id_is_left_to_kafka() -> None:
     """Its coordinator does not know it, is away, or about to give it another producer id: then Kafka is to decide."""
     talk = warm(10, Check.ON)
     mine = talk.offer(within(10, b"t"), within="app")
@@ -2004,7 +2004,7 @@ def test_whose_a_transactional_id_is_may_not_be_known_now() -> None:
     assert talk.admitted(mine) is None
 
 
-def test_what_was_asked_for_one_transactional_id_says_nothing_of_another() -> None:
+def test_producer_id_is_known_per_transactional_id() -> None:
     talk = warm(10, Check.ON)
     first = talk.offer(within(17, b"t", producer=(6, 0, 0)), within="strangers")
     second = talk.offer(within(10, b"t"), within="app")
@@ -2015,7 +2015,7 @@ def test_what_was_asked_for_one_transactional_id_says_nothing_of_another() -> No
     assert talk.answered(second).error_code == INVALID_PRODUCER_ID_MAPPING
 
 
-def test_where_other_processes_serve_the_cluster_a_transaction_waits_for_so_long_only() -> None:
+def test_transaction_waits_bounded_time_with_other_instances() -> None:
     """What it owns by them is not known here."""
     talk = warm(10, Check.ON)
     written_by_another(talk)
@@ -2034,7 +2034,7 @@ def test_where_other_processes_serve_the_cluster_a_transaction_waits_for_so_long
     assert talk.answered(pending).error_code == NOT_LEADER
 
 
-def test_an_offset_that_is_taken_is_refused_at_once_whoever_is_here() -> None:
+def test_taken_offset_is_refused_despite_open_transactions() -> None:
     talk = warm(10, Check.ON)
     written_by_another(talk)
     pending = talk.offer(within(9, b"t"), within="app")
@@ -2067,7 +2067,7 @@ def in_transaction(next_sequence: int, epoch: int = 0) -> dict[str, Any]:
     }
 
 
-def test_the_retry_of_a_transactional_batch_that_landed_is_a_success() -> None:
+def test_retry_of_appended_transactional_batch_succeeds() -> None:
     """And does not wait until its first try can be in no queue any more."""
     talk = warm(10, Check.ON)
     records = lost_at_ten(talk)
@@ -2083,7 +2083,7 @@ def test_the_retry_of_a_transactional_batch_that_landed_is_a_success() -> None:
     [own(10, (5, 0, 2)), own(10, (5, 1, 0)), own(10, (6, 0, 0)), own(10, (5, 0, 0), b"t", b"v")],
     ids=["another sequence", "another epoch", "another producer", "other records"],
 )
-def test_what_is_not_that_very_batch_is_no_success(there: g.Found) -> None:
+def test_different_batch_at_the_offset_is_no_success(there: g.Found) -> None:
     talk = warm(10, Check.ON)
     records = lost_at_ten(talk)
     talk.now += 40  # its first try sits in no queue any more
@@ -2094,7 +2094,7 @@ def test_what_is_not_that_very_batch_is_no_success(there: g.Found) -> None:
     talk.mismatch(again, expected=10, actual=12)
 
 
-def test_a_retry_of_what_landed_elsewhere_is_told_where_by_kafka() -> None:
+def test_retry_appended_elsewhere_is_reported_as_violation() -> None:
     talk = warm(10, Check.ON)
     records = lost_at_ten(talk)
     again = talk.offer(records, within="app", owns=True)
@@ -2113,7 +2113,7 @@ def test_a_retry_of_what_landed_elsewhere_is_told_where_by_kafka() -> None:
     assert "OFFSET_VIOLATION" in (result.error_message or "")
 
 
-def test_a_marker_that_came_between_is_no_writer_around_the_proxy() -> None:
+def test_violation_by_a_marker_names_the_marker() -> None:
     """Of a transaction that had joined and written nothing, as it may: for that nobody waits."""
     talk = warm(10, Check.ON)
     pending = talk.offer(within(10, b"t"), within="app")
@@ -2130,7 +2130,7 @@ def test_a_marker_that_came_between_is_no_writer_around_the_proxy() -> None:
     assert "marker" in (result.error_message or "")
 
 
-def test_where_kafka_has_forgotten_its_sequence_it_may_be_its_own() -> None:
+def test_mismatch_after_forgotten_sequence_is_possibly_yours() -> None:
     talk = warm(10, Check.ON)
     records = lost_at_ten(talk)
     again = talk.offer(records, within="app", owns=True)
@@ -2145,7 +2145,7 @@ def test_where_kafka_has_forgotten_its_sequence_it_may_be_its_own() -> None:
 @pytest.mark.parametrize(
     "state", [in_transaction(0), in_transaction(2, epoch=1), {}], ids=["not come to it", "of another epoch", "unknown"]
 )
-def test_a_batch_that_kafka_does_not_know_is_not_sent_to_an_offset_that_is_taken(state: dict[str, Any]) -> None:
+def test_unknown_batch_at_taken_offset_is_refused(state: dict[str, Any]) -> None:
     talk = warm(10, Check.ON)
     records = lost_at_ten(talk)
     talk.now += 40  # its first try sits in no queue any more
@@ -2156,7 +2156,7 @@ def test_a_batch_that_kafka_does_not_know_is_not_sent_to_an_offset_that_is_taken
     talk.mismatch(again, expected=10, actual=14)
 
 
-def test_no_refusal_is_told_while_an_earlier_try_may_still_be_on_its_way() -> None:
+def test_refusal_waits_while_earlier_try_may_be_queued() -> None:
     """It would land behind its refusal: in the next transaction of its producer, where that has the same epoch."""
     talk = warm(10, Check.ON)
     records = lost_at_ten(talk)
@@ -2183,7 +2183,7 @@ def test_what_kafka_calls_a_duplicate_is_read_back() -> None:
     talk.accepted(pending, 10)
 
 
-def test_an_earlier_batch_with_its_sequence_is_not_taken_for_it() -> None:
+def test_duplicate_of_an_earlier_batch_is_sequence_taken() -> None:
     """One of a transaction that was aborted while it sat in a queue, under transactions v1."""
     talk = warm(10, Check.ON)
     pending = duplicate_at_ten(talk)
@@ -2201,7 +2201,7 @@ def unconditional_duplicate_at_seven(talk: Talk) -> g.PendingAppend:
     return pending
 
 
-def test_without_an_expectation_an_earlier_batch_with_its_sequence_is_not_taken_for_it_either() -> None:
+def test_unconditional_duplicate_of_earlier_batch_is_sequence_taken() -> None:
     """Kafka says 0 and where the other one lies: told as it is, the record would be lost."""
     talk = warm(10, Check.ON)
     pending = unconditional_duplicate_at_seven(talk)
@@ -2209,14 +2209,14 @@ def test_without_an_expectation_an_earlier_batch_with_its_sequence_is_not_taken_
     assert "SEQUENCE_TAKEN" in (talk.answered(pending).error_message or "")
 
 
-def test_without_an_expectation_a_retry_that_kafka_knows_is_read_back() -> None:
+def test_unconditional_retry_known_to_kafka_is_read_back() -> None:
     talk = warm(10, Check.ON)
     pending = unconditional_duplicate_at_seven(talk)
     talk.report(g.BatchRead(pending, in_log(within(None, b"t", b"u"), 7, g.Fence(5, 0, 0))))
     talk.accepted(pending, 7)
 
 
-def test_a_duplicate_of_another_batch_elsewhere_is_no_report_of_this_one() -> None:
+def test_duplicate_of_a_batch_elsewhere_is_sequence_taken() -> None:
     talk = warm(10, Check.ON)
     pending = talk.offer(within(10, b"t", b"u"), within="app")
     talk.snapshot(10, next_sequence=10)
@@ -2227,7 +2227,7 @@ def test_a_duplicate_of_another_batch_elsewhere_is_no_report_of_this_one() -> No
     assert "SEQUENCE_TAKEN" in (talk.answered(pending).error_message or "")
 
 
-def test_a_duplicate_that_cannot_be_read_back_is_unknown_in_the_end() -> None:
+def test_unreadable_duplicate_becomes_unknown() -> None:
     talk = warm(10, Check.ON)
     pending = duplicate_at_ten(talk)
     for _ in range(2):
@@ -2241,7 +2241,7 @@ def test_a_duplicate_that_cannot_be_read_back_is_unknown_in_the_end() -> None:
     assert talk.answered(pending).error_code == TIMED_OUT
 
 
-def test_others_go_on_waiting_for_what_may_be_queued_until_its_retry_is_acknowledged() -> None:
+def test_later_appends_wait_for_acknowledged_transactional_retry() -> None:
     talk = warm(10, Check.ON)
     records = lost_at_ten(talk)
     behind = talk.offer(within(12, b"v", producer=(5, 0, 2)), within="app", wait=1.0, owns=True)
@@ -2263,7 +2263,7 @@ def test_others_go_on_waiting_for_what_may_be_queued_until_its_retry_is_acknowle
 
 
 @pytest.mark.parametrize("way", ["by events", "the short way"])
-def test_a_transaction_joins_once_what_is_stamped_has_been_answered(way: str) -> None:
+def test_join_waits_for_fenced_appends_in_flight(way: str) -> None:
     talk = warm(10, Check.ON)
     pending = talk.offer(expecting(10, b"a"))
     talk.admitted(pending)
@@ -2276,7 +2276,7 @@ def test_a_transaction_joins_once_what_is_stamped_has_been_answered(way: str) ->
     assert talk.next(g.MayJoin) == g.MayJoin(7)
 
 
-def test_a_transaction_joins_once_what_was_in_doubt_is_settled() -> None:
+def test_join_waits_for_in_doubt_appends() -> None:
     """Its marker would lie where that is looked for, and the batch behind it, after its writer was told 44."""
     talk = warm(10, Check.ON)
     records = expecting(10, b"a")
@@ -2292,7 +2292,7 @@ def test_a_transaction_joins_once_what_was_in_doubt_is_settled() -> None:
     assert talk.next(g.MayJoin) == g.MayJoin(7)
 
 
-def test_what_keeps_its_producer_id_does_not_put_off_a_join() -> None:
+def test_unfenced_append_does_not_delay_a_join() -> None:
     talk = warm(10, Check.ON)
     pending = talk.offer(batch(b"x", producer=(8, 0, 0)))
     talk.admitted(pending)
@@ -2300,7 +2300,7 @@ def test_what_keeps_its_producer_id_does_not_put_off_a_join() -> None:
     assert talk.next(g.MayJoin) == g.MayJoin(7)
 
 
-def test_nothing_stamped_with_an_expectation_is_granted_while_one_waits_to_join() -> None:
+def test_fenced_conditional_appends_wait_for_a_pending_join() -> None:
     talk = warm(10, Check.ON)
     first = talk.offer(expecting(10, b"a"))
     talk.admitted(first)
@@ -2316,7 +2316,7 @@ def test_nothing_stamped_with_an_expectation_is_granted_while_one_waits_to_join(
     assert talk.answered(second).error_code == NOT_LEADER
 
 
-def test_a_grant_from_before_a_join_does_not_hold() -> None:
+def test_admission_before_a_join_expires() -> None:
     talk = warm(10, Check.ON)
     pending = talk.offer(expecting(10, b"a"))
     talk.next(g.Admit)  # and waits for its turn at another gate
@@ -2326,7 +2326,7 @@ def test_a_grant_from_before_a_join_does_not_hold() -> None:
     assert not talk.sequencer.may_send(pending, talk.now)
 
 
-def test_who_gives_up_joining_is_not_told_later() -> None:
+def test_abandoned_join_is_not_notified_later() -> None:
     talk = warm(10, Check.ON)
     pending = talk.offer(expecting(10, b"a"))
     talk.admitted(pending)
@@ -2340,7 +2340,7 @@ def test_who_gives_up_joining_is_not_told_later() -> None:
 # ----------------------------------------------------------------------------------------------------- time and bounds
 
 
-def test_a_tail_that_cannot_be_read_is_asked_for_again_until_the_wait_is_over() -> None:
+def test_unreadable_log_end_is_retried_until_timeout() -> None:
     talk = Talk()
     pending = talk.offer(expecting(10, b"a"), wait=1.0)
     for _ in range(3):
@@ -2355,7 +2355,7 @@ def test_a_tail_that_cannot_be_read_is_asked_for_again_until_the_wait_is_over() 
     assert talk.answered(pending).error_code == NOT_LEADER
 
 
-def test_a_partition_that_does_not_exist_is_said_at_once_as_kafka_says_it() -> None:
+def test_missing_partition_is_refused_at_once() -> None:
     talk = Talk()
     pending_appends = [talk.offer(expecting(10, b"a"), connection=i) for i in range(2)]
     talk.next(g.ReadLogEnd)
@@ -2374,7 +2374,7 @@ def test_the_queue_is_bounded() -> None:
     assert "queue is full" in (result.error_message or "")
 
 
-def test_turns_come_in_the_order_of_the_offers() -> None:
+def test_appends_are_admitted_in_submission_order() -> None:
     talk = warm(10)
     first = talk.offer(expecting(10, b"a"), connection=1)
     talk.admitted(first)
@@ -2388,7 +2388,7 @@ def test_turns_come_in_the_order_of_the_offers() -> None:
         talk.accepted(pending, 11 + i)
 
 
-def test_the_retry_of_a_batch_that_kept_its_own_producer_keeps_it_though_the_producer_is_stamped_by_now() -> None:
+def test_retry_keeps_original_producer_after_later_fenced_append() -> None:
     talk = warm(10, Check.ON)
     own = talk.offer(batch(b"x", producer=(5, 0, 0)))
     assert talk.admitted(own) is None
@@ -2406,7 +2406,7 @@ def test_the_retry_of_a_batch_that_kept_its_own_producer_keeps_it_though_the_pro
     assert talk.admitted(talk.offer(batch(b"y", producer=(5, 0, 2)))) == g.Fence(SHARED, 0, 11)
 
 
-def test_idempotent_unconditional_appends_share_the_turn_and_keep_their_own_producer() -> None:
+def test_idempotent_unconditional_appends_run_together_unfenced() -> None:
     talk = warm(10, Check.ON)
     pending_appends = [talk.offer(batch(b"x", producer=(5 + i, 0, 0)), connection=i) for i in range(3)]
     for pending in pending_appends:
@@ -2419,7 +2419,7 @@ def test_idempotent_unconditional_appends_share_the_turn_and_keep_their_own_prod
     assert talk.admitted(conditional) == g.Fence(SHARED, 0, 10)
 
 
-def test_a_lost_idempotent_append_is_sent_again_as_it_is_before_anybody_else_passes() -> None:
+def test_lost_idempotent_append_is_resent_before_others() -> None:
     talk = warm(10, Check.ON)
     talk.may_write = True
     own = talk.offer(batch(b"x", producer=(5, 0, 0)))
@@ -2439,7 +2439,7 @@ def test_a_lost_idempotent_append_is_sent_again_as_it_is_before_anybody_else_pas
 
 
 @pytest.mark.parametrize("fate", ["unknown", "an error on the resend", "an error"])
-def test_a_lost_idempotent_append_is_not_sent_again_behind_a_failed_one(fate: str) -> None:
+def test_lost_idempotent_append_after_failure_is_not_resent(fate: str) -> None:
     """Kafka finds the gap only if it knows this producer; else it would take the second without the first."""
     talk = warm(10, Check.ON)
     talk.may_write = True
@@ -2462,7 +2462,7 @@ def test_a_lost_idempotent_append_is_not_sent_again_behind_a_failed_one(fate: st
 
 
 @pytest.mark.parametrize("error", [19, 6, 3, 7])
-def test_a_resend_that_cannot_be_had_now_is_tried_again(error: int) -> None:
+def test_retriable_resend_error_is_retried(error: int) -> None:
     talk = warm(10, Check.ON)
     talk.may_write = True
     own = talk.offer(batch(b"x", producer=(5, 0, 0)))
@@ -2477,7 +2477,7 @@ def test_a_resend_that_cannot_be_had_now_is_tried_again(error: int) -> None:
 
 
 @pytest.mark.parametrize("error", [TOO_LARGE, OLD_TIMESTAMP, OUT_OF_ORDER, WRONG_EPOCH])
-def test_no_error_on_a_resend_says_that_the_first_send_was_not_appended(error: int) -> None:
+def test_resend_error_leaves_the_first_send_unknown(error: int) -> None:
     talk = warm(10, Check.ON)
     talk.may_write = True
     own = talk.offer(batch(b"x", producer=(5, 0, 0)))
@@ -2489,7 +2489,7 @@ def test_no_error_on_a_resend_says_that_the_first_send_was_not_appended(error: i
 
 
 @pytest.mark.parametrize("conditional", [True, False])
-def test_a_retry_that_came_while_its_first_try_still_waited_is_appended_once(conditional: bool) -> None:
+def test_retry_of_a_waiting_append_is_appended_once(conditional: bool) -> None:
     talk = warm(10, Check.ON)
     talk.append(10, b"x")
     named = talk.offer(expecting(11, b"a", producer=(5, 0, 0)))
@@ -2511,7 +2511,7 @@ def test_a_retry_that_came_while_its_first_try_still_waited_is_appended_once(con
     talk.silent()
 
 
-def test_a_retry_that_waited_for_a_first_try_whose_client_is_gone_takes_its_place() -> None:
+def test_duplicate_waiter_replaces_a_canceled_first_try() -> None:
     talk = warm(10)
     records = expecting(10, b"a", producer=(5, 0, 0))
     first = talk.offer(records)
@@ -2530,7 +2530,7 @@ def test_a_retry_that_waited_for_a_first_try_whose_client_is_gone_takes_its_plac
     talk.accepted(again, 10)
 
 
-def test_a_follower_of_a_batch_that_waits_once_more_can_be_withdrawn() -> None:
+def test_duplicate_waiter_of_a_resubmitted_append_is_cancelable() -> None:
     talk, first = in_doubt()
     retry = talk.offer(first.records, connection=2)
     theirs = in_log(expecting(10, b"theirs"), 10, g.Fence(SHARED, 0, 10, 8))
@@ -2543,7 +2543,7 @@ def test_a_follower_of_a_batch_that_waits_once_more_can_be_withdrawn() -> None:
     talk.silent()
 
 
-def test_a_conditional_batch_is_not_told_what_kafka_says_of_anothers_sequence() -> None:
+def test_conditional_append_hides_predecessors_error_45() -> None:
     talk = warm(10, Check.ON)
     own = talk.offer(batch(b"x", producer=(5, 0, 7)))
     talk.admitted(own)
@@ -2555,7 +2555,7 @@ def test_a_conditional_batch_is_not_told_what_kafka_says_of_anothers_sequence() 
     assert result.error_message == "PREDECESSOR_FAILED error 45"
 
 
-def test_what_is_in_doubt_behind_a_failed_batch_does_not_go_again() -> None:
+def test_in_doubt_append_after_failed_batch_fails_too() -> None:
     talk = warm(10, Check.ON)
     first, second = talk.offer(batch(b"a")), talk.offer(expecting(11, b"b"))
     talk.admitted(first)
@@ -2583,7 +2583,7 @@ def test_an_unconditional_batch_does_not_fall_with_another() -> None:
     talk.accepted(second, 10)
 
 
-def test_a_batch_that_holds_a_grant_falls_with_its_chain() -> None:
+def test_admitted_append_fails_with_its_pipeline() -> None:
     talk = warm(10)
     first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
     talk.admitted(first)
@@ -2598,7 +2598,7 @@ def test_a_batch_that_holds_a_grant_falls_with_its_chain() -> None:
     assert talk.answered(second).error_code == TOO_LARGE
 
 
-def test_what_was_sent_behind_a_batch_that_cannot_be_sent_once_more_falls_with_it() -> None:
+def test_append_after_a_canceled_resubmission_fails_too() -> None:
     talk = warm(10, Check.ON)
     first, second = talk.offer(batch(b"a")), talk.offer(expecting(11, b"b"))
     for pending in (first, second):
@@ -2611,7 +2611,7 @@ def test_what_was_sent_behind_a_batch_that_cannot_be_sent_once_more_falls_with_i
     assert talk.answered(second).error_code == NOT_LEADER
 
 
-def test_a_stamp_that_was_not_used_is_not_kept() -> None:
+def test_unused_fence_is_not_kept() -> None:
     """Given back, and offered again when nobody remembers its producer: under that stamp it would not be compared."""
     talk = warm(10, Check.ON)
     fenced = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
@@ -2626,7 +2626,7 @@ def test_a_stamp_that_was_not_used_is_not_kept() -> None:
     assert talk.admitted(plain) is None
 
 
-def test_forgetting_drops_what_was_believed_and_a_read_that_was_under_way() -> None:
+def test_forgetting_drops_log_end_and_pending_reads() -> None:
     talk = Talk()
     pending = talk.offer(expecting(10, b"a"))
     assert isinstance(talk.effects[0], g.ReadLogEnd)
@@ -2637,7 +2637,7 @@ def test_forgetting_drops_what_was_believed_and_a_read_that_was_under_way() -> N
 
 
 @pytest.mark.parametrize("same_log", [True, False])
-def test_a_config_of_the_topic_does_not_make_a_retry_another_append(same_log: bool) -> None:
+def test_config_change_keeps_retry_detection(same_log: bool) -> None:
     talk = warm(10, Check.ON)
     records = unresolved(talk)
     talk.report(g.Forget(same_log))
@@ -2648,7 +2648,7 @@ def test_a_config_of_the_topic_does_not_make_a_retry_another_append(same_log: bo
         assert retry.kind is g.AppendMode.PASS_THROUGH  # of another topic nothing is known
 
 
-def test_an_append_needs_no_gate_to_be_described() -> None:
+def test_append_has_defaults_without_a_sequencer() -> None:
     """`Append` has sensible defaults: a policy can be tried in a line."""
     assert Append("t", 0, 1, None).producer_id == -1
 
@@ -2674,7 +2674,7 @@ def resent(talk: Talk, pending: g.PendingAppend, error: int = SERVER_ERROR) -> N
     talk.report(g.Resent(pending, PartitionResult(3, error)))
 
 
-def test_error_given_twice_is_answered_once_the_log_shows_nothing_was_appended() -> None:
+def test_repeated_error_is_final_if_log_is_unchanged() -> None:
     talk = warm(10)
     talk.may_write = True
     pending = failed(talk)
@@ -2689,7 +2689,7 @@ def test_error_given_twice_is_answered_once_the_log_shows_nothing_was_appended()
 
 
 @pytest.mark.parametrize("there", ["in the log", "not replicated yet", "by its sequence"])
-def test_error_given_twice_is_not_answered_where_the_log_has_the_append(there: str) -> None:
+def test_repeated_error_is_not_final_if_append_exists(there: str) -> None:
     talk = warm(10)
     talk.may_write, talk.instance_id = True, 7
     pending = failed(talk)
@@ -2706,7 +2706,7 @@ def test_error_given_twice_is_not_answered_where_the_log_has_the_append(there: s
     talk.silent()
 
 
-def test_another_error_of_the_second_try_is_not_final() -> None:
+def test_different_second_error_is_not_final() -> None:
     talk = warm(10)
     talk.may_write = True
     pending = failed(talk)
@@ -2720,7 +2720,7 @@ def test_another_error_of_the_second_try_is_not_final() -> None:
     talk.silent()
 
 
-def test_error_given_twice_after_a_try_without_an_answer_is_unknown_at_once() -> None:
+def test_repeated_error_after_lost_try_is_unknown() -> None:
     talk = warm(10)
     talk.may_write = True
     pending = talk.offer(expecting(10, b"a"))
@@ -2738,7 +2738,7 @@ def test_error_given_twice_after_a_try_without_an_answer_is_unknown_at_once() ->
     assert talk.answered(pending).error_code == TIMED_OUT  # the first try may be queued, and appended later
 
 
-def test_error_is_answered_after_one_read_where_the_client_has_not_proved_that_it_may_write() -> None:
+def test_error_is_final_without_proven_write_permission() -> None:
     talk = warm(10, Check.ON)
     pending = failed(talk)
     talk.snapshot(10, next_sequence=10)
@@ -2747,7 +2747,7 @@ def test_error_is_answered_after_one_read_where_the_client_has_not_proved_that_i
     talk.next(g.Admit)  # nothing is queued that it would have to wait for
 
 
-def test_error_of_an_unconditional_append_is_answered_as_kafka_gives_it() -> None:
+def test_unconditional_append_error_is_relayed() -> None:
     talk = warm(10, Check.ON)
     talk.may_write = True
     own = talk.offer(batch(b"x", producer=(5, 0, 0)))
@@ -2759,7 +2759,7 @@ def test_error_of_an_unconditional_append_is_answered_as_kafka_gives_it() -> Non
     talk.admitted(conditional)
 
 
-def test_transactional_append_that_timed_out_at_kafka_is_not_waited_for() -> None:
+def test_transactional_append_timed_out_by_kafka_is_final() -> None:
     """`timeout_ms` is the client's to choose: it could keep others from appending for as long as a queue may take."""
     talk = warm(10, Check.ON)
     transactional = talk.offer(batch(b"x", producer=(5, 0, 0), transactional=True), within="t")

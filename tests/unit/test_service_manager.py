@@ -12,7 +12,7 @@ from fencepost_proxy.cli.service_manager import notify
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_it_is_told(abstract: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_manager_is_notified(abstract: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"@fencepost-{os.getpid()}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind("\0" + name[1:] if abstract else name)

@@ -277,7 +277,7 @@ def read(answer: bytes, version: int = 9) -> dict[tuple[str, int], tuple[int, in
 # ------------------------------------------------------------------------------------------------------- cut through
 
 
-def test_a_frame_that_nobody_needs_is_streamed_as_it_comes_both_ways() -> None:
+def test_frame_without_handling_is_streamed_both_ways() -> None:
     talk = Talk()
     query = request(HEARTBEAT, 4, 1, b"x" * 100)
     talk.client(query[:20])
@@ -294,7 +294,7 @@ def test_a_frame_that_nobody_needs_is_streamed_as_it_comes_both_ways() -> None:
     assert talk.session.drained
 
 
-def test_a_produce_of_one_unguarded_topic_is_streamed_once_its_topic_is_known() -> None:
+def test_unchecked_produce_is_streamed_once_topic_is_known() -> None:
     talk = Talk()
     query = produce(("plain", 0, batch(b"v" * 1000)))
     talk.client(query[:60])
@@ -324,7 +324,7 @@ def relayed(talk: Talk, data: bytes, cut: int) -> bytes:
 @pytest.mark.parametrize("cut", [1, 7, 61, 400, 1 << 20])
 @pytest.mark.parametrize("version", [3, 8, 9, 12])
 @pytest.mark.parametrize("partitions", [1, 3, 101])
-def test_relayed_produce_with_a_shared_producer_id_is_not_sent(partitions: int, version: int, cut: int) -> None:
+def test_relayed_produce_with_shared_producer_id_is_refused(partitions: int, version: int, cut: int) -> None:
     """In whatever pieces it comes, in the last of its partitions, after requests that began the same."""
     talk = Talk()
     good, bad = (batch(b"v" * 100, producer=(producer_id, 32_767, 0)) for producer_id in (6999, 7000))
@@ -338,13 +338,13 @@ def test_relayed_produce_with_a_shared_producer_id_is_not_sent(partitions: int, 
     assert "PRODUCER_ID_TAKEN" in talk.next(m.CloseClient).reason
 
 
-def test_collected_produce_with_a_shared_producer_id_is_not_sent() -> None:
+def test_collected_produce_with_shared_producer_id_is_refused() -> None:
     talk = Talk()
     talk.client(produce(("plain", 0, batch(b"v")), ("other", 0, batch(b"v", producer=(7000, 32_767, 0)))))
     assert "PRODUCER_ID_TAKEN" in talk.next(m.CloseClient).reason
 
 
-def test_the_start_of_a_produce_is_kept_until_it_tells_its_topic() -> None:
+def test_produce_start_is_buffered_until_topic_is_known() -> None:
     talk = Talk()
     query = produce(("plain", 0, batch(b"v")))
     for byte in range(30):
@@ -401,7 +401,7 @@ def is_checked(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -
     return pending_appends
 
 
-def test_a_guarded_batch_is_stamped_and_goes_as_acks_all() -> None:
+def test_checked_batch_is_fenced_and_sent_as_all() -> None:
     talk = Talk()
     (pending,) = is_checked(talk, acks=1)
     sent = parse_produce_request(memoryview(talk.upstream())[4:])
@@ -418,7 +418,7 @@ def test_a_guarded_batch_is_stamped_and_goes_as_acks_all() -> None:
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_a_broker_that_knows_topic_ids_is_asked_by_id_and_the_client_answered_by_name() -> None:
+def test_topic_id_is_used_upstream_and_name_downstream() -> None:
     talk = Talk(newest_produce=13)
     (pending,) = is_checked(talk)
     sent = parse_produce_request(memoryview(talk.upstream())[4:])
@@ -433,7 +433,7 @@ def test_a_broker_that_knows_topic_ids_is_asked_by_id_and_the_client_answered_by
     assert read(talk.answer())[("guarded-a", 0)][0] == 3
 
 
-def test_nothing_behind_a_waiting_turn_is_read() -> None:
+def test_requests_after_a_waiting_append_are_not_read() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))) + request(HEARTBEAT, 4, 2))
     pending = talk.submitted()
@@ -445,7 +445,7 @@ def test_nothing_behind_a_waiting_turn_is_read() -> None:
     assert request(HEARTBEAT, 4, 2) in talk.upstream()
 
 
-def test_an_answer_that_comes_before_its_turn_stays_in_the_socket() -> None:
+def test_early_answer_stays_in_the_socket() -> None:
     talk = Talk()
     (pending,) = is_checked(talk)
     talk.upstream()
@@ -464,7 +464,7 @@ def test_an_answer_that_comes_before_its_turn_stays_in_the_socket() -> None:
     assert read(answers[: -len(reply)]) == {("guarded-a", 0): (44, 57, "OFFSET_MISMATCH …")}
 
 
-def test_an_append_whose_stamp_was_refused_is_sent_again_on_a_new_grant() -> None:
+def test_refused_fence_is_replaced_and_sent_again() -> None:
     talk = Talk()
     (pending,) = is_checked(talk)
     talk.upstream()
@@ -480,7 +480,7 @@ def test_an_append_whose_stamp_was_refused_is_sent_again_on_a_new_grant() -> Non
     assert read(talk.answer())[("guarded-a", 0)][:2] == (0, 5)
 
 
-def test_what_was_refused_and_what_passed_are_one_answer() -> None:
+def test_refused_and_accepted_partitions_share_one_response() -> None:
     talk = Talk()
     talk.client(
         produce(("guarded-b", 1, expecting(9, b"x")), ("guarded-a", 0, expecting(5, b"x")), ("plain", 2, batch(b"p")))
@@ -507,7 +507,7 @@ def test_what_was_refused_and_what_passed_are_one_answer() -> None:
     }
 
 
-def test_one_mismatch_refuses_the_whole_request_where_that_is_configured() -> None:
+def test_one_mismatch_refuses_whole_request_when_configured() -> None:
     talk = Talk(refuse_whole_requests=True)
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
     first = talk.submitted()
@@ -525,7 +525,7 @@ def test_one_mismatch_refuses_the_whole_request_where_that_is_configured() -> No
 
 
 @pytest.mark.parametrize("why", ["the whole request", "its batch"])
-def test_what_was_sent_behind_a_batch_that_did_not_come_to_its_turn_falls_with_it(why: str) -> None:
+def test_append_after_an_unsent_batch_fails_too(why: str) -> None:
     talk = Talk(refuse_whole_requests=True).may_write("guarded-a", "guarded-b")
     second = produce(("guarded-a", 0, expecting(6, b"y")), correlation=2)
     if why == "the whole request":
@@ -547,7 +547,7 @@ def test_what_was_sent_behind_a_batch_that_did_not_come_to_its_turn_falls_with_i
     talk.submitted()
 
 
-def test_a_known_retry_is_no_reason_to_refuse_the_whole_request() -> None:
+def test_known_retry_does_not_refuse_the_whole_request() -> None:
     talk = Talk(refuse_whole_requests=True).may_write("guarded-a")
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
     first = talk.submitted()
@@ -565,7 +565,7 @@ def test_a_known_retry_is_no_reason_to_refuse_the_whole_request() -> None:
     }
 
 
-def test_no_offset_is_told_to_who_may_not_write() -> None:
+def test_unauthorized_writer_receives_no_offset() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
     talk.refuse(talk.submitted())
@@ -599,19 +599,19 @@ def told_to_try_again() -> Talk:
     return talk
 
 
-def test_to_try_again_has_a_reason_for_those_who_may_write() -> None:
+def test_authorized_writer_gets_a_retry_reason() -> None:
     talk = told_to_try_again()
     talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
     assert read(talk.answer()) == {("guarded-a", 0): (NOT_LEADER, -1, "TRY_AGAIN a transaction is open")}
 
 
-def test_who_may_not_write_is_not_told_to_try_again() -> None:
+def test_unauthorized_writer_gets_no_retry_reason() -> None:
     talk = told_to_try_again()
     talk.kafka(produced(("guarded-a", 0, NOT_AUTHORIZED, -1)))
     assert read(talk.answer()) == {("guarded-a", 0): (NOT_AUTHORIZED, -1, None)}
 
 
-def test_where_kafka_hangs_to_try_again_is_told_soon_and_without_a_reason() -> None:
+def test_silent_kafka_gives_retriable_error_without_reason() -> None:
     talk = told_to_try_again()
     talk.now += 0.9
     talk.report(m.Tick())
@@ -623,7 +623,7 @@ def test_where_kafka_hangs_to_try_again_is_told_soon_and_without_a_reason() -> N
     assert (code, "transaction" in (message or "")) == (NOT_LEADER, False)
 
 
-def test_what_is_there_already_is_told_to_those_who_may_write() -> None:
+def test_known_retry_offset_is_for_authorized_writers_only() -> None:
     """Who may not write, but knows what another has written, would hear by it where that is."""
     for stated, reported in ((INVALID_RECORD, (0, 5, None)), (NOT_AUTHORIZED, (NOT_AUTHORIZED, -1, None))):
         talk = Talk()
@@ -636,7 +636,7 @@ def test_what_is_there_already_is_told_to_those_who_may_write() -> None:
         assert read(talk.answer()) == {("guarded-a", 0): reported}
 
 
-def test_who_may_not_write_the_proxys_own_topic_costs_one_question() -> None:
+def test_unauthorized_state_topic_append_costs_one_query() -> None:
     talk = Talk()
     talk.client(produce(("__state", 0, batch(b"x"))))
     talk.counted()
@@ -646,7 +646,7 @@ def test_who_may_not_write_the_proxys_own_topic_costs_one_question() -> None:
     talk.silent()
 
 
-def test_a_right_that_kafka_denies_is_to_be_proved_again() -> None:
+def test_denied_write_permission_must_be_proved_again() -> None:
     """Given one who may write, when Kafka refuses an append of its, then the next refusal tells it nothing."""
     talk = Talk().may_write("guarded-a")
     (pending,) = is_checked(talk)
@@ -662,7 +662,7 @@ def test_a_right_that_kafka_denies_is_to_be_proved_again() -> None:
     talk.silent()
 
 
-def test_a_right_is_to_be_proved_again_after_a_time() -> None:
+def test_write_permission_expires_after_a_time() -> None:
     """Else who is only ever refused here would be told for ever where the log ends, whatever became of its right."""
     talk = Talk().may_write("guarded-a")
     for seconds, queried in ((29.0, False), (2.0, True)):
@@ -676,7 +676,7 @@ def test_a_right_is_to_be_proved_again_after_a_time() -> None:
     talk.silent()
 
 
-def test_a_refusal_whose_proof_does_not_come_is_not_told_and_not_waited_for() -> None:
+def test_unproved_refusal_becomes_a_retriable_error() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), timeout_ms=1000))
     talk.refuse(talk.submitted())
@@ -701,7 +701,7 @@ def test_the_state_topic_is_closed_to_writers() -> None:
     assert read(talk.answer())[("__state", 0)][0] == NOT_AUTHORIZED
 
 
-def test_while_the_configs_are_not_known_nothing_is_let_through() -> None:
+def test_nothing_is_sent_while_configs_are_unknown() -> None:
     talk = Talk(is_fresh=False)
     talk.client(produce(("plain", 0, batch(b"p")), ("guarded-a", 0, batch(b"x"))))
     talk.counted()
@@ -709,7 +709,7 @@ def test_while_the_configs_are_not_known_nothing_is_let_through() -> None:
 
 
 @pytest.mark.parametrize("topic", ["guarded-a", "a topic that only then is known to be guarded"])
-def test_what_was_sent_behind_an_append_that_came_while_the_configs_were_not_known_falls_with_it(topic: str) -> None:
+def test_append_after_refusal_for_unknown_configs_fails_too(topic: str) -> None:
     """Given A, refused since the configs are too old, and B, sent behind it and read when they are not any more, then B
     falls too: where A should lie another writer's record may be by now, and B would land behind that one."""
     talk = Talk(is_fresh=False)
@@ -731,7 +731,7 @@ def test_what_was_sent_behind_an_append_that_came_while_the_configs_were_not_kno
     assert not talk.session._failed_pipelines
 
 
-def test_while_the_configs_are_not_known_an_append_that_nobody_confirms_waits() -> None:
+def test_acks_0_append_waits_for_the_configs() -> None:
     """Refused, it would be lost: its client would never hear of it."""
     talk = Talk(is_fresh=False)
     query = produce(("plain", 0, batch(b"p")), acks=0)
@@ -746,7 +746,7 @@ def test_while_the_configs_are_not_known_an_append_that_nobody_confirms_waits() 
     assert talk.upstream() == query
 
 
-def test_a_cold_grant_that_waited_too_long_is_given_back_and_asked_for_again() -> None:
+def test_expired_admission_is_returned_and_requested_again() -> None:
     talk = Talk(grants_hold=False)
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
     pending = talk.submitted()
@@ -757,7 +757,7 @@ def test_a_cold_grant_that_waited_too_long_is_given_back_and_asked_for_again() -
 
 
 @pytest.mark.parametrize("where", ["read together", "in the socket"])
-def test_what_was_sent_before_a_refusal_left_falls_with_the_refused_batch(where: str) -> None:
+def test_appends_sent_before_a_refusal_fail_with_it(where: str) -> None:
     """The second would fit now, behind another writer's record; but its client thinks that the first lies there."""
     talk = Talk()
     first = produce(("guarded-a", 0, expecting(5, b"x")), correlation=1)
@@ -784,7 +784,7 @@ def test_what_was_sent_before_a_refusal_left_falls_with_the_refused_batch(where:
     assert talk.submitted().append.expected_base_offset == 6
 
 
-def test_a_batch_behind_one_whose_failure_the_client_cannot_have_read_falls_with_it() -> None:
+def test_batch_sent_before_reading_a_failure_fails_too() -> None:
     talk = Talk()
     first, slow = is_checked(talk, ("guarded-b", 0, expecting(9, b"y")))
     talk.upstream()
@@ -811,14 +811,14 @@ def test_a_batch_behind_one_whose_failure_the_client_cannot_have_read_falls_with
 # ----------------------------------------------------------------------------------------------------------- acks=0
 
 
-def test_an_expectation_with_acks_0_closes_the_connection_before_anything_is_sent() -> None:
+def test_expectation_with_acks_0_closes_connection_unsent() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), acks=0))
     assert talk.next(m.CloseClient).fault is ClientProtocolError
     talk.silent()
 
 
-def test_acks_0_on_a_guarded_topic_goes_as_acks_all_and_its_answer_is_swallowed() -> None:
+def test_checked_acks_0_append_is_acknowledged_internally() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, batch(b"x")), acks=0))
     pending = talk.submitted()
@@ -832,7 +832,7 @@ def test_acks_0_on_a_guarded_topic_goes_as_acks_all_and_its_answer_is_swallowed(
     assert talk.session.drained
 
 
-def test_acks_0_that_fails_closes_the_connection_as_kafka_does() -> None:
+def test_failed_acks_0_append_closes_the_connection() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, batch(b"x")), acks=0))
     talk.refuse(talk.submitted())
@@ -843,7 +843,7 @@ def test_acks_0_that_fails_closes_the_connection_as_kafka_does() -> None:
 # ------------------------------------------------------------------------------------------------------------- ends
 
 
-def test_a_client_that_vanishes_leaves_its_upstream_until_the_outcome_is_known() -> None:
+def test_lost_client_keeps_upstream_until_outcome_is_known() -> None:
     talk = Talk()
     (pending,) = is_checked(talk)
     talk.upstream()
@@ -857,7 +857,7 @@ def test_a_client_that_vanishes_leaves_its_upstream_until_the_outcome_is_known()
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_an_upstream_that_never_answers_a_vanished_client_is_given_up() -> None:
+def test_silent_upstream_of_lost_client_is_closed_eventually() -> None:
     talk = Talk()
     (pending,) = is_checked(talk)
     talk.upstream()
@@ -868,7 +868,7 @@ def test_an_upstream_that_never_answers_a_vanished_client_is_given_up() -> None:
     assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
 
 
-def test_a_client_that_vanishes_at_a_gate_gives_its_turns_back() -> None:
+def test_lost_client_cancels_its_waiting_appends() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 0, expecting(5, b"x"))))
     first = talk.submitted()
@@ -881,7 +881,7 @@ def test_a_client_that_vanishes_at_a_gate_gives_its_turns_back() -> None:
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_a_grant_for_a_client_that_is_gone_is_given_back() -> None:
+def test_admission_for_lost_client_is_canceled() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
     pending = talk.submitted()
@@ -891,7 +891,7 @@ def test_a_grant_for_a_client_that_is_gone_is_given_back() -> None:
     assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
 
 
-def test_what_was_sent_over_a_connection_that_broke_is_in_doubt() -> None:
+def test_append_on_broken_connection_is_in_doubt() -> None:
     talk = Talk()
     (pending,) = is_checked(talk)
     talk.upstream()
@@ -903,7 +903,7 @@ def test_what_was_sent_over_a_connection_that_broke_is_in_doubt() -> None:
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_a_turn_is_given_back_when_the_upstream_connection_breaks_though_the_client_is_still_closing() -> None:
+def test_broken_upstream_cancels_waiting_appends_at_once() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 0, expecting(5, b"x"))))
     first = talk.submitted()
@@ -918,7 +918,7 @@ def test_a_turn_is_given_back_when_the_upstream_connection_breaks_though_the_cli
     talk.silent()
 
 
-def test_what_a_vanished_client_had_sent_behind_a_waiting_turn_is_not_read_any_more() -> None:
+def test_unread_requests_of_lost_client_are_dropped() -> None:
     talk = Talk()
     behind = produce(("guarded-b", 0, expecting(5, b"x")), correlation=2)
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))) + behind[:-1])
@@ -928,7 +928,7 @@ def test_what_a_vanished_client_had_sent_behind_a_waiting_turn_is_not_read_any_m
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_an_outcome_that_is_not_known_in_time_is_told_as_unknown() -> None:
+def test_late_outcome_is_answered_as_timed_out() -> None:
     talk = Talk()
     (pending,) = is_checked(talk, timeout_ms=1000)
     talk.upstream()
@@ -946,7 +946,7 @@ def test_an_outcome_that_is_not_known_in_time_is_told_as_unknown() -> None:
     assert talk.session.drained
 
 
-def test_what_was_sent_behind_an_append_that_is_told_as_unknown_falls_with_it() -> None:
+def test_append_after_an_unknown_one_fails_too() -> None:
     """It was not read before, since another append stood at its gate. Where the first should lie may be another's."""
     talk = Talk().may_write("guarded-a", "guarded-b")
     (first,) = is_checked(talk, timeout_ms=1000)
@@ -968,7 +968,7 @@ def test_what_was_sent_behind_an_append_that_is_told_as_unknown_falls_with_it() 
     assert (code, (message or "").split()[0]) == (TIMED_OUT, "PREDECESSOR_FAILED")
 
 
-def test_what_was_offered_before_the_end_of_what_it_follows_was_heard_falls_with_it() -> None:
+def test_append_submitted_before_predecessors_end_fails_too() -> None:
     """Two requests to two partitions each. At one of them the second's turn has come, so its other batch is offered
     at the other, where the first's has just ended: the gate has nothing against it any more."""
     talk = Talk().may_write("guarded-a", "guarded-b")
@@ -988,7 +988,7 @@ def test_what_was_offered_before_the_end_of_what_it_follows_was_heard_falls_with
     talk.silent()
 
 
-def test_an_append_that_nobody_waits_for_is_given_up_in_time_too() -> None:
+def test_unawaited_append_also_times_out() -> None:
     talk = Talk()
     (pending,) = guarded_plain(talk, acks=0, timeout_ms=1000)
     talk.upstream()
@@ -998,7 +998,7 @@ def test_an_append_that_nobody_waits_for_is_given_up_in_time_too() -> None:
     talk.silent()
 
 
-def test_what_is_granted_once_more_after_its_client_was_told_is_given_back() -> None:
+def test_admission_after_the_answer_is_canceled() -> None:
     talk = Talk()
     (pending,) = is_checked(talk, timeout_ms=1000)
     talk.upstream()
@@ -1021,7 +1021,7 @@ def half_a_frame_behind(talk: Talk) -> bytes:
     return query[40:]
 
 
-def test_the_proof_of_write_is_not_asked_for_in_the_middle_of_a_clients_frame() -> None:
+def test_permission_probe_is_not_written_within_client_frame() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
     pending = talk.submitted()
@@ -1036,7 +1036,7 @@ def test_the_proof_of_write_is_not_asked_for_in_the_middle_of_a_clients_frame() 
     assert probe
 
 
-def test_a_proof_that_is_needed_while_a_frame_is_half_upstream_waits_for_its_end() -> None:
+def test_permission_probe_waits_for_half_sent_frame() -> None:
     talk = Talk()
     (pending,) = is_checked(talk)
     talk.upstream()
@@ -1050,7 +1050,7 @@ def test_a_proof_that_is_needed_while_a_frame_is_half_upstream_waits_for_its_end
     assert len(sent) > len(rest)  # and then the probe
 
 
-def test_an_append_is_not_sent_again_into_the_middle_of_a_clients_frame() -> None:
+def test_append_is_not_resent_within_client_frame() -> None:
     talk = Talk().may_write("guarded-a")
     (pending,) = is_checked(talk)
     talk.upstream()
@@ -1100,7 +1100,7 @@ def joining(*, put_off: bytes = b"") -> Talk:
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_gates_hear_only_of_those_who_may_use_the_transactional_id(allowed: bool) -> None:
+def test_only_authorized_transactions_reach_the_sequencers(allowed: bool) -> None:
     """Who may not is left to Kafka, which says so. Others' appends would wait for what never joins."""
     talk = about_to_join()
     assert talk.next(m.ReadClient) == m.ReadClient(False)
@@ -1119,7 +1119,7 @@ def test_gates_hear_only_of_those_who_may_use_the_transactional_id(allowed: bool
 
 
 @pytest.mark.parametrize("end", ["answered", "upstream lost", "client gone"])
-def test_gates_hear_of_a_transaction_before_kafka_does_and_when_it_has_answered(end: str) -> None:
+def test_sequencers_learn_of_transaction_begin_and_end(end: str) -> None:
     talk = joining()
     talk.report(m.MayJoin(WHERE))
     assert talk.next(m.ReadClient) == m.ReadClient(True)
@@ -1133,7 +1133,7 @@ def test_gates_hear_of_a_transaction_before_kafka_does_and_when_it_has_answered(
         assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=False))
 
 
-def test_a_transaction_joins_only_once_its_gates_say_so_and_nothing_behind_it_is_read() -> None:
+def test_transaction_joins_after_sequencers_agree() -> None:
     talk = joining()
     talk.silent()
     assert talk.session.needs_ticks
@@ -1143,7 +1143,7 @@ def test_a_transaction_joins_only_once_its_gates_say_so_and_nothing_behind_it_is
 
 
 @pytest.mark.parametrize("end", ["too long", "upstream lost", "client gone"])
-def test_what_waits_to_join_is_not_sent_if_it_waits_too_long_or_nobody_is_left(end: str) -> None:
+def test_join_is_not_sent_after_timeout_or_disconnect(end: str) -> None:
     """And its gates need not expect its marker: its coordinator has never been asked."""
     talk = joining(put_off=response(1))
     if end == "too long":
@@ -1163,7 +1163,7 @@ def test_what_waits_to_join_is_not_sent_if_it_waits_too_long_or_nobody_is_left(e
 # ------------------------------------------------------------------------------------- topics whose ids are not known
 
 
-def test_beside_a_guarded_topic_one_whose_id_is_not_known_goes_by_name() -> None:
+def test_unchecked_topic_without_id_is_sent_by_name() -> None:
     talk = Talk(newest_produce=13, unknown_topics=frozenset({"plain"}))
     pending_appends = is_checked(talk, ("plain", 0, batch(b"v")))
     sent = talk.upstream()
@@ -1182,7 +1182,7 @@ def test_beside_a_guarded_topic_one_whose_id_is_not_known_goes_by_name() -> None
     }
 
 
-def test_a_guarded_topic_whose_id_is_not_known_is_tried_again_later_and_never_sent_by_name() -> None:
+def test_checked_topic_without_id_gets_retriable_error() -> None:
     talk = Talk(newest_produce=13, unknown_topics=frozenset({"guarded-a"})).may_write("guarded-a")
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
     pending = talk.submitted()
@@ -1193,7 +1193,7 @@ def test_a_guarded_topic_whose_id_is_not_known_is_tried_again_later_and_never_se
     assert read(talk.answer())[("guarded-a", 0)][0] == NOT_LEADER
 
 
-def test_what_was_sent_behind_an_append_whose_topic_id_was_not_known_falls_with_it() -> None:
+def test_append_after_unknown_topic_id_fails_too() -> None:
     talk = Talk(newest_produce=13, unknown_topics=frozenset({"guarded-a"})).may_write("guarded-a")
     second = produce(("guarded-a", 0, expecting(6, b"y")), correlation=2)
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
@@ -1210,7 +1210,7 @@ def test_what_was_sent_behind_an_append_whose_topic_id_was_not_known_falls_with_
 # ---------------------------------------------------------------------------------------------- its memory, its chains
 
 
-def test_a_request_that_cannot_be_read_gives_its_memory_back() -> None:
+def test_unreadable_request_frees_its_memory() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), acks=0))
     assert talk.next(m.CloseClient).fault is not None
@@ -1219,7 +1219,7 @@ def test_a_request_that_cannot_be_read_gives_its_memory_back() -> None:
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_all_of_a_chain_hear_the_same_words() -> None:
+def test_pipelined_appends_fail_with_the_same_message() -> None:
     talk = Talk(newest_produce=12).may_write("guarded-a")
     pipeline_key = [expecting(6 + i, b"x") for i in range(3)]  # behind one that failed
     talk.client(b"".join(produce(("guarded-a", 0, each), correlation=1 + i) for i, each in enumerate(pipeline_key)))
@@ -1231,7 +1231,7 @@ def test_all_of_a_chain_hear_the_same_words() -> None:
     assert b"PREDECESSOR_FAILED PREDECESSOR_FAILED" not in answers
 
 
-def test_a_batch_falls_with_its_chain_although_it_waited_for_another_gate_meanwhile() -> None:
+def test_append_waiting_at_another_sequencer_still_fails() -> None:
     talk = Talk().may_write("guarded-b")
     talk.client(produce(("guarded-b", 0, expecting(5, b"x"))))
     first = talk.submitted()
@@ -1252,7 +1252,7 @@ def test_a_batch_falls_with_its_chain_although_it_waited_for_another_gate_meanwh
 # ----------------------------------------------------------------------------------------------------------- bad peers
 
 
-def test_an_answer_that_was_not_asked_for_ends_the_connection() -> None:
+def test_unexpected_answer_ends_the_connection() -> None:
     talk = Talk()
     talk.kafka(response(9))
     closed = talk.next(m.CloseClient)
@@ -1260,7 +1260,7 @@ def test_an_answer_that_was_not_asked_for_ends_the_connection() -> None:
     talk.next(m.CloseUpstream)
 
 
-def test_a_wrong_answer_ends_what_waits_for_it_though_its_client_is_being_closed_already() -> None:
+def test_invalid_answer_during_close_fails_the_append() -> None:
     talk = Talk()
     (pending,) = is_checked(talk)
     talk.upstream()
@@ -1309,7 +1309,7 @@ def test_memory_that_is_not_there_is_waited_for() -> None:
     assert talk.upstream() == query
 
 
-def test_small_control_messages_pass_while_others_hold_all_the_memory() -> None:
+def test_small_control_messages_pass_when_memory_is_full() -> None:
     talk = Talk(free_bytes=0)
     query = request(METADATA, 9, 1, b"z" * 1_000)
     talk.client(query)
@@ -1317,7 +1317,7 @@ def test_small_control_messages_pass_while_others_hold_all_the_memory() -> None:
     assert talk.services.free_bytes == 0
 
 
-def test_since_when_a_frame_is_held_is_there_to_be_seen() -> None:
+def test_time_of_buffered_frame_is_reported() -> None:
     talk = Talk()
     query = request(METADATA, 9, 1, b"z" * 1_000)
     assert talk.session.collecting_since is None
@@ -1413,7 +1413,7 @@ def test_relayed_answers_need_no_quota() -> None:
     assert talk.answer() == response(3)
 
 
-def test_one_session_at_a_time_gets_a_new_quota() -> None:
+def test_one_session_at_a_time_gets_new_quota() -> None:
     """A hundred clients that ask for all metadata and never read left 0 appends a second to another client."""
     services = Around(in_flight_requests_max=100)
     dispatcher = Dispatcher(services, ChangesAnswers(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
@@ -1448,7 +1448,7 @@ def test_too_many_unanswered_requests_are_not_read() -> None:
     assert talk.upstream() == request(HEARTBEAT, 4, 3)
 
 
-def test_a_broker_that_no_listener_can_be_opened_for_costs_the_connection_and_not_the_process() -> None:
+def test_unusable_broker_id_closes_only_the_connection() -> None:
     known = Known(StateView("cluster-1"), lambda topic: {}, lambda topic: None, "__state")
     talk = Talk()
     rewriters = RequestRewriters(AddressBook(19092), lambda: known, frozenset[int], lambda nodes: None)
@@ -1468,7 +1468,7 @@ ABSENT = TopicPartition("guarded-b", 7)
 UNKNOWN_PARTITION = 3
 
 
-def test_absent_partitions_are_answered_before_others_are_waited_for() -> None:
+def test_absent_partitions_are_answered_before_waiting() -> None:
     talk = Talk()
     talk.services.absent = {TopicPartition("guarded-b", each) for each in range(2000)}
     absent = [("guarded-b", each, batch(b"x")) for each in range(2000)]
@@ -1496,7 +1496,7 @@ def test_absent_partitions_are_answered_before_others_are_waited_for() -> None:
     assert len(got) == 2000
 
 
-def test_partition_of_a_new_expansion_is_appended_to_once_metadata_shows_it() -> None:
+def test_new_partition_is_appended_once_metadata_shows_it() -> None:
     talk = Talk()
     talk.services.absent = {ABSENT}
     talk.client(produce((*ABSENT, expecting(0, b"x"))))
@@ -1507,7 +1507,7 @@ def test_partition_of_a_new_expansion_is_appended_to_once_metadata_shows_it() ->
     assert talk.submitted().partition == ABSENT
 
 
-def test_metadata_from_before_the_request_does_not_prove_absence() -> None:
+def test_metadata_older_than_request_does_not_prove_absence() -> None:
     talk = Talk()
     talk.services.absent = {ABSENT}
     talk.services.confirmed_at["guarded-b"] = talk.now - 0.1
@@ -1516,7 +1516,7 @@ def test_metadata_from_before_the_request_does_not_prove_absence() -> None:
     talk.silent()
 
 
-def test_append_may_be_retried_where_metadata_is_not_read_in_time() -> None:
+def test_absent_partition_is_retriable_without_timely_metadata() -> None:
     talk = Talk()
     talk.services.absent = {ABSENT}
     talk.client(produce((*ABSENT, expecting(0, b"x")), timeout_ms=3000))
@@ -1527,7 +1527,7 @@ def test_append_may_be_retried_where_metadata_is_not_read_in_time() -> None:
     assert read(talk.answer())[ABSENT][:2] == (NOT_LEADER, -1)
 
 
-def test_what_was_sent_after_an_append_to_an_absent_partition_fails_with_it() -> None:
+def test_append_after_one_to_absent_partition_fails_too() -> None:
     talk = Talk()
     talk.services.absent = {ABSENT}
     idempotent = {"producer": (1000, 0, 0)}
@@ -1546,7 +1546,7 @@ def test_what_was_sent_after_an_append_to_an_absent_partition_fails_with_it() ->
     assert read(talk.answer())[ABSENT][0] == UNKNOWN_PARTITION  # it would have been appended without its predecessor
 
 
-def test_success_that_nothing_proves_is_unknown_and_not_to_be_retried() -> None:
+def test_unproved_success_is_unknown_and_not_retriable() -> None:
     """Kafka has answered -1 and appended; the gate has found it; Kafka does not say whether the client may write."""
     talk = Talk()
     (pending,) = is_checked(talk)
@@ -1585,7 +1585,7 @@ def partitions_of(frame: bytes) -> set[tuple[str, int]]:
     return {(topic.name, each.partition) for topic in sent.topics for each in topic.partitions}
 
 
-def test_granted_append_is_sent_ahead_of_one_that_waits_long() -> None:
+def test_admitted_append_is_sent_before_slow_one() -> None:
     talk, first, second = in_part()
     assert partitions_of(talk.upstream()) == {("guarded-a", 0), ("plain", 2)}
     talk.kafka(produced(("guarded-a", 0, 0, 5), ("plain", 2, 0, 70)))
@@ -1603,7 +1603,7 @@ def test_granted_append_is_sent_ahead_of_one_that_waits_long() -> None:
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_what_was_sent_ahead_is_unknown_and_the_rest_may_be_retried_when_the_process_ends() -> None:
+def test_drain_reports_sent_appends_unknown_and_unsent_retriable() -> None:
     talk, first, second = in_part()
     talk.upstream()
     talk.report(m.Drain(talk.now + 0.05))
@@ -1615,7 +1615,7 @@ def test_what_was_sent_ahead_is_unknown_and_the_rest_may_be_retried_when_the_pro
     assert got == {("guarded-a", 0): TIMED_OUT, ("guarded-b", 1): NOT_LEADER, ("plain", 2): TIMED_OUT}
 
 
-def test_upstream_that_is_lost_puts_only_what_was_sent_ahead_in_doubt() -> None:
+def test_lost_upstream_leaves_only_sent_appends_in_doubt() -> None:
     talk, first, second = in_part()
     talk.upstream()
     talk.report(m.UpstreamLost("gone"))
@@ -1626,7 +1626,7 @@ def test_upstream_that_is_lost_puts_only_what_was_sent_ahead_in_doubt() -> None:
 
 
 @pytest.mark.parametrize("answered", [False, True])
-def test_client_that_leaves_withdraws_what_was_not_sent_ahead(answered: bool) -> None:
+def test_lost_client_cancels_only_unsent_appends(answered: bool) -> None:
     talk, first, second = in_part()
     talk.upstream()
 
@@ -1646,7 +1646,7 @@ def test_client_that_leaves_withdraws_what_was_not_sent_ahead(answered: bool) ->
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_whole_request_blocks_nothing_while_it_waits_for_one_partition() -> None:
+def test_whole_request_blocks_no_partition_while_waiting() -> None:
     talk = Talk(refuse_whole_requests=True)
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
     first = talk.submitted()
@@ -1668,7 +1668,7 @@ def test_whole_request_blocks_nothing_while_it_waits_for_one_partition() -> None
     assert partitions_of(talk.upstream()) == {("guarded-a", 0), ("guarded-b", 1)}
 
 
-def test_partitions_after_a_slow_one_may_be_retried_when_time_is_up() -> None:
+def test_partitions_after_a_slow_one_get_retriable_error() -> None:
     talk = Talk().may_write("guarded-a", "guarded-b")
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x")), timeout_ms=3000))
     first = talk.submitted()

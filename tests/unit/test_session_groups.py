@@ -70,7 +70,7 @@ def _frame(api_key: int, version: int, correlation_id: int, message: Message) ->
     return encode_response_frame(api_key, version, correlation_id, message)
 
 
-def test_an_assignment_waits_for_what_the_group_may_have_and_what_follows_waits_for_it() -> None:
+def test_assignment_waits_for_gating_and_keeps_response_order() -> None:
     talk = Talk()
     talk.query(apis.SYNC_GROUP, 3, 1, _SYNC)
     talk.query(apis.HEARTBEAT, 3, 2, Message(group_id="g", generation_id=3, member_id="m"))
@@ -87,7 +87,7 @@ def test_an_assignment_waits_for_what_the_group_may_have_and_what_follows_waits_
 
 
 @pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("it broke")])
-def test_a_reply_that_comes_after_the_end_disturbs_nobody(gone: m.Event) -> None:
+def test_reply_after_the_end_changes_nothing(gone: m.Event) -> None:
     talk = Talk()
     talk.query(apis.SYNC_GROUP, 3, 1, _SYNC)
     talk.reported(apis.SYNC_GROUP, 3, 1, Message(assignment=_ASSIGNED))
@@ -98,7 +98,7 @@ def test_a_reply_that_comes_after_the_end_disturbs_nobody(gone: m.Event) -> None
     assert not [each for each in talk.commands if isinstance(each, m.ToUpstream)]
 
 
-def test_what_is_to_be_known_and_not_answered_does_not_keep_the_answer() -> None:
+def test_notice_does_not_delay_the_response() -> None:
     talk = Talk()
     talk.query(apis.SYNC_GROUP, 3, 1, _SYNC)
     talk.reported(apis.SYNC_GROUP, 3, 1, Message(assignment=_TASKS))
@@ -106,7 +106,7 @@ def test_what_is_to_be_known_and_not_answered_does_not_keep_the_answer() -> None
     assert talk.answer() == _frame(apis.SYNC_GROUP, 3, 1, Message(assignment=_TASKS))
 
 
-def test_a_heartbeat_is_answered_at_once_whatever_its_answer() -> None:
+def test_heartbeat_is_answered_at_once() -> None:
     talk = Talk()
     talk.watch.gate_partitions("g", {P2}, {P2})
     talk.watch.synced("g", "m", 3, frozenset({P2}))
@@ -130,14 +130,14 @@ def test_offsets_wait_for_where_a_new_partition_begins() -> None:
     )
 
 
-def test_a_version_that_nobody_can_read_passes() -> None:
+def test_unreadable_version_is_relayed() -> None:
     talk = Talk()
     frame = struct.pack(">hhih", apis.OFFSET_FETCH, 0, 1, -1) + b"of ZooKeeper's time"
     talk.client(struct.pack(">i", len(frame)) + frame)
     assert talk.upstream() == struct.pack(">i", len(frame)) + frame
 
 
-def test_nothing_is_looked_into_where_nothing_grows() -> None:
+def test_group_requests_are_relayed_without_expansions() -> None:
     # While no topic is to grow in order, requests of groups are whole frames that just pass, many at a time. But for
     # those whose answer may assign the state topic.
     for api_key in FOLLOWING - {apis.CONSUMER_GROUP_HEARTBEAT}:

@@ -71,7 +71,7 @@ def append(
 # ---- commits
 
 
-def test_a_commit_is_held_until_its_verdict_with_all_behind_it() -> None:
+def test_commit_waits_for_its_decision() -> None:
     talk = new_talk()
     talk.client(end_txn() + request(HEARTBEAT, 4, 2))
     assert talk.next(m.ValidateCommit) == m.ValidateCommit(1, TXN, ID, EPOCH, 3)
@@ -88,7 +88,7 @@ def test_a_commit_is_held_until_its_verdict_with_all_behind_it() -> None:
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 5])
 @pytest.mark.parametrize("decision", [REFUSE, LATER])
-def test_a_commit_that_does_not_pass_is_answered_here(decision: Decision, version: int) -> None:
+def test_undecided_or_refused_commit_is_answered_locally(decision: Decision, version: int) -> None:
     talk = new_talk()
     talk.client(end_txn(version=version))
     talk.next(m.ValidateCommit)
@@ -125,7 +125,7 @@ def test_an_abort_goes_to_kafka_at_once() -> None:
     assert talk.upstream() == end_txn(commit=False)
 
 
-def test_v1_hears_of_its_abort_once_nothing_is_said_of_it_any_more() -> None:
+def test_v1_abort_is_answered_after_abort_only_cleared() -> None:
     """Its next transaction has the same epoch."""
     talk = new_talk()
     talk.client(end_txn(commit=False))
@@ -150,7 +150,7 @@ def test_v2_need_not_wait_for_that(commit: bool) -> None:
     assert talk.answer() == ended(OK, version=5)
 
 
-def test_an_end_that_kafka_refuses_leaves_all_as_it_is() -> None:
+def test_end_refused_by_kafka_changes_nothing() -> None:
     talk = new_talk()
     land(talk)
     for correlation, commit in ((2, False), (3, True)):
@@ -167,7 +167,7 @@ def test_an_end_that_kafka_refuses_leaves_all_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
-def test_a_commit_whose_connection_broke_may_be_queued_for_so_long_and_no_longer(gone: m.Event) -> None:
+def test_commit_on_broken_connection_counts_as_queued_temporarily(gone: m.Event) -> None:
     """Given a commit that nobody hears of again: it may be committed, and asked for again elsewhere. What comes then is
     the next transaction, under v1 of the same epoch."""
     talk = new_talk()
@@ -194,7 +194,7 @@ def test_a_commit_whose_connection_broke_may_be_queued_for_so_long_and_no_longer
 
 
 @pytest.mark.parametrize("gone", [None, m.ClientLost(), m.UpstreamLost("gone")])
-def test_a_commit_of_what_passed_another_process_may_be_under_way_too(gone: m.Event | None) -> None:
+def test_commit_validated_elsewhere_also_counts_as_queued(gone: m.Event | None) -> None:
     """Given a transaction of which this process knows nothing, and its commit on its way to Kafka."""
     talk = new_talk()
     talk.services.transactions = Table(queued_seconds=35.0)
@@ -216,7 +216,7 @@ def test_a_commit_of_what_passed_another_process_may_be_under_way_too(gone: m.Ev
     assert later.next(m.RecordAbortOnly).abort_only.pending is not None
 
 
-def test_nothing_is_left_of_a_commit_of_something_else_that_kafka_refuses() -> None:
+def test_refused_foreign_commit_leaves_no_state() -> None:
     talk = new_talk()
     talk.client(end_txn())
     talk.next(m.ValidateCommit)
@@ -227,7 +227,7 @@ def test_nothing_is_left_of_a_commit_of_something_else_that_kafka_refuses() -> N
     assert not len(talk.services.transactions)
 
 
-def test_an_end_that_is_answered_well_is_the_end() -> None:
+def test_successful_end_forgets_the_transaction() -> None:
     talk = new_talk()
     land(talk)
     talk.client(end_txn(correlation=2))
@@ -240,7 +240,7 @@ def test_an_end_that_is_answered_well_is_the_end() -> None:
 
 
 @pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
-def test_a_verdict_comes_too_late(gone: m.Event) -> None:
+def test_late_commit_decision_changes_nothing(gone: m.Event) -> None:
     talk = new_talk()
     talk.client(end_txn())
     talk.next(m.ValidateCommit)
@@ -266,7 +266,7 @@ def test_a_client_that_left_commits_nothing_more() -> None:
     assert not talk.session.upstream_closed  # it waits for what became of the append
 
 
-def test_another_worker_judges() -> None:
+def test_commit_on_other_worker_migrates_to_primary() -> None:
     talk = new_talk()
     talk.session._primary = False
     talk.client(end_txn())
@@ -321,14 +321,14 @@ def prove(talk: Talk) -> None:
         talk.kafka(produced(("guarded-a", 0, 87, -1), version=9))
 
 
-def test_what_lands_is_known() -> None:
+def test_appended_batch_is_recorded_in_its_transaction() -> None:
     talk = new_talk()
     land(talk)
     assert [(w.first_offset, w.last_sequence) for w in transaction(talk).written.values()] == [(5, 0)]
     talk.silent()
 
 
-def test_a_refusal_is_noted_before_it_is_told() -> None:
+def test_refusal_is_recorded_before_it_is_answered() -> None:
     talk = new_talk()
     abort_only = refuse(talk)
     assert (abort_only.transactional_id, abort_only.producer_id, abort_only.producer_epoch) == (TXN, ID, EPOCH)
@@ -338,7 +338,7 @@ def test_a_refusal_is_noted_before_it_is_told() -> None:
     assert read(talk.answer(), 11)["guarded-a", 0] == (POLICY_VIOLATION, 57, "OFFSET_MISMATCH …")
 
 
-def test_a_refusal_that_cannot_be_stored_is_not_told() -> None:
+def test_unstorable_refusal_becomes_a_retriable_error() -> None:
     talk = new_talk()
     refuse(talk)
     talk.report(m.AbortOnlyRecorded(1, False))
@@ -351,7 +351,7 @@ def test_a_refusal_that_cannot_be_stored_is_not_told() -> None:
     assert read(talk.answer(), 11)["guarded-a", 0][0] == POLICY_VIOLATION
 
 
-def test_one_that_is_refused_again_and_again_is_noted_once() -> None:
+def test_repeated_refusal_is_recorded_once() -> None:
     """Its client neither aborts it nor stops: what is kept of it, by every process, does not grow."""
     talk, view = new_talk(), AbortOnlyView()
     for number in range(1, 50):
@@ -374,7 +374,7 @@ def test_one_that_is_refused_again_and_again_is_noted_once() -> None:
         assert len(transaction(talk).names) == 1
 
 
-def test_what_is_to_come_again_takes_no_ones_place() -> None:
+def test_retriable_refusal_replaces_no_other_record() -> None:
     """Who has told its client so last knows nothing of what became of the others."""
     talk = new_talk()
     refuse(talk, NOT_LEADER)
@@ -386,7 +386,7 @@ def test_what_is_to_come_again_takes_no_ones_place() -> None:
     assert not talk.next(m.RecordAbortOnly).instead_of
 
 
-def test_a_refusal_that_is_not_stored_in_time_is_not_told_either() -> None:
+def test_late_abort_only_record_gives_retriable_error() -> None:
     talk = new_talk()
     refuse(talk)
     talk.now += 3
@@ -398,7 +398,7 @@ def test_a_refusal_that_is_not_stored_in_time_is_not_told_either() -> None:
     assert talk.session.drained
 
 
-def test_what_is_told_to_come_again_is_noted_and_told_in_any_case() -> None:
+def test_retriable_error_is_answered_even_if_unrecorded() -> None:
     talk = new_talk()
     abort_only = refuse(talk, NOT_LEADER)
     assert abort_only.pending is not None
@@ -406,7 +406,7 @@ def test_what_is_told_to_come_again_is_noted_and_told_in_any_case() -> None:
     assert read(talk.answer(), 11)["guarded-a", 0] == (NOT_LEADER, 57, "OFFSET_MISMATCH …")
 
 
-def test_an_unconditional_one_is_between_its_client_and_kafka() -> None:
+def test_failed_unconditional_append_is_not_a_refusal() -> None:
     talk = new_talk()
     talk.client(append(expected=None))
     pending = talk.submitted()
@@ -420,7 +420,7 @@ def test_an_unconditional_one_is_between_its_client_and_kafka() -> None:
     assert transaction(talk).refused is None
 
 
-def test_one_that_cannot_be_read_is_taken_for_a_conditional_one() -> None:
+def test_unreadable_batch_is_handled_as_conditional() -> None:
     talk = new_talk()
     talk.client(append(corrupt=True))
     talk.counted()
@@ -430,7 +430,7 @@ def test_one_that_cannot_be_read_is_taken_for_a_conditional_one() -> None:
     assert read(talk.answer(), 11)["guarded-a", 0][0] == 2
 
 
-def test_not_answered_in_time_is_unknown_until_it_is_known() -> None:
+def test_unanswered_append_is_pending_until_outcome_is_known() -> None:
     talk = new_talk()
     talk.client(append())
     pending = talk.submitted()
@@ -479,7 +479,7 @@ def test_a_broken_connection_leaves_it_to_the_log() -> None:
 
 
 @pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
-def test_a_refusal_that_is_not_told_any_more_keeps_no_commit_waiting(gone: m.Event) -> None:
+def test_unsent_refusal_does_not_delay_the_commit(gone: m.Event) -> None:
     """Of two partitions the first has refused it, the second lets it wait, and the connection breaks."""
     talk = new_talk()
     talk.client(append(0, 1))
@@ -494,7 +494,7 @@ def test_a_refusal_that_is_not_told_any_more_keeps_no_commit_waiting(gone: m.Eve
     assert len(transaction(talk).pending) == 2
 
 
-def test_a_refusal_beside_an_append_that_is_lost_keeps_no_commit_waiting() -> None:
+def test_refusal_with_a_lost_append_delays_no_commit() -> None:
     """Of two partitions the first has refused it, the second was sent, and Kafka's connection breaks."""
     talk = new_talk()
     send_beside_a_refusal(talk)
@@ -503,7 +503,7 @@ def test_a_refusal_beside_an_append_that_is_lost_keeps_no_commit_waiting() -> No
     assert len(transaction(talk).pending) == 2
 
 
-def test_a_refusal_beside_an_append_without_an_answer_is_not_told_before_it_is_stored() -> None:
+def test_unstored_refusal_with_unanswered_append_becomes_retriable() -> None:
     talk = new_talk()
     pending = send_beside_a_refusal(talk)
     talk.now += 3
@@ -537,7 +537,7 @@ def send_beside_a_refusal(talk: Talk) -> g.PendingAppend:
     return pending
 
 
-def test_an_append_behind_a_commit_of_its_own() -> None:
+def test_append_during_its_commit_gets_retriable_error() -> None:
     """The commit was judged without it, and may be on its way."""
     talk = new_talk()
     land(talk)
@@ -551,7 +551,7 @@ def test_an_append_behind_a_commit_of_its_own() -> None:
     assert "a commit of its transaction is on its way" in (message or "")
 
 
-def test_several_partitions_are_told_together() -> None:
+def test_several_partitions_are_answered_together() -> None:
     talk = new_talk()
     talk.client(append(0, 1))
     first = talk.submitted()
@@ -585,7 +585,7 @@ def proof(talk: Talk) -> Any:
 
 
 @pytest.mark.parametrize("stated", [WRONG_COORDINATOR, INVALID_PRODUCER_ID_MAPPING, LOADING])
-def test_who_may_use_the_transactional_id_is_asked_of_kafka_once(stated: int) -> None:
+def test_transactional_id_permission_is_queried_once(stated: int) -> None:
     """Whatever it says but that: it has looked at the right first."""
     talk = strangers_talk()
     talk.client(end_txn(correlation=2) + request(HEARTBEAT, 4, 3))
@@ -612,7 +612,7 @@ def test_who_may_use_the_transactional_id_is_asked_of_kafka_once(stated: int) ->
 
 
 @pytest.mark.parametrize("version", [0, 3, 4, 5])
-def test_a_strangers_commit_is_answered_as_kafka_answers_it(version: int) -> None:
+def test_unauthorized_commit_is_answered_like_kafka(version: int) -> None:
     talk = strangers_talk()
     talk.services.transactions.appended_batch(TXN, APPEND, 5)
     for correlation in (1, 2):  # it does not get used to it
@@ -630,7 +630,7 @@ def test_a_strangers_commit_is_answered_as_kafka_answers_it(version: int) -> Non
 
 
 @pytest.mark.parametrize("records", ["conditional", "unconditional", "corrupt"])
-def test_what_a_stranger_appends_comes_to_no_gate(records: str) -> None:
+def test_unauthorized_append_does_not_reach_the_sequencer(records: str) -> None:
     talk = strangers_talk()
     talk.services.transactions.appended_batch(TXN, APPEND, 5)
     expected = None if records == "unconditional" else 77
@@ -648,7 +648,7 @@ def test_what_a_stranger_appends_comes_to_no_gate(records: str) -> None:
     assert (known.refused, dict(known.open), known.sent_others) == (None, {}, False)
 
 
-def test_what_the_owner_appends_goes_to_its_gate_then() -> None:
+def test_authorized_append_reaches_the_sequencer_after_proof() -> None:
     talk = strangers_talk()
     talk.client(append(correlation=7))
     proof(talk)
@@ -659,7 +659,7 @@ def test_what_the_owner_appends_goes_to_its_gate_then() -> None:
     talk.silent()
 
 
-def test_nobody_is_asked_about_transactions_that_touch_nothing_guarded() -> None:
+def test_unchecked_transactions_need_no_permission_query() -> None:
     talk = strangers_talk()
     records = batch(b"x", producer=Producer(ID, EPOCH, 0), transactional=True)
     for topic, transactional in (("plain", True), ("guarded-a", False)):
@@ -674,7 +674,7 @@ def test_nobody_is_asked_about_transactions_that_touch_nothing_guarded() -> None
             talk.submitted()
 
 
-def test_a_client_that_writes_without_answers_is_not_told_either() -> None:
+def test_unauthorized_acks_0_append_closes_the_connection() -> None:
     """As Kafka: what cannot be answered costs the connection."""
     talk = strangers_talk()
     message = produce_request({"guarded-a": {0: bytes(_transactional())}}, 0, 3000, TXN)
@@ -686,7 +686,7 @@ def test_a_client_that_writes_without_answers_is_not_told_either() -> None:
 
 
 @pytest.mark.parametrize("what", [append(), end_txn()], ids=["append", "commit"])
-def test_what_kafka_does_not_say_in_time_costs_the_connection(what: bytes) -> None:
+def test_unanswered_permission_query_closes_the_connection(what: bytes) -> None:
     """Nothing is told: it could be the owner, whose transaction would have to remember."""
     talk = strangers_talk()
     talk.client(what)
@@ -705,7 +705,7 @@ def test_what_kafka_does_not_say_in_time_costs_the_connection(what: bytes) -> No
 
 @pytest.mark.parametrize("what", [append(), end_txn()], ids=["append", "commit"])
 @pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
-def test_who_is_gone_is_not_gone_on_with(what: bytes, gone: m.Event) -> None:
+def test_lost_connection_ends_the_permission_query(what: bytes, gone: m.Event) -> None:
     talk = strangers_talk()
     free_bytes = talk.services.free_bytes
     talk.client(what)
@@ -720,7 +720,7 @@ def test_who_is_gone_is_not_gone_on_with(what: bytes, gone: m.Event) -> None:
     assert talk.services.free_bytes == free_bytes
 
 
-def test_an_append_that_was_held_still_falls_with_what_failed_before_it() -> None:
+def test_append_waiting_for_permission_fails_with_its_predecessor() -> None:
     """B was sent behind A by one that did not know that A fails. It waits for Kafka's word on its id when A fails."""
     talk = strangers_talk()
     first = produce_request({"guarded-a": {0: bytes(_chained(5, 0))}}, -1, 3000, None)

@@ -87,7 +87,7 @@ def one_by_the_parser(frame: bytearray | bytes) -> tuple[int, bytes] | None:
 class TestRequests:
     @settings(max_examples=400)
     @given(requests())
-    def test_read_as_by_the_parser(self, request: ProduceRequest) -> None:
+    def test_request_is_read_like_the_parser(self, request: ProduceRequest) -> None:
         frame = request_frame(request)
         peek = peek_produce(memoryview(frame), len(frame))
         assert peek is not None
@@ -96,9 +96,7 @@ class TestRequests:
 
     @settings(max_examples=40, deadline=None)
     @given(requests(), st.integers(1, 255))
-    def test_cut_off_or_with_a_byte_changed_it_is_read_as_by_the_parser_or_not_at_all(
-        self, request: ProduceRequest, change: int
-    ) -> None:
+    def test_damaged_request_is_read_like_parser_or_rejected(self, request: ProduceRequest, change: int) -> None:
         request = replace(request, topics=request.topics[:1])
         frame = request_frame(request)
         peek = peek_produce(memoryview(frame), len(frame))
@@ -116,7 +114,7 @@ class TestRequests:
 
     @settings(max_examples=300)
     @given(requests(), st.sampled_from([1, 61, 126, 127, 200, 16_383, 20_000]), st.integers(0, 61))
-    def test_written_as_by_the_encoder(self, request: ProduceRequest, size: int, header_bytes: int) -> None:
+    def test_request_is_written_like_the_encoder(self, request: ProduceRequest, size: int, header_bytes: int) -> None:
         """What goes before acks is the client's own; behind it stand topic id, partition, batch."""
         batch = bytes(range(256)) * 80
         batch, header_bytes = batch[:size], min(size, header_bytes)
@@ -193,15 +191,13 @@ def answer_by_the_parser(frame: bytes | bytearray) -> tuple[int, int, int, int, 
 class TestAnswers:
     @settings(max_examples=400)
     @given(responses(by_id=True))
-    def test_read_as_by_the_parser(self, response: ProduceResponse) -> None:
+    def test_response_is_read_like_the_parser(self, response: ProduceResponse) -> None:
         frame = response_frame(response, 13)[4:]
         assert read_single_answer(memoryview(frame), TOPIC_ID.bytes) == answer_by_the_parser(frame)
 
     @settings(max_examples=40, deadline=None)
     @given(responses(by_id=True), st.integers(1, 255))
-    def test_cut_off_or_with_a_byte_changed_it_is_read_as_by_the_parser_or_not_at_all(
-        self, response: ProduceResponse, change: int
-    ) -> None:
+    def test_damaged_response_is_read_like_parser_or_rejected(self, response: ProduceResponse, change: int) -> None:
         frame = response_frame(response, 13)[4:]
         for length in range(len(frame)):
             assert read_single_answer(memoryview(frame)[:length], TOPIC_ID.bytes) is None
@@ -212,7 +208,7 @@ class TestAnswers:
             frame[at] ^= change
 
     @given(st.integers(9, 12), names, st.tuples(int32s, int32s, int32s), st.tuples(int64s, int64s, int64s))
-    def test_written_as_by_the_encoder(
+    def test_response_is_written_like_the_encoder(
         self, version: int, name: str, numbers: tuple[int, int, int], reported: tuple[int, int, int]
     ) -> None:
         correlation_id, partition, throttle = numbers
@@ -239,9 +235,7 @@ def tells_nothing_of_brokers(frame: bytearray, version: int) -> bool:
 class TestAnswersThatPass:
     @settings(max_examples=400)
     @given(responses(by_id=False), st.integers(3, 12))
-    def test_none_that_names_a_broker_is_taken_for_one_that_does_not(
-        self, response: ProduceResponse, version: int
-    ) -> None:
+    def test_answer_naming_a_broker_is_never_misclassified(self, response: ProduceResponse, version: int) -> None:
         frame = response_frame(response, version)
         if names_no_broker(memoryview(frame), version):
             assert tells_nothing_of_brokers(frame, version)
@@ -256,9 +250,7 @@ class TestAnswersThatPass:
 
     @settings(max_examples=40, deadline=None)
     @given(responses(by_id=False), st.integers(10, 12), st.integers(1, 255))
-    def test_cut_off_or_with_a_byte_changed_it_is_safe_too(
-        self, response: ProduceResponse, version: int, change: int
-    ) -> None:
+    def test_damaged_answer_is_never_misclassified(self, response: ProduceResponse, version: int, change: int) -> None:
         frame = response_frame(response, version)
         for length in range(9, len(frame)):
             self._is_safe(frame[:length], version)

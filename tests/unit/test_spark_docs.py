@@ -52,7 +52,7 @@ QUOTED = re.findall(r"^\| `([^`]+)` \|", PAGE.partition("## Errors")[2].partitio
 
 
 @pytest.mark.parametrize("quoted", QUOTED)
-def test_what_it_is_quoted_with_is_what_it_says(quoted: str) -> None:
+def test_quoted_messages_match_the_code(quoted: str) -> None:
     known = list(texts())
     for part in quoted.split("…"):
         words = part.strip()
@@ -63,6 +63,6 @@ def test_refusals_are_quoted_at_all() -> None:
     assert len(QUOTED) >= 5
 
 
-def test_published_goals_are_those_of_the_last_kept_run() -> None:
+def test_published_goals_match_the_last_kept_run() -> None:
     last = max((ROOT / "benchmarks" / "results").glob("spark-*.json"))
     assert published(PAGE, Report.from_json(last.read_text("utf-8"))) == PAGE

@@ -22,7 +22,7 @@ def settings(*words: str) -> dict[str, str]:
     return client_settings(parser.parse_args(["--bootstrap", "proxy:9092", *words]))
 
 
-def test_client_settings_come_from_a_file_and_the_command_line_which_counts_more(tmp_path: Path) -> None:
+def test_command_line_settings_override_the_client_config_file(tmp_path: Path) -> None:
     # given a .properties file as Kafka's own tools take it
     file = tmp_path / "client.properties"
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="a=b";'
@@ -37,7 +37,7 @@ def test_client_settings_come_from_a_file_and_the_command_line_which_counts_more
     }
 
 
-def test_a_line_that_is_no_setting_is_not_quoted(tmp_path: Path) -> None:
+def test_invalid_settings_line_is_not_quoted(tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text("secret\n")
     with pytest.raises(SinkError, match="not NAME=VALUE") as refused:
@@ -73,7 +73,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("out", [io.StringIO(), Terminal()], ids=["a file", "a terminal"])
-def test_progress_is_told_while_spark_works(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_printed_while_spark_works(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a log that grows, and a Spark that is at its second stage
     monkeypatch.setattr("fencepost.spark.jobs._PROBE_SECONDS", 0.001)
     monkeypatch.setattr("fencepost.spark.jobs._LINE_SECONDS", 0.0)

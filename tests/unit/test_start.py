@@ -30,7 +30,7 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def test_a_start_of_the_proxy_loads_no_other_command_and_nothing_for_a_scrape() -> None:
+def test_proxy_start_loads_no_unneeded_modules() -> None:
     loaded = set(run(_START).split())
 
     assert "fencepost_proxy.net.app" in loaded
@@ -46,7 +46,7 @@ def test_a_start_of_the_proxy_loads_no_other_command_and_nothing_for_a_scrape() 
     }
 
 
-def test_what_a_start_made_is_left_alone_by_the_collector_which_goes_on() -> None:
+def test_startup_objects_are_frozen_and_gc_continues() -> None:
     run(_SETTLED)
 
 
@@ -61,7 +61,7 @@ def test_every_command_is_named_where_none_was_given(arguments: list[str], capsy
         assert all(command in out for command in ("demo", "dev", "proxy"))
 
 
-def test_an_option_that_there_is_not_leads_to_the_commands_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_option_refers_to_the_commands_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["proxy", "--bootstrap-server", "kafka:9092"])
 

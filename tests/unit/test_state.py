@@ -74,7 +74,7 @@ def test_records_have_the_documented_form() -> None:
 # --- the processes ----------------------------------------------------------------------------------------------------
 
 
-def test_a_sign_of_life_is_about_a_process() -> None:
+def test_heartbeat_record_names_its_process() -> None:
     assert heartbeat(encode_heartbeat(A, 12)) == (A, 12)
     assert heartbeat(encode_heartbeat_tombstone(A)) == (A, None)
     assert heartbeat(encode_process(A, 12)) is None
@@ -82,7 +82,7 @@ def test_a_sign_of_life_is_about_a_process() -> None:
     assert heartbeat(StateRecord(encode_heartbeat(A, 12).key, b"{}")) is None
 
 
-def test_processes_get_tags_in_turn_and_lose_them_to_the_255th_after_them() -> None:
+def test_instance_ids_are_assigned_in_order_and_reused() -> None:
     processes = [UUID(int=1000 + i) for i in range(256)]
     view = view_of(*(encode_process(each, 0) for each in processes[:254]))
     assert [view.instance_id(each) for each in processes[:3]] == [1, 2, 3]
@@ -139,7 +139,7 @@ def test_a_deleted_producer_id_is_not_served() -> None:
 # --- stamp bases ------------------------------------------------------------------------------------------------------
 
 
-def test_a_base_is_of_one_partition_of_one_incarnation_of_a_topic() -> None:
+def test_fence_base_belongs_to_one_topic_id_partition() -> None:
     view = view_of(base(A, 5, 77))
 
     assert view.fence_base(ORDERS, 0) == FenceBase(ProducerEpoch(5), LogEndOffset(77)) == (5, 77)
@@ -147,7 +147,7 @@ def test_a_base_is_of_one_partition_of_one_incarnation_of_a_topic() -> None:
     assert view.fence_base(ORDERS_ANEW, 0) is None
 
 
-def test_the_highest_epoch_holds_and_in_it_the_first_proposal() -> None:
+def test_highest_epoch_wins_then_the_first_proposal() -> None:
     view = view_of(base(A, 5, 50), base(B, 6, 60), base(C, 6, 66), base(B, 5, 55), base(A, 10, 100), base(C, 9, 90))
 
     assert view.fence_base(ORDERS, 0) == (10, 100)
@@ -179,7 +179,7 @@ def test_configs_stored_for_an_internal_topic_are_ignored() -> None:
     assert view_of(stored).topic_policy("__consumer_offsets", ORDERS, lambda topic: {}) == UNCHECKED
 
 
-def test_a_topic_created_again_inherits_checks_until_they_are_set() -> None:
+def test_recreated_topic_inherits_checks_until_set() -> None:
     view = view_of(encode_topic_config("orders", ORDERS, REQUIRED))
 
     for topic_id in (ORDERS, ORDERS_ANEW, None):
@@ -191,7 +191,7 @@ def test_a_topic_created_again_inherits_checks_until_they_are_set() -> None:
     assert not view.inherits("orders", ORDERS_ANEW)
 
 
-def test_a_topic_created_again_inherits_no_check_switched_off() -> None:
+def test_recreated_topic_inherits_no_switched_off_check() -> None:
     switched_off = {"check.expected.offsets": "false", "check.partition.count": "true", "partitioner": "none"}
     view = view_of(encode_topic_config("orders", ORDERS, switched_off))
 
@@ -199,7 +199,7 @@ def test_a_topic_created_again_inherits_no_check_switched_off() -> None:
     assert (policy.check, policy.count_check) == (Check.ON, Check.ON)
 
 
-def test_the_topic_wins_over_the_file_and_the_file_over_the_default() -> None:
+def test_topic_config_overrides_file_and_file_overrides_default() -> None:
     def file(topic: str) -> dict[str, str]:
         return {"check.expected.offsets": "Required", "expected.offsets.carrier": "base"} if topic == "orders" else {}
 
@@ -210,7 +210,7 @@ def test_the_topic_wins_over_the_file_and_the_file_over_the_default() -> None:
     assert view.topic_policy("other", A, file) == UNCHECKED
 
 
-def test_a_config_of_a_newer_version_is_kept_and_a_value_of_one_is_refused() -> None:
+def test_newer_config_is_kept_and_newer_value_refused() -> None:
     later = {"check.expected.offsets": "true", "check.partition.count": "true"}
     assert view_of(encode_topic_config("orders", ORDERS, later)).configs_set_on("orders", ORDERS) == later
 
@@ -238,7 +238,7 @@ def test_a_config_of_a_newer_version_is_kept_and_a_value_of_one_is_refused() -> 
         (b"stamp-base/00000000-0000-0000-0000-000000000064/0/0/x", b"\xff\xfe", "cannot be read"),
     ],
 )
-def test_a_record_that_cannot_be_read_is_named_and_left_out(key: bytes | None, value: bytes, reason: str) -> None:
+def test_unreadable_record_is_named_and_skipped(key: bytes | None, value: bytes, reason: str) -> None:
     view = view_of(encode_topic_config("orders", ORDERS, CHECKED))
 
     stated = view.apply(Offset(9), key, value)
@@ -251,7 +251,7 @@ def test_a_record_that_cannot_be_read_is_named_and_left_out(key: bytes | None, v
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40) | st.none())
-def test_nothing_that_is_in_the_topic_crashes_the_view(key: bytes, value: bytes | None) -> None:
+def test_arbitrary_records_never_crash_the_view(key: bytes, value: bytes | None) -> None:
     for prefix in (b"", b"producer-id/", b"topic-config/", b"stamp-base/"):
         try:
             StateView("cluster-1").apply(Offset(0), prefix + key, value)
@@ -320,6 +320,6 @@ def test_what_is_stored_for_a_change(change: TopicConfigChange, records: list[St
     assert view.records_of([change]) == records
 
 
-def test_a_change_of_a_topic_without_an_id_is_a_mistake_of_ours() -> None:
+def test_config_change_without_topic_id_raises() -> None:
     with pytest.raises(ValueError, match="id of topic orders must be known"):
         view_of().records_of([TopicConfigChange("orders", None, CHECKED)])

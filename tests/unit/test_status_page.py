@@ -93,7 +93,7 @@ def shown(snapshot: StatusSnapshot = HEALTHY, lists: Mapping[What, Listed] = EMP
 # --- is it well? ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_well_says_so_and_nothing_else_is_in_the_way() -> None:
+def test_healthy_state_shows_no_problems() -> None:
     found = shown()
     assert found.title.startswith("✓ Healthy")
     assert "Healthy" in found.sections["state"]
@@ -112,7 +112,7 @@ def test_what_is_well_says_so_and_nothing_else_is_in_the_way() -> None:
         ("a reason of tomorrow", "The log gives the reason"),
     ],
 )
-def test_who_is_not_ready_says_why_and_what_to_do(reason: str, advice: str) -> None:
+def test_unready_page_shows_reason_and_advice(reason: str, advice: str) -> None:
     found = shown(replace(HEALTHY, not_ready=(reason,)))
     assert "Not ready" in found.title
     assert "is-bad" in found.sections["state"]
@@ -132,7 +132,7 @@ def problems_of(**process: Any) -> list[Problem]:
     return list(of_process(Limits(address_connections_max=100), now=NOW, **given))
 
 
-def test_a_process_that_is_well_finds_nothing() -> None:
+def test_healthy_process_reports_no_problems() -> None:
     assert not problems_of(most_from=("10.0.0.7", 89))
     # Where one address may have all connections, it is told of all of them.
     assert not list(of_process(Limits(), connections=3, buffered_bytes=0, brokers=(), certificate_ends=(), now=NOW))
@@ -166,7 +166,7 @@ PENDING = ExpansionStatus("clicks", 2, 4, "pending", NOW_MS - 40_000, "doors", "
 LAGS = GatedStatus("reports; rm -rf /", "clicks", 2, "behind", 12, ("partition 0: committed 5, threshold 9",), 900.0)
 
 
-def test_what_lasts_too_long_is_told_and_what_is_usual_is_not() -> None:
+def test_only_overlong_waits_are_reported() -> None:
     young = diagnose(HEALTHY, [replace(PENDING, at_ms=NOW_MS - 2_000)], [replace(LAGS, seconds=60.0)], NOW)
     assert not young
 
@@ -179,7 +179,7 @@ def test_what_lasts_too_long_is_told_and_what_is_usual_is_not() -> None:
     assert "fencepost expansions open clicks 'reports; rm -rf /' --status " in waits.do
 
 
-def test_who_holds_up_an_expansion_is_named_where_it_is_known() -> None:
+def test_transaction_delaying_an_expansion_is_named_if_known() -> None:
     def observed(*partitions: str) -> StatusSnapshot:
         one = OpenTransaction("nightly", 7, 0, "Ongoing", 1, 40.0, 60_000, 1, partitions, None)
         return replace(HEALTHY, transactions=replace(NOTHING_OPEN, open_transactions=1, open=(one,)))
@@ -190,7 +190,7 @@ def test_who_holds_up_an_expansion_is_named_where_it_is_known() -> None:
     assert "nightly" not in unnamed.do
 
 
-def test_a_violation_is_bad_for_an_hour_and_to_be_looked_at_after() -> None:
+def test_violation_is_bad_for_an_hour_then_warning() -> None:
     last = ViolationStatus("orders", 3, 57, NOW_MS - 60_000)
     (fresh,) = diagnose(replace(HEALTHY, violations=2, last_violation=last), [], [], NOW)
     (old,) = diagnose(replace(HEALTHY, violations=2, last_violation=last), [], [], NOW + 7_200)
@@ -284,7 +284,7 @@ def test_whatever_peers_call_themselves_is_text() -> None:
         assert "<script>alert('x')</script>" in read.text, "it is there, to be read"
 
 
-def test_a_name_of_32_kilobytes_does_not_make_the_page_long() -> None:
+def test_long_names_do_not_make_the_page_long() -> None:
     long = "x" * 32_767
     clients = tuple(ClientStatus(long, Address("10.0.0.7", n), long, long, None, 1.0, 1.0) for n in range(50))
     found = page.html(page.list_page(PageRequest("clients"), Listed(50, clients), NOW), "1")
@@ -331,7 +331,7 @@ def test_every_text_has_contrast(theme: str) -> None:
             assert (other + 0.05) / (one + 0.05) >= 4.5, f"{name} on {ground}"
 
 
-def test_style_and_script_are_named_by_their_hashes_and_nothing_else_may_run() -> None:
+def test_only_hashed_style_and_script_may_run() -> None:
     policy = dict(each.partition(" ")[::2] for each in page.CONTENT_SECURITY_POLICY.split("; "))
     assert policy["default-src"] == "'none'"
     assert policy["script-src"].startswith("'sha256-")
@@ -343,7 +343,7 @@ def test_style_and_script_are_named_by_their_hashes_and_nothing_else_may_run() -
     assert not re.search(r"\sstyle=", text)
 
 
-def test_without_a_script_the_first_page_reloads_itself_and_a_form_does_not_vanish() -> None:
+def test_scriptless_first_page_reloads_and_forms_stay() -> None:
     assert '<noscript><meta http-equiv="refresh"' in page.html(shown(), "1")
     assert "refresh" not in page.html(page.list_page(PageRequest("topics"), Listed(), NOW), "1").partition("<style>")[0]
 
@@ -391,7 +391,7 @@ def names(listed: Listed) -> list[str]:
     return [each.topic for each in listed.rows]
 
 
-def test_topics_are_paged_and_searched_in_the_order_of_their_names() -> None:
+def test_topics_are_paged_and_searched_by_name() -> None:
     proxy = _Proxy({f"Orders-{number:04}": 1 for number in range(300)} | {"clicks": 2})
 
     first = proxy.lists.listed(PageRequest("topics", limit=2))
@@ -403,7 +403,7 @@ def test_topics_are_paged_and_searched_in_the_order_of_their_names() -> None:
     assert proxy.lists.listed(PageRequest("topics", offset=5_000)) == Listed(301, ())
 
 
-def test_a_topic_tells_its_ends_and_what_was_refused_last() -> None:
+def test_topic_shows_its_ends_and_last_refusal() -> None:
     proxy = _Proxy({"orders": 3})
     proxy.open("orders", 0, 57)
     proxy.open("orders", 2, 5)
@@ -421,7 +421,7 @@ def test_a_topic_tells_its_ends_and_what_was_refused_last() -> None:
     assert not proxy.lists.listed(PageRequest("partitions", topic="not-checked")).rows
 
 
-def test_refusals_are_told_newest_first_and_forgotten_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_refusals_come_first_and_oldest_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fencepost_proxy.net.lists._REFUSALS_MAX", 3)
     proxy = _Proxy({"t": 9})
     for partition in (0, 1, 2, 0, 3):
@@ -432,7 +432,7 @@ def test_refusals_are_told_newest_first_and_forgotten_oldest_first(monkeypatch: 
     assert proxy.lists.listed(PageRequest("partitions", topic="t")).rows[0].refusals == 2
 
 
-def test_of_several_workers_every_row_is_there_once_and_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_several_workers_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count(1_800_000_000)
     monkeypatch.setattr("fencepost_proxy.net.lists.time.time", lambda: float(next(seconds)))
     primary, other = _Proxy({"a": 1, "b": 2, "c": 1}), _Proxy({"b": 2, "c": 1, "d": 1})
@@ -500,7 +500,7 @@ def test_clients_say_their_software_since_version_3() -> None:
     assert introduced(hello(2)) == ("billing", None)
 
 
-def test_what_cannot_be_read_is_for_kafka_to_tell() -> None:
+def test_unreadable_client_introduction_is_ignored() -> None:
     for length in range(len(hello(3))):
         introduced(hello(3)[:length])  # does not raise
     assert introduced(hello(3)[:-1]) == (None, None)
@@ -514,7 +514,7 @@ def test_a_name_that_never_ends_is_cut() -> None:
 # --- as JSON ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_field_of_the_json_is_in_the_docs() -> None:
+def test_every_json_field_is_documented() -> None:
     reported = (Path(__file__).parents[2] / "docs" / "status.md").read_text("utf-8")
     kinds = (
         StatusSnapshot, Problem, BrokerStatus, CheckedTopicStatus, PartitionStatus, RefusalStatus, SoftwareStatus,

@@ -38,7 +38,7 @@ def test_a_change_that_crashes_here_is_answered(
     assert "storing virtual configs crashed" in caplog.text
 
 
-def test_inherited_checks_are_reported_at_the_second_look(
+def test_inherited_checks_are_reported_at_the_second_probe(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def probe() -> None:
@@ -65,7 +65,7 @@ def test_inherited_checks_are_reported_at_the_second_look(
     assert len(caplog.records) == 1
 
 
-def test_one_warning_names_all_topics_that_kafka_may_lose(
+def test_one_warning_names_all_weakly_replicated_topics(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def facts(topics: Sequence[str]) -> Mapping[str, TopicFacts]:

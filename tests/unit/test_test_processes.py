@@ -23,7 +23,7 @@ class Process:
 
 
 @pytest.mark.parametrize(("count", "begins"), [(4, [0, 1, 2, 3]), (3, [0, 1, 3]), (2, [0, 1]), (1, [0])])
-def test_the_last_of_several_begins_at_the_other_end(count: int, begins: list[int]) -> None:
+def test_last_test_process_starts_from_the_end(count: int, begins: list[int]) -> None:
     scheduler: Any = object.__new__(ByFile)
     processes = [Process(number) for number in range(count)]
     scheduler.numnodes = count

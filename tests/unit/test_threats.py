@@ -27,7 +27,7 @@ def test_each_test_that_is_named_exists() -> None:
     assert [(path, name) for path, name in named if not (ROOT / path).exists() or name not in _tests_in(path)] == []
 
 
-def test_each_threat_has_a_test_or_says_that_nothing_stops_it() -> None:
+def test_each_threat_has_test_or_stated_gap() -> None:
     rows = [row for row in TEXT.splitlines() if row.startswith("| ") and not row.startswith("| threat")]
     rows = [row for row in rows if row.count(" | ") == 2]
     assert len(rows) > 25
@@ -37,7 +37,7 @@ def test_each_threat_has_a_test_or_says_that_nothing_stops_it() -> None:
         assert not re.sub(NAMED, "", tests).strip(", –"), f"not the name of a test: {row}"
 
 
-def test_each_way_of_a_hostile_client_has_its_rates() -> None:
+def test_each_hostile_client_behaviour_has_published_rates() -> None:
     rates = [
         row.strip("| ").split(" | ") for row in TEXT.splitlines() if row.startswith("| ") and row.count(" | ") == 4
     ]

@@ -39,7 +39,7 @@ SEQUENCED = replace(ONE, expected_base_offset=None)
 # ---- who owns partitions
 
 
-def test_it_owns_partitions_from_when_something_of_it_may_be_in_a_log() -> None:
+def test_transaction_owns_partitions_after_possible_append() -> None:
     table = Table()
     assert not table.owns(TXN, 7, 3)
     table.submitted(TXN, ONE)
@@ -69,7 +69,7 @@ def test_a_newer_epoch_is_another_transaction() -> None:
     assert table.of(TXN, 7, 3) is None
 
 
-def test_what_was_not_heard_of_for_longest_is_dropped() -> None:
+def test_least_recently_used_transaction_is_dropped() -> None:
     table = Table(transactions_max=2)
     for producer_id in (1, 2, 1, 3):
         table.sent(TXN, replace(SEQUENCED, producer_id=producer_id))
@@ -95,7 +95,7 @@ def test_batches_that_follow_each_other_are_whole() -> None:
 # ---- what is noted
 
 
-def test_a_refusal_is_noted_each_time_by_another_name() -> None:
+def test_each_refusal_is_recorded_under_another_name() -> None:
     """It may be the next transaction already, and what was said of the one before about to be taken back."""
     table = Table()
     transaction = table.failed(TXN, ONE, 44, "OFFSET_MISMATCH", was_sent=False)
@@ -112,7 +112,7 @@ def test_a_refusal_is_noted_each_time_by_another_name() -> None:
     assert table.of(TXN, 7, 3) is None
 
 
-def test_a_batch_that_is_to_come_again_is_noted_once() -> None:
+def test_retriable_batch_is_recorded_once() -> None:
     table = Table()
     transaction = table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)
     recorded = table.note(transaction)
@@ -125,7 +125,7 @@ def test_a_batch_that_is_to_come_again_is_noted_once() -> None:
     assert more.pending == {(A, 0), (A, 2)}
 
 
-def test_what_could_not_be_stored_is_noted_again() -> None:
+def test_unstored_record_is_made_again() -> None:
     table = Table()
     transaction = table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)
     recorded = table.note(transaction)
@@ -134,14 +134,14 @@ def test_what_could_not_be_stored_is_noted_again() -> None:
     assert table.note(transaction) is not None
 
 
-def test_nothing_is_noted_of_what_landed_in_the_end() -> None:
+def test_appended_batch_needs_no_record() -> None:
     table = Table()
     transaction = table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)
     table.appended_batch(TXN, ONE, 10)
     assert table.note(transaction) is None
 
 
-def test_too_many_that_are_to_come_again_are_a_refusal() -> None:
+def test_too_many_retriable_batches_count_as_refusal() -> None:
     table = Table()
     for sequence in range(PENDING_MAX + 2):
         transaction = table.failed(TXN, replace(ONE, base_sequence=2 * sequence), 6, "TRY_AGAIN", was_sent=False)
@@ -149,7 +149,7 @@ def test_too_many_that_are_to_come_again_are_a_refusal() -> None:
 
 
 @pytest.mark.parametrize("sent", [False, True])
-def test_a_connection_that_broke_leaves_it_to_the_log(sent: bool) -> None:
+def test_broken_connection_leaves_the_append_pending(sent: bool) -> None:
     table = Table()
     table.submitted(TXN, ONE)
     if sent:
@@ -163,7 +163,7 @@ def test_a_connection_that_broke_leaves_it_to_the_log(sent: bool) -> None:
     table.over(TXN, replace(ONE, producer_id=8))  # of nobody
 
 
-def test_the_end_of_a_request_changes_nothing_of_what_its_client_was_told() -> None:
+def test_end_of_request_keeps_reported_outcomes() -> None:
     table = Table()
     refused, later = replace(ONE, base_sequence=2), replace(ONE, base_sequence=4)
     for each in (ONE, refused, later):
@@ -177,7 +177,7 @@ def test_the_end_of_a_request_changes_nothing_of_what_its_client_was_told() -> N
     assert transaction.refused == "OFFSET_MISMATCH"
 
 
-def test_too_many_that_ended_unheard_are_a_refusal() -> None:
+def test_too_many_unanswered_appends_count_as_refusal() -> None:
     table = Table()
     for sequence in range(PENDING_MAX + 2):
         one = replace(ONE, base_sequence=2 * sequence)
@@ -189,7 +189,7 @@ def test_too_many_that_ended_unheard_are_a_refusal() -> None:
     assert len(transaction.open) == PENDING_MAX
 
 
-def test_what_another_transactional_id_has_under_way_does_not_end_with_a_strangers_request() -> None:
+def test_foreign_transactional_id_ends_no_append_in_flight() -> None:
     table = Table()
     table.submitted(TXN, ONE)
     table.over("another", ONE)
@@ -199,7 +199,7 @@ def test_what_another_transactional_id_has_under_way_does_not_end_with_a_strange
 
 
 @pytest.mark.parametrize("code", [49, 53])
-def test_a_stranger_spoils_nothing(code: int) -> None:
+def test_unauthorized_append_does_not_affect_the_transaction(code: int) -> None:
     """Kafka says that the batch is of no transaction of this producer."""
     table = Table()
     table.appended_batch(TXN, ONE, 10)
@@ -213,9 +213,7 @@ def test_a_stranger_spoils_nothing(code: int) -> None:
 
 @pytest.mark.parametrize("stranger_first", [False, True])
 @pytest.mark.parametrize("epoch", [3, 4])
-def test_beside_another_transactional_id_a_producer_id_is_of_another_transaction(
-    stranger_first: bool, epoch: int
-) -> None:
+def test_producer_id_is_tracked_per_transactional_id(stranger_first: bool, epoch: int) -> None:
     """Whatever one says of another's producer, the next epoch included, stands beside its own transactional id."""
     table = Table()
     if not stranger_first:
@@ -238,13 +236,13 @@ def test_beside_another_transactional_id_a_producer_id_is_of_another_transaction
     assert table.of(TXN, 7, 3) is transaction
 
 
-def test_what_a_gate_says_of_the_producer_id_counts_against_the_transactional_id_that_was_named() -> None:
+def test_sequencers_producer_id_refusal_counts_for_named_id() -> None:
     """Kafka has not said it: the gate may have heard an old word."""
     table = Table()
     assert table.failed(TXN, ONE, 49, "ANOTHERS_PRODUCER", was_sent=False).refused == "ANOTHERS_PRODUCER"
 
 
-def test_a_transaction_that_is_dropped_takes_its_names_along() -> None:
+def test_dropped_transaction_takes_its_names_along() -> None:
     table = Table(transactions_max=1)
     recorded = table.note(table.failed(TXN, ONE, 44, "OFFSET_MISMATCH", was_sent=False))
     assert recorded is not None
@@ -261,7 +259,7 @@ ABORT_ONLY = AbortOnly(UUID(int=5), TXN, 7, 3, "OFFSET_MISMATCH …", None, 1_00
 PENDING = ABORT_ONLY._replace(name=UUID(int=6), pending=frozenset({(A, 4)}), at_ms=2_000)
 
 
-def test_records_of_it_are_read_as_they_were_written() -> None:
+def test_abort_only_records_decode_to_what_was_encoded() -> None:
     view = StateView("cluster")
     records = [encode_abort_only(ABORT_ONLY), encode_abort_only(PENDING)]
     for offset, (key, value) in enumerate(records):
@@ -277,7 +275,7 @@ def test_records_of_it_are_read_as_they_were_written() -> None:
     assert len(view.abort_only_records) == 1
 
 
-def test_a_tombstone_of_one_transaction_leaves_the_next_alone() -> None:
+def test_tombstone_of_one_transaction_keeps_the_next() -> None:
     """v1: T1 is refused and aborted, T2 of the same epoch is refused; that T1 ended is stored late."""
     view = AbortOnlyView()
     view.apply(ABORT_ONLY.key.decode(), encode_abort_only(ABORT_ONLY).value)

@@ -33,7 +33,7 @@ from fencepost_proxy.topics.virtual_configs import (
         ("ordered.partition.expansion", "True", "true"),
     ],
 )
-def test_values_are_read_in_any_case_and_kept_in_one(name: str, written: str, value: str) -> None:
+def test_values_are_case_insensitive_and_stored_normalized(name: str, written: str, value: str) -> None:
     assert parse_value(name, written) == value
     assert check_topic_config(name, written) is None
 
@@ -50,7 +50,7 @@ def test_values_are_read_in_any_case_and_kept_in_one(name: str, written: str, va
         ("ordered.partition.expansion", "required", "must be false, true or any"),
     ],
 )
-def test_a_wrong_value_is_answered_with_the_right_ones(name: str, written: str | None, allowed: str) -> None:
+def test_invalid_value_error_lists_the_valid_ones(name: str, written: str | None, allowed: str) -> None:
     with pytest.raises(InvalidConfigValue, match=f"{written!r} for configuration {name}: it {allowed}"):
         parse_value(name, written)
 
@@ -86,12 +86,12 @@ def test_what_configs_come_to(configs: dict[str, str], policy: TopicPolicy) -> N
     assert policy.counted is (policy.ordered or policy.count_check is not Check.OFF)
 
 
-def test_a_topic_is_not_guarded_by_itself() -> None:
+def test_topic_is_unchecked_by_default() -> None:
     assert TopicPolicy.of({}) == UNCHECKED
     assert not UNCHECKED.is_checked
 
 
-def test_the_config_file_is_held_to_the_same_table() -> None:
+def test_config_file_is_validated_by_the_same_table() -> None:
     upstream = {"upstream": ["localhost:9092"]}
     good = {**upstream, "topics": {"orders-*": {"check.expected.offsets": "required"}}}
     bad = {**upstream, "topics": {"orders-*": {"check.expected.offsets": "maybe"}}}
@@ -113,7 +113,7 @@ def test_the_config_file_is_held_to_the_same_table() -> None:
         (1, 1, True, ["1 replica", "min.insync.replicas=1", "unclean.leader.election"]),
     ],
 )
-def test_an_admin_is_warned_where_kafka_itself_may_lose_a_winner(
+def test_durability_warnings_follow_replication_settings(
     replicas: int, in_sync: int, unclean: bool, reported: list[str]
 ) -> None:
     warnings = durability_warnings(

@@ -22,7 +22,7 @@ def _watch(*gated: TopicPartition) -> Watch:
 # ---- the classic protocol
 
 
-def test_a_member_joins_again_once_what_it_lacks_is_released() -> None:
+def test_member_rejoins_once_its_missing_partition_is_released() -> None:
     watch = _watch(P2)
     watch.synced("g", "m", 5, frozenset({P2}))
     assert not watch.must_rejoin("g", "m", 5, 0.0)
@@ -44,7 +44,7 @@ def test_only_members_that_lack_something_join_again() -> None:
     assert not watch.must_rejoin("g", "has all", 5, 0.0)
 
 
-def test_what_is_still_withheld_brings_nobody_to_join() -> None:
+def test_still_gated_partition_causes_no_rejoin() -> None:
     watch = _watch(P2, P3)
     watch.synced("g", "two", 5, frozenset({P2}))
     watch.synced("g", "three", 5, frozenset({P3}))
@@ -53,7 +53,7 @@ def test_what_is_still_withheld_brings_nobody_to_join() -> None:
     assert not watch.must_rejoin("g", "three", 5, 0.0)
 
 
-def test_members_that_are_not_known_here_may_lack_what_the_state_topic_says() -> None:
+def test_unknown_member_rejoins_after_recorded_partitions_are_released() -> None:
     # Given a process that was just started: it has the state topic, and no member.
     watch = Watch()
     watch.record("g", frozenset({P2}))
@@ -68,14 +68,14 @@ def test_members_that_are_not_known_here_may_lack_what_the_state_topic_says() ->
     assert not watch.must_rejoin("g", "m", 6, 0.0)
 
 
-def test_what_was_not_asked_about_since_a_start_is_not_taken_for_released() -> None:
+def test_unqueried_partition_is_not_assumed_released_after_start() -> None:
     watch = Watch()
     watch.record("g", frozenset({P2, P3}))
     watch.gate_partitions("g", frozenset({P2}), frozenset({P2}))  # one member joins, and is about to get P2
     assert not watch.must_rejoin("g", "another", 5, 0.0)
 
 
-def test_a_member_that_joined_elsewhere_meanwhile_is_not_known_here() -> None:
+def test_member_with_newer_generation_is_not_known() -> None:
     watch = _watch(P2)
     watch.synced("g", "m", 5, frozenset({P2}))
     watch.update("g", frozenset())
@@ -103,7 +103,7 @@ def _reported(watch: Watch, *lacking: TopicPartition) -> None:
     watch.consumer_assigned("g", "m", ALL, held, frozenset(lacking))
 
 
-def test_a_member_is_told_of_what_is_released_and_only_of_that() -> None:
+def test_member_receives_only_released_partitions() -> None:
     watch = _watch(P2, P3)
     _reported(watch, P2, P3)
     assert watch.consumer_gets("g", "m", IDS) is None
@@ -117,7 +117,7 @@ def test_a_member_is_told_of_what_is_released_and_only_of_that() -> None:
     assert watch.consumer_gets("g", "m", IDS) is None
 
 
-def test_a_member_that_does_not_take_it_is_told_again_now_and_then() -> None:
+def test_member_that_ignores_a_release_is_sent_again() -> None:
     watch = _watch(P2)
     _reported(watch, P2)
     watch.update("g", frozenset())
@@ -133,7 +133,7 @@ def test_what_the_coordinator_says_is_the_later_word() -> None:
     assert watch.consumer_gets("g", "m", IDS) is None
 
 
-def test_a_partition_that_is_taken_away_before_it_was_handed_over_is_given_up_for_the_member() -> None:
+def test_revoked_gated_partition_is_confirmed_for_the_member() -> None:
     # Given a member that said that it holds 0, before anything was withheld from its group.
     watch = Watch()
     assert watch.consumer_heartbeat("g", "m", ONE, 0.0) is None
@@ -149,7 +149,7 @@ def test_a_partition_that_is_taken_away_before_it_was_handed_over_is_given_up_fo
     assert watch.consumer_heartbeat("g", "m", None, 0.0) is None
 
 
-def test_a_member_that_never_said_here_what_it_holds_is_taken_at_what_it_was_told_after_a_while() -> None:
+def test_silent_member_is_assumed_to_own_its_assignment() -> None:
     # Given a process that was just started, and a member that was there before.
     watch = _watch(P2)
     watch.consumer_assigned("g", "m", TWO, ONE, frozenset({P2}))
@@ -158,7 +158,7 @@ def test_a_member_that_never_said_here_what_it_holds_is_taken_at_what_it_was_tol
     assert stated == [None, None, ONE, None, None]
 
 
-def test_nothing_is_said_for_a_member_that_says_it_itself() -> None:
+def test_reporting_member_is_not_answered_for() -> None:
     watch = _watch(P2)
     watch.consumer_heartbeat("g", "m", NONE, 0.0)
     watch.consumer_assigned("g", "m", TWO, ONE, frozenset({P2}))
@@ -166,7 +166,7 @@ def test_nothing_is_said_for_a_member_that_says_it_itself() -> None:
     assert watch.consumer_heartbeat("g", "m", None, 0.0) is None
 
 
-def test_a_member_of_before_a_restart_is_asked_about_once_something_is_released() -> None:
+def test_member_from_before_restart_is_queried_after_release() -> None:
     watch = Watch()
     watch.record("g", frozenset({P2}))
     assert not watch.consumer_is_unknown("g", "m")
@@ -179,7 +179,7 @@ def test_a_member_of_before_a_restart_is_asked_about_once_something_is_released(
     assert watch.consumer_gets("g", "m", IDS) == ALL
 
 
-def test_a_group_of_which_nothing_is_withheld_is_not_watched() -> None:
+def test_group_without_gated_partitions_is_not_watched() -> None:
     watch = Watch()
     watch.gate_partitions("g", (), (P2,))
     watch.synced("g", "m", 1, frozenset())

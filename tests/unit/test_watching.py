@@ -125,7 +125,7 @@ class Cluster:
 # ---- what is open
 
 
-def test_an_open_transaction_is_told_with_its_age_and_where_it_has_written() -> None:
+def test_open_transaction_is_reported_with_age_and_partitions() -> None:
     kafka = Cluster({P0: open_from(5, end=8), P1: EMPTY})
     kafka.transactions[TWO] = [described("payments", P0, started_at=kafka.now - 20)]
     kafka.run(11)
@@ -140,7 +140,7 @@ def test_an_open_transaction_is_told_with_its_age_and_where_it_has_written() -> 
     assert sum(kafka.report.hanging_by_reason.values()) == 0
 
 
-def test_one_that_is_over_is_told_no_longer() -> None:
+def test_ended_transaction_is_no_longer_reported() -> None:
     kafka = Cluster({P0: open_from(5)})
     kafka.transactions[ONE] = [described("payments", P0)]
     kafka.run(11)
@@ -153,7 +153,7 @@ def test_one_that_is_over_is_told_no_longer() -> None:
     assert kafka.report.transactional_ids["Ongoing"] == 0
 
 
-def test_one_that_its_coordinator_should_have_aborted_is_stuck() -> None:
+def test_overdue_transaction_is_stuck() -> None:
     kafka = Cluster({P0: open_from(5)})
     kafka.transactions[ONE] = [described("payments", P0, started_at=kafka.now - 100)]
     kafka.run(11)
@@ -172,7 +172,7 @@ def test_one_whose_markers_are_not_written_is_stuck() -> None:
     assert kafka.report.hanging_by_reason[MARKERS_MISSING] == 1
 
 
-def test_an_old_description_is_not_told_as_that_of_the_next_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_description_is_not_reported_for_next_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "DESCRIBED_MAX", 20)
     # Given more open transactions than are described in one round, among them one that goes on for a while
     kafka = Cluster({P0: EMPTY})
@@ -210,14 +210,14 @@ def test_what_no_coordinator_knows_of_hangs() -> None:
     assert kafka.report.hanging_by_reason[UNKNOWN_TO_COORDINATOR] == 1
 
 
-def test_one_whose_id_has_expired_or_may_not_be_described_is_told_as_that() -> None:
+def test_expired_or_hidden_transactional_id_is_reported_unlisted() -> None:
     kafka = hanging()
     kafka.transactions[TWO] = []
     kafka.run(60)
     assert [(each.transactional_id, each.why) for each in kafka.report.hanging] == [(None, watching.NOT_LISTED)]
 
 
-def test_one_that_an_administrator_has_ended_hangs_no_longer() -> None:
+def test_aborted_hanging_transaction_is_no_longer_reported() -> None:
     kafka = hanging()
     kafka.run(60)
     kafka.probes[P0] = PartitionProbe(Offset(7), Offset(7), 1)
@@ -226,14 +226,14 @@ def test_one_that_an_administrator_has_ended_hangs_no_longer() -> None:
     assert not kafka.watching.undecided
 
 
-def test_one_that_its_coordinator_knows_of_does_not_hang() -> None:
+def test_transaction_known_to_its_coordinator_does_not_hang() -> None:
     kafka = hanging()
     kafka.transactions[TWO] = [described("payments", P0, started_at=kafka.now)]
     kafka.run(60)
     assert not kafka.report.hanging
 
 
-def test_a_transaction_of_the_producer_that_has_another_partition_is_no_excuse() -> None:
+def test_transaction_on_another_partition_does_not_prevent_hanging() -> None:
     kafka = hanging()
     kafka.transactions[TWO] = [described("payments", P1, started_at=kafka.now)]
     kafka.run(60)
@@ -260,7 +260,7 @@ def test_a_marker_that_comes_late_is_waited_for(inquiry: int) -> None:
     assert len(inquiries) == inquiry
 
 
-def test_one_transaction_after_the_other_on_a_partition_is_none_that_hangs() -> None:
+def test_consecutive_transactions_on_a_partition_do_not_hang() -> None:
     # Given a producer that has a new transaction each time somebody looks, always over when its coordinator is asked
     kafka = hanging()
 
@@ -276,7 +276,7 @@ def test_one_transaction_after_the_other_on_a_partition_is_none_that_hangs() -> 
 
 
 @pytest.mark.parametrize("which", [ONE, TWO])
-def test_while_a_broker_does_not_answer_nothing_is_concluded(which: NodeId) -> None:
+def test_nothing_is_concluded_while_a_broker_is_silent(which: NodeId) -> None:
     kafka = hanging()
     kafka.run(5)  # looked at once
     kafka.silent = {which}
@@ -296,7 +296,7 @@ def test_while_transactions_have_no_coordinator_nothing_is_concluded() -> None:
     assert len(kafka.report.hanging) == 1
 
 
-def test_a_coordinator_that_moves_is_at_no_broker_for_a_moment() -> None:
+def test_moving_coordinator_does_not_make_transactions_hang() -> None:
     # Given an open transaction that no broker lists at the one moment when it is inquired about
     kafka = hanging()
     there = [described("payments", P0, started_at=kafka.now)]
@@ -321,7 +321,7 @@ def many(count: int, producers: int = 1) -> dict[TopicPartition, PartitionProbe 
     return {TopicPartition("t", each): PartitionProbe(Offset(9), Offset(9), producers) for each in range(count)}
 
 
-def test_ten_thousand_partitions_take_a_minute_and_never_more_in_a_second_than_they_may() -> None:
+def test_ten_thousand_partitions_are_probed_at_bounded_rate() -> None:
     kafka = Cluster(many(10_000))
     kafka.leaders = {each: (ONE, TWO)[each.partition % 2] for each in kafka.probes}
     kafka.run(10_000 / 150 + 3)
@@ -337,13 +337,13 @@ def test_ten_thousand_partitions_take_a_minute_and_never_more_in_a_second_than_t
     assert kafka.report.requests < 3 * 10_000 / PARTITIONS_AT_ONCE + 60
 
 
-def test_a_small_cluster_is_not_looked_at_all_the_time() -> None:
+def test_small_cluster_is_probed_once_per_sweep_interval() -> None:
     kafka = Cluster({P0: EMPTY, P1: EMPTY})
     kafka.run(300)
     assert kafka.probed_at() == 2 * 300 / PACE.sweep_seconds
 
 
-def test_partitions_with_many_producers_are_asked_for_a_few_at_a_time() -> None:
+def test_partitions_with_many_producers_are_probed_few_together() -> None:
     kafka = Cluster(many(100, producers=500))
     kafka.run(10)
     at = kafka.now
@@ -358,7 +358,7 @@ def test_partitions_with_many_producers_are_asked_for_a_few_at_a_time() -> None:
     assert kafka.report.producer_ids == 300
 
 
-def test_many_ids_are_counted_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_transactional_ids_are_listed_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "IDS_PER_SECOND", 20)
     kafka = Cluster()
     kafka.transactions[TWO] = [replace(described(f"id-{each}"), state="Empty") for each in range(4_000)]
@@ -369,7 +369,7 @@ def test_many_ids_are_counted_less_often(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len([each for _, each in kafka.queried if each == ListTransactions(ONE)]) == 4
 
 
-def test_partitions_above_the_number_are_left_out_and_that_is_told() -> None:
+def test_partitions_above_the_limit_are_reported_as_omitted() -> None:
     kafka = Cluster(many(300), pace=replace(PACE, partitions_max=200))
     kafka.run(20)
     assert (kafka.report.partitions, kafka.report.partitions_left_out) == (200, 100)
@@ -385,7 +385,7 @@ def test_reports_name_the_worst_only() -> None:
 # ---- what changes meanwhile
 
 
-def test_what_may_not_be_looked_at_is_counted() -> None:
+def test_unauthorized_partitions_are_reported_as_unreadable() -> None:
     kafka = Cluster({P0: EMPTY, P1: NOT_ALLOWED})
     kafka.run(10)
     assert (kafka.report.partitions, kafka.report.partitions_unreadable) == (1, 1)
@@ -426,7 +426,7 @@ def test_a_broker_that_leaves_stops_nothing() -> None:
     assert kafka.watching.rounds >= 7
 
 
-def test_while_a_coordinator_does_not_answer_its_transactions_stay_told() -> None:
+def test_transactions_of_silent_coordinator_stay_reported() -> None:
     kafka = Cluster({P0: open_from(5)})
     kafka.transactions[TWO] = [described("payments", P0, started_at=kafka.now)]
     kafka.run(11)
@@ -435,7 +435,7 @@ def test_while_a_coordinator_does_not_answer_its_transactions_stay_told() -> Non
     assert kafka.report.open_transactions == 1
 
 
-def test_how_long_the_last_stable_offset_stands_is_told() -> None:
+def test_age_of_last_stable_offset_lag_is_reported() -> None:
     kafka = Cluster({P0: open_from(5)})
     kafka.transactions[ONE] = [described("payments", P0, started_at=kafka.now)]
     kafka.run(40)

@@ -129,7 +129,7 @@ def test_strings_are_kios(text: str | None) -> None:
 
 @some
 @given(st.binary(max_size=40), st.integers(0, 5))
-def test_noise_is_a_value_or_malformed_whatever_is_read(noise: bytes, at: int) -> None:
+def test_noise_decodes_to_a_value_or_malformed(noise: bytes, at: int) -> None:
     view = memoryview(noise)
     for read in (
         p.read_uvarint,
@@ -221,7 +221,7 @@ def test_kafka_python_writes_the_same_produce_request(request: ProduceRequest) -
 
 @some
 @given(plain_requests())
-def test_a_produce_request_is_peeked_at_and_parsed_or_refused_wherever_it_is_cut(request: ProduceRequest) -> None:
+def test_truncated_produce_is_peeked_parsed_or_refused(request: ProduceRequest) -> None:
     frame = _frame(request)
     first = request.topics[0].name if request.topics else ""
     whole = ProducePeek(request.acks, request.transactional_id, len(request.topics), first)
@@ -239,7 +239,7 @@ def test_a_produce_request_is_peeked_at_and_parsed_or_refused_wherever_it_is_cut
 
 @some
 @given(plain_requests(), st.integers(0, 10))
-def test_what_is_peeked_in_one_step_is_what_is_read_field_by_field(request: ProduceRequest, more: int) -> None:
+def test_fast_peek_equals_peek_field_by_field(request: ProduceRequest, more: int) -> None:
     frame = _frame(request)
 
     def peeked(length: int, frame_bytes: int) -> object:
@@ -259,7 +259,7 @@ def test_what_is_peeked_in_one_step_is_what_is_read_field_by_field(request: Prod
 
 @some
 @given(st.sampled_from(VERSIONS), seeds)
-def test_what_kio_writes_of_produce_is_read_and_written_byte_for_byte(version: int, seed: int) -> None:
+def test_produce_written_by_kio_is_reencoded_unchanged(version: int, seed: int) -> None:
     rng = random.Random(seed)
     body = by_kio(load_request_schema(PRODUCE, version), rng)
     header = struct.pack(">hhih", PRODUCE, version, 5, 3) + b"kio" + (b"\0" if version >= 9 else b"")
@@ -277,7 +277,7 @@ def test_what_kio_writes_of_produce_is_read_and_written_byte_for_byte(version: i
 
 @some
 @given(st.sampled_from(VERSIONS), seeds)
-def test_kafka_python_reads_a_produce_response_as_we_do(version: int, seed: int) -> None:
+def test_kafka_python_decodes_produce_responses_alike(version: int, seed: int) -> None:
     body = struct.pack(">i", 5) + (b"\0" if version >= 9 else b"")
     body += by_kio(load_response_schema(PRODUCE, version), random.Random(seed))
     ours = parse_produce_response(memoryview(body), version)
@@ -297,7 +297,7 @@ def test_kafka_python_reads_a_produce_response_as_we_do(version: int, seed: int)
 
 @some
 @given(plain_requests(), st.sampled_from(VERSIONS))
-def test_a_produce_request_in_another_version_says_the_same(request: ProduceRequest, version: int) -> None:
+def test_produce_request_in_another_version_means_the_same(request: ProduceRequest, version: int) -> None:
     assume(request.api_version < 13)
     other = replace(
         request, api_version=version, topics=tuple(replace(topic, topic_id=TOPIC_ID) for topic in request.topics)
@@ -348,7 +348,7 @@ def _built(builder_class: Any, codec: int, rows: list[Any], producer: tuple[int,
 
 @some
 @given(st.sampled_from(BUILDERS), st.sampled_from([0, 1]), some_records, producers)
-def test_a_batch_is_read_as_kafka_python_reads_it(
+def test_batch_is_read_as_by_kafka_python(
     builder: Any, codec: int, rows: list[Any], producer: tuple[int, int, int]
 ) -> None:
     batch = _built(builder, codec, rows, producer)
@@ -366,7 +366,7 @@ def test_a_batch_is_read_as_kafka_python_reads_it(
 
 @some
 @given(st.sampled_from(BUILDERS), some_records, producers, st.integers(0, 2**40))
-def test_what_a_batch_says_is_what_kafka_python_finds_in_its_headers(
+def test_batch_scan_finds_the_headers_kafka_python_finds(
     builder: Any, rows: list[Any], producer: tuple[int, int, int], expected: int
 ) -> None:
     """The first record that says something binds the batch."""
@@ -383,7 +383,7 @@ def test_what_a_batch_says_is_what_kafka_python_finds_in_its_headers(
 
 @some
 @given(st.sampled_from(BUILDERS), st.sampled_from([0, 1]), some_records, producers, producers)
-def test_a_stamp_changes_the_producer_and_nothing_that_kafka_python_reads(
+def test_fence_changes_only_the_producer_fields(
     builder: Any, codec: int, rows: list[Any], producer: tuple[int, int, int], fence: tuple[int, int, int]
 ) -> None:
     batch = _built(builder, codec, rows, producer)
@@ -403,7 +403,7 @@ def test_a_stamp_changes_the_producer_and_nothing_that_kafka_python_reads(
 
 @some
 @given(st.sampled_from([0, 1]), some_records, producers)
-def test_a_batch_cut_off_anywhere_is_malformed_and_changes_no_others(
+def test_truncated_batch_is_malformed_and_affects_no_other(
     codec: int, rows: list[Any], producer: tuple[int, int, int]
 ) -> None:
     batch = _built(BUILDERS[0], codec, rows, producer)
@@ -418,7 +418,7 @@ def test_a_batch_cut_off_anywhere_is_malformed_and_changes_no_others(
 
 @some
 @given(st.lists(st.tuples(st.none() | st.binary(max_size=50), st.none() | st.binary(max_size=50)), min_size=1))
-def test_batches_of_our_own_are_read_back_by_us_and_by_kafka_python(pairs: list[tuple[bytes | None, ...]]) -> None:
+def test_encoded_batches_are_readable_by_kafka_python(pairs: list[tuple[bytes | None, ...]]) -> None:
     batch = memoryview(encode_plain_batch(pairs, NOW_MS))  # type: ignore[arg-type]
     ours = [(each.key, each.value) for each in read_plain_records(require_single_batch(batch), batch)]
     theirs = kafka.record.default_records.DefaultRecordBatch(batch)
@@ -443,7 +443,7 @@ payloads = st.binary(max_size=2000) | st.builds(
 
 @some
 @given(st.sampled_from(sorted(ENCODERS)), payloads, st.integers(0, 2**31))
-def test_what_was_compressed_comes_back_up_to_the_limit_and_never_beyond(name: str, plain: bytes, cut: int) -> None:
+def test_compressed_data_is_unpacked_within_the_limit(name: str, plain: bytes, cut: int) -> None:
     codec, encode = ENCODERS[name]
     packed = memoryview(bytes(encode(plain)))
     assert bytes(decompress(codec, packed, bytes_max=max(1, len(plain)))) == plain
@@ -473,7 +473,7 @@ READABLE = [
 
 @some
 @given(st.sampled_from(READABLE), seeds, st.integers(0, 2**31))
-def test_a_control_message_is_written_as_it_was_read_and_refused_wherever_it_is_cut(
+def test_control_message_is_reencoded_unchanged_or_refused_truncated(
     message: tuple[int, int], seed: int, cut: int
 ) -> None:
     key, version = message
@@ -494,7 +494,7 @@ def test_a_control_message_is_written_as_it_was_read_and_refused_wherever_it_is_
 
 @some
 @given(st.sampled_from(READABLE), seeds, st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 255)), max_size=4))
-def test_a_control_message_with_changed_bytes_is_another_one_or_the_peers_fault(
+def test_altered_control_message_parses_or_is_peer_error(
     message: tuple[int, int], seed: int, changes: list[tuple[int, int]]
 ) -> None:
     key, version = message
@@ -517,7 +517,7 @@ def test_a_control_message_with_changed_bytes_is_another_one_or_the_peers_fault(
 
 @some
 @given(st.lists(st.tuples(st.integers(-1, 120), st.integers(0, 20), st.integers(-1, 20)), max_size=12))
-def test_clients_are_told_of_no_version_that_either_side_lacks(reported: list[tuple[int, int, int]]) -> None:
+def test_only_versions_common_to_both_sides_are_advertised(reported: list[tuple[int, int, int]]) -> None:
     response = Message(
         api_keys=[Message(api_key=key, min_version=low, max_version=high) for key, low, high in reported]
     )

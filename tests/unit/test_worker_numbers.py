@@ -32,7 +32,7 @@ def counted(times: int) -> Metrics:
     return metrics
 
 
-def test_every_number_of_two_processes_is_added_and_neither_is_changed() -> None:
+def test_numbers_of_two_processes_are_added_without_changes() -> None:
     one, other = counted(2), counted(3)
     other.refused("not_ready")
 
@@ -48,7 +48,7 @@ def test_every_number_of_two_processes_is_added_and_neither_is_changed() -> None
     assert dict(one.refusals) == {"offset_mismatch": 2}
 
 
-def test_of_a_partition_that_both_know_the_one_counts_that_knows_more() -> None:
+def test_most_advanced_numbers_of_a_shared_partition_win() -> None:
     one, other = counted(1), counted(1)
     known, both = TopicPartition("t", 0), TopicPartition("t", 1)
     one.moment.partitions = {known: PartitionNumbers(7, 1), both: PartitionNumbers(7, 3)}
@@ -67,7 +67,7 @@ def test_of_a_partition_that_both_know_the_one_counts_that_knows_more() -> None:
     assert one.moment.sequencers == {"open": 2}
 
 
-def test_what_a_worker_that_ended_had_pending_is_pending_no_more_and_what_it_counted_stays() -> None:
+def test_ended_worker_keeps_totals_and_loses_pending_numbers() -> None:
     metrics = counted(3)
     metrics.expansions_pending.inc()
     metrics.partitions_gated.value = 5
@@ -83,7 +83,7 @@ def test_what_a_worker_that_ended_had_pending_is_pending_no_more_and_what_it_cou
     assert 'fencepost_requests_total{api="Produce",version="9"} 3.0' in text
 
 
-def test_workers_have_a_series_each_and_a_single_process_none() -> None:
+def test_only_multiple_workers_have_a_series_each() -> None:
     metrics = counted(1)
     assert b"worker" not in metrics.exposition()
 
@@ -110,7 +110,7 @@ def workers() -> Iterator[list[Worker]]:
         yield made
 
 
-def test_it_is_the_turn_of_whoever_has_fewer(workers: list[Worker]) -> None:
+def test_worker_with_fewer_connections_accepts_first(workers: list[Worker]) -> None:
     one, other = workers
     one.has(1)
     other.has(0)
@@ -120,14 +120,14 @@ def test_it_is_the_turn_of_whoever_has_fewer(workers: list[Worker]) -> None:
     assert not one.others_first()
 
 
-def test_nothing_is_left_to_a_worker_that_does_not_serve(workers: list[Worker]) -> None:
+def test_connections_are_not_left_to_absent_worker(workers: list[Worker]) -> None:
     one, other = workers
     other.has(AWAY)
     one.has(100)
     assert not one.others_first()
 
 
-def test_a_connection_that_the_others_do_not_take_is_taken_all_the_same() -> None:
+def test_connection_not_taken_by_others_is_accepted() -> None:
     """It is left to them once: one that has fewer may be busy, or stand still."""
 
     async def story() -> None:

@@ -92,7 +92,7 @@ a_row = st.fixed_dictionaries(
     st.sampled_from([0, 1, 1 << 40]),
     st.sampled_from([None, 12]),
 )
-def test_what_is_built_is_what_others_parse_and_what_is_read_back(
+def test_built_batch_parses_and_reads_back_unchanged(
     given_rows: list[Row], compression: str, expected: int, partition_count: int | None
 ) -> None:
     batch = rows(*given_rows)
@@ -129,7 +129,7 @@ def test_what_is_built_is_what_others_parse_and_what_is_read_back(
 
 
 @pytest.mark.parametrize(("codec", "fast", "small"), [("gzip", 1, 9), ("lz4", 1, 12), ("zstd", -50, 19)])
-def test_a_level_makes_a_batch_smaller_and_changes_nothing_in_it(codec: str, fast: int, small: int) -> None:
+def test_compression_level_changes_size_but_not_content(codec: str, fast: int, small: int) -> None:
     bodies = bodies_of(rows(*({"key": None, "value": f"{n:x} {n * n * 7919} {n % 13}"} for n in range(2000))))
 
     built = [
@@ -141,7 +141,7 @@ def test_a_level_makes_a_batch_smaller_and_changes_nothing_in_it(codec: str, fas
     assert contents(parsed(built[0])) == contents(parsed(built[1]))
 
 
-def test_a_row_has_the_same_body_wherever_it_stands_and_whatever_type_its_columns_have() -> None:
+def test_row_body_ignores_position_and_column_type() -> None:
     row = {"key": "schlüssel", "value": "wert", "headers": [{"key": "h", "value": b"1"}]}
     bytes_row = row | {"key": "schlüssel".encode(), "value": b"wert"}
 
@@ -164,7 +164,7 @@ def test_the_key_of_a_body() -> None:
     ] == keys
 
 
-def test_a_partition_s_rows_hold_no_memory_of_others() -> None:
+def test_split_rows_keep_no_other_partitions_memory() -> None:
     bodies = pa.array([b"x" * 10_000] * 100 + [b"alone"], pa.large_binary())
 
     parts = {number: part for number, part, _ in split(bodies, np.array([0, 1] * 50 + [2], np.int32))}
@@ -186,7 +186,7 @@ def test_absent_columns_are_as_null_ones() -> None:
     assert bodies_of(alone).to_pylist() == bodies_of(with_nulls).to_pylist()
 
 
-def test_slices_of_columns_with_nulls_and_lists_are_read_where_they_lie() -> None:
+def test_slices_with_nulls_and_lists_are_read_correctly() -> None:
     given_rows = [
         {
             "key": None if n % 3 else b"k%d" % n,
@@ -202,7 +202,7 @@ def test_slices_of_columns_with_nulls_and_lists_are_read_where_they_lie() -> Non
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-def test_a_timestamp_column_becomes_a_header_and_the_record_is_as_new_as_its_batch(unit: str) -> None:
+def test_timestamp_column_becomes_header_not_record_timestamp(unit: str) -> None:
     before_1970 = datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)
     given_rows = [
         {"value": b"a", "timestamp": datetime(2026, 1, 2, tzinfo=UTC), "headers": [{"key": "h", "value": None}]},
@@ -222,7 +222,7 @@ def test_a_timestamp_column_becomes_a_header_and_the_record_is_as_new_as_its_bat
     assert Logged(built).bodies == bodies_of(batch).to_pylist()
 
 
-def test_microseconds_before_1970_are_rounded_down_as_spark_does() -> None:
+def test_microseconds_before_1970_are_rounded_down() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([b"v"]), pa.array([-1], pa.timestamp("us"))], ["value", "timestamp"])
 
     (record,) = parsed(build(bodies_of(batch), commit_tag=None, expected=1, now_ms=NOW_MS))
@@ -230,7 +230,7 @@ def test_microseconds_before_1970_are_rounded_down_as_spark_does() -> None:
     assert list(record.headers) == [("event-time", b"-1")]
 
 
-def test_records_longer_than_the_tables_and_batches_as_long_as_they_may_be() -> None:
+def test_longest_records_and_fullest_batches_are_encoded() -> None:
     sizes = [0, 63, 64, 8191, 8192, 16383, 16384, 1 << 20, (1 << 20) + 5]
     bodies = Encoder(pa.schema([("value", pa.binary())]), record_bytes_max=1 << 21).bodies(
         rows(*({"value": b"x" * size} for size in sizes))
@@ -247,7 +247,7 @@ def test_records_longer_than_the_tables_and_batches_as_long_as_they_may_be() -> 
         build([b"\x01\x01\x00"] * (BATCH_RECORDS_MAX + 1), commit_tag=MARK, expected=5, now_ms=NOW_MS)
 
 
-def test_bodies_that_were_read_back_can_be_built_again() -> None:
+def test_bodies_read_back_build_the_same_batch() -> None:
     bodies = bodies_of(rows({"key": b"k", "value": b"1"}, {"value": b"2"}))
     first = build(bodies, commit_tag=b"mark of a first try", expected=0, now_ms=NOW_MS, partition_count=3)
 
@@ -259,7 +259,7 @@ def test_bodies_that_were_read_back_can_be_built_again() -> None:
 # --- what cannot be a record ------------------------------------------------------------------------------------------
 
 
-def test_a_row_that_is_too_long_says_which_option_to_raise() -> None:
+def test_too_long_row_names_the_option_to_raise() -> None:
     batch = rows({"value": b"1"}, {"value": b"x" * 1000})
 
     with pytest.raises(UnfitRow, match=r"kafka\.max\.request\.size = 1000") as refused:
@@ -269,7 +269,7 @@ def test_a_row_that_is_too_long_says_which_option_to_raise() -> None:
 
 
 @pytest.mark.parametrize("name", ["fencepost-sink", "expected-offset", "partition-count", "write-id", "event-time"])
-def test_headers_of_the_sink_s_own_names_are_refused(name: str) -> None:
+def test_headers_with_reserved_names_are_refused(name: str) -> None:
     batch = rows(
         {"value": b"1", "headers": [{"key": "a", "value": b""}, {"key": "b", "value": b""}]},
         {"value": b"2", "headers": []},
@@ -309,7 +309,7 @@ def test_columns_of_other_types_are_refused(fields: list[tuple[str, Any]], probl
 
 
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=70)), min_size=1, max_size=40), st.integers(1, 50))
-def test_keys_go_where_java_puts_them(keys: list[bytes | None], count: int) -> None:
+def test_keys_are_placed_as_java_places_them(keys: list[bytes | None], count: int) -> None:
     batch = rows(*({"key": key, "value": b"v"} for key in keys), {"key": b"", "value": b"v"}).slice(0, len(keys))
 
     placed = Encoder(batch.schema).placements(batch, count, count - 1)
@@ -318,7 +318,7 @@ def test_keys_go_where_java_puts_them(keys: list[bytes | None], count: int) -> N
     assert placed.tolist() == [count - 1 if key is None else murmur2_of_one(key, count) for key in keys]
 
 
-def test_a_partition_that_a_row_names_comes_first_and_rows_without_any_go_to_the_own_one() -> None:
+def test_explicit_partition_precedes_key_and_default() -> None:
     batch = rows(
         {"value": b"1", "key": b"k", "partition": 3},
         {"value": b"2", "key": b"k", "partition": None},
@@ -332,7 +332,7 @@ def test_a_partition_that_a_row_names_comes_first_and_rows_without_any_go_to_the
 
 
 @pytest.mark.parametrize("partition", [-1, 8])
-def test_a_partition_that_the_topic_does_not_have_is_refused(partition: int) -> None:
+def test_partition_missing_from_the_topic_is_refused(partition: int) -> None:
     batch = rows(
         {"value": b"1", "partition": 0}, {"value": b"2", "partition": partition}, more=[("partition", pa.int32())]
     )
@@ -362,7 +362,7 @@ def test_rows_are_split_by_partition_in_their_order(placed_rows: list[tuple[int,
 
 
 @pytest.mark.parametrize("compression", range(5))
-def test_foreign_batches_have_bodies_and_no_mark(compression: int) -> None:
+def test_foreign_batches_have_bodies_and_no_commit_tag(compression: int) -> None:
     builder = DefaultRecordBatchBuilder(2, compression, 0, -1, -1, -1, 1 << 20)
     builder.append(0, NOW_MS, b"k", b"v" * 300, [("h", b"1")])
     builder.append(1, NOW_MS + 100_000, None, b"this is not a header: fencepost-sink", [])
@@ -380,7 +380,7 @@ def test_foreign_batches_have_bodies_and_no_mark(compression: int) -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("compression", [0, 1])
-def test_batches_of_old_formats_are_somebody_else_s(magic: int, compression: int) -> None:
+def test_old_format_batches_have_no_commit_tag(magic: int, compression: int) -> None:
     builder = LegacyRecordBatchBuilder(magic=magic, compression_type=compression, batch_size=1 << 20)
     builder.append(0, timestamp=NOW_MS, key=b"k", value=b"1")
     builder.append(1, timestamp=NOW_MS, key=None, value=b"2")
@@ -394,7 +394,7 @@ def test_batches_of_old_formats_are_somebody_else_s(magic: int, compression: int
     assert found[-1].next_offset == 2
 
 
-def test_what_was_compacted_away_leaves_its_place() -> None:
+def test_compacted_batch_keeps_its_offset_range() -> None:
     # A broker keeps base offset and last offset delta, and drops records, the marked one among them.
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 20)
     builder.append(0, NOW_MS, b"k", b"v", [])
@@ -438,7 +438,7 @@ def test_a_damaged_batch_is_not_read() -> None:
         Logged(bytes(built))
 
 
-def test_fetched_bytes_may_end_in_the_middle_of_a_batch() -> None:
+def test_partial_batch_at_fetch_end_is_ignored() -> None:
     one, two = (in_log(build([b"\x01\x01\x00"], commit_tag=MARK, expected=1, now_ms=NOW_MS), at) for at in (7, 8))
     cut = random.Random(4).sample(range(1, len(two)), 10)
 

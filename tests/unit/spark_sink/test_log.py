@@ -115,7 +115,7 @@ def test_an_append_follows_the_leader(brokers: Brokers) -> None:
     assert (brokers.queried[1, PRODUCE], brokers.queried[2, PRODUCE]) == (2, 1)
 
 
-def test_questions_follow_the_leader_by_themselves(brokers: Brokers) -> None:
+def test_queries_follow_the_leader_automatically(brokers: Brokers) -> None:
     with a_log(brokers) as log:
         assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
         brokers.lead("t", 2)
@@ -129,7 +129,7 @@ def test_questions_follow_the_leader_by_themselves(brokers: Brokers) -> None:
     assert tail.commit_tag == b"m"
 
 
-def test_partitions_of_several_leaders_are_asked_at_their_own(brokers: Brokers) -> None:
+def test_each_partition_is_queried_at_its_leader(brokers: Brokers) -> None:
     with a_log(brokers) as log:
         assert log.append("u", 1, chunk()).result(ANSWER_SECONDS).code == 0
 
@@ -138,7 +138,7 @@ def test_partitions_of_several_leaders_are_asked_at_their_own(brokers: Brokers) 
     assert (brokers.queried[1, LIST_OFFSETS], brokers.queried[2, LIST_OFFSETS]) == (2, 2)
 
 
-def test_a_partition_without_a_leader_is_waited_for(brokers: Brokers) -> None:
+def test_query_waits_until_partition_has_leader(brokers: Brokers) -> None:
     with a_log(brokers) as log:
         assert log.partition_count("t") == 1
         brokers.lead("t", -1)
@@ -167,7 +167,7 @@ def time_is_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("time_is_pauses")
 @pytest.mark.parametrize("code", [LEADER_NOT_AVAILABLE, NOT_LEADER])
-def test_questions_that_find_nobody_are_asked_with_pauses_and_not_for_ever(brokers: Brokers, code: int) -> None:
+def test_leaderless_queries_back_off_and_time_out(brokers: Brokers, code: int) -> None:
     brokers.refusing = lambda: code
     # Whatever the user says of metadata: nobody needs those of the whole cluster.
     with a_log(brokers, patience_seconds=1.0, metadata_max_age_ms=20) as log:
@@ -182,7 +182,7 @@ def test_questions_that_find_nobody_are_asked_with_pauses_and_not_for_ever(broke
     assert brokers.told_of == {"t"}
 
 
-def test_an_append_is_sent_once_whatever_becomes_of_it(brokers: Brokers) -> None:
+def test_append_is_sent_once_whatever_the_outcome(brokers: Brokers) -> None:
     with a_log(brokers) as log:
         assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
         log._submit(_hurried).result(ANSWER_SECONDS)
@@ -206,7 +206,7 @@ async def _hurried(wire: Any) -> None:
             connection._request_timeout = 0.2
 
 
-def test_a_question_whose_connection_dies_is_asked_again(brokers: Brokers) -> None:
+def test_query_is_retried_after_its_connection_breaks(brokers: Brokers) -> None:
     with a_log(brokers) as log:
         assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
         for api, query in {
@@ -225,7 +225,7 @@ def test_a_question_whose_connection_dies_is_asked_again(brokers: Brokers) -> No
             assert len(queried) == 1
 
 
-def test_what_the_user_may_not_is_final(brokers: Brokers) -> None:
+def test_authorization_error_is_not_retried(brokers: Brokers) -> None:
     brokers.refusing = lambda: TOPIC_DENIED
     with a_log(brokers) as log:
         for query in (lambda: log.offsets("t", [0]), lambda: list(log.read("t", 0, 0, 1))):
@@ -235,7 +235,7 @@ def test_what_the_user_may_not_is_final(brokers: Brokers) -> None:
         assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == TOPIC_DENIED
 
 
-def test_brokers_that_came_back_elsewhere_are_found_by_the_servers_that_were_given(brokers: Brokers) -> None:
+def test_moved_brokers_are_found_through_bootstrap_servers(brokers: Brokers) -> None:
     with a_log(brokers) as log:
         assert log.partition_count("t") == 1
         # Where metadata say now that the brokers are, nobody listens; those given know better.
@@ -268,7 +268,7 @@ def test_threads_share_a_log(brokers: Brokers) -> None:
     assert sorted(found) == list(range(20))
 
 
-def test_a_process_has_one_log_for_each_set_of_options(brokers: Brokers) -> None:
+def test_process_shares_one_log_per_options(brokers: Brokers) -> None:
     options = {"bootstrap_servers": brokers.bootstrap, "client_id": "mine"}
     log = Log.shared(options)
     assert Log.shared(dict(reversed(options.items()))) is log
@@ -280,7 +280,7 @@ def test_a_process_has_one_log_for_each_set_of_options(brokers: Brokers) -> None
     module._close_all()
 
 
-def test_options_that_cannot_be_are_the_user_s_to_change() -> None:
+def test_unloadable_certificate_is_a_user_error() -> None:
     with (
         Log({"bootstrap_servers": "h:1", "security_protocol": "SSL", "ssl_cafile": "/absent/ca.pem"}) as log,
         pytest.raises(SinkError, match=r"the certificates of kafka\.ssl\.\* cannot be loaded"),
@@ -288,5 +288,5 @@ def test_options_that_cannot_be_are_the_user_s_to_change() -> None:
         log.partition_count("t")
 
 
-def test_a_request_s_repr_has_no_records_in_it() -> None:
+def test_request_repr_contains_no_records() -> None:
     assert "secret" not in repr(module._Produce_v8("t", 0, 1000, chunk("secret")))

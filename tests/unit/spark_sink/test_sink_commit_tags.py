@@ -13,17 +13,17 @@ MARK = CommitTag("s", "q", "r", 7, 3, "a", 0, 100, 40, 6, 3, False, 1_700_000_00
 
 
 @pytest.mark.parametrize("commit_tag", [MARK, replace(MARK, seen=None, arranged=True, query="")])
-def test_a_mark_is_read_as_it_was_written(commit_tag: CommitTag) -> None:
+def test_commit_tag_decodes_to_what_was_encoded(commit_tag: CommitTag) -> None:
     assert CommitTag.decode(commit_tag.encode()) == commit_tag
     assert len(commit_tag.encode()) < 300
 
 
 @pytest.mark.parametrize("header", [b"", b"{}", b"[]", b"\xff", MARK.encode().replace(b'"batch":7,', b"")])
-def test_what_cannot_be_read_is_not_taken_for_somebody_elses(header: bytes) -> None:
+def test_unreadable_commit_tag_raises(header: bytes) -> None:
     with pytest.raises(SinkError, match="cannot read"):
         CommitTag.decode(header)
 
 
-def test_a_newer_version_asks_for_a_newer_sink() -> None:
+def test_newer_commit_tag_version_requires_newer_sink() -> None:
     with pytest.raises(SinkError, match="newer fencepost"):
         CommitTag.decode(MARK.encode().replace(b'"v":1', b'"v":2'))

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 
-def test_the_library_imports_neither_the_sink_nor_what_it_needs() -> None:
+def test_library_imports_neither_sink_nor_its_dependencies() -> None:
     heavy = ("fencepost.spark", "pyspark", "pyarrow", "numpy")
     code = f"import fencepost, sys; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

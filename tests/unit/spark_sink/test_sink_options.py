@@ -24,7 +24,7 @@ def test_what_is_required_suffices() -> None:
 
 
 @pytest.mark.parametrize("missing", GIVEN)
-def test_what_is_required_is_asked_for(missing: str) -> None:
+def test_missing_required_option_is_named(missing: str) -> None:
     with pytest.raises(SinkError, match=f"option '{missing}' is required"):
         settings({name: value for name, value in GIVEN.items() if name != missing})
 
@@ -60,14 +60,14 @@ def test_what_cannot_be_is_refused(more: dict[str, str], stated: str) -> None:
     ("codec", "stated", "level"),
     [("gzip", "-1", None), ("gzip", "9", 9), ("lz4", "17", 17), ("zstd", "-7", -7), ("snappy", "5", None)],
 )
-def test_a_level_is_of_its_own_codec(codec: str, stated: str, level: int | None) -> None:
+def test_compression_level_follows_its_codec(codec: str, stated: str, level: int | None) -> None:
     levels = {"kafka.compression.gzip.level": "2", "kafka.compression.lz4.level": "3"}
     if codec != "snappy":
         levels[f"kafka.compression.{codec}.level"] = stated
     assert settings({**GIVEN, "kafka.compression.type": codec, **levels}).level == level
 
 
-def test_options_of_javas_producer_that_mean_nothing_are_taken() -> None:
+def test_meaningless_java_producer_options_are_accepted() -> None:
     chosen = settings({**GIVEN, "kafka.linger.ms": "5", "kafka.enable.idempotence": "true"})
     assert chosen.ignored == ("kafka.enable.idempotence", "kafka.linger.ms")
 

@@ -100,7 +100,7 @@ def write(
     return one.finish()
 
 
-def test_rows_go_where_the_log_ends_in_batches_of_the_size_asked_for() -> None:
+def test_rows_are_appended_in_batches_of_requested_size() -> None:
     log = Log()
     done = write(log, probed(log), values(*range(30)))
     assert log.bodies() == values(*range(30))
@@ -125,7 +125,7 @@ def test_after_a_lost_answer_the_log_decides(appended_batch: bool) -> None:
     assert (done.found, done.appended) == ((3, 0) if appended_batch else (0, 3))
 
 
-def test_a_request_that_arrives_after_all_is_recognised_too() -> None:
+def test_late_arriving_append_is_recognised() -> None:
     log = Log()
     late: list[Batch] = []
 
@@ -142,7 +142,7 @@ def test_a_request_that_arrives_after_all_is_recognised_too() -> None:
     assert log.bodies() == values(1, 2, 3)
 
 
-def test_a_refusal_reads_no_more_than_the_last_batch_where_others_of_the_run_wrote() -> None:
+def test_refusal_reads_only_the_last_batch() -> None:
     log = Log()
     seen = probed(log)
     for task in (1, 2, 3):
@@ -154,7 +154,7 @@ def test_a_refusal_reads_no_more_than_the_last_batch_where_others_of_the_run_wro
     assert log.bodies()[-2:] == values(1, 2)
 
 
-def test_a_second_attempt_finds_the_rows_of_the_first_behind_others() -> None:
+def test_second_attempt_finds_rows_before_other_batches() -> None:
     log = Log()
     seen = probed(log)
     write(log, seen, values(1, 2), task=0)
@@ -175,7 +175,7 @@ def test_a_second_attempt_finds_the_rows_of_the_first_behind_others() -> None:
         (Answer(0, 7), "nothing checked"),
     ],
 )
-def test_what_trying_again_would_not_change_ends_the_task(answer: Answer, stated: str) -> None:
+def test_non_retriable_refusal_ends_the_task(answer: Answer, stated: str) -> None:
     log = Log()
     log.script = [lambda at, batch: answer]
     with pytest.raises(SinkError, match=stated):
@@ -189,7 +189,7 @@ def test_patience_ends_and_says_what_it_waited_for() -> None:
         write(log, probed(log), values(1))
 
 
-def test_a_rival_that_is_always_faster_is_not_waited_for_for_ever() -> None:
+def test_permanently_faster_rival_is_not_waited_for_indefinitely() -> None:
     log = Log()
 
     def rival(at: Any, batch: Batch) -> Answer:
@@ -201,7 +201,7 @@ def test_a_rival_that_is_always_faster_is_not_waited_for_for_ever() -> None:
         write(log, probed(log), values(1))
 
 
-def test_another_run_and_another_split_is_refused_before_anything_is_appended() -> None:
+def test_different_split_is_refused_before_appending() -> None:
     log = Log()
     write(log, probed(log), values(1, 2, 3), task=0)
     with pytest.raises(SinkError, match=r"split into tasks differently"):
@@ -212,7 +212,7 @@ def test_another_run_and_another_split_is_refused_before_anything_is_appended() 
     assert log.bodies() == values(1, 2, 3, 3, 4)
 
 
-def test_two_tasks_of_one_run_may_have_equal_rows() -> None:
+def test_two_tasks_may_have_equal_rows() -> None:
     log = Log()
     seen = probed(log)
     write(log, seen, values(1, 1), task=0)
@@ -232,7 +232,7 @@ def test_arranged_rows_know_no_tasks() -> None:
         write(log, seen, values(1, 2, 3, 5), arranged, task=1)
 
 
-def test_a_batch_behind_the_log_appends_nothing() -> None:
+def test_older_batch_than_the_log_appends_nothing() -> None:
     log = Log()
     for batch in range(4):
         write(log, probed(log), values(batch * 10, batch * 10 + 1), batch=batch)
@@ -246,7 +246,7 @@ def test_a_batch_behind_the_log_appends_nothing() -> None:
 
 
 @pytest.mark.parametrize("counted", [frozenset[str](), frozenset({TOPIC})])
-def test_a_batch_behind_the_log_lies_where_it_was_placed_before_the_topic_grew(counted: frozenset[str]) -> None:
+def test_older_batch_is_found_where_placed_before_expansion(counted: frozenset[str]) -> None:
     log = Log()
     for batch in range(2):
         write(log, probed(log, counted=counted), keyed(batch), batch=batch)
@@ -281,7 +281,7 @@ def cut_off(log: Log) -> None:
     partition.stored.clear()
 
 
-def test_where_everything_was_deleted_a_later_batch_is_not_guessed() -> None:
+def test_later_batch_is_refused_after_complete_deletion() -> None:
     log = Log()
     write(log, probed(log), values(1), batch=0)
     cut_off(log)
@@ -291,7 +291,7 @@ def test_where_everything_was_deleted_a_later_batch_is_not_guessed() -> None:
     assert log.bodies() == values(2)
 
 
-def test_a_half_written_batch_of_which_rows_were_deleted_is_not_guessed() -> None:
+def test_half_written_batch_with_deleted_rows_is_refused() -> None:
     log = Log()
     write(log, probed(log), values(*range(20)))
     partition = log.world.topics[TOPIC][0]
@@ -301,7 +301,7 @@ def test_a_half_written_batch_of_which_rows_were_deleted_is_not_guessed() -> Non
         write(log, probed(log), values(*range(20)))
 
 
-def test_the_last_mark_is_found_behind_others_records_and_not_looked_for_twice() -> None:
+def test_last_commit_tag_is_found_once_and_remembered() -> None:
     log = Log()
     write(log, probed(log), values(1), batch=0)
     partition = log.world.topics[TOPIC][0]
@@ -316,7 +316,7 @@ def test_the_last_mark_is_found_behind_others_records_and_not_looked_for_twice()
     assert log.reads == [(31, 32)]
 
 
-def test_a_mark_of_a_topic_that_was_deleted_is_not_remembered() -> None:
+def test_commit_tag_of_a_deleted_topic_is_forgotten() -> None:
     log, remembered = Log(), Remembered()
     write(log, probed(log, remembered=remembered), values(1), batch=0)
     probed(log, remembered=remembered)
@@ -326,7 +326,7 @@ def test_a_mark_of_a_topic_that_was_deleted_is_not_remembered() -> None:
     assert probed(log, remembered=remembered).observations[TOPIC, 0].last is None
 
 
-def test_a_driver_remembers_its_mark_when_retention_has_deleted_all() -> None:
+def test_driver_remembers_commit_tag_after_retention() -> None:
     log, remembered = Log(), Remembered()
     write(log, probed(log), values(1), batch=0)
     probed(log, remembered=remembered)
@@ -336,7 +336,7 @@ def test_a_driver_remembers_its_mark_when_retention_has_deleted_all() -> None:
 
 
 @pytest.mark.parametrize("query", ["", "q"])
-@pytest.mark.parametrize("foreign", [0, 3], ids=["nothing else", "others' records behind"])
+@pytest.mark.parametrize("foreign", [0, 3], ids=["nothing else", "others' records after"])
 @pytest.mark.parametrize("batch", [0, 2])
 def test_a_batch_deleted_unread_is_not_appended_again(batch: int, foreign: int, query: str) -> None:
     """The driver looked, appended the batch and did not commit; retention deleted all; the session tries again."""
@@ -358,7 +358,7 @@ def test_a_batch_deleted_unread_is_not_appended_again(batch: int, foreign: int, 
     assert not any(observation.unread for observation in probed(log, remembered=remembered).observations.values())
 
 
-def test_what_the_user_knows_not_to_be_lost_is_found_where_it_lies_and_the_rest_appended() -> None:
+def test_first_run_option_appends_only_deleted_rows() -> None:
     """With `first.run=true` a stream that was half written goes on behind what retention has deleted."""
     log = Log(2)
     write(log, probed(log), keyed(*range(20)))
@@ -377,7 +377,7 @@ def test_what_the_user_knows_not_to_be_lost_is_found_where_it_lies_and_the_rest_
     assert lying(log) == Counter([*keyed(*range(20)), b"\1other"])
 
 
-def test_a_load_is_not_told_to_write_twice_what_it_cannot_find() -> None:
+def test_load_with_lost_records_suggests_another_sink_id() -> None:
     log = Log()
     write(log, probed(log), keyed(*range(20)), query="")
     partition = log.world.topics[TOPIC][0]
@@ -387,7 +387,7 @@ def test_a_load_is_not_told_to_write_twice_what_it_cannot_find() -> None:
     assert "first.run" not in str(raised.value)
 
 
-def test_a_sink_that_is_seen_in_one_partition_is_looked_for_in_all() -> None:
+def test_sink_found_in_one_partition_is_sought_everywhere() -> None:
     """Whoever says that a load never ran, although it did."""
     log = Log(2)
     for partition in range(2):
@@ -397,7 +397,7 @@ def test_a_sink_that_is_seen_in_one_partition_is_looked_for_in_all() -> None:
     assert [seen.observations[TOPIC, number].last is not None for number in range(2)] == [True, True]
 
 
-def test_what_a_process_has_read_of_others_is_not_taken_for_all_of_it() -> None:
+def test_remembered_foreign_records_do_not_hide_own_rows() -> None:
     """A load that never ran, until it was tried a moment ago by the same process."""
     log, remembered = Log(), Remembered()
     log.world.topics[TOPIC][0].append((b"\1other",), None)
@@ -409,7 +409,7 @@ def test_what_a_process_has_read_of_others_is_not_taken_for_all_of_it() -> None:
 
 @pytest.mark.parametrize("query", ["", "q"])
 @pytest.mark.parametrize("gone", ["a record", "a batch", "the last record of a batch"])
-def test_rows_that_compaction_may_have_taken_are_not_appended_behind_newer_ones(gone: str, query: str) -> None:
+def test_compacted_rows_are_not_appended_after_newer_ones(gone: str, query: str) -> None:
     log = Log()
     rows = [body(b"a", b"1"), *(body(b"b", b"%d" % number) for number in range(20)), body(b"a", b"2")]
     write(log, probed(log), rows, query=query)
@@ -428,7 +428,7 @@ def test_rows_that_compaction_may_have_taken_are_not_appended_behind_newer_ones(
     assert lying(log) == before
 
 
-def test_a_compacted_topic_in_which_all_rows_are_still_there_is_no_trouble() -> None:
+def test_compacted_topic_with_all_rows_left_is_accepted() -> None:
     log = Log()
     seen = probed(log)
     write(log, seen, keyed(1), task=0)
@@ -439,7 +439,7 @@ def test_a_compacted_topic_in_which_all_rows_are_still_there_is_no_trouble() -> 
     assert (done.found, done.appended) == (2, 0)
 
 
-def test_of_arranged_rows_it_is_told_where_some_lay_whoever_has_rows_for_there() -> None:
+def test_arranged_rows_report_every_begun_partition() -> None:
     log = Log(3)
     arranged = replace(PLAN, arranged=True)
     for batch in range(2):
@@ -454,7 +454,7 @@ def test_of_arranged_rows_it_is_told_where_some_lay_whoever_has_rows_for_there()
     assert write(log, probed(log), keyed(20), arranged, batch=2).begun == set()
 
 
-def test_a_task_of_a_new_split_appends_nothing_before_it_has_met_all_its_rows() -> None:
+def test_task_of_new_split_appends_nothing_before_matching() -> None:
     """Else the batch had rows of two splits, and neither could go on with it."""
     log = Log()
     write(log, probed(log), values(1, 2, 3), task=0)
@@ -463,14 +463,14 @@ def test_a_task_of_a_new_split_appends_nothing_before_it_has_met_all_its_rows() 
     assert log.bodies() == values(1, 2, 3)
 
 
-def test_others_records_are_not_read_where_it_is_the_first_run() -> None:
+def test_first_run_does_not_read_foreign_records() -> None:
     log = Log()
     log.world.topics[TOPIC][0].append((b"\1other",), None)
     assert probed(log, never_ran=True).observations[TOPIC, 0].last is None
     assert log.reads == []
 
 
-def test_a_log_that_is_shorter_than_what_was_acknowledged_is_waited_for() -> None:
+def test_log_shorter_than_acknowledged_raises() -> None:
     log = Log()
 
     def lost_data(at: Any, batch: Batch) -> Answer:
@@ -497,7 +497,7 @@ def lying(log: Log) -> Counter[bytes]:
     return Counter(log.bodies())
 
 
-def test_tasks_that_are_numbered_otherwise_find_their_rows_and_go_on() -> None:
+def test_renumbered_tasks_find_their_rows_and_continue() -> None:
     log = Log()
     seen = probed(log)
     write(log, seen, keyed(1, 2), task=0)
@@ -513,7 +513,7 @@ def test_tasks_that_are_numbered_otherwise_find_their_rows_and_go_on() -> None:
     assert lying(log) == Counter(keyed(1, 2, 3, 11, 12, 13))
 
 
-def test_a_task_whose_counterpart_had_written_nothing_goes_on_and_says_that_it_doubts() -> None:
+def test_unmatched_task_continues_and_records_uncertainty() -> None:
     log = Log()
     write(log, probed(log), keyed(1, 2), task=0)
     seen = probed(log)
@@ -528,7 +528,7 @@ def test_a_task_whose_counterpart_had_written_nothing_goes_on_and_says_that_it_d
     assert lying(log) == Counter(keyed(1, 2, 3, 11, 12))
 
 
-def test_equal_rows_that_several_tasks_have_found_are_put_right_before_the_commit() -> None:
+def test_equal_rows_found_twice_are_completed_before_commit() -> None:
     log = Log()
     write(log, probed(log), keyed(7, 1), task=0)
     seen = probed(log)
@@ -546,7 +546,7 @@ def test_equal_rows_that_several_tasks_have_found_are_put_right_before_the_commi
     assert lying(log) == Counter(keyed(7, 7, 1, 2))
 
 
-def test_the_driver_appends_where_it_has_read_to_or_not_at_all() -> None:
+def test_driver_appends_only_where_it_has_read() -> None:
     log = Log()
     write(log, probed(log), keyed(7), task=0)
     old = probed(log)
@@ -563,7 +563,7 @@ def test_the_driver_appends_where_it_has_read_to_or_not_at_all() -> None:
     assert lying(log) == Counter({keyed(7)[0]: 2})
 
 
-def test_rows_that_no_task_has_are_refused_before_the_commit_unless_they_shall_stay() -> None:
+def test_unmatched_rows_are_refused_unless_kept() -> None:
     log = Log()
     seen = probed(log)
     write(log, seen, keyed(1, 2), task=0)
@@ -577,7 +577,7 @@ def test_rows_that_no_task_has_are_refused_before_the_commit_unless_they_shall_s
     assert resolve(log, *done, plan=keep) == Compared(found=0, unknown=1, appended=0)
 
 
-def test_rows_are_compared_one_by_one_and_not_by_their_number() -> None:
+def test_rows_are_compared_individually_rather_than_by_number() -> None:
     log = Log()
     write(log, probed(log), keyed(7, 1, 2, 3), task=0)
     seen = probed(log)
@@ -588,7 +588,7 @@ def test_rows_are_compared_one_by_one_and_not_by_their_number() -> None:
         resolve(log, *done, plan=plan)
 
 
-def test_the_driver_appends_over_the_partition_count_that_its_tasks_knew_or_not_at_all() -> None:
+def test_driver_append_after_an_expansion_is_refused() -> None:
     """Else a task of another run, that knows of the growth, may look for the row where it belongs now."""
     log = Log()
     write(log, probed(log), keyed(7), task=0)
@@ -609,13 +609,13 @@ def test_the_driver_appends_over_the_partition_count_that_its_tasks_knew_or_not_
     assert lying(log) == Counter(keyed(7, 8))
 
 
-def test_digests_that_end_with_zeros_are_compared_like_others() -> None:
+def test_digests_ending_with_zeros_are_compared_like_others() -> None:
     zero, short, other = bytes(16), b"q" * 15 + b"\0", b"x" * 16
     assert _compare_rows(zero + zero + other, zero + short) == ({zero: 1, other: 1}, 1)
     assert _compare_rows(b"", b"") == ({}, 0)
 
 
-def test_a_driver_that_another_one_has_overtaken_appends_nothing() -> None:
+def test_overtaken_driver_appends_nothing() -> None:
     log = Log()
     write(log, probed(log), keyed(7), task=0)
     seen = probed(log)
@@ -626,7 +626,7 @@ def test_a_driver_that_another_one_has_overtaken_appends_nothing() -> None:
     assert lying(log) == Counter(keyed(7, 100))
 
 
-def test_rows_of_a_task_that_is_no_more_are_missed_too() -> None:
+def test_rows_of_a_vanished_task_are_refused() -> None:
     log = Log()
     seen = probed(log)
     write(log, seen, keyed(1), task=0)
@@ -635,7 +635,7 @@ def test_rows_of_a_task_that_is_no_more_are_missed_too() -> None:
         resolve(log, write(log, probed(log), keyed(1), task=0))
 
 
-def test_what_is_split_as_it_was_is_not_compared() -> None:
+def test_unchanged_split_is_not_compared() -> None:
     log = Log()
     seen = probed(log)
     for task in (0, 1):
@@ -648,7 +648,7 @@ def test_what_is_split_as_it_was_is_not_compared() -> None:
 
 
 @pytest.mark.parametrize("unmatched", ["auto", "refuse"])
-def test_a_load_refuses_rows_that_it_does_not_have_before_it_appends(unmatched: str) -> None:
+def test_load_with_other_rows_is_refused_before_appending(unmatched: str) -> None:
     log = Log()
     write(log, probed(log), keyed(1, 2), task=0, query="")
     with pytest.raises(SinkError, match="does not have now"):
@@ -656,7 +656,7 @@ def test_a_load_refuses_rows_that_it_does_not_have_before_it_appends(unmatched: 
     assert lying(log) == Counter(keyed(1, 2))
 
 
-def test_a_stream_refuses_what_is_other_data_in_places() -> None:
+def test_stream_with_one_different_row_is_refused() -> None:
     log = Log()
     write(log, probed(log), keyed(*range(10)), task=0)
     with pytest.raises(SinkError, match="does not have now"):
@@ -664,7 +664,7 @@ def test_a_stream_refuses_what_is_other_data_in_places() -> None:
     assert lying(log) == Counter(keyed(*range(10)))
 
 
-def test_a_stream_refuses_other_data_where_all_tasks_of_the_batch_before_have_written() -> None:
+def test_stream_refuses_other_data_after_complete_previous_batch() -> None:
     log = Log()
     seen = probed(log)
     for task in (0, 1):
@@ -677,7 +677,7 @@ def test_a_stream_refuses_other_data_where_all_tasks_of_the_batch_before_have_wr
     assert lying(log) == Counter(keyed(0, 1, 10, 11))
 
 
-def test_a_stream_goes_on_in_a_task_of_other_keys_although_all_tasks_of_the_batch_before_have_written() -> None:
+def test_stream_continues_in_task_with_other_keys() -> None:
     log = Log()
     write(log, probed(log), keyed(0), task=0, batch=0)  # the batch before had one task
     write(log, probed(log), keyed(10), task=0, batch=1)
@@ -687,7 +687,7 @@ def test_a_stream_goes_on_in_a_task_of_other_keys_although_all_tasks_of_the_batc
     assert resolve(log, one, other) == Compared(found=1, unknown=0, appended=0)
 
 
-def test_what_the_batches_before_tell_of_the_tasks_is_not_forgotten_in_a_quiet_one() -> None:
+def test_quiet_batch_does_not_reset_known_tasks() -> None:
     log = Log()
     seen = probed(log)
     for task in (0, 1):
@@ -699,7 +699,7 @@ def test_what_the_batches_before_tell_of_the_tasks_is_not_forgotten_in_a_quiet_o
     assert one.appended == 1
 
 
-def test_a_stream_that_has_other_data_each_time_is_not_written_each_time() -> None:
+def test_stream_with_changing_data_is_refused() -> None:
     log = Log()
     write(log, probed(log), keyed(1, 2), task=0)
     write(log, probed(log), keyed(11, 12), task=0)

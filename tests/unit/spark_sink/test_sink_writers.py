@@ -34,14 +34,14 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("installed", [["1.0", "1.0"], ["1.0", ""], ["", "1.0"]])
-def test_a_writer_travels_with_what_the_driver_has_seen(versions: list[str], installed: list[str]) -> None:
+def test_writer_is_pickled_with_the_probe_of_driver(versions: list[str], installed: list[str]) -> None:
     versions += installed
     sent = writer()
     arrived = pickle.loads(pickle.dumps(sent))
     assert (arrived._settings, arrived._probe) == (sent._settings, sent._probe)
 
 
-def test_another_version_on_an_executor_is_told_and_not_tried(versions: list[str]) -> None:
+def test_different_version_on_executor_is_refused(versions: list[str]) -> None:
     versions += ["1.0", "1.1"]
     with pytest.raises(SinkError, match=r"the driver has fencepost 1.0 and this executor has 1.1"):
         pickle.loads(pickle.dumps(writer()))
@@ -59,7 +59,7 @@ def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_kafka")
-def test_arranged_rows_of_a_partition_that_no_task_has_any_for_are_missed_before_the_commit() -> None:
+def test_arranged_rows_missing_from_all_tasks_are_refused() -> None:
     begun = [("t", 0), ("t", 1)]
     given = [done(0, 0, begun=begun), done(1, begun=begun)]
     with pytest.raises(SinkError, match=r"t-1: the topic has rows of .* that the data as a whole does not have now"):
@@ -68,7 +68,7 @@ def test_arranged_rows_of_a_partition_that_no_task_has_any_for_are_missed_before
     writer(arranged="true").commit([done(0, 0, begun=begun), done(1, 1, begun=begun)], 3)
 
 
-def test_tasks_that_spark_has_run_without_the_sink_are_not_committed() -> None:
+def test_tasks_run_without_the_sink_are_not_committed() -> None:
     """trigger(continuous=…) throws the rows of Python sinks away, and has no messages of theirs."""
     with pytest.raises(SinkError, match=r"1 of 2 tasks ran without the sink.*continuous"):
         writer().commit([done(0, 0), None], 3)
@@ -76,7 +76,7 @@ def test_tasks_that_spark_has_run_without_the_sink_are_not_committed() -> None:
 
 
 @pytest.mark.parametrize("report", ["file/report.json", "directory"])
-def test_a_report_that_cannot_be_written_is_told_before_the_first_row(tmp_path: Path, report: str) -> None:
+def test_unwritable_report_is_refused_before_the_first_row(tmp_path: Path, report: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "directory").mkdir()
     source = FencepostDataSource({**REQUIRED, "report": str(tmp_path / report)})
@@ -100,7 +100,7 @@ class Context:
         return self._properties.get(name)
 
 
-def test_a_task_that_is_not_told_its_batch_writes_nothing() -> None:
+def test_task_without_batch_identity_writes_nothing() -> None:
     query, batch = {"sql_streaming_queryId": "q"}, {"streaming_sql_batchId": "7"}
     assert writer()._identity(Context(**query, **batch)) == ("q", 7)
     for missing in ({}, query, batch):
@@ -110,9 +110,7 @@ def test_a_task_that_is_not_told_its_batch_writes_nothing() -> None:
 
 @pytest.mark.usefixtures("no_kafka")
 @pytest.mark.parametrize("kind", [_BatchWriter, _StreamWriter])
-def test_a_stream_s_first_run_says_nothing_of_what_lies_behind_others_records(
-    kind: type[_Writer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_run_means_never_ran_only_for_loads(kind: type[_Writer], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a load it says that it never ran; of a stream, that nothing of it was deleted."""
     stated = []
 
