@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Builds all images without a registry, and without a network inside the builds. Needs .venv (any make target that runs
-# the project makes it) and a local image to start from; README.md beside this file says how to make one.
+# the project makes it) and a local image to start from, see deploy/docker/README.md.
 #
 #     FENCEPOST_BASE_IMAGE=fencepost-base:local deploy/docker/build-local.sh
 #
-# FENCEPOST_BASE_IMAGE: has the Python of .venv (same minor version) with venv, Java 17+, bash.
-# FENCEPOST_KAFKA: the Kafka release, one that has a lock file; default: the newest.
+# FENCEPOST_BASE_IMAGE: an image with the Python of .venv (same minor version), venv, Java 17+ and bash.
+# FENCEPOST_KAFKA: a Kafka release with a lock file; default: the newest.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -20,7 +20,7 @@ fail() {
 
 [ -x "$python" ] || fail "$python is missing; 'make .venv/.installed-run' makes it"
 minor='import sys; print("%d.%d" % sys.version_info[:2])'
-# Compiled packages are fetched for the Python that fetches them.
+# pip downloads compiled packages for the Python version that runs it.
 inside=$(docker run --rm --network none --entrypoint python3 "$base" -c "$minor") \
     || fail "no python3 in image $base, or no such image"
 outside=$("$python" -c "$minor")
@@ -28,7 +28,7 @@ outside=$("$python" -c "$minor")
 docker run --rm --network none --entrypoint java "$base" -version 2>/dev/null || fail "no java in image $base"
 
 for image in proxy spark; do
-    # Named after the lock's content: a second run with the same lock fetches nothing.
+    # Contains the hash of the lock file: a second run with the same lock fetches nothing.
     stamp=$fetched/$image/fetched
     lock=$(sha256sum < locks/$image.txt)
     if [ "$(cat $stamp 2>/dev/null)" != "$lock" ]; then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Starts a KRaft Kafka that is configured as the official image is: KAFKA_A_B=c is a.b=c in server.properties (__ is _,
-# ___ is -), CLUSTER_ID names the cluster, KAFKA_HEAP_OPTS and KAFKA_OPTS are for the JVM. There are no defaults: what
-# Kafka needs and was not given, it asks for by name.
+# Starts Kafka in KRaft mode, configured like the official image: KAFKA_A_B=c is a.b=c in server.properties (__ is _,
+# ___ is -), CLUSTER_ID names the cluster, KAFKA_HEAP_OPTS and KAFKA_OPTS are for the JVM. There are no defaults: Kafka
+# reports a missing setting.
 set -euo pipefail
 
 properties=/tmp/server.properties

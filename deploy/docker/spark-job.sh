@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bulk_load, stream and verify are the jobs of spark_jobs/, given the proxy's address; anything else is run as it is.
+# Runs bulk_load, stream or verify of spark_jobs/ with the proxy's address, or any other command unchanged.
 set -euo pipefail
 
 case ${1:-} in
@@ -10,7 +10,7 @@ case ${1:-} in
             "/opt/fencepost/jobs/$job.py" --bootstrap "${FENCEPOST_BOOTSTRAP:?the address of the proxy}" "$@"
         ;;
     "")
-        echo "say which job: bulk_load ARGUMENTS, stream ARGUMENTS, verify ARGUMENTS (--help lists them), or any command" >&2
+        echo "no job given: bulk_load ARGUMENTS, stream ARGUMENTS, verify ARGUMENTS (--help lists them), or any command" >&2
         exit 2
         ;;
     *)

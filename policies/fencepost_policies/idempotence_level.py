@@ -32,7 +32,7 @@ def check_idempotence(topic: str, partition: int, producer_id: int, level: Level
             CLUSTER_AUTHORIZATION_FAILED,
             "idempotence_not_permitted",
             f"IDEMPOTENCE_NOT_PERMITTED {where}: Kafka does not permit this client to be idempotent; its producer id "
-            "works with idempotence.level=safe only (grant it WRITE, before Kafka 2.8 IDEMPOTENT_WRITE on the cluster, "
+            "works with idempotence.level=safe only (allow it WRITE, before Kafka 2.8 IDEMPOTENT_WRITE on the cluster, "
             "or disable its idempotence)",
         )
     if producer_id < 0 and level is Level.REQUIRED:

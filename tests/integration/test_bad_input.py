@@ -280,7 +280,7 @@ def test_client_stalled_within_a_frame_is_closed(
     with connected(listener) as sock:
         sock.sendall(frame[:cut])
         assert is_closed(sock)
-    await_logged(proxy, f"it stopped within a frame{chr(39) + 's header' if where == 'header' else ''} for 1 s")
+    await_logged(proxy, f"the client stopped within a frame{chr(39) + 's header' if where == 'header' else ''} for 1 s")
 
 
 def test_client_trickling_a_buffered_frame_is_closed(
@@ -290,7 +290,7 @@ def test_client_trickling_a_buffered_frame_is_closed(
     frame = encode_request(PRODUCE, 9, 1, _produce("guarded-nowhere", b"x" * 1000))
     give_up = time.monotonic() + FRAME_SECONDS + 3 * PATIENCE_SECONDS
     # Once more where a busy machine made it fall silent for a second, which is another reason.
-    while f"a frame of it was not whole within {FRAME_SECONDS} s (limits.request_timeout_seconds)" not in proxy.log:
+    while f"a frame was not complete within {FRAME_SECONDS} s (limits.request_timeout_seconds)" not in proxy.log:
         with connected(listener) as sock, contextlib.suppress(ConnectionError):
             sock.sendall(frame[:200])
             for byte in frame[200:-1]:
@@ -520,7 +520,7 @@ def test_announced_frames_without_data_block_no_other_client(
             answer = connection.query(METADATA, 9, {**topics, "AllowAutoTopicCreation": False})
         assert len(answer["Topics"]) == 100
         assert all(is_closed(sock) for sock in stalled)
-    await_logged(proxy, "it stopped within a frame for 1 s (limits.header_seconds)")
+    await_logged(proxy, "the client stopped within a frame for 1 s (limits.header_seconds)")
 
 
 @pytest.mark.brokers
@@ -533,7 +533,7 @@ def test_half_open_connections_are_closed_and_block_none(
         await_logged(proxy, "connections_max is reached")
         neighbour.await_rounds(5)
         assert all(is_closed(sock) for sock in many)
-        await_logged(proxy, f"it sent nothing for {HANDSHAKE_SECONDS} s (limits.handshake_seconds)")
+        await_logged(proxy, f"the client sent nothing for {HANDSHAKE_SECONDS} s (limits.handshake_seconds)")
         assert ask_once_let_in(listener, METADATA, 9, {"Topics": []})["Brokers"]
 
 
@@ -589,7 +589,7 @@ def test_silent_client_is_closed_after_idle_time(proxy: ProxyProcess, listener: 
         connection.query(METADATA, 9, {"Topics": []})
         with pytest.raises(Closed):
             connection.receive()
-    await_logged(proxy, f"nothing moved for {IDLE_SECONDS} s (limits.client_idle_seconds)")
+    await_logged(proxy, f"no data in either direction for {IDLE_SECONDS} s (limits.client_idle_seconds)")
 
 
 def test_short_connections_leak_no_memory_or_sockets(proxy: ProxyProcess, listener: Address) -> None:

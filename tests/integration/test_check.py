@@ -129,7 +129,7 @@ def test_a_set_up_that_works(secured: Secured, tmp_path: Path) -> None:
     assert well[f"upstream {upstream}"] == f"TLSv1.3, SASL PLAIN as {CONTROL}, cluster {secured.kafka.cluster_id}"
     assert secured.kafka.cluster_id in well["cluster"]
     assert "has all required APIs" in well[f"broker 1 at {upstream}"]
-    assert well["a producer id of its own"] == "allowed (IDEMPOTENT_WRITE)"
+    assert well["a producer id"] == "allowed (IDEMPOTENT_WRITE)"
     assert "is free" in well["listener for clients"]
     assert "is free" in well["listener for broker 1"]
     assert "is valid until" in well["listen_tls.certificate_file"]
@@ -226,9 +226,9 @@ def test_missing_acl_is_reported_with_its_command(secured: Secured, tmp_path: Pa
     # Then:
     state = f"state topic {STATE_TOPIC}"
     assert checked.status == 1
-    assert set(checked.of("failed")) == {state, "a producer id of its own"}
+    assert set(checked.of("failed")) == {state, "a producer id"}
     assert f"--allow-principal User:{ALICE}" in checked.todo(state)
-    assert "--operation IdempotentWrite --cluster" in checked.todo("a producer id of its own")
+    assert "--operation IdempotentWrite --cluster" in checked.todo("a producer id")
     assert "none visible to the proxy" in checked.of("unknown")["topics"]
     assert "broker configs" in checked.of("warning")
     assert "transactional ids" in checked.of("warning")

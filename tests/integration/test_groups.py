@@ -601,7 +601,7 @@ def test_assignments_are_gated_across_workers(client: str, groups_kafka: KafkaCl
             path = f"/groups/{quote(group, safe='')}/release?topic={topic.name}"
             shown = {"Authorization": "Bearer s3cret"}
             with urlopen(Request(url + path, method="POST", headers=shown), timeout=60) as answer:
-                assert b"asked" in answer.read()
+                assert b"requested" in answer.read()
             # Then all workers learn of it, and each brings its members to ask again, or tells them.
             until(lambda: one.assigned | two.assigned == {0, 1, 2, 3}, f"{one.assigned} {two.assigned}\n{proxy.log}")
             for partition in (2, 3):

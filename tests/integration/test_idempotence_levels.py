@@ -131,7 +131,7 @@ def test_what_each_idempotent_producer_makes_of_it(
         assert [each.offset for each in observed] == list(range(COUNT)), observed
         assert read_all(old.bootstrap, topic) == [(n, b"%d" % n) for n in range(COUNT)]
         assert downgraded(proxy, why) > before
-        reported = [line for line in proxy.log.splitlines() if "idempotence given up" in line and topic in line]
+        reported = [line for line in proxy.log.splitlines() if "idempotence dropped" in line and topic in line]
         assert len(reported) == 1, reported
     gc.collect()
 

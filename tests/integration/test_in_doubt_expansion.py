@@ -47,7 +47,7 @@ def test_slow_produce_is_not_appended_past_the_threshold(kafka: KafkaCluster, tm
         [grown] = expansions(proxy.bootstrap, topic)
         assert grown.thresholds == (2,)
         assert Log(kafka.bootstrap).end(topic) == 2
-        assert f"after the partitions of {topic} began to be counted" in proxy.log
+        assert f"after partition-count checks of {topic} were enabled" in proxy.log
 
 
 def worker_pid(proxy: ProxyProcess, worker: int) -> int:

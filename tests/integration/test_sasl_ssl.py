@@ -399,12 +399,12 @@ def test_why_kafka_does_not_let_the_proxy_in(secured: Secured, tmp_path: Path) -
         "wrong scram password": "SASL SCRAM-SHA-256 as control: Authentication failed during authentication due to "
         "invalid credentials with SASL mechanism SCRAM-SHA-256",
         "no password": "control_sasl.password_file: ",
-        "no login": "does it want a login there (control_sasl)?",
+        "no login": "does that listener require a login (control_sasl)?",
         "no tls": "it speaks TLS; set upstream_tls",
-        "tls to a plain one": "it ended the connection during the TLS handshake",
+        "tls to a plain one": "it closed the connection during the TLS handshake",
         "unknown authority": "its certificate is not trusted: unable to get local issuer certificate "
         "(upstream_tls.ca_file)",
-        "no certificate": "it wants a certificate that it trusts",
+        "no certificate": "it requires a certificate that it trusts",
     }
     assert {what: words in found[what] for what, words in stated.items()} == dict.fromkeys(stated, True), found  # type: ignore[operator]
 
@@ -575,7 +575,7 @@ def test_tls_connection_migrates_to_primary_worker(
         for client in clients:
             assert client.is_closed()
             client.close()
-    assert "not everything was answered in time" not in proxy.log
+    assert "requests not answered within" not in proxy.log
     values = Log(secured.kafka.bootstrap).values(topic)
     assert values == [b"first", *[large] * 6]
     assert proxy.log.count("ERROR") == 0

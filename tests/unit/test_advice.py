@@ -151,7 +151,7 @@ def test_reasons_cover_every_source_of_unreadiness() -> None:
         "it is shutting down",
         "reading the state topic",
         "the state topic was not read",
-        "the other proxy processes",
+        "the heartbeat of this process",
         "the primary worker",
         "cannot read the broker's advertised",
         "following it crashed",
@@ -183,7 +183,7 @@ def test_the_advice_is_about_what_went_wrong(reason: str, helps: str) -> None:
 @pytest.mark.parametrize(
     ("said", "helps"),
     [
-        ("it ended the connection during the TLS handshake: EOF; does it speak TLS (upstream_tls)?", "broker_tls"),
+        ("it closed the connection during the TLS handshake: EOF; does it speak TLS (upstream_tls)?", "broker_tls"),
         ("its certificate is for another name: IP (upstream_tls.check_hostname)", "127.0.0.1"),
         ("cannot connect: Connect call failed", "nothing listens there"),
     ],

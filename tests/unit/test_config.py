@@ -135,10 +135,10 @@ def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
         ("upstream = []", "upstream: must be"),
         ('upstream = "a:0"', "upstream: a broker's port cannot be 0"),
         ('refusal_scope = "batch"', "refusal_scope: must be one of 'partition', 'request', not 'batch'"),
-        ("broker_tls = false", 'broker_tls: is for mode = "sidecar" alone'),
+        ("broker_tls = false", 'broker_tls: applies to mode = "sidecar" only'),
         (
             'mode = "sidecar"\nbroker = "kafka-1:9094"\nbroker_tls = false',
-            "broker_tls: broker = kafka-1:9094 is not on the loopback: logins would go there in the clear",
+            "broker_tls: broker = kafka-1:9094 is not on the loopback: logins would be sent in plaintext",
         ),
         ('[log]\nlevel = "loud"', "log.level: must be one of"),
         ('[headers]\nwrite_id = "expected-offset"', "headers.write_id: the header names must differ"),
@@ -177,12 +177,12 @@ def test_command_line_error_does_not_blame_the_file(write: Write) -> None:
 
 
 def test_missing_upstream_names_the_option() -> None:
-    with pytest.raises(ConfigError, match="give --upstream HOST:PORT"):
+    with pytest.raises(ConfigError, match="use --upstream HOST:PORT"):
         load(None, {})
 
 
 def test_missing_upstream_is_not_blamed_on_environment() -> None:
-    with pytest.raises(ConfigError, match=r"^upstream: no Kafka to talk to"):
+    with pytest.raises(ConfigError, match=r"^upstream: no Kafka server given"):
         load(None, {}, environment={"HOME": "/root"})
 
 

@@ -220,8 +220,8 @@ def test_variables_used_in_repository_are_no_errors() -> None:
         ("FENCEPOST_LIMITS__DRAIN_SECONDS", "-1", "limits.drain_seconds: must be above 0, not -1.0"),
         ("FENCEPOST_WATCH_TRANSACTIONS", "yes", "watch_transactions: must be true or false, not 'yes'"),
         ("FENCEPOST_BROKER_PORTS", "1=2", "broker_ports: must be a table ([broker_ports]), not '1=2'"),
-        ("FENCEPOST_LOG", "debug", "log: must be a table as TOML writes it on one line"),
-        ("FENCEPOST_CONTROL_SASL__MECHANISM", "PLAIN", "control_sasl.username: must be given: PLAIN needs username"),
+        ("FENCEPOST_LOG", "debug", "log: must be a TOML table on one line"),
+        ("FENCEPOST_CONTROL_SASL__MECHANISM", "PLAIN", "control_sasl.username: must be given: PLAIN needs only"),
     ],
 )
 def test_a_slip_in_the_environment_names_the_variable(name: str, text: str, complaint: str) -> None:
@@ -233,7 +233,7 @@ def test_a_slip_in_the_environment_names_the_variable(name: str, text: str, comp
 
 
 def test_secret_in_place_of_path_is_not_printed(write: Write) -> None:
-    with pytest.raises(Refused, match="must be the path of a file, not what is in it") as refused:
+    with pytest.raises(Refused, match="must be the path of a file, not its content") as refused:
         load(write('upstream = "a:1"\n[listen_tls]\ncertificate_file = """-----BEGIN PRIVATE KEY-----\nhunter2"""\n'))
     assert "hunter2" not in str(refused.value)
 

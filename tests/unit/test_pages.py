@@ -22,7 +22,7 @@ def test_event_texts_hold_no_values_of_peers() -> None:
     assert len(rows) > 80
     assert [row for row in rows if "…" in row] == [
         # Which side, and how: two words each.
-        "what is encrypted on one side goes on in the clear …, passwords of clients too",
+        "TLS is enabled on one side only: traffic, including SASL passwords, is plaintext …",
         "certificate …",
     ]
 

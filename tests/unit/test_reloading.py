@@ -86,7 +86,7 @@ def test_live_keys_change_and_others_are_named(write: Write) -> None:
         'topics: [] → { x = { "check.expected.offsets" = "true" } }',
         'control_sasl.mechanism: not set → "OAUTHBEARER"',
         'control_sasl.token_file: not set → "/t"',
-        "control_sasl: is there now",
+        "control_sasl: was added",
     }
     config = found.config
     assert (config.limits.drain_seconds, config.limits.connect_timeout_seconds) == (10.0, 5.0)
@@ -104,7 +104,7 @@ def test_tls_cannot_be_switched_on_in_running_proxy(write: Write) -> None:
     found = changes(running, loaded(write('[listen_tls]\ncertificate_file = "/c"\n')))
 
     assert found.config == running
-    assert "listen_tls: is there now" in found.left
+    assert "listen_tls: was added" in found.left
     assert list(found.changed) == []
 
 

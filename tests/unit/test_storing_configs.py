@@ -34,7 +34,7 @@ def test_a_change_that_crashes_here_is_answered(
     with caplog.at_level(logging.ERROR):
         told = asyncio.run(store())
 
-    assert told == [Stored(5, "it failed in the proxy, whose log says where")]
+    assert told == [Stored(5, "internal error, see the proxy's log")]
     assert "storing virtual configs crashed" in caplog.text
 
 

@@ -25,7 +25,7 @@ examples:
       check the proxy on this machine that runs with --status 127.0.0.1:8080 or 0.0.0.0:8080
 
   fencepost health --live --status 127.0.0.1:9000
-      check only that the process is alive (/livez), also while it waits for Kafka
+      check only that the process responds (/livez), also while it waits for Kafka
 """
 
 

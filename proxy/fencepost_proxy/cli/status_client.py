@@ -60,7 +60,7 @@ def show(
     probe: Callable[[], tuple[dict[str, Any], int]],
     reported: Callable[[dict[str, Any]], str],
 ) -> int:
-    """Prints the result of `look`, once or repeatedly. Returns its exit status.
+    """Prints the result of `probe`, once or repeatedly. Returns its exit status.
 
     Raises `CannotQuery` if the first call fails; later failures are printed to stderr.
     """

@@ -57,7 +57,7 @@ class Problem(NamedTuple):
 
 
 class Refused(ConfigError):
-    """All that is wrong with a configuration, one line each."""
+    """The errors in a configuration, one line each."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -79,7 +79,7 @@ def _meaning(
 ) -> Mapping[str, Any]:
     """Metadata of a key.
 
-    `unit` – if the name does not end with it. `live` – SIGHUP changes the key (`Proxy.reconfigure`). `option` – of
+    `unit` – if the name does not end with it. `live` – SIGHUP changes the key (`Proxy.reload`). `option` – of
     `fencepost proxy`. `example` – for keys without a default. `above`, `least`, `most` – bounds of a number; limits
     have `above` 0 by default. `hidden` – for tests: accepted, but undocumented.
     """
@@ -125,7 +125,7 @@ def _refuse(table: str, problems: Iterator[tuple[str, str]]) -> None:
 
 
 def _outside(values: object) -> Iterator[tuple[str, str]]:
-    """Numbers that are not where they may be."""
+    """Numbers outside their bounds."""
     for each in fields(values):  # type: ignore[arg-type]
         problem = out_of_range(each.metadata, getattr(values, each.name))
         if problem is not None:
@@ -378,8 +378,8 @@ class ListenTls:
         if (self.client_certificates == "none") is not (self.client_ca_file is None):
             yield (
                 "client_ca_file",
-                'belongs to client_certificates = "optional" or "required", and they need it: it says whose signature '
-                "counts",
+                'is required for client_certificates = "optional" or "required", and not allowed otherwise: it is the '
+                "CA of client certificates",
             )
 
 
@@ -449,7 +449,7 @@ class ControlSasl:
         for name in ("username", "password_file", "token_file"):
             if (getattr(self, name) is not None) is not (name in needed):
                 missing = "must be given" if name in needed else "is not for this mechanism"
-                yield name, f"{missing}: {self.mechanism} needs {' and '.join(needed)}, and nothing else"
+                yield name, f"{missing}: {self.mechanism} needs only {' and '.join(needed)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +465,7 @@ class TopicPattern:
 
 @dataclass(frozen=True, slots=True)
 class ProxyConfig:
-    """All that `fencepost proxy` needs to know. `state_topic` is no key: another name would be another cluster."""
+    """The configuration of `fencepost proxy`. `state_topic` is not a key: all proxies of a cluster share one topic."""
 
     upstream: tuple[Address, ...] = field(
         metadata=_meaning(
@@ -568,31 +568,31 @@ class ProxyConfig:
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from _outside(self)
         if not self.upstream:
-            yield "upstream", 'no Kafka to talk to: give --upstream HOST:PORT, or upstream = ["HOST:PORT"] in the file'
+            yield "upstream", 'no Kafka server given: use --upstream HOST:PORT, or upstream = ["HOST:PORT"] in the file'
         if any(not address.port for address in self.upstream):
             yield "upstream", "a broker's port cannot be 0"
         if self.mode == "sidecar" and self.broker is None:
-            yield "broker", 'mode = "sidecar" needs it: the listener of the broker that it stands before'
+            yield "broker", 'is required for mode = "sidecar": the client listener of its broker'
         if self.mode != "sidecar" and not self.broker_tls:
-            yield "broker_tls", 'is for mode = "sidecar" alone: `upstream_tls` says how a gateway speaks to its brokers'
+            yield "broker_tls", 'applies to mode = "sidecar" only: a gateway uses `upstream_tls` for its brokers'
         if self.mode == "sidecar" and (self.broker_ports or not self.listen.port):
             key = "broker_ports" if self.broker_ports else "listen"
             yield key, 'mode = "sidecar" has one listener, and its port is what the broker advertises'
         if self.mode == "sidecar" and not self.broker_tls and self.broker is not None and not _is_here(self.broker):
-            yield "broker_tls", f"broker = {self.broker} is not on the loopback: logins would go there in the clear"
+            yield "broker_tls", f"broker = {self.broker} is not on the loopback: logins would be sent in plaintext"
         if self.workers > 1 and sys.platform != "linux":
             yield "workers", "more than one worker process needs Linux"
         ports = [*self.broker_ports.values()]
         if self.listen.port:
             ports.append(self.listen.port)
         if len(set(ports)) != len(ports):
-            yield "broker_ports", "two brokers share a port, or one has the bootstrap listener's"
+            yield "broker_ports", "two brokers share a port, or one uses the port of the bootstrap listener"
         for pattern in self.topic_patterns:
             if pattern.glob.startswith(NO_PATTERN_FOR):
                 yield (
                     f'topics."{pattern.glob}"',
                     f"no pattern matches names that begin with {NO_PATTERN_FOR}: Kafka's internal topics are never "
-                    "checked. For a topic of your own, set the config on the topic itself (kafka-configs --alter)",
+                    "checked. For other topics, set the config on the topic itself (kafka-configs --alter)",
                 )
 
     def configs_for(self, topic: str) -> Mapping[str, str]:

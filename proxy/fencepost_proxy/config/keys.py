@@ -170,7 +170,7 @@ def _path(value: object, _: CheckTopicConfig | None) -> Path:
     text = _text(value)
     if "\n" in text or text.startswith("-----BEGIN"):
         # Not shown, since it is the secret itself.
-        raise _fail("must be the path of a file, not what is in it")
+        raise _fail("must be the path of a file, not its content")
     return Path(text)
 
 

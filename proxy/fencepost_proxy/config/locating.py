@@ -1,6 +1,6 @@
-"""On which line of a TOML file a key stands. The standard library's parser does not tell.
+"""Line numbers of the keys of a TOML file, which the standard library's parser does not report.
 
-It is asked again, statement by statement: a statement is as many lines as it takes until they are TOML by themselves.
+The file is parsed again, statement by statement: a statement is the fewest lines that are valid TOML.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 Parts = tuple[str, ...]
-#: Without one of these no line ends a statement that began on another one.
+#: The last line of a multi-line statement contains one of these.
 _CLOSING: Final = ("]", "}", '"""', "'''")
 
 
 def lines_of(text: str) -> Mapping[Parts, int]:
-    """Path of each table and key → its line, the first is 1. `text` must be TOML as a whole."""
+    """Path of each table and key → its line, from 1. `text` must be valid TOML."""
     found: dict[Parts, int] = {}
     table: Parts = ()
     pending = ""

@@ -1,7 +1,7 @@
-"""From a file, the environment and the command line to a configuration, or to a list of all that is wrong.
+"""Builds a configuration from a file, the environment and the command line, or lists all errors.
 
-The command line wins over the environment, that over the file, and the file over the default; key by key, where a key
-that is a table of its own (`topics`, `unlisted_topics`, `broker_ports`) comes from one of them as a whole.
+The command line overrides the environment, the environment overrides the file, and the file overrides the defaults, for
+each key. A key whose value is a table (`topics`, `unlisted_topics`, `broker_ports`) is overridden as a whole.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ COMMAND_LINE: Final = "command line"
 #: Names the file for every command that takes --config.
 FILE_VARIABLE: Final = f"{PREFIX}CONFIG"
 _LINE: Final = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
-#: By words of the parser: what was forgotten, most likely.
+#: Likely mistakes, by words of the parser's message.
 _FORGOTTEN: Final = {
     "Invalid value": "; a text needs quotes",
     "at the end of a table declaration": "; a name with more than letters, digits, - and _ needs quotes: "
     '[topics."orders-*"]',
 }
-#: What Kubernetes puts into the environment for a service that is called fencepost, or fencepost-status.
+#: Variables that Kubernetes sets for a service named fencepost or fencepost-status.
 _OF_KUBERNETES: Final = re.compile(
     r"_SERVICE_(HOST|PORT)(_|$)|_PORT$|_PORT_\d+_(TCP|UDP|SCTP)(_|$)|^PORT(_|$)|^SERVICE_"
 )
-#: How like a key a variable of the environment must be to be taken for a slip: other tools have names like ours.
+#: Similarity to a key from which a variable counts as a typing error: other software uses similar names.
 _ALIKE: Final = 0.84
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`origins` – per key that was given: `fencepost.toml:3`, `environment FENCEPOST_LISTEN`, `command line`."""
+    """`origins` – of each key that was set: `fencepost.toml:3`, `environment FENCEPOST_LISTEN`, `command line`."""
 
     config: ProxyConfig
     origins: Mapping[str, str]
@@ -68,7 +68,7 @@ def load(
     environment: Mapping[str, str] | None = None,
     check_topic_config: CheckTopicConfig | None = None,
 ) -> ProxyConfig:
-    """`read` for who wants the configuration alone."""
+    """The configuration that `read` returns, without origins."""
     return read(file, overrides, environment=environment, check_topic_config=check_topic_config).config
 
 
@@ -79,9 +79,9 @@ def read(
     environment: Mapping[str, str] | None = None,
     check_topic_config: CheckTopicConfig | None = None,
 ) -> Loaded:
-    """The file's settings with those of the environment and then `overrides` (same keys, same types as in TOML) on top.
+    """The file's settings, overridden by the environment and then by `overrides` (same keys and types as in TOML).
 
-    Raises Refused with all that is wrong: file and line, or variable, the key, and what is allowed there.
+    Raises Refused with all errors: file and line or variable, the key, and the allowed values.
     """
     layers: list[_Layer] = [_Given(overrides or {})]
     problems: list[Problem] = []
@@ -93,7 +93,7 @@ def read(
 
 
 class _Layer:
-    """One source. `document` – as TOML has it; `where` – what to tell of a path in it."""
+    """One source. `document` – parsed like TOML; `where` – describes the origin of a key."""
 
     document: Mapping[str, object]
 
@@ -124,12 +124,12 @@ class _Given(_Layer):
 
 
 class _File(_Layer):
-    """Raises Refused where it is no TOML at all."""
+    """Raises Refused if the file is not TOML."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         try:
-            self._text = file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+            self._text = file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
             self.document = tomllib.loads(self._text)
         except OSError as e:
             raise Refused([Problem("", f"cannot be read: {e.strerror}", str(file))]) from e
@@ -154,7 +154,7 @@ class _File(_Layer):
 
 
 class _Environment(_Layer):
-    """Variables with our prefix. An empty one is as good as none, since compose files cannot leave one out."""
+    """Variables with the prefix. An empty one counts as not set, since compose files cannot omit it."""
 
     def __init__(self, environment: Mapping[str, str], problems: list[Problem]) -> None:
         document: dict[str, Any] = {}
@@ -173,7 +173,7 @@ class _Environment(_Layer):
                     document[found.name] = {**tomllib.loads(f"value = {text}")["value"], **document.get(found.name, {})}
                 except (tomllib.TOMLDecodeError, TypeError):
                     example = f"{{ {next(each for each in SHOWN if each.table == found.name).field_name} = … }}"
-                    stated = f"must be a table as TOML writes it on one line: {example}"
+                    stated = f"must be a TOML table on one line: {example}"
                     problems.append(Problem(found.name, stated, f"environment {name}"))
             else:
                 value = found.kind.from_text(text.strip())
@@ -194,7 +194,7 @@ class _Environment(_Layer):
         near = nearest(name, known, _ALIKE)
         if near is not None:
             return f"there is no such key; did you mean {near}?"
-        # Two underscores are how keys of tables are written, and nobody else writes them.
+        # Two underscores mark a key in a table; other software's variables do not contain them.
         return "there is no such key; `fencepost config explain` lists them" if "__" in name else None
 
     def where(self, parts: Parts) -> str:
@@ -212,7 +212,7 @@ def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
 
 
 class _Reader:
-    """`layers` – the one that wins first."""
+    """`layers` – highest precedence first."""
 
     def __init__(
         self, layers: Sequence[_Layer], problems: list[Problem], check_topic_config: CheckTopicConfig | None
@@ -270,7 +270,7 @@ class _Reader:
             return
         near = nearest(name, allowed)
         if near is None and not above:
-            # A key of a table, without its table.
+            # The key of a table, given without it.
             full = nearest(name, [each.field_name for each in SHOWN if each.table], 0.8)
             tables = [each.table for each in SHOWN if each.table and each.field_name == full]
             if full is not None:
@@ -281,7 +281,7 @@ class _Reader:
         self._fail(layer, parts, f"unknown key; {hint}")
 
     def _table(self, name: str, values: Mapping[str, Any]) -> Any:
-        """The dataclass; None where the table is not there, or something in it is wrong already."""
+        """The dataclass; None if the table is absent or has errors."""
         its = TABLES[name]
         layer = next((each for each in self._layers if each.has((name,))), None)
         if layer is None or self._wrong(name):
@@ -309,7 +309,7 @@ class _Reader:
                 parts = tuple(problem.key.split("."))
                 layer = next((each for each in self._layers if each.has(parts)), None)
                 layer = layer or next((each for each in self._layers if above and each.has(above)), None)
-                # What nobody has given is missed in the file, if there is one.
+                # A missing key is reported for the file, if there is one.
                 layer = layer or next((each for each in self._layers if isinstance(each, _File)), None)
                 where = "" if layer is None else layer.where(parts)
                 self._problems.append(problem._replace(where=where))
@@ -317,6 +317,6 @@ class _Reader:
 
 
 def _in_order(problem: Problem) -> tuple[str, int]:
-    """As somebody goes through them: by file, then by line."""
+    """By file, then by line."""
     where, _, line = problem.where.rpartition(":")
     return (where, int(line)) if line.isdigit() else (problem.where, 0)

@@ -295,18 +295,18 @@ The check changes nothing, except that Kafka allocates one producer id. It can r
 prints JSON. Exit status 0: the proxy would work, perhaps with warnings. 1: something failed. 2: the configuration is
 wrong.
 
-- **files**: certificates, keys and secrets can be read and belong together, by whom else they can be read, when
-  certificates end, whether they are for `advertised_host`
-- **Kafka**: every server of `upstream`, and every broker at the address that Kafka tells: name, connection, TLS,
-  login, when its certificate ends; that all are one cluster; its release; that brokers have the APIs that the proxy
-  itself uses; of a sidecar, that its broker sends clients to it
-- **Kafka ACLs of the proxy**: see, create, read and write the state topic; get a producer id; read brokers'
-  settings; read, write and describe the topics that the file guards, and those on which admins have set a check
-  (*topics in the file*, *topics set by admins*: the state topic is read), and add partitions to those that grow in
-  order; read all topics, for the transaction watch; describe groups and transactional ids. What is missing is told as
-  the `kafka-acls` command that allows it; `admin.properties` there is the login of an administrator
-- **what Kafka itself may lose** of guarded topics: too few replicas, `min.insync.replicas`, unclean leader elections
-- **this machine**: every listener's address is free, `advertised_host` is known, open files are enough for
+- **files**: certificates, keys and secrets are readable, only by the proxy, and match; when certificates expire;
+  whether they are valid for `advertised_host`
+- **Kafka**: every server of `upstream`, and every broker at its advertised address: name resolution, connection, TLS,
+  login, certificate expiry; all belong to one cluster; its release; the brokers support the APIs that the proxy uses;
+  for a sidecar, its broker advertises the sidecar to clients
+- **Kafka ACLs of the proxy**: describe, create, read and write the state topic; get a producer id; read brokers'
+  settings; read, write and describe checked topics (*topics in the file*, *topics set by admins*: from the state
+  topic); add partitions to topics with ordered partition expansion; read all topics, for the transaction watch;
+  describe groups and transactional ids. For each missing permission it prints a `kafka-acls` command;
+  `admin.properties` in it contains an administrator's login
+- **what Kafka itself may lose** of checked topics: too few replicas, `min.insync.replicas`, unclean leader elections
+- **this machine**: every listener's address is free, `advertised_host` resolves, the open file limit is enough for
   `limits.connections_max`
 
 Rights on topics that do not exist yet are *unknown*.
@@ -357,7 +357,7 @@ def _code(text: str) -> str:
     return f"`{text}`" if '"' in text or text[:1] in "[{" or text[:1].isdigit() or text in ("true", "false") else text
 
 
-# --- as they are ------------------------------------------------------------------------------------------------------
+# --- effective values -------------------------------------------------------------------------------------------------
 
 
 def show(loaded: Loaded, *, changed: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""What a configuration that was read anew changes in a running proxy, and what it would only change in a new one."""
+"""Which keys of a reloaded configuration a running proxy applies, and which need a restart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fencepost_proxy.config.reference import toml
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """`config` – what holds from now on. `changed`, `left` – in words; `left` needs a restart."""
+    """`config` – the new configuration. `changed`, `left` – descriptions of changes; `left` needs a restart."""
 
     config: ProxyConfig
     changed: Sequence[str]
@@ -21,7 +21,7 @@ class Changes:
 
 
 def changes(running: ProxyConfig, read: ProxyConfig) -> Changes:
-    """Raises Refused where what can be changed does not go with what cannot: a restart does both."""
+    """Raises Refused if the live changes conflict with keys that need a restart."""
     values: dict[str, dict[str, Any]] = {}
     changed, left = [], []
     for key in KEYS.values():
@@ -35,7 +35,7 @@ def changes(running: ProxyConfig, read: ProxyConfig) -> Changes:
         else:
             left.append(words)
     left += [
-        f"{name}: {'is there now' if getattr(running, name) is None else 'is not there any more'}"
+        f"{name}: {'was added' if getattr(running, name) is None else 'was removed'}"
         for name in ("listen_tls", "upstream_tls", "control_sasl")
         if (getattr(running, name) is None) is not (getattr(read, name) is None)
     ]

@@ -105,7 +105,7 @@ class Log:
 
 
 class StaleWriter(threading.Thread):
-    """Reads each partition's log end, and tries to append there after the log has grown.
+    """Reads each partition's log end, and tries to append there after other appends.
 
     It uses an unmodified kafka-python producer; the expected offset is a record header.
     """
@@ -317,7 +317,7 @@ class Demo:
     def _load_to_the_end(self, proxy: str, log: Log, total: int, writer: StaleWriter, killed_at: int) -> None:
         output = self._logs / LOAD_2_LOG
         load = self._start_load(proxy, output)
-        self._screen.say("load", f"the same command again, process {load.pid}; only the log can tell it where to go on")
+        self._screen.say("load", f"the same command again, process {load.pid}; it continues from what the log contains")
         deadline = time.monotonic() + LOAD_SECONDS
         while load.running:
             if time.monotonic() > deadline:

@@ -43,7 +43,7 @@ class PartitionSeen:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The topic's content compared with the wanted rows. Equal rows are counted."""
+    """The topic's content compared with the expected rows. Equal rows are counted."""
 
     partitions: tuple[PartitionSeen, ...]
     rows_wanted: int
@@ -78,7 +78,7 @@ def row_hash(fields: Iterable[str]) -> bytes:
 
 
 def read_back(bootstrap: str, topic: str, requested: Counter[bytes], decode: Decode, progress: Progress) -> Proof:
-    """Compares all records of `topic` with `wanted`: `row_hash` of each row → expected number.
+    """Compares all records of `topic` with `requested`: `row_hash` of each row → expected number.
 
     `bootstrap`: the brokers, not the proxy. Raises `ProofError` if reading stalls.
     """

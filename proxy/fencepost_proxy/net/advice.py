@@ -28,7 +28,7 @@ _CONNECTION: Final[_Table] = (
     ("and upstream_tls is set", "remove [upstream_tls], or use the TLS port"),
     ("(control_sasl)?", "add the table [control_sasl] with the proxy's own login"),
     ("(control_sasl.mechanism)", "set control_sasl.mechanism to one of those"),
-    ("control_sasl.", "check the owner and permissions of that file: the process must be able to read it"),
+    ("control_sasl.", "check the permissions of that file: the process must be able to read it"),
     ("SASL ", "check control_sasl.username and the first line of the password or token file"),
     ("Name or service not known", "no name server knows this host: check the spelling"),
     ("Temporary failure in name resolution", "no name server responds: check /etc/resolv.conf"),
@@ -68,7 +68,7 @@ _NOT_READY: Final[_Table] = (
     # The state topic is unusable.
     (
         "it cannot be this proxy's state topic",
-        "Check who created that topic. If nothing uses it, delete it directly in Kafka. The proxy recovers "
+        "Check which client created that topic. If nothing uses it, delete it directly in Kafka. The proxy recovers "
         "automatically.",
     ),
     (
@@ -139,7 +139,7 @@ _NOT_READY: Final[_Table] = (
         "(IDEMPOTENT_WRITE)? Run fencepost check. The proxy recovers automatically.",
     ),
     (
-        "the other proxy processes cannot be told",
+        "the heartbeat of this process could not be stored",
         "Appends to checked topics wait. Can the proxy append to the state topic (WRITE, min.insync.replicas)?",
     ),
     (
@@ -164,7 +164,7 @@ _NOT_READY: Final[_Table] = (
         "address of this sidecar. Until then clients bypass it.",
     ),
     (
-        "each needs a sidecar of its own",
+        "each needs its own sidecar",
         "Give every broker its own address in advertised.listeners, served by its own sidecar.",
     ),
     (

@@ -1,8 +1,7 @@
-"""The proxy process: the switch driven by real sockets, a clock, and the control client.
+"""The proxy process: runs the dispatcher on sockets, a clock and the control client.
 
-`serve` is the entry. Start-up fails closed and early: the bootstrap port is taken first (or the user is told at once
-that it cannot be), then Kafka is waited for, then the state topic is read to its end; connections are accepted only
-after that. Clients that come too early wait in the kernel's queue.
+`serve` is the entry. It binds the bootstrap port (and fails at once if it cannot), waits for Kafka, reads the state
+topic to its end, and only then accepts connections. Earlier clients wait in the kernel's accept queue.
 """
 
 from __future__ import annotations
@@ -93,39 +92,39 @@ _T = TypeVar("_T")
 _log = logs.get("net.app")
 _limited_log = logs.RateLimitedLog(_log)
 
-#: How often waiting gates and sessions are told that time has passed.
+#: How often partition sequencers and sessions check their time limits.
 _TICK_SECONDS = 0.02
-#: At least so long between two renewed quotas (`session/connection.py`): the work of one, where the next read does it.
+#: Minimum pause between two quota renewals (`session/connection.py`): about the work that one quota allows.
 _QUOTA_SECONDS = 0.003
-#: Whose id is another one than the state topic says is asked for so often, and so long that no broker lags any more.
+#: A topic whose id differs from the state topic's is looked up this often, until no broker's metadata can be stale.
 _LOOK_UP_SECONDS = 0.1
 _DOUBTED_SECONDS = 10.0
 _HOUSEKEEPING_SECONDS = 1.0
-#: Between two requests for metadata that clients cause; and topics of which is remembered when that was.
+#: Pause between two metadata requests that clients cause, and topics whose last such request is remembered.
 _REFRESH_PAUSE_SECONDS = 0.05
 _LOOKED_UP_MAX = 10_000
-#: Brokers learn of a new topic one by one: for so long its absence is not believed.
+#: Brokers learn of a new topic one by one: a missing topic counts as absent only after this time.
 _NEW_TOPIC_SECONDS = 0.3
 _STORE_SECONDS = 15.0
-#: How often it is looked whether their files have changed.
+#: How often certificate files are checked for changes.
 _CERTIFICATES_SECONDS = 5.0
 _START_AGAIN_SECONDS = 2.0
 _DRAIN_POLL_SECONDS = 0.02
-#: For so long it is told that no connection to a broker could be opened: clients try again all the time.
+#: How long the status page shows a failed connection to a broker. Clients retry all the time.
 _UNREACHABLE_SECONDS = 30.0
-#: How long a client whose connection has ended may take to see it. Until then it may send on: if that were answered by
-#: a reset, it could lose an answer that it has not read.
+#: How long a client may take to notice that its connection was closed. Until then its data is discarded: a reset could
+#: cost it a response that it has not read.
 _LINGER_SECONDS = 1.0
 _WELCOME = "connect "
-#: Requests whose batches are read in threads.
+#: Maximum requests whose batches are read in threads at one time.
 _READ_AT_ONCE_MAX = 2
-#: Topics that one log line names; the others are counted.
+#: Maximum topic names in one log line; it gives the number of the others.
 _NAMED_MAX = 5
-#: Topics of which it is told in the log why their batches lose their producer ids.
+#: Maximum topics for which the log explains why their batches lose their producer ids.
 _REPORTED_MAX = 10_000
 _WHY_DOWNGRADED = {
-    MESSAGE_FORMAT: "its message format is older than 0.11: it takes no producer ids",
-    NOT_PERMITTED: "Kafka does not let a client of it be idempotent",
+    MESSAGE_FORMAT: "its message format is older than 0.11 and has no producer ids",
+    NOT_PERMITTED: "Kafka does not permit idempotent writes to one of its clients",
 }
 
 
@@ -140,10 +139,10 @@ async def serve(
 ) -> None:
     """Runs until cancelled, or until `stop` is set: then it drains, within `limits.drain_seconds`.
 
-    `force` – set while it drains: what is still under way is not waited for any longer.
-    `on_ready` is told the bootstrap address once clients can connect. `worker` – what this process is among several.
-    `on_reload` is given, at the beginning, what goes on with another configuration and reads certificates anew.
-    Raises ConfigError where a port cannot be had. What is wrong with Kafka is waited for: somebody may mend it.
+    `force` – when set, the drain ends without waiting for requests in progress.
+    `on_ready` gets the bootstrap address once clients can connect. `worker` – the role of this process among several.
+    `on_reload` gets, at the start, the function that applies a new configuration and reloads certificates.
+    Raises ConfigError if a port cannot be bound. Problems with Kafka do not raise: it retries until they are fixed.
     """
     async with AsyncExitStack() as stack:
         proxy = Proxy(config, worker)
@@ -159,7 +158,7 @@ async def serve(
 
 
 class Proxy:
-    """See the module. Answers what sessions ask of their surroundings, and drives the links."""
+    """Provides the services that sessions use, and drives the proxied connections."""
 
     def __init__(self, config: ProxyConfig, worker: Worker | None = None) -> None:
         limits = config.limits
@@ -174,8 +173,8 @@ class Proxy:
         self.read_here_bytes_max = HERE_BYTES_MAX
         self.state_topic = config.state_topic
         self.refuse_whole_requests = config.refusal_scope == "request"
-        # A listener takes logins of everybody or of nobody. Clients' connections go to those where the proxy's own have
-        # logged in, or have been answered without: one that is set and not taken, or missing, lets nothing be served.
+        # A Kafka listener requires a login from every client or from none. Clients reach the same listener as the
+        # proxy's connections: if the proxy needs a login there, so do clients.
         self.clients_log_in = config.control_sasl is not None
         self.transactions = Table(queued_seconds=limits.queued_seconds)
         self._metrics = Metrics(lambda: self._state.fresh_until if self._state else Monotonic(float("-inf")))
@@ -248,22 +247,22 @@ class Proxy:
         self._marked_topic_id: UUID | None = None
         self._state_topic_marks: tuple[bytes, ...] = (config.state_topic.encode(),)
         self._free_bytes = limits.buffered_bytes_max
-        #: Of the event that is being handled: how long before it each of the requests and answers was here.
+        #: For the event being handled: how long each request and response had waited in the proxy before it.
         self._forwarded: list[float] = []
         self._answered: list[float] = []
         self._policies: dict[str, TopicPolicy | None] = {}
-        self._doubted: set[str] = set()  # topics whose ids are looked up: those that are known may be of dead ones
+        self._doubted: set[str] = set()  # topics whose known ids may be those of deleted topics
         self._bootstrap_cycle = itertools.cycle(range(len(config.upstream)))
         self._listening: dict[NodeId | None, socket.socket] = {}
         self._acceptors: dict[NodeId | None, Acceptor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._refreshing = False
-        self._stale: dict[str, None] = {}  # topics to ask metadata for
-        self._looked_up: dict[str, float] = {}  # when it was asked for them last, of those it has answered
+        self._stale: dict[str, None] = {}  # topics whose metadata to refresh
+        self._looked_up: dict[str, float] = {}  # when the last answered metadata request for each was sent
         self._ticker: asyncio.TimerHandle | None = None
         self._renewing = False
-        self._waits_because: str | None = None  # while it starts
-        self._to_end = False  # not ready any more
+        self._waits_because: str | None = None  # during start-up
+        self._to_end = False  # no longer ready
         self._draining = False
         self._closed = False
         self._expansions: Expansions | None = None
@@ -282,10 +281,10 @@ class Proxy:
         self._violations = 0
         self._last_violation: ViolationStatus | None = None
         self._refusals = Refusals()
-        #: Brokers that no connection of a client could be opened to, the last time: since when, and why.
+        #: Brokers to which the last client connection failed: when, and why.
         self._unreachable: dict[NodeId, tuple[float, str]] = {}
-        self._warned: set[str] = set()  # of guarded topics that there are
-        #: Topics that inherit checks: at the last look, and of those the ones at the look before that too.
+        self._warned: set[str] = set()  # checked topics whose durability was reported
+        #: Topics that inherited checks at the last probe, and those that did at the probe before it, too.
         self._inheriting: dict[str, UUID] = {}
         self._replaced: dict[str, UUID] = {}
         self._takeover_until = float("-inf")
@@ -332,7 +331,7 @@ class Proxy:
         if config.unsafe_disable_fencing:
             _log.error("unsafe_disable_fencing is set: an append may be accepted at an offset that it did not expect")
         self._warn_of_what_is_set()
-        # Before Kafka is there: what is wrong with the files may be why it is waited for.
+        # Before connecting to Kafka: faulty certificate files may be why Kafka is unreachable.
         self._spawn(self._watch_certificates(), "certificates")
         await self._control.start()
         if self._sidecar is not None:
@@ -361,10 +360,10 @@ class Proxy:
         return address
 
     async def _join_the_others(self) -> None:
-        """Reads the state topic, and is known to the other processes; waits for what keeps it from that.
+        """Reads the state topic and registers with the other processes; retries until that works.
 
-        A Kafka that is half up, rights that are missing, a topic that cannot be relied on: somebody has to mend it, and
-        looks at /readyz meanwhile. Each try begins anew, since what was read of a wrong topic must not stay.
+        Kafka may be starting, ACLs may be missing, or the topic may be misconfigured; /readyz shows the reason.
+        Each try starts from scratch, since nothing read from a misconfigured topic may be kept.
         """
         config = self.config
 
@@ -403,7 +402,7 @@ class Proxy:
                 raise
 
         if await self._until_kafka_can(join, f"the state topic {config.state_topic} cannot be used"):
-            _log.info("other proxy processes serve this cluster, or ended a moment ago without saying so")
+            _log.info("other proxy processes serve this cluster, or stopped recently without deregistering")
             self._takeover_until = time.monotonic() + config.limits.takeover_seconds
 
     async def _until_kafka_can(self, attempt: Callable[[], Awaitable[_T]], what: str) -> _T:
@@ -425,21 +424,21 @@ class Proxy:
         mechanism = None if config.control_sasl is None else config.control_sasl.mechanism
         if mechanism in ("PLAIN", "OAUTHBEARER") and config.upstream_tls is None:
             _log.warning(
-                "the proxy's own password or token goes to Kafka in the clear: upstream_tls is not set",
+                "the proxy sends its password or token to Kafka in plaintext: upstream_tls is not set",
                 mechanism=mechanism,
             )
         if (config.listen_tls is None) is not (config.upstream_tls is None):
             plain = "from clients to the proxy" if config.listen_tls is None else "from the proxy to Kafka"
-            _log.warning(f"what is encrypted on one side goes on in the clear {plain}, passwords of clients too")
+            _log.warning(f"TLS is enabled on one side only: traffic, including SASL passwords, is plaintext {plain}")
         tls = config.upstream_tls
         if tls is not None and tls.certificate_file is not None and config.control_sasl is None:
             _log.warning(
-                "where Kafka takes the certificate of upstream_tls for a principal, every client without a login of "
-                "its own (SASL) is to Kafka who the proxy is"
+                "if Kafka maps the certificate of upstream_tls to a principal, every client without a SASL login has "
+                "the proxy's permissions"
             )
 
     def _watch_transactions(self) -> None:
-        """Where somebody may look at what comes of it; among workers once."""
+        """If a status page can show the result; with several workers, in the primary worker only."""
         config = self.config
         shown = config.status is not None if self._worker is None else self._worker.primary
         if config.watch_transactions and shown:
@@ -449,7 +448,7 @@ class Proxy:
             self._spawn(watch.run(), "watch transactions")
 
     async def _start_status(self) -> None:
-        """First of all: who waits for Kafka should be able to see that it does."""
+        """Runs first, so that the status page shows a proxy that waits for Kafka."""
         address = self.config.status
         if address is None:
             return
@@ -459,9 +458,9 @@ class Proxy:
             raise ConfigError(f"cannot listen on {address} for the status page: {error.strerror or error}") from error
 
     async def drain(self, force: asyncio.Event) -> None:
-        """Not ready from now on; then accepts nobody and begins no further request; answers what is under way, and ends
-        each connection as soon as nothing is under way on it. What is not over by `limits.drain_seconds` is given up:
-        appends that wait here are told to try again, those whose outcome is not known that it is not known.
+        """Reports not ready, stops accepting connections and starting requests, finishes the requests in progress, and
+        closes each connection when it is idle. After `limits.drain_seconds`, appends still queued here get a retriable
+        error, and in-doubt appends get an error that says that their outcome is unknown.
         """
         limits = self.config.limits
         self._to_end = True
@@ -475,7 +474,7 @@ class Proxy:
         left = await self._end_connections(until, force)
         if left:
             unanswered = {api_name(key): count for key, count in sorted(left.items())}
-            _log.warning("not everything was answered in time (limits.drain_seconds)", unanswered=unanswered)
+            _log.warning("requests not answered within limits.drain_seconds", unanswered=unanswered)
         _log.info("drained", connections=connections, unanswered=sum(left.values()))
         now = time.monotonic()
         in_doubt_now = self.dispatcher.in_doubt or not all(
@@ -495,13 +494,13 @@ class Proxy:
             now = time.monotonic()
             if force.is_set():
                 until = min(until, now)
-            # Before sessions give up what they wait for.
+            # Count before sessions give up the requests that they wait for.
             if left is None and now >= until - READ_SECONDS - 5 * _DRAIN_POLL_SECONDS:
                 left = Counter(key for session in self.dispatcher.sessions.values() for key in session.unanswered)
             for proxied in list(self.proxied_connections.values()):
                 since = proxied.client.closing_since
                 if proxied.session is None:
-                    proxied.client.abort()  # nothing was read of it
+                    proxied.client.abort()  # nothing was read from it
                 elif since is None:
                     self.session_event(proxied.connection, sessions.Drain(until))
                 elif now >= since + _LINGER_SECONDS and (now >= until or not proxied.client.unsent):
@@ -512,7 +511,7 @@ class Proxy:
         return left or Counter()
 
     def _listen_no_more(self) -> None:
-        """Whoever connects now is told at once that nobody is here, and tries elsewhere."""
+        """New connections are refused at once, so that clients try another proxy."""
         self._accepting = False
         self._stop_accepting()
         for sock in self._listening.values():
@@ -554,10 +553,10 @@ class Proxy:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.crash("a task crashed", error, task=task.get_name())
 
-    # ---- what sessions ask (session.Surroundings)
+    # ---- services for sessions
 
     def _update_relayed_versions(self) -> None:
-        """What is looked into depends on what the state topic says, and on what groups lack."""
+        """Which versions are relayed unread depends on the state topic and on the groups."""
         relayed_versions = (
             and_addresses(self._groups.relayed_versions) if self._is_sidecar else self._groups.relayed_versions
         )
@@ -580,7 +579,7 @@ class Proxy:
         return 0 if self._state is None else self._state.instance_id
 
     def alone(self, now: float) -> bool:
-        # Known from the start, not only once the other workers gave a sign of life.
+        # With several workers never alone, even before the first heartbeat of another.
         return self._worker is None and self._state is not None and self._state.alone(now)
 
     def taken_over(self, now: float) -> bool:
@@ -596,7 +595,7 @@ class Proxy:
             pass
         assert self._state is not None
         policy = self._state.view.topic_policy(topic, self.topic_id(topic), self.config.configs_for)
-        if len(self._policies) > 100_000:  # names come from clients: a stranger's must not fill the memory
+        if len(self._policies) > 100_000:  # names come from clients, authorized or not: limit the memory
             self._policies.clear()
         found = self._policies[topic] = policy if policy.read else None
         return found
@@ -626,13 +625,13 @@ class Proxy:
     def may_send(self, pending: PendingAppend, now: float) -> bool:
         return self.dispatcher.may_send(pending, now)
 
-    # ---- what they ask about counted topics (session.counted.Surroundings)
+    # ---- services for topics with partition-count checks
 
     def barrier(self, topic: str) -> AppendBarrier:
         return self.dispatcher.barrier(topic)
 
     def new_barrier(self, topic: str) -> AppendBarrier:
-        """Closed, where an expansion is pending; and not empty before what an earlier process has sent is over."""
+        """Closed if an expansion is pending. It counts as empty only once appends of an earlier process have ended."""
         barrier = AppendBarrier(
             topic, in_doubt_seconds=self.config.limits.takeover_seconds, clear_at=self._takeover_until
         )
@@ -682,7 +681,7 @@ class Proxy:
         return self._state.view.history(topic, topic_id)
 
     def _record_count_checked(self, topic: str, now: float) -> None:
-        """Its configs have changed. What was under way when it became a counted topic never came to a door."""
+        """The topic's configs have changed. Appends sent before its checks were enabled never entered a barrier."""
         policy = self.policy(topic)
         if policy is None or not policy.counted:
             self._counted.discard(topic)
@@ -726,12 +725,12 @@ class Proxy:
         )
 
     def release_group(self, group: str, topic: str) -> None:
-        """Asked by an operator, at the process that has the status page."""
+        """Requested by an operator on the status page."""
         self._spawn(self._release_group(group, topic), f"release for {group}")
 
     async def _release_group(self, group: str, topic: str) -> None:
         outcome = await self._groups.release(group, topic)
-        _log.info("new partitions for a group, asked for by an operator", group=group, topic=topic, outcome=outcome)
+        _log.info("release of new partitions requested by an operator", group=group, topic=topic, outcome=outcome)
 
     # ---- virtual configs
 
@@ -755,8 +754,8 @@ class Proxy:
                 self._perform(self.dispatcher.forget_topic(topic, now), now)
 
     def _doubt_ids(self, records: Sequence[StateRecord]) -> None:
-        """The state topic may speak of a topic that is newer than what metadata said of that name here: deleted and
-        created again through another process, which has told nobody yet. Until it is looked up, the record applies.
+        """A record may name a newer topic id than this process has from metadata: the topic was deleted and created
+        again through another instance. Until metadata is refreshed, the record applies.
         """
         assert self._state is not None
         for topic in filter(None, map(_topic_of, records)):
@@ -766,7 +765,7 @@ class Proxy:
                 self._spawn(self._look_up_again(topic), f"look up {topic}")
 
     async def _look_up_again(self, topic: str) -> None:
-        """A broker may lag behind, too. What it goes on saying is true: it was replaced around the proxy."""
+        """A broker's metadata may be stale, too. If it persists, the topic was replaced directly at Kafka."""
         assert self._state is not None
         believed_from = time.monotonic() + _DOUBTED_SECONDS
         while True:
@@ -783,17 +782,17 @@ class Proxy:
         self._update_relayed_versions()
 
     def _record_safe(self) -> None:
-        """Whether some topic takes batches of clients that may not be idempotent (topic config idempotence.level)."""
+        """Whether a topic accepts batches of clients that may not write idempotently (config idempotence.level)."""
         assert self._state is not None
         set_on_topics = self._state.view.topic_configs.values()
         self._safe = self._safe_by_file or any(is_safe(each.configs) for each in set_on_topics)
 
     def _downgraded(self, topic: str, why: str, batches: int) -> None:
-        """Counted always, told once."""
+        """Counts every time, logs once."""
         self._metrics.downgraded(why, batches)
         if (topic, why) not in self._logged_downgraded and len(self._logged_downgraded) < _REPORTED_MAX:
             self._logged_downgraded.add((topic, why))
-            _log.warning("idempotence given up for a topic that is `safe`", topic=topic, why=_WHY_DOWNGRADED[why])
+            _log.warning("idempotence dropped for a topic with level `safe`", topic=topic, why=_WHY_DOWNGRADED[why])
 
     def close_barrier(self, topic: str, but_for: frozenset[Transactor]) -> None:
         now = time.monotonic()
@@ -818,7 +817,7 @@ class Proxy:
         self.session_event(connection, sessions.Expanded(expand.token, tuple(outcomes)))
 
     async def _store(self, connection: int, store: sessions.Store) -> None:
-        """A switch-on is reported only once every process knows of it, or has stopped serving (its lease ran out)."""
+        """Reports success only once every process knows the new configs or has stopped serving (its lease expired)."""
         error = None
         try:
             async with asyncio.timeout(_STORE_SECONDS):
@@ -829,7 +828,7 @@ class Proxy:
                 if records:
                     await self._state.append(records)
                 if not all(change.deleted for change in changes):
-                    # Also where nothing had to be stored: somebody else may have done so a moment ago.
+                    # Even if nothing was stored: another client may have stored the same a moment ago.
                     await asyncio.sleep(self.config.config_lease_seconds)
                 for change in changes:
                     if change.topic is not None and not change.deleted:
@@ -837,15 +836,15 @@ class Proxy:
                         self._warned.discard(change.topic)
                         self._warn_about([change.topic])
         except (FencepostError, TimeoutError, ValueError) as failure:
-            error = str(failure) or "it took too long"
+            error = str(failure) or "timed out"
             _log.error("virtual configs could not be stored", reason=error)
         except Exception as failure:
-            error = "it failed in the proxy, whose log says where"
+            error = "internal error, see the proxy's log"
             _log.crash("storing virtual configs crashed", failure)
         self.session_event(connection, sessions.Stored(store.token, error))
 
     async def _forget_deleted(self, changes: Sequence[TopicConfigChange]) -> None:
-        """Before the client hears of it: what a gate believes of a topic must not outlive it."""
+        """Before the client gets its response: a partition sequencer's state must not outlive the topic."""
         gone = [change.topic for change in changes if change.deleted and change.topic is not None]
         if gone:
             await self._control.refresh_metadata(gone)
@@ -853,8 +852,8 @@ class Proxy:
             self._topic_replaced(topic)
 
     async def _with_topic_ids(self, changes: Sequence[TopicConfigChange]) -> list[TopicConfigChange]:
-        """Where no response told them, metadata does, which is asked for all of them at once: an admin may change many
-        topics by one request. A topic just created is not everywhere at once.
+        """Looks up ids that no response contained, in one metadata request: an admin may change many topics at once.
+        Retries, because brokers learn of a new topic one by one.
         """
         found: dict[str, UUID] = {}
         left = {each.topic: each.topic_id for each in changes if not each.deleted and each.topic is not None}
@@ -873,18 +872,18 @@ class Proxy:
         ]
 
     def _warn_about(self, topics: Iterable[str]) -> None:
-        """Of what Kafka itself may lose there: once for each topic, whoever switched its check on."""
+        """Warns once per topic about settings with which Kafka itself may lose appends."""
         if new := sorted(set(topics) - self._warned):
             self._warned.update(new)
             self._spawn(self._warn_of_loss(new), "durability check")
 
     async def _warn_of_loss(self, topics: Sequence[str]) -> None:
-        """One line for all of them: a pattern may check thousands."""
+        """Logs one line for all topics: a pattern may match thousands."""
         checked = [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.is_checked]
         try:
             facts = await self._control.facts_of_topics(checked)
         except UpstreamUnavailable:
-            self._warned.difference_update(topics)  # the next look tries again
+            self._warned.difference_update(topics)  # the next round retries
             return
         found: dict[tuple[str, str], list[str]] = {}
         for topic in facts:
@@ -903,7 +902,7 @@ class Proxy:
                 reason="; ".join(f"{state} ({todo}): {_some(names)}" for (state, todo), names in found.items()),
             )
 
-    # ---- links
+    # ---- proxied connections
 
     def _accept_on(self, node_id: NodeId | None) -> None:
         def accepted(sock: socket.socket, peer: Address) -> None:
@@ -944,7 +943,7 @@ class Proxy:
         self._spawn(self._welcome(proxied, near, node_id), f"{_WELCOME}{proxied.connection}")
 
     async def _welcome(self, proxied: ProxiedConnection, near: Socket, node_id: NodeId | None) -> None:
-        """Who cannot speak to us costs Kafka no connection."""
+        """A client whose TLS handshake fails costs Kafka no connection."""
         if not isinstance(near, TlsSocket) or await self._secured(proxied, near):
             await self._connect(proxied, node_id)
 
@@ -969,7 +968,7 @@ class Proxy:
         return False
 
     async def _connect(self, proxied: ProxiedConnection, node_id: NodeId | None) -> None:
-        """Opens the link's upstream connection: to its listener's broker, or to any of those configured."""
+        """Opens the upstream connection: to the listener's broker, or to any configured bootstrap server."""
         tries = [self._book.upstream_of(node_id)] if node_id is not None else None
         if self._is_sidecar:
             tries = [self.config.broker]
@@ -985,7 +984,7 @@ class Proxy:
             except UpstreamUnavailable as error:
                 reason, kind = error, "tls"
             except TimeoutError as error:
-                reason, kind = f"{address}: {error or 'no answer in time'}", "timeout"
+                reason, kind = f"{address}: {error or 'no response in time'}", "timeout"
             except OSError as error:
                 reason, kind = f"{address}: {error}", "unreachable"
             else:
@@ -1040,7 +1039,7 @@ class Proxy:
             self._worker.has(len(self.proxied_connections) + len(self._bridges))
 
     def keep_time(self, session: Session) -> None:
-        """It waits for something that has a time limit."""
+        """The session waits for something with a time limit."""
         self.dispatcher.keep_time(session)
         if self._ticker is None:
             self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
@@ -1050,7 +1049,7 @@ class Proxy:
         self._perform(self.dispatcher.session_event(connection, event, now), now)
 
     def _perform(self, actions: list[Action], began: float) -> None:
-        """`began` – when the event came of which they are."""
+        """`began` – when the event arrived that caused these actions."""
         for action in actions:
             if isinstance(action, ForConnection):
                 self._for_connection(action.connection, action.command)
@@ -1093,16 +1092,16 @@ class Proxy:
                 self._spawn(self._store(connection, command), "store configs")
                 return
             case sessions.Ask(token, query_message):
-                self._spawn(self._query(connection, token, query_message), f"ask about group {query_message.group}")
+                self._spawn(self._query(connection, token, query_message), f"query group {query_message.group}")
                 return
             case sessions.Noticed(notice):
                 self._groups.notice(notice, "" if proxied is None else proxied.peer.host)
                 return
             case sessions.ValidateCommit():
-                self._spawn(self._validate(connection, command), "judge a commit")
+                self._spawn(self._validate(connection, command), "validate a commit")
                 return
             case sessions.RecordAbortOnly() | sessions.ClearAbortOnly():
-                self._spawn(self._record_or_clear(connection, command), "note a transaction")
+                self._spawn(self._record_or_clear(connection, command), "record an abort-only transaction")
                 return
             case sessions.ReadBatches():
                 self._spawn(self._read_batches(connection, command), "read batches")
@@ -1141,7 +1140,7 @@ class Proxy:
         _limited_log.warning(_kind(command), "connection closed", peer=proxied.peer, reason=command.reason)
 
     def _renew_later(self, took: float) -> None:
-        """Others have the loop for at least as long as the work of the last renewed quota `took`."""
+        """Leaves the event loop to others for at least as long as the last renewal `took`."""
         self._renewing = True
         asyncio.get_running_loop().call_later(max(took, _QUOTA_SECONDS), self._renew_quota)
 
@@ -1176,7 +1175,7 @@ class Proxy:
         self.session_event(connection, sessions.AbortOnlyRecorded(requested.token, stored))
 
     async def _read_batches(self, connection: int, requested: sessions.ReadBatches) -> None:
-        """Few at once: each may take as much memory as the largest batch once it is unpacked."""
+        """Limits concurrency: each read may need as much memory as the largest decompressed batch."""
         async with self._reading:
             if connection not in self.proxied_connections:
                 return
@@ -1188,7 +1187,7 @@ class Proxy:
         self.session_event(connection, sessions.BatchesRead(requested.token))
 
     def _in_loop(self, call: Callable[[], _T]) -> _T:
-        """From a thread that reads (`_read_batches`), which waits for it; or in the loop, at once."""
+        """Called from the event loop: runs at once. Called from a thread of `_read_batches`: waits for the loop."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -1227,7 +1226,7 @@ class Proxy:
             producer_id = await self._reads.producer_at(violation.partition, violation.offset)
         _log.error(
             "OFFSET_VIOLATION",
-            reason=FORGOTTEN if violation.forgotten else "somebody writes around the proxy",
+            reason=FORGOTTEN if violation.forgotten else "a producer bypasses the proxy",
             partition=violation.partition,
             offset=violation.offset,
             producer_id="unknown" if producer_id is None else producer_id,
@@ -1241,12 +1240,12 @@ class Proxy:
         self._open_listeners([node_id for node_id, address in brokers.items() if self._book.learn(node_id, address)])
 
     def _open_listeners(self, node_ids: Sequence[NodeId]) -> None:
-        """Bound and listening when it returns; whoever is told of the port now finds it open."""
+        """Listens before it returns, so that clients that learn the port can connect."""
         if self._is_sidecar:
             return
         for node_id in node_ids:
             if node_id in self._listening:
-                continue  # it has moved; its listener asks the book where to connect
+                continue  # the broker has moved; its listener gets the address from the book
             try:
                 port = self._book.listener_port(node_id)
                 sock = self._bind(node_id, Address(self.config.listen.host, port), f"broker {node_id}")
@@ -1266,10 +1265,10 @@ class Proxy:
 
         return self._worker.listener(ListenerRequest(node_id, address, what))
 
-    # ---- from worker to worker
+    # ---- migration between workers
 
     def _migrate(self, proxied: ProxiedConnection, migrated: sessions.MigratedConnection) -> None:
-        """To the worker that owns what the client asks for. Where that cannot be: closed, never served here."""
+        """Migrates to the primary worker. If that fails, the connection is closed, never served here."""
         assert self._worker is not None
         if self._draining:
             proxied.client.close(time.monotonic())
@@ -1285,12 +1284,12 @@ class Proxy:
         on_its_way = MigratedSockets(migrated, proxied.peer, proxied.node_id, given.to_client, given.to_upstream)
         if not self._worker.migrate(on_its_way, self._movable(given.client), self._movable(given.upstream)):
             _limited_log.warning(
-                "hand over", "connection closed", peer=proxied.peer, reason="the owner process cannot be reached"
+                "migrate", "connection closed", peer=proxied.peer, reason="the primary worker cannot be reached"
             )
             self._metrics.closed("owner_away")
 
     def _movable(self, sock: Socket) -> socket.socket:
-        """TLS cannot move to another process: then its end stays here, and something in its place goes."""
+        """TLS cannot move to another process: its socket stays here, and a bridge to it moves instead."""
         if not isinstance(sock, TlsSocket):
             assert isinstance(sock, socket.socket)
             return sock
@@ -1306,11 +1305,9 @@ class Proxy:
         return bridge.far
 
     def take_over(self, migrated: MigratedSockets, client: socket.socket, upstream: socket.socket) -> None:
-        """A connection that another worker has accepted."""
+        """Takes over a connection that another worker accepted."""
         if self._draining or self._closed or len(self.proxied_connections) >= self.config.limits.connections_max:
-            why = (
-                "this process is shutting down" if self._draining else "connections_max is reached in the owner process"
-            )
+            why = "this process is shutting down" if self._draining else "the primary worker is at connections_max"
             _limited_log.warning("take over", "connection closed", peer=migrated.peer, reason=why)
             client.close()
             upstream.close()
@@ -1332,7 +1329,7 @@ class Proxy:
         )
 
     def report(self) -> tuple[StatusSnapshot, Metrics, float]:
-        """For the process that shows all workers together."""
+        """For the supervisor, which combines the workers' reports."""
         self._probe()
         metrics = copy.copy(self._metrics)
         metrics.state_fresh_until = None
@@ -1343,20 +1340,20 @@ class Proxy:
     # ---- housekeeping
 
     def reload(self, config: ProxyConfig) -> None:
-        """Goes on with this configuration, of which only keys that are `live` differ, and reads certificates and keys
-        anew. Connections that are there keep their certificates."""
+        """Applies a configuration that differs in `live` keys only, and reloads certificates and keys. Open connections
+        keep their certificates."""
         before, self.config = self.config, config
         limits = config.limits
         self.in_flight_requests_max = limits.in_flight_requests_max
         self.sequencer_wait_max_seconds = limits.sequencer_wait_max_seconds
-        # Below 0 where more is held than may be by now: then nobody gets any until enough was given back.
+        # Negative if more is buffered than the new limit: reservations fail until enough is released.
         self._free_bytes += limits.buffered_bytes_max - before.limits.buffered_bytes_max
         logs.change(config.log.level, config.log.format)
         if (config.listen_tls, config.upstream_tls) != (before.listen_tls, before.upstream_tls):
             try:
                 self._certificates.change(config.listen_tls, config.upstream_tls)
             except ConfigError as error:
-                _log.error("certificates could not be loaded anew: the old ones stay in force", reason=error)
+                _log.error("certificates could not be reloaded: the old ones stay in use", reason=error)
         self._check_certificates(at_once=True)
 
     def _check_certificates(self, *, at_once: bool = False) -> None:
@@ -1370,7 +1367,7 @@ class Proxy:
             self._check_certificates()
 
     async def _housekeeping(self) -> None:
-        """Once a second: clients that stall are closed. Now and then: guarded topics are looked at again."""
+        """Closes stalled clients every second, and checks the checked topics less often."""
         probed_at = time.monotonic()
         while True:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
@@ -1379,7 +1376,7 @@ class Proxy:
             self._update_relayed_versions()
             logs.report_suppressed()
             if self._state is not None and self._state.instance_id_expires:
-                self._spawn(self._renew_instance_id(), "tag")
+                self._spawn(self._renew_instance_id(), "renew the instance id")
             if self._expansions is not None:
                 self._expansions.maintain(self._count_checked_topics())
             seconds = FACTS_SECONDS
@@ -1390,7 +1387,7 @@ class Proxy:
                 await self._maintain_topics()
 
     async def _watch_broker_settings(self) -> None:
-        """What Kafka's comparing relies on can be changed while the brokers run."""
+        """Settings that Kafka's sequence comparison depends on may change while brokers run."""
         while True:
             await asyncio.sleep(FACTS_SECONDS)
             try:
@@ -1415,7 +1412,7 @@ class Proxy:
             await self._state.read_settings_again()
 
     def _count_checked_topics(self) -> list[str]:
-        """Those that are known: switched on by an admin, appended to here, or counted at some time."""
+        """Known topics: enabled by an admin, appended to here, or checked at some earlier time."""
         if self._state is None:
             return []
         topics = sorted({*self._counted, *self.dispatcher.barriers, *self._state.view.count_checked_topics})
@@ -1426,7 +1423,7 @@ class Proxy:
         try:
             await self._state.enter()
         except FencepostError as error:
-            _limited_log.warning("tag", "no new tag for this process", reason=error)
+            _limited_log.warning("instance id", "instance id could not be renewed", reason=error)
 
     def _close_stalled(self) -> None:
         now = time.monotonic()
@@ -1448,10 +1445,10 @@ class Proxy:
                 proxied.client.close(now)
 
     def _abort_unread(self, proxied: ProxiedConnection, now: float) -> None:
-        """A peer that does not take what was written would keep its closed connection for ever.
+        """Closes connections whose peer stopped reading, which would stay half-closed indefinitely.
 
-        A client that does not read its answers; and, behind one that has left, a broker that cannot get rid of its
-        answer since nobody reads it any more, and therefore reads nothing either.
+        The peer is a client that does not read its responses, or the broker of a disconnected client: it blocks on a
+        response that is no longer read, and so reads nothing either.
         """
         for side in (proxied.client, proxied.upstream):
             since = None if side is None else side.closing_since
@@ -1464,39 +1461,39 @@ class Proxy:
         limits = self.config.limits
         session = self.dispatcher.sessions.get(proxied.connection)
         if session is None:
-            return None  # its upstream connection is being opened, which has a limit of its own
+            return None  # its upstream connection is being opened, which has a separate limit
         silent = now - max(proxied.client.received_at, proxied.opened_at)
         if not proxied.client.received_at and silent > limits.handshake_seconds:
-            return f"it sent nothing for {limits.handshake_seconds:g} s (limits.handshake_seconds)"
+            return f"the client sent nothing for {limits.handshake_seconds:g} s (limits.handshake_seconds)"
         if session.mid_header and not proxied.client.paused and silent > limits.header_seconds:
-            return f"it stopped within a frame's header for {limits.header_seconds:g} s (limits.header_seconds)"
+            return f"the client stopped within a frame's header for {limits.header_seconds:g} s (limits.header_seconds)"
         since = session.collecting_since
         if since is not None and not proxied.client.paused:
-            # It holds memory that all share: it must not stop, nor trickle.
+            # The frame occupies shared memory: it must not stop, nor trickle.
             if silent > limits.header_seconds:
-                return f"it stopped within a frame for {limits.header_seconds:g} s (limits.header_seconds)"
+                return f"the client stopped within a frame for {limits.header_seconds:g} s (limits.header_seconds)"
             if now - since > limits.request_timeout_seconds:
                 allowed = f"{limits.request_timeout_seconds:g} s (limits.request_timeout_seconds)"
-                return f"a frame of it was not whole within {allowed}"
+                return f"a frame was not complete within {allowed}"
         last_observed = 0.0 if proxied.upstream is None else proxied.upstream.received_at
         if min(silent, now - last_observed) > limits.client_idle_seconds:
-            # Nothing moved in either direction: it is silent, or does not read what it asked for.
-            return f"nothing moved for {limits.client_idle_seconds:g} s (limits.client_idle_seconds)"
+            # The client is silent, or does not read its responses.
+            return f"no data in either direction for {limits.client_idle_seconds:g} s (limits.client_idle_seconds)"
         return None
 
     def _streams_past_a_barrier(self, proxied: ProxiedConnection, now: float) -> str | None:
-        """Nothing limits how long a frame may take that only passes; but an expansion waits for this one."""
+        """Relayed frames have no time limit, except those that an expansion waits for."""
         session, seconds = self.dispatcher.sessions.get(proxied.connection), self.config.limits.request_timeout_seconds
         topic = None if session is None else self.dispatcher.streams_past_barriers(session, now - seconds)
         if topic is None or proxied.client.closing_since is not None:
             return None
         return (
-            f"a frame of it was not whole within {seconds:g} s (limits.request_timeout_seconds) "
-            f"after the partitions of {topic} began to be counted"
+            f"a frame was not complete within {seconds:g} s (limits.request_timeout_seconds) "
+            f"after partition-count checks of {topic} were enabled"
         )
 
     async def _maintain_topics(self) -> None:
-        """Guarded topics: their ids (a name may be another topic's by now) and the configs that gates rely on."""
+        """Refreshes checked topics' ids (a name may refer to a new topic) and the configs that sequencers depend on."""
         assert self._state is not None
         assert self._reads is not None
         configured = self._state.view.topic_configs
@@ -1523,12 +1520,12 @@ class Proxy:
                 now = time.monotonic()
                 self._perform(self.dispatcher.forget_topic(topic, now, same_log=True), now)
         except UpstreamUnavailable as error:
-            _limited_log.warning("topics", "guarded topics could not be looked up", reason=error)
+            _limited_log.warning("topics", "checked topics could not be looked up", reason=error)
 
     def _detect_replaced(self) -> None:
-        """Topics that were deleted and created again at Kafka, and inherit checks.
+        """Finds topics that were deleted and created again at Kafka, and inherit checks.
 
-        Reported at the second look: of a topic that another proxy has created, the configs may still be on their way.
+        Reported when found twice: the configs of a topic created through another proxy may arrive late.
         """
         assert self._state is not None
         view = self._state.view
@@ -1551,7 +1548,7 @@ class Proxy:
         self._set_replaced(lasting)
 
     def _set_replaced(self, topics: Mapping[str, UUID]) -> None:
-        """Those of them that still inherit checks."""
+        """Stores those that still inherit checks."""
         assert self._state is not None
         self._replaced = {topic: each for topic, each in topics.items() if self._state.view.inherits(topic, each)}
         self._metrics.topics_replaced.value = len(self._replaced) if self._primary else 0
@@ -1564,7 +1561,7 @@ class Proxy:
             yield f"Topics that were deleted and created again at Kafka keep the checks of their predecessors: {names}"
 
     async def _refresh_stale(self) -> None:
-        """One request for all topics that are stale by then, and a pause: clients can make them stale at will."""
+        """Batches requests and pauses between them, because clients can make topics stale at will."""
         try:
             while self._stale:
                 topics, self._stale = self._stale, {}
@@ -1578,7 +1575,7 @@ class Proxy:
         try:
             await self._control.refresh_metadata(topics, timeout_seconds=self.config.limits.connect_timeout_seconds)
         except UpstreamUnavailable:
-            return  # housekeeping looks again
+            return  # housekeeping retries
         now = time.monotonic()
         if len(self._looked_up) > _LOOKED_UP_MAX:
             self._looked_up.clear()
@@ -1598,7 +1595,7 @@ class Proxy:
         now = time.monotonic()
         self._perform(self.dispatcher.forget_topic(topic, now), now)
 
-    # ---- for people and machines that watch
+    # ---- status and metrics
 
     def count_request(self, api_key: int, version: int) -> None:
         self.traffic.requests[api_key][version] += 1
@@ -1626,7 +1623,7 @@ class Proxy:
         return sum(session.in_flight for session in self.dispatcher.sessions.values())
 
     def _probe(self) -> None:
-        """What metrics show of this moment."""
+        """Updates the metrics that are read at scrape time."""
         limits, moment = self.config.limits, Moment()
         moment.connections_max = limits.connections_max
         moment.address = AddressNumbers(max(self._connections_from.values(), default=0), limits.address_connections_max)
@@ -1706,7 +1703,7 @@ class Proxy:
         ]
 
     def _reported_address(self, node_id: NodeId, host: str) -> Address | None:
-        """Where clients are told that they find this broker."""
+        """The address of this broker in responses to clients."""
         if self._sidecar is not None:
             return self._sidecar.advertised.get(node_id)
         return self._book.advertised(node_id, host) if node_id in self._listening else None
@@ -1716,11 +1713,11 @@ class Proxy:
         if time.monotonic() - at < _UNREACHABLE_SECONDS:
             return reason
         if self._control.brokers and node_id not in self._control.brokers:
-            return "the cluster does not name it any more: it is down, or was removed"
+            return "no longer in the cluster's metadata: the broker is down, or was removed"
         return None
 
     def _looked_into(self) -> set[str]:
-        """Topics that may be checked in some way: those that are known."""
+        """Known topics that may have append checks."""
         if self._state is None:
             return set()
         return {
@@ -1736,7 +1733,7 @@ class Proxy:
         return [self._lists.listed(each) for each in requested]
 
     def found(self, requested: Sequence[PageRequest]) -> list[Found]:
-        """For the process that shows all workers together."""
+        """For the supervisor, which combines the workers' lists."""
         return [self._lists.found(each, with_names=True) for each in requested]
 
     def _abort_only_status(self) -> list[AbortOnlyStatus]:
@@ -1767,13 +1764,13 @@ class Proxy:
         if self._state is not None and self._state.failure is not None:
             return [self._state.failure]
         if self._state is not None and self._state.unacknowledged:
-            return ["the other proxy processes cannot be told yet that this one is there: appends are not let through"]
+            return ["the heartbeat of this process could not be stored yet: appends are blocked"]
         if self._sidecar is not None and self._sidecar.problem is not None:
             return [self._sidecar.problem]
         if self.fresh(now):
             return []
         why = None if self._state is None else self._state.waits_because
-        stale = "the state topic was not read recently enough: appends are not let through"
+        stale = "the state topic was not read recently enough: appends are blocked"
         return [stale if why is None else f"{stale} ({why})"]
 
 
@@ -1782,7 +1779,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _kind(close: sessions.CloseClient) -> object:
-    """What makes two closings the same to a reader of the log: how the reason begins, without its numbers."""
+    """Rate-limits similar closings together: by the start of the reason, without its numbers."""
     return close.fault, re.sub(r"-?\d+", "", close.reason)[:20]
 
 

@@ -1,7 +1,7 @@
-"""A connection with TLS whose other end another worker process serves: the TLS stays here, the bytes go there.
+"""A TLS connection that another worker serves: TLS stays in this process, and the plaintext goes to that worker.
 
-What a TLS session knows cannot be handed from process to process, as its socket can. So the process that a connection
-came to keeps that end, and hands over one end of a socket pair in its place.
+Unlike a socket, the state of a TLS session cannot move to another process. So the process that accepted the connection
+keeps the TLS socket, and sends the worker one end of a socket pair instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fencepost_proxy.net.proxied_socket import Buffers, ProxiedSocket, Socket
 
 
 class _End(ProxiedSocket):
-    """One of the two: what comes goes to the other, at the other's pace."""
+    """One of the two sockets: forwards received bytes to the other, with backpressure."""
 
     def __init__(self, sock: Socket, buffers: Buffers, loop: asyncio.AbstractEventLoop, lost: Callable[[], None]):
         super().__init__(sock, buffers, loop)
@@ -31,7 +31,7 @@ class _End(ProxiedSocket):
 
 
 class Bridge:
-    """`far` – for whoever goes on with the connection. `on_end` is called once both ends are gone."""
+    """`far` – the socket for the other worker. `on_end` is called once both ends are closed."""
 
     def __init__(self, secured: Socket, buffers: Buffers, on_end: Callable[[Bridge], None]) -> None:
         near, self.far = socket.socketpair()
@@ -45,7 +45,7 @@ class Bridge:
         two.start()
 
     def _lost(self) -> None:
-        """What the other end still has to get, it gets."""
+        """The other end closes after sending its buffered bytes."""
         self._left -= 1
         if not self._left:
             self._on_end(self)
@@ -54,10 +54,10 @@ class Bridge:
             each.close(monotonic())
 
     def close_stuck(self, now: float, *, drain_seconds: float, idle_seconds: float) -> None:
-        """A peer that does not take what was written would keep its end for ever.
+        """Closes ends whose peer stopped reading, which would otherwise stay open indefinitely.
 
-        Neither would be noticed that the other has ended: while one end takes nothing, the other is not read. The
-        process beyond closes what is idle; so does this, should it not hear of it.
+        While one end is blocked, the other is not read, so its close goes unnoticed. The other worker closes idle
+        connections; this process does the same a little later.
         """
         for each in self._ends:
             if each.closing_since is not None and now - each.closing_since > drain_seconds:

@@ -266,7 +266,7 @@ class BrokerConnection:
             frames.append((each, correlation_id, frame))
         await self._reserve(len(frames), deadline)
         while self._letting_in is not None and not login:
-            # Release the slots: the login needs some.
+            # The login needs part of this reservation.
             self._release(len(frames))
             await self._let_in(self._letting_in, deadline)
             await self._reserve(len(frames), deadline)
@@ -322,7 +322,7 @@ class BrokerConnection:
     async def _reserve(self, count: int, deadline: Monotonic) -> None:
         taken = 0
         try:
-            # One pipeline at a time: two that each hold a part of the slots would deadlock.
+            # One pipeline at a time: two partial reservations would deadlock.
             async with asyncio.timeout(remaining(deadline)), self._reserve_queue:
                 while taken < count:
                     await self._package.acquire()
@@ -358,7 +358,7 @@ class BrokerConnection:
         except asyncio.IncompleteReadError:
             reason = "closed by the broker"
             if self._access.sasl is None and self.api_versions and not self._served:
-                reason += " at the first request; does it want a login there (control_sasl)?"
+                reason += " at the first request; does that listener require a login (control_sasl)?"
         except ssl.SSLError as e:
             # With TLS 1.3 a broker checks the client certificate after the client's handshake is complete.
             why, reason = tls.of_broker(e)

@@ -1,6 +1,6 @@
 """TLS contexts of listeners and broker connections, from certificate and key files.
 
-Certificates are renewed without a restart: `look` finds changed files and reloads them. If a reload fails, the old
+Certificates are renewed without a restart: `probe` finds changed files and reloads them. If a reload fails, the old
 context stays in use. Existing connections keep their context.
 """
 

@@ -1,17 +1,17 @@
-"""What the proxy itself asks of Kafka, over connections of its own: the control client.
+"""The control client: the proxy's requests to Kafka, on separate connections.
 
-Four connections per broker, opened when first needed: one for questions, one for appends, since an append that waits
-for replicas holds up everything behind it on its connection, one for what is asked all the time and nobody waits
-for, and one for what a lease hangs on, which is to wait for nothing else. The rights it needs: READ, WRITE and
-DESCRIBE on guarded topics and the state topic, CREATE for the latter, IDEMPOTENT_WRITE (or WRITE on any topic), and
-DESCRIBE_CONFIGS on topics and the cluster; for topics that grow in order DESCRIBE on the groups that read them.
+It opens up to four connections per broker, each when first needed: for queries; for appends, because an append that
+waits for replicas blocks its connection; for continuous polling; and for leader checks, on which leases depend. It
+needs READ, WRITE and DESCRIBE on checked topics and the state topic, CREATE for the latter, IDEMPOTENT_WRITE (or
+WRITE on any topic), DESCRIBE_CONFIGS on topics and the cluster, and DESCRIBE on the consumer groups of topics with
+ordered partition expansion.
 
-Questions to a partition's leader carry the leader epoch that we believe in wherever the API has a place for it, are
-asked again after a metadata refresh when the leader says that it is not (or not yet) the leader of that epoch, and
-end at the caller's time limit. Appends are sent once: what a failure means is for the caller to settle.
+A query to a partition leader carries the known leader epoch if the API has a field for it. It is repeated after a
+metadata refresh if the broker is not the leader of that epoch, until the caller's time limit. Appends are sent once:
+the caller resolves failures.
 
-Every coroutine raises UpstreamUnavailable when it cannot be done in time. Its `error_code` is set where waiting would
-not help: 3 no such topic or partition, 29 or 31 not authorized, 35 the broker lacks the API version.
+Every coroutine raises UpstreamUnavailable when it runs out of time. Its `error_code` is set if retrying cannot help:
+3 no such topic or partition, 29 or 31 not authorized, 35 the broker lacks the API version.
 """
 
 from __future__ import annotations
@@ -99,14 +99,14 @@ _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
 _GROUP_COORDINATOR: Final = 0
 _TRANSACTION_COORDINATOR: Final = 1
-#: How often a topic must be missing from metadata before that is believed: brokers learn of a new topic one by one.
+#: Consecutive metadata responses without a topic before it counts as missing: brokers learn of new topics one by one.
 _MISSING_TOPIC_TRIES: Final = 4
-#: A replica that does not say in this time who leads may be away: then the others are asked too.
+#: If a replica does not report the leader in this time, the other replicas are queried too.
 _ONE_MORE_SECONDS: Final = 0.2
-#: Sets of topics that are asked for again and again: all that are known, the guarded ones.
+#: Maximum sets of topics whose last Metadata response is remembered (all known topics, the checked topics).
 _QUERIES_REMEMBERED: Final = 8
 
-#: The answers of a leader that a metadata refresh or a moment's patience may change.
+#: Error codes that a retry or a metadata refresh may resolve.
 _RETRIABLE: Final = frozenset(
     {
         Error.UNKNOWN_TOPIC_OR_PARTITION,
@@ -131,7 +131,7 @@ _RETRIABLE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The log end of a partition as the leader of that epoch told it."""
+    """The log end of a partition, as reported by the leader of that epoch."""
 
     leader_epoch: LeaderEpoch
     offset: LogEndOffset
@@ -140,7 +140,7 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class PartitionEnd:
-    """Log end and high watermark of a partition in one look, by the leader of one epoch."""
+    """Log end and high watermark of a partition from one read, by the leader of one epoch."""
 
     log_end: LogEnd
     high_watermark: Offset
@@ -163,7 +163,7 @@ class ProducerState:
 
 @dataclass(frozen=True, slots=True)
 class TransactionState:
-    """`state` – as Kafka names it. `partitions` – those that it has and whose markers are still to be written."""
+    """`state` – Kafka's name for it. `partitions` – those of the transaction whose markers are not yet written."""
 
     state: str
     producer_id: ProducerId
@@ -173,10 +173,10 @@ class TransactionState:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReading:
-    """One look at the end of a partition, all of it by the leader of `log_end.leader_epoch`.
+    """A snapshot of the end of a partition, read from the leader of `log_end.leader_epoch`.
 
     `consistent` – the log end was the same before and after the producers were read, so they belong together.
-    `requested_at` – when the look began: whatever was acknowledged before is in it.
+    `requested_at` – when the read began: it includes everything acknowledged before.
     """
 
     log_end: LogEnd
@@ -192,16 +192,16 @@ class PartitionReading:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The one whole batch, as the log has it, whose range of offsets contains the one that was asked for."""
+    """The complete batch whose offset range contains the requested offset."""
 
     batch: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """Nothing may be read there yet: the offset is at or above the high watermark.
+    """The offset is at or above the high watermark.
 
-    There may be something all the same, not replicated yet: compare with `log_end`.
+    An unreplicated batch may still be there: compare with `log_end`.
     """
 
     high_watermark: Offset
@@ -209,14 +209,14 @@ class NotYet:
 
 @dataclass(frozen=True, slots=True)
 class OutOfRange:
-    """The offset is below the log start: retention or DeleteRecords took what was there."""
+    """The offset is below the log start: retention or DeleteRecords removed the records."""
 
     log_start_offset: Offset
 
 
 @dataclass(frozen=True, slots=True)
 class CompactedAway:
-    """The offset is within the log but nothing is there any more; the next batch begins at `next_base_offset`."""
+    """Compaction removed the records at this offset; the next batch begins at `next_base_offset`."""
 
     next_base_offset: Offset
 
@@ -236,7 +236,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """A topic's effective Kafka configs. The defaults are Kafka's; `assumed` where we may not read the real ones."""
+    """A topic's effective Kafka configs. `assumed`: not permitted to read them, these are Kafka's defaults."""
 
     assumed: bool = True
     log_append_time: bool = False
@@ -250,9 +250,9 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class BrokerFacts:
-    """Settings of the brokers: where they differ, those of the broker that forgets first.
+    """Settings of the brokers. If they differ: the shortest expiration.
 
-    `complete` – every broker answered.
+    `complete` – every broker responded.
     """
 
     producer_id_expiration_ms: int = 86_400_000
@@ -267,25 +267,25 @@ class _Purpose(Enum):
 
 
 class _Retry(Exception):
-    """The leader's answer may be another one after a metadata refresh."""
+    """A retry after a metadata refresh may succeed."""
 
 
 @dataclass(slots=True)
 class _Refresh:
-    """Topics that somebody wants to know about; None: all. One request serves everybody who came before it is sent."""
+    """Topics whose metadata callers requested; None: all. One request serves all callers before it is sent."""
 
     topics: set[str] | None = field(default_factory=set)
     task: asyncio.Task[ClusterMetadata] | None = None
 
 
 class _Reported:
-    """The Metadata answers that came last, in short, and what was known once they were taken over.
+    """Digests of the last Metadata responses, and the metadata after each was adopted.
 
-    Between two refreshes a cluster mostly stays as it is, and an answer is the same to the byte. Then nothing of it is
-    decoded, compared or taken over again: with ten thousand partitions that was most of what an idle proxy did.
+    A cluster rarely changes between refreshes. A byte-identical response is not decoded again: with ten thousand
+    partitions, decoding took most of an idle proxy's CPU time.
     """
 
-    #: Stands for an answer that adds nothing to what is known.
+    #: Replaces a response that adds nothing to what is known.
     NOTHING_NEW: Final = Message()
 
     def __init__(self) -> None:
@@ -293,13 +293,13 @@ class _Reported:
         self._digest = b""
 
     def lookup(self, queried: object, known: ClusterMetadata, body: memoryview) -> Message | None:
-        """`NOTHING_NEW` where these bytes answered the same question before, and nothing else was learned since."""
+        """`NOTHING_NEW` if the same query had the same response before, and metadata has not changed since."""
         self._digest = blake2b(body, digest_size=16).digest()
         digest, adopted = self._answers.get(queried, (b"", cluster.EMPTY))
         return self.NOTHING_NEW if digest == self._digest and adopted is known else None
 
     def adopted(self, queried: object, metadata: ClusterMetadata) -> None:
-        """The answer that was looked at last has become part of this."""
+        """Records that `metadata` includes the response last passed to `lookup`."""
         self._answers[queried] = self._digest, metadata
         self._answers.move_to_end(queried)
         if len(self._answers) > _QUERIES_REMEMBERED:
@@ -309,8 +309,8 @@ class _Reported:
 class ControlClient:
     """See the module. Owned by one event loop; `start` before anything else, `close` at the end.
 
-    `on_brokers` is called with all brokers' addresses when one was added, moved or removed. `access` – how its
-    connections get in, for whoever opens more of them.
+    `on_brokers` is called with all brokers' addresses when one was added, moved or removed. `access` – TLS and login
+    of its connections; callers that open more connections use it too.
     """
 
     def __init__(
@@ -324,7 +324,7 @@ class ControlClient:
         self._limits = limits
         self.access = access
         self._on_brokers = on_brokers
-        #: While `start` waits: why, as of the last attempt.
+        #: While `start` waits: why the last attempt failed.
         self.waits_because: str | None = None
         self._metadata = cluster.EMPTY
         self._reported = _Reported()
@@ -338,16 +338,16 @@ class ControlClient:
         self._tasks: set[asyncio.Task[object]] = set()
         self._closed = False
         self._coordinators: dict[tuple[int, str], NodeId] = {}
-        self._reported_at: dict[NodeId, float] = {}  # when a broker last said who leads a partition
+        self._reported_at: dict[NodeId, float] = {}  # when a broker last reported a partition's leader
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self, *, timeout_seconds: float | None = None) -> None:
-        """Returns once a broker has told us about the cluster. Without a timeout it waits for ever, and says so."""
+        """Returns once a broker has sent metadata. Without a timeout it retries indefinitely, and logs that."""
         deadline = None if timeout_seconds is None else deadline_in(timeout_seconds)
         addresses = ",".join(str(each.address) for each in self._bootstrap)
         for each in self._bootstrap:
-            each.quiet = True  # what is wrong is said here
+            each.quiet = True  # failures are logged below
         while True:
             try:
                 await self.refresh_metadata([], timeout_seconds=self._limits.connect_timeout_seconds)
@@ -365,7 +365,7 @@ class ControlClient:
         self._run(self._keep_metadata_fresh(), "metadata refresh")
 
     async def close(self) -> None:
-        """Ends every task and connection; what is in flight fails."""
+        """Ends every task and connection; requests in flight fail."""
         self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -379,24 +379,24 @@ class ControlClient:
 
     @property
     def cluster_id(self) -> str | None:
-        """Of the cluster that answered first. An answer from another cluster is never taken."""
+        """Id of the first cluster that responded. Responses from another cluster are rejected."""
         return self._metadata.cluster_id
 
     @property
     def brokers(self) -> Mapping[NodeId, Address]:
-        """The brokers' own addresses, as the listener that we connect to advertises them."""
+        """The brokers' addresses, as advertised by the listener of `upstream`."""
         return self._metadata.brokers
 
     def api_versions(self, node_id: NodeId) -> Mapping[int, tuple[int, int]] | None:
-        """API key -> (min, max) version, as the broker told when we last connected; None if we never did.
+        """API key -> (min, max) version, from the last connection to the broker; None before the first.
 
-        `start` connects to every broker that can be reached, and the refreshing of metadata to those that come later.
+        `start` connects to every reachable broker, the periodic metadata refresh to the others.
         """
         proxied = self._proxied_connections.get((node_id, _Purpose.QUERIES))
         return None if proxied is None else proxied.api_versions
 
     def version_max(self, api_key: int) -> int:
-        """The newest version of an API that every broker understands, 0 where one of them has not told us yet."""
+        """The newest version of an API that every broker supports, 0 if one broker's versions are unknown."""
         known = self._version_max.get(api_key)
         if known is None:
             reported = [self.api_versions(node_id) for node_id in self.brokers]
@@ -405,11 +405,11 @@ class ControlClient:
         return known
 
     def topic(self, name: str) -> TopicInfo | None:
-        """What metadata last said of a topic, None if it was not asked for or is not there."""
+        """The topic's metadata as last reported; None if it was never requested or does not exist."""
         return self._metadata.topics.get(name)
 
     def leader(self, tp: TopicPartition) -> Leader | None:
-        """(node id, leader epoch) as last heard of, None if there is no leader or the topic was not asked for."""
+        """The leader as last reported; None if there is none or the topic's metadata was never requested."""
         info = self.topic(tp.topic)
         partition = info.partitions.get(tp.partition) if info is not None else None
         return None if partition is None or partition.leader.node_id == NO_NODE else partition.leader
@@ -419,10 +419,10 @@ class ControlClient:
     async def refresh_metadata(
         self, topics: Iterable[str] | None, *, timeout_seconds: float | None = None
     ) -> ClusterMetadata:
-        """Asks Metadata anew, after this call: brokers, and these topics (None: all of them). Never creates a topic.
+        """Sends a Metadata request for the brokers and these topics (None: all topics). Never creates a topic.
 
-        The answer has what is known of all topics that were ever asked for; a topic that was asked for and is not
-        there is not in it. Calls at the same time share a request.
+        Returns the metadata of all topics requested so far, without those that do not exist. The request is sent
+        after this call; concurrent calls share one.
         """
         deadline = self._deadline(timeout_seconds)
         refresh = self._next_refresh
@@ -436,13 +436,13 @@ class ControlClient:
         done, _ = await asyncio.wait({refresh.task}, timeout=remaining(deadline))
         if not done or refresh.task.cancelled():
             raise UpstreamUnavailable(
-                "no broker answered Metadata in time; is that Kafka, and the right listener of it?"
+                "no broker answered Metadata in time: check that upstream is a Kafka listener for clients"
             )
         return refresh.task.result()
 
     async def _refresh(self, refresh: _Refresh) -> ClusterMetadata:
-        # One request at a time. Whoever comes while it is under way joins the next one: an answer that was asked
-        # for before somebody learned that it is stale would not help them.
+        # One request at a time. Calls during a request join the next one: the response to a request sent before the
+        # caller found its metadata stale may be stale, too.
         async with self._refreshing:
             self._next_refresh = None
             requested = refresh.topics
@@ -452,7 +452,7 @@ class ControlClient:
             message = Message(topics=names, allow_auto_topic_creation=False)
             reason = "no broker is known"
             for proxied in self._connections_to_query():
-                # Short enough that a broker that hangs does not keep the others from being asked.
+                # Short enough to try the other brokers if one hangs.
                 deadline = deadline_in(self._limits.connect_timeout_seconds)
                 try:
                     connection = await proxied.connected(deadline)
@@ -469,10 +469,10 @@ class ControlClient:
                     return metadata
                 except UpstreamUnavailable as e:
                     reason = str(e)
-            raise UpstreamUnavailable(f"no broker tells about the cluster; the last one: {reason}")
+            raise UpstreamUnavailable(f"no broker returned metadata; last error: {reason}")
 
     def _connections_to_query(self) -> list[PooledConnection]:
-        """Connected ones first: whichever answers, answers for all."""
+        """Open connections first: any broker can answer."""
         proxied_connections = [self._proxied(node_id, _Purpose.QUERIES) for node_id in self.brokers] + self._bootstrap
         return sorted(proxied_connections, key=lambda proxied: proxied.connection is None)
 
@@ -481,7 +481,7 @@ class ControlClient:
         if known.cluster_id is not None and news.cluster_id != known.cluster_id:
             _limited_log.error(
                 "cluster id",
-                "upstream is another cluster now: nothing of it is used; restart the proxy if that is meant",
+                "upstream is now a different cluster and is not used: if that is intended, restart the proxy",
                 was=known.cluster_id,
                 now=news.cluster_id,
             )
@@ -494,7 +494,7 @@ class ControlClient:
             for key in [
                 key for key, proxied in self._proxied_connections.items() if news.brokers.get(key[0]) != proxied.address
             ]:
-                self._run(self._proxied_connections.pop(key).close(), "close a link")
+                self._run(self._proxied_connections.pop(key).close(), "close a connection")
             if self._on_brokers is not None:
                 self._on_brokers(news.brokers)
         return self._metadata
@@ -509,10 +509,10 @@ class ControlClient:
             await self._greet_brokers()
 
     async def _greet_brokers(self) -> None:
-        """Connects to every broker, as far as it can be reached: only so is known what it understands."""
+        """Connects to every reachable broker, to learn its API versions."""
         deadline = deadline_in(self._limits.connect_timeout_seconds)
         proxied_connections = [self._proxied(node_id, _Purpose.QUERIES) for node_id in self.brokers]
-        # A failure is logged by the link, and tried again in the next round.
+        # The pooled connection logs a failure, and the next round retries.
         await asyncio.gather(*(proxied.connected(deadline) for proxied in proxied_connections), return_exceptions=True)
 
     # --- offsets and producers ----------------------------------------------------------------------------------------
@@ -521,8 +521,8 @@ class ControlClient:
         """OffsetForLeaderEpoch of the current epoch, with that epoch as fence: the log end offset, not the high
         watermark.
 
-        Asked again on 3, 6, 74, 75 and the like, on an answer for another epoch (then its offset is where the next
-        epoch starts, not the log end) and on an undefined one (-1).
+        Retried on errors 3, 6, 74, 75 and the like, on a response for another epoch (its offset is the start of the
+        next epoch, not the log end), and on an undefined one (-1).
         """
 
         async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> LogEnd:
@@ -542,17 +542,16 @@ class ControlClient:
     async def confirmed_high_watermark(
         self, tp: TopicPartition, *, in_sync: int, timeout_seconds: float | None = None
     ) -> Offset:
-        """`high_watermark` by a leader that is one still: whatever was acknowledged before this call lies below it.
+        """`high_watermark` from a confirmed leader: everything acknowledged before this call is below it.
 
-        A leader that is cut off from the other brokers, but not from us, goes on answering as one for ever: nobody
-        tells it that there is another. And it may be the one whose Metadata we believe. `in_sync` – so many replicas
-        take part in what is stored (min.insync.replicas): all but so many of all replicas, this leader left out, must
-        know of no later one. That is enough (docs/decisions/0014).
+        A leader that is partitioned from the other brokers, but not from the proxy, keeps responding as leader
+        indefinitely, and the proxy's metadata may come from it. `in_sync` – min.insync.replicas. Apart from this
+        leader, all replicas but `in_sync` must know of no later leader. docs/decisions/0014 shows that this suffices.
         """
 
         async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Offset:
             call = _list_offset_call(connection, tp, leader.leader_epoch, _LATEST)
-            # Asked now, not before: who has taken part in what was stored under a later leader by now, knows of it.
+            # Queried now, not earlier: a replica that has stored appends of a later leader by now knows that leader.
             confirming = self._run(self._confirm_leader(tp, leader, in_sync, deadline), "confirm a leader")
             try:
                 answer = await _request_or_close(connection, call, deadline)
@@ -564,26 +563,26 @@ class ControlClient:
         return await self._query_leader(tp, query, timeout_seconds, _Purpose.LEADERS)
 
     async def _confirm_leader(self, tp: TopicPartition, leader: Leader, in_sync: int, deadline: Monotonic) -> None:
-        """Raises _AskAgain if one of the other replicas knows of a later leader, or too few of them answer."""
+        """Raises _Retry if another replica knows of a later leader, or too few replicas respond."""
         info = self.topic(tp.topic)
         if info is None or tp.partition not in info.partitions:
-            raise _Retry("is not known any more")
+            raise _Retry("is no longer known")
         replicas = set(info.partitions[tp.partition].replicas)
         requested = len(replicas) - in_sync
         others = [each for each in replicas if each != leader.node_id and each in self.brokers]
-        # No more of them than need be: whoever answered last is likely to do so again, and one may be away for long.
+        # Query no more replicas than needed, those that responded most recently first: others may be down.
         others.sort(key=lambda node_id: self._reported_at.get(node_id, float("-inf")))
         queried: set[asyncio.Task[ClusterMetadata | None]] = set()
         try:
             while requested > 0:
                 while others and len(queried) < requested:
-                    queried.add(self._run(self._reported_by(others.pop(), tp.topic, deadline), "who leads"))
+                    queried.add(self._run(self._reported_by(others.pop(), tp.topic, deadline), "leader"))
                 if len(queried) < requested:
-                    raise _Retry(f"too few other replicas can be asked whether broker {leader.node_id} leads still")
+                    raise _Retry(f"too few replicas are reachable to confirm that broker {leader.node_id} leads")
                 patience = _ONE_MORE_SECONDS if others else None
                 done, queried = await asyncio.wait(queried, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    queried |= {self._run(self._reported_by(each, tp.topic, deadline), "who leads") for each in others}
+                    queried |= {self._run(self._reported_by(each, tp.topic, deadline), "leader") for each in others}
                     others.clear()
                 for each in done:
                     reported = each.result()
@@ -593,8 +592,8 @@ class ControlClient:
                     partition = news.partitions[tp.partition]
                     if news.topic_id != info.topic_id or partition.leader.leader_epoch > leader.leader_epoch:
                         self._adopt(reported, all_topics=False)
-                        raise _Retry(f"is led by another than broker {leader.node_id} by now")
-                    # Some are being added: those that we know of need not take part in anything any more.
+                        raise _Retry(f"broker {leader.node_id} is no longer its leader")
+                    # Replicas are being added: those known before may no longer be in sync.
                     added = set(partition.replicas) - replicas
                     replicas |= added
                     others += [node_id for node_id in added if node_id in self.brokers]
@@ -604,7 +603,7 @@ class ControlClient:
                 task.cancel()
 
     async def _reported_by(self, node_id: NodeId, topic: str, deadline: Monotonic) -> ClusterMetadata | None:
-        """Of the topic, as this broker has it; None where it does not tell. Is not taken over."""
+        """The topic's metadata from this broker, None if it does not respond. Not adopted."""
         try:
             connection = await self._proxied(node_id, _Purpose.LEADERS).connected(deadline)
             version = connection.version(apis.METADATA, at_least=10, at_most=13)
@@ -618,8 +617,8 @@ class ControlClient:
         return cluster.from_response(answer)
 
     async def partition_end(self, tp: TopicPartition, *, timeout_seconds: float | None = None) -> PartitionEnd:
-        """Log end, then high watermark, under one leader epoch: the latter not below the former, and it is replicated
-        to where it ended."""
+        """Log end, then high watermark, under one leader epoch. If the latter is not below the former, everything up to
+        that log end is replicated."""
 
         async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> PartitionEnd:
             calls = [
@@ -639,11 +638,11 @@ class ControlClient:
         return await self._query_leader(tp, query, timeout_seconds)
 
     async def read_partition(self, tp: TopicPartition, *, timeout_seconds: float | None = None) -> PartitionReading:
-        """Log end, producers (DescribeProducers, needs READ on the topic) and log start in one look.
+        """Log end, producers (DescribeProducers, needs READ on the topic) and log start, in one read.
 
-        DescribeProducers has no fence, and a follower answers it too, from what it has replicated so far. So it is
-        asked between two OffsetForLeaderEpoch on the same connection, which the broker handles in order: only the
-        leader of that epoch answers those.
+        DescribeProducers has no fence: a follower responds too, with what it has replicated so far. So it is sent
+        between two OffsetForLeaderEpoch requests on one connection, which the broker handles in order and only the
+        leader of that epoch answers.
         """
 
         async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> PartitionReading:
@@ -667,7 +666,7 @@ class ControlClient:
     async def producer_state(
         self, tp: TopicPartition, producer_id: ProducerId, *, timeout_seconds: float | None = None
     ) -> ProducerState | None:
-        """What the leader remembers of one producer, None if nothing. See `read_partition`."""
+        """The leader's state of one producer, if any. See `read_partition`."""
         reading = await self.read_partition(tp, timeout_seconds=timeout_seconds)
         return reading.producers.get(producer_id)
 
@@ -682,8 +681,9 @@ class ControlClient:
     async def committed_offsets(
         self, group: str, partitions: Iterable[TopicPartition], *, timeout_seconds: float | None = None
     ) -> Mapping[TopicPartition, Offset]:
-        """What a group has committed; partitions without a commit are missing. OffsetFetch: needs DESCRIBE on the group
-        and on the topics.
+        """A group's committed offsets (OffsetFetch); partitions without a commit are missing.
+
+        Needs DESCRIBE on the group and on the topics.
         """
         requested: dict[str, list[int]] = {}
         for topic, partition in partitions:
@@ -708,7 +708,7 @@ class ControlClient:
     async def consumer_group_assignments(
         self, group: str, *, timeout_seconds: float | None = None
     ) -> Mapping[str, Sequence[tuple[UUID, Sequence[int]]]]:
-        """Per member of a KIP-848 group, what the coordinator has assigned to it. Needs DESCRIBE on the group."""
+        """Assignment of each member of a KIP-848 group. Needs DESCRIBE on the group."""
 
         async def query(
             connection: BrokerConnection, deadline: Monotonic
@@ -733,7 +733,7 @@ class ControlClient:
         *,
         key_type: int = _GROUP_COORDINATOR,
     ) -> _T:
-        """Where that of a group, or of a transactional id, was last, or else where FindCoordinator says."""
+        """Queries the coordinator of a group or transactional id: the cached one, else from FindCoordinator."""
 
         async def find(connection: BrokerConnection, deadline: Monotonic) -> _T:
             node_id = self._coordinators.pop((key_type, name), None)
@@ -747,7 +747,7 @@ class ControlClient:
             there = await self._proxied(node_id, _Purpose.QUERIES).connected(deadline)
             result = await query(there, deadline)
             if len(self._coordinators) < _COORDINATORS_MAX:
-                self._coordinators[key_type, name] = node_id  # until it does not answer well
+                self._coordinators[key_type, name] = node_id  # until a query fails
             return result
 
         return await self._query_any(find, timeout_seconds)
@@ -757,10 +757,10 @@ class ControlClient:
     async def read_batch(
         self, tp: TopicPartition, offset: Offset, *, bytes_max: int = 1_048_576, timeout_seconds: float | None = None
     ) -> BatchRead:
-        """Fetch of the one batch around `offset`, without waiting, read uncommitted, by topic id where the broker
-        can (v13). A batch larger than `bytes_max` comes whole all the same.
+        """Fetches the batch that contains `offset`, without waiting, read uncommitted, by topic id if the broker
+        supports it (v13). A batch larger than `bytes_max` is still returned in full.
 
-        Control batches (transaction markers) are found like any other.
+        Control batches (transaction markers) are returned like any other.
         """
 
         async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> BatchRead:
@@ -786,13 +786,13 @@ class ControlClient:
     async def fetch_committed(
         self, tp: TopicPartition, offset: Offset, *, bytes_max: int, timeout_seconds: float | None = None
     ) -> Fetched:
-        """What a consumer that reads committed gets at once from there on. Needs READ on the topic."""
+        """Records from `offset` on, without waiting, read committed. Needs READ on the topic."""
         return await self._fetch(tp, offset, bytes_max=bytes_max, committed=True, timeout_seconds=timeout_seconds)
 
     async def fetch_uncommitted(
         self, tp: TopicPartition, offset: Offset, *, bytes_max: int, timeout_seconds: float | None = None
     ) -> Fetched:
-        """The same for one that reads uncommitted; `aborted` says nothing."""
+        """The same, read uncommitted; `aborted` is meaningless."""
         return await self._fetch(tp, offset, bytes_max=bytes_max, committed=False, timeout_seconds=timeout_seconds)
 
     async def _fetch(
@@ -824,7 +824,7 @@ class ControlClient:
         deadline: Monotonic,
         committed: bool = False,
     ) -> Message:
-        """Without waiting for what is not there yet; the answer's partition."""
+        """Fetches without waiting for new records. Returns the response's partition."""
         info = self.topic(tp.topic)
         call = fetch_call(
             connection,
@@ -848,17 +848,17 @@ class ControlClient:
         acks: int = -1,
         topic_id: UUID | None = None,
     ) -> PartitionResult:
-        """Produce of one batch, sent once at most; any error code comes back in the result, 3, 6 and 100 included.
+        """Appends one batch, sent at most once. Any error code is in the result, including 3, 6 and 100.
 
-        By topic id (v13) where the broker can: the given one, else the cached one, so that it cannot land in a topic
-        that was created again under the same name (answer 100). `acks` is -1 or 1.
+        Uses the given or the cached topic id if the broker supports it (v13), so that the batch cannot be appended to
+        a topic created again under the same name (error 100). `acks` is -1 or 1.
 
-        Raises UpstreamUnavailable if nothing was sent, OutcomeUnknown if it was and no answer came within
-        `timeout_ms` and a little: then only the log can tell.
+        Raises UpstreamUnavailable if nothing was sent, and OutcomeUnknown if no response came within a second after
+        `timeout_ms`: then only the log shows the outcome.
         """
         if acks not in (-1, 1):
-            raise ValueError("acks=0 has no answer, and this call is for its answer")
-        # The broker answers 7 after timeout_ms; the rest is for the way there and back.
+            raise ValueError("acks must be -1 or 1: acks=0 has no response")
+        # The broker answers 7 after timeout_ms; one second is for the network.
         deadline = deadline_in(timeout_ms / 1000 + 1.0)
         leader = self.leader(tp)
         if leader is None:
@@ -876,7 +876,7 @@ class ControlClient:
         answer = await connection.request(apis.PRODUCE, version, message, deadline=deadline)
         result = _only(_only(answer.responses, "Produce").partition_responses, "Produce")
         if result.error_code in _RETRIABLE:
-            # The next append should find the new leader; this one's answer does not wait for it.
+            # For the next append; this one does not wait for it.
             self._run(self._refresh_quietly(tp.topic), "metadata")
         return PartitionResult(
             tp.partition,
@@ -896,7 +896,7 @@ class ControlClient:
     # --- the cluster --------------------------------------------------------------------------------------------------
 
     async def init_producer_id(self, *, timeout_seconds: float | None = None) -> tuple[ProducerId, ProducerEpoch]:
-        """InitProducerId without a transactional id: a producer id that nobody else has, and its epoch (0)."""
+        """InitProducerId without a transactional id: a new producer id and its epoch (0)."""
 
         async def query(connection: BrokerConnection, deadline: Monotonic) -> tuple[ProducerId, ProducerEpoch]:
             version = connection.version(apis.INIT_PRODUCER_ID, at_most=4)
@@ -910,7 +910,7 @@ class ControlClient:
     async def transaction_partitions(
         self, transactional_id: str, *, timeout_seconds: float | None = None
     ) -> frozenset[TopicPartition]:
-        """The partitions that its transaction has and whose markers are still to be written (DescribeTransactions).
+        """The partitions of its transaction whose markers are not yet written (DescribeTransactions).
 
         Needs DESCRIBE on the transactional id. Raises UpstreamUnavailable.
         """
@@ -921,7 +921,7 @@ class ControlClient:
     async def transaction(
         self, transactional_id: str, *, timeout_seconds: float | None = None
     ) -> TransactionState | None:
-        """What its coordinator says of it (DescribeTransactions), None where it knows no such transactional id.
+        """The coordinator's state of it (DescribeTransactions), None for an unknown transactional id.
 
         Needs DESCRIBE on the transactional id. Raises UpstreamUnavailable.
         """
@@ -948,10 +948,9 @@ class ControlClient:
     async def producer_at(
         self, producer_id: ProducerId, partitions: Iterable[TopicPartition], *, timeout_seconds: float | None = None
     ) -> Mapping[TopicPartition, ProducerState | None]:
-        """What the leaders of these partitions know of one producer, None for nothing; see `read_partition`.
+        """The partition leaders' state of one producer, None if they have none; see `read_partition`.
 
-        One look per broker. A partition that cannot be asked in time is missing; one that is not there any more knows
-        nothing.
+        One read per broker. A partition whose leader does not respond in time is missing; a deleted one has None.
         """
         deadline = self._deadline(timeout_seconds)
         by_leader: dict[NodeId, list[TopicPartition]] = {}
@@ -982,7 +981,7 @@ class ControlClient:
                 found[tp] = await self.producer_state(tp, producer_id, timeout_seconds=remaining(deadline))
             except UpstreamUnavailable as error:
                 if error.error_code == Error.UNKNOWN_TOPIC_OR_PARTITION:
-                    found[tp] = None  # deleted, and all that it held
+                    found[tp] = None  # deleted
 
         await asyncio.gather(*(at_leader(node_id, queried) for node_id, queried in by_leader.items()))
         await asyncio.gather(*map(alone, rest))
@@ -997,10 +996,10 @@ class ControlClient:
         configs: Mapping[str, str],
         timeout_seconds: float | None = None,
     ) -> bool:
-        """CreateTopics. False if it was there before, whatever it looks like.
+        """CreateTopics. False if the topic existed, whatever its configs.
 
-        Asked again after a lost answer, so True may mean that another process created it at the same time. Brokers
-        may need a moment until they all know the topic: `refresh_metadata` until it shows.
+        Retried after a lost response, so False may also mean that an earlier try created it. Brokers learn of the
+        topic one by one: call `refresh_metadata` until it shows.
         """
 
         async def query(connection: BrokerConnection, deadline: Monotonic) -> bool:
@@ -1031,10 +1030,10 @@ class ControlClient:
         validate_only: bool,
         timeout_seconds: float | None = None,
     ) -> tuple[int, str | None]:
-        """CreatePartitions: the topic is to have `count` in all. Asked once; gives back Kafka's error code and message.
+        """CreatePartitions up to `count` in total. Sent once; returns Kafka's error code and message.
 
-        Needs ALTER on the topic. Raises UpstreamUnavailable where nothing was sent, or the answer does not say whether
-        it was done (OutcomeUnknown among them).
+        Needs ALTER on the topic. Raises UpstreamUnavailable if nothing was sent or the outcome is unknown (also as
+        OutcomeUnknown).
         """
         deadline = self._deadline(timeout_seconds)
         connection = await self._connections_to_query()[0].connected(deadline)
@@ -1053,7 +1052,7 @@ class ControlClient:
         return result.error_code, result.error_message
 
     async def topic_facts(self, topic: str, *, timeout_seconds: float | None = None) -> TopicFacts:
-        """DescribeConfigs of a topic. Where that is not allowed: Kafka's defaults, and a warning."""
+        """DescribeConfigs of a topic. If that is not permitted: Kafka's defaults, and a warning."""
 
         async def query(connection: BrokerConnection, deadline: Monotonic) -> Mapping[str, str]:
             return await _describe_configs(connection, _TOPIC_RESOURCE, topic, _TOPIC_CONFIGS, deadline)
@@ -1063,7 +1062,7 @@ class ControlClient:
     async def facts_of_topics(
         self, topics: Sequence[str], *, timeout_seconds: float | None = None
     ) -> Mapping[str, TopicFacts]:
-        """The same for many topics, in few requests. Those that are not there (any more) are left out.
+        """The same for many topics, in few requests. Omits topics that do not exist.
 
         Raises UpstreamUnavailable.
         """
@@ -1081,9 +1080,9 @@ class ControlClient:
         return facts
 
     async def broker_facts(self, *, timeout_seconds: float | None = None) -> BrokerFacts:
-        """DescribeConfigs of each broker, asked of itself. Where that is not allowed: Kafka's defaults, and a warning.
+        """DescribeConfigs sent to each broker. If that is not permitted: Kafka's defaults, and a warning.
 
-        A broker that does not answer in time is left out; UpstreamUnavailable if none does.
+        Omits brokers that do not respond in time. Raises UpstreamUnavailable if none does.
         """
         deadline = self._deadline(timeout_seconds)
 
@@ -1126,15 +1125,15 @@ class ControlClient:
     async def query_broker(
         self, node_id: NodeId, calls: Callable[[BrokerConnection], Sequence[Call]], *, timeout_seconds: float
     ) -> list[Message]:
-        """What `calls` makes for its connection, sent once, to this broker, where no gate or append waits behind it.
+        """Sends the requests that `calls` makes, once, on a connection that no sequencer query or append uses.
 
-        Error codes in answers are the caller's to look at.
+        The caller checks error codes in responses.
         """
         deadline = self._deadline(timeout_seconds)
         connection = await self._proxied(node_id, _Purpose.WATCHING).connected(deadline)
         return await connection.pipeline(calls(connection), deadline=deadline)
 
-    # --- how a question finds its broker ------------------------------------------------------------------------------
+    # --- query routing ------------------------------------------------------------------------------------------------
 
     async def _query_leader(
         self,
@@ -1178,7 +1177,7 @@ class ControlClient:
         *,
         tp: TopicPartition | None = None,
     ) -> _T:
-        """Asks until there is an answer, the deadline has come or waiting cannot help."""
+        """Retries until there is a response, the deadline has passed, or retrying cannot help."""
         pause = self._limits.reconnect_backoff_min_seconds
         missing = 0
         while True:
@@ -1203,7 +1202,7 @@ class ControlClient:
                 missing = missing + 1 if info is None or tp.partition not in info.partitions else 0
                 if missing >= _MISSING_TOPIC_TRIES:
                     raise UpstreamUnavailable(
-                        f"{what}: there is no such topic or partition, or we may not see it (DESCRIBE)",
+                        f"{what}: no such topic or partition, or no permission to DESCRIBE it",
                         error_code=Error.UNKNOWN_TOPIC_OR_PARTITION,
                     )
 
@@ -1228,7 +1227,7 @@ class ControlClient:
         return deadline_in(self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
 
     def _run(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
-        """A task that `close` ends, and whose failure somebody awaits or nobody misses."""
+        """Runs a task that `close` cancels. A failure is the caller's to await; otherwise it is ignored."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -1268,7 +1267,7 @@ def _check(error_code: int, api: str, message: str | None = None) -> None:
 
 def _only(items: Sequence[Message], api: str) -> Message:
     if len(items) != 1:
-        raise UpstreamUnavailable(f"{api} answered for {len(items)} topics or partitions, asked was one")
+        raise UpstreamUnavailable(f"{api} answered for {len(items)} topics or partitions instead of one")
     return items[0]
 
 
@@ -1295,7 +1294,7 @@ def _log_ends_call(connection: BrokerConnection, leaders: Mapping[TopicPartition
 
 
 async def _request_or_close(connection: BrokerConnection, call: Call, deadline: Monotonic) -> Message:
-    """A broker that does not answer in time may be one that is gone: only a new connection tells."""
+    """Closes the connection after a timeout: the broker may be dead, which only a new connection shows."""
     try:
         return await connection.request(*call, deadline=deadline)
     except OutcomeUnknown:
@@ -1304,7 +1303,7 @@ async def _request_or_close(connection: BrokerConnection, call: Call, deadline: 
 
 
 def _led(answer: Message, leaders: Mapping[TopicPartition, Leader]) -> set[TopicPartition]:
-    """The partitions whose leader of that epoch has answered."""
+    """The partitions whose leader of that epoch responded."""
     found = set()
     for topic in answer.topics:
         for each in topic.partitions:
@@ -1397,7 +1396,7 @@ def fetch_call(
     bytes_min: int,
     committed: bool = False,
 ) -> Call:
-    """Fetch of one partition outside any fetch session; v13 (topic id) where it can be."""
+    """Fetch of one partition without a fetch session; v13 (topic id) if supported."""
     by_id = topic_id or NO_TOPIC_ID
     version = connection.version(apis.FETCH, at_least=9, at_most=13 if by_id != NO_TOPIC_ID else 12)
     partition = Message(
@@ -1424,7 +1423,7 @@ def fetch_call(
 
 
 def fetched_partition(answer: Message) -> Message:
-    """The one partition of a Fetch answer; its error code is the caller's to look at."""
+    """The only partition of a Fetch response. The caller checks its error code."""
     _check(answer.error_code, "Fetch")
     return _only(_only(answer.responses, "Fetch").partitions, "Fetch")
 
@@ -1433,7 +1432,7 @@ def _batch_around(offset: Offset, records: bytes) -> Found | CompactedAway:
     try:
         header = parse_batch_header(memoryview(records))
     except MalformedBatch as e:
-        raise UpstreamUnavailable(f"the log holds what this proxy cannot read: {e}") from e
+        raise UpstreamUnavailable(f"the log contains a batch that this proxy cannot read: {e}") from e
     if header.base_offset > offset:
         return CompactedAway(Offset(header.base_offset))
     size = _BATCH_PREFIX_BYTES + header.batch_length
@@ -1443,7 +1442,7 @@ def _batch_around(offset: Offset, records: bytes) -> Found | CompactedAway:
 
 
 def _topic_facts(configs: Mapping[str, str]) -> TopicFacts:
-    """None given: we may not read them."""
+    """Empty `configs`: not permitted to read them."""
     default = TopicFacts()
     return TopicFacts(
         assumed=not configs,
@@ -1462,7 +1461,7 @@ def _topic_facts(configs: Mapping[str, str]) -> TopicFacts:
 async def described_topics(
     connection: BrokerConnection, topics: Sequence[str], deadline: Monotonic
 ) -> Mapping[str, TopicFacts]:
-    """Of those that are there, by one request. Raises UpstreamUnavailable."""
+    """Configs of the topics that exist, in one request. Raises UpstreamUnavailable."""
     version = connection.version(apis.DESCRIBE_CONFIGS, at_least=1, at_most=4)
     keys = list(_TOPIC_CONFIGS)
     resources = [Message(resource_type=_TOPIC_RESOURCE, resource_name=each, configuration_keys=keys) for each in topics]

@@ -53,7 +53,7 @@ class Barriers(Protocol):
 
 
 class Expansions:
-    """See the module. `spawn` starts a task that ends with the process. `owner`: this is the primary worker, which
+    """See the module. `spawn` starts a task that ends with the process. `primary`: this is the primary worker, which
     stores and counts what all workers observe.
     """
 

@@ -323,8 +323,8 @@ TABLE: Final[tuple[Section, ...]] = (
             Shown(
                 "fencepost_sequencers",
                 _GAUGE,
-                "Partition sequencers with recent appends, by phase: open, cold (fence unconfirmed), reading, "
-                "publishing, settling (resolving an in-doubt append).",
+                "Partition sequencers with recent appends, by phase: open, unconfirmed (fence), reading, publishing, "
+                "resolving (an in-doubt append).",
                 lambda s: _by(s.moment.sequencers),
                 ("phase",),
             ),

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """`UNKNOWN`: cannot be checked from here; `said` gives the reason."""
+    """`UNKNOWN`: cannot be checked from here; `stated` gives the reason."""
 
     OK = "ok"
     UNKNOWN = "unknown"

@@ -165,7 +165,7 @@ class GroupProgressTracker:
     def _view(self) -> StateView | None:
         return None if self._state is None else self._state.view
 
-    # ---- expansion view (groups.desk.Stakes)
+    # ---- expansion view
 
     def refresh(self) -> None:
         """Update from the state topic after a change."""

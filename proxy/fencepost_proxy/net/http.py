@@ -84,7 +84,7 @@ Lists = Callable[[Sequence[PageRequest]], Awaitable[Sequence[Listed]]]
 
 
 def _header(head: bytes, requested: bytes) -> bytes:
-    """Value of the first header named `wanted` (lower case); empty without one."""
+    """Value of the first header named `requested` (lower case); empty without one."""
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name.strip().lower() == requested:

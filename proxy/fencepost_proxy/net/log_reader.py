@@ -32,8 +32,8 @@ _limited_log = logs.RateLimitedLog(_log)
 
 #: Maximum age of a topic's Kafka configs.
 FACTS_SECONDS = 10.0
-#: Maximum age of the `producer.id.expiration.ms` behind a confirmed fence: several times `FACTS_SECONDS`, and far below
-#: the shortest sensible value.
+#: Maximum age of the known `producer.id.expiration.ms` for a confirmed fence: several times `FACTS_SECONDS`, and far
+#: below the shortest sensible value.
 KNOWN_SECONDS = 60.0
 _READ_SECONDS = 5.0
 #: Larger or compressed batches are compared outside the event loop.
@@ -162,7 +162,7 @@ class LogReader:
                 if reading.consistent:
                     break
         except UpstreamUnavailable as error:
-            _limited_log.warning(f"tail {partition}", "cannot read the log end", partition=partition, reason=error)
+            _limited_log.warning(f"log end {partition}", "cannot read the log end", partition=partition, reason=error)
             return sequencers.LogEndUnknown(str(error), error.error_code)
         if not reading.consistent:
             return sequencers.LogEndUnknown("the log advanced during the read")

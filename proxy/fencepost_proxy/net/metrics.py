@@ -122,7 +122,7 @@ class Traffic:
 
 
 class PartitionNumbers(NamedTuple):
-    """One partition sequencer. `shift`: log end offset minus fence sequence."""
+    """One partition sequencer. `sequence_offset`: log end offset minus fence sequence."""
 
     log_end_offset: int
     sequence_offset: int
@@ -264,7 +264,7 @@ class Metrics:
 
     @property
     def upstream_errors(self) -> Mapping[str, Mapping[str, int]]:
-        """Broker connections that failed or were lost, by owner (`clients`, `proxy`) and reason."""
+        """Broker connections that failed or were lost, by user (`clients`, `proxy`) and reason."""
         return self._upstream_errors
 
     def upstream_failed(self, of: str, reason: str) -> None:

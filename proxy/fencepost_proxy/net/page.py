@@ -395,7 +395,7 @@ def _watched(t: TransactionsReport) -> str:
         + _tiles(tiles)
         + _table(
             "Hanging transactions",
-            ("partition", "from offset", "producer", "transactional id", "seen for", "why"),
+            ("partition", "from offset", "producer", "transactional id", "observed for", "why"),
             [
                 (
                     f"{h.topic}-{h.partition}",

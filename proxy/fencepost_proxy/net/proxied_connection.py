@@ -1,7 +1,7 @@
-"""The two sockets of a client connection, and nothing else: bytes to the session, its commands to the sockets.
+"""The two sockets of a client connection: passes bytes to the session, and the session's commands to the sockets.
 
-The common case is one call: `Session.take_up` for whole requests, `Session.take_down` for whole answers; they say what
-to write at once, from the receive buffer where it only passes. All else goes by the switch as an event.
+The common case is one call, `Session.take_up` for complete requests or `Session.take_down` for complete responses. It
+returns what to write, from the receive buffer if the frame is relayed. Everything else is an event for the dispatcher.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fencepost_proxy.types import Address, NodeId
 
 
 class Driver(Protocol):
-    """What a link tells the process."""
+    """Callbacks of a proxied connection."""
 
     @property
     def traffic(self) -> Traffic: ...
@@ -30,7 +30,7 @@ class Driver(Protocol):
 
 
 class DetachedSockets(NamedTuple):
-    """The sockets of a link, and what each of them is still to get."""
+    """The sockets of a proxied connection, and the unsent bytes of each."""
 
     client: Socket
     to_client: bytes
@@ -39,7 +39,7 @@ class DetachedSockets(NamedTuple):
 
 
 class _ConnectionSocket(ProxiedSocket):
-    """One of the two sockets of a link."""
+    """One of the two sockets of a proxied connection."""
 
     __slots__ = ("_proxied",)
 
@@ -82,12 +82,14 @@ class UpstreamSocket(_ConnectionSocket):
         proxied.driver.session_event(proxied.connection, messages.UpstreamPassed(byte_count))
 
     def _lost(self, error: OSError | None) -> None:
-        reason = "the broker closed the connection" if error is None else f"the connection to the broker broke: {error}"
+        reason = (
+            "the broker closed the connection" if error is None else f"the connection to the broker failed: {error}"
+        )
         self._proxied.upstream_lost(reason)
 
 
 class ClientSocket(_ConnectionSocket):
-    """Of an accepted connection. It is not read before the upstream connection is there."""
+    """Of an accepted connection. Not read before the upstream connection is open."""
 
     __slots__ = ()
 
@@ -131,9 +133,9 @@ class ClientSocket(_ConnectionSocket):
 
 
 class ProxiedConnection:
-    """A client connection and its own upstream connection.
+    """A client connection and its upstream connection.
 
-    `peer` is the client's address, for the log; `node_id` is the broker whose listener it came to, None for bootstrap.
+    `peer` is the client's address, for the log; `node_id` is the broker of its listener, None for bootstrap.
     """
 
     __slots__ = (
@@ -181,9 +183,9 @@ class ProxiedConnection:
         self._upstream_closed = False
 
     def connected(self, sock: Socket) -> None:
-        """The upstream connection is there: from now on both sides are read."""
+        """The upstream connection is open: starts reading both sockets."""
         if self._client_closed:
-            # It left before this; nobody would ever end a session that began now.
+            # The client has disconnected: a session opened now would never be closed.
             sock.close()
             return
         self._both_there(sock, self.driver.proxied_opened(self))
@@ -195,10 +197,10 @@ class ProxiedConnection:
         upstream.start()
         self.client.resume(Paused.CONNECTING)
 
-    # ---- from process to process
+    # ---- migration
 
     def detach(self) -> DetachedSockets | None:
-        """Its session has ended here. None where a connection is closing: then it has ended altogether."""
+        """Detaches the sockets after the session has ended here. None if a socket is closing: then both are closed."""
         upstream = self.upstream
         if upstream is None or upstream.closing or self.client.closing:
             self.client.close(monotonic())
@@ -212,7 +214,7 @@ class ProxiedConnection:
         return DetachedSockets(client_sock, to_client, upstream_sock, to_upstream)
 
     def take_over(self, sock: Socket, session: Session, *, unread: bytes, to_client: bytes, to_upstream: bytes) -> None:
-        """Goes on where another process has stopped: instead of `connected`."""
+        """Continues a connection of another process; called instead of `connected`."""
         self._both_there(sock, session)
         assert self.upstream is not None
         self.client.received_at = self.upstream.received_at = monotonic()
@@ -249,12 +251,12 @@ class ProxiedConnection:
         if self.upstream is None:
             self._upstream_closed = True
         else:
-            # Nothing is written to the client any more, so its full buffer must not hold back what is still to come.
+            # Nothing more is written to the client, so its full buffer must not stop reading from upstream.
             self.upstream.passing_bytes = 0
             self.upstream.resume(Paused.FULL)
             self.driver.session_event(self.connection, messages.ClientLost())
             if self.upstream.ended and not self._upstream_closed:
-                self.upstream_lost("nothing was under way")  # which closes the link
+                self.upstream_lost("no request in progress")  # closes the connection
                 return
         self._closed_if_both()
 

@@ -1,12 +1,11 @@
-"""One nonblocking socket of a client connection: read when there is something, written at once, spliced if it may be.
+"""One nonblocking socket of a proxied connection: read when readable, written at once, spliced if possible.
 
-Why not asyncio's transports: bytes that only pass need not be queued for the end of the loop's turn, nor copied for it.
-What was read is handed to the other socket by the same callback, straight from the receive buffer; only what the kernel
-does not take is kept. And where the session says that the next so many bytes of a frame just pass, they never enter
-this process: `splice` moves them from socket to pipe to socket.
+It replaces asyncio's transports to avoid queueing and copying relayed bytes. The callback that reads bytes writes them
+to the other socket, directly from the receive buffer; only bytes that the kernel does not take are kept. If the session
+knows that the next bytes of a frame are relayed, `splice` moves them from socket to pipe to socket in the kernel.
 
-Backpressure: what the peer's socket does not take is kept here, and above `UNSENT_BYTES_MAX` the other side is not
-read. A session may stop a side too; reading goes on when nobody has a reason left to stop it.
+Backpressure: bytes that the peer's socket does not take are kept here. Above `UNSENT_BYTES_MAX` the other socket is not
+read. A session may pause a socket too; reading resumes when no reason to pause is left.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from typing import Final, Protocol
 
 from fencepost_proxy.net.tls import TlsBuffers, TlsSocket
 
-#: For every connection of the process: what was read is handled before the next read, so nothing of it outlives that.
+#: Shared by all connections of the process: data is handled before the next read.
 RECEIVE_BUFFER_BYTES: Final = 256 * 1024
-#: Small requests may take long for their bytes: of a socket whose bytes took longer, less is read the next time.
+#: Small requests may be expensive: if handling one read took longer, the socket's next read is smaller.
 _READ_SECONDS_MAX: Final = 0.002
 _READ_BYTES_MIN: Final = 1024
-#: Kept for a peer that does not take it; above it the other side is not read. One read may go beyond it.
+#: Bytes kept for a peer that does not read; above this, the other socket is not read. One read may exceed it.
 UNSENT_BYTES_MAX: Final = 64 * 1024
-#: What one `sendmsg` takes (IOV_MAX of Linux and macOS).
+#: Maximum buffers of one `sendmsg` (IOV_MAX of Linux and macOS).
 _CHUNKS_MAX: Final = 1024
-#: So long what came of a frame that passes may lie in the socket, while more of it is expected.
+#: How long received bytes of a relayed frame may stay unread while more are expected.
 _TRICKLE_SECONDS: Final = 1.0
-#: Where at least as much is still to pass of a frame, it is spliced.
+#: Minimum remaining bytes of a relayed frame for `splice`.
 SPLICE_BYTES_MIN: Final = 64 * 1024
 _PIPE_BYTES: Final = 1024 * 1024
-#: Pipes that are kept for the next splice. An account that is not root may have 64 MiB of them in all.
+#: Pipes kept for reuse. An account that is not root may have 64 MiB of pipe buffers in total.
 _PIPES_KEPT: Final = 8
-#: BBR sends by a timer, at the rate that it takes for the path's. Reno does not, and any process may choose it.
+#: BBR paces sends by a timer at its estimate of the path's rate. Reno does not pace, and needs no privilege.
 _PACING: Final = b"bbr"
 _NOT_PACING: Final = b"reno"
 _TCP_CONGESTION: Final[int | None] = getattr(socket, "TCP_CONGESTION", None)
@@ -51,7 +50,7 @@ _AGAIN: Final = (BlockingIOError, InterruptedError)
 
 
 class Socket(Protocol):
-    """What a side does with its socket: one of the kernel's, or one that speaks TLS."""
+    """The interface that `ProxiedSocket` uses, of a kernel socket or a `TlsSocket`."""
 
     @property
     def family(self) -> int: ...
@@ -69,27 +68,27 @@ class Socket(Protocol):
 
 
 class Paused:
-    """Why a side is not read: bits, since several may have a reason."""
+    """Reasons not to read a socket, as bits, since several may apply."""
 
-    #: The other side's socket takes nothing.
+    #: The other socket's unsent bytes exceed the limit.
     FULL: Final = 1
-    #: The session asked for it.
+    #: Requested by the session.
     SESSION: Final = 2
-    #: There is no upstream connection yet.
+    #: The upstream connection is not open yet.
     CONNECTING: Final = 4
-    #: It does not read its answers: those made here would pile up without it, whatever upstream does.
+    #: The client does not read its responses: those made by the proxy would accumulate.
     UNREAD: Final = 16
 
 
 class Pipe:
-    """What is on its way from one socket to another without being seen. `filled_bytes` are in it."""
+    """Bytes on their way from one socket to another through the kernel. It contains `filled_bytes`."""
 
     __slots__ = ("filled_bytes", "read_fd", "write_fd")
 
     def __init__(self) -> None:
         self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.filled_bytes = 0
-        with contextlib.suppress(OSError):  # an account's allowance is used up: a smaller pipe works too
+        with contextlib.suppress(OSError):  # the account's pipe quota is used up: a smaller pipe works too
             fcntl.fcntl(self.write_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def close(self) -> None:
@@ -98,13 +97,13 @@ class Pipe:
 
 
 class Pipes:
-    """Empty pipes, kept for the next one who needs one."""
+    """Empty pipes, kept for reuse."""
 
     def __init__(self) -> None:
         self._kept: list[Pipe] = []
 
     def take(self) -> Pipe | None:
-        """None where there can be none: no splice on this platform, no file descriptor left."""
+        """None if the platform has no splice, or no file descriptor is left."""
         if self._kept:
             return self._kept.pop()
         try:
@@ -124,7 +123,7 @@ class Pipes:
 
 
 class Buffers:
-    """What all sides of a process share, since nothing in it outlives one callback."""
+    """Buffers that all sockets of a process share; no data in them outlives a callback."""
 
     def __init__(self) -> None:
         self.received = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
@@ -133,22 +132,22 @@ class Buffers:
 
     @property
     def tls(self) -> TlsBuffers:
-        """For who speaks TLS."""
+        """Created for the first TLS connection."""
         if self._tls is None:
             self._tls = TlsBuffers()
         return self._tls
 
 
 def _send_unpaced_within_this_host(sock: Socket) -> None:
-    """Loopback drops nothing and has no rate to find, but a host whose default is BBR paces it all the same.
+    """Turns off BBR pacing on loopback, which loses no packets and has no rate to estimate.
 
-    Its timers, each a trip to the hypervisor on a virtual machine, were two fifths of what an answer's bytes cost.
-    What leaves the host is paced as its administrator chose.
+    On a virtual machine, BBR's timers took two fifths of the CPU time of relaying a response. Connections that leave
+    the host keep the congestion control that its administrator configured.
     """
     option = _TCP_CONGESTION
     if option is None:
         return
-    with contextlib.suppress(OSError):  # it is gone already, which its first read will tell
+    with contextlib.suppress(OSError):  # a closed connection shows in the first read
         if sock.getsockname()[0] != sock.getpeername()[0]:
             return
         if sock.getsockopt(socket.IPPROTO_TCP, option, 16).startswith(_PACING):
@@ -156,9 +155,9 @@ def _send_unpaced_within_this_host(sock: Socket) -> None:
 
 
 class ProxiedSocket:
-    """See the module. A subclass says what becomes of bytes, splices and the end: `_received`, `_passed`, `_lost`.
+    """A subclass handles received bytes, spliced bytes and the end: `_received`, `_passed`, `_lost`.
 
-    `passing_bytes` – how many of the next bytes just go to the other side, to be kept true by the subclass.
+    `passing_bytes` – how many of the next bytes are relayed to the other socket; the subclass keeps it current.
     """
 
     __slots__ = (
@@ -191,7 +190,7 @@ class ProxiedSocket:
         self._fd = sock.fileno()
         self._loop = loop
         self._buffers = buffers
-        self._unsent: deque[memoryview | Pipe] | None = None  # while there is none: an idle connection costs little
+        self._unsent: deque[memoryview | Pipe] | None = None  # None while empty, to save memory
         self._unsent_bytes = 0
         self._reading = False
         self._ended = False
@@ -210,7 +209,7 @@ class ProxiedSocket:
         raise NotImplementedError
 
     def _passed(self, byte_count: int) -> None:
-        """So many of `passing_bytes` went to the other side without being read."""
+        """`byte_count` of `passing_bytes` were spliced to the other socket."""
         raise NotImplementedError
 
     def _lost(self, error: OSError | None) -> None:
@@ -220,7 +219,7 @@ class ProxiedSocket:
     # ---- reading
 
     def start(self) -> None:
-        """Reads from now on, unless there is a reason not to."""
+        """Starts reading, unless paused."""
         self.resume(0)
 
     def pause(self, reason: int) -> None:
@@ -255,7 +254,7 @@ class ProxiedSocket:
             self._limit_reads(count, seconds)
 
     def _limit_reads(self, count: int, seconds: float) -> None:
-        """What is left stays readable, unless TLS has read it already: others have their turn first."""
+        """Reads less per event, to let other connections run. TLS is exempt: it has already read the data."""
         if seconds > _READ_SECONDS_MAX:
             if not isinstance(self._sock, TlsSocket):
                 self._read_bytes_max = max(_READ_BYTES_MIN, int(count * _READ_SECONDS_MAX / seconds))
@@ -263,20 +262,20 @@ class ProxiedSocket:
             self._read_bytes_max = 2 * count if 2 * count < RECEIVE_BUFFER_BYTES else 0
 
     def _passes(self, byte_count: int) -> None:
-        """So many of the next bytes just go to the other side."""
+        """The next `byte_count` bytes are relayed to the other socket."""
         self.passing_bytes = byte_count
         sock = self._sock
         if isinstance(sock, TlsSocket):
             sock.expect(byte_count)
 
     def take_trickle(self, now: float) -> None:
-        """What has come of a frame that passes is worth a read by now, however little: time limits count from there."""
+        """Reads waiting bytes of a relayed frame, however few: time limits depend on the time of the last read."""
         sock = self._sock
         if isinstance(sock, TlsSocket) and now - self.received_at > _TRICKLE_SECONDS:
             sock.expect(0)
 
     def _splice(self) -> bool:
-        """False: it cannot be done now, read instead."""
+        """False: not possible now, read instead."""
         other = self.other
         if other is None or other.closing or other._unsent_bytes or self.secured or other.secured:
             return False
@@ -292,7 +291,7 @@ class ProxiedSocket:
         except OSError as error:
             pipes.give_back(pipe)
             if error.errno == errno.EINVAL:
-                return False  # not a socket that can be spliced
+                return False  # the socket does not support splice
             self._end(error)
             return True
         if not count:
@@ -306,11 +305,11 @@ class ProxiedSocket:
         return True
 
     def _end_of_input(self) -> None:
-        """A Kafka peer that stops sending is gone; what it still has to get is sent first."""
+        """Kafka peers do not half-close: closes after sending the unsent bytes."""
         self.close(monotonic())
 
     def unread_bytes(self) -> int:
-        """What lies in the socket's buffer."""
+        """Bytes in the socket's receive buffer."""
         if self._ended:
             return 0
         sock = self._sock
@@ -323,7 +322,7 @@ class ProxiedSocket:
     # ---- writing
 
     def write(self, chunks: list[bytes | memoryview]) -> None:
-        """Takes chunks that are valid during the call only."""
+        """The chunks need to be valid during the call only."""
         if len(chunks) == 1 or len(chunks) > _CHUNKS_MAX:
             self.send(chunks[0] if len(chunks) == 1 else b"".join(chunks))
             return
@@ -435,10 +434,10 @@ class ProxiedSocket:
         else:
             self._emptied()
 
-    # ---- in other hands
+    # ---- migration
 
     def detach(self) -> tuple[Socket, bytes]:
-        """The socket, which is the caller's from now on, and what is still to be written to it."""
+        """Returns the socket, which the caller must close, and its unsent bytes."""
         assert not self.closing
         self.pause(self.paused)
         if self._unsent_bytes:
@@ -463,7 +462,7 @@ class ProxiedSocket:
 
     @property
     def unsent(self) -> bool:
-        """Something that was written has not gone out yet."""
+        """Whether written bytes are not sent yet."""
         return self._unsent_bytes > 0
 
     @property
@@ -475,7 +474,7 @@ class ProxiedSocket:
         return self.closing_since is not None or self._ended
 
     def close(self, now: float) -> None:
-        """Once what was written has gone out; if the peer never takes it, `closing_since` tells when to `abort`."""
+        """Closes after sending the unsent bytes. If the peer never reads them, call `abort`; see `closing_since`."""
         if self.closing:
             return
         self.closing_since = now
@@ -486,10 +485,10 @@ class ProxiedSocket:
             self._end(None)
 
     def hang_up(self, now: float) -> None:
-        """`close`, for a peer that may be sending still: it is told the end, and ended when it has seen it.
+        """`close` for a peer that may still be sending: half-closes, and closes once the peer has closed.
 
-        What it sends until then is thrown away. A socket that is closed with bytes unread resets the connection, and a
-        reset may throw away what the peer has not read yet: the last answer.
+        Data from the peer is discarded until then. Closing a socket with unread bytes resets the connection, and a
+        reset could discard the last response before the peer has read it.
         """
         if self.closing:
             return
@@ -536,8 +535,8 @@ class ProxiedSocket:
                 each.close()
         self._unsent = None
         self._unsent_bytes = 0
-        # Whoever wrote is in the middle of something; it hears of it when it is done. And the peer after that: who
-        # connects anew the moment it sees the end must find that this connection does not count any more.
+        # Deferred, so that `_lost` is not called from within a write. `_lost` runs before the close: a peer that
+        # reconnects at once must find this connection no longer counted.
         self._loop.call_soon(self._finish, error)
 
     def _finish(self, error: OSError | None) -> None:
@@ -546,5 +545,5 @@ class ProxiedSocket:
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing is called any more: what refers back goes, so that all of it is freed without a collection."""
+        """Breaks reference cycles, so that memory is freed without garbage collection."""
         self.other = None

@@ -259,7 +259,7 @@ class _Probe:
     # ---- the cluster
 
     async def producer_ids(self) -> list[Finding]:
-        what = "a producer id of its own"
+        what = "a producer id"
         message = Message(transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1)
         answer = await self._query(apis.INIT_PRODUCER_ID, message, at_most=4)
         if answer.error_code == Error.CLUSTER_AUTHORIZATION_FAILED:

@@ -1,4 +1,4 @@
-"""The proxy's own SASL login at a broker: SaslHandshake and SaslAuthenticate, sent with a given `ask` function.
+"""The proxy's own SASL login at a broker: SaslHandshake and SaslAuthenticate, sent with a given `query` function.
 
 kafka-python implements the mechanisms; its classes only map bytes to bytes. Client logins are relayed and do not use
 this module.
@@ -78,7 +78,7 @@ Ask = Callable[[int, int, Message], Awaitable[Message]]
 async def log_in(query: Ask, sasl: ControlSasl) -> float:
     """Log in; return the session lifetime in seconds, 0 if unlimited.
 
-    Raises `LoginFailed`, `ConfigError`, and errors of `ask`.
+    Raises `LoginFailed`, `ConfigError`, and errors of `query`.
     """
     answer = await query(SASL_HANDSHAKE, HANDSHAKE_VERSION, Message(mechanism=sasl.mechanism))
     who = f"SASL {sasl.mechanism}" + (f" as {sasl.username}" if sasl.username else "")

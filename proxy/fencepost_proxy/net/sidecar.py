@@ -112,7 +112,7 @@ class SidecarProbe:
                 "broker's advertised.listeners (or advertised_host here, if this is another name of the sidecar)"
             )
         if node_id is None and len(here) > 1 and host is not None:
-            return f"{len(here)} brokers advertise {requested}: each needs a sidecar of its own"
+            return f"{len(here)} brokers advertise {requested}: each needs its own sidecar"
         through = sorted(node for node, address in by_upstream.items() if reported.brokers.get(node) == address)
         if through:
             return (

@@ -432,7 +432,7 @@ class StateTopic:
         expansion knows this instance.
 
         The first record also checks that Kafka accepts any first sequence from a new producer, as fenced appends need:
-        it uses a producer id of its own and does not start at sequence 0. (Transactions v2 no longer allow this.)
+        it uses a new producer id and does not start at sequence 0. (Transactions v2 no longer allow this.)
         """
         process, now_ms = uuid4(), int(time.time() * 1000)
         producer_id, _ = await self._control.init_producer_id(timeout_seconds=timeout_seconds)
@@ -456,7 +456,7 @@ class StateTopic:
         self._instance_id_as_of = Offset(-1)
         self._others.pop(process, None)
         if self._heartbeats is None:
-            self._heartbeats = asyncio.create_task(self._send_heartbeats(), name="signs of life")
+            self._heartbeats = asyncio.create_task(self._send_heartbeats(), name="heartbeats")
         return any(sent_at - last_observed < _DEAD_SECONDS for last_observed in self._others.values())
 
     async def leave(self) -> None:
@@ -474,7 +474,7 @@ class StateTopic:
             await asyncio.sleep(_UNACKNOWLEDGED_SECONDS if self.unacknowledged else _HEARTBEAT_SECONDS)
             sent_at = time.monotonic()
             former = frozenset(self._former)
-            # Remove crashed processes, or the list would grow without bound. Wait until their requests are finished:
+            # Remove crashed processes, or the list would be unbounded. Wait until their requests are finished:
             # a tombstone states a clean end.
             over = max(_DEAD_SECONDS, _SILENT_SECONDS_MAX + self._limits.takeover_seconds + _HEARTBEAT_SECONDS)
             gone = [*(each for each, last_observed in self._others.items() if sent_at - last_observed >= over), *former]
@@ -486,7 +486,7 @@ class StateTopic:
                 self._live_until = sent_at + _SILENT_SECONDS_MAX
                 self._former -= former
             except (UpstreamUnavailable, StateError) as error:
-                _limited_log.warning("alive", "heartbeat not stored", reason=error)
+                _limited_log.warning("heartbeat", "heartbeat not stored", reason=error)
 
     def _observe_record(self, record: StateRecord) -> None:
         beat = heartbeat(record)

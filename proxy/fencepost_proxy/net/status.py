@@ -84,7 +84,7 @@ class CheckedTopicStatus:
 class PartitionStatus:
     """A partition of a checked topic. `leader`: broker id, None without a leader.
 
-    `state`: phase of its sequencer, None before the first append. `shift`: set in phase `open` only, see
+    `state`: phase of its sequencer, None before the first append. `sequence_offset`: set in phase `open` only, see
     `docs/order-proof.md`. `log_end_offset`: None if unknown.
     """
 

@@ -1,6 +1,6 @@
 """The supervisor starts several worker processes for one address. It does not connect to Kafka.
 
-    supervisor ── worker 0 (primary)      per worker: one socket for packets, one for listener requests
+    supervisor ── primary worker (0)      per worker: one socket for packets, one for listener requests
                ── worker 1
                ── …
 
@@ -9,7 +9,7 @@ connection, and if a worker dies the others accept its pending connections. A wo
 restarted. A connection that needs the primary worker is migrated through the supervisor as an opaque packet; without a
 primary worker it is closed.
 
-Worker 0 starts first, because it does the work that is needed once per cluster.
+The primary worker starts first, because it does the work that is needed once per cluster.
 """
 
 from __future__ import annotations
@@ -309,7 +309,9 @@ class Supervisor:
             primary = self._worker_slots[PRIMARY]
             if not (primary.ready.is_set() and primary.channel is not None and primary.channel.send(packet)):
                 packet.close()
-                _limited_log.warning("owner", "connection closed", worker=worker_slot.index, reason="no primary worker")
+                _limited_log.warning(
+                    "primary", "connection closed", worker=worker_slot.index, reason="no primary worker"
+                )
         elif packet.kind == READY:
             bootstrap = packet.message()
             if worker_slot.index == PRIMARY:
@@ -454,7 +456,7 @@ class Supervisor:
         channel = self._worker_slots[PRIMARY].channel
         if channel is None or not channel.send(Packet.of(RELEASE, (group, topic))):
             return "not done: the primary worker is unreachable now"
-        return f"asked: the log has the result for group {group} and topic {topic}"
+        return f"requested: the log has the result for group {group} and topic {topic}"
 
     def _snapshot(self) -> StatusSnapshot:
         metrics = self.metrics()

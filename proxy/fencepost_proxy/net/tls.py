@@ -1,12 +1,11 @@
-"""TLS on one nonblocking socket, with the face of a socket: `recv_into`, `send`, `sendmsg`, `shutdown`, `close`.
+"""TLS on one nonblocking socket, with a socket's interface: `recv_into`, `send`, `sendmsg`, `shutdown`, `close`.
 
-So `side.ProxiedSocket` and all that stands on it need not know which of the two they have. As a socket does, a
-`TlsSocket`
-raises BlockingIOError where there is nothing to be had now, and OSError where it broke (`ssl.SSLError` is one).
+So `ProxiedSocket` works with both. Like a socket, a `TlsSocket` raises BlockingIOError if the call would block, and
+OSError if the connection failed (`ssl.SSLError` is one).
 
-OpenSSL reads and writes bytes in memory here, not the socket: one system call brings many records. The two memories
-(`TlsBuffers`) are the process's, and empty between calls, so an idle connection holds none. Only what is encrypted is
-ever in them: should something be left there, it ends a connection, and is nobody's plaintext.
+OpenSSL reads and writes memory, not the socket, so that one system call transfers many records. All connections share
+the two memory BIOs (`TlsBuffers`), which are empty between calls. They contain ciphertext only: bytes left there by a
+defect end a connection, but cannot leak plaintext to another.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ import termios
 from typing import Final
 
 _AGAIN: Final = (BlockingIOError, InterruptedError)
-#: So much less than what is decrypted into: with what came of a record before, all that was read fits into it.
+#: Reserve in the plaintext buffer for the part of a record that an earlier read received.
 _SPARE_BYTES: Final = 32 * 1024
 _RECEIVED_BYTES: Final = 256 * 1024 - _SPARE_BYTES
-#: Encrypted at once: if the socket does not take it, as much is kept.
+#: Encrypted per step, and so kept at most if the socket blocks.
 _ENCRYPTED_BYTES: Final = 128 * 1024
-#: More than that is not kept for a peer that reads nothing of it: OpenSSL answers some records by itself.
+#: Maximum kept for a peer that does not read: OpenSSL answers some records automatically.
 _UNFLUSHED_BYTES_MAX: Final = 256 * 1024
-#: Of a frame that passes, the event loop is told of so much at once. Where a socket cannot hold it, of what it can.
+#: Bytes of a relayed frame that wake the event loop, or fewer if the socket's buffer is smaller.
 _WAKES_AT_BYTES: Final = 128 * 1024
-#: What a record can bring at most.
+#: Maximum plaintext of a record.
 _PLAIN_BYTES_MAX: Final = 16 * 1024
-#: A record's header: its type, a version, its length. Before a connection is secured nothing else may come first.
+#: A record's header: type, version, length. During the handshake the first bytes must be one.
 _HEADER_BYTES: Final = 5
 _HANDSHAKE_RECORD: Final = 0x16
 _RECORD_TYPES: Final = frozenset({0x14, 0x15, 0x16, 0x17})
 _MAJOR_VERSION: Final = 3
-#: Above what any record may have: 2^14 and what encryption adds.
+#: Maximum length of a record: 2^14 plus encryption overhead.
 _RECORD_BYTES_MAX: Final = 16 * 1024 + 2048
 
 
 class TlsBuffers:
-    """What all connections of a process share, since nothing in it outlives one call."""
+    """Buffers that all connections of a process share; they are empty between calls."""
 
     def __init__(self) -> None:
         self.incoming = ssl.MemoryBIO()
@@ -51,14 +50,14 @@ class TlsBuffers:
 
 
 class NotTls(OSError):
-    """The peer speaks something else."""
+    """The peer does not speak TLS."""
 
 
 class _Records:
-    """Where a stream of bytes is within its records: their headers are read, nothing else.
+    """Position in a stream of records, from their headers.
 
-    `left_bytes` – what is missing of the record that has begun, `begun_bytes` – how much of the peer's own that one
-    has. `plain_bytes` – the same of all whose headers were seen.
+    `left_bytes` – missing bytes of the current record. `begun_bytes` – its plaintext size. `plain_bytes` – plaintext
+    size of all records whose headers were received.
     """
 
     __slots__ = ("begun_bytes", "header", "left_bytes", "overhead_bytes", "plain_bytes")
@@ -71,7 +70,7 @@ class _Records:
         self.overhead_bytes = overhead_bytes
 
     def missing(self) -> int:
-        """How many bytes to the end of the header, or of the record."""
+        """Bytes to the end of the header, or of the record."""
         return self.left_bytes or _HEADER_BYTES - len(self.header)
 
     def follow(self, data: memoryview) -> None:
@@ -92,13 +91,13 @@ class _Records:
                 self.header = b""
 
     def bytes_before(self, plain_bytes: int) -> int:
-        """How many come at least until the next `plain_bytes` of the peer's own are there: records are never larger."""
+        """Minimum stream bytes that bring the next `plain_bytes` of plaintext, with records of maximum size."""
         more = max(0, plain_bytes - (self.begun_bytes if self.left_bytes else 0))
         headers = -(-more // _PLAIN_BYTES_MAX) * (_HEADER_BYTES + self.overhead_bytes)
         return self.left_bytes + more + headers - len(self.header)
 
     def unread_bytes(self, ahead: bytes) -> int:
-        """Of a record that has begun nothing can be read yet; and what lies in `ahead` has not been followed."""
+        """Unread plaintext: of the incomplete record, and of `ahead`, which `follow` has not processed."""
         other = _Records(self.overhead_bytes)
         other.header, other.left_bytes = self.header, self.left_bytes
         other.follow(memoryview(ahead))
@@ -106,9 +105,9 @@ class _Records:
 
 
 class TlsSocket:
-    """`raw` – a connected, nonblocking socket, which is this one's from now on.
+    """`raw` – a connected, nonblocking socket; this object closes it.
 
-    `server_hostname` – whom the peer has to be, where this end is the client; None: this end is the server.
+    `server_hostname` – expected name of the peer, if this end is the client; None: this end is the server.
     """
 
     __slots__ = ("_buffers", "_ended", "_owed_bytes", "_raw", "_records", "_ssl", "_unflushed", "_wakes_at", "family")
@@ -129,16 +128,16 @@ class TlsSocket:
         )
         self._records = _Records()
         self._ended = False
-        self._unflushed = b""  # encrypted, and not taken by the socket
-        self._owed_bytes = 0  # what was encrypted of it, and not told to be sent
-        self._wakes_at = 1  # so many bytes in the socket are worth an event
+        self._unflushed = b""  # encrypted, not yet sent
+        self._owed_bytes = 0  # plaintext size of `_unflushed` that `send` has not returned yet
+        self._wakes_at = 1  # received bytes that wake the event loop
 
     # ---- the handshake
 
     def handshake(self) -> bool:
-        """Goes on as far as it can; whether it is done. Raises BlockingIOError, `awaits_write` tells for what.
+        """Continues the handshake; returns True when it is complete. Raises BlockingIOError, see `awaits_write`.
 
-        The socket is read record by record, so that nothing of what follows the handshake is read with it.
+        Reads the socket record by record, so as not to read data after the handshake.
         """
         self._flush()
         while True:
@@ -150,7 +149,7 @@ class TlsSocket:
             except ssl.SSLError:
                 self._unflushed += outgoing.read()
                 with contextlib.suppress(OSError):
-                    self._flush()  # the alert, by which the peer knows why
+                    self._flush()  # the alert, which gives the peer the reason
                 raise
             else:
                 done = True
@@ -173,7 +172,7 @@ class TlsSocket:
             return
         header = records.header + data
         if header[0] not in _RECORD_TYPES or (len(header) > 1 and header[1] != _MAJOR_VERSION):
-            raise NotTls(f"its first bytes are {header.hex(' ')}")
+            raise NotTls(f"first bytes: {header.hex(' ')}")
         if len(header) == _HEADER_BYTES and int.from_bytes(header[3:], "big") > _RECORD_BYTES_MAX:
             raise NotTls(f"a record of {int.from_bytes(header[3:], 'big')} bytes")
 
@@ -182,17 +181,17 @@ class TlsSocket:
         return bool(self._unflushed)
 
     def _overhead(self) -> int:
-        """What encryption adds to a record behind its header."""
+        """Bytes that encryption adds to a record, without its header."""
         cipher = self._ssl.cipher()
         assert cipher is not None
         if cipher[1] == "TLSv1.3":
-            return 17  # the record's true type, and the tag
+            return 17  # the true record type, and 16 bytes for authentication
         return 24 if "GCM" in cipher[0] else 16
 
-    # ---- what a socket does
+    # ---- data
 
     def recv_into(self, buffer: memoryview) -> int:
-        """All that can be decrypted of one read. 0: the peer has ended. `buffer` has at least 256 KiB."""
+        """Reads once and decrypts. 0: the peer has closed. `buffer` has at least 256 KiB."""
         if self._ended:
             return 0
         received = self._buffers.received
@@ -211,39 +210,39 @@ class TlsSocket:
                     break
                 plain_bytes += taken  # type: ignore[operator]
         except ssl.SSLWantReadError:
-            pass  # the rest of a record is still to come
+            pass  # the record is incomplete
         finally:
             self._drain()
         if self._unflushed and not self._owed_bytes:
-            # OpenSSL has answered something itself. If it cannot go now, it goes before what is written next.
+            # A response by OpenSSL. If the socket blocks, it is sent before the next write.
             with contextlib.suppress(*_AGAIN):
                 self._flush()
         if len(self._unflushed) > _UNFLUSHED_BYTES_MAX:
-            raise ConnectionAbortedError("it reads nothing of what TLS has to answer")
+            raise ConnectionAbortedError("the peer does not read TLS responses")
         if not plain_bytes and not self._ended:
             raise BlockingIOError
         if plain_bytes and self._ended:
-            # Its end came with its last words, and may be all that comes: from now on there is always an end to read.
+            # The peer's close came with its last data: make the next read return 0, since nothing else may arrive.
             with contextlib.suppress(OSError):
                 self._raw.shutdown(socket.SHUT_RD)
         return plain_bytes
 
     def expect(self, plain_bytes: int) -> None:
-        """So many are certain to come: the event loop is told of many records at once, and of the last one.
+        """At least `plain_bytes` will follow: wake the event loop for many records together, and for the last one.
 
-        Java hands each record to the kernel by itself, and a turn of the event loop costs more than the bytes of a
-        record do. The peer's end is told at once, whatever is expected.
+        Java writes each record separately, and an iteration of the event loop costs more than relaying one record.
+        The end of the connection still wakes the loop at once.
         """
         wakes_at = 1
         if plain_bytes > _PLAIN_BYTES_MAX:
             wakes_at = min(self._records.bytes_before(plain_bytes), _WAKES_AT_BYTES)
         if wakes_at != self._wakes_at:
             self._wakes_at = wakes_at
-            with contextlib.suppress(OSError):  # it is gone, which its next read will tell
+            with contextlib.suppress(OSError):  # a closed connection shows in the next read
                 self._raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
 
     def send(self, chunk: bytes | memoryview) -> int:
-        """How much of it is on its way. What is not is to be offered again, as a socket wants it, too."""
+        """Returns how many bytes were taken. As with a socket, the caller must pass the rest again."""
         self._flush()
         taken = min(self._owed_bytes, len(chunk))
         self._owed_bytes -= taken
@@ -263,7 +262,7 @@ class TlsSocket:
         return taken
 
     def sendmsg(self, chunks: list[bytes | memoryview]) -> int:
-        """`send` for what is to be one record, if it fits: each costs a header and a tag."""
+        """`send` of the chunks in as few records as possible: each has an overhead."""
         return self.send(b"".join(chunks))
 
     def _encrypt(self, piece: memoryview) -> None:
@@ -274,7 +273,7 @@ class TlsSocket:
             self._drain()
 
     def _drain(self) -> None:
-        """Nothing stays behind in what is everybody's."""
+        """Empties the shared buffers."""
         incoming, outgoing = self._buffers.incoming, self._buffers.outgoing
         if outgoing.pending:
             self._unflushed += outgoing.read()
@@ -283,7 +282,7 @@ class TlsSocket:
             self._ended = True
 
     def _flush(self) -> None:
-        """Raises BlockingIOError while the socket does not take all of it."""
+        """Raises BlockingIOError unless the socket takes all of it."""
         data = self._unflushed
         if not data:
             return
@@ -301,12 +300,12 @@ class TlsSocket:
         self._raw.close()
 
     def _send_end(self) -> None:
-        """So that the peer knows that nothing was cut off. Only if it can be said at once."""
+        """Sends close_notify, so that the peer detects no truncation; skipped if the socket blocks."""
         try:
             if not self._unflushed:
                 self._ssl.unwrap()
         except (OSError, ValueError):
-            pass  # it has not said the same yet, which is not waited for
+            pass  # the peer's close_notify is not awaited
         finally:
             self._drain()
         with contextlib.suppress(OSError):
@@ -314,7 +313,7 @@ class TlsSocket:
         self._unflushed = b""
 
     def unread_bytes(self) -> int:
-        """How much the peer has sent that nobody has read, to the byte: record headers tell."""
+        """Exact number of unread plaintext bytes, computed from record headers."""
         waiting = array.array("i", [0])
         fcntl.ioctl(self._raw.fileno(), termios.FIONREAD, waiting)
         ahead = b""
@@ -323,7 +322,7 @@ class TlsSocket:
                 ahead = self._raw.recv(waiting[0], socket.MSG_PEEK)
         return self._records.unread_bytes(ahead)
 
-    # ---- what is asked of a socket
+    # ---- other socket methods
 
     def fileno(self) -> int:
         return self._raw.fileno()
@@ -347,7 +346,7 @@ class TlsSocket:
 
 
 async def secure(sock: TlsSocket) -> None:
-    """The handshake, for as long as it takes: its time limit is the caller's. Raises OSError."""
+    """Completes the handshake. The caller sets the time limit. Raises OSError."""
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -372,7 +371,7 @@ async def _ready(loop: asyncio.AbstractEventLoop, descriptor: int, *, to_write: 
         (loop.remove_writer if to_write else loop.remove_reader)(descriptor)
 
 
-# ---- why it failed
+# ---- failures
 
 _OTHER_NAMES: Final = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _NOT_NOW: Final = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
@@ -400,7 +399,7 @@ _NO_COMMON: Final = frozenset(
 
 
 def failure(error: OSError) -> tuple[str, str]:
-    """What kind it is, one word of ours, and OpenSSL's own words."""
+    """The kind of failure, as one word, and OpenSSL's description."""
     if isinstance(error, ssl.SSLCertVerificationError):
         code = error.verify_code
         kind = "other_names" if code in _OTHER_NAMES else "not_now" if code in _NOT_NOW else "untrusted"
@@ -408,7 +407,7 @@ def failure(error: OSError) -> tuple[str, str]:
     if isinstance(error, NotTls):
         return "not_tls", str(error)
     if not isinstance(error, ssl.SSLError):
-        return "left", error.strerror or str(error) or "it did not say why"
+        return "left", error.strerror or str(error) or "no reason given"
     reason = error.reason or ""
     stated = reason.rpartition("ALERT_")[2].replace("_", " ").lower() or str(error)
     for kind, reasons in (
@@ -424,30 +423,30 @@ def failure(error: OSError) -> tuple[str, str]:
 
 
 def of_client(error: OSError) -> tuple[str, str]:
-    """Why a client's handshake failed: a word for the metrics, and what to tell whoever looks after it."""
+    """Why a client's handshake failed: a metric label, and a description for the log."""
     kind, stated = failure(error)
     match kind:
         case "not_tls":
             words = f"it does not speak TLS ({stated}); this listener needs security.protocol=SSL or SASL_SSL"
         case "no_certificate":
-            words = "it shows no certificate, and listen_tls.client_certificates is required"
+            words = "it sent no certificate, and listen_tls.client_certificates is required"
         case "not_now":
             kind, words = "untrusted", f"its certificate is not valid now: {stated}"
         case "untrusted" | "other_names":
             kind, words = "untrusted", f"its certificate is not trusted: {stated} (listen_tls.client_ca_file)"
         case "distrusted" | "wants_certificate":
-            kind, words = "distrusted", f"it does not trust this proxy's certificate; it says: {stated}"
+            kind, words = "distrusted", f"it does not trust this proxy's certificate: {stated}"
         case "no_common":
             words = f"it has no TLS version or cipher in common with this proxy: {stated} (listen_tls.min_version)"
         case "left":
-            words = f"it left during the TLS handshake: {stated}"
+            words = f"it closed the connection during the TLS handshake: {stated}"
         case _:
             words = f"the TLS handshake failed: {stated}"
     return kind, words
 
 
 def of_broker(error: OSError) -> tuple[str, str]:
-    """The same of a broker."""
+    """The same for a broker."""
     kind, stated = failure(error)
     match kind:
         case "not_now":
@@ -459,13 +458,13 @@ def of_broker(error: OSError) -> tuple[str, str]:
         case "not_tls":
             words = "it does not speak TLS, and upstream_tls is set"
         case "wants_certificate":
-            words = f"it wants a certificate that it trusts: {stated} (upstream_tls.certificate_file)"
+            words = f"it requires a certificate that it trusts: {stated} (upstream_tls.certificate_file)"
         case "distrusted":
             words = f"it does not trust the proxy's certificate: {stated} (upstream_tls.certificate_file)"
         case "no_common":
             words = f"it has no TLS version or cipher in common with this proxy: {stated} (upstream_tls.min_version)"
         case "left":
-            words = f"it ended the connection during the TLS handshake: {stated}; does it speak TLS (upstream_tls)?"
+            words = f"it closed the connection during the TLS handshake: {stated}; does it speak TLS (upstream_tls)?"
         case _:
             words = f"the TLS handshake failed: {stated}"
     return kind, words

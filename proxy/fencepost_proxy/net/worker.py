@@ -1,7 +1,7 @@
 """A worker's connection to the supervisor: it gets listeners, and migrates connections to the primary worker.
 
-Worker 0 is the primary worker. The supervisor (`supervisor.py`) binds every port once; all workers accept on the same
-sockets.
+The worker with index 0 is the primary worker. The supervisor (`supervisor.py`) binds every port once; all workers
+accept on the same sockets.
 """
 
 from __future__ import annotations
