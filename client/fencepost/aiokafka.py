@@ -989,7 +989,7 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
     refuses the record, and this producer repartitions it, in the order of `send`.
 
     `partitioner`: (key, partition count) → partition; default: the Java client's.
-    `resolve_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
+    `grace_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
     `buffered_max`: how many records may be queued meanwhile; then `send` waits.
 
     The default is `acks="all"`. `acks=0`, transactions and idempotence raise ValueError (an idempotent producer of

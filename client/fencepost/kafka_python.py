@@ -531,7 +531,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
     refuses the record, and this producer repartitions it, in the order of `send`.
 
     `partitioner`: (key, partition count) → partition; default: the Java client's.
-    `resolve_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
+    `grace_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
     `buffered_max`: how many records may be queued meanwhile; then `send` blocks.
 
     Defaults that differ from KafkaProducer's: `enable_idempotence=False` (an idempotent producer of kafka-python 3 is
