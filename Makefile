@@ -16,7 +16,7 @@ ALL_AT_ONCE := -n $(WORKERS)
 KAFKA_VERSIONS_OLDER := 4.2.2 4.1.2 4.0.2 3.9.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-fast test-kafka test-long test-brokers simulate fuzz mutants soak order-proof eos-proof sasl-ssl-proof releases test-foreign spark-faults crash-steps docs dist lint lock clean
+.PHONY: help demo bench test test-all test-fast test-kafka test-brokers simulate fuzz mutants soak order-proof eos-proof sasl-ssl-proof releases test-foreign spark-faults crash-steps docs dist lint lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -28,17 +28,17 @@ help:  ## this list
 demo: $(VENV)/.installed-run  ## see it work: real Kafka, the proxy, a Spark bulk load that is killed half way
 	@$(BIN)/fencepost demo
 
-test: lint jars  ## lint, then every test, real Kafka and Spark included, with coverage; WORKERS=4 processes at once
-	@$(PYTEST) $(ALL_AT_ONCE) -m "not soak" --cov --cov-report=term:skip-covered
+test: lint jars  ## lint, then the tests in tests/quick.txt, with real Kafka and Spark; WORKERS=4 processes at once
+	@$(PYTEST) $(ALL_AT_ONCE) -m "not soak" @tests/quick.txt
+
+test-all: lint jars  ## lint, then every test and its long form, with coverage; continues after an interruption: hours
+	@$(KEEP_BYTECODE) $(BIN)/python -m tests.all --coverage -- $(ALL_AT_ONCE)
 
 test-fast: $(VENV)/.installed-all  ## only the tests that need no Kafka, Spark or Docker
 	@$(PYTEST) $(ALL_AT_ONCE) -m "not kafka and not spark and not docker and not soak"
 
 test-kafka: jars  ## only the tests against real Kafka
 	@$(PYTEST) $(ALL_AT_ONCE) -m "kafka and not soak"
-
-test-long: jars  ## the long forms of tests, with many rounds of each fault (marker soak): most of an hour
-	@$(PYTEST) $(ALL_AT_ONCE) -m soak
 
 SEEDS ?= 20000
 simulate: $(VENV)/.installed-all  ## SEEDS=20000 runs of the proxy among modelled brokers, clients and faults

@@ -39,9 +39,9 @@ examples:
   python -m benchmarks --quick
   python -m benchmarks --only 'produce*' --only consume
   python -m benchmarks --route mine=127.0.0.1:19092
-      a proxy that is started by hand, in front of the Kafka that this run starts on port 29092 (--kafka-port)
+      a running proxy; it must forward to port 29092, where this run starts Kafka (--kafka-port)
   python -m benchmarks --tcp-route lb=127.0.0.1:19092
-      the same for one that rewrites nothing: it is to lead to port 29093, where Kafka advertises 127.0.0.1:19092
+      a running TCP proxy; it must forward to port 29093, where Kafka advertises 127.0.0.1:19092
 """
 
 
@@ -64,7 +64,7 @@ def command_parser() -> argparse.ArgumentParser:
         "--routes",
         metavar="PATTERN[,…]",
         default="*",
-        help="routes with a matching name, in addition to direct and the product",
+        help="run routes with a matching name only; direct and the product always run",
     )
     parser.add_argument(
         "--route", action="append", metavar="NAME=HOST:PORT", default=[], help="add a running proxy as a route"
@@ -72,8 +72,8 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tcp-route", action="append", metavar="NAME=HOST:PORT", default=[], help="add a running TCP proxy as a route"
     )
-    parser.add_argument("--kafka-port", type=int, help="port of the Kafka that this run starts (default: a free port)")
-    parser.add_argument("--rounds", type=int, help="number of repetitions")
+    parser.add_argument("--kafka-port", type=int, help="set the port of Kafka (default: a free port)")
+    parser.add_argument("--rounds", type=int, help="set the number of repetitions")
     parser.add_argument("--peers", type=Path, default=PEERS, metavar="FILE.toml")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     parser.add_argument(
@@ -90,7 +90,7 @@ def main() -> int:
         return 0
     chosen = chosen_workloads(options.only, quick=options.quick)
     if not chosen:
-        parser.error(f"no workload is called like {options.only}; there are: {', '.join([*WORKLOADS, *CONTRIBUTORS])}")
+        parser.error(f"no workload matches {options.only} (choose from {', '.join([*WORKLOADS, *CONTRIBUTORS])})")
     signal.signal(signal.SIGTERM, _interrupt)
     plan = QUICK if options.quick else FULL
     if options.rounds:
@@ -102,16 +102,16 @@ def main() -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("bench: interrupted; everything that was started is ended", file=sys.stderr)
+        print("bench: interrupted; all started processes are stopped", file=sys.stderr)
         return 130
     written = write(report, options.results)
     print(report.to_markdown())
-    say(f"written to {written} and beside it as JSON")
+    say(f"written to {written}, with the JSON next to it")
     return 1 if report.failures else 0
 
 
 def chosen_workloads(only: list[str], *, quick: bool) -> list[str]:
-    """Those named by `--only`. Else all; of a quick run without what takes minutes however little it measures."""
+    """Workloads that match `--only`, else all. A quick run skips the contributors, which always take minutes."""
     if not only and quick:
         return list(WORKLOADS)
     return [name for name in (*WORKLOADS, *CONTRIBUTORS) if _matches(name, only or ["*"])]
@@ -153,10 +153,10 @@ def _measure(plan: Plan, chosen: list[str], peers: list[routes.Peer], options: a
                 continue
             started = time.monotonic()
             try:
-                # The result alone goes to standard output.
+                # Standard output is for the result only.
                 with contextlib.redirect_stdout(sys.stderr):
                     rows += workload(run)
-            except Exception as error:  # the others go on, and the result says it
+            except Exception as error:  # the result reports it, and the others run
                 failures.append(f"{name}: {str(error).partition(chr(10))[0]}")
                 traceback.print_exc()
             say(f"{name}: {time.monotonic() - started:.0f} s")
@@ -191,7 +191,7 @@ def _contributor(name: str) -> Callable[[Run], list[Row]] | None:
 
 
 def write(report: Report, directory: Path) -> Path:
-    """The Markdown file; beside it lies the JSON."""
+    """Write the result as Markdown and JSON. Returns the Markdown file."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / f"{report.stem}.json").write_text(report.to_json(), "utf-8")
     path = directory / f"{report.stem}.md"
@@ -203,7 +203,7 @@ def publish(report: Report, page: Path) -> None:
     """Write the summary of a run into the page, and its chart next to it."""
     page.write_text(published(page.read_text("utf-8"), report), "utf-8")
     page.with_suffix(".svg").write_text(chart.svg(report), "utf-8")
-    say(f"written into {page}, with a chart beside it")
+    say(f"written into {page}, with the chart next to it")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ _COLUMNS = 2
 _PANEL_WIDTH, _BAR_HEIGHT, _BAR_GAP = 480, 16, 8
 _LABEL_WIDTH, _VALUE_WIDTH = 205, 70
 _MARGIN, _TITLE_HEIGHT, _HEAD_HEIGHT = 24, 38, 64
-#: Readable on a light page and on a dark one: text in a grey between, on no background of its own.
+#: Readable on light and dark pages: medium grey text, no background.
 _STYLE = """
 text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #6e7781 }
 .head { font-size: 17px; font-weight: 600 } .title { font-size: 13px; font-weight: 600 }
@@ -51,7 +51,7 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #6e778
 
 
 def svg(report: Report) -> str:
-    """A panel without rows is left out."""
+    """The chart. Panels without rows are omitted."""
     panels = [(panel, rows) for panel in PANELS if (rows := _rows_of(report.rows, panel))]
     parts = []
     y = _HEAD_HEIGHT
@@ -90,7 +90,7 @@ def _panel(panel: Panel, rows: Sequence[Row], x: int, y: int) -> str:
     ]
     at = y + _TITLE_HEIGHT - 14
     for row in rows:
-        # A route that adds nothing measurable may come out below zero.
+        # Added latency may be slightly negative.
         length = max(1.0, room * row.median / top)
         low, high = (x + _LABEL_WIDTH + max(0.0, room * value / top) for value in (min(row.values), max(row.values)))
         middle = at + _BAR_HEIGHT / 2

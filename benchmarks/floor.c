@@ -1,8 +1,8 @@
-/* The floor of any relay: bytes go from socket to pipe to socket and are never seen. What a proxy costs above it is its own.
+/* A minimal relay: splices bytes from socket to pipe to socket without reading them. A lower bound for any proxy.
  *
  *   floor LISTEN_HOST:PORT UPSTREAM_HOST:PORT [CONGESTION_CONTROL]
  *
- * One thread, epoll, a pipe of 1 MiB for each direction. IPv4. Enough to be measured, not to be used. */
+ * One thread, epoll, a pipe of 1 MiB for each direction. IPv4. For measurements only. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -20,7 +20,7 @@ enum { PIPE_BYTES = 1 << 20, EVENTS = 64 };
 
 struct side {
     int fd, pipe[2];
-    size_t filled; /* of the pipe, on its way to `other` */
+    size_t filled; /* bytes in the pipe, on the way to `other` */
     struct side *other;
 };
 
@@ -40,7 +40,7 @@ static struct sockaddr_in address(const char *text) {
     return found;
 }
 
-/* A side is read while its pipe is empty, and written to while the other's is not. */
+/* Read a side while its pipe is empty. Write to it while the pipe of the other side has bytes. */
 static void watch(struct side *s, int how) {
     struct epoll_event event = {.data.ptr = s};
     event.events = (s->filled ? 0 : EPOLLIN) | (s->other->filled ? EPOLLOUT : 0);
@@ -50,11 +50,11 @@ static void watch(struct side *s, int how) {
 static void end(struct side *s) {
     for (int each = 0; each < 2; each++, s = s->other) {
         close(s->fd), close(s->pipe[0]), close(s->pipe[1]);
-        s->fd = -1; /* its memory stays: an event of it may be in hand */
+        s->fd = -1; /* not freed: this epoll_wait may have returned another event for it */
     }
 }
 
-/* -1: the connection is over. */
+/* Returns -1 if the connection ended. */
 static int pass_on(struct side *s) {
     size_t before = s->filled;
     while (s->filled) {

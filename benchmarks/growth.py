@@ -54,10 +54,10 @@ _API_VERSIONS, _METADATA = 18, 3
 _NO_ID: Final = UUID(int=0)
 _RECORD: Final = b"r" * 100
 _TIMEOUT_SECONDS: Final = 60.0
-#: What a proxy says that the machine has given no time for longer than its lease, and a client asks again.
+#: Error of a proxy that got no CPU time for longer than its lease; the client retries.
 _TRY_AGAIN, _PAUSE_SECONDS = 6, 0.05
-_UPKEEP_SECONDS: Final = 11.0  # longer than the longest period of anything that is done now and then
-#: Many short turns: what else the machine does comes and goes within seconds.
+_UPKEEP_SECONDS: Final = 11.0  # longer than the longest interval of periodic work
+#: Many short slices, because other load on the machine changes within seconds.
 _TURNS: Final = 25
 _TURN_REQUESTS: Final = 400
 _FLAT: Final = at_most(1.25)
@@ -67,7 +67,7 @@ _FLAT: Final = at_most(1.25)
 
 
 class Client:
-    """A blocking connection that asks one thing at a time and looks only at how it ended."""
+    """A blocking connection with one request in flight."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -75,7 +75,7 @@ class Client:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def query(self, frame: bytes) -> bytes:
-        """The answer without its length."""
+        """The response without its length."""
         self._socket.sendall(frame)
         data = self._socket.recv(65536)
         while len(data) < 4 or len(data) < 4 + _LENGTH.unpack_from(data)[0]:
@@ -86,7 +86,7 @@ class Client:
         return data[4:]
 
     def greet(self, topic: str) -> None:
-        """As every client begins."""
+        """Send ApiVersions and Metadata, as every client does first."""
         versions = Message(client_software_name="growth", client_software_version="1")
         self.query(control.encode_request_frame(_API_VERSIONS, 3, 1, "growth", versions))
         requested = Message(topics=[Message(name=topic, topic_id=_NO_ID)], allow_auto_topic_creation=False)
@@ -109,14 +109,14 @@ def _result(answer: bytes) -> Any:
 def check(answer: bytes, what: str) -> None:
     result = _result(answer)
     if result.error_code:
-        raise AssertionError(f"{what}: Produce answered {result.error_code} ({result.error_message})")
+        raise AssertionError(f"{what}: Produce failed with {result.error_code} ({result.error_message})")
 
 
-# --- what a process takes ---------------------------------------------------------------------------------------------
+# --- resources of a process -------------------------------------------------------------------------------------------
 
 
 def cpu_seconds(pid: int) -> float:
-    """On the CPU so far, all threads, user and system."""
+    """CPU time so far: all threads, user and system."""
     return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
@@ -128,7 +128,7 @@ def rss_kb(pid: int) -> int:
 
 
 def cost_us(proxy: ProxyProcess, load: Callable[[], int]) -> float:
-    """The proxy's CPU microseconds per request of a load, which gives back how many requests it sent."""
+    """The proxy's CPU microseconds per request. `load` returns the number of requests."""
     before = cpu_seconds(proxy.pid)
     sent = load()
     return (cpu_seconds(proxy.pid) - before) * 1e6 / sent
@@ -141,7 +141,7 @@ def upkeep_ms(proxy: ProxyProcess) -> float:
 
 
 class _Table:
-    """Rows of one dimension, as they are found."""
+    """Collects the rows of one dimension."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -152,7 +152,7 @@ class _Table:
         print(f"{row.route:55} {measure:25} {row} {note}", flush=True)
 
     def costs(self, loads: dict[str, tuple[ProxyProcess, Callable[[], int]]]) -> None:
-        """Each load in turn, again and again. The first is the smallest; ratios are made within each turn."""
+        """Alternate between the loads, smallest first. Ratios are computed within each pass."""
         found: dict[str, list[float]] = {route: [] for route in loads}
         for exchange in range(_TURNS + 1):
             for route, (proxy, load) in loads.items():
@@ -170,7 +170,7 @@ class _Table:
 
 
 def connections(stack: ExitStack, scale: float) -> list[Row]:
-    """One connection; one that works among thousands that do not; thousands that work in turn."""
+    """One connection; one active connection among thousands of idle ones; thousands active in sequence."""
     table = _Table()
     many = int(5_000 * scale)
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -225,7 +225,7 @@ def _again_and_again(client: Client, frame: bytes) -> Callable[[], int]:
 
 
 def partitions(stack: ExitStack, scale: float) -> list[Row]:
-    """Conditional appends to one checked partition, and to each of ten thousand in turn."""
+    """Conditional appends to one checked partition, and to ten thousand in sequence."""
     table = _Table()
     topics = int(100 * scale)
     names = [f"required-{index}" for index in range(topics)]
@@ -264,7 +264,7 @@ def partitions(stack: ExitStack, scale: float) -> list[Row]:
 
 
 def _appends(client: Client) -> Callable[[], int]:
-    """To one checked partition, each behind the last."""
+    """Consecutive appends to one checked partition."""
     ends = itertools.count(0)
 
     def load() -> int:
@@ -291,7 +291,7 @@ def _query_all(client: Client, frames: Iterator[bytes] | Sequence[bytes]) -> int
 
 
 def brokers(stack: ExitStack, scale: float) -> list[Row]:
-    """The same loads on clusters of 1, 10 and 100 brokers; partitions of the checked topic lie on all of them."""
+    """The same loads on clusters of 1, 10 and 100 brokers. The checked topic has partitions on each broker."""
     table = _Table()
     sizes = [1, 10, max(20, int(100 * scale))]
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -335,7 +335,7 @@ _PARTS: Final[dict[str, Callable[[ExitStack, float], list[Row]]]] = {
 
 
 def rows(run: Any = None, *, quick: bool = False, only: str | None = None, scale: float | None = None) -> list[Row]:
-    """Every row of the table. Of `run` only its plan is looked at: this brings its own Kafka."""
+    """All rows of the table. Uses only the plan of `run`, because it starts its own fake Kafka."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     quick = quick or bool(run is not None and run.plan.quick)
@@ -354,7 +354,7 @@ def main() -> int:
     arguments = parser.parse_args()
     found = rows(quick=arguments.quick, only=arguments.only)
     ratios = [row for row in found if row.measure == OF_SMALLEST]
-    print("\ncost of the largest beside the smallest: " + ", ".join(f"{r.route} {number(r.median)}" for r in ratios))
+    print("\ncost of largest relative to smallest: " + ", ".join(f"{r.route} {number(r.median)}" for r in ratios))
     return 0
 
 

@@ -16,36 +16,36 @@ from fencepost_proxy.dev.process import supervised
 from fencepost_proxy.dev.tools import MAIN_CLASSES, compile_java
 
 _SOURCES = Path(__file__).parent / "java"
-#: As the scripts of a Kafka distribution start these tools.
+#: Flags of the scripts in a Kafka distribution.
 _JVM = ("-server", "-Xmx512m", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
 _TIMEOUT_SECONDS = 180.0
 _PRODUCED = re.compile(r"([\d.]+) records sent, ([\d.,]+) records/sec \(([\d.,]+) MB/sec\)")
 
 
 class LoadError(Exception):
-    """A load tool failed, or took too long."""
+    """A load tool failed or timed out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
     mib: float
-    #: Without the time that joining the group took.
+    #: Excludes joining the group.
     mib_per_second: float
 
 
 def produced_mib_per_second(printed: str) -> float:
-    """What kafka-producer-perf-test says in its last summary line. Its MB are 2²⁰ bytes."""
+    """Rate in the last summary line of kafka-producer-perf-test. Its MB are 2²⁰ bytes."""
     found = _PRODUCED.findall(printed)
     if not found:
-        raise LoadError(f"kafka-producer-perf-test said nothing of its rate:\n{printed}")
+        raise LoadError(f"no rate in the output of kafka-producer-perf-test:\n{printed}")
     return float(found[-1][2].replace(",", ""))
 
 
 def consumed(printed: str, *, at_least_mib: float) -> Consumed:
-    """The line of values of kafka-consumer-perf-test, by the names in its header line."""
+    """Values of kafka-consumer-perf-test, by the names in its header line."""
     lines = [[cell.strip() for cell in line.split(",")] for line in printed.splitlines() if line.count(",") >= 5]
     if len(lines) < 2 or "fetch.MB.sec" not in lines[0]:
-        raise LoadError(f"kafka-consumer-perf-test said nothing of its rate:\n{printed}")
+        raise LoadError(f"no rate in the output of kafka-consumer-perf-test:\n{printed}")
     values = dict(zip(lines[0], lines[-1], strict=True))
     found = Consumed(float(values["data.consumed.in.MB"]), float(values["fetch.MB.sec"]))
     if found.mib < at_least_mib:
@@ -54,7 +54,7 @@ def consumed(printed: str, *, at_least_mib: float) -> Consumed:
 
 
 class Jvm:
-    """Start it in a thread that lives as long as it does."""
+    """Create it in a thread that outlives it: the process ends with that thread."""
 
     def __init__(self, log: Path, *, version: str) -> None:
         classes = compile_java(sorted(_SOURCES.glob("*.java")), version=version)
@@ -72,11 +72,11 @@ class Jvm:
         self._log = log
 
     def run(self, tool: str, arguments: Sequence[str]) -> str:
-        """What it printed. `tool`: as in MAIN_CLASSES, or a class. Raises LoadError."""
+        """Run a tool (key of MAIN_CLASSES, or a class). Returns its output. Raises LoadError."""
         orders, printed = self._process.stdin, self._process.stdout
         assert orders is not None
         assert printed is not None
-        # One that hangs is killed, which ends the reading below.
+        # Killing a hanging JVM ends the read below.
         watch = threading.Timer(_TIMEOUT_SECONDS, self._process.kill)
         watch.daemon = True
         watch.start()
@@ -91,7 +91,7 @@ class Jvm:
                     return "".join(lines)
                 lines.append(line)
         except OSError as error:
-            raise LoadError(f"{tool}: the JVM is gone ({error}); see {self._log}") from error
+            raise LoadError(f"{tool}: the JVM ended ({error}); see {self._log}") from error
         finally:
             watch.cancel()
         raise LoadError(f"{tool} did not end within {_TIMEOUT_SECONDS:.0f} s, or the JVM ended; see {self._log}")

@@ -12,13 +12,13 @@ from importlib import metadata
 from pathlib import Path
 
 _PROC = Path("/proc")
-#: Of the kernel's clock ids: the CPU time of a whole process, its ended threads included, in nanoseconds
-#: (`clock_getcpuclockid(3)`). /proc/PID/stat says the same in steps of 10 ms.
+#: Kernel clock id of a process's CPU time in nanoseconds, including ended threads (`clock_getcpuclockid(3)`).
+#: /proc/PID/stat has a resolution of 10 ms.
 _PROCESS_CPU_CLOCK = 2
 
 
 def family(pid: int) -> list[int]:
-    """The process and all below it."""
+    """The process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
@@ -36,7 +36,7 @@ def family(pid: int) -> list[int]:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """User and system time of these processes, so far."""
+    """User and system time of these processes so far."""
     return sum(time.clock_gettime((~pid << 3) | _PROCESS_CPU_CLOCK) for pid in pids)
 
 
@@ -44,7 +44,7 @@ def _status_kb(pid: int, name: str) -> int:
     for line in (_PROC / str(pid) / "status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])
-    raise ValueError(f"{name} of process {pid} is not known")
+    raise ValueError(f"{name} of process {pid} is unknown")
 
 
 def rss_bytes(pids: list[int]) -> int:
@@ -52,7 +52,7 @@ def rss_bytes(pids: list[int]) -> int:
 
 
 def rss_peak_bytes(pids: list[int]) -> int:
-    """Since the start, or since `forget_peak`."""
+    """Peak since the start, or since `forget_peak`."""
     return 1024 * sum(_status_kb(pid, "VmHWM") for pid in pids)
 
 
@@ -62,7 +62,7 @@ def forget_peak(pids: list[int]) -> None:
 
 
 def descriptors_max() -> int:
-    """How many files and sockets a process may have; raised to what the machine allows, for us and whom we start."""
+    """Raise the limit of open files, also for child processes, to the maximum. Returns it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
@@ -88,7 +88,7 @@ def facts() -> dict[str, str]:
         "CPU": model,
         "memory": memory,
         "kernel": platform.release(),
-        # BBR paces loopback too, by timers: that alone can double a relay's CPU.
+        # BBR paces loopback connections by timers, which can double a relay's CPU time.
         "TCP congestion control": (_PROC / "sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "load when it began": f"{os.getloadavg()[0]:.2f}",
     }
@@ -105,7 +105,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Of the work tree, with `+` where something in it was not committed. `benchmarks/results` does not count."""
+    """Commit of the work tree, with `+` for uncommitted changes outside `benchmarks/results`."""
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         changed = [line for line in _git("status", "--porcelain").splitlines() if "benchmarks/results/" not in line]

@@ -19,12 +19,12 @@ from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest, Metadat
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-#: The newest version that names topics, not their ids.
+#: The newest version with topic names instead of topic ids.
 PRODUCE_VERSION = 9
 METADATA_VERSION = 12
 NO_PRODUCER = (-1, -1, -1)
 _TIMEOUT_SECONDS = 30.0
-#: Where in a v2 batch: what the CRC covers begins behind it; timestamps of the first and the newest record; sequence.
+#: Positions in a v2 batch: CRC, start of the bytes that it covers, first and newest timestamp, sequence.
 _CRC_AT, _SIGNED_FROM, _TIMESTAMPS_AT, _SEQUENCE_AT = 17, 21, 27, 53
 _CORRELATION_AT = 8
 _LENGTH = struct.Struct(">i")
@@ -34,7 +34,7 @@ _PLACEHOLDER = b"7" * 18
 
 
 class RefusedError(Exception):
-    """Kafka or the proxy answered an append with an error."""
+    """Kafka or the proxy returned an error."""
 
 
 class Connection:
@@ -51,7 +51,7 @@ class Connection:
         self.socket.sendall(frame)
 
     def receive(self) -> bytes:
-        """The next answer, its length included."""
+        """The next response, including its length."""
         data = self._paused
         while len(data) < 4 or len(data) < 4 + _LENGTH.unpack_from(data)[0]:
             more = self.socket.recv(65536)
@@ -66,10 +66,10 @@ class Connection:
         self.send(_frame(request, version))
         return response_class.decode(self.receive()[4:], version=version, header=True)
 
-    # --- what every client does as it connects ------------------------------------------------------------------------
+    # --- requests of a new client -------------------------------------------------------------------------------------
 
     def greet(self) -> None:
-        """ApiVersions and Metadata without topics: what an idle client has done."""
+        """Send ApiVersions and Metadata without topics, as an idle client does."""
         self.send(_frame(ApiVersionsRequest(client_software_name="bench", client_software_version="1"), 3))
         self.receive()
         self.metadata()
@@ -85,10 +85,10 @@ class Connection:
         return self.query(request, MetadataResponse, METADATA_VERSION)
 
     def broker(self) -> str:
-        """The address that this route tells its clients to use."""
+        """The broker address that this route returns to clients."""
         brokers = self.metadata().brokers
         if not brokers:
-            raise RefusedError("no broker is told")
+            raise RefusedError("Metadata has no brokers")
         return f"{brokers[0].host}:{brokers[0].port}"
 
     def create_topic(self, name: str, partitions: int, configs: dict[str, str]) -> None:
@@ -105,13 +105,13 @@ class Connection:
         request = CreateTopicsRequest(topics=[topic], timeout_ms=20_000, validate_only=False)
         answer = self.query(request, CreateTopicsResponse, 5).topics[0]
         if answer.error_code:
-            raise RefusedError(f"topic {name} was not created: {answer.error_code} {answer.error_message}")
+            raise RefusedError(f"cannot create topic {name}: {answer.error_code} {answer.error_message}")
 
     def delete_topic(self, name: str) -> None:
         self.query(DeleteTopicsRequest(topic_names=[name], timeout_ms=20_000), DeleteTopicsResponse, 4)
 
     def producer(self) -> tuple[int, int, int]:
-        """An idempotent producer's id and epoch, and its first sequence. The coordinator may need a moment at first."""
+        """Producer id, epoch and first sequence of an idempotent producer. Retries while the coordinator starts."""
         request = InitProducerIdRequest(
             transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
         )
@@ -121,7 +121,7 @@ class Connection:
             if not answer.error_code:
                 return answer.producer_id, answer.producer_epoch, 0
             if time.monotonic() > deadline:
-                raise RefusedError(f"InitProducerId answered {answer.error_code}")
+                raise RefusedError(f"InitProducerId failed with {answer.error_code}")
             time.sleep(0.1)
 
 
@@ -133,21 +133,21 @@ def _frame(request: Any, version: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one batch is made of."""
+    """Contents of one batch."""
 
     topic: str
     records: int
     record_bytes: int
-    #: None: no expectation is told.
+    #: None: no expected offset.
     carrier: str | None = None
     #: (producer id, epoch, next sequence)
     producer: tuple[int, int, int] = NO_PRODUCER
 
 
 class Appends:
-    """Produce requests of one shape, one after the other; and what their answers say.
+    """Builds consecutive Produce requests of one shape, and checks their responses.
 
-    `frame` gives the next one, with fresh timestamps: the same work whether it expects something or not.
+    `frame` returns the next request with a new timestamp. Its cost does not depend on the expected offset.
     """
 
     def __init__(self, shape: Shape, *, next_offset: int = 0) -> None:
@@ -158,7 +158,7 @@ class Appends:
         self._header_bytes = -1
         self._frame = bytearray()
         self._batch_at = self._header_at = 0
-        #: Of an answer with one topic and one partition: where its error code stands.
+        #: Position of the error code in a response with one topic and one partition.
         self._error_at = 16 + len(shape.topic)
 
     def frame(self) -> bytearray:
@@ -191,7 +191,7 @@ class Appends:
         """Raises RefusedError."""
         error = int.from_bytes(answer[self._error_at : self._error_at + 2], "big", signed=True)
         if error:
-            raise RefusedError(f"{self.shape.topic}: an append was answered with {error}: {answer[4:]!r}")
+            raise RefusedError(f"{self.shape.topic}: append failed with {error}: {answer[4:]!r}")
 
     def _make(self, stated: bytes) -> None:
         shape = self.shape
@@ -233,7 +233,7 @@ def _batch(shape: Shape, stated: bytes) -> bytes:
 
 
 def percentile(sorted_values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of them does not exceed."""
+    """The smallest value that is not exceeded by at least this share of the values."""
     if not sorted_values:
         raise ValueError("no values")
     return sorted_values[max(0, -(-len(sorted_values) * round(share * 1000) // 1000) - 1)]

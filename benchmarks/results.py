@@ -39,8 +39,8 @@ def at_most(limit: float) -> Goal:
 class Row:
     """One measure of one route.
 
-    `table` – which table it stands in; `route` – its line there; `measure` – its column, with the unit in it.
-    `values` – one per repetition, in their order; the median counts.
+    `table`: name of its table; `route`: its line; `measure`: its column, including the unit. `values`: one per
+    repetition, in order; the median counts.
     """
 
     table: str
@@ -91,7 +91,7 @@ class Row:
 
 
 def number(value: float) -> str:
-    """Three digits that tell something, at least: 176, 0.91, 0.0123."""
+    """At least two significant digits: 176, 0.91, 0.0123."""
     if value == 0:
         return "0"
     size = abs(value)
@@ -104,7 +104,7 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-#: What a run says of its tables, in the order in which they are shown. A table that is not named here comes last.
+#: Table titles, in display order. Other tables come last.
 TABLES: Mapping[str, str] = {
     "produce": "Produce, 1 KB records",
     "produce 100 B": "Produce, 100-byte records",
@@ -118,7 +118,7 @@ TABLES: Mapping[str, str] = {
     "memory": "Memory",
     "start": "Start",
     "workers": "Worker processes: one and two",
-    "growth": "Growth: cost of the largest beside the smallest",
+    "growth": "Scaling: cost of the largest relative to the smallest",
 }
 
 OF_DIRECT = "of direct"
@@ -127,7 +127,7 @@ CPU_PER_GB = "proxy CPU s/GB"
 ADDED_P50 = "added p50 µs"
 P99 = "p99 µs"
 
-#: What the product is held to, by table and measure.
+#: The product's goals, by table and measure.
 GOALS: Mapping[tuple[str, str], Goal] = {
     ("produce", OF_DIRECT): at_least(0.97),
     ("produce", CPU_PER_GB): at_most(0.40),
@@ -157,7 +157,7 @@ COMPARED: Sequence[tuple[str, str, str]] = (
     ("memory", "KB per idle connection", "KB/connection"),
     ("start", "s", "start s"),
 )
-#: Tables in which the product's tail must lie below that of every peer measured beside it.
+#: Table and measure in which the product must be at least as good as every measured peer.
 _TAIL = ("one in flight", P99)
 
 
@@ -166,7 +166,7 @@ def is_product(route: str) -> bool:
 
 
 def with_goals(rows: Iterable[Row], peers: Iterable[str]) -> list[Row]:
-    """The rows, each of the product's with its goal where it has none of its own."""
+    """The rows. Rows of the product without a goal get theirs from `GOALS`."""
     found = list(rows)
     tails = [row.median for row in found if (row.table, row.measure) == _TAIL and row.route in set(peers)]
     goals = dict(GOALS)
@@ -181,7 +181,7 @@ def with_goals(rows: Iterable[Row], peers: Iterable[str]) -> list[Row]:
 
 
 def ratios(mine: Sequence[float], base: Sequence[float]) -> tuple[float, ...]:
-    """Round by round: what disturbs the machine for a while disturbs both."""
+    """Ratios per round, because other load on the machine affects both values of a round."""
     return tuple(one / other for one, other in zip(mine, base, strict=True))
 
 
@@ -195,10 +195,10 @@ class Report:
     machine: Mapping[str, str]
     versions: Mapping[str, str]
     settings: Mapping[str, str]
-    #: Route → why there is nothing of it.
+    #: Route → why it was not measured.
     missing: Mapping[str, str]
     rows: tuple[Row, ...] = ()
-    #: What went wrong on the way: a workload that failed is told, and the others go on.
+    #: Failed workloads. The others still run.
     failures: tuple[str, ...] = field(default=())
 
     def to_json(self) -> str:
@@ -224,7 +224,7 @@ class Report:
 
     @property
     def stem(self) -> str:
-        """Name of its files, without the ending."""
+        """File name without extension."""
         return self.when.removesuffix(" UTC").replace(" ", "-").replace(":", "")
 
     def _head(self) -> list[str]:
@@ -238,7 +238,7 @@ class Report:
         return parts
 
     def to_summary(self) -> str:
-        """For the page: medians of the comparison, and the goals."""
+        """Summary for the docs page: medians of the comparison, and the goals."""
         parts = [
             f"{self.when}: `{self.command}` at commit `{self.commit}`. Medians; GB is 10⁹ bytes. Ranges and all other "
             f"tables are in `benchmarks/results/{self.stem}.md`.",
@@ -269,7 +269,7 @@ _TO = "<!-- … to here -->"
 
 
 def published(page: str, report: Report, picture: str = "![Kafka, direct and through proxies](performance.svg)") -> str:
-    """The page with this report's summary between its two marks. Raises ValueError if they are missing."""
+    """The page with this report's summary between its two marker lines. Raises ValueError if they are missing."""
     before, mark, rest = page.partition(_FROM)
     first_line, _, rest = rest.partition("\n")
     _, end, after = rest.partition(_TO)
@@ -285,7 +285,7 @@ def table_names(rows: Iterable[Row]) -> list[str]:
 
 
 def table_lines(rows: Iterable[Row], name: str) -> list[str]:
-    """A Markdown table: a line for each route, a column for each measure."""
+    """A Markdown table: a line per route, a column per measure."""
     mine = [row for row in rows if row.table == name]
     routes = list(dict.fromkeys(row.route for row in mine))
     measures = list(dict.fromkeys(row.measure for row in mine))
@@ -308,7 +308,7 @@ def goal_lines(rows: Iterable[Row]) -> list[str]:
 
 
 def comparison_lines(rows: Iterable[Row]) -> list[str]:
-    """Medians of all routes. The line `checks off` also has the measures that do not depend on checks."""
+    """Medians of all routes. The line `checks off` includes the measures that do not depend on checks."""
     medians = {(row.table, row.route, row.measure): number(row.median) for row in rows}
     routes = list(dict.fromkeys(row.route for row in rows if row.table in ("produce", "consume")))
     whole = f"{PRODUCT}, checks off"
@@ -326,7 +326,7 @@ def comparison_lines(rows: Iterable[Row]) -> list[str]:
 
 
 def goal_summary(rows: Iterable[Row]) -> list[str]:
-    """A line for each goal, with the medians of its routes."""
+    """A line per goal, with the medians of its routes."""
     found: dict[tuple[str, str, Goal], list[str]] = {}
     for row in rows:
         if row.goal is not None:

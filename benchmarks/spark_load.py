@@ -47,7 +47,7 @@ def say(line: str) -> None:
 
 
 class Job:
-    """One of spark_jobs/, by spark-submit. What it prints comes out here, its first words shortened."""
+    """A job of spark_jobs/, run with spark-submit."""
 
     def __init__(self, run: Run, name: str, *arguments: str) -> None:
         package = importlib.util.find_spec("pyspark")
@@ -66,7 +66,7 @@ class Job:
         self._name, self._reported, self._since = name, 0, time.monotonic()
 
     def report(self) -> None:
-        """What it has printed since the last time."""
+        """Print the job's own output lines since the last call."""
         lines = self.log.read_text("utf-8", errors="replace").splitlines(keepends=True)
         for line in lines[self._reported :]:
             if line.endswith("\n"):
@@ -75,20 +75,20 @@ class Job:
                     say("  " + line.rstrip())
 
     def wait(self) -> None:
-        """Raises DevError unless it ends well."""
+        """Wait for exit code 0. Raises DevError otherwise."""
         while self.process.running:
             if time.monotonic() - self._since > _SECONDS_MAX:
-                raise DevError(f"{self._name} does not end")
+                raise DevError(f"{self._name} did not end in time")
             self.report()
             time.sleep(0.5)
         self.report()
         if self.process.exit_code != 0:
-            raise DevError(f"{self._name} ended with {self.process.exit_code}:\n{tail(self.log)}")
+            raise DevError(f"{self._name} ended with exit code {self.process.exit_code}:\n{tail(self.log)}")
         say(f"exit code 0, after {time.monotonic() - self._since:.0f} s")
 
 
 def write_input(directory: Path, copies: int) -> int:
-    """A CSV file for each copy, the columns of flights.csv behind a number that no other row has. How many rows."""
+    """Write a CSV file per copy: a unique `id`, then the columns of flights.csv. Returns the number of rows."""
     lines = unpacked_flights(directory.parent).read_text("utf-8").splitlines(keepends=True)
     directory.mkdir()
     rows = len(lines) - 1
@@ -123,7 +123,7 @@ def load_kill_and_verify(run: Run, copies: int) -> None:
         finally:
             end_session(job.process)
         job.report()
-        say(f"KILLED with -9: driver, JVM and workers. {there():,} records are in the log")
+        say(f"killed driver, JVM and workers (-9); {there():,} records are in the log")
     Job(run, "bulk_load", *load).wait()
     Job(run, "verify", "--input", str(files), "--key", _KEY, "--topic", topic, "--bootstrap", run.kafka).wait()
 
@@ -132,7 +132,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.spark_load", description="Kill a load once, restart and verify it."
     )
-    parser.add_argument("--copies", type=int, default=15, help="copies of the 336,776 flights (default: %(default)s)")
+    parser.add_argument(
+        "--copies", type=int, default=15, help="set the number of copies of the 336,776 flights (default: %(default)s)"
+    )
     options = parser.parse_args()
     facts = machine.facts()
     say(f"commit {machine.commit()}; {facts['cores']} cores, {facts['memory']}, load {facts['load when it began']}")

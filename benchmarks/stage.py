@@ -22,12 +22,12 @@ from fencepost_proxy.dev.cluster import HOST, KafkaCluster
 from fencepost_proxy.dev.jars import DEFAULT_VERSION
 from fencepost_proxy.types import Address
 
-#: Where Kafka's log lies: in memory where there is room, since no disk is measured here.
+#: Directory of Kafka's log if it has enough space: no disk is measured.
 _MEMORY = Path("/dev/shm")
 _MEMORY_FREE_BYTES_MIN = 6 << 30
 _ROUTE_SECONDS = 60.0
 _SETTLE_SECONDS = 2.0
-#: So that a run of any length needs little room.
+#: Limit the disk space of long runs.
 TOPIC_CONFIGS = {
     "segment.bytes": str(64 << 20),
     "retention.bytes": str(192 << 20),
@@ -47,13 +47,13 @@ def say(line: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured. `rounds` are the repetitions; before them comes one that is dropped."""
+    """Size of a run. `rounds`: repetitions after a discarded warm-up round."""
 
     quick: bool
     rounds: int
     produce_records: int
     consume_records: int
-    #: Requests of one lane before it is another's turn, and how often its turn comes in a round.
+    #: Requests per slice, and slices per round, of each series.
     slice_requests: int
     slices: int
     idle_connections: tuple[int, ...]
@@ -69,9 +69,9 @@ QUICK = Plan(True, 2, 100_000, 200_000, 25, 14, (500,), 2)
 
 @dataclass
 class Run:
-    """What workloads are given.
+    """Argument of the workloads.
 
-    `kafka` is the broker's own address. `routes` has what runs, the direct one first.
+    `kafka`: the broker's own address. `routes`: the running routes, the direct one first.
     """
 
     plan: Plan
@@ -96,17 +96,17 @@ class Run:
 
     @property
     def products(self) -> list[Route]:
-        """The product, and another checkout of it that peers.toml names `fencepost, …`."""
+        """The product, and its other checkouts, which peers.toml names `fencepost, …`."""
         return [route for route in self.routes if is_product(route.name)]
 
     @contextlib.contextmanager
     def alone(self, product: Route) -> Iterator[None]:
-        """Without the others of `products`: chains go ahead only while one process serves the cluster."""
+        """Stop all other `products`: appends are pipelined only while one process serves the cluster."""
         routes, others = self.routes, [route for route in self.products if route is not product]
         for route in others:
             route.stop()
         self.routes = [route for route in routes if route not in others]
-        # Until it has heard that they left, and what it took over when it started is over.
+        # Until it has observed that they left, and its takeover period is over.
         time.sleep(_SETTLE_SECONDS if others else 0.0)
         try:
             yield
@@ -126,7 +126,7 @@ class Run:
         return self._jvm
 
     def topic(self, prefix: str, partitions: int = 1, **configs: str) -> str:
-        """A new one. `prefix` decides what is checked, as in the product's configuration in `routes.py`."""
+        """Create a topic. `prefix` selects its checks in the product's configuration in `routes.py`."""
         self._numbers += 1
         name = f"{prefix}-{self._numbers}"
         with contextlib.closing(Connection(self.kafka)) as admin:
@@ -135,12 +135,12 @@ class Run:
         return name
 
     def await_topic(self, name: str) -> None:
-        """Until every route tells its leaders: one that has just been made is not known everywhere at once."""
+        """Wait until every route returns the leaders of a new topic."""
         deadline = time.monotonic() + _ROUTE_SECONDS
         for route in self.routes:
             while not self._is_led(route, name):
                 if time.monotonic() > deadline:
-                    raise RefusedError(f"{route.name} does not tell who leads {name}")
+                    raise RefusedError(f"{route.name} does not return the leaders of {name}")
                 time.sleep(0.02)
 
     def _is_led(self, route: Route, name: str) -> bool:
@@ -161,7 +161,7 @@ class Run:
 
 
 class Stage:
-    """`with Stage(…) as run`. Whatever happens inside, nothing that it started is left."""
+    """`with Stage(…) as run`. Stops all that it started, also after an error."""
 
     def __init__(self, plan: Plan, peers: Sequence[Peer], *, kafka_port: int | None) -> None:
         self._plan = plan
@@ -179,7 +179,7 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Impatience while all of it ends would leave some of it.
+        # Ctrl-C during the shutdown would leave processes running.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._open.close()
         signal.signal(signal.SIGINT, before)
@@ -195,19 +195,19 @@ class Stage:
             upstream = cluster.bootstrap if peer.rewrites else cluster.bootstrap_of(f"ROUTE{number}")
             route = Route(peer, port=self._ports[number], upstream=upstream, directory=directory)
             if not route.is_ours:
-                say(f"{route.name}, waited for at {route.address}, is to lead to {upstream}")
+                say(f"waiting for {route.name} at {route.address}, which must forward to {upstream}")
             try:
                 if route.is_ours:
                     route.start()
                 if await_kafka_behind(route) in _own_addresses(cluster):
                     raise StartError(
-                        f"{route.name} sends clients on to Kafka itself, and would not be measured: give it as one "
-                        "that rewrites nothing (`rewrites = false`, or --tcp-route)"
+                        f"{route.name} returns Kafka's own addresses, so clients would bypass it "
+                        "(set `rewrites = false`, or use --tcp-route)"
                     )
             except (StartError, OSError, RefusedError) as error:
                 route.stop()
                 run.missing[peer.name] = str(error)
-                say(f"{peer.name} is left out: {error}")
+                say(f"{peer.name} is skipped: {error}")
                 continue
             run.routes.append(route)
         if PRODUCT not in [route.name for route in run.routes]:
@@ -249,9 +249,9 @@ def _own_addresses(cluster: KafkaCluster) -> set[str]:
 
 
 def await_kafka_behind(route: Route) -> str:
-    """Until Kafka answers through it, and at the address that it tells clients to use, which is given back.
+    """Wait until Kafka responds through the route and at its advertised address. Returns that address.
 
-    Raises StartError where it never does.
+    Raises StartError after a timeout.
     """
     deadline = time.monotonic() + _ROUTE_SECONDS
     problem = "nothing"
@@ -268,12 +268,12 @@ def await_kafka_behind(route: Route) -> str:
         if route.is_ours and not route.running:
             break
         time.sleep(0.05)
-    raise StartError(f"Kafka does not answer through {route.name} at {route.address}: {problem}; {route.last_words()}")
+    raise StartError(f"Kafka does not respond through {route.name} at {route.address}: {problem}; {route.last_words()}")
 
 
 @contextlib.contextmanager
 def cpu_of(route: Route) -> Iterator[list[float]]:
-    """Adds the CPU seconds that the route's own processes spent inside."""
+    """CPU seconds of the route's processes during the block."""
     spent: list[float] = []
     pids = route.pids()
     before = machine.cpu_seconds(pids)

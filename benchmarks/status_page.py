@@ -53,10 +53,10 @@ _CONFIG: Final = """
 
 
 def fill(bootstrap: str, topics: int, partitions: int) -> None:
-    """Through the proxy: topics, one append to each of their partitions, one refusal."""
+    """Create topics through the proxy, with one append and one refusal per partition."""
     names = [f"{'listed' if number % 2 == 0 else 'set'}-{number:03}" for number in range(topics)]
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    # Kafka creates at most 10,000 partitions by one request.
+    # Kafka creates at most 10,000 partitions per request.
     for start in range(0, len(names), 10):
         requested = [NewTopic(name, partitions, 1) for name in names[start : start + 10]]
         for made in admin.create_topics(requested, request_timeout=_PATIENCE_SECONDS).values():
@@ -69,7 +69,7 @@ def fill(bootstrap: str, topics: int, partitions: int) -> None:
     ]
 
     def switch_on() -> bool:
-        """Refused as long as the broker does not know all of these topics: it makes their logs one after the other."""
+        """Refused until the broker has created the logs of all topics, one after the other."""
         try:
             for done in admin.incremental_alter_configs(switched_on, request_timeout=_PATIENCE_SECONDS).values():
                 done.result()
@@ -103,7 +103,7 @@ def get(address: str, path: str) -> bytes:
 
 
 def cost(pid: int, work: Callable[[], None], times: int) -> tuple[float, float]:
-    """CPU milliseconds of the process for one, and the median of the milliseconds that pass."""
+    """CPU milliseconds of the process per call, and median elapsed milliseconds."""
     passed = []
     before = cpu_seconds(pid)
     for _ in range(times):
@@ -114,7 +114,7 @@ def cost(pid: int, work: Callable[[], None], times: int) -> tuple[float, float]:
 
 
 def share(pid: int, seconds: float, work: Callable[[], None] | None = None) -> float:
-    """Of one core, in percent, while so much time passes; `work` as often as a page looks again."""
+    """CPU use in percent of one core during `seconds`, with `work` at the refresh interval of a page."""
     before, began = cpu_seconds(pid), time.monotonic()
     due = began
     while (now := time.monotonic()) < began + seconds:
@@ -135,7 +135,7 @@ def fencepost(*arguments: str) -> tuple[str, float]:
 
 
 def measure(directory: Path, topics: int, partitions: int, seconds: float) -> None:
-    # An index file of each partition has this size on disk as soon as it is open.
+    # Each open index file of a partition has this size on disk.
     with KafkaCluster(1, heap="2g", properties={"log.index.size.max.bytes": "65536"}) as kafka:
         address = f"127.0.0.1:{free_port()}"
         with ProxyProcess(kafka.bootstrap, directory, config=_CONFIG, arguments=("--status", address)) as proxy:

@@ -3,8 +3,8 @@
     python -m benchmarks --only workers
 
 Both routes of the product have the same configuration, except `--workers 2`. *Small requests*: many connections from
-one client process, each with one request in flight. *Chain*: pipelined conditional appends. With two workers, the proxy
-forwards them one at a time. Measured before the two workers start, and with them.
+one client process, each with one request in flight. *Pipeline*: pipelined conditional appends. With two workers, the
+proxy forwards them one at a time. Measured before the two workers start, and with them.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def rows(run: Run) -> list[Row]:
             if purpose.route.is_ours
         ]
         found += [
-            Row(TABLE, ONE, "chain MiB/s", of_one),
-            Row(TABLE, TWO, "chain MiB/s", of_two),
-            Row(TABLE, TWO, f"chain of {ONE}", ratios(of_two, of_one)),
+            Row(TABLE, ONE, "pipeline MiB/s", of_one),
+            Row(TABLE, TWO, "pipeline MiB/s", of_two),
+            Row(TABLE, TWO, f"pipeline of {ONE}", ratios(of_two, of_one)),
         ]
         run.drop(topic, filled)
         return found
@@ -125,7 +125,7 @@ def _of(what: str, unit: str, cpu: str, lanes: list[Lane], found: dict[str, Foun
 
 
 def _chain(run: Run, route: Route) -> tuple[float, ...]:
-    """MiB/s of 16 KB batches, five in flight, on a `required` topic; one value a round, the first dropped."""
+    """MiB/s of 16 KB batches, five in flight, on a `required` topic, per round. The first round is discarded."""
     rates = []
     with contextlib.closing(_Chain("", route, run.topic("required"), "header")) as pipeline_key:
         for _ in range(run.plan.rounds + 1):
@@ -133,12 +133,12 @@ def _chain(run: Run, route: Route) -> tuple[float, ...]:
                 pipeline_key.slice(run.plan.slice_requests)
             rates.append(statistics.median(pipeline_key.rates))
             pipeline_key.rates.clear()
-    say(f"workers, chain: {rates[-1]:.3g} MiB/s")
+    say(f"workers, pipeline: {rates[-1]:.3g} MiB/s")
     return tuple(rates[1:])
 
 
 def _small_requests(purpose: Lane, requests: int) -> tuple[float, float]:
-    """Requests a second, and µs of the route's CPU time for each."""
+    """Requests per second, and the route's CPU µs per request."""
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         bootstrap = stack.enter_context(contextlib.closing(Connection(purpose.route.address)))
         leader = bootstrap.broker()
@@ -157,7 +157,7 @@ def _small_requests(purpose: Lane, requests: int) -> tuple[float, float]:
             while answered < requests:
                 ready = selector.select(_ANSWER_SECONDS)
                 if not ready:
-                    raise RefusedError(f"{purpose.name}: no answer within {_ANSWER_SECONDS:g} s")
+                    raise RefusedError(f"{purpose.name}: no response within {_ANSWER_SECONDS:g} s")
                 for key, _ in ready:
                     connection, appends = key.data
                     appends.check(connection.receive())

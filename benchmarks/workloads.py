@@ -22,7 +22,7 @@ RECORD_BYTES = 1024
 SMALL_RECORD_BYTES = 100
 PARTITIONS = 3
 IN_FLIGHT = 5
-#: One batch of the pipelined load.
+#: Records per batch of the pipelined load.
 CHAIN_RECORDS = 16
 _PRODUCER = ("batch.size=65536", "linger.ms=5", "max.in.flight.requests.per.connection=5", "compression.type=none")
 _Item = TypeVar("_Item")
@@ -32,7 +32,7 @@ CHECKS_ON = "checks on"
 
 @dataclass(frozen=True)
 class Lane:
-    """One load on one route: a line of a table. `topic` decides what the product checks."""
+    """One load on one route: a line of a table. `topic` selects the product's checks."""
 
     name: str
     route: Route
@@ -41,7 +41,7 @@ class Lane:
 
 @dataclass
 class Found:
-    """Of one lane, one value a round."""
+    """Results of one series, one value per round."""
 
     rates: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ def rotated(items: Sequence[_Item], by: int) -> list[_Item]:
 def _rounds(
     run: Run, what: str, lanes: Sequence[Lane], measure: Callable[[Lane], tuple[float, float]]
 ) -> dict[str, Found]:
-    """`measure` gives (rate, CPU seconds per GB). The first round is dropped."""
+    """`measure` returns (rate, CPU seconds per GB). The first round is discarded."""
     found = {purpose.name: Found() for purpose in lanes}
     for number in range(run.plan.rounds + 1):
         say(f"{what}: {f'round {number} of {run.plan.rounds}' if number else 'warm-up'}")
@@ -80,7 +80,7 @@ def _rows(table: str, lanes: Sequence[Lane], found: dict[str, Found], base: str,
 
 
 def lanes_of(run: Run, plain: str, checked: Sequence[str]) -> list[Lane]:
-    """Every route once; the product with its checks off and on, there each on a topic of its own."""
+    """One series per route. The product has two: checks off, and checks on with its own topic."""
     lanes = []
     topics = iter(checked)
     for route in run.routes:
@@ -112,7 +112,7 @@ def _produce(
 
 
 def produce(run: Run) -> list[Row]:
-    """1 KB records, not idempotent; on the product to a topic without and one with checks."""
+    """1 KB records, not idempotent; through the product to topics with and without checks."""
     topics = [run.topic("plain", PARTITIONS), *(run.topic("checked", PARTITIONS) for _ in run.products)]
     lanes = lanes_of(run, topics[0], topics[1:])
     for route in run.routes:
@@ -139,7 +139,7 @@ def produce(run: Run) -> list[Row]:
 
 
 def produce_small(run: Run) -> list[Row]:
-    """Records of 100 bytes: on a topic with checks each record's headers are looked at."""
+    """Records of 100 bytes. On a topic with checks, the product reads the headers of each record."""
     topics = [run.topic("plain", PARTITIONS), *(run.topic("checked", PARTITIONS) for _ in run.products)]
     lanes = [
         purpose for purpose in lanes_of(run, topics[0], topics[1:]) if purpose.route in (run.direct, *run.products)
@@ -160,7 +160,7 @@ def produce_small(run: Run) -> list[Row]:
 
 
 def _against_itself(run: Run, table: str, measure: Callable[[Lane], tuple[float, float]]) -> list[Row]:
-    """Only direct and through the product."""
+    """Direct and through the product only."""
     topic = run.topic("plain", PARTITIONS)
     lanes = [Lane(route.name, route, topic) for route in (run.direct, run.product)]
     found = _rounds(run, table, lanes, measure)
@@ -248,7 +248,7 @@ class _Single:
         self._connection = Connection(route.address)
         self._connection.greet()
         self._appends = Appends(Shape(topic, 1, SMALL_RECORD_BYTES, carrier))
-        # Once: to look for a process's children takes milliseconds.
+        # Once: finding child processes takes milliseconds.
         self._pids = route.pids()
         self.times: list[int] = []
         self.slice_rates: list[float] = []
@@ -283,7 +283,7 @@ class _Single:
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """Python's garbage collector would show in the tail of whichever route it hits."""
+    """Disable Python's garbage collector, which would increase a route's high percentiles."""
     gc.collect()
     gc.disable()
     try:
@@ -301,7 +301,7 @@ _CARRIERS = (
 
 
 def one_in_flight(run: Run) -> list[Row]:
-    """All routes, and all kinds of conditional appends, by turns of a few requests."""
+    """All routes, and all kinds of conditional appends, in alternating slices of a few requests."""
     plan = run.plan
     plain, checked = run.topic("plain"), [run.topic("checked") for _ in run.products]
     with contextlib.ExitStack() as opened:
@@ -373,7 +373,7 @@ class _Chain:
         self.cpu: list[float] = []
 
     def slice(self, requests: int) -> None:
-        """Ends with nothing in flight."""
+        """Send `requests` and wait for all responses."""
         send, receive, appends = self._connection.send, self._connection.receive, self._appends
         cpu = machine.cpu_seconds(self._pids)
         began = time.perf_counter()
@@ -392,7 +392,7 @@ class _Chain:
 
 
 def pipelined(run: Run) -> list[Row]:
-    """All routes, and all kinds of conditional appends; another checkout of the product by itself."""
+    """All routes, and all kinds of conditional appends. Other checkouts of the product run separately."""
     rows = []
     first = run.product
     for product in run.products:
@@ -446,7 +446,7 @@ def _pipelined(run: Run, product: Route, *, others: bool) -> list[Row]:
 
 
 def pipelined_java(run: Run) -> list[Row]:
-    """Kafka's own idempotent producer; where conditional, each record tells its offset."""
+    """Kafka's own idempotent producer. Conditional records have their expected offset."""
     rows = []
     for product in run.products:
         with run.alone(product):
@@ -500,7 +500,7 @@ def _pipelined_java(run: Run, product: Route) -> list[Row]:
 
 
 def fresh(run: Run) -> list[Row]:
-    """Starts each proxy anew a few times, and then holds idle connections to it."""
+    """Restart each proxy several times, then open idle connections to it."""
     rows: list[Row] = []
     for route in [each for each in run.routes if each.is_ours]:
         say(f"start and memory: {route.name}")
@@ -511,7 +511,7 @@ def fresh(run: Run) -> list[Row]:
                 raise
             run.routes.remove(route)
             route.stop()
-            run.missing[route.name] = f"it did not last: {error}"
+            run.missing[route.name] = f"ended early: {error}"
     return rows
 
 
@@ -522,17 +522,17 @@ def _fresh(run: Run, route: Route) -> list[Row]:
         seconds.append(route.start())
         await_kafka_behind(route)
     rows = [Row("start", route.name, "s", tuple(seconds))]
-    # What came up only just now has not settled.
+    # Let the memory of the new process stabilize.
     time.sleep(1.0)
     idle = machine.rss_bytes(route.pids())
     rows.append(Row("memory", route.name, "idle MB", (idle / 1e6,)))
-    # Ours and the proxy's own, which has two for each.
+    # Limits: our descriptors, and the proxy's, which needs two per connection.
     possible = [count for count in run.plan.idle_connections if count < machine.descriptors_max() // 2 - 200]
     for count in possible:
         buffered = _with_idle_connections(route, count)
         rows.append(Row("memory", route.name, f"MB with {count:,} idle connections", (buffered / 1e6,)))
         if count == max(possible):
-            # Of the largest number: what the first few cost once is not each one's.
+            # Of the largest number, because the first connections have one-time costs.
             rows.append(Row("memory", route.name, "KB per idle connection", ((buffered - idle) / count / 1e3,)))
     route.stop()
     route.start()
@@ -565,12 +565,12 @@ WORKLOADS: dict[str, Callable[[Run], list[Row]]] = {
 
 
 def settings_of(plan: Plan) -> dict[str, str]:
-    """What each table was measured with, under its name."""
+    """Settings of each table, by its name."""
     producer = "acks=all, batch.size=65536, linger.ms=5, 5 in flight, no compression, 3 partitions"
-    tool = "Kafka's own tools in one warm JVM"
+    tool = "Kafka's own tools in one JVM after a warm-up"
     single = (
-        f"A raw client, Produce v9 of one {SMALL_RECORD_BYTES}-byte record with acks=all, by turns of "
-        f"{plan.slice_requests} requests, {plan.slices} a round and line"
+        f"A raw client, Produce v9 of one {SMALL_RECORD_BYTES}-byte record with acks=all, in alternating "
+        f"slices of {plan.slice_requests} requests, {plan.slices} per round and line"
     )
     return {
         "produce": f"kafka-producer-perf-test, {plan.produce_records:,} records of {RECORD_BYTES:,} bytes: "

@@ -4,7 +4,7 @@ Normally a shard has one leader. Here two leaders are active at once. Both accep
 state: `add N to KEY`, logged as "KEY goes from OLD to NEW". Each leader
 
 1. reads the partition to its end and applies every operation to its own state;
-2. turns a batch of requests into operations on that state, and appends them at the next offset;
+2. converts a batch of requests into operations on that state, and appends them at the next offset;
 3. on success, applies them and responds to its clients;
 4. on OffsetMismatch (the other leader was first), drops the batch and restarts at 1 with the same requests.
 

@@ -149,9 +149,7 @@ def _write(rows: DataFrame, options: dict[str, str]) -> None:
 def report(args: argparse.Namespace, outcomes: list[Outcome]) -> None:
     for each in outcomes:
         where = f", at offsets {each.first} to {each.end - 1}" if each.appended else ""
-        print(
-            f"bulk_load: {args.topic}-{each.partition}: {each.found} rows were there, {each.appended} appended{where}"
-        )
+        print(f"bulk_load: {args.topic}-{each.partition}: {each.found} rows found, {each.appended} appended{where}")
     total = sum(each.found + each.appended for each in outcomes)
     print(f"bulk_load: complete: {total} rows of load {load_name(args)!r} in {args.topic}", flush=True)
 

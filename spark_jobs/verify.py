@@ -169,7 +169,7 @@ def _same(key: Column, value: Column) -> Column:
 
 
 def compare(requested: DataFrame, found: DataFrame, order: str) -> Found:
-    """Compare `wanted` (key, value, sort column `at`) with `found` (partition, offset, key, value).
+    """Compare `requested` (key, value, sort column `at`) with `found` (partition, offset, key, value).
 
     `order`: `partition` (rows of each Kafka partition follow the input order), `key` (rows of each key follow it and
     are in one partition), or `none`. Equal rows are matched in order.
@@ -210,7 +210,7 @@ def _reported(both: DataFrame, order: str) -> Found:
         lost = both.where("m < n").selectExpr("explode(slice(wanted, m + 1, n - m)) AS at")
         lost = lost.orderBy("at").limit(SAID_MAX).select(sf.col("at").cast("string"))
         examples["missing"] = [f"input {row['at']}" for row in lost.collect()]
-    for what, condition in (("too often", "n > 0 AND m > n"), ("unknown", "n = 0")):
+    for what, condition in (("duplicate", "n > 0 AND m > n"), ("unknown", "n = 0")):
         if unknown if what == "unknown" else often:
             where = both.where(condition).selectExpr("explode(slice(found, n + 1, m - n)) AS lies")
             examples[what] = _offsets(where)
@@ -301,8 +301,8 @@ def report(args: argparse.Namespace, topic: Topic, found: Found, order: str) -> 
     for partition, (start, end) in topic.bounds.items():
         say(f"{topic.name}-{partition}: " + (f"offsets {start:,} to {end - 1:,}" if end > start else "empty"))
     say(
-        f"{found.requested:,} rows wanted: {found.once:,} are there once, {found.missing:,} are missing, "
-        f"{found.too_often:,} too often; {found.unknown:,} records are none of them"
+        f"{found.requested:,} rows expected: {found.once:,} found once, {found.missing:,} missing, "
+        f"{found.too_often:,} duplicates; {found.unknown:,} unknown records"
     )
     if found.out_of_order is not None:
         each = "Kafka partition" if order == "partition" else "key"

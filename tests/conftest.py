@@ -21,7 +21,7 @@ import fencepost_proxy
 from fencepost_proxy.dev import cluster as clusters
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support import kafka as support
-from tests.support import workers
+from tests.support import results, workers
 from tests.support.ports import own_ports
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
 
@@ -76,8 +76,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not _LEAKS_FAIL:
         for item in filter(_has_clients_of_others, items):
             item.add_marker(_LEAKS_ARE_SAID)
-    if hasattr(config, "workerinput"):
-        items.sort(key=workers.longest_first)
+    if hasattr(config, "workerinput") and config.workerinput["ends_at"] == float("inf"):
+        items.sort(key=workers.longest_first)  # with a time limit the given order decides
 
 
 #: Sockets and coroutines that are forgotten are errors in tests of our own code. Clients of others forget some when a
@@ -140,8 +140,13 @@ def _logs_as_they_were() -> Iterator[None]:
         logging.captureWarnings(False)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    results.add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Saying(config))
+    config.pluginmanager.register(results.Results(config))
 
 
 class _Saying:

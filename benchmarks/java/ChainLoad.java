@@ -6,9 +6,10 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
 /**
- * An idempotent producer that sends to partition 0 of one topic as fast as it can, several batches in flight. Arguments:
- * bootstrap, topic, number of records, their size, the offset that the first one expects (or "-": none says what it
- * expects), then settings as KEY=VALUE. The first record is sent alone and not measured. Prints "RECORDS MILLISECONDS".
+ * An idempotent producer that sends to partition 0 of one topic at full speed, with several batches in flight.
+ * Arguments: bootstrap, topic, number of records, record size, expected offset of the first record (or "-" for no
+ * expected offsets), then settings as KEY=VALUE. The first record is sent alone and not measured. Prints
+ * "RECORDS MILLISECONDS".
  */
 public final class ChainLoad {
     private static final long NO_EXPECTATION = -1;

@@ -8,9 +8,9 @@ import java.util.Arrays;
 import org.apache.kafka.common.utils.Exit;
 
 /**
- * Runs Kafka's own load tools, one after the other, in one JVM that stays: a JVM of its own for each would spend a good part
- * of a short run on compiling, on the cores that proxy and broker need. Each line of standard input is a tool: its main
- * class and its arguments, separated by tabs. Prints what the tool printed, then a line "=== CODE". Ends with its input.
+ * Runs Kafka's load tools in sequence in one JVM: a new JVM for each would spend much of a short run on compilation, on
+ * the cores that proxy and broker need. Each line of standard input is a tool: main class and arguments, separated by
+ * tabs. Prints the tool's output, then a line "=== CODE". Ends at the end of input.
  */
 public final class PerfRunner {
     private static final class Ended extends RuntimeException {
@@ -19,7 +19,7 @@ public final class PerfRunner {
         }
     }
 
-    /** Of the tool at hand: the first counts, since some catch what ends them and exit again. */
+    /** Exit code of the current tool. The first counts, because some tools catch it and exit again. */
     private static Integer exitCode;
 
     private static void end(int code) {
@@ -53,7 +53,7 @@ public final class PerfRunner {
             out.println(printed.toString(StandardCharsets.UTF_8));
             out.println("=== " + (exitCode == null ? 0 : exitCode));
             out.flush();
-            // So that one tool's garbage is not collected while the next one is measured.
+            // Collect garbage now, not while the next tool is measured.
             System.gc();
         }
         Runtime.getRuntime().halt(0);

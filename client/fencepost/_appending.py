@@ -72,10 +72,10 @@ def resolve(
     | a record of this write               | OURS                                             | OURS      |
     | a record of another write            | REFUSED                                          | REFUSED   |
     | no record, but the log is longer     | REFUSED (a transaction marker is there)          | UNDECIDED |
-    | nothing yet                          | REFUSED if *plain* or the log is shorter; else UNDECIDED | UNDECIDED |
-    | deleted: the log starts after it     | REFUSED if *plain*; else GONE                    | GONE      |
+    | nothing yet                          | REFUSED if *clear* or the log is shorter; else UNDECIDED | UNDECIDED |
+    | deleted: the log starts after it     | REFUSED if *clear*; else GONE                    | GONE      |
 
-    *plain*: the server's message is known and does not contain POSSIBLY_YOURS.
+    *clear*: the server's message is known and does not contain POSSIBLY_YOURS.
     """
     refused = reply.error if isinstance(reply, Refused) else None
     if observation.log_start > expected:

@@ -21,7 +21,7 @@ def configured(level: Idempotence | None, config: Mapping[str, Any], name: str, 
     known = "required" if level is True else "off" if level is False else _LEVELS.get(level)
     if known is None:
         raise ValueError(
-            f"idempotence={level!r}is invalid (use 'off', 'safe', 'required', True for required, or False for off)"
+            f"idempotence={level!r} is invalid (use 'off', 'safe', 'required', True for required, or False for off)"
         )
     requested = known == "required" or (known == "safe" and possible)
     stated = config.get(name)

@@ -6,7 +6,7 @@ log end offsets at the expansion). An added partition that is itself a prior par
 the same way, so repeated expansions need no extra rule.
 
 A partition counts as read up to its *position*: the records that earlier calls returned. So a partition is opened only
-at the start of a call, never in the same call that returns its priors' last records.
+at the start of a call, never in the call that returns the last records of its prior partitions.
 
 A partition is *opened* once: when the thresholds are reached, or at the start if it was read before (its position is
 after its log start; KIP-253 orders new starts only). It stays open, even if the application seeks back.

@@ -84,7 +84,7 @@ class Send:
 
 @dataclass(slots=True)
 class TopicSends:
-    """One topic's records. `wanted`: the highest partition count from refusals, 0 if none."""
+    """One topic's records. `requested`: the highest partition count from refusals, 0 if none."""
 
     place_key: Placement
     count: int

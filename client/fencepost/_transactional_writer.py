@@ -154,7 +154,7 @@ class BlockingTransactionalWriter(ABC):
     def append(self, requested: PageRequest) -> dict[Any, int]:
         """Append to all partitions and commit, or append to none.
 
-        `wanted`: {partition: (expected offset, records)}. A partition is a (topic, partition) tuple or the client
+        `requested`: {partition: (expected offset, records)}. A partition is a (topic, partition) tuple or the client
         library's TopicPartition. An expected offset of None appends without a check; at least one must be set. Returns
         {partition: offset of its first record}. A transaction marker follows the records, so the next expected offset
         is that offset + number of records + 1, unless another writer appends first.

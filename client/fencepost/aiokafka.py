@@ -621,7 +621,7 @@ class TransactionalWriter:
     async def append(self, requested: PageRequest) -> dict[Any, int]:
         """Append to all partitions and commit, or append to none.
 
-        `wanted`: {partition: (expected offset, records)}. A partition is a (topic, partition) tuple or a
+        `requested`: {partition: (expected offset, records)}. A partition is a (topic, partition) tuple or a
         TopicPartition. An expected offset of None appends without a check; at least one must be set. Returns
         {partition: offset of its first record}. A transaction marker follows the records, so the next expected offset
         is that offset + number of records + 1, unless another writer appends first.
@@ -772,7 +772,7 @@ class TransactionalWriter:
 
 
 async def _end(producer: ConditionalProducer, checks: TopicChecks | None = None) -> None:
-    """Close a producer that may be unusable. `checks`: closed as well, unless its owner keeps them."""
+    """Close a producer that may be unusable. `checks`: closed as well, if given."""
     with contextlib.suppress(KafkaError, TimeoutError):
         # Without a limit, it would keep trying to commit.
         await asyncio.wait_for(AIOKafkaProducer.stop(producer), _END_SECONDS)
@@ -989,7 +989,7 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
     refuses the record, and this producer repartitions it, in the order of `send`.
 
     `partitioner`: (key, partition count) → partition; default: the Java client's.
-    `resolve_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
+    `grace_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
     `buffered_max`: how many records may be queued meanwhile; then `send` waits.
 
     The default is `acks="all"`. `acks=0`, transactions and idempotence raise ValueError (an idempotent producer of

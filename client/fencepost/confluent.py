@@ -826,7 +826,7 @@ class OrderedProducer(Producer):
 
     `partitioner`: (key, partition count) → partition; default: by the setting
     `partitioner` (`consistent_random`, that is crc32, or `murmur2_random`).
-    `resolve_seconds`: how long a record may be refused before it is delivered as PartitionCountChanged.
+    `grace_seconds`: how long a record may be refused before it is delivered as PartitionCountChanged.
     `buffered_max`: how many records may be queued meanwhile; then `produce` raises BufferError.
 
     The default is `enable.idempotence=true`, so that retries keep their order. `acks=0` and transactions raise

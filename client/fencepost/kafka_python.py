@@ -531,7 +531,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
     refuses the record, and this producer repartitions it, in the order of `send`.
 
     `partitioner`: (key, partition count) → partition; default: the Java client's.
-    `resolve_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
+    `grace_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
     `buffered_max`: how many records may be queued meanwhile; then `send` blocks.
 
     Defaults that differ from KafkaProducer's: `enable_idempotence=False` (an idempotent producer of kafka-python 3 is
@@ -736,8 +736,9 @@ def describe_topic(admin: Any, topic: str) -> dict[str, str | None]:
 class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
     """KafkaConsumer that reads topics without joining a group, and keeps keys in order across expansions (KIP-253).
 
-    `poll` and iteration work as in KafkaConsumer. A partition that an expansion added is assigned after all prior
-    partitions are read up to their thresholds. Records returned by an earlier call count as read. See docs/client.md.
+    `poll` and iteration work as in KafkaConsumer. A partition that an expansion added is assigned after all
+    prior partitions are read up to their thresholds. Records returned by an earlier call count as read. See
+    docs/client.md.
 
     `mine(partition)`: whether this consumer reads a partition, also a future one; default all. Processes that share
     topics need the same `group_id` and must commit. `positions`: {TopicPartition: offset} to start at, for applications

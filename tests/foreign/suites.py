@@ -133,7 +133,7 @@ def pytest(root: Path, run: Run, tests: Iterable[str], arguments: Sequence[str] 
         file = case.get("file", "")
         of_class = case.get("classname", "").removeprefix(file.removesuffix(".py").replace("/", ".")).strip(".")
         name = "::".join(part for part in (file, of_class, case.get("name", "")) if part)
-        kinds = {each.instance_id for each in case}
+        kinds = {each.tag for each in case}
         outcomes[name] = FAILED if kinds & {"failure", "error"} else SKIPPED if "skipped" in kinds else PASSED
     return outcomes
 

@@ -38,7 +38,7 @@ class Scraped:
             return str(answer.read().decode())
 
     def _series(self) -> dict[str, float]:
-        pattern = r"^fencepost_(added_request|added_response|gate_wait)_seconds_(count|sum) (\S+)$"
+        pattern = r"^fencepost_(added_request|added_response|sequencer_wait)_seconds_(count|sum) (\S+)$"
         found = re.findall(pattern, self.get("/metrics"), re.MULTILINE)
         return {f"{name} {what}": float(value) for name, what, value in found}
 
@@ -71,7 +71,7 @@ def test_each_request_and_response_is_measured_once(
         more = scraped.more()
     assert more["added_request count"] == 20
     assert more["added_response count"] == 20
-    assert more["gate_wait count"] == (20 if prefix == "guarded" else 0)
+    assert more["sequencer_wait count"] == (20 if prefix == "guarded" else 0)
     for direction in ("added_request", "added_response"):
         assert 0 < more[f"{direction} sum"] < 20, "seconds, and Kafka's own time is not in it"
 
@@ -106,7 +106,7 @@ def waits_apart(scraped: Scraped, kafka: KafkaCluster) -> bool:
         answers = [each.receive_produce()[1][topic, 0].error_code for each in (first, second)]
         more = scraped.more()
     assert more["added_request count"] == 2
-    apart = more["gate_wait sum"] > HELD_SECONDS / 2 > more["added_request sum"]
+    apart = more["sequencer_wait sum"] > HELD_SECONDS / 2 > more["added_request sum"]
     return answers == [0, 0] and apart
 
 

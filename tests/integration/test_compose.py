@@ -277,7 +277,7 @@ def test_every_spark_job_runs(stack: Stack) -> None:
 
     for checked, order in ((topic, "partition"), (copy, "none")):
         stated = stack.spark("verify", "--input", "/data/rows.csv", "--topic", checked, "--order", order)
-        assert f"{ROWS} rows wanted: {ROWS} are there once" in stated.replace(",", "")
+        assert f"{ROWS} rows expected: {ROWS} found once" in stated.replace(",", "")
         assert "PROVED" in stated.replace("NOT PROVED", "")
 
 

@@ -128,8 +128,8 @@ def test_java_partitioner_agrees_on_every_key() -> None:
 
 #: What the user of each client sees where his producer's count is out of date: the error, and what it tells.
 STALE = {
-    "Java": ("InvalidPartitionsException", "{told}"),
-    "kafka-python": ("InvalidPartitionsError", "[Error 37] InvalidPartitionsError: {told}"),
+    "Java": ("InvalidPartitionsException", "{reported}"),
+    "kafka-python": ("InvalidPartitionsError", "[Error 37] InvalidPartitionsError: {reported}"),
     "aiokafka": ("InvalidPartitionsError", "[Error 37] InvalidPartitionsError"),
     "confluent-kafka": ("INVALID_PARTITIONS", "Broker: Invalid number of partitions"),
 }
@@ -230,8 +230,8 @@ def test_keyless_check_uses_last_metadata_response(
     assert values["first"] in (old, new)
 
 
-_JAVA = "`InvalidPartitionsException: {told}`"
-_KAFKA_PYTHON = "`InvalidPartitionsError: [Error 37] InvalidPartitionsError: {told}`"
+_JAVA = "`InvalidPartitionsException: {reported}`"
+_KAFKA_PYTHON = "`InvalidPartitionsError: [Error 37] InvalidPartitionsError: {reported}`"
 _AIOKAFKA = "`InvalidPartitionsError: [Error 37] InvalidPartitionsError`"
 _CONFLUENT = "`INVALID_PARTITIONS: Broker: Invalid number of partitions`"
 #: What `docs/other-clients.md` says of each client: the exception, the outcome of the same record sent again, and of

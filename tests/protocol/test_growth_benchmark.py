@@ -31,7 +31,7 @@ def test_a_refused_append_ends_the_measurement() -> None:
         client = growth.Client(kafka.bootstrap)
         try:
             answer = client.query(growth.produce_frame("no-such-topic", 0))
-            with pytest.raises(AssertionError, match="Produce answered 3"):
+            with pytest.raises(AssertionError, match="Produce failed with 3"):
                 growth.check(answer, "append 1")
         finally:
             client.close()

@@ -1,6 +1,6 @@
 """Run the proxy without sockets on more than a thousand seeds (`scenarios.py`, `checkers.py`).
 
-`make test-long` and `make simulate SEEDS=20000` run more.
+`make test-all` and `make simulate SEEDS=20000` run more.
 """
 
 from __future__ import annotations

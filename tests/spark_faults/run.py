@@ -96,25 +96,39 @@ def reported(outcome: Outcome) -> str:
 
 
 def table(result: Result) -> Iterator[str]:
+    """A table of the faults with a count above 0 or a refusal, then lists of the others."""
     names = {FENCEPOST: "`fencepost`", KAFKA: "Spark's `kafka`"}
-    heads = [f"{names[sink]}: rows | missing | twice | out of order | s" for sink in result.sinks]
-    yield f"| fault | {' | '.join(heads)} |"
-    yield f"| --- |{' ---: |' * 5 * len(heads)}"
+    yield f"| fault | rows | {' | '.join(names[sink] for sink in result.sinks)} |"
+    yield f"|---|{'---:|' * (1 + len(result.sinks))}"
     notes: list[str] = []
+    others: dict[str, list[str]] = {}
     for fault in result.faults:
-        cells: list[object] = []
-        for sink in result.sinks:
-            outcome = result.outcomes.get((fault.name, sink))
-            if outcome is None:
-                cells += ["–"] * 5
-                continue
-            counts = outcome.counts
-            commit_tag = ""
-            if outcome.refusal:
-                notes.append(f"[{len(notes) + 1}] `{fault.name}`: “{outcome.refusal}” It went on with {outcome.then}.")
-                commit_tag = f" [{len(notes)}]"
-            cells += [f"{counts.expected}{commit_tag}" + " **broken**" * bool(outcome.broken), counts.missing]
-            cells += [f"{counts.duplicated}", counts.out_of_order, f"{outcome.seconds:.0f}"]
-        yield f"| {fault.reported} | {' | '.join(map(str, cells))} |"
+        found = {sink: result.outcomes.get((fault.name, sink)) for sink in result.sinks}
+        if all(each is None or (_counts(each) == _EXACT and not each.refusal) for each in found.values()):
+            tested = " and ".join(names[sink] for sink, each in found.items() if each is not None)
+            others.setdefault(tested, []).append(fault.reported)
+            continue
+        rows = next(each.counts.expected for each in found.values() if each is not None)
+        cells = []
+        for outcome in found.values():
+            note = ""
+            if outcome is not None and outcome.refusal:
+                notes.append(f"[{len(notes) + 1}] `{fault.name}`: “{outcome.refusal}” Continued with {outcome.then}.")
+                note = f" [{len(notes)}]"
+            cells.append("–" if outcome is None else f"{_counts(outcome)}{note}")
+        yield f"| {fault.reported} | {rows} | {' | '.join(cells)} |"
     yield ""
+    for tested, faults in others.items():
+        if tested:
+            yield f"{_EXACT} with {tested}: {'; '.join(faults)}."
     yield from notes
+
+
+_EXACT = "0/0/0"
+
+
+def _counts(outcome: Outcome) -> str:
+    counts = outcome.counts
+    foreign = f", {counts.foreign} foreign" if counts.foreign else ""
+    broken = " **broken**" if outcome.broken else ""
+    return f"{counts.missing}/{counts.duplicated}/{counts.out_of_order}{foreign}{broken}"

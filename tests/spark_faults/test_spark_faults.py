@@ -1,6 +1,6 @@
 """The Spark sink under faults: each row of the source is in Kafka once, in order per key, whatever dies.
 
-Short here; `make spark-faults` has every fault, and Spark's own Kafka sink beside it, and prints the table.
+Short here; `make spark-faults` has every fault, also with Spark's own Kafka sink, and prints the table.
 """
 
 from __future__ import annotations

@@ -302,11 +302,11 @@ def test_a_peer_that_can_be_started(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("other = 1", r"other: must be a table"),
-        ("[other]", r"give either `start`, or the `address`"),
-        ('[other]\nstart = ["sh"]\naddress = "127.0.0.1:1"', r"give either"),
+        ("[other]", r"set either `start`, or the `address`"),
+        ('[other]\nstart = ["sh"]\naddress = "127.0.0.1:1"', r"set either"),
         ('[other]\nstart = "sh"', r"start must be a list of words"),
         ('[other]\naddress = "127.0.0.1:1"\nrewrite = true', r"unknown: rewrite"),
-        ('[direct]\naddress = "127.0.0.1:1"', r"this name is taken"),
+        ('[direct]\naddress = "127.0.0.1:1"', r"this name is reserved"),
         ("[other", r"not TOML"),
     ],
 )
@@ -325,7 +325,7 @@ def test_any_address_can_be_a_route() -> None:
 
 def test_placeholders_are_replaced_and_misspelt_ones_reported() -> None:
     assert filled("${host}:${port} $$5 {}", {"host": "h", "port": "1"}) == "h:1 $5 {}"
-    with pytest.raises(PeersError, match=r"prot.*known are host, port"):
+    with pytest.raises(PeersError, match=r"prot.*known: host, port"):
         filled("${prot}", {"host": "h", "port": "1"})
 
 
@@ -435,7 +435,7 @@ def _answer(topic: str, error_code: int, base_offset: int) -> bytes:
 def test_a_refused_append_is_no_measurement() -> None:
     appends = Appends(Shape("orders", 1, 10))
     appends.check(_answer("orders", 0, 41))
-    with pytest.raises(RefusedError, match="answered with 44"):
+    with pytest.raises(RefusedError, match="append failed with 44"):
         appends.check(_answer("orders", 44, 57))
 
 

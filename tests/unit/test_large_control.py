@@ -355,3 +355,22 @@ def test_what_thread_changes_is_changed_in_event_loop() -> None:
             await asyncio.to_thread(proxy._in_loop, fails)
 
     asyncio.run(main())
+
+
+def test_lost_client_reserves_no_memory_during_work() -> None:
+    talk = _talk().may_write("guarded")
+    free = talk.services.free_bytes
+    talk.client(
+        _ask_metadata(1) + request(HEARTBEAT, 4, 2) + produce(("guarded", 0, batch(b"x", base_offset=5)), correlation=3)
+    )
+    pending = talk.submitted()
+    talk.grant(pending)
+    talk.commands.clear()
+    talk.kafka(_metadata(MANY, 1))
+    requested = talk.next(m.ReadBatches)
+    talk.report(m.ClientLost())
+    talk.kafka(response(2))  # no client to wait for, and nothing that would release its memory
+    assert talk.services.free_bytes == free
+    requested.read()
+    talk.report(m.BatchesRead(requested.token))
+    assert talk.services.free_bytes == free

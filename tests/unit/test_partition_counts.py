@@ -513,7 +513,7 @@ def test_append_waiting_too_long_gets_a_retriable_error() -> None:
     reported = talk.reported()
     assert reported[("plain", 0)][:2] == (0, 5)
     assert reported[("counted", 2)][0] == NOT_LEADER
-    assert "growing" in (reported[("counted", 2)][2] or "")
+    assert "is being expanded" in (reported[("counted", 2)][2] or "")
     talk.silent()
 
 

@@ -437,11 +437,11 @@ def test_append_waiting_past_its_login_is_not_sent(seconds: float) -> None:
     talk.counted()
     reported = talk.reported()
     assert {key: answer[0] for key, answer in reported.items()} == {(TOPIC, 0): NOT_LEADER, ("plain", 0): NOT_LEADER}
-    assert "login has ended" in str(reported[TOPIC, 0][2])
+    assert "login expired" in str(reported[TOPIC, 0][2])
     talk.silent()
 
     talk.appends(correlation=2)
-    assert "login has ended" in talk.next(m.CloseClient).reason
+    assert "login expired" in talk.next(m.CloseClient).reason
 
 
 def test_before_that_it_is_sent() -> None:

@@ -164,7 +164,7 @@ def test_many_partitions_are_refused_while_configs_unknown(talk: Talk) -> None:
     talk.services.is_fresh = False
     talk.client(_many("plain", "other", partitions=PARTITIONS_MAX))
     talk.read_elsewhere()
-    assert "not read yet" in _closed(talk)
+    assert "not (re)read yet" in _closed(talk)
 
 
 def test_unreadable_request_of_many_partitions_closes_connection(talk: Talk) -> None:

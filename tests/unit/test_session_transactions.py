@@ -548,7 +548,7 @@ def test_append_during_its_commit_gets_retriable_error() -> None:
     talk.report(m.AbortOnlyRecorded(1, True))
     error, _, message = read(talk.answer(), 11)["guarded-a", 0]
     assert error == NOT_LEADER
-    assert "a commit of its transaction is on its way" in (message or "")
+    assert "a commit of its transaction is being sent" in (message or "")
 
 
 def test_several_partitions_are_answered_together() -> None:

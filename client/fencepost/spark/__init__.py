@@ -1,4 +1,4 @@
-"""Rows of Spark into Kafka, each once, whatever dies: the format `fencepost`.
+"""Exactly-once writes from Spark to Kafka: the format `fencepost`.
 
     import fencepost.spark
 
@@ -7,7 +7,7 @@
         "sink.id", "flights-1"
     ).option("checkpointLocation", …).start()
 
-Needs `pip install fencepost[spark]` on the driver and on the workers, Spark 4.1 or later, and no jar.
+Requires `pip install fencepost[spark]` on the driver and all workers, and Spark 4.1 or later. No jar.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ __all__ = ["FencepostDataSource", "LogRefused", "SinkError", "arrange", "client_
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the format `fencepost` known to a session: once, and in each thread of your own that writes.
+    """Register the format `fencepost`. Call it once, and in each additional thread that writes.
 
-    Spark looks a format up in its thread's active session. A new thread has none, until it makes a frame.
+    Spark looks up formats in the thread's active session, and a new thread has none until it creates a frame.
     """
     spark.dataSource.register(FencepostDataSource)
     spark.createDataFrame([], "nothing INT")
 
 
 def stated(error: BaseException) -> str | None:
-    """What the sink said, out of Spark's exception with its traces; None where it was not the sink."""
+    """The sink's message from a Spark exception; None if the sink did not raise it."""
     found = re.findall(r"fencepost\.spark\.\w+\.\w+: ([^\n]+)", str(error))
     return str(found[-1]).strip() if found else None

@@ -1,9 +1,9 @@
-"""Commit tags: the sink's only stored state, one record header on the last record of each of its appends.
+"""Commit tags: the sink's only stored state, in a header of the last record of each append.
 
-A log is truncated only between batches, so the last record of a partition has a tag while no other client writes to
-it. A new driver reads the sink's position from the last tag of each partition:
+A log is truncated only between batches, so the last record of a partition has a commit tag while no other client
+writes to it. A new driver reads the sink's position from the last commit tag of each partition:
 
-    began    offset at or below the first append of this tag's micro-batch in this partition
+    began    offset at or below the first append of its micro-batch in this partition
     before   `began` of the sink's previous micro-batch in this partition; -1 if there was none
 
 So the micro-batches of a partition form a linked list from newest to oldest.
@@ -23,7 +23,7 @@ from fencepost.spark.errors import SinkError
 
 HEADER = "fencepost-sink"
 VERSION = 1
-#: With more tasks in one partition, `seen` is omitted, so that a tag stays small compared to its batch.
+#: With more tasks in one partition, `seen` is omitted, so that a commit tag stays small.
 SEEN_MAX = 400
 
 
@@ -31,9 +31,9 @@ SEEN_MAX = 400
 class CommitTag:
     """A commit tag. `query`: Spark's id of the streaming query, "" for `df.write`; `run`: the driver's snapshot before
     the append; `attempt`: random id of a task attempt; `chunk`: append number per attempt and partition; `over`:
-    partition count used for the rows; `born`: partition count at the start of the batch; `arranged`: all rows of a
-    partition were in one task; `at`: time of the snapshot, ms; `seen`: {task: appends}, None if too long or unknown;
-    `in_doubt_now`: at the append, the log had rows of another run under this task's number that the task did not
+    partition count used for the rows; `created_partitions`: partition count at the start of the batch; `arranged`: all
+    rows of a partition were in one task; `at`: time of the snapshot, ms; `seen`: {task: appends}, None if too long or
+    unknown; `doubtful`: at the append, the log had rows of another run under this task's number that the task did not
     have."""
 
     sink: str
@@ -62,7 +62,7 @@ class CommitTag:
 
     @classmethod
     def decode(cls, header: bytes) -> CommitTag:
-        """Raises SinkError for an unreadable tag: ignoring it would append rows twice."""
+        """Raises SinkError for an unreadable commit tag: ignoring it could append rows twice."""
         try:
             stated = json.loads(header)
             version = stated.pop("v")

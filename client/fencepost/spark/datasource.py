@@ -1,7 +1,7 @@
-"""The format `fencepost`: what Spark calls, on the driver and in tasks.
+"""The format `fencepost`: the classes that Spark calls on the driver and in tasks.
 
-Spark makes a writer on the driver for each micro-batch, and once more, in another process, for each commit. It pickles
-the first one for the tasks; that is the moment for the driver's look, so that a commit looks at nothing.
+For each micro-batch, Spark creates a writer on the driver, and another in a separate process for the commit. It pickles
+only the first, for the tasks. So the driver's snapshot is taken on pickling, and a commit reads nothing.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from fencepost.spark.task import CHECK, COUNT_CHECK, Outcome, Plan, ScanRange, T
 
 _logger = logging.getLogger("fencepost.spark")
 
-#: How long a topic's configs are believed.
+#: How long a topic's configs are cached.
 _CONFIG_SECONDS = 30.0
-#: A compacted topic keeps what was written for at least that long.
+#: Lowest min.compaction.lag.ms of a compacted topic.
 _COMPACTION_LAG_MS = 86_400_000
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
@@ -94,12 +94,12 @@ class _Framing:
         return encoding.key_of(body)
 
 
-# --- kept by a process between micro-batches --------------------------------------------------------------------------
+# --- state of a process between micro-batches -------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Facts:
-    """Of a topic, as its configs say."""
+    """From the topic's configs."""
 
     counted: bool
     message_bytes_max: int
@@ -109,7 +109,7 @@ class _Facts:
 
 _facts: dict[tuple[str, str], _Facts] = {}
 _remembered: dict[tuple[str, str], driver_probe.Remembered] = {}
-#: What tasks of one run have read of a half-written batch.
+#: Scan ranges of a partly written batch, shared by the tasks of a run.
 _scan_ranges: dict[str, dict[tuple[str, int, int, int], ScanRange]] = {}
 
 
@@ -121,7 +121,7 @@ def _facts_of(log: Log, bootstrap: str, topic: str) -> _Facts:
 
 
 def _judge_config(topic: str, config: Mapping[str, str | None]) -> _Facts:
-    """Raises SinkError for a topic that rows cannot be written to once."""
+    """Raises SinkError for a topic that does not allow exactly-once writes."""
     if config.get(CHECK) not in ("true", "required"):
         what = "is off" if CHECK in config else "is unknown: is kafka.bootstrap.servers the proxy?"
         raise SinkError(
@@ -153,7 +153,7 @@ def _int(config: Mapping[str, str | None], name: str, default: int) -> int:
 
 @functools.cache
 def _version() -> str:
-    """Of this library; "" where it was sent along and not installed."""
+    """Version of this library; "" if it was shipped with the job and not installed."""
     try:
         return importlib.metadata.version("fencepost")
     except importlib.metadata.PackageNotFoundError:
@@ -168,16 +168,16 @@ def _log(chosen: Settings) -> Log:
 
 
 class TaskDone(WriterCommitMessage):
-    """What a task tells the driver."""
+    """A task's result for the driver."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
 
 
 class _Writer:
-    """On the driver until it is pickled, in a task afterwards."""
+    """Created on the driver, then pickled for the tasks."""
 
-    #: What `first.run` says: that there is nothing of this sink to be found; else, that nothing of it was deleted.
+    #: Meaning of `first.run`. True: the sink never ran; False: no row of it was deleted.
     _may_never_have_run = False
 
     def __init__(self, chosen: Settings) -> None:
@@ -194,8 +194,7 @@ class _Writer:
         return _version(), pickle.dumps(self.__dict__)
 
     def __setstate__(self, state: tuple[str, bytes]) -> None:
-        """Raises SinkError where the driver's fencepost is another one: what it sends might be read for something
-        else."""
+        """Raises SinkError if the driver has another version of fencepost, which may pickle other fields."""
         (sent_by, pickled), own = state, _version()
         if sent_by and own and sent_by != own:
             raise SinkError(
@@ -280,9 +279,8 @@ class _Writer:
                 if self._settings.arranged and partition_key in partition_keys:
                     raise SinkError(
                         f"{partition_key[0]}-{partition_key[1]} was written by several tasks, although arranged=true: "
-                        "all "
-                        "rows of a partition must be in one task (use fencepost.spark.arrange as the last "
-                        "step before the write)"
+                        "all rows of a partition must be in one task "
+                        "(use fencepost.spark.arrange as the last step before the write)"
                     )
                 partition_keys[partition_key] = _sum(partition_keys.get(partition_key), written)
         self._compare(outcomes, name)
@@ -301,7 +299,7 @@ class _Writer:
             _write_report(Path(self._settings.report), partition_keys)
 
     def _compare(self, outcomes: Collection[Outcome], name: str) -> None:
-        """Raises SinkError, and nothing is committed."""
+        """Raises SinkError, which prevents the commit."""
         chosen = self._settings
         if not comparing.is_needed(outcomes):
             return
@@ -312,11 +310,11 @@ class _Writer:
             framing = _Framing(chosen.compression, chosen.level)
             compared = comparing.compare(self._plan(), outcomes, log=log, framing=framing, clock=_Clock())
         except CannotReach as error:
-            raise SinkError(f"{name} could not be compared with the topic: {error} (the next try continues)") from error
+            raise SinkError(f"{name}: cannot compare with the topic: {error} (the next try continues)") from error
         if compared is None:
             return
         _logger.warning(
-            "%s began with its rows in other tasks, so all of it was compared with the topic: "
+            "%s began with its rows in other tasks, so the whole batch was compared with the topic: "
             "%d rows found from other tasks, %d missing duplicates appended, %d rows in the "
             "topic that the data does not have%s",
             name,
@@ -328,7 +326,7 @@ class _Writer:
 
 
 class _BatchWriter(_Writer, DataSourceArrowWriter):
-    """`df.write`: one write per sink.id. Run again, it is the same write, and goes on where it stopped."""
+    """`df.write`: one write per sink.id. Another run continues the same write."""
 
     _may_never_have_run = True
 
@@ -362,7 +360,7 @@ class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 
 class FencepostDataSource(DataSource):
-    """`fencepost`."""
+    """The format `fencepost`."""
 
     @classmethod
     def name(cls) -> str:
@@ -400,7 +398,7 @@ class FencepostDataSource(DataSource):
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:
-    # Of Spark 4.2: timestamps have the session's time zone, which does not matter to what a column may be.
+    # Since Spark 4.2, timestamps need a time zone. It is irrelevant for checking column types.
     more: dict[str, Any] = {}
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         more["timezone"] = "UTC"
@@ -452,7 +450,7 @@ def _sum(one: Written | None, other: Written) -> Written:
 
 
 def _check_report(path: Path) -> None:
-    """Raises SinkError: found only at the commit, it would have each try fail when all is written."""
+    """Raises SinkError early: at the commit, each try would fail after writing all rows."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):

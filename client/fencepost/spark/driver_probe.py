@@ -20,7 +20,7 @@ _STRETCH = 10_000
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One partition: log start, log end, and the sink's last commit tag (None if there is none). `unread`: records were
-    deleted before this driver read them, and no tag is left, so rows of the sink may be among them."""
+    deleted before this driver read them, and no commit tag is left: they may have been rows of the sink."""
 
     start: int
     end: int
@@ -92,7 +92,7 @@ def probe(
                 known[partition_key] = all_
             else:
                 half_known[partition_key] = lower
-    # A visible tag overrides the user's statement that the sink never ran.
+    # A commit tag overrides the user's statement that the sink never ran.
     seen = [
         half_known[partition_key] if partition_key in half_known else known[partition_key] for partition_key in bounds
     ]
@@ -111,7 +111,7 @@ def probe(
 
 
 def _cut_off(known: Known, start: int) -> Known:
-    """The state after a deletion of unread records. An older tag is dropped: later rows may be deleted too."""
+    """The state after a deletion of unread records. An older commit tag is dropped: later rows may be deleted too."""
     return Known(start, None, 0, unread=True)
 
 
@@ -137,7 +137,7 @@ def _glance(
 
 
 def _search(log: Log, partition_key: PartitionKey, bounds: tuple[int, int], sink: str, lower: Known) -> Known:
-    """Search other clients' records backwards for the last tag."""
+    """Search other clients' records backwards for the last commit tag."""
     start, end = bounds
     floor, high, stretch = max(start, lower.below), end, _STRETCH
     while high > floor:

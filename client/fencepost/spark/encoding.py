@@ -31,24 +31,24 @@ from aiokafka.record.legacy_records import LegacyRecordBatch
 
 from fencepost.spark.errors import SinkError
 
-#: On the last record of a batch: whose rows these are.
+#: On the last record of a batch: the commit tag.
 COMMIT_TAG_HEADER = "fencepost-sink"
-#: On the first record of a batch that is expected at offset 0, which the batch's base offset cannot say.
+#: On the first record of a batch expected at offset 0, which base offset 0 does not state.
 EXPECTED_OFFSET_HEADER = "expected-offset"
-#: On the first record, where the sink says over how many partitions it placed its rows.
+#: On the first record: the partition count used for the rows.
 PARTITION_COUNT_HEADER = "partition-count"
-#: On each record whose row has a timestamp: milliseconds since 1970 in decimal.
+#: On each record whose row has a timestamp: milliseconds since 1970, decimal.
 EVENT_TIME_HEADER = "event-time"
-#: What the sink itself may add to a record that stands first or last in a batch.
+#: Headers that the sink may add to the first or last record of a batch.
 _ADDED = frozenset({COMMIT_TAG_HEADER, EXPECTED_OFFSET_HEADER, PARTITION_COUNT_HEADER})
-#: What rows may not bring: the sink's own, and what the proxy would obey.
+#: Headers that rows may not have: the sink and the proxy interpret them.
 RESERVED_HEADERS = (*sorted(_ADDED), EVENT_TIME_HEADER, "write-id")
 
 #: Java's default of `max.request.size`.
 REQUEST_BYTES_MAX = 1 << 20
-#: What a record takes beside its body, at most: length (5), attributes, timestamp delta, offset delta (3).
+#: Largest size of a record without its body: length (5), attributes, timestamp delta, offset delta (3).
 RECORD_OVERHEAD_BYTES = 10
-#: Records in one batch: as far as the table of offset deltas reaches.
+#: Records in one batch: size of the table of offset deltas.
 BATCH_RECORDS_MAX = 1 << 16
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -63,7 +63,7 @@ _Int64s = npt.NDArray[np.int64]
 
 
 class UnfitRow(SinkError):
-    """A row that cannot become a record. `row` is its number in the RecordBatch that was given, from 0."""
+    """A row that cannot become a record. `row`: its index in the RecordBatch."""
 
     def __init__(self, row: int, problem: str) -> None:
         super().__init__(problem)
@@ -74,7 +74,7 @@ class UnfitRow(SinkError):
 
 
 def _varint(value: int) -> bytes:
-    """As Kafka writes a signed number: zigzag, seven bits a byte, the lowest first."""
+    """Kafka's varint: zigzag, seven bits per byte, lowest first."""
     zigzag = (value << 1) ^ (value >> 63)
     out = bytearray()
     while zigzag > 0x7F:
@@ -100,7 +100,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _varints(values: _Int64s, behind: bytes = b"") -> _Bodies:
-    """The varint of each value from -1 up to 2^34, and `behind` after it."""
+    """The varint of each value (from -1 up to 2^34), followed by `behind`."""
     zigzag = (values << 1) ^ (values >> 63)
     widths = np.ones(len(values), np.int64)
     for bits in (7, 14, 21, 28):
@@ -123,7 +123,7 @@ def _binary(offsets: _Int64s, data: Any) -> _Bodies:
     return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-#: Lengths up to here come from a table, which is three times as fast as `_varints`.
+#: Lengths below this come from a table, three times as fast as `_varints`.
 _TABLE_MAX = 1 << 14
 
 
@@ -140,13 +140,13 @@ def _lengths(lengths: _Int64s, behind: bytes = b"") -> _Bodies:
 
 @functools.cache
 def _deltas() -> tuple[_Bodies, _Int64s]:
-    """The offset deltas, and how many bytes each takes."""
+    """The offset deltas, and the size of each."""
     deltas = _varints(np.arange(BATCH_RECORDS_MAX, dtype=np.int64))
     return deltas, _sizes(deltas)
 
 
 def _sizes(column: Any) -> _Int64s:
-    """How many bytes each value has; -1 for null."""
+    """Size of each value in bytes; -1 for null."""
     lengths = pc.binary_length(column)
     if lengths.null_count:
         lengths = pc.fill_null(lengths, -1)
@@ -162,12 +162,12 @@ def _joined(*pieces: Any) -> _Bodies:
 
 
 def _as_binary(column: Any) -> Any:
-    """Strings as their UTF-8."""
+    """Strings as UTF-8."""
     return column if column.type == pa.large_binary() else column.cast(pa.large_binary())
 
 
 def _prefixed(column: Any) -> tuple[_Bodies, Any]:
-    """The length of each value, and the values; a null has the length -1."""
+    """Length of each value (-1 for null), and the values."""
     lengths = _lengths(_sizes(column))
     return lengths, pc.fill_null(column, _scalar(b"")) if column.null_count else column
 
@@ -176,10 +176,10 @@ def _prefixed(column: Any) -> tuple[_Bodies, Any]:
 
 
 class Encoder:
-    """Makes records of rows with these columns: `value` and, where they are there, `key`, `headers`, `timestamp` and
-    `partition`, in the types that Spark's Kafka sink takes; others are left alone.
+    """Encodes rows with the column `value` and optionally `key`, `headers`, `timestamp` and `partition`, in the types
+    of Spark's Kafka sink. Ignores other columns.
 
-    `record_bytes_max` – no record is longer: `kafka.max.request.size`.
+    `record_bytes_max`: longest record (`kafka.max.request.size`).
     """
 
     def __init__(self, schema: pa.Schema, *, record_bytes_max: int = REQUEST_BYTES_MAX) -> None:
@@ -192,7 +192,7 @@ class Encoder:
                 raise SinkError(f"column {name!r} is {schema.field(name).type}; it must be {type_names}")
 
     def bodies(self, batch: pa.RecordBatch) -> _Bodies:
-        """What stands in a record behind its offset delta, for each row. Raises UnfitRow."""
+        """The body of each row. Raises UnfitRow."""
         value = _as_binary(batch.column("value"))
         pieces: list[Any] = [*_prefixed(_as_binary(batch.column("key")))] if "key" in self._has else [_scalar(b"\x01")]
         pieces += _prefixed(value)
@@ -209,7 +209,7 @@ class Encoder:
         return bodies
 
     def _headers(self, batch: pa.RecordBatch) -> list[Any]:
-        """Their count, and the headers."""
+        """Header count and headers."""
         if "headers" not in self._has and "timestamp" not in self._has:
             return [_scalar(b"\x00")]
         counts = np.zeros(batch.num_rows, np.int64)
@@ -225,7 +225,7 @@ class Encoder:
         return [_lengths(counts), *pieces]
 
     def placements(self, batch: pa.RecordBatch, partition_count: int, own: int) -> npt.NDArray[np.int32]:
-        """The partition of each row: as its column `partition` says; else where Java puts its key; else `own`. Raises
+        """The partition of each row: its column `partition`, else the Java producer's for its key, else `own`. Raises
         UnfitRow."""
         placed = np.full(batch.num_rows, own, np.int64)
         if "key" in self._has:
@@ -250,7 +250,7 @@ class Encoder:
 
 
 def _header_lists(column: Any) -> tuple[_Int64s, Any]:
-    """How many headers each row has, and these as they stand in a record."""
+    """Header count of each row, and the encoded headers."""
     counts = np.asarray(pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)).astype(np.int64)
     headers = pc.list_flatten(column)
     ends = np.cumsum(counts)
@@ -275,7 +275,7 @@ _UNITS_PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
 def _event_times(column: Any) -> tuple[_Int64s, Any]:
-    """1 for each row that has a time, and its header."""
+    """1 for each row with a time, else 0, and its header."""
     ticks = np.asarray(pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)).astype(np.int64)
     ms = ticks * 1000 if column.type.unit == "s" else ticks // _UNITS_PER_MS[column.type.unit]
     digits = pa.array(ms).cast(pa.large_string()).cast(pa.large_binary())
@@ -321,12 +321,11 @@ _TYPES = (
 )
 
 
-# --- where rows go ----------------------------------------------------------------------------------------------------
+# --- partitioning ----------------------------------------------------------------------------------------------------
 
 
 def _layout(column: Any) -> tuple[npt.NDArray[np.uint8], _Int64s, _Int64s]:
-    """The bytes of all values with at least four behind them, where each value begins, and how long it is; a null may
-    have any."""
+    """Bytes of all values plus four zero bytes, start of each value, and its length (arbitrary for null)."""
     _, offsets_buffer, data_buffer = column.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64)[column.offset : column.offset + len(column) + 1]
     first, last = int(offsets[0]), int(offsets[-1])
@@ -340,16 +339,16 @@ _M = np.uint32(0x5BD1E995)
 
 
 def murmur2(keys: Any) -> _Int64s:
-    """What Java's default partitioner takes modulo the number of partitions, for each key (large binary); anything for
-    a null."""
+    """Hash of each key (large binary) as in Java's default partitioner, which takes it modulo the partition count;
+    arbitrary for null."""
     if len(keys) == 0:
         return np.zeros(0, np.int64)
     data, starts, lengths = _layout(keys)
-    # Longest first: those that have an i-th word are then the first so many.
+    # Longest first: the keys with an i-th word are then a prefix.
     order = np.argsort(-lengths, kind="stable") if int(lengths.min()) != int(lengths.max()) else None
     if order is not None:
         starts, lengths = starts[order], lengths[order]
-    words = np.ndarray((len(data) - 3,), "<u4", data, strides=(1,))  # the one at each byte
+    words = np.ndarray((len(data) - 3,), "<u4", data, strides=(1,))  # the word at each byte
     whole = lengths >> 2
     h = np.uint32(0x9747B28C) ^ lengths.astype(np.uint32)
     for partition_key in range(int(whole[0])):
@@ -372,15 +371,15 @@ def murmur2(keys: Any) -> _Int64s:
 
 
 def split(bodies: _Bodies, placements: npt.NDArray[np.int32]) -> Iterator[tuple[int, _Bodies, npt.NDArray[np.int64]]]:
-    """Each partition, its rows in their order, and which rows these are. What is given out shares no memory with other
-    partitions', so that a few rows that wait for more of their partition hold nobody else's."""
+    """Each partition, its rows in order, and their indexes. Partitions share no memory, so queued rows of one partition
+    do not keep rows of another in memory."""
     if len(bodies) == 0:
         return
     first = int(placements[0])
     if (placements == first).all():
         yield first, bodies, np.arange(len(bodies))
         return
-    # Of 16 bits, numpy's stable sort is a radix sort.
+    # numpy's stable sort of 16-bit numbers is a radix sort.
     small = placements.astype(np.int16) if int(placements.max()) < 1 << 15 else placements
     order = np.argsort(small, kind="stable")
     placed = placements[order]
@@ -406,9 +405,9 @@ def build(
     level: int | None = None,
     partition_count: int | None = None,
 ) -> bytes:
-    """One v2 record batch that may be appended at offset `expected` only, its last record marked.
+    """One v2 record batch with expected offset `expected` and the commit tag on its last record.
 
-    `partition_count` – said on its first record, where given. `level` – of compression, where the codec has any.
+    `partition_count`: header on the first record. `level`: compression level, if the codec has levels.
     """
     column = bodies if isinstance(bodies, pa.Array) else pa.array(bodies, pa.large_binary())
     count = len(column)
@@ -442,9 +441,9 @@ def _sealed(
     if compression is not None and attributes:
         records = b"".join(sections)
         compressed = _compress(records, compression, level)
-        # As the Java client does not: what only grows goes as it is.
+        # Unlike the Java client, send a batch uncompressed if compression enlarges it.
         sections, attributes = ([compressed], attributes) if len(compressed) < len(records) else ([records], 0)
-    # Arrow pads its buffers in capacity, not in size: the size is what was written.
+    # Arrow pads the capacity of buffers, not their size.
     body_bytes = sum(map(len, sections))
     checked = struct.pack(">hiqqqhii", attributes, count - 1, now_ms, now_ms, -1, -1, -1, count)
     crc = crc32c.crc32c(checked)
@@ -460,13 +459,13 @@ def _record(delta: int, body: bytes) -> bytes:
 
 
 def _compress(records: bytes, compression: str, level: int | None) -> Any:
-    # Levels where none is given: Java's. Its lz4 is the fast one whatever "level 9" its documentation has.
+    # Default levels are Java's. Java's lz4 uses the fast compressor, although its documentation says level 9.
     if compression == "gzip":
         return cramjam.gzip.compress(records, level=6 if level is None else level)
     if compression == "snappy":
         return codec.snappy_encode(records)
     if compression == "lz4":
-        # Kafka does not read blocks that are linked.
+        # Kafka cannot read linked blocks.
         compressor = cramjam.lz4.Compressor(
             level=1 if level is None else level, content_checksum=False, block_linked=False
         )
@@ -479,7 +478,7 @@ def _compress(records: bytes, compression: str, level: int | None) -> Any:
 
 
 class _Split(NamedTuple):
-    """A body's own part up to the count of its headers, and the headers."""
+    """A body up to its header count, and the headers."""
 
     front: bytes
     headers: list[tuple[bytes, bytes | None]]
@@ -511,7 +510,7 @@ def _body(front: bytes, headers: Sequence[tuple[bytes, bytes | None]]) -> bytes:
 
 
 def key_of(body: bytes) -> bytes | None:
-    """The key of a record with this body."""
+    """The key of a body."""
     size, at = _read_varint(body, 0)
     return None if size < 0 else body[at : at + size]
 
@@ -522,9 +521,9 @@ def _with_headers(body: bytes, more: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 class Logged:
-    """A batch as it lies in the log. Raises ValueError for one that is damaged.
+    """A batch read from the log. Raises ValueError for a damaged one.
 
-    `mark` – of this sink's batches; None for others'. Records are looked at only where a mark may be.
+    `commit_tag`: None for other clients' batches. Records are parsed only if the batch may have one.
     """
 
     __slots__ = ("_raw", "_records", "_spans", "attributes", "base_offset", "commit_tag", "next_offset")
@@ -534,7 +533,7 @@ class Logged:
         self._raw = raw
         self._records: bytes | None = None
         self._spans: list[tuple[int, int]] | None = None
-        if raw[_MAGIC_AT] < 2:  # written before Kafka 0.11: somebody else's
+        if raw[_MAGIC_AT] < 2:  # written before Kafka 0.11, not by this sink
             legacy = LegacyRecordBatch(raw, raw[_MAGIC_AT])
             offsets = [record.offset for record in legacy]
             self.attributes = 0
@@ -549,19 +548,19 @@ class Logged:
 
     @property
     def is_control(self) -> bool:
-        """A transaction marker's: no records."""
+        """A control batch: transaction markers, no records."""
         return bool(self.attributes & _CONTROL)
 
     @property
     def is_whole(self) -> bool:
-        """It has all the records that it had."""
+        """Compaction removed no record."""
         if self._raw[_MAGIC_AT] < 2 or self.is_control:
             return True
         return bool(self._record_count == self.next_offset - self.base_offset)
 
     @property
     def bodies(self) -> list[bytes]:
-        """Of each record, in order, as `Encoder.bodies` has them: without what this sink adds to a batch."""
+        """The bodies in order, as from `Encoder.bodies`: without the headers that the sink adds."""
         if self._raw[_MAGIC_AT] < 2:
             return [_legacy_body(record) for record in LegacyRecordBatch(self._raw, self._raw[_MAGIC_AT])]
         if self.is_control:
@@ -598,7 +597,7 @@ class Logged:
         self.commit_tag = headers.get(COMMIT_TAG_HEADER.encode())
 
     def __repr__(self) -> str:
-        return f"Logged({self.base_offset}..{self.next_offset}, {'marked' if self.commit_tag else 'foreign'})"
+        return f"Logged({self.base_offset}..{self.next_offset}, {'tagged' if self.commit_tag else 'foreign'})"
 
 
 _DECODERS: dict[int, Any] = {
@@ -611,7 +610,7 @@ _DECODERS: dict[int, Any] = {
 
 
 def _walk(records: bytes, count: int) -> list[tuple[int, int]]:
-    """Where each record's body begins and ends. In line, since each row that is read back comes by here."""
+    """Start and end of each body. Varint decoding is inlined for speed: it runs for each row read."""
     spans = []
     at = 0
     for _ in range(count):
@@ -645,7 +644,7 @@ def _legacy_body(record: Any) -> bytes:
 
 
 def batches(fetched: bytes) -> Iterator[Logged]:
-    """The whole batches of what Fetch gave; the last one may be cut off."""
+    """The complete batches of a Fetch response; the last one may be truncated."""
     at = 0
     while at + 12 <= len(fetched):
         end = at + 12 + int.from_bytes(fetched[at + _LENGTH_AT : at + 12], "big")

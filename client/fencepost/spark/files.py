@@ -1,8 +1,7 @@
-"""Files as rows for Kafka: CSV, JSON lines or Parquet as `key` and `value`, and where in the input each row stands.
+"""CSV, JSON lines or Parquet files as rows for Kafka: `key`, `value` and the input position of each row.
 
-What decides a row's place in a topic must not depend on how Spark happens to split the files today. So the order is
-that of file names, of the blocks in a file, and of the positions in a block; only the last depends on the split, and
-only in what it counts from.
+A row's offset must not depend on how Spark splits the files. So rows are ordered by file name, block in the file and
+position in the block. The split changes only the first value of `position`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import pyspark.sql.functions as sf
 from pyspark.sql import Column, DataFrame, SparkSession
 
 KINDS: Final = ("csv", "jsonl", "parquet")
-#: Columns that say where a row stands; the input is in order by them.
+#: Columns with the input position of a row; sorting by them gives the input order.
 ORDER: Final = ("file", "block", "position")
 
 
@@ -29,11 +28,11 @@ def rows_of(
     schema: str | None = None,
     multiline: bool = False,
 ) -> DataFrame:
-    """`key` and `value` (binary), `partition` (int) where that names a column, and the columns of `ORDER`.
+    """`key` and `value` (binary), `partition` (int) if it names a column, and the columns of `ORDER`.
 
-    `kind`: one of `KINDS`; by default what the name ends with, else csv. `value`: a column; by default the row as a
-    JSON object, nulls included, or the line of a JSON lines file as it is. `schema`: DDL for a CSV file, whose columns
-    are strings otherwise. Timestamps become text in the session's time zone.
+    `kind`: one of `KINDS`; by default the file name's suffix, else csv. `value`: a column; by default the row as a
+    JSON object with nulls, or the unchanged line of a JSON lines file. `schema`: DDL for a CSV file; otherwise its
+    columns are strings. Timestamps become text in the session's time zone.
     """
     suffix = posixpath.splitext(path.rstrip("/").removesuffix(".gz"))[1].removeprefix(".")
     kind = kind or (suffix if suffix in KINDS else "csv")
@@ -56,7 +55,7 @@ def rows_of(
             return sf.col(f"`{name}`")
 
     def as_bytes(chosen: Column) -> Column:
-        return chosen.cast("string").cast("binary")  # binary columns come through as they are
+        return chosen.cast("string").cast("binary")  # binary columns stay unchanged
 
     chosen = [
         as_bytes(column(key) if key else sf.lit(None)).alias("key"),
@@ -68,6 +67,6 @@ def rows_of(
         *chosen,
         sf.col("_metadata.file_path").alias("file"),
         sf.col("_metadata.file_block_start").alias("block"),
-        # Rises with the position within a block, which is all that is asked of it here.
+        # Increases with the position in a block.
         sf.monotonically_increasing_id().alias("position"),
     )

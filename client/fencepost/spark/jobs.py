@@ -27,10 +27,12 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="Kafka client setting, as Java's clients name it: security.protocol=SASL_SSL; repeatable",
+        help="Set a Kafka client option, named as in Java: security.protocol=SASL_SSL; repeatable",
     )
     parser.add_argument(
-        "--client-config", metavar="FILE", help="the same from a .properties file on the driver, for what is secret"
+        "--client-config",
+        metavar="FILE",
+        help="Read Kafka client options from a .properties file on the driver; use it for secrets",
     )
 
 
@@ -42,7 +44,7 @@ def named_value(text: str) -> tuple[str, str]:
 
 
 def client_settings(args: argparse.Namespace) -> dict[str, str]:
-    """`kafka.*` options for Spark, from what `add_client_arguments` reads and `--bootstrap`. Raises SinkError."""
+    """`kafka.*` options for Spark, from `add_client_arguments` and `--bootstrap`. Raises SinkError."""
     found = {"bootstrap.servers": args.bootstrap}
     if args.client_config:
         try:
@@ -58,7 +60,7 @@ def client_settings(args: argparse.Namespace) -> dict[str, str]:
 
 
 class Progress:
-    """Prints how many records the topic received and how fast, from its log end offsets, while Spark writes."""
+    """Prints the number and rate of appended records, from log end offsets, while Spark writes."""
 
     def __init__(
         self, who: str, spark: SparkSession, log: Log, topic: str, *, partitions: int, out: TextIO = sys.stderr

@@ -53,16 +53,16 @@ _T = TypeVar("_T")
 
 REQUEST_SECONDS = 30.0
 PATIENCE_SECONDS = 120.0
-#: How long a topic that was created a moment ago may be unknown to the broker that is asked.
+#: How long a broker may not know a topic that was just created.
 _UNKNOWN_TOPIC_SECONDS = 5.0
-#: Between two tries; the second one twice as long, and so on.
+#: Pause between tries; doubles each time.
 _PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.05, 1.0
 _CLOSE_SECONDS = 10.0
-#: Of one Fetch; a longer batch comes alone.
+#: Fetch size; a longer batch is fetched alone.
 _FETCH_BYTES = 4 << 20
 _FETCH_WAIT_MS = 500
 
-#: Longer than batches and what Kafka's client makes of them; at most 32 MB, beyond which glibc learns nothing.
+#: Longer than batches and their copies in aiokafka; at most 32 MB, glibc's limit for its dynamic mmap threshold.
 _LONGEST_BLOCK_BYTES = 16 << 20
 
 _NEVER_MS = 1 << 31
@@ -71,13 +71,13 @@ _EARLIEST, _LATEST = -2, -1
 _TOPIC_RESOURCE = 2
 
 _NONE, _OFFSET_OUT_OF_RANGE, _UNKNOWN_TOPIC, _INVALID_TOPIC, _TOPIC_DENIED, _CLUSTER_DENIED = 0, 1, 3, 17, 29, 31
-#: Of these the leader is asked for again: it is not there any more.
+#: After these errors, look up the leader again.
 _ELSEWHERE = frozenset({3, 5, 6, 56, 72, 74, 75, 76, 78, 100, 103})
-#: Trying again changes nothing.
+#: Permanent errors.
 _FINAL = {
     _INVALID_TOPIC: "Kafka does not accept this name",
-    _TOPIC_DENIED: "missing permission (grant READ, WRITE, DESCRIBE and DESCRIBE_CONFIGS on the topic)",
-    _CLUSTER_DENIED: "this user has no right to it; grant READ, WRITE, DESCRIBE and DESCRIBE_CONFIGS on it",
+    _TOPIC_DENIED: "missing permission (allow READ, WRITE, DESCRIBE and DESCRIBE_CONFIGS on the topic)",
+    _CLUSTER_DENIED: "missing permission (allow READ, WRITE, DESCRIBE and DESCRIBE_CONFIGS on the topic)",
 }
 
 
@@ -114,7 +114,7 @@ class Log:
         self._options.setdefault("request_timeout_ms", int(REQUEST_SECONDS * 1000))
         self._patience_seconds = patience_seconds
         self._request_seconds = self._options["request_timeout_ms"] / 1000
-        # What the broker and the proxy may take for one append: they shall answer before the connection is given up.
+        # Shorter than the request timeout, so that broker and proxy respond before the connection is closed.
         self._produce_timeout_ms = int(self._options["request_timeout_ms"] * 0.8)
         self._wire: _Wire | None = None
         self._starting = threading.Lock()
@@ -136,26 +136,26 @@ class Log:
             return log
 
     def partition_count(self, topic: str) -> int:
-        """As Kafka says it now. Raises LogRefused for a topic that does not exist."""
+        """Kafka's current count. Raises LogRefused for an unknown topic."""
         return self._query(lambda wire: wire.partition_count(topic))
 
     def config(self, topic: str) -> dict[str, str | None]:
-        """The topic's configs, those of the proxy among them."""
+        """The topic's configs, including the proxy's."""
         return self._query(lambda wire: wire.config(topic))
 
     def offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """Of each partition where its log begins and where it ends, as far as it is replicated (its high watermark)."""
+        """Log start offset and high watermark of each partition."""
         requested = list(partitions)
         return self._query(lambda wire: wire.offsets(topic, requested))
 
     def append(self, topic: str, partition: int, batch: bytes) -> Future[Answer]:
-        """Sends the batch once. The future has the answer, or raises Unknown: it may or may not be in the log."""
+        """Send the batch once. The future returns the response or raises Unknown: the batch may be in the log."""
         return self._submit(lambda wire: wire.append(topic, partition, batch))
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Logged]:
-        """The batches from the one with `start` on that begin below `end`, once all below `end` is replicated.
+        """The batches from the one with `start` that begin below `end`. Waits until all below `end` is replicated.
 
-        Compaction leaves gaps between them, and within them. Raises OffsetsGone.
+        Compaction leaves gaps between and within batches. Raises OffsetsGone.
         """
         at, empty = start, 0
         while at < end:
@@ -168,13 +168,13 @@ class Log:
                 elif logged.base_offset >= end:
                     return
             if at == here:
-                # All is replicated up to the end, and nothing given, twice: what was here is compacted away.
+                # Replicated up to the end, but two empty responses: compaction removed the rest.
                 empty += 1
                 if empty > 1:
                     return
 
     def tail(self, topic: str, partition: int, end: int) -> Logged | None:
-        """The batch that ends at `end`; None where there is none any more."""
+        """The batch that ends at `end`; None if it was removed."""
         if end <= 0:
             return None
         try:
@@ -187,7 +187,7 @@ class Log:
         return None
 
     def close(self) -> None:
-        """What is in flight ends in Unknown."""
+        """Close the connections. Appends in flight raise Unknown."""
         with self._starting:
             self._closed, wire, self._wire = True, self._wire, None
         _open.discard(self)
@@ -211,7 +211,7 @@ class Log:
 
     def _started(self) -> _Wire:
         if self._pid != os.getpid():
-            raise RuntimeError("this Log was used before the process was forked: use Log.shared, or make another")
+            raise RuntimeError("this Log was used before the process was forked (use Log.shared, or create another)")
         with self._starting:
             if self._closed:
                 raise RuntimeError("this Log is closed")
@@ -227,10 +227,10 @@ class Log:
             return self._wire
 
 
-#: For a clean end of the process.
+#: To close at process exit.
 _open: set[Log] = set()
-#: What a forked process has inherited and must not touch, nor have collected: closing a connection in here would take
-#: the parent's out of the epoll set that both processes share.
+#: Inherited by a forked process, and kept from garbage collection: closing a connection here would remove the parent's
+#: from the epoll set that both processes share.
 _inherited: list[Any] = []
 
 
@@ -251,15 +251,15 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 class _Wire:
-    """An event loop in a thread, and the client that lives in it."""
+    """An event loop in a thread, and its client."""
 
     def __init__(self, client: Callable[[], _Client]) -> None:
         self._client = client()  # first, since this may fail
-        # glibc gives the memory of each batch back to the kernel, and takes it again page by page, until it has seen a
-        # longer block freed. That is half of what an append costs.
+        # Until a longer block was freed, glibc returns each batch's memory to the kernel and allocates it again page by
+        # page: half the cost of an append.
         bytes(_LONGEST_BLOCK_BYTES)
         self._loop = asyncio.new_event_loop()
-        # A daemon: a process that ends without `close` does not wait for it.
+        # Daemon: the process may exit without `close`.
         self._thread = threading.Thread(target=self._run, name="fencepost-log", daemon=True)
         self._thread.start()
 
@@ -296,7 +296,7 @@ async def _answered(query_message: Coroutine[Any, Any, _T]) -> _T:
 
 
 class _Produce_v8(ProduceRequest_v8):  # type: ignore[misc]
-    """One batch for one partition, with as few copies of it as there can be."""
+    """One batch for one partition, copied as rarely as possible."""
 
     def __init__(self, topic: str, partition: int, timeout_ms: int, batch: bytes) -> None:
         super().__init__(None, -1, timeout_ms, None)
@@ -309,7 +309,7 @@ class _Produce_v8(ProduceRequest_v8):  # type: ignore[misc]
     def encode(self) -> bytes:
         return self._head + self._batch
 
-    def __repr__(self) -> str:  # aiokafka's debug log has it: no record contents there
+    def __repr__(self) -> str:  # for aiokafka's debug log: without record contents
         return f"Produce({len(self._batch)} bytes)"
 
 
@@ -324,7 +324,7 @@ class _Produce(Request[_Produce_v8]):  # type: ignore[misc]
 
 
 class _KafkaClient(AIOKafkaClient):  # type: ignore[misc]
-    """Connections and where the brokers are: `_Client` asks for the metadata itself."""
+    """Connections and broker addresses; `_Client` requests the metadata."""
 
     def force_metadata_update(self) -> Awaitable[bool]:
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -333,7 +333,7 @@ class _KafkaClient(AIOKafkaClient):  # type: ignore[misc]
 
 
 class _Client:
-    """What runs in the event loop."""
+    """The part of `Log` that runs in the event loop."""
 
     def __init__(
         self, options: Mapping[str, Any], *, patience_seconds: float, request_seconds: float, produce_timeout_ms: int
@@ -344,10 +344,10 @@ class _Client:
         self._produce_timeout_ms = produce_timeout_ms
         self._kafka: _KafkaClient | None = None
         self._topics: dict[str, _Topic] = {}
-        self._queried = 0  # how often metadata were asked for, with success
+        self._queried = 0  # successful Metadata requests
         self._querying: asyncio.Lock | None = None
 
-    # --- what a Log is asked for
+    # --- requests of a Log
 
     async def partition_count(self, topic: str) -> int:
         tries = _Tries(self._patience_seconds, f"topic {topic}")
@@ -397,7 +397,7 @@ class _Client:
     async def _offsets_of(
         self, node: int, topic: str, partitions: list[int]
     ) -> tuple[dict[int, tuple[int, int]], object]:
-        """What is known of them, and why not all is."""
+        """Known offsets, and the problem if some are missing."""
         found: dict[int, dict[int, int]] = {_EARLIEST: {}, _LATEST: {}}
         problem: object = None
         for time_, offsets in found.items():
@@ -429,15 +429,14 @@ class _Client:
         response = await self._sent(node, _Produce(topic, partition, self._produce_timeout_ms, batch))
         if isinstance(response, Exception):
             self._forget_leader(topic, partition)
-            raise Unknown(f"{topic}-{partition}: no answer from broker {node}: {_stated(response)}") from response
+            raise Unknown(f"{topic}-{partition}: no response from broker {node}: {_stated(response)}") from response
         ((_, ((_, code, base_offset, *_, message),)),) = response.topics
         if code in _ELSEWHERE:
             self._forget_leader(topic, partition)
         return Answer(code, base_offset, message)
 
     async def fetch(self, topic: str, partition: int, offset: int, end: int, bytes_max: int = _FETCH_BYTES) -> bytes:
-        """What lies at `offset` and behind it; nothing where nothing does any more although the high watermark has
-        reached `end`."""
+        """Fetch batches from `offset`; empty if none is left and the high watermark has reached `end`."""
         tries = _Tries(self._patience_seconds, f"{topic}-{partition} at offset {offset}")
         while True:
             queried = self._queried
@@ -468,7 +467,7 @@ class _Client:
         if self._kafka is not None:
             await self._kafka.close()
 
-    # --- who leads, and how to get there
+    # --- leaders and connections
 
     async def _leader(self, topic: str, partition: int, tries: _Tries) -> int:
         while True:
@@ -487,7 +486,7 @@ class _Client:
             known.leaders[partition] = -1
 
     async def _refresh(self, topic: str | None, tries: _Tries, queried: int) -> None:
-        """Metadata of all topics that this log has to do with, unless that came in since `asked`."""
+        """Request metadata of all topics used here, unless a response arrived since `queried`."""
         if self._querying is None:
             self._querying = asyncio.Lock()
         async with self._querying:
@@ -511,18 +510,17 @@ class _Client:
 
     def _learn(self, kafka: _KafkaClient, response: Any) -> None:
         self._queried += 1
-        topics, response.topics = (
-            response.topics,
-            [],
-        )  # the brokers are for aiokafka; it logs each topic that is not well
+        # aiokafka needs the brokers only, and would log each topic with an error.
+        topics, response.topics = response.topics, []
         kafka.cluster.update_metadata(response)
         for code, topic, _, partitions in topics:
-            # A partition whose leader is not known is one of the topic's all the same.
+            # Partitions without a leader count too.
             self._topics[topic] = _Topic(code, {number: leader for _, number, leader, *_ in partitions})
 
     async def _connected(self, tries: _Tries) -> _KafkaClient:
         while self._kafka is None:
-            options = self._options | {"metadata_max_age_ms": _NEVER_MS}  # or it asks for all topics of the cluster
+            # With a maximum age, aiokafka requests all topics of the cluster.
+            options = self._options | {"metadata_max_age_ms": _NEVER_MS}
             kafka = _KafkaClient(loop=asyncio.get_running_loop(), **options)
             problem = await self._bootstrap(kafka)
             if problem is None:
@@ -536,7 +534,7 @@ class _Client:
         return self._kafka
 
     async def _bootstrap(self, kafka: _KafkaClient) -> object:
-        """From the servers that were given: None, or why it did not work."""
+        """Connect to the bootstrap servers. Returns the error, or None."""
         try:
             await kafka.bootstrap()
         except (TimeoutError, KafkaError, OSError) as error:
@@ -544,7 +542,7 @@ class _Client:
         return None
 
     async def _why(self, kafka: _KafkaClient) -> Exception | None:
-        """What `bootstrap` only logs. Raises LogRefused for what trying again does not cure."""
+        """The error that `bootstrap` only logs. Raises LogRefused for a permanent one."""
         options = {key: value for key, value in self._options.items() if key in _CONNECTION_OPTIONS}
         found: Exception | None = None
         for host, port, _ in kafka.hosts:
@@ -552,18 +550,19 @@ class _Client:
                 (await create_conn(host, port, **options)).close()
             except (SaslAuthenticationFailed, UnsupportedSaslMechanismError, IllegalSaslStateError) as error:
                 raise LogRefused(
-                    f"{host}:{port} does not let this user in: {_stated(error)} (check kafka.sasl.*)"
+                    f"SASL authentication with {host}:{port} failed: {_stated(error)} (check kafka.sasl.*)"
                 ) from error
             except ssl.SSLCertVerificationError as error:
                 raise LogRefused(
-                    f"{host}:{port} is not trusted: {error.verify_message} (see kafka.ssl.truststore.location, PEM)"
+                    f"the certificate of {host}:{port} is not trusted: {error.verify_message} "
+                    "(see kafka.ssl.truststore.location, PEM)"
                 ) from error
             except (TimeoutError, KafkaError, OSError) as error:
                 found = ConnectionError(f"{host}:{port}: {_stated(error)}")
         return found
 
     async def _sent(self, node: int | None, request: Any) -> Any:
-        """The response, or why there is none. Whether the request has arrived is not known then."""
+        """The response, or the error; then the request may have arrived."""
         kafka = self._kafka
         assert kafka is not None
         try:
@@ -577,14 +576,14 @@ class _Client:
 
 
 class _Topic(NamedTuple):
-    """As metadata have it: an error code, and who leads each partition, -1 where nobody does."""
+    """From metadata: error code, and the leader of each partition (-1: none)."""
 
     code: int
     leaders: dict[int, int]
 
 
 class _Tries:
-    """Of one question: when to stop asking it."""
+    """Pauses and deadline of one query."""
 
     def __init__(self, patience_seconds: float, what: str) -> None:
         self._began = time.monotonic()
@@ -597,7 +596,7 @@ class _Tries:
         return time.monotonic() - self._began
 
     async def pause(self, problem: object) -> None:
-        """Before the next try. Raises CannotReach when there is none."""
+        """Wait before the next try. Raises CannotReach after the deadline."""
         if self.seconds >= self._patience_seconds:
             raise CannotReach(f"{self._what}: {_stated(problem)}, tried for {self._patience_seconds:g} s")
         await asyncio.sleep(self._pause_seconds * random.uniform(0.5, 1))
@@ -638,14 +637,14 @@ _CONNECTION_OPTIONS = frozenset(
 
 
 def _with_ssl(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A context of the ssl options, which unlike it can be sent to another process."""
+    """Replace the ssl options, which can be pickled, by an SSL context, which cannot."""
     given = {key: value for key, value in options.items() if not key.startswith("ssl_") or key == "ssl_context"}
     if given.get("security_protocol") in {"SSL", "SASL_SSL"} and "ssl_context" not in given:
         files = {name: options[key] for key, name in _SSL_FILES.items() if options.get(key) is not None}
         try:
             context = create_ssl_context(**files, password=options.get("ssl_password"))
         except OSError as error:  # ssl.SSLError is one
-            raise SinkError(f"the certificates of kafka.ssl.* cannot be loaded: {error}") from error
+            raise SinkError(f"cannot load the certificates of kafka.ssl.*: {error}") from error
         context.check_hostname = bool(options.get("ssl_check_hostname", True))
         given["ssl_context"] = context
     return given

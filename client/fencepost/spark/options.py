@@ -1,4 +1,4 @@
-"""The sink's options, checked before the first row. `OPTIONS` and `KAFKA_OPTIONS` are all there are."""
+"""The sink's options, checked before the first row. `OPTIONS` and `KAFKA_OPTIONS` list all of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from fencepost.spark.errors import SinkError
 
-#: What Kafka takes for one request unless told otherwise.
+#: Default of Java's max.request.size.
 REQUEST_BYTES_MAX = 1_048_576
 
 
 class Option(NamedTuple):
-    """`default` – None: required, "": none."""
+    """`default`: None if required, "" for none."""
 
     name: str
     default: str | None
@@ -95,7 +95,7 @@ KAFKA_OPTIONS = (
     Option("kafka.acks", "all", "only all"),
 )
 
-#: Options of Java's producer that mean nothing here, and harm nothing.
+#: Options of Java's producer without effect here.
 IGNORED = frozenset(
     """batch.size buffer.memory client.dns.lookup connections.max.idle.ms delivery.timeout.ms
     enable.idempotence linger.ms
@@ -107,23 +107,23 @@ IGNORED = frozenset(
 _WHY_NOT = {
     "key.serializer": "keys are already bytes or strings",
     "value.serializer": "values are already bytes or strings",
-    "partitioner.class": "rows are placed as by Java's default partitioner, or by the column `partition`",
+    "partitioner.class": "the partition is the Java default partitioner's, or the column `partition`",
     "transactional.id": "the sink uses no transactions",
     "interceptor.classes": "the sink does not run in Java",
 }
-#: What Spark adds by itself, or takes from the same place.
+#: Options that Spark reads or adds.
 _SPARKS = frozenset({"checkpointlocation", "path", "queryname", "asyncprogresstrackingenabled"})
 _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _UNMATCHED = ("auto", "refuse", "compare", "keep")
 _COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
-#: Of codecs that have any, from and to: what Java's producer takes.
+#: Compression levels per codec, as in Java's producer.
 _LEVELS = {"gzip": (-1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Options that were checked. They travel with the tasks, `client` with its secrets included."""
+    """Checked options. They are sent to the tasks, including the secrets in `client`."""
 
     topics: tuple[str, ...]
     topic_column: bool
@@ -136,7 +136,7 @@ class Settings:
     batch_bytes: int
     report: str
     compression: str | None
-    #: Of the compression; None is its usual one.
+    #: Compression level; None: default.
     level: int | None
     record_bytes_max: int
     ignored: tuple[str, ...]
@@ -197,18 +197,18 @@ def settings(options: Mapping[str, str]) -> Settings:
     )
 
 
-#: What a batch takes beside its records: its own header, the mark, an expectation and a count.
+#: Reserved in a batch for its header, commit tag, expected offset and partition count.
 _ROOM = 16_000
 
 
 def batch_bytes(settings: Settings, message_bytes_max: int) -> int:
-    """How large a batch may be in a topic that takes so much."""
+    """Largest batch for a topic with this max.message.bytes."""
     return max(1_000, min(settings.batch_bytes, message_bytes_max - _ROOM))
 
 
 def client_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """Of the `kafka.*` options those that say how to connect, as `fencepost.spark.log.Log` takes them: aiokafka's
-    names, and `ssl_*`. Raises SinkError."""
+    """Connection options for `fencepost.spark.log.Log` (aiokafka's names and `ssl_*`) from the `kafka.*` options.
+    Raises SinkError."""
     given = {name.lower(): value for name, value in options.items()}
     found: dict[str, Any] = {"bootstrap_servers": ",".join(_words(given.get("kafka.bootstrap.servers", "")))}
     found["client_id"] = given.get("kafka.client.id") or "fencepost-sink"
@@ -232,9 +232,8 @@ def _sasl(given: Mapping[str, str]) -> dict[str, Any]:
     jaas = dict(re.findall(r"""(\w+)\s*=\s*"((?:[^"\\]|\\.)*)\"""", given.get("kafka.sasl.jaas.config", "")))
     if not {"username", "password"} <= set(jaas):
         raise SinkError(
-            'kafka.sasl.jaas.config needs username="…" and password="…", as in org.apache.kafka.common.'
-            "security.plain.PlainLoginModule "
-            'required username="u" password="p";'
+            'kafka.sasl.jaas.config needs username="…" and password="…", as in '
+            'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p";'
         )
     plain = {name: re.sub(r"\\(.)", r"\1", value) for name, value in jaas.items()}
     return {
@@ -286,7 +285,7 @@ def _choice(given: Mapping[str, str], name: str, among: tuple[str, ...]) -> str:
 
 
 def _level(given: Mapping[str, str], compression: str) -> int | None:
-    """As `encoding.build` takes it. All three options are checked, whichever is used."""
+    """The level for `encoding.build`. Checks all three options."""
     levels: dict[str, int | None] = {}
     for codec, (least, most) in _LEVELS.items():
         name = f"kafka.compression.{codec}.level"

@@ -4,8 +4,8 @@ Attempts may run concurrently: a speculative copy, an attempt that Spark conside
 of them can be relied on to stop. Safety follows from three rules:
 
     1. A batch is appended only at the log end that its sender expects (the proxy's check). The sender knows every
-       relevant append of this batch below that offset: those of its own task in its own run, and those of all tasks of
-       other runs. It read them, appended them, or the driver's snapshot proves that there were none.
+       relevant append of this batch below that offset: those of its task in its run, and those of all tasks of other
+       runs. It read them, appended them, or the driver's snapshot proves that there were none.
     2. The sender appends a copy of a row only while it has more copies than it knows in the log. So L, the rows of the
        batch in the log, is a sub-multiset of R, the rows of all tasks, however other runs split them.
     3. An attempt succeeds only if each of its rows was found or appended. Another task may also have found a row that
@@ -25,7 +25,7 @@ The snapshot and the log determine the case:
 
     fresh    the log had nothing of this batch at the driver's snapshot
     resume   the log had some of it: search each row first, and append only missing ones
-    behind   the log has a later batch: this batch is complete, nothing may be missing, nothing is appended
+    complete the log has a later batch: no row of this batch may be missing, and nothing is appended
 
 Nothing in this file does I/O: `Log` and `Clock` do.
 """
@@ -63,7 +63,7 @@ COUNT_CHECK = "check.partition.count"
 
 _POLICY_VIOLATION = 44
 INVALID_PARTITIONS = 37
-#: What a later try may cure. After any of them the log decides what became of the append.
+#: Temporary errors. After each of them the log shows whether the batch was appended.
 _PASSING = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 56, 74, 75, 76, 89})
 _MEANINGS = {
     10: "a row exceeds the topic's max.message.bytes",
@@ -77,15 +77,15 @@ _PAUSE_SECONDS_MAX = 3.0
 _CONTENTION_SECONDS = 0.02
 _CONTENTION_SECONDS_MAX = 1.0
 DIGEST_BYTES = 16
-#: So many batches tell which task numbers there are.
+#: How many earlier batches are read to learn the task numbers.
 _BATCHES_BACK = 8
 _CONTENDED = 10
-#: What a record takes beside its key, value and headers: length, attributes, deltas.
+#: Size of a record without key, value and headers: length, attributes, deltas.
 _ROW_BYTES = 12
 
 
 class Answer(Protocol):
-    """A broker's, for one append. `base_offset` of a refusal by 44: where the log ends, or -1."""
+    """Response to one append. With error 44, `base_offset` is the log end offset, or -1."""
 
     @property
     def code(self) -> int: ...
@@ -96,8 +96,8 @@ class Answer(Protocol):
 
 
 class Logged(Protocol):
-    """A batch in the log. `bodies` – its records without what the sink added; empty for a control batch. `is_whole` –
-    compaction has left all of them."""
+    """A batch in the log. `bodies`: its records without the sink's headers; empty for a control batch. `is_whole`:
+    compaction removed none of them."""
 
     @property
     def base_offset(self) -> int: ...
@@ -112,7 +112,7 @@ class Logged(Protocol):
 
 
 class Log(Protocol):
-    """Kafka, through the proxy. All but `append` raise CannotReach where another try may work; all raise SinkError."""
+    """Kafka through the proxy. All methods raise SinkError; all but `append` raise CannotReach for temporary errors."""
 
     def partition_count(self, topic: str) -> int: ...
 
@@ -120,10 +120,10 @@ class Log(Protocol):
         """Log start and high watermark."""
 
     def append(self, topic: str, partition: int, batch: bytes) -> Future[Any]:
-        """One request, never sent again. The future gives an Answer, or raises Unknown or SinkError."""
+        """Send one request without retries. The future returns an Answer, or raises Unknown or SinkError."""
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Any]:
-        """The batches, Logged, from the one that `start` lies in up to `end`, perhaps more."""
+        """The batches (Logged) from the one that contains `start` up to `end`, perhaps more."""
 
     def tail(self, topic: str, partition: int, end: int) -> Any:
         """The batch that ends at `end`, or None."""
@@ -134,7 +134,7 @@ class Clock(Protocol):
     def time_ms(self) -> int: ...
     def random(self) -> float: ...
     def wait(self, futures: Collection[Future[Any]], seconds: float) -> None:
-        """Until one of them is done; without any, `seconds`."""
+        """Wait until one future is done or `seconds` passed."""
 
 
 class Framing(Protocol):
@@ -243,7 +243,7 @@ _OWN, _SAME_NUMBER, _FOREIGN = range(3)
 @dataclass(slots=True)
 class _Group:
     """The appends of one task number of one run. `size`: their rows; `matched`: how many of them are this task's;
-    `in_doubt_now`: their task also lacked rows under its own number."""
+    `doubtful`: their task also lacked rows under its own number."""
 
     run: str
     task: int
@@ -254,13 +254,13 @@ class _Group:
 
 
 class _Pool:
-    """Rows of this batch that lie in one partition and were not met in the input yet, and the group of each."""
+    """Rows of this batch in one partition of the log that the input did not have yet, with the group of each."""
 
     __slots__ = ("_more", "_once")
 
     def __init__(self) -> None:
         self._once: dict[bytes, int] = {}
-        #: Of rows that are there several times: how many in which group.
+        #: Copies per group, for rows with several copies.
         self._more: dict[bytes, dict[int, int]] = {}
 
     def add(self, digests: Sequence[bytes], group: int) -> None:
@@ -279,7 +279,7 @@ class _Pool:
             among[group] = among.get(group, 0) + 1
 
     def take(self, digest: bytes, groups: Sequence[_Group], most: int) -> int | None:
-        """The group of one of them, the task's own before others'; None if there is none up to `most`."""
+        """Remove one copy and return its group: the task's own first, none with an origin above `most`."""
         group = self._once.get(digest)
         if group is not None:
             if groups[group].origin > most:
@@ -301,7 +301,7 @@ class _Pool:
         return group
 
     def left(self) -> Iterator[tuple[bytes, int, int]]:
-        """Digest, group, how many."""
+        """Digest, group, count."""
         for digest, group in self._once.items():
             yield digest, group, 1
         for digest, among in self._more.items():
@@ -314,7 +314,7 @@ class _Pool:
 
 @dataclass(slots=True)
 class _Rows:
-    """Some rows of one partition, in their order. `explicit` – which of them name their partition; None: none."""
+    """Rows of one partition, in order. `explicit`: which of them name their partition; None: none."""
 
     bodies: pa.Array
     explicit: npt.NDArray[Any] | None
@@ -343,7 +343,7 @@ class _Flight:
 
 @dataclass(slots=True)
 class _Partition:
-    """`end` – where the log is believed to end; every chunk of this write below it is known."""
+    """`end`: the last known log end offset; all appends of this write below it are known."""
 
     end: int
     began: int
@@ -353,18 +353,18 @@ class _Partition:
     queued_rows: int = 0
     flight: _Flight | None = None
     there: _Pool = field(default_factory=_Pool)
-    #: Where its rows of this batch end, where it is further.
+    #: End of this batch's rows if the partition has later batches.
     limit: int = -1
-    #: Of what other runs have written: the numbers of their tasks, and rows of this task under another's number.
+    #: Appends of other runs: their task numbers, and digests of this task's rows under another number.
     numbers: set[int] = field(default_factory=set)
     foreign: bytearray = field(default_factory=bytearray)
-    #: Chunks per task between the driver's look and `end`; None: not known for all.
+    #: Appends per task between the driver's snapshot and `end`; None: not known for all tasks.
     seen: dict[int, int] | None = field(default_factory=dict)
     read: bool = True
-    #: Rows of this batch lay there when the driver looked, as was read.
+    #: The driver's snapshot had rows of this batch.
     begun: bool = False
     fed: bool = False
-    #: Others append to it: it is cheaper to look before a large batch is sent in vain.
+    #: Other writers append here: reading the log end first is cheaper than a refused large batch.
     rivals: bool = False
     tries: int = 0
     not_before: float = 0.0
@@ -387,7 +387,7 @@ class _Partition:
 
 
 class Task:
-    """`begin`, then `feed` for as long as there are rows, then `finish`. Raises SinkError, and is of no use then."""
+    """Call `begin`, `feed` for all rows, then `finish`. Unusable after a SinkError."""
 
     def __init__(
         self,
@@ -412,31 +412,31 @@ class Task:
         self._log = log
         self._framing = framing
         self._clock = clock
-        #: What was read of the log before the first row; tasks of one process share it.
+        #: Scan ranges read before the first row, shared by the tasks of one process.
         self._scan_ranges = {} if scan_ranges is None else scan_ranges
         self._over = dict(probe.counts)
-        #: Over how many partitions the first rows of this batch were placed.
+        #: Partition counts when this batch began.
         self._created_counts = dict(probe.counts)
         self._counted = set(probe.counted)
-        #: Topics in which rows of this batch were placed over several counts: they are looked for everywhere.
+        #: Topics with rows of this batch partitioned for several counts: a row may be in any partition.
         self._mixed: set[str] = set()
         self._growing: set[str] = set()
         self._rearranged = False
         self._behind = False
-        #: Of whose rows of this batch some may be gone.
+        #: Compaction may have removed rows of this batch.
         self._compacted: set[PartitionKey] = set()
         self._partitions: dict[PartitionKey, _Partition] = {}
-        #: Whose the chunks are that count: see rule 1.
+        #: Origins of the relevant appends (rule 1).
         self._groups: list[_Group] = []
         self._numbered: dict[tuple[str, int], int] = {}
-        #: Rows in the pools: of this task's number, and of others'.
+        #: Rows in the pools: under this task's number, and under others.
         self._left = self._left_foreign = 0
         self._found_foreign = 0
-        #: All that were read of others' numbers, for rows that no pool can tell; made when one comes.
+        #: Digests of all rows read under other numbers; built on first use.
         self._others: set[bytes] | None = None
-        #: There are rows that are placed by their task.
+        #: Some rows get their partition from their task.
         self._spread = False
-        #: Rows lie under this task's number that it does not know, and it goes on.
+        #: The log has rows under this task's number that the task lacks, and it continues.
         self._in_doubt = False
         self._buffered: list[tuple[PartitionKey, _Rows]] | None = None
         self._buffered_bytes = 0
@@ -444,10 +444,10 @@ class Task:
         self._trouble = ""
         self._rows = self._appended = self._found = self._chunks = self._refused = 0
 
-    # --- what is there already ------------------------------------------------------------------------------------
+    # --- rows already in the log ----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Judges what the driver found, and reads what lies in the log of this batch."""
+        """Check the driver's snapshot, and read the rows of this batch in the log."""
         last = {
             partition_key: observation.last
             for partition_key, observation in self._probed.observations.items()
@@ -480,7 +480,7 @@ class Task:
                     self._read_scan_range(partition_key)
 
     def _judge_counts(self, last: dict[PartitionKey, CommitTag]) -> None:
-        """The batch was begun, perhaps before the topic grew."""
+        """Choose the partition counts of a batch that began earlier, perhaps before an expansion."""
         for topic, count in self._probed.counts.items():
             commit_tags = [m for (t, _), m in last.items() if t == topic and m.batch == self._batch]
             overs = {
@@ -490,7 +490,7 @@ class Task:
             if overs and topic in self._counted:
                 self._mixed.add(topic)
             elif overs and not self._plan.arranged:
-                # Nothing refuses what a task of the old count may still write. So the batch stays with it.
+                # Tasks with the old count may still append unchecked, so the batch keeps the old count.
                 self._over[topic] = self._only(topic, overs)
             elif overs:
                 raise SinkError(
@@ -515,7 +515,7 @@ class Task:
         return next(iter(overs))
 
     def _read_scan_range(self, partition_key: PartitionKey) -> None:
-        """All chunks of this batch that the driver's look had before it."""
+        """Read all appends of this batch below the driver's snapshot."""
         partition = self._partitions[partition_key]
         if partition.read:
             return
@@ -543,7 +543,7 @@ class Task:
             self._buffered = []
 
     def _walk_back(self, partition_key: PartitionKey, commit_tag: CommitTag, end: int) -> tuple[int, int]:
-        """[begin, end) of this batch in a partition that is further; empty where it has none of it."""
+        """[begin, end) of this batch in a partition with later batches; empty if it has no row of this batch."""
         while commit_tag.batch > self._batch:
             if commit_tag.before < 0:
                 return end, end
@@ -551,7 +551,7 @@ class Task:
             end = commit_tag.began
             chunks = self._scan_range(partition_key, commit_tag.before, end).chunks
             if not chunks:
-                raise self._deleted(partition_key, commit_tag.before, "marks of earlier batches are missing")
+                raise self._deleted(partition_key, commit_tag.before, "commit tags of earlier batches are missing")
             commit_tag = chunks[-1].commit_tag
         return (commit_tag.began, end) if commit_tag.batch == self._batch else (end, end)
 
@@ -581,7 +581,7 @@ class Task:
                 yield SinkAppend(commit_tag, logged.next_offset, tuple(map(digest_of, logged.bodies)))
 
     def _absorb(self, partition_key: PartitionKey, chunk: SinkAppend, *, before_the_read: bool = False) -> None:
-        """A chunk of this sink that lies in the log and was not known yet."""
+        """Account for an append of this sink that was just read."""
         commit_tag, partition = chunk.commit_tag, self._partitions[partition_key]
         self._refuse_other_query(partition_key, commit_tag)
         if commit_tag.batch != self._batch:
@@ -612,7 +612,7 @@ class Task:
         self._pool(partition, chunk, origin)
 
     def _pool(self, partition: _Partition, chunk: SinkAppend, origin: int) -> None:
-        """A chunk whose rows count for this task."""
+        """Add an append to the pool."""
         commit_tag = chunk.commit_tag
         number = self._numbered.setdefault((commit_tag.run, commit_tag.task), len(self._groups))
         if number == len(self._groups):
@@ -634,19 +634,19 @@ class Task:
     # --- rows -----------------------------------------------------------------------------------------------------
 
     def over(self, topic: str) -> int:
-        """The partition count that rows are to be placed over."""
+        """The partition count for partitioning rows."""
         return self._over[topic]
 
     def own(self, topic: str) -> int:
-        """Where this task's rows go that have neither a partition nor a key."""
+        """The partition of this task's rows without key and partition."""
         return (self._task + self._batch) % self._over[topic]
 
     def feed(
         self, topic: str, bodies: pa.Array, partitions: npt.ArrayLike, explicit: npt.ArrayLike | None = None
     ) -> None:
-        """Rows in their order, and the partition of each, placed over `over(topic)`."""
+        """Take rows, in order, with the partition of each out of `over(topic)`."""
         self._rows += len(bodies)
-        self._progress_at = self._appended_at = self._clock.now()  # the rows may have been long in coming
+        self._progress_at = self._appended_at = self._clock.now()  # computing the rows may take long
         for partition, rows in _by_partition(bodies, np.asarray(partitions), explicit):
             self._take((topic, partition), rows)
         self._pump(flush=False)
@@ -655,7 +655,7 @@ class Task:
             self._pump(flush=False)
 
     def finish(self) -> Outcome:
-        """When this returns, each row is in the log, once."""
+        """Append the rest. On return, each row is in the log once."""
         self._progress_at = self._appended_at = self._clock.now()
         if self._buffered is not None:
             self._buffered = [
@@ -715,15 +715,16 @@ class Task:
         over = dict(self._over)
         return Met(self._query, self._probed.run, self._batch, self._behind, loose, over, counted, partition_keys)
 
-    # --- rows that lie there and are not in the input --------------------------------------------------------------
+    # --- rows in the log that the input lacks ----------------------------------------------------------------------
 
     def _judge_unmatched(self, *, early: bool) -> None:
-        """Of rows under this task's number that it does not have. `early` – nothing was appended by this attempt.
+        """Decide about rows in the log under this task's number that the task lacks. `early`: this attempt appended
+        nothing.
 
-        They are another task's now, or the data is not what it was. The driver knows when all tasks have ended. What is
-        refused here is what looks like other data before any of it is in the log: it is right without it."""
+        Either another task has them now, or the data changed; the driver knows when all tasks have ended. Refusing here
+        keeps rows of changed data out of the log."""
         if not self._left or (self._plan.arranged and self._mixed):
-            return  # with `_mixed`: rows of other tasks were read, too
+            return  # with `_mixed`, rows of other tasks were read too
         for partition_key, partition in self._partitions.items():
             own = partition.there.count(self._groups, _OWN)
             if own and (partition.fed or not self._plan.arranged):
@@ -742,21 +743,21 @@ class Task:
         if stated in (REFUSE, KEEP):
             return stated == REFUSE
         if self._spread:
-            return True  # in another partition nobody would see them
+            return True  # no task searches other partitions for them
         if stated == COMPARE or not early:
             return False
         if self._found == self._rows or self._found_foreign:
-            return False  # nothing is to be appended; or the batch is split otherwise
+            return False  # nothing to append, or the batch is split differently
         groups = [group for group in self._groups if group.origin == _SAME_NUMBER]
         if any(group.size > group.matched > group.size / 2 for group in groups):
-            return True  # most of it is there, and some of it is other data
+            return True  # most of the group matches, and the rest is other data
         if self._found:
             return False
-        # Nothing is known. The task may have had another number when the batch was begun, and had written nothing.
+        # No match: when the batch began, this task may have had another number and written nothing.
         return any(group.doubtful for group in groups) or (self._all_have_written() and self._keys_are_the_same())
 
     def _all_have_written(self) -> bool:
-        """A run has chunks of each number that wrote in the batches before: one of them would be this task's."""
+        """A run has appends of every task number of the earlier batches, so one of them is this task's."""
         before: set[int] = set()
         for partition_key, partition in self._partitions.items():
             began = partition.began
@@ -765,7 +766,7 @@ class Task:
                 if commit_tag is None or commit_tag.batch >= self._batch or commit_tag.arranged:
                     break
                 if commit_tag.seen is None:
-                    return False  # not known
+                    return False  # unknown
                 before |= {commit_tag.task, *commit_tag.seen}
                 began = commit_tag.began
         runs: dict[str, set[int]] = {}
@@ -774,15 +775,15 @@ class Task:
         return bool(before) and any(numbers >= before for numbers in runs.values())
 
     def _keys_are_the_same(self) -> bool:
-        """Each key that lies under this task's number is one of its own, and not more often: a query that was changed
-        gives other values, mostly; another partition of a source has other keys."""
+        """The task has at least as many rows of each key as the log under its number. A changed query mostly changes
+        values; another source partition has other keys."""
         own = Counter(self._framing.key(body) for _, rows in self._buffered or () for body in rows.bodies.to_pylist())
         for partition_key, partition in self._partitions.items():
             own.subtract(self._patiently(lambda at=partition_key, part=partition: self._keys_at(at, part)))  # type: ignore[misc]
         return min(own.values(), default=0) >= 0
 
     def _keys_at(self, partition_key: PartitionKey, partition: _Partition) -> Counter[bytes | None]:
-        """Of the rows that other runs have there under this task's number."""
+        """Keys of the rows that other runs appended under this task's number."""
         found: Counter[bytes | None] = Counter()
         if self._task in partition.numbers:
             for logged in self._log.read(*partition_key, partition.began, partition.end):
@@ -803,8 +804,8 @@ class Task:
         if self._buffered is None:
             self._partitions[partition_key].put(rows)
             return
-        # Nothing is appended before all was met that is there: other rows under the same name are noticed in time.
-        # Where other tasks have written, any row may be one of theirs.
+        # Buffer until all rows in the log are matched, so that other data under the same sink.id is detected before an
+        # append. If other tasks wrote rows, any row may be one of theirs.
         if len(rows):
             self._buffered.append((partition_key, rows))
             self._buffered_bytes += rows.bytes()
@@ -818,7 +819,7 @@ class Task:
             self._partitions[partition_key].put(self._missing(partition_key, rows))
 
     def _missing(self, partition_key: PartitionKey, rows: _Rows) -> _Rows:
-        """Those that do not lie in the log. The others are counted as found."""
+        """The rows that the log lacks. The others count as found."""
         if not (self._left or self._left_foreign or self._behind or self._rearranged or self._compacted):
             return rows
         keep = [
@@ -836,7 +837,7 @@ class Task:
                 "is done)"
             )
         by_value = explicit or self._plan.arranged or self._framing.key(body) is not None
-        # Of a complete batch nothing is appended, so it does not matter whose a row was.
+        # A complete batch gets no appends, so the origin of a row is irrelevant.
         most = _FOREIGN if by_value or self._behind else _SAME_NUMBER
         if self._claim(partition_key, digest, most):
             return False
@@ -894,7 +895,7 @@ class Task:
         return sum(p.queued_bytes + (p.flight.rows.bytes() if p.flight else 0) for p in self._partitions.values())
 
     def _pump(self, *, flush: bool) -> None:
-        """Takes answers, and sends what may be sent."""
+        """Process responses and send appends."""
         for partition_key, partition in self._partitions.items():
             if partition.flight is not None and partition.flight.answer.done():
                 self._answered(partition_key, partition)
@@ -904,7 +905,7 @@ class Task:
         now = self._clock.now()
         full = self._waiting_bytes() > self._plan.buffer_bytes
         partition_keys = list(self._partitions)
-        first = self._task % len(partition_keys)  # tasks that end at the same time do not all go for the same partition
+        first = self._task % len(partition_keys)  # tasks that end together start at different partitions
         for partition_key in partition_keys[first:] + partition_keys[:first]:
             partition = self._partitions[partition_key]
             if partition.flight is not None or not partition.queue or partition.not_before > now:
@@ -980,7 +981,7 @@ class Task:
         try:
             answer = flight.answer.result()
         except Unknown as error:
-            self._later(partition, str(error) or "the append was not answered")
+            self._later(partition, str(error) or "no response to the append")
         else:
             if answer.code == 0:
                 self._landed(partition_key, partition, flight, answer)
@@ -995,7 +996,7 @@ class Task:
                 self._later(partition, answer.message or "other clients append to it", contended=True)
             else:
                 self._later(partition, f"error {answer.code} {answer.message or ''}")
-        # Not appended, or appended without a word, or about to be: whatever lies in the log is compared row by row.
+        # Not appended, appended without a response, or still in flight: compare the log row by row.
         partition.put(flight.rows, front=True)
         self._patiently(lambda: self._probe(partition_key, actual))
 
@@ -1018,13 +1019,13 @@ class Task:
         self._progress_at = self._appended_at = self._clock.now()
 
     def _probe(self, partition_key: PartitionKey, actual: int) -> None:
-        """Reads what lies behind what is known, and takes from the queue what was found to be there."""
+        """Read from the known end to the log end, and remove the rows found there from the queue."""
         partition = self._partitions[partition_key]
         end = actual
         if end < 0:
             [(_, end)] = self._log.offsets(partition_key[0], [partition_key[1]]).values()
         if end < partition.end:
-            # A leader that has just been elected, or lost data; the first passes.
+            # A new leader (temporary), or lost data.
             raise CannotReach(f"the log ends at {end}, before acknowledged records up to {partition.end}")
         if end == partition.end:
             partition.rivals = False
@@ -1038,7 +1039,7 @@ class Task:
         self._dedupe(partition_key)
 
     def _nothing_new(self, partition_key: PartitionKey, partition: _Partition, end: int) -> bool:
-        """The last batch tells that all behind what is known is of other tasks of this run."""
+        """Whether `seen` of the last batch rules out unread appends that count for this task."""
         if partition.seen is None or self._plan.arranged:
             return False
         commit_tag = own_commit_tag(self._log.tail(*partition_key, end), self._plan.sink)
@@ -1059,14 +1060,14 @@ class Task:
         return True
 
     def _dedupe(self, partition_key: PartitionKey) -> None:
-        """What waits is looked for in what was just read."""
+        """Remove rows from the queue that were just read."""
         partition = self._partitions[partition_key]
         for rows in partition.take_all():
             partition.put(self._missing(partition_key, rows))
 
     def _grow(self, topic: str) -> None:
-        """What was placed over the old count is in the log by now, or will be refused. All of it is read, then
-        the rest is placed anew."""
+        """Switch to the new partition count. Appends for the old count are in the log or will be refused: read all
+        partitions, then partition the remaining rows again."""
         count = self._patiently(lambda: self._log.partition_count(topic))
         if count <= self._over[topic]:
             self._wait()
@@ -1113,7 +1114,7 @@ class Task:
             (_CONTENTION_SECONDS, _CONTENTION_SECONDS_MAX) if contended else (_PAUSE_SECONDS, _PAUSE_SECONDS_MAX)
         )
         if contended and partition.tries == 1:
-            return  # the first refusal tells where the log ends; who then fails again has a rival
+            return  # the first refusal reports the log end; a second one shows a competing writer
         pause = min(most, pause * 2 ** min(partition.tries, 10))
         partition.not_before = self._clock.now() + pause * (0.5 + self._clock.random())
 
@@ -1129,7 +1130,7 @@ class Task:
                 self._clock.wait((), min(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS * 2**tries) * (0.5 + self._clock.random()))
 
     def _wait(self) -> None:
-        """Until there is something to do."""
+        """Wait until a response or a retry is due."""
         self._give_up_if_late()
         now = self._clock.now()
         flights = [p.flight.answer for p in self._partitions.values() if p.flight]
@@ -1138,7 +1139,7 @@ class Task:
         self._clock.wait(flights, max(0.001, min(pause, 1.0)))
 
     def _give_up_if_late(self) -> None:
-        # While others append there is progress, but it shall not be theirs alone for ever.
+        # Appends by other writers count as progress, but not indefinitely.
         now, patience = self._clock.now(), self._plan.patience_seconds
         if now - self._progress_at > patience or now - self._appended_at > _CONTENDED * patience:
             raise SinkError(
@@ -1242,13 +1243,13 @@ class Task:
 
 
 def refuse_final(partition_key: PartitionKey, answer: Answer) -> None:
-    """Raises SinkError for an answer that no other try will change."""
+    """Raises SinkError for a permanent error."""
     stated = answer.message or ""
     at = f"{partition_key[0]}-{partition_key[1]}"
     if answer.code == _POLICY_VIOLATION:
         if "OFFSET_VIOLATION" in stated:
             raise SinkError(
-                f"{at}: {stated}: another client writes around the proxy, or the check was switched "
+                f"{at}: {stated}: another client bypasses the proxy, or the check was switched "
                 "off meanwhile, so later rows may be in the topic twice"
             )
         if stated and "OFFSET_MISMATCH" not in stated and "PREDECESSOR_FAILED" not in stated:
@@ -1258,7 +1259,7 @@ def refuse_final(partition_key: PartitionKey, answer: Answer) -> None:
 
 
 def own_commit_tag(logged: Any, sink: str) -> CommitTag | None:
-    """The mark of a batch of this sink; None for anybody else's."""
+    """The commit tag of a batch of this sink; None for other batches."""
     if logged is None or logged.commit_tag is None:
         return None
     commit_tag = CommitTag.decode(logged.commit_tag)
@@ -1282,7 +1283,7 @@ def _size(bodies: pa.Array) -> int:
 
 
 def _fitting(bodies: pa.Array, limit: int) -> int:
-    """How many of the first rows take at most `limit` bytes."""
+    """How many rows fit into `limit` bytes."""
     ends = _offsets(bodies) + _ROW_BYTES * np.arange(len(bodies) + 1)
     return int(np.searchsorted(ends, ends[0] + limit, side="right")) - 1
 
@@ -1298,7 +1299,7 @@ def _joined(pieces: list[_Rows]) -> _Rows:
 def _by_partition(
     bodies: pa.Array, partitions: npt.NDArray[Any], explicit: npt.ArrayLike | None
 ) -> Iterator[tuple[int, _Rows]]:
-    """Rows of each partition, in their order."""
+    """Rows of each partition, in order."""
     marked = None if explicit is None else np.asarray(explicit, dtype=bool)
     for partition, own, which in split(bodies, partitions):
         yield partition, _Rows(own, None if marked is None else marked[which])

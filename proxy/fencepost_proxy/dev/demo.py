@@ -326,7 +326,7 @@ class Demo:
             time.sleep(IDLE_POLL_SECONDS)
         if load.exit_code != 0:
             raise DevError(f"the load failed:\n{tail(output)}")
-        found = sum(map(int, re.findall(r"(\d+) rows were there", output.read_text())))
+        found = sum(map(int, re.findall(r"(\d+) rows found", output.read_text())))
         appended = sum(map(int, re.findall(r"(\d+) appended", output.read_text())))
         self._screen.say("load", f"complete: it found {found:,} rows and appended {appended:,}")
 

@@ -47,7 +47,7 @@ from fencepost_proxy.wire.schema import Message
 ASSIGNING: Final = frozenset({SYNC_GROUP, CONSUMER_GROUP_HEARTBEAT})
 FOLLOWING: Final = ASSIGNING | {HEARTBEAT, OFFSET_FETCH, LIST_OFFSETS}
 
-#: More than a member of a group has. Only admins ask for more, and all of this takes the event loop's time.
+#: More than a member of a group has. Only admin clients query more, and all of this takes the event loop's time.
 _PARTITIONS_MAX: Final = 20_000
 
 _CONSUMERS: Final = (None, "", "consumer")
@@ -277,7 +277,7 @@ class AssignmentFilter:
         return Outcome(changed=True, query_message=WhereToBegin(group, tuple(missing)), complete=complete)
 
     def _looked_up(self, request: Message, client_id: str | None, answer: Message) -> Outcome:
-        """Only what Kafka has told it: who may not see the topic has no say in what its groups wait for."""
+        """Record only what Kafka answered: a client without access to the topic must not affect its groups."""
         if _too_many(request.topics) or _too_many(answer.topics):
             return _UNCHANGED
         reported = {

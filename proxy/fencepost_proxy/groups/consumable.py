@@ -57,6 +57,6 @@ def _highest(header: BatchHeader, batch: memoryview, low: int, limit: int, bytes
     try:
         deltas = record_offset_deltas(batch, header, decompressed_bytes_max=bytes_max)
     except (MalformedBatch, LimitError):
-        return min(last, limit - 1)  # better to gate too long than to clear the gate too early
+        return min(last, limit - 1)  # better to release a partition too late than too early
     offsets = [header.base_offset + delta for delta in deltas]
     return max((offset for offset in offsets if low <= offset < limit), default=None)

@@ -100,7 +100,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """For one partition and one group: gated if `why` is set. `searches`: those that may clear the gate."""
+    """For one partition and one group: gated if `why` is set. `searches`: those that may release it."""
 
     why: Why | None = None
     waits: tuple[Wait, ...] = ()
@@ -127,7 +127,7 @@ def brought_by(history: ExpansionHistory, partition: int) -> Expansion | Why | N
 def decide(
     expansion: Expansion, partition: int, progress: Progress, remaining_by_partition: Mapping[int, RemainingRecords]
 ) -> Decision:
-    """For a partition for which `brought_by` returned an expansion. `tails`: by prior partition."""
+    """For a partition for which `brought_by` returned an expansion. `remaining_by_partition`: by prior partition."""
     if progress.commits.get(partition, 0) > progress.log_starts.get(partition, 0):
         return RELEASED
     waits, searches = [], []

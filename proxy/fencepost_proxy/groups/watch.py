@@ -1,10 +1,10 @@
 """Group members that lack partitions of their assignment, and when they get the rest.
 
-The coordinator does not know that a partition is gated. So the proxy makes the member ask again, or adds it later:
+The coordinator does not know that a partition is gated. So the proxy makes the member rejoin, or adds it later:
 
 - Classic protocol: a Heartbeat is answered REBALANCE_IN_PROGRESS, so the member rejoins, and its next SyncGroup answer
-  has the partitions that are no longer gated. Each member that lacks one must do that. A follower that rejoins a stable
-  group gets the same generation, and the other members do not notice.
+  has the partitions that are no longer gated. Each member that lacks one must do that. A member other than the group's
+  leader that rejoins a stable group gets the same generation, and the other members do not notice.
 - KIP-848: the coordinator sends an assignment once, when it changes. It is remembered here, and added to the answer of
   a later heartbeat.
 
@@ -34,7 +34,7 @@ from fencepost_proxy.types import TopicPartition
 
 _Value = TypeVar("_Value")
 
-#: Remembered members of watched groups; a forgotten one rejoins once when a gate is cleared.
+#: Remembered members of watched groups; a forgotten one rejoins once when a partition is released.
 _MEMBERS_MAX: Final = 100_000
 #: A KIP-848 member that has not taken partitions is sent them again after this many heartbeats.
 _REPEAT_AFTER: Final = 3
@@ -57,9 +57,9 @@ class _Member:
 class ConsumerMember:
     """A member of the KIP-848 protocol.
 
-    `assigned`: the coordinator's last assignment; `held`: the part of it sent to the member. `acknowledge`: the
+    `assigned`: the coordinator's last assignment; `allowed`: the part of it sent to the member. `acknowledge`: the
     coordinator may wait for a report that the member sees no need for, since `silent_for` heartbeats. `sent_ago`:
-    heartbeats since it was sent partitions whose gate was cleared.
+    heartbeats since it was sent released partitions.
     """
 
     assigned: Assigned
@@ -72,7 +72,7 @@ class ConsumerMember:
 
 @dataclass(slots=True)
 class Group:
-    """`withheld`: partitions gated now; None until looked up. `recorded`: partitions that members may lack according to
+    """`gated`: partitions gated now; None until looked up. `recorded`: partitions that members may lack according to
     the state topic. `active_at`: last request of a member here."""
 
     gated: frozenset[TopicPartition] | None = None
@@ -96,7 +96,7 @@ class Watch:
     # ---- groups
 
     def gate_partitions(self, group: str, gated: Iterable[TopicPartition], queried: Iterable[TopicPartition]) -> None:
-        """`asked`: partitions that a member was about to get; `withheld`: those of them that are gated now."""
+        """`queried`: partitions that a member was about to get; `gated`: those of them that are gated now."""
         gated, queried = frozenset(gated), frozenset(queried)
         watched = self.groups.get(group)
         if watched is None:
@@ -110,9 +110,9 @@ class Watch:
     def update(
         self, group: str, gated: frozenset[TopicPartition], queried: frozenset[TopicPartition] | None = None
     ) -> None:
-        """The gated ones of `asked`; None: of all partitions.
+        """The gated ones of `queried`; None: of all partitions.
 
-        During the lookup, another partition may have been gated, which `asked` did not include. It stays gated.
+        During the lookup, another partition may have been gated, which `queried` did not include. It stays gated.
         Otherwise a KIP-848 member would get it with its next heartbeat, before it has read the prior partitions.
         """
         watched = self.groups.get(group)
@@ -125,7 +125,7 @@ class Watch:
         """Partitions that members of the group may lack, according to the state topic.
 
         New ones are gated by another process, so they are gated here, too, until looked up. Otherwise:
-        1. The group was looked up once here, for p2, and no member has been seen since.
+        1. The group was looked up once here, for p2, and no member has connected since.
         2. Another process adds p3 to the record, and dies.
         3. A KIP-848 member connects here, and gets p3 at once.
         """
@@ -187,7 +187,7 @@ class Watch:
     def consumer_assigned(
         self, group: str, member: str, assigned: Assigned, allowed: Assigned, lacking: frozenset[TopicPartition]
     ) -> None:
-        """The coordinator has sent an assignment, and the member is about to get `held` of it."""
+        """The coordinator has sent an assignment, and the member is about to get `allowed` of it."""
         if group not in self.groups:
             return
         known = self._consumers.get((group, member))
@@ -215,7 +215,7 @@ class Watch:
         return known.allowed
 
     def consumer_is_unknown(self, group: str, member: str) -> bool:
-        """Whether the member is unknown here and may lack a partition whose gate was cleared."""
+        """Whether the member is unknown here and may lack a released partition."""
         watched = self.groups.get(group)
         if watched is None:
             return False

@@ -66,7 +66,7 @@ class SequencerLimits:
 
 @value
 class Fence:
-    """Fence: replaces a batch's own producer fields. `tag`: instance id, 1 to 255; 0: none."""
+    """Fence: replaces a batch's own producer fields. `instance_id`: 1 to 255; 0: none."""
 
     producer_id: int
     producer_epoch: int
@@ -85,7 +85,7 @@ class PendingAppend:
     """One append at one sequencer, from its submission to its answer. Times are monotonic seconds.
 
     Set by the session:
-    `tag`: this instance's id, for the fence. `connected_at`: when its broker connection was opened.
+    `instance_id`: of this instance, for the fence. `connected_at`: when its broker connection was opened.
     `leader_epoch`: last known one of the partition, or -1. `alone`: no other instance is known to serve the cluster.
     `taken_over`: no append of an earlier process is in flight any more.
     `has_partitions`: its transaction has appended to a checked partition, as far as this process knows.
@@ -181,7 +181,7 @@ class LogEndSnapshot:
     `fence_base`: the published (epoch, base); (0, 0) if none was published.
     `expiration_seconds`: Kafka forgets a producer whose newest record timestamp is older.
     `expiration_known_until`: from then on, read that setting again before a fence is relied on.
-    `wall_minus_monotonic_seconds` turns `now` into Unix time.
+    `wall_minus_monotonic_seconds`: add it to `now` for Unix time.
     `ended_transactions`: queried transactional ids that are not on this partition, according to their coordinators,
     before the log end was read; queried from `transactions_as_of` on.
     `ending_transactions`: those of the queried ones whose markers are about to be written.
@@ -317,8 +317,8 @@ class TransactionJoins:
 
 @value
 class TransactionJoined:
-    """The coordinator has `answered`, or will not be asked. Otherwise the connection was lost, and the request may
-    still arrive."""
+    """The coordinator has `answered`, or will not get the request. Otherwise the connection was lost, and the request
+    may still arrive."""
 
     transactional_id: str
     answered: bool
@@ -385,7 +385,7 @@ class Answer:
 
 @value
 class MayJoin:
-    """No fenced append is in flight that this transaction's marker could shift."""
+    """No fenced append is in flight whose offset this transaction's marker could take."""
 
     connection: int
 

@@ -55,7 +55,7 @@ _FOR_NOW = frozenset(
 
 
 class InDoubtResolver(Publishing):
-    """Phase SETTLING, and the appends of any phase that are being looked up without blocking others."""
+    """Phase RESOLVING, and the appends of any phase that are being looked up without blocking others."""
 
     def _probed(self, pending: PendingAppend, result: BatchReadResult, now: float) -> None:
         if pending in self._in_doubt_appends:
@@ -246,7 +246,7 @@ class InDoubtResolver(Publishing):
         elif pending.behind is not None or pipeline_key_of(pending) in self._sequence_gaps:
             # Kafka would find the gap, but only if it knows this producer.
             self._resolved(pending, now)
-            self._answer_unknown(pending, "an append sent before it failed or has an unknown outcome", now)
+            self._answer_unknown(pending, "an earlier append failed or has an unknown outcome", now)
         else:
             self._effects.append(Resend(pending))
 
@@ -416,7 +416,7 @@ class InDoubtResolver(Publishing):
         return self._may_resend(pending) or bool(pending.error_code and pending.fence)
 
     def _resend(self, pending: PendingAppend, snapshot: LogEndSnapshot, now: float) -> None:
-        """No batch lay at the in-doubt append's offset; `tail` is the log-end snapshot after that read.
+        """No batch lay at the in-doubt append's offset; `snapshot` is the log end after that read.
 
         As with an unconfirmed fence it is one append alone, soon after the read, and only if log end and next sequence
         are those that it was fenced for. So it is appended there, unless its first send, or another batch, is.

@@ -23,7 +23,7 @@ _Producer = tuple[int, int]
 
 
 class Memory:
-    """See the module. Keyed by ticket; a producer is (id, epoch)."""
+    """See the module. Keyed by append; a producer is (id, epoch)."""
 
     def __init__(self, limits: SequencerLimits) -> None:
         self._limits = limits

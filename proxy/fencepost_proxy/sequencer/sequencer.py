@@ -6,10 +6,10 @@ submits appends, `net/` does the reads.
 Principle
 ---------
 A conditional append is *fenced*. It is appended under one producer id that all instances share. Its sequence is its
-expected offset: `sequence = (expected - shift) mod 2^31`. Kafka appends only the next sequence of a producer,
+expected offset: `sequence = (expected - sequence_offset) mod 2^31`. Kafka appends only the next sequence of a producer,
 atomically. So the broker refuses (45) an append whose expectation no longer holds, even one that waited in a queue
-while its connection closed and other appends passed it. `shift` is the number of unfenced offsets. On `required` topics
-it is the published base (0 at first). On `true` topics this process counts it.
+while its connection closed and other appends passed it. `sequence_offset` is the number of unfenced offsets. On
+`required` topics it is the published base (0 at first). On `true` topics this process counts it.
 
 Three hazards; without its rule, each led to an append at the wrong offset or to a lost append reported as safe:
 
@@ -27,21 +27,25 @@ Three hazards; without its rule, each led to an append at the wrong offset or to
 
 Append modes (`AppendMode`)
 ---------------------
-CONDITIONAL      has an expected offset, not transactional. Fenced. One connection at a time; pipelined while the fence
-                 is confirmed.
-PLAIN            no expected offset; not idempotent, or its producer had fenced appends before. Fenced at the log end.
-OWN              no expected offset; idempotent or transactional. Keeps its producer id. Runs alongside other OWN.
-OWN_CONDITIONAL  transactional with an expected offset. Keeps its producer id. Runs alone, after a read of the log end.
-                 Kafka does not compare: its answer shows its offset, which is checked again before the transaction
-                 commits (`transactions/`).
+CONDITIONAL   has an expected offset, not transactional. Fenced. One connection at a time; pipelined while the fence is
+              confirmed.
+SEQUENCED     no expected offset; not idempotent, or its producer had fenced appends before. Fenced at the log end.
+PASS_THROUGH  no expected offset; idempotent or transactional. Keeps its producer id. Runs alongside others of its mode.
+TRANSACTIONAL_CONDITIONAL
+              transactional with an expected offset. Keeps its producer id. Runs alone, after a read of the log end.
+              Kafka does not compare: its answer shows its offset, which is checked again before the transaction commits
+              (`transactions/`).
 
 Phases
 ------
-COLD        nothing known. An append that needs the log end starts READING.
-READING     log end and producer state requested. Read: OPEN or PUBLISHING. Read failed: COLD.
-PUBLISHING  `required` only: the log moved without the fence, so the instances agree on a new base. Stored: COLD.
-OPEN        log end, shift and epoch known. In-doubt appends: SETTLING once none is in flight. Unexpected offset: COLD.
-SETTLING    in-doubt appends are looked up in the log, in order. Afterwards COLD; OPEN if all were only confirmed.
+UNCONFIRMED  nothing known. An append that needs the log end starts READING.
+READING      log end and producer state requested. Read: OPEN or PUBLISHING. Read failed: UNCONFIRMED.
+PUBLISHING   `required` only: the log moved without the fence, so the instances agree on a new base. Stored:
+             UNCONFIRMED.
+OPEN         log end, sequence offset and epoch known. In-doubt appends: RESOLVING once none is in flight. Unexpected
+             offset: UNCONFIRMED.
+RESOLVING    in-doubt appends are looked up in the log, in order. Afterwards UNCONFIRMED; OPEN if all were only
+             confirmed.
 
 Appends that may still be queued
 --------------------------------
@@ -49,12 +53,12 @@ An append with an unknown outcome may wait in a broker's queue and be appended l
 harmless: it is appended where it expected, or never. On `true` topics there are unfenced appends, too:
 
 1. A fenced append for offset 5 waits in a broker's queue.
-2. An OWN append takes offset 5. The fence's sequence does not move.
+2. A PASS_THROUGH append takes offset 5. The fence's sequence does not move.
 3. The fenced append is appended at 6.
 
-So, while a request may still be queued (`queued_seconds`), OWN appends wait for fenced ones, unless a later fenced
-append was acknowledged. Conditional appends wait for unfenced ones, except the retry of that batch. The retry of a
-fenced append is looked up at its first attempt's offset. It gets the same sequence, or is not sent while the first
+So, while a request may still be queued (`queued_seconds`), PASS_THROUGH appends wait for fenced ones, unless a later
+fenced append was acknowledged. Conditional appends wait for unfenced ones, except the retry of that batch. The retry of
+a fenced append is looked up at its first attempt's offset. It gets the same sequence, or is not sent while the first
 attempt may still be appended.
 
 Transactions
@@ -262,7 +266,7 @@ class PartitionSequencer(InDoubtResolver):
 
     def _submitted(self, pending: PendingAppend, now: float) -> None:
         pending.kind = self._kind_of(pending)
-        pending.fence = None  # of a cancelled grant; the mode may have changed since
+        pending.fence = None  # of a cancelled admission; the mode may have changed since
         self._submitted_count += 1
         pending.submitted_as = self._submitted_count
         self._check = pending.check
@@ -402,12 +406,12 @@ class PartitionSequencer(InDoubtResolver):
             self._queue.appendleft(next_waiter)
 
     def _not_sent_again(self, pending: PendingAppend) -> None:
-        """A and B are sent, Kafka refuses both fences, A cannot be sent again: B must not be appended without A."""
+        """1. A and B are sent. 2. Kafka refuses both fences. 3. A cannot be resent. 4. B must not be appended alone."""
         where = f"topic={self.partition.topic} partition={self.partition.partition}"
         reported = PartitionResult(
             partition=self.partition.partition,
             error_code=Error.NOT_LEADER_OR_FOLLOWER,
-            error_message=f"TRY_AGAIN an append sent before it was not sent again {where}",
+            error_message=f"TRY_AGAIN an earlier append was not resent {where}",
         )
         for other in self._sent_after(pending):
             other.behind = sent_after(other, reported)
@@ -508,7 +512,7 @@ class PartitionSequencer(InDoubtResolver):
         self._answer(pending, result)
 
     def _moved_by_pass_through(self, end: int, pending: PendingAppend) -> None:
-        """The log moved without the fence's sequence: add the difference to the shift."""
+        """The log moved without the fence's sequence: add the difference to the sequence offset."""
         self._sequence_offset += end - self._log_end
         self._log_end = end
         self._end_as_of = pending.sent_at or self._end_as_of
@@ -566,7 +570,7 @@ class PartitionSequencer(InDoubtResolver):
 
     def _let_join(self) -> None:
         """Let waiting transactions join once no fenced append is in flight or in doubt. Otherwise the marker could
-        shift one that is in flight, or lie where an in-doubt one is looked up. Later grants read the log end first."""
+        take the offset of one of them. Later admissions read the log end first."""
         if not any(pending.kind.fenced for pending in (*self._in_flight, *self._in_doubt_appends)):
             self._effects += [MayJoin(connection) for _, connection in self._joining]
             self._joining = {}

@@ -2,10 +2,10 @@
 
 A sequencer is a stack of base classes:
 
-    GateState     state of the partition, and answers
-    Publishing    agreement on a new fence base
-    Settling      what only the log can decide: in-doubt appends, and what lies at an expected offset
-    Gate          the state machine: admission and events (its module describes the theory)
+    SequencerState      state of the partition, and answers
+    Publishing          agreement on a new fence base
+    InDoubtResolver     what only the log can decide: in-doubt appends, and what lies at an expected offset
+    PartitionSequencer  the state machine: admission and events (its module describes the theory)
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class SequencerState:
         self.memory = Memory(limits)
         self._transactions: dict[
             str, float
-        ] = {}  # transactions that joined: time from which the coordinator's word counts
+        ] = {}  # transactions that joined: time from which the coordinator's answer counts
         self._producers: dict[str, int] = {}  # producer ids of the transactions that have sent an append here
         self._joining: dict[tuple[str, int], None] = {}  # (transactional id, connection) that wait to join
         self._asked_to_wait: OrderedDict[int, tuple[float, float]] = (
@@ -104,12 +104,12 @@ class SequencerState:
         self._pass_through_queued_until = float("-inf")
         self._pass_through_queued: OrderedDict[BatchName, float] = (
             OrderedDict()
-        )  # the appends behind `_pass_through_queued_until`, by name
+        )  # the appends to which `_pass_through_queued_until` applies, by name
         self._check = Check.ON
         self._clean = True  # every in-doubt append so far was acknowledged and only had to be confirmed
         self._read_is_stale = False
         self._resolve_again = False  # read again for the first in-doubt append at `_retry_at`
-        self._reads_to_resend = False  # SETTLING, and a log-end snapshot was requested
+        self._reads_to_resend = False  # RESOLVING, and a log-end snapshot was requested
         self._markers = 0  # markers that connections are about to send, or wait for
         self._written_by = float("-inf")  # latest time at which a marker without an answer is written
         self._foreign: LogEndSnapshot | None = (

@@ -1,20 +1,23 @@
-"""Produce requests that concern guarded partitions: from the frame, over their turns at the gates, to the one answer.
+"""Produce requests that concern checked partitions: from the frame, through the sequencers, to the one response.
 
-`ProduceExchange` (`produce_exchange.py`) is what is known of one such request. Here it goes its way: a ticket for each
-guarded partition, or a
-refusal; the turns, one gate after the other; what passed is sent, and what Kafka says of it is told to the gates; the
-gates' last words are put into one answer.
+`ProduceExchange` (`produce_exchange.py`) is the state of one such request. The steps:
 
-A request may name partitions that do not exist, or that cannot be appended to for long. Neither may cost other clients
-more than at Kafka: what metadata does not show is answered before any partition is waited for (`_waits_for_metadata`),
-and what is granted blocks its partition for `_BLOCKS_SECONDS` at most before it is sent ahead of the rest.
+1. Each checked partition gets a pending append, or a refusal.
+2. The pending appends are submitted, one partition sequencer after the other.
+3. Admitted appends are sent, and Kafka's results are reported to their sequencers.
+4. The sequencers' final results become one response.
 
-While a turn waits at a gate, nothing behind it is read, as a broker would not either (it handles one request of a
-connection at a time). Once it is sent it is one of `_exchanges_in_flight`, until the last of its partitions has a
-result.
+A request may name partitions that do not exist, or that cannot be appended to for long. Neither may delay other clients
+more than Kafka would. So partitions absent from metadata are answered before any partition is waited for
+(`_waits_for_metadata`), and an admitted append blocks its partition for at most `_BLOCKS_SECONDS` before it is sent
+ahead of the rest.
 
-A refusal tells where the log ends. So before it is told, or anything else that Kafka did not say itself, Kafka is asked
-whether this client may write (`_prove_write`). Where clients log in it is asked before the first turn (`proofs.py`).
+While a request waits for a sequencer, later requests are not read. A broker too handles one request of a connection at
+a time. Once sent, a request is one of `_exchanges_in_flight` until its last partition has a result.
+
+A refusal reveals the log end. So before the proxy reports it, or any other answer that Kafka did not give, it checks
+with Kafka whether this client may write (`_prove_write`). If clients log in, it checks before the first submission
+(`proofs.py`).
 """
 
 from __future__ import annotations
@@ -64,9 +67,9 @@ from fencepost_proxy.wire.produce import (
 from fencepost_proxy.wire.schema import Message
 from fencepost_proxy.wire.shortcuts import names_producer
 
-#: The first version whose answer says where the log starts.
+#: The first version whose response contains the log start offset.
 LOG_START_OFFSET_FROM = 5
-#: Beside them Kafka says nothing of the log either: it is another broker's, or there is none.
+#: Kafka sends no log start with these errors: the log is on another broker, or does not exist.
 _WITHOUT_LOG_START = frozenset(
     {
         Error.UNKNOWN_TOPIC_OR_PARTITION,
@@ -78,32 +81,32 @@ _WITHOUT_LOG_START = frozenset(
         Error.INCONSISTENT_TOPIC_ID,
     }
 )
-#: One offset for each partition, and understood by every broker since 0.10.1.
+#: One offset for each partition; supported by every broker since 0.10.1.
 _LIST_OFFSETS_VERSION = 1
-#: Names topics by id: a stamped append cannot land in a topic that was deleted and created anew.
+#: Identifies topics by id: a fenced append cannot reach a topic that was deleted and recreated.
 PRODUCE_BY_ID = 13
-#: Answers that say that what is known of the topic (its id, its leaders) is out of date.
+#: Errors that show that the known topic id or leaders are outdated.
 _STALE = frozenset({Error.UNKNOWN_TOPIC_OR_PARTITION, Error.NOT_LEADER_OR_FOLLOWER})
-#: Clients give up at `timeout_ms`; what is not known by then is told a little earlier.
+#: Clients give up at `timeout_ms`; an unknown outcome is reported a little earlier.
 _ANSWER_BY = 0.9
-#: Answers beside which no log start is worth a question of its own.
+#: With these results, the log start is not worth a query.
 _REVEALS_NOTHING = PROVES_NOTHING | {Error.NONE, Error.NOT_LEADER_OR_FOLLOWER, Error.REQUEST_TIMED_OUT}
-#: Anybody may have them, without waiting for Kafka: what may have been appended is never told as "try again".
+#: Reported without checking with Kafka. What may have been appended is never reported as retriable.
 _NEEDS_NO_PROOF = PROVES_NOTHING | {Error.REQUEST_TIMED_OUT}
-_LOGIN_IS_OVER = "its client's login has ended"
-#: To try again is told without a proof, and without a reason, where Kafka has not given one so soon: it may hang.
+_LOGIN_IS_OVER = "the client's login expired"
+#: If Kafka hangs, a retriable error is reported after this time without a proof and without a reason.
 _REASON_SECONDS = 1.0
-#: For how long a granted append may block its partition while others of its request are waited for.
+#: How long an admitted append may block its partition while other partitions of its request are waited for.
 _BLOCKS_SECONDS = 0.02
 
 
 class CheckedProduce(AtBarriers):
-    """Its state is the connection's: `_waiting_exchange` that waits, `_exchanges_in_flight` that are sent, `_answer_by`
-    when to tell what."""
+    """Its state is the connection's: `_waiting_exchange`, `_exchanges_in_flight` and `_answer_by`, the deadlines of
+    answers."""
 
     __slots__ = ()
 
-    # ---- a request, and what it wants of which gate
+    # ---- a request, and its pending appends
 
     def _produce(
         self,
@@ -112,8 +115,8 @@ class CheckedProduce(AtBarriers):
         denied: Mapping[str, int] = NOTHING_DENIED,
         readings: Readings | None = None,
     ) -> None:
-        """`denied` – topics that its client may not write, and Kafka's words, where it was asked first. `readings` –
-        of its batches, where that took long."""
+        """`denied` – topics that the client may not write, with Kafka's errors, if already checked. `readings` – its
+        parsed batches, if that took long."""
         services = self._services
         try:
             request = parse_produce_request(frame, partitions_max=PARTITIONS_MAX)
@@ -125,7 +128,7 @@ class CheckedProduce(AtBarriers):
         for topic in request.topics:
             policy = services.policy(topic.name)
             if policy is not None and (policy.is_checked or policy.counted):
-                continue  # they are refused one by one
+                continue  # refused one by one
             if any(names_producer(data.records, services.shared_producer_ids) for data in topic.partitions):
                 raise refuse_producer_id()
         if (
@@ -173,7 +176,7 @@ class CheckedProduce(AtBarriers):
             readings=readings,
         )
         if self._failed_pipelines:
-            # Whatever is read from here on was sent knowing of those.
+            # Whatever is read from here on was sent with knowledge of these.
             self._failed_pipelines = {c: f for c, f in self._failed_pipelines.items() if f.after_bytes > starts_at}
         if not services.fresh(now):
             self._fail_closed(response_slot, exchange)
@@ -182,7 +185,7 @@ class CheckedProduce(AtBarriers):
             self._deny_topics(exchange)
             if not self._waits_before_sequencers(exchange, now):
                 self._take_drafts_inside_barriers(exchange, now)
-        # Only now: a request that could not be read leaves no slot behind that would have to give its memory back.
+        # Only now: an unreadable request raises before this, and leaves no pending response with reserved memory.
         response_slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         if request.acks != 0:
             self._to_client.append(response_slot)
@@ -197,10 +200,10 @@ class CheckedProduce(AtBarriers):
             self._to_sequencers(exchange, now)
 
     def _requested_readings(self, request: ProduceRequest, denied: Mapping[str, int], now: float) -> Readings:
-        """What has to be known of its batches, before anything is decided about them."""
+        """Read its batches, as far as the decisions about them need it."""
         services = self._services
         readings = Readings(services.header_names, services.decompressed_bytes_max, services.read_here_bytes_max)
-        request, _ = leveled_produce(request, services.policy, now)  # which may take producer ids off
+        request, _ = leveled_produce(request, services.policy, now)  # may remove producer ids
         for topic in request.topics:
             policy = services.policy(topic.name)
             if policy is None or topic.name in denied or topic.name == services.state_topic:
@@ -213,13 +216,13 @@ class CheckedProduce(AtBarriers):
         return readings
 
     def _produce_many(self, frame: memoryview, many: ManyPartitions) -> None:
-        """It has more partitions than are read. Its topics are looked at, not all at once."""
+        """It has too many partitions to be read. Check only its topics, some at a time."""
         services, request = self._services, many.stated()
         if not services.fresh(self._now):
-            self._close("the topic configs are not read yet, or again, and a request has many partitions", None)
+            self._close("the topic configs are not (re)read yet, and a request has many partitions", None)
             return
         if any(instance_id == LEVEL_TAG for instance_id, _ in split_tags(request.header_tags)):
-            raise _too_many("it asks for a level of idempotence")
+            raise _too_many("it states an idempotence level")
         end = many.probed_at + TOPICS_AT_ONCE
         for name in many.topics[many.probed_at : end]:
             if name == services.state_topic or services.policy(name) is not None:
@@ -236,7 +239,7 @@ class CheckedProduce(AtBarriers):
         self._forward_unread(response_slot, request, frame)
 
     def _check_barrier(self, now: float) -> None:
-        """A door was opened, metadata has answered, or time has passed: may what waits there go in?"""
+        """A barrier opened, metadata arrived, or time has passed: check again whether the waiting request may enter."""
         exchange = self._waiting_exchange
         if exchange is None or not exchange.at_barrier:
             return
@@ -260,10 +263,10 @@ class CheckedProduce(AtBarriers):
         )
 
     def _waits_for_metadata(self, exchange: ProduceExchange, now: float) -> bool:
-        """False: all its partitions are known to exist, or were refused.
+        """False: all its partitions are known to exist, or are refused.
 
-        Metadata may be older than an expansion: a partition is absent only if metadata that was asked for after the
-        request came does not show it.
+        Metadata may be older than an expansion: a partition is absent only if metadata requested after the request's
+        arrival does not show it.
         """
         services = self._services
         absent: dict[TopicPartition, PartitionData] = {}
@@ -299,7 +302,7 @@ class CheckedProduce(AtBarriers):
         return False
 
     def _pipelines_fail_at_barrier(self, response_slot: PendingResponse, exchange: ProduceExchange) -> None:
-        """What never came to its gate has failed as if it had: what follows it follows a hole."""
+        """A refusal before the sequencer fails the pipeline as the sequencer would: later appends leave a gap."""
         if exchange.leveled is not None:
             for key in exchange.leveled.tries_again:
                 pipeline_key = (key, exchange.leveled.producers[key])
@@ -322,7 +325,7 @@ class CheckedProduce(AtBarriers):
         self._next_exchange(now)
 
     def _forward_unread(self, response_slot: PendingResponse, request: ProduceRequest, frame: memoryview) -> None:
-        """It was collected because it might have named a guarded topic; it does not."""
+        """It was collected because it might contain a checked topic; it does not."""
         if request.acks != 0:
             self._to_client.pop()
             self._services.release(response_slot.reserved_bytes)
@@ -335,7 +338,7 @@ class CheckedProduce(AtBarriers):
         self._services.forwarded(0.0)
 
     def _concerned(self, request: ProduceRequest, denied: Mapping[str, int]) -> dict[str, int]:
-        """The topics that it may have to wait for, a partition of each."""
+        """The topics that it may have to wait for, with one partition each."""
         services = self._services
         return {
             topic.name: topic.partitions[0].partition
@@ -347,7 +350,7 @@ class CheckedProduce(AtBarriers):
         }
 
     def _deny_topics(self, exchange: ProduceExchange) -> None:
-        """Kafka has said so, and nothing here has a say in it: neither a level, nor a door, nor a gate."""
+        """Kafka's denial is final: no level, barrier or sequencer is involved."""
         for key in exchange.partitions() if exchange.denied else ():
             error_code = exchange.denied.get(key.topic)
             if error_code is not None:
@@ -356,10 +359,13 @@ class CheckedProduce(AtBarriers):
                     exchange.leveled.safe.discard(key)
 
     def _fail_closed(self, response_slot: PendingResponse, exchange: ProduceExchange) -> None:
-        """Whether a topic is guarded is not known: no append is let through, and each may be tried again.
+        """The topic configs are outdated, so any topic may be checked: refuse all appends with a retriable error.
 
-        Its chains fail with it, as at a gate: A, expecting 15, comes while the configs are too old. B, expecting 16,
-        was sent behind it and comes when they are not any more, and another writer has won 15.
+        Their pipelines fail too, as at a sequencer:
+
+        1. A, expecting 15, arrives while the configs are outdated, and is refused.
+        2. B, expecting 16, was sent after A. It arrives when the configs are current again.
+        3. Meanwhile another writer has appended at 15. B must not be appended after that record.
         """
         message = "TRY_AGAIN the proxy has not (re)read its topic configs yet"
         for topic in exchange.request.topics:
@@ -384,7 +390,7 @@ class CheckedProduce(AtBarriers):
     # ---- levels of idempotence
 
     def _check_levels(self, exchange: ProduceExchange, now: float) -> None:
-        """What the levels of its topics, and its own, forbid; and which of its batches may go without producer ids."""
+        """Apply the levels of its topics and its own: refuse batches, and note those that may be sent without ids."""
         deadline = now + self._wait_seconds(exchange.request.timeout_ms)
         exchange.request, exchange.leveled = leveled_produce(exchange.request, self._policy_for(exchange), deadline)
         if exchange.leveled is not None:
@@ -394,7 +400,7 @@ class CheckedProduce(AtBarriers):
             self._commands += downgraded(stripped, NOT_PERMITTED)
 
     def _waits_to_go_without(self, exchange: ProduceExchange, now: float) -> bool:
-        """False: nothing of it goes without its producer id, or all that does may. See `levels.py` about the order."""
+        """False: no batch is sent without its producer id, or all that are may be sent now. Order: see `levels.py`."""
         leveled = exchange.leveled
         if leveled is None or not leveled.safe:
             return False
@@ -413,9 +419,7 @@ class CheckedProduce(AtBarriers):
             exchange.sequencer_seconds = now - exchange.received_at
         for key in without:
             if key in behind:
-                message = (
-                    f"TRY_AGAIN topic={key.topic} partition={key.partition}: what was sent before is not answered yet"
-                )
+                message = f"TRY_AGAIN topic={key.topic} partition={key.partition}: earlier batches are not answered yet"
                 self._refuse(exchange, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "level_unknown", message))
                 leveled.safe.discard(key)
                 leveled.tries_again.add(key)
@@ -425,7 +429,7 @@ class CheckedProduce(AtBarriers):
         return False
 
     def _is_after_a_failed(self, exchange: ProduceExchange, key: TopicPartition) -> bool:
-        """Then it is refused like that one, which its client sends again first."""
+        """Whether it is refused because an earlier batch failed, which its client sends again first."""
         assert exchange.leveled is not None
         failed = self._failed_pipelines.get((key, exchange.leveled.producers[key]))
         if failed is None or exchange.starts_at >= failed.after_bytes:
@@ -441,7 +445,7 @@ class CheckedProduce(AtBarriers):
     def _send_without(
         self, response_slot: PendingResponse, exchange: ProduceExchange, keys: Sequence[TopicPartition], now: float
     ) -> None:
-        """Kafka takes no producer ids there, and has appended nothing: the same batches once more, without."""
+        """Kafka accepts no producer ids there, and appended nothing: resend these batches without them."""
         assert exchange.leveled is not None
         for key in keys:
             self._services.idempotence.refused(key.topic, now)
@@ -454,17 +458,18 @@ class CheckedProduce(AtBarriers):
         self._send_probes()
 
     def _record_acknowledged(self, pending: PendingAppend, base_offset: int) -> None:
-        """Of an append that kept its producer's own id."""
+        """For an append that kept its producer's id."""
         append = pending.append
         if append.producer_id >= 0:
             last_offset = base_offset + append.record_count - 1
             self._services.idempotence.acknowledged(pending.partition, append.producer_id, last_offset)
 
     def _reported(self, exchange: ProduceExchange, key: TopicPartition, result: PartitionResult) -> PartitionResult:
-        """Kafka's answer, as the client is to hear it: 45 only where records are lost that were acknowledged.
+        """Kafka's result, as reported to the client: 45 only if acknowledged records are lost.
 
-        If the log starts behind all that its producer was told, it is Kafka that has forgotten: 59, with which
-        producers begin anew. Told once: one that sends the same batch again would do so for ever (kafka-python 3).
+        If the log starts after everything acknowledged to its producer, Kafka has only forgotten the producer. Then the
+        error is 59, and producers restart their sequences. It is reported once: a client that resends the same batch
+        after it would do so indefinitely (kafka-python 3).
         """
         memory = self._services.idempotence
         memory.record_log_start(key, result.log_start_offset, self._now)
@@ -487,14 +492,14 @@ class CheckedProduce(AtBarriers):
             start = result.log_start_offset if result.log_start_offset >= 0 else memory.log_start(key)
             if memory.is_dead(key, producer_id, start) and not memory.was_reported(key, batch):
                 message = (
-                    f"PRODUCER_FORGOTTEN topic={key.topic} partition={key.partition}: all that this producer appended "
-                    f"lies below the log start {start}, and nothing of it was lost otherwise"
+                    f"PRODUCER_FORGOTTEN topic={key.topic} partition={key.partition}: all records of this producer "
+                    f"lie below the log start {start}, and none of them was lost otherwise"
                 )
                 return replace(result, error_code=Error.UNKNOWN_PRODUCER_ID, error_message=message)
         return result
 
     def _take_drafts(self, exchange: ProduceExchange, now: float) -> None:
-        """A ticket for each guarded partition, or a refusal where its batch cannot be one."""
+        """A pending append for each checked partition, or a refusal if its batch cannot be one."""
         services = self._services
         request = exchange.request
         wait_seconds = self._wait_seconds(request.timeout_ms)
@@ -529,8 +534,8 @@ class CheckedProduce(AtBarriers):
         )
 
     def _deny(self, exchange: ProduceExchange, topic: TopicData) -> None:
-        """The proxy's own topic: what a client wrote there could unguard others."""
-        message = f"{topic.name} is where the proxy keeps its state; it is closed to clients"
+        """The proxy's state topic: a client that wrote to it could switch off checks."""
+        message = f"{topic.name} is the proxy's state topic; it is closed to clients"
         for data in topic.partitions:
             refusal = Refusal(Error.TOPIC_AUTHORIZATION_FAILED, "state_topic", message)
             self._refuse(exchange, TopicPartition(topic.name, data.partition), refusal)
@@ -551,11 +556,11 @@ class CheckedProduce(AtBarriers):
             pending.has_partitions = self._services.transactions.owns(transactional_id, *pending.producer)
             if self._is_ending(transactional_id, pending):
                 where = f"topic={topic.name} partition={data.partition}"
-                message = f"TRY_AGAIN {where}: a commit of its transaction is on its way to Kafka"
+                message = f"TRY_AGAIN {where}: a commit of its transaction is being sent to Kafka"
                 self._refuse(exchange, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
                 return
         if exchange.silent and pending.append.expected_base_offset is not None:
-            raise ClientProtocolError(f"an expectation for {key} with acks=0, which nobody could answer")
+            raise ClientProtocolError(f"an expected offset for {key} with acks=0: a mismatch could not be reported")
         if not self._fails_with_its_pipeline(exchange, pending):
             self._failed_pipelines.pop((key, pending.pipeline), None)
             exchange.pending_appends[key] = pending
@@ -577,7 +582,7 @@ class CheckedProduce(AtBarriers):
         exchange.results[key] = refused(key, refusal)
         self._commands.append(Count("refusal", refusal.reason, key))
 
-    # ---- its turns
+    # ---- submission, one partition after the other
 
     def _next_exchange(self, now: float) -> None:
         exchange = self._waiting_exchange
@@ -585,7 +590,7 @@ class CheckedProduce(AtBarriers):
         while exchange.to_submit and not (exchange.refused and self._services.refuse_whole_requests):
             pending = exchange.to_submit.pop()
             if self._fails_with_its_pipeline(exchange, pending):
-                continue  # while it waited for its turn at another gate
+                continue  # failed while it waited for another sequencer
             if now >= exchange.answer_by:
                 where = f"topic={pending.partition.topic} partition={pending.partition.partition}"
                 message = f"TRY_AGAIN {where}: the partitions before it took too long"
@@ -618,15 +623,15 @@ class CheckedProduce(AtBarriers):
         if response_slot is None or sent is None or response_slot.done or self.client_closed or self.upstream_closed:
             self._commands.append(ToSequencer(pending, Canceled(pending)))
             return
-        # Kafka refused its stamp, the gate has looked at the log, and its expectation holds after all: once more.
+        # Kafka refused its fence, the sequencer read the log, and the expected offset still holds: resend it.
         if self._without_id(sent, [pending]):
-            self._not_sent(response_slot, sent, pending, f"the id of topic {pending.partition.topic} is not known now")
+            self._not_sent(response_slot, sent, pending, f"the id of topic {pending.partition.topic} is unknown")
             self._finish_exchange(response_slot, sent)
             return
         if self._client.state is CutterState.PASSING:
-            # A frame of the client's is half upstream, and ends when the client likes. Nothing can go between, and
-            # the gate cannot wait for that.
-            self._not_sent(response_slot, sent, pending, "the client's next request is on its way")
+            # A frame of the client is half upstream, and ends when the client likes. Nothing can be sent in between,
+            # and the sequencer cannot wait for that.
+            self._not_sent(response_slot, sent, pending, "the client's next request is being relayed")
             self._finish_exchange(response_slot, sent)
             return
         if now >= self._login_ends:
@@ -675,13 +680,13 @@ class CheckedProduce(AtBarriers):
         return None, None
 
     def _disable_fast_path(self) -> None:
-        """See `FastPath`: what was sent by it becomes one of `_exchanges_in_flight`."""
+        """See `FastPath`: requests sent by it become `_exchanges_in_flight`."""
         raise NotImplementedError
 
-    # ---- what passed is sent
+    # ---- sending
 
     def _send_exchange(self, exchange: ProduceExchange, now: float) -> None:
-        """All verdicts are there: forward what passed, answer what did not."""
+        """All appends are decided: forward the admitted ones, answer the refused ones."""
         if exchange.refused and self._services.refuse_whole_requests:
             self._refuse_the_rest(exchange)
         response_slot = self._waiting_response
@@ -702,20 +707,18 @@ class CheckedProduce(AtBarriers):
             self._finish_exchange(response_slot, exchange)
 
     def _send_admitted(self, response_slot: PendingResponse, exchange: ProduceExchange, now: float) -> bool:
-        """What is granted, and what needs no grant, goes upstream in one request; False if there is nothing."""
+        """Send what is admitted, and what needs no admission, in one request; False if there is nothing."""
         if self._failed_pipelines:
             self._return_after_failed(exchange)
         if exchange.admitted and now >= self._login_ends:
             self._return_unsent(exchange)
         if any(not self._services.may_send(pending, now) for pending in exchange.admitted):
-            # A cold grant is no longer good after so long.
+            # An admission without a confirmed fence expires.
             self._resubmit_admitted(exchange)
             return False
         for pending in self._without_id(exchange, exchange.admitted):
             exchange.admitted.remove(pending)
-            self._not_sent(
-                response_slot, exchange, pending, f"the id of topic {pending.partition.topic} is not known now"
-            )
+            self._not_sent(response_slot, exchange, pending, f"the id of topic {pending.partition.topic} is unknown")
         request = exchange.upstream_request()
         if request is None:
             return False
@@ -729,10 +732,10 @@ class CheckedProduce(AtBarriers):
         return True
 
     def _send_ahead(self, now: float) -> None:
-        """What is granted goes upstream before the rest of its request, which is waited for too long.
+        """Send admitted appends before the rest of their request, which takes too long.
 
-        Not where a refusal of the rest would have to refuse it (`refusal_scope = "request"`): there it is given back
-        until the slow one is granted, and then all are waited for in order.
+        Not if a refusal of the rest would refuse these too (`refusal_scope = "request"`). Then they are returned until
+        the slow partition admits its append, and after that all are submitted in order.
         """
         exchange, response_slot = self._waiting_exchange, self._waiting_response
         if exchange is None or response_slot is None or not exchange.admitted or exchange.waiting_for is None:
@@ -753,8 +756,11 @@ class CheckedProduce(AtBarriers):
         exchange.admitted = []
 
     def _return_after_failed(self, exchange: ProduceExchange) -> None:
-        """A gate ends A and grants B, which was offered before the end of A was heard here: the two have crossed. Each
-        is told before B goes up, but at no gate is B behind A any more.
+        """Cancel admitted appends whose pipeline has failed meanwhile:
+
+        1. B is submitted. Its sequencer completes A with an error and admits B before this session has processed A's
+           result.
+        2. The session gets both results before it sends B, but for the sequencer B no longer follows A.
         """
         for pending in tuple(exchange.admitted):
             if self._fails_with_its_pipeline(exchange, pending):
@@ -762,9 +768,9 @@ class CheckedProduce(AtBarriers):
                 self._commands.append(ToSequencer(pending, Canceled(pending)))
 
     def _return_unsent(self, exchange: ProduceExchange) -> None:
-        """Its client's login has ended while it waited. Kafka would end the connection, and say nothing of the append.
+        """The client's login expired while it waited. Kafka would close the connection without a result.
 
-        Its client tries again: then its connection ends here, or it has logged in anew.
+        The client retries: on a connection that ends here, or after it has logged in again.
         """
         response_slot = self._waiting_response
         assert response_slot is not None
@@ -781,7 +787,7 @@ class CheckedProduce(AtBarriers):
         exchange.admitted = []
 
     def _forward(self, response_slot: PendingResponse, exchange: ProduceExchange, request: ProduceRequest) -> None:
-        """Sends (a part of) a turn upstream; `slot` is where its client waits."""
+        """Send (a part of) a request upstream; `response_slot` is the client's pending response."""
         for part in self._by_topic_id(request):
             self._forward_part(response_slot, exchange, part)
 
@@ -813,7 +819,7 @@ class CheckedProduce(AtBarriers):
         names: dict[UUID | None, str],
         queried: set[TopicPartition],
     ) -> PendingResponse:
-        """For what is sent upstream of a turn; its client waits at `slot`."""
+        """For a part sent upstream; `response_slot` is the client's pending response."""
         upstream = PendingResponse(PRODUCE, version, response_slot.correlation_id, Answer.MADE_FROM_RESPONSE)
         upstream.inner = True
 
@@ -841,14 +847,14 @@ class CheckedProduce(AtBarriers):
                     self._pipeline_failed(response_slot, exchange.pending_appends[key], result)
 
     def _goes_by_id(self, request: ProduceRequest) -> bool:
-        """By id where the brokers can: a topic that was deleted and created anew is another topic.
+        """By id if the brokers can: a topic that was deleted and recreated is another topic.
 
-        Not for transactions: versions from 12 on mean transactions v2, which is the client's to choose.
+        Not for transactions: versions from 12 on mean transactions v2, which the client must choose.
         """
         return request.transactional_id is None and self._services.produce_version_max() >= PRODUCE_BY_ID
 
     def _by_topic_id(self, request: ProduceRequest) -> list[ProduceRequest]:
-        """One request by id; and one by name for the unguarded topics beside it whose ids are not known here."""
+        """One request by id; and one by name for topics without checks whose ids are unknown here."""
         if not self._goes_by_id(request):
             return [request]
         ids = {topic.name: self._services.topic_id(topic.name) for topic in request.topics}
@@ -862,9 +868,10 @@ class CheckedProduce(AtBarriers):
         return parts
 
     def _without_id(self, exchange: ProduceExchange, admitted: Sequence[PendingAppend]) -> list[PendingAppend]:
-        """Granted appends that cannot be sent as they must be: the topic is gone, or was not looked up yet.
+        """Admitted appends that must be sent by id, and whose topic has no known id: it was deleted, or not looked up
+        yet.
 
-        Those that expect nothing and keep their own producer may go by name, as they would without us.
+        Those without expected offset that keep their producer id may be sent by name, as without the proxy.
         """
         if not self._goes_by_id(exchange.request):
             return []
@@ -889,7 +896,7 @@ class CheckedProduce(AtBarriers):
             ToSequencer(pending, Canceled(pending)),
         ]
 
-    # ---- what became of it
+    # ---- results
 
     def _exchange_answered(
         self,
@@ -907,7 +914,7 @@ class CheckedProduce(AtBarriers):
             for result in topic.partitions
         }
         if answers.keys() != queried:
-            raise UpstreamProtocolError(f"the broker answered for {sorted(answers)}, asked were {sorted(queried)}")
+            raise UpstreamProtocolError(f"the broker answered for {sorted(answers)} instead of {sorted(queried)}")
         if exchange.counted is not None:
             exchange.counted.was_answered()
         again = [] if exchange.leveled is None else self._to_send_without(response_slot, exchange, answers)
@@ -927,7 +934,7 @@ class CheckedProduce(AtBarriers):
         exchange: ProduceExchange,
         answers: Mapping[TopicPartition, PartitionResult],
     ) -> list[TopicPartition]:
-        """What was told as unknown may have been sent again by its client; what nobody waits for need not be."""
+        """None if the outcome was reported as unknown (the client may have resent it), or if the client is lost."""
         assert exchange.leveled is not None
         if response_slot.done or self.client_closed:
             return []
@@ -981,7 +988,7 @@ class CheckedProduce(AtBarriers):
             self._end(response_slot, [encode_produce_response(exchange.response(), exchange.request.api_version)])
 
     def _answer_unknown_outcomes(self, now: float) -> None:
-        """What was sent and is not known in time is told as unknown; the gate goes on settling it."""
+        """Report what was sent and not answered in time as unknown; the sequencer continues to resolve it."""
         for response_slot, deadline in list(self._answer_by.items()):
             if deadline > now:
                 continue
@@ -997,7 +1004,7 @@ class CheckedProduce(AtBarriers):
                 key: PartitionResult(partition=key.partition, error_code=Error.REQUEST_TIMED_OUT, error_message=message)
                 for key in exchange.partitions()
             }
-            message = "TRY_AGAIN Kafka did not say in time whether this client may write"
+            message = "TRY_AGAIN Kafka did not confirm in time that this client may write"
             unreported = self._reported_without_proof(exchange)
             unproved = {
                 key: PartitionResult(
@@ -1017,14 +1024,14 @@ class CheckedProduce(AtBarriers):
             self._commands.append(Count("refusal", "outcome_unknown"))
             self._end(response_slot, [encode_produce_response(reported.response(), exchange.request.api_version)])
             if exchange.request.transactional_id is not None and exchange.notes is None:
-                # Too late to wait for it. What comes of these after all is looked at then.
+                # Too late to wait for it. Later results are processed when they arrive.
                 for transaction in self._failed(exchange, reported.results):
                     self._record_abort_only(response_slot, exchange, transaction)
                 exchange.notes = None
 
     def _hurry(self, now: float) -> None:
-        """The connection ends in a moment. What waits at a gate or a door is told to try again: nothing of it was sent.
-        What was sent and is not answered is told as unknown, as when Kafka's time for it is up.
+        """The connection ends in a moment. Appends that wait for a sequencer or barrier were not sent: they get a
+        retriable error. Appends sent and not answered are reported as unknown, as at their deadline.
         """
         if not self._in_a_hurry(now):
             return
@@ -1034,7 +1041,7 @@ class CheckedProduce(AtBarriers):
             self._return_exchanges()
             if response_slot in self._exchanges_in_flight:
                 self._answer_by[response_slot] = now
-            # Of a transaction nothing is told that is not noted beforehand; its client sees the end, and tries again.
+            # No result of a transaction is reported before it is recorded: the client sees the end, and retries.
             elif not (
                 exchange.sent or self.client_closed or exchange.silent or exchange.request.transactional_id is not None
             ):
@@ -1052,19 +1059,19 @@ class CheckedProduce(AtBarriers):
             self._answer_by[response_slot] = now
 
     def _stop_waiting(self, exchange: ProduceExchange) -> None:
-        """A leader that stands still may never answer, and never break the connection either: others have to go on.
+        """A leader that hangs may never answer, and never break the connection either: other appends must continue.
 
-        What it does with the append when it wakes up, the gate can find in the log.
+        If it appends the batch later, the sequencer finds that in the log.
         """
         for pending in exchange.pending_appends.values():
             if pending.partition in exchange.sent and pending.partition not in exchange.results:
                 pending.may_write = self._has_proved(pending.partition.topic)
                 self._commands.append(ToSequencer(pending, Lost(pending)))
                 if exchange.counted is not None:
-                    exchange.counted.in_doubt = True  # the gate may send it once more by itself
+                    exchange.counted.in_doubt = True  # the sequencer may resend it
 
     def _return_exchanges(self) -> None:
-        """The request that waits at a gate will not be sent any more."""
+        """The request that waits for a sequencer will not be sent any more."""
         exchange, self._waiting_exchange = self._waiting_exchange, None
         response_slot, self._waiting_response = self._waiting_response, None
         if exchange is not None:
@@ -1077,7 +1084,7 @@ class CheckedProduce(AtBarriers):
                         exchange.results[key] = PartitionResult(
                             partition=key.partition,
                             error_code=Error.NOT_LEADER_OR_FOLLOWER,
-                            error_message="TRY_AGAIN its connection ends, and it was not sent",
+                            error_message="TRY_AGAIN not sent: its connection ended",
                         )
                 assert response_slot is not None
                 self._finish_exchange(response_slot, exchange)
@@ -1088,11 +1095,11 @@ class CheckedProduce(AtBarriers):
             self._services.release(response_slot.reserved_bytes)
             response_slot.reserved_bytes = 0
 
-    # ---- who may know
+    # ---- permissions
 
     def _reported_without_proof(self, exchange: ProduceExchange) -> list[TopicPartition]:
-        """The answers made here that tell of a topic for which this client has not proved WRITE: that it is guarded or
-        grows, where its log ends, that it holds what the client has sent, that it is the proxy's own."""
+        """The results made by the proxy that reveal something about a topic for which this client has not proved WRITE:
+        that it is checked or being expanded, its log end, its contents, or that it is the state topic."""
         return [
             key
             for key, result in exchange.results.items()
@@ -1112,8 +1119,8 @@ class CheckedProduce(AtBarriers):
         ]
 
     def _prove_write(self, response_slot: PendingResponse, exchange: ProduceExchange, topics: Sequence[str]) -> None:
-        """A refusal tells where the log ends, or how many partitions there are. Only who may write the topic learns
-        that, and Kafka says who may.
+        """A refusal reveals the log end or the partition count. Only clients that may write the topic get these, and
+        Kafka decides which may.
         """
         exchange.querying += 1
 
@@ -1139,8 +1146,8 @@ class CheckedProduce(AtBarriers):
     # ---- where the log starts
 
     def _report_log_starts(self, exchange: ProduceExchange, unproved: Collection[str]) -> list[TopicPartition]:
-        """Puts the log start into refusals (KAFKA-5793), as Kafka does into its own. Given back is of which partitions
-        nobody here knows it yet."""
+        """Put the log start into refusals (KAFKA-5793), as Kafka does into its own. Returns the partitions whose log
+        start is unknown here."""
         if exchange.request.api_version < LOG_START_OFFSET_FROM:
             return []
         unknown = []
@@ -1164,7 +1171,7 @@ class CheckedProduce(AtBarriers):
     def _query_log_starts(
         self, response_slot: PendingResponse, exchange: ProduceExchange, keys: Sequence[TopicPartition]
     ) -> None:
-        """On the client's own connection: who may not see the topic is told nothing of it. Once for each refusal."""
+        """On the client's own connection, so that Kafka applies the client's permissions. Once for each refusal."""
         exchange.starts_queried = True
         exchange.querying += 1
         topics = [
@@ -1209,7 +1216,7 @@ def due_by(now: float, timeout_ms: int) -> float:
 
 
 def _for_names(result: PartitionResult) -> PartitionResult:
-    """A client that names topics does not know UNKNOWN_TOPIC_ID; for it the topic is what is unknown."""
+    """A client that identifies topics by name does not know UNKNOWN_TOPIC_ID: to it, the topic is unknown."""
     if result.error_code in (Error.UNKNOWN_TOPIC_ID, Error.INCONSISTENT_TOPIC_ID):
         return replace(result, error_code=Error.UNKNOWN_TOPIC_OR_PARTITION)
     return result

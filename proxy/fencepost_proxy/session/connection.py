@@ -1,18 +1,18 @@
-"""What a connection has under way, and how an answer leaves it: what all parts of a session stand on.
+"""State of a proxied connection, and how answers leave it in order: the base of all parts of a session.
 
-A session is written in parts, each of which says in its own file what it is about and keeps to itself what only it
-needs. They are base classes, one upon the other, since what almost every request needs must not pay for a detour:
+Each part of a session is a class in its own module, and a base class of the next. (Inheritance, not delegation: almost
+every request uses all of them.)
 
-    Connection         what is under way, and how answers leave, in their order
-    Handover           what only one of several worker processes may do
-    ControlMessages    requests and answers that are changed on their way
-    Proofs             what Kafka lets its client do, asked before
-    Logins             its client's login
-    AtTransactions     commits that are judged before they go to Kafka, and what has to be known for that
-    AtDoors            requests that concern topics whose partitions are counted
-    GuardedProduce     appends that take their turns at gates
-    ShortWay           whole frames of the usual kind, while nothing else is going on
-    Session            the one who orders: which part gets which frame, and who waits
+    Connection         requests in progress, and answers in their order
+    Migration          moves a connection to the primary worker
+    ControlMessages    requests and responses that the proxy rewrites
+    Proofs             permissions of the client, checked with Kafka beforehand
+    Logins             the client's login
+    AtTransactions     validation of commits, and the appends of a transaction
+    AtBarriers         topics with partition-count checks
+    CheckedProduce     appends that pass partition sequencers
+    FastPath           whole frames of the usual kind while nothing else is in progress
+    Session            dispatches frames to these parts, and pauses reading
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ RESPONSE_BYTES_MIN = 4
 INT32 = struct.Struct(">i")
 #: The first version whose response can name a broker's address.
 _PRODUCE_ENDPOINTS_FROM = 10
-#: Control messages that are decoded for one connection before others have their turn: 3 ms, measured with Metadata.
+#: Bytes of control messages decoded for one connection before others are served: 3 ms, measured with Metadata.
 WORK_QUOTA_BYTES = 8 * 1024
-#: What each of them counts for besides its bytes.
+#: Added for each of these messages.
 MESSAGE_WORK_BYTES = 512
-#: Appends refused without Kafka, per read: it is Kafka's pace that keeps one client from all the others' time.
+#: Appends refused without Kafka per read: only Kafka's pace keeps one client from using all the time of the others.
 _MADE_HERE_MAX = 16
-#: Rights may be taken away: who is only ever answered here proves again so often that it may write.
+#: Permissions may be revoked: after this time, a client that only the proxy answers must prove WRITE again.
 _PROOF_SECONDS = 30.0
 
 
 class Connection:
-    """`opened_at` – since when its upstream connection is open, monotonic seconds.
+    """`opened_at` – when its upstream connection opened, monotonic seconds.
 
-    `client_id`, `software` – what the client calls itself, None before it has said so.
+    `client_id`, `software` – as the client reported them, None before.
     """
 
     __slots__ = (
@@ -109,30 +109,30 @@ class Connection:
         self._upstream = FrameCutter(RESPONSE_BYTES_MIN, 2**31 - 1, UpstreamProtocolError)
         self._to_client: list[PendingResponse] = []  # lists: short ones, and an empty deque takes 760 bytes
         self._from_upstream: list[PendingResponse] = []
-        self._waiting_exchange: ProduceExchange | None = None  # the one that waits at a gate; nothing behind it is read
+        self._waiting_exchange: ProduceExchange | None = None  # waits for a sequencer or barrier; pauses reading
         self._waiting_response: PendingResponse | None = None
-        self._paused = False  # a request waits before it is sent; nothing behind it is read
+        self._paused = False  # a request waits before it is sent; reading is paused
         self._exchanges_in_flight: dict[PendingResponse, ProduceExchange] = {}  # sent, not completely answered
         self._answer_by: dict[PendingResponse, float] = {}
-        self._may_write: dict[str, float] = {}  # when Kafka said last that this client may write a topic, by topic
-        self._may_use: str | None = None  # the transactional id that Kafka let this client use, the last one asked for
+        self._may_write: dict[str, float] = {}  # by topic: when Kafka last confirmed WRITE
+        self._may_use: str | None = None  # the last transactional id that Kafka let this client use
         self._failed_pipelines: dict[PipelineKey, Failed] = {}
-        self._entered: dict[CountCheckedProduce, None] = {}  # requests inside the doors of counted topics
-        self._login_ends = float("inf")  # about when Kafka ends the connection at its next request
-        self._draining_until: float | None = None  # nothing more is begun, and then it ends
+        self._entered: dict[CountCheckedProduce, None] = {}  # requests that entered append barriers
+        self._login_ends = float("inf")  # from about then, Kafka closes at the next request
+        self._draining_until: float | None = None  # no further request is started; then the connection closes
         self._draining_because = ""
-        self._received_bytes = 0  # of the client, in all
-        self._silent_to = -1  # where its last frame ends that passes, appends, and has no answer
-        self._reading: tuple[int, Callable[[], None]] | None = None  # batches of a request that is held, by token
+        self._received_bytes = 0  # from the client, in total
+        self._silent_to = -1  # end of its last streamed Produce with acks=0
+        self._reading: tuple[int, Callable[[], None]] | None = None  # token, and how to continue the request
         self._finishing: dict[int, Callable[[], None]] = {}  # answers that a thread works on, by token
         self._next_token = 0
         self._probes: list[tuple[PendingResponse, list[bytes | memoryview]]] = []
-        self._primary_wanted = False  # another process is to go on with this connection; nothing is read
+        self._primary_wanted = False  # to be migrated; reading is paused
         self._collecting_bytes = 0
         self._collecting_since = 0.0
-        self._made_here = 0  # answers, since the connection was read last
+        self._made_here = 0  # answers without Kafka since the last read
         self._quota = WORK_QUOTA_BYTES  # what is left of it until `QuotaRenewed`
-        self._now = 0.0  # of the event that is being handled
+        self._now = 0.0  # time of the current event
         self._client_paused = False
         self._upstream_paused = False
         self.client_closed = False
@@ -142,7 +142,7 @@ class Connection:
         self._client_out: list[bytes | memoryview] = []
         self._upstream_out: list[bytes | memoryview] = []
 
-    # ---- what others may look at
+    # ---- for other modules
 
     @property
     def finished(self) -> bool:
@@ -161,40 +161,40 @@ class Connection:
 
     @property
     def over_quota(self) -> bool:
-        """It stopped reading because its quota is used up, and goes on with `QuotaRenewed`."""
+        """It stopped reading because its quota is used up; `QuotaRenewed` resumes it."""
         used_up = self._quota <= 0 or self._made_here >= _MADE_HERE_MAX
         return used_up and (self._client_paused or self._upstream_paused)
 
     @property
     def waits(self) -> bool:
-        """For a gate, a door, or a judge; nothing behind that is read."""
+        """For a sequencer, a barrier or the commit validator; reading is paused."""
         return self._waiting_exchange is not None or self._paused
 
     @property
     def at_barrier(self) -> bool:
-        """A request of it waits at the door of a counted topic."""
+        """A request of it waits for an append barrier or for metadata."""
         return self._waiting_exchange is not None and self._waiting_exchange.at_barrier
 
     @property
     def appends_unknown(self) -> bool:
-        """Appends may be under way, and nobody can tell to which topic."""
+        """Appends may be in progress, to unknown topics."""
         if self._client.state is CutterState.PASSING or self._waiting_exchange is not None:
             return True
         return any(response_slot.api_key == PRODUCE for response_slot in self._from_upstream)
 
     @property
     def mid_header(self) -> bool:
-        """The client has begun a frame and not said yet what it is."""
+        """The client has sent only part of a frame's header."""
         return self._client.at_start and self._client.unread_bytes > 0
 
     @property
     def collecting_since(self) -> float | None:
-        """When the frame began that is being held in memory, None while there is none."""
+        """When the frame started that is being buffered, None while there is none."""
         return self._collecting_since if self._client.state is CutterState.COLLECTING else None
 
     @property
     def drained(self) -> bool:
-        """Nothing is under way: the connection can be closed without harm."""
+        """Nothing is in progress: the connection can be closed without loss."""
         return not self._to_client and not self._from_upstream and self._client.between_frames
 
     @property
@@ -204,15 +204,15 @@ class Connection:
 
     @property
     def passing_up_bytes(self) -> int:
-        """How many of the client's next bytes just go to the broker; see `ClientPassed`."""
+        """How many of the client's next bytes are streamed to the broker; see `ClientPassed`."""
         return self._client.unseen_bytes
 
     @property
     def passing_down_bytes(self) -> int:
-        """How many of the broker's next bytes just go to the client; see `UpstreamPassed`."""
+        """How many of the broker's next bytes are streamed to the client; see `UpstreamPassed`."""
         return self._upstream.passing_bytes
 
-    # ---- who waits
+    # ---- blocking
 
     def _client_is_blocked(self) -> bool:
         return (
@@ -236,14 +236,14 @@ class Connection:
         return not (self._to_client or self._from_upstream or self._exchanges_in_flight or self._probes)
 
     def _has_proved(self, topic: str) -> bool:
-        """Whether this client may write the topic, as Kafka has said on this connection, not too long ago."""
+        """Whether Kafka recently confirmed on this connection that this client may write the topic."""
         reported_at = self._may_write.get(topic)
         return reported_at is not None and self._now < reported_at + _PROOF_SECONDS
 
     # ---- answers
 
     def _produce_response(self, version: int, correlation_id: int) -> PendingResponse:
-        """For a request that goes up as it is: only the addresses in its answer concern us."""
+        """For a request relayed unchanged: the proxy rewrites only the addresses in its answer."""
         if version < _PRODUCE_ENDPOINTS_FROM:
             return PendingResponse(PRODUCE, version, correlation_id, Answer.RELAYED)
         return PendingResponse(PRODUCE, version, correlation_id, Answer.RELAYED_UNLESS_BROKERS)
@@ -264,7 +264,7 @@ class Connection:
             self._may_know(response_slot.pipeline_keys)
 
     def _may_know(self, pipeline_keys: Sequence[PipelineKey]) -> None:
-        """The answer that tells of their failure leaves now: what has not been sent by now was sent knowing it."""
+        """Their failure is reported now. Bytes that arrive later count as sent with knowledge of it."""
         if not pipeline_keys:
             return
         sent_bytes = self._received_bytes + self._services.unread_bytes(self.connection)
@@ -272,8 +272,8 @@ class Connection:
             if pipeline_key in self._failed_pipelines:
                 self._failed_pipelines[pipeline_key].after_bytes = float(sent_bytes)
         if self._paused:
-            return  # what is held may be an append, which was read before this
+            return  # the paused request may be an append that was read before this
         read_bytes = self._received_bytes - self._client.unread_bytes
         if self._waiting_exchange is not None:
-            read_bytes = self._waiting_exchange.starts_at  # it still has batches to offer
+            read_bytes = self._waiting_exchange.starts_at  # it still has batches to submit
         self._failed_pipelines = {c: f for c, f in self._failed_pipelines.items() if f.after_bytes > read_bytes}

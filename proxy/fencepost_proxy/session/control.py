@@ -1,9 +1,8 @@
-"""Control messages: requests that are collected whole and changed, or answered, on their way (`rewriters.py` says how).
+"""Control messages: requests that are collected whole and rewritten, or answered by the proxy (`rewriters.py`).
 
-What such an answer depends on is waited for here: that Kafka has answered, that what follows of its answer is stored
-(`Store`, `Stored`), that topics have grown (`Expand`, `Expanded`), that it is known how far a group is (`Ask`,
-`Replied`). And who has to know of it beforehand is
-told: that a transaction joins a partition, its gate hears before Kafka does, and may put it off.
+Their answers are delayed until Kafka has answered, and until what follows from that is done: changes are stored
+(`Store`, `Stored`), topics are expanded (`Expand`, `Expanded`), or the progress of a group is known (`Ask`, `Replied`).
+Before a transaction joins a partition, the partition's sequencer is informed, and may delay that.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from fencepost_proxy.wire.apis import API_VERSIONS, DESCRIBE_TOPIC_PARTITIONS, F
 
 _T = TypeVar("_T")
 
-#: A control message above it is read, planned and written in a thread (`ReadBatches`): each of its bytes may take some
-#: microseconds.
+#: Control messages above it are decoded, planned and encoded in a thread (`ReadBatches`): that may take some
+#: microseconds per byte.
 HERE_BYTES_MAX = 4096
 #: The same for a request that is only searched for the state topic, and for a Produce response.
 SEARCHED_HERE_BYTES_MAX = 1 << 20
 PRODUCED_HERE_BYTES_MAX = 1 << 16
-#: Only searched, though their responses do not pass.
+#: Only searched, although their responses are rewritten.
 _SEARCHED = frozenset({METADATA, FIND_COORDINATOR, DESCRIBE_TOPIC_PARTITIONS})
 
 
 @dataclass(slots=True)
 class Joining:
-    """A request that adds partitions to a transaction and has not been sent. `waiting` – for these gates."""
+    """A request that adds partitions to a transaction and is not sent yet. `waiting` – for these sequencers."""
 
     response_slot: PendingResponse
     rewriter: RequestRewriter
@@ -50,7 +49,7 @@ class Joining:
 
 
 class ControlMessages(Migration):
-    """`rewriters` – what is to be done with each of them."""
+    """`rewriters` – make the `RequestRewriter` of each message."""
 
     __slots__ = ("_expansions", "_joining", "_joins", "_queries_open", "_rewriters", "_stores")
 
@@ -89,7 +88,7 @@ class ControlMessages(Migration):
     def _begin_rewriting(
         self, response_slot: PendingResponse, frame: memoryview, rewriter: RequestRewriter, *, large: bool
     ) -> None:
-        """`large` – its response is to be worked on in a thread, however short."""
+        """`large` – process its response in a thread, however short it is."""
         if not self._primary and rewriter.joins is not None:
             self._move_to_primary(frame)
             return
@@ -190,7 +189,7 @@ class ControlMessages(Migration):
     def _replied(self, token: int, reply: Reply) -> None:
         self._queries_open.pop(token)(reply)
 
-    # ---- what takes long
+    # ---- work that takes long
 
     def _takes_long(self, api_key: int, frame: memoryview) -> bool:
         if len(frame) <= HERE_BYTES_MAX:
@@ -206,9 +205,9 @@ class ControlMessages(Migration):
         self._work(large, make, lambda answer: self._end(response_slot, [answer]))
 
     def _work(self, large: bool, make: Callable[[], _T], done: Callable[[_T], None], *, reads_on: bool = True) -> None:
-        """`done` is given what `make` makes, here and now or, where that takes long, in a thread.
+        """Passes the result of `make` to `done`: now, or for `large` work from a thread.
 
-        Meanwhile nothing else of this connection's requests is read (`reads_on` False), or of its responses.
+        Meanwhile no other response of this connection is processed; if `reads_on` is False, no other request instead.
         """
         if not large:
             done(make())
@@ -222,7 +221,7 @@ class ControlMessages(Migration):
             self._read_elsewhere(work.run, lambda: done(work.result()))
 
     def _read_elsewhere(self, read: Callable[[], None], done: Callable[[], None]) -> None:
-        """Nothing behind its request is read meanwhile."""
+        """No later request is read meanwhile."""
         token = self._next_token = self._next_token + 1
         self._paused = True
         self._reading = token, done
@@ -231,7 +230,7 @@ class ControlMessages(Migration):
     def _batches_read(self, token: int) -> None:
         finished = self._finishing.pop(token, None)
         if finished is not None:
-            # Also where its client is gone: what Kafka has done may have to be stored.
+            # Also after the client disconnected: what Kafka has done may have to be stored.
             finished()
             self._answer_front()
             return
@@ -242,7 +241,7 @@ class ControlMessages(Migration):
             done()
 
     def _record_served(self, finished: Finished) -> None:
-        """Which partition counts its client knows from now on."""
+        """Record the partition counts that the client knows from now on."""
         services = self._services
         if finished.partition_counts and services.fresh(self._now):
             policies = ((topic, services.policy(topic), count) for topic, count in finished.partition_counts)
@@ -259,7 +258,7 @@ class ControlMessages(Migration):
         raise NotImplementedError
 
     def _query_to_join(self, response_slot: PendingResponse, rewriter: RequestRewriter, joins: Joins) -> None:
-        """The gates hear of it before Kafka does, and say when: from then on its marker may come at any time."""
+        """The sequencers must agree before Kafka gets it: after that, the transaction marker may come at any time."""
         until = self._now + self._services.sequencer_wait_max_seconds
         self._joining = Joining(response_slot, rewriter, joins, set(joins.partitions), until)
         self._paused = True
@@ -281,7 +280,7 @@ class ControlMessages(Migration):
         self._services.forwarded(0.0)
 
     def _join_later(self, now: float) -> None:
-        """Appends are in doubt where it wants to join: its client is to try again, and nothing has been added."""
+        """Appends to its partitions are in doubt for too long: return a retriable error; nothing has been added."""
         joining = self._joining
         if joining is None or joining.until > now or self.client_closed:
             return
@@ -302,7 +301,7 @@ class ControlMessages(Migration):
         self._joins[response_slot] = joins
 
     def _leave_joins(self) -> None:
-        """Nobody will hear whether these were added; what has not been sent will not be."""
+        """Whether these were added stays unknown; what was not sent will not be."""
         joining, self._joining, self._paused = self._joining, None, False
         if joining is not None:
             self._report_joined(joining.joins, answered=True)

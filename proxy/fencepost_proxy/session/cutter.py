@@ -1,8 +1,8 @@
-"""Cuts one direction of a connection into Kafka frames, without buffering those that only pass.
+"""Cuts one direction of a connection into Kafka frames, without buffering those that are only relayed.
 
-A frame is four bytes of length and that many bytes. At its start the session looks at the first of them and
-decides: `pass_frame` streams the rest as it comes, `collect_frame` gathers it whole. The input is a view into the
-connection's receive buffer, valid for one call of `feed`: what is left over at its end is kept by `save`.
+A frame is four bytes of length and that many bytes. At its start the session reads its first bytes and decides:
+`pass_frame` streams the rest as it arrives, `collect_frame` buffers the whole. The input is a view into the
+connection's receive buffer, valid for one call of `feed`: `save` copies what is left over.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fencepost_proxy.session.producer_ids import ProducerIdWatch
 from fencepost_proxy.wire.shortcuts import PARTITION_HEAD_BYTES
 
 LENGTH_BYTES = 4
-#: How a client's TLS begins, taken for a length: a record of a handshake, some version 3.
+#: The start of a TLS handshake record, version 3.x, read as a length.
 _TLS_HANDSHAKE = 0x1603
 _EMPTY = memoryview(b"")
 
@@ -66,22 +66,22 @@ class FrameCutter:
 
     @property
     def unread_bytes(self) -> int:
-        """Of what was fed, what belongs to no frame yet that was begun."""
+        """Of the bytes fed, those after the frames begun."""
         return len(self._stash) + len(self._data) - self._pos
 
     @property
     def passing_bytes(self) -> int:
-        """How many of the next bytes belong to the frame that passes."""
+        """How many of the next bytes belong to the frame being streamed."""
         return self._left if self.state is CutterState.PASSING else 0
 
     @property
     def unseen_bytes(self) -> int:
-        """How many of them nothing here has to look at."""
+        """How many of them need not be read."""
         return self.passing_bytes if self._watch is None else min(self.passing_bytes, self._until_probe)
 
     @property
     def at_start(self) -> bool:
-        """At the start of a frame, of which the first bytes may be there."""
+        """At the start of a frame; its first bytes may be there."""
         return self.state is CutterState.START or self.state is CutterState.TOKEN
 
     @property
@@ -94,19 +94,19 @@ class FrameCutter:
         self._pos = 0
 
     def save(self) -> None:
-        """Copies what was not consumed, before the receive buffer is used again."""
+        """Copies what is not consumed before the receive buffer is reused."""
         if self._pos < len(self._data):
             self._stash = bytes(self._data[self._pos :])
         self._data = _EMPTY
         self._pos = 0
 
     def give_back(self) -> bytes:
-        """What was kept of frames that were not begun; it is nobody's then."""
+        """Return and forget the bytes of frames not begun."""
         stash, self._stash = self._stash, b""
         return stash
 
     def head(self) -> tuple[int, memoryview] | None:
-        """At a frame's start: its length and as much of it as is there, None if not even the shortest header is.
+        """At a frame's start: its length and the bytes present, None if its shortest header is incomplete.
 
         Raises `fault` for an impossible length, `LimitError` for one above the limit.
         """
@@ -119,7 +119,7 @@ class FrameCutter:
             raise self._fault(f"a frame of {length} bytes: no Kafka frame is shorter than {self._frame_bytes_min}")
         if length > self._frame_bytes_max:
             if length >> 16 == _TLS_HANDSHAKE:
-                raise self._fault("it speaks TLS, and this listener does not: security.protocol, or listen_tls here")
+                raise self._fault("the client uses TLS, this listener does not: security.protocol there, or listen_tls")
             raise LimitError(f"a frame of {length} bytes is above frame_bytes_max={self._frame_bytes_max}")
         if len(data) < start + self._frame_bytes_min:
             return None
@@ -148,9 +148,9 @@ class FrameCutter:
         self._left = length
 
     def take(self) -> memoryview:
-        """The next bytes of a passing frame, its length prefix included; empty if none are there.
+        """The next bytes of a streamed frame, its length prefix included; empty if none are there.
 
-        Raises what its watch raises.
+        Raises the error of its watch.
         """
         if self._watch is not None:
             return self._take_watched(self._watch)
@@ -181,7 +181,7 @@ class FrameCutter:
         return self._data[begin : self._pos]
 
     def passed(self, byte_count: int) -> None:
-        """So many of `unseen_bytes` went by without being fed."""
+        """So many of `unseen_bytes` were relayed without being fed."""
         assert byte_count <= self.unseen_bytes
         self._left -= byte_count
         self._until_probe -= byte_count
@@ -194,9 +194,9 @@ class FrameCutter:
         self._pos += len(here)
         self._left -= len(here)
         if not self._collected and not self._left:
-            frame = memoryview(bytes(here))  # the usual case: it came in one piece
+            frame = memoryview(bytes(here))  # the usual case: it arrived in one piece
         else:
-            # Grows with what has arrived, not with what was announced: a length alone costs nothing.
+            # Its size follows the bytes received, not the announced length: a length alone uses no memory.
             if self._collected is None:
                 self._collected = bytearray()
             self._collected += here

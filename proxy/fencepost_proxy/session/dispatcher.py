@@ -1,8 +1,8 @@
-"""All sessions and all gates of one process, wired together: the whole proxy without a socket in it.
+"""Connects all sessions and partition sequencers of one process: the proxy core, without sockets.
 
-`net/` drives it with real connections and a clock, the simulation with modelled ones. Events of a connection go in by
-`session_event`, results of reads by `sequencer_event`; what comes out is a list of `Action`s, in order: commands of a
-session for its connection, and reads that a gate wants done.
+`net/` drives it with real connections and a clock, the simulation with modelled ones. Events of a connection enter by
+`session_event`, results of reads by `sequencer_event`. Each returns `Action`s, in order: a session's commands for its
+connection, and reads for a sequencer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fencepost_proxy.wire.batch import HeaderNames
 
 _T = TypeVar("_T")
 
-#: How many idle gates are kept: each costs a few kilobytes, and dropping one costs its partition a cold start.
+#: How many idle sequencers are kept: each takes some kilobytes, and a dropped one starts with an unconfirmed fence.
 _IDLE_SEQUENCERS_MAX = 10_000
 _IDLE_BARRIERS_MAX = 10_000
 
@@ -39,7 +39,7 @@ class ForConnection:
 
 @value
 class ForControl:
-    """A read (or a resend) that a gate waits for; its result comes back by `sequencer_event`."""
+    """A read (or a resend) that a sequencer waits for; its result comes back by `sequencer_event`."""
 
     partition: TopicPartition
     effect: sequencers.ReadLogEnd | sequencers.ReadBatch | sequencers.Resend | sequencers.PublishBase
@@ -54,9 +54,9 @@ Action = ForConnection | ForControl | Report
 
 
 class Dispatcher:
-    """`services` answers the sessions' questions, except `may_send`, which is the gates' to answer (see `may_send`).
+    """`services` are the sessions' services, except `may_send`, which the sequencers answer (see `may_send`).
 
-    `owner` – False in a worker process beside the one that owns what only one may (see `session`).
+    `primary` – False in a worker process that is not the primary worker (see `session`).
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Dispatcher:
         self._names = names
         self._busy_sequencers: dict[
             PartitionSequencer, None
-        ] = {}  # as ordered sets: what happens must not depend on hashes
+        ] = {}  # an ordered set: the order must not depend on hashes
         self._busy_sessions: dict[Session, None] = {}
         self._over_quota: dict[Session, None] = {}
-        self._begun: dict[str, dict[Session, Begun]] = {}  # by counted topic: what went past its door
+        self._begun: dict[str, dict[Session, Begun]] = {}  # by topic: what bypasses its new barrier
         self._actions: list[Action] = []
         self._work: deque[tuple[Session, sessions.Event] | tuple[PartitionSequencer, sequencers.Event]] = deque()
 
@@ -94,7 +94,7 @@ class Dispatcher:
         return session
 
     def take_over(self, connection: int, migrated: sessions.MigratedConnection) -> Session:
-        """Instead of `open`, for a connection that another process began with."""
+        """Like `open`, for a connection migrated from another process."""
         session = self.sessions[connection] = Session.of(migrated, connection, self._services, self._rewriters)
         return session
 
@@ -106,7 +106,7 @@ class Dispatcher:
         return self._run(now)
 
     def keep_time(self, session: Session) -> None:
-        """Ticks it from now on, until it needs none: after `Session.take_up`, which sets time limits."""
+        """Tick it from now on until it needs none: after `Session.take_up`, which sets time limits."""
         self._busy_sessions[session] = None
 
     def sequencer_event(self, partition: TopicPartition, event: sequencers.Event, now: float) -> list[Action]:
@@ -117,16 +117,16 @@ class Dispatcher:
         return self._run(now)
 
     def forget_topic(self, topic: str, now: float, *, same_log: bool = False) -> list[Action]:
-        """A config of the topic changed, or the topic is another one now. `same_log`: one of Kafka's configs only."""
+        """The topic's config changed, or the topic was replaced. `same_log`: only one of Kafka's configs changed."""
         for partition, sequencer in self.sequencers.items():
             if partition.topic == topic:
                 self._work.append((sequencer, sequencers.Forget(same_log)))
         return self._run(now)
 
-    # ---- the doors of counted topics
+    # ---- append barriers
 
     def barrier(self, topic: str) -> AppendBarrier:
-        """The topic's door, made where it was not needed before."""
+        """The topic's barrier, created on first use."""
         barrier = self.barriers.get(topic)
         if barrier is None:
             if len(self.barriers) >= _IDLE_BARRIERS_MAX:
@@ -135,20 +135,20 @@ class Dispatcher:
         return barrier
 
     def close_barrier(self, topic: str, now: float, but_for: Iterable[tuple[int, int]] = ()) -> list[Action]:
-        """Nobody enters any more, but for transactions of these producers: they are told to try again."""
+        """Admit no append except of these producers' transactions, and let waiting requests check again."""
         self.barrier(topic).close(now, but_for=but_for)
         return self.topic_news(now) if but_for else []
 
     def open_barrier(self, topic: str, count: int, now: float) -> list[Action]:
-        """The topic has so many partitions."""
+        """The topic has `count` partitions."""
         self.barrier(topic).open(count)
         return self.topic_news(now)
 
     def barrier_empty(self, topic: str, now: float) -> bool:
-        """Nobody is inside, nothing that was may still be appended, and no gate will send any of it once more.
+        """No append has entered, none that had may still be appended, and no sequencer will resend one.
 
-        What was cut off is outside at once, and its gate may send it again for as long as it settles that: what it
-        sends at the very end may be queued longer than what was sent first.
+        An append whose connection ended has left at once, and its sequencer may resend it while it resolves the
+        outcome. What the sequencer sends last may be queued in the broker longer than what was sent first.
         """
         if self._past_barrier(topic, now) or not self.barrier(topic).empty(now):
             return False
@@ -157,24 +157,25 @@ class Dispatcher:
         )
 
     def now_count_checked(self, topic: str, now: float) -> None:
-        """From here on its appends come to its door. What is under way is kept in mind until it is over.
+        """From here on its appends come to its barrier. Requests in progress are remembered until they are answered.
 
-        A topic is not counted, so a frame of 90 MB to it is streamed past its door. While it trickles in, somebody
-        switches the count on and lets the topic grow. Nobody but this connection knows that there is an append that was
-        placed under the old count; and how long it takes is the client's to say.
+        1. The topic has no count check, so a frame of 90 MB for it is streamed without entering a barrier.
+        2. While the frame arrives slowly, an operator enables the count check and expands the topic.
+        3. Only this connection knows of an append that was partitioned for the old count, and the client decides how
+           long it takes.
         """
         found = {session: begun for session in self.sessions.values() if (begun := session.begun(now)) is not None}
         if found:
             self._begun[topic] = {**found, **self._begun.get(topic, {})}
 
     def look_past_barriers(self, now: float) -> bool:
-        """Now and then: forgets what is over. Whether anything is left."""
+        """Call it regularly: forgets requests that are done. Returns whether any are left."""
         for topic in list(self._begun):
             self._past_barrier(topic, now)
         return bool(self._begun)
 
     def streams_past_barriers(self, session: Session, since: float) -> str | None:
-        """The topic for whose door a frame of this connection is waited for, begun before and since that moment."""
+        """The topic whose barrier waits for a frame of this connection that began before `since` and still arrives."""
         for topic, found in self._begun.items():
             begun = found.get(session)
             if begun is not None and begun.at <= since and session.is_streaming(begun):
@@ -182,7 +183,7 @@ class Dispatcher:
         return None
 
     def _past_barrier(self, topic: str, now: float) -> bool:
-        """Whether something may be under way that was begun before the topic was counted."""
+        """Whether a request begun before the topic had count checks may still be in progress."""
         found = self._begun.get(topic)
         if found is None:
             return False
@@ -196,35 +197,35 @@ class Dispatcher:
         return bool(found)
 
     def _has_ended(self, session: Session, now: float) -> None:
-        """What it had begun may be queued in a broker."""
+        """Requests that it had begun may be queued in a broker."""
         for topic, found in self._begun.items():
             if found.pop(session, None) is not None:
                 self.barrier(topic).mark_in_doubt(now)
 
     def topic_news(self, now: float) -> list[Action]:
-        """What waits at a door looks again."""
+        """Requests that wait for barriers check again."""
         waiting = [session for session in self._busy_sessions if session.at_barrier]
         self._work.extend((session, sessions.TopicNews()) for session in waiting)
         return self._run(now)
 
     @property
     def quiet(self) -> bool:
-        """Certainly no append is under way that any session knows of."""
+        """No append is in progress that any session knows of."""
         return not self.in_doubt and not any(session.appends_unknown for session in self.sessions.values())
 
     def tick(self, now: float) -> list[Action]:
-        """Due every few tens of milliseconds while `needs_ticks`."""
+        """Call it every few tens of milliseconds while `needs_ticks`."""
         self._work.extend((sequencer, sequencers.Tick()) for sequencer in self._busy_sequencers)
         self._work.extend((session, sessions.Tick()) for session in self._busy_sessions)
         return self._run(now)
 
     def renew_quota(self, now: float) -> list[Action]:
-        """Renew that of the session that is `over_quota` for longest. Due while there is one; others come between."""
+        """Renew the quota of the session over it for longest. Call it while `over_quota`, between other events."""
         session = next(iter(self._over_quota))
         del self._over_quota[session]
         return self.session_event(session.connection, sessions.QuotaRenewed(), now)
 
-    # ---- what others may look at
+    # ---- for other modules
 
     @property
     def over_quota(self) -> bool:
@@ -232,7 +233,7 @@ class Dispatcher:
 
     @property
     def in_doubt(self) -> bool:
-        """Something that was sent may still land."""
+        """Something that was sent may still be appended."""
         return any(not sequencer.idle for sequencer in self.sequencers.values())
 
     @property
@@ -240,8 +241,8 @@ class Dispatcher:
         return bool(self._busy_sequencers or self._busy_sessions)
 
     def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
-        """For the short way, which must not overtake what gates and sessions have to tell each other: while there is
-        any of that, None. See `Services.sequencer`.
+        """For the fast path. None while events are queued between sequencers and sessions, which it must not overtake.
+        See `Services.sequencer`.
         """
         return None if self._work else self.sequencers.get(partition)
 
@@ -249,10 +250,10 @@ class Dispatcher:
         sequencer = self.sequencers.get(pending.partition)
         return sequencer is not None and sequencer.may_send(pending, now)
 
-    # ---- inside
+    # ---- internals
 
     def _run(self, now: float) -> list[Action]:
-        """One event may set off others, at other sessions too: until none is left."""
+        """Process events until none is left: one may cause others, also in other sessions."""
         while self._work:
             where, event = self._work.popleft()
             if isinstance(where, Session):
@@ -316,7 +317,8 @@ class Dispatcher:
         return PartitionSequencer(partition, self._limits, self._names)
 
     def _drop_idle_barriers(self) -> None:
-        """Those that a new one would equal. By a pattern, any name that a stranger makes up is a counted topic."""
+        """Those that a new one would equal. With a pattern config, any topic name that an unauthorized client makes up
+        gets a barrier."""
         droppable = [topic for topic, barrier in self.barriers.items() if barrier.idle]
         for topic in droppable[: _IDLE_BARRIERS_MAX // 2]:
             del self.barriers[topic]

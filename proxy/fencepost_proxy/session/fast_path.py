@@ -1,14 +1,14 @@
-"""The short way: whole frames of the usual kind, while nothing else is going on.
+"""The fast path: whole frames of the usual kind while nothing else is in progress.
 
-Almost every request only passes, or is an append of one batch to one guarded partition whose gate has nothing against
-it. Such frames are taken here straight from the bytes that were received, and what is to be written is returned: no
-event, no command, no `ProduceExchange`. The same for their answers. Whatever is not as usual is left to
-`Session.handle`, byte for byte; both ways come to the same (`tests/unit/test_fast_path.py`).
+Almost every request is only relayed, or is an append of one batch to one checked partition whose sequencer can admit it
+at once. Such frames are processed directly from the received bytes, and the bytes to write are returned: no events, no
+commands, no `ProduceExchange`. The same applies to their answers. Everything else is left to `Session.handle`, byte for
+byte; both paths have the same results (`tests/unit/test_fast_path.py`).
 
-What the last Produce request began with tells how to read the next one (`Known`): same beginning, same topic, without a
-parser. Of a guarded append that went up this way a `Single` is kept in its slot. If its answer is the success that was
-due, that is all; else, and whenever something happens that concerns what was sent, `_disable_fast_path` first makes the
-turns of it that the general way would have made.
+The start of the last Produce request shows how to read the next one without a parser: same start, same topic
+(`Known`). A checked append sent in this way keeps a `Single` in its pending response. If its answer is the expected
+success, nothing else is needed. Otherwise, and before any event that concerns appends in flight, `_disable_fast_path`
+converts them to the `ProduceExchange`s that the general path would have made.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _ACKS_TIMEOUT = struct.Struct(">hi")
 
 @value
 class Known:
-    """Of a Produce request: what the next one of the same client is likely to begin with, and what that says.
+    """The start of a Produce request, which the next one of the same client is likely to share, and its meaning.
 
     `prefix` – from the client id to the end of the only topic's name. `before_acks`, `topic` – parts of it, the name
-    with its length. `guarded` – it went to a gate; else it could be streamed.
+    with its length. `is_checked` – it went to a sequencer; else it could be streamed.
     """
 
     version: int
@@ -66,7 +66,7 @@ _NOTHING_CACHED = Known(-1, b"", b"", 0, "", b"", False)
 
 
 class FastPath(CheckedProduce):
-    """`take_up` and `take_down` are ways in, beside `Session.handle`."""
+    """Input arrives by `take_up` and `take_down`, or by `Session.handle`."""
 
     __slots__ = ("_known",)
 
@@ -84,10 +84,10 @@ class FastPath(CheckedProduce):
         self._known = _NOTHING_CACHED
 
     def take_up(self, data: memoryview, now: float) -> tuple[int, list[bytes | memoryview]]:
-        """How many of the client's bytes need nothing else, and what goes to the broker for them, to be written now.
+        """How many of the client's bytes are done with this call, and the bytes to write to the broker for them now.
 
-        They are whole requests that nobody has to read, and guarded appends whose gate has nothing against them. What
-        is left is for `handle(ClientBytes(rest))`. Chunks may be views into `data`.
+        They are whole requests that need no decoding, and checked appends that their sequencers admit at once. The rest
+        is for `handle(ClientBytes(rest))`. The bytes returned may be views into `data`.
         """
         out: list[bytes | memoryview] = []
         if (
@@ -148,9 +148,9 @@ class FastPath(CheckedProduce):
         return at, out
 
     def take_down(self, data: memoryview, now: float) -> tuple[int, list[bytes | memoryview]]:
-        """How many of the broker's bytes need nothing else, and what goes to the client for them, to be written now.
+        """How many of the broker's bytes are done with this call, and the bytes to write to the client for them now.
 
-        What is left is for `handle(UpstreamBytes(rest))`. Chunks may be views into `data`.
+        The rest is for `handle(UpstreamBytes(rest))`. The bytes returned may be views into `data`.
         """
         out: list[bytes | memoryview] = []
         if self._client_paused or self._upstream_paused or self._closing or self.client_closed:
@@ -189,23 +189,23 @@ class FastPath(CheckedProduce):
             out.append(data[passing_from:at])
         return at, out
 
-    # ---- what a request begins with
+    # ---- the start of a request
 
     def _has_no_fast_path(self) -> None:
         self._known = _NOTHING_CACHED
 
     def _is_known(self, frame: memoryview, version: int) -> bool:
-        """Whether a Produce request, its length in front, begins as the last one that was read."""
+        """Whether a Produce request, with its length, starts as the last one that was read."""
         known = self._known
         start = LENGTH_BYTES + REQUEST_BYTES_MIN
         return version == known.version and frame[start : start + len(known.prefix)] == known.prefix
 
     def _record_known(self, version: int, head: bytes, peek: ProducePeek, *, is_checked: bool) -> None:
-        """Not where that would be only a part of it, or where lengths are written longer than they have to be."""
+        """Not if `head` is incomplete, or if a length is encoded longer than necessary."""
         if peek.end > len(head):
             return
         name = peek.first_topic.encode()
-        before_topic = peek.end - len(name) - 1  # its length takes one byte, or it is not noted
+        before_topic = peek.end - len(name) - 1  # its length takes one byte, else it is not recorded
         if version < FLEXIBLE:
             self._known = Known(version, head[REQUEST_BYTES_MIN : peek.end], b"", 0, peek.first_topic, b"", False)
             return
@@ -227,14 +227,14 @@ class FastPath(CheckedProduce):
         data = bytes(frame)
         return any(mark in data for mark in self._services.state_topic_marks)
 
-    # ---- one guarded append that is the whole of its request
+    # ---- a request with one checked append
 
     def _take_single(
         self, frame: memoryview, correlation_id: int, starts_at: int, now: float
     ) -> list[bytes | memoryview] | None:
-        """A guarded append that is the whole of its request, if its gate takes it as it is; what to send, then.
+        """Submit a checked append that is its whole request; returns what to send if its sequencer admits it at once.
 
-        None: nothing has happened. `frame` is the request without its length, and nobody else's memory.
+        None: nothing has happened. `frame` is the request without its length, in memory that is not reused.
         """
         services, known = self._services, self._known
         single = read_single(frame, REQUEST_BYTES_MIN + len(known.prefix))
@@ -247,7 +247,7 @@ class FastPath(CheckedProduce):
         if not self._primary and self._needs_primary(policy):
             return None
         if policy is None or policy.counted or policy.idempotence:
-            return None  # doors are not on the short way, nor are levels of idempotence
+            return None  # the fast path has no barriers and no idempotence levels
         if topic_id is None or sequencer is None or services.produce_version_max() < PRODUCE_BY_ID:
             return None
         if not services.reserve(len(frame)):
@@ -294,9 +294,9 @@ class FastPath(CheckedProduce):
         )
 
     def _end_single(self, response_slot: PendingResponse, frame: memoryview, now: float) -> bytes | None:
-        """The answer of such an append, if it is the success that was due. None: nothing has happened.
+        """The answer to such an append, if it is the expected success. None: nothing has happened.
 
-        The caller takes the slot out of the queues.
+        The caller removes the pending response from the queues.
         """
         single = response_slot.single
         assert single is not None
@@ -327,7 +327,7 @@ class FastPath(CheckedProduce):
         )
 
     def _single(self, frame: memoryview, now: float) -> bool:
-        """The short way, for a request that did not come in one piece."""
+        """The fast path for a request that did not arrive in one piece."""
         _, version, correlation_id = REQUEST_PREFIX.unpack_from(frame)
         known = self._known
         end = REQUEST_BYTES_MIN + len(known.prefix)
@@ -343,14 +343,14 @@ class FastPath(CheckedProduce):
             self._services.forwarded(0.0)
         else:
             taken_back = self._services.reserve(reserved)
-            assert taken_back, "it was given back a moment ago"
+            assert taken_back, "it was released a moment ago"
             self._collecting_bytes = reserved
             return False
         self._upstream_out += chunks
         return True
 
     def _disable_fast_path(self) -> None:
-        """Something is not as usual: appends that took the short way become turns like all others."""
+        """Convert the appends that took the fast path to `ProduceExchange`s, like all others."""
         found = False
         for index, response_slot in enumerate(self._from_upstream):
             single = response_slot.single
@@ -371,8 +371,8 @@ class FastPath(CheckedProduce):
                 response_slot, exchange, PRODUCE_BY_ID, names=names, queried=queried
             )
         if found:
-            # Doubts are settled in the order in which they are told: a successor looked up first would miss its
-            # predecessor, which is only about to be sent again.
+            # In-doubt appends are resolved in the order in which they are reported: if a successor came first, its
+            # lookup would miss its predecessor, which is only about to be resent.
             self._exchanges_in_flight = dict(
                 sorted(self._exchanges_in_flight.items(), key=lambda item: item[1].starts_at)
             )

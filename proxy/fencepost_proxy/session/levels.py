@@ -1,21 +1,27 @@
-"""Levels of idempotence in a Produce request (KAFKA-5793, KAFKA-5794): what it says, and what is to be done with it.
+"""Idempotence levels in a Produce request (KAFKA-5793, KAFKA-5794): parse them, and apply them to its batches.
 
-`LeveledProduce` stands beside the request's `ProduceExchange` (`produce_exchange.py`), as `CountCheckedProduce` does.
-It knows of each batch whether it may be appended, and whether it may go without its producer id where Kafka takes none.
+`LeveledProduce` accompanies the request's `ProduceExchange` (`produce_exchange.py`), as `CountCheckedProduce` does. It
+records for each batch whether it may be appended, and whether it may be sent without its producer id if Kafka accepts
+none.
 
-A batch of a `safe` topic goes up as it is. If Kafka answers 43 (UNSUPPORTED_FOR_MESSAGE_FORMAT), nothing of it was
-appended; it is sent once more at once, without, and what Kafka says then is what the client hears. From then on the
-topic's batches go without at once, for a while.
+A batch of a `safe` topic is forwarded unchanged. If Kafka answers 43 (UNSUPPORTED_FOR_MESSAGE_FORMAT), nothing was
+appended; the proxy resends the batch without its producer id, and the client gets Kafka's answer to that. For some time
+after that, the proxy sends the topic's batches without producer ids at once.
 
 Order on a connection
 ---------------------
-A, B are sent with their ids; C comes when A has been refused. C would go without at once, and land before B, whose
-refusal is still on its way. So who goes without waits until nothing of its partition is upstream with an id; those
-that are sent again follow each other in their order by themselves, since their refusals come in it.
+1. A and B are sent with their ids. Kafka refuses A.
+2. C arrives. Sent without its id at once, C would be appended before B, whose refusal is still on its way.
 
-Nobody compares the sequences of what goes without. A is refused by this proxy, to be tried again, and B, sent behind
-it, would land before A's next try; so B is refused as well, as on guarded topics. What Kafka itself refuses is beyond
-us.
+So a batch without its id waits until no batch of its partition is upstream with an id. Resent batches keep their order,
+because their refusals arrive in it.
+
+Kafka compares no sequences of batches without producer ids:
+
+1. The proxy refuses A with a retriable error.
+2. B was sent after A. It would be appended before A's retry.
+
+So the proxy refuses B too, as on checked topics. It cannot do so for batches that Kafka itself refuses.
 """
 
 from __future__ import annotations
@@ -36,20 +42,21 @@ from fencepost_proxy.wire.batch import BatchHeader, MalformedBatch, require_sing
 from fencepost_proxy.wire.primitives import join_tags, split_tags
 from fencepost_proxy.wire.produce import LEVEL_TAG, PartitionData, ProduceRequest
 
-#: Why a batch goes without its producer id, for the metrics and the log.
+#: Why a batch is sent without its producer id, for the metrics and the log.
 MESSAGE_FORMAT: Final = "message_format"
 NOT_PERMITTED: Final = "not_permitted"
 
 
 @dataclass(slots=True, eq=False)
 class LeveledProduce:
-    """`deadline` – when who waits for its turn to go without is told to try again, monotonic seconds.
+    """`deadline` – when a batch that waits to be sent without its id gets a retriable error, monotonic seconds.
 
-    `refused` – batches that go no further. `safe` – may be sent again without their producer ids. `without` – are sent
-    so. `stripped` – were made so before anybody looked at them, since their ids are made up. `own` – of batches under
-    producer ids of their own: id, epoch and sequence, and how many records. `producers` – the ids with which those came
-    that go without, or may. `tries_again` – of those, what is refused here, to be sent again. `waits` – for what is
-    upstream, before it goes without.
+    - `refused` – batches not sent. `safe` – may be resent without their producer ids. `without` – are sent so.
+    - `stripped` – lost their made-up ids before the checks.
+    - `own` – batches under their producers' own ids: id, epoch and sequence, and how many records.
+    - `producers` – the original ids of batches that are or may be sent without.
+    - `tries_again` – those of them that the proxy refuses with a retriable error.
+    - `waits` – it waits for batches upstream before it is sent without ids.
     """
 
     deadline: float
@@ -63,7 +70,7 @@ class LeveledProduce:
     waits: bool = False
 
     def goes_without(self, memory: IdempotenceMemory, now: float) -> list[TopicPartition]:
-        """Those of its batches that Kafka would not take with their ids."""
+        """Its batches that Kafka would not accept with their ids."""
         return sorted(key for key in self.safe if memory.goes_without(key.topic, now))
 
     def give_up_id(self, key: TopicPartition) -> None:
@@ -72,16 +79,16 @@ class LeveledProduce:
         self.without.add(key)
 
     def has_id_upstream(self, key: TopicPartition) -> bool:
-        """Its answer may be a 43 yet."""
+        """It may still be answered 43."""
         return key in self.safe
 
 
 def leveled_produce(
     request: ProduceRequest, policy: Callable[[str], TopicPolicy | None], deadline: float
 ) -> tuple[ProduceRequest, LeveledProduce | None]:
-    """The request as it is to go upstream, and what of it has to do with levels.
+    """The request to send upstream, and its part that levels apply to.
 
-    Raises ClientProtocolError where it names a partition twice.
+    Raises ClientProtocolError if it names a partition twice.
     """
     stated: Level | None = None
     unreadable = None
@@ -98,7 +105,7 @@ def leveled_produce(
     for topic, each in zip(request.topics, policies, strict=True):
         level = max(stated or Level.OFF, Level.OFF if each is None else each.idempotence)
         if level is Level.OFF and unreadable is None and (each is None or each.is_checked):
-            topics.append(topic)  # of guarded ones, tickets know
+            topics.append(topic)  # pending appends check those of checked topics
             continue
         partitions = []
         for data in topic.partitions:
@@ -123,13 +130,13 @@ def _concerns(policy: TopicPolicy) -> bool:
 def _take(
     exchange: LeveledProduce, key: TopicPartition, data: PartitionData, level: Level, *, is_checked: bool
 ) -> PartitionData:
-    """What is known of it goes into `turn`; given back is what goes on."""
+    """Record the batch in `exchange`, and return the data to send."""
     header = _header(data)
     if header is None:
         if level is Level.REQUIRED:
             message = f"MALFORMED topic={key.topic} partition={key.partition}: this is not one record batch"
             exchange.refused[key] = Refusal(INVALID_RECORD, "malformed", message)
-        return data  # else Kafka says what it thinks of it
+        return data  # else Kafka decides
     producer_id = header.producer_id
     refusal = check_idempotence(key.topic, key.partition, producer_id, level)
     if refusal is not None:
@@ -139,7 +146,7 @@ def _take(
         return data
     exchange.own[key] = (producer_id, header.producer_epoch, header.base_sequence), header.record_count
     if level is not Level.SAFE or header.is_transactional or data.records is None or not verify_crc(data.records):
-        return data  # a new CRC would make sound what is damaged
+        return data  # a new CRC would hide damage
     exchange.producers[key] = producer_id
     if producer_id >= MADE_UP_IDS_FROM:
         del exchange.own[key]
@@ -158,7 +165,7 @@ def _header(data: PartitionData) -> BatchHeader | None:
 
 
 def _stated(section: bytes) -> tuple[Level | None, str | None, bytes]:
-    """What the tagged field says, or why it cannot be read; and the tagged fields without it."""
+    """The level in the tagged field, or why it is unreadable; and the other tagged fields."""
     fields = split_tags(section)
     ours = [contents for instance_id, contents in fields if instance_id == LEVEL_TAG]
     if not ours:

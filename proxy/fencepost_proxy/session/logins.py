@@ -1,9 +1,10 @@
-"""A client's login: who tried, when it ends (KIP-368), and tokens without a Kafka header.
+"""A client's login: its principal, its expiry (KIP-368), and tokens without a Kafka header.
 
-SASL tokens pass between client and Kafka; none is kept. After SaslHandshake v1 each token is a SaslAuthenticate
-request. After v0 it is *bare*: a length and the token, answered likewise. Upstream both are SaslAuthenticate requests,
-since only their answers say why a login failed and how long it lasts. They do not say whether a login is complete, and
-so whether a client of v0 sends a token or a request next: that follows from the mechanism (`_is_complete`).
+SASL tokens are relayed between client and Kafka; none is stored. After SaslHandshake v1 each token is a
+SaslAuthenticate request. After v0 it is *bare*: a length and the token, and so is the answer. Upstream both are
+SaslAuthenticate requests, because only their responses contain why a login failed and how long it lasts. They do not
+show whether a login is complete, and so whether a client of v0 sends a token or a request next: that follows from the
+mechanism (`_is_complete`).
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from fencepost_proxy.wire.control import (
 )
 from fencepost_proxy.wire.schema import Message
 
-#: Of one frame of a login. Kafka's own limit is 512 KiB (`sasl.server.max.receive.size`).
+#: Limit for one frame of a login. Kafka's own limit is 512 KiB (`sasl.server.max.receive.size`).
 LOGIN_BYTES_MAX: Final = 1 << 20
-#: Upstream: v1 of the handshake is followed by requests, v1 of those says how long a login lasts (Kafka 2.2).
+#: Upstream versions: handshake v1 is followed by requests, whose v1 contains the lifetime of a login (Kafka 2.2).
 _HANDSHAKE, _AUTHENTICATE = 1, 1
 _FOR_EVER = float("inf")
-#: So much of its lifetime, and so many seconds at most, before Kafka ends a login: what is sent has its way to go.
-#: Clients log in again before that: Java's at 95 % of the time at the latest.
+#: A login is treated as expired this part of its lifetime, and at most this many seconds, before Kafka ends it, because
+#: requests take time to arrive. Clients log in again earlier: Java's at 95 % of the time at the latest.
 _EARLIER = 0.03
 _EARLIER_SECONDS_MAX = 1.0
 _SCRAM: Final = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
-#: Whose end is known without Kafka's word on it.
+#: Mechanisms whose completion the proxy recognizes.
 _TAKEN_BARE: Final = _SCRAM | {"PLAIN", "OAUTHBEARER", "GSSAPI"}
 _ERROR_CHARACTERS_MAX: Final = 200
 
@@ -55,7 +56,7 @@ class Login:
 
 
 class Logins(Proofs):
-    """Its state is `_login`, the last one that was begun, and `_tokens`: the same while its tokens are bare."""
+    """State: `_login`, the last one started, and `_tokens`: the same while its tokens are bare."""
 
     __slots__ = ("_login", "_tokens")
 
@@ -74,7 +75,7 @@ class Logins(Proofs):
         self._tokens: Login | None = None
 
     def _login_request(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> None:
-        """SaslHandshake or SaslAuthenticate, while nothing else is under way."""
+        """SaslHandshake or SaslAuthenticate, while nothing else is in progress."""
         client_id, message = _read(api_key, version, frame)
         response_slot = PendingResponse(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
         request = bytes(frame)
@@ -92,7 +93,7 @@ class Logins(Proofs):
         self._send_login(response_slot, INT32.pack(len(request)) + request)
 
     def _expect_tokens(self, login: Login) -> None:
-        """Not before Kafka has answered what was sent (`_paused`): what comes then may be a request again."""
+        """Read the next token only after Kafka has answered (`_paused`): it may be a request again."""
         self._tokens, self._paused = login, True
         self._client.state = CutterState.TOKEN
 
@@ -133,8 +134,8 @@ class Logins(Proofs):
             self._expect_requests()
         elif bare and login.mechanism not in _TAKEN_BARE:
             raise ClientProtocolError(
-                f"SaslHandshake v0 with {login.mechanism}: when such a login is complete is not known here; "
-                "use a client that knows SaslHandshake v1"
+                f"SaslHandshake v0 with {login.mechanism}: the proxy cannot detect when such a login is complete; "
+                "use a client that supports SaslHandshake v1"
             )
         self._end(response_slot, [INT32.pack(len(frame)), frame])
 
@@ -153,16 +154,16 @@ class Logins(Proofs):
     ) -> None:
         answer = _decoded(SASL_AUTHENTICATE, response_slot.version, frame)
         if answer is None:
-            raise UpstreamProtocolError("an answer to SaslAuthenticate that cannot be read")
+            raise UpstreamProtocolError("unreadable response to SaslAuthenticate")
         self._record_answer(login, answer, queried_at)
         if answer.error_code:
-            self._close("Kafka refused its login", None)  # as Kafka ends a login of v0, without a word
+            self._close("Kafka refused the client's login", None)  # after v0, Kafka closes without a response
             return
         self._paused = False
         token = bytes(answer.auth_bytes)
         if _is_complete(login, token):
             self._expect_requests()
-        silent = login.mechanism == "GSSAPI" and not token  # its last token has no answer
+        silent = login.mechanism == "GSSAPI" and not token  # the client expects no answer to its last token
         self._end(response_slot, [] if silent else [INT32.pack(len(token)), token])
 
     def _close(self, reason: str, fault: type[Exception] | None, *, hang_up: bool = False) -> None:
@@ -180,7 +181,7 @@ class Logins(Proofs):
 
 
 def _read(api_key: int, version: int, frame: memoryview) -> tuple[str | None, Message]:
-    """The client's id and its request. What cannot be read is for Kafka to refuse."""
+    """The client's id and its request. Kafka refuses unreadable ones."""
     try:
         header = parse_request_header(frame)
         return header.client_id, decode_request(api_key, version, frame[header.body_offset :])
@@ -204,7 +205,7 @@ def _is_complete(login: Login, token: bytes) -> bool:
 
 
 def _record_principal(login: Login, token: bytes) -> None:
-    """Of a login's first token what names its user. With other mechanisms all of it is a secret."""
+    """Record the user name in a login's first token. With other mechanisms all of it is secret."""
     if login.answers:
         return
     if login.mechanism == "PLAIN":  # RFC 4616: authorization identity, NUL, user, NUL, password
@@ -217,7 +218,7 @@ def _record_principal(login: Login, token: bytes) -> None:
 
 
 def _lasts_seconds(answer: Message | None) -> float:
-    """A little less than Kafka says, counted from when it was asked. What cannot be read ends nothing."""
+    """A little less than Kafka's lifetime, from the time of the request. An unreadable response sets no expiry."""
     lifetime_ms: int = getattr(answer, "session_lifetime_ms", 0)
     if lifetime_ms <= 0:
         return _FOR_EVER

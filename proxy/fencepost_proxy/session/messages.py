@@ -1,7 +1,7 @@
-"""What a session is told (events) and what it wants done (commands). Nothing here decides anything.
+"""What a session receives (events) and emits (commands). Nothing here decides anything.
 
-Bytes in events are views that are valid during the call only. So are bytes in commands: views into those of the event,
-often. Whoever cannot write them at once makes a copy.
+Bytes in events are views that are valid during the call only. Bytes in commands are often views into those: code that
+cannot write them at once makes a copy.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class UpstreamBytes:
 
 @value
 class ClientPassed:
-    """So many of `Session.passing_up_bytes` went to the broker without being read here."""
+    """So many of `Session.passing_up_bytes` went to the broker without being read by the session."""
 
     byte_count: int
 
 
 @value
 class UpstreamPassed:
-    """So many of `Session.passing_down_bytes` went to the client without being read here."""
+    """So many of `Session.passing_down_bytes` went to the client without being read by the session."""
 
     byte_count: int
 
@@ -65,7 +65,7 @@ class AppendAdmitted:
 
 @value
 class AppendCompleted:
-    """The gate's last word on a ticket, sent or not."""
+    """The sequencer's final result for an append, sent or not."""
 
     pending: PendingAppend
     result: PartitionResult
@@ -74,14 +74,14 @@ class AppendCompleted:
 
 @value
 class MayJoin:
-    """Of what was asked by `TransactionJoins`: the gate has nothing against it any more."""
+    """The partition's sequencer permits what `TransactionJoins` requested."""
 
     partition: TopicPartition
 
 
 @value
 class Stored:
-    """What `Store` asked for is in the state topic and every proxy process knows it; or why not."""
+    """The changes of a `Store` are in the state topic and known to every proxy process; or why not."""
 
     token: int
     error: str | None
@@ -89,7 +89,7 @@ class Stored:
 
 @value
 class Expanded:
-    """What came of `Expand`, one for each of its requests."""
+    """The outcomes of an `Expand`, one for each of its requests."""
 
     token: int
     outcomes: tuple[ExpansionOutcome, ...]
@@ -113,8 +113,8 @@ class CommitDecided:
 
 @value
 class AbortOnlyRecorded:
-    """To a `RecordAbortOnly` or a `ClearAbortOnly`: every process knows it that reads the state topic; or it is not
-    stored."""
+    """To a `RecordAbortOnly` or a `ClearAbortOnly`: stored, and known to every process that reads the state topic; or
+    not stored."""
 
     token: int
     stored: bool
@@ -122,21 +122,21 @@ class AbortOnlyRecorded:
 
 @value
 class BatchesRead:
-    """To a `ReadBatches`: it has been carried out."""
+    """To a `ReadBatches`: it has finished."""
 
     token: int
 
 
 @value
 class TopicNews:
-    """A door was opened, or metadata has told a count: look again whether what waits there may go in."""
+    """A barrier opened, or metadata reported a count: check again whether waiting requests may enter."""
 
 
 @value
 class Drain:
-    """The process is to end: begin no further request, answer what is under way until then, and hang up.
+    """The process is shutting down: start no further request, answer those in progress until then, and hang up.
 
-    Told again and again until then, it serves as a `Tick`.
+    Repeated until then, it serves as a `Tick`.
     """
 
     until: float
@@ -144,12 +144,12 @@ class Drain:
 
 @value
 class Tick:
-    """Time passed, memory was freed: look again at what waits."""
+    """Time passed, or memory was freed: check again what waits."""
 
 
 @value
 class QuotaRenewed:
-    """Other connections had their turn: the session has its whole quota of work again."""
+    """Other connections were served: the session has its whole work quota again."""
 
 
 Event = (
@@ -189,7 +189,7 @@ class ToUpstream:
 
 @value
 class ReadClient:
-    """Go on reading from the client, or pause (`on=False`)."""
+    """Continue reading from the client, or pause (`on=False`)."""
 
     on: bool
 
@@ -201,10 +201,11 @@ class ReadUpstream:
 
 @value
 class CloseClient:
-    """Close once what was written has gone out. `reason` is for the log; `fault` is whose it was, None for nobody's.
+    """Close once everything written is sent. `reason` – for the log. `fault` – an error type that shows which peer is
+    at fault, None if neither is.
 
-    `hang_up` – the client may still be sending: what it sends is thrown away until it has seen the end. A socket that
-    is closed with bytes unread resets the connection, and that may overtake the answer that the client is to see.
+    `hang_up` – the client may still be sending: discard that until the client closes. To close a socket with unread
+    bytes resets the connection, and the reset may overtake the last answer.
     """
 
     reason: str
@@ -225,7 +226,7 @@ class ToSequencer:
 
 @value
 class ToPartition:
-    """For the gate of a partition, without a ticket."""
+    """An event for a partition's sequencer that concerns no pending append."""
 
     partition: TopicPartition
     event: SequencerEvent
@@ -241,7 +242,7 @@ class Store:
 
 @value
 class Expand:
-    """Let these topics grow; answer with `Expanded(token)` within `timeout_ms`, as things stand then."""
+    """Expand these topics; answer with `Expanded(token)` within `timeout_ms`, with the state at that time."""
 
     token: int
     requests: tuple[ExpansionRequest, ...]
@@ -250,7 +251,7 @@ class Expand:
 
 @value
 class Ask:
-    """Find that out about a group; answer with `Replied(token)`, whatever comes of it, and soon."""
+    """Query a group; answer with `Replied(token)` soon, also on failure."""
 
     token: int
     query_message: Query
@@ -258,16 +259,16 @@ class Ask:
 
 @value
 class Noticed:
-    """A group, or a member of one, has shown something."""
+    """A group, or a member of one, was observed."""
 
     notice: Notice
 
 
 @value
 class ValidateCommit:
-    """May this transaction commit? Answer with `CommitDecided(token)`, whatever comes of it, and soon.
+    """May this transaction commit? Answer with `CommitDecided(token)` soon, also on failure.
 
-    `end_txn_version` – of the request that asks for it. `may_be_committed` – an earlier one may have done it.
+    `end_txn_version` – of the request. `may_be_committed` – an earlier one may have committed it.
     """
 
     token: int
@@ -280,9 +281,9 @@ class ValidateCommit:
 
 @value
 class RecordAbortOnly:
-    """Put it into the state topic; answer with `AbortOnlyRecorded(token)`, whatever comes of it, and soon.
+    """Put it into the state topic; answer with `AbortOnlyRecorded(token)` soon, also on failure.
 
-    `instead_of` – the names of those that it takes the place of, at the same moment.
+    `instead_of` – the names of the records that it replaces atomically.
     """
 
     token: int
@@ -292,9 +293,9 @@ class RecordAbortOnly:
 
 @value
 class ClearAbortOnly:
-    """Such a transaction has ended: take what the state topic says of it away, read to its end.
+    """Such a transaction has ended: delete its records from the state topic, after reading that to its end.
 
-    Answer with `AbortOnlyRecorded(token)`, whatever comes of it, and soon. `token` 0: nobody waits for it.
+    Answer with `AbortOnlyRecorded(token)` soon, also on failure. `token` 0: no answer is needed.
     """
 
     token: int
@@ -304,10 +305,10 @@ class ClearAbortOnly:
 
 @value
 class ReadBatches:
-    """Call `read`, which works on batches or on a control message, where it delays nothing else. Answer with
-    `BatchesRead(token)`, whatever comes of it.
+    """Run `read`, which works on batches or on a control message, off the event loop. Answer with `BatchesRead(token)`,
+    also on failure.
 
-    Not worth while any more once the connection is gone.
+    Skip it if the connection has closed.
     """
 
     token: int
@@ -316,11 +317,11 @@ class ReadBatches:
 
 @value
 class MigratedConnection:
-    """What there is to a session in which nothing is under way: enough for another process to go on with it.
+    """The state of a session with nothing in progress: enough for another process to continue it.
 
-    `unread` – what the client sent and nobody has acted on, a frame's beginning first. `received_bytes` – of the client
-    before that, in all. `login_ends` – monotonic. `failed_pipelines` – per partition and producer id: its failure, up
-    to which byte it counts.
+    `unread` – the client's unprocessed bytes, starting at a frame. `received_bytes` – the client's bytes before those.
+    `login_ends` – monotonic. `failed_pipelines` – per partition and producer id: the failure, and up to which byte it
+    applies.
     """
 
     local_host: str
@@ -336,7 +337,7 @@ class MigratedConnection:
 
 @value
 class LoginFailed:
-    """For the log: Kafka refused a client's login. `principal` – as the client named it, empty where it did not."""
+    """For the log: Kafka refused a client's login. `principal` – as the client named it, empty if it did not."""
 
     mechanism: str
     principal: str
@@ -345,14 +346,14 @@ class LoginFailed:
 
 @value
 class Migrate:
-    """Both connections go to the process that owns what the client asks for; this session has ended."""
+    """Move both connections to the primary worker; this session has ended."""
 
     migrated: MigratedConnection
 
 
 @value
 class TopicStale:
-    """Kafka's answer shows that what we know of a guarded topic is out of date: look it up again."""
+    """Kafka's answer shows that the cached metadata of a checked topic is outdated: refresh it."""
 
     topic: str
 
@@ -369,8 +370,8 @@ class Downgraded:
 
 @value
 class Count:
-    """For the metrics: a refusal by reason, a request by API. And for those who watch: of which partition, where it is
-    known, the offset that was expected, and where the log ended instead (-1: that was not what it was about).
+    """For the metrics: a refusal by reason, a request by API. For the status page also, where known: the partition, the
+    expected offset and the actual log end (-1: the refusal is not about offsets).
     """
 
     what: str

@@ -1,8 +1,9 @@
-"""What only one of several worker processes may do, and how a connection comes to that one, the owner.
+"""Requests that only the primary worker may process, and how a connection moves there.
 
-The session of another worker that comes to such a request reads no further and waits until nothing is under way. Then
-it ends, and the owner goes on with its connections, from the first byte of that request: what was told to the client,
-what it has proved, and which of its chains have failed goes along in a `MigratedConnection`.
+1. A session of another worker receives such a request. It stops reading and waits until nothing is in progress.
+2. It ends, and sends its state in a `MigratedConnection`: what was reported to the client, what the client has proved,
+   and which pipelines have failed.
+3. The primary worker continues the connection from the first byte of that request.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from fencepost_proxy.wire.apis import (
     INCREMENTAL_ALTER_CONFIGS,
 )
 
-#: Requests that may change virtual configs, or make a topic grow: one process puts them in an order.
+#: Requests that may change virtual configs or expand a topic: one process must order them.
 PRIMARY_APIS = frozenset({CREATE_TOPICS, DELETE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS, CREATE_PARTITIONS})
 
 
 class Migration(Connection):
-    """`owner` – whether this process owns what only one may."""
+    """`primary` – whether this is the primary worker."""
 
     __slots__ = ("_primary", "_taken_frame")
 
@@ -35,24 +36,24 @@ class Migration(Connection):
     ) -> None:
         super().__init__(connection, local_host, services, opened_at)
         self._primary = primary
-        self._taken_frame: bytes | None = None  # what the owner is wanted for, where it was collected already
+        self._taken_frame: bytes | None = None  # the request to migrate for, if it is already collected
 
     @staticmethod
     def _needs_primary(policy: TopicPolicy | None) -> bool:
-        """On `required` topics every append is stamped, and Kafka compares, whichever process sends it. Where batches
-        keep producer ids of their own, only one gate that sees them all knows where the log ends.
+        """On `required` topics every append is fenced, and Kafka compares the sequences of all processes. Elsewhere,
+        batches may keep their own producer ids, and only a single sequencer that gets them all knows the log end.
         """
         return policy is not None and policy.check is Check.ON
 
     def _move_to_primary(self, frame: memoryview | None = None) -> None:
-        """Nothing is read any more; `frame`, collected already, is the first that the owner gets."""
+        """Stop reading; `frame`, already collected, is the first that the primary worker gets."""
         self._primary_wanted = True
         if frame is not None:
             self._taken_frame = bytes(frame)
         self._pause_client()
 
     def _migrate(self) -> None:
-        """Once nothing is under way. What waits for an answer waits for this process."""
+        """Once nothing is in progress: answers that this process owes keep it here."""
         if (
             not self._nothing_under_way()
             or not self._upstream.between_frames
@@ -85,7 +86,7 @@ class Migration(Connection):
         self.client_closed = self.upstream_closed = True
 
     def _take_over(self, migrated: MigratedConnection) -> None:
-        """What the session of another process knew of this connection."""
+        """Adopt the state of another process's session."""
         self.client_id = migrated.client_id
         self.software = migrated.software
         self._may_write = dict(migrated.may_write)

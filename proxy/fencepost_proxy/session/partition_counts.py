@@ -1,13 +1,15 @@
-"""A Produce request at the doors of counted topics (KIP-253): what it says, whether it may go in, when it is out again.
+"""A Produce request to topics with partition-count checks (KIP-253): parse, enter the append barriers, leave them.
 
-`CountCheckedProduce` stands beside the request's `ProduceExchange` (`produce_exchange.py`). It goes in before the
-gates: once every door it needs is
-open, its counts are looked at, all at one moment, and it enters. From then on no expansion ends before it has left. It
-leaves when Kafka has answered for all that was sent, the gates' resends included; one that was sent and will never be
-answered leaves in doubt.
+`CountCheckedProduce` accompanies the request's `ProduceExchange` (`produce_exchange.py`). The barriers come before the
+sequencers:
 
-What may keep it waiting, within `deadline`: a closed door; or a count that does not agree with what is known, until
-metadata was asked whether that is still true. After that it is told to try again.
+1. Once every barrier it needs is open, all its counts are checked at one moment, and it enters.
+2. From then on, no expansion of these topics completes before it has left.
+3. It leaves when Kafka has answered everything sent, the sequencers' resends included. If something sent will never be
+   answered, it leaves in doubt.
+
+Until `deadline` it may wait for a closed barrier; or, if a count differs from the known one, for metadata newer than
+the request. After that the client gets a retriable error.
 """
 
 from __future__ import annotations
@@ -31,14 +33,14 @@ from fencepost_proxy.wire.batch import HeaderNames, MalformedBatch, parse_batch_
 from fencepost_proxy.wire.primitives import MALFORMED, join_tags, split_tags
 from fencepost_proxy.wire.produce import PartitionData, ProduceRequest, TopicData
 
-#: Of a topic in a Produce request, v9 and later: the number of its partitions as its producer knows it, int32. KIP-253
-#: has it as a field of its own; a tag that Kafka has not assigned passes through codecs that do not know it.
+#: A tagged field of a topic in a Produce request, v9 and later: the partition count known to the producer, int32.
+#: KIP-253 makes it a regular field; codecs relay this one, because Kafka has not assigned its number.
 PARTITION_COUNT_TAG: Final = 253
 _INT32 = Struct(">i")
 
 
 class Services(Protocol):
-    """What a counted turn asks of the process. Answers hold at the moment of asking."""
+    """What count checks need of the process. Answers are valid at the moment of the call only."""
 
     header_names: HeaderNames
     decompressed_bytes_max: int
@@ -49,49 +51,48 @@ class Services(Protocol):
     def policy(self, topic: str) -> TopicPolicy | None: ...
 
     def barrier(self, topic: str) -> AppendBarrier:
-        """Of a counted topic."""
+        """Of a topic with partition-count checks."""
 
     def partition_count(self, topic: str, now: float) -> int | None:
-        """Of a counted topic, None while it is not known."""
+        """Of a topic with partition-count checks, None while unknown."""
 
     def count_confirmed_since(self, topic: str, at: float) -> bool:
-        """Whether metadata was asked at that time or later, and answered."""
+        """Whether metadata requested at that time or later was received."""
 
     def in_grace_period(self, topic: str, now: float) -> bool:
-        """Whether it has grown a short while ago."""
+        """Whether it was expanded recently."""
 
     def served_count(self, connection: int, client_id: str | None, topic: str, now: float) -> int | None:
-        """What this client was told last, None where that is not known."""
+        """The count last reported to this client, None if unknown."""
 
 
 @value
 class Waits:
-    """Come back when a door opens, metadata has answered, or at the next tick. `ask` – topics to ask metadata for."""
+    """Try again when a barrier opens, metadata arrives, or at the next tick. `query` – topics to refresh."""
 
     query: tuple[str, ...]
 
 
 @value
 class Admitted:
-    """It has entered. `refused` – the partitions that go no further. `guesses` – topics refused by what their client
-    was told last."""
+    """It has entered. `refused` – the partitions not appended. `guesses` – topics refused because of the count last
+    reported to their client."""
 
     refused: dict[TopicPartition, Refusal]
     guesses: tuple[str, ...]
 
     @property
     def stale(self) -> bool:
-        """Whether the client should ask for metadata: 37 alone makes none do so."""
+        """Whether the client should refresh its metadata: 37 alone makes no client do so."""
         return any(refusal.error_code == INVALID_PARTITIONS for refusal in self.refused.values())
 
 
 @dataclass(slots=True, eq=False)
 class _Topic:
-    """One counted topic of the request. `declared` – by the tagged field, or why that cannot be read.
+    """One topic of the request with partition-count checks. `declared` – the tagged field, or why it is unreadable.
 
-    `read` – what each batch says, or why it is refused whatever the count is; None until somebody wants to know.
-    `validated` – for which count and policy, and what came of it: it may have to wait with that, and judging takes
-    time.
+    `read` – each batch, or why it is refused for any count; None before it is needed. `validated` – the result for a
+    count and a policy: kept, because validation takes time and the request may have to wait afterwards.
     """
 
     data: TopicData
@@ -102,8 +103,8 @@ class _Topic:
 
 @dataclass(slots=True, eq=False)
 class CountCheckedProduce:
-    """See the module. Times are monotonic seconds. `unanswered` – how much of it is upstream; `in_doubt` – somebody
-    was told that its outcome is not known, so it may be sent again from here, or be appended any time."""
+    """See the module. Times are monotonic seconds. `unanswered` – how many of its requests are upstream. `in_doubt` –
+    an outcome was reported as unknown, so the append may be resent or appended at any time."""
 
     connection: int
     client_id: str | None
@@ -115,10 +116,10 @@ class CountCheckedProduce:
     readings: Readings | None = None
     _entered: list[AppendBarrier] = field(default_factory=list)
 
-    # ---- in
+    # ---- enter
 
     def enter_barriers(self, services: Services, now: float) -> Waits | Admitted:
-        """Nothing has happened where it waits."""
+        """Has no effect if it returns `Waits`."""
         late = now >= self.deadline
         if self.readings is None:
             self.readings = Readings(services.header_names, services.decompressed_bytes_max)
@@ -131,7 +132,7 @@ class CountCheckedProduce:
         for topic in self.topics:
             name = topic.data.name
             if topic in closed:
-                message = f"TRY_AGAIN topic={name} is growing: appends wait until its expansion has ended"
+                message = f"TRY_AGAIN topic={name} is being expanded: appends wait until the expansion has ended"
                 _refuse_all(refused, topic, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "door_closed", message))
                 continue
             decisions = self._decisions(services, topic, now)
@@ -144,7 +145,7 @@ class CountCheckedProduce:
                 and not services.count_confirmed_since(name, self.arrived_at)
             ):
                 query.append(name)
-                message = f"TRY_AGAIN topic={name}: how many partitions it has could not be looked up in time"
+                message = f"TRY_AGAIN topic={name}: its partition count could not be read in time"
                 _refuse_all(refused, topic, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "count_unknown", message))
                 continue
             for data, decision in zip(topic.data.partitions, decisions, strict=True):
@@ -158,7 +159,7 @@ class CountCheckedProduce:
             if any(TopicPartition(topic.data.name, data.partition) not in refused for data in topic.data.partitions):
                 barrier = services.barrier(topic.data.name)
                 entered = barrier.enter(self, now, _transactional_producers(topic.data) if barrier.closed else ())
-                assert entered, "it was open a moment ago"
+                assert entered, "the barrier closed meanwhile"
                 self._entered.append(barrier)
         return Admitted(refused, tuple(dict.fromkeys(guesses)))
 
@@ -169,13 +170,13 @@ class CountCheckedProduce:
 
     @staticmethod
     def _states(topic: _Topic) -> bool:
-        """Whether the refusal of its batches came from what they say."""
+        """Whether the refusal of its batches is due to a count in the request."""
         return topic.declared is not None or any(
             isinstance(each, Append) and each.partition_count is not None for each in topic.read or ()
         )
 
     def _decisions(self, services: Services, topic: _Topic, now: float) -> list[Refusal | None] | None:
-        """None: that takes a count, and none is known."""
+        """None: a count is needed and unknown."""
         name = topic.data.name
         policy = services.policy(name) or UNCHECKED
         if policy.count_check is Check.OFF:
@@ -197,7 +198,7 @@ class CountCheckedProduce:
     ) -> list[Refusal | None] | None:
         assert topic.read is not None
         name = topic.data.name
-        declared = None if isinstance(topic.declared, str) else topic.declared  # else all are refused already
+        declared = None if isinstance(topic.declared, str) else topic.declared  # if unreadable, all are refused already
         decisions: list[Refusal | None] = []
         served = (
             services.served_count(self.connection, self.client_id, name, now) if policy.partitioner is None else None
@@ -243,10 +244,10 @@ class CountCheckedProduce:
             return pending
         append = pending.append
         if not policy.is_checked and append.unreadable is not None and append.unreadable.header == "baseOffset":
-            return append  # Kafka says what it thinks of it
+            return append  # Kafka decides
         return header_unreadable(append) or append
 
-    # ---- out
+    # ---- leave
 
     def was_sent(self) -> None:
         """A part of it goes upstream."""
@@ -256,7 +257,7 @@ class CountCheckedProduce:
         self.unanswered -= 1
 
     def leave(self, now: float) -> None:
-        """Its outcome is known, or never will be. May be called again."""
+        """Its outcome is known, or never will be. May be called repeatedly."""
         in_doubt = self.in_doubt or self.unanswered > 0
         while self._entered:
             self._entered.pop().leave(self, now, in_doubt=in_doubt)
@@ -275,9 +276,9 @@ def count_checked_produce(
     *,
     readings: Readings | None = None,
 ) -> tuple[ProduceRequest, CountCheckedProduce | None]:
-    """The request as it is to go upstream, and what of it concerns counted topics.
+    """The request to send upstream, and its topics with partition-count checks.
 
-    Raises ClientProtocolError where it names one of their partitions twice.
+    Raises ClientProtocolError if it names one of their partitions twice.
     """
     if not any(_is_count_checked(policy(topic.name)) for topic in request.topics):
         return request, None
@@ -305,7 +306,7 @@ def _is_count_checked(policy: TopicPolicy | None) -> bool:
 
 
 def _declared(tags: bytes) -> tuple[int | str | None, bytes]:
-    """What the tagged field says, or why it cannot be read; and the tagged fields without it."""
+    """The count in the tagged field, or why it is unreadable; and the other tagged fields."""
     if not tags:
         return None, tags
     fields = split_tags(tags)
@@ -326,7 +327,7 @@ def _declared(tags: bytes) -> tuple[int | str | None, bytes]:
 
 
 def _transactional_producers(topic: TopicData) -> frozenset[tuple[int, int]]:
-    """Ids and epochs of the producers of its batches, if all of them are transactional; else nobody's."""
+    """Ids and epochs of the producers of its batches, if all of them are transactional; else empty."""
     producers = set()
     for data in topic.partitions:
         try:
@@ -340,7 +341,7 @@ def _transactional_producers(topic: TopicData) -> frozenset[tuple[int, int]]:
 
 
 def pipeline_of(data: PartitionData) -> int:
-    """As `PendingAppend.pipeline`, of a batch whose records were not read. INDEPENDENT where it names no producer."""
+    """As `PendingAppend.pipeline`, for a batch whose records are not read. INDEPENDENT if it has no producer id."""
     try:
         producer_id = parse_batch_header(data.records or memoryview(b"")).producer_id
     except MalformedBatch:
@@ -359,7 +360,7 @@ def _unreadable(topic: str, data: PartitionData, word: str, reason: str) -> Refu
 
 
 def partition_counts(topics: Iterable[object]) -> Iterator[tuple[str, int]]:
-    """Of a Metadata response's topics: name and number of partitions of those that have both."""
+    """Name and number of partitions of those topics of a Metadata response that have both."""
     for topic in topics:
         name, error_code = getattr(topic, "name", None), getattr(topic, "error_code", 0)
         if name is not None and not error_code:

@@ -1,12 +1,12 @@
-"""What is kept of a request while somebody waits for its answer: its `PendingResponse`.
+"""State of a request until its answer is sent: its `PendingResponse`.
 
-Every request that will be answered has one, in two queues of its connection:
+Every request with an answer has one, in two queues of its connection:
 
-- `_to_client`: every slot, in the order of the client's requests. Only the front one may write to the client.
-- `_from_upstream`: the slots that the broker will answer, in the order they were sent.
+- `_to_client`: all of them, in the order of the client's requests. Only the front one may write to the client.
+- `_from_upstream`: those that the broker will answer, in the order they were sent.
 
-A request that went up in parts, or changed, has an *inner* slot in the second queue for each of them, beside its own in
-the first.
+A request that was changed or split for upstream has one in the first queue, and an *inner* one in the second for each
+request sent.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ PipelineKey = tuple[TopicPartition, int]
 
 @dataclass(slots=True)
 class Failed:
-    """Why a chain failed, and up to which byte of the connection its client cannot have known.
+    """Why pipelined appends failed, and up to which byte of the connection the client cannot have known.
 
-    A, expecting 5, and B, expecting 6, are sent together. Another writer wins 5, A is refused – and B would land behind
-    the other's record as if it were A. So what was sent before the answer to A was, falls with it. How much that is
-    nobody can tell for certain from here: at least what had arrived when the answer left.
+    1. The client sends A, expecting 5, and B, expecting 6.
+    2. Another writer appends at 5, and A is refused.
+    3. If B were admitted, it would be appended after the other writer's record as if A had been appended.
+
+    So everything that the client sent before it received A's answer fails too. The proxy cannot know that byte exactly:
+    it takes everything that had arrived when the answer left.
     """
 
     result: PartitionResult
@@ -42,11 +45,10 @@ class Failed:
 
 @dataclass(slots=True, eq=False)
 class Begun:
-    """Appends of a connection that had begun at some moment, of which nobody can tell to which topic they go.
+    """Appends of a connection that were in progress at some moment, to unknown topics.
 
-    `reads_to` – the client's byte at which the frame ends that was on its way then. `turn` – what waited at a door or a
-    gate. Both have requests in front of them, and become one: so `response_slots`, those without an answer, are only
-    known once both are over.
+    `reads_to` – the client's byte at which the frame in transit then ends. `exchange` – what waited for a barrier or a
+    sequencer. `response_slots` – the unanswered Produce requests; known only once both are sent.
     """
 
     at: float
@@ -56,22 +58,22 @@ class Begun:
 
 
 class Answer(Enum):
-    #: Streamed from upstream to the client as it is.
+    #: Streamed from upstream to the client unchanged.
     RELAYED = auto()
-    #: The same, once it is known to name no broker's address: a Produce response, of 100 bytes or so.
+    #: The same, unless it contains broker addresses: a Produce response, of about 100 bytes.
     RELAYED_UNLESS_BROKERS = auto()
-    #: Collected from upstream; `PendingResponse.on_response` makes the answer of it, now or later.
+    #: Collected from upstream; `PendingResponse.on_response` makes the answer from it, now or later.
     MADE_FROM_RESPONSE = auto()
-    #: Not from upstream at all.
+    #: Made by the proxy alone.
     MADE_HERE = auto()
-    #: One guarded append that took the short way (`PendingResponse.single`); its answer does, too, if it is the one
-    #: that is due.
+    #: One checked append that took the fast path (`PendingResponse.single`); its answer does too if it is the front
+    #: one.
     SINGLE = auto()
 
 
 @dataclass(slots=True)
 class Single:
-    """What is kept of a guarded append that took the short way: enough to make a `ProduceExchange` of it after all."""
+    """A checked append that took the fast path: enough state to convert it to a `ProduceExchange`."""
 
     pending: PendingAppend
     frame: memoryview
@@ -82,7 +84,7 @@ class Single:
 
 
 class PendingResponse:
-    """One request that somebody waits for."""
+    """One request with an answer."""
 
     __slots__ = (
         "answer",
@@ -107,11 +109,11 @@ class PendingResponse:
         self.on_response: Callable[[memoryview], None] | None = None
         self.chunks: list[bytes | memoryview] = []
         self.done = False
-        #: When Kafka's answer was here; None where it has passed, or does not come from Kafka.
+        #: When Kafka's answer arrived; None if it was streamed, or does not come from Kafka.
         self.answered_at: float | None = None
-        #: Asked by us on behalf of another slot: no client's request of its own.
+        #: Sent by the proxy on behalf of another pending response; not a request of the client.
         self.inner = False
         self.single: Single | None = None
         self.reserved_bytes = 0
-        #: Failed appends that its answer tells of: until it is read, what follows them follows a hole.
+        #: Failed appends that its answer reports. Until the client reads it, the appends that follow leave a gap.
         self.pipeline_keys: list[PipelineKey] = []

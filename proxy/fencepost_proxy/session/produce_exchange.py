@@ -1,8 +1,9 @@
-"""One Produce request that touches guarded partitions: its turns at their gates, and how its answers are put together.
+"""One Produce request with checked partitions: its appends at their sequencers, and how its answer is put together.
 
-What passed is forwarded in one request; what was refused is answered here, and both are merged into one response. The
-partitions are waited for one after the other, in the order of topic and partition. Those that are granted block other
-appends until they are sent, so they do not wait long for the rest: they are sent ahead (`CheckedProduce._send_ahead`).
+Admitted appends are forwarded in one request, refused ones are answered by the proxy, and both results are merged into
+one response. The partitions are submitted one after the other, in the order of topic and partition. Admitted appends
+block other appends to their partitions until they are sent, so they do not wait long for the rest: they are sent ahead
+(`CheckedProduce._send_ahead`).
 """
 
 from __future__ import annotations
@@ -48,22 +49,24 @@ NOTHING_DENIED: Final[Mapping[str, int]] = MappingProxyType({})
 
 @dataclass(slots=True, eq=False)
 class ProduceExchange:
-    """`results` fills up with the final answer of each partition; `pending_appends` are its appends to guarded ones.
+    """`results` fills up with the final result of each partition; `pending_appends` are the appends to checked ones.
+    Times are monotonic seconds.
 
-    `waiting_for` is the ticket offered last, None once all have a verdict. `admitted` block their partitions until they
-    are sent or withdrawn, `admitted_at` – since when the first of them does. `sent` – the partitions whose batches went
-    upstream. `alone` – it waits for one partition with none granted, and goes through all in order after that.
-    `answer_by` – when the client has to be told something, monotonic seconds.
-    `received_at` – when it was here whole; `submitted_at` – when `waiting_for` was offered; `sequencer_seconds` – how
-    long it has waited at gates so far.
-    `counted` – what of it concerns counted topics; `at_barrier` – it waits there, and has not come to the gates.
-    `count_refused` – partitions refused there. `misread` – chains of batches that could be no tickets. `leveled` – what
-    of it has to do with levels of idempotence. `querying` – questions to Kafka that its answer waits for;
-    `starts_queried`
-    – where its logs start was one; `said` – topics of which Kafka has answered whether its client may write.
-    `denied` – topics that its client may not write, and Kafka's words; it has been asked before anything else was done.
-    `notes` – of failed appends of a transaction that are not stored yet; None: it has not been asked whether there are.
-    `readings` – what its batches say.
+    - `waiting_for` – the append submitted last, None once all are decided; `submitted_at` – since when.
+    - `admitted` – block their partitions until they are sent or cancelled; `admitted_at` – since when the first does.
+    - `sent` – the partitions whose batches went upstream.
+    - `alone` – it waits for one partition with none admitted, and submits all in order after that.
+    - `answer_by` – when the client must get an answer. `received_at` – when the request was complete.
+    - `sequencer_seconds` – how long it has waited for sequencers and barriers so far.
+    - `counted` – its topics with partition-count checks; `at_barrier` – it waits for a barrier or for metadata, before
+      the sequencers; `count_refused` – partitions refused by the count checks.
+    - `misread` – pipelines of batches that could not become pending appends.
+    - `leveled` – its batches with idempotence levels.
+    - `querying` – open queries to Kafka that the answer waits for; `starts_queried` – log starts were queried.
+    - `stated` – topics for which Kafka has answered whether the client may write.
+    - `denied` – topics that the client may not write, with Kafka's error, found before anything else was done.
+    - `notes` – records of failed appends of a transaction that are not stored yet; None: not determined.
+    - `readings` – the parsed batches.
     """
 
     request: ProduceRequest
@@ -99,11 +102,11 @@ class ProduceExchange:
 
     @property
     def refused(self) -> bool:
-        """Whether something of it has failed here. A known retry has its result too, and that is a success."""
+        """Whether the proxy refused a part of it. A recognized retry has its result too, and that is a success."""
         return any(self.refusals())
 
     def refusals(self) -> Iterator[PartitionResult]:
-        """But for what Kafka itself does not take."""
+        """Except topics that Kafka denies."""
         return (result for key, result in self.results.items() if result.error_code and key.topic not in self.denied)
 
     @property
@@ -119,7 +122,7 @@ class ProduceExchange:
     # ---- what goes upstream
 
     def unsent(self) -> Iterator[TopicPartition]:
-        """What can be sent now: what is granted, and what needs no grant."""
+        """What can be sent now: what is admitted, and what needs no admission."""
         for key in self.partitions():
             if key not in self.results and key not in self.sent:
                 pending = self.pending_appends.get(key)
@@ -127,11 +130,10 @@ class ProduceExchange:
                     yield key
 
     def upstream_request(self) -> ProduceRequest | None:
-        """What has passed and is not sent yet, stamped; None if there is nothing. acks=all as soon as one append is
-        stamped.
+        """What may be sent and is not sent yet, fenced; None if there is nothing. acks=all if an append is fenced.
 
-        With acks=1 a leader could forget a conditional append that it acknowledged, and let a second writer win the
-        same offset.
+        With acks=1 a leader could lose a conditional append that it acknowledged, and let a second writer win the same
+        offset.
         """
         topics = self._only(set(self.unsent()))
         if not topics:
@@ -140,11 +142,11 @@ class ProduceExchange:
         return replace(self.request, topics=topics, acks=acks)
 
     def request_for(self, pending: PendingAppend) -> ProduceRequest:
-        """One append of it alone, with its new stamp."""
+        """A single append, with its new fence."""
         return replace(self.request, topics=self._only({pending.partition}), acks=ACKS_ALL)
 
     def request_without(self, keys: Collection[TopicPartition]) -> ProduceRequest:
-        """Those of its batches that go without their producer ids now."""
+        """The batches to resend without their producer ids."""
         acks = ACKS_ALL if self.request.acks == 0 else self.request.acks
         return replace(self.request, topics=self._only(keys), acks=acks)
 
@@ -187,7 +189,7 @@ class ProduceExchange:
 
 
 def sent_batch(pending: PendingAppend) -> tuple[bytes, memoryview]:
-    """The same in two parts: its header, and the records as they came."""
+    """The header of the batch to send, and its records unchanged."""
     fence, records = pending.fence, pending.records
     if fence is None:
         return bytes(zero_base_offset(records[:HEADER_BYTES])), records[HEADER_BYTES:]
@@ -207,10 +209,10 @@ def without_producer(records: memoryview) -> bytearray:
 
 
 def batch_to_send(pending: PendingAppend) -> bytearray:
-    """The ticket's batch as Kafka gets it: stamped, if it has a stamp."""
+    """The batch to send to Kafka: fenced, if it has a fence."""
     fence = pending.fence
     if fence is None:
-        # Kafka refuses a base offset other than 0, and ours is no concern of its.
+        # Kafka refuses a base offset other than 0; the expected offset is not for Kafka.
         return zero_base_offset(pending.records)
     return fence_batch(
         pending.records,
@@ -223,7 +225,7 @@ def batch_to_send(pending: PendingAppend) -> bytearray:
 
 @value
 class AppendDraft:
-    """What a turn needs to know of one guarded topic and of its own connection to make tickets."""
+    """What is needed of a checked topic and of the connection to make pending appends."""
 
     connection: int
     policy: TopicPolicy
@@ -242,7 +244,7 @@ class AppendDraft:
 def make_pending_append(
     draft: AppendDraft, partition: TopicPartition, data: PartitionData, scan: BatchScan | Refusal | None = None
 ) -> PendingAppend | Refusal:
-    """What the gate has to know of a batch. `scan` – what it says, where it was read already."""
+    """The pending append of a batch. `scan` – the batch, if it is already read."""
     scan = scan or read_batch(
         partition,
         data.records,

@@ -1,4 +1,4 @@
-"""The producer ids of a Produce request that is streamed: a client may not use those that fence appends here."""
+"""Checks the producer ids of a streamed Produce request: clients may not use those of fenced appends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _NO_MORE: Final = sys.maxsize
 
 
 def refuse_producer_id() -> ClientProtocolError:
-    return ClientProtocolError("PRODUCER_ID_TAKEN a Produce request has a producer id of the proxy's own")
+    return ClientProtocolError("PRODUCER_ID_TAKEN a Produce request uses a producer id of fenced appends")
 
 
 class ProducerIdWatch:
-    """Looks at one partition after the other, each when its first bytes are there.
+    """Checks one partition after the other, each when its first bytes have arrived.
 
     `first_at` – where the first one begins in the frame. `count` – of the partitions.
     """
@@ -31,9 +31,9 @@ class ProducerIdWatch:
         self._tags_before = False
 
     def probe(self, head: memoryview) -> int:
-        """How many bytes pass before the next look. `head` – `PARTITION_HEAD_BYTES`, or less at the frame's end.
+        """How many bytes to stream before the next check. `head` – `PARTITION_HEAD_BYTES`, or less at the frame's end.
 
-        What cannot be read is refused by Kafka. Raises ClientProtocolError.
+        Kafka refuses what is unreadable. Raises ClientProtocolError.
         """
         if not self._left:
             return _NO_MORE

@@ -1,17 +1,21 @@
-"""What Kafka lets a client do, found out on the client's own connection by requests that do nothing.
+"""Checks with Kafka what a client may do, on the client's own connection, by requests without effect.
 
-Whoever answers or does something here in a client's place asks first. For the right to a transactional id always; for
-WRITE before a refusal is told (`CheckedProduce`), and, where clients log in, before anything of theirs comes to a door
-or a gate.
+The proxy checks before it answers for Kafka or acts for a client: always for the use of a transactional id; for WRITE
+before it reports a refusal (`CheckedProduce`) and, if clients log in, before their appends reach a barrier or a
+sequencer.
 
-Why before: an append that Kafka does not take holds its gate up. Without a login it ends the connection, and its gate
-has to look into the log before it goes on; without the right it has its turn until Kafka has refused it. Whoever
-reaches a listener could keep the others from a guarded partition in this way. That SaslAuthenticate was answered
-without an error proves nothing: with SCRAM and OAUTHBEARER a first answer comes before Kafka has looked at the password
-or token. What proves it is Kafka's answer to what it answers only after a login. It is asked for once a connection and
-topic, and again after a refusal and after each login.
+The check comes first because an append that Kafka rejects blocks its sequencer:
 
-Where nobody logs in nobody is asked: to Kafka each client is who the proxy is.
+- Without a login, the append ends the connection, and the sequencer must read the log before it continues.
+- Without permission, the append blocks the partition until Kafka has refused it.
+
+Any client that reaches a listener could block a checked partition in this way.
+
+A SaslAuthenticate response without an error proves nothing: with SCRAM and OAUTHBEARER the first one precedes Kafka's
+check of the password or token. The proof is Kafka's answer to a request that it serves only after a login. The proxy
+sends it once for each connection and topic, and again after a refusal and after each login.
+
+If clients do not log in, nothing is checked: to Kafka, each client has the proxy's permissions.
 """
 
 from __future__ import annotations
@@ -37,9 +41,8 @@ from fencepost_proxy.wire.produce import (
 )
 from fencepost_proxy.wire.schema import Message
 
-#: Of all other errors, whoever is told so has the right to write the topic. Kafka asks for the right to a transactional
-#: id first, and older brokers for that to idempotence. In the middle of a login it answers whatever comes with an error
-#: of another kind before it ends the connection.
+#: Any other error shows that the client may write the topic. Kafka checks the transactional id first, and older brokers
+#: the permission to be idempotent. During a login it answers every request with an error of another kind, then closes.
 PROVES_NOTHING = frozenset(
     {
         Error.TOPIC_AUTHORIZATION_FAILED,
@@ -54,23 +57,23 @@ PROVES_NOTHING = frozenset(
 )
 #: Understood by every broker that has transactions.
 _USE_VERSION = 1
-#: The newest version that is alike for all topics: later ones may mean transactions v2, or name topics by id.
+#: The newest version that is equal for all topics: later ones may mean transactions v2, or identify topics by id.
 _WRITE_VERSION_MAX = 9
 _NO_PRODUCER_ID, _NO_PRODUCER_EPOCH = -1, -1
-#: No topic has it: a marker for it is written nowhere.
+#: No topic has it: no marker is written for it.
 _NO_PARTITION = 0x7FFFFFFF
 
 
 @dataclass(slots=True, eq=False)
 class Proof:
-    """Kafka was asked whether the client may do `what`; nothing more is read before it has said so, by `until`."""
+    """A query to Kafka whether the client may do `what`; reading is paused until it is answered, or until `until`."""
 
     what: str
     until: float
 
 
 class Proofs(ControlMessages):
-    """Its state is `_proof` that is waited for; what Kafka said is the connection's `_may_write`, `_may_use`."""
+    """State: `_proof`, the open query. Kafka's answers are in `_may_write` and `_may_use` of the connection."""
 
     __slots__ = ("_proof",)
 
@@ -93,33 +96,33 @@ class Proofs(ControlMessages):
         return proof
 
     def _is_waited_for(self, proof: Proof) -> bool:
-        """Not any more, from here on. Nor if its client is gone."""
+        """Whether this query is still open; closes it. False also if the client disconnected."""
         if self._proof is not proof or self.client_closed:
             return False
         self._proof, self._paused = None, False
         return True
 
     def _late_proof(self, now: float) -> str | None:
-        """Of what. A gate could not tell its client before that that it is refused, nor a commit be kept back."""
+        """What a proof that is late is about. Meanwhile the proxy can neither refuse an append nor decide a commit."""
         proof = self._proof
         return proof.what if proof is not None and proof.until <= now else None
 
     def _record_proof(self, topic: str, error_code: int) -> None:
-        """What Kafka's answer to an append says of the right to write: a right may be taken away, too."""
+        """Record what an append's result shows about WRITE: permissions may also be revoked."""
         if error_code not in PROVES_NOTHING:
             self._may_write[topic] = self._now
         elif error_code == Error.TOPIC_AUTHORIZATION_FAILED and self._may_write.pop(topic, None) is not None:
             self._has_no_fast_path()
 
     def _forget_proofs(self) -> None:
-        """Its client logs in, anew perhaps: whatever it may do, it may do nothing until that is over."""
+        """The client logs in, perhaps again: its permissions are unknown until that is done."""
         if self._may_write:
             self._may_write.clear()
             self._has_no_fast_path()
         self._may_use = None
 
     def _has_no_fast_path(self) -> None:
-        """What it may append is to be asked for again."""
+        """Its permission to append must be checked again."""
         raise NotImplementedError
 
     # ---- the requests
@@ -129,8 +132,8 @@ class Proofs(ControlMessages):
     ) -> None:
         """Whether it may use the transactional id (WRITE).
 
-        By the abort of a producer that there is not. Every broker looks at the right to the transactional id first;
-        then it is not the coordinator, or finds that the transactional id is of another producer. Nothing ends by it.
+        The probe is an abort for a producer that does not exist. Every broker checks the transactional id first;
+        then it is not the coordinator, or finds another producer under the transactional id. No transaction ends.
         """
         message = Message(
             transactional_id=transactional_id,
@@ -153,9 +156,10 @@ class Proofs(ControlMessages):
     def _prove_markers(
         self, topic: str, version: int, correlation_id: int, client_id: str | None, done: Callable[[bool], None]
     ) -> None:
-        """Whether it may write transaction markers (CLUSTER_ACTION or ALTER), by one for a partition that there is not.
+        """Whether it may write transaction markers (CLUSTER_ACTION or ALTER).
 
-        Kafka looks at the right first (KafkaApis.handleWriteTxnMarkersRequest).
+        The probe is a marker for a partition that does not exist. Kafka checks the permission first
+        (KafkaApis.handleWriteTxnMarkersRequest).
         """
         partitions = [Message(name=topic, partition_indexes=[_NO_PARTITION])]
         marker = Message(producer_id=0, producer_epoch=0, transaction_result=False, topics=partitions)
@@ -198,10 +202,10 @@ class Proofs(ControlMessages):
         partitions: Mapping[str, int],
         done: Callable[[dict[str, PartitionResult]], None],
     ) -> None:
-        """Whether it may write these topics, with one partition of each; `done` is told what Kafka says of each.
+        """Whether it may write these topics, tested with one partition of each; `done` gets Kafka's result for each.
 
-        A Produce request without a record batch: authorisation comes first (29), then Kafka finds nothing to append
-        (87). Nothing can be written by it.
+        The probe is a Produce request without record batches: Kafka checks authorization first (29), then finds nothing
+        to append (87). It cannot write anything.
         """
         version = min(_WRITE_VERSION_MAX, request.api_version)
         probe = replace(
@@ -225,7 +229,7 @@ class Proofs(ControlMessages):
                     answers[topic.name] = result
             if answers.keys() != partitions.keys():
                 queried = sorted(partitions)
-                raise UpstreamProtocolError(f"the broker answered for {sorted(answers)}, asked were {queried}")
+                raise UpstreamProtocolError(f"the broker answered for {sorted(answers)} instead of {queried}")
             done(answers)
 
         upstream.on_response = on_response
@@ -233,7 +237,7 @@ class Proofs(ControlMessages):
         self._send_probes()
 
     def _send_probes(self) -> None:
-        """Not into the middle of a frame of the client's that is being streamed."""
+        """Wait while a client's frame is being streamed."""
         if self._client.state is CutterState.PASSING:
             return
         while self._probes:
@@ -241,11 +245,11 @@ class Proofs(ControlMessages):
             self._from_upstream.append(upstream)
             self._upstream_out += chunks
 
-    # ---- before anything of it comes to a door or a gate
+    # ---- before a barrier or a sequencer
 
     def _unproved(self, partitions: Mapping[str, int]) -> dict[str, int]:
-        """The topics of which Kafka is to be asked first. No proof is too old: who may not write any more gets a turn,
-        and with it the refusal that takes the proof away."""
+        """The topics to check with Kafka first. A proof does not expire here: a client whose WRITE was revoked gets one
+        append through to Kafka, whose refusal removes the proof."""
         if not self._services.clients_log_in:
             return {}
         return {name: each for name, each in partitions.items() if name not in self._may_write}
@@ -257,7 +261,7 @@ class Proofs(ControlMessages):
         until: float,
         done: Callable[[dict[str, int]], None],
     ) -> None:
-        """`done` is told which topics its client may not write, and Kafka's words."""
+        """`done` gets the topics that the client may not write, with Kafka's errors."""
         proof = self._wait_for_proof("write a topic", until)
 
         def answered(answers: dict[str, PartitionResult]) -> None:

@@ -1,10 +1,10 @@
-"""What the batches of one Produce request say: each is read once, before the request comes to a door or a gate.
+"""The batches of one Produce request: each is parsed once, before the request reaches a barrier or a sequencer.
 
-How long that takes is the client's to say: a few kilobytes may unpack to 100 MiB, or to a million records. So little is
-read at once (`Readings.here`). The rest is read outside the event loop, by `Readings.elsewhere` in a thread
-(`messages.ReadBatches`): decompression, CRC and search let other threads run meanwhile, and what walks over records is
-interrupted by the interpreter. Nothing else of the connection happens until then. What takes too long even there is
-refused (MESSAGE_TOO_LARGE).
+How long that takes depends on the client: a few kilobytes may decompress to 100 MiB, or to a million records. So only a
+limited amount is parsed in the event loop (`Readings.here`), and the rest by `Readings.elsewhere` in a thread
+(`messages.ReadBatches`): decompression, CRC and search release the interpreter lock, and the interpreter interrupts the
+walk over records. Until then the connection does nothing else. A batch that takes too long even there is refused
+(MESSAGE_TOO_LARGE).
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from fencepost_proxy.wire.produce import ProduceRequest, parse_produce_request
 
 _T = TypeVar("_T")
 
-#: What is read at once, all batches of a request together: some milliseconds. `ReadBatches` is for more.
+#: Limits for all batches of a request, parsed in the event loop: some milliseconds. Above them, `ReadBatches` is used.
 HERE_BYTES_MAX = 1_310_720
 HERE_STEPS_MAX = 5_000
 HERE_BATCHES_MAX = 500
-#: What is read of one request at all, in the largest batches that are taken.
+#: The limit for one request in a thread, in multiples of the largest accepted batch.
 _LARGEST_MAX = 4
 _KEYS_BYTES_MAX = 32 << 20
-#: Placing a key takes as long as reading so many times its bytes.
+#: To compute a key's partition takes as long as to read this many times its bytes.
 _KEY_EFFORT = 32
-#: Topics and partitions of a request that is read: each takes some time of everybody's, at each step of its way.
+#: Topics and partitions of a request that is parsed: each takes some time at every step.
 PARTITIONS_MAX = 2_048
-#: Of a request with more, so many topics are looked at in a row, whether the proxy has to do with one.
+#: How many topics of a larger request are looked up without a pause.
 TOPICS_AT_ONCE = 1_000
-#: In place of the header names that do not matter; no name in UTF-8 has these bytes.
+#: Replace the header names that do not matter; no UTF-8 name has these bytes.
 _NO_NAMES = (b"\xff0", b"\xff1")
 
 
@@ -62,7 +62,7 @@ class _Wanted:
 
 
 class Readings:
-    """`names`, `bytes_max` – as for `scan_batch`. `here_bytes_max` – what may be read at once."""
+    """`names`, `bytes_max` – as for `scan_batch`. `here_bytes_max` – the limit in the event loop."""
 
     def __init__(self, names: HeaderNames, bytes_max: int, here_bytes_max: int = HERE_BYTES_MAX) -> None:
         self._names = names
@@ -73,13 +73,13 @@ class Readings:
         self._placed: dict[tuple[TopicPartition, Partitioner, int], Refusal | None] = {}
 
     def want(self, where: TopicPartition, records: memoryview | None, policy: TopicPolicy, count: int | None) -> None:
-        """`count` – of the topic's partitions, where its keys are to be placed over them; else None."""
+        """Add a batch. `count` – the topic's partition count if the partitions of its keys are to be checked."""
         self._requested.append(_Wanted(where, records, policy, count))
 
     def here(self) -> bool:
-        """Reads all that is wanted; False: that takes too long, `elsewhere` is to do it."""
+        """Read all batches added; False: that takes too long, use `elsewhere`."""
         if len(self._requested) > HERE_BATCHES_MAX:
-            return False  # those that cannot be read take no effort, but time
+            return False  # unreadable ones use up no effort, but time
         effort = Effort(self._here_bytes_max, HERE_STEPS_MAX)
         try:
             for each in self._requested:
@@ -89,7 +89,7 @@ class Readings:
         return True
 
     def elsewhere(self) -> None:
-        """In another thread. Nobody else looks at these readings meanwhile."""
+        """The same in another thread, the only one that uses these readings meanwhile."""
         effort = Effort(_LARGEST_MAX * self._bytes_max, _LARGEST_MAX * RECORDS_MAX)
         for each in self._requested:
             try:
@@ -101,20 +101,20 @@ class Readings:
                     self._placed.setdefault((each.where, each.policy.partitioner, each.count), refusal)
 
     def of(self, where: TopicPartition, records: memoryview | None, policy: TopicPolicy) -> BatchScan | Refusal:
-        """What the batch says, under this policy."""
+        """The parsed batch, under this policy."""
         return self._now(lambda effort: self._scan(where, records, policy, effort), where)
 
     def placed(self, append: Append, records: memoryview, policy: TopicPolicy, count: int) -> Refusal | None:
-        """Where its keys do not all belong to its partition, of so many."""
+        """A refusal if some of its keys do not belong to its partition, of `count`."""
         where = TopicPartition(append.topic, append.partition)
         return self._now(lambda effort: self._place(append, records, policy, count, effort), where)
 
     def _now(self, read: Callable[[Effort], _T], where: TopicPartition) -> _T | Refusal:
-        """It was read already; unless what its topic demands has changed since."""
+        """It was read before, unless the requirements of its topic have changed since."""
         try:
             return read(Effort(self._here_bytes_max, HERE_STEPS_MAX))
         except LimitError:
-            message = f"TRY_AGAIN topic={where.topic} partition={where.partition}: its topic has changed meanwhile"
+            message = f"TRY_AGAIN topic={where.topic} partition={where.partition}: the topic's configs have changed"
             return Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message)
 
     def _read(self, requested: _Wanted, effort: Effort) -> None:
@@ -166,9 +166,9 @@ class Readings:
 
 
 class ManyPartitions:
-    """A request with more than `PARTITIONS_MAX`: it may pass, if the proxy has nothing to do with its topics.
+    """A request with more than `PARTITIONS_MAX`: it is relayed if the proxy checks none of its topics.
 
-    `read` is for another thread; `said` tells afterwards. `probed_at` – how many of its topics were looked up.
+    `read` runs in another thread; `stated` returns the result afterwards. `probed_at` – how many topics are checked.
     """
 
     __slots__ = ("_error", "_frame", "_request", "probed_at", "topics")
@@ -190,16 +190,16 @@ class ManyPartitions:
             self._request = replace(request, topics=())
 
     def stated(self) -> ProduceRequest:
-        """Without its topics. Raises ClientProtocolError, LimitError for what could not be read."""
+        """The request without its topics. Raises ClientProtocolError, LimitError for an unreadable one."""
         if self._request is None:
             raise self._error
         return self._request
 
 
 class Work(Generic[_T]):
-    """What `make` makes, in another thread by `run`; `result` gives it back afterwards, or raises what `make` raised.
+    """Runs `make` in another thread, by `run`; afterwards `result` returns its result, or raises its error.
 
-    What `make` refers to is let go by that thread, too: to free a hundred thousand objects takes long.
+    The thread also drops what `make` refers to: to free a hundred thousand objects takes long.
     """
 
     __slots__ = ("_error", "_made", "_make")
@@ -207,7 +207,7 @@ class Work(Generic[_T]):
     def __init__(self, make: Callable[[], _T]) -> None:
         self._make: Callable[[], _T] | None = make
         self._made: list[_T] = []
-        self._error: ProtocolError = ClientProtocolError("a large message could not be worked on")
+        self._error: ProtocolError = ClientProtocolError("a large message could not be processed")
 
     def run(self) -> None:
         make, self._make = self._make, None
@@ -236,7 +236,7 @@ def read_batch(
     bytes_max: int,
     effort: Effort | None = None,
 ) -> BatchScan | Refusal:
-    """A batch that cannot be read is refused, not the connection. Raises LimitError where `effort` does not suffice."""
+    """An unreadable batch is refused without ending the connection. Raises LimitError if `effort` is used up."""
     if records is None:
         message = f"NO_RECORDS topic={where.topic} partition={where.partition}: no record batch for this partition"
         return Refusal(Error.INVALID_RECORD, "no_records", message)

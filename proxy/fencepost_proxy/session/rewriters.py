@@ -1,7 +1,7 @@
-"""Requests and responses that are read and changed on their way, Produce excepted: one `RequestRewriter` each.
+"""Requests and responses that the proxy decodes and changes, except Produce: one `RequestRewriter` each.
 
-What is changed is decided elsewhere (`topics/rewriting.py`, `addresses.py`, `wire/api_versions.py`); here it is put
-together for one request of one connection.
+What is changed is decided elsewhere (`topics/rewriting.py`, `addresses.py`, `wire/api_versions.py`); this module
+applies it to one request of one connection.
 """
 
 from __future__ import annotations
@@ -64,12 +64,11 @@ AnswerExpanded = Callable[[Mapping[str, ExpansionOutcome]], bytes]
 
 @value
 class Finished:
-    """`answer` is the response frame with its length; `changes` have to be stored before it is sent.
+    """`answer` is the response frame with its length; `changes` must be stored before it is sent.
 
-    `expansions` – these topics are to grow before, within `timeout_ms`; `answer_expanded` makes the answer then.
-    Where there is a `query_message`, the answer is what `complete` makes of the reply. `notice` – to be told to whom it
-    concerns.
-    `partition_counts` – of counted topics, as the client `client_id` is told them by it.
+    `expansions` – topics to expand first, within `timeout_ms`; then `answer_expanded` makes the answer. With a
+    `query_message`, `complete` makes the answer from the reply. `notice` – for the group progress tracker.
+    `partition_counts` – of topics with count checks, as the answer reports them to the client `client_id`.
     """
 
     answer: bytes
@@ -89,11 +88,11 @@ class Finished:
 class RequestRewriter:
     """What to do with one request.
 
-    `forward` – the request frame to send upstream, None if it is answered here with `answer`. `finish` – makes the
-    client's answer of the response frame; None: the response passes as it is. Frames given include their length,
-    those taken do not. `joins` – a transaction is about to have these partitions; `answer_later` makes the answer if
-    that has to be put off: nothing was done, try again. `first` – a frame that goes upstream before, on behalf of the
-    same request; `finish_first` takes its response.
+    `forward` – the request frame to send upstream, None if `answer` is the response. `finish` makes the client's answer
+    from the response frame; None: the response is relayed unchanged. Frames returned include their length, frames
+    received do not. `joins` – partitions about to be added to a transaction; `answer_later` makes the retriable error
+    if that must be postponed, before it has any effect. `first` – a frame that is sent upstream before, for the same
+    request; `finish_first` gets its response.
     """
 
     forward: bytes | None
@@ -106,15 +105,14 @@ class RequestRewriter:
 
 
 class RequestRewriters:
-    """`known` and `shared_producer_ids` are asked again for each request.
+    """`known` and `shared_producer_ids` are called again for each request.
 
-    `begin`, and what an `RequestRewriter` and a `Finished` refer to, may be called in a thread. There they read what is
-    known,
-    and change what others read by `in_loop` only: it calls a function in the event loop and gives back its result.
+    `begin`, and the callables of a `RequestRewriter` and a `Finished`, may run in a thread. They read shared state
+    there, and change it only by `in_loop`, which calls a function in the event loop and returns its result.
 
-    `open_listeners` is told of brokers that are new or have moved; when it returns they may be told to clients.
-    `own_addresses` – False: clients are told the brokers' addresses as Kafka has them.
-    `some_are_safe` – whether there is a topic with `idempotence.level=safe`.
+    `open_listeners` gets brokers that are new or have moved; after it returns, clients may learn their addresses.
+    `own_addresses` – False: clients get the brokers' own addresses. `some_are_safe` – whether any topic has
+    `idempotence.level=safe`.
     """
 
     def __init__(
@@ -141,7 +139,7 @@ class RequestRewriters:
         self._open_listeners = open_listeners
 
     def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
-        """Raises ClientProtocolError for a request that cannot be read."""
+        """Raises ClientProtocolError for an unreadable request."""
         known = self._known()
         header = parse_request_header(frame)
         handling = APIS[api_key].handling
@@ -225,7 +223,7 @@ class RequestRewriters:
             response, offset = _decode(header, frame)
             changes = tuple(plan.finish(response))
             if expanded_topics is not None:
-                kept = bytes(frame)  # its answer is made when the topics have grown
+                kept = bytes(frame)  # its answer is made after the expansion
                 return Finished(
                     b"",
                     expansions=expanded_topics.requested(response),
@@ -287,15 +285,15 @@ class RequestRewriters:
             try:
                 rewrite_response(api_key, response, self._book, local_host)
             except (ConfigError, LookupError) as error:
-                # A broker that no listener could be opened for: to name its own address would lead around the proxy.
-                raise UpstreamProtocolError(f"an answer names a broker that cannot be reached here: {error}") from error
+                # No listener could be opened for this broker. Its own address would let clients bypass the proxy.
+                raise UpstreamProtocolError(f"a response names a broker without an address here: {error}") from error
         if api_key in _LISTS_TOPICS:
             changed = hide(response, known, queried=named, by_name=by_name) or self._own_addresses
         elif api_key == API_VERSIONS:
             restrict_api_versions(response)
         elif api_key == INIT_PRODUCER_ID and response.producer_id in self._shared_producer_ids():
             raise UpstreamProtocolError(
-                f"Kafka gave a client producer id {response.producer_id}, which stamps the conditional appends here"
+                f"Kafka assigned a client producer id {response.producer_id}, which this proxy uses for fenced appends"
             )
         counts: tuple[tuple[str, int], ...] = ()
         if api_key == METADATA:
@@ -304,11 +302,11 @@ class RequestRewriters:
         return Finished(answer, partition_counts=counts, client_id=header.client_id)
 
     def _idempotent_or_not(self, header: RequestHeader, frame: memoryview) -> Finished:
-        """Who may not be idempotent gets a producer id all the same, which counts on `safe` topics: there its batches
-        are appended without (`session/levels.py`). Elsewhere they are refused with what Kafka says here.
+        """A client that may not be idempotent still gets a producer id, for `safe` topics only: there its batches are
+        appended without it (`session/levels.py`). On other topics they are refused with Kafka's error from here.
 
-        Where nobody reads them, Kafka does: a broker that asks for the right to be idempotent asks for it again at the
-        append; one that does not (2.8 and later ask for WRITE, on any topic) takes them as any idempotent producer's.
+        Kafka decides about batches that the proxy does not read: brokers that require the permission to be idempotent
+        check it again at the append. Others (2.8 and later require WRITE, on any topic) accept them as idempotent.
         """
         response, offset = _decode(header, frame)
         if response.error_code == Error.CLUSTER_AUTHORIZATION_FAILED:
@@ -319,7 +317,7 @@ class RequestRewriters:
 
 
 def _can_be_read(api_key: int, version: int) -> bool:
-    """OffsetFetch v0, say, has no schema; what it asks is of ZooKeeper's time."""
+    """Some old versions have no schema, for example OffsetFetch v0, which dates from ZooKeeper's time."""
     versions = codec_versions(api_key)
     return versions is not None and versions[0] <= version <= versions[1]
 
@@ -339,10 +337,10 @@ def _answer_to(header: RequestHeader, response: Message) -> bytes:
 
 
 def _report_not_stored(response: Message, changes: Sequence[TopicConfigChange], error: str) -> None:
-    """Kafka did its part and we could not do ours: the client must know, and may do it again."""
+    """Kafka has done its part, and the proxy has not: the client must know, and may repeat the request."""
     topics = {change.topic for change in changes if not change.deleted}
     for entry in (*getattr(response, "topics", ()), *getattr(response, "responses", ())):
         name = getattr(entry, "name", None) or getattr(entry, "resource_name", None)
         if name in topics and entry.error_code == Error.NONE:
             entry.error_code = Error.REQUEST_TIMED_OUT
-            entry.error_message = f"Kafka did its part, but the virtual configs are not stored: {error}. Try again."
+            entry.error_message = f"Kafka applied this, but the virtual configs are not stored: {error}. Try again."

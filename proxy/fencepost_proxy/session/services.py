@@ -1,4 +1,4 @@
-"""What a session may ask of the process it runs in."""
+"""What a session uses of its process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fencepost_proxy.wire.apis import APIS, DESCRIBE_CLUSTER, DESCRIBE_QUORUM, F
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint
 
-#: API key -> the versions that pass without a look, and whether the state topic must not occur in their bytes.
+#: API key -> the versions relayed undecoded, and whether the state topic must not occur in their bytes.
 RelayedVersions = Mapping[int, tuple[int, int, bool]]
 RELAYED_VERSIONS: Final[RelayedVersions] = MappingProxyType(
     {
@@ -31,12 +31,12 @@ RELAYED_VERSIONS: Final[RelayedVersions] = MappingProxyType(
 
 
 def relayed_versions_without(api_keys: frozenset[int]) -> RelayedVersions:
-    """Where these are to be looked into."""
+    """Decode these."""
     return MappingProxyType({key: versions for key, versions in RELAYED_VERSIONS.items() if key not in api_keys})
 
 
 def and_addresses(relayed_versions: RelayedVersions) -> RelayedVersions:
-    """Where brokers' addresses are told as Kafka has them."""
+    """Where broker addresses are not rewritten."""
     apis = [APIS[key] for key in (FIND_COORDINATOR, DESCRIBE_CLUSTER, DESCRIBE_QUORUM)]
     return MappingProxyType(
         {**relayed_versions, **{api.key: (api.min_version, api.max_version, False) for api in apis}}
@@ -44,110 +44,110 @@ def and_addresses(relayed_versions: RelayedVersions) -> RelayedVersions:
 
 
 def but_for(relayed_versions: RelayedVersions, api_key: int) -> RelayedVersions:
-    """The same, but this one is to be looked into."""
+    """The same, but decode this one."""
     return MappingProxyType({key: versions for key, versions in relayed_versions.items() if key != api_key})
 
 
 class Services(partition_counts.Services, Protocol):
-    """Answers hold at the moment of asking."""
+    """Answers are valid at the moment of the call only."""
 
     frame_bytes_max: int
     in_flight_requests_max: int
     sequencer_wait_max_seconds: float
     request_timeout_seconds: float
     decompressed_bytes_max: int
-    #: Of a request's batches, once unpacked; see `Readings`.
+    #: Limit for a request's batches once decompressed; see `Readings`.
     read_here_bytes_max: int
     header_names: HeaderNames
     refuse_whole_requests: bool
-    #: Whether Kafka knows each client by a login of its own; else each is to it who the proxy is, and may what it may.
+    #: Whether clients log in to Kafka; else Kafka sees every client with the proxy's permissions.
     clients_log_in: bool
     state_topic: str
     idempotence: IdempotenceMemory
     transactions: Table
-    #: What passes without a look; see `RELAYED_VERSIONS`.
+    #: What is relayed undecoded; see `RELAYED_VERSIONS`.
     relayed_versions: RelayedVersions
 
     @property
     def state_topic_marks(self) -> tuple[bytes, ...]:
-        """Bytes that occur in every request that concerns the state topic: its name, its id."""
+        """Bytes that occur in every request about the state topic: its name and its id."""
 
     @property
     def shared_producer_ids(self) -> frozenset[int]:
-        """What stamped batches are, or were, appended under. A client may not use them."""
+        """Producer ids of fenced appends, present and past. Clients may not use them."""
 
     @property
     def instance_id(self) -> int:
-        """What tells this process's stamps from those of the others, 1 to 255; 0 while that is not settled."""
+        """Identifies this process's fences, 1 to 255; 0 while none is assigned."""
 
     def alone(self, now: float) -> bool:
         """Whether no other process is known to serve the cluster."""
 
     def taken_over(self, now: float) -> bool:
-        """Whether what processes before this one had under way is over."""
+        """Whether the appends of earlier processes are completed."""
 
     def fresh(self, now: float) -> bool:
         """Whether the virtual configs are loaded and recent enough to rely on."""
 
     def policy(self, topic: str) -> TopicPolicy | None:
-        """The policy of a guarded or a counted topic, None for one that is neither."""
+        """The policy of a topic with append checks or partition-count checks, else None."""
 
     def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
-        """The partition's gate, None if it has not been needed lately, or may have ended what is not told here yet."""
+        """The partition's sequencer, None if it was not used lately, or while events for it are queued."""
 
     def partition_exists(self, partition: TopicPartition, queried_since: float) -> bool | None:
-        """By metadata; None: it does not show the partition, and has not been asked since then."""
+        """By metadata; None: metadata does not show the partition, and was not refreshed since then."""
 
     def topic_id(self, topic: str) -> UUID | None: ...
     def leader_epoch(self, partition: TopicPartition) -> int:
-        """As last heard of, -1 if it was not."""
+        """The latest known, -1 if none is."""
 
     def produce_version_max(self) -> int:
         """The newest Produce version that every broker understands."""
 
     def may_send(self, pending: PendingAppend, now: float) -> bool:
-        """Whether the gate's grant still holds."""
+        """Whether the sequencer's admission is still valid."""
 
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
-        """The same broker at the address by which clients reach it."""
+        """The same broker with the address by which clients reach it."""
 
     def count_request(self, api_key: int, version: int) -> None:
-        """For the metrics; the key is one of the table's, the version one that it serves, or `UNKNOWN_VERSION`."""
+        """For the metrics; the key is one of `APIS`, the version one that it serves, or `UNKNOWN_VERSION`."""
 
     def kafka_refused(self, error_code: int) -> None:
-        """For the metrics: Kafka's answer to a guarded append."""
+        """For the metrics: Kafka's error for a checked append."""
 
     def upstream_lost(self) -> None:
-        """For the metrics: the connection to the broker, with something unanswered."""
+        """For the metrics: the broker connection ended with unanswered requests."""
 
     def unread_bytes(self, connection: int) -> int:
-        """What the client has sent and nobody has read from its socket yet."""
+        """What the client has sent and the proxy has not read from the socket."""
 
     def sequencer_waited(self, seconds: float) -> None:
-        """For the metrics: from an append's offer to its turn."""
+        """For the metrics: from an append's submission to its admission."""
 
     def new_barrier(self, topic: str) -> AppendBarrier:
-        """The door of a topic that is counted from now on, or was not used before."""
+        """The barrier of a topic that gets partition-count checks, or was not used before."""
 
     def barrier_waited(self, seconds: float) -> None:
-        """For the metrics: from a request's arrival until it went in at the doors of its counted topics."""
+        """For the metrics: from a request's arrival until it entered the barriers of its topics."""
 
     def record_served(self, connection: int, client_id: str | None, counts: Sequence[tuple[str, int]]) -> None:
-        """A Metadata answer tells this client these partition counts."""
+        """A Metadata response reports these partition counts to this client."""
 
     def record_guess(self, connection: int, client_id: str | None, topic: str, now: float) -> None:
-        """It was refused for the count that it was told last."""
+        """An append was refused for the partition count last reported to this client."""
 
     def record_unanswered(self, now: float) -> None:
-        """Appends that no door knows of are on their way to Kafka, and nobody will hear of them."""
+        """Appends that no barrier knows of are on their way to Kafka, and their outcome will stay unknown."""
 
     def forwarded(self, waited_seconds: float) -> None:
-        """For the metrics: a request goes up now; it was read so long before this event, gates not counted."""
+        """For the metrics: a request goes upstream now; it was read so long before, time at sequencers not included."""
 
     def answered(self, waited_seconds: float) -> None:
-        """For the metrics: an answer of Kafka's goes to its client now; it was read so long before this event."""
+        """For the metrics: a response of Kafka goes to its client now; it was read so long before."""
 
     def reserve(self, byte_count: int) -> bool:
-        """Takes from the memory that all connections share; False if there is not enough now."""
+        """Takes from the shared memory budget; False if there is not enough now."""
 
     def release(self, byte_count: int) -> None: ...

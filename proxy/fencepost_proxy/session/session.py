@@ -1,21 +1,19 @@
-"""One client connection and its upstream connection: which bytes just pass, which are read, who answers what, when.
+"""One client connection and its upstream connection: which frames are streamed, which are read, and what answers them.
 
-Sans-IO: events in, commands out (`messages.py`), no clock of its own. `Session` orders; what is done with a request
-once it is known what it is, is in the parts that it stands on (`connection.py` lists them).
+Sans-IO: events in, commands out (`messages.py`), no clock. `Session` dispatches frames; the base classes that
+`connection.py` lists process them.
 
 Order
 -----
-A broker answers the requests of a connection in their order, and so do we, though some answers are made here and some
-requests have none (acks=0). Every request that will be answered has one `PendingResponse`, in two queues
-(`pending_responses.py`).
-
-An answer that belongs to the front slot and needs no reading is streamed through. One that comes while the front
-slot is still undecided (a refusal that waits for a read of the log, say) stays in the socket: reading from upstream
-stops, and with it, by TCP, the broker. The same holds the other way: while a guarded Produce waits for its turn at a
-gate, nothing behind it is read.
-
-A client that vanishes does not take its appends with it: what is on its way upstream is waited for, up to a bound, so
-that the gates learn the outcome; only then is the upstream connection closed.
+1. A broker answers the requests of a connection in order, and so does the proxy, although it makes some answers itself
+   and acks=0 requests have none. Every request with an answer has one `PendingResponse`, in two queues
+   (`pending_responses.py`).
+2. A broker response that belongs to the front request and needs no changes is streamed to the client.
+3. A broker response whose predecessor is undecided (for example, a refusal that waits for a log read) stays in the
+   socket: the proxy stops reading from upstream, and TCP backpressure stops the broker.
+4. While a checked Produce waits for a partition sequencer, the proxy reads no later request of the client.
+5. When the client disconnects, the proxy keeps the upstream connection open, up to a time limit, until the appends in
+   flight are answered. So the sequencers learn their outcomes.
 """
 
 from __future__ import annotations
@@ -75,20 +73,20 @@ from fencepost_proxy.wire.shortcuts import UNREADABLE, partitions_of
 
 #: Produce requests below it carry no v2 record batches, and brokers since 4.0 refuse them.
 _PRODUCE_VERSION_MIN = 3
-#: A Produce header is read from as much of the frame's start as this; longer ones are collected whole.
+#: If the Produce header is longer, the request is collected whole.
 _PEEK_BYTES_MAX = 4096
-#: Control messages up to this size do not count as held in memory.
+#: Control messages up to this size are not charged to the memory budget.
 _SMALL_FRAME_BYTES = 16 * 1024
-#: A Produce request with more partitions is collected: looking at each takes time in one go.
+#: A Produce request with more partitions is collected: checking each one takes long.
 _STREAMED_PARTITIONS_MAX = 1000
 
 
 class Session(FastPath):
-    """See the module's docstring. `handle` is the only way in, beside `take_up` and `take_down` (`fast_path.py`).
+    """See the module's docstring. Events enter by `handle`, `take_up` and `take_down` (`fast_path.py`).
 
-    `local_host` is the address by which this client reached us, which is what it is told for the brokers' listeners
-    where none is configured. `opened_at` – since when its upstream connection is open, monotonic seconds. `owner` –
-    whether this process owns what only one may; a session that goes on in another process begins with `migrated`.
+    `local_host` – the address by which this client reached the proxy; the client gets it for broker listeners without
+    a configured address. `opened_at` – when its upstream connection opened, monotonic seconds. `primary` – whether this
+    is the primary worker. A session that continues one of another process starts by `of`.
     """
 
     __slots__ = ("_drain_until",)
@@ -110,13 +108,13 @@ class Session(FastPath):
     def of(
         cls, migrated: MigratedConnection, connection: int, services: Services, rewriters: RequestRewriters
     ) -> Session:
-        """The session of another process, here. It is to be told of `migrated.unread` as of any bytes of its client."""
+        """Continue another process's session. Feed it `migrated.unread` like any bytes of its client."""
         session = cls(connection, migrated.local_host, services, rewriters, migrated.opened_at)
         session._take_over(migrated)
         return session
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Raises nothing: a peer that breaks the protocol costs this connection, by a command."""
+        """Raises nothing: a peer that violates the protocol loses this connection, by a command."""
         self._now = now
         try:
             match event:
@@ -175,12 +173,12 @@ class Session(FastPath):
         self._flush()
         if self._primary_wanted:
             self._migrate()
-        # Given away: what was relayed last must not stay in memory until the next event, which may be hours away.
+        # Drop our reference: the relayed bytes must not stay in memory until the next event, maybe hours later.
         commands, self._commands = self._commands, []
         return commands
 
     def _go_on(self, now: float) -> None:
-        """What an answer may have set free: the next answers, then the next requests."""
+        """Continue what an answer may have unblocked: the next answers, then the next requests."""
         if self._upstream_paused and not self._upstream_is_blocked():
             self._upstream_paused = False
             self._upstream.feed(memoryview(b""))
@@ -219,10 +217,10 @@ class Session(FastPath):
                 self._commands.append(ToClient(self._client_out))
             self._client_out = []
 
-    # ---- what went past the door of a topic that was not counted yet
+    # ---- appends begun before their topic had partition-count checks
 
     def begun(self, now: float) -> Begun | None:
-        """What may be under way here to any topic; None if nothing is."""
+        """The Produce requests in progress, to any topic; None if there are none."""
         if not self.appends_unknown:
             return None
         return Begun(
@@ -230,22 +228,22 @@ class Session(FastPath):
         )
 
     def is_streaming(self, begun: Begun) -> bool:
-        """The frame that was on its way then still is."""
+        """The frame in transit at that time still is."""
         return self._received_bytes - self._client.unread_bytes < begun.reads_to
 
     def is_over(self, begun: Begun) -> bool:
-        """Everything of it was answered; or it has no answer, and has been sent (`is_silent`)."""
+        """All of it is answered, or has no answer and is sent (`is_silent`)."""
         if begun.response_slots is None:
             if self.is_streaming(begun) or (begun.exchange is not None and begun.exchange is self._waiting_exchange):
                 return False
-            self._disable_fast_path()  # or their slots would be exchanged for others
+            self._disable_fast_path()  # first, because it replaces pending responses
             begun.response_slots = frozenset(
                 response_slot for response_slot in self._from_upstream if response_slot.api_key == PRODUCE
             )
         return begun.response_slots.isdisjoint(self._from_upstream)
 
     def is_silent(self, begun: Begun) -> bool:
-        """Nobody will hear what became of its last frame."""
+        """Its last frame was acks=0: the outcome stays unknown."""
         return self._silent_to == begun.reads_to
 
     # ---- from the client
@@ -278,13 +276,13 @@ class Session(FastPath):
                 if head is None:
                     break
                 if self._client_is_blocked():
-                    # Only now, that there is something to keep it from: most clients wait for their answer anyway.
+                    # Pause only with a next request at hand: most clients wait for their answer anyway.
                     self._pause_client()
                     break
                 if not self._start_request(head[0], head[1], now):
                     break
                 api_key, version, _ = REQUEST_PREFIX.unpack_from(head[1])
-                # Of ApiVersions alone is a version answered that nobody knows.
+                # Only ApiVersions is answered for unknown versions.
                 known = api_key != API_VERSIONS or APIS[API_VERSIONS].serves(version)
                 self._services.count_request(api_key, version if known else UNKNOWN_VERSION)
         cutter.save()
@@ -295,7 +293,7 @@ class Session(FastPath):
             self._send_probes()
 
     def _start_request(self, length: int, head: memoryview, now: float) -> bool:
-        """Decides about the frame that begins here; False if that needs more of it, or memory that is not there."""
+        """Decide about the frame that begins here; False if that needs more bytes, or memory that is not free."""
         api_key, version, correlation_id = REQUEST_PREFIX.unpack_from(head)
         relayed_versions = self._services.relayed_versions.get(api_key)
         if (
@@ -307,7 +305,7 @@ class Session(FastPath):
             return True
         api = APIS.get(api_key)
         if api is None or api.gated:
-            raise ClientProtocolError(f"{api_name(api_key)} v{version} is not an API that this proxy lets pass")
+            raise ClientProtocolError(f"{api_name(api_key)} v{version} is not an API that this proxy serves")
         handling = api.handling
         if not api.serves(version) and api_key != API_VERSIONS:
             raise ClientProtocolError(
@@ -319,7 +317,7 @@ class Session(FastPath):
             if now >= self._login_ends:
                 return self._end_with_its_login()
             return self._start_produce(length, head, version, correlation_id, now)
-        # Small ones are gone again with this call or the next, and must pass while others hold all the memory.
+        # Small frames are freed by this call or the next, and must pass while other connections use up the budget.
         return self._collect(length, now, counted=length > _SMALL_FRAME_BYTES)
 
     def _relay(self, response_slot: PendingResponse, length: int, watch: ProducerIdWatch | None = None) -> None:
@@ -328,9 +326,9 @@ class Session(FastPath):
         self._from_upstream.append(response_slot)
 
     def _start_login(self, length: int, now: float) -> bool:
-        """Kafka closes on whatever comes in between, and what is under way may have to be sent once more.
+        """Wait until nothing is in progress: Kafka closes a connection that sends anything else during a login.
 
-        Nothing of ours begins while its client sends nothing else, and that waits until it has logged in.
+        That includes the proxy's resends. While the client sends only login frames, the proxy sends nothing else.
         """
         if length > LOGIN_BYTES_MAX:
             raise ClientProtocolError(f"a login of {length} bytes: at most {LOGIN_BYTES_MAX} are accepted")
@@ -340,9 +338,9 @@ class Session(FastPath):
         return self._collect(length, now, counted=length > _SMALL_FRAME_BYTES)
 
     def _end_with_its_login(self) -> bool:
-        """As Kafka does, once all before it is answered: sent there, an append would be lost or not, nobody knew."""
+        """As Kafka does, once all earlier requests are answered: a later append would have an unknown outcome."""
         if self._nothing_under_way():
-            self._close("its login has ended, and it did not log in anew", None, hang_up=True)
+            self._close("the client's login expired and was not renewed", None, hang_up=True)
         else:
             self._pause_client()
         return False
@@ -358,7 +356,7 @@ class Session(FastPath):
         return True
 
     def _start_produce(self, length: int, head: memoryview, version: int, correlation_id: int, now: float) -> bool:
-        """A Produce request that concerns no guarded topic is streamed through; its first bytes tell."""
+        """Stream a Produce request without checked topics; its first bytes show its topics."""
         if version < _PRODUCE_VERSION_MIN:
             raise ClientProtocolError(f"Produce v{version} is older than record batches; use v3 or newer")
         peek = peek_produce(head, length)
@@ -368,7 +366,7 @@ class Session(FastPath):
             return self._collect(length, now)
         services = self._services
         if peek.acks == 0 and not services.fresh(now):
-            # Its client cannot be told to try again. It waits, as it would for a broker that does not read.
+            # acks=0: the client cannot receive a retriable error. It waits, as for a broker that does not read.
             self._pause_client()
             return False
         if (
@@ -416,7 +414,7 @@ class Session(FastPath):
         return True
 
     def _request(self, frame: memoryview, now: float) -> None:
-        """A request that was collected whole, or a token of a login."""
+        """A whole request, or a login token."""
         if self._tokens is not None:
             self._token(self._tokens, frame)
             return
@@ -432,7 +430,7 @@ class Session(FastPath):
     # ---- from upstream
 
     def _upstream_is_blocked(self) -> bool:
-        """The next answer follows another one, one before it is still worked on, or the quota is used up."""
+        """The next answer must wait: for an earlier one, for one that a thread works on, or for the quota."""
         if self._finishing:
             return True
         if not self._from_upstream:
@@ -445,14 +443,16 @@ class Session(FastPath):
         )
 
     def _overtaken(self, response_slot: PendingResponse, length: int) -> bool:
-        """Whether an answer that has to wait for the front one is held here, in memory, instead of in the socket.
+        """Whether to buffer in memory, not in the socket, an answer that must wait for the front one.
 
-        It must be where the front one's answer comes behind it: a guarded append that was refused by its stamp and sent
-        once more, say. Or where a gate waits for an answer behind it. False also if there is no memory for it now: then
-        the front one ends by its time limit.
+        Needed if a partition sequencer waits for a later answer. Example: a checked append was refused because of its
+        fence and resent, so the front request's answer comes later. False also if memory is short: then the front
+        request ends by its time limit.
+
+        Not while a thread works: the client may be lost, and then nothing would release the reserved memory.
         """
         a_sequencer_waits = any(each.inner or each.single is not None for each in self._from_upstream)
-        if not a_sequencer_waits or not self._services.reserve(length):
+        if self._finishing or not a_sequencer_waits or not self._services.reserve(length):
             return False
         response_slot.reserved_bytes += length
         return True
@@ -477,24 +477,21 @@ class Session(FastPath):
                     break
                 length, view = head
                 response_slot = self._expected_response(view)
-                blocked = self._upstream_is_blocked()
-                if self._finishing:
-                    self._pause_upstream()
-                    break
-                if response_slot.answer is not Answer.RELAYED and not blocked:
-                    if length > self._services.frame_bytes_max:
-                        raise UpstreamProtocolError(
-                            f"an answer of {length} bytes to {api_name(response_slot.api_key)}, which is buffered: "
-                            f"limits.frame_bytes_max is {self._services.frame_bytes_max}"
-                        )
+                relayed = response_slot.answer is Answer.RELAYED
+                if self._upstream_is_blocked():
+                    if not (relayed and self._overtaken(response_slot, length)):
+                        self._pause_upstream()
+                        break
                     cutter.collect_frame(length)
-                elif not blocked:
+                elif relayed:
                     cutter.pass_frame(length)
-                elif response_slot.answer is Answer.RELAYED and self._overtaken(response_slot, length):
-                    cutter.collect_frame(length)
+                elif length > self._services.frame_bytes_max:
+                    raise UpstreamProtocolError(
+                        f"an answer of {length} bytes to {api_name(response_slot.api_key)}, which is buffered: "
+                        f"limits.frame_bytes_max is {self._services.frame_bytes_max}"
+                    )
                 else:
-                    self._pause_upstream()
-                    break
+                    cutter.collect_frame(length)
         cutter.save()
 
     def _pause_upstream(self) -> None:
@@ -510,7 +507,7 @@ class Session(FastPath):
     def _expected_response(self, head: memoryview) -> PendingResponse:
         (correlation_id,) = INT32.unpack_from(head)
         if not self._from_upstream:
-            raise UpstreamProtocolError(f"an answer with correlation id {correlation_id}, and nothing was asked")
+            raise UpstreamProtocolError(f"an answer with correlation id {correlation_id}, but no request is open")
         response_slot = self._from_upstream[0]
         if response_slot.correlation_id != correlation_id:
             raise UpstreamProtocolError(
@@ -529,7 +526,7 @@ class Session(FastPath):
         if response_slot.answer is Answer.MADE_FROM_RESPONSE:
             if not response_slot.inner:
                 self._quota -= MESSAGE_WORK_BYTES + len(frame)
-            on_response, response_slot.on_response = response_slot.on_response, None  # it refers back to the slot
+            on_response, response_slot.on_response = response_slot.on_response, None  # break the reference cycle
             assert on_response is not None
             on_response(frame)
             self._answer_front()
@@ -554,7 +551,7 @@ class Session(FastPath):
             self._end(response_slot, [answer])
 
     def _with_own_addresses(self, response_slot: PendingResponse, frame: memoryview) -> list[bytes | memoryview]:
-        """A Produce response, and no broker's own address in it."""
+        """A Produce response with broker addresses rewritten for clients."""
         response = parse_produce_response(frame, response_slot.version)
         if not response.node_endpoints:
             return [INT32.pack(len(frame)), frame]
@@ -566,14 +563,14 @@ class Session(FastPath):
     def _tick(self, now: float) -> None:
         if now >= self._drain_until and not self.upstream_closed:
             self._commands.append(CloseUpstream())
-            self._upstream_lost("the client is gone, and Kafka does not answer its last requests")
+            self._upstream_lost("the client disconnected, and Kafka did not answer its last requests in time")
         if self._draining_until is not None:
             self._hurry(now)
         self._answer_unknown_outcomes(now)
         self._join_later(now)
         late = self._late_proof(now)
         if late is not None:
-            self._close(f"Kafka did not say in time whether it may {late}", None)
+            self._close(f"Kafka did not confirm in time that the client may {late}", None)
 
     def _close(self, reason: str, fault: type[Exception] | None, *, hang_up: bool = False) -> None:
         if not self._closing:
@@ -581,7 +578,7 @@ class Session(FastPath):
             self._flush_client()
             self._commands.append(CloseClient(reason, fault, hang_up))
         if fault is not None and issubclass(fault, UpstreamProtocolError) and not self.upstream_closed:
-            # Also where its client is being closed already: what was sent would wait for an answer for ever.
+            # Also while the client connection closes: what was sent would never be answered.
             self._upstream_lost(reason)
             self._commands.append(CloseUpstream())
 
@@ -592,22 +589,22 @@ class Session(FastPath):
         self._return_exchanges()
         self._services.release(self._collecting_bytes)
         self._collecting_bytes = 0
-        # Nobody is left to keep order for; what is under way is read on, to learn how the appends ended.
+        # No client needs the order any more; keep reading to learn the outcomes of the appends in flight.
         for response_slot in self._to_client:
             self._services.release(response_slot.reserved_bytes)
             response_slot.reserved_bytes = 0
         self._to_client.clear()
 
     def _upstream_lost(self, reason: str) -> None:
-        """Everything that was sent and not answered is in doubt from here on; the gates look into the log."""
+        """Everything sent and unanswered is in doubt from here on; the sequencers read the log."""
         if self.upstream_closed:
             return
         if self._from_upstream:
             self._services.upstream_lost()
         self._disable_fast_path()
         self.upstream_closed = True
-        # Its client's connection may take long to close. A grant that comes before would be taken for sent, and its
-        # gate wait for ever.
+        # The client's connection may take long to close. An append admitted meanwhile would count as sent, and its
+        # sequencer would wait indefinitely.
         self._return_exchanges()
         for exchange in self._exchanges_in_flight.values():
             self._stop_waiting(exchange)

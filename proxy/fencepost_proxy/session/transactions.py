@@ -1,25 +1,23 @@
-"""The end of a client's transaction, and what has to be known of its appends before.
+"""The end of a client's transaction, and the records of its failed appends.
 
-EndTxn(commit) is looked into while some topic of the cluster checks expectations (`Services.relayed_versions`): it is
-held,
-with all that its client sends behind it, until there is a verdict (`ValidateCommit`, `CommitDecided`). Then it goes to
-Kafka, or is answered here. EndTxn(abort) always goes to Kafka.
+While any topic of the cluster checks expected offsets (`Services.relayed_versions`), EndTxn(commit) is decoded. The
+request waits, and with it the reading of later requests, until the commit validator has decided (`ValidateCommit`,
+`CommitDecided`). Then the proxy forwards it to Kafka, or refuses it. EndTxn(abort) always goes to Kafka.
 
-Which error refuses a commit is what clients make of it: they raise, their abort works, so does their next transaction.
-From version 4 on that is TRANSACTION_ABORTABLE, which older clients do not know and die of; for them it is
-UNKNOWN_PRODUCER_ID. Kafka's coordinators answer neither, so they say for certain that nothing was committed. What
-cannot be found out in time is CONCURRENT_TRANSACTIONS: every client asks again.
+The error of a refused commit is chosen by what clients do with it: they raise, and their abort and next transaction
+work. From version 4 on it is TRANSACTION_ABORTABLE; older clients treat that as fatal, so for them it is
+UNKNOWN_PRODUCER_ID. Kafka's coordinators return neither, so both prove that nothing was committed. If the decision
+takes too long, the error is CONCURRENT_TRANSACTIONS: every client retries.
 
-Nobody's word on a transaction counts before Kafka has told its connection that it may use that transactional id: what
-it appends to guarded topics comes to no gate, that it joins them neither, and what it wants to commit is not looked
-into. Whoever knows another's producer id and epoch could have its transaction refused else, by an append that fails, or
-hear of it. So Kafka is asked first, once for a connection and transactional id (`_prove_use`), and all else of that
-client waits.
+The proxy acts for a transactional id only after Kafka has confirmed, on that connection, that the client may use it:
+before its appends to checked topics reach a sequencer, before it adds those topics to the transaction, and before a
+commit is validated. Otherwise a client that knows another's producer id and epoch could make its commit fail, by an
+append that fails, or learn about it. So Kafka is queried first, once for each connection and transactional id
+(`_prove_use`), and the client's other requests wait.
 
-A conditional append of a transaction that failed is noted in the state topic before its client is told
-(`RecordAbortOnly`,
-`AbortOnlyRecorded`), so that the commit is refused whichever process it comes to. Where it cannot be stored in time the
-client is told to try again instead.
+A failed conditional append of a transaction is recorded in the state topic before the client gets the error
+(`RecordAbortOnly`, `AbortOnlyRecorded`), so that every process refuses the commit. If it cannot be stored in time, the
+client gets a retriable error instead.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ from fencepost_proxy.wire.control import (
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult, ProduceRequest, encode_produce_response
 from fencepost_proxy.wire.schema import Message
 
-#: Of a question whether it may write: understood by every broker that has transactions.
+#: For the query whether it may write: supported by every broker that has transactions.
 _WRITE_VERSION = 3
 #: The first EndTxn whose clients know TRANSACTION_ABORTABLE.
 _ABORTABLE_FROM = 4
@@ -62,7 +60,7 @@ _NO_PRODUCER_ID, _NO_PRODUCER_EPOCH = -1, -1
 
 @dataclass(slots=True)
 class Ending:
-    """One EndTxn. `frame` – the whole request with its length. `token` – of the question whether it may commit."""
+    """One EndTxn. `frame` – the whole request with its length. `token` – of the `ValidateCommit`."""
 
     response_slot: PendingResponse
     frame: bytes
@@ -75,8 +73,8 @@ class Ending:
 
 
 class AtTransactions(Logins):
-    """Its state is `_ending`, the commit that is being judged, `_commits`, those that Kafka has not answered, and notes
-    (`_stores`)."""
+    """State: `_ending`, the commit being validated; `_commits`, those that Kafka has not answered; records in
+    `_stores`."""
 
     __slots__ = ("_commits", "_ending")
 
@@ -94,10 +92,10 @@ class AtTransactions(Logins):
         self._ending: Ending | None = None
         self._commits: dict[PendingResponse, Transaction] = {}
 
-    # ---- who may speak
+    # ---- permissions
 
     def _is_to_be_proved(self, request: ProduceRequest) -> bool:
-        """It appends to a guarded topic for a transactional id that its client has not been allowed to use."""
+        """It appends to a checked topic under a transactional id that Kafka has not confirmed for this client."""
         if request.transactional_id is None or request.transactional_id == self._may_use:
             return False
         for topic in request.topics:
@@ -113,7 +111,7 @@ class AtTransactions(Logins):
             if allowed:
                 self._query_to_join(response_slot, rewriter, joins)
                 return
-            assert rewriter.forward is not None  # Kafka refuses it, in its own words
+            assert rewriter.forward is not None  # Kafka refuses it, with its own error
             self._from_upstream.append(response_slot)
             self._upstream_out.append(rewriter.forward)
             self._services.forwarded(0.0)
@@ -125,7 +123,7 @@ class AtTransactions(Logins):
                 return
             until = self._now + self._services.request_timeout_seconds
             request = ProduceRequest(_WRITE_VERSION, response_slot.correlation_id, self.client_id, b"", None, 1, 0, ())
-            # Nothing is added where one of them is denied.
+            # Kafka adds none of the partitions if one is denied.
             self._prove_write_first(request, unproved, until, lambda denied: done(not denied))
 
         if joins.transactional_id == MARKER:
@@ -141,7 +139,7 @@ class AtTransactions(Logins):
             self._prove_use(joins.transactional_id, response_slot.correlation_id, self.client_id, may_use)
 
     def _deny_append(self, request: ProduceRequest) -> None:
-        """As Kafka does: the whole request, whatever else is in it."""
+        """As Kafka does: refuse the whole request."""
         denied = Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         if request.acks == 0:
             raise ClientProtocolError(f"an append with acks=0 failed: {denied}")
@@ -250,7 +248,7 @@ class AtTransactions(Logins):
         self._services.forwarded(0.0)
 
     def _leave_commits(self) -> None:
-        """Kafka's answers to them will never come."""
+        """Kafka will not answer these."""
         for transaction in self._commits.values():
             self._services.transactions.commit_unacknowledged(transaction, self._now)
         self._commits.clear()
@@ -269,19 +267,19 @@ class AtTransactions(Logins):
         if ending.commits and not ending.abort_only_transactions:
             self._end(response_slot, answer)
         elif response_slot.version >= V2_FROM:
-            # The next transaction has another epoch: what is said of this one can wait.
+            # The next transaction has another epoch: clearing the records of this one can wait.
             self._commands.append(ClearAbortOnly(0, ending.producer_id, ending.producer_epoch))
             self._end(response_slot, answer)
         else:
-            # The next one has the same epoch, and must not find what is said of this one.
+            # The next transaction has the same epoch, and must not find the records of this one.
             token = self._next_token = self._next_token + 1
             self._stores[token] = lambda error: self._end(response_slot, answer)
             self._commands.append(ClearAbortOnly(token, ending.producer_id, ending.producer_epoch))
 
-    # ---- its appends, in the order of what happens to them
+    # ---- its appends, in order of events
 
     def _is_ending(self, transactional_id: str, pending: PendingAppend) -> bool:
-        """A commit that was judged without it may come before it."""
+        """A commit validated without this append may overtake it."""
         if pending.append.expected_base_offset is None:
             return False
         return self._services.transactions.may_be_committed(transactional_id, *pending.producer, self._now)
@@ -299,8 +297,8 @@ class AtTransactions(Logins):
             self._services.transactions.appended_batch(pending.transactional_id, pending.append, result.base_offset)
 
     def _let_go(self, exchange: ProduceExchange) -> None:
-        """The one way out of `_waiting_exchange` and `_exchanges_in_flight`, whether its client was told or its
-        connection is gone: nothing of it is under way here from now on.
+        """The one exit from `_waiting_exchange` and `_exchanges_in_flight`, whether the client was answered or
+        disconnected: none of its appends are in progress here from now on.
         """
         transactional_id = exchange.request.transactional_id
         if transactional_id is not None:
@@ -308,13 +306,13 @@ class AtTransactions(Logins):
                 self._services.transactions.over(transactional_id, pending.append)
 
     def _waits_for_notes(self, response_slot: PendingResponse, exchange: ProduceExchange) -> bool:
-        """Whether what it has to tell of a transaction's failed appends is not stored yet. Nothing is told before."""
+        """Whether records of its failed appends are not stored yet. Until then it is not answered."""
         if exchange.notes is None:
             exchange.notes = 0
             for transaction in self._failed(exchange, exchange.results):
                 self._record_abort_only(response_slot, exchange, transaction)
             if self.client_closed or response_slot.done:
-                exchange.notes = 0  # nobody waits for it
+                exchange.notes = 0  # no client waits for it
             elif exchange.notes:
                 self._answer_by[response_slot] = exchange.answer_by
         return exchange.notes > 0
@@ -349,7 +347,7 @@ class AtTransactions(Logins):
     def _failed(
         self, exchange: ProduceExchange, reported: Mapping[TopicPartition, PartitionResult]
     ) -> list[Transaction]:
-        """The transactions whose conditional appends are to be told an error by it. Known here from now on."""
+        """The transactions whose conditional appends it reports as failed. Marked as abort-only from now on."""
         transactional_id = exchange.request.transactional_id
         concerned: dict[Transaction, None] = {}
         for topic in exchange.request.topics if transactional_id is not None else ():
@@ -358,7 +356,7 @@ class AtTransactions(Logins):
                 key = TopicPartition(topic.name, data.partition)
                 result, pending = reported.get(key), exchange.pending_appends.get(key)
                 if result is None or not result.error_code or topic.name in exchange.denied:
-                    continue  # what Kafka denies is of no transaction, and spoils none
+                    continue  # what Kafka denies belongs to no transaction
                 append: Append | None = None
                 if pending is not None:
                     conditional = pending.append.transactional and pending.append.expected_base_offset is not None
@@ -376,15 +374,15 @@ class AtTransactions(Logins):
         return list(concerned)
 
     def _answer_later_instead(self, exchange: ProduceExchange) -> None:
-        """A refusal that only this process would know of is not told: its client tries again, and hears of it then."""
+        """Replace a refusal that only this process would know by a retriable error: the retry gets the refusal."""
         if exchange.request.transactional_id is None:
             return
         for key, result in exchange.results.items():
             if result.error_code and result.error_code not in PENDING_CODES:
-                # One that landed elsewhere is there; of all others nothing was appended.
+                # An append that ended up at another offset is in the log; nothing was appended of the others.
                 pending = exchange.pending_appends.get(key)
                 appended_batch = pending is not None and pending.appended_at is not None
-                message = "what became of it is not stored yet, so that it is not told either"
+                message = "its outcome could not be stored in time"
                 exchange.results[key] = PartitionResult(
                     partition=key.partition,
                     error_code=Error.REQUEST_TIMED_OUT if appended_batch else Error.NOT_LEADER_OR_FOLLOWER,
@@ -396,7 +394,7 @@ class AtTransactions(Logins):
 
 
 def _unread(partition: TopicPartition, data: PartitionData) -> Append | None:
-    """A batch that was refused before it was read: taken for a conditional one. None where it is of no transaction."""
+    """A batch that was refused unread: treated as conditional. None if it belongs to no transaction."""
     if data.records is None:
         return None
     try:

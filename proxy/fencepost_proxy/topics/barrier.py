@@ -9,9 +9,8 @@ until the append is in the log, or certainly never will be. An expansion is a se
 Appends that may be inside without being known:
 
 - A request whose broker connection was lost may still be queued in a broker. It blocks the barrier for
-`in_doubt_seconds`
-  more. So does an append that a sequencer resends to resolve its outcome. While a sequencer has in-doubt appends, the
-  barrier does not count as empty either (`Dispatcher.barrier_empty`).
+  `in_doubt_seconds` more. So does an append that a sequencer resends to resolve its outcome. While a sequencer has
+  in-doubt appends, the barrier does not count as empty either (`Dispatcher.barrier_empty`).
 - Requests in progress when checks were switched on, and requests of an earlier process, never entered. `clear_at` is
   when they must be over.
 

@@ -41,8 +41,8 @@ def mentions(frame: bytes | memoryview, known: Known) -> bool:
 def hide(response: Message, known: Known, *, queried: bool, by_name: bool = True) -> bool:
     """Remove the state topic from a Metadata or DescribeTopicPartitions response; False: it was not there.
 
-    `asked`: the request `mentions` it. Then it stays as an entry with error 29 and no partitions, since a client waits
-    for an answer about a topic that it named. A client that gave the name does not get its id, and vice versa.
+    `queried`: the request `mentions` it. Then it stays as an entry with error 29 and no partitions, since a client
+    waits for an answer about a topic that it named. A client that gave the name does not get its id, and vice versa.
     """
     kept, found = [], False
     for topic in response.topics:

@@ -10,28 +10,28 @@ while the count changes. The log end of each prior partition at that time is its
 
 | step | does | ends when | otherwise |
 |---|---|---|---|
-| VALIDATE | asks Kafka (validate-only) whether the proxy may create the partitions | Kafka accepts | Kafka's error |
+| VALIDATE | checks with Kafka (validate-only) that the proxy may create the partitions | it may | Kafka's error |
 | INTENT | stores the proposal: all processes close their append barriers | it is the pending one | refused: too late |
-| LOOK | (taken over, or in doubt) describes the topic | it has the old or the new count | unordered, failed |
-| DOORS | waits | every process that may append has reported its append barrier closed | gives up |
+| PROBE | (taken over, or in doubt) describes the topic | it has the old or the new count | unordered, failed |
+| BARRIERS | waits | every process that may append has reported its append barrier closed | gives up |
 | TRANSACTIONS | looks for open transactions in all prior partitions | there are none | gives up |
-| CREATE | describes the topic (same topic id?); CreatePartitions | Kafka did it | gives up. No answer: LOOK |
+| CREATE | describes the topic (same topic id?); CreatePartitions | Kafka did it | gives up. No answer: PROBE |
 | LEADERS | describes the topic | every partition has a leader | retries |
 | ENDS | reads log end and high watermark of each prior partition | all are fully replicated | LEADERS |
 | STORE | stores the end: all processes open their append barriers | it is the proposal's end | retries |
-| GIVE_UP | asks Kafka (validate-only) whether the topic was expanded after all | no: STORE | yes: LOOK |
+| ABANDON | checks with Kafka (validate-only) whether the topic was expanded after all | no: STORE | yes: PROBE |
 
 Before CREATE, any problem that lasts `wait_seconds` ends the expansion: the topic is unchanged, and its append barriers
 open at the old count. After CREATE nothing ends it: partitions cannot be removed, and only thresholds give them order.
 
 *Taking over.* The steps leave only records and partitions. So another process, or this one after a restart, begins with
-LOOK and repeats what may have been done: closed append barriers are recorded, an expanded topic shows it, and ends are
+PROBE and repeats what may have been done: closed append barriers are recorded, an expanded topic shows it, and ends are
 read again. Two drivers at the same time do no harm: the first stored end counts, and a driver that finds another one in
 the view stops. No driver creates or stores an end with an outdated view: a process that was suspended for minutes would
 store "failed" for partitions that another one has created. A request of a dead driver may wait in Kafka's queue for
 `in_doubt_seconds`, so until then a successor does not store "failed".
 
-*Why Kafka is asked before giving up.* Any broker answers Metadata, and its copy may lag: an expanded topic would be
+*The check before giving up.* Any broker answers Metadata, and its copy may lag: an expanded topic would be
 reopened at its old count. The controller answers CreatePartitions, and it decides.
 """
 
@@ -237,7 +237,7 @@ class _Decision:
 
 @dataclass(slots=True)
 class Procedure:
-    """See the module. `ask` returns the next action; pass its reply to `handle` before `ask` is called again.
+    """See the module. `query` returns the next action; pass its reply to `handle` before `query` is called again.
 
     `taken_over`: the expansion is in the view already, and another process may have executed any step.
     `new_id`, `clock_ms`: fresh UUIDs, and wall-clock times for records.
@@ -405,7 +405,7 @@ class Procedure:
             case Step.ENDS, Ends(ends):
                 self._read(ends)
             case Step.ENDS, Unanswered(reason):
-                self._go(Step.LEADERS)  # a leader, or the topic, may be gone again
+                self._go(Step.LEADERS)  # a leader, or the topic, may be missing again
                 self._again(reason)
 
             case Step.STORE, Appended():
@@ -651,9 +651,9 @@ class Claim(NamedTuple):
 def driver(
     history: ExpansionHistory, *, own: frozenset[UUID], process: UUID, live: frozenset[UUID], new_id: Callable[[], UUID]
 ) -> NoClient | Drive | Claim:
-    """What process `process` has to do about a pending expansion.
+    """What process `process` must do about a pending expansion.
 
-    `alive`: the other processes that are not known to be dead.
+    `live`: the other processes that are not known to be dead.
     """
     if history.pending is None:
         return NoClient()

@@ -246,7 +246,7 @@ class ExpansionHistories:
             else:
                 self._apply(topic, topic_id, key, value)
         finally:
-            # At once: a thread that plans a large request reads it too (`session.rewriter.RequestRewriters`).
+            # At once: a thread that plans a large request reads it too (`session.rewriters.RequestRewriters`).
             self._histories[topic_id] = topic.history()
         if value is None and not topic.keys:
             del self._topics[topic_id], self._histories[topic_id]

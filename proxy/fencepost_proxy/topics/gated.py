@@ -3,7 +3,7 @@
 | key | value | if there are several |
 |---|---|---|
 | `withheld/<group>` | `{"topics": {name: {"id", "partitions"}}, "at_ms"}`: members may lack these | the last |
-| `released/<topic id>/<to>/<group>` | `{"at_ms"}`: an operator cleared the gate of that expansion for the group | any |
+| `released/<topic id>/<to>/<group>` | `{"at_ms"}`: an operator released that expansion's partitions to it | any |
 
 A restarted process does not know the assignments of members that stayed connected to other listeners, or kept their
 generation. `withheld` names the groups for which it must assume gaps. It is tombstoned once no partition is gated.

@@ -91,7 +91,7 @@ class ExpansionOutcome(NamedTuple):
 class Expansions:
     """`first`: sent upstream before `Plan.forward`, for the same request; `finish_first` takes its answer.
 
-    `wanted`: the expansions requested, from the finished response. `tell`: puts the outcomes, by topic, into the
+    `requested`: the expansions requested, from the finished response. `report`: puts the outcomes, by topic, into the
     response, within `timeout_ms`.
     """
 

@@ -173,7 +173,7 @@ def plan_alter_configs(_version: int, request: Message, known: Known) -> Plan:
     """The legacy request replaces all configs of a topic, virtual ones too.
 
     Virtual configs that it does not list are reset. If it lists only virtual ones, Kafka gets an empty list and resets
-    all of its own, as the request demands.
+    all Kafka configs, as the request demands.
     """
 
     def alter(topic: str, ours: list[Message]) -> TopicConfigChange | None:

@@ -10,7 +10,7 @@ One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…
 | `alive/<uuid>` | `{"at_ms"}` | heartbeat, repeated; a tombstone when the process ends normally |
 | `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone: deleted by the proxy |
 | `expansion…/…`, `partition-count/<topic id>` | expansions of topics | see `expansions.py` |
-| `withheld/<group>`, `released/…` | gated assignments of consumer groups | see `sequenced_topics.py` |
+| `withheld/<group>`, `released/…` | gated assignments of consumer groups | see `gated.py` |
 | `poison/<producer id>/…` | abort-only transactions | see `abort_only.py` |
 
 "The first record of a key wins" does not survive compaction, which keeps the last. So each proposal has its own key and
@@ -137,7 +137,7 @@ def encode_heartbeat(process: UUID, at_ms: int) -> StateRecord:
 
 
 def encode_heartbeat_tombstone(process: UUID) -> StateRecord:
-    """The process has ended, with no request of its own in progress."""
+    """The process has ended, with none of its requests in progress."""
     return StateRecord(f"{_LIVE}/{process}".encode(), None)
 
 
@@ -390,7 +390,7 @@ class StateView:
         return [encode_topic_config_tombstone(change.topic)]
 
     def _forget(self, change: TopicConfigChange) -> list[StateRecord]:
-        # By id only: when this is stored, a new topic of that name may have configs of its own.
+        # By id only: when this is stored, a new topic of that name may have other configs.
         records = [
             encode_topic_config_tombstone(topic)
             for topic, found in self._topic_configs.items()

@@ -6,8 +6,8 @@ and every client can abort after that error. On `true` topics the sequencers are
 
 The request's other partitions are added: a client aborts after any error, and then their markers do no harm.
 
-WriteTxnMarkers comes from an admin who ends a hanging transaction. In a checked partition the marker is written while
-no conditional append is in progress.
+WriteTxnMarkers comes from an admin client that ends a hanging transaction. In a checked partition the marker is written
+while no conditional append is in progress.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fencepost_proxy.types import MARKER, TopicPartition
 from fencepost_proxy.wire.schema import Message
 
 _CONCURRENT_TRANSACTIONS = 51
-#: Of a request that concerns a checked topic: each is a gate's business. As of a Produce request (`session.reading`).
+#: Limit for a request with a checked topic, since each partition goes to a sequencer. See `session.reading`.
 _PARTITIONS_MAX = 2_048
 
 
@@ -112,7 +112,7 @@ def plan_write_markers(request: Message, known: Known) -> Plan:
     if not joins:
         return Plan(request, finish)
     _not_too_many(next(iter(joins)), sum(len(partitions) for _, topics in queried for _, partitions in topics))
-    # Nothing was written: Kafka's tools ask again.
+    # Nothing was written: Kafka's tools retry.
     later = [
         Message(
             producer_id=producer_id,

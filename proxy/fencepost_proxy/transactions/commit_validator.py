@@ -5,16 +5,16 @@ What it must prove
 ------------------
 Every conditional append of the transaction, whichever process handled it, is in the log at its expected offset. Kafka
 does not compare, since such batches keep their own producer id. So a client that bypasses the proxy, or a marker in
-between, may have shifted one, and a refused one may be missing. The commit is the last chance: before it, no
-read-committed consumer sees the records.
+between, may have moved one to another offset, and a refused one may be missing. The commit is the last chance: before
+it, no read-committed consumer sees the records.
 
 How it decides
 --------------
 1. What this process knows (`table.py`): an append was refused -> REFUSE, has no answer yet -> LATER.
 2. At the same time: the state topic, read to its current end (`topics/abort_only.py`: refusals of all processes), and
-the transaction at its coordinator. If it is not ongoing, or not this producer's any more, Kafka itself answers.
+   the transaction at its coordinator. If it is not ongoing, or not this producer's any more, Kafka itself answers.
 3. For each checked partition of the transaction: the producer's state at the leader. If it equals what this process saw
-   appended, no append is missing or shifted, since sequences have no gaps.
+   appended, no append is missing or at another offset, since sequences have no gaps.
 4. Otherwise the log, from the transaction's first offset: the headers of each batch state its expected offset. Batches
    that this process saw appended without a gap are not decompressed again.
 5. If leaders or log contradict the commit: the coordinator again. Otherwise a committed transaction could be refused:
@@ -24,10 +24,10 @@ the transaction at its coordinator. If it is not ongoing, or not this producer's
 
 What cannot be proved in time is LATER, a retriable error, never PASS.
 
-    begin() -> [ReadState, AskTransaction] | REFUSE | LATER
-    StateRead + TransactionIs -> AskProducers | PASS | REFUSE | LATER
-    ProducersAre -> ReadBack for each partition that differs | PASS | AskTransaction | LATER
-    LogIs (each) -> PASS | AskTransaction | LATER
+    begin() -> [ReadState, QueryTransaction] | REFUSE | LATER
+    StateRead + TransactionIs -> QueryProducers | PASS | REFUSE | LATER
+    ProducersAre -> ReadBack for each partition that differs | PASS | QueryTransaction | LATER
+    LogIs (each) -> PASS | QueryTransaction | LATER
     TransactionIs, the second time -> REFUSE | LATER
     TimeIsUp -> LATER
 """
@@ -209,7 +209,7 @@ class CheckedTopic:
 
 
 class CommitValidator:
-    """See the module. `guarded`: how a topic is checked now, None if it is not. `may_be_committed`: a commit of the
+    """See the module. `is_checked`: how a topic is checked now, None if it is not. `may_be_committed`: a commit of the
     transaction is in progress at Kafka or unanswered, so a refusal would not be final."""
 
     def __init__(

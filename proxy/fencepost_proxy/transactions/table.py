@@ -4,9 +4,9 @@ Keyed by (transactional id, producer id, producer epoch). A client that combines
 own transactional id refers to a different entry. The table gets all transactional appends that sessions submit to
 sequencers, with or without an expected offset. `commit_validator.py` queries it before a commit.
 
-While an append is in progress here, its transaction does not commit. `offered` and `sent` begin that; `appended_batch`
-or
-`failed` end it before the client is answered. `over` is the last call for each append, whether or not it was answered.
+While an append is in progress here, its transaction does not commit. `submitted` and `sent` begin that;
+`appended_batch` or `failed` end it before the client is answered. `over` is the last call for each append, whether or
+not it was answered.
 
 A transaction ends here when its EndTxn is answered with 0, or when the producer's next epoch appears. One that ended
 through another process stays until then. Under transactions v1 the next transaction has the same epoch, so the
@@ -71,9 +71,8 @@ class Transaction:
     """`open`: conditional appends without a successful answer. `sent_others`: it has sent unconditional ones.
 
     `refused`: why it must not commit. `recorded`: this process's last record of it in the state topic; `names`: of all
-    its
-    records there. `commits_sent`: commits at Kafka on open connections, unanswered. `commit_queued_until`: until then a
-    commit whose connection was lost may be queued in a broker.
+    its records there. `commits_sent`: commits at Kafka on open connections, unanswered. `commit_queued_until`: until
+    then a commit whose connection was lost may be queued in a broker.
     """
 
     transactional_id: str
@@ -233,7 +232,7 @@ class Table:
 
     @staticmethod
     def recorded_before(transaction: Transaction, abort_only: AbortOnly) -> frozenset[UUID]:
-        """The names of the records that `poison` replaces. Only a refusal does: it is unconditional."""
+        """The names of the records that `abort_only` replaces. Only a refusal does: it is unconditional."""
         return frozenset(transaction.names - {abort_only.name}) if abort_only.pending is None else frozenset()
 
     @staticmethod

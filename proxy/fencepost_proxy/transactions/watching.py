@@ -81,7 +81,7 @@ INQUIRED_MAX: Final = 100
 IDS_PER_SECOND: Final = 2_000
 #: A coordinator checks for timed-out transactions every ten seconds.
 OVERDUE_SECONDS: Final = 60.0
-#: How long a description is reported; those of many open transactions are renewed in turns.
+#: How long a description is reported; those of many open transactions are renewed in rotation.
 _DESCRIBED_SECONDS: Final = 50.0
 #: Open transactions in one log; the rest is not reported.
 _OPEN_MAX: Final = 1_000
@@ -144,7 +144,7 @@ _SuspectKey = tuple[TopicPartition, ProducerId, Offset]
 
 @dataclass(slots=True)
 class _Round:
-    """Current round. `asked`: unanswered queries of this step; `failed`: brokers that gave no answer.
+    """Current round. `queried`: unanswered queries of this step; `failed`: brokers that gave no answer.
 
     Steps: list open transactions; describe them; query those open in logs but not among them; describe these.
     """

@@ -8,7 +8,7 @@ A client's ApiVersions response is the intersection of this table and the broker
 The table gives the reason of each cap. `tests/unit/test_apis.py` and `tests/integration/test_control_messages.py` walk
 the response schemas, and fail if a served version could contain an address that is not rewritten.
 
-Not rewritten, because they are no broker addresses: `ClientHost` of group members (the proxy, as seen by the broker),
+Not rewritten, because they are no broker addresses: `ClientHost` of group members (the proxy's host),
 `Host` of ACLs (data), `UserEndpoint` of Kafka Streams (the application).
 """
 

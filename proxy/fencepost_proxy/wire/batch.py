@@ -728,7 +728,7 @@ def fence_batch(
 ) -> bytearray:
     """A copy of a complete batch with another producer, base offset 0, leader epoch -1 and a new CRC32C.
 
-    `tag` is the id of the instance, 1 to 255, or 0 for none. It is stored in attribute bits that Kafka has not
+    `instance_id` is the id of the instance, 1 to 255, or 0 for none. It is stored in attribute bits that Kafka has not
     assigned. Brokers store these bits and consumers mask them (DefaultRecordBatch.java, `test_fenced_batches.py`). A
     broker that rewrites the batch (LogAppendTime, other compression, compaction) drops them.
 

@@ -4,7 +4,7 @@
 - gzip: Kafka ignores data after a member that is not another member.
 - Kafka responds UNKNOWN_SERVER_ERROR to data that it cannot decompress (`UndecodableBatch`).
 
-`tests/integration/test_compressed_forms.py` compares every form. The output buffer never grows beyond `bytes_max`: a
+`tests/integration/test_compressed_forms.py` compares every form. The output buffer never exceeds `bytes_max`: a
 batch that decompresses to gigabytes costs at most that memory and the time to fill it.
 """
 

@@ -1,0 +1,229 @@
+"""All tests, in one go or several: `make test-all`, and what `.ci/run` has time for after `make test`.
+
+Passed tests are recorded in build/test-all.jsonl: after an interruption the next run continues, until the code changes.
+The order: test files for the areas that changed since `--base`, then the others, shuffled by the commit, so that a time
+limit does not always leave out the same ones; then the long forms (marker soak).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tests.support import results
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "build" / "test-all.jsonl"
+QUICK = ROOT / "tests" / "quick.txt"
+#: The longest form of a test takes so long.
+_LONG_FORM_MINUTES = 15
+_COVERAGE = ("--cov", "--cov-append", "--cov-report=", "--cov-fail-under=0")
+_I = "tests/integration/test_"
+#: Which test files a change needs: paths of the product, and files or folders of tests. The first match counts, and
+#: each file that is not in `quick.txt` is in at least one row (`tests/unit/test_all_tests.py`).
+AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("client/fencepost/spark", "spark_jobs"): (
+        f"{_I}spark",
+        "tests/spark_faults",
+        "tests/sink_simulation",
+        "tests/unit/spark_sink",
+    ),
+    ("client", "examples"): (
+        f"{_I}client_",
+        f"{_I}transactional_writer",
+        f"{_I}atomic_clients",
+        f"{_I}kv_store",
+        f"{_I}transfer",
+        "tests/growth/test_library",
+        "tests/growth/test_example",
+        f"{_I}docs",
+    ),
+    ("proxy/fencepost_proxy/groups", "proxy/fencepost_proxy/net/groups", "proxy/fencepost_proxy/topics/expan"): (
+        "tests/order_proof",
+        "tests/growth",
+        f"{_I}groups",
+        f"{_I}group_rights",
+        f"{_I}partition_",
+        f"{_I}in_doubt_expansion",
+        f"{_I}replaced_topics",
+    ),
+    ("proxy/fencepost_proxy/transactions", "proxy/fencepost_proxy/session/transactions"): (
+        f"{_I}atomic_",
+        f"{_I}guarded_transactions",
+        f"{_I}commits_and_moves",
+        f"{_I}kip98_",
+        f"{_I}stuck_transactions",
+        f"{_I}idempoten",
+        "tests/eos_proof",
+    ),
+    ("proxy/fencepost_proxy/sequencer", "policies"): (
+        f"{_I}races",
+        f"{_I}in_doubt",
+        f"{_I}leader_changes",
+        f"{_I}cut_off_leader",
+        f"{_I}fenced_batches",
+        f"{_I}producer_state",
+        f"{_I}bypassing_writers",
+        f"{_I}several_proxies",
+        f"{_I}restarts",
+        f"{_I}idempotent_producers",
+        "tests/soak",
+        "tests/rolling_restart",
+    ),
+    ("proxy/fencepost_proxy/session", "proxy/fencepost_proxy/wire"): (
+        f"{_I}equivalence",
+        f"{_I}api_walk",
+        f"{_I}control_messages",
+        f"{_I}bad_input",
+        f"{_I}malformed_records",
+        f"{_I}compressed_forms",
+        f"{_I}misbehaving",
+        f"{_I}hostile_",
+        f"{_I}internal_topics",
+        f"{_I}java_",
+        f"{_I}other_software",
+        f"{_I}foreign",
+        f"{_I}kafka_releases",
+        f"{_I}races",
+        "tests/fuzz",
+    ),
+    ("proxy/fencepost_proxy/topics",): (
+        f"{_I}state_topic",
+        f"{_I}rights",
+        f"{_I}idempotence_levels",
+        f"{_I}replaced_topics",
+        f"{_I}broker_settings",
+    ),
+    ("proxy/fencepost_proxy/net", "proxy/fencepost_proxy/config", "proxy/fencepost_proxy/cli", "deploy", "locks"): (
+        f"{_I}workers",
+        f"{_I}reloading",
+        f"{_I}proxy_command",
+        f"{_I}control_client",
+        f"{_I}cluster_changes",
+        f"{_I}sasl_ssl",
+        f"{_I}status_page",
+        f"{_I}check",
+        f"{_I}compose",
+        f"{_I}distribution",
+        f"{_I}added_time",
+        "tests/sidecars",
+        "tests/monitoring",
+        "tests/rolling_restart",
+    ),
+    ("proxy/fencepost_proxy/dev", "benchmarks", "tests/support"): (
+        f"{_I}embedded_kafka",
+        f"{_I}dev_command",
+        f"{_I}demo",
+        f"{_I}bench",
+        f"{_I}fake_cluster",
+        "tests/conformance",
+        "tests/simulation",
+    ),
+}
+
+
+def test_files() -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
+
+
+def quick_files() -> frozenset[str]:
+    """Files that `make test` runs whole."""
+    paths = [line for line in QUICK.read_text().splitlines() if line and "::" not in line]
+    return frozenset(file for file in test_files() if _is_in(file, paths))
+
+
+def _is_in(file: str, prefixes: Iterable[str]) -> bool:
+    return any(file.startswith(prefix) for prefix in prefixes)
+
+
+def in_order(files: Sequence[str], changed: Iterable[str], seed: str) -> list[str]:
+    """`files`, those that the changed paths need first."""
+    needed: set[str] = set()
+    for path in changed:
+        needed.update(file for file in files if file == path)
+        tests = next((tests for product, tests in AREAS.items() if _is_in(path, product)), ())
+        needed.update(file for file in files if _is_in(file, tests))
+    others = [file for file in files if file not in needed]
+    random.Random(seed).shuffle(others)
+    return [*sorted(needed), *others]
+
+
+def _git(*arguments: str) -> list[str]:
+    result = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
+    return result.stdout.split()
+
+
+def _changed(base: str | None) -> list[str]:
+    """Paths that differ from `base`: by default the branch point from origin/main, else the last 50 commits."""
+    if base is None:
+        (head,) = _git("rev-parse", "HEAD") or ("",)
+        fork = _git("merge-base", "HEAD", "origin/main")
+        base = fork[0] if fork and fork[0] != head else (_git("rev-list", "--max-count=51", "HEAD") or [head])[-1]
+    return _git("diff", "--name-only", base)
+
+
+def summary(lines: Iterable[str]) -> str:
+    """One page about the results in `build/test-all.jsonl`: per folder, failures, and the ten slowest tests."""
+    last = {each["id"]: each for each in map(json.loads, lines) if "id" in each}
+    folders: dict[str, Counter[str]] = defaultdict(Counter)
+    seconds: Counter[str] = Counter()
+    for each in last.values():
+        folder = each["id"].split("/")[1]
+        folders[folder][each["outcome"]] += 1
+        seconds[folder] += each["seconds"]
+    columns = ("passed", "failed", "skipped", "no time")
+    rows = [f"{'':20}" + "".join(f"{column:>9}" for column in (*columns, "seconds"))]
+    for folder, counts in sorted(folders.items()):
+        rows.append(f"{folder:20}" + "".join(f"{counts[c]:9}" for c in columns) + f"{seconds[folder]:9.0f}")
+    slowest = sorted(last.values(), key=lambda each: -each["seconds"])[:10]
+    rows += ["", "slowest:", *(f"{each['seconds']:7.1f} s  {each['id']}" for each in slowest)]
+    failed = [each["id"] for each in last.values() if each["outcome"] == "failed"]
+    return "\n".join([*rows, *(["", "failed:", *failed] if failed else ())])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.all", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--minutes", type=float, help="start no test after so many minutes")
+    parser.add_argument("--without-quick", action="store_true", help="leave out what `make test` runs")
+    parser.add_argument("--base", metavar="REV", help="order tests by what changed since REV")
+    parser.add_argument("--coverage", action="store_true", help="measure coverage, and report it at the end")
+    parser.add_argument("options", nargs="*", help="options of pytest, after --")
+    given = parser.parse_args()
+    files = [file for file in test_files() if not (given.without_quick and file in quick_files())]
+    ordered = in_order(files, _changed(given.base), results.code())
+    ends_at = float("inf") if given.minutes is None else time.monotonic() + 60 * given.minutes
+    passed = results.passed_in(RESULTS, results.code())
+    if given.coverage and not passed:
+        _coverage("erase")
+    code = 0
+    for markers in ("not soak", "soak"):
+        left = (ends_at - time.monotonic()) / 60
+        if markers == "soak" and left < _LONG_FORM_MINUTES:
+            print("no time left for the long forms of tests", file=sys.stderr)
+            break
+        limit = () if given.minutes is None else (f"--minutes={left}",)
+        command = [sys.executable, "-m", "pytest", "-q", "-m", markers, f"--results={RESULTS}", "--resume", *limit]
+        command += _COVERAGE if given.coverage else ()
+        result = subprocess.run([*command, *given.options, *ordered], cwd=ROOT, env=os.environ, check=False).returncode
+        code = code or (0 if result == 5 else result)  # 5: no test is left
+        if result == 2:  # interrupted
+            break
+    if RESULTS.is_file():
+        print(summary(RESULTS.read_text().splitlines()))
+    return code or (_coverage("report", "--skip-covered") if given.coverage else 0)
+
+
+def _coverage(*arguments: str) -> int:
+    return subprocess.run([sys.executable, "-m", "coverage", *arguments], cwd=ROOT, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
