@@ -368,20 +368,21 @@ def no_second_read(patch: Patch) -> None:
 )
 def client_loss_releases(patch: Patch) -> None:
     lost = Session._client_lost
-    withdrawn = PartitionSequencer._canceled
+    canceled = PartitionSequencer._canceled
 
     def client_lost(self: Session, now: float) -> None:
         self._disable_fast_path()
         for exchange in self._exchanges_in_flight.values():
-            for pending in exchange.admitted:
-                self._commands.append(ToSequencer(pending, g.Canceled(pending)))
+            for key, pending in exchange.pending_appends.items():
+                if key in exchange.sent and key not in exchange.results:
+                    self._commands.append(ToSequencer(pending, g.Canceled(pending)))
         lost(self, now)
 
     def out(self: PartitionSequencer, pending: g.PendingAppend) -> None:
         if pending in self._in_flight:
             self._in_flight.remove(pending)
         else:
-            withdrawn(self, pending)
+            canceled(self, pending)
 
     patch.set(Session, "_client_lost", client_lost)
     patch.set(PartitionSequencer, "_canceled", out)
@@ -988,7 +989,7 @@ def last_producer_id_wins(patch: Patch) -> None:
     orig = StateView._apply_producer_id
 
     def apply(self: StateView, key: str, value: Any) -> None:
-        self._producer_id = None
+        self._producer_ids.clear()
         orig(self, key, value)
 
     patch.set(StateView, "_apply_producer_id", apply)
