@@ -170,7 +170,7 @@ def test_second_attempt_finds_rows_before_other_batches() -> None:
         (Answer(10), "max.message.bytes"),
         (Answer(29), "needs WRITE, READ and DESCRIBE"),
         (Answer(32), "compare the clocks"),
-        (Answer(44, -1, "OFFSET_VIOLATION t 0 appended_at=7"), "around the proxy"),
+        (Answer(44, -1, "OFFSET_VIOLATION t 0 appended_at=7"), "bypasses the proxy"),
         (Answer(44, -1, "IDEMPOTENCE_REQUIRED t 0"), "IDEMPOTENCE_REQUIRED"),
         (Answer(0, 7), "nothing checked"),
     ],
