@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from fencepost_proxy.net.exposition import TABLE, AppendMode
+from fencepost_proxy.net.exposition import TABLE, MetricType
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "deploy" / "prometheus" / "alerts.rules.yml"
@@ -36,7 +36,7 @@ LABELS: Final[Mapping[str, frozenset[str]]] = {
             (f"{shown.name}_count", frozenset(shown.labels)),
             (f"{shown.name}_sum", frozenset(shown.labels)),
         )
-        if shown.kind is AppendMode.HISTOGRAM
+        if shown.kind is MetricType.HISTOGRAM
         else ((shown.name, frozenset(shown.labels)),)
     )
 }

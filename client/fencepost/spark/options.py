@@ -247,8 +247,8 @@ def _tls(given: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for store in ("truststore", "keystore"):
         kind = given.get(f"kafka.ssl.{store}.type", "PEM").upper()
-        partition_key = given.get(f"kafka.ssl.{store}.location", "")
-        if kind != "PEM" or partition_key.lower().endswith((".jks", ".p12", ".pfx")):
+        store_file = given.get(f"kafka.ssl.{store}.location", "")
+        if kind != "PEM" or store_file.lower().endswith((".jks", ".p12", ".pfx")):
             raise SinkError(
                 f"kafka.ssl.{store}: only PEM is supported (convert the store with `keytool -exportcert "
                 "-rfc -keystore FILE -alias NAME`, or `openssl pkcs12 -in FILE -nodes` for a key, "

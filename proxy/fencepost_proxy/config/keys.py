@@ -37,7 +37,7 @@ class Slips(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class AppendMode:
+class ValueType:
     """Type of a key. `read` converts a TOML value to the field's value, and raises Slips.
 
     `from_text` converts the text of an environment variable to a TOML value. `read` refuses what it cannot convert.
@@ -59,7 +59,7 @@ class Key:
     name: str
     table: str
     field_name: str
-    kind: AppendMode
+    kind: ValueType
     default: Any
     required: bool
     unit: str | None
@@ -286,24 +286,24 @@ def _number_of_text(text: str) -> object:
     return text
 
 
-def _kind(hint: Any, name: str) -> AppendMode:
+def _kind(hint: Any, name: str) -> ValueType:
     """The kind for a field's type. Each type needs an entry here."""
     if name == "topics":
-        return AppendMode("table of tables", _topics, _toml_of_text)
+        return ValueType("table of tables", _topics, _toml_of_text)
     if name == "unlisted_topics":
-        return AppendMode("table", _topic_configs((name,)), _toml_of_text)
+        return ValueType("table", _topic_configs((name,)), _toml_of_text)
     if get_origin(hint) is Literal:
         choices = get_args(hint)
-        return AppendMode(" or ".join(json.dumps(each) for each in choices), _one_of(choices), choices=choices)
-    kinds: dict[Any, AppendMode] = {
-        bool: AppendMode("true or false", _boolean, _boolean_of_text),
-        int: AppendMode("whole number", _whole, _number_of_text),
-        float: AppendMode("number", _number, _number_of_text),
-        str: AppendMode("text", _text),
-        Path: AppendMode("path of a file", _path),
-        Address: AppendMode('"HOST:PORT"', _address),
-        tuple[Address, ...]: AppendMode('list of "HOST:PORT"', _addresses),
-        Mapping[NodeId, int]: AppendMode("table of broker id = port", _broker_ports, _toml_of_text),
+        return ValueType(" or ".join(json.dumps(each) for each in choices), _one_of(choices), choices=choices)
+    kinds: dict[Any, ValueType] = {
+        bool: ValueType("true or false", _boolean, _boolean_of_text),
+        int: ValueType("whole number", _whole, _number_of_text),
+        float: ValueType("number", _number, _number_of_text),
+        str: ValueType("text", _text),
+        Path: ValueType("path of a file", _path),
+        Address: ValueType('"HOST:PORT"', _address),
+        tuple[Address, ...]: ValueType('list of "HOST:PORT"', _addresses),
+        Mapping[NodeId, int]: ValueType("table of broker id = port", _broker_ports, _toml_of_text),
     }
     return kinds[hint]
 
@@ -318,7 +318,7 @@ def _without_none(hint: Any) -> Any:
     return one
 
 
-def _unit(name: str, kind: AppendMode, given: str | None) -> str | None:
+def _unit(name: str, kind: ValueType, given: str | None) -> str | None:
     if given is not None or kind.words not in ("whole number", "number"):
         return given
     for ending, unit in _UNITS:

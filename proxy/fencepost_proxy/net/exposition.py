@@ -31,7 +31,7 @@ from fencepost_proxy.wire.apis import APIS
 Labelled = Iterable[tuple[tuple[str, ...], float]]
 
 
-class AppendMode(Enum):
+class MetricType(Enum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -54,7 +54,7 @@ class Shown:
     """One metric. `read` returns None if this process does not expose it now."""
 
     name: str
-    kind: AppendMode
+    kind: MetricType
     help: str
     read: Callable[[Scrape], float | Distribution | Labelled | Mapping[str, str] | None]
     labels: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ def _family(shown: Shown, scrape: Scrape) -> Metric | None:
         return HistogramMetricFamily(name, documentation, buckets=_cumulated(value), sum_value=value.total)
     if isinstance(value, Mapping):
         return InfoMetricFamily(name.removesuffix("_info"), documentation, dict(value))
-    family = (CounterMetricFamily if shown.kind is AppendMode.COUNTER else GaugeMetricFamily)(
+    family = (CounterMetricFamily if shown.kind is MetricType.COUNTER else GaugeMetricFamily)(
         name, documentation, labels=shown.labels
     )
     for labels, number in [((), value)] if isinstance(value, int | float) else value:
@@ -185,7 +185,7 @@ def _build(_: Scrape) -> Mapping[str, str]:
 
 # ---- the table
 
-_COUNTER, _GAUGE, _HISTOGRAM = AppendMode.COUNTER, AppendMode.GAUGE, AppendMode.HISTOGRAM
+_COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
 _PARTITION: Final = ("topic", "partition")
 
 TABLE: Final[tuple[Section, ...]] = (
@@ -686,7 +686,7 @@ TABLE: Final[tuple[Section, ...]] = (
             ),
             Shown(
                 "fencepost_build_info",
-                AppendMode.INFO,
+                MetricType.INFO,
                 "Version of Fencepost and Python.",
                 _build,
                 ("version", "python"),

@@ -60,15 +60,15 @@ def read_uvarint(data: Bytes, at: int) -> tuple[int, int]:
     if value < 0x80:
         return value, at
     value &= 0x7F
-    sequence_offset = 7
+    bit_offset = 7
     while True:
         byte = data[at]
         at += 1
-        value |= (byte & 0x7F) << sequence_offset
+        value |= (byte & 0x7F) << bit_offset
         if byte < 0x80:
             break
-        sequence_offset += 7
-        if sequence_offset > 28:
+        bit_offset += 7
+        if bit_offset > 28:
             raise Malformed("variable-length integer is longer than 5 bytes")
     if value > 0xFFFFFFFF:
         raise Malformed("variable-length integer does not fit 32 bits")
@@ -90,15 +90,15 @@ def read_varlong(data: Bytes, at: int) -> tuple[int, int]:
     if value < 0x80:
         return (value >> 1) ^ -(value & 1), at + 1
     value = 0
-    sequence_offset = 0
+    bit_offset = 0
     while True:
         byte = data[at]
         at += 1
-        value |= (byte & 0x7F) << sequence_offset
+        value |= (byte & 0x7F) << bit_offset
         if byte < 0x80:
             break
-        sequence_offset += 7
-        if sequence_offset > 63:
+        bit_offset += 7
+        if bit_offset > 63:
             raise Malformed("variable-length integer is longer than 10 bytes")
     if value > 0xFFFFFFFFFFFFFFFF:
         raise Malformed("variable-length integer does not fit 64 bits")
