@@ -193,6 +193,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.all", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--minutes", type=float, help="start no test after so many minutes")
     parser.add_argument("--without-quick", action="store_true", help="leave out what `make test` runs")
+    parser.add_argument("--without-long", action="store_true", help="leave out the long forms (marker soak)")
     parser.add_argument("--base", metavar="REV", help="order tests by what changed since REV")
     parser.add_argument("--coverage", action="store_true", help="measure coverage, and report it at the end")
     parser.add_argument("options", nargs="*", help="options of pytest, after --")
@@ -204,7 +205,7 @@ def main() -> int:
     if given.coverage and not passed:
         _coverage("erase")
     code = 0
-    for markers in ("not soak", "soak"):
+    for markers in ("not soak",) if given.without_long else ("not soak", "soak"):
         left = (ends_at - time.monotonic()) / 60
         if markers == "soak" and left < _LONG_FORM_MINUTES:
             print("no time left for the long forms of tests", file=sys.stderr)
