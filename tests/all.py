@@ -8,19 +8,17 @@ limit does not always leave out the same ones; then the long forms (marker soak)
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tests.support import results
 
-ROOT = Path(__file__).parents[1]
+ROOT = results.ROOT
 RESULTS = ROOT / "build" / "test-all.jsonl"
 QUICK = ROOT / "tests" / "quick.txt"
 #: The longest form of a test takes so long.
@@ -135,44 +133,32 @@ def test_files() -> list[str]:
 
 
 def quick_files() -> frozenset[str]:
-    """Files that `make test` runs whole."""
-    paths = [line for line in QUICK.read_text().splitlines() if line and "::" not in line]
-    return frozenset(file for file in test_files() if _is_in(file, paths))
-
-
-def _is_in(file: str, prefixes: Iterable[str]) -> bool:
-    return any(file.startswith(prefix) for prefix in prefixes)
+    """Files that `make test` runs."""
+    return frozenset(file for file in test_files() if file.startswith(tuple(QUICK.read_text().split())))
 
 
 def in_order(files: Sequence[str], changed: Iterable[str], seed: str) -> list[str]:
     """`files`, those that the changed paths need first."""
     needed: set[str] = set()
     for path in changed:
-        needed.update(file for file in files if file == path)
-        tests = next((tests for product, tests in AREAS.items() if _is_in(path, product)), ())
-        needed.update(file for file in files if _is_in(file, tests))
+        tests = next((tests for product, tests in AREAS.items() if path.startswith(product)), ())
+        needed.update(file for file in files if file == path or file.startswith(tests))
     others = [file for file in files if file not in needed]
     random.Random(seed).shuffle(others)
     return [*sorted(needed), *others]
 
 
-def _git(*arguments: str) -> list[str]:
-    result = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
-    return result.stdout.split()
-
-
 def _changed(base: str | None) -> list[str]:
     """Paths that differ from `base`: by default the branch point from origin/main, else the last 50 commits."""
     if base is None:
-        (head,) = _git("rev-parse", "HEAD") or ("",)
-        fork = _git("merge-base", "HEAD", "origin/main")
-        base = fork[0] if fork and fork[0] != head else (_git("rev-list", "--max-count=51", "HEAD") or [head])[-1]
-    return _git("diff", "--name-only", base)
+        recent = results.git("rev-list", "--max-count=51", "HEAD").split()
+        fork = results.git("merge-base", "HEAD", "origin/main").strip()
+        base = fork if fork not in ("", *recent[:1]) else "".join(recent[-1:])
+    return results.git("diff", "--name-only", base).split()
 
 
-def summary(lines: Iterable[str]) -> str:
-    """One page about the results in `build/test-all.jsonl`: per folder, failures, and the ten slowest tests."""
-    last = {each["id"]: each for each in map(json.loads, lines) if "id" in each}
+def summary(last: Mapping[str, Mapping[str, Any]]) -> str:
+    """One page about the last result of each test: per folder, failures, and the ten slowest tests."""
     folders: dict[str, Counter[str]] = defaultdict(Counter)
     seconds: Counter[str] = Counter()
     for each in last.values():
@@ -199,12 +185,12 @@ def main() -> int:
     parser.add_argument("options", nargs="*", help="options of pytest, after --")
     given = parser.parse_args()
     files = [file for file in test_files() if not (given.without_quick and file in quick_files())]
-    ordered = in_order(files, _changed(given.base), results.code())
+    code = results.code()
+    ordered = in_order(files, _changed(given.base), code)
     ends_at = float("inf") if given.minutes is None else time.monotonic() + 60 * given.minutes
-    passed = results.passed_in(RESULTS, results.code())
-    if given.coverage and not passed:
+    if given.coverage and results.read(RESULTS).code != code:
         _coverage("erase")
-    code = 0
+    status = 0
     for markers in ("not soak",) if given.without_long else ("not soak", "soak"):
         left = (ends_at - time.monotonic()) / 60
         if markers == "soak" and left < _LONG_FORM_MINUTES:
@@ -213,13 +199,12 @@ def main() -> int:
         limit = () if given.minutes is None else (f"--minutes={left}",)
         command = [sys.executable, "-m", "pytest", "-q", "-m", markers, f"--results={RESULTS}", "--resume", *limit]
         command += _COVERAGE if given.coverage else ()
-        result = subprocess.run([*command, *given.options, *ordered], cwd=ROOT, env=os.environ, check=False).returncode
-        code = code or (0 if result == 5 else result)  # 5: no test is left
+        result = subprocess.run([*command, *given.options, *ordered], cwd=ROOT, check=False).returncode
+        status = status or (0 if result == 5 else result)  # 5: no test is left
         if result == 2:  # interrupted
             break
-    if RESULTS.is_file():
-        print(summary(RESULTS.read_text().splitlines()))
-    return code or (_coverage("report", "--skip-covered") if given.coverage else 0)
+    print(summary(results.read(RESULTS).last))
+    return status or (_coverage("report", "--skip-covered") if given.coverage else 0)
 
 
 def _coverage(*arguments: str) -> int:

@@ -11,13 +11,24 @@ import hashlib
 import json
 import subprocess
 import time
-from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 NO_TIME = "no time left (--minutes)"
+
+
+class Stored(NamedTuple):
+    """What a file of results contains. `last`: the last result of each test, by its id."""
+
+    code: str | None
+    last: dict[str, dict[str, Any]]
+
+    @property
+    def passed(self) -> frozenset[str]:
+        return frozenset(test for test, result in self.last.items() if result["outcome"] == "passed")
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -27,29 +38,30 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption("--minutes", type=float, help="start no test after so many minutes")
 
 
-def code() -> str:
+def git(*arguments: str, root: Path = ROOT) -> str:
+    """What git prints; nothing if it fails."""
+    return subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, check=False).stdout
+
+
+def code(root: Path = ROOT) -> str:
     """The commit, and a digest of what is not committed."""
-
-    def git(*arguments: str) -> bytes:
-        return subprocess.run(["git", *arguments], capture_output=True, check=False).stdout
-
-    changes = git("diff", "HEAD") + git("ls-files", "--others", "--exclude-standard")
-    return f"{git('rev-parse', 'HEAD').decode().strip()} {hashlib.sha256(changes).hexdigest()[:12]}"
+    changes = hashlib.sha256(git("diff", "HEAD", root=root).encode())
+    for path in git("ls-files", "--others", "--exclude-standard", "-z", root=root).split("\0")[:-1]:
+        changes.update(path.encode() + (root / path).read_bytes())
+    return f"{git('rev-parse', 'HEAD', root=root).strip()} {changes.hexdigest()[:12]}"
 
 
-def passed_in(file: Path, of_code: str) -> frozenset[str]:
-    """Ids of the tests that passed in a file of results; none if it is of other code, or absent."""
-    lines = file.read_text().splitlines() if file.is_file() else []
-    results = []
-    for line in lines:
+def read(file: Path) -> Stored:
+    of_code, last = None, {}
+    for line in file.read_text().splitlines() if file.is_file() else ():
         try:
-            results.append(json.loads(line))
+            entry = json.loads(line)
         except ValueError:  # cut off
             continue
-    if not results or results[0].get("code") != of_code:
-        return frozenset()
-    last = {each["id"]: each["outcome"] for each in results[1:] if "id" in each}
-    return frozenset(test for test, outcome in last.items() if outcome == "passed")
+        of_code = entry.get("code", of_code)
+        if "id" in entry:
+            last[entry["id"]] = entry
+    return Stored(of_code, last)
 
 
 class Results:
@@ -58,15 +70,13 @@ class Results:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._file: Path | None = config.getoption("--results")
-        self._started = time.time()
         self._seconds: dict[str, float] = {}
         self._failed: set[str] = set()
         self._skipped: dict[str, str] = {}
-        self.outcomes: Counter[str] = Counter()
         self._passed: frozenset[str] = frozenset()
         worker = getattr(config, "workerinput", None)
         minutes = config.getoption("--minutes")
-        self._ends_at = float("inf") if minutes is None else self._started + 60 * minutes
+        self._ends_at = float("inf") if minutes is None else time.time() + 60 * minutes
         if worker is not None:
             self._file = None
             self._ends_at, self._passed = worker["ends_at"], frozenset(worker["passed"])
@@ -74,9 +84,10 @@ class Results:
             self._begin(self._file)
 
     def _begin(self, file: Path) -> None:
-        of_code = code()
-        self._passed = passed_in(file, of_code) if self._config.getoption("--resume") else frozenset()
-        if not self._passed:
+        of_code, stored = code(), read(file)
+        if self._config.getoption("--resume") and stored.code == of_code:
+            self._passed = stored.passed
+        else:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps({"code": of_code}) + "\n")
 
@@ -106,7 +117,6 @@ class Results:
         if report.when != "teardown":
             return
         outcome = "failed" if report.nodeid in self._failed else self._skipped.get(report.nodeid, "passed")
-        self.outcomes[outcome] += 1
         if self._file is not None:
             line = {"id": report.nodeid, "outcome": outcome, "seconds": round(self._seconds[report.nodeid], 2)}
             with self._file.open("a") as file:

@@ -31,11 +31,9 @@ def test_area_names_existing_product_paths(prefix: str) -> None:
     assert list(all_tests.ROOT.glob(f"{prefix}*"))
 
 
-@pytest.mark.parametrize("line", all_tests.QUICK.read_text().split())
-def test_quick_list_names_existing_tests(line: str) -> None:
-    file, _, name = line.partition("::")
-    assert (all_tests.ROOT / file).exists()
-    assert f"def {name.partition('[')[0]}" in (all_tests.ROOT / file).read_text() if name else True
+@pytest.mark.parametrize("path", all_tests.QUICK.read_text().split())
+def test_quick_list_names_existing_tests(path: str) -> None:
+    assert (all_tests.ROOT / path).exists()
 
 
 def test_files_for_a_change_come_first() -> None:
@@ -50,24 +48,33 @@ def test_order_of_other_files_depends_on_commit() -> None:
     assert all_tests.in_order(LATER, [], "one") != all_tests.in_order(LATER, [], "two")
 
 
-def test_only_passed_tests_of_same_code_are_skipped(tmp_path: Path) -> None:
+def test_passed_tests_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     lines = [
         {"code": "c"},
         *({"id": name, "outcome": name, "seconds": 1.0} for name in ("passed", "failed", "no time")),
     ]
     file.write_text("\n".join(map(json.dumps, lines)) + '\n{"id": "cut o')
-    assert results.passed_in(file, "c") == {"passed"}
-    assert results.passed_in(file, "d") == frozenset()
-    assert results.passed_in(tmp_path / "absent", "c") == frozenset()
+    assert results.read(file).code == "c"
+    assert results.read(file).passed == {"passed"}
+    assert results.read(tmp_path / "absent") == (None, {})
 
 
 def test_later_result_of_a_test_counts(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     again = [{"id": "tests/unit/a", "outcome": outcome, "seconds": 1.0} for outcome in ("passed", "failed")]
     file.write_text("\n".join(map(json.dumps, [{"code": "c"}, *again])))
-    assert results.passed_in(file, "c") == frozenset()
-    assert "failed:\ntests/unit/a" in all_tests.summary(file.read_text().splitlines())
+    assert results.read(file).passed == frozenset()
+    assert "failed:\ntests/unit/a" in all_tests.summary(results.read(file).last)
+
+
+def test_uncommitted_contents_are_other_code(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "new.py").write_text("one")
+    before = results.code(tmp_path)
+    assert results.code(tmp_path) == before
+    (tmp_path / "new.py").write_text("two")
+    assert results.code(tmp_path) != before
 
 
 def run(directory: Path, *options: str) -> str:
@@ -77,14 +84,29 @@ def run(directory: Path, *options: str) -> str:
     return result.stdout.splitlines()[-1]
 
 
-def test_interrupted_run_continues(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]")
-    (tmp_path / "conftest.py").write_text(
+def in_project(directory: Path, tests: str) -> None:
+    (directory / "pytest.ini").write_text("[pytest]")
+    (directory / "conftest.py").write_text(
         "from tests.support import results\n"
         "pytest_addoption = results.add_options\n"
         "def pytest_configure(config): config.pluginmanager.register(results.Results(config))\n"
     )
+    (directory / "test_it.py").write_text(tests)
+
+
+def test_interrupted_run_continues(tmp_path: Path) -> None:
     passes, fails, waits = "def test_a(): pass", "def test_b(): assert 0", "def test_c(): __import__('time').sleep(1)"
-    (tmp_path / "test_it.py").write_text("\n".join([passes, fails, waits, "def test_d(): pass"]))
+    in_project(tmp_path, "\n".join([passes, fails, waits, "def test_d(): pass"]))
     assert "1 failed, 2 passed, 1 skipped" in run(tmp_path, "--minutes=0.01")
     assert "1 failed, 1 passed, 2 deselected" in run(tmp_path, "--resume")
+    assert results.read(tmp_path / "r.jsonl").passed == {f"test_it.py::test_{name}" for name in "acd"}
+    (tmp_path / "r.jsonl").write_text('{"code": "other"}\n{"id": "test_it.py::test_a", "outcome": "passed"}\n')
+    assert "1 failed, 3 passed" in run(tmp_path, "--resume")
+
+
+def test_resumed_run_keeps_earlier_failures(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text(f'{{"code": "{results.code()}"}}\n{{"id": "earlier", "outcome": "failed"}}\n')
+    in_project(tmp_path, "def test_a(): pass")
+    assert "1 passed" in run(tmp_path, "--resume")
+    assert results.read(file).last.keys() == {"earlier", "test_it.py::test_a"}
