@@ -1,6 +1,6 @@
 """Prometheus text format of `net/metrics.py`, imported on the first scrape.
 
-`TABLE` defines every metric: name, type, help, labels and how to read its value. `metrics_page.py` generates
+`TABLE` defines every metric: name, type, help, labels and how to read its value. `tests/pages/metrics.py` generates
 `docs/metrics.md` from it.
 """
 

@@ -632,10 +632,6 @@ class Closing:
 # --- driver ---------------------------------------------------------------------------------------------------------
 
 
-class NoClient(NamedTuple):
-    """Nothing to drive: nothing is pending, or another live process drives it."""
-
-
 class Drive(NamedTuple):
     """This process drives the expansion."""
 
@@ -650,15 +646,15 @@ class Claim(NamedTuple):
 
 def driver(
     history: ExpansionHistory, *, own: frozenset[UUID], process: UUID, live: frozenset[UUID], new_id: Callable[[], UUID]
-) -> NoClient | Drive | Claim:
-    """What process `process` must do about a pending expansion.
+) -> Drive | Claim | None:
+    """What process `process` must do about a pending expansion. None: there is none, or another live process drives it.
 
     `live`: the other processes that are not known to be dead.
     """
     if history.pending is None:
-        return NoClient()
+        return None
     if history.driver in own:
         return Drive(history.pending)
     if history.driver in live:
-        return NoClient()
+        return None
     return Claim(encode_claim(history.pending, history.driver_round + 1, new_id(), process))
