@@ -391,11 +391,11 @@ class Writers:
         command += ["--bootstrap", bootstrap, "--client", client, "--seed", str(options.seed)]
         command += ["--transfers", str(options.transfers), *(["--plain"] if options.plain else [])]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        ear = threading.Thread(target=self._observe_record, args=(process,), daemon=True)
+        ear = threading.Thread(target=self._read_output, args=(process,), daemon=True)
         ear.start()
         return process, ear
 
-    def _observe_record(self, process: subprocess.Popen[str]) -> None:
+    def _read_output(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:

@@ -46,7 +46,7 @@ REFUSED_AT_THE_END = (
     "between"
 )
 
-PageRequest = Mapping[Any, tuple[int | None, Sequence[Record]]]
+RequestedAppends = Mapping[Any, tuple[int | None, Sequence[Record]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Part:
         return conditional_headers(names, given, self.expected + index, write_id)
 
 
-def parts_of(requested: PageRequest) -> list[Part]:
+def parts_of(requested: RequestedAppends) -> list[Part]:
     """The parts in send order. Raises ValueError if they cannot form one conditional transaction."""
     parts = []
     for key, (expected, records) in requested.items():

@@ -19,8 +19,8 @@ from fencepost._log_writer import CannotRead
 from fencepost._transaction import (
     REFUSED_AT_THE_END,
     Ended,
-    PageRequest,
     Part,
+    RequestedAppends,
     appended_batch,
     parts_of,
     place,
@@ -151,7 +151,7 @@ class BlockingTransactionalWriter(ABC):
         self._open = False
         self._fenced = False
 
-    def append(self, requested: PageRequest) -> dict[Any, int]:
+    def append(self, requested: RequestedAppends) -> dict[Any, int]:
         """Append to all partitions and commit, or append to none.
 
         `requested`: {partition: (expected offset, records)}. A partition is a (topic, partition) tuple or the client
@@ -190,14 +190,14 @@ class BlockingTransactionalWriter(ABC):
             self._fenced = True
             self._drop()
             self._finish_sends(parts, write_id, fenced, fenced.__cause__)
-        except CommitInDoubt as mark_in_doubt:
+        except CommitInDoubt as in_doubt:
             self._drop()
             aborted = (
                 TransactionConflict(REFUSED_AT_THE_END)
-                if mark_in_doubt.refused
+                if in_doubt.refused
                 else TransactionAborted("no response to the commit, and it was not applied")
             )
-            self._finish_sends(parts, write_id, aborted, mark_in_doubt.__cause__)
+            self._finish_sends(parts, write_id, aborted, in_doubt.__cause__)
         except BaseException:
             self._drop()  # interrupted: the next append completes or aborts the transaction
             raise

@@ -48,8 +48,8 @@ from fencepost._transaction import (
     PRODUCER_FENCED,
     REFUSED_AT_THE_END,
     Ended,
-    PageRequest,
     Part,
+    RequestedAppends,
     appended_batch,
     explained,
     parts_of,
@@ -618,7 +618,7 @@ class TransactionalWriter:
         self._reading = _Reading(retry.attempt_seconds, configs)
         self._fenced = False
 
-    async def append(self, requested: PageRequest) -> dict[Any, int]:
+    async def append(self, requested: RequestedAppends) -> dict[Any, int]:
         """Append to all partitions and commit, or append to none.
 
         `requested`: {partition: (expected offset, records)}. A partition is a (topic, partition) tuple or a

@@ -89,14 +89,14 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     at += 1
     if byte < 0x80:
         return (byte >> 1) ^ -(byte & 1), at
-    zigzag, sequence_offset = byte & 0x7F, 7
+    zigzag, bit_offset = byte & 0x7F, 7
     while True:
         byte = data[at]
         at += 1
-        zigzag |= (byte & 0x7F) << sequence_offset
+        zigzag |= (byte & 0x7F) << bit_offset
         if byte < 0x80:
             return (zigzag >> 1) ^ -(zigzag & 1), at
-        sequence_offset += 7
+        bit_offset += 7
 
 
 def _varints(values: _Int64s, behind: bytes = b"") -> _Bodies:
@@ -108,14 +108,14 @@ def _varints(values: _Int64s, behind: bytes = b"") -> _Bodies:
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(widths + len(behind), out=offsets[1:])
     data = np.zeros(int(offsets[-1]), np.uint8)
-    for partition_key in range(5):
-        there = np.flatnonzero(widths > partition_key)
+    for byte_index in range(5):
+        there = np.flatnonzero(widths > byte_index)
         if not len(there):
             break
-        more = (widths[there] > partition_key + 1).astype(np.uint8) << 7
-        data[offsets[:-1][there] + partition_key] = (zigzag[there] >> 7 * partition_key & 0x7F).astype(np.uint8) | more
-    for partition_key, byte in enumerate(behind):
-        data[offsets[1:] - len(behind) + partition_key] = byte
+        more = (widths[there] > byte_index + 1).astype(np.uint8) << 7
+        data[offsets[:-1][there] + byte_index] = (zigzag[there] >> 7 * byte_index & 0x7F).astype(np.uint8) | more
+    for byte_index, byte in enumerate(behind):
+        data[offsets[1:] - len(behind) + byte_index] = byte
     return _binary(offsets, data)
 
 
@@ -351,9 +351,9 @@ def murmur2(keys: Any) -> _Int64s:
     words = np.ndarray((len(data) - 3,), "<u4", data, strides=(1,))  # the word at each byte
     whole = lengths >> 2
     h = np.uint32(0x9747B28C) ^ lengths.astype(np.uint32)
-    for partition_key in range(int(whole[0])):
-        count = len(h) if order is None else int(np.searchsorted(-whole, -partition_key, "left"))
-        k = words[starts[:count] + 4 * partition_key] * _M
+    for word_index in range(int(whole[0])):
+        count = len(h) if order is None else int(np.searchsorted(-whole, -word_index, "left"))
+        k = words[starts[:count] + 4 * word_index] * _M
         k ^= k >> np.uint32(24)
         h[:count] = h[:count] * _M ^ k * _M
     rest = lengths & 3
@@ -454,8 +454,8 @@ def _sealed(
 
 
 def _record(delta: int, body: bytes) -> bytes:
-    partition_key = _varint(delta)
-    return b"".join([_varint(2 + len(partition_key) + len(body)), b"\0\0", partition_key, body])
+    delta_bytes = _varint(delta)
+    return b"".join([_varint(2 + len(delta_bytes) + len(body)), b"\0\0", delta_bytes, body])
 
 
 def _compress(records: bytes, compression: str, level: int | None) -> Any:

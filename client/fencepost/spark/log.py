@@ -203,11 +203,11 @@ class Log:
     def __reduce__(self) -> Any:
         raise TypeError("a Log cannot be pickled (send its options)")
 
-    def _query(self, query_message: Callable[[_Client], Coroutine[Any, Any, _T]]) -> _T:
-        return self._submit(query_message).result()
+    def _query(self, call: Callable[[_Client], Coroutine[Any, Any, _T]]) -> _T:
+        return self._submit(call).result()
 
-    def _submit(self, query_message: Callable[[_Client], Coroutine[Any, Any, _T]]) -> Future[_T]:
-        return self._started().submit(query_message)
+    def _submit(self, call: Callable[[_Client], Coroutine[Any, Any, _T]]) -> Future[_T]:
+        return self._started().submit(call)
 
     def _started(self) -> _Wire:
         if self._pid != os.getpid():
@@ -263,8 +263,8 @@ class _Wire:
         self._thread = threading.Thread(target=self._run, name="fencepost-log", daemon=True)
         self._thread.start()
 
-    def submit(self, query_message: Callable[[_Client], Coroutine[Any, Any, _T]]) -> Future[_T]:
-        return asyncio.run_coroutine_threadsafe(_answered(query_message(self._client)), self._loop)
+    def submit(self, call: Callable[[_Client], Coroutine[Any, Any, _T]]) -> Future[_T]:
+        return asyncio.run_coroutine_threadsafe(_answered(call(self._client)), self._loop)
 
     def stop(self) -> None:
         if self._loop.is_running():
@@ -288,9 +288,9 @@ class _Wire:
         await asyncio.gather(*others, return_exceptions=True)
 
 
-async def _answered(query_message: Coroutine[Any, Any, _T]) -> _T:
+async def _answered(call: Coroutine[Any, Any, _T]) -> _T:
     try:
-        return await query_message
+        return await call
     except asyncio.CancelledError:
         raise Unknown("the connection was closed by this process") from None
 

@@ -381,12 +381,12 @@ class AtTransactions(Logins):
             if result.error_code and result.error_code not in PENDING_CODES:
                 # An append that ended up at another offset is in the log; nothing was appended of the others.
                 pending = exchange.pending_appends.get(key)
-                appended_batch = pending is not None and pending.appended_at is not None
+                is_appended = pending is not None and pending.appended_at is not None
                 message = "its outcome could not be stored in time"
                 exchange.results[key] = PartitionResult(
                     partition=key.partition,
-                    error_code=Error.REQUEST_TIMED_OUT if appended_batch else Error.NOT_LEADER_OR_FOLLOWER,
-                    error_message=f"{'OUTCOME_UNKNOWN' if appended_batch else 'TRY_AGAIN'} {message}",
+                    error_code=Error.REQUEST_TIMED_OUT if is_appended else Error.NOT_LEADER_OR_FOLLOWER,
+                    error_message=f"{'OUTCOME_UNKNOWN' if is_appended else 'TRY_AGAIN'} {message}",
                 )
 
     def _finish_exchange(self, response_slot: PendingResponse, exchange: ProduceExchange) -> None:
