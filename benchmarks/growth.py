@@ -46,7 +46,7 @@ _CONFIG: Final = """
 connections_max = 12000
 
 [topics."required-*"]
-"check.expected.offsets" = "required"
+"fencepost.check.expected.offsets" = "required"
 """
 _LENGTH: Final = struct.Struct(">i")
 _PRODUCE_VERSION: Final = 9

@@ -139,7 +139,7 @@ class Shape:
     records: int
     record_bytes: int
     #: None: no expected offset.
-    carrier: str | None = None
+    offset_source: str | None = None
     #: (producer id, epoch, next sequence)
     producer: tuple[int, int, int] = NO_PRODUCER
 
@@ -165,14 +165,14 @@ class Appends:
         """Valid until the next call."""
         shape = self.shape
         stated = b""
-        if shape.carrier == "header":
+        if shape.offset_source == "header":
             stated = b"%d" % self.next_offset
         if len(stated) != self._header_bytes:
             self._make(stated)
         frame, at = self._frame, self._batch_at
         if stated:
             frame[self._header_at : self._header_at + len(stated)] = stated
-        elif shape.carrier == "base":
+        elif shape.offset_source == "base":
             _OFFSET.pack_into(frame, at, self.next_offset)
         if shape.producer != NO_PRODUCER:
             _LENGTH.pack_into(frame, at + _SEQUENCE_AT, self._sequence)
@@ -198,8 +198,8 @@ class Appends:
         placeholder = _PLACEHOLDER[: len(stated)]
         batch = _batch(shape, placeholder)
         if stated:
-            name_at = batch.index(b"expected-offset")
-            self._header_at = name_at + len("expected-offset") + 1
+            name_at = batch.index(b"fencepost-expected-offset")
+            self._header_at = name_at + len("fencepost-expected-offset") + 1
         data = ProduceRequest.TopicProduceData
         partition = data.PartitionProduceData(index=0, records=batch)
         request = ProduceRequest(
@@ -227,7 +227,7 @@ def _batch(shape: Shape, stated: bytes) -> bytes:
         batch_size=1 << 24,
     )
     for index in range(shape.records):
-        headers = [("expected-offset", stated)] if stated and index == 0 else []
+        headers = [("fencepost-expected-offset", stated)] if stated and index == 0 else []
         builder.append(index, 0, None, b"x" * shape.record_bytes, headers)
     return bytes(builder.build())
 

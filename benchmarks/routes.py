@@ -59,18 +59,18 @@ connections_max = 10000
 takeover_seconds = 0.5
 
 [topics."checked-*"]
-"check.expected.offsets" = "true"
+"fencepost.check.expected.offsets" = "true"
 
 [topics."required-*"]
-"check.expected.offsets" = "required"
+"fencepost.check.expected.offsets" = "required"
 
 [topics."base-required-*"]
-"check.expected.offsets" = "required"
-"expected.offsets.carrier" = "base"
+"fencepost.check.expected.offsets" = "required"
+"fencepost.expected.offsets.source" = "base"
 
 [topics."base-checked-*"]
-"check.expected.offsets" = "true"
-"expected.offsets.carrier" = "base"
+"fencepost.check.expected.offsets" = "true"
+"fencepost.expected.offsets.source" = "base"
 """
 
 

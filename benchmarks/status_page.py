@@ -48,7 +48,7 @@ _PROBE_SECONDS: Final = 5.0
 _PATIENCE_SECONDS: Final = 600.0
 _CONFIG: Final = """
 [topics."listed-*"]
-"check.expected.offsets" = "required"
+"fencepost.check.expected.offsets" = "required"
 """
 
 
@@ -61,7 +61,7 @@ def fill(bootstrap: str, topics: int, partitions: int) -> None:
         requested = [NewTopic(name, partitions, 1) for name in names[start : start + 10]]
         for made in admin.create_topics(requested, request_timeout=_PATIENCE_SECONDS).values():
             made.result()
-    entry = ConfigEntry("check.expected.offsets", "required", incremental_operation=AlterConfigOpType.SET)
+    entry = ConfigEntry("fencepost.check.expected.offsets", "required", incremental_operation=AlterConfigOpType.SET)
     switched_on = [
         ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry])
         for name in names

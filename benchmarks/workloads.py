@@ -242,12 +242,12 @@ def read_committed(run: Run) -> list[Row]:
 class _Single:
     """One connection, one request in flight, one record of 100 bytes."""
 
-    def __init__(self, name: str, route: Route, topic: str, carrier: str | None) -> None:
+    def __init__(self, name: str, route: Route, topic: str, offset_source: str | None) -> None:
         self.name = name
         self.route = route
         self._connection = Connection(route.address)
         self._connection.greet()
-        self._appends = Appends(Shape(topic, 1, SMALL_RECORD_BYTES, carrier))
+        self._appends = Appends(Shape(topic, 1, SMALL_RECORD_BYTES, offset_source))
         # Once: finding child processes takes milliseconds.
         self._pids = route.pids()
         self.times: list[int] = []
@@ -292,7 +292,7 @@ def _no_collections() -> Iterator[None]:
         gc.enable()
 
 
-_CARRIERS = (
+_OFFSET_SOURCES = (
     ("checked", "header", "true, header"),
     ("base-checked", "base", "true, base offset"),
     ("required", "header", "required, header"),
@@ -307,9 +307,9 @@ def one_in_flight(run: Run) -> list[Row]:
     with contextlib.ExitStack() as opened:
         lanes = [_Single(purpose.name, purpose.route, purpose.topic, None) for purpose in lanes_of(run, plain, checked)]
         conditional = [
-            _Single(f"{product.name}, {what}", product, run.topic(prefix), carrier)
+            _Single(f"{product.name}, {what}", product, run.topic(prefix), offset_source)
             for product in run.products
-            for prefix, carrier, what in _CARRIERS
+            for prefix, offset_source, what in _OFFSET_SOURCES
         ]
         everything = [*lanes, *conditional]
         for purpose in everything:
@@ -360,13 +360,13 @@ def one_in_flight(run: Run) -> list[Row]:
 class _Chain:
     """An idempotent producer with several batches of 1 KB records in flight on one connection."""
 
-    def __init__(self, name: str, route: Route, topic: str, carrier: str | None) -> None:
+    def __init__(self, name: str, route: Route, topic: str, offset_source: str | None) -> None:
         self.name = name
         self._connection = Connection(route.address)
         self._connection.greet()
         producer = self._connection.producer()
         assert producer != NO_PRODUCER
-        self._appends = Appends(Shape(topic, CHAIN_RECORDS, RECORD_BYTES, carrier, producer))
+        self._appends = Appends(Shape(topic, CHAIN_RECORDS, RECORD_BYTES, offset_source, producer))
         self.is_ours = route.is_ours
         self._pids = route.pids()
         self.rates: list[float] = []
@@ -413,8 +413,8 @@ def _pipelined(run: Run, product: Route, *, others: bool) -> list[Row]:
             if others or each.route is product
         ]
         conditional = [
-            _Chain(f"{product.name}, {what}", product, run.topic(prefix), carrier)
-            for prefix, carrier, what in _CARRIERS
+            _Chain(f"{product.name}, {what}", product, run.topic(prefix), offset_source)
+            for prefix, offset_source, what in _OFFSET_SOURCES
         ]
         lanes += conditional
         for purpose in lanes:

@@ -38,7 +38,7 @@ def create(bootstrap: str, topic: str, *, plain: bool) -> None:
         while len(admin.describe_topics([topic])[0]["partitions"]) < 2:
             time.sleep(0.1)  # until the broker's metadata has it
         if not plain:
-            on = {"ordered.partition.expansion": "true", "check.partition.count": "required"}
+            on = {"fencepost.ordered.partition.expansion": "true", "fencepost.check.partition.count": "required"}
             change = {name: (AlterConfigOp.SET, value) for name, value in on.items()}
             admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, change)])
     finally:

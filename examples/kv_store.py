@@ -152,7 +152,7 @@ def make_topic(bootstrap: str, topic: str, *, checked: bool) -> None:
         except TopicAlreadyExistsError:
             raise SystemExit(f"topic {topic!r} already exists (choose another with --topic)") from None
         if checked:
-            change = {"check.expected.offsets": (AlterConfigOp.SET, "required")}
+            change = {"fencepost.check.expected.offsets": (AlterConfigOp.SET, "required")}
             try:
                 admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, change)])
             except ValueError as error:  # kafka-python checks the config name with the cluster

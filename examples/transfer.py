@@ -265,7 +265,7 @@ def make_topic(bootstrap: str, topic: str) -> None:
             admin.create_topics([NewTopic(topic, len(ACCOUNTS), -1)])
         except TopicAlreadyExistsError:
             raise SystemExit(f"topic {topic!r} already exists (choose another with --topic)") from None
-        change = {"check.expected.offsets": (AlterConfigOp.SET, "true")}
+        change = {"fencepost.check.expected.offsets": (AlterConfigOp.SET, "true")}
         try:
             admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, change)])
         except ValueError as error:  # kafka-python checks the config name with the cluster

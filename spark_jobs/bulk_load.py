@@ -46,7 +46,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bulk_load.py",
         description="Load files into a Kafka topic through Fencepost, each row exactly once. Run it again to resume. "
-        "The topic must exist, with check.expected.offsets=required (or true).",
+        "The topic must exist, with fencepost.check.expected.offsets=required (or true).",
     )
     parser.add_argument("--input", required=True, help="file, directory or glob that Spark can read")
     parser.add_argument("--format", choices=KINDS, help="input format (default: from the file extension, else csv)")

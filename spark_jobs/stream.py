@@ -8,8 +8,9 @@ Spark's own Kafka sink writes at least once: it rewrites a micro-batch that fail
 `--sink-id`, `format("fencepost")` writes, and reads from the log which rows it already appended. Without it, Spark's
 own sink writes.
 
-A source topic with `ordered.partition.expansion=true` is read in order. Spark reads all partitions of a micro-batch at
-once, so an added partition joins the query only after the micro-batches with the rest of its prior partitions end.
+A source topic with `fencepost.ordered.partition.expansion=true` is read in order. Spark reads all partitions of a
+micro-batch at once, so an added partition joins the query only after the micro-batches with the rest of its
+prior partitions end.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from fencepost.spark import register, stated
 from fencepost.spark.errors import SinkError
 from fencepost.spark.jobs import add_client_arguments, client_settings, named_value
 
-ORDERED_CONFIG = "ordered.partition.expansion"
-EXPANSIONS_CONFIG = "ordered.partition.expansions"
+ORDERED_CONFIG = "fencepost.ordered.partition.expansion"
+EXPANSIONS_CONFIG = "fencepost.ordered.partition.expansions"
 #: Interval of checks for expansions and for partitions that may now be read.
 REFRESH_SECONDS = 2.0
 #: How long to wait for a micro-batch before interrupting it. Spark then repeats it with the same partitions.
@@ -39,7 +40,7 @@ INTERRUPT_SECONDS = 60.0
 
 
 class ExpansionHistory(NamedTuple):
-    """A topic's partition count and its expansions, parsed from `ordered.partition.expansions`."""
+    """A topic's partition count and its expansions, parsed from `fencepost.ordered.partition.expansions`."""
 
     count: int
     expansions: list[dict[str, Any]]

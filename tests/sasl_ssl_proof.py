@@ -33,7 +33,7 @@ from tests.support.sasl_ssl import ADMIN, MECHANISMS, Secured, sasl_ssl_kafka
 from tests.support.senders import Aiokafka, Confluent, JavaProducers, KafkaPython, Sender
 
 T = TypeVar("T")
-GUARDS = '[topics."required-*"]\n"check.expected.offsets" = "required"\n'
+GUARDS = '[topics."required-*"]\n"fencepost.check.expected.offsets" = "required"\n'
 CLIENTS = ("Java", "kafka-python", "aiokafka", "confluent-kafka")
 #: How long a login lasts, and how many a client should see. What is under way when the proxy stops sending, a little
 #: before a login ends, has to be through by then, on a busy machine too.

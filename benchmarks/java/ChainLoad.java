@@ -44,7 +44,7 @@ public final class ChainLoad {
     private static ProducerRecord<byte[], byte[]> record(String topic, byte[] value, long first, int number) {
         ProducerRecord<byte[], byte[]> record = new ProducerRecord<>(topic, 0, null, value);
         if (first != NO_EXPECTATION) {
-            record.headers().add("expected-offset", Long.toString(first + number).getBytes(StandardCharsets.US_ASCII));
+            record.headers().add("fencepost-expected-offset", Long.toString(first + number).getBytes(StandardCharsets.US_ASCII));
         }
         return record;
     }

@@ -7,9 +7,9 @@ Otherwise the partition is read at the expected offset, because:
   refusal then covers the last send only;
 - a request whose connection was lost may still be queued in the broker and be appended later.
 
-The record at the expected offset decides. If it has this write's `write-id`, the append succeeded. Any other record
-means that another writer was first. If no record can be read there, the same records are sent again with the same
-write id and expected offset. That is always safe: an offset is assigned once, so at most one copy is appended.
+The record at the expected offset decides. If it has this write's `fencepost-write-id`, the append succeeded. Any other
+record means that another writer was first. If no record can be read there, the same records are sent again with the
+same write id and expected offset. That is always safe: an offset is assigned once, so at most one copy is appended.
 """
 
 from __future__ import annotations

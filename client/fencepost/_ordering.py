@@ -135,8 +135,8 @@ class TopicOrder:
             if now - since >= _UNEXPLAINED_SECONDS:
                 self._unexplained_since[partition] = now
                 _log.warning(
-                    "%s-%d is not read: ordered.partition.expansions does not describe its expansion yet (check the "
-                    "proxy's log for an expansion in progress)",
+                    "%s-%d is not read: fencepost.ordered.partition.expansions does not describe its expansion yet "
+                    "(check the proxy's log for an expansion in progress)",
                     self.topic,
                     partition,
                 )

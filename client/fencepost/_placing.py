@@ -57,8 +57,8 @@ def jump_hash(key: bytes, count: int) -> int:
     """Partition of `key` among `count` partitions by jump consistent hash (Lamping and Veach, 2014).
 
     After an expansion by any number, keys move to added partitions only, and as few as possible:
-    `ordered.partition.expansion=any` requires that. Kafka's hashes do so only if the count is multiplied. All producers
-    of the topic must use the same partitioner."""
+    `fencepost.ordered.partition.expansion=any` requires that. Kafka's hashes do so only if the count is multiplied.
+    All producers of the topic must use the same partitioner."""
     state = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
     bucket, following = 0, 0
     while following < count:

@@ -11,7 +11,7 @@ Outcomes:
 - the response to the commit is missing, or the client library failed on it. A new producer with the same transactional
   id is started. The coordinator completes a commit in progress or aborts the transaction, and responds when the
   markers are written. A committed read at the expected offset then decides: committed if it returns a record with this
-  write's `write-id`.
+  write's `fencepost-write-id`.
 """
 
 from __future__ import annotations

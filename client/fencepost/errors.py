@@ -79,7 +79,7 @@ class OffsetViolation(FencepostError):
         self.appended_at = appended_at
         super().__init__(
             f"{topic}-{partition}: appended at offset {appended_at}, expected {expected}: a writer bypasses the proxy, "
-            "or check.expected.offsets was switched off"
+            "or fencepost.check.expected.offsets was switched off"
         )
 
 
@@ -90,7 +90,7 @@ class CheckIsOff(FencepostError):
     partitions are not added in order.
     """
 
-    def __init__(self, topic: str, found: str, config: str = "check.expected.offsets") -> None:
+    def __init__(self, topic: str, found: str, config: str = "fencepost.check.expected.offsets") -> None:
         self.topic = topic
         self.config = config
         super().__init__(
@@ -130,8 +130,8 @@ class InDoubt(FencepostError):
     """The append was sent, but its outcome was not confirmed in time.
 
     Action: call `read_to_end` when the cluster is reachable. If the write was appended, its records are at `expected`
-    and their `write-id` header is `write_id`. It can be appended only there, and only if no other append took that
-    offset.
+    and their `fencepost-write-id` header is `write_id`. It can be appended only there, and only if no other
+    append took that offset.
     """
 
     def __init__(self, topic: str, partition: int, expected: int, write_id: bytes, reason: str) -> None:
@@ -184,8 +184,8 @@ class OutcomeUnknown(FencepostError):
     """The commit was sent, but its outcome was not confirmed in time. Either all appends are committed or none.
 
     `expected`: {(topic, partition): offset}. Action: read the partitions when the cluster is reachable. If the
-    transaction committed, its records are at `expected` and their `write-id` header is `write_id`. The next `append`
-    with the same transactional id first completes or aborts the transaction.
+    transaction committed, its records are at `expected` and their `fencepost-write-id` header is `write_id`. The next
+    `append` with the same transactional id first completes or aborts the transaction.
     """
 
     def __init__(self, expected: Mapping[tuple[str, int], int], write_id: bytes, reason: str) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from fencepost.errors import CheckIsOff
 
 #: Topic configs that exist only through the proxy.
-ORDERED_CONFIG = "ordered.partition.expansion"
-EXPANSIONS_CONFIG = "ordered.partition.expansions"
+ORDERED_CONFIG = "fencepost.ordered.partition.expansion"
+EXPANSIONS_CONFIG = "fencepost.ordered.partition.expansions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def expansions_of(topic: str, configs: Mapping[str, str | None]) -> tuple[Partit
 
 
 def parse_expansions(text: str) -> tuple[PartitionExpansion, ...]:
-    """Parse the value of `ordered.partition.expansions`. Raises ValueError."""
+    """Parse the value of `fencepost.ordered.partition.expansions`. Raises ValueError."""
     try:
         return tuple(_expansion(each) for each in json.loads(text))
     except (TypeError, KeyError) as error:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 Headers = tuple[tuple[str, bytes], ...]
 
 #: Topic configs in DescribeConfigs. The check configs are visible through the proxy only.
-CHECK_CONFIG = "check.expected.offsets"
-COUNT_CHECK_CONFIG = "check.partition.count"
+CHECK_CONFIG = "fencepost.check.expected.offsets"
+COUNT_CHECK_CONFIG = "fencepost.check.partition.count"
 MAX_MESSAGE_BYTES_CONFIG = "max.message.bytes"
 
 _WRITE_ID_BYTES = 16
@@ -24,9 +24,9 @@ _HEADER_OVERHEAD_BYTES = 5 + 5
 class HeaderNames:
     """Names of the contract's record headers. Change them only if the proxy's configuration does."""
 
-    expected_offset: str = "expected-offset"
-    write_id: str = "write-id"
-    partition_count: str = "partition-count"
+    expected_offset: str = "fencepost-expected-offset"
+    write_id: str = "fencepost-write-id"
+    partition_count: str = "fencepost-partition-count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def conditional_headers(
 
 
 def write_id_of(names: HeaderNames, record: LogRecord) -> bytes | None:
-    """The `write-id` of a record, None if it has none."""
+    """The `fencepost-write-id` of a record, None if it has none."""
     return next((value for name, value in record.headers if name == names.write_id), None)
 
 

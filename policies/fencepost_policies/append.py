@@ -13,7 +13,7 @@ from fencepost_policies.values import value
 
 
 class Check(Enum):
-    """Value of a topic config that switches a check on (`check.expected.offsets`, `check.partition.count`)."""
+    """Value of `fencepost.check.expected.offsets` or `fencepost.check.partition.count`."""
 
     OFF = "false"
     ON = "true"

@@ -42,7 +42,7 @@ def offset_mismatch(
 
 
 class ConditionalPublish:
-    """`check.expected.offsets`: `true` checks an expected offset if there is one, `required` demands one."""
+    """`fencepost.check.expected.offsets`: `true` checks an expected offset if there is one, `required` demands one."""
 
     needs: ClassVar = frozenset({Fact.CHECK_EXPECTED_OFFSETS, Fact.LOG_END_OFFSET, Fact.OLDEST_TIMESTAMP_MS})
 
@@ -64,7 +64,8 @@ class ConditionalPublish:
             POLICY_VIOLATION,
             "expectation_required",
             f"EXPECTATION_REQUIRED topic={append.topic} partition={append.partition}: this topic has "
-            "check.expected.offsets=required, so the first record of every batch must carry its expected offset",
+            "fencepost.check.expected.offsets=required, so the first record of every batch must carry its expected "
+            "offset",
         )
 
     @staticmethod

@@ -12,7 +12,7 @@ from fencepost_policies.append import CLUSTER_AUTHORIZATION_FAILED, POLICY_VIOLA
 
 
 class Level(IntEnum):
-    """Value of the topic config `idempotence.level`, and of a request's tagged field: the higher one applies."""
+    """Value of `fencepost.idempotence.level` or of a request's tagged field: the higher one applies."""
 
     OFF = 0
     SAFE = 1
@@ -32,14 +32,14 @@ def check_idempotence(topic: str, partition: int, producer_id: int, level: Level
             CLUSTER_AUTHORIZATION_FAILED,
             "idempotence_not_permitted",
             f"IDEMPOTENCE_NOT_PERMITTED {where}: Kafka does not permit this client to be idempotent; its producer id "
-            "works with idempotence.level=safe only (allow it WRITE, before Kafka 2.8 IDEMPOTENT_WRITE on the cluster, "
-            "or disable its idempotence)",
+            "works with fencepost.idempotence.level=safe only (allow it WRITE, before Kafka 2.8 IDEMPOTENT_WRITE on "
+            "the cluster, or disable its idempotence)",
         )
     if producer_id < 0 and level is Level.REQUIRED:
         return Refusal(
             POLICY_VIOLATION,
             "idempotence_required",
-            f"IDEMPOTENCE_REQUIRED {where}: batch without producer id, but idempotence.level=required (use an "
-            "idempotent producer, enable.idempotence=true, or set the level to safe or off)",
+            f"IDEMPOTENCE_REQUIRED {where}: batch without producer id, but fencepost.idempotence.level=required (use "
+            "an idempotent producer, enable.idempotence=true, or set the level to safe or off)",
         )
     return None

@@ -48,8 +48,8 @@ def check_partition_count(append: Append, declared: int | None, facts: CountFact
             POLICY_VIOLATION,
             "partition_count_required",
             f"PARTITION_COUNT_REQUIRED {_where(append)} actual={facts.count}: this topic has "
-            "check.partition.count=required, so the first record of every batch must carry the partition count "
-            "used to place its key, in the record header partition-count",
+            "fencepost.check.partition.count=required, so the first record of every batch must carry the partition "
+            "count used to place its key, in the record header fencepost-partition-count",
         )
     if facts.partitioner is not None:
         return _misplaced(append, facts, facts.partitioner)

@@ -20,7 +20,7 @@ from tests.support.proxy import ProxyProcess
 
 #: In all. A test that fails on either side is run again on both, and counts as passed where it passed once.
 TRIES = 3
-CHECKED = {"check.expected.offsets": "true", "ordered.partition.expansion": "true"}
+CHECKED = {"fencepost.check.expected.offsets": "true", "fencepost.ordered.partition.expansion": "true"}
 CONFIG = '[topics."*"]\n' + "".join(f'"{name}" = "{value}"\n' for name, value in CHECKED.items())
 
 

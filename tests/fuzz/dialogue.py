@@ -84,7 +84,7 @@ TOPICS = ("checked", "required", "plain", "other", STATE_TOPIC)
 POLICIES = {"checked": TopicPolicy(Check.ON), "required": TopicPolicy(Check.REQUIRED)}
 TOPIC_IDS = {name: UUID(int=1000 + index) for index, name in enumerate(TOPICS)}
 NAMES_BY_ID = {topic_id: name for name, topic_id in TOPIC_IDS.items()}
-WORDS = (*TOPICS, "check.expected.offsets", "true", "required", "expected.offsets.carrier", "2")
+WORDS = (*TOPICS, "fencepost.check.expected.offsets", "true", "required", "fencepost.expected.offsets.source", "2")
 PARTITIONS = 2
 CONNECTIONS_MAX = 5
 FRAME_BYTES_MAX = 40_000
@@ -153,11 +153,11 @@ def _batch(
 ) -> bytes:
     headers = []
     if expected is not None:
-        headers.append(("expected-offset", b"%d" % expected))
+        headers.append(("fencepost-expected-offset", b"%d" % expected))
     if flags & 1:
-        headers.append(("write-id", b"w%d" % (flags >> 5)))
+        headers.append(("fencepost-write-id", b"w%d" % (flags >> 5)))
     if flags & 2:
-        headers.append(("expected-offset", b"x"))
+        headers.append(("fencepost-expected-offset", b"x"))
     values = [b"v%d" % (flags & 4)] * count
     timestamp = -1 if age_seconds is None else NOW_MS - age_seconds * 1000
     made = batch(
@@ -1140,7 +1140,7 @@ class _Run:
                     scan = scan_batch(
                         data.records,
                         HeaderNames(),
-                        carrier_base=False,
+                        source_is_base=False,
                         decompressed_bytes_max=self.services.decompressed_bytes_max,
                     )
                 except ProtocolError:

@@ -105,7 +105,7 @@ class _LargeRun(_Run):
         return _LargeServices(setup)
 
     def _file_configs(self, topic: str) -> Mapping[str, str]:
-        return {"check.expected.offsets": "true"} if topic == TOPICS[0] else {}
+        return {"fencepost.check.expected.offsets": "true"} if topic == TOPICS[0] else {}
 
     def _made_up_answer(self, key: int, version: int, variant: int) -> bytes:
         """As long as the latest request."""
@@ -251,7 +251,7 @@ def _uvarint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-_SAYS = [(b"expected-offset", b"0")]
+_SAYS = [(b"fencepost-expected-offset", b"0")]
 
 
 @lru_cache(maxsize=64)

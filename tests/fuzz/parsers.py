@@ -253,12 +253,12 @@ def _parse_produce_response(version: int, view: memoryview) -> None:
 
 
 def _parse_batch(version: int, view: memoryview) -> None:
-    scan = scan_batch(view, _NAMES, carrier_base=bool(version & 1), decompressed_bytes_max=_DECOMPRESSED_MAX)
+    scan = scan_batch(view, _NAMES, source_is_base=bool(version & 1), decompressed_bytes_max=_DECOMPRESSED_MAX)
     digest_batch(view, decompressed_bytes_max=_DECOMPRESSED_MAX)
     digest_batch(view, decompressed_bytes_max=_DECOMPRESSED_MAX, ignore_timestamps=True)
     verify_crc(view)
     fenced = memoryview(fence_batch(view, producer_id=9, producer_epoch=1, base_sequence=2))
-    after = scan_batch(fenced, _NAMES, carrier_base=False, decompressed_bytes_max=_DECOMPRESSED_MAX)
+    after = scan_batch(fenced, _NAMES, source_is_base=False, decompressed_bytes_max=_DECOMPRESSED_MAX)
     if after.digest != scan.digest or not verify_crc(fenced) or after.header.base_offset:
         raise Failure("a fence changes other fields")
 

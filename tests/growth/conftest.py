@@ -14,11 +14,11 @@ GROWING = """
 config_lease_seconds = 3.0
 
 [topics."ordered-*"]
-"ordered.partition.expansion" = "true"
+"fencepost.ordered.partition.expansion" = "true"
 
 [topics."counted-*"]
-"ordered.partition.expansion" = "true"
-"check.partition.count" = "required"
+"fencepost.ordered.partition.expansion" = "true"
+"fencepost.check.partition.count" = "required"
 """
 
 

@@ -47,7 +47,7 @@ def proxy(cleaning: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def _topic(kafka: KafkaCluster, proxy: ProxyProcess, **configs: str) -> GrownTopic:
-    """Two partitions; `ordered.partition.expansion=any`."""
+    """Two partitions; `fencepost.ordered.partition.expansion=any`."""
     return GrownTopic(kafka.bootstrap, proxy.bootstrap, f"lost-{uuid4().hex[:8]}", 2, **configs)
 
 

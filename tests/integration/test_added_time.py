@@ -20,7 +20,7 @@ from tests.support.raw import Connection, batch, until
 pytestmark = pytest.mark.kafka
 
 #: The lease outlives stalls of the machine.
-CONFIG = 'config_lease_seconds = 60.0\n[topics."guarded-*"]\n"check.expected.offsets" = "true"\n'
+CONFIG = 'config_lease_seconds = 60.0\n[topics."guarded-*"]\n"fencepost.check.expected.offsets" = "true"\n'
 #: Less than the longest wait at a gate.
 HELD_SECONDS = 1.5
 

@@ -73,7 +73,7 @@ def test_confluent_kafka_aborts_refused_transactions_and_commits_others(
     def append(value: bytes, expected: dict[int, int]) -> None:
         producer.begin_transaction()
         for partition, offset in expected.items():
-            producer.produce(topic, value, partition=partition, headers=[("expected-offset", b"%d" % offset)])
+            producer.produce(topic, value, partition=partition, headers=[("fencepost-expected-offset", b"%d" % offset)])
         producer.flush(PATIENCE_SECONDS / 4)
 
     append(b"first", dict.fromkeys(PARTITIONS, 0))
@@ -113,7 +113,7 @@ def test_aiokafka_commit_after_ignored_refusal_is_refused(
         try:
             await producer.begin_transaction()
             for partition, expected in enumerate((0, 0, 7)):
-                headers = [("expected-offset", b"%d" % expected)]
+                headers = [("fencepost-expected-offset", b"%d" % expected)]
                 await producer.send(topic, b"half of it", partition=partition, headers=headers)
             with pytest.raises(aiokafka.errors.KafkaError):
                 await asyncio.wait_for(producer.commit_transaction(), PATIENCE_SECONDS)

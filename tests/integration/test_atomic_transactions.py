@@ -284,7 +284,7 @@ def test_a_marker_in_the_middle_of_it(protocol: int, stage: Stage) -> None:
 def test_base_offset_source_commits_only_through_same_proxy(protocol: int, stage: Stage) -> None:
     topic = stage.topic("base")
     with stage.producer(protocol) as transactional:
-        transactional.carrier_base = True
+        transactional.source_is_base = True
         for end, through_whom, outcome in ((2, stage.proxy, OK), (4, stage.other, REFUSED[protocol])):
             through(stage.proxy, transactional)
             begin(transactional, topic)

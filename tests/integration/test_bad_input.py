@@ -52,7 +52,7 @@ client_idle_seconds = {IDLE_SECONDS}
 drain_seconds = 2.0
 request_timeout_seconds = {FRAME_SECONDS}
 [topics."guarded-*"]
-"check.expected.offsets" = "true"
+"fencepost.check.expected.offsets" = "true"
 [log]
 level = "debug"
 """

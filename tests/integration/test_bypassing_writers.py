@@ -222,7 +222,7 @@ def test_an_unconditional_or_failed_append_is_never_one(
     assert (watch.counted, watch.errors) == (0, [])
 
 
-@pytest.mark.parametrize("known_by", ["write-id", "producer and sequence"])
+@pytest.mark.parametrize("known_by", ["fencepost-write-id", "producer and sequence"])
 def test_retry_appended_elsewhere_is_not_reported_as_refused(
     known_by: str, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
@@ -233,7 +233,7 @@ def test_retry_appended_elsewhere_is_not_reported_as_refused(
             lost.api_versions()
             topic = new_topic("required", length=3)
             producer = client.init_producer_id() if known_by == "producer and sequence" else None
-            name = b"once" if known_by == "write-id" else None
+            name = b"once" if known_by == "fencepost-write-id" else None
             mine = batch(b"mine", expected=3, producer=producer, write_id=name)
             with log.connect(topic) as direct:
                 _unstamped(direct, topic, [b"around"])

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.kafka
 TOPIC = 2
 READ, WRITE, CREATE, DESCRIBE, DESCRIBE_CONFIGS = 3, 4, 5, 8, 10
 STATE_TOPIC = "__fencepost_state"
-GUARDED = '[topics."guarded-*"]\n"check.expected.offsets" = "required"\n'
+GUARDED = '[topics."guarded-*"]\n"fencepost.check.expected.offsets" = "required"\n'
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +255,7 @@ def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_p
     with Connection(secured.kafka.bootstrap) as admin:
         for name in ("guarded-1", "guarded-2", "other"):
             assert admin.create_topic(name) == (0, None)
-    absent = '[topics."ordered-*"]\n"ordered.partition.expansion" = "true"\n'
+    absent = '[topics."ordered-*"]\n"fencepost.ordered.partition.expansion" = "true"\n'
     config = f'status = "127.0.0.1:{free_port()}"\n' + by(BOB, secured, tmp_path, GUARDED + absent)
     (login := tmp_path / "admin.properties").write_text(
         "".join(f"{key}={value}\n" for key, value in secured.java(ADMIN).items())
@@ -378,7 +378,7 @@ def test_topics_on_which_admins_have_set_a_check(secured: Secured, tmp_path: Pat
             (again, UUID(int=7), "required"),
             (listed, ids[listed], "false"),
         ):
-            key, value = encode_topic_config(topic, topic_id, {"check.expected.offsets": check})
+            key, value = encode_topic_config(topic, topic_id, {"fencepost.check.expected.offsets": check})
             # Asked again as long as it has no leader yet: nothing is appended then.
             stored = partial(admin.append, STATE_TOPIC, batch(Record(value, key=key)))
             until(lambda stored=stored: stored().error_code == 0, f"{topic} to be stored")  # type: ignore[misc]

@@ -43,9 +43,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.parametrize("library", LIBRARIES)]
 #: From birth: switching a check on by hand waits until every proxy of the cluster knows.
 _CHECKED = """
 [topics."client-*"]
-"check.expected.offsets" = "required"
+"fencepost.check.expected.offsets" = "required"
 [topics."plain-*"]
-"check.expected.offsets" = "true"
+"fencepost.check.expected.offsets" = "true"
 """
 #: kafka-python leaves the socket of a failed connection attempt to the garbage collector.
 _LEAKS_SOCKETS = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -68,7 +68,7 @@ def own_proxy(own_kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def topic(own_proxy: ProxyProcess, unique_topic: Callable[..., str]) -> str:
-    """One partition, `check.expected.offsets=required`."""
+    """One partition, `fencepost.check.expected.offsets=required`."""
     return clients.create_topic(own_proxy.bootstrap, unique_topic("client"))
 
 

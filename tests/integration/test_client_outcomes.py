@@ -39,7 +39,7 @@ _CHECKED = """
 [limits]
 takeover_seconds = 0.5
 [topics."outcome-*"]
-"check.expected.offsets" = "true"
+"fencepost.check.expected.offsets" = "true"
 """
 each_client = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name.replace("`", ""))
 

@@ -47,7 +47,7 @@ pytestmark = [
 ]
 
 LOST = "## After a lost acknowledgement"
-#: A retry after a refusal on another partition: how it is sent, its result without and with a `write-id`.
+#: A retry after a refusal on another partition: how it is sent, its result without and with a `fencepost-write-id`.
 IDENTITY = {
     "Java (default: idempotent)": ("the same, same sequence", "success", "success"),
     "kafka-python (default: idempotent)": ("not at all", "refused", "refused"),
@@ -68,7 +68,7 @@ advertised_host = "{HOST}"
 [limits]
 takeover_seconds = 0.5
 [topics."retry-*"]
-"check.expected.offsets" = "true"
+"fencepost.check.expected.offsets" = "true"
 """
 Hop = Literal["client", "kafka"]
 each_client = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name.replace("`", ""))

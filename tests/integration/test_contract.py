@@ -45,8 +45,8 @@ OK = 0
 CORRUPT_MESSAGE, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER = 2, 3, 6
 TOPIC_AUTHORIZATION_FAILED, INVALID_TIMESTAMP, INVALID_CONFIG, POLICY_VIOLATION, INVALID_RECORD = 29, 32, 40, 44, 87
 DAY_MS = 86_400_000
-CHECK = "check.expected.offsets"
-CARRIER = "expected.offsets.carrier"
+CHECK = "fencepost.check.expected.offsets"
+SOURCE = "fencepost.expected.offsets.source"
 STATE_TOPIC = "__fencepost_state"
 #: The value of records that must not get into it.
 FORGED = b'{"forged": true}'
@@ -173,15 +173,15 @@ def test_a_header_that_cannot_be_read(
 ) -> None:
     topic = new_topic(prefix, length=3)
     answer = client.append(topic, batch(b"first", Record(b"second", expected=stated)))
-    message = f"HEADER_UNREADABLE topic={topic} partition=0 record=1 header=expected-offset"
+    message = f"HEADER_UNREADABLE topic={topic} partition=0 record=1 header=fencepost-expected-offset"
     assert_refused(answer, INVALID_RECORD, message)
     assert log.end(topic) == 3
 
 
 def test_a_header_that_is_null_or_repeated(client: Connection, log: Log, new_topic: NewTopic) -> None:
     topic = new_topic("required")
-    null = Record(b"x", headers=[("expected-offset", None)])
-    twice = Record(b"x", expected=0, headers=[("other", b"1"), ("expected-offset", b"0")])
+    null = Record(b"x", headers=[("fencepost-expected-offset", None)])
+    twice = Record(b"x", expected=0, headers=[("other", b"1"), ("fencepost-expected-offset", b"0")])
     for record in (null, twice):
         answer = client.append(topic, batch(record))
         assert_refused(answer, INVALID_RECORD, f"HEADER_UNREADABLE topic={topic} partition=0 record=0 header=expected")
@@ -190,7 +190,9 @@ def test_a_header_that_is_null_or_repeated(client: Connection, log: Log, new_top
 
 def test_value_resembling_the_header_is_no_expectation(client: Connection, new_topic: NewTopic) -> None:
     topic = new_topic("checked", length=1)
-    tricky = Record(b"expected-offset\x02\x39", headers=[("expected-offset-", b"9"), ("x", b"expected-offset")])
+    tricky = Record(
+        b"fencepost-expected-offset\x02\x39", headers=[("expected-offset-", b"9"), ("x", b"fencepost-expected-offset")]
+    )
     assert client.append(topic, batch(tricky)).base_offset == 1
 
 
@@ -219,7 +221,7 @@ def test_every_produce_version(version: int, client: Connection, log: Log, new_t
     assert log.end(topic) == 4
 
 
-# --- the other carrier ------------------------------------------------------------------------------------------------
+# --- the other source of the expected offset --------------------------------------------------------------------------
 
 
 def test_a_base_offset_above_zero_is_an_expectation(client: Connection, log: Log, new_topic: NewTopic) -> None:
@@ -486,7 +488,7 @@ def test_refusal_scope_request_follows_the_kip(
     kafka: KafkaCluster, log: Log, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     required, plain = new_topic("required", partitions=2), new_topic("plain")
-    config = 'refusal_scope = "request"\n[topics."required-*"]\n"check.expected.offsets" = "required"\n'
+    config = 'refusal_scope = "request"\n[topics."required-*"]\n"fencepost.check.expected.offsets" = "required"\n'
     with (
         ProxyProcess(kafka.bootstrap, tmp_path, config=config) as strict,
         Connection(strict.bootstrap) as client,
@@ -681,7 +683,7 @@ def test_write_id_retry_is_recognised_indefinitely(
     """Also by a proxy that never saw it, and behind other appends."""
     topic = new_topic("required")
     mine = batch(b"a", b"b", expected=0, write_id=b"write-1")
-    config = '[topics."required-*"]\n"check.expected.offsets" = "required"\n'
+    config = '[topics."required-*"]\n"fencepost.check.expected.offsets" = "required"\n'
     with ProxyProcess(kafka.bootstrap, tmp_path, config=config) as proxy:
         with Connection(proxy.bootstrap) as client:
             assert client.append(topic, mine).base_offset == 0
@@ -724,7 +726,7 @@ def test_equal_records_without_a_name_are_possibly_yours(
     topic = new_topic("required")
     mine = batch(b"a", expected=0)
     assert client.append(topic, mine).base_offset == 0
-    config = '[topics."required-*"]\n"check.expected.offsets" = "required"\n'
+    config = '[topics."required-*"]\n"fencepost.check.expected.offsets" = "required"\n'
     with ProxyProcess(kafka.bootstrap, tmp_path, config=config) as other, Connection(other.bootstrap) as stranger:
         for connection in (client, stranger):
             answer = connection.append(topic, mine)
@@ -964,10 +966,10 @@ def test_recreated_topic_starts_at_offset_zero(by: str, client: Connection, log:
 
 def test_a_config_given_at_creation(client: Connection, log: Log, new_topic: NewTopic) -> None:
     topic = new_topic(
-        "plain", check_expected_offsets="required", expected_offsets_carrier="base", retention_ms="7200000"
+        "plain", check_expected_offsets="required", expected_offsets_source="base", retention_ms="7200000"
     )
     shown = client.describe_topic(topic)
-    assert (shown[CHECK], shown[CARRIER], shown["retention.ms"]) == ("required", "base", "7200000")
+    assert (shown[CHECK], shown[SOURCE], shown["retention.ms"]) == ("required", "base", "7200000")
     assert client.describe_topic(topic, keys=[CHECK]) == {CHECK: "required"}
     assert client.append(topic, batch(b"a", base_offset=0)).base_offset == 0
     assert client.append(topic, batch(b"b", base_offset=0)).error_code == POLICY_VIOLATION
@@ -976,12 +978,12 @@ def test_a_config_given_at_creation(client: Connection, log: Log, new_topic: New
 
 
 def test_topic_shows_default_and_file_configs(client: Connection, new_topic: NewTopic) -> None:
-    assert client.describe_topic(new_topic("plain"), keys=[CHECK, CARRIER]) == {CHECK: "false", CARRIER: "header"}
+    assert client.describe_topic(new_topic("plain"), keys=[CHECK, SOURCE]) == {CHECK: "false", SOURCE: "header"}
     assert client.describe_topic(new_topic("required"), keys=[CHECK]) == {CHECK: "required"}
-    assert client.describe_topic(new_topic("base"), keys=[CARRIER]) == {CARRIER: "base"}
+    assert client.describe_topic(new_topic("base"), keys=[SOURCE]) == {SOURCE: "base"}
 
 
-@pytest.mark.parametrize(("name", "value"), [(CHECK, "maybe"), (CHECK, ""), (CARRIER, "pigeon")])
+@pytest.mark.parametrize(("name", "value"), [(CHECK, "maybe"), (CHECK, ""), (SOURCE, "pigeon")])
 def test_invalid_config_value_is_refused_with_its_reason(
     name: str, value: str, client: Connection, new_topic: NewTopic, unique_topic: Callable[..., str]
 ) -> None:

@@ -173,8 +173,8 @@ def test_unknown_config_keys_describe_no_configs(admin: Connection, topic: str) 
         assert result.error_code == 0
         return [each.name for each in result.configs]
 
-    assert shown(["check.expected.offsets"]) == []
-    assert shown(["check.expected.offsets", "retention.ms"]) == ["retention.ms"]
+    assert shown(["fencepost.check.expected.offsets"]) == []
+    assert shown(["fencepost.check.expected.offsets", "retention.ms"]) == ["retention.ms"]
     assert len(shown([])) > 20
 
 

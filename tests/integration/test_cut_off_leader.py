@@ -132,7 +132,7 @@ def test_switched_on_check_applies_despite_old_leader_configs(cut_off: CutOff) -
     with Connection(cut_off.informed.bootstrap) as admin:
 
         def switched() -> bool:
-            return admin.alter_topic(cut_off.plain, {"check.expected.offsets": "required"})[0] == OK
+            return admin.alter_topic(cut_off.plain, {"fencepost.check.expected.offsets": "required"})[0] == OK
 
         until(switched, "the topic to be switched", within_seconds=_PATIENCE_SECONDS)
     assert cut_off.still_believed

@@ -149,8 +149,8 @@ class _Handled(Exception):
 
 def test_python_examples_of_client_pages_run(proxy: ProxyProcess, capsys: pytest.CaptureFixture[str]) -> None:
     accounts, orders = unique_topic("accounts"), unique_topic("orders")
-    checked = {"check.expected.offsets": "true"}
-    ordered = {"ordered.partition.expansion": "true", "check.partition.count": "true"}
+    checked = {"fencepost.check.expected.offsets": "true"}
+    ordered = {"fencepost.ordered.partition.expansion": "true", "fencepost.check.partition.count": "true"}
     with closing(KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin:
         admin.create_topics(
             [NewTopic(accounts, 4, 1, topic_configs=checked), NewTopic(orders, 2, 1, topic_configs=ordered)]

@@ -28,7 +28,7 @@ DENY, ALLOW = 2, 3
 READ, DESCRIBE = 3, 8
 REBALANCE_IN_PROGRESS, TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED = 27, 29, 30
 USERS = ("admin", "member", "stranger", "halfway")
-CONFIG = '[topics."shared-*"]\n"ordered.partition.expansion" = "true"\n'
+CONFIG = '[topics."shared-*"]\n"fencepost.ordered.partition.expansion" = "true"\n'
 
 
 @pytest.fixture(scope="module")

@@ -671,7 +671,7 @@ TRIES_MAX = 3
 
 
 def _header(expected: int) -> list[Any]:
-    return [("expected-offset", b"%d" % expected)]
+    return [("fencepost-expected-offset", b"%d" % expected)]
 
 
 class _KafkaPython:

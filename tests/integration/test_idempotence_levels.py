@@ -1,6 +1,6 @@
 """Levels of idempotence (KAFKA-5794) on a broker that takes no producer ids, and for clients that get none.
 
-These tests verify what docs/other-clients.md says of `idempotence.level=safe`.
+These tests verify what docs/other-clients.md says of `fencepost.idempotence.level=safe`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ IDEMPOTENT = [client for client in CLIENTS if client.idempotent and not client.o
 COUNT = 30
 _CONFIG = """
 [topics."safe-*"]
-"idempotence.level" = "safe"
+"fencepost.idempotence.level" = "safe"
 [topics."required-*"]
-"idempotence.level" = "required"
+"fencepost.idempotence.level" = "required"
 """
 
 

@@ -43,9 +43,9 @@ BEFORE, AFTER = 5, 5
 #: `read-…` topics are read by the proxy, all others streamed.
 _CONFIG = f"""
 [topics."read-*"]
-"idempotence.level" = "required"
+"fencepost.idempotence.level" = "required"
 [topics."{FORGETFUL}*"]
-"idempotence.level" = "required"
+"fencepost.idempotence.level" = "required"
 """
 each_client = pytest.mark.parametrize("client", IDEMPOTENT, ids=lambda client: client.name.replace("`", ""))
 
@@ -221,7 +221,7 @@ def test_records_lost_by_kafka_are_reported_lost(stage3: Stage3, java: JavaProdu
     """One replica left, then only an outdated one: acknowledged records are gone, and the log still starts at 0."""
     proxy = stage3.proxies[0]
     configs = {
-        "idempotence.level": "required",
+        "fencepost.idempotence.level": "required",
         "unclean.leader.election.enable": "true",
         "min.insync.replicas": "1",
     }

@@ -37,7 +37,7 @@ def test_slow_produce_is_not_appended_past_the_threshold(kafka: KafkaCluster, tm
             slow.socket.sendall(frame[: len(frame) // 2])
             assert quick.append(topic, batch(Record(b"quick"))).error_code == OK
 
-            assert admin.alter_topic(topic, {"ordered.partition.expansion": "true"}) == (OK, None)
+            assert admin.alter_topic(topic, {"fencepost.ordered.partition.expansion": "true"}) == (OK, None)
             assert grow(proxy.bootstrap, topic, 2) == (OK, None)
 
             # However it ends: what it still sends goes nowhere.

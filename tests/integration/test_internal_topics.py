@@ -16,7 +16,7 @@ from tests.support.raw import Connection, until
 
 pytestmark = pytest.mark.kafka
 
-CHECK, CARRIER = "check.expected.offsets", "expected.offsets.carrier"
+CHECK, SOURCE = "fencepost.check.expected.offsets", "fencepost.expected.offsets.source"
 
 
 def committed(bootstrap: str, group: str, topic: str) -> int:
@@ -27,12 +27,12 @@ def committed(bootstrap: str, group: str, topic: str) -> int:
 
 
 @pytest.mark.parametrize("mode", ["true", "required"])
-@pytest.mark.parametrize("carrier", ["header", "base"])
+@pytest.mark.parametrize("offset_source", ["header", "base"])
 def test_transactional_offsets_commit_with_all_topics_checked(
-    kafka: KafkaCluster, tmp_path: Path, unique_topic: Callable[..., str], mode: str, carrier: str
+    kafka: KafkaCluster, tmp_path: Path, unique_topic: Callable[..., str], mode: str, offset_source: str
 ) -> None:
     topic = unique_topic("everything")
-    config = f'[topics."*"]\n"{CHECK}" = "{mode}"\n"{CARRIER}" = "{carrier}"\n'
+    config = f'[topics."*"]\n"{CHECK}" = "{mode}"\n"{SOURCE}" = "{offset_source}"\n'
     with ProxyProcess(kafka.bootstrap, tmp_path, config=config) as proxy:
         with Connection(proxy.bootstrap) as client:
             client.create_topic(topic)
@@ -41,7 +41,7 @@ def test_transactional_offsets_commit_with_all_topics_checked(
         producer.init_transactions(60)
         for offset in (1, 2):
             producer.begin_transaction()
-            if (mode, carrier) == ("true", "header"):  # elsewhere a producer without expectations is refused
+            if (mode, offset_source) == ("true", "header"):  # elsewhere a producer without expectations is refused
                 producer.produce(topic, f"record {offset}", partition=0)
             positions = [confluent_kafka.TopicPartition(topic, 0, offset)]
             producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), 60)

@@ -295,7 +295,7 @@ def test_weak_replication_settings_are_warned_about(stage3: Stage3) -> None:
         configs={
             "unclean.leader.election.enable": "true",
             "min.insync.replicas": "1",
-            "check.expected.offsets": "required",
+            "fencepost.check.expected.offsets": "required",
         },
     )
 

@@ -39,7 +39,7 @@ request_timeout_seconds = 20.0
 client_idle_seconds = 30.0
 drain_seconds = 3.0
 [topics."guarded-*"]
-"check.expected.offsets" = "required"
+"fencepost.check.expected.offsets" = "required"
 """
 #: Two sockets for each connection at the proxy, and Kafka's side of them.
 FILES = 8_192

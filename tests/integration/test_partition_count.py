@@ -23,18 +23,18 @@ CONFIG = f"""
 config_lease_seconds = {LEASE_SECONDS}
 
 [topics."counted-*"]
-"check.partition.count" = "true"
+"fencepost.check.partition.count" = "true"
 
 [topics."needed-*"]
-"check.partition.count" = "required"
+"fencepost.check.partition.count" = "required"
 
 [topics."murmur2-*"]
-"check.partition.count" = "true"
-"partitioner" = "murmur2"
+"fencepost.check.partition.count" = "true"
+"fencepost.partitioner" = "murmur2"
 
 [topics."crc32-*"]
-"check.partition.count" = "true"
-"partitioner" = "crc32"
+"fencepost.check.partition.count" = "true"
+"fencepost.partitioner" = "crc32"
 """
 WAIT_SECONDS = 60.0
 
@@ -77,7 +77,7 @@ class Growing:
                 bootstrap_servers=self._proxy.bootstrap, enable_idempotence=False, client_id="probe"
             )
             try:
-                headers = [("partition-count", b"%d" % count)]
+                headers = [("fencepost-partition-count", b"%d" % count)]
                 producer.send(self.name, b"probe", partition=count - 1, headers=headers).get(WAIT_SECONDS)
                 return
             except Exception:

@@ -29,12 +29,12 @@ config_lease_seconds = {LEASE_SECONDS}
 decompressed_bytes_max = 1000000
 
 [topics."counted-*"]
-"check.partition.count" = "true"
-"partitioner" = "murmur2"
+"fencepost.check.partition.count" = "true"
+"fencepost.partitioner" = "murmur2"
 
 [topics."both-*"]
-"check.partition.count" = "true"
-"check.expected.offsets" = "true"
+"fencepost.check.partition.count" = "true"
+"fencepost.check.expected.offsets" = "true"
 """
 NOT_LEADER, INVALID_PARTITIONS, INVALID_RECORD, MISMATCH = 6, 37, 87, 44
 TAG = 253
@@ -89,7 +89,7 @@ def leader(proxy: ProxyProcess, topic: str) -> Connection:
 
 
 def stated(count: object, *more: tuple[str, bytes], **settings: Any) -> bytes:
-    return batch(Record(b"v", headers=[("partition-count", str(count).encode()), *more]), **settings)
+    return batch(Record(b"v", headers=[("fencepost-partition-count", str(count).encode()), *more]), **settings)
 
 
 def tagged(
@@ -149,7 +149,9 @@ def test_pipelining_client_reads_answers_before_the_close(topic: str, proxy: Pro
         sent = [client.send_produce({topic: {0: stated(3)}}), client.send(MetadataRequest(topics=[]), 1)]
         sent += [client.send_produce({topic: {0: stated(2)}})]
         for _ in range(3):
-            client.send_produce({topic: {0: batch(Record(bytes(700_000), headers=[("partition-count", b"3")]))}})
+            client.send_produce(
+                {topic: {0: batch(Record(bytes(700_000), headers=[("fencepost-partition-count", b"3")]))}}
+            )
 
         # Then all is answered up to there, and nothing behind it is appended
         first, good = client.receive_produce()
@@ -177,10 +179,10 @@ def test_both_checks_on_one_topic(kafka: KafkaCluster, proxy: ProxyProcess, uniq
     topic = _created(kafka, unique_topic("both"))
     with leader(proxy, topic) as client:
         end = Log(kafka.bootstrap).end(topic) or 0
-        assert client.append(topic, stated(3, ("expected-offset", b"%d" % end))).base_offset == end
-        mismatch = client.append(topic, stated(3, ("expected-offset", b"%d" % end)))
+        assert client.append(topic, stated(3, ("fencepost-expected-offset", b"%d" % end))).base_offset == end
+        mismatch = client.append(topic, stated(3, ("fencepost-expected-offset", b"%d" % end)))
         assert (mismatch.error_code, mismatch.base_offset) == (MISMATCH, end + 1)
-        stale = client.append(topic, stated(2, ("expected-offset", b"%d" % (end + 1))))
+        stale = client.append(topic, stated(2, ("fencepost-expected-offset", b"%d" % (end + 1))))
         assert stale.error_code == INVALID_PARTITIONS
         assert client.is_closed()
 

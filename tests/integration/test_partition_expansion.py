@@ -235,7 +235,7 @@ def test_expansion_to_non_multiple_is_refused_unless_allowed(growing: ProxyProce
         assert code == INVALID_PARTITIONS
         assert (message or "").startswith(f"EXPANSION_NOT_A_MULTIPLE topic={topic} from=2 to=3: ")
         assert "expand it to 4, 6 or 8" in (message or "")
-        assert "ordered.partition.expansion=any" in (message or "")
+        assert "fencepost.ordered.partition.expansion=any" in (message or "")
         assert grow(growing.bootstrap, topic, 6, validate_only=True) == (OK, None)
     assert f"topic={topic} step" not in growing.log
     assert partition_count(growing.bootstrap, topic) == 2
@@ -244,7 +244,7 @@ def test_expansion_to_non_multiple_is_refused_unless_allowed(growing: ProxyProce
     assert [each.multiple for each in expansions(growing.bootstrap, other)] == [False]
     assert any(" WARNING " in line and f"topic={other} from=2 to=3" in line for line in growing.log.splitlines())
     with Connection(growing.bootstrap) as connection:
-        assert connection.alter_topic(topic, {"ordered.partition.expansion": "any"}) == (OK, None)
+        assert connection.alter_topic(topic, {"fencepost.ordered.partition.expansion": "any"}) == (OK, None)
     assert grow(growing.bootstrap, topic, 3) == (OK, None)
 
 

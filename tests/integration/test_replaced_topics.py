@@ -16,7 +16,7 @@ from tests.support.raw import Connection, Log, batch, settled, until
 
 pytestmark = pytest.mark.kafka
 
-CHECK, OK, UNKNOWN_TOPIC, POLICY_VIOLATION = "check.expected.offsets", 0, 3, 44
+CHECK, OK, UNKNOWN_TOPIC, POLICY_VIOLATION = "fencepost.check.expected.offsets", 0, 3, 44
 #: An append that expects this never succeeds where it is checked.
 FAR = 1_000_000_000
 

@@ -28,7 +28,7 @@ from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, R
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(480)]
 
 OK, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER, TIMED_OUT, POLICY_VIOLATION = 0, 3, 6, 7, 44
-CHECK = "check.expected.offsets"
+CHECK = "fencepost.check.expected.offsets"
 STATE_TOPIC = "__fencepost_state"
 LEASE_SECONDS = 1.0
 CONFIG = f"config_lease_seconds = {LEASE_SECONDS}\n[limits]\ntakeover_seconds = 0.5\n"
@@ -413,7 +413,9 @@ def _a_compressed_batch(cluster: KafkaCluster, direct: Connection) -> None:
 
 
 def _a_config_of_a_newer_version(cluster: KafkaCluster, direct: Connection) -> None:
-    value = b'{"topic_id": "%s", "configs": {"check.expected.offsets": "sometimes"}}' % str(uuid.uuid4()).encode()
+    value = (
+        b'{"topic_id": "%s", "configs": {"fencepost.check.expected.offsets": "sometimes"}}' % str(uuid.uuid4()).encode()
+    )
     assert direct.append(STATE_TOPIC, batch(Record(value, key=b"topic-config/newer"))).error_code == OK
 
 

@@ -49,7 +49,11 @@ MAY = {
     "grower": (ALTER,),
 }
 USERS = ("admin", "nobody", *MAY)
-GUARDS = {"check.expected.offsets": "required", "check.partition.count": "true", "idempotence.level": "off"}
+GUARDS = {
+    "fencepost.check.expected.offsets": "required",
+    "fencepost.check.partition.count": "true",
+    "fencepost.idempotence.level": "off",
+}
 
 
 @pytest.fixture(scope="module")
@@ -194,11 +198,11 @@ def test_virtual_configs_require_describe_and_alter_configs_permission(still: Sc
     is set."""
     before = still.configs()
     for version in (1, 2, 3, 4):
-        for names in ((), ("check.expected.offsets",), ("retention.ms", "idempotence.level")):
+        for names in ((), ("fencepost.check.expected.offsets",), ("retention.ms", "fencepost.idempotence.level")):
             still.denied(user, DESCRIBE_CONFIGS, version, _describe(still.topic, *names))
     requested: tuple[dict[str, str], ...] = (
-        {"check.expected.offsets": "false"},
-        {"check.partition.count": "false", "retention.ms": "1000"},
+        {"fencepost.check.expected.offsets": "false"},
+        {"fencepost.check.partition.count": "false", "retention.ms": "1000"},
         {"retention.ms": "1000"},
     )
     for configs in requested:
@@ -217,9 +221,9 @@ def test_permitted_client_describes_and_alters_virtual_configs(scene: Scene) -> 
     """Without which the one above would prove nothing."""
     reported = scene.query("configurer", scene.through, DESCRIBE_CONFIGS, 4, _describe(scene.topic))
     assert GUARDS.items() <= {each["Name"]: each["Value"] for each in reported["Results"][0]["Configs"]}.items()
-    alter = _alter(scene.topic, {"check.partition.count": "false"}, incremental=True)
+    alter = _alter(scene.topic, {"fencepost.check.partition.count": "false"}, incremental=True)
     assert codes(scene.query("configurer", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, alter)) == {OK}
-    assert scene.configs()["check.partition.count"] == "false"
+    assert scene.configs()["fencepost.check.partition.count"] == "false"
 
 
 @pytest.mark.parametrize("user", ["nobody", "configurer"])
@@ -305,8 +309,12 @@ def test_client_without_login_is_closed_and_changes_nothing(scene: Scene) -> Non
         (DELETE_TOPICS, 4, {"TopicNames": [scene.topic], "TimeoutMs": 5_000}),
         (DELETE_TOPICS, 4, {"TopicNames": [STATE_TOPIC], "TimeoutMs": 5_000}),
         (DESCRIBE_CONFIGS, 4, _describe(scene.topic)),
-        (INCREMENTAL_ALTER_CONFIGS, 1, _alter(scene.topic, {"check.expected.offsets": "false"}, incremental=True)),
-        (ALTER_CONFIGS, 1, _alter(scene.topic, {"check.expected.offsets": "false"}, incremental=False)),
+        (
+            INCREMENTAL_ALTER_CONFIGS,
+            1,
+            _alter(scene.topic, {"fencepost.check.expected.offsets": "false"}, incremental=True),
+        ),
+        (ALTER_CONFIGS, 1, _alter(scene.topic, {"fencepost.check.expected.offsets": "false"}, incremental=False)),
         (METADATA, 9, {"Topics": None}),
     ]
     for api_key, version, body in requests:
@@ -329,7 +337,7 @@ def test_client_without_login_is_closed_and_changes_nothing(scene: Scene) -> Non
 def test_unauthorized_append_never_enters_a_partition_sequencer(scene: Scene, check: str) -> None:
     """Given a guarded topic, when strangers without a login append to it, one in the middle of a login, and one who may
     not write it, then none of them has a turn, which others would have to wait for; and who may, has."""
-    checked = _alter(scene.topic, {"check.expected.offsets": check}, incremental=True)
+    checked = _alter(scene.topic, {"fencepost.check.expected.offsets": check}, incremental=True)
     assert codes(scene.query("admin", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, checked)) == {OK}
     before = _exchanges_in_flight(scene)
     for records in (batch(b"x"), batch(b"x", expected=1), batch(b"x", expected=77), scene.first):
@@ -415,7 +423,7 @@ def test_pending_expansion_is_hidden_from_unauthorized_clients(scene: Scene) -> 
 
 def _begun(scene: Scene, name: str) -> Fields:
     """A transaction that is open on the scene's topic; a topic that requires expectations would have none."""
-    checked = _alter(scene.topic, {"check.expected.offsets": "true"}, incremental=True)
+    checked = _alter(scene.topic, {"fencepost.check.expected.offsets": "true"}, incremental=True)
     assert codes(scene.query("admin", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, checked)) == {OK}
 
     def reported(api_key: int, version: int, body: Fields) -> Fields | None:

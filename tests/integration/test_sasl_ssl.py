@@ -54,10 +54,10 @@ pytestmark = [pytest.mark.kafka]
 WAIT_SECONDS = 60.0
 GUARDS = """
 [topics."required-*"]
-"check.expected.offsets" = "required"
+"fencepost.check.expected.offsets" = "required"
 
 [topics."checked-*"]
-"check.expected.offsets" = "true"
+"fencepost.check.expected.offsets" = "true"
 """
 
 
@@ -93,7 +93,7 @@ def expecting(offset: int, *values: bytes) -> bytes:
 def by_kafka_python(bootstrap: str, secured: Secured, mechanism: str, topic: str) -> list[int]:
     producer = KafkaProducer(bootstrap_servers=bootstrap, **secured.kafka_python(ADMIN, mechanism))
     try:
-        headers = [("expected-offset", b"0")]
+        headers = [("fencepost-expected-offset", b"0")]
         return [producer.send(topic, b"v", headers=headers, partition=0).get(WAIT_SECONDS).offset]
     finally:
         producer.close()
@@ -104,7 +104,7 @@ def by_aiokafka(bootstrap: str, secured: Secured, mechanism: str, topic: str) ->
         async with aiokafka.AIOKafkaProducer(
             bootstrap_servers=bootstrap, **secured.aiokafka(ADMIN, mechanism)
         ) as producer:
-            met = await producer.send_and_wait(topic, b"v", headers=[("expected-offset", b"0")], partition=0)
+            met = await producer.send_and_wait(topic, b"v", headers=[("fencepost-expected-offset", b"0")], partition=0)
             return [met.offset]
 
     return asyncio.run(send())
@@ -117,7 +117,7 @@ def by_confluent(bootstrap: str, secured: Secured, mechanism: str, topic: str) -
         topic,
         b"v",
         partition=0,
-        headers=[("expected-offset", b"0")],
+        headers=[("fencepost-expected-offset", b"0")],
         on_delivery=lambda error, message: observed.append(message.offset() if error is None else error),
     )
     assert producer.flush(WAIT_SECONDS) == 0

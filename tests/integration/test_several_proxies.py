@@ -377,13 +377,13 @@ def _probed_at(port: int, path: str) -> tuple[int, str]:
 
 def test_restarted_proxy_still_checks_switched_on_topics(stage3: Stage3) -> None:
     """Switched on by an admin, not by a configuration file; and not one append passes as if it were not."""
-    topic = stage3.create("by-hand-" + required_topic(), configs={"check.expected.offsets": "required"})
+    topic = stage3.create("by-hand-" + required_topic(), configs={"fencepost.check.expected.offsets": "required"})
     proxy = stage3.proxies[0]
     for _ in range(2):
         proxy.kill()
         proxy.restart()
         with Connection(proxy.bootstrap) as any_broker:
-            assert any_broker.describe_topic(topic)["check.expected.offsets"] == "required"
+            assert any_broker.describe_topic(topic)["fencepost.check.expected.offsets"] == "required"
         with Connection(until(lambda: leaders_listener(proxy, topic), "a leader")) as client:
             codes = [OK]
             while codes[-1] != POLICY_VIOLATION:

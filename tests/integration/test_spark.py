@@ -55,11 +55,11 @@ CHECKED = "checked"
 ORDERED = "ordered"
 CONFIG = f"""
 [topics."{GUARDED}-*"]
-"check.expected.offsets" = "required"
+"fencepost.check.expected.offsets" = "required"
 [topics."{CHECKED}-*"]
-"check.expected.offsets" = "true"
+"fencepost.check.expected.offsets" = "true"
 [topics."{ORDERED}-*"]
-"ordered.partition.expansion" = "true"
+"fencepost.ordered.partition.expansion" = "true"
 """
 
 
@@ -155,7 +155,9 @@ def test_streaming_source_and_sink_match_direct_kafka(
 
 
 def expecting(spark: Any, values: list[str], first_offset: int) -> Any:
-    rows = [(0, value, [("expected-offset", str(first_offset + n).encode())]) for n, value in enumerate(values)]
+    rows = [
+        (0, value, [("fencepost-expected-offset", str(first_offset + n).encode())]) for n, value in enumerate(values)
+    ]
     schema = "partition INT, value STRING, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
     return spark.createDataFrame(rows, schema).coalesce(1)
 
@@ -259,7 +261,7 @@ def test_stream_with_sink_id_survives_lost_commit(
     # nor anything where nobody would check
     with pytest.raises(StreamingQueryException) as refused:
         mirror(unguarded)
-    assert "check.expected.offsets" in (stated(refused.value) or "")
+    assert "fencepost.check.expected.offsets" in (stated(refused.value) or "")
     assert contents(kafka, unguarded) == {0: [], 1: []}
 
 

@@ -40,7 +40,7 @@ _NOWHERE = 1 << 40
 SOON_BACK = """
 config_lease_seconds = 1
 [topics."checked-*"]
-"check.expected.offsets" = "true"
+"fencepost.check.expected.offsets" = "true"
 """
 
 
@@ -349,7 +349,7 @@ def test_configs_and_counts_are_those_of_now(log: Log, client: Connection, uniqu
     assert log.partition_count(name) == 2
     client.query(raw.CreatePartitionsRequest(**_grown(name, 3)), 1)
 
-    assert (config["max.message.bytes"], config["check.expected.offsets"]) == ("4321", "true")
+    assert (config["max.message.bytes"], config["fencepost.check.expected.offsets"]) == ("4321", "true")
     until(lambda: log.partition_count(name) == 3, "the third partition")
     assert answer(log.append(name, 2, chunk(0, "a"))).code == OK
     assert log.offsets(name, [0, 2]) == {0: (0, 0), 2: (0, 1)}

@@ -32,12 +32,12 @@ PARTITIONS = 3
 GUARDED, REQUIRED, COUNTED = "guarded", "required", "counted"
 CONFIG = f"""
 [topics."{GUARDED}-*"]
-"check.expected.offsets" = "true"
+"fencepost.check.expected.offsets" = "true"
 [topics."{REQUIRED}-*"]
-"check.expected.offsets" = "required"
+"fencepost.check.expected.offsets" = "required"
 [topics."{COUNTED}-*"]
-"check.expected.offsets" = "true"
-"check.partition.count" = "true"
+"fencepost.check.expected.offsets" = "true"
+"fencepost.check.partition.count" = "true"
 """
 
 
@@ -259,9 +259,10 @@ def test_columns_are_what_sparks_own_sink_has(
             assert (record.key, record.value) == (None, b"%d" % number)
             own = [h for h in record.headers if h[0] in ("h", "event-time")]
             assert own == [("h", b"%d" % number), ("event-time", b"%d" % ((1_600_000_000 + number) * 1000))]
-            assert {h[0] for h in record.headers} - {"h", "event-time"} == {"expected-offset", "fencepost-sink"} | (
-                {"partition-count"} if name == two else set()
-            )
+            assert {h[0] for h in record.headers} - {"h", "event-time"} == {
+                "fencepost-expected-offset",
+                "fencepost-sink",
+            } | ({"fencepost-partition-count"} if name == two else set())
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -427,7 +428,7 @@ def test_invalid_options_are_refused_before_the_first_row(
     df = rows(spark, 10)
     assert "option 'sink.id' is required" in refusal(lambda: save(df, proxy, name, sink=""))
     assert "did you mean 'sink.id'?" in refusal(lambda: save(df, proxy, name, **{"sinkid": "x"}))
-    assert "check.expected.offsets is off" in refusal(lambda: save(df, proxy, unguarded))
+    assert "fencepost.check.expected.offsets is off" in refusal(lambda: save(df, proxy, unguarded))
     direct = {"kafka.bootstrap.servers": kafka.bootstrap}
     assert "kafka.bootstrap.servers the proxy?" in refusal(lambda: save(df, proxy, name, **direct))
     assert "no column 'value'" in refusal(lambda: save(df.drop("value"), proxy, name))

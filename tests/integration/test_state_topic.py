@@ -88,7 +88,7 @@ async def confirmed(kafka: KafkaCluster, call: Callable[[AdminClient], Mapping[A
 
 
 def config(topic: str, check: str = "required") -> StateRecord:
-    return encode_topic_config(topic, TOPIC_ID, {"check.expected.offsets": check})
+    return encode_topic_config(topic, TOPIC_ID, {"fencepost.check.expected.offsets": check})
 
 
 def test_it_is_created_durable_and_compacted(kafka3: KafkaCluster, name: str) -> None:
@@ -114,7 +114,7 @@ def test_stored_records_reach_every_process(kafka: KafkaCluster, name: str) -> N
             assert set(one.state.view.topic_configs) == {"a", "b"}
             assert await two.state.append([config("a", "true")]) == [2]
             await until(lambda: one.state.view.next_offset == 3)
-            assert one.state.view.topic_configs["a"].configs == {"check.expected.offsets": "true"}
+            assert one.state.view.topic_configs["a"].configs == {"fencepost.check.expected.offsets": "true"}
             assert one.changes == two.changes == [config("a"), config("b"), config("a", "true")]
 
             async with process(kafka, name) as three:

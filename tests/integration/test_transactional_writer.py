@@ -141,7 +141,7 @@ def own_proxy(
 
 @pytest.fixture
 def topic(own_kafka: KafkaCluster, own_proxy: ProxyProcess, unique_topic: Callable[..., str]) -> str:
-    """Two partitions, `check.expected.offsets=true`, and both brokers and proxy know of it."""
+    """Two partitions, `fencepost.check.expected.offsets=true`, and both brokers and proxy know of it."""
     name = unique_topic("checked")
     with closing(KafkaAdminClient(bootstrap_servers=own_kafka.bootstrap)) as admin:
         admin.create_topics([NewTopic(name, 2, 1)])
@@ -153,7 +153,7 @@ def topic(own_kafka: KafkaCluster, own_proxy: ProxyProcess, unique_topic: Callab
 
 def _is_checked(proxy: ProxyProcess, topic: str) -> bool:
     with suppress(AssertionError), Connection(proxy.bootstrap) as client:
-        return client.describe_topic(topic)["check.expected.offsets"] == "true"
+        return client.describe_topic(topic)["fencepost.check.expected.offsets"] == "true"
     return False
 
 
@@ -332,7 +332,7 @@ def test_unresolvable_outcome_is_unknown_until_read_back(
             pipe.open()
         read: list[LogRecord] = []
         until(lambda: reader.read_to_end(lambda _, r: read.append(r)) and len(read) == 2, "it", within_seconds=60)
-        assert all(("write-id", unknown.value.write_id) in record.headers for record in read)
+        assert all(("fencepost-write-id", unknown.value.write_id) in record.headers for record in read)
         until(lambda: _appended(writer, reader, b"second"), "the writer to go on", within_seconds=PATIENCE_SECONDS)
     assert committed() == [[b"first", b"second"]] * 2
 

@@ -329,11 +329,11 @@ def test_config_change_through_any_worker_reaches_all(shared: Workers) -> None:
     topic = new_topic(shared, "plain")
     before = shared.metric("fencepost_connection_migrations_total")
     with shared.connect(OTHER, topic) as witness, shared.connect(OTHER) as admin:
-        assert admin.alter_topic(topic, {"check.expected.offsets": "required"}) == (OK, None)
+        assert admin.alter_topic(topic, {"fencepost.check.expected.offsets": "required"}) == (OK, None)
         assert shared.metric("fencepost_connection_migrations_total") == before + 1
         with shared.connect(PRIMARY) as another:
             for each in (witness, another):
-                assert each.describe_topic(topic)["check.expected.offsets"] == "required"
+                assert each.describe_topic(topic)["fencepost.check.expected.offsets"] == "required"
         answer = append(witness, topic, batch(b"says nothing"))
         assert (answer.error_code, (answer.message or "").split()[0]) == (POLICY_VIOLATION, "EXPECTATION_REQUIRED")
         assert append(witness, topic, batch(b"a", expected=0)).base_offset == 0

@@ -23,7 +23,7 @@ public final class ConditionalSends {
             for (String expected : Arrays.copyOfRange(args, 3, args.length)) {
                 ProducerRecord<String, String> record = new ProducerRecord<>(args[1], 0, null, "expects " + expected);
                 if (!expected.equals("-")) {
-                    record.headers().add("expected-offset", expected.getBytes(StandardCharsets.US_ASCII));
+                    record.headers().add("fencepost-expected-offset", expected.getBytes(StandardCharsets.US_ASCII));
                 }
                 try {
                     System.out.println("ok " + producer.send(record).get(30, TimeUnit.SECONDS).offset());

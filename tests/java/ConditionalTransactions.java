@@ -37,7 +37,7 @@ public final class ConditionalTransactions {
                     String[] said = step.split("=");
                     ProducerRecord<String, String> record = new ProducerRecord<>(said[0], 0, null, "expects " + said[1]);
                     if (!said[1].equals("-")) {
-                        record.headers().add("expected-offset", said[1].getBytes(StandardCharsets.US_ASCII));
+                        record.headers().add("fencepost-expected-offset", said[1].getBytes(StandardCharsets.US_ASCII));
                     }
                     return "ok " + producer.send(record).get(60, TimeUnit.SECONDS).offset();
                 }

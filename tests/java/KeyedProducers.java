@@ -57,7 +57,7 @@ public final class KeyedProducers {
         ProducerRecord<String, String> record = new ProducerRecord<>(words[3], words[4], words[5]);
         if (words[6].equals("count")) {
             String count = String.valueOf(producer.partitionsFor(words[3]).size());
-            record.headers().add("partition-count", count.getBytes(StandardCharsets.US_ASCII));
+            record.headers().add("fencepost-partition-count", count.getBytes(StandardCharsets.US_ASCII));
         }
         producer.send(record, (metadata, failure) -> {
             if (failure == null) {

@@ -56,10 +56,10 @@ public final class ScriptedProducers {
         ProducerRecord<String, String> record =
                 new ProducerRecord<>(words[3], Integer.parseInt(words[4]), null, words[7]);
         if (!words[5].equals("-")) {
-            record.headers().add("expected-offset", words[5].getBytes(StandardCharsets.US_ASCII));
+            record.headers().add("fencepost-expected-offset", words[5].getBytes(StandardCharsets.US_ASCII));
         }
         if (!words[6].equals("-")) {
-            record.headers().add("write-id", words[6].getBytes(StandardCharsets.UTF_8));
+            record.headers().add("fencepost-write-id", words[6].getBytes(StandardCharsets.UTF_8));
         }
         try {
             producer.send(

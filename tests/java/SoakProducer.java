@@ -77,10 +77,10 @@ public final class SoakProducer {
         ProducerRecord<String, String> record =
             new ProducerRecord<>(words[3], Integer.parseInt(words[4]), null, words[7]);
         if (!words[5].equals("-")) {
-            record.headers().add("expected-offset", words[5].getBytes(StandardCharsets.US_ASCII));
+            record.headers().add("fencepost-expected-offset", words[5].getBytes(StandardCharsets.US_ASCII));
         }
         if (!words[6].equals("-")) {
-            record.headers().add("write-id", words[6].getBytes(StandardCharsets.US_ASCII));
+            record.headers().add("fencepost-write-id", words[6].getBytes(StandardCharsets.US_ASCII));
         }
         producer.send(record, (metadata, error) -> {
             if (error == null) {

@@ -79,7 +79,7 @@ public final class TransactionalWorker {
                 ProducerRecord<String, String> record =
                         new ProducerRecord<>(said[2], Integer.parseInt(said[3]), null, said[4]);
                 if (!said[5].equals("-")) {
-                    record.headers().add("expected-offset", said[5].getBytes(StandardCharsets.US_ASCII));
+                    record.headers().add("fencepost-expected-offset", said[5].getBytes(StandardCharsets.US_ASCII));
                 }
                 return "" + instances.get(said[1]).send(record).get(PATIENCE_SECONDS, TimeUnit.SECONDS).offset();
             }

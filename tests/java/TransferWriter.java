@@ -64,7 +64,7 @@ public final class TransferWriter {
                             String value = args[2] + "-" + number + " " + balance;
                             ProducerRecord<String, String> record = new ProducerRecord<>(args[1], account, null, value);
                             byte[] offset = Long.toString(each.getValue()).getBytes(StandardCharsets.US_ASCII);
-                            record.headers().add("expected-offset", offset);
+                            record.headers().add("fencepost-expected-offset", offset);
                             producer.send(record).get();
                         }
                         producer.commitTransaction();

@@ -30,7 +30,7 @@ class _Token:
 
 
 def _headers(number: int) -> list[tuple[str, bytes]]:
-    return [("expected-offset", str(number).encode())]
+    return [("fencepost-expected-offset", str(number).encode())]
 
 
 def _login(reported: dict[str, Any], mechanism: str) -> dict[str, Any]:

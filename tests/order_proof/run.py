@@ -51,13 +51,13 @@ config_lease_seconds = 3.0
 takeover_seconds = 5.0
 
 [topics."{ORDERED}-*"]
-"ordered.partition.expansion" = "true"
-"check.partition.count" = "true"
-"partitioner" = "murmur2"
+"fencepost.ordered.partition.expansion" = "true"
+"fencepost.check.partition.count" = "true"
+"fencepost.partitioner" = "murmur2"
 
 [topics."{ANY}-*"]
-"ordered.partition.expansion" = "any"
-"check.partition.count" = "true"
+"fencepost.ordered.partition.expansion" = "any"
+"fencepost.check.partition.count" = "true"
 """
 _POLL_SECONDS = 0.05
 _GROW_SECONDS = 120.0
@@ -413,7 +413,7 @@ def warm_up(bootstrap: str, topic: str, groups: Sequence[Group], plan: Plan) -> 
             if time.monotonic() >= deadline:
                 raise NeverHappened("not all groups read from the beginning, and commit")
             for partition in partitions:
-                headers: list[tuple[str, str | bytes | None]] = [("partition-count", b"%d" % plan.initial)]
+                headers: list[tuple[str, str | bytes | None]] = [("fencepost-partition-count", b"%d" % plan.initial)]
                 producer.produce(topic, b"0", WARM_UP, partition, headers=headers)
             producer.flush(PATIENCE_SECONDS)
             time.sleep(4 * _POLL_SECONDS)

@@ -118,7 +118,7 @@ class Writer:
                 time.sleep(_PAUSE_SECONDS)
 
     def _header(self) -> list[tuple[str, str | bytes | None]]:
-        return [("partition-count", b"%d" % self._count)]
+        return [("fencepost-partition-count", b"%d" % self._count)]
 
 
 class ByRounds(Writer):

@@ -30,7 +30,7 @@ _WORDS = {
     Handling.REWRITE_RESPONSE: "response rewritten",
     Handling.PRODUCE: "checked",
     Handling.ALONE: "relayed alone",
-    Handling.WITHHELD: "not advertised",
+    Handling.HIDDEN: "not advertised",
 }
 
 

@@ -31,7 +31,7 @@ Versions = dict[int, tuple[int, int]]
 Say = Callable[[str], None]
 
 OK, POLICY_VIOLATION = 0, 44
-_CHECK = "check.expected.offsets"
+_CHECK = "fencepost.check.expected.offsets"
 _CONFIG = f"""{counted()}
 [topics."required-*"]
 "{_CHECK}" = "required"

@@ -153,7 +153,7 @@ class Atomic:
         expected = None if sim.chance(self.habits.plain) else self._end_of(name)
         headers: list[list[Header]] = [[] for _ in range(count)]
         if expected is not None:
-            headers[0].append(("expected-offset", b"%d" % expected))
+            headers[0].append(("fencepost-expected-offset", b"%d" % expected))
         sequence = self.sequences.get(name, 0)
         records = batch(
             *(b"%d.%d" % (number, index) for index in range(count)),

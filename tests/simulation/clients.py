@@ -277,24 +277,28 @@ class Client:
         expected: int | None = None
         headers: list[list[Header]] = [[] for _ in range(count)]
         base_offset = 0
-        lie = rng.choice(("sequence", "expectation", "shared", "contradiction", "crc", "write-id")) if lying else ""
+        lie = (
+            rng.choice(("sequence", "expectation", "shared", "contradiction", "crc", "fencepost-write-id"))
+            if lying
+            else ""
+        )
         if conditional:
             expected = end
             if lie == "expectation":
                 expected = max(0, end + rng.choice((-3, -2, -1, 1, 2)))
-            if lie == "write-id":
+            if lie == "fencepost-write-id":
                 expected = self._taken_offset(name) or expected
             if expected > 0 and sim.chance(0.1):
                 base_offset = expected
             else:
-                headers[0].append(("expected-offset", b"%d" % expected))
+                headers[0].append(("fencepost-expected-offset", b"%d" % expected))
                 if lie == "contradiction" and count > 1:
-                    headers[1].append(("expected-offset", b"%d" % (expected + 5)))
+                    headers[1].append(("fencepost-expected-offset", b"%d" % (expected + 5)))
         write_id = b"%s/%d" % (self.name.encode(), number) if conditional and self.uses_write_ids else None
-        if lie == "write-id" and conditional:
+        if lie == "fencepost-write-id" and conditional:
             write_id = self._taken_write_id(name, end) or write_id
         if write_id is not None:
-            headers[0].append(("write-id", write_id))
+            headers[0].append(("fencepost-write-id", write_id))
         timestamp_ms = sim.wall_ms
         if sim.chance(self.kind.old):
             timestamp_ms = rng.choice((-1, timestamp_ms - int(self.world.scenario.expiration_seconds * 1000)))
@@ -651,7 +655,7 @@ class Probe:
         end = partition.replicas[partition.leader].log_end
         number = len(world.history.writes)
         records = batch(
-            b"probe %d" % number, headers=[[("expected-offset", b"%d" % end)]], timestamp_ms=world.sim.wall_ms
+            b"probe %d" % number, headers=[[("fencepost-expected-offset", b"%d" % end)]], timestamp_ms=world.sim.wall_ms
         )
         write = Write(number, f"probe-{self.proxy}", self.name, "conditional", records, 1, end, None)
         world.history.writes.append(write)

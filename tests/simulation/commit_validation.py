@@ -44,7 +44,7 @@ class ValidatorCall:
 
     def _checked(self, topic: str) -> j.CheckedTopic | None:
         policy = self._proxy.policy(topic)
-        return j.CheckedTopic(policy.carrier_base) if policy is not None and policy.is_checked else None
+        return j.CheckedTopic(policy.source_is_base) if policy is not None and policy.is_checked else None
 
     def start(self) -> None:
         self._proxy.later(_COMMIT_WAIT_SECONDS, self._report, j.TimeIsUp())
@@ -168,7 +168,7 @@ class ValidatorCall:
         if query.checked[0] <= batch.base and batch.end <= query.checked[1]:
             return logged
         scan = scan_batch(
-            memoryview(batch.data), self._proxy.header_names, carrier_base=False, decompressed_bytes_max=1 << 20
+            memoryview(batch.data), self._proxy.header_names, source_is_base=False, decompressed_bytes_max=1 << 20
         )
         expected = scan.expected_base_offset
         return replace(logged, conditional=expected is not None, expected=expected)

@@ -76,7 +76,7 @@ class Unauthorized:
         partition = self.world.cluster.partitions[name]
         end = partition.replicas[partition.leader or 0].log_end
         expected = end if sim.chance(0.7) else end + 7
-        headers = [("expected-offset", b"%d" % expected)]
+        headers = [("fencepost-expected-offset", b"%d" % expected)]
         if self._denied and sim.chance(0.2):
             headers = []  # with its own transactional id, Kafka would accept it
         records = batch(

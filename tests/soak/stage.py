@@ -55,10 +55,10 @@ reconnect_backoff_max_seconds = 0.2
 drain_seconds = 3.0
 
 [topics."required-*"]
-"check.expected.offsets" = "required"
+"fencepost.check.expected.offsets" = "required"
 
 [topics."checked-*"]
-"check.expected.offsets" = "true"
+"fencepost.check.expected.offsets" = "true"
 """
 
 

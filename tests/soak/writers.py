@@ -474,7 +474,7 @@ class KafkaPythonHeaders(KafkaPython):
     manner = Manner(resends=True)
 
     def options(self, each: str, expected: int) -> dict[str, Any]:
-        return {"headers": [("expected-offset", b"%d" % expected)]}
+        return {"headers": [("fencepost-expected-offset", b"%d" % expected)]}
 
 
 class AiokafkaHeaders(Aiokafka):
@@ -485,7 +485,7 @@ class AiokafkaHeaders(Aiokafka):
     more = {"enable_idempotence": True}  # noqa: RUF012
 
     def options(self, each: str, expected: int) -> dict[str, Any]:
-        return {"headers": [("expected-offset", b"%d" % expected), ("write-id", each.encode())]}
+        return {"headers": [("fencepost-expected-offset", b"%d" % expected), ("fencepost-write-id", each.encode())]}
 
 
 class ConfluentHeaders(AiokafkaHeaders):
@@ -727,7 +727,7 @@ class ConfluentTransactional(Transactional):
 
     def append(self, each: str, expected: int | None) -> Told:
         reports: list[tuple[Any, Any]] = []
-        headers = [] if expected is None else [("expected-offset", b"%d" % expected)]
+        headers = [] if expected is None else [("fencepost-expected-offset", b"%d" % expected)]
         self.producer.produce(
             self.topic, each.encode(), partition=0, headers=headers, on_delivery=lambda *report: reports.append(report)
         )
@@ -809,7 +809,7 @@ class AiokafkaTransactional(Transactional):
         self._do(self.producer.begin_transaction)
 
     def append(self, each: str, expected: int | None) -> Told:
-        headers = [] if expected is None else [("expected-offset", b"%d" % expected)]
+        headers = [] if expected is None else [("fencepost-expected-offset", b"%d" % expected)]
         try:
             done = self._do(
                 lambda: self.producer.send_and_wait(self.topic, each.encode(), partition=0, headers=headers)

@@ -59,7 +59,7 @@ CLUSTER = "local-cluster[2,1,1024]"
 STANDALONE = "standalone"
 _CONFIG = """
 [topics."faults-*"]
-"check.expected.offsets" = "required"
+"fencepost.check.expected.offsets" = "required"
 """
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 

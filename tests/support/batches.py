@@ -49,7 +49,7 @@ def batch(
 
 def expecting(offset: int, *values: bytes, write_id: bytes | None = None, **more: object) -> memoryview:
     """A batch whose first record carries its expectation, and a write-id where one is given."""
-    own: list[Header] = [("expected-offset", b"%d" % offset)]
+    own: list[Header] = [("fencepost-expected-offset", b"%d" % offset)]
     if write_id is not None:
-        own.append(("write-id", write_id))
+        own.append(("fencepost-write-id", write_id))
     return batch(*values, headers=[own], **more)  # type: ignore[arg-type]

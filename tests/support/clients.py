@@ -21,7 +21,7 @@ WAIT_SECONDS = 90.0
 
 
 def create_topic(bootstrap: str, topic: str, check: str | None = None, **configs: str) -> str:
-    """One partition; `check`: value of check.expected.offsets (through a proxy)."""
+    """One partition; `check`: value of fencepost.check.expected.offsets (through a proxy)."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         admin.create_topics([NewTopic(topic, 1, 1, topic_configs=configs)])
@@ -41,7 +41,7 @@ def create_topic(bootstrap: str, topic: str, check: str | None = None, **configs
 def set_check(bootstrap: str, topic: str, check: str) -> None:
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
-        change = {"check.expected.offsets": (AlterConfigOp.SET, check)}
+        change = {"fencepost.check.expected.offsets": (AlterConfigOp.SET, check)}
         admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, change)])
     finally:
         admin.close()

@@ -28,12 +28,12 @@ handshake_seconds = 120.0
 expansion_wait_seconds = {wait_seconds}
 
 [topics."grows-*"]
-"ordered.partition.expansion" = "any"
-"check.partition.count" = "true"
+"fencepost.ordered.partition.expansion" = "any"
+"fencepost.check.partition.count" = "true"
 
 [topics."doubles-*"]
-"ordered.partition.expansion" = "true"
-"check.partition.count" = "true"
+"fencepost.ordered.partition.expansion" = "true"
+"fencepost.check.partition.count" = "true"
 """
 
 
@@ -93,10 +93,10 @@ class Grown(NamedTuple):
 
 def expansions(address: str, topic: str) -> list[Grown]:
     with Connection(address) as connection:
-        shown = connection.describe_topic(topic, keys=["ordered.partition.expansions"])
+        shown = connection.describe_topic(topic, keys=["fencepost.ordered.partition.expansions"])
     return [
         Grown(each["from"], each["to"], tuple(each["thresholds"]), each["unordered"], each["multiple"])
-        for each in json.loads(shown["ordered.partition.expansions"])
+        for each in json.loads(shown["fencepost.ordered.partition.expansions"])
         if not each.get("pending")
     ]
 
@@ -149,7 +149,7 @@ class Writer(threading.Thread):
                 if partition not in connections:
                     connections[partition] = Log(self.address).connect(self.topic, partition)
                 value = f"{self.name}:{number}:{count}".encode()
-                headers = [("partition-count", b"%d" % count)] if self.says_count else []
+                headers = [("fencepost-partition-count", b"%d" % count)] if self.says_count else []
                 records = batch(Record(value, headers=headers))
                 answer = connections[partition].append(self.topic, records, partition=partition, timeout_ms=6_000)
                 self.codes[answer.error_code] += 1

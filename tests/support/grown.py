@@ -34,7 +34,7 @@ class GrownTopic:
             admin.close()
         through = KafkaAdminClient(bootstrap_servers=proxy)
         try:
-            change = {"ordered.partition.expansion": (AlterConfigOp.SET, "any")}
+            change = {"fencepost.ordered.partition.expansion": (AlterConfigOp.SET, "any")}
             through.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, change)])
         finally:
             through.close()

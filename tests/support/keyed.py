@@ -24,7 +24,7 @@ from tests.support.kafka import kafka_version
 WAIT_SECONDS = 60.0
 #: Longer than any test: no client learns of another count by the clock.
 _NEVER_MS = 300_000
-_HEADER = "partition-count"
+_HEADER = "fencepost-partition-count"
 _JAVA_SOURCE = Path(__file__).parents[1] / "java" / "KeyedProducers.java"
 
 

@@ -1,4 +1,4 @@
-"""Kafka 2.8, the last release that takes topics with the message format of 0.10: what `idempotence.level=safe` is for.
+"""Kafka 2.8, the last release that takes topics of message format 0.10 (`fencepost.idempotence.level=safe`).
 
 One broker and its ZooKeeper, each a process. Clients whose id begins with `not-idempotent` get no producer ids there
 (`tests/java/NotIdempotent.java`), but may write.

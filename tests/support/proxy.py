@@ -25,18 +25,18 @@ GUARDED_BY_NAME = f"""
 config_lease_seconds = {LEASE_SECONDS}
 
 [topics."required-*"]
-"check.expected.offsets" = "required"
+"fencepost.check.expected.offsets" = "required"
 
 [topics."checked-*"]
-"check.expected.offsets" = "true"
+"fencepost.check.expected.offsets" = "true"
 
 [topics."base-required-*"]
-"check.expected.offsets" = "required"
-"expected.offsets.carrier" = "base"
+"fencepost.check.expected.offsets" = "required"
+"fencepost.expected.offsets.source" = "base"
 
 [topics."base-*"]
-"check.expected.offsets" = "true"
-"expected.offsets.carrier" = "base"
+"fencepost.check.expected.offsets" = "true"
+"fencepost.expected.offsets.source" = "base"
 """
 
 #: The same for tests that change no virtual configs: it serves on however long it, or Kafka, stood still.

@@ -120,7 +120,7 @@ class Record:
         if self.expected is None:
             return list(self.headers)
         stated = b"%d" % self.expected if isinstance(self.expected, int) else self.expected
-        return [("expected-offset", stated), *self.headers]
+        return [("fencepost-expected-offset", stated), *self.headers]
 
 
 def batch(
@@ -149,9 +149,9 @@ def batch(
         record = each if isinstance(each, Record) else Record(each)
         headers = record.all_headers
         if index == 0 and expected is not None:
-            headers.insert(0, ("expected-offset", b"%d" % expected))
+            headers.insert(0, ("fencepost-expected-offset", b"%d" % expected))
         if index == 0 and write_id is not None:
-            headers.append(("write-id", write_id))
+            headers.append(("fencepost-write-id", write_id))
         timestamp_ms = now_ms if record.timestamp_ms is None else record.timestamp_ms
         builder.append(index, timestamp=timestamp_ms, key=record.key, value=record.value, headers=headers)
     out = bytearray(builder.build())

@@ -77,8 +77,8 @@ class Sender(Protocol):
 
 
 def _headers(expected: int | None, write_id: str | None) -> list[tuple[str, bytes]]:
-    headers = [] if expected is None else [("expected-offset", b"%d" % expected)]
-    return headers if write_id is None else [*headers, ("write-id", write_id.encode())]
+    headers = [] if expected is None else [("fencepost-expected-offset", b"%d" % expected)]
+    return headers if write_id is None else [*headers, ("fencepost-write-id", write_id.encode())]
 
 
 def _failed(error: BaseException) -> Seen:
@@ -367,7 +367,7 @@ def create_topic(address: str, name: str, partitions: int = 1) -> str:
 
         def shown() -> bool:
             with contextlib.suppress(AssertionError):  # the broker does not know it yet
-                return "check.expected.offsets" in raw.describe_topic(name)
+                return "fencepost.check.expected.offsets" in raw.describe_topic(name)
             return False
 
         until(shown, f"the configs of {name}")

@@ -123,7 +123,7 @@ def append(
 
     async def send() -> None:
         async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as producer:
-            headers = [] if expected is None else [("expected-offset", b"%d" % expected)]
+            headers = [] if expected is None else [("fencepost-expected-offset", b"%d" % expected)]
             await producer.send_and_wait(topic, value, key=key, partition=partition, headers=headers)
 
     asyncio.run(send())

@@ -310,7 +310,7 @@ class Worker:
             case (("begin" | "commit" | "abort" | "close"), [name]):
                 getattr(self.instances[name], command)()
             case "send", [name, topic, partition, value, expected]:
-                headers = [] if expected == "-" else [("expected-offset", expected.encode())]
+                headers = [] if expected == "-" else [("fencepost-expected-offset", expected.encode())]
                 return str(self.instances[name].send(topic, int(partition), value.encode(), headers))
             case "offsets", [name, group, topic, partition, offset]:
                 self.instances[name].offsets(group, topic, int(partition), int(offset))

@@ -21,10 +21,10 @@ class Transactional:
     """`protocol` 1: partitions are added before they are written to. 2: by the first write (KIP-890).
 
     One broker only: the coordinator is wherever `address` leads. `epoch` and `sequences` are kept as a client would.
-    `carrier_base` – expectations are said in the base offset, not in a header.
+    `source_is_base` – expectations are said in the base offset, not in a header.
     """
 
-    carrier_base = False
+    source_is_base = False
 
     def __init__(self, address: str, name: str, *, protocol: int = 2, timeout_ms: int = 60_000) -> None:
         self.name = name
@@ -91,7 +91,7 @@ class Transactional:
         batches: dict[str, dict[int, bytes]] = {}
         for (topic, partition), (values, expected) in requested.items():
             who = self.producer._replace(sequence=self.sequences.get((topic, partition), 0))
-            if self.carrier_base:
+            if self.source_is_base:
                 base = -1 if expected is None else expected
                 records = batch(*values, base_offset=base, producer=who, transactional=True, codec=codec)
             else:

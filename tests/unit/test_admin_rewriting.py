@@ -40,7 +40,7 @@ from fencepost_proxy.wire.apis import (
 from fencepost_proxy.wire.control import decode_request, decode_response, encode_request, encode_response
 from fencepost_proxy.wire.schema import Message
 
-CHECK, CARRIER = "check.expected.offsets", "expected.offsets.carrier"
+CHECK, SOURCE = "fencepost.check.expected.offsets", "fencepost.expected.offsets.source"
 #: What a topic has where nothing is set: name, value, source.
 DEFAULTS = [(each.name, each.default, 5) for each in VIRTUAL_CONFIGS.values()]
 ORDERS, PAYMENTS, STATE = UUID(int=0xA1), UUID(int=0xA2), UUID("5e0dba5e-c0de-4f11-9a3e-7c29e9d5f00d")
@@ -149,14 +149,14 @@ def added(world: World, *names: str, fresh: bool = True) -> tuple[Plan, dict[str
 
 
 def test_transaction_cannot_add_required_topic_partitions() -> None:
-    plan, reported = added(World({"check.expected.offsets": "required"}), "orders", "payments")
+    plan, reported = added(World({"fencepost.check.expected.offsets": "required"}), "orders", "payments")
     assert names(plan.forward.v3_and_below_topics) == ["payments"]
     assert reported == {"payments": [0, 0], "orders": [44, 44]}
     assert plan.joins is None
 
 
 def test_joining_transaction_is_reported_to_true_topics_sequencers() -> None:
-    plan, reported = added(World({"check.expected.offsets": "true"}), "orders", "payments")
+    plan, reported = added(World({"fencepost.check.expected.offsets": "true"}), "orders", "payments")
     assert reported == {"orders": [0, 0], "payments": [0, 0]}
     assert plan.joins == Joins("app", (TopicPartition("orders", 1), TopicPartition("orders", 2)))
 
@@ -244,7 +244,7 @@ def creatable(name: str, *configs: Message) -> Message:
 @pytest.mark.parametrize("version", versions(CREATE_TOPICS))
 def test_created_topics_virtual_configs_are_stored_not_forwarded(version: int) -> None:
     world = World()
-    queried = creatable("orders", config("retention.ms", "1000"), config(CHECK, "TRUE"), config(CARRIER, "base"))
+    queried = creatable("orders", config("retention.ms", "1000"), config(CHECK, "TRUE"), config(SOURCE, "base"))
     kafkas = Message(name="orders", topic_id=ORDERS, configs=[config("retention.ms", "1000", config_source=1)])
 
     answer = world.rewriter(
@@ -257,10 +257,10 @@ def test_created_topics_virtual_configs_are_stored_not_forwarded(version: int) -
     assert names(world.forwarded.topics) == ["orders", "payments"]
     assert names(world.forwarded.topics[0].configs) == ["retention.ms"]
     told_id = ORDERS if version >= 7 else None
-    assert world.changes == [TopicConfigChange("orders", told_id, {CHECK: "true", CARRIER: "base"}, replace=True)]
+    assert world.changes == [TopicConfigChange("orders", told_id, {CHECK: "true", SOURCE: "base"}, replace=True)]
     if version >= 5:
         shown = [(each.name, each.value, each.config_source) for each in answer.topics[0].configs]
-        assert shown == [("retention.ms", "1000", 1), (CHECK, "true", 1), (CARRIER, "base", 1), *DEFAULTS[2:]]
+        assert shown == [("retention.ms", "1000", 1), (CHECK, "true", 1), (SOURCE, "base", 1), *DEFAULTS[2:]]
         shown = [(each.name, each.value, each.config_source) for each in answer.topics[1].configs]
         assert shown == DEFAULTS
 
@@ -357,13 +357,24 @@ def codes(answer: Message) -> dict[str, tuple[int, str | None]]:
     return {each.resource_name: (each.error_code, each.error_message) for each in answer.responses}
 
 
+def test_config_without_prefix_is_stored_as_canonical() -> None:
+    world = World()
+    ops = [config("check.expected.offsets", "true", config_operation=SET)]
+
+    world.rewriter(
+        INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=[resource("orders", *ops)]), Message(responses=[done("orders")])
+    )
+
+    assert world.changes == [TopicConfigChange("orders", None, {CHECK: "true"}, frozenset())]
+
+
 @pytest.mark.parametrize("version", versions(INCREMENTAL_ALTER_CONFIGS))
 def test_incremental_changes_are_taken_out_and_stored(version: int) -> None:
     world = World()
     ops = [
         config("retention.ms", "5", config_operation=SET),
         config(CHECK, "Required", config_operation=SET),
-        config(CARRIER, None, config_operation=DELETE),
+        config(SOURCE, None, config_operation=DELETE),
     ]
 
     answer = world.rewriter(
@@ -374,7 +385,7 @@ def test_incremental_changes_are_taken_out_and_stored(version: int) -> None:
     )
 
     assert names(world.forwarded.resources[0].configs) == ["retention.ms"]
-    assert world.changes == [TopicConfigChange("orders", None, {CHECK: "required"}, frozenset({CARRIER}))]
+    assert world.changes == [TopicConfigChange("orders", None, {CHECK: "required"}, frozenset({SOURCE}))]
     assert codes(answer) == {"orders": (0, None)}
 
 
@@ -466,10 +477,10 @@ def test_validate_only_reports_errors_and_stores_nothing(api_key: int) -> None:
 
 def test_the_legacy_call_replaces_all_that_is_set() -> None:
     world = World(stored={CHECK: "true"})
-    request = Message(resources=[resource("orders", config(CARRIER, "base"))])
+    request = Message(resources=[resource("orders", config(SOURCE, "base"))])
 
     world.rewriter(ALTER_CONFIGS, 2, request, Message(responses=[done("orders")]))
-    assert world.changes == [TopicConfigChange("orders", None, {CARRIER: "base"}, replace=True)]
+    assert world.changes == [TopicConfigChange("orders", None, {SOURCE: "base"}, replace=True)]
 
     request = Message(resources=[resource("orders", config("retention.ms", "5"))])
     world.rewriter(ALTER_CONFIGS, 2, request, Message(responses=[done("orders")]))
@@ -535,7 +546,8 @@ def test_virtual_configs_are_shown_with_their_source(
         (None, list(VIRTUAL_CONFIGS)),
         ([], list(VIRTUAL_CONFIGS)),
         ([CHECK], [CHECK]),
-        ([CARRIER, "retention.ms"], [CARRIER]),
+        ([SOURCE, "retention.ms"], [SOURCE]),
+        (["check.expected.offsets"], ["check.expected.offsets"]),
         (["retention.ms"], []),
     ],
 )

@@ -91,8 +91,8 @@ def _saying(*headers: Headers) -> memoryview:
     return _batch([_record(i, stated) for i, stated in enumerate(headers)])
 
 
-def _scan(batch: memoryview, names: HeaderNames = NAMES, *, carrier_base: bool = False) -> BatchScan:
-    return scan_batch(batch, names, carrier_base=carrier_base, decompressed_bytes_max=LIMIT)
+def _scan(batch: memoryview, names: HeaderNames = NAMES, *, source_is_base: bool = False) -> BatchScan:
+    return scan_batch(batch, names, source_is_base=source_is_base, decompressed_bytes_max=LIMIT)
 
 
 # --- batches of real producers ----------------------------------------------------------------------------------------
@@ -158,7 +158,12 @@ FLIGHTS: Built = [
     (NOW_MS + 70 * i, b"N%d" % i if i % 3 else None, b'{"flight": %d, "carrier": "UA", "origin": "EWR"}' % i, ())
     for i in range(200)
 ]
-FLIGHTS[5] = (NOW_MS - 9_000_000, None, None, [("expected-offset", b"105"), ("write-id", b"load-7"), ("other", None)])
+FLIGHTS[5] = (
+    NOW_MS - 9_000_000,
+    None,
+    None,
+    [("fencepost-expected-offset", b"105"), ("fencepost-write-id", b"load-7"), ("other", None)],
+)
 
 
 PRODUCERS: dict[str, Callable[[str], memoryview]] = {
@@ -254,7 +259,7 @@ def test_anything_but_one_complete_batch_is_malformed(records: bytes, reason: st
 
 
 def _expect(*values: bytes) -> Headers:
-    return [("expected-offset", value) for value in values]
+    return [("fencepost-expected-offset", value) for value in values]
 
 
 @pytest.mark.parametrize(
@@ -309,15 +314,15 @@ NOT_A_NUMBER = "is not an ASCII decimal number of at most 19 digits"
 )
 def test_an_unreadable_expectation_names_record_and_reason(value: bytes | None, reason: str) -> None:
     """Of the record no more than twenty bytes of that header are told."""
-    scan = _scan(_saying((), [("expected-offset", value)], _expect(b"not looked at")))
+    scan = _scan(_saying((), [("fencepost-expected-offset", value)], _expect(b"not looked at")))
     assert scan.unreadable is not None
-    assert (scan.unreadable.record, scan.unreadable.header) == (1, "expected-offset")
+    assert (scan.unreadable.record, scan.unreadable.header) == (1, "fencepost-expected-offset")
     assert scan.unreadable.reason.endswith(reason)
     assert len(scan.unreadable.reason) < 160
     assert scan.expected_base_offset is None
 
 
-@pytest.mark.parametrize("name", ["expected-offset", "partition-count", "write-id"])
+@pytest.mark.parametrize("name", ["fencepost-expected-offset", "fencepost-partition-count", "fencepost-write-id"])
 def test_duplicate_header_is_unreadable_even_when_equal(name: str) -> None:
     scan = _scan(_saying((), [(name, b"6"), ("other", b""), (name, b"6")]))
     assert scan.unreadable == Unreadable(1, name, "duplicate header in one record")
@@ -326,14 +331,18 @@ def test_duplicate_header_is_unreadable_even_when_equal(name: str) -> None:
 @pytest.mark.parametrize(
     ("records", "count", "unreadable"),
     [
-        ([[("partition-count", b"6")], ()], 6, None),
-        ([[("partition-count", b"6")], [("partition-count", b"6")]], 6, None),
-        ([[("partition-count", b"6")], [("partition-count", b"8")]], 6, (1, "8 contradicts 6 in an earlier record")),
-        ([[("partition-count", b"0")]], None, (0, "0 is not a number of partitions")),
-        ([[("partition-count", b"2147483648")]], None, (0, "2147483648 is not a number of partitions")),
-        ([[("partition-count", b"-1")]], None, (0, "at least one partition")),
-        ([[("partition-count", b"six")]], None, (0, NOT_A_NUMBER)),
-        ([[("partition-count", None)]], None, (0, "value is null")),
+        ([[("fencepost-partition-count", b"6")], ()], 6, None),
+        ([[("fencepost-partition-count", b"6")], [("fencepost-partition-count", b"6")]], 6, None),
+        (
+            [[("fencepost-partition-count", b"6")], [("fencepost-partition-count", b"8")]],
+            6,
+            (1, "8 contradicts 6 in an earlier record"),
+        ),
+        ([[("fencepost-partition-count", b"0")]], None, (0, "0 is not a number of partitions")),
+        ([[("fencepost-partition-count", b"2147483648")]], None, (0, "2147483648 is not a number of partitions")),
+        ([[("fencepost-partition-count", b"-1")]], None, (0, "at least one partition")),
+        ([[("fencepost-partition-count", b"six")]], None, (0, NOT_A_NUMBER)),
+        ([[("fencepost-partition-count", None)]], None, (0, "value is null")),
     ],
 )
 def test_partition_counts(records: list[Headers], count: int | None, unreadable: tuple[int, str] | None) -> None:
@@ -344,17 +353,17 @@ def test_partition_counts(records: list[Headers], count: int | None, unreadable:
     else:
         assert scan.unreadable is not None
         assert scan.unreadable.record == unreadable[0]
-        assert scan.unreadable.header == "partition-count"
+        assert scan.unreadable.header == "fencepost-partition-count"
         assert scan.unreadable.reason.endswith(unreadable[1])
 
 
 @pytest.mark.parametrize(
     ("records", "write_id", "reason"),
     [
-        ([(), [("write-id", b"\xff\0a")], [("write-id", b"b")]], b"\xff\0a", None),
-        ([[("write-id", b"-1")]], b"-1", None),
-        ([[("write-id", b"")]], None, "value is empty"),
-        ([[("write-id", None)]], None, "value is null"),
+        ([(), [("fencepost-write-id", b"\xff\0a")], [("fencepost-write-id", b"b")]], b"\xff\0a", None),
+        ([[("fencepost-write-id", b"-1")]], b"-1", None),
+        ([[("fencepost-write-id", b"")]], None, "value is empty"),
+        ([[("fencepost-write-id", None)]], None, "value is null"),
     ],
 )
 def test_first_write_id_names_the_batch(records: list[Headers], write_id: bytes | None, reason: str | None) -> None:
@@ -365,21 +374,23 @@ def test_first_write_id_names_the_batch(records: list[Headers], write_id: bytes 
 
 def test_header_names_can_be_configured() -> None:
     names = HeaderNames(b"x-expect", b"x-count", b"x-id")
-    batch = _saying([("x-expect", b"3"), ("x-count", b"4"), ("x-id", b"id"), ("expected-offset", b"nonsense")])
+    batch = _saying(
+        [("x-expect", b"3"), ("x-count", b"4"), ("x-id", b"id"), ("fencepost-expected-offset", b"nonsense")]
+    )
     scan = _scan(batch, names)
     assert (scan.expected_base_offset, scan.partition_count, scan.write_id) == (3, 4, b"id")
     assert scan.unreadable is None
 
 
 def test_header_name_inside_value_is_ignored() -> None:
-    text = b"expected-offset partition-count write-id"
+    text = b"fencepost-expected-offset partition-count write-id"
     records = [_record(0, value=text, key=text), _record(1, [("note", text)]), _record(2, _expect(b"12"))]
     scan = _scan(_batch(records))
     assert (scan.expected_base_offset, scan.write_id, scan.unreadable) == (10, None, None)
 
 
 @pytest.mark.parametrize(
-    ("base_offset", "carrier_base", "headers", "expected"),
+    ("base_offset", "source_is_base", "headers", "expected"),
     [
         pytest.param(0, False, (), None, id="every-client-writes-0"),
         pytest.param(57, False, (), 57, id="above-0-is-an-expectation"),
@@ -393,15 +404,15 @@ def test_header_name_inside_value_is_ignored() -> None:
     ],
 )
 def test_base_offset_as_source_of_expected_offset(
-    base_offset: int, carrier_base: bool, headers: Headers, expected: int | None
+    base_offset: int, source_is_base: bool, headers: Headers, expected: int | None
 ) -> None:
-    scan = _scan(_batch([_record(0, headers)], base_offset=base_offset), carrier_base=carrier_base)
+    scan = _scan(_batch([_record(0, headers)], base_offset=base_offset), source_is_base=source_is_base)
     assert (scan.expected_base_offset, scan.unreadable, scan.contradiction) == (expected, None, None)
 
 
-@pytest.mark.parametrize("carrier_base", [False, True])
-def test_a_base_offset_below_minus_one_is_unreadable(carrier_base: bool) -> None:
-    scan = _scan(_batch([_record(0)], base_offset=-2), carrier_base=carrier_base)
+@pytest.mark.parametrize("source_is_base", [False, True])
+def test_a_base_offset_below_minus_one_is_unreadable(source_is_base: bool) -> None:
+    scan = _scan(_batch([_record(0)], base_offset=-2), source_is_base=source_is_base)
     assert scan.unreadable == Unreadable(0, "baseOffset", "-2 is not an offset (-1: no expectation)")
     assert scan.expected_base_offset is None
 
@@ -475,7 +486,7 @@ def _broken(body: bytes) -> memoryview:
     return _batch([varint(len(body)) + body])
 
 
-NAME = sized(b"expected-offset")
+NAME = sized(b"fencepost-expected-offset")
 
 
 @pytest.mark.parametrize(
@@ -514,7 +525,12 @@ def test_mutated_batch_parses_or_is_clients_fault(codec: str) -> None:
     batch = _by_aiokafka(
         CODECS[codec],
         [
-            (NOW_MS + i, b"key", b"value" * 20, [("expected-offset", b"%d" % (7 + i)), ("write-id", b"w")])
+            (
+                NOW_MS + i,
+                b"key",
+                b"value" * 20,
+                [("fencepost-expected-offset", b"%d" % (7 + i)), ("fencepost-write-id", b"w")],
+            )
             for i in range(4)
         ],
     )
@@ -522,7 +538,7 @@ def test_mutated_batch_parses_or_is_clients_fault(codec: str) -> None:
     refused = 0
     for changed in _mutations(batch):
         try:
-            _scan(changed, carrier_base=True)
+            _scan(changed, source_is_base=True)
             digest_batch(changed, decompressed_bytes_max=LIMIT)
             digest_batch(changed, decompressed_bytes_max=LIMIT, ignore_timestamps=True)
         except ClientProtocolError:
@@ -534,7 +550,7 @@ def test_batch_decompressing_beyond_the_limit_is_refused() -> None:
     batch = _by_aiokafka(4, [(NOW_MS, None, b"\0" * 100_000, ())])
     assert len(batch) < 1000
     with pytest.raises(LimitError, match="limit of 100000 bytes"):
-        scan_batch(batch, NAMES, carrier_base=False, decompressed_bytes_max=100_000)
+        scan_batch(batch, NAMES, source_is_base=False, decompressed_bytes_max=100_000)
     with pytest.raises(LimitError):
         digest_batch(batch, decompressed_bytes_max=100_000)
 
@@ -742,7 +758,7 @@ def test_records_without_our_headers_are_not_walked_over() -> None:
 
 def test_proxy_header_after_too_many_records_is_refused() -> None:
     batch = _batch([TINY] * 50 + [_record(50, SAYING)])
-    limits: Any = {"carrier_base": False, "decompressed_bytes_max": LIMIT}
+    limits: Any = {"source_is_base": False, "decompressed_bytes_max": LIMIT}
     assert scan_batch(batch, NAMES, **limits, effort=Effort(LIMIT, 70)).expected_base_offset == 41 - 50
     with pytest.raises(LimitError, match="records before a header for the proxy"):
         scan_batch(batch, NAMES, **limits, effort=Effort(LIMIT, 50))
@@ -751,7 +767,7 @@ def test_proxy_header_after_too_many_records_is_refused() -> None:
 @pytest.mark.parametrize("records", [1, 3])
 def test_more_record_headers_than_the_steps_are_refused(records: int) -> None:
     batch = _batch([_record(i, [*SAYING, *[("other", None)] * 20]) for i in range(records)])
-    limits: Any = {"carrier_base": False, "decompressed_bytes_max": LIMIT}
+    limits: Any = {"source_is_base": False, "decompressed_bytes_max": LIMIT}
     with pytest.raises(LimitError, match="record headers in a record batch exceed"):
         scan_batch(batch, NAMES, **limits, effort=Effort(LIMIT, 30))
 

@@ -389,7 +389,11 @@ def test_frames_expect_consecutive_offsets_across_digit_lengths() -> None:
         assert correlation_id == number_
         assert [len(record.value) for record in records] == [10, 10]
         stated.append(records[0].headers)
-    assert stated == [[("expected-offset", b"7")], [("expected-offset", b"9")], [("expected-offset", b"11")]]
+    assert stated == [
+        [("fencepost-expected-offset", b"7")],
+        [("fencepost-expected-offset", b"9")],
+        [("fencepost-expected-offset", b"11")],
+    ]
 
 
 def test_base_offset_can_carry_the_expected_offset() -> None:

@@ -46,7 +46,7 @@ def test_omitted_options_come_from_the_file(tmp_path: Path) -> None:
 
 def test_virtual_configs_in_the_file_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "f.toml"
-    file.write_text('upstream = "a:1"\n[topics."x"]\n"check.expected.offsets" = "yes"\n', encoding="utf-8")
+    file.write_text('upstream = "a:1"\n[topics."x"]\n"fencepost.check.expected.offsets" = "yes"\n', encoding="utf-8")
 
     assert proxy.run(parse(f"--config={file}")) == 2
     assert "it must be false, true or required" in capsys.readouterr().err
@@ -78,7 +78,7 @@ def test_the_example_file_in_the_help_loads(tmp_path: Path) -> None:
 
     config = proxy.config_from(parse(f"--config={file}"))
 
-    assert config.configs_for("orders-1") == {"check.expected.offsets": "required"}
+    assert config.configs_for("orders-1") == {"fencepost.check.expected.offsets": "required"}
     assert config.limits.connections_max == 500
 
 

@@ -40,7 +40,7 @@ def _mismatch(actual: int | None = 57, possibly_yours: bool | None = False) -> R
 
 
 def _record(offset: int, write_id: bytes | None) -> LogRecord:
-    headers = () if write_id is None else (("write-id", write_id),)
+    headers = () if write_id is None else (("fencepost-write-id", write_id),)
     return LogRecord(offset, 0, None, b"v", headers)
 
 
@@ -121,9 +121,9 @@ def test_next_append_expects_offset_after_acknowledged_one() -> None:
 def test_batch_records_expect_own_offsets_under_one_id() -> None:
     append = _begun()
     assert [dict(append.headers(i)) for i in range(3)] == [
-        {"expected-offset": b"41", "write-id": OURS},
-        {"expected-offset": b"42", "write-id": OURS},
-        {"expected-offset": b"43", "write-id": OURS},
+        {"fencepost-expected-offset": b"41", "fencepost-write-id": OURS},
+        {"fencepost-expected-offset": b"42", "fencepost-write-id": OURS},
+        {"fencepost-expected-offset": b"43", "fencepost-write-id": OURS},
     ]
 
 

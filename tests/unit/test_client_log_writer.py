@@ -108,7 +108,7 @@ class FakeLogWriter(BlockingLogWriter):
                 raise CannotRead from ConnectionError("no broker")
             entry = self.at.log[at]
             if entry is not None:
-                yield LogRecord(at, 0, None, entry[0], (("write-id", entry[1]),))
+                yield LogRecord(at, 0, None, entry[0], (("fencepost-write-id", entry[1]),))
 
 
 @pytest.fixture(autouse=True)

@@ -136,7 +136,7 @@ def test_what_cannot_be_read_is_an_error(text: str) -> None:
     [
         ({}, "not visible"),
         ({"retention.ms": "1"}, "not a Fencepost proxy"),
-        ({"ordered.partition.expansion": "false"}, "ordered.partition.expansion=false"),
+        ({"fencepost.ordered.partition.expansion": "false"}, "fencepost.ordered.partition.expansion=false"),
     ],
 )
 def test_topic_without_ordered_expansion_is_refused(configs: dict[str, str | None], found: str) -> None:

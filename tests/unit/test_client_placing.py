@@ -154,9 +154,12 @@ def test_closed_producer_gives_up_buffered_records() -> None:
 
 
 def test_the_header_is_the_producers_to_set() -> None:
-    assert counted_headers("partition-count", [("a", b"b")], 8) == [("a", b"b"), ("partition-count", b"8")]
+    assert counted_headers("fencepost-partition-count", [("a", b"b")], 8) == [
+        ("a", b"b"),
+        ("fencepost-partition-count", b"8"),
+    ]
     with pytest.raises(ValueError, match="remove it"):
-        counted_headers("partition-count", [("partition-count", b"8")], 8)
+        counted_headers("fencepost-partition-count", [("fencepost-partition-count", b"8")], 8)
 
 
 def test_what_cannot_be_kept_in_order() -> None:

@@ -20,17 +20,17 @@ NAMES = HeaderNames()
 def test_the_headers_of_the_contract() -> None:
     assert conditional_headers(NAMES, [("mine", b"x")], 41, b"id") == [
         ("mine", b"x"),
-        ("expected-offset", b"41"),
-        ("write-id", b"id"),
+        ("fencepost-expected-offset", b"41"),
+        ("fencepost-write-id", b"id"),
     ]
     renamed = HeaderNames("xo", "wi")
-    assert conditional_headers(renamed, [("write-id", b"the application's")], 0, b"id")[1:] == [
+    assert conditional_headers(renamed, [("fencepost-write-id", b"the application's")], 0, b"id")[1:] == [
         ("xo", b"0"),
         ("wi", b"id"),
     ]
 
 
-@pytest.mark.parametrize("name", ["expected-offset", "write-id"])
+@pytest.mark.parametrize("name", ["fencepost-expected-offset", "fencepost-write-id"])
 def test_contract_header_set_by_hand_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         conditional_headers(NAMES, [(name, b"7")], 41, b"id")
@@ -43,7 +43,7 @@ def test_what_is_no_offset_is_refused(offset: object) -> None:
 
 
 def test_write_ids_are_readable_and_unique() -> None:
-    assert write_id_of(NAMES, LogRecord(0, 0, None, b"", (("a", b"1"), ("write-id", b"id")))) == b"id"
+    assert write_id_of(NAMES, LogRecord(0, 0, None, b"", (("a", b"1"), ("fencepost-write-id", b"id")))) == b"id"
     assert write_id_of(NAMES, LogRecord(0, 0, None, b"")) is None
     assert len({new_write_id() for _ in range(100)}) == 100
 
@@ -68,7 +68,7 @@ def test_the_size_of_a_batch_is_never_underestimated(records: list[Record]) -> N
     """Measured by kafka-python's encoder, whose varints are as long as Kafka's."""
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 30)
     for i, r in enumerate(records):
-        headers = [*r.headers, ("expected-offset", b"9" * 19), ("write-id", new_write_id())]
+        headers = [*r.headers, ("fencepost-expected-offset", b"9" * 19), ("fencepost-write-id", new_write_id())]
         builder.append(i, r.timestamp_ms, r.key, r.value, headers)
     size = len(builder.build())
     estimate = batch_bytes_max(NAMES, records)
@@ -89,7 +89,7 @@ def test_checked_topic_is_cached_until_expiry() -> None:
     now = 0.0
     cache = CheckCache(30, clock=lambda: now)
     assert cache.get("t") is None
-    facts = cache.learn("t", {"check.expected.offsets": "required", "max.message.bytes": "1048588"})
+    facts = cache.learn("t", {"fencepost.check.expected.offsets": "required", "max.message.bytes": "1048588"})
     assert facts.max_message_bytes == 1048588
     now = 29.9
     assert cache.get("t") is facts
@@ -101,18 +101,21 @@ def test_checked_topic_is_cached_until_expiry() -> None:
 @pytest.mark.parametrize(
     ("configs", "reason"),
     [
-        ({"check.expected.offsets": "false", "max.message.bytes": "1"}, "check.expected.offsets=false"),
+        (
+            {"fencepost.check.expected.offsets": "false", "max.message.bytes": "1"},
+            "fencepost.check.expected.offsets=false",
+        ),
         ({"max.message.bytes": "1"}, "not a Fencepost proxy"),
         ({}, "not visible"),
     ],
 )
 def test_unchecked_topic_error_names_reason_and_remedy(configs: dict[str, str | None], reason: str) -> None:
     cache = CheckCache(30)
-    cache.learn("t", {"check.expected.offsets": "true"})
+    cache.learn("t", {"fencepost.check.expected.offsets": "true"})
     with pytest.raises(CheckIsOff, match=reason) as caught:
         cache.learn("t", configs)
     assert "kafka-configs.sh" in str(caught.value)
-    assert "--entity-name t --add-config check.expected.offsets=true" in str(caught.value)
+    assert "--entity-name t --add-config fencepost.check.expected.offsets=true" in str(caught.value)
     assert cache.get("t") is None, "what was switched off must not be remembered as on"
 
 

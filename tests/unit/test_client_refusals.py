@@ -89,9 +89,9 @@ def test_append_at_another_offset_is_a_violation() -> None:
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (44, "EXPECTATION_REQUIRED topic=orders partition=3: this topic has check.expected.offsets=required"),
+        (44, "EXPECTATION_REQUIRED topic=orders partition=3: this topic has fencepost.check.expected.offsets=required"),
         (44, "somebody's own policy says no"),
-        (87, "HEADER_UNREADABLE topic=orders partition=3 record=0 header=expected-offset: not a number"),
+        (87, "HEADER_UNREADABLE topic=orders partition=3 record=0 header=fencepost-expected-offset: not a number"),
         (7, "OFFSET_MISMATCH topic=orders partition=3 expected=41 actual=57"),
     ],
 )

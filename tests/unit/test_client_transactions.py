@@ -122,7 +122,7 @@ class FakeReading(Reading):
                 raise CannotRead from ConnectionError("no broker")
             entry = self.at.logs[partition][at]
             if entry is not None and entry.committed:
-                yield LogRecord(at, 0, None, entry.value, (("write-id", entry.write_id),))
+                yield LogRecord(at, 0, None, entry.value, (("fencepost-write-id", entry.write_id),))
 
     def close(self) -> None: ...
 
@@ -372,7 +372,7 @@ def test_refusal_on_required_topic_is_not_retried() -> None:
 
 
 PART = parts_of({("t", 0): (7, [Record(b"x")])})[0]
-OURS, OTHERS = (LogRecord(7, 0, None, b"x", (("write-id", each),)) for each in (b"w", b"v"))
+OURS, OTHERS = (LogRecord(7, 0, None, b"x", (("fencepost-write-id", each),)) for each in (b"w", b"v"))
 
 
 @pytest.mark.parametrize(

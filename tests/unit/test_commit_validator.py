@@ -73,7 +73,7 @@ class World:
         self.table.appended_batch(TXN, one, at)
 
     def validate(self) -> CommitValidator:
-        is_checked = {"guarded": CheckedTopic(), "base": CheckedTopic(carrier_base=True)}
+        is_checked = {"guarded": CheckedTopic(), "base": CheckedTopic(source_is_base=True)}
         return CommitValidator(
             self.table, TXN, ID, EPOCH, v2=self.v2, is_checked=is_checked.get, may_be_committed=self.may_be_committed
         )

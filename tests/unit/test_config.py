@@ -49,9 +49,9 @@ def test_every_key_of_a_file_arrives(write: Write) -> None:
             connections_max = 7
             drain_seconds = 1
             [topics."orders-*"]
-            "check.expected.offsets" = "required"
+            "fencepost.check.expected.offsets" = "required"
             [unlisted_topics]
-            "check.expected.offsets" = true
+            "fencepost.check.expected.offsets" = true
             """
         ),
         check_topic_config=check_topic_config,
@@ -66,12 +66,12 @@ def test_every_key_of_a_file_arrives(write: Write) -> None:
     assert config.workers == 3
     assert config.broker_ports == {NodeId(1): 20001, NodeId(2): 20002}
     assert config.headers.expected_offset == "x-offset"
-    assert config.headers.write_id == "write-id"
+    assert config.headers.write_id == "fencepost-write-id"
     assert (config.log.format, config.log.level) == ("json", "info")
     assert (config.limits.connections_max, config.limits.drain_seconds) == (7, 1.0)
     assert config.limits.frame_bytes_max == 104_857_600
-    assert dict(config.configs_for("orders-eu")) == {"check.expected.offsets": "required"}
-    assert dict(config.configs_for("payments")) == {"check.expected.offsets": "true"}
+    assert dict(config.configs_for("orders-eu")) == {"fencepost.check.expected.offsets": "required"}
+    assert dict(config.configs_for("payments")) == {"fencepost.check.expected.offsets": "true"}
     assert not config.unsafe_disable_fencing
 
 
@@ -91,24 +91,24 @@ def test_the_first_glob_that_matches_decides_alone(write: Write) -> None:
             """
             upstream = "a:1"
             [topics."orders-test-*"]
-            "check.expected.offsets" = "false"
+            "fencepost.check.expected.offsets" = "false"
             [topics."orders-*"]
-            "check.expected.offsets" = "required"
-            "expected.offsets.carrier" = "base"
+            "fencepost.check.expected.offsets" = "required"
+            "fencepost.expected.offsets.source" = "base"
             """
         )
     )
 
-    assert dict(config.configs_for("orders-test-1")) == {"check.expected.offsets": "false"}
-    assert config.configs_for("orders-1")["expected.offsets.carrier"] == "base"
+    assert dict(config.configs_for("orders-test-1")) == {"fencepost.check.expected.offsets": "false"}
+    assert config.configs_for("orders-1")["fencepost.expected.offsets.source"] == "base"
     assert config.configs_for("Orders-1") == {}
 
 
 @pytest.mark.parametrize("pattern", ['[topics."*"]', '[topics."*offsets"]', "[unlisted_topics]"])
 def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
-    config = load(write(f'upstream = "a:1"\n{pattern}\n"check.expected.offsets" = "required"'))
+    config = load(write(f'upstream = "a:1"\n{pattern}\n"fencepost.check.expected.offsets" = "required"'))
 
-    assert config.configs_for("any-offsets") == {"check.expected.offsets": "required"}
+    assert config.configs_for("any-offsets") == {"fencepost.check.expected.offsets": "required"}
     for topic in ("__consumer_offsets", "__my_offsets"):
         assert config.configs_for(topic) == {}
 
@@ -116,7 +116,10 @@ def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('[topics."__consumer_offsets"]\n"check.expected.offsets" = "true"', "no pattern matches names that begin"),
+        (
+            '[topics."__consumer_offsets"]\n"fencepost.check.expected.offsets" = "true"',
+            "no pattern matches names that begin",
+        ),
         ('listne = "a:1"', "listne: unknown key; did you mean 'listen'?"),
         ("[limits]\nconnection_max = 1", "limits.connection_max: unknown key; did you mean 'connections_max'?"),
         ("[limits]\nconnections_max = 1.5", "limits.connections_max: must be a whole number, not 1.5"),
@@ -141,7 +144,7 @@ def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
             "broker_tls: broker = kafka-1:9094 is not on the loopback: logins would be sent in plaintext",
         ),
         ('[log]\nlevel = "loud"', "log.level: must be one of"),
-        ('[headers]\nwrite_id = "expected-offset"', "headers.write_id: the header names must differ"),
+        ('[headers]\nwrite_id = "fencepost-expected-offset"', "headers.write_id: the header names must differ"),
         ("[broker_ports]\none = 1", "broker_ports.one: the key must be a broker id"),
         ("[broker_ports]\n1 = 5\n2 = 5", "broker_ports: two brokers share a port"),
         ("workers = 0", "workers: must be from 1 to 64, not 0"),
@@ -149,11 +152,11 @@ def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
         ("workers = 1.5", "workers: must be a whole number, not 1.5"),
         ("config_lease_seconds = 0", "config_lease_seconds: must be above 0"),
         ('[topics."a"]\ncheck.expected.offsets = "true"', "a config name with dots needs quotes"),
-        ('[topics."a"]\n"check.expected.offsets" = "maybe"', "it must be false, true or required"),
+        ('[topics."a"]\n"fencepost.check.expected.offsets" = "maybe"', "it must be false, true or required"),
         ('[topics."a"]\n"check.expected.offset" = "true"', "there is no such topic config"),
         ("listen = ", "is not TOML: "),
         ("listen = a:1", "a text needs quotes"),
-        ('[topics.orders-*]\n"check.expected.offsets" = "true"', 'quotes: [topics."orders-*"]'),
+        ('[topics.orders-*]\n"fencepost.check.expected.offsets" = "true"', 'quotes: [topics."orders-*"]'),
     ],
 )
 def test_config_error_names_file_key_and_remedy(write: Write, text: str, complaint: str) -> None:

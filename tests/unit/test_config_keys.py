@@ -159,7 +159,7 @@ def test_every_kind_of_value_comes_through_the_environment() -> None:
             "FENCEPOST_LIMITS__DRAIN_SECONDS": "2.5",
             "FENCEPOST_WATCH_TRANSACTIONS": "false",
             "FENCEPOST_BROKER_PORTS": "{ 1 = 20001 }",
-            "FENCEPOST_TOPICS": '{ "orders-*" = { "check.expected.offsets" = "required" } }',
+            "FENCEPOST_TOPICS": '{ "orders-*" = { "fencepost.check.expected.offsets" = "required" } }',
             "FENCEPOST_UPSTREAM_TLS": "{}",
             "FENCEPOST_CONTROL_SASL": '{ mechanism = "PLAIN", username = "a" }',
             "FENCEPOST_CONTROL_SASL__PASSWORD_FILE": "/p",
@@ -172,7 +172,7 @@ def test_every_kind_of_value_comes_through_the_environment() -> None:
     assert (config.limits.connections_max, config.limits.drain_seconds) == (7, 2.5)
     assert not config.watch_transactions
     assert config.broker_ports == {NodeId(1): 20001}
-    assert config.configs_for("orders-1") == {"check.expected.offsets": "required"}
+    assert config.configs_for("orders-1") == {"fencepost.check.expected.offsets": "required"}
     assert config.upstream_tls is not None
     assert config.control_sasl is not None
     assert config.control_sasl.password_file == Path("/p")
@@ -260,7 +260,7 @@ handshake_secs = 1
 header_seconds = "a"
 
 [topics."orders-*"]
-"check.expected.offsets" = "maybe"
+"fencepost.check.expected.offsets" = "maybe"
 [topics]
 x.partitioner = "murmur3"
 
@@ -278,7 +278,7 @@ x.partitioner = "murmur3"
         ("7", "limits.connections_max"),
         ("8", "limits.handshake_secs"),
         ("9", "limits.header_seconds"),
-        ("12", 'topics."orders-*"."check.expected.offsets"'),
+        ("12", 'topics."orders-*"."fencepost.check.expected.offsets"'),
         ("14", "topics.x.partitioner"),
         ("16", "listen_tls.certificate_file"),
     ]
@@ -342,7 +342,7 @@ def test_show_prints_values_and_origins_as_valid_file(
         "control_sasl.mechanism": "PLAIN",
         "control_sasl.username": "me",
         "control_sasl.password_file": "/p",
-        "topics": {"x*": {"partitioner": "murmur2"}},
+        "topics": {"x*": {"fencepost.partitioner": "murmur2"}},
     }
     # And: it is a file that means the same.
     (again := tmp_path / "again.toml").write_text(text, encoding="utf-8")
@@ -354,7 +354,7 @@ def test_show_prints_values_and_origins_as_valid_file(
 def test_the_file_that_is_deployed_is_valid() -> None:
     loaded = read(ROOT / "deploy" / "fencepost.toml", check_topic_config=check_topic_config)
 
-    assert loaded.config.configs_for("guarded-orders") == {"check.expected.offsets": "required"}
+    assert loaded.config.configs_for("guarded-orders") == {"fencepost.check.expected.offsets": "required"}
 
 
 def test_help_teaches_by_examples(capsys: pytest.CaptureFixture[str]) -> None:

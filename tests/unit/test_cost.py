@@ -121,7 +121,7 @@ _POLICIES = MappingProxyType(
     {
         "checked": TopicPolicy(Check.ON),
         "required": TopicPolicy(Check.REQUIRED),
-        "based": TopicPolicy(Check.REQUIRED, carrier_base=True),
+        "based": TopicPolicy(Check.REQUIRED, source_is_base=True),
     }
 )
 

@@ -42,7 +42,7 @@ def known(*records: StateRecord, fresh: bool = True) -> Known:
     values = {"grows": "any", "also-grows": "any", "doubles": "true"}
     return Known(
         view,
-        lambda topic: {"ordered.partition.expansion": values.get(topic, "false")},
+        lambda topic: {"fencepost.ordered.partition.expansion": values.get(topic, "false")},
         IDS.get,
         "__state",
         UUID(int=9),
@@ -230,14 +230,14 @@ def described(topic: str, services: Known, keys: list[str] | None = None) -> dic
 def test_thresholds_are_a_read_only_config() -> None:
     services = known(encode_expansion(FIRST), DONE)
 
-    shown = described("grows", services)["ordered.partition.expansions"]
+    shown = described("grows", services)["fencepost.ordered.partition.expansions"]
 
     assert shown.read_only
     assert json.loads(shown.value) == [
         {"from": 2, "to": 3, "thresholds": [57, 80], "at_ms": 2000, "unordered": False, "multiple": False}
     ]
     assert "thresholds" in shown.documentation
-    config = Message(name="ordered.partition.expansions", config_operation=0, value="[]")
+    config = Message(name="fencepost.ordered.partition.expansions", config_operation=0, value="[]")
     resource = Message(resource_type=2, resource_name="grows", configs=[config])
     plan = plan_request(INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=[resource], validate_only=False), services)
     assert plan is not None
@@ -248,7 +248,7 @@ def test_thresholds_are_a_read_only_config() -> None:
 
 
 def test_expansions_are_shown_when_possible_or_requested() -> None:
-    name = "ordered.partition.expansions"
+    name = "fencepost.ordered.partition.expansions"
 
     assert described("grows", known())[name].value == "[]"
     assert name not in described("plain", known())

@@ -450,7 +450,7 @@ def _append(
     correlation_id: int = 1,
     producer: tuple[int, int, int] = (-1, -1, -1),
 ) -> bytes:
-    headers = [[("expected-offset", b"%d" % expected)]]
+    headers = [[("fencepost-expected-offset", b"%d" % expected)]]
     records = batch(b"v", headers=headers, timestamp_ms=NOW_MS, producer=producer)
     data = (PartitionData(0, memoryview(bytes(records))),)
     request = ProduceRequest(version, correlation_id, client_id, b"", None, -1, 30_000, (TopicData(topic, None, data),))

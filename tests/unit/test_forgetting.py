@@ -68,7 +68,7 @@ class State:
         self.append_now(
             [
                 encode_partition_count("orders", OLD, 1),
-                encode_topic_config("orders", OLD, {"ordered.partition.expansion": "true"}),
+                encode_topic_config("orders", OLD, {"fencepost.ordered.partition.expansion": "true"}),
                 encode_expansion(GROWN),
                 encode_done(GROWN, UUID(int=3), thresholds=[THRESHOLD], epochs=[LeaderEpoch(0)], at_ms=1, held_ms=1),
             ]
@@ -262,7 +262,7 @@ def test_replaced_topic_keeps_only_its_checks_after_hour(clock: Clock) -> None:
 
         assert control.refreshed == 1, "not without another look"
         assert not _known(state)
-        assert state.view.configs_set_on("orders", NEW) == {"ordered.partition.expansion": "true"}
+        assert state.view.configs_set_on("orders", NEW) == {"fencepost.ordered.partition.expansion": "true"}
         assert not state.view.groups.released(OLD, 2, "billing")
         assert state.view.history("orders", NEW).count == 3
 

@@ -49,12 +49,12 @@ def test_released_partition_stays_released_until_topic_deletion(group: str) -> N
 @pytest.mark.parametrize(
     "record",
     [
-        StateRecord(b"withheld/g", b"{}"),
-        StateRecord(b"withheld/g", b'{"topics":{"orders":[]},"at_ms":1}'),
-        StateRecord(b"withheld/g", b'{"topics":{"orders":{"id":"no","partitions":[]}},"at_ms":1}'),
+        StateRecord(b"gated/g", b"{}"),
+        StateRecord(b"gated/g", b'{"topics":{"orders":[]},"at_ms":1}'),
+        StateRecord(b"gated/g", b'{"topics":{"orders":{"id":"no","partitions":[]}},"at_ms":1}'),
         StateRecord(b"released/no/3/g", b"{}"),
         StateRecord(b"released/00000000-0000-0000-0000-000000000007/x/g", b"{}"),
-        StateRecord(b"withheld/g", b"no"),
+        StateRecord(b"gated/g", b"no"),
     ],
 )
 def test_unreadable_record_is_left_out(record: StateRecord) -> None:

@@ -59,7 +59,7 @@ class State:
 
     def grow(self, topic: str, topic_id: UUID, from_count: int, to_count: int, *thresholds: int) -> None:
         if self.view.history(topic, topic_id).count is None:
-            config = encode_topic_config(topic, topic_id, {"ordered.partition.expansion": "true"})
+            config = encode_topic_config(topic, topic_id, {"fencepost.ordered.partition.expansion": "true"})
             self.append_now([config, encode_partition_count(topic, topic_id, from_count)])
         proposal, end = UUID(int=next(self._names)), UUID(int=next(self._names))
         expansion = Expansion(topic, topic_id, from_count, to_count, proposal, 0, process=UUID(int=1))

@@ -65,7 +65,7 @@ def _talk(in_loop: Callable[[Callable[[], Any]], Any] = lambda call: call()) -> 
 
 
 def _create_topics(count: int, correlation: int = 1) -> bytes:
-    configs = [Message(name="check.expected.offsets", value="true")]
+    configs = [Message(name="fencepost.check.expected.offsets", value="true")]
     topics = [Message(name=f"t{each}", configs=configs) for each in range(count)]
     return encode_request_frame(CREATE_TOPICS, 7, correlation, "app", Message(topics=topics))
 
@@ -313,7 +313,7 @@ def _joining(api_key: int, count: int) -> Message:
 
 @pytest.mark.parametrize("api_key", [ADD_PARTITIONS_TO_TXN, WRITE_TXN_MARKERS])
 def test_transaction_adds_no_more_checked_partitions_than_limit(api_key: int) -> None:
-    checked = _known(**{"check.expected.offsets": "true"})
+    checked = _known(**{"fencepost.check.expected.offsets": "true"})
     plan = plan_request(api_key, 1, _joining(api_key, 2_048), checked)
     assert plan is not None
     assert plan.joins is not None

@@ -587,7 +587,7 @@ def test_made_up_id_is_refused_on_other_topics(topic: str) -> None:
     talk.counted()
     code, _, message = talk.reported()[topic, 0]
     assert code == NOT_PERMITTED
-    assert "idempotence.level=safe" in (message or "")
+    assert "fencepost.idempotence.level=safe" in (message or "")
     talk.silent()
 
 

@@ -125,7 +125,7 @@ def query(
 
 
 def saying(count: object, *values: bytes) -> memoryview:
-    return batch(*(values or (b"v",)), headers=[[("partition-count", str(count).encode())]])
+    return batch(*(values or (b"v",)), headers=[[("fencepost-partition-count", str(count).encode())]])
 
 
 def _key(partition: int, of: int) -> bytes:
@@ -242,20 +242,30 @@ def test_absurd_counts_in_a_header(stated: str, code: int) -> None:
 
 def test_duplicate_partition_count_header_is_refused() -> None:
     talk = Barriers()
-    twice = batch(b"v", headers=[[("partition-count", b"6"), ("partition-count", b"6")]])
+    twice = batch(b"v", headers=[[("fencepost-partition-count", b"6"), ("fencepost-partition-count", b"6")]])
 
     talk.client(query(("counted", 2, twice)))
 
     assert talk.refusals() == ["header_unreadable"]
     message = (
-        "HEADER_UNREADABLE topic=counted partition=2 record=0 header=partition-count: duplicate header in one record"
+        "HEADER_UNREADABLE topic=counted partition=2 record=0 header=fencepost-partition-count: "
+        "duplicate header in one record"
     )
     assert talk.reported() == {("counted", 2): (INVALID_RECORD, -1, message)}
 
 
 def test_headers_of_switched_off_checks_are_ignored() -> None:
     talk = Barriers()
-    records = batch(b"v", headers=[[("expected-offset", b"nonsense"), ("write-id", b""), ("partition-count", b"3")]])
+    records = batch(
+        b"v",
+        headers=[
+            [
+                ("fencepost-expected-offset", b"nonsense"),
+                ("fencepost-write-id", b""),
+                ("fencepost-partition-count", b"3"),
+            ]
+        ],
+    )
 
     talk.client(query(("counted", 2, records)))
 
@@ -274,7 +284,7 @@ def test_missing_count_is_accepted_unless_required() -> None:
     assert talk.refusals() == ["partition_count_required"]
     ((code, _, message),) = talk.reported().values()
     assert code == POLICY_VIOLATION
-    assert "record header partition-count" in (message or "")
+    assert "record header fencepost-partition-count" in (message or "")
     talk.silent()
 
 
@@ -624,7 +634,15 @@ def test_timed_out_append_stays_in_flight_until_answered() -> None:
 
 def test_conditional_append_is_in_flight_until_sequencer_ends() -> None:
     talk = Barriers()
-    talk.client(query(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"6")]]))))
+    talk.client(
+        query(
+            (
+                "both",
+                0,
+                batch(b"v", headers=[[("fencepost-expected-offset", b"41"), ("fencepost-partition-count", b"6")]]),
+            )
+        )
+    )
     pending = talk.submitted()
     assert talk.barrier("both").in_flight == 1
 
@@ -639,7 +657,15 @@ def test_conditional_append_is_in_flight_until_sequencer_ends() -> None:
 
 def test_refusal_by_the_sequencer_leaves_the_barrier() -> None:
     talk = Barriers()
-    talk.client(query(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"6")]]))))
+    talk.client(
+        query(
+            (
+                "both",
+                0,
+                batch(b"v", headers=[[("fencepost-expected-offset", b"41"), ("fencepost-partition-count", b"6")]]),
+            )
+        )
+    )
 
     talk.refuse(talk.submitted())
 
@@ -649,7 +675,15 @@ def test_refusal_by_the_sequencer_leaves_the_barrier() -> None:
 def test_count_is_checked_before_the_expected_offset() -> None:
     talk = Barriers()
 
-    talk.client(query(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"3")]]))))
+    talk.client(
+        query(
+            (
+                "both",
+                0,
+                batch(b"v", headers=[[("fencepost-expected-offset", b"41"), ("fencepost-partition-count", b"3")]]),
+            )
+        )
+    )
 
     assert talk.refusals() == ["invalid_partition_count"]
     assert not [command for command in talk.commands if isinstance(command, m.ToSequencer)]
@@ -937,7 +971,15 @@ def test_unanswered_appends_are_recorded() -> None:
 
 def test_late_answer_after_lost_outcome_stays_in_doubt() -> None:
     talk = Barriers()
-    talk.client(query(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"6")]]))))
+    talk.client(
+        query(
+            (
+                "both",
+                0,
+                batch(b"v", headers=[[("fencepost-expected-offset", b"41"), ("fencepost-partition-count", b"6")]]),
+            )
+        )
+    )
     pending = talk.submitted()
     talk.grant(pending)
     talk.commands.clear()
@@ -964,7 +1006,7 @@ def test_repeated_resends_keep_the_barrier_until_queued_end() -> None:
     """Given an append that was cut off, and a gate that sends it again until it gives up, each time without an answer,
     then its door is empty only once the last of those may not come any more: not when the first may not."""
     dispatcher, _ = _dispatcher()
-    own = batch(b"v", producer=(77, 0, 0), headers=[[("partition-count", b"6")]])
+    own = batch(b"v", producer=(77, 0, 0), headers=[[("fencepost-partition-count", b"6")]])
     dispatcher.session_event(1, m.ClientBytes(memoryview(query(("both", 0, own), timeout_ms=30_000))), 100.0)
     dispatcher.close_barrier("both", 100.0)
     actions, now, sent_at = dispatcher.session_event(1, m.UpstreamLost("it broke"), 101.0), 101.0, []
@@ -992,7 +1034,7 @@ def test_repeated_resends_keep_the_barrier_until_queued_end() -> None:
 def test_barrier_is_not_empty_while_sequencer_may_resend() -> None:
     """However long that takes: a gate that waits for Kafka has no time limit for that of its own."""
     dispatcher, _ = _dispatcher()
-    own = batch(b"v", producer=(77, 0, 0), headers=[[("partition-count", b"6")]])
+    own = batch(b"v", producer=(77, 0, 0), headers=[[("fencepost-partition-count", b"6")]])
     dispatcher.session_event(1, m.ClientBytes(memoryview(query(("both", 0, own), timeout_ms=30_000))), 100.0)
     dispatcher.close_barrier("both", 100.0)
     dispatcher.session_event(1, m.UpstreamLost("it broke"), 101.0)

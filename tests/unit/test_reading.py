@@ -89,7 +89,7 @@ def test_policy_changed_during_reading_gets_retriable_error() -> None:
     assert not readings.here()
     readings.elsewhere()
     assert isinstance(readings.of(WHERE, LARGE, TopicPolicy()), BatchScan)
-    changed = readings.of(WHERE, LARGE, TopicPolicy(carrier_base=True))
+    changed = readings.of(WHERE, LARGE, TopicPolicy(source_is_base=True))
     assert isinstance(changed, Refusal)
     assert changed.error_code == Error.NOT_LEADER_OR_FOLLOWER
 
@@ -178,15 +178,15 @@ def test_unreadable_request_of_many_partitions_closes_connection(talk: Talk) -> 
 # --- work is bounded --------------------------------------------------------------------------------------------------
 
 _TINY = bytes([12, 0, 4, 0, 1, 1, 0])
-_SAYING = bytewise.record(0, [(b"expected-offset", b"7")])
+_SAYING = bytewise.record(0, [(b"fencepost-expected-offset", b"7")])
 _HEADERS = bytewise.framed(b"\0\0\0\1\1" + bytewise.varint(400_000) + b"\0\1" * 400_000)
 
 BOMBS = {
     "tiny records": ([_TINY * 900_000], 900_000),
     "tiny records before a header": ([_TINY * 900_000, _SAYING], 900_001),
-    "one record of headers": ([_HEADERS, b"expected-offset"], 1),
+    "one record of headers": ([_HEADERS, b"fencepost-expected-offset"], 1),
     "more records than are taken": ([_TINY * 1_500_000], 1_500_000),
-    "a large value": ([bytewise.record(0, [(b"expected-offset", b"7")], value=bytes(4_000_000))], 1),
+    "a large value": ([bytewise.record(0, [(b"fencepost-expected-offset", b"7")], value=bytes(4_000_000))], 1),
 }
 
 
@@ -213,7 +213,7 @@ def test_work_done_here_is_bounded_for_any_batch(bomb: str, codec: str) -> None:
     records, count = BOMBS[bomb]
     batch = bytewise.batch(records, count=count, codec=codec)
     readings = Readings(HeaderNames(), 100 << 20)
-    readings.want(WHERE, batch, TopicPolicy(carrier_base=True), None)
+    readings.want(WHERE, batch, TopicPolicy(source_is_base=True), None)
     assert _lines_of(readings.here) < 20 * HERE_STEPS_MAX
 
 

@@ -110,7 +110,7 @@ class State:
 
 def commits_on(log: Log, limits: Limits | None = None) -> Commits:
     control: Any = log
-    policy: Any = SimpleNamespace(is_checked=True, carrier_base=False)
+    policy: Any = SimpleNamespace(is_checked=True, source_is_base=False)
     commits = Commits(
         control,
         limits or Limits(),

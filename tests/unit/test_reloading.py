@@ -67,7 +67,7 @@ def test_live_keys_change_and_others_are_named(write: Write) -> None:
         write(
             'listen = "b:2"\nworkers = 2\n[log]\nlevel = "debug"\n[limits]\nconnect_timeout_seconds = 9\n'
             '[upstream_tls]\nca_file = "/two"\n[control_sasl]\nmechanism = "OAUTHBEARER"\ntoken_file = "/t"\n'
-            '[topics.x]\n"check.expected.offsets" = "true"\n'
+            '[topics.x]\n"fencepost.check.expected.offsets" = "true"\n'
         )
     )
 
@@ -83,7 +83,7 @@ def test_live_keys_change_and_others_are_named(write: Write) -> None:
         'status: "s:1" → not set',
         "workers: 1 → 2",
         "limits.connect_timeout_seconds: 5.0 → 9.0",
-        'topics: [] → { x = { "check.expected.offsets" = "true" } }',
+        'topics: [] → { x = { "fencepost.check.expected.offsets" = "true" } }',
         'control_sasl.mechanism: not set → "OAUTHBEARER"',
         'control_sasl.token_file: not set → "/t"',
         "control_sasl: was added",

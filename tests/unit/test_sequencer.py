@@ -350,7 +350,9 @@ def test_missing_expectation_is_refused_where_required() -> None:
 
 def test_contradictory_expectations_are_always_a_mismatch() -> None:
     talk = warm(10)
-    contradicting = batch(b"a", b"b", headers=[[("expected-offset", b"10")], [("expected-offset", b"12")]])
+    contradicting = batch(
+        b"a", b"b", headers=[[("fencepost-expected-offset", b"10")], [("fencepost-expected-offset", b"12")]]
+    )
     pending = talk.offer(contradicting)
     talk.snapshot(10, next_sequence=10)
     assert "expected=12 actual=11 record=1" in (talk.answered(pending).error_message or "")
@@ -805,7 +807,7 @@ def test_repacked_batch_in_doubt_is_recognised() -> None:
     at_ms = now_ms()
 
     def measured_from(origin_ms: int) -> memoryview:
-        headers = [(b"expected-offset", b"10")]
+        headers = [(b"fencepost-expected-offset", b"10")]
         records = [bytewise.record(i, headers[i:], timestamp_delta=at_ms + i - origin_ms) for i in range(2)]
         return bytewise.batch(records, base_timestamp_ms=origin_ms)
 

@@ -464,7 +464,7 @@ def test_a_client_that_left_is_not_waited_for() -> None:
     talk.report(
         m.AppendCompleted(pending, PartitionResult(0, POLICY_VIOLATION, 6, error_message="OFFSET_VIOLATION"), None)
     )
-    assert talk.next(m.RecordAbortOnly).abort_only.why == "OFFSET_VIOLATION"
+    assert talk.next(m.RecordAbortOnly).abort_only.reason == "OFFSET_VIOLATION"
     talk.next(m.CloseUpstream)
 
 

@@ -29,8 +29,8 @@ from fencepost_proxy.types import LogEndOffset, Offset, ProducerEpoch, ProducerI
 
 A, B, C = UUID(int=1), UUID(int=2), UUID(int=3)
 ORDERS, ORDERS_ANEW = UUID(int=100), UUID(int=101)
-CHECKED = {"check.expected.offsets": "true"}
-REQUIRED = {"check.expected.offsets": "required"}
+CHECKED = {"fencepost.check.expected.offsets": "true"}
+REQUIRED = {"fencepost.check.expected.offsets": "required"}
 
 
 def view_of(*records: StateRecord, cluster: str = "cluster-1") -> StateView:
@@ -58,17 +58,17 @@ def test_records_have_the_documented_form() -> None:
         b'{"cluster_id":"cluster-1","producer_id":4000}',
     )
     assert base(A, 5, 77, partition=3) == (
-        b"stamp-base/00000000-0000-0000-0000-000000000064/3/5/00000000-0000-0000-0000-000000000001",
+        b"fence-base/00000000-0000-0000-0000-000000000064/3/5/00000000-0000-0000-0000-000000000001",
         b'{"base":77}',
     )
     assert encode_topic_config("orders", ORDERS, CHECKED) == (
         b"topic-config/orders",
-        b'{"configs":{"check.expected.offsets":"true"},"topic_id":"00000000-0000-0000-0000-000000000064"}',
+        b'{"configs":{"fencepost.check.expected.offsets":"true"},"topic_id":"00000000-0000-0000-0000-000000000064"}',
     )
     assert encode_topic_config_tombstone("orders") == (b"topic-config/orders", None)
     assert encode_process(A, 12) == (b"process/00000000-0000-0000-0000-000000000001", b'{"started_ms":12}')
-    assert encode_heartbeat(A, 12) == (b"alive/00000000-0000-0000-0000-000000000001", b'{"at_ms":12}')
-    assert encode_heartbeat_tombstone(A) == (b"alive/00000000-0000-0000-0000-000000000001", None)
+    assert encode_heartbeat(A, 12) == (b"heartbeat/00000000-0000-0000-0000-000000000001", b'{"at_ms":12}')
+    assert encode_heartbeat_tombstone(A) == (b"heartbeat/00000000-0000-0000-0000-000000000001", None)
 
 
 # --- the processes ----------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def test_heartbeat_record_names_its_process() -> None:
     assert heartbeat(encode_heartbeat(A, 12)) == (A, 12)
     assert heartbeat(encode_heartbeat_tombstone(A)) == (A, None)
     assert heartbeat(encode_process(A, 12)) is None
-    assert heartbeat(StateRecord(b"alive/nobody", b"{}")) is None
+    assert heartbeat(StateRecord(b"heartbeat/nobody", b"{}")) is None
     assert heartbeat(StateRecord(encode_heartbeat(A, 12).key, b"{}")) is None
 
 
@@ -192,7 +192,11 @@ def test_recreated_topic_inherits_checks_until_set() -> None:
 
 
 def test_recreated_topic_inherits_no_switched_off_check() -> None:
-    switched_off = {"check.expected.offsets": "false", "check.partition.count": "true", "partitioner": "none"}
+    switched_off = {
+        "fencepost.check.expected.offsets": "false",
+        "fencepost.check.partition.count": "true",
+        "fencepost.partitioner": "none",
+    }
     view = view_of(encode_topic_config("orders", ORDERS, switched_off))
 
     policy = view.topic_policy("orders", ORDERS_ANEW, lambda topic: CHECKED)
@@ -201,21 +205,25 @@ def test_recreated_topic_inherits_no_switched_off_check() -> None:
 
 def test_topic_config_overrides_file_and_file_overrides_default() -> None:
     def file(topic: str) -> dict[str, str]:
-        return {"check.expected.offsets": "Required", "expected.offsets.carrier": "base"} if topic == "orders" else {}
+        return (
+            {"fencepost.check.expected.offsets": "Required", "fencepost.expected.offsets.source": "base"}
+            if topic == "orders"
+            else {}
+        )
 
-    view = view_of(encode_topic_config("orders", ORDERS, {"check.expected.offsets": "false"}))
+    view = view_of(encode_topic_config("orders", ORDERS, {"fencepost.check.expected.offsets": "false"}))
 
-    assert view.topic_policy("orders", ORDERS, file) == TopicPolicy(Check.OFF, carrier_base=True)
-    assert view.topic_policy("orders", ORDERS_ANEW, file) == TopicPolicy(Check.REQUIRED, carrier_base=True)
+    assert view.topic_policy("orders", ORDERS, file) == TopicPolicy(Check.OFF, source_is_base=True)
+    assert view.topic_policy("orders", ORDERS_ANEW, file) == TopicPolicy(Check.REQUIRED, source_is_base=True)
     assert view.topic_policy("other", A, file) == UNCHECKED
 
 
 def test_newer_config_is_kept_and_newer_value_refused() -> None:
-    later = {"check.expected.offsets": "true", "check.partition.count": "true"}
+    later = {"fencepost.check.expected.offsets": "true", "fencepost.check.partition.count": "true"}
     assert view_of(encode_topic_config("orders", ORDERS, later)).configs_set_on("orders", ORDERS) == later
 
     with pytest.raises(StateError, match=r"topic orders: .*'strictly'.* newer version"):
-        view_of(encode_topic_config("orders", ORDERS, {"check.expected.offsets": "strictly"}))
+        view_of(encode_topic_config("orders", ORDERS, {"fencepost.check.expected.offsets": "strictly"}))
 
 
 # --- records that are none --------------------------------------------------------------------------------------------
@@ -234,8 +242,8 @@ def test_newer_config_is_kept_and_newer_value_refused() -> None:
         (b"topic-config/orders", b'{"topic_id":"00000000-0000-0000-0000-000000000064","configs":[]}', "cannot be read"),
         (b"producer-id/x", b'{"cluster_id":"cluster-1"}', "cannot be read"),
         (b"producer-id/x", b'{"cluster_id":"cluster-1","producer_id":Infinity}', "producer_id: expected int"),
-        (b"stamp-base/x", b'{"base":1}', "cannot be read"),
-        (b"stamp-base/00000000-0000-0000-0000-000000000064/0/0/x", b"\xff\xfe", "cannot be read"),
+        (b"fence-base/x", b'{"base":1}', "cannot be read"),
+        (b"fence-base/00000000-0000-0000-0000-000000000064/0/0/x", b"\xff\xfe", "cannot be read"),
     ],
 )
 def test_unreadable_record_is_named_and_skipped(key: bytes | None, value: bytes, reason: str) -> None:
@@ -252,7 +260,7 @@ def test_unreadable_record_is_named_and_skipped(key: bytes | None, value: bytes,
 
 @given(st.binary(max_size=40), st.binary(max_size=40) | st.none())
 def test_arbitrary_records_never_crash_the_view(key: bytes, value: bytes | None) -> None:
-    for prefix in (b"", b"producer-id/", b"topic-config/", b"stamp-base/"):
+    for prefix in (b"", b"producer-id/", b"topic-config/", b"fence-base/"):
         try:
             StateView("cluster-1").apply(Offset(0), prefix + key, value)
         except StateError:
@@ -274,23 +282,23 @@ def test_records_are_applied_in_their_order() -> None:
     [
         (TopicConfigChange("new", A, REQUIRED), [encode_topic_config("new", A, REQUIRED)]),
         (
-            TopicConfigChange("orders", ORDERS, {"expected.offsets.carrier": "base"}),
-            [encode_topic_config("orders", ORDERS, {**CHECKED, "expected.offsets.carrier": "base"})],
+            TopicConfigChange("orders", ORDERS, {"fencepost.expected.offsets.source": "base"}),
+            [encode_topic_config("orders", ORDERS, {**CHECKED, "fencepost.expected.offsets.source": "base"})],
         ),
         (
-            TopicConfigChange("orders", ORDERS, {"expected.offsets.carrier": "base"}, replace=True),
-            [encode_topic_config("orders", ORDERS, {"expected.offsets.carrier": "base"})],
+            TopicConfigChange("orders", ORDERS, {"fencepost.expected.offsets.source": "base"}, replace=True),
+            [encode_topic_config("orders", ORDERS, {"fencepost.expected.offsets.source": "base"})],
         ),
         (TopicConfigChange("orders", ORDERS, CHECKED), []),
         (
             TopicConfigChange("orders", ORDERS, unset=frozenset(CHECKED)),
             [encode_topic_config_tombstone("orders")],
         ),
-        (TopicConfigChange("orders", ORDERS, unset=frozenset({"expected.offsets.carrier"})), []),
+        (TopicConfigChange("orders", ORDERS, unset=frozenset({"fencepost.expected.offsets.source"})), []),
         (TopicConfigChange("orders", ORDERS, replace=True), [encode_topic_config_tombstone("orders")]),
         (
-            TopicConfigChange("orders", ORDERS_ANEW, {"expected.offsets.carrier": "base"}),
-            [encode_topic_config("orders", ORDERS_ANEW, {**CHECKED, "expected.offsets.carrier": "base"})],
+            TopicConfigChange("orders", ORDERS_ANEW, {"fencepost.expected.offsets.source": "base"}),
+            [encode_topic_config("orders", ORDERS_ANEW, {**CHECKED, "fencepost.expected.offsets.source": "base"})],
         ),
         (
             TopicConfigChange("orders", ORDERS, deleted=True),

@@ -46,8 +46,8 @@ def test_inherited_checks_are_reported_at_the_second_probe(
         proxy = Proxy(ProxyConfig(upstream=(Address("127.0.0.1", 1),)))
         proxy._state = SimpleNamespace(view=view)  # type: ignore[assignment]
         monkeypatch.setattr(proxy, "topic_id", lambda topic: new)
-        view.apply(Offset(0), *encode_topic_config("orders", old, {"check.expected.offsets": "true"}))
-        view.apply(Offset(1), *encode_topic_config("payments", new, {"check.expected.offsets": "true"}))
+        view.apply(Offset(0), *encode_topic_config("orders", old, {"fencepost.check.expected.offsets": "true"}))
+        view.apply(Offset(1), *encode_topic_config("payments", new, {"fencepost.check.expected.offsets": "true"}))
         reported = []
         for _ in range(3):
             proxy._detect_replaced()
@@ -55,7 +55,7 @@ def test_inherited_checks_are_reported_at_the_second_probe(
         assert reported[0] == (0, [])
         assert reported[1] == reported[2] == (1, [ANY])
         assert "orders" in reported[1][1][0]
-        view.apply(Offset(2), *encode_topic_config("orders", new, {"check.expected.offsets": "true"}))
+        view.apply(Offset(2), *encode_topic_config("orders", new, {"fencepost.check.expected.offsets": "true"}))
         proxy._set_replaced(proxy._replaced)
         assert (proxy._metrics.topics_replaced.value, list(proxy._warnings())) == (0, [])
 

@@ -289,8 +289,8 @@ def test_tombstone_of_one_transaction_keeps_the_next() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        (b"poison/7", b"{}"),
-        (b"poison/7/3/x", b"{}"),
+        (b"abort-only/7", b"{}"),
+        (b"abort-only/7/3/x", b"{}"),
         (ABORT_ONLY.key, b"{}"),
         (ABORT_ONLY.key, b"[]"),
         (ABORT_ONLY.key, b'{"transactional_id":"t","why":"w","at_ms":1,"pending":[[1]]}'),
@@ -302,7 +302,7 @@ def test_what_cannot_be_read_is_left_out(key: bytes, value: bytes) -> None:
     assert len(view.abort_only_records) == 0
 
 
-@pytest.mark.parametrize("key", [b"alive/7", b"poison/7", b"poison/7/3/x", ABORT_ONLY.key + b"/1"])
+@pytest.mark.parametrize("key", [b"heartbeat/7", b"abort-only/7", b"abort-only/7/3/x", ABORT_ONLY.key + b"/1"])
 def test_what_takes_nothing_away(key: bytes) -> None:
     assert cleared(StateRecord(key, None)) is None
     assert cleared(encode_abort_only(ABORT_ONLY)) is None

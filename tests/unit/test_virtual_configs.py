@@ -22,15 +22,15 @@ from fencepost_proxy.topics.virtual_configs import (
 @pytest.mark.parametrize(
     ("name", "written", "value"),
     [
-        ("check.expected.offsets", "false", "false"),
-        ("check.expected.offsets", "TRUE", "true"),
-        ("check.expected.offsets", " Required ", "required"),
-        ("expected.offsets.carrier", "header", "header"),
-        ("expected.offsets.carrier", "Base", "base"),
-        ("check.partition.count", "Required", "required"),
-        ("partitioner", "none", "none"),
-        ("partitioner", "Murmur2", "murmur2"),
-        ("ordered.partition.expansion", "True", "true"),
+        ("fencepost.check.expected.offsets", "false", "false"),
+        ("fencepost.check.expected.offsets", "TRUE", "true"),
+        ("fencepost.check.expected.offsets", " Required ", "required"),
+        ("fencepost.expected.offsets.source", "header", "header"),
+        ("fencepost.expected.offsets.source", "Base", "base"),
+        ("fencepost.check.partition.count", "Required", "required"),
+        ("fencepost.partitioner", "none", "none"),
+        ("fencepost.partitioner", "Murmur2", "murmur2"),
+        ("fencepost.ordered.partition.expansion", "True", "true"),
     ],
 )
 def test_values_are_case_insensitive_and_stored_normalized(name: str, written: str, value: str) -> None:
@@ -41,13 +41,13 @@ def test_values_are_case_insensitive_and_stored_normalized(name: str, written: s
 @pytest.mark.parametrize(
     ("name", "written", "allowed"),
     [
-        ("check.expected.offsets", "yes", "must be false, true or required"),
-        ("check.expected.offsets", "", "must be false, true or required"),
-        ("check.expected.offsets", None, "must be false, true or required"),
-        ("expected.offsets.carrier", "footer", "must be header or base"),
-        ("check.partition.count", "6", "must be false, true or required"),
-        ("partitioner", "sha1", "must be none, murmur2, crc32 or fnv1a"),
-        ("ordered.partition.expansion", "required", "must be false, true or any"),
+        ("fencepost.check.expected.offsets", "yes", "must be false, true or required"),
+        ("fencepost.check.expected.offsets", "", "must be false, true or required"),
+        ("fencepost.check.expected.offsets", None, "must be false, true or required"),
+        ("fencepost.expected.offsets.source", "footer", "must be header or base"),
+        ("fencepost.check.partition.count", "6", "must be false, true or required"),
+        ("fencepost.partitioner", "sha1", "must be none, murmur2, crc32 or fnv1a"),
+        ("fencepost.ordered.partition.expansion", "required", "must be false, true or any"),
     ],
 )
 def test_invalid_value_error_lists_the_valid_ones(name: str, written: str | None, allowed: str) -> None:
@@ -70,14 +70,17 @@ def test_defaults_are_values() -> None:
 @pytest.mark.parametrize(
     ("configs", "policy"),
     [
-        ({}, TopicPolicy(Check.OFF, carrier_base=False)),
-        ({"check.expected.offsets": "true"}, TopicPolicy(Check.ON, carrier_base=False)),
-        ({"check.expected.offsets": "REQUIRED"}, TopicPolicy(Check.REQUIRED, carrier_base=False)),
-        ({"expected.offsets.carrier": "base"}, TopicPolicy(Check.OFF, carrier_base=True)),
-        ({"check.expected.offsets": "false", "some.later": "x"}, TopicPolicy(Check.OFF, carrier_base=False)),
-        ({"check.partition.count": "true"}, TopicPolicy(count_check=Check.ON)),
-        ({"partitioner": "crc32"}, TopicPolicy(partitioner=Partitioner.CRC32)),
-        ({"ordered.partition.expansion": "true"}, TopicPolicy(ordered=True)),
+        ({}, TopicPolicy(Check.OFF, source_is_base=False)),
+        ({"fencepost.check.expected.offsets": "true"}, TopicPolicy(Check.ON, source_is_base=False)),
+        ({"fencepost.check.expected.offsets": "REQUIRED"}, TopicPolicy(Check.REQUIRED, source_is_base=False)),
+        ({"fencepost.expected.offsets.source": "base"}, TopicPolicy(Check.OFF, source_is_base=True)),
+        (
+            {"fencepost.check.expected.offsets": "false", "some.later": "x"},
+            TopicPolicy(Check.OFF, source_is_base=False),
+        ),
+        ({"fencepost.check.partition.count": "true"}, TopicPolicy(count_check=Check.ON)),
+        ({"fencepost.partitioner": "crc32"}, TopicPolicy(partitioner=Partitioner.CRC32)),
+        ({"fencepost.ordered.partition.expansion": "true"}, TopicPolicy(ordered=True)),
     ],
 )
 def test_what_configs_come_to(configs: dict[str, str], policy: TopicPolicy) -> None:
@@ -93,11 +96,11 @@ def test_topic_is_unchecked_by_default() -> None:
 
 def test_config_file_is_validated_by_the_same_table() -> None:
     upstream = {"upstream": ["localhost:9092"]}
-    good = {**upstream, "topics": {"orders-*": {"check.expected.offsets": "required"}}}
-    bad = {**upstream, "topics": {"orders-*": {"check.expected.offsets": "maybe"}}}
+    good = {**upstream, "topics": {"orders-*": {"fencepost.check.expected.offsets": "required"}}}
+    bad = {**upstream, "topics": {"orders-*": {"fencepost.check.expected.offsets": "maybe"}}}
 
     assert load(overrides=good, check_topic_config=check_topic_config).configs_for("orders-eu") == {
-        "check.expected.offsets": "required"
+        "fencepost.check.expected.offsets": "required"
     }
     with pytest.raises(ConfigError, match="must be false, true or required"):
         load(overrides=bad, check_topic_config=check_topic_config)

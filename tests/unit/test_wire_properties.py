@@ -354,7 +354,7 @@ def test_batch_is_read_as_by_kafka_python(
     batch = _built(builder, codec, rows, producer)
     theirs = kafka.record.default_records.DefaultRecordBatch(batch)
     header = require_single_batch(batch)
-    scan = scan_batch(batch, NAMES, carrier_base=False, decompressed_bytes_max=LIMIT)
+    scan = scan_batch(batch, NAMES, source_is_base=False, decompressed_bytes_max=LIMIT)
     assert scan.header == header
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == producer
     assert (header.record_count, header.crc) == (theirs.records_count, theirs.crc)
@@ -371,12 +371,15 @@ def test_batch_scan_finds_the_headers_kafka_python_finds(
 ) -> None:
     """The first record that says something binds the batch."""
     at = expected % len(rows)
-    rows[at] = (*rows[at][:3], [*rows[at][3], ("expected-offset", b"%d" % expected), ("write-id", b"w")])
+    rows[at] = (
+        *rows[at][:3],
+        [*rows[at][3], ("fencepost-expected-offset", b"%d" % expected), ("fencepost-write-id", b"w")],
+    )
     batch = _built(builder, 0, rows, producer)
-    scan = scan_batch(batch, NAMES, carrier_base=False, decompressed_bytes_max=LIMIT)
+    scan = scan_batch(batch, NAMES, source_is_base=False, decompressed_bytes_max=LIMIT)
     theirs = [dict(record.headers) for record in kafka.record.default_records.DefaultRecordBatch(batch)]
-    found = next(index for index, headers in enumerate(theirs) if "expected-offset" in headers)
-    assert (found, theirs[found]["expected-offset"]) == (at, b"%d" % expected)
+    found = next(index for index, headers in enumerate(theirs) if "fencepost-expected-offset" in headers)
+    assert (found, theirs[found]["fencepost-expected-offset"]) == (at, b"%d" % expected)
     assert (scan.expected_base_offset, scan.write_id) == (expected - at, b"w")
     assert (scan.contradiction, scan.unreadable) == (None, None)
 
@@ -410,7 +413,7 @@ def test_truncated_batch_is_malformed_and_affects_no_other(
     other = bytes(_built(BUILDERS[1], 0, rows[:1], producer))
     for length in range(0, len(batch), 1 + len(batch) // 100):
         with pytest.raises(ClientProtocolError):
-            scan_batch(batch[:length], NAMES, carrier_base=False, decompressed_bytes_max=LIMIT)
+            scan_batch(batch[:length], NAMES, source_is_base=False, decompressed_bytes_max=LIMIT)
         # Behind a whole one a Fetch answer may end in the middle of the next.
         found = [bytes(each) for _, each in split_batches(memoryview(other + bytes(batch[:length])))]
         assert found == [other]

@@ -34,15 +34,21 @@ from fencepost.spark.errors import SinkError
 #: On the last record of a batch: the commit tag.
 COMMIT_TAG_HEADER = "fencepost-sink"
 #: On the first record of a batch expected at offset 0, which base offset 0 does not state.
-EXPECTED_OFFSET_HEADER = "expected-offset"
+EXPECTED_OFFSET_HEADER = "fencepost-expected-offset"
 #: On the first record: the partition count used for the rows.
-PARTITION_COUNT_HEADER = "partition-count"
+PARTITION_COUNT_HEADER = "fencepost-partition-count"
 #: On each record whose row has a timestamp: milliseconds since 1970, decimal.
 EVENT_TIME_HEADER = "event-time"
 #: Headers that the sink may add to the first or last record of a batch.
 _ADDED = frozenset({COMMIT_TAG_HEADER, EXPECTED_OFFSET_HEADER, PARTITION_COUNT_HEADER})
-#: Headers that rows may not have: the sink and the proxy interpret them.
-RESERVED_HEADERS = (*sorted(_ADDED), EVENT_TIME_HEADER, "write-id")
+_WRITE_ID_HEADER = "fencepost-write-id"
+#: Headers that rows may not have: the sink and the proxy interpret them; the proxy also without the prefix.
+RESERVED_HEADERS = (
+    *sorted(_ADDED),
+    _WRITE_ID_HEADER,
+    EVENT_TIME_HEADER,
+    *(name.removeprefix("fencepost-") for name in (EXPECTED_OFFSET_HEADER, PARTITION_COUNT_HEADER, _WRITE_ID_HEADER)),
+)
 
 #: Java's default of `max.request.size`.
 REQUEST_BYTES_MAX = 1 << 20

@@ -58,8 +58,8 @@ PartitionKey = tuple[str, int]
 
 AUTO, REFUSE, COMPARE, KEEP = "auto", "refuse", "compare", "keep"
 
-CHECK = "check.expected.offsets"
-COUNT_CHECK = "check.partition.count"
+CHECK = "fencepost.check.expected.offsets"
+COUNT_CHECK = "fencepost.check.partition.count"
 
 _POLICY_VIOLATION = 44
 INVALID_PARTITIONS = 37

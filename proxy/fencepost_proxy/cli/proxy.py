@@ -67,7 +67,7 @@ config file:
   listen = "0.0.0.0:19092"
 
   [topics."orders-*"]                     # default topic configs; the first matching glob applies
-  "check.expected.offsets" = "required"
+  "fencepost.check.expected.offsets" = "required"
 
   [limits]                                # fencepost config explain lists all keys
   connections_max = 500

@@ -231,7 +231,7 @@ class Limits:
     gated_without_commit_seconds: float = _limit(
         600.0,
         "time after which a group gets a gated partition although it has committed nothing on the prior "
-        "partition (topic config ordered.partition.expansion). The proxy logs a warning",
+        "partition (topic config fencepost.ordered.partition.expansion). The proxy logs a warning",
     )
     gated_without_progress_seconds: float = _limit(
         3600.0,
@@ -307,11 +307,11 @@ class Limits:
 class HeaderNames:
     """Names of the record headers that clients use."""
 
-    expected_offset: str = _key("expected-offset", "record header with the expected offset of its record")
+    expected_offset: str = _key("fencepost-expected-offset", "record header with the expected offset of its record")
     partition_count: str = _key(
-        "partition-count", "record header with the partition count by which the batch's keys were placed"
+        "fencepost-partition-count", "record header with the partition count by which the batch's keys were placed"
     )
-    write_id: str = _key("write-id", "record header that identifies a write, so that a retry is recognized")
+    write_id: str = _key("fencepost-write-id", "record header that identifies a write, so that a retry is recognized")
 
     def __post_init__(self) -> None:
         _refuse("headers", self._problems())
@@ -319,7 +319,7 @@ class HeaderNames:
     def _problems(self) -> Iterator[tuple[str, str]]:
         observed: dict[str, str] = {}
         for each in fields(self):
-            name = getattr(self, each.name)
+            name = getattr(self, each.name).removeprefix("fencepost-")  # the rest is an alias
             if not name:
                 yield each.name, "must not be empty"
             elif name in observed:
@@ -519,12 +519,12 @@ class ProxyConfig:
         "topic configs by topic name pattern (*, ?, [abc]; case-sensitive). They apply from topic "
         "creation; the first match applies alone. A config set on the topic itself wins. Names that begin "
         "with __ never match",
-        example={"orders-*": {"check.expected.offsets": "required"}},
+        example={"orders-*": {"fencepost.check.expected.offsets": "required"}},
     )
     unlisted_topics: Mapping[str, str] = _table(
         dict,
         "topic configs for topics that match no pattern, except names that begin with __",
-        example={"check.expected.offsets": "false"},
+        example={"fencepost.check.expected.offsets": "false"},
     )
     limits: Limits = field(default_factory=Limits)
     config_lease_seconds: float = _key(

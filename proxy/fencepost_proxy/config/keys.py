@@ -16,6 +16,8 @@ from fencepost_proxy.types import Address, NodeId
 
 #: Returns what is wrong with a virtual topic config, or None. Passed in, since virtual configs are in a higher layer.
 CheckTopicConfig = Callable[[str, str], "str | None"]
+#: Topic configs may be written without it.
+_CONFIG_PREFIX = "fencepost."
 #: Parts of a key's name: ("limits", "drain_seconds").
 Parts = tuple[str, ...]
 
@@ -237,14 +239,17 @@ def _topic_configs(parts: Parts) -> Callable[[object, CheckTopicConfig | None], 
         for name, setting in table(parts, value).items():
             # TOML may have true without quotes; Kafka's configs are text.
             text = str(setting).lower() if isinstance(setting, bool) else setting
+            canonical = name if name.startswith(_CONFIG_PREFIX) else _CONFIG_PREFIX + name
             if isinstance(setting, dict):
                 slips.append(((name,), f'a config name with dots needs quotes: "{name}.…" = "…"'))
             elif not isinstance(text, str) or not text:
                 slips.append(((name,), f"must be a text that is not empty, not {shown(setting)}"))
             elif check is not None and (problem := check(name, text)) is not None:
                 slips.append(((name,), problem))
+            elif canonical in configs:
+                slips.append(((name,), f"is given twice, with and without {_CONFIG_PREFIX!r}"))
             else:
-                configs[name] = text
+                configs[canonical] = text
         if slips:
             raise Slips(*slips)
         return MappingProxyType(configs)

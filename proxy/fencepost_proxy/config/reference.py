@@ -338,14 +338,14 @@ _COLUMNS: Final = ["| key | type | default | meaning |", "|---|---|---|---|"]
 _TOPICS_NOTE: Final = """\
 ```toml
 [topics."orders-*"]                          # the first matching pattern applies alone
-"check.expected.offsets" = "required"        # names with dots need quotes
+"fencepost.check.expected.offsets" = "required"        # names with dots need quotes
 
 [unlisted_topics]
-"idempotence.level" = "required"
+"fencepost.idempotence.level" = "required"
 ```
 
 For the topic configs see [the contract](contract.md#topic-configs) or `fencepost config explain
-check.expected.offsets`. A config set on the topic itself overrides the file.
+fencepost.check.expected.offsets`. A config set on the topic itself overrides the file.
 """
 
 

@@ -144,7 +144,7 @@ class StaleWriter(threading.Thread):
 
     def _try(self, producer: KafkaProducer, partition: int, offset: int) -> None:
         self.tried += 1
-        expects = [("expected-offset", b"%d" % offset)]
+        expects = [("fencepost-expected-offset", b"%d" % offset)]
         try:
             producer.send(TOPIC, b"appended by the second writer", partition=partition, headers=expects).get(15)
             self.accepted += 1
@@ -224,7 +224,7 @@ class Demo:
         proxy, status = self._start_proxy(kafka)
         say("proxy", f"in front of it, at {proxy}")
         self._create_topic(proxy)
-        say("topic", f"{TOPIC!r}: {PARTITIONS} partitions, check.expected.offsets=required")
+        say("topic", f"{TOPIC!r}: {PARTITIONS} partitions, fencepost.check.expected.offsets=required")
 
         say("writer", "a second writer tries to append at stale offsets from now on; below, rows are by partition")
         log = Log(kafka)
@@ -269,7 +269,7 @@ class Demo:
     def _create_topic(self, proxy: str) -> None:
         admin = KafkaAdminClient(bootstrap_servers=proxy)
         try:
-            configs = {"check.expected.offsets": "required"}
+            configs = {"fencepost.check.expected.offsets": "required"}
             admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1, topic_configs=configs)])
         finally:
             admin.close()

@@ -782,7 +782,7 @@ class Proxy:
         self._update_relayed_versions()
 
     def _record_safe(self) -> None:
-        """Whether a topic accepts batches of clients that may not write idempotently (config idempotence.level)."""
+        """Whether a topic has fencepost.idempotence.level=safe: it accepts clients that may not write idempotently."""
         assert self._state is not None
         set_on_topics = self._state.view.topic_configs.values()
         self._safe = self._safe_by_file or any(is_safe(each.configs) for each in set_on_topics)
@@ -1745,7 +1745,7 @@ class Proxy:
                 each.transactional_id,
                 each.producer_id,
                 each.producer_epoch,
-                each.why,
+                each.reason,
                 max(0.0, (now_ms - each.at_ms) / 1000),
             )
             for each in self._state.view.abort_only_records.older_than(now_ms + 1)[:ABORT_ONLY_SHOWN]

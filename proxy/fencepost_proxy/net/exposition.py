@@ -346,7 +346,7 @@ TABLE: Final[tuple[Section, ...]] = (
                 "fencepost_partition_sequence_offset",
                 _GAUGE,
                 "Offsets of a partition that fenced appends did not use. It is constant if all producers use proxies "
-                "and the topic has check.expected.offsets=required.",
+                "and the topic has fencepost.check.expected.offsets=required.",
                 _partitions(lambda numbers: numbers[1]),
                 _PARTITION,
             ),
@@ -373,7 +373,7 @@ TABLE: Final[tuple[Section, ...]] = (
             Shown(
                 "fencepost_idempotence_downgraded_batches_total",
                 _COUNTER,
-                "Batches for topics with idempotence.level=safe sent to Kafka without their producer ids, by reason.",
+                "Batches for topics with fencepost.idempotence.level=safe sent without their producer ids, by reason.",
                 lambda s: _by(s.metrics.downgrades),
                 ("reason",),
             ),

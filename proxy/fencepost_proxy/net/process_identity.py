@@ -33,9 +33,9 @@ def own_identity() -> str | None:
     return None if machine is None or stat is None else f"{machine}/{os.getpid()}/{stat[_STARTED]}"
 
 
-def is_dead(place: str) -> bool:
+def is_dead(identity: str) -> bool:
     """Whether the process is certainly dead; False if unknown."""
-    machine, _, rest = place.partition("/")
+    machine, _, rest = identity.partition("/")
     pid, _, started = rest.partition("/")
     if machine != _machine() or not pid.isdecimal():
         return False

@@ -411,8 +411,8 @@ class StateTopic:
     def _dead_at(self, process: UUID) -> float | None:
         """When a process of this machine was first found dead."""
         if process not in self._found_dead:
-            place = self.view.place(process)
-            if place is None or not process_identity.is_dead(place):
+            identity = self.view.identity(process)
+            if identity is None or not process_identity.is_dead(identity):
                 return None
             self._found_dead[process] = time.monotonic()
         return self._found_dead[process]

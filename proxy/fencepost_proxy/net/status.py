@@ -61,10 +61,10 @@ class RefusalStatus:
 class CheckedTopicStatus:
     """A topic with a virtual config that differs from its default.
 
-    `check`: value of `check.expected.offsets`. `count_check`: of `check.partition.count`. `ordered`: of
-    `ordered.partition.expansion`. `idempotence`: of `idempotence.level`. `waiting`: pending appends.
-    `log_end_offsets`: sum over the `ends_known` partitions whose log end the proxy knows. `refusals`: since the process
-    started, as far as retained.
+    Values of virtual configs: `check` of `fencepost.check.expected.offsets`, `count_check` of
+    `fencepost.check.partition.count`, `ordered` of `fencepost.ordered.partition.expansion`, `idempotence` of
+    `fencepost.idempotence.level`. `waiting`: pending appends. `log_end_offsets`: sum over the `ends_known` partitions
+    whose log end the proxy knows. `refusals`: since the process started, as far as retained.
     """
 
     topic: str

@@ -140,7 +140,7 @@ class Commits:
 
     def _checked(self, topic: str) -> CheckedTopic | None:
         policy = self._policy(topic)
-        return CheckedTopic(policy.carrier_base) if policy is not None and policy.is_checked else None
+        return CheckedTopic(policy.source_is_base) if policy is not None and policy.is_checked else None
 
     # ---- commits
 
@@ -337,7 +337,7 @@ class Commits:
             scan = scan_batch(
                 batch,
                 self._names,
-                carrier_base=False,
+                source_is_base=False,
                 decompressed_bytes_max=self._limits.decompressed_bytes_max,
                 header=header,
                 effort=effort,

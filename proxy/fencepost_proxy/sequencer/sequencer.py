@@ -320,8 +320,8 @@ class PartitionSequencer(InDoubtResolver):
         return Refusal(
             Error.POLICY_VIOLATION,
             "transactions_not_guarded",
-            f"TRANSACTIONS_NOT_SUPPORTED {where}: check.expected.offsets=required does not allow transactions "
-            "(set it to true to mix transactional and conditional appends)",
+            f"TRANSACTIONS_NOT_SUPPORTED {where}: fencepost.check.expected.offsets=required does not allow "
+            "transactions (set it to true to mix transactional and conditional appends)",
         )
 
     @staticmethod

@@ -259,7 +259,7 @@ class FastPath(CheckedProduce):
                 key,
                 records,
                 services.header_names,
-                carrier_base=policy.carrier_base,
+                source_is_base=policy.source_is_base,
                 bytes_max=services.decompressed_bytes_max,
                 effort=Effort(services.read_here_bytes_max, HERE_STEPS_MAX),
             )

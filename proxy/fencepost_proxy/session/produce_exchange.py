@@ -249,7 +249,7 @@ def make_pending_append(
         partition,
         data.records,
         draft.names,
-        carrier_base=draft.policy.carrier_base,
+        source_is_base=draft.policy.source_is_base,
         bytes_max=draft.decompressed_bytes_max,
     )
     if isinstance(scan, Refusal):

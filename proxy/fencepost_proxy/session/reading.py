@@ -132,7 +132,7 @@ class Readings:
             if not policy.is_checked:
                 names = HeaderNames(_NO_NAMES[0], names.partition_count, _NO_NAMES[1])
             found = self._found[key] = read_batch(
-                where, records, names, carrier_base=policy.carrier_base, bytes_max=self._bytes_max, effort=effort
+                where, records, names, source_is_base=policy.source_is_base, bytes_max=self._bytes_max, effort=effort
             )
         return found
 
@@ -224,7 +224,7 @@ class Work(Generic[_T]):
 
 
 def _key(where: TopicPartition, policy: TopicPolicy) -> tuple[TopicPartition, bool, bool]:
-    return where, policy.is_checked, policy.carrier_base
+    return where, policy.is_checked, policy.source_is_base
 
 
 def read_batch(
@@ -232,7 +232,7 @@ def read_batch(
     records: memoryview | None,
     names: HeaderNames,
     *,
-    carrier_base: bool,
+    source_is_base: bool,
     bytes_max: int,
     effort: Effort | None = None,
 ) -> BatchScan | Refusal:
@@ -248,7 +248,12 @@ def read_batch(
             message = f"CORRUPT topic={where.topic} partition={where.partition}: the batch does not match its CRC"
             return Refusal(Error.CORRUPT_MESSAGE, "corrupt", message)
         return scan_batch(
-            records, names, carrier_base=carrier_base, decompressed_bytes_max=bytes_max, header=header, effort=effort
+            records,
+            names,
+            source_is_base=source_is_base,
+            decompressed_bytes_max=bytes_max,
+            header=header,
+            effort=effort,
         )
     except LimitError as limit:
         if effort is not None:

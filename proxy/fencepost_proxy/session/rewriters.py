@@ -112,7 +112,7 @@ class RequestRewriters:
 
     `open_listeners` gets brokers that are new or have moved; after it returns, clients may learn their addresses.
     `own_addresses` – False: clients get the brokers' own addresses. `some_are_safe` – whether any topic has
-    `idempotence.level=safe`.
+    `fencepost.idempotence.level=safe`.
     """
 
     def __init__(

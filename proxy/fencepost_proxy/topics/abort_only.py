@@ -2,7 +2,7 @@
 
 | key | value | if there are several |
 |---|---|---|
-| `poison/<producer id>/<producer epoch>/<uuid>` | `{"transactional_id", "why", "pending", "at_ms"}` | all count |
+| `abort-only/<producer id>/<producer epoch>/<uuid>` | `{"transactional_id", "reason", "pending", "at_ms"}` | all |
 
 A record is written when a conditional append of a transaction gets any answer but success, before the client gets that
 answer. So every process refuses the commit: this one, its successor or another one.
@@ -27,7 +27,7 @@ from uuid import UUID
 from fencepost_proxy.topics.records import StateRecord, object_of, record, typed
 from fencepost_proxy.types import TopicPartition
 
-ABORT_ONLY: Final = "poison"
+ABORT_ONLY: Final = "abort-only"
 KINDS: Final = frozenset({ABORT_ONLY})
 _PREFIX: Final = f"{ABORT_ONLY}/".encode()
 #: Maximum number of unresolved batches that are named; with more, the transaction is refused for good.
@@ -47,7 +47,7 @@ class AbortOnly(NamedTuple):
     transactional_id: str
     producer_id: int
     producer_epoch: int
-    why: str
+    reason: str
     pending: frozenset[BatchName] | None
     at_ms: int
 
@@ -64,7 +64,7 @@ def encode_abort_only(abort_only: AbortOnly) -> StateRecord:
         abort_only.key.decode(),
         {
             "transactional_id": abort_only.transactional_id,
-            "why": abort_only.why,
+            "reason": abort_only.reason,
             "pending": pending,
             "at_ms": abort_only.at_ms,
         },
@@ -139,7 +139,7 @@ def _abort_only(name: UUID, producer: tuple[int, int], value: Mapping[str, objec
         name,
         typed(value, "transactional_id", str),
         *producer,
-        typed(value, "why", str),
+        typed(value, "reason", str),
         pending,
         typed(value, "at_ms", int),
     )

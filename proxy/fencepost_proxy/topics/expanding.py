@@ -565,8 +565,8 @@ def not_a_multiple(topic: str, from_count: int, to_count: int) -> str | None:
     return (
         f"{NOT_A_MULTIPLE} topic={topic} from={from_count} to={to_count}: keys placed by hash % count would move "
         "between existing partitions, and consumers would read them out of order (expand it to "
-        f"{from_count * 2}, {from_count * 3} or {from_count * 4}, or set ordered.partition.expansion=any if keys "
-        "move to new partitions only)"
+        f"{from_count * 2}, {from_count * 3} or {from_count * 4}, or set fencepost.ordered.partition.expansion=any if "
+        "keys move to new partitions only)"
     )
 
 

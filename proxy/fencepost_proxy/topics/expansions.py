@@ -114,7 +114,7 @@ class ExpansionHistory:
         return next((each for each in self.expansions if each.proposal == proposal), None)
 
     def described(self) -> str:
-        """The value of the config `ordered.partition.expansions`: JSON, oldest first.
+        """The value of the config `fencepost.ordered.partition.expansions`: JSON, oldest first.
 
         A pending one comes last, without thresholds. A consumer that assigns partitions itself may see the new ones in
         Metadata before the thresholds are known, and must not take them for original ones.

@@ -2,11 +2,11 @@
 
 | key | value | if there are several |
 |---|---|---|
-| `withheld/<group>` | `{"topics": {name: {"id", "partitions"}}, "at_ms"}`: members may lack these | the last |
+| `gated/<group>` | `{"topics": {name: {"id", "partitions"}}, "at_ms"}`: members may lack these | the last |
 | `released/<topic id>/<to>/<group>` | `{"at_ms"}`: an operator released that expansion's partitions to it | any |
 
 A restarted process does not know the assignments of members that stayed connected to other listeners, or kept their
-generation. `withheld` names the groups for which it must assume gaps. It is tombstoned once no partition is gated.
+generation. `gated` names the groups for which it must assume gaps. It is tombstoned once no partition is gated.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from uuid import UUID
 from fencepost_proxy.topics.records import StateRecord, object_of, record, typed
 from fencepost_proxy.types import TopicPartition
 
-WITHHELD: Final = "withheld"
+GATED: Final = "gated"
 RELEASED: Final = "released"
-KINDS: Final = frozenset({WITHHELD, RELEASED})
+KINDS: Final = frozenset({GATED, RELEASED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ def encode_gated(
     for topic in sorted({each.topic for each in partitions} & topic_ids.keys()):
         numbers = sorted(each.partition for each in partitions if each.topic == topic)
         topics[topic] = {"id": str(topic_ids[topic]), "partitions": numbers}
-    return record(f"{WITHHELD}/{group}", {"topics": topics, "at_ms": at_ms})
+    return record(f"{GATED}/{group}", {"topics": topics, "at_ms": at_ms})
 
 
 def encode_gated_tombstone(group: str) -> StateRecord:
     """Members have all that they were assigned."""
-    return StateRecord(f"{WITHHELD}/{group}".encode(), None)
+    return StateRecord(f"{GATED}/{group}".encode(), None)
 
 
 def encode_released(topic_id: UUID, to_count: int, group: str, at_ms: int) -> StateRecord:
@@ -65,7 +65,7 @@ class GatedView:
         """Apply a record of one of `KINDS`. Raises ValueError if it cannot be read."""
         kind, _, rest = key.partition("/")
         value = object_of(raw)
-        if kind == WITHHELD:
+        if kind == GATED:
             if value is None:
                 self.groups.pop(rest, None)
             else:

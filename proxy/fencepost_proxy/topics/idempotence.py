@@ -1,6 +1,6 @@
 """Memory of idempotent producers, per process (KAFKA-5793, KAFKA-5794). No I/O, no clock, bounded.
 
-- Topics on which Kafka rejects producer ids: topics with `idempotence.level=safe` omit them for a while.
+- Topics on which Kafka rejects producer ids: topics with `fencepost.idempotence.level=safe` omit them for a while.
 - The last acknowledged offset of a producer. If the log starts after it, the producer's records are deleted, and with
   them Kafka's state of the producer: a sequence error is no loss then.
 - Log start offsets, for answers that the proxy makes. A lower bound, since they may have moved.

@@ -34,6 +34,7 @@ from fencepost_proxy.topics.virtual_configs import (
     ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION,
     VIRTUAL_CONFIGS,
     InvalidConfigValue,
+    canonical,
     parse_value,
 )
 from fencepost_proxy.types import NO_TOPIC_ID
@@ -91,6 +92,7 @@ def plan_create_topics(version: int, request: Message, known: Known) -> Plan:
         try:
             if known.is_state_topic(topic.name):
                 raise _Refused(DENIED, denied_message(known))
+            _use_canonical_names(topic.configs)
             _no_read_only(topic.configs)
             ours = [config for config in topic.configs if config.name in VIRTUAL_CONFIGS]
             topic.configs = [config for config in topic.configs if config.name not in VIRTUAL_CONFIGS]
@@ -220,6 +222,7 @@ def _plan_alter(
         try:
             if known.is_state_topic(topic):
                 raise _Refused(DENIED, denied_message(known))
+            _use_canonical_names(resource.configs)
             _no_read_only(resource.configs)
             ours = [config for config in resource.configs if config.name in VIRTUAL_CONFIGS]
             if len({config.name for config in ours}) != len(ours):
@@ -248,6 +251,11 @@ def _plan_alter(
         return [] if request.validate_only else changes
 
     return Plan(request, finish)
+
+
+def _use_canonical_names(configs: list[Message]) -> None:
+    for config in configs:
+        config.name = canonical(config.name)
 
 
 def _no_read_only(configs: list[Message]) -> None:
@@ -299,7 +307,7 @@ def plan_describe_configs(version: int, request: Message, known: Known) -> Plan:
 
     refused = [each for each in request.resources if is_refused(each)]
     request.resources = [each for each in request.resources if not is_refused(each)]
-    requested: dict[str, list[str] | None] = {
+    requested = {
         each.resource_name: each.configuration_keys or None
         for each in request.resources
         if each.resource_type == _TOPIC
@@ -312,11 +320,18 @@ def plan_describe_configs(version: int, request: Message, known: Known) -> Plan:
             topic = result.resource_name
             keys = requested.get(topic)
             set_on_topic = known.view.configs_set_on(topic, known.topic_id(topic))
-            for name, levels in _levels(known.file_configs(topic), set_on_topic).items():
-                if keys is None or name in keys:
-                    result.configs.append(_described(version, request, name, levels))
-            if _shows_expansions(known, topic) if keys is None else ORDERED_PARTITION_EXPANSIONS in keys:
-                result.configs.append(_described_expansions(version, request, known.history(topic)))
+            levels = _levels(known.file_configs(topic), set_on_topic)
+            all_names = [*levels, *([ORDERED_PARTITION_EXPANSIONS] if _shows_expansions(known, topic) else [])]
+            for requested_name in all_names if keys is None else keys:  # an alias is answered under its own name
+                name = canonical(requested_name)
+                if name in levels:
+                    config = _described(version, request, name, levels[name])
+                elif name == ORDERED_PARTITION_EXPANSIONS:
+                    config = _described_expansions(version, request, known.history(topic))
+                else:
+                    continue
+                config.name = requested_name
+                result.configs.append(config)
         for resource in refused:
             response.results.append(
                 Message(

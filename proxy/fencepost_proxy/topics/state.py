@@ -5,13 +5,13 @@ One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…
 | key | value | if there are several |
 |---|---|---|
 | `producer-id/<proposal uuid>` | `{"cluster_id", "producer_id", "number"}` | the lowest offset per number wins |
-| `stamp-base/<topic id>/<partition>/<producer epoch>/<proposal uuid>` | `{"base"}` | the same, per epoch |
-| `process/<uuid>` | `{"started_ms", "place"}` | all count: the n-th process has instance id n mod 255 + 1 |
-| `alive/<uuid>` | `{"at_ms"}` | heartbeat, repeated; a tombstone when the process ends normally |
+| `fence-base/<topic id>/<partition>/<producer epoch>/<proposal uuid>` | `{"base"}` | the same, per epoch |
+| `process/<uuid>` | `{"started_ms", "identity"}` | all count: the n-th process has instance id n mod 255 + 1 |
+| `heartbeat/<uuid>` | `{"at_ms"}` | heartbeat, repeated; a tombstone when the process ends normally |
 | `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone: deleted by the proxy |
 | `expansion…/…`, `partition-count/<topic id>` | expansions of topics | see `expansions.py` |
-| `withheld/<group>`, `released/…` | gated assignments of consumer groups | see `gated.py` |
-| `poison/<producer id>/…` | abort-only transactions | see `abort_only.py` |
+| `gated/<group>`, `released/…` | gated assignments of consumer groups | see `gated.py` |
+| `abort-only/<producer id>/…` | abort-only transactions | see `abort_only.py` |
 
 "The first record of a key wins" does not survive compaction, which keeps the last. So each proposal has its own key and
 is written once, even by its writer:
@@ -52,16 +52,17 @@ from fencepost_proxy.topics.virtual_configs import (
     FileConfigs,
     InvalidConfigValue,
     TopicPolicy,
+    canonical,
     parse_value,
     switches_off,
 )
 from fencepost_proxy.types import LogEndOffset, Offset, ProducerEpoch, ProducerId
 
 _PRODUCER_ID: Final = "producer-id"
-_FENCE_BASE: Final = "stamp-base"
+_FENCE_BASE: Final = "fence-base"
 _TOPIC_CONFIG: Final = "topic-config"
 _PROCESS: Final = "process"
-_LIVE: Final = "alive"
+_HEARTBEAT: Final = "heartbeat"
 _INSTANCE_IDS: Final = 255
 _OLDER_BASES_MAX: Final = 1000
 #: From then on a process should take a new instance id; at twice that another process gets its old one.
@@ -123,22 +124,24 @@ def encode_fence_base(
     return record(f"{_FENCE_BASE}/{topic_id}/{partition}/{producer_epoch}/{proposal}", {"base": base})
 
 
-def encode_process(process: UUID, started_ms: int, place: str | None = None) -> StateRecord:
+def encode_process(process: UUID, started_ms: int, identity: str | None = None) -> StateRecord:
     """A process has started, or needs a new instance id. Written once, never deleted: the number of records counts.
 
-    `place`: its process identity (`net/process_identity.py`).
+    `identity`: its process identity (`net/process_identity.py`).
     """
-    return record(f"{_PROCESS}/{process}", {"started_ms": started_ms, **({} if place is None else {"place": place})})
+    return record(
+        f"{_PROCESS}/{process}", {"started_ms": started_ms, **({} if identity is None else {"identity": identity})}
+    )
 
 
 def encode_heartbeat(process: UUID, at_ms: int) -> StateRecord:
     """Heartbeat. The time is for processes that start later; the others use the arrival time of the record."""
-    return record(f"{_LIVE}/{process}", {"at_ms": at_ms})
+    return record(f"{_HEARTBEAT}/{process}", {"at_ms": at_ms})
 
 
 def encode_heartbeat_tombstone(process: UUID) -> StateRecord:
     """The process has ended, with none of its requests in progress."""
-    return StateRecord(f"{_LIVE}/{process}".encode(), None)
+    return StateRecord(f"{_HEARTBEAT}/{process}".encode(), None)
 
 
 class Heartbeat(NamedTuple):
@@ -149,9 +152,9 @@ class Heartbeat(NamedTuple):
 
 
 def heartbeat(record: StateRecord) -> Heartbeat | None:
-    """The heartbeat in a record of the kind `alive`, None for other kinds."""
+    """The heartbeat in a record of the kind `heartbeat`, None for other kinds."""
     kind, _, process = record.key.decode(errors="replace").partition("/")
-    if kind != _LIVE:
+    if kind != _HEARTBEAT:
         return None
     try:
         value = object_of(record.value)
@@ -180,7 +183,7 @@ class StateView:
         self.shared_producer_ids: frozenset[int] = frozenset()
         self._topic_configs: dict[str, SetConfigs] = {}
         self._processes: dict[UUID, int] = {}
-        self._places: dict[UUID, str] = {}
+        self._identities: dict[UUID, str] = {}
         self._histories = ExpansionHistories()
         self.groups = GatedView()
         self.abort_only_records = AbortOnlyView()
@@ -202,12 +205,12 @@ class StateView:
                 self._apply_producer_id(text, object_of(value))
             elif kind == _FENCE_BASE:
                 self._apply_fence_base(text, rest, value)
-            elif kind == _LIVE:
+            elif kind == _HEARTBEAT:
                 UUID(rest)  # `StateTopic` keeps the time
             elif kind == _PROCESS:
                 self._processes.setdefault(UUID(rest), len(self._processes))
-                if value is not None and isinstance(place := (object_of(value) or {}).get("place"), str):
-                    self._places[UUID(rest)] = place
+                if value is not None and isinstance(identity := (object_of(value) or {}).get("identity"), str):
+                    self._identities[UUID(rest)] = identity
             elif kind == _TOPIC_CONFIG:
                 self._apply_topic_config(rest, value)
             elif kind in EXPANSION_KINDS:
@@ -250,7 +253,7 @@ class StateView:
         if value is None or topic in INTERNAL_TOPICS:
             self._topic_configs.pop(topic, None)
             return
-        configs = {str(name): str(config) for name, config in typed(value, "configs", dict).items()}
+        configs = {canonical(str(name)): str(config) for name, config in typed(value, "configs", dict).items()}
         for name in configs.keys() & VIRTUAL_CONFIGS.keys():
             try:
                 parse_value(name, configs[name])
@@ -269,9 +272,9 @@ class StateView:
         """The shared producer id of that number, None while none is agreed on."""
         return self._producer_ids.get(number)
 
-    def place(self, process: UUID) -> str | None:
+    def identity(self, process: UUID) -> str | None:
         """Process identity that the process reported."""
-        return self._places.get(process)
+        return self._identities.get(process)
 
     def instance_id_age(self, process: UUID) -> int:
         """Number of processes started since this one; 0 if it is unknown (yet)."""

@@ -18,12 +18,12 @@ from fencepost_policies.append import Check
 from fencepost_policies.idempotence_level import Level
 from fencepost_policies.partitioners import Partitioner
 
-CHECK_EXPECTED_OFFSETS: Final = "check.expected.offsets"
-EXPECTED_OFFSETS_CARRIER: Final = "expected.offsets.carrier"
-CHECK_PARTITION_COUNT: Final = "check.partition.count"
-PARTITIONER: Final = "partitioner"
-ORDERED_PARTITION_EXPANSION: Final = "ordered.partition.expansion"
-IDEMPOTENCE_LEVEL: Final = "idempotence.level"
+CHECK_EXPECTED_OFFSETS: Final = "fencepost.check.expected.offsets"
+EXPECTED_OFFSETS_SOURCE: Final = "fencepost.expected.offsets.source"
+CHECK_PARTITION_COUNT: Final = "fencepost.check.partition.count"
+PARTITIONER: Final = "fencepost.partitioner"
+ORDERED_PARTITION_EXPANSION: Final = "fencepost.ordered.partition.expansion"
+IDEMPOTENCE_LEVEL: Final = "fencepost.idempotence.level"
 
 #: The virtual configs that the config file gives a topic (`ProxyConfig.configs_for`).
 FileConfigs = Callable[[str], Mapping[str, str]]
@@ -70,12 +70,12 @@ _TABLE: Final = (
         ),
     ),
     VirtualConfig(
-        name=EXPECTED_OFFSETS_CARRIER,
+        name=EXPECTED_OFFSETS_SOURCE,
         values=("header", "base"),
         default="header",
         documentation=(
-            "Source of a batch's expected offset. With header, the record header expected-offset (a base offset above "
-            "0 counts too). With base, the batch's base offset, taken literally: 0 is 0, -1 is none."
+            "Source of a batch's expected offset. With header, the record header fencepost-expected-offset (a base "
+            "offset above 0 counts too). With base, the batch's base offset, taken literally: 0 is 0, -1 is none."
         ),
     ),
     VirtualConfig(
@@ -84,9 +84,9 @@ _TABLE: Final = (
         default=Check.OFF.value,
         documentation=(
             "Refuse producers with an outdated partition count (KIP-253). With true, a batch that states the count "
-            "used to place its keys (record header partition-count) is refused if the topic has another count. A batch "
-            "without it is checked by partitioner, or by the count in its client's last Metadata response. With "
-            "required, a batch without it is refused."
+            "used to place its keys (record header fencepost-partition-count) is refused if the topic has another "
+            "count. A batch without it is checked by fencepost.partitioner, or by the count in its client's last "
+            "Metadata response. With required, a batch without it is refused."
         ),
     ),
     VirtualConfig(
@@ -94,11 +94,11 @@ _TABLE: Final = (
         values=("none", *(each.value for each in Partitioner)),
         default="none",
         documentation=(
-            "How producers place keyed records, for check.partition.count=true. During the grace period after an "
-            "expansion, keys of batches without a partition count are hashed here, and a batch with a misplaced key is "
-            "refused. murmur2: Java, kafka-python, aiokafka, librdkafka's murmur2_random; crc32: librdkafka's default; "
-            "fnv1a: librdkafka's fnv1a_random and Sarama. Not for topics whose producers choose partitions in any "
-            "other way."
+            "How producers place keyed records, for fencepost.check.partition.count=true. During the grace period "
+            "after an expansion, keys of batches without a partition count are hashed here, and a batch with a "
+            "misplaced key is refused. murmur2: Java, kafka-python, aiokafka, librdkafka's murmur2_random; crc32: "
+            "librdkafka's default; fnv1a: librdkafka's fnv1a_random and Sarama. Not for topics whose producers choose "
+            "partitions in any other way."
         ),
     ),
     VirtualConfig(
@@ -126,7 +126,7 @@ _TABLE: Final = (
 )
 
 #: Read-only config with the expansions of a topic (`ExpansionHistory.described`).
-ORDERED_PARTITION_EXPANSIONS: Final = "ordered.partition.expansions"
+ORDERED_PARTITION_EXPANSIONS: Final = "fencepost.ordered.partition.expansions"
 ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION: Final = (
     "Read-only. Expansions of this topic, oldest first, as JSON: old and new partition count, end offset of each prior "
     "partition (thresholds), time, whether it was unordered, that is, it bypassed the proxy, and whether the new count "
@@ -134,6 +134,19 @@ ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION: Final = (
 )
 
 VIRTUAL_CONFIGS: Final[Mapping[str, VirtualConfig]] = MappingProxyType({config.name: config for config in _TABLE})
+
+
+_PREFIX: Final = "fencepost."
+
+
+def canonical(name: str) -> str:
+    """The name of a virtual config, given it or its alias without `fencepost.`; any other name unchanged."""
+    prefixed = name if name.startswith(_PREFIX) else _PREFIX + name
+    return prefixed if prefixed in VIRTUAL_CONFIGS or prefixed == ORDERED_PARTITION_EXPANSIONS else name
+
+
+def canonical_names(configs: Mapping[str, str]) -> dict[str, str]:
+    return {canonical(name): value for name, value in configs.items()}
 
 
 def parse_value(name: str, value: str | None) -> str:
@@ -144,12 +157,12 @@ def parse_value(name: str, value: str | None) -> str:
 def switches_off(name: str, value: str) -> bool:
     """Whether the value checks a topic less than the default would."""
     config = VIRTUAL_CONFIGS.get(name)
-    return config is not None and name not in (EXPECTED_OFFSETS_CARRIER, PARTITIONER) and value == config.default
+    return config is not None and name not in (EXPECTED_OFFSETS_SOURCE, PARTITIONER) and value == config.default
 
 
 def check_topic_config(name: str, value: str) -> str | None:
     """What is wrong with a virtual config in the config file, None if it is valid."""
-    if name not in VIRTUAL_CONFIGS:
+    if (name := canonical(name)) not in VIRTUAL_CONFIGS:
         return f"there is no such topic config (valid: {', '.join(sorted(VIRTUAL_CONFIGS))})"
     try:
         parse_value(name, value)
@@ -163,7 +176,7 @@ class TopicPolicy:
     """The parsed virtual configs of one topic."""
 
     check: Check = Check.OFF
-    carrier_base: bool = False
+    source_is_base: bool = False
     count_check: Check = Check.OFF
     partitioner: Partitioner | None = None
     ordered: bool = False
@@ -192,7 +205,7 @@ class TopicPolicy:
         partitioner = values[PARTITIONER]
         return cls(
             check=Check(values[CHECK_EXPECTED_OFFSETS]),
-            carrier_base=values[EXPECTED_OFFSETS_CARRIER] == "base",
+            source_is_base=values[EXPECTED_OFFSETS_SOURCE] == "base",
             count_check=Check(values[CHECK_PARTITION_COUNT]),
             partitioner=None if partitioner == "none" else Partitioner(partitioner),
             ordered=values[ORDERED_PARTITION_EXPANSION] != "false",

@@ -203,9 +203,9 @@ def _later(message: str) -> Decision:
 
 @value
 class CheckedTopic:
-    """`carrier_base`: the source of expected offsets may be one that the log does not keep."""
+    """`source_is_base`: the source of expected offsets may be one that the log does not keep."""
 
-    carrier_base: bool = False
+    source_is_base: bool = False
 
 
 class CommitValidator:
@@ -337,7 +337,7 @@ class CommitValidator:
         if ours and (self._is_ongoing() or (found.state in _AT_REST and not self._may_be_committed)):
             for abort_only in self._abort_only_records:
                 if abort_only.pending is None:
-                    return _refuse("append_refused", abort_only.why)
+                    return _refuse("append_refused", abort_only.reason)
         if ours and self._v2 and found.state in _AT_REST and pending:
             # None of its appends succeeded, so its coordinator does not know of it. (Under v1 it does, by
             # AddPartitionsToTxn: `found` is the previous transaction, of the same epoch, whose commit was not
@@ -429,11 +429,11 @@ class CommitValidator:
         if written is not None and first is None and self._v2:
             return _refuse("aborted", f"its records on {partition} are no longer part of it")
         policy = self._checked(partition.topic)
-        if policy is not None and policy.carrier_base:
+        if policy is not None and policy.source_is_base:
             return _refuse(
                 "cannot_be_proved",
                 f"not all of its appends to {partition} passed this process, and with "
-                "expected.offsets.carrier=base the log does not keep their expected offsets",
+                "fencepost.expected.offsets.source=base the log does not keep their expected offsets",
             )
         starts = [each for each in (first, None if written is None else written.first_offset) if each is not None]
         checked = (0, 0)

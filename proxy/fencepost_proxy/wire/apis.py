@@ -36,7 +36,7 @@ class Handling(Flag):
     #: Sent only after all earlier requests are answered: Kafka accepts no other request until SASL completes.
     ALONE = 32
     #: Not advertised. The connection of a client that sends it is closed, as Kafka does.
-    WITHHELD = 16
+    HIDDEN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Api:
 
     @property
     def gated(self) -> bool:
-        return Handling.WITHHELD in self.handling
+        return Handling.HIDDEN in self.handling
 
     def serves(self, version: int) -> bool:
         """Whether a client may send this version."""
@@ -68,7 +68,7 @@ _INSPECT = Handling.INSPECT_REQUEST
 _PLAN = Handling.REWRITE_REQUEST | Handling.REWRITE_RESPONSE
 _ADDRESSES = Handling.REWRITE_RESPONSE
 _LISTS_TOPICS = Handling.INSPECT_REQUEST | Handling.REWRITE_RESPONSE
-_HIDDEN = Handling.WITHHELD
+_HIDDEN = Handling.HIDDEN
 
 _GONE = "removed in Kafka 4.0; was used between brokers"
 _INTERNAL = "between brokers and controllers"

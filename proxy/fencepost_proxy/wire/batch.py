@@ -10,11 +10,11 @@ name and value in the same form. Source: DefaultRecordBatch.java and DefaultReco
 
 Sources of the expected offset:
 
-- Record header `expected-offset`, ASCII decimal: the offset that *this record* must get. "-1" means no expectation.
-  Leading zeros are allowed. A sign (except "-1"), spaces, more than 19 digits or a value above 2^63-1 are unreadable.
-  The first record with an expectation determines that of the batch; the first later record that disagrees is the
-  contradiction.
-- The batch's base offset, if no record header has an expectation. With `carrier_base` it counts literally (0 is 0),
+- Record header `fencepost-expected-offset`, ASCII decimal: the offset that *this record* must get. "-1" means no
+  expectation. Leading zeros are allowed. A sign (except "-1"), spaces, more than 19 digits or a value above 2^63-1 are
+  unreadable. The first record with an expectation determines that of the batch; the first later record that disagrees
+  is the contradiction.
+- The batch's base offset, if no record header has an expectation. With `source_is_base` it counts literally (0 is 0),
   otherwise only above 0, because ordinary clients write 0. -1 means no expectation. Headers override the base offset.
 """
 
@@ -30,7 +30,6 @@ from stringzilla import find
 from xxhash import xxh3_128, xxh3_128_digest
 
 from fencepost_policies.append import Contradiction, Unreadable
-from fencepost_policies.values import value
 from fencepost_proxy.errors import LimitError, UpstreamProtocolError
 from fencepost_proxy.wire.compression import CODEC_NAMES, MalformedBatch, decompress
 from fencepost_proxy.wire.primitives import (
@@ -183,17 +182,25 @@ def verify_crc(records: memoryview) -> bool:
 # --- scanning record headers ------------------------------------------------------------------------------------------
 
 
-@value
 class HeaderNames:
-    """Names of the record headers that the proxy reads, as UTF-8."""
+    """Names of the record headers that the proxy reads, as UTF-8. Of `fencepost-NAME`, `NAME` is an alias.
 
-    expected_offset: bytes = b"expected-offset"
-    partition_count: bytes = b"partition-count"
-    write_id: bytes = b"write-id"
+    `needles`: aliases, or names without the prefix; every spelling contains its needle. `spellings`: the name by each
+    spelling of it.
+    """
 
-    @property
-    def all(self) -> tuple[bytes, bytes, bytes]:
-        return self.expected_offset, self.partition_count, self.write_id
+    __slots__ = ("expected_offset", "needles", "partition_count", "spellings", "write_id")
+
+    def __init__(
+        self,
+        expected_offset: bytes = b"fencepost-expected-offset",
+        partition_count: bytes = b"fencepost-partition-count",
+        write_id: bytes = b"fencepost-write-id",
+    ) -> None:
+        self.expected_offset, self.partition_count, self.write_id = expected_offset, partition_count, write_id
+        names = (expected_offset, partition_count, write_id)
+        self.needles = tuple(name.removeprefix(b"fencepost-") for name in names)
+        self.spellings = {**dict(zip(self.needles, names, strict=True)), **{name: name for name in names}}
 
 
 class Effort:
@@ -248,7 +255,7 @@ def scan_batch(
     records: memoryview,
     names: HeaderNames,
     *,
-    carrier_base: bool,
+    source_is_base: bool,
     decompressed_bytes_max: int,
     header: BatchHeader | None = None,
     effort: Effort | None = None,
@@ -273,7 +280,7 @@ def scan_batch(
         header.compression, records[HEADER_BYTES:], bytes_max=min(decompressed_bytes_max, effort.bytes_left)
     )
     effort.take(len(unpacked), _BATCH_STEPS)
-    says_something = len(unpacked) <= _SMALL_BYTES or any(find(unpacked, name) >= 0 for name in names.all)
+    says_something = len(unpacked) <= _SMALL_BYTES or any(find(unpacked, name) >= 0 for name in names.needles)
     if says_something and len(unpacked) > _COPIED_BYTES_MAX:
         raise LimitError(
             f"record batch with headers for the proxy has {len(unpacked)} bytes once decompressed, above the limit of "
@@ -294,7 +301,9 @@ def scan_batch(
     expected = stated.expected_base_offset
     unreadable = stated.unreadable
     if expected is None:
-        expected = header.base_offset if header.base_offset > 0 or (carrier_base and header.base_offset == 0) else None
+        expected = (
+            header.base_offset if header.base_offset > 0 or (source_is_base and header.base_offset == 0) else None
+        )
         if header.base_offset < -1 and unreadable is None:
             unreadable = Unreadable(0, "baseOffset", f"{header.base_offset} is not an offset (-1: no expectation)")
     return BatchScan(
@@ -404,8 +413,8 @@ def _search_headers(payload: bytes, count: int, stated: _Stated) -> None:
     total = len(payload)
     walked_max = min(count, stated.effort.steps_left)
     startswith = payload.startswith
-    offset_name, count_name, id_name = stated.needles
-    offset_at, count_at, id_at = (_find(payload, name, 0) for name in stated.needles)
+    offset_name, count_name, id_name = needles = stated.names.needles
+    offset_at, count_at, id_at = (_find(payload, name, 0) for name in needles)
     base = digits_end = _NO_BASE
     prefix = b""
     at = index = 0
@@ -519,7 +528,6 @@ class _Stated:
         "effort",
         "expected_base_offset",
         "names",
-        "needles",
         "partition_count",
         "unreadable",
         "write_id",
@@ -528,13 +536,12 @@ class _Stated:
     def __init__(self, names: HeaderNames, effort: Effort) -> None:
         self.names = names
         self.effort = effort
-        self.needles = names.all
         self.expected_base_offset: int | None = None
         self.contradiction: Contradiction | None = None
         self.unreadable: Unreadable | None = None
         self.partition_count: int | None = None
         self.write_id: bytes | None = None
-        #: Bytes of a header (name and value) that repeats this partition count.
+        #: Bytes of a header (needle of its name, and value) that repeats this partition count.
         self.agreeing_count = b""
 
     def read_record(self, data: bytes, at: int, end: int, index: int) -> None:
@@ -565,7 +572,7 @@ class _Stated:
         if header_count > self.effort.steps_left:
             raise _too_many("record headers", RECORDS_MAX)
         self.effort.steps_left -= header_count
-        needles = self.needles
+        spellings = self.names.spellings
         observed: tuple[bytes, ...] = ()
         for _ in range(header_count):
             length, at = read_varint(data, at)
@@ -575,12 +582,12 @@ class _Stated:
             length, at = read_varint(data, at + length)
             if length > end - at:
                 raise Malformed(f"invalid header value length {length}")
-            if name in needles and self.unreadable is None:
-                if name in observed:
+            if (ours := spellings.get(name)) is not None and self.unreadable is None:
+                if ours in observed:
                     self._unreadable(index, name, "duplicate header in one record")
                 else:
-                    observed = (*observed, name)
-                    self._read_header(index, name, None if length < 0 else data[at : at + length])
+                    observed = (*observed, ours)
+                    self._read_header(index, ours, None if length < 0 else data[at : at + length])
             if length > 0:
                 at += length
         if at != end:
@@ -620,7 +627,7 @@ class _Stated:
             self._unreadable(index, name, f"{count} is not a number of partitions")
         elif self.partition_count is None:
             self.partition_count = count
-            self.agreeing_count = name + bytes([2 * len(value)]) + value
+            self.agreeing_count = self.names.needles[1] + bytes([2 * len(value)]) + value
         elif self.partition_count != count:
             self._unreadable(index, name, f"{count} contradicts {self.partition_count} in an earlier record")
 
