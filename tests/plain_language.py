@@ -67,7 +67,12 @@ VOCABULARY = (
     Retired("withdraw, withdraws, withdrawn, withdrawal", "cancel"),
     Retired("own", "append mode: SEQUENCED", "^(?!own$).*", only=_NAMES),
     Retired("own conditional, own-conditional", "append mode: TRANSACTIONAL_CONDITIONAL"),
-    Retired("plain", "append mode: PASS_THROUGH", "PLAIN|sasl_plain|plain[- ]text|text/plain|OAUTHBEARER", only=_NAMES),
+    Retired(
+        "plain",
+        "append mode: PASS_THROUGH",
+        r"PLAIN|sasl_plain|plain\.PlainLoginModule|plain[- ]text|text/plain|OAUTHBEARER",
+        only=_NAMES,
+    ),
     Retired("plain {append,appends,batch,batches,produce,topic,topics}", "append mode: PASS_THROUGH", only=_PROSE),
     Retired("stamp, stamps, stamped, stamping, unstamped", "fence, fenced append", "time stamp"),
     Retired("shift, shifts, shifted", "sequence offset", "(left|right)[- ]shift"),

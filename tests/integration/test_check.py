@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import socket
 import ssl
@@ -19,6 +20,7 @@ from uuid import UUID
 
 import pytest
 
+from fencepost_proxy.cli.main import main
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.topics.state import encode_topic_config
 from tests.support.certificates import Authority
@@ -137,6 +139,43 @@ def test_a_set_up_that_works(secured: Secured, tmp_path: Path) -> None:
     # And: nothing of it is done, however often it is asked.
     assert "does not exist yet, and may be created" in well[f"state topic {STATE_TOPIC}"]
     assert f"state topic {STATE_TOPIC}: does not exist yet" in checked.text()
+
+
+@pytest.mark.brokers
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_java_client_properties_connect_each_command(
+    secured: Secured, tmp_path: Path, mechanism: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def properties(name: str, **changed: str) -> Path:
+        lines = secured.java(CONTROL, mechanism) | {"client.id": "mine"} | changed
+        (file := tmp_path / name).write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+        file.chmod(0o600)
+        return file
+
+    file, upstream = properties("client.properties"), secured.kafka.bootstrap_of("SECURED")
+    login = secured.java(CONTROL, mechanism)["sasl.jaas.config"].replace(password(CONTROL), "wrong")
+    wrong = properties("wrong.properties", **{"sasl.jaas.config": login})
+    tls = f'[listen_tls]\ncertificate_file = "{secured.server.certificate}"\nkey_file = "{secured.server.key}"\n'
+    more = ("--bootstrap-server", upstream, "--command-config")
+
+    checked = Checked(listening() + tls, tmp_path, *more, str(file))
+    refused = Checked(listening() + tls, tmp_path, *more, str(wrong))
+
+    assert (checked.status, checked.of("failed")) == (0, {})
+    assert f"SASL {mechanism} as {CONTROL}, cluster" in checked.of("ok")[f"upstream {upstream}"]
+    assert refused.status == 1
+    assert "Authentication failed" in refused.of("failed")[f"upstream {upstream}"]
+    arguments = "--command-config", str(file), "--log-level", "debug"
+    with (
+        Connection(secured.kafka.bootstrap) as admin,
+        without_state_topic(admin),
+        ProxyProcess(upstream, tmp_path, config=tls, arguments=arguments) as proxy,
+    ):
+        for command, address in product(("transactions", "expansions"), (upstream, proxy.bootstrap)):
+            status = main([command, "--bootstrap-server", address, "--command-config", str(file), "--json"])
+            assert status == 0, capsys.readouterr().err
+            assert main([command, "--bootstrap-server", address, "--command-config", str(wrong)]) == 2
+        assert re.search(r"client properties ignored file=\S+ properties=client\.id\n", proxy.log)
 
 
 def test_kafka_without_authorizer_succeeds_and_proxy_upstream_fails(

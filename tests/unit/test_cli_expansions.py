@@ -158,5 +158,5 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         main(["expansions", "--help"])
 
     reported = capsys.readouterr().out
-    for word in ("thresholds", "--json", "--bootstrap", "fencepost expansions open orders billing"):
+    for word in ("thresholds", "--json", "--bootstrap-server", "fencepost expansions open orders billing"):
         assert word in reported

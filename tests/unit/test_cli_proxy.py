@@ -21,7 +21,7 @@ def parse(*words: str) -> argparse.Namespace:
 def test_every_option_reaches_the_configuration() -> None:
     config = proxy.config_from(
         parse(
-            "--upstream=a:1,b:2", "--listen=[::]:3", "--advertised-host=example.com", "--refusal-scope=request",
+            "--bootstrap-server=a:1,b:2", "--listen=[::]:3", "--advertised-host=example.com", "--refusal-scope=request",
             "--status=127.0.0.1:8080", "--log-level=debug", "--log-format=json",
         )
     )  # fmt: skip
@@ -58,7 +58,7 @@ def test_users_mistake_is_one_line_and_status_2(capsys: pytest.CaptureFixture[st
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [captured.err.strip()]
-    assert "--upstream HOST:PORT" in captured.err
+    assert "--bootstrap-server HOST:PORT" in captured.err
 
 
 def test_help_teaches_by_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +66,7 @@ def test_help_teaches_by_examples(capsys: pytest.CaptureFixture[str]) -> None:
         parse("--help")
 
     text = capsys.readouterr().out
-    assert "fencepost proxy --upstream localhost:9092 --listen localhost:19092" in text
+    assert "fencepost proxy --bootstrap-server localhost:9092 --listen localhost:19092" in text
     assert "ready bootstrap=HOST:PORT" in text
     assert "unsafe" not in text
 

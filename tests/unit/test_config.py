@@ -180,7 +180,7 @@ def test_command_line_error_does_not_blame_the_file(write: Write) -> None:
 
 
 def test_missing_upstream_names_the_option() -> None:
-    with pytest.raises(ConfigError, match="use --upstream HOST:PORT"):
+    with pytest.raises(ConfigError, match="use --bootstrap-server HOST:PORT"):
         load(None, {})
 
 

@@ -39,7 +39,8 @@ def write(tmp_path: Path) -> Write:
 @pytest.fixture(autouse=True)
 def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in SHOWN:
-        monkeypatch.delenv(key.variable, raising=False)
+        for name in key.variables:
+            monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("FENCEPOST_CONFIG", raising=False)
 
 
@@ -68,9 +69,10 @@ def test_every_key_has_documentation_and_an_example(key: Key) -> None:
 def test_command_line_options_match_the_key_table() -> None:
     parser = argparse.ArgumentParser()
     proxy.add_settings(parser)
-    options = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help", "--config"}
+    options = {option for action in parser._actions for option in action.option_strings}
+    files = {"--config", "--command-config"}
 
-    assert options == {key.option for key in SHOWN if key.option}
+    assert options - {"-h", "--help", "--upstream"} - files == {key.option for key in SHOWN if key.option}
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------
@@ -179,6 +181,20 @@ def test_every_kind_of_value_comes_through_the_environment() -> None:
     assert config.advertised_host is None
 
 
+def test_bootstrap_server_variable_sets_upstream() -> None:
+    loaded = read(environment={"FENCEPOST_BOOTSTRAP_SERVER": "a:1,b:2"})
+
+    assert loaded.config.upstream == (Address("a", 1), Address("b", 2))
+    assert loaded.origin("upstream") == "environment FENCEPOST_BOOTSTRAP_SERVER"
+
+
+def test_two_variables_of_a_key_are_refused() -> None:
+    names = "FENCEPOST_UPSTREAM", "FENCEPOST_BOOTSTRAP_SERVER"
+
+    with pytest.raises(Refused, match=r"FENCEPOST_UPSTREAM: upstream: is also set by FENCEPOST_BOOTSTRAP_SERVER"):
+        load(environment=dict.fromkeys(names, "a:1"))
+
+
 def test_foreign_environment_variables_are_ignored() -> None:
     """Kubernetes tells every container of every service, and ours is likely to be called fencepost."""
     load(
@@ -204,7 +220,7 @@ def test_variables_used_in_repository_are_no_errors() -> None:
         for file in ROOT.glob(pattern):
             if file.is_file() and file.name != Path(__file__).name:
                 used.update(re.findall(r"\bFENCEPOST_[A-Z][A-Z_]*[A-Z]\b", file.read_text("utf-8", "ignore")))
-    others = used - {key.variable for key in KEYS.values()} - {variable((name,)) for name in TABLES}
+    others = used - {name for key in KEYS.values() for name in key.variables} - {variable((name,)) for name in TABLES}
     assert {"FENCEPOST_IMAGE", "FENCEPOST_BROKER_PORT", "FENCEPOST_CONFIG"} <= others
 
     load(None, {"upstream": "a:1"}, environment=dict.fromkeys(others - {"FENCEPOST_CONFIG"}, "x"))
@@ -214,6 +230,7 @@ def test_variables_used_in_repository_are_no_errors() -> None:
     ("name", "text", "complaint"),
     [
         ("FENCEPOST_UPSTREM", "a:1", "there is no such key; did you mean FENCEPOST_UPSTREAM?"),
+        ("FENCEPOST_BOOTSTRAP_SERVERS", "a:1", "there is no such key; did you mean FENCEPOST_BOOTSTRAP_SERVER?"),
         ("FENCEPOST_LIMITS__DRAIN_SECOND", "1", "did you mean FENCEPOST_LIMITS__DRAIN_SECONDS?"),
         ("FENCEPOST_NONSENSE__AT_ALL", "1", "there is no such key; `fencepost config explain` lists them"),
         ("FENCEPOST_WORKERS", "many", "workers: must be a whole number, not 'many'"),

@@ -32,11 +32,11 @@ RUN_BY: Final = {
     r"make bench.*": "tests/unit/test_benchmarks.py::test_workloads_match_patterns_and_quick_skips_longest",
     r"python -m benchmarks .*": "tests/unit/test_docs_commands.py::test_options_are_those_that_there_are",
     rf"{_FENCEPOST} dev": "tests/integration/test_dev_command.py::test_dev_reports_ready_and_stops_on_signal",
-    rf"{_FENCEPOST} proxy( --(upstream|listen|status) \S+)+": f"{_SHIPPED}"
+    rf"{_FENCEPOST} proxy( --(bootstrap-server|listen|status) \S+)+": f"{_SHIPPED}"
     "::test_proxy_from_wheel_checks_expected_offsets",
-    rf"{_FENCEPOST} proxy --upstream \S+ --workers 4": "tests/integration/test_workers.py"
+    rf"{_FENCEPOST} proxy --bootstrap-server \S+ --workers 4": "tests/integration/test_workers.py"
     "::test_unchecked_connections_stay_with_either_worker",
-    rf"{_FENCEPOST} check --upstream \S+": "tests/integration/test_check.py::test_a_set_up_that_works",
+    rf"{_FENCEPOST} check --bootstrap-server \S+": "tests/integration/test_check.py::test_a_set_up_that_works",
     rf"{_FENCEPOST} config explain --toml > \S+": "tests/unit/test_config_keys.py"
     "::test_example_file_has_every_key_and_loads",
     r"fencepost status": "tests/unit/test_cli_status.py::test_output_starts_with_the_health_line",

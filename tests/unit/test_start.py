@@ -63,10 +63,10 @@ def test_every_command_is_named_where_none_was_given(arguments: list[str], capsy
 
 def test_unknown_option_refers_to_the_commands_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        main(["proxy", "--bootstrap-server", "kafka:9092"])
+        main(["proxy", "--zookeeper", "kafka:2181"])
 
     assert exit_.value.code == 2
-    assert "--bootstrap-server kafka:9092; see fencepost proxy --help" in capsys.readouterr().err
+    assert "--zookeeper kafka:2181; see fencepost proxy --help" in capsys.readouterr().err
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ examples:
   fencepost check --config fencepost.toml --running
       check while this proxy runs: its own ports being in use is not a failure
 
-  fencepost check --upstream kafka-1:9092 --json
+  fencepost check --bootstrap-server kafka-1:9092 --json
       print {"result": "ok", "findings": [{"group": …, "what": …, "state": …, "said": …, "todo": …}]}
 
 sample output:

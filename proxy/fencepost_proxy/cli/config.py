@@ -16,7 +16,7 @@ Explain configuration keys, or show their effective values.
 
 Every key can be set in a TOML file (--config) or in the environment: limits.drain_seconds is
 FENCEPOST_LIMITS__DRAIN_SECONDS. Some keys are also options of `fencepost proxy`.
-Precedence: command line, environment, file, default."""
+Precedence: command line, environment, --command-config, file, default."""
 
 _EXAMPLES: Final = """\
 examples:

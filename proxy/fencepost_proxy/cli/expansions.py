@@ -12,9 +12,11 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, Final
 
+from fencepost_proxy.cli.proxy import COMMAND_CONFIG
 from fencepost_proxy.cli.status_client import STATUS_HELP, CannotQuery, address, listed, query
 from fencepost_proxy.cli.tables import table
-from fencepost_proxy.net.certificates import secret
+from fencepost_proxy.config.reading import load
+from fencepost_proxy.net.certificates import secret, upstream_context
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSIONS
 from fencepost_proxy.types import Address
 
@@ -32,7 +34,7 @@ Show partition expansions of topics with fencepost.ordered.partition.expansion:
 To expand a topic, run any admin tool through the proxy (kafka-topics --alter --partitions). The subcommand `open`
 stops gating for one group. See docs/partition-expansion.md.
 
-Read from a status page (--status), or from any proxy as a Kafka client (--bootstrap), which shows no groups."""
+Read from a status page (--status), or from any proxy as a Kafka client (--bootstrap-server), which shows no groups."""
 
 _EXAMPLES: Final = """\
 examples:
@@ -42,7 +44,7 @@ examples:
   fencepost expansions --status 127.0.0.1:8080 --topic orders --json
       print one topic as JSON, with the fields of the status page
 
-  fencepost expansions --bootstrap localhost:19092
+  fencepost expansions --bootstrap-server localhost:19092
       show expansions without a status page
 
   fencepost expansions open orders billing --status 127.0.0.1:8080 --token-file /etc/fencepost/status-token
@@ -92,8 +94,12 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--status", type=address, metavar="HOST:PORT", help=STATUS_HELP)
     parser.add_argument(
-        "--bootstrap", metavar="HOST:PORT[,…]", help="bootstrap address of a proxy, instead of --status"
+        *("--bootstrap-server", "--bootstrap"),
+        dest="bootstrap",
+        metavar="HOST:PORT[,…]",
+        help="bootstrap address of a proxy, instead of --status (--bootstrap: the same)",
     )
+    parser.add_argument("--command-config", **COMMAND_CONFIG)
 
 
 # --- queries ----------------------------------------------------------------------------------------------------------
@@ -102,9 +108,11 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Raises `FencepostError` if no proxy responds."""
     if (args.status is None) == (args.bootstrap is None):
-        raise CannotQuery("no source given: use --status HOST:PORT (a status page) or --bootstrap HOST:PORT (a proxy)")
+        raise CannotQuery(
+            "no source given: use --status HOST:PORT (a status page) or --bootstrap-server HOST:PORT (a proxy)"
+        )
     one_topic = args.topic
-    found = _of_bootstrap(args.bootstrap, one_topic) if args.bootstrap else _of_status(args.status, one_topic)
+    found = _of_bootstrap(args, one_topic) if args.bootstrap else _of_status(args.status, one_topic)
     print(json.dumps(found, indent=2) if args.json else reported(found, time.time()))
     return 0
 
@@ -130,14 +138,36 @@ def _of_status(status: Address, topic: str | None = None) -> _Rows:
     }
 
 
-def _of_bootstrap(bootstrap: str, topic: str | None) -> _Rows:
+def _security(args: argparse.Namespace) -> dict[str, Any]:
+    """kafka-python's settings. Raises `ConfigError`."""
+    if args.command_config is None:
+        return {}
+    config = load(None, {"upstream": args.bootstrap}, command_config=args.command_config)
+    tls, sasl = config.upstream_tls, config.control_sasl
+    found: dict[str, Any] = {"security_protocol": ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")}
+    if tls is not None:
+        found["ssl_context"] = upstream_context(tls)
+    if sasl is not None and sasl.password_file is not None:
+        password = secret("--command-config", sasl.password_file)
+        found |= {
+            "sasl_mechanism": sasl.mechanism,
+            "sasl_plain_username": sasl.username,
+            "sasl_plain_password": password,
+        }
+    return found
+
+
+def _of_bootstrap(args: argparse.Namespace, topic: str | None) -> _Rows:
     from kafka import KafkaAdminClient  # noqa: PLC0415 - slow to import
     from kafka.admin import ConfigResource, ConfigResourceType  # noqa: PLC0415
     from kafka.errors import KafkaError  # noqa: PLC0415
 
     try:
         admin = KafkaAdminClient(
-            bootstrap_servers=bootstrap.split(","), client_id="fencepost-expansions", bootstrap_timeout_ms=_QUERY_MS
+            bootstrap_servers=args.bootstrap.split(","),
+            client_id="fencepost-expansions",
+            bootstrap_timeout_ms=_QUERY_MS,
+            **_security(args),
         )
         try:
             topics = sorted(admin.list_topics()) if topic is None else [topic]
@@ -148,7 +178,7 @@ def _of_bootstrap(bootstrap: str, topic: str | None) -> _Rows:
         finally:
             admin.close()
     except KafkaError as error:
-        raise CannotQuery(f"cannot query {bootstrap}: {error}") from None
+        raise CannotQuery(f"cannot query {args.bootstrap}: {error}") from None
     rows = []
     for name, configs in described.items():
         for each in json.loads(configs.get(ORDERED_PARTITION_EXPANSIONS, {}).get("value") or "[]"):

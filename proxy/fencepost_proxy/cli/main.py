@@ -18,13 +18,13 @@ examples:
   fencepost demo                              run a demonstration with real Kafka and Spark
   fencepost dev                               run Kafka and the proxy on this machine
   fencepost dev --brokers 3 --data ./data     run three brokers, and keep their data
-  fencepost proxy --upstream localhost:9092   run the proxy in front of an existing Kafka
+  fencepost proxy --bootstrap-server localhost:9092    run the proxy in front of an existing Kafka
   fencepost config explain                    list all configuration keys
   fencepost check --config fencepost.toml     check a configuration, with a fix for each failure
   fencepost status --status HOST:PORT         show health and suggested actions
   fencepost topics --status HOST:PORT         show checked topics: log ends, pending appends, refusals
   fencepost expansions --status HOST:PORT     show partition expansions and gated consumer groups
-  fencepost transactions hanging --bootstrap localhost:9092    find transactions that block committed readers
+  fencepost transactions hanging --bootstrap-server HOST:PORT    find transactions that block committed readers
 
 Show all options of a command: fencepost COMMAND --help
 """

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -46,12 +46,15 @@ SIGHUP reloads the configuration, certificates and keys, and logs what changed a
 
 _EXAMPLES: Final = """\
 examples:
-  fencepost proxy --upstream localhost:9092 --listen localhost:19092
+  fencepost proxy --bootstrap-server localhost:9092 --listen localhost:19092
       proxy one local broker; clients use localhost:19092 as their bootstrap server
 
-  fencepost proxy --upstream kafka-1:9092,kafka-2:9092 --listen 0.0.0.0:19092 \\
+  fencepost proxy --bootstrap-server kafka-1:9092,kafka-2:9092 --listen 0.0.0.0:19092 \\
       --advertised-host kafka.example.com --status 127.0.0.1:8080
       advertise kafka.example.com to clients; serve status page and metrics on port 8080
+
+  fencepost proxy --bootstrap-server kafka-1:9093 --command-config client.properties
+      connect with the TLS and SASL settings of a Java client
 
   fencepost proxy --config fencepost.toml
       read a config file; environment variables override it, and options override both
@@ -72,6 +75,14 @@ config file:
   [limits]                                # fencepost config explain lists all keys
   connections_max = 500
 """
+
+
+#: For every command that connects to Kafka.
+COMMAND_CONFIG: Final[Mapping[str, Any]] = {
+    "type": Path,
+    "metavar": "FILE",
+    "help": "client.properties of a Java client, for TLS and SASL (docs/configuration.md)",
+}
 
 
 class _ListLimits(argparse.Action):
@@ -104,11 +115,13 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Adds the options that set configuration keys; the key table names each one (`option=`)."""
     add = parser.add_argument
-    add("--upstream", metavar="HOST:PORT[,…]", help="Kafka bootstrap servers; one that responds is enough")
+    add("--bootstrap-server", "--upstream", metavar="HOST:PORT[,…]", help="Kafka bootstrap servers; one that responds "
+        "is enough (--upstream: the same)")  # fmt: skip
+    add("--command-config", **COMMAND_CONFIG)
     add("--mode", choices=get_args(Mode), help="gateway: in front of all brokers (default); sidecar: in front of one "
         "broker that advertises the sidecar's address")  # fmt: skip
-    add("--broker", metavar="HOST:PORT", help="sidecar only: listener of its broker; --upstream then names a listener "
-        "that clients do not use")  # fmt: skip
+    add("--broker", metavar="HOST:PORT", help="sidecar only: listener of its broker; --bootstrap-server then names a "
+        "listener that clients do not use")  # fmt: skip
     add("--listen", metavar="HOST:PORT", help="bootstrap address for clients (default 127.0.0.1:19092; port 0: any)")
     add("--config", metavar="FILE.toml", type=Path, help="config file (default: the value of FENCEPOST_CONFIG)")
     add("--advertised-host", metavar="HOST", help="host to advertise to clients (default: the host they connected to)")
@@ -122,7 +135,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def read_config(args: argparse.Namespace) -> Loaded:
-    """Reads file, environment and command line; the last one wins. Raises `ConfigError`."""
+    """Reads file, client properties, environment and command line; the last one wins. Raises `ConfigError`."""
     given: dict[str, Any] = {}
     for key in SHOWN:
         name = "" if key.option is None else key.option.removeprefix("--").replace("-", "_")
@@ -131,7 +144,13 @@ def read_config(args: argparse.Namespace) -> Loaded:
             holder[key.field_name] = getattr(args, name)
     named = os.environ.get(FILE_VARIABLE)
     file = getattr(args, "config", None) or (Path(named) if named else None)
-    return read(file, given, environment=os.environ, check_topic_config=check_topic_config)
+    return read(
+        file,
+        given,
+        environment=os.environ,
+        check_topic_config=check_topic_config,
+        command_config=getattr(args, "command_config", None),
+    )
 
 
 def config_from(args: argparse.Namespace) -> ProxyConfig:
@@ -144,13 +163,16 @@ def run(args: argparse.Namespace) -> int:
     if hasattr(args, "worker"):
         return _run_worker(args.worker)
     try:
-        config = config_from(args)
+        loaded = read_config(args)
     except ConfigError as e:
         print(f"fencepost proxy: {e}", file=sys.stderr)
         return 2
+    config = loaded.config
     running = Running(config, lambda: read_config(args))
     running.listen()
     logs.setup(config.log.level, config.log.format)
+    if loaded.ignored:
+        _log.debug("client properties ignored", file=args.command_config, properties=", ".join(loaded.ignored))
     if config.workers > 1:
         # The supervisor relays no bytes, so it needs no uvloop.
         with asyncio.Runner() as runner:

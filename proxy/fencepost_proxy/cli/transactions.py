@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fencepost_proxy import logs
+from fencepost_proxy.cli.proxy import COMMAND_CONFIG
 from fencepost_proxy.cli.status_client import STATUS_HELP, address, status_page
 from fencepost_proxy.cli.tables import duration, printable, table
 from fencepost_proxy.config import Limits, ProxyConfig
@@ -39,21 +40,25 @@ _DESCRIPTION: Final = """\
 Show transactions of a Kafka cluster: list the open ones, describe one, or find hanging ones. A hanging transaction is
 open in a partition's log, but no coordinator knows it. Readers with read_committed stop there indefinitely.
 
-Query brokers (--bootstrap: Kafka or a proxy), or the status page of a proxy that watches transactions (--status)."""
+Query brokers (--bootstrap-server: Kafka or a proxy), or the status page of a proxy that watches transactions
+(--status)."""
 
 _EXAMPLES: Final = """\
 examples:
-  fencepost transactions --bootstrap localhost:19092
+  fencepost transactions --bootstrap-server localhost:19092
       list open transactions and count transactional ids by state
 
-  fencepost transactions describe payments-7 --bootstrap kafka-1:9092
+  fencepost transactions describe payments-7 --bootstrap-server kafka-1:9092
       show state, producer and partitions of one transactional id
 
-  fencepost transactions hanging --bootstrap kafka-1:9092
+  fencepost transactions hanging --bootstrap-server kafka-1:9092
       read every partition, and print the command that aborts each hanging transaction
 
-  fencepost transactions --bootstrap kafka-1:9093 --config fencepost.toml
+  fencepost transactions --bootstrap-server kafka-1:9093 --config fencepost.toml
       connect with the TLS and SASL settings of a proxy's config file
+
+  fencepost transactions --bootstrap-server kafka-1:9093 --command-config client.properties
+      connect with the TLS and SASL settings of a Java client
 
   fencepost transactions hanging --status 127.0.0.1:8080 --json
       print what the proxy has found as JSON
@@ -76,10 +81,13 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     add("what", nargs="?", choices=("list", "describe", "hanging"), default="list", help="default: list")
     add("id", nargs="?", metavar="ID", help="transactional id (describe only)")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--bootstrap", metavar="HOST:PORT[,…]", help="brokers or a proxy to query")
-    where.add_argument("--status", type=address, metavar="HOST:PORT", help=f"{STATUS_HELP}, instead of --bootstrap")
-    add("--config", type=Path, metavar="FILE.toml", help="with --bootstrap: take TLS and SASL from a proxy's config "
-        "file (upstream_tls, control_sasl)")  # fmt: skip
+    where.add_argument("--bootstrap-server", "--bootstrap", dest="bootstrap", metavar="HOST:PORT[,…]",
+        help="brokers or a proxy to query (--bootstrap: the same)")  # fmt: skip
+    where.add_argument("--status", type=address, metavar="HOST:PORT", help=f"{STATUS_HELP}, instead of "
+        "--bootstrap-server")  # fmt: skip
+    add("--command-config", **COMMAND_CONFIG)
+    add("--config", type=Path, metavar="FILE.toml", help="with --bootstrap-server: take TLS and SASL from a proxy's "
+        "config file (upstream_tls, control_sasl)")  # fmt: skip
     add("--json", action="store_true", help="print one JSON object")
     add("--partitions-per-second", type=float, default=_PARTITIONS_PER_SECOND, metavar="N",
         help=f"hanging only: read rate (default {_PARTITIONS_PER_SECOND:g})")  # fmt: skip
@@ -98,20 +106,21 @@ def run(args: argparse.Namespace) -> int:
         return _of_status(args)
     if args.bootstrap is None:
         raise ConfigError(
-            "no source given: use --bootstrap HOST:PORT (brokers or a proxy) or --status HOST:PORT (a status page)"
+            "no source given: use --bootstrap-server HOST:PORT (brokers or a proxy) "
+            "or --status HOST:PORT (a status page)"
         )
     logs.setup("error", "console")
     try:
         addresses = [Address.parse(each.strip()) for each in args.bootstrap.split(",") if each.strip()]
     except ValueError as error:
-        raise ConfigError(f"--bootstrap: {error}") from error
+        raise ConfigError(f"--bootstrap-server: {error}") from error
     if not addresses:
-        raise ConfigError("--bootstrap: no address given")
+        raise ConfigError("--bootstrap-server: no address given")
     return asyncio.run(_of_kafka(args, addresses, _config(args)))
 
 
 def _config(args: argparse.Namespace) -> ProxyConfig:
-    return load(args.config, {"upstream": args.bootstrap}, environment=os.environ)
+    return load(args.config, {"upstream": args.bootstrap}, environment=os.environ, command_config=args.command_config)
 
 
 # --- from a status page ---------------------------------------------------------------------------------------------
@@ -126,7 +135,9 @@ def _of_status(args: argparse.Namespace) -> int:
         return _report(args, report, f"{found['bootstrap'] or 'HOST:PORT'}")
     (*described,) = [each for each in report["open"] if each["transactional_id"] == args.id]
     if not described:
-        raise ConfigError(f"no open transaction of {args.id} on the status page (query brokers: --bootstrap HOST:PORT)")
+        raise ConfigError(
+            f"no open transaction of {args.id} on the status page (query brokers: --bootstrap-server HOST:PORT)"
+        )
     (one,) = described
     hanging = [each for each in report["hanging"] if each["transactional_id"] == args.id]
     if args.json:

@@ -6,8 +6,8 @@ The field's name is the key in the TOML file, and a dataclass is a table of the 
 explain`, docs/configuration.md, environment variables and SIGHUP all use these definitions. To add a key, add a field
 and run `fencepost config explain --markdown > docs/configuration.md`.
 
-Other modules: `keys` (the keys as a list), `reading` (file, environment and command line), `locating` (lines of a
-file), `reference` (texts), `reloading` (changes by SIGHUP).
+Other modules: `keys` (the keys as a list), `reading` (file, environment and command line), `client_properties`
+(Kafka's client.properties), `locating` (lines of a file), `reference` (texts), `reloading` (changes by SIGHUP).
 """
 
 # ruff: noqa: RUF009 - `_key` returns a new field for each call.
@@ -71,6 +71,7 @@ def _meaning(
     unit: str | None = None,
     live: bool = False,
     option: str | None = None,
+    also: str | None = None,
     example: object = None,
     above: float | None = None,
     least: int | None = None,
@@ -80,8 +81,8 @@ def _meaning(
     """Metadata of a key.
 
     `unit` – if the name does not end with it. `live` – SIGHUP changes the key (`Proxy.reload`). `option` – of
-    `fencepost proxy`. `example` – for keys without a default. `above`, `least`, `most` – bounds of a number; limits
-    have `above` 0 by default. `hidden` – for tests: accepted, but undocumented.
+    `fencepost proxy`. `also` – another environment variable. `example` – for keys without a default. `above`, `least`,
+    `most` – bounds of a number; limits have `above` 0 by default. `hidden` – for tests: accepted, but undocumented.
     """
     return MappingProxyType(
         {
@@ -89,6 +90,7 @@ def _meaning(
             "unit": unit,
             "live": live,
             "option": option,
+            "also": also,
             "example": example,
             "above": above,
             "least": least,
@@ -470,7 +472,8 @@ class ProxyConfig:
     upstream: tuple[Address, ...] = field(
         metadata=_meaning(
             "Kafka's bootstrap servers",
-            option="--upstream",
+            option="--bootstrap-server",
+            also="FENCEPOST_BOOTSTRAP_SERVER",
             example=["kafka-1:9092", "kafka-2:9092"],
         )
     )
@@ -568,7 +571,8 @@ class ProxyConfig:
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from _outside(self)
         if not self.upstream:
-            yield "upstream", 'no Kafka server given: use --upstream HOST:PORT, or upstream = ["HOST:PORT"] in the file'
+            stated = 'no Kafka server given: use --bootstrap-server HOST:PORT, or upstream = ["HOST:PORT"] in the file'
+            yield "upstream", stated
         if any(not address.port for address in self.upstream):
             yield "upstream", "a broker's port cannot be 0"
         if self.mode == "sidecar" and self.broker is None:

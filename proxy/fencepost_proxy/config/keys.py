@@ -94,6 +94,12 @@ class Key:
         """Environment variable. Two underscores separate table and key."""
         return variable(self.parts)
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Environment variables; the documented one first."""
+        also = self.meaning["also"]
+        return (self.variable,) if also is None else (also, self.variable)
+
     def of(self, config: ProxyConfig) -> Any:
         """The value, or None if its table is absent."""
         holder = getattr(config, self.table) if self.table else config
@@ -169,6 +175,8 @@ def _whole(value: object, _: CheckTopicConfig | None = None) -> int:
 
 
 def _path(value: object, _: CheckTopicConfig | None) -> Path:
+    if isinstance(value, Path):  # of `client_properties`
+        return value
     text = _text(value)
     if "\n" in text or text.startswith("-----BEGIN"):
         # Not shown, since it is the secret itself.

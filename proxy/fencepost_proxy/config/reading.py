@@ -1,7 +1,9 @@
 """Builds a configuration from a file, the environment and the command line, or lists all errors.
 
-The command line overrides the environment, the environment overrides the file, and the file overrides the defaults, for
-each key. A key whose value is a table (`topics`, `unlisted_topics`, `broker_ports`) is overridden as a whole.
+The command line overrides the environment, the environment overrides client.properties, these override the file, and
+the file overrides the defaults, for each key. A key whose value is a table (`topics`, `unlisted_topics`,
+`broker_ports`) is overridden as a whole. Client properties replace [upstream_tls] and [control_sasl] of the file, since
+parts of both would not match.
 """
 
 from __future__ import annotations
@@ -9,18 +11,20 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from fencepost_proxy.config import Problem, ProxyConfig, Refused
+from fencepost_proxy.config.client_properties import ClientProperties, read_client_properties
 from fencepost_proxy.config.keys import (
     KEYS,
     PREFIX,
     SHOWN,
     TABLES,
     CheckTopicConfig,
+    Key,
     Parts,
     Slips,
     Table,
@@ -47,15 +51,22 @@ _OF_KUBERNETES: Final = re.compile(
 )
 #: Similarity to a key from which a variable counts as a typing error: other software uses similar names.
 _ALIKE: Final = 0.84
+#: The proxy's address for the image of the Spark jobs, not a misspelt FENCEPOST_BOOTSTRAP_SERVER.
+_OF_SPARK_JOBS: Final = f"{PREFIX}BOOTSTRAP"
+_SECURITY: Final = ("upstream_tls", "control_sasl")
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`origins` – of each key that was set: `fencepost.toml:3`, `environment FENCEPOST_LISTEN`, `command line`."""
+    """`origins` – of each key that was set: `fencepost.toml:3`, `environment FENCEPOST_LISTEN`, `command line`.
+
+    `ignored` – client properties without an effect.
+    """
 
     config: ProxyConfig
     origins: Mapping[str, str]
     file: Path | None = None
+    ignored: tuple[str, ...] = ()
 
     def origin(self, key: str) -> str:
         return self.origins.get(key, DEFAULT)
@@ -67,9 +78,16 @@ def load(
     *,
     environment: Mapping[str, str] | None = None,
     check_topic_config: CheckTopicConfig | None = None,
+    command_config: Path | None = None,
 ) -> ProxyConfig:
     """The configuration that `read` returns, without origins."""
-    return read(file, overrides, environment=environment, check_topic_config=check_topic_config).config
+    return read(
+        file,
+        overrides,
+        environment=environment,
+        check_topic_config=check_topic_config,
+        command_config=command_config,
+    ).config
 
 
 def read(
@@ -78,8 +96,10 @@ def read(
     *,
     environment: Mapping[str, str] | None = None,
     check_topic_config: CheckTopicConfig | None = None,
+    command_config: Path | None = None,
 ) -> Loaded:
-    """The file's settings, overridden by the environment and then by `overrides` (same keys and types as in TOML).
+    """The file's settings, overridden by the client.properties in `command_config`, by the environment, and then by
+    `overrides` (same keys and types as in TOML).
 
     Raises Refused with all errors: file and line or variable, the key, and the allowed values.
     """
@@ -87,9 +107,12 @@ def read(
     problems: list[Problem] = []
     if environment:
         layers.append(_Environment(environment, problems))
+    properties = ClientProperties(None, ()) if command_config is None else read_client_properties(command_config)
+    if properties.document is not None:
+        layers.append(_CommandConfig(command_config, properties.document))
     if file is not None:
-        layers.append(_File(file))
-    return _Reader(layers, problems, check_topic_config).loaded(file)
+        layers.append(_File(file, without=() if properties.document is None else _SECURITY))
+    return replace(_Reader(layers, problems, check_topic_config).loaded(file), ignored=properties.ignored)
 
 
 class _Layer:
@@ -123,14 +146,23 @@ class _Given(_Layer):
         return COMMAND_LINE
 
 
-class _File(_Layer):
-    """Raises Refused if the file is not TOML."""
+class _CommandConfig(_Layer):
+    def __init__(self, file: Path | None, document: Mapping[str, object]) -> None:
+        self._file, self.document = file, document
 
-    def __init__(self, file: Path) -> None:
+    def where(self, parts: Parts) -> str:
+        return str(self._file)
+
+
+class _File(_Layer):
+    """Raises Refused if the file is not TOML. `without` – tables that another source replaces."""
+
+    def __init__(self, file: Path, without: Sequence[str] = ()) -> None:
         self._file = file
         try:
             self._text = file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
-            self.document = tomllib.loads(self._text)
+            found = tomllib.loads(self._text)
+            self.document = {name: value for name, value in found.items() if name not in without}
         except OSError as e:
             raise Refused([Problem("", f"cannot be read: {e.strerror}", str(file))]) from e
         except UnicodeDecodeError as e:
@@ -158,10 +190,12 @@ class _Environment(_Layer):
 
     def __init__(self, environment: Mapping[str, str], problems: list[Problem]) -> None:
         document: dict[str, Any] = {}
-        names = {each.variable: each for each in KEYS.values()} | {variable((name,)): TABLES[name] for name in TABLES}
+        names: dict[str, Key | Table] = {name: each for each in KEYS.values() for name in each.variables}
+        names |= {variable((name,)): TABLES[name] for name in TABLES}
+        self._named: dict[str, str] = {}
         for name in sorted(environment):
             text = environment[name]
-            if not name.startswith(PREFIX) or not text or name == FILE_VARIABLE:
+            if not name.startswith(PREFIX) or not text or name in (FILE_VARIABLE, _OF_SPARK_JOBS):
                 continue
             found = names.get(name)
             if found is None:
@@ -176,6 +210,8 @@ class _Environment(_Layer):
                     stated = f"must be a TOML table on one line: {example}"
                     problems.append(Problem(found.name, stated, f"environment {name}"))
             else:
+                if (other := self._named.setdefault(found.name, name)) != name:
+                    problems.append(Problem(found.name, f"is also set by {other}: keep one", f"environment {name}"))
                 value = found.kind.from_text(text.strip())
                 if not found.table:
                     document[found.name] = value
@@ -201,7 +237,7 @@ class _Environment(_Layer):
         for length in range(min(2, len(parts)), 0, -1):
             name = ".".join(parts[:length])
             if name in KEYS or (name in TABLES and length == len(parts)):
-                return f"environment {variable(parts[:length])}"
+                return f"environment {self._named.get(name, variable(parts[:length]))}"
         return "environment"
 
 

@@ -100,7 +100,7 @@ def _sentence(text: str) -> str:
 def explain(name: str, topic_configs: Sequence[TopicConfig]) -> str:
     """A key, a table or a topic config. Raises NoSuchKey."""
     for key in SHOWN:
-        if name in (key.name, key.variable):
+        if name in (key.name, *key.variables):
             return _explain_key(key, topic_configs)
     if name in TABLES:
         return _explain_table(TABLES[name])
@@ -130,7 +130,7 @@ def _explain_key(key: Key, topic_configs: Sequence[TopicConfig]) -> str:
         ("type", type_of(key)),
         ("default", default_of(key)),
         ("in the file", "\n".join(_in_the_file(key))),
-        ("environment", f"{key.variable}={_as_text(key)}"),
+        ("environment", "\n".join(f"{each}={_as_text(key)}" for each in key.variables)),
     ]
     if key.option is not None:
         rows.append(("option", f"fencepost proxy {key.option} {_as_text(key)}"))
@@ -272,19 +272,41 @@ are reported together, with file and line.
 
 ## Precedence
 
-For each key, the command line overrides the environment, which overrides the file, which overrides the default.
+For each key, the command line overrides the environment, which overrides `--command-config`, which overrides the file,
+which overrides the default.
 `topics`, `unlisted_topics` and `broker_ports` are each taken from one source as a whole.
 
 The environment variable of a key is `FENCEPOST_` and the key in upper case, with `__` for the dot:
-`FENCEPOST_LIMITS__DRAIN_SECONDS`. Lists are separated by commas (`FENCEPOST_UPSTREAM=kafka-1:9092,kafka-2:9092`).
+`FENCEPOST_LIMITS__DRAIN_SECONDS`. Lists are separated by commas
+(`FENCEPOST_BOOTSTRAP_SERVER=kafka-1:9092,kafka-2:9092`, another name of `FENCEPOST_UPSTREAM`).
 Tables are TOML on one line (`FENCEPOST_BROKER_PORTS='{ 1 = 20001 }'`; `FENCEPOST_UPSTREAM_TLS='{}'` for an empty
 one). Empty variables are ignored. Misspelt variables are errors; variables that Kubernetes sets for a service named
 `fencepost` are not. `FENCEPOST_CONFIG` names the file if `--config` is missing.
 
+## Kafka's client.properties
+
+`--command-config FILE` reads the security properties of a Java client, as Kafka's tools do. It sets `upstream_tls` and
+`control_sasl`, and replaces both tables of the configuration file.
+
+| property | sets |
+|---|---|
+| `security.protocol` | which tables are present: `PLAINTEXT`, `SSL`, `SASL_PLAINTEXT` or `SASL_SSL` |
+| `sasl.mechanism` | `control_sasl.mechanism`: `PLAIN`, `SCRAM-SHA-256` or `SCRAM-SHA-512` |
+| `sasl.jaas.config`, or `sasl.username` and `sasl.password` | user name; password, read at every login |
+| `ssl.truststore.location` or `ssl.truststore.certificates`, or `ssl.ca.location` | `upstream_tls.ca_file` |
+| `ssl.keystore.location` | `upstream_tls.certificate_file`: certificates and key in one file |
+| `ssl.truststore.type`, `ssl.keystore.type` | must be `PEM` |
+| `ssl.endpoint.identification.algorithm` | `upstream_tls.check_hostname`: empty for false |
+
+Other security properties are errors, and the message says what to do: JKS and PKCS12 stores must be converted to PEM.
+Properties that do not concern security, such as `client.id`, and those that `security.protocol` does not use are
+ignored and logged at debug level. A file without security properties replaces nothing.
+
 ## Reload with SIGHUP
 
-On SIGHUP the proxy reads file and environment again and applies the keys marked ↻. One log line names the changed
-keys and those that need a restart. A file with an error changes nothing, and the log says where the error is.
+On SIGHUP the proxy reads file, `--command-config` and environment again and applies the keys marked ↻. One log line
+names the changed keys and those that need a restart. A file with an error changes nothing, and the log says where the
+error is.
 Certificates, keys and passwords are also reloaded without SIGHUP. With `--workers`, send the signal to the first
 process.
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from fencepost_proxy import logs
 from fencepost_proxy.config import ListenTls, TlsVersion, UpstreamTls
+from fencepost_proxy.config.client_properties import CertificatesIn
 from fencepost_proxy.errors import ConfigError
 
 _log = logs.get("net.certificates")
@@ -99,7 +100,10 @@ def _what_is_wrong(error: ssl.SSLError, certificate: Path, key: Path | None) -> 
 def _load_trusted(context: ssl.SSLContext, where: str, file: Path) -> None:
     _readable(where, file)
     try:
-        context.load_verify_locations(file)
+        if isinstance(file, CertificatesIn):
+            context.load_verify_locations(cadata=file.der())
+        else:
+            context.load_verify_locations(file)
     except ssl.SSLError as error:
         raise ConfigError(f"{where}: no PEM certificate is in {file}") from error
 

@@ -1,0 +1,210 @@
+"""Security properties of a Java client.properties (`--command-config`), as `upstream_tls` and `control_sasl`.
+
+Passwords and inline certificates stay in the file. The configuration holds a path that extracts them at each use, so a
+changed password applies at the next login, like that of a `password_file`.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PosixPath
+from typing import Final
+
+from fencepost_proxy.config import Problem, Refused
+
+_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+#: Login module -> how the names of its mechanisms begin.
+_MODULES: Final = {"plain.PlainLoginModule": "PLAIN", "scram.ScramLoginModule": "SCRAM-"}
+_EXAMPLE: Final = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="…" password="…";'
+_INLINE: Final = "ssl.truststore.certificates"
+_TRUSTED: Final = ("ssl.truststore.location", _INLINE, "ssl.ca.location")
+_HOST_CHECK: Final = "ssl.endpoint.identification.algorithm"
+_SUPPORTED: Final = {
+    *("security.protocol", "sasl.mechanism", "sasl.jaas.config", "sasl.username", "sasl.password", *_TRUSTED),
+    *("ssl.truststore.type", "ssl.keystore.type", "ssl.keystore.location", _HOST_CHECK),
+}
+_NO_PASSWORD: Final = "a PEM store has no password: remove it"
+_ONE_FILE: Final = "is not supported (write key and certificates to one PEM file, and set ssl.keystore.location)"
+_REFUSED: Final = {
+    "ssl.truststore.password": _NO_PASSWORD,
+    "ssl.keystore.password": _NO_PASSWORD,
+    "ssl.key.password": "is not supported (remove it, and set FENCEPOST_UPSTREAM_TLS__KEY_PASSWORD_FILE)",
+    "ssl.keystore.key": _ONE_FILE,
+    "ssl.keystore.certificate.chain": _ONE_FILE,
+}
+_CONVERT: Final = {
+    "ssl.truststore": "keytool -list -rfc -keystore STORE > ca.pem",
+    "ssl.keystore": "keytool -importkeystore -srckeystore STORE -destkeystore client.p12 -deststoretype PKCS12; "
+    "openssl pkcs12 -in client.p12 -nodes -out client.pem",
+}
+_SEPARATED: Final = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
+_ESCAPED: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_OPTION: Final = r"""(\w+)\s*=\s*("(?:\\.|[^"\\])*"|[^\s;"=]+)"""
+_LOGIN: Final = re.compile(
+    rf"org\.apache\.kafka\.common\.security\.({'|'.join(map(re.escape, _MODULES))})\s+\w+((?:\s+{_OPTION})*)\s*;",
+    re.DOTALL,
+)
+_CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
+
+
+class PasswordIn(PosixPath):
+    """A properties file whose text is the password in it."""
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
+        return _login(_properties(self))[1]
+
+
+class CertificatesIn(PosixPath):
+    """A properties file with CA certificates in `ssl.truststore.certificates`."""
+
+    def der(self) -> bytes:
+        """Raises Refused. Java accepts PEM without line feeds, OpenSSL does not."""
+        given = _properties(self)
+        try:
+            found = [b64decode(each) for each in _CERTIFICATE.findall(given.get(_INLINE))]
+        except ValueError:
+            found = []
+        if not found:
+            raise Refused([given.problem(_INLINE, "has no PEM certificate")])
+        return b"".join(found)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientProperties:
+    """`document` – as in TOML; None if the file has no security properties. `ignored` – the other properties."""
+
+    document: Mapping[str, Mapping[str, object]] | None
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Properties:
+    file: Path
+    values: Mapping[str, str]
+    lines: Mapping[str, int]
+
+    def get(self, name: str) -> str:
+        return self.values.get(name, "")
+
+    def problem(self, name: str, text: str) -> Problem:
+        """`text` never has the value, which may be a secret."""
+        return Problem(name, text, f"{self.file}:{self.lines[name]}" if name in self.lines else str(self.file))
+
+
+def read_client_properties(file: Path) -> ClientProperties:
+    """Raises Refused with all errors."""
+    try:
+        given = _properties(file)
+    except OSError as error:
+        raise Refused([Problem("", f"cannot be read: {error.strerror}", str(file))]) from error
+    protocol = given.get("security.protocol").upper()
+    if not any(name.startswith(("security.", "sasl.", "ssl.")) for name in given.values):
+        return ClientProperties(None, tuple(sorted(given.values)))
+    if protocol not in _PROTOCOLS:
+        raise Refused([given.problem("security.protocol", f"must be one of {', '.join(_PROTOCOLS)}")])
+    readers = {"control_sasl": ("sasl.", _control_sasl), "upstream_tls": ("ssl.", _upstream_tls)}
+    used = {table: each for table, each in readers.items() if each[0][:-1].upper() in protocol.split("_")}
+    # Kafka's clients ignore properties that the protocol does not use.
+    relevant = {n for n in given.values if n.startswith(("security.", *(prefix for prefix, _ in used.values())))}
+    problems = list(_unsupported(given, relevant))
+    document: dict[str, Mapping[str, object]] = {}
+    for table, (_, read) in used.items():
+        try:
+            document[table] = read(given)
+        except Refused as refused:
+            problems += refused.problems
+    if problems:
+        raise Refused(problems)
+    return ClientProperties(document, tuple(sorted(given.values.keys() - relevant)))
+
+
+def _unsupported(given: _Properties, names: Iterable[str]) -> Iterator[Problem]:
+    for store, convert in _CONVERT.items():
+        if any(each.startswith(f"{store}.") for each in names) and given.get(f"{store}.type").upper() != "PEM":
+            todo = f"convert the store ({convert}), and set {store}.type=PEM"
+            yield given.problem(f"{store}.type", f"must be PEM; Kafka's default is JKS: {todo}")
+    for name in sorted(set(names) - _SUPPORTED):
+        stated = f"is not supported (remove it, or correct its name: {', '.join(sorted(_SUPPORTED))})"
+        yield given.problem(name, _REFUSED.get(name, stated))
+
+
+def _control_sasl(given: _Properties) -> Mapping[str, object]:
+    mechanism = given.get("sasl.mechanism").upper()
+    if mechanism not in _MECHANISMS:
+        stated = f"must be one of {', '.join(_MECHANISMS)} (for OAUTHBEARER use [control_sasl] of the config file)"
+        raise Refused([given.problem("sasl.mechanism", stated)])
+    return {"mechanism": mechanism, "username": _login(given)[0], "password_file": PasswordIn(given.file)}
+
+
+def _login(given: _Properties) -> tuple[str, str]:
+    """User name and password. Raises Refused."""
+    jaas = given.get("sasl.jaas.config")
+    if jaas:
+        module = _LOGIN.fullmatch(jaas)
+        options = {} if module is None else {name: _unquoted(value) for name, value in re.findall(_OPTION, module[2])}
+        name, password = options.get("username"), options.get("password")
+        if module is None or not (name and password):
+            raise Refused([given.problem("sasl.jaas.config", f"must be a login by PLAIN or SCRAM, as in {_EXAMPLE}")])
+        if not given.get("sasl.mechanism").upper().startswith(_MODULES[module[1]]):
+            raise Refused([given.problem("sasl.jaas.config", f"{module[1]} is not for this sasl.mechanism")])
+    else:
+        name, password = given.get("sasl.username"), given.get("sasl.password")
+        if not (name and password):
+            raise Refused([given.problem("sasl.jaas.config", "must be given, or sasl.username and sasl.password")])
+    return name, password
+
+
+def _unquoted(value: str) -> str:
+    return re.sub(r"\\(.)", r"\1", value[1:-1], flags=re.DOTALL) if value[0] == '"' else value
+
+
+def _upstream_tls(given: _Properties) -> Mapping[str, object]:
+    found: dict[str, object] = {}
+    trusted = [name for name in _TRUSTED if given.get(name)]
+    if len(trusted) > 1:
+        raise Refused([given.problem(trusted[1], f"must not be given with {trusted[0]}")])
+    if trusted == [_INLINE]:
+        found["ca_file"] = CertificatesIn(given.file)
+        CertificatesIn(given.file).der()
+    elif trusted:
+        found["ca_file"] = given.get(trusted[0])
+    if given.get("ssl.keystore.location"):
+        found["certificate_file"] = given.get("ssl.keystore.location")
+    if _HOST_CHECK in given.values:
+        if given.get(_HOST_CHECK).lower() not in ("", "https"):
+            raise Refused([given.problem(_HOST_CHECK, "must be https, or empty to accept any host name")])
+        found["check_hostname"] = bool(given.get(_HOST_CHECK))
+    return found
+
+
+def _properties(file: Path) -> _Properties:
+    """As `java.util.Properties` reads them: ISO 8859-1. Values are stripped, as Kafka does with passwords."""
+    values: dict[str, str] = {}
+    lines: dict[str, int] = {}
+    pending: str | None = None
+    began = 0
+    text = file.read_bytes().decode("latin-1")
+    # The last line may end with a backslash.
+    for number, line in enumerate((*re.split(r"\r\n|\r|\n", text), ""), 1):
+        part = line.lstrip(" \t\f")
+        if pending is None:
+            if not part or part[0] in "#!":
+                continue
+            began = number
+        continues = (len(part) - len(part.rstrip("\\"))) % 2
+        pending = (pending or "") + part[: len(part) - continues]
+        if not continues:
+            name, value = (_ESCAPE.sub(_unescaped, each) for each in _SEPARATED.fullmatch(pending).groups())  # type: ignore[union-attr]
+            values[name], lines[name] = value.strip(), began
+            pending = None
+    return _Properties(file, values, lines)
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    escaped = found[1]
+    return chr(int(escaped[1:], 16)) if len(escaped) > 1 else _ESCAPED.get(escaped, escaped)
