@@ -56,6 +56,9 @@ class Cluster:
     leaders: dict[TopicPartition, NodeId] = field(default_factory=dict)
     transactions: dict[NodeId, list[Described]] = field(default_factory=lambda: {ONE: [], TWO: []})
     silent: set[NodeId] = field(default_factory=set)
+    #: After which a query to a silent broker fails.
+    timeout_seconds: float = 0.0
+    timeouts: list[tuple[float, Query]] = field(default_factory=list)
     coordinators: bool = True
     pace: Pace = PACE
     now: float = 1000.0
@@ -108,11 +111,17 @@ class Cluster:
             assert len(nodes) == len(set(nodes)), "a broker is asked one thing at a time"
             for query_message in queries:
                 self.queried.append((self.now, query_message))
+                if self.timeout_seconds and getattr(query_message, "node_id", None) in self.silent:
+                    self.timeouts.append((self.now + self.timeout_seconds, query_message))
+                    continue
                 self.watching.answered(query_message, self.answer(query_message), self.now)
 
     def run(self, seconds: float) -> None:
         until = self.now + seconds
         while self.now < until:
+            for at, query_message in [each for each in self.timeouts if each[0] <= self.now]:
+                self.timeouts.remove((at, query_message))
+                self.watching.answered(query_message, None, self.now)
             self.query()
             self.now += 1.0
 
@@ -433,6 +442,20 @@ def test_transactions_of_silent_coordinator_stay_reported() -> None:
     kafka.silent = {TWO}
     kafka.run(30)
     assert kafka.report.open_transactions == 1
+
+
+def test_silent_broker_does_not_delay_reports_of_others() -> None:
+    behind_two = [TopicPartition("shipments", each) for each in range(300)]
+    kafka = Cluster({P0: open_from(5), **{each: open_from(5, producer=8) for each in behind_two}})
+    kafka.leaders.update(dict.fromkeys(behind_two, TWO))
+    kafka.transactions[ONE] = [described("payments", P0, started_at=kafka.now - 1000)]
+    kafka.run(15)
+
+    kafka.silent, kafka.timeout_seconds = {TWO}, 10.0
+
+    for _ in range(200):
+        kafka.run(1)
+        assert [each.stuck for each in kafka.report.open] == [OVERDUE]
 
 
 def test_age_of_last_stable_offset_lag_is_reported() -> None:

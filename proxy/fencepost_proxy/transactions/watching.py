@@ -301,10 +301,20 @@ class Watching:
             return
         self._round.queried.discard(query_message)
         if answer is None:
-            self._round.failed.add(getattr(query_message, "node_id", None))
+            self._failed(self._round, getattr(query_message, "node_id", None))
         else:
             self._observe(self._round, query_message, answer)
         self._go_on(self._round, now)
+
+    def _failed(self, found: _Round, node_id: NodeId | None) -> None:
+        """A broker that does not answer is not queried again in this round: each query would wait for its timeout, and
+        what the others reported would be out of date."""
+        found.failed.add(node_id)
+        if found.step == 0 and node_id in self._queues:
+            queue = self._queues[node_id]
+            dropped = found.queried.intersection(queue)
+            found.queried -= dropped
+            self._queues[node_id] = deque(each for each in queue if each not in dropped)
 
     def _sweep_goes_on(self) -> bool:
         return (
@@ -429,7 +439,9 @@ class Watching:
 
     def _query(self, query_message: ListTransactions | DescribeTransactions | ProbePartitions) -> None:
         assert self._round is not None
-        if query_message not in self._round.queried and query_message.node_id in self._queues:
+        if query_message.node_id not in self._queues or query_message.node_id in self._round.failed:
+            return
+        if query_message not in self._round.queried:
             self._round.queried.add(query_message)
             if query_message not in self._queried:  # the sweep may have sent the same query
                 self._queues[query_message.node_id].append(query_message)
