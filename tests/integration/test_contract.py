@@ -184,7 +184,8 @@ def test_a_header_that_is_null_or_repeated(client: Connection, log: Log, new_top
     twice = Record(b"x", expected=0, headers=[("other", b"1"), ("fencepost-expected-offset", b"0")])
     for record in (null, twice):
         answer = client.append(topic, batch(record))
-        assert_refused(answer, INVALID_RECORD, f"HEADER_UNREADABLE topic={topic} partition=0 record=0 header=expected")
+        message = f"HEADER_UNREADABLE topic={topic} partition=0 record=0 header=fencepost-expected-offset"
+        assert_refused(answer, INVALID_RECORD, message)
     assert log.end(topic) == 0
 
 
