@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -21,15 +22,27 @@ from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.forwarder import Forwarder
 from tests.support.kafka import running_kafka
 from tests.support.ports import free_port
-from tests.support.proxy import GUARDED_BY_NAME, LEASE_SECONDS, ProxyProcess
-from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, Record, batch, produce_request, until
+from tests.support.proxy import GUARDED_BY_NAME, GUARDED_FOR_LONG, LEASE_SECONDS, ProxyProcess
+from tests.support.raw import (
+    GZIP,
+    Answer,
+    Closed,
+    Connection,
+    Log,
+    Producer,
+    Record,
+    batch,
+    produce_request,
+    settled,
+    until,
+)
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover]
 
 OK, NOT_LEADER, TIMED_OUT, POLICY_VIOLATION = 0, 6, 7, 44
 SEQUENCER_WAIT_MAX_SECONDS = 1.0
 TAKEOVER = "takeover_seconds = 0.5\n"  # processes come and go here
-STAMPED = f"{GUARDED_BY_NAME}\n[limits]\nsequencer_wait_max_seconds = {SEQUENCER_WAIT_MAX_SECONDS}\n{TAKEOVER}"
+STAMPED = f"{GUARDED_FOR_LONG}\n[limits]\nsequencer_wait_max_seconds = {SEQUENCER_WAIT_MAX_SECONDS}\n{TAKEOVER}"
 NAIVE = "unsafe_disable_fencing = true\n" + STAMPED
 
 Say = Callable[[str], None]
@@ -409,8 +422,10 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         )
         wire.target = kafka.address(1, "WIRE")
 
+        directories = {name: tmp_path_factory.mktemp(name) for name in ("p1", "p2", "n1", "n2")}  # not thread-safe
+
         def start(name: str, config: str) -> ProxyProcess:
-            return ProxyProcess(wire.address, tmp_path_factory.mktemp(name), config=config)
+            return ProxyProcess(wire.address, directories[name], config=config)
 
         with ThreadPoolExecutor(2) as pool:
             started = list(pool.map(start, ("p1", "p2"), (STAMPED, STAMPED)))
@@ -426,7 +441,7 @@ def test_proxies_started_together_share_one_producer_id(stage: Stage, unique_top
     for proxy in stage.proxies:
         topic = create(proxy.bootstrap, stage.log, unique_topic("required"))
         with Connection(proxy.bootstrap) as connection:
-            assert connection.append(topic, batch(b"x", expected=0)).base_offset == 0
+            assert settled(connection, topic, batch(b"x", expected=0)).base_offset == 0
         stamps |= {each.producer_id for each in stage.log.batches(topic)}
     assert len(stamps) == 1
 
@@ -476,7 +491,7 @@ def one_run(stage: Stage, proxies: tuple[ProxyProcess, ProxyProcess], topic: str
         heavy = batch(Record(value_a, expected=end), b"\0" * 4_000_000, codec=GZIP)
         # A refusal makes A's proxy read the log end: it may send one append without asking again.
         value = value_of("far", run, end + 1000)
-        tally.note(value, a.append(topic, batch(value, expected=end + 1000)))
+        tally.note(value, settled(a, topic, batch(value, expected=end + 1000)))
         a.client_id = mark
         stage.kafka.pause(1)
         try:
@@ -614,50 +629,42 @@ def test_unknown_log_end_is_waited_for_briefly(
     topic = create(proxy.bootstrap, stage.log, unique_topic("required"), partitions=2)
     with Connection(proxy.bootstrap) as client:
         client.api_versions()
-        for _ in range(10):
-            # Where the log ends is told to who may write the topic; its other partition shows that, and fresh configs.
-            until(lambda: _answer_that_counts(client, topic, batch(b"z"), partition=1), "an answer that counts")
-            stage.kafka.pause(1)
-            try:
-                sent = time.monotonic()
-                answer = client.append(topic, batch(b"x", expected=0), timeout_ms=timeout_ms)
-                waited = time.monotonic() - sent
-            finally:
-                stage.kafka.resume(1)
-            if "has not (re)read its topic configs" not in (answer.message or ""):
-                break  # its view of the configs was fresh enough for it to ask for the log's end
+        # The log end is reported to clients with WRITE on the topic; its other partition shows that.
+        assert settled(client, topic, batch(b"z"), partition=1).error_code == POLICY_VIOLATION
+        stage.kafka.pause(1)
+        try:
+            sent = time.monotonic()
+            answer = client.append(topic, batch(b"x", expected=0), timeout_ms=timeout_ms)
+            waited = time.monotonic() - sent
+        finally:
+            stage.kafka.resume(1)
         assert (answer.error_code, answer.base_offset) == (NOT_LEADER, -1)
         assert (answer.message or "").startswith("TRY_AGAIN the log end could not be read in time")
         assert bound_seconds - 0.1 < waited < bound_seconds + 20  # a machine may be busy; its client waits for longer
-        again = until(lambda: _answer_that_counts(client, topic, batch(b"y", expected=0)), "an answer that counts")
+        again = settled(client, topic, batch(b"y", expected=0))
     assert (again.error_code, again.base_offset) == (OK, 0)
     assert stage.log.values(topic) == [b"y"]
 
 
-def _answer_that_counts(client: Connection, topic: str, records: bytes, partition: int = 0) -> Answer | None:
-    answer = client.append(topic, records, partition=partition)
-    return None if answer.error_code == NOT_LEADER else answer
-
-
-def test_no_append_is_sent_with_expired_configs(stage: Stage, unique_topic: Callable[..., str]) -> None:
+def test_no_append_is_sent_with_expired_configs(stage: Stage, unique_topic: Callable[..., str], tmp_path: Path) -> None:
     """Another process may have switched a check on meanwhile: whether a topic is guarded is not known."""
-    proxy = stage.proxies[0]
-    topics = [create(proxy.bootstrap, stage.log, unique_topic(prefix)) for prefix in ("required", "checked", "plain")]
-    with Connection(proxy.bootstrap) as client:
+    address = stage.proxies[0].bootstrap
+    topics = [create(address, stage.log, unique_topic(prefix)) for prefix in ("required", "checked", "plain")]
+    with (
+        ProxyProcess(stage.wire.address, tmp_path, config=GUARDED_BY_NAME) as proxy,
+        Connection(proxy.bootstrap) as client,
+    ):
         for topic in topics:
-            until(lambda topic=topic: client.append(topic, batch(b"x", expected=0)).error_code == OK, "an append")
+            assert settled(client, topic, batch(b"x", expected=0)).error_code == OK
         stage.kafka.pause(1)
         try:
             time.sleep(LEASE_SECONDS + 0.5)
             for topic in topics:
-                answer = client.append(topic, batch(b"never", expected=1))
+                answer = client.produce({topic: {0: batch(b"never", expected=1)}})[topic, 0]
                 assert answer.error_code == NOT_LEADER
-                assert (answer.message or "").startswith("TRY_AGAIN the proxy has not (re)read its topic configs")
+                assert answer.lacks_configs
         finally:
             stage.kafka.resume(1)
         for topic in topics:
-            answer = until(
-                lambda topic=topic: _answer_that_counts(client, topic, batch(b"again", expected=1)), "the lease"
-            )
-            assert (answer.error_code, answer.base_offset) == (OK, 1)
+            assert settled(client, topic, batch(b"again", expected=1))[:2] == (OK, 1)
     assert all(stage.log.values(topic) == [b"x", b"again"] for topic in topics)

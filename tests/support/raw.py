@@ -1,4 +1,4 @@
-"""A raw Kafka client: blocking sockets, one request as one frame, nothing retried, nothing hidden.
+"""A raw Kafka client: blocking sockets, one request as one frame, nothing retried (but see `append`).
 
 Judges what the proxy did, so it shares no code with it: messages are kafka-python's, record batches aiokafka's.
 """
@@ -92,6 +92,7 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 #: Of a partition just created: unknown, without a leader, or its leader does not know of that, or of its epoch.
 _NOT_YET = frozenset({3, 5, 6, 74, 75})
 _LEADERS_SECONDS = 30.0
+_CONFIGS_SECONDS = 60.0
 _OK, _NOT_LEADER = 0, 6
 _Headers = Sequence[tuple[str, bytes | None]]
 
@@ -220,6 +221,11 @@ class Answer(NamedTuple):
     log_start_offset: int | None
     message: str | None
     record_errors: tuple[object, ...]
+
+    @property
+    def lacks_configs(self) -> bool:
+        """A proxy that was stopped for as long as its lease answers so, as on a busy machine. Nothing was appended."""
+        return (self.message or "").startswith("TRY_AGAIN the proxy has not (re)read its topic configs")
 
 
 #: topic -> partition -> batch
@@ -350,8 +356,13 @@ class Connection:
         return answers
 
     def append(self, topic: str, records: bytes, *, partition: int = 0, **settings: Any) -> Answer:
-        """Produce of one batch to one partition."""
-        return self.produce({topic: {partition: records}}, **settings)[topic, partition]
+        """Produce of one batch to one partition. Repeated while a proxy has not (re)read its topic configs."""
+        deadline = time.monotonic() + _CONFIGS_SECONDS
+        while True:
+            answer = self.produce({topic: {partition: records}}, **settings)[topic, partition]
+            if not answer.lacks_configs or time.monotonic() > deadline:
+                return answer
+            time.sleep(0.05)
 
     # ---- what else tests ask
 
@@ -623,11 +634,11 @@ def until(
         time.sleep(pause_seconds)
 
 
-def settled(client: Connection, topic: str, records: bytes) -> Answer:
+def settled(client: Connection, topic: str, records: bytes, **settings: Any) -> Answer:
     """What an append comes to: 6 says that nothing was appended and that it may come again."""
 
     def answer() -> Answer | None:
-        last = client.append(topic, records)
+        last = client.append(topic, records, **settings)
         return None if last.error_code == _NOT_LEADER else last
 
     found: Answer = until(answer, "an answer that is not retriable")

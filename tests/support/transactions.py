@@ -99,7 +99,7 @@ class Transactional:
             batches.setdefault(topic, {})[partition] = records
         version = 12 if self.protocol == 2 else 11
         answers: dict[tuple[str, int], Answer] = {}
-        while not answers or any(answer.error_code in _WAIT for answer in answers.values()):
+        while not answers or any(each.error_code in _WAIT or each.lacks_configs for each in answers.values()):
             sent = self.connection.send(produce_request(batches, -1, timeout_ms, self.name), version)
             correlation_id, answers = self.connection.receive_produce(version)
             assert correlation_id == sent
