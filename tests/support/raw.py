@@ -1,4 +1,4 @@
-"""A raw Kafka client: blocking sockets, one request as one frame, nothing retried (but see `append`).
+"""A raw Kafka client: blocking sockets, one request as one frame, nothing retried (but see `produce`).
 
 Judges what the proxy did, so it shares no code with it: messages are kafka-python's, record batches aiokafka's.
 """
@@ -350,19 +350,24 @@ class Connection:
         }
 
     def produce(self, batches: Batches, *, version: int = 9, **settings: Any) -> dict[tuple[str, int], Answer]:
-        sent = self.send_produce(batches, version=version, **settings)
-        correlation_id, answers = self.receive_produce(version)
-        assert correlation_id == sent, f"answer {correlation_id} to request {sent}"
-        return answers
-
-    def append(self, topic: str, records: bytes, *, partition: int = 0, **settings: Any) -> Answer:
-        """Produce of one batch to one partition. Repeated while a proxy has not (re)read its topic configs."""
+        """Repeats the request while a proxy has not (re)read its topic configs: nothing was appended."""
         deadline = time.monotonic() + _CONFIGS_SECONDS
         while True:
-            answer = self.produce({topic: {partition: records}}, **settings)[topic, partition]
-            if not answer.lacks_configs or time.monotonic() > deadline:
-                return answer
+            sent = self.send_produce(batches, version=version, **settings)
+            correlation_id, answers = self.receive_produce(version)
+            assert correlation_id == sent, f"answer {correlation_id} to request {sent}"
+            lacks_configs = any(each.lacks_configs for each in answers.values())
+            if (
+                not lacks_configs
+                or not all(each.error_code for each in answers.values())
+                or time.monotonic() > deadline
+            ):
+                return answers
             time.sleep(0.05)
+
+    def append(self, topic: str, records: bytes, *, partition: int = 0, **settings: Any) -> Answer:
+        """Produce of one batch to one partition."""
+        return self.produce({topic: {partition: records}}, **settings)[topic, partition]
 
     # ---- what else tests ask
 
