@@ -217,7 +217,8 @@ def test_conditional_appends_wait_for_the_marker(  # noqa: PLR0917
 
         for expected in (4, 5):
             meanwhile = client.append(topic, batch(b"mine", expected=expected), timeout_ms=3000)
-            assert meanwhile.error_code == NOT_LEADER, meanwhile
+            timed_out = way == "timeout" and log.end(topic) > 4  # already, on a busy machine
+            assert meanwhile.error_code in ((NOT_LEADER, POLICY_VIOLATION) if timed_out else (NOT_LEADER,)), meanwhile
 
         WAYS[way](transactional, cluster, topic)
         until(lambda: log.end(topic) > 4, "the marker", within_seconds=PATIENCE_SECONDS)
