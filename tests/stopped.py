@@ -175,6 +175,7 @@ def main() -> int:
     parser.add_argument("options", nargs="*", help="files and options of pytest, after -- (@tests/quick.txt)")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background jobs, and so in pytest
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     return run(
         given.options or ["-m", "not soak", "@tests/quick.txt"],
