@@ -230,7 +230,7 @@ def _run_both(program: Program) -> Counter[str]:
         return reported
 
     def counted_back(self: Session) -> None:
-        taken["taken back"] += sum(response_slot.single is not None for response_slot in self._from_upstream)
+        taken["taken back"] += sum(pending_response.single is not None for pending_response in self._from_upstream)
         back(self)
 
     patch = pytest.MonkeyPatch()
@@ -676,7 +676,7 @@ _SESSION_DEFECTS = {
     "overtakes a waiting request": (
         Session,
         "take_up",
-        "self._waiting_exchange is not None\n        or self._client_paused\n        or ",
+        "self._waiting_produce is not None\n        or self._client_paused\n        or ",
         "",
     ),
     "lets a client near the state topic": (

@@ -854,7 +854,7 @@ def test_fast_path_ends_once_topic_is_count_checked(
     talk.client(query(("both", 0, expecting(41, b"v"))))
 
     frame = query(("both", 0, expecting(42, b"v")), correlation=2)
-    talk.session._waiting_exchange = None
+    talk.session._waiting_produce = None
     assert talk.session.take_up(memoryview(frame), talk.now)[0] == 0
 
     assert taken == [None, None], "it was asked, and left it to the general way"

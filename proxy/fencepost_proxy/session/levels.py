@@ -99,7 +99,7 @@ def leveled_produce(
     policies = [policy(topic.name) for topic in request.topics]
     if stated is None and unreadable is None and not any(each is not None and _concerns(each) for each in policies):
         return request, None
-    exchange = LeveledProduce(deadline)
+    leveled = LeveledProduce(deadline)
     observed: set[TopicPartition] = set()
     topics = []
     for topic, each in zip(request.topics, policies, strict=True):
@@ -115,12 +115,12 @@ def leveled_produce(
             observed.add(key)
             if unreadable is not None:
                 message = f"IDEMPOTENCE_LEVEL_UNREADABLE topic={key.topic} partition={key.partition}: {unreadable}"
-                exchange.refused[key] = Refusal(INVALID_RECORD, "idempotence_level_unreadable", message)
+                leveled.refused[key] = Refusal(INVALID_RECORD, "idempotence_level_unreadable", message)
             else:
-                taken = _take(exchange, key, data, level, is_checked=each is not None and each.is_checked)
+                taken = _take(leveled, key, data, level, is_checked=each is not None and each.is_checked)
             partitions.append(taken)
-        topics.append(replace(topic, partitions=tuple(partitions)) if exchange.stripped else topic)
-    return (replace(request, topics=tuple(topics)) if exchange.stripped else request), exchange
+        topics.append(replace(topic, partitions=tuple(partitions)) if leveled.stripped else topic)
+    return (replace(request, topics=tuple(topics)) if leveled.stripped else request), leveled
 
 
 def _concerns(policy: TopicPolicy) -> bool:
@@ -128,32 +128,32 @@ def _concerns(policy: TopicPolicy) -> bool:
 
 
 def _take(
-    exchange: LeveledProduce, key: TopicPartition, data: PartitionData, level: Level, *, is_checked: bool
+    leveled: LeveledProduce, key: TopicPartition, data: PartitionData, level: Level, *, is_checked: bool
 ) -> PartitionData:
-    """Record the batch in `exchange`, and return the data to send."""
+    """Record the batch in `leveled`, and return the data to send."""
     header = _header(data)
     if header is None:
         if level is Level.REQUIRED:
             message = f"MALFORMED topic={key.topic} partition={key.partition}: this is not one record batch"
-            exchange.refused[key] = Refusal(INVALID_RECORD, "malformed", message)
+            leveled.refused[key] = Refusal(INVALID_RECORD, "malformed", message)
         return data  # else Kafka decides
     producer_id = header.producer_id
     refusal = check_idempotence(key.topic, key.partition, producer_id, level)
     if refusal is not None:
-        exchange.refused[key] = refusal
+        leveled.refused[key] = refusal
         return data
     if producer_id < 0:
         return data
-    exchange.own[key] = (producer_id, header.producer_epoch, header.base_sequence), header.record_count
+    leveled.own[key] = (producer_id, header.producer_epoch, header.base_sequence), header.record_count
     if level is not Level.SAFE or header.is_transactional or data.records is None or not verify_crc(data.records):
         return data  # a new CRC would hide damage
-    exchange.producers[key] = producer_id
+    leveled.producers[key] = producer_id
     if producer_id >= MADE_UP_IDS_FROM:
-        del exchange.own[key]
-        exchange.stripped.append(key)
+        del leveled.own[key]
+        leveled.stripped.append(key)
         return replace(data, records=memoryview(without_producer(data.records)))
     if not is_checked:
-        exchange.safe.add(key)
+        leveled.safe.add(key)
     return data
 
 

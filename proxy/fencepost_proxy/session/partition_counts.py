@@ -297,8 +297,8 @@ def count_checked_produce(
         without = replace(topic, tags=tags) if tags != topic.tags else topic
         stripped.append(without)
         counted.append(_Topic(without, declared))
-    exchange = CountCheckedProduce(connection, request.client_id, now, deadline, tuple(counted), readings=readings)
-    return replace(request, topics=tuple(stripped)), exchange
+    produce = CountCheckedProduce(connection, request.client_id, now, deadline, tuple(counted), readings=readings)
+    return replace(request, topics=tuple(stripped)), produce
 
 
 def _is_count_checked(policy: TopicPolicy | None) -> bool:
