@@ -560,14 +560,14 @@ def test_a_broker_that_was_killed_and_came_back(prefix: str, history: str, resta
 def test_sequences_wrap_where_offsets_do_not(prefix: str, begins: str, restarted: dict[str, Story]) -> None:
     """A sequence has 31 bits, an offset 63."""
     story = restarted[f"{prefix}, {begins}"]
-    exchange = BEGINS[begins] // WRAP * WRAP + WRAP
-    assert story.end < exchange
+    wrap = BEGINS[begins] // WRAP * WRAP + WRAP
+    assert story.end < wrap
     if "batch" in begins:
         story.append(5)
         (across,) = [each for each in story.log.batches(story.topic, start=story.end - 5) if each.values]
         assert across.base_sequence == across.base_offset % WRAP > WRAP - 5
     assert_right(story)
-    assert story.end > exchange
+    assert story.end > wrap
     assert_right(story)
 
 

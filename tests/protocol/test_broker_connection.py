@@ -383,8 +383,8 @@ def test_refused_connection_is_retried_with_longer_pauses(monkeypatch: pytest.Mo
     assert all(most / 2 <= pause <= most for pause, most in zip(pauses, longest, strict=True)), pauses
 
 
-@pytest.mark.parametrize("exchanges", range(4))
-def test_request_on_a_closed_transport_is_not_sent(exchanges: int) -> None:
+@pytest.mark.parametrize("turns", range(4))
+def test_request_on_a_closed_transport_is_not_sent(turns: int) -> None:
     async def script(peer: Peer) -> None:
         await peer.read()
 
@@ -392,7 +392,7 @@ def test_request_on_a_closed_transport_is_not_sent(exchanges: int) -> None:
         async with broker(script) as address:
             connection = await BrokerConnection.open(address, limits=LIMITS, client_id="test")
             connection._writer.transport.abort()  # as uvloop does on a reset
-            for _ in range(exchanges):
+            for _ in range(turns):
                 await asyncio.sleep(0)
             with pytest.raises(UpstreamUnavailable):
                 await connection.pipeline([ASK], deadline=deadline_in(PATIENCE_SECONDS))

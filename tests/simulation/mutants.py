@@ -1294,7 +1294,7 @@ def new_process_barrier_empty(patch: Patch) -> None:
     "the fast path skips append barriers", "every append to a topic with count checks enters its barrier", *_EXPANSIONS
 )
 def fast_path_past_the_barrier(patch: Patch) -> None:
-    patch.edit(Session, "_take_single", ("policy is None or policy.counted", "policy is None"))
+    patch.edit(Session, "_take_single", ("policy is None or policy.checks_count", "policy is None"))
 
 
 @mutant("a refusal at the barrier fails no pipeline", "its successors would follow a sequence gap", *_EXPANSIONS)

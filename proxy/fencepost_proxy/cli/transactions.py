@@ -198,7 +198,7 @@ async def _probe(args: argparse.Namespace, control: ControlClient) -> dict[str, 
 
 
 def _listed(watching: Watching) -> bool:
-    return watching.rounds > 0 and watching.counted
+    return watching.rounds > 0 and watching.all_ids_listed
 
 
 def _decided(watching: Watching) -> bool:

@@ -683,7 +683,7 @@ class Proxy:
     def _record_count_checked(self, topic: str, now: float) -> None:
         """The topic's configs have changed. Appends sent before its checks were enabled never entered a barrier."""
         policy = self.policy(topic)
-        if policy is None or not policy.counted:
+        if policy is None or not policy.checks_count:
             self._counted.discard(topic)
         elif topic not in self._counted:
             self._counted.add(topic)
@@ -1416,7 +1416,7 @@ class Proxy:
         if self._state is None:
             return []
         topics = sorted({*self._counted, *self.dispatcher.barriers, *self._state.view.count_checked_topics})
-        return [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.counted]
+        return [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.checks_count]
 
     async def _renew_instance_id(self) -> None:
         assert self._state is not None

@@ -35,21 +35,21 @@ class AtBarriers(AtTransactions):
     def _waits_at_barrier(self, produce: ProduceExchange, now: float) -> bool:
         """False: it entered, or no barrier concerns it."""
         services = self._services
-        if produce.counted is None:
+        if produce.count_checked is None:
             deadline = now + self._wait_seconds(produce.request.timeout_ms)
             policy = self._policy_for(produce)
-            produce.request, produce.counted = count_checked_produce(
+            produce.request, produce.count_checked = count_checked_produce(
                 produce.request, policy, self.connection, now, deadline, readings=produce.readings
             )
-            if produce.counted is None:
+            if produce.count_checked is None:
                 return False
-        came = produce.counted.enter_barriers(services, now)
+        came = produce.count_checked.enter_barriers(services, now)
         if not isinstance(came, Admitted):
             produce.at_barrier = True
             self._commands += [TopicStale(topic) for topic in came.query]
             return True
         produce.at_barrier = False
-        self._entered[produce.counted] = None
+        self._entered[produce.count_checked] = None
         services.barrier_waited(now - produce.received_at)
         produce.sequencer_seconds = now - produce.received_at
         for key, refusal in came.refused.items():
@@ -93,13 +93,13 @@ class AtBarriers(AtTransactions):
 
     def _leave_barrier(self, produce: ProduceExchange, *, unsent: bool = False) -> None:
         """Once Kafka has answered all of it, or nothing of it will be sent."""
-        counted = produce.counted
-        if counted is not None and (unsent or (produce.complete and not counted.unanswered)):
-            counted.leave(self._now)
-            self._entered.pop(counted, None)
+        count_checked = produce.count_checked
+        if count_checked is not None and (unsent or (produce.complete and not count_checked.unanswered)):
+            count_checked.leave(self._now)
+            self._entered.pop(count_checked, None)
 
     def _leave_all_barriers(self) -> None:
         """Kafka will not answer the requests that entered."""
-        for counted in self._entered:
-            counted.leave(self._now)
+        for count_checked in self._entered:
+            count_checked.leave(self._now)
         self._entered.clear()

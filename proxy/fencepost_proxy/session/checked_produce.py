@@ -127,7 +127,7 @@ class CheckedProduce(AtBarriers):
         self.client_id = request.client_id
         for topic in request.topics:
             policy = services.policy(topic.name)
-            if policy is not None and (policy.is_checked or policy.counted):
+            if policy is not None and (policy.is_checked or policy.checks_count):
                 continue  # refused one by one
             if any(names_producer(data.records, services.shared_producer_ids) for data in topic.partitions):
                 raise refuse_producer_id()
@@ -189,7 +189,9 @@ class CheckedProduce(AtBarriers):
         pending_response.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         if request.acks != 0:
             self._to_client.append(pending_response)
-        if not (produce.at_barrier or produce.pending_appends or produce.results or produce.counted or produce.leveled):
+        if not (
+            produce.at_barrier or produce.pending_appends or produce.results or produce.count_checked or produce.leveled
+        ):
             self._forward_unread(pending_response, request, frame)
             return
         self._waiting_produce, self._waiting_response = produce, pending_response
@@ -447,8 +449,8 @@ class CheckedProduce(AtBarriers):
         self._commands += downgraded(keys, MESSAGE_FORMAT)
         for part in self._by_topic_id(produce.request_without(keys)):
             self._probes.append((self._response_of_part(pending_response, produce, part), encode_produce_request(part)))
-            if produce.counted is not None:
-                produce.counted.was_sent()
+            if produce.count_checked is not None:
+                produce.count_checked.was_sent()
         self._send_probes()
 
     def _record_acknowledged(self, pending: PendingAppend, base_offset: int) -> None:
@@ -802,8 +804,8 @@ class CheckedProduce(AtBarriers):
                 if pending is not None:
                     pending.topic_id = topic.topic_id
         upstream = self._response_of_part(pending_response, produce, request)
-        if produce.counted is not None:
-            produce.counted.was_sent()
+        if produce.count_checked is not None:
+            produce.count_checked.was_sent()
         self._from_upstream.append(upstream)
         self._upstream_out += encode_produce_request(request)
 
@@ -919,8 +921,8 @@ class CheckedProduce(AtBarriers):
         }
         if answers.keys() != queried:
             raise UpstreamProtocolError(f"the broker answered for {sorted(answers)} instead of {sorted(queried)}")
-        if produce.counted is not None:
-            produce.counted.was_answered()
+        if produce.count_checked is not None:
+            produce.count_checked.was_answered()
         again = [] if produce.leveled is None else self._to_send_without(pending_response, produce, answers)
         for key, result in answers.items():
             if key not in again:
@@ -1069,8 +1071,8 @@ class CheckedProduce(AtBarriers):
             if pending.partition in produce.sent and pending.partition not in produce.results:
                 pending.may_write = self._has_proved(pending.partition.topic)
                 self._commands.append(ToSequencer(pending, Lost(pending)))
-                if produce.counted is not None:
-                    produce.counted.in_doubt = True  # the sequencer may resend it
+                if produce.count_checked is not None:
+                    produce.count_checked.in_doubt = True  # the sequencer may resend it
 
     def _return_waiting_produce(self) -> None:
         """The request that waits for a sequencer will not be sent any more."""

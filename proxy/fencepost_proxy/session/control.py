@@ -255,7 +255,7 @@ class ControlMessages(Migration):
         services = self._services
         if finished.partition_counts and services.fresh(self._now):
             policies = ((topic, services.policy(topic), count) for topic, count in finished.partition_counts)
-            counts = [(topic, count) for topic, policy, count in policies if policy is not None and policy.counted]
+            counts = [(topic, count) for topic, policy, count in policies if policy is not None and policy.checks_count]
             if counts:
                 services.record_served(self.connection, finished.client_id, counts)
 

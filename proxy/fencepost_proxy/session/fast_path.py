@@ -246,7 +246,7 @@ class FastPath(CheckedProduce):
         sequencer = services.sequencer(key)
         if not self._primary and self._needs_primary(policy):
             return None
-        if policy is None or policy.counted or policy.idempotence:
+        if policy is None or policy.checks_count or policy.idempotence:
             return None  # the fast path has no barriers and no idempotence levels
         if topic_id is None or sequencer is None or services.produce_version_max() < PRODUCE_BY_ID:
             return None

@@ -124,7 +124,7 @@ def leveled_produce(
 
 
 def _concerns(policy: TopicPolicy) -> bool:
-    return policy.idempotence is not Level.OFF or policy.counted
+    return policy.idempotence is not Level.OFF or policy.checks_count
 
 
 def _take(

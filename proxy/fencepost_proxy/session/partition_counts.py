@@ -283,7 +283,7 @@ def count_checked_produce(
     if not any(_is_count_checked(policy(topic.name)) for topic in request.topics):
         return request, None
     stripped = []
-    counted = []
+    count_checked = []
     observed: set[str] = set()
     for topic in request.topics:
         if not _is_count_checked(policy(topic.name)):
@@ -296,13 +296,13 @@ def count_checked_produce(
         declared, tags = _declared(topic.tags)
         without = replace(topic, tags=tags) if tags != topic.tags else topic
         stripped.append(without)
-        counted.append(_Topic(without, declared))
-    produce = CountCheckedProduce(connection, request.client_id, now, deadline, tuple(counted), readings=readings)
-    return replace(request, topics=tuple(stripped)), produce
+        count_checked.append(_Topic(without, declared))
+    checked = CountCheckedProduce(connection, request.client_id, now, deadline, tuple(count_checked), readings=readings)
+    return replace(request, topics=tuple(stripped)), checked
 
 
 def _is_count_checked(policy: TopicPolicy | None) -> bool:
-    return policy is not None and policy.counted
+    return policy is not None and policy.checks_count
 
 
 def _declared(tags: bytes) -> tuple[int | str | None, bytes]:

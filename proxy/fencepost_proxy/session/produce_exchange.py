@@ -58,7 +58,7 @@ class ProduceExchange:
     - `alone` – it waits for one partition with none admitted, and submits all in order after that.
     - `answer_by` – when the client must get an answer. `received_at` – when the request was complete.
     - `sequencer_seconds` – how long it has waited for sequencers and barriers so far.
-    - `counted` – its topics with partition-count checks; `at_barrier` – it waits for a barrier or for metadata, before
+    - `count_checked` – its topics with partition-count checks; `at_barrier` – it waits for a barrier or for metadata, before
       the sequencers; `count_refused` – partitions refused by the count checks.
     - `misread` – pipelines of batches that could not become pending appends.
     - `leveled` – its batches with idempotence levels.
@@ -84,7 +84,7 @@ class ProduceExchange:
     sent: set[TopicPartition] = field(default_factory=set)
     alone: bool = False
     throttle_time_ms: int = 0
-    counted: CountCheckedProduce | None = None
+    count_checked: CountCheckedProduce | None = None
     at_barrier: bool = False
     count_refused: frozenset[TopicPartition] = frozenset()
     misread: list[PipelineKey] = field(default_factory=list)

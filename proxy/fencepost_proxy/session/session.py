@@ -269,7 +269,7 @@ class Session(FastPath):
                 if self._client_is_blocked():
                     self._pause_client()
                     break
-                if not self._collect(token_bytes, now, counted=token_bytes > _SMALL_FRAME_BYTES):
+                if not self._collect(token_bytes, now, charged=token_bytes > _SMALL_FRAME_BYTES):
                     break
             else:
                 head = cutter.head()
@@ -318,7 +318,7 @@ class Session(FastPath):
                 return self._end_with_its_login()
             return self._start_produce(length, head, version, correlation_id, now)
         # Small frames are freed by this call or the next, and must pass while other connections use up the budget.
-        return self._collect(length, now, counted=length > _SMALL_FRAME_BYTES)
+        return self._collect(length, now, charged=length > _SMALL_FRAME_BYTES)
 
     def _relay(self, pending_response: PendingResponse, length: int, watch: ProducerIdWatch | None = None) -> None:
         self._client.pass_frame(length, watch)
@@ -335,7 +335,7 @@ class Session(FastPath):
         if not self._nothing_under_way():
             self._pause_client()
             return False
-        return self._collect(length, now, counted=length > _SMALL_FRAME_BYTES)
+        return self._collect(length, now, charged=length > _SMALL_FRAME_BYTES)
 
     def _end_with_its_login(self) -> bool:
         """As Kafka does, once all earlier requests are answered: a later append would have an unknown outcome."""
@@ -345,8 +345,8 @@ class Session(FastPath):
             self._pause_client()
         return False
 
-    def _collect(self, length: int, now: float, *, counted: bool = True) -> bool:
-        if counted:
+    def _collect(self, length: int, now: float, *, charged: bool = True) -> bool:
+        if charged:
             if not self._services.reserve(length):
                 self._pause_client()
                 return False

@@ -209,7 +209,7 @@ class _Topic:
 
     keys: dict[str, None] = field(default_factory=dict)
     name: str | None = None
-    counted_from: int | None = None
+    first_count: int | None = None
     ended: list[Expansion] = field(default_factory=list)
     pending: Expansion | None = None
     failed: dict[UUID, str] = field(default_factory=dict)
@@ -217,7 +217,7 @@ class _Topic:
     drivers: dict[int, UUID] = field(default_factory=dict)
 
     def history(self) -> ExpansionHistory:
-        count = self.ended[-1].to_count if self.ended else self.counted_from
+        count = self.ended[-1].to_count if self.ended else self.first_count
         if self.pending is None:
             return ExpansionHistory(count, tuple(self.ended), failed=self.failed)
         driver_round = max(self.drivers, default=0)
@@ -268,7 +268,7 @@ class ExpansionHistories:
                     self._end(topic, topic.pending, value)
             case "partition-count", [_]:
                 topic.name = typed(value, "topic", str)
-                topic.counted_from = typed(value, "count", int)
+                topic.first_count = typed(value, "count", int)
             case _:
                 raise ValueError("invalid key")
 
@@ -317,7 +317,7 @@ class ExpansionHistories:
     def _delete(topic: _Topic, kind: str, names: Sequence[str], key: str) -> None:
         topic.keys.pop(key, None)
         if kind == PARTITION_COUNT:
-            topic.counted_from = None
+            topic.first_count = None
         elif kind == EXPANSION and len(names) == 3:
             proposal = UUID(names[2])
             topic.ended = [each for each in topic.ended if each.proposal != proposal]

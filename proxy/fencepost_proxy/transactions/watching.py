@@ -289,7 +289,7 @@ class Watching:
                 for partition, probe in answer.found.items():
                     self._probed(partition, probe, queried_at, now)
             case ListTransactions(listing, (), ()), _:
-                self._counted(listing, answer.transactions if isinstance(answer, Listing) else None, now)
+                self._ids_listed(listing, answer.transactions if isinstance(answer, Listing) else None, now)
         self._of_round(query_message, answer, now)
         if self._sweeping and not self._sweep_goes_on():
             self._sweeping = False
@@ -393,7 +393,7 @@ class Watching:
         else:
             self._suspected.pop(partition, None)
 
-    def _counted(self, node_id: NodeId, answer: Sequence[Listed] | None, now: float) -> None:
+    def _ids_listed(self, node_id: NodeId, answer: Sequence[Listed] | None, now: float) -> None:
         if node_id not in self._queues:
             return
         pause = self._pace.count_seconds
@@ -556,7 +556,7 @@ class Watching:
     # ---- report
 
     @property
-    def counted(self) -> bool:
+    def all_ids_listed(self) -> bool:
         """Whether every broker has listed its transactional ids."""
         return bool(self._nodes) and self._counts.keys() >= set(self._nodes)
 
@@ -583,8 +583,8 @@ class Watching:
         reasons.update(each.why for each in hanging)
         reasons.update(each.stuck for each in opened if each.stuck is not None)
         states: Counter[str] = Counter(dict.fromkeys(OPEN_STATES, 0))
-        for counted in self._counts.values():
-            states.update({state: count for state, count in counted.items() if state not in OPEN_STATES})
+        for by_state in self._counts.values():
+            states.update({state: count for state, count in by_state.items() if state not in OPEN_STATES})
         states.update(each.state for each in opened)
         lags = [observed.probe.lag for observed in self._behind.values()]
         worst = nlargest(shown_max, self._behind.items(), key=lambda item: item[1].probe.lag)

@@ -63,7 +63,7 @@ class Message(SimpleNamespace):
     unknown_tags: tuple[tuple[int, bytes], ...] = ()
 
 
-class Counted(bytes):
+class LimitedBytes(bytes):
     """Bytes from which at most `items_left` array elements are read: a decoded element can take 100 times its bytes."""
 
     items_left: int
@@ -320,7 +320,7 @@ def _array(element: Codec, element_type: str, nullable: bool, flexible: bool) ->
         count, pos = _read_length(data, pos, nullable, flexible)
         if count is None:
             return None, pos
-        if isinstance(data, Counted):
+        if isinstance(data, LimitedBytes):
             data.take(count)
         if numbers is not None:
             return list(struct.unpack_from(f">{count}{letter}", data, pos)), pos + count * numbers.size
