@@ -670,7 +670,7 @@ def abort_only_not_read(patch: Patch) -> None:
     "atomic-cluster-v2",
 )
 def reported_before_stored(patch: Patch) -> None:
-    patch.set(Session, "_waits_for_notes", lambda self, pending_response, produce: False)
+    patch.set(Session, "_waits_for_records", lambda self, pending_response, produce: False)
 
 
 @mutant(

@@ -1091,11 +1091,11 @@ def test_tracked_appends_are_forgotten_once_answered() -> None:
     dispatcher.session_event(1, m.ClientBytes(memoryview(query(("plain", 0, batch(b"v"))))), 100.0)
     for number in range(100):
         dispatcher.now_count_checked(f"counted-{number}", 100.0)
-    assert dispatcher.look_past_barriers(101.0)
+    assert dispatcher.find_past_barriers(101.0)
 
     dispatcher.session_event(1, m.UpstreamBytes(memoryview(produced(("plain", 0, 0, 1)))), 101.0)
 
-    assert not dispatcher.look_past_barriers(102.0)
+    assert not dispatcher.find_past_barriers(102.0)
     assert not dispatcher._begun
 
 

@@ -108,7 +108,7 @@ def test_notice_does_not_delay_the_response() -> None:
 
 def test_heartbeat_is_answered_at_once() -> None:
     talk = Talk()
-    talk.watch.gate_partitions("g", {P2}, {P2})
+    talk.watch.track_gated("g", {P2}, {P2})
     talk.watch.synced("g", "m", 3, frozenset({P2}))
     talk.watch.update("g", frozenset())
     talk.query(apis.HEARTBEAT, 4, 1, Message(group_id="g", generation_id=3, member_id="m"))

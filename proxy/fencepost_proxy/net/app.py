@@ -1427,7 +1427,7 @@ class Proxy:
 
     def _close_stalled(self) -> None:
         now = time.monotonic()
-        past_barriers = self.dispatcher.look_past_barriers(now)
+        past_barriers = self.dispatcher.find_past_barriers(now)
         for bridge in list(self._bridges):
             limits = self.config.limits
             bridge.close_stuck(now, drain_seconds=limits.drain_seconds, idle_seconds=limits.client_idle_seconds)

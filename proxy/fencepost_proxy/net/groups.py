@@ -254,7 +254,7 @@ class GroupProgressTracker:
 
     def _record(self, group: str, gated: Mapping[TopicPartition, Decision], queried: Iterable[TopicPartition]) -> None:
         now = time.monotonic()
-        self.watch.gate_partitions(group, gated, queried)
+        self.watch.track_gated(group, gated, queried)
         if group in self.watch.groups:
             self.watch.groups[group].active_at = now
             self.relayed_versions = _RELAYED_BUT_FOLLOWING

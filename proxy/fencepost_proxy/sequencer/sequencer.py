@@ -432,7 +432,7 @@ class PartitionSequencer(InDoubtResolver):
             if pending.transactional_id is not None:
                 self._joined(pending.transactional_id, float("inf"))
                 self._producers[pending.transactional_id] = pending.append.producer_id
-                self._asked_to_wait.pop(pending.append.producer_id, None)
+                self._try_again_at.pop(pending.append.producer_id, None)
 
     def _answered(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
         if pending not in self._in_flight:
@@ -684,7 +684,7 @@ class PartitionSequencer(InDoubtResolver):
             if self._in_doubt_appends or not self._fits_with_in_flight(self._queue[0], now):
                 return
             pending = self._queue[0]
-            if self._predecessor_is_looked_at(pending):
+            if self._predecessor_is_read(pending):
                 return
             if pending.behind is not None:
                 self._queue.popleft()
@@ -723,7 +723,7 @@ class PartitionSequencer(InDoubtResolver):
                 return True
         return False
 
-    def _predecessor_is_looked_at(self, pending: PendingAppend) -> bool:
+    def _predecessor_is_read(self, pending: PendingAppend) -> bool:
         """Its predecessor in the pipeline failed and is being looked up; until that ends, it must not be appended."""
         return any(
             other.attempts

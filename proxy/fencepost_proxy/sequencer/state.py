@@ -96,7 +96,7 @@ class SequencerState:
         ] = {}  # transactions that joined: time from which the coordinator's answer counts
         self._producers: dict[str, int] = {}  # producer ids of the transactions that have sent an append here
         self._joining: dict[tuple[str, int], None] = {}  # (transactional id, connection) that wait to join
-        self._asked_to_wait: OrderedDict[int, tuple[float, float]] = (
+        self._try_again_at: OrderedDict[int, tuple[float, float]] = (
             OrderedDict()
         )  # producer id: (first, last) time of its "try again"
         self._fenced_queued_until = float("-inf")
@@ -279,15 +279,15 @@ class SequencerState:
         if pending.has_partitions:
             return True
         producer_id = pending.append.producer_id
-        since, last = self._asked_to_wait.pop(producer_id, (now, now))
+        since, last = self._try_again_at.pop(producer_id, (now, now))
         if now - last > self._limits.transaction_wait_seconds:
             since = now  # an earlier, separate wait
         waited = now - since > self._limits.transaction_wait_seconds
         if waited and not pending.alone:
             return True
-        self._asked_to_wait[producer_id] = since, now
-        if len(self._asked_to_wait) > self._limits.remembered_producers_max:
-            self._asked_to_wait.popitem(last=False)
+        self._try_again_at[producer_id] = since, now
+        if len(self._try_again_at) > self._limits.remembered_producers_max:
+            self._try_again_at.popitem(last=False)
         return False
 
     def _refuse(self, pending: PendingAppend, refusal: Refusal) -> None:

@@ -72,12 +72,12 @@ class AtBarriers(AtTransactions):
         return (lambda topic: None if topic in denied else services.policy(topic)) if denied else services.policy
 
     def _drain(self, until: float) -> None:
-        """Start no further request. A partly received one is read to its end, see `_is_to_go`."""
+        """Start no further request. A partly received one is read to its end, see `_may_close`."""
         if self._draining_until is None or until < self._draining_until:
             self._draining_until = until
         self._draining_because = self._draining_because or "this process is shutting down; its requests are answered"
 
-    def _is_to_go(self, now: float) -> bool:
+    def _may_close(self, now: float) -> bool:
         """Whether a drained client has its answers, and has had the time to read them."""
         if self._draining_until is None or self.client_closed:
             return False

@@ -184,7 +184,7 @@ class CheckedProduce(AtBarriers):
             self._check_levels(produce, now)
             self._deny_topics(produce)
             if not self._waits_before_sequencers(produce, now):
-                self._take_drafts_inside_barriers(produce, now)
+                self._take_drafts_entered(produce, now)
         # Only now: an unreadable request raises before this, and leaves no pending response with reserved memory.
         pending_response.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         if request.acks != 0:
@@ -212,7 +212,7 @@ class CheckedProduce(AtBarriers):
                 placed = policy.partitioner is not None and services.in_grace_period(topic.name, now)
                 count = services.partition_count(topic.name, now) if placed else None
                 for data in topic.partitions:
-                    readings.want(TopicPartition(topic.name, data.partition), data.records, policy, count)
+                    readings.add(TopicPartition(topic.name, data.partition), data.records, policy, count)
         return readings
 
     def _produce_many(self, frame: memoryview, many: ManyPartitions) -> None:
@@ -250,7 +250,7 @@ class CheckedProduce(AtBarriers):
         elif self._waits_before_sequencers(produce, now):
             return
         else:
-            self._take_drafts_inside_barriers(produce, now)
+            self._take_drafts_entered(produce, now)
         assert self._waiting_response is not None
         self._pipelines_fail_at_barrier(self._waiting_response, produce)
         self._to_sequencers(produce, now)
@@ -258,7 +258,7 @@ class CheckedProduce(AtBarriers):
     def _waits_before_sequencers(self, produce: ProduceExchange, now: float) -> bool:
         return (
             self._waits_for_metadata(produce, now)
-            or self._waits_to_go_without(produce, now)
+            or self._waits_to_drop_id(produce, now)
             or self._waits_at_barrier(produce, now)
         )
 
@@ -378,7 +378,7 @@ class CheckedProduce(AtBarriers):
                 pending_response.pipeline_keys.append(pipeline_key)
         self._commands.append(Count("refusal", "not_ready"))
 
-    def _take_drafts_inside_barriers(self, produce: ProduceExchange, now: float) -> None:
+    def _take_drafts_entered(self, produce: ProduceExchange, now: float) -> None:
         try:
             self._take_drafts(produce, now)
         except ClientProtocolError:
@@ -397,7 +397,7 @@ class CheckedProduce(AtBarriers):
             stripped = [key for key in produce.leveled.stripped if not self._is_after_a_failed(produce, key)]
             self._commands += downgraded(stripped, NOT_PERMITTED)
 
-    def _waits_to_go_without(self, produce: ProduceExchange, now: float) -> bool:
+    def _waits_to_drop_id(self, produce: ProduceExchange, now: float) -> bool:
         """False: no batch is sent without its producer id, or all that are may be sent now. Order: see `levels.py`."""
         leveled = produce.leveled
         if leveled is None or not leveled.safe:
@@ -980,7 +980,7 @@ class CheckedProduce(AtBarriers):
             if produce.querying:
                 return
         if produce.request.transactional_id is not None:
-            if self._waits_for_notes(pending_response, produce):
+            if self._waits_for_records(pending_response, produce):
                 return
             self._let_go(produce)
         del self._produce_in_flight[pending_response]
@@ -1029,11 +1029,11 @@ class CheckedProduce(AtBarriers):
                     self._pipeline_failed(pending_response, pending, results[key])
             self._commands.append(Count("refusal", "outcome_unknown"))
             self._end(pending_response, [encode_produce_response(reported.response(), produce.request.api_version)])
-            if produce.request.transactional_id is not None and produce.notes is None:
+            if produce.request.transactional_id is not None and produce.open_records is None:
                 # Too late to wait for it. Later results are processed when they arrive.
                 for transaction in self._failed(produce, reported.results):
                     self._record_abort_only(pending_response, produce, transaction)
-                produce.notes = None
+                produce.open_records = None
 
     def _hurry(self, now: float) -> None:
         """The connection ends in a moment. Appends that wait for a sequencer or barrier were not sent: they get a

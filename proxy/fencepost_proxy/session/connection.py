@@ -72,11 +72,11 @@ class Connection:
         "_made_here",
         "_may_use",
         "_may_write",
+        "_needs_migration",
         "_next_token",
         "_now",
         "_opened_at",
         "_paused",
-        "_primary_wanted",
         "_probes",
         "_produce_in_flight",
         "_quota",
@@ -127,7 +127,7 @@ class Connection:
         self._finishing: dict[int, Callable[[], None]] = {}  # answers that a thread works on, by token
         self._next_token = 0
         self._probes: list[tuple[PendingResponse, list[bytes | memoryview]]] = []
-        self._primary_wanted = False  # to be migrated; reading is paused
+        self._needs_migration = False  # to be migrated; reading is paused
         self._collecting_bytes = 0
         self._collecting_since = 0.0
         self._made_here = 0  # answers without Kafka since the last read
@@ -218,7 +218,7 @@ class Connection:
         return (
             self._waiting_produce is not None
             or self._paused
-            or self._primary_wanted
+            or self._needs_migration
             or self._draining_until is not None
             or len(self._to_client) >= self._services.in_flight_requests_max
             or self._made_here >= _MADE_HERE_MAX

@@ -119,7 +119,7 @@ class ControlMessages(Migration):
 
             pending_response.on_response = on_response
         if rewriter.joins is not None:
-            self._wants_to_join(pending_response, rewriter, rewriter.joins)
+            self._request_join(pending_response, rewriter, rewriter.joins)
             return
         if rewriter.first is not None:
             self._send_first(pending_response, rewriter)
@@ -264,7 +264,7 @@ class ControlMessages(Migration):
 
     # ---- transactions
 
-    def _wants_to_join(self, pending_response: PendingResponse, rewriter: RequestRewriter, joins: Joins) -> None:
+    def _request_join(self, pending_response: PendingResponse, rewriter: RequestRewriter, joins: Joins) -> None:
         raise NotImplementedError
 
     def _query_to_join(self, pending_response: PendingResponse, rewriter: RequestRewriter, joins: Joins) -> None:

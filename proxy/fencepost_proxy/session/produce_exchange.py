@@ -65,7 +65,7 @@ class ProduceExchange:
     - `querying` – open queries to Kafka that the answer waits for; `starts_queried` – log starts were queried.
     - `stated` – topics for which Kafka has answered whether the client may write.
     - `denied` – topics that the client may not write, with Kafka's error, found before anything else was done.
-    - `notes` – records of failed appends of a transaction that are not stored yet; None: not determined.
+    - `open_records` – records of failed appends of a transaction that are not stored yet; None: not determined.
     - `readings` – the parsed batches.
     """
 
@@ -93,7 +93,7 @@ class ProduceExchange:
     starts_queried: bool = False
     stated: frozenset[str] = frozenset()
     denied: Mapping[str, int] = field(default_factory=lambda: NOTHING_DENIED)
-    notes: int | None = None
+    open_records: int | None = None
     readings: Readings | None = None
 
     @property

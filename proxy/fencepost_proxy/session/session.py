@@ -130,10 +130,10 @@ class Session(FastPath):
                 case ClientPassed(byte_count):
                     self._received_bytes += byte_count
                     self._client.passed(byte_count)
-                    self._frame_passes_up()
+                    self._frame_relayed_up()
                 case UpstreamPassed(byte_count):
                     self._upstream.passed(byte_count)
-                    self._frame_passes_down()
+                    self._frame_relayed_down()
                 case AppendAdmitted(pending):
                     self._append_admitted(pending, now)
                 case AppendCompleted(pending, result, reason):
@@ -167,17 +167,17 @@ class Session(FastPath):
                     self._check_barrier(now)
                     self._send_ahead(now)
                     self._tick(now)
-            self._go_on(now)
+            self._resume(now)
         except ProtocolError as error:
             self._close(f"{error}", type(error))
         self._flush()
-        if self._primary_wanted:
+        if self._needs_migration:
             self._migrate()
         # Drop our reference: the relayed bytes must not stay in memory until the next event, maybe hours later.
         commands, self._commands = self._commands, []
         return commands
 
-    def _go_on(self, now: float) -> None:
+    def _resume(self, now: float) -> None:
         """Continue what an answer may have unblocked: the next answers, then the next requests."""
         if self._upstream_paused and not self._upstream_is_blocked():
             self._upstream_paused = False
@@ -191,7 +191,7 @@ class Session(FastPath):
             self._pump_client(now)
             if not self._client_paused:
                 self._commands.append(ReadClient(True))
-        if self._is_to_go(now):
+        if self._may_close(now):
             self._close(self._draining_because, None, hang_up=True)
         if self.client_closed and not (
             self.upstream_closed or self._produce_in_flight or self._waiting_produce or self._finishing
@@ -256,7 +256,7 @@ class Session(FastPath):
                 if not view:
                     break
                 self._upstream_out.append(view)
-                self._frame_passes_up()
+                self._frame_relayed_up()
             elif cutter.state is CutterState.COLLECTING:
                 frame = cutter.collected()
                 if frame is None:
@@ -287,7 +287,7 @@ class Session(FastPath):
                 self._services.count_request(api_key, version if known else UNKNOWN_VERSION)
         cutter.save()
 
-    def _frame_passes_up(self) -> None:
+    def _frame_relayed_up(self) -> None:
         if not self._client.passing_bytes:
             self._services.forwarded(0.0)
             self._send_probes()
@@ -467,7 +467,7 @@ class Session(FastPath):
                 if not view:
                     break
                 self._client_out.append(view)
-                self._frame_passes_down()
+                self._frame_relayed_down()
             elif cutter.state is CutterState.COLLECTING:
                 frame = cutter.collected()
                 if frame is None:
@@ -501,7 +501,7 @@ class Session(FastPath):
             self._upstream_paused = True
             self._commands.append(ReadUpstream(False))
 
-    def _frame_passes_down(self) -> None:
+    def _frame_relayed_down(self) -> None:
         if not self._upstream.passing_bytes:
             self._services.answered(0.0)
             self._end(self._from_upstream.pop(0), [])

@@ -106,7 +106,7 @@ class AtTransactions(Logins):
                         return True
         return False
 
-    def _wants_to_join(self, pending_response: PendingResponse, rewriter: RequestRewriter, joins: Joins) -> None:
+    def _request_join(self, pending_response: PendingResponse, rewriter: RequestRewriter, joins: Joins) -> None:
         def done(allowed: bool) -> None:
             if allowed:
                 self._query_to_join(pending_response, rewriter, joins)
@@ -202,9 +202,11 @@ class AtTransactions(Logins):
         ending.token = self._next_token = self._next_token + 1
         self._ending = ending
         self._paused = True
-        who = ending.transactional_id, ending.producer_id, ending.producer_epoch
-        may_be_committed = self._services.transactions.may_be_committed(*who, self._now)
-        self._commands.append(ValidateCommit(ending.token, *who, ending.pending_response.version, may_be_committed))
+        transaction_key = ending.transactional_id, ending.producer_id, ending.producer_epoch
+        may_be_committed = self._services.transactions.may_be_committed(*transaction_key, self._now)
+        self._commands.append(
+            ValidateCommit(ending.token, *transaction_key, ending.pending_response.version, may_be_committed)
+        )
 
     def _validated(self, token: int, decision: Decision) -> None:
         ending = self._ending
@@ -244,8 +246,8 @@ class AtTransactions(Logins):
 
     def _forward_end(self, ending: Ending) -> None:
         if ending.commits:
-            who = ending.transactional_id, ending.producer_id, ending.producer_epoch
-            self._commits[ending.pending_response] = self._services.transactions.commit_sent(*who)
+            transaction_key = ending.transactional_id, ending.producer_id, ending.producer_epoch
+            self._commits[ending.pending_response] = self._services.transactions.commit_sent(*transaction_key)
 
         def on_response(frame: memoryview) -> None:
             self._end_answered(ending, frame)
@@ -313,22 +315,22 @@ class AtTransactions(Logins):
             for pending in produce.pending_appends.values():
                 self._services.transactions.over(transactional_id, pending.append)
 
-    def _waits_for_notes(self, pending_response: PendingResponse, produce: ProduceExchange) -> bool:
+    def _waits_for_records(self, pending_response: PendingResponse, produce: ProduceExchange) -> bool:
         """Whether records of its failed appends are not stored yet. Until then it is not answered."""
-        if produce.notes is None:
-            produce.notes = 0
+        if produce.open_records is None:
+            produce.open_records = 0
             for transaction in self._failed(produce, produce.results):
                 self._record_abort_only(pending_response, produce, transaction)
             if self.client_closed or pending_response.done:
-                produce.notes = 0  # no client waits for it
-            elif produce.notes:
+                produce.open_records = 0  # no client waits for it
+            elif produce.open_records:
                 self._answer_by[pending_response] = produce.answer_by
-        return produce.notes > 0
+        return produce.open_records > 0
 
     def _record_abort_only(
         self, pending_response: PendingResponse, produce: ProduceExchange, transaction: Transaction
     ) -> None:
-        abort_only = self._services.transactions.note(transaction)
+        abort_only = self._services.transactions.record_to_store(transaction)
         if abort_only is None:
             return
         token = self._next_token = self._next_token + 1
@@ -337,13 +339,13 @@ class AtTransactions(Logins):
             if error is not None:
                 self._services.transactions.not_recorded(transaction, abort_only)
                 self._answer_later_instead(produce)
-            if produce.notes:
-                produce.notes -= 1
+            if produce.open_records:
+                produce.open_records -= 1
             if pending_response in self._produce_in_flight:
                 self._finish_produce(pending_response, produce)
 
         self._stores[token] = recorded
-        produce.notes = (produce.notes or 0) + 1
+        produce.open_records = (produce.open_records or 0) + 1
         instead_of = self._services.transactions.recorded_before(transaction, abort_only)
         self._commands.append(RecordAbortOnly(token, abort_only, instead_of))
 

@@ -304,7 +304,7 @@ class Watching:
             self._failed(self._round, getattr(query_message, "node_id", None))
         else:
             self._observe(self._round, query_message, answer)
-        self._go_on(self._round, now)
+        self._advance(self._round, now)
 
     def _failed(self, found: _Round, node_id: NodeId | None) -> None:
         """A broker that does not answer is not queried again in this round: each query would wait for its timeout, and
@@ -458,7 +458,7 @@ class Watching:
             case DescribeTransactions(), Descriptions(described):
                 found.found_described.update((each.producer_id, each) for each in described)
 
-    def _go_on(self, found: _Round, now: float) -> None:
+    def _advance(self, found: _Round, now: float) -> None:
         """Advance to the next step that has queries."""
         while not found.queried:
             found.step += 1
