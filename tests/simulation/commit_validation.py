@@ -148,7 +148,7 @@ class ValidatorCall:
             ends.append(replica.log_end)
             name = next(n for n, p in self._proxy.world.cluster.partitions.items() if replica in p.replicas.values())
             if replica.log_start > offset:
-                self._write(j.LogIs(name, None, gone=True))
+                self._write(j.LogIs(name, None, out_of_range=True))
             elif replica.high_watermark < ends[0]:
                 self._proxy.later(
                     _PROBE_AGAIN_SECONDS, lambda: self._query_leader(name, read, j.LogIs(name, None), again=True)

@@ -60,7 +60,7 @@ class World:
     transaction_then: TransactionIs | None = None  # when its coordinator is asked once more
     producers: dict[TopicPartition, ProducerAt | None] = field(default_factory=dict)
     logs: dict[TopicPartition, tuple[Logged, ...] | None] = field(default_factory=dict)
-    gone: bool = False
+    out_of_range: bool = False
     v2: bool = True
     may_be_committed: bool = False
     queried: list[Ask] = field(default_factory=list)
@@ -105,7 +105,7 @@ class World:
                 batches = self.logs[partition]
                 if batches is not None:
                     batches = tuple(each for each in batches if each.base_offset >= from_offset)
-                return LogIs(partition, batches, gone=self.gone)
+                return LogIs(partition, batches, out_of_range=self.out_of_range)
 
 
 def logged(at: int, sequence: int, expected: int | None = None, *, count: int = 1, epoch: int = EPOCH) -> Logged:
@@ -422,7 +422,7 @@ def test_expected_offset_missing_from_log_cannot_be_proved() -> None:
 
 
 def test_the_log_does_not_reach_back() -> None:
-    world = World(producers={A: ProducerAt(EPOCH, 0, 10)}, logs={A: None}, gone=True)
+    world = World(producers={A: ProducerAt(EPOCH, 0, 10)}, logs={A: None}, out_of_range=True)
     assert world.decision().reason == "cannot_be_proved"
 
 

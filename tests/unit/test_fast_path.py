@@ -168,7 +168,7 @@ def _gate_seen(sequencer: PartitionSequencer) -> list[Any]:
                     t.sent_as,
                     t.attempts,
                     t.may_write,
-                    t.behind,
+                    t.predecessor_result,
                     len(t.duplicate_waiters),
                 )
                 for t in pending_appends

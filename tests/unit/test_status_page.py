@@ -73,7 +73,7 @@ NOTHING_OPEN = TransactionsReport(
     hanging_by_reason={},
     open=(),
     hanging=(),
-    behind=(),
+    lagging=(),
     most_producers=(),
     sweep_seconds=None,
     sweep_age_seconds=None,
@@ -259,7 +259,7 @@ def every_page() -> Iterator[page.Page]:
             problem=EVIL,
             open=(OpenTransaction(EVIL, 7, 0, EVIL, 1, 40.0, 60_000, 1, (EVIL,), "overdue"),),
             hanging=(HangingTransaction(EVIL, 0, 5, 7, 0, 0, NOW_MS, 3.0, EVIL, "overdue"),),
-            behind=(LaggingPartition(EVIL, 0, 5, 9, 4, 60.0),),
+            lagging=(LaggingPartition(EVIL, 0, 5, 9, 4, 60.0),),
         ),
     )
     yield shown(evil, {what: Listed(len(rows), rows) for what, rows in ROWS.items()})

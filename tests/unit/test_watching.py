@@ -144,8 +144,8 @@ def test_open_transaction_is_reported_with_age_and_partitions() -> None:
     assert found.first_partitions == ("orders-0",)
     assert found.age_seconds == pytest.approx(31)
     assert kafka.report.oldest_seconds == found.age_seconds
-    (behind,) = kafka.report.behind
-    assert (behind.topic, behind.partition, behind.last_stable_offset, behind.lag) == ("orders", 0, 5, 3)
+    (lagging,) = kafka.report.lagging
+    assert (lagging.topic, lagging.partition, lagging.last_stable_offset, lagging.lag) == ("orders", 0, 5, 3)
     assert sum(kafka.report.hanging_by_reason.values()) == 0
 
 
@@ -387,8 +387,8 @@ def test_partitions_above_the_limit_are_reported_as_omitted() -> None:
 def test_reports_name_the_worst_only() -> None:
     kafka = Cluster({TopicPartition("t", each): open_from(0, end=each) for each in range(1, 60)})
     kafka.run(10)
-    assert (len(kafka.report.behind), kafka.report.lagging_partitions) == (20, 59)
-    assert (kafka.report.behind[0].lag, kafka.report.lag_max) == (59, 59)
+    assert (len(kafka.report.lagging), kafka.report.lagging_partitions) == (20, 59)
+    assert (kafka.report.lagging[0].lag, kafka.report.lag_max) == (59, 59)
 
 
 # ---- what changes meanwhile

@@ -509,14 +509,14 @@ TABLE: Final[tuple[Section, ...]] = (
                 "fencepost_kafka_last_stable_offset",
                 _GAUGE,
                 "Last stable offset of the partitions where it lags most.",
-                _transactions(lambda t: [((b.topic, str(b.partition)), b.last_stable_offset) for b in t.behind]),
+                _transactions(lambda t: [((b.topic, str(b.partition)), b.last_stable_offset) for b in t.lagging]),
                 _PARTITION,
             ),
             Shown(
                 "fencepost_kafka_last_stable_offset_lag",
                 _GAUGE,
                 "High watermark minus last stable offset, of the partitions where it lags most; 0 for all others.",
-                _transactions(lambda t: [((b.topic, str(b.partition)), b.lag) for b in t.behind]),
+                _transactions(lambda t: [((b.topic, str(b.partition)), b.lag) for b in t.lagging]),
                 _PARTITION,
             ),
             Shown(

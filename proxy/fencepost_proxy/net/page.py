@@ -429,7 +429,7 @@ def _watched(t: TransactionsReport) -> str:
             ("partition", "LSO", "high watermark", "lag", "unchanged for"),
             [
                 (f"{b.topic}-{b.partition}", b.last_stable_offset, b.high_watermark, b.lag, duration(b.seconds))
-                for b in t.behind
+                for b in t.lagging
             ],
         )
     )

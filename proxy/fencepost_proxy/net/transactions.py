@@ -269,7 +269,7 @@ class Commits:
                     partition, Offset(before), bytes_max=_FETCH_BYTES, timeout_seconds=remaining(deadline)
                 )
                 if fetched.out_of_range:
-                    return LogIs(partition, None, gone=True)
+                    return LogIs(partition, None, out_of_range=True)
                 if so_far.slice is None and so_far.at == before:  # otherwise another attempt of this commit reads
                     so_far.slice = asyncio.create_task(self._read_on(so_far, query, fetched.records))
                     so_far.slice.add_done_callback(lambda task: task.cancelled() or task.exception())

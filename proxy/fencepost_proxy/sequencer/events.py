@@ -102,7 +102,7 @@ class PendingAppend:
     `searched_to`: in doubt, and another sequence lies at its offset; it was looked for up to here.
     `error_code`: Kafka's inconclusive answer to its last attempt; `repeated`: to the last two.
     `unanswered`: an attempt has no answer and may be queued.
-    `behind`: the answer of a failed predecessor in its pipeline. `duplicate_waiters`: its duplicate waiters.
+    `predecessor_result`: the answer of a failed predecessor in its pipeline. `duplicate_waiters`: its duplicate waiters.
     """
 
     connection: int
@@ -140,7 +140,7 @@ class PendingAppend:
     unanswered: bool = False
     may_write: bool = False
     topic_id: UUID | None = None
-    behind: PartitionResult | None = None
+    predecessor_result: PartitionResult | None = None
     duplicate_waiters: list[PendingAppend] = field(default_factory=list)
 
     @property

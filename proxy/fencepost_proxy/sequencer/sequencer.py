@@ -128,7 +128,7 @@ class PartitionSequencer(InDoubtResolver):
     def may_send(self, pending: PendingAppend, now: float) -> bool:
         """Whether the append may still be sent. With an unconfirmed fence, only shortly after the read of the log
         end."""
-        if pending is not self._admitted or pending.behind is not None:
+        if pending is not self._admitted or pending.predecessor_result is not None:
             return False
         if pending.is_there or (not pending.kind.fenced and pending.kind is not AppendMode.TRANSACTIONAL_CONDITIONAL):
             return True
@@ -414,7 +414,7 @@ class PartitionSequencer(InDoubtResolver):
             error_message=f"TRY_AGAIN an earlier append was not resent {where}",
         )
         for other in self._sent_after(pending):
-            other.behind = sent_after(other, reported)
+            other.predecessor_result = sent_after(other, reported)
 
     def _sent(self, pending: PendingAppend, now: float) -> None:
         assert pending is self._admitted, "an append is sent only after it was admitted"
@@ -535,8 +535,8 @@ class PartitionSequencer(InDoubtResolver):
 
     @staticmethod
     def _kafka_detects_duplicate(pending: PendingAppend) -> bool:
-        own = pending.append.producer_id >= 0 and pending.fence is None
-        return own and pending.may_write and not pending.append.transactional
+        keeps_id = pending.append.producer_id >= 0 and pending.fence is None
+        return keeps_id and pending.may_write and not pending.append.transactional
 
     def _joined(self, transactional_id: str, believe_from: float) -> None:
         """From `believe_from` on, the coordinator's "not on this partition" counts. Before, it may not know yet."""
@@ -686,9 +686,9 @@ class PartitionSequencer(InDoubtResolver):
             pending = self._queue[0]
             if self._predecessor_is_read(pending):
                 return
-            if pending.behind is not None:
+            if pending.predecessor_result is not None:
                 self._queue.popleft()
-                self._answer(pending, pending.behind, "behind_refused")
+                self._answer(pending, pending.predecessor_result, "behind_refused")
             elif pending.kind.fenced and pending.append.producer_id >= 0 and self._known_retry(pending):
                 # Its first attempt was still queued here when it came, and has been answered since.
                 self._queue.popleft()

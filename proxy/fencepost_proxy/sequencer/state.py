@@ -358,7 +358,7 @@ class SequencerState:
         pending.duplicate_waiters.clear()
         if result.error_code != Error.NONE and pending.attempts:
             for other in self._sent_after(pending):
-                other.behind = sent_after(other, result)
+                other.predecessor_result = sent_after(other, result)
 
     def _sent_after(self, pending: PendingAppend) -> Iterator[PendingAppend]:
         """The rest of a pipeline: same producer, same connection, sent before the failure was known. Batches without a

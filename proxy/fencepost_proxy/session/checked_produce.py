@@ -404,17 +404,17 @@ class CheckedProduce(AtBarriers):
             return False
         leveled.safe -= {key for key in leveled.safe if self._is_after_a_failed(produce, key)}
         without = leveled.goes_without(self._services.idempotence, now)
-        behind = [
+        blocked = [
             key for key in without if any(self._has_id_upstream(each, key) for each in self._produce_in_flight.values())
         ]
-        if behind and now < leveled.deadline:
+        if blocked and now < leveled.deadline:
             produce.at_barrier = leveled.waits = True
             return True
         if leveled.waits:
             produce.at_barrier = leveled.waits = False
             produce.sequencer_seconds = now - produce.received_at
         for key in without:
-            if key in behind:
+            if key in blocked:
                 message = f"TRY_AGAIN topic={key.topic} partition={key.partition}: earlier batches are not answered yet"
                 self._refuse(produce, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "level_unknown", message))
                 leveled.safe.discard(key)
@@ -475,8 +475,8 @@ class CheckedProduce(AtBarriers):
             batch, record_count = (append.producer_id, append.producer_epoch, append.base_sequence), append.record_count
             if pending.fence is not None:
                 return result
-        elif produce.leveled is not None and key in produce.leveled.own:
-            batch, record_count = produce.leveled.own[key]
+        elif produce.leveled is not None and key in produce.leveled.with_id:
+            batch, record_count = produce.leveled.with_id[key]
         else:
             return result
         producer_id = batch[0]

@@ -53,7 +53,7 @@ class LeveledProduce:
 
     - `refused` – batches not sent. `safe` – may be resent without their producer ids. `without` – are sent so.
     - `stripped` – lost their made-up ids before the checks.
-    - `own` – batches under their producers' own ids: id, epoch and sequence, and how many records.
+    - `with_id` – batches under their producers' own ids: id, epoch and sequence, and how many records.
     - `producers` – the original ids of batches that are or may be sent without.
     - `tries_again` – those of them that the proxy refuses with a retriable error.
     - `waits` – it waits for batches upstream before it is sent without ids.
@@ -64,7 +64,7 @@ class LeveledProduce:
     safe: set[TopicPartition] = field(default_factory=set)
     without: set[TopicPartition] = field(default_factory=set)
     stripped: list[TopicPartition] = field(default_factory=list)
-    own: dict[TopicPartition, tuple[tuple[int, int, int], int]] = field(default_factory=dict)
+    with_id: dict[TopicPartition, tuple[tuple[int, int, int], int]] = field(default_factory=dict)
     producers: dict[TopicPartition, int] = field(default_factory=dict)
     tries_again: set[TopicPartition] = field(default_factory=set)
     waits: bool = False
@@ -75,7 +75,7 @@ class LeveledProduce:
 
     def give_up_id(self, key: TopicPartition) -> None:
         self.safe.discard(key)
-        self.own.pop(key, None)
+        self.with_id.pop(key, None)
         self.without.add(key)
 
     def has_id_upstream(self, key: TopicPartition) -> bool:
@@ -144,12 +144,12 @@ def _take(
         return data
     if producer_id < 0:
         return data
-    leveled.own[key] = (producer_id, header.producer_epoch, header.base_sequence), header.record_count
+    leveled.with_id[key] = (producer_id, header.producer_epoch, header.base_sequence), header.record_count
     if level is not Level.SAFE or header.is_transactional or data.records is None or not verify_crc(data.records):
         return data  # a new CRC would hide damage
     leveled.producers[key] = producer_id
     if producer_id >= MADE_UP_IDS_FROM:
-        del leveled.own[key]
+        del leveled.with_id[key]
         leveled.stripped.append(key)
         return replace(data, records=memoryview(without_producer(data.records)))
     if not is_checked:

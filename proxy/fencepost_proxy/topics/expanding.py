@@ -472,9 +472,9 @@ class Procedure:
             self._enter_step(Step.ABANDON)
 
     def _read(self, ends: tuple[PartitionEnd, ...]) -> None:
-        behind = [index for index, each in enumerate(ends) if each.high_watermark < each.log_end]
-        if behind:
-            self._again(f"partitions not fully replicated: {', '.join(map(str, behind))}")
+        not_replicated = [index for index, each in enumerate(ends) if each.high_watermark < each.log_end]
+        if not_replicated:
+            self._again(f"partitions not fully replicated: {', '.join(map(str, not_replicated))}")
             return
         expansion = self.expansion
         thresholds = [each.log_end for each in ends]

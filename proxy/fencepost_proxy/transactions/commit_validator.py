@@ -173,12 +173,12 @@ class Logged:
 class LogIs:
     """`batches`: in log order. None: they could not all be read in time.
 
-    `gone`: the log starts after the requested offset.
+    `out_of_range`: the log starts after the requested offset.
     """
 
     partition: TopicPartition
     batches: tuple[Logged, ...] | None
-    gone: bool = False
+    out_of_range: bool = False
 
 
 @value
@@ -449,7 +449,7 @@ class CommitValidator:
     def _log_known(self, log: LogIs) -> tuple[Ask, ...] | Decision:
         if log.partition not in self._reading:
             return ()
-        if log.gone:
+        if log.out_of_range:
             return _refuse("cannot_be_proved", f"the log of {log.partition} starts after its first append")
         if log.batches is None:
             return _later(f"failed to read the log of {log.partition}")

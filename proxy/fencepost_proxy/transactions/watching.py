@@ -5,7 +5,7 @@ brokers each know half of it: coordinators know transactions, leaders know what 
 
     every `round_seconds`   ListTransactions (open ones) of every broker; DescribeTransactions of some hundred of them;
                             probes of partitions with open transactions; queries for those that no coordinator listed
-    continuously            the sweep: every partition of the cluster is probed in turn, at a fixed rate
+    continuously            the sweep: every partition of the cluster is probed in rotation, at a fixed rate
     from time to time       ListTransactions of all ids, to count them by state
 
 A *probe* of a partition is ListOffsets (high watermark), ListOffsets (last stable offset) and DescribeProducers, in
@@ -174,7 +174,7 @@ class Watching:
         self._finding = False
         self._partitions: dict[TopicPartition, _Observed] = {}
         self._errors: dict[TopicPartition, int] = {}
-        self._behind: dict[TopicPartition, _Observed] = {}
+        self._lagging: dict[TopicPartition, _Observed] = {}
         self._producers = 0
         self._suspects: dict[_SuspectKey, _Suspect] = {}
         self._suspected: dict[TopicPartition, set[_SuspectKey]] = {}
@@ -190,7 +190,7 @@ class Watching:
         self._sweep_seconds: float | None = None
         self._tokens = 0.0
         self._tokens_at: float | None = None
-        self._turn = 0
+        self._rotation = 0
         self.rounds = 0
         self.sweeps = 0
         self.requests = 0
@@ -216,9 +216,9 @@ class Watching:
         if self._finding and FindLeaders() not in self._queried and self._nodes:
             self._finding = False
             queries_to_send.append(FindLeaders())
-        self._turn += 1
-        turn = self._turn % max(1, len(self._nodes))
-        for node_id in (*self._nodes[turn:], *self._nodes[:turn]):
+        self._rotation += 1
+        rotation = self._rotation % max(1, len(self._nodes))
+        for node_id in (*self._nodes[rotation:], *self._nodes[:rotation]):
             if node_id not in self._busy and (query_message := self._for(node_id)) is not None:
                 self._busy.add(node_id)
                 queries_to_send.append(query_message)
@@ -262,11 +262,11 @@ class Watching:
         if nodes == self._nodes:
             return
         unanswered: list[Query] = []
-        for gone in set(self._nodes) - set(nodes):
-            unanswered += self._queues.pop(gone)
-            self._sweep.pop(gone, None)
-            self._counts.pop(gone, None)
-            self._count_at.pop(gone, None)
+        for removed in set(self._nodes) - set(nodes):
+            unanswered += self._queues.pop(removed)
+            self._sweep.pop(removed, None)
+            self._counts.pop(removed, None)
+            self._count_at.pop(removed, None)
         for new in set(nodes) - set(self._nodes):
             self._queues[new] = deque()
         self._nodes = nodes
@@ -326,26 +326,26 @@ class Watching:
     def _leaders_are(self, leaders: Leaders) -> None:
         self._coordinators = leaders.coordinators
         known: dict[TopicPartition, NodeId] = {}
-        room = self._pace.partitions_max
+        left = self._pace.partitions_max
         self._left_out = 0
         for node_id, partitions in leaders.by_node.items():
-            taken = partitions[:room]
-            room -= len(taken)
+            taken = partitions[:left]
+            left -= len(taken)
             self._left_out += len(partitions) - len(taken)
             known.update(dict.fromkeys(taken, node_id))
             if self._sweeping and node_id in self._queues and node_id not in self._sweep:
                 self._sweep[node_id] = deque(taken)
-        for gone in self._partitions.keys() - known.keys():
-            self._forget(gone)
-        for gone in self._errors.keys() - known.keys():
-            del self._errors[gone]
+        for removed in self._partitions.keys() - known.keys():
+            self._forget(removed)
+        for removed in self._errors.keys() - known.keys():
+            del self._errors[removed]
         self._leader = known
 
     def _forget(self, partition: TopicPartition) -> None:
         observed = self._partitions.pop(partition, None)
         if observed is not None:
             self._producers -= observed.probe.producers
-        self._behind.pop(partition, None)
+        self._lagging.pop(partition, None)
         for key in self._suspected.pop(partition, ()):
             del self._suspects[key]
 
@@ -366,9 +366,9 @@ class Watching:
         observed.probe = probe
         if not probe.lag:
             observed.lagging_since = None
-            self._behind.pop(partition, None)
+            self._lagging.pop(partition, None)
         else:
-            self._behind[partition] = observed
+            self._lagging[partition] = observed
             if moved or observed.lagging_since is None:
                 observed.lagging_since = now
         self._suspect(partition, probe, queried_at)
@@ -386,8 +386,8 @@ class Watching:
                 self._suspects[key] = _Suspect(each, queried_at, queried_at)
             else:
                 suspect.open, suspect.observed_at = each, queried_at
-        for gone in (before or set()) - keys:
-            del self._suspects[gone]
+        for removed in (before or set()) - keys:
+            del self._suspects[removed]
         if keys:
             self._suspected[partition] = keys
         else:
@@ -420,7 +420,7 @@ class Watching:
         requested: dict[TopicPartition, None] = {}
         for found in (
             self._suspected,
-            self._behind,
+            self._lagging,
             (each for known in self._open.values() if known.described for each in known.described.partitions),
         ):
             for partition in found:
@@ -586,8 +586,8 @@ class Watching:
         for by_state in self._counts.values():
             states.update({state: count for state, count in by_state.items() if state not in OPEN_STATES})
         states.update(each.state for each in opened)
-        lags = [observed.probe.lag for observed in self._behind.values()]
-        worst = nlargest(shown_max, self._behind.items(), key=lambda item: item[1].probe.lag)
+        lags = [observed.probe.lag for observed in self._lagging.values()]
+        worst = nlargest(shown_max, self._lagging.items(), key=lambda item: item[1].probe.lag)
         most = nlargest(shown_max, self._partitions.items(), key=lambda item: item[1].probe.producers)
         return TransactionsReport(
             producer_ids=self._producers,
@@ -597,14 +597,14 @@ class Watching:
             lagging_partitions=len(lags),
             lag_total=sum(lags),
             lag_max=max(lags, default=0),
-            lag_seconds_max=max((_seconds(each, now) for each in self._behind.values()), default=0.0),
+            lag_seconds_max=max((_seconds(each, now) for each in self._lagging.values()), default=0.0),
             transactional_ids=dict(sorted(states.items())),
             open_transactions=len(opened),
             oldest_seconds=max((each.age_seconds or 0.0 for each in opened), default=0.0),
             hanging_by_reason=dict(reasons),
             open=tuple(opened[:shown_max]),
             hanging=tuple(hanging[:shown_max]),
-            behind=tuple(
+            lagging=tuple(
                 LaggingPartition(
                     partition.topic,
                     partition.partition,
