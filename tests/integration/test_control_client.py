@@ -28,7 +28,7 @@ from fencepost_proxy.net.control import (
 )
 from fencepost_proxy.types import Address, LeaderEpoch, NodeId, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire.batch import fence_batch, parse_batch_header
-from fencepost_proxy.wire.plain_batch import encode_plain_batch, read_plain_records
+from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch, read_uncompressed_records
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.kafka
@@ -78,13 +78,13 @@ async def new_topic(client: ControlClient, *, replicas: int = 1, **configs: str)
 
 
 def batch(*values: bytes) -> bytes:
-    return encode_plain_batch([(None, value) for value in values], int(time.time() * 1000))
+    return encode_uncompressed_batch([(None, value) for value in values], int(time.time() * 1000))
 
 
 def values_of(found: object) -> list[bytes | None]:
     assert isinstance(found, Found), found
     view = memoryview(found.batch)
-    return [record.value for record in read_plain_records(parse_batch_header(view), view)]
+    return [record.value for record in read_uncompressed_records(parse_batch_header(view), view)]
 
 
 # --- offsets ----------------------------------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ from fencepost_proxy.topics.state import (
     encode_topic_config,
 )
 from fencepost_proxy.types import ProducerId, TopicPartition
-from fencepost_proxy.wire.plain_batch import encode_plain_batch
 from fencepost_proxy.wire.produce import PartitionResult
+from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.kafka
@@ -478,7 +478,7 @@ def test_an_unreadable_batch_closes_it(kafka: KafkaCluster, name: str) -> None:
             await one.control.log_end(tp)
             await one.state.start()
             # The broker compresses it, and what it unpacks to has no bound.
-            batch = encode_plain_batch([(b"topic-config/a", b"{}")], int(time.time() * 1000))
+            batch = encode_uncompressed_batch([(b"topic-config/a", b"{}")], int(time.time() * 1000))
             assert (await one.control.produce(tp, batch, timeout_ms=5_000)).error_code == 0
             await until(lambda: one.state.failure is not None)
             assert "compression.type must be" in str(one.state.failure)

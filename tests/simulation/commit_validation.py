@@ -50,7 +50,7 @@ class ValidatorCall:
         self._proxy.later(_COMMIT_WAIT_SECONDS, self._report, j.TimeIsUp())
         self._continue(self._validate.begin())
 
-    def _continue(self, stated: tuple[j.Ask, ...] | j.Decision) -> None:
+    def _continue(self, stated: tuple[j.CommitQuery, ...] | j.Decision) -> None:
         if self._over:
             return
         if isinstance(stated, j.Decision):

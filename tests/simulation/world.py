@@ -869,7 +869,7 @@ class ControlCall:
             producer_ids=dict(self._producer_ids),
             log_append_time=proxy.log_append_time,
             expiration_seconds=proxy.world.scenario.expiration_seconds,
-            wall_minus_monotonic_seconds=WALL_MINUS_MONOTONIC,
+            clock_offset_seconds=WALL_MINUS_MONOTONIC,
         )
         proxy.later(proxy.world.delay(), self._tail_came, snapshot, states)
 

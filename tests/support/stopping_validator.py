@@ -90,7 +90,9 @@ async def stopping_judge(self: Commits, requested: ValidateCommit) -> queries_to
     return decision
 
 
-async def stopping_answer(self: Commits, query: queries_to_send.Ask, deadline: Monotonic) -> queries_to_send.Answer:
+async def stopping_answer(
+    self: Commits, query: queries_to_send.CommitQuery, deadline: Monotonic
+) -> queries_to_send.Answer:
     await _stop(STEPS[type(query)], "before")
     answered = await answer(self, query, deadline)
     await _stop(STEPS[type(query)], "after")

@@ -10,8 +10,8 @@ import pytest
 from fencepost_policies.append import Append
 from fencepost_proxy.topics.abort_only import AbortOnly
 from fencepost_proxy.transactions.commit_validator import (
-    Ask,
     CheckedTopic,
+    CommitQuery,
     CommitValidator,
     Decision,
     Logged,
@@ -63,7 +63,7 @@ class World:
     out_of_range: bool = False
     v2: bool = True
     may_be_committed: bool = False
-    queried: list[Ask] = field(default_factory=list)
+    queried: list[CommitQuery] = field(default_factory=list)
 
     def lands(self, partition: TopicPartition, sequence: int, expected: int | None, at: int, *, count: int = 1) -> None:
         """An append that passed this process."""
@@ -92,7 +92,7 @@ class World:
                 stated = (*stated, *more)
         return stated
 
-    def _answer(self, query: Ask) -> StateRead | TransactionIs | ProducersAre | LogIs:
+    def _answer(self, query: CommitQuery) -> StateRead | TransactionIs | ProducersAre | LogIs:
         match query:
             case ReadState():
                 return StateRead(self.abort_only_records)

@@ -9,8 +9,8 @@ from fencepost_proxy.net.broker import UpstreamUnavailable
 from fencepost_proxy.net.cluster import Leader
 from fencepost_proxy.net.control import CompactedAway, Found
 from fencepost_proxy.types import LeaderEpoch, NodeId, Offset
-from fencepost_proxy.wire.plain_batch import encode_plain_batch
 from fencepost_proxy.wire.schema import Message
+from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch
 
 LEADER = Leader(NodeId(1), LeaderEpoch(5))
 
@@ -21,7 +21,7 @@ def end_of_epoch(epoch: int, offset: int, error_code: int = 0) -> Message:
 
 
 def at(offset: int, *values: bytes) -> bytes:
-    batch = encode_plain_batch([(None, value) for value in values], 1)
+    batch = encode_uncompressed_batch([(None, value) for value in values], 1)
     return offset.to_bytes(8, "big") + batch[8:]
 
 

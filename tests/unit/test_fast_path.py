@@ -574,7 +574,7 @@ def _ends_at(log_end: int, now: float) -> g.LogEndRead:
             open_transactions=frozenset(),
             log_append_time=False,
             expiration_seconds=86_400.0,
-            wall_minus_monotonic_seconds=time.time() - now,
+            clock_offset_seconds=time.time() - now,
             transactions_as_of=now,
         )
     )

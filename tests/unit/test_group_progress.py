@@ -20,7 +20,7 @@ from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, TopicPartition
-from fencepost_proxy.wire.plain_batch import encode_plain_batch
+from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch
 
 ORDERS, OTHERS, ANEW = UUID(int=7), UUID(int=8), UUID(int=9)
 P0, P1, P2, P3 = (TopicPartition("orders", each) for each in range(4))
@@ -97,7 +97,7 @@ class Kafka:
 
     async def fetch_committed(self, partition: TopicPartition, offset: int, **_: Any) -> Fetched:
         """Records everywhere."""
-        batch = offset.to_bytes(8, "big") + encode_plain_batch([(b"k", b"v")] * 100, 0)[8:]
+        batch = offset.to_bytes(8, "big") + encode_uncompressed_batch([(b"k", b"v")] * 100, 0)[8:]
         return Fetched(batch, (), Offset(offset + 100))
 
 

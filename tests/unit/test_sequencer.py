@@ -101,7 +101,7 @@ class Talk:
             "open_transactions": frozenset(),
             "log_append_time": False,
             "expiration_seconds": 86_400.0,
-            "wall_minus_monotonic_seconds": time.time() - self.now,
+            "clock_offset_seconds": time.time() - self.now,
             "transactions_as_of": self.now,
         }
         self.report(g.LogEndRead(g.LogEndSnapshot(**(facts | more))))
@@ -946,7 +946,7 @@ def test_retry_that_became_too_old_is_not_appended(check: Check) -> None:
     retry = talk.offer(records, connection=2)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(retry, g.NotYet(10)))
-    wall = {"wall_minus_monotonic_seconds": now_ms() / 1000 + 20 - talk.now}
+    wall = {"clock_offset_seconds": now_ms() / 1000 + 20 - talk.now}
     talk.snapshot(10, next_sequence=10, **wall)
     assert talk.answered(retry).error_code == TIMED_OUT
 

@@ -1091,7 +1091,7 @@ class Proxy:
             case sessions.Store():
                 self._spawn(self._store(connection, command), "store configs")
                 return
-            case sessions.Ask(token, query_message):
+            case sessions.GroupQuery(token, query_message):
                 self._spawn(self._query(connection, token, query_message), f"query group {query_message.group}")
                 return
             case sessions.Noticed(notice):

@@ -31,8 +31,8 @@ from fencepost_proxy.transactions.commit_validator import (
     ONGOING,
     V2_FROM,
     Answer,
-    Ask,
     CheckedTopic,
+    CommitQuery,
     CommitValidator,
     Decision,
     Logged,
@@ -52,7 +52,7 @@ from fencepost_proxy.transactions.commit_validator import (
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import Monotonic, Offset, ProducerId
 from fencepost_proxy.wire.batch import BatchHeader, Effort, HeaderNames, MalformedBatch, scan_batch, split_batches
-from fencepost_proxy.wire.plain_batch import read_plain_records
+from fencepost_proxy.wire.uncompressed_batch import read_uncompressed_records
 
 _log = logs.get("net.transactions")
 _limited_log = logs.RateLimitedLog(_log)
@@ -204,7 +204,7 @@ class Commits:
             for each in queried:
                 each.cancel()
 
-    async def _answer(self, query: Ask, deadline: Monotonic) -> Answer:
+    async def _answer(self, query: CommitQuery, deadline: Monotonic) -> Answer:
         """Run a query; a failure is a result too."""
         try:
             match query:
@@ -329,7 +329,7 @@ class Commits:
         logged = Logged(header.base_offset, header.record_count, header.producer_epoch, header.base_sequence)
         try:
             if header.is_control:
-                marker = next(int.from_bytes((r.key or b"")[2:4]) for r in read_plain_records(header, batch))
+                marker = next(int.from_bytes((r.key or b"")[2:4]) for r in read_uncompressed_records(header, batch))
                 kind = Marker.COMMIT if marker == _COMMIT_MARKER else Marker.ABORT
                 return Logged(header.base_offset, 1, header.producer_epoch, -1, marker=kind)
             if checked:

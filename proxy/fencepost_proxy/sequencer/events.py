@@ -181,7 +181,7 @@ class LogEndSnapshot:
     `fence_base`: the published (epoch, base); (0, 0) if none was published.
     `expiration_seconds`: Kafka forgets a producer whose newest record timestamp is older.
     `expiration_known_until`: from then on, read that setting again before a fence is relied on.
-    `wall_minus_monotonic_seconds`: add it to `now` for Unix time.
+    `clock_offset_seconds`: add it to `now` for Unix time.
     `ended_transactions`: queried transactional ids that are not on this partition, according to their coordinators,
     before the log end was read; queried from `transactions_as_of` on.
     `ending_transactions`: those of the queried ones whose markers are about to be written.
@@ -197,7 +197,7 @@ class LogEndSnapshot:
     open_transactions: frozenset[int]
     log_append_time: bool
     expiration_seconds: float
-    wall_minus_monotonic_seconds: float
+    clock_offset_seconds: float
     ended_transactions: frozenset[str] = frozenset()
     ending_transactions: frozenset[str] = frozenset()
     transactions_as_of: float = float("-inf")

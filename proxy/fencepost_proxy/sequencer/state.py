@@ -219,7 +219,7 @@ class SequencerState:
         fence."""
         if snapshot.log_append_time or not pending.kind.fenced:
             return None
-        oldest_ms = int((now + snapshot.wall_minus_monotonic_seconds - snapshot.expiration_seconds / 2) * 1000)
+        oldest_ms = int((now + snapshot.clock_offset_seconds - snapshot.expiration_seconds / 2) * 1000)
         if pending.append.max_timestamp_ms > oldest_ms:
             return None
         return POLICY.check(pending.append, Facts(check_expected_offsets=pending.check, oldest_timestamp_ms=oldest_ms))

@@ -51,6 +51,7 @@ from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import LIST_OFFSETS, PRODUCE
 from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
+from fencepost_proxy.wire.peeks import names_producer
 from fencepost_proxy.wire.primitives import split_tags
 from fencepost_proxy.wire.produce import (
     LEVEL_TAG,
@@ -65,7 +66,6 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
 )
 from fencepost_proxy.wire.schema import Message
-from fencepost_proxy.wire.shortcuts import names_producer
 
 #: The first version whose response contains the log start offset.
 LOG_START_OFFSET_FROM = 5

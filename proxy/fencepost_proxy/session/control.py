@@ -1,7 +1,7 @@
 """Control messages: requests that are collected whole and rewritten, or answered by the proxy (`rewriters.py`).
 
 Their answers are delayed until Kafka has answered, and until what follows from that is done: changes are stored
-(`Store`, `Stored`), topics are expanded (`Expand`, `Expanded`), or the progress of a group is known (`Ask`, `Replied`).
+(`Store`, `Stored`), topics are expanded (`Expand`, `Expanded`), or the progress of a group is known (`GroupQuery`, `Replied`).
 Before a transaction joins a partition, the partition's sequencer is informed, and may delay that.
 """
 
@@ -14,7 +14,7 @@ from typing import TypeVar
 from fencepost_proxy.groups.queries import Query, Reply
 from fencepost_proxy.sequencer.events import TransactionJoined, TransactionJoins
 from fencepost_proxy.session.connection import MESSAGE_WORK_BYTES
-from fencepost_proxy.session.messages import Ask, Expand, Noticed, ReadBatches, Store, ToPartition
+from fencepost_proxy.session.messages import Expand, GroupQuery, Noticed, ReadBatches, Store, ToPartition
 from fencepost_proxy.session.migration import PRIMARY_APIS, Migration
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.reading import Work
@@ -194,7 +194,7 @@ class ControlMessages(Migration):
     ) -> None:
         token = self._next_token = self._next_token + 1
         self._queries_open[token] = lambda reply: self._end_with(pending_response, lambda: complete(reply), large=large)
-        self._commands.append(Ask(token, query_message))
+        self._commands.append(GroupQuery(token, query_message))
 
     def _replied(self, token: int, reply: Reply) -> None:
         self._queries_open.pop(token)(reply)

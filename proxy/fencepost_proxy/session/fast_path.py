@@ -30,6 +30,7 @@ from fencepost_proxy.session.services import Services
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.batch import Effort
+from fencepost_proxy.wire.peeks import is_free_of, names_no_broker
 from fencepost_proxy.wire.produce import (
     FLEXIBLE,
     PartitionData,
@@ -37,7 +38,6 @@ from fencepost_proxy.wire.produce import (
     ProducePeek,
     parse_produce_request,
 )
-from fencepost_proxy.wire.shortcuts import is_free_of, names_no_broker
 from fencepost_proxy.wire.single import encode_single, encode_single_answer, read_single, read_single_answer
 
 _FRAME_PREFIX = struct.Struct(">ihhi")

@@ -68,8 +68,8 @@ from fencepost_proxy.wire.apis import (
     Handling,
     api_name,
 )
+from fencepost_proxy.wire.peeks import UNREADABLE, partitions_of
 from fencepost_proxy.wire.produce import FLEXIBLE, encode_produce_response, parse_produce_response, peek_produce
-from fencepost_proxy.wire.shortcuts import UNREADABLE, partitions_of
 
 #: Produce requests below it carry no v2 record batches, and brokers since 4.0 refuse them.
 _PRODUCE_VERSION_MIN = 3

@@ -165,7 +165,7 @@ def _struct(
     struct_name: str, fields: list[dict[str, Any]], structs: _Structs, version: int, flexible: bool
 ) -> tuple[Codec, Callable[[], Message]]:
     """The codec of a struct at a version, and a factory of the struct with Kafka's defaults."""
-    plain: list[_Field] = []
+    untagged: list[_Field] = []
     tagged: dict[int, _Field] = {}
     constants: dict[str, Any] = {}
     makers: list[tuple[str, Callable[[], Any]]] = []
@@ -181,7 +181,7 @@ def _struct(
         if _in(version, field.get("taggedVersions")):
             tagged[field["tag"]] = _Field(name, codec, default)
         else:
-            plain.append(_Field(name, codec, default))
+            untagged.append(_Field(name, codec, default))
     known = frozenset(constants) | {name for name, _ in makers} | {"unknown_tags"}
 
     def make() -> Message:
@@ -190,9 +190,9 @@ def _struct(
             setattr(message, name, maker())
         return message
 
-    # Decoding sets the plain fields; only the others need defaults.
-    read_fields = [(field.name, field.codec.read) for field in plain]
-    read_names = {field.name for field in plain}
+    # Decoding sets the untagged fields; only the others need defaults.
+    read_fields = [(field.name, field.codec.read) for field in untagged]
+    read_names = {field.name for field in untagged}
     other_constants = {name: value for name, value in constants.items() if name not in read_names}
     other_makers = [(name, maker) for name, maker in makers if name not in read_names]
 
@@ -222,7 +222,7 @@ def _struct(
         values = message.__dict__
         if not values.keys() <= known:
             raise TypeError(f"{struct_name} has no field {', '.join(sorted(values.keys() - known))}")
-        for name, codec, default in plain:
+        for name, codec, default in untagged:
             try:
                 codec.write(out, values[name] if name in values else default())
             except (struct.error, AttributeError, ValueError) as error:
