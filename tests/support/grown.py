@@ -77,7 +77,7 @@ class GrownTopic:
         expansion = Expansion(self.name, self.topic_id, self.count, to, uuid4(), now_ms, process=uuid4())
         ends = [LogEndOffset(each) for each in thresholds]
         epochs = [LeaderEpoch(0)] * len(ends)
-        done = encode_done(expansion, uuid4(), thresholds=ends, epochs=epochs, at_ms=now_ms, held_ms=0)
+        done = encode_done(expansion, uuid4(), thresholds=ends, epochs=epochs, at_ms=now_ms, blocked_ms=0)
         self._store(encode_expansion(expansion), done)
         admin = KafkaAdminClient(bootstrap_servers=self.kafka)
         try:

@@ -64,7 +64,7 @@ class State:
         proposal, end = UUID(int=next(self._names)), UUID(int=next(self._names))
         expansion = Expansion(topic, topic_id, from_count, to_count, proposal, 0, process=UUID(int=1))
         ends, epochs = list(map(LogEndOffset, thresholds)), [LeaderEpoch(0)] * from_count
-        done = encode_done(expansion, end, thresholds=ends, epochs=epochs, at_ms=1, held_ms=1)
+        done = encode_done(expansion, end, thresholds=ends, epochs=epochs, at_ms=1, blocked_ms=1)
         self.append_now([encode_expansion(expansion), done])
 
 

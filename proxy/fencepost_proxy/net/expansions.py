@@ -242,7 +242,7 @@ class Expansions:
             if expansion.proposal in self._procedures:
                 continue
             history = self._history(expansion)
-            match ex.driver(history, own=self._state.names, process=process, live=live, new_id=uuid4):
+            match ex.driver(history, own_names=self._state.names, process=process, live=live, new_id=uuid4):
                 case ex.Drive():
                     _log.info("expansion taken over", topic=expansion.topic, proposal=expansion.proposal)
                     self._spawn(self._drive(self._procedure(expansion, taken_over=True)), f"expand {expansion.topic}")
@@ -307,7 +307,7 @@ class Expansions:
         expansion = procedure.expansion
         took = " ".join(f"{step.value}={seconds:.3f}" for step, seconds in procedure.took.items())
         ended = self._history(expansion).ended(expansion.proposal)
-        held_ms = None if ended is None else ended.held_ms
+        held_ms = None if ended is None else ended.blocked_ms
         self._metrics.expanded(end.result.value)
         if end.result is ex.Result.DONE and held_ms is not None:
             self._metrics.expansion_held_seconds.observe(held_ms / 1000)
@@ -507,7 +507,7 @@ class Expansions:
                         to_count=expansion.to_count,
                         state="unordered" if expansion.unordered else "done",
                         at_ms=expansion.ended_at_ms or expansion.at_ms,
-                        held_ms=expansion.held_ms,
+                        held_ms=expansion.blocked_ms,
                         thresholds=expansion.thresholds,
                     )
                 )

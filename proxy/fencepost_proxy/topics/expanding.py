@@ -91,14 +91,14 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The driver's view. `own`: all names that its process has had.
+    """The driver's view. `own_names`: all names that its process has had.
 
     `not_closed`: processes that may append, or whose requests may still be queued in Kafka, and that have not reported
     their append barrier closed. `fresh`: the view is recent enough to rely on.
     """
 
     history: ExpansionHistory
-    own: frozenset[UUID]
+    own_names: frozenset[UUID]
     not_closed: tuple[UUID, ...]
     fresh: bool = True
 
@@ -299,7 +299,7 @@ class Procedure:
             return None
         history, proposal = world.history, self.expansion.proposal
         if history.pending is not None and history.pending.proposal == proposal:
-            if history.driver in world.own:
+            if history.driver in world.own_names:
                 return None
             text = f"{IN_PROGRESS} {self._name}: another proxy process has taken it over"
             return Ended(Result.SUPERSEDED, Error.REQUEST_TIMED_OUT, text)
@@ -480,11 +480,11 @@ class Procedure:
         thresholds = [each.log_end for each in ends]
         epochs = [each.epoch for each in ends]
         # If another process began it, only the wall clock shows for how long appends were blocked.
-        held_ms = None if self.taken_over else int((self.now - self._begun) * 1000)
+        blocked_ms = None if self.taken_over else int((self.now - self._begun) * 1000)
 
         def encode(end: UUID, at_ms: int) -> StateRecord:
-            held = max(0, at_ms - expansion.at_ms) if held_ms is None else held_ms
-            return encode_done(expansion, end, thresholds=thresholds, epochs=epochs, at_ms=at_ms, held_ms=held)
+            blocked = max(0, at_ms - expansion.at_ms) if blocked_ms is None else blocked_ms
+            return encode_done(expansion, end, thresholds=thresholds, epochs=epochs, at_ms=at_ms, blocked_ms=blocked)
 
         self._decision = _Decision(encode)
         self._enter_step(Step.STORE)
@@ -645,7 +645,12 @@ class Claim(NamedTuple):
 
 
 def driver(
-    history: ExpansionHistory, *, own: frozenset[UUID], process: UUID, live: frozenset[UUID], new_id: Callable[[], UUID]
+    history: ExpansionHistory,
+    *,
+    own_names: frozenset[UUID],
+    process: UUID,
+    live: frozenset[UUID],
+    new_id: Callable[[], UUID],
 ) -> Drive | Claim | None:
     """What process `process` must do about a pending expansion. None: there is none, or another live process drives it.
 
@@ -653,7 +658,7 @@ def driver(
     """
     if history.pending is None:
         return None
-    if history.driver in own:
+    if history.driver in own_names:
         return Drive(history.pending)
     if history.driver in live:
         return None

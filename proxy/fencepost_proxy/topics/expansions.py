@@ -45,7 +45,7 @@ class Expansion:
     """One expansion of one incarnation of a topic, from `from_count` to `to_count` partitions.
 
     `thresholds`, `epochs`: log end and leader epoch of each prior partition; empty if pending or `unordered`.
-    `ended_at_ms`: None while pending. `held_ms`: how long appends were blocked.
+    `ended_at_ms`: None while pending. `blocked_ms`: how long appends were blocked.
     """
 
     topic: str
@@ -60,7 +60,7 @@ class Expansion:
     epochs: tuple[LeaderEpoch, ...] = ()
     unordered: bool = False
     ended_at_ms: int | None = None
-    held_ms: int | None = None
+    blocked_ms: int | None = None
 
     @property
     def ordered(self) -> bool:
@@ -180,9 +180,9 @@ def encode_done(
     thresholds: Sequence[LogEndOffset],
     epochs: Sequence[LeaderEpoch],
     at_ms: int,
-    held_ms: int,
+    blocked_ms: int,
 ) -> StateRecord:
-    value = {"result": "done", "thresholds": thresholds, "epochs": epochs, "at_ms": at_ms, "held_ms": held_ms}
+    value = {"result": "done", "thresholds": thresholds, "epochs": epochs, "at_ms": at_ms, "blocked_ms": blocked_ms}
     return record(f"{EXPANSION_END}/{expansion.topic_id}/{expansion.proposal}/{end}", value)
 
 
@@ -304,7 +304,7 @@ class ExpansionHistories:
                         thresholds=tuple(map(LogEndOffset, thresholds)),
                         epochs=tuple(map(LeaderEpoch, epochs)),
                         ended_at_ms=at_ms,
-                        held_ms=typed(value, "held_ms", int),
+                        blocked_ms=typed(value, "blocked_ms", int),
                     )
                 )
             case other:
