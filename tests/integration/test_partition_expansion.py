@@ -216,7 +216,7 @@ def test_append_block_time_is_logged_measured_and_shown(growing: ProxyProcess) -
     [line] = [each for each in growing.log.splitlines() if "expansion ended" in each and topic in each]
     assert "result=done" in line
     assert re.search(r" held_seconds=\d+\.\d+ ", line)
-    for step in ("intent", "doors", "transactions", "create", "leaders", "ends", "store"):
+    for step in ("intent", "barriers", "transactions", "create", "leaders", "ends", "store"):
         assert re.search(rf"\b{step}=\d+\.\d+", line)
     shown = {each["topic"]: each for each in status_of(growing)["expansions"]}  # type: ignore[attr-defined]
     assert (shown[topic]["from_count"], shown[topic]["to_count"], shown[topic]["state"]) == (1, 2, "done")
@@ -311,7 +311,7 @@ def test_concurrent_expansion_is_refused_as_in_progress(kafka: KafkaCluster, gro
         transaction.begin(topic)
         assert transaction.append(topic, b"t:0:1").error_code == OK  # so that the first one waits
         first, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
-        until(lambda: f"topic={topic} step=doors" in growing.log, "the first one to wait")
+        until(lambda: f"topic={topic} step=barriers" in growing.log, "the first one to wait")
         code, message = grow(growing.bootstrap, topic, 3)
         assert code == INVALID_PARTITIONS
         assert message == f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: it continues automatically"
@@ -386,7 +386,7 @@ def test_open_transaction_finishes_while_expansion_waits(
         transaction.begin(topic)
         assert transaction.append(topic, b"t:0:1").error_code == OK
         thread, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
-        until(lambda: f"topic={topic} step=doors" in growing.log, "the expansion to wait")
+        until(lambda: f"topic={topic} step=barriers" in growing.log, "the expansion to wait")
         assert transaction.append(topic, b"t:1:1").error_code == OK, "its own batches pass, or it could never end"
         assert not found
         transaction.end(commit=commit)
@@ -434,7 +434,7 @@ def test_deleting_a_topic_ends_its_expansion(growing: ProxyProcess, created_anew
         transaction.begin(topic)
         assert transaction.append(topic, b"t:0:1").error_code == OK
         thread, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
-        until(lambda: f"topic={topic} step=doors" in growing.log, "the expansion to wait")
+        until(lambda: f"topic={topic} step=barriers" in growing.log, "the expansion to wait")
         with Connection(growing.bootstrap) as connection:
             assert connection.delete_topic(topic) == OK
             if created_anew:

@@ -517,7 +517,7 @@ def test_append_waiting_too_long_gets_a_retriable_error() -> None:
     talk.report(m.Tick())
 
     # Its other topic does not wait with it
-    assert talk.refusals() == ["door_closed"]
+    assert talk.refusals() == ["barrier_closed"]
     assert [topic.name for topic in talk.sent_up().topics] == ["plain"]
     talk.kafka(produced(("plain", 0, 0, 5)))
     reported = talk.reported()

@@ -162,7 +162,7 @@ def test_what_a_process_finds_wrong_has_an_advice(process: dict[str, Any], bad: 
     assert found.do
 
 
-PENDING = ExpansionStatus("clicks", 2, 4, "pending", NOW_MS - 40_000, "doors", "process(es) 7")
+PENDING = ExpansionStatus("clicks", 2, 4, "pending", NOW_MS - 40_000, "barriers", "process(es) 7")
 LAGS = GatedStatus("reports; rm -rf /", "clicks", 2, "behind", 12, ("partition 0: committed 5, threshold 9",), 900.0)
 
 

@@ -319,7 +319,7 @@ class PartitionSequencer(InDoubtResolver):
         where = f"topic={pending.partition.topic} partition={pending.partition.partition}"
         return Refusal(
             Error.POLICY_VIOLATION,
-            "transactions_not_guarded",
+            "transactions_not_supported",
             f"TRANSACTIONS_NOT_SUPPORTED {where}: fencepost.check.expected.offsets=required does not allow "
             "transactions (set it to true to mix transactional and conditional appends)",
         )
@@ -688,7 +688,7 @@ class PartitionSequencer(InDoubtResolver):
                 return
             if pending.predecessor_result is not None:
                 self._queue.popleft()
-                self._answer(pending, pending.predecessor_result, "behind_refused")
+                self._answer(pending, pending.predecessor_result, "predecessor_failed")
             elif pending.kind.fenced and pending.append.producer_id >= 0 and self._known_retry(pending):
                 # Its first attempt was still queued here when it came, and has been answered since.
                 self._queue.popleft()

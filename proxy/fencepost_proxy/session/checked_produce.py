@@ -431,7 +431,7 @@ class CheckedProduce(AtBarriers):
         if failed is None or produce.starts_at >= failed.after_bytes:
             return False
         message = f"PREDECESSOR_FAILED {failed.result.error_message}"
-        self._refuse(produce, key, Refusal(failed.result.error_code, "behind_refused", message))
+        self._refuse(produce, key, Refusal(failed.result.error_code, "predecessor_failed", message))
         return True
 
     @staticmethod
@@ -569,7 +569,7 @@ class CheckedProduce(AtBarriers):
                 self._refuse(
                     produce,
                     pending.partition,
-                    Refusal(reported.error_code, "behind_refused", reported.error_message or ""),
+                    Refusal(reported.error_code, "predecessor_failed", reported.error_message or ""),
                 )
                 return True
         return False

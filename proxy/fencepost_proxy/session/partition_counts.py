@@ -133,7 +133,7 @@ class CountCheckedProduce:
             name = topic.data.name
             if topic in closed:
                 message = f"TRY_AGAIN topic={name} is being expanded: appends wait until the expansion has ended"
-                _refuse_all(refused, topic, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "door_closed", message))
+                _refuse_all(refused, topic, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "barrier_closed", message))
                 continue
             decisions = self._decisions(services, topic, now)
             if decisions is None and services.count_confirmed_since(name, self.arrived_at):

@@ -76,8 +76,8 @@ _EXPANDED_OR_DELETED: Final = frozenset({Error.INVALID_PARTITIONS, Error.UNKNOWN
 class Step(Enum):
     VALIDATE = "validate"
     INTENT = "intent"
-    PROBE = "look"
-    BARRIERS = "doors"
+    PROBE = "probe"
+    BARRIERS = "barriers"
     TRANSACTIONS = "transactions"
     CREATE = "create"
     LEADERS = "leaders"
