@@ -75,11 +75,12 @@ VOCABULARY = (
     ),
     Retired("plain {append,appends,batch,batches,produce,topic,topics}", "append mode: PASS_THROUGH", only=_PROSE),
     Retired("stamp, stamps, stamped, stamping, unstamped", "fence, fenced append", "time stamp"),
-    Retired("shift, shifts, shifted", "sequence offset", "(left|right)[- ]shift"),
+    Retired("shift, shifts, shifted", "sequence offset", "(left|right)[- ]shift|_INSTANCE_ID_SHIFT"),
     Retired(
         "tag, tags",
         "instance id; fence tag",
-        r"tagged|commit[- _]tags?|(read|write|split|take|skip)_tags|(image|docker|git|html|release) tags?"
+        r"tagged|commit[- _]tags?|(read|write|split|join|take|skip|header)_tags|(image|docker|git|html|release) tags?"
+        r"|LEVEL_TAG|PARTITION_COUNT_TAG|field_tag|_tags_before|^tags$"
         r'|--tag|"tags"|class=.tag|\.tag\b',
         files=r"^(?!.*(wire/|docker))",
     ),
@@ -92,7 +93,7 @@ VOCABULARY = (
     ),
     Retired(_A + "look, looks at, looked at, looks into, looked into", "read, probe, snapshot", only=_PROSE),
     Retired("sight, sights, seen", "observed"),
-    Retired("tail, tails", "log-end snapshot", "tail -|tail latency|latency tail"),
+    Retired("tail, tails", "log-end snapshot", "tail -|tail latency|latency tail|unconsumed_tail"),
     Retired("landed, lands", "appended"),
     Retired(
         "follower, followers",

@@ -221,7 +221,7 @@ class CheckedProduce(AtBarriers):
         if not services.fresh(self._now):
             self._close("the topic configs are not (re)read yet, and a request has many partitions", None)
             return
-        if any(instance_id == LEVEL_TAG for instance_id, _ in split_tags(request.header_tags)):
+        if any(field_tag == LEVEL_TAG for field_tag, _ in split_tags(request.header_tags)):
             raise _too_many("it states an idempotence level")
         end = many.probed_at + TOPICS_AT_ONCE
         for name in many.topics[many.probed_at : end]:

@@ -167,10 +167,10 @@ def _header(data: PartitionData) -> BatchHeader | None:
 def _stated(section: bytes) -> tuple[Level | None, str | None, bytes]:
     """The level in the tagged field, or why it is unreadable; and the other tagged fields."""
     fields = split_tags(section)
-    ours = [contents for instance_id, contents in fields if instance_id == LEVEL_TAG]
+    ours = [contents for field_tag, contents in fields if field_tag == LEVEL_TAG]
     if not ours:
         return None, None, section
-    others = join_tags([(instance_id, contents) for instance_id, contents in fields if instance_id != LEVEL_TAG])
+    others = join_tags([(field_tag, contents) for field_tag, contents in fields if field_tag != LEVEL_TAG])
     if len(ours) > 1:
         return None, f"tagged field {LEVEL_TAG} occurs {len(ours)} times", others
     if len(ours[0]) != 1 or ours[0][0] > max(Level):

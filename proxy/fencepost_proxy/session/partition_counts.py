@@ -310,12 +310,10 @@ def _declared(tags: bytes) -> tuple[int | str | None, bytes]:
     if not tags:
         return None, tags
     fields = split_tags(tags)
-    stated = [contents for instance_id, contents in fields if instance_id == PARTITION_COUNT_TAG]
+    stated = [contents for field_tag, contents in fields if field_tag == PARTITION_COUNT_TAG]
     if not stated:
         return None, tags
-    others = join_tags(
-        [(instance_id, contents) for instance_id, contents in fields if instance_id != PARTITION_COUNT_TAG]
-    )
+    others = join_tags([(field_tag, contents) for field_tag, contents in fields if field_tag != PARTITION_COUNT_TAG])
     if len(stated) > 1:
         return f"tagged field {PARTITION_COUNT_TAG} occurs {len(stated)} times", others
     if len(stated[0]) != _INT32.size:

@@ -207,9 +207,9 @@ def _struct(
         if flexible:
             section, pos = read_tags(data, pos)
             unknown = []
-            for instance_id, value in split_tags(section):
-                if (field := tagged.get(instance_id)) is None:
-                    unknown.append((instance_id, value))
+            for tag, value in split_tags(section):
+                if (field := tagged.get(tag)) is None:
+                    unknown.append((tag, value))
                     continue
                 values[field.name], end = field.codec.read(value, 0)
                 if end != len(value):
@@ -229,11 +229,11 @@ def _struct(
                 raise ValueError(f"{struct_name}.{name} cannot be {values.get(name)!r:.80}: {error}") from error
         if flexible:
             tags = list(message.unknown_tags)
-            for instance_id, (name, codec, default) in tagged.items():
+            for tag, (name, codec, default) in tagged.items():
                 if name in values and values[name] != default():
                     value = bytearray()
                     codec.write(value, values[name])
-                    tags.append((instance_id, bytes(value)))
+                    tags.append((tag, bytes(value)))
             write_tags(out, join_tags(sorted(tags, key=lambda pair: pair[0])))
 
     return Codec(read, write), make
