@@ -47,7 +47,7 @@ class ValidatorCall:
         return j.CheckedTopic(policy.source_is_base) if policy is not None and policy.is_checked else None
 
     def start(self) -> None:
-        self._proxy.later(_COMMIT_WAIT_SECONDS, self._report, j.TimeIsUp())
+        self._proxy.later(_COMMIT_WAIT_SECONDS, self._report, j.TimedOut())
         self._continue(self._validate.begin())
 
     def _continue(self, stated: tuple[j.CommitQuery, ...] | j.Decision) -> None:

@@ -705,7 +705,7 @@ def abort_only_not_cleared(patch: Patch) -> None:
     "atomic-cluster",
 )
 def pending_indefinitely(patch: Patch) -> None:
-    patch.set(Session, "_let_go", lambda self, produce: None)
+    patch.set(Session, "_end_appends", lambda self, produce: None)
 
 
 @mutant(
@@ -727,7 +727,7 @@ def lost_commits_waited_for(patch: Patch) -> None:
 def results_not_released(patch: Patch) -> None:
     of_all = "for pending in produce.pending_appends.values():"
     of_some = "for pending in [t for key, t in produce.pending_appends.items() if key not in produce.results]:"
-    patch.edit(Session, "_let_go", (of_all, of_some))
+    patch.edit(Session, "_end_appends", (of_all, of_some))
 
 
 @mutant(
@@ -748,7 +748,7 @@ def transactions_on_required(patch: Patch) -> None:
 
 @mutant("appends are sent by topic name", "a recreated topic is another topic: rule 11", "recreated")
 def by_name(patch: Patch) -> None:
-    patch.set(Session, "_goes_by_id", lambda self, request: False)
+    patch.set(Session, "_sent_by_id", lambda self, request: False)
     patch.set(Session, "_take_single", lambda self, *rest: None)
 
 
@@ -1031,7 +1031,7 @@ def read_without_brackets(patch: Patch) -> None:
     "true-cluster",
 )
 def queued_not_waited_for(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_waits_for_what_may_be_queued", lambda self, pending, now: False)
+    patch.set(PartitionSequencer, "_waits_for_queued", lambda self, pending, now: False)
 
 
 @mutant("a successor process appends immediately", "wait after a takeover: rule 8", "takeover")

@@ -25,7 +25,7 @@ from fencepost_proxy.transactions.commit_validator import (
     ReadBack,
     ReadState,
     StateRead,
-    TimeIsUp,
+    TimedOut,
     TransactionIs,
 )
 from fencepost_proxy.transactions.table import Table
@@ -174,7 +174,7 @@ def test_what_was_refused_may_be_another_transactions() -> None:
     """v1: refused here, aborted through another process, the next one of that producer has the same epoch."""
     world = World(v2=False, producers={A: ProducerAt(EPOCH, 0, 10)}, logs={A: (logged(10, 0, 10),)})
     transaction = world.table.failed(TXN, append(A, 0, 5), 44, "OFFSET_MISMATCH", was_sent=False)
-    recorded = world.table.note(transaction)
+    recorded = world.table.record_to_store(transaction)
     assert recorded is not None
     validate = world.validate()
     assert not isinstance(validate.begin(), Decision)
@@ -341,7 +341,7 @@ def test_retriable_refusal_on_unwritten_partition_is_unresolved() -> None:
 def test_own_abort_only_record_is_resolved_from_memory() -> None:
     world = World(producers={A: ProducerAt(EPOCH, 0, 10)})
     one = append(A, 0, 10)
-    recorded = world.table.note(world.table.failed(TXN, one, 6, "TRY_AGAIN", was_sent=False))
+    recorded = world.table.record_to_store(world.table.failed(TXN, one, 6, "TRY_AGAIN", was_sent=False))
     assert recorded is not None
     world.lands(A, 0, 10, 10)
     world.abort_only_records = (recorded,)
@@ -519,7 +519,7 @@ def test_unknown_facts_always_defer_the_commit() -> None:
     assert World(producers={A: ProducerAt(EPOCH, 0, 1)}, logs={A: None}).decision().outcome is Outcome.LATER
     validate = World().validate()
     validate.begin()
-    stated = validate.handle(TimeIsUp())
+    stated = validate.handle(TimedOut())
     assert isinstance(stated, Decision)
     assert stated.outcome is Outcome.LATER
 

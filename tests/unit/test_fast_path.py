@@ -635,7 +635,7 @@ _GATE_DEFECTS = {
     "does not wait for what is queued": (
         PartitionSequencer,
         "take",
-        "self._waits_for_what_may_be_queued(pending, now) or ",
+        "self._waits_for_queued(pending, now) or ",
         "",
     ),
     "ignores transactions": (

@@ -734,10 +734,10 @@ def test_idempotence_memory_is_bounded_and_cleared_per_topic() -> None:
     assert [memory.log_start(partition) for partition in at] == [-1, 3, 3]
     assert [memory.recent_log_start(at[2], now) for now in (14.9, 15.0)] == [3, -1]
     memory.refused("t", 0.0)
-    assert memory.goes_without("t", 299.0)
+    assert memory.drops_id("t", 299.0)
     memory.forget_topic("t")
     assert [memory.log_start(partition) for partition in at] == [-1, -1, -1]
-    assert not memory.goes_without("t", 0.0)
+    assert not memory.drops_id("t", 0.0)
     assert not memory.is_dead(at[2], 1, 6)
 
 

@@ -28,7 +28,7 @@ from fencepost_proxy.transactions.watched import (
     Query,
     TransactionsReport,
 )
-from fencepost_proxy.transactions.watching import PARTITIONS_AT_ONCE, PRODUCERS_AT_ONCE, Pace, Watching
+from fencepost_proxy.transactions.watching import PARTITIONS_AT_ONCE, PRODUCERS_AT_ONCE, Pace, TransactionMonitor
 from fencepost_proxy.types import NodeId, Offset, ProducerId, TopicPartition
 
 ONE, TWO = NodeId(1), NodeId(2)
@@ -66,7 +66,7 @@ class Cluster:
     before_answering: Callable[[Query], None] = lambda query_message: None
 
     def __post_init__(self) -> None:
-        self.watching = Watching(self.pace)
+        self.watching = TransactionMonitor(self.pace)
         for partition in self.probes:
             self.leaders.setdefault(partition, ONE)
 

@@ -24,7 +24,7 @@ from fencepost_proxy.types import Address, TopicPartition
 
 if TYPE_CHECKING:
     from fencepost_proxy.net.control import ControlClient
-    from fencepost_proxy.transactions.watching import Watching
+    from fencepost_proxy.transactions.watching import TransactionMonitor
 
 _FOUND, _UNKNOWN = 1, 2
 _NOT_COORDINATOR: Final = 16
@@ -181,7 +181,7 @@ async def _probe(args: argparse.Namespace, control: ControlClient) -> dict[str, 
 
     pace = Pace(args.partitions_per_second, round_seconds=1.0, sweep_seconds=86_400.0)
     watch = TransactionWatch(control, pace, spawn)
-    done: Callable[[Watching], bool] = _listed if args.what == "list" else _decided
+    done: Callable[[TransactionMonitor], bool] = _listed if args.what == "list" else _decided
     deadline = time.monotonic() + _LIST_SECONDS
     while not done(watch.watching) and time.monotonic() < deadline:
         watch.query()
@@ -197,11 +197,11 @@ async def _probe(args: argparse.Namespace, control: ControlClient) -> dict[str, 
     return report
 
 
-def _listed(watching: Watching) -> bool:
+def _listed(watching: TransactionMonitor) -> bool:
     return watching.rounds > 0 and watching.all_ids_listed
 
 
-def _decided(watching: Watching) -> bool:
+def _decided(watching: TransactionMonitor) -> bool:
     return watching.rounds > 1 and watching.sweeps > 0 and not watching.undecided
 
 

@@ -46,7 +46,7 @@ from fencepost_proxy.transactions.commit_validator import (
     ReadBack,
     ReadState,
     StateRead,
-    TimeIsUp,
+    TimedOut,
     TransactionIs,
 )
 from fencepost_proxy.transactions.table import Table
@@ -190,7 +190,7 @@ class Commits:
                 done, queried = await asyncio.wait(
                     queried, timeout=remaining(deadline), return_when=asyncio.FIRST_COMPLETED
                 )
-                stated = () if done else validate.handle(TimeIsUp())
+                stated = () if done else validate.handle(TimedOut())
                 for each in done:
                     more = validate.handle(each.result())
                     if isinstance(more, Decision) or isinstance(stated, Decision):

@@ -34,7 +34,7 @@ from fencepost_proxy.transactions.watched import (
     Query,
     TransactionsReport,
 )
-from fencepost_proxy.transactions.watching import Pace, Watching
+from fencepost_proxy.transactions.watching import Pace, TransactionMonitor
 from fencepost_proxy.types import NodeId, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.control import decode_response
@@ -57,7 +57,7 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], None]
 
 
 class TransactionWatch:
-    """Runs the queries of `Watching` and logs hanging transactions. `spawn` runs a task that ends with the process."""
+    """Runs the queries of `TransactionMonitor` and logs hanging transactions. `spawn` runs a task that ends with the process."""
 
     def __init__(self, control: ControlClient, pace: Pace, spawn: Spawn, *, tick_seconds: float = 1.0) -> None:
         self._control = control
@@ -66,7 +66,7 @@ class TransactionWatch:
         self._tick_seconds = tick_seconds
         self._problems: dict[type[Query], str] = {}
         self._reported: set[tuple[TopicPartition, int]] = set()
-        self.watching = Watching(pace)
+        self.watching = TransactionMonitor(pace)
 
     async def run(self) -> None:
         while True:

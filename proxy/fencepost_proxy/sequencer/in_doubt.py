@@ -303,7 +303,7 @@ class InDoubtResolver(Publishing):
                 self._resolve_later(pending, now)
 
     def _resolved_by_found_batch(self, pending: PendingAppend, found: Found, now: float) -> None:
-        end = _end_of_what_has_another_sequence(found, pending)
+        end = _end_of_other_sequence(found, pending)
         if end is not None:
             self._search_after(pending, end, now)
             return
@@ -529,7 +529,7 @@ def _is_compacted(found: Found, pending: PendingAppend) -> bool:
     return header.record_count <= header.last_offset_delta == pending.append.record_count - 1
 
 
-def _end_of_what_has_another_sequence(found: Found, pending: PendingAppend) -> int | None:
+def _end_of_other_sequence(found: Found, pending: PendingAppend) -> int | None:
     """End of the found batch, if the append may follow it; None if it is that append, or has its sequence or a later
     one."""
     header, fence = parse_batch_header(found.batch), pending.fence

@@ -201,7 +201,7 @@ class PartitionSequencer(InDoubtResolver):
             its_retry_is_known_here = kind.fenced and append.producer_id >= 0
             if its_retry_is_known_here and (memory.retry_of(pending) or self._follows(pending)):
                 return False
-        if self._waits_for_what_may_be_queued(pending, now) or not self._fits_with_in_flight(pending, now):
+        if self._waits_for_queued(pending, now) or not self._fits_with_in_flight(pending, now):
             return False
         if kind is not AppendMode.PASS_THROUGH and not self._fence_at_end(pending, now):
             return False
@@ -679,7 +679,7 @@ class PartitionSequencer(InDoubtResolver):
         while self._queue and self._admitted is None and self.phase in (Phase.UNCONFIRMED, Phase.OPEN):
             if self._awaits_marker(now):
                 return
-            if self._waits_for_what_may_be_queued(self._queue[0], now) and not self._let_others_pass(now):
+            if self._waits_for_queued(self._queue[0], now) and not self._let_others_pass(now):
                 return
             if self._in_doubt_appends or not self._fits_with_in_flight(self._queue[0], now):
                 return
@@ -697,7 +697,7 @@ class PartitionSequencer(InDoubtResolver):
             elif not self._decide(pending, now):
                 return
 
-    def _waits_for_what_may_be_queued(self, pending: PendingAppend, now: float) -> bool:
+    def _waits_for_queued(self, pending: PendingAppend, now: float) -> bool:
         """See "Appends that may still be queued" in the module. On `required` topics no append is unfenced."""
         if pending.check is Check.REQUIRED:
             return False
@@ -715,7 +715,7 @@ class PartitionSequencer(InDoubtResolver):
         """An append that waits for a possibly queued one blocks only its own pipeline. False if no other can pass."""
         blocked: set[tuple[int, int]] = set()
         for pending in self._queue:
-            if pipeline_key_of(pending) in blocked or self._waits_for_what_may_be_queued(pending, now):
+            if pipeline_key_of(pending) in blocked or self._waits_for_queued(pending, now):
                 blocked.add(pipeline_key_of(pending))
             else:
                 self._queue.remove(pending)

@@ -87,7 +87,7 @@ class AtBarriers(AtTransactions):
                 self._draining_until = min(self._draining_until, now + READ_SECONDS)
         return now >= self._draining_until
 
-    def _in_a_hurry(self, now: float) -> bool:
+    def _closes_soon(self, now: float) -> bool:
         """Outcomes still open are reported now, so that the client has time to read the answer."""
         return self._draining_until is not None and now >= self._draining_until - READ_SECONDS
 

@@ -138,7 +138,7 @@ class CheckedProduce(AtBarriers):
         ):
             self._move_to_primary(frame)
             return
-        if request.transactional_id is not None and self._is_to_be_proved(request):
+        if request.transactional_id is not None and self._needs_use_proof(request):
 
             def done(allowed: bool) -> None:
                 if allowed:
@@ -403,7 +403,7 @@ class CheckedProduce(AtBarriers):
         if leveled is None or not leveled.safe:
             return False
         leveled.safe -= {key for key in leveled.safe if self._is_after_a_failed(produce, key)}
-        without = leveled.goes_without(self._services.idempotence, now)
+        without = leveled.drops_id(self._services.idempotence, now)
         blocked = [
             key for key in without if any(self._has_id_upstream(each, key) for each in self._produce_in_flight.values())
         ]
@@ -852,7 +852,7 @@ class CheckedProduce(AtBarriers):
                 if key in produce.pending_appends:
                     self._pipeline_failed(pending_response, produce.pending_appends[key], result)
 
-    def _goes_by_id(self, request: ProduceRequest) -> bool:
+    def _sent_by_id(self, request: ProduceRequest) -> bool:
         """By id if the brokers can: a topic that was deleted and recreated is another topic.
 
         Not for transactions: versions from 12 on mean transactions v2, which the client must choose.
@@ -861,7 +861,7 @@ class CheckedProduce(AtBarriers):
 
     def _by_topic_id(self, request: ProduceRequest) -> list[ProduceRequest]:
         """One request by id; and one by name for topics without checks whose ids are unknown here."""
-        if not self._goes_by_id(request):
+        if not self._sent_by_id(request):
             return [request]
         ids = {topic.name: self._services.topic_id(topic.name) for topic in request.topics}
         known = tuple(replace(topic, topic_id=ids[topic.name]) for topic in request.topics if ids[topic.name])
@@ -879,7 +879,7 @@ class CheckedProduce(AtBarriers):
 
         Those without expected offset that keep their producer id may be sent by name, as without the proxy.
         """
-        if not self._goes_by_id(produce.request):
+        if not self._sent_by_id(produce.request):
             return []
         return [
             pending
@@ -982,7 +982,7 @@ class CheckedProduce(AtBarriers):
         if produce.request.transactional_id is not None:
             if self._waits_for_records(pending_response, produce):
                 return
-            self._let_go(produce)
+            self._end_appends(produce)
         del self._produce_in_flight[pending_response]
         self._answer_by.pop(pending_response, None)
         if produce.silent:
@@ -1035,11 +1035,11 @@ class CheckedProduce(AtBarriers):
                     self._record_abort_only(pending_response, produce, transaction)
                 produce.open_records = None
 
-    def _hurry(self, now: float) -> None:
+    def _answer_before_close(self, now: float) -> None:
         """The connection ends in a moment. Appends that wait for a sequencer or barrier were not sent: they get a
         retriable error. Appends sent and not answered are reported as unknown, as at their deadline.
         """
-        if not self._in_a_hurry(now):
+        if not self._closes_soon(now):
             return
         self._disable_fast_path()
         produce, pending_response = self._waiting_produce, self._waiting_response
@@ -1093,7 +1093,7 @@ class CheckedProduce(AtBarriers):
                 assert pending_response is not None
                 self._finish_produce(pending_response, produce)
                 return
-            self._let_go(produce)
+            self._end_appends(produce)
             self._leave_barrier(produce, unsent=True)
         if pending_response is not None:
             self._services.release(pending_response.reserved_bytes)

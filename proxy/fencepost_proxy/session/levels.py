@@ -69,9 +69,9 @@ class LeveledProduce:
     tries_again: set[TopicPartition] = field(default_factory=set)
     waits: bool = False
 
-    def goes_without(self, memory: IdempotenceMemory, now: float) -> list[TopicPartition]:
+    def drops_id(self, memory: IdempotenceMemory, now: float) -> list[TopicPartition]:
         """Its batches that Kafka would not accept with their ids."""
-        return sorted(key for key in self.safe if memory.goes_without(key.topic, now))
+        return sorted(key for key in self.safe if memory.drops_id(key.topic, now))
 
     def give_up_id(self, key: TopicPartition) -> None:
         self.safe.discard(key)

@@ -167,8 +167,8 @@ class ProduceExchange:
         if data.records is None:
             return data
         if pending is None:
-            goes_without = self.leveled is not None and key in self.leveled.without
-            return replace(data, records=memoryview(without_producer(data.records))) if goes_without else data
+            drops_id = self.leveled is not None and key in self.leveled.without
+            return replace(data, records=memoryview(without_producer(data.records))) if drops_id else data
         return replace(data, records=memoryview(batch_to_send(pending)))
 
     # ---- what comes back

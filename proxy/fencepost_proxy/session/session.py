@@ -567,7 +567,7 @@ class Session(FastPath):
             self._commands.append(CloseUpstream())
             self._upstream_lost("the client disconnected, and Kafka did not answer its last requests in time")
         if self._draining_until is not None:
-            self._hurry(now)
+            self._answer_before_close(now)
         self._answer_unknown_outcomes(now)
         self._join_later(now)
         late = self._late_proof(now)
@@ -610,7 +610,7 @@ class Session(FastPath):
         self._return_waiting_produce()
         for produce in self._produce_in_flight.values():
             self._stop_waiting(produce)
-            self._let_go(produce)
+            self._end_appends(produce)
         self._leave_all_barriers()
         self._leave_commits()
         if self.appends_unknown:

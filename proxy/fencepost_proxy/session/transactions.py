@@ -94,7 +94,7 @@ class AtTransactions(Logins):
 
     # ---- permissions
 
-    def _is_to_be_proved(self, request: ProduceRequest) -> bool:
+    def _needs_use_proof(self, request: ProduceRequest) -> bool:
         """It appends to a checked topic under a transactional id that Kafka has not confirmed for this client."""
         if request.transactional_id is None or request.transactional_id == self._may_use:
             return False
@@ -306,7 +306,7 @@ class AtTransactions(Logins):
         if pending.transactional_id is not None and result.error_code == Error.NONE:
             self._services.transactions.appended_batch(pending.transactional_id, pending.append, result.base_offset)
 
-    def _let_go(self, produce: ProduceExchange) -> None:
+    def _end_appends(self, produce: ProduceExchange) -> None:
         """The one exit from `_waiting_produce` and `_produce_in_flight`, whether the client was answered or
         disconnected: none of its appends are in progress here from now on.
         """

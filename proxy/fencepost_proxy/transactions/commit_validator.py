@@ -29,7 +29,7 @@ What cannot be proved in time is LATER, a retriable error, never PASS.
     ProducersAre -> ReadBack for each partition that differs | PASS | QueryTransaction | LATER
     LogIs (each) -> PASS | QueryTransaction | LATER
     TransactionIs, the second time -> REFUSE | LATER
-    TimeIsUp -> LATER
+    TimedOut -> LATER
 """
 
 from __future__ import annotations
@@ -182,11 +182,11 @@ class LogIs:
 
 
 @value
-class TimeIsUp:
+class TimedOut:
     pass
 
 
-Answer = StateRead | TransactionIs | ProducersAre | LogIs | TimeIsUp
+Answer = StateRead | TransactionIs | ProducersAre | LogIs | TimedOut
 
 PASS = Decision(Outcome.PASS, "passed")
 #: States of a transaction that has ended or not begun, with no commit in progress.
@@ -269,7 +269,7 @@ class CommitValidator:
                 stated = self._queried_again(self._producers_known(producers))
             case LogIs():
                 stated = () if self._against is not None else self._queried_again(self._log_known(answer))
-            case TimeIsUp():
+            case TimedOut():
                 stated = _later("validation timed out")
         if isinstance(stated, Decision) and stated.outcome is not Outcome.LATER:
             return self._still(stated)

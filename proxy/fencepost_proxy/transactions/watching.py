@@ -159,7 +159,7 @@ class _Round:
     found_described: dict[ProducerId, Described] = field(default_factory=dict)
 
 
-class Watching:
+class TransactionMonitor:
     """`next` returns the queries to send; pass each one's reply to `answered`, or None if there is none."""
 
     def __init__(self, pace: Pace) -> None:
