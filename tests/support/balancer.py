@@ -21,7 +21,7 @@ class Balancer:
     """In front of `hosts`, on `count` ports in a row from `port` on."""
 
     def __init__(self, hosts: Sequence[str], port: int, count: int) -> None:
-        self._next_first = itertools.cycle(range(len(hosts)))
+        self._rotation = itertools.cycle(range(len(hosts)))
         self._hosts = list(hosts)
         self._open: set[asyncio.StreamWriter] = set()
         self._ports = range(port, port + count)
@@ -52,7 +52,7 @@ class Balancer:
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port = writer.get_extra_info("sockname")[1]
-        first = next(self._next_first)
+        first = next(self._rotation)
         for host in self._hosts[first:] + self._hosts[:first]:
             with suppress(OSError):
                 to_reader, to_writer = await asyncio.open_connection(host, port)

@@ -57,7 +57,8 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], None]
 
 
 class TransactionWatch:
-    """Runs the queries of `TransactionMonitor` and logs hanging transactions. `spawn` runs a task that ends with the process."""
+    """Runs the queries of `TransactionMonitor`, and logs hanging transactions. `spawn` runs a task that ends with the
+    process."""
 
     def __init__(self, control: ControlClient, pace: Pace, spawn: Spawn, *, tick_seconds: float = 1.0) -> None:
         self._control = control

@@ -102,7 +102,8 @@ class PendingAppend:
     `searched_to`: in doubt, and another sequence lies at its offset; it was looked for up to here.
     `error_code`: Kafka's inconclusive answer to its last attempt; `repeated`: to the last two.
     `unanswered`: an attempt has no answer and may be queued.
-    `predecessor_result`: the answer of a failed predecessor in its pipeline. `duplicate_waiters`: its duplicate waiters.
+    `predecessor_result`: the answer of a failed predecessor in its pipeline.
+    `duplicate_waiters`: its duplicate waiters.
     """
 
     connection: int

@@ -1,7 +1,7 @@
 """Control messages: requests that are collected whole and rewritten, or answered by the proxy (`rewriters.py`).
 
 Their answers are delayed until Kafka has answered, and until what follows from that is done: changes are stored
-(`Store`, `Stored`), topics are expanded (`Expand`, `Expanded`), or the progress of a group is known (`GroupQuery`, `Replied`).
+(`Store`, `Stored`), topics expanded (`Expand`, `Expanded`), or the progress of a group known (`GroupQuery`, `Replied`).
 Before a transaction joins a partition, the partition's sequencer is informed, and may delay that.
 """
 

@@ -97,7 +97,7 @@ class Expanded:
 
 @value
 class Replied:
-    """To an `GroupQuery`."""
+    """To a `GroupQuery`."""
 
     token: int
     reply: Reply

@@ -58,8 +58,8 @@ class ProduceExchange:
     - `alone` – it waits for one partition with none admitted, and submits all in order after that.
     - `answer_by` – when the client must get an answer. `received_at` – when the request was complete.
     - `sequencer_seconds` – how long it has waited for sequencers and barriers so far.
-    - `count_checked` – its topics with partition-count checks; `at_barrier` – it waits for a barrier or for metadata, before
-      the sequencers; `count_refused` – partitions refused by the count checks.
+    - `count_checked` – its topics with partition-count checks; `count_refused` – partitions refused by these.
+    - `at_barrier` – it waits for a barrier or for metadata, before the sequencers.
     - `misread` – pipelines of batches that could not become pending appends.
     - `leveled` – its batches with idempotence levels.
     - `querying` – open queries to Kafka that the answer waits for; `starts_queried` – log starts were queried.

@@ -5,7 +5,7 @@ brokers each know half of it: coordinators know transactions, leaders know what 
 
     every `round_seconds`   ListTransactions (open ones) of every broker; DescribeTransactions of some hundred of them;
                             probes of partitions with open transactions; queries for those that no coordinator listed
-    continuously            the sweep: every partition of the cluster is probed in rotation, at a fixed rate
+    continuously            the sweep: every partition of the cluster is probed in turn, at a fixed rate
     from time to time       ListTransactions of all ids, to count them by state
 
 A *probe* of a partition is ListOffsets (high watermark), ListOffsets (last stable offset) and DescribeProducers, in
