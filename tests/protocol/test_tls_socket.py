@@ -483,7 +483,7 @@ def test_untrusted_broker_is_classified_by_cause(authority: Authority, server: C
     assert of_broker(fails(careless, "localhost", as_server(listen(strangers))))[0] == "untrusted"
     # A broker that asks for a certificate which is not shown.
     strict = listen(server, client_certificates="required", client_ca_file=authority.file)
-    assert of_broker(fails(trusting(authority), "localhost", as_server(strict)))[0] == "wants_certificate"
+    assert of_broker(fails(trusting(authority), "localhost", as_server(strict)))[0] == "certificate_required"
     # Nobody who speaks TLS.
     assert of_broker(fails(trusting(authority), "localhost", lambda far: far.sendall(bytes(8))))[0] == "not_tls"
 

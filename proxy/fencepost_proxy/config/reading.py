@@ -269,8 +269,8 @@ class _Reader:
             try:
                 values[key.table][key.field_name] = key.read(layer.value(key.parts), self._check_topic_config)
             except Slips as wrong:
-                for inside, text in wrong.slips:
-                    self._fail(layer, (*key.parts, *inside), text)
+                for path, text in wrong.slips:
+                    self._fail(layer, (*key.parts, *path), text)
         top = values[""]
         for name in TABLES:
             found = self._table(name, values[name])

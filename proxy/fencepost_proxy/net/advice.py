@@ -199,8 +199,8 @@ _WARNING: Final[_Table] = (
 
 def of_connection(stated: str, *, beside: bool = False) -> str:
     """Action for a broker that is unreachable or refuses the proxy. `beside`: the broker of a sidecar."""
-    own = _found(_BESIDE, stated) if beside else None
-    return own or _found(_CONNECTION, stated) or "check the broker's log"
+    for_sidecar = _found(_BESIDE, stated) if beside else None
+    return for_sidecar or _found(_CONNECTION, stated) or "check the broker's log"
 
 
 def of_not_ready(reason: str) -> str:
