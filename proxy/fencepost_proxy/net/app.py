@@ -1761,8 +1761,8 @@ class Proxy:
             return [f"waiting for Kafka at {', '.join(map(str, self.config.upstream))}" + (f": {why}" if why else "")]
         if self._bootstrap is None:
             why = self._waits_because or (None if self._state is None else self._state.waits_because)
-            beside = self._sidecar.problem if self._sidecar is not None and self._sidecar.queried else None
-            return [each for each in (beside, why) if each is not None] or ["reading the state topic"]
+            sidecar_problem = self._sidecar.problem if self._sidecar is not None and self._sidecar.queried else None
+            return [each for each in (sidecar_problem, why) if each is not None] or ["reading the state topic"]
         if self._state is not None and self._state.failure is not None:
             return [self._state.failure]
         if self._state is not None and self._state.unacknowledged:

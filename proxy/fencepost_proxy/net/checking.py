@@ -441,7 +441,7 @@ class _Kafka:
             problem = await probe.probe()
         except UpstreamUnavailable as error:
             stated = str(error).removeprefix(f"{config.broker}: ")
-            return failed(KAFKA, what, stated, advice.of_connection(stated, beside=True))
+            return failed(KAFKA, what, stated, advice.of_connection(stated, of_sidecar=True))
         if problem is not None:
             return failed(
                 KAFKA, what, problem, "the broker must send clients to the sidecar: docs/configuration.md, mode"

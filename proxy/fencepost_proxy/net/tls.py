@@ -373,7 +373,7 @@ async def _ready(loop: asyncio.AbstractEventLoop, descriptor: int, *, to_write: 
 
 # ---- failures
 
-_OTHER_NAMES: Final = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+_HOSTNAME_MISMATCH: Final = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _NOT_NOW: Final = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "RECORD_LAYER_FAILURE"})
 _NO_CERTIFICATE: Final = frozenset({"PEER_DID_NOT_RETURN_A_CERTIFICATE"})
@@ -402,7 +402,7 @@ def failure(error: OSError) -> tuple[str, str]:
     """The kind of failure, as one word, and OpenSSL's description."""
     if isinstance(error, ssl.SSLCertVerificationError):
         code = error.verify_code
-        kind = "other_names" if code in _OTHER_NAMES else "not_now" if code in _NOT_NOW else "untrusted"
+        kind = "hostname_mismatch" if code in _HOSTNAME_MISMATCH else "not_now" if code in _NOT_NOW else "untrusted"
         return kind, error.verify_message
     if isinstance(error, NotTls):
         return "not_tls", str(error)
@@ -432,7 +432,7 @@ def of_client(error: OSError) -> tuple[str, str]:
             words = "it sent no certificate, and listen_tls.client_certificates is required"
         case "not_now":
             kind, words = "untrusted", f"its certificate is not valid now: {stated}"
-        case "untrusted" | "other_names":
+        case "untrusted" | "hostname_mismatch":
             kind, words = "untrusted", f"its certificate is not trusted: {stated} (listen_tls.client_ca_file)"
         case "distrusted" | "certificate_required":
             kind, words = "distrusted", f"it does not trust this proxy's certificate: {stated}"
@@ -453,7 +453,7 @@ def of_broker(error: OSError) -> tuple[str, str]:
             kind, words = "untrusted", f"its certificate is not valid now: {stated}"
         case "untrusted":
             words = f"its certificate is not trusted: {stated} (upstream_tls.ca_file)"
-        case "other_names":
+        case "hostname_mismatch":
             words = f"its certificate is for another name: {stated} (upstream_tls.check_hostname)"
         case "not_tls":
             words = "it does not speak TLS, and upstream_tls is set"
