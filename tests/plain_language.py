@@ -56,7 +56,7 @@ VOCABULARY = (
     Retired("house, door plan", "codebase, package layout"),
     Retired("wall, walls", "boundary", "wall[- ]clock|firewall"),
     Retired("gate, gates", "partition sequencer"),
-    Retired("ticket, tickets, bid, bids", "pending append, submit", "session tickets?|Kerberos"),
+    Retired("ticket, tickets, bid, bids", "pending append, submit", r"session tickets?|Kerberos[^.\n]*tickets?"),
     Retired("offer, offers, offered", "pending append, submit", files=r"\.py$|ARCHITECTURE|decisions|mutants"),
     Retired("turn, turns", "produce request in progress", r"turns? (it )?(on|off|into|out|to)\b|in turn"),
     Retired(
@@ -81,7 +81,7 @@ VOCABULARY = (
         "instance id; fence tag",
         r"tagged|commit[- _]tags?|(read|write|split|join|take|skip|header)_tags|(image|docker|git|html|release) tags?"
         r"|LEVEL_TAG|PARTITION_COUNT_TAG|field_tag|_tags_before|^tags$"
-        r'|--tag|"tags"|class=.tag|\.tag\b',
+        r'|--tag|"tags"|class=.tag|\.tag\b|^newTag$',
         files=r"^(?!.*(wire/|docker))",
     ),
     Retired("warm", "fence confirmed", r"warm[- ]?up"),
@@ -110,7 +110,7 @@ VOCABULARY = (
     Retired("sent behind a failed batch", "PREDECESSOR_FAILED"),
     Retired("door, doors", "append barrier"),
     Retired("inside", "enter, entered", only=_NAMES),
-    Retired("{go,goes,went,going} in, {go,goes,went,going} inside", "enter", only=_PROSE),
+    Retired("{go,goes,went,going} in, {go,goes,went,going} inside", "enter", "franz-go in", only=_PROSE),
     Retired("counted", "with partition-count checks", only=_NAMES),
     Retired("counted {topic,topics,partition,partitions}", "topic with partition-count checks", only=_PROSE),
     Retired(
@@ -161,7 +161,11 @@ VOCABULARY = (
     Retired("place, places", "process identity, partition", "place ?holders?|in place", only=_NAMES),
     Retired("told, tell, tells, telling, untold", "respond, report"),
     Retired("said, hear, hears, heard, unheard", "reported, observed"),
-    Retired("ask, asks, asked, asking, want, wants, wanted", "query, request", f"({_PEOPLE}|you) wants?"),
+    Retired(
+        "ask, asks, asked, asking, want, wants, wanted",
+        "query, request",
+        f"({_PEOPLE}|you) wants?|^WantedBy$|Wants=network",
+    ),
     Retired("question, questions", "query, request"),
     Retired("stranger, strangers", "unauthorized client"),
     Retired("nobody, somebody, whoever", "no client, an operator, any client that"),

@@ -69,7 +69,7 @@ class Checked:
 
     def of(self, state: str) -> dict[str, str]:
         """What → what was said, of those in that state."""
-        return {each["what"]: each["said"] for each in self.findings if each["state"] == state}
+        return {each["what"]: each["reported"] for each in self.findings if each["state"] == state}
 
     def todo(self, what: str) -> str:
         return " ".join(each["todo"] for each in self.findings if each["what"] == what)
@@ -381,7 +381,7 @@ def test_it_ends_when_its_time_is_up(secured: Secured, tmp_path: Path) -> None:
 def test_invalid_configuration_is_reported_with_line_numbers(tmp_path: Path) -> None:
     checked = Checked('upstream = "a:1"\nlistne = "b:2"\n[limits]\ndrain_seconds = 0\n', tmp_path)
 
-    stated: list[Any] = [(each["state"], each["said"]) for each in checked.findings]
+    stated: list[Any] = [(each["state"], each["reported"]) for each in checked.findings]
     assert checked.status == 2
     assert stated == [
         ("failed", f"{checked.file}:2: listne: unknown key; did you mean 'listen'?"),
@@ -441,7 +441,7 @@ def test_topics_on_which_admins_have_set_a_check(secured: Secured, tmp_path: Pat
         for topic, operation in product((there, again), (READ, WRITE, DESCRIBE_CONFIGS)):
             allow(secured.kafka, ALICE, TOPIC, topic, operation)
         checked = until_failed(config, tmp_path, set())
-        stated = [each["said"] for each in checked.findings if each["what"] == "topics set by admins"]
+        stated = [each["reported"] for each in checked.findings if each["what"] == "topics set by admins"]
         assert f"all required operations on 2 topic(s): {again}, {there}" in stated
         assert f"has min.insync.replicas=1: {again}, {there}" in stated
         assert "set it to 2" in checked.todo("topics set by admins")

@@ -203,7 +203,7 @@ def test_topic_expands_under_load_on_three_brokers(  # noqa: PLR0917 - fixtures
         grown = expansions(proxy.bootstrap, topic)
         assert [(each.from_count, each.to_count) for each in grown] == list(zip((1, *counts), counts, strict=False))
         check_log(Log(kafka3.bootstrap), topic, grown, writers)
-        held = re.findall(r"expansion ended .*?held_seconds=([\d.]+)", proxy.log)
+        held = re.findall(r"expansion ended .*?blocked_seconds=([\d.]+)", proxy.log)
         assert len(held) == len(counts)
         say(f"{tool.__name__}, three brokers, {prefix}: appends held for {', '.join(held)} s")
 
@@ -215,7 +215,7 @@ def test_append_block_time_is_logged_measured_and_shown(growing: ProxyProcess) -
 
     [line] = [each for each in growing.log.splitlines() if "expansion ended" in each and topic in each]
     assert "result=done" in line
-    assert re.search(r" held_seconds=\d+\.\d+ ", line)
+    assert re.search(r" blocked_seconds=\d+\.\d+ ", line)
     for step in ("intent", "barriers", "transactions", "create", "leaders", "ends", "store"):
         assert re.search(rf"\b{step}=\d+\.\d+", line)
     shown = {each["topic"]: each for each in status_of(growing)["expansions"]}  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from fencepost_proxy.config import ControlSasl, Limits, UpstreamTls
-from fencepost_proxy.net.broker import PLAIN, Access, BrokerConnection, UpstreamUnavailable, deadline_in
+from fencepost_proxy.net.broker import PLAINTEXT, Access, BrokerConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.net.certificates import upstream_context
 from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.schema import Message
@@ -376,7 +376,7 @@ def test_why_kafka_does_not_let_the_proxy_in(secured: Secured, tmp_path: Path) -
     guest = secured.authority.sign("proxy")
 
     def why(listener: str, tls: UpstreamTls | None, login: ControlSasl | None = None) -> str | None:
-        access = PLAIN if tls is None and login is None else Access(lambda: tls and upstream_context(tls), login)
+        access = PLAINTEXT if tls is None and login is None else Access(lambda: tls and upstream_context(tls), login)
         return opened(secured, listener, access)
 
     found = {

@@ -283,9 +283,9 @@ class Stage:
             self._coming_back.pop().join(_GROW_SECONDS)
         self.kafka.await_ready()
 
-    def held_seconds(self, topic: str) -> list[float]:
+    def blocked_seconds(self, topic: str) -> list[float]:
         """Of each growth, as the logs have it."""
-        found = re.compile(rf"expansion ended topic={topic} result=done .*?held_seconds=([\d.]+)")
+        found = re.compile(rf"expansion ended topic={topic} result=done .*?blocked_seconds=([\d.]+)")
         return [float(each) for proxy in self.proxies for each in found.findall(proxy.log)]
 
 
@@ -359,8 +359,8 @@ def run(
             writer.end()
         everything = {key: count for writer in writers for key, count in writer.written.items()}
         _until(lambda: all(group.has_all(everything) for group in groups), plan.patience_seconds, None)
-        held = ", ".join(f"{each:.2f}" for each in stage.held_seconds(topic))
-        say(f"  {topic}: appends were held for {held} s" if ordered else f"  {topic}: done")
+        blocked = ", ".join(f"{each:.2f}" for each in stage.blocked_seconds(topic))
+        say(f"  {topic}: appends were blocked for {blocked} s" if ordered else f"  {topic}: done")
         return Result(
             {group.kind: validate(group.observed, everything, growths, group.assigned) for group in groups},
             {

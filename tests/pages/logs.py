@@ -92,14 +92,14 @@ def _row(event: _Event) -> str:
 def _events() -> Iterator[_Event]:
     for file in sorted(_ROOT.rglob("*.py")):
         tree = ast.parse(file.read_text("utf-8"))
-        logger = _package(tree)
+        logger = _logger_of(tree)
         if logger is not None:
             for node in ast.walk(tree):
                 if isinstance(node, ast.Call):
                     yield from _logged(node, logger)
 
 
-def _package(tree: ast.Module) -> str | None:
+def _logger_of(tree: ast.Module) -> str | None:
     """The argument of `logs.get`, such as `net.app`."""
     for node in ast.walk(tree):
         match node:

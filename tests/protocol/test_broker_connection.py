@@ -15,7 +15,7 @@ import uvloop
 
 from fencepost_proxy.config import Limits
 from fencepost_proxy.net.broker import (
-    PLAIN,
+    PLAINTEXT,
     Access,
     BrokerConnection,
     Call,
@@ -94,7 +94,9 @@ async def broker(script: Script) -> AsyncIterator[Address]:
 
 
 @asynccontextmanager
-async def connected(script: Script, limits: Limits = LIMITS, access: Access = PLAIN) -> AsyncIterator[BrokerConnection]:
+async def connected(
+    script: Script, limits: Limits = LIMITS, access: Access = PLAINTEXT
+) -> AsyncIterator[BrokerConnection]:
     async with broker(script) as address:
         connection = await BrokerConnection.open(address, limits=limits, client_id="test", access=access)
         try:

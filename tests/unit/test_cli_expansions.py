@@ -21,7 +21,7 @@ PENDING = ExpansionStatus(
     "orders", 2, 4, "pending", int(NOW - 12) * 1000, "barriers", "process(es) 7 have not closed it yet"
 )
 ELSEWHERE = ExpansionStatus("carts", 1, 2, "pending", int(NOW - 3) * 1000)
-DONE = ExpansionStatus("clicks", 12, 24, "done", 1_700_000_000_000, held_ms=47, thresholds=tuple(range(100, 112)))
+DONE = ExpansionStatus("clicks", 12, 24, "done", 1_700_000_000_000, blocked_ms=47, thresholds=tuple(range(100, 112)))
 AROUND = ExpansionStatus("views", 2, 8, "unordered", 1_700_000_000_000)
 LAGS = GatedStatus(
     "billing", "clicks", 12, "behind", 1_234, ("partition 3: committed 57, threshold 103",), seconds=61.2

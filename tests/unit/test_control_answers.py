@@ -50,11 +50,11 @@ def test_what_waiting_does_not_change_is_an_answer(error_code: int) -> None:
 def test_batch_at_offset_is_extracted_or_reported_compacted() -> None:
     first, second = at(10, b"a", b"b", b"c"), at(13, b"d")
 
-    assert control._batch_around(Offset(12), first + second) == Found(first)
-    assert control._batch_around(Offset(9), first) == CompactedAway(Offset(10))
+    assert control._batch_containing(Offset(12), first + second) == Found(first)
+    assert control._batch_containing(Offset(9), first) == CompactedAway(Offset(10))
     for offset, records in ((13, first + second), (10, first[:-1])):
         with pytest.raises(control._Retry):
-            control._batch_around(Offset(offset), records)
+            control._batch_containing(Offset(offset), records)
 
 
 def test_old_message_format_is_unreadable() -> None:
@@ -62,4 +62,4 @@ def test_old_message_format_is_unreadable() -> None:
     old[16] = 1
 
     with pytest.raises(UpstreamUnavailable, match="magic 1"):
-        control._batch_around(Offset(0), bytes(old))
+        control._batch_containing(Offset(0), bytes(old))

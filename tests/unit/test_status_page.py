@@ -384,7 +384,7 @@ class _Proxy:
         sequencer._log_end = log_end
 
     def refuse(self, topic: str, partition: int, reason: str = "offset_mismatch") -> None:
-        self.refusals.note(Count("refusal", reason, TopicPartition(topic, partition), 3, 57), None)
+        self.refusals.record(Count("refusal", reason, TopicPartition(topic, partition), 3, 57), None)
 
 
 def names(listed: Listed) -> list[str]:

@@ -400,7 +400,7 @@ TABLE: Final[tuple[Section, ...]] = (
                 "fencepost_expansion_blocked_seconds",
                 _HISTOGRAM,
                 "Time that an expansion blocked appends to its topic.",
-                lambda s: s.metrics.expansion_held_seconds,
+                lambda s: s.metrics.expansion_blocked_seconds,
             ),
             Shown(
                 "fencepost_append_barrier_wait_seconds",

@@ -477,11 +477,14 @@ class StateTopic:
             # Remove crashed processes, or the list would be unbounded. Wait until their requests are finished:
             # a tombstone states a clean end.
             over = max(_DEAD_SECONDS, _SILENT_SECONDS_MAX + self._limits.takeover_seconds + _HEARTBEAT_SECONDS)
-            gone = [*(each for each, last_observed in self._others.items() if sent_at - last_observed >= over), *former]
+            ended = [
+                *(each for each, last_observed in self._others.items() if sent_at - last_observed >= over),
+                *former,
+            ]
             assert self._process is not None
             try:
                 await self.append(
-                    [encode_heartbeat(self._process, int(time.time() * 1000)), *map(encode_heartbeat_tombstone, gone)]
+                    [encode_heartbeat(self._process, int(time.time() * 1000)), *map(encode_heartbeat_tombstone, ended)]
                 )
                 self._live_until = sent_at + _SILENT_SECONDS_MAX
                 self._former -= former

@@ -345,15 +345,15 @@ class Commits:
         except (MalformedBatch, LimitError) as error:
             if effort is not None and isinstance(error, LimitError):
                 raise
-            return Logged(*_place(logged), conditional=True)  # its offset cannot be verified
+            return Logged(*_position(logged), conditional=True)  # its offset cannot be verified
         if scan.contradiction is not None or scan.unreadable is not None:
-            return Logged(*_place(logged), conditional=True)
+            return Logged(*_position(logged), conditional=True)
         expected = scan.expected_base_offset
-        return Logged(*_place(logged), conditional=expected is not None, expected=expected)
+        return Logged(*_position(logged), conditional=expected is not None, expected=expected)
 
     # ---- abort-only transactions in the state topic
 
-    async def note(self, abort_only: AbortOnly, instead_of: Iterable[UUID] = ()) -> bool:
+    async def record_abort_only(self, abort_only: AbortOnly, instead_of: Iterable[UUID] = ()) -> bool:
         """Record an abort-only transaction; False if it is not known to be stored."""
         try:
             assert self._state is not None
@@ -361,7 +361,7 @@ class Commits:
             await self._state.append(records, timeout_seconds=_STORE_SECONDS)
         except FencepostError as error:
             _limited_log.error(
-                "note",
+                "record",
                 "failed to record an abort-only transaction: the client must retry",
                 transactional_id=abort_only.transactional_id,
                 reason=error,
@@ -381,7 +381,7 @@ class Commits:
             await self._state.append(encode_abort_only_tombstones(abort_only_records), timeout_seconds=_STORE_SECONDS)
         except FencepostError as error:
             _limited_log.warning(
-                "lift",
+                "clear",
                 "failed to clear an ended transaction: the producer's next commit may be refused once",
                 producer_id=producer_id,
                 reason=error,
@@ -420,5 +420,5 @@ class Commits:
         await self._state.append(encode_abort_only_tombstones(over))
 
 
-def _place(logged: Logged) -> tuple[int, int, int, int]:
+def _position(logged: Logged) -> tuple[int, int, int, int]:
     return logged.base_offset, logged.record_count, logged.producer_epoch, logged.base_sequence

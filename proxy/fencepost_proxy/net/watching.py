@@ -105,7 +105,7 @@ class TransactionWatch:
         hanging = {_where(each): each for each in self.watching.hanging(time.monotonic())}
         new = sorted(hanging.keys() - self._reported)
         if len(new) > _REPORTED_AT_ONCE:
-            _log.error("many hanging transactions", new=len(new), told_here=_REPORTED_AT_ONCE)
+            _log.error("many hanging transactions", new=len(new), answered_here=_REPORTED_AT_ONCE)
         for where in new[:_REPORTED_AT_ONCE]:
             each = hanging[where]
             _log.error(
