@@ -47,10 +47,10 @@ DRIVER = -1
 _PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS_MAX = 3.0
 
-_TopicPartition = tuple[str, int]
+_Scope = tuple[str, int]
 """Scope of the comparison of equal rows: a partition, or -1 for the whole topic if the partition is irrelevant."""
 
-_Missing = dict[_TopicPartition, dict[bytes, int]]
+_Missing = dict[_Scope, dict[bytes, int]]
 """Number of copies of a row, by digest, that the tasks have and the log lacks."""
 
 
@@ -68,7 +68,7 @@ def compare(plan: Plan, outcomes: Collection[Outcome], *, log: Log, framing: Fra
     """Compare and complete the batch; None if there is nothing to compare. Raises SinkError, CannotReach."""
     if plan.unmatched != KEEP and (others := _without_task(outcomes)):
         raise _no_rows_for(plan, others)
-    partition_keys = _in_doubt_partitions(outcomes)
+    partition_keys = _partitions_to_compare(outcomes)
     if not partition_keys:
         return None
     met = {outcome.task: outcome.met for outcome in outcomes if outcome.met is not None}
@@ -81,7 +81,7 @@ def compare(plan: Plan, outcomes: Collection[Outcome], *, log: Log, framing: Fra
 
 
 def is_needed(outcomes: Collection[Outcome]) -> bool:
-    return bool(_in_doubt_partitions(outcomes) or _without_task(outcomes))
+    return bool(_partitions_to_compare(outcomes) or _without_task(outcomes))
 
 
 def _without_task(outcomes: Collection[Outcome]) -> set[PartitionKey]:
@@ -100,7 +100,7 @@ def _no_rows_for(plan: Plan, partition_keys: Collection[PartitionKey]) -> SinkEr
     )
 
 
-def _in_doubt_partitions(outcomes: Collection[Outcome]) -> set[PartitionKey]:
+def _partitions_to_compare(outcomes: Collection[Outcome]) -> set[PartitionKey]:
     """Partitions where rows may have been found twice, or where the log may hold rows that no task has."""
     tasks = {outcome.task for outcome in outcomes}
     return {
@@ -178,8 +178,8 @@ class _Comparison:
             [(_, end)] = self._log.offsets(partition_key[0], [partition_key[1]]).values()
             end = max(end, *(at.end for at in known))
         lying = _Lying(begin, end, None, [])
-        for commit_tag, logged in self._chunks(partition_key, begin, end):
-            if commit_tag.batch > self._some.batch and not self._some.behind:
+        for commit_tag, logged in self._appends(partition_key, begin, end):
+            if commit_tag.batch > self._some.batch and not self._some.complete:
                 raise self._another_driver(partition_key, commit_tag)
             if commit_tag.batch == self._some.batch:
                 lying.commit_tag, lying.end = commit_tag, max(lying.end, logged.next_offset)
@@ -187,7 +187,7 @@ class _Comparison:
                     lying.digests += map(digest_of, logged.bodies)
         return lying
 
-    def _chunks(self, partition_key: PartitionKey, begin: int, end: int) -> Iterator[tuple[CommitTag, Any]]:
+    def _appends(self, partition_key: PartitionKey, begin: int, end: int) -> Iterator[tuple[CommitTag, Any]]:
         for logged in self._log.read(*partition_key, begin, end):
             commit_tag = own_commit_tag(logged, self._plan.sink)
             if commit_tag is not None and begin < logged.next_offset:
@@ -206,12 +206,12 @@ class _Comparison:
 
     def _difference(self, lying: dict[PartitionKey, _Lying]) -> tuple[_Missing, int]:
         """Rows that the tasks have and the log lacks, and the number of rows that the log has and the tasks lack."""
-        claimed: dict[_TopicPartition, list[bytes]] = {}
-        there: dict[_TopicPartition, list[bytes]] = {}
+        claimed: dict[_Scope, list[bytes]] = {}
+        there: dict[_Scope, list[bytes]] = {}
         for partition_key, at in lying.items():
             claims, lies = (
-                claimed.setdefault(self._topic_partition(partition_key), []),
-                there.setdefault(self._topic_partition(partition_key), []),
+                claimed.setdefault(self._scope_of(partition_key), []),
+                there.setdefault(self._scope_of(partition_key), []),
             )
             lies += at.digests
             for each in self._met.values():
@@ -219,14 +219,14 @@ class _Comparison:
                     claims.append(each.partition_keys[partition_key].foreign)
                     lies.append(each.partition_keys[partition_key].unmatched)
         missing, unknown = {}, 0
-        for room, claims in claimed.items():
-            more, fewer = _compare_rows(b"".join(claims), b"".join(there[room]))
+        for scope, claims in claimed.items():
+            more, fewer = _compare_rows(b"".join(claims), b"".join(there[scope]))
             unknown += fewer
             if more:
-                missing[room] = more
+                missing[scope] = more
         return missing, unknown
 
-    def _topic_partition(self, partition_key: PartitionKey) -> _TopicPartition:
+    def _scope_of(self, partition_key: PartitionKey) -> _Scope:
         return (partition_key[0], -1) if partition_key[0] in self._loose else partition_key
 
     def _append(self, missing: _Missing, lying: dict[PartitionKey, _Lying]) -> int:
@@ -237,7 +237,7 @@ class _Comparison:
         for partition_key, rows in missing.items():
             at, requested = lying[partition_key], dict(rows)
             bodies: list[bytes] = []
-            for commit_tag, logged in self._chunks(partition_key, at.begin, at.end):
+            for commit_tag, logged in self._appends(partition_key, at.begin, at.end):
                 if commit_tag.batch == self._some.batch:
                     for body in logged.bodies:
                         bodies += [body] * requested.pop(digest_of(body), 0)
@@ -253,15 +253,15 @@ class _Comparison:
         over = self._some.over[partition_key[0]]
         for number, some in enumerate(self._cut(bodies)):
             commit_tag = replace(
-                like, run=self._some.run, task=DRIVER, attempt=attempt, chunk=number, over=over, arranged=False,
-                seen=None, doubtful=False,
+                like, run=self._some.run, task=DRIVER, attempt=attempt, append=number, over=over, arranged=False,
+                task_appends=None, has_unmatched=False,
             )  # fmt: skip
             batch = self._framing.build(
                 pa.array(some, pa.large_binary()),
                 commit_tag=commit_tag.encode(),
                 expected=end,
                 now_ms=self._clock.time_ms(),
-                partition_count=over if partition_key[0] in self._some.counted else None,
+                partition_count=over if partition_key[0] in self._some.count_checked else None,
             )
             sent = self._log.append(*partition_key, batch)
             while not sent.done():
@@ -302,7 +302,7 @@ class _Comparison:
         what = f"batch {self._some.batch}" if self._some.query else "this write"
         way = (
             "the checkpoint was restored from before later batches: restore the newest one"
-            if self._some.behind
+            if self._some.complete
             else "all current rows are in the topic too"
         )
         return SinkError(
@@ -319,7 +319,7 @@ class _Comparison:
         )
 
     def _cannot_append(self, count: int) -> SinkError:
-        if self._some.behind:
+        if self._some.complete:
             why = "the topic has later batches: the checkpoint was restored from before later batches"
         else:
             why = (

@@ -30,12 +30,12 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class DriverProbe:
-    """The snapshot. `run`: random id; `at`: ms; `counted`: topics with partition-count checks."""
+    """The snapshot. `run`: random id; `at`: ms; `count_checked`: topics with partition-count checks."""
 
     run: str
     at: int
     counts: dict[str, int]
-    counted: frozenset[str]
+    count_checked: frozenset[str]
     observations: dict[PartitionKey, Observation]
     retention_ms: dict[str, int] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ def probe(
     topics: Iterable[str],
     *,
     at: int,
-    counted: frozenset[str] = frozenset(),
+    count_checked: frozenset[str] = frozenset(),
     never_ran: bool = False,
     nothing_deleted: bool = False,
     remembered: Remembered | None = None,
@@ -93,10 +93,10 @@ def probe(
             else:
                 half_known[partition_key] = lower
     # A commit tag overrides the user's statement that the sink never ran.
-    seen = [
+    all_known = [
         half_known[partition_key] if partition_key in half_known else known[partition_key] for partition_key in bounds
     ]
-    never_ran &= all(each is None or each.commit_tag is None for each in seen)
+    never_ran &= all(each is None or each.commit_tag is None for each in all_known)
     for partition_key, lower in half_known.items():
         start, end = bounds[partition_key]
         if lower is None and never_ran:
@@ -107,7 +107,7 @@ def probe(
         partition_key: Observation(*bounds[partition_key], known[partition_key].commit_tag, known[partition_key].unread)
         for partition_key in bounds
     }
-    return DriverProbe(secrets.token_hex(8), at, counts, counted, observations, retention_ms or {})
+    return DriverProbe(secrets.token_hex(8), at, counts, count_checked, observations, retention_ms or {})
 
 
 def _cut_off(known: Known, start: int) -> Known:
@@ -126,12 +126,16 @@ def _glance(
         return known, None
     if end == start:
         return Known(end, None, 0), None
-    commit_tag = own_commit_tag(log.tail(*partition_key, end), sink)
+    commit_tag = own_commit_tag(log.last_batch(*partition_key, end), sink)
     if commit_tag is not None:
         return Known(end, commit_tag, end), None
     # A recreated topic may be longer than the one read before.
     readable = known is not None and known.commit_tag is not None and known.commit_tag_end > start
-    if known and readable and own_commit_tag(log.tail(*partition_key, known.commit_tag_end), sink) != known.commit_tag:
+    if (
+        known
+        and readable
+        and own_commit_tag(log.last_batch(*partition_key, known.commit_tag_end), sink) != known.commit_tag
+    ):
         known = None
     return None, known
 

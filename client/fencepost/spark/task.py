@@ -44,7 +44,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fencepost._placing import murmur2
-from fencepost.spark.commit_tags import SEEN_MAX, CommitTag
+from fencepost.spark.commit_tags import TASK_APPENDS_MAX, CommitTag
 from fencepost.spark.encoding import split
 from fencepost.spark.errors import CannotReach, SinkError, Unknown
 
@@ -64,7 +64,7 @@ COUNT_CHECK = "fencepost.check.partition.count"
 _POLICY_VIOLATION = 44
 INVALID_PARTITIONS = 37
 #: Temporary errors. After each of them the log shows whether the batch was appended.
-_PASSING = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 56, 74, 75, 76, 89})
+_RETRIABLE = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 56, 74, 75, 76, 89})
 _MEANINGS = {
     10: "a row exceeds the topic's max.message.bytes",
     29: "the user of the sink needs WRITE, READ and DESCRIBE on the topic",
@@ -125,7 +125,7 @@ class Log(Protocol):
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Any]:
         """The batches (Logged) from the one that contains `start` up to `end`, perhaps more."""
 
-    def tail(self, topic: str, partition: int, end: int) -> Any:
+    def last_batch(self, topic: str, partition: int, end: int) -> Any:
         """The batch that ends at `end`, or None."""
 
 
@@ -179,17 +179,17 @@ class ObservedPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A task's findings about other runs of its batch. `behind`: the batch was complete; `loose`: topics whose rows may
-    be in another partition than they would get now; `over`: {topic: partition count used for its rows}; `counted`:
-    topics with partition-count checks."""
+    """A task's findings about other runs of its batch. `complete`: the batch was complete; `loose`: topics whose rows
+    may be in another partition than they would get now; `over`: {topic: partition count used for its rows};
+    `count_checked`: topics with partition-count checks."""
 
     query: str
     run: str
     batch: int
-    behind: bool
+    complete: bool
     loose: frozenset[str]
     over: dict[str, int]
-    counted: frozenset[str]
+    count_checked: frozenset[str]
     partition_keys: dict[PartitionKey, ObservedPartition]
 
 
@@ -212,7 +212,7 @@ class Outcome:
     rows: int
     appended: int
     found: int
-    chunks: int
+    appends: int
     refused: int
     partition_keys: dict[PartitionKey, Written]
     met: Met | None = None
@@ -232,7 +232,7 @@ class SinkAppend:
 class ScanRange:
     """A scan range of one partition, as read. `is_whole`: compaction removed nothing."""
 
-    chunks: tuple[SinkAppend, ...]
+    appends: tuple[SinkAppend, ...]
     is_whole: bool
 
 
@@ -243,14 +243,14 @@ _OWN, _SAME_NUMBER, _FOREIGN = range(3)
 @dataclass(slots=True)
 class _Group:
     """The appends of one task number of one run. `size`: their rows; `matched`: how many of them are this task's;
-    `doubtful`: their task also lacked rows under its own number."""
+    `has_unmatched`: their task also lacked rows under its own number."""
 
     run: str
     task: int
     origin: int
     size: int = 0
     matched: int = 0
-    doubtful: bool = False
+    has_unmatched: bool = False
 
 
 class _Pool:
@@ -359,7 +359,7 @@ class _Partition:
     numbers: set[int] = field(default_factory=set)
     foreign: bytearray = field(default_factory=bytearray)
     #: Appends per task between the driver's snapshot and `end`; None: not known for all tasks.
-    seen: dict[int, int] | None = field(default_factory=dict)
+    task_appends: dict[int, int] | None = field(default_factory=dict)
     read: bool = True
     #: The driver's snapshot had rows of this batch.
     begun: bool = False
@@ -368,7 +368,7 @@ class _Partition:
     rivals: bool = False
     tries: int = 0
     not_before: float = 0.0
-    chunks: int = 0
+    appends: int = 0
     found: int = 0
     appended: int = 0
     first: int = -1
@@ -417,12 +417,12 @@ class Task:
         self._over = dict(probe.counts)
         #: Partition counts when this batch began.
         self._created_counts = dict(probe.counts)
-        self._counted = set(probe.counted)
+        self._count_checked = set(probe.count_checked)
         #: Topics with rows of this batch partitioned for several counts: a row may be in any partition.
         self._mixed: set[str] = set()
-        self._growing: set[str] = set()
+        self._expanding: set[str] = set()
         self._rearranged = False
-        self._behind = False
+        self._complete = False
         #: Compaction may have removed rows of this batch.
         self._compacted: set[PartitionKey] = set()
         self._partitions: dict[PartitionKey, _Partition] = {}
@@ -437,12 +437,12 @@ class Task:
         #: Some rows get their partition from their task.
         self._spread = False
         #: The log has rows under this task's number that the task lacks, and it continues.
-        self._in_doubt = False
+        self._has_unmatched = False
         self._buffered: list[tuple[PartitionKey, _Rows]] | None = None
         self._buffered_bytes = 0
         self._progress_at = self._appended_at = clock.now()
-        self._trouble = ""
-        self._rows = self._appended = self._found = self._chunks = self._refused = 0
+        self._last_error = ""
+        self._rows = self._appended = self._found = self._appends = self._refused = 0
 
     # --- rows already in the log ----------------------------------------------------------------------------------
 
@@ -462,12 +462,12 @@ class Task:
                     raise self._deleted(
                         partition_key, observation.start, f"nothing of sink {self._plan.sink!r} is left there"
                     )
-        self._behind = latest > self._batch
+        self._complete = latest > self._batch
         if latest == self._batch:
-            self._judge_counts(last)
+            self._choose_counts(last)
         for partition_key, observation in self._probed.observations.items():
             commit_tag = observation.last
-            if commit_tag is None or commit_tag.batch < self._batch or self._behind:
+            if commit_tag is None or commit_tag.batch < self._batch or self._complete:
                 self._partitions[partition_key] = _Partition(
                     observation.end, observation.end, -1 if commit_tag is None else commit_tag.began
                 )
@@ -476,10 +476,10 @@ class Task:
             self._partitions[partition_key].read = latest < self._batch
         if latest >= self._batch:
             for partition_key in self._partitions:
-                if not self._plan.arranged or self._behind or partition_key[0] in self._mixed:
+                if not self._plan.arranged or self._complete or partition_key[0] in self._mixed:
                     self._read_scan_range(partition_key)
 
-    def _judge_counts(self, last: dict[PartitionKey, CommitTag]) -> None:
+    def _choose_counts(self, last: dict[PartitionKey, CommitTag]) -> None:
         """Choose the partition counts of a batch that began earlier, perhaps before an expansion."""
         for topic, count in self._probed.counts.items():
             commit_tags = [m for (t, _), m in last.items() if t == topic and m.batch == self._batch]
@@ -487,7 +487,7 @@ class Task:
                 over for commit_tag in commit_tags for over in (commit_tag.over, commit_tag.created_partitions)
             } - {count}
             self._created_counts[topic] = min([count, *overs])
-            if overs and topic in self._counted:
+            if overs and topic in self._count_checked:
                 self._mixed.add(topic)
             elif overs and not self._plan.arranged:
                 # Tasks with the old count may still append unchecked, so the batch keeps the old count.
@@ -523,22 +523,22 @@ class Task:
         observation = self._probed.observations[partition_key]
         if observation.last is None:
             return
-        if self._behind:
+        if self._complete:
             begin, end = self._walk_back(partition_key, observation.last, observation.end)
             partition.began, partition.limit = begin, end
         elif observation.last.batch == self._batch:
             begin, end = partition.began, observation.end
         else:
             return
-        if self._plan.first_run and not self._behind:
+        if self._plan.first_run and not self._complete:
             begin = partition.began = max(begin, observation.start)
         self._refuse_deleted(partition_key, begin, observation.start)
         scan_range = self._scan_range(partition_key, begin, end)
         if not scan_range.is_whole:
             self._compacted.add(partition_key)
-        for chunk in scan_range.chunks:
-            if not (self._behind and chunk.commit_tag.batch != self._batch):
-                self._absorb(partition_key, chunk, before_the_read=True)
+        for append in scan_range.appends:
+            if not (self._complete and append.commit_tag.batch != self._batch):
+                self._absorb(partition_key, append, before_the_read=True)
         if (self._left or self._left_foreign) and self._buffered is None and not (self._plan.arranged and self._mixed):
             self._buffered = []
 
@@ -549,10 +549,10 @@ class Task:
                 return end, end
             self._refuse_deleted(partition_key, commit_tag.before, self._probed.observations[partition_key].start)
             end = commit_tag.began
-            chunks = self._scan_range(partition_key, commit_tag.before, end).chunks
-            if not chunks:
+            appends = self._scan_range(partition_key, commit_tag.before, end).appends
+            if not appends:
                 raise self._deleted(partition_key, commit_tag.before, "commit tags of earlier batches are missing")
-            commit_tag = chunks[-1].commit_tag
+            commit_tag = appends[-1].commit_tag
         return (commit_tag.began, end) if commit_tag.batch == self._batch else (end, end)
 
     def _scan_range(self, partition_key: PartitionKey, begin: int, end: int) -> ScanRange:
@@ -562,13 +562,13 @@ class Task:
         return self._scan_ranges[key]
 
     def _read_whole(self, partition_key: PartitionKey, begin: int, end: int) -> ScanRange:
-        chunks: list[SinkAppend] = []
+        appends: list[SinkAppend] = []
         at, is_whole = begin, True
         for logged in self._log.read(*partition_key, begin, end) if begin < end else ():
             is_whole &= logged.is_whole and logged.base_offset <= at
             at = logged.next_offset
-            chunks += self._own_appends((logged,), begin, end)
-        return ScanRange(tuple(chunks), is_whole and at >= end)
+            appends += self._own_appends((logged,), begin, end)
+        return ScanRange(tuple(appends), is_whole and at >= end)
 
     def _read(self, partition_key: PartitionKey, begin: int, end: int) -> Iterator[SinkAppend]:
         if begin < end:
@@ -580,14 +580,14 @@ class Task:
             if commit_tag is not None and logged.next_offset > begin and logged.base_offset < end:
                 yield SinkAppend(commit_tag, logged.next_offset, tuple(map(digest_of, logged.bodies)))
 
-    def _absorb(self, partition_key: PartitionKey, chunk: SinkAppend, *, before_the_read: bool = False) -> None:
+    def _absorb(self, partition_key: PartitionKey, append: SinkAppend, *, before_the_read: bool = False) -> None:
         """Account for an append of this sink that was just read."""
-        commit_tag, partition = chunk.commit_tag, self._partitions[partition_key]
+        commit_tag, partition = append.commit_tag, self._partitions[partition_key]
         self._refuse_other_query(partition_key, commit_tag)
         if commit_tag.batch != self._batch:
             raise self._other_batch(partition_key, commit_tag)
         if commit_tag.over != self._over[partition_key[0]]:
-            if partition_key[0] not in self._counted and not self._behind:
+            if partition_key[0] not in self._count_checked and not self._complete:
                 self._only(partition_key[0], {commit_tag.over, self._over[partition_key[0]]})
             self._mixed.add(partition_key[0])
         self._rearranged |= commit_tag.arranged != self._plan.arranged
@@ -595,9 +595,9 @@ class Task:
         if before_the_read:
             partition.begun = True
         elif not same_run:
-            partition.seen = None
-        elif partition.seen is not None:
-            partition.seen[commit_tag.task] = partition.seen.get(commit_tag.task, 0) + 1
+            partition.task_appends = None
+        elif partition.task_appends is not None:
+            partition.task_appends[commit_tag.task] = partition.task_appends.get(commit_tag.task, 0) + 1
         if self._plan.arranged:
             if same_run and commit_tag.task != self._task:
                 raise self._not_arranged(partition_key, commit_tag.task)
@@ -609,27 +609,27 @@ class Task:
         else:
             origin = _SAME_NUMBER if commit_tag.task == self._task else _FOREIGN
             partition.numbers.add(commit_tag.task)
-        self._pool(partition, chunk, origin)
+        self._pool(partition, append, origin)
 
-    def _pool(self, partition: _Partition, chunk: SinkAppend, origin: int) -> None:
+    def _pool(self, partition: _Partition, append: SinkAppend, origin: int) -> None:
         """Add an append to the pool."""
-        commit_tag = chunk.commit_tag
+        commit_tag = append.commit_tag
         number = self._numbered.setdefault((commit_tag.run, commit_tag.task), len(self._groups))
         if number == len(self._groups):
             self._groups.append(_Group(commit_tag.run, commit_tag.task, origin))
         group = self._groups[number]
-        group.size += len(chunk.digests)
-        group.doubtful |= commit_tag.doubtful
-        partition.there.add(chunk.digests, number)
+        group.size += len(append.digests)
+        group.has_unmatched |= commit_tag.has_unmatched
+        partition.there.add(append.digests, number)
         if origin == _FOREIGN:
-            self._left_foreign += len(chunk.digests)
+            self._left_foreign += len(append.digests)
             if self._others is not None:
-                self._others.update(chunk.digests)
+                self._others.update(append.digests)
         else:
-            self._left += len(chunk.digests)
+            self._left += len(append.digests)
 
     def _commit_tag_at(self, partition_key: PartitionKey, end: int) -> CommitTag | None:
-        return own_commit_tag(self._patiently(lambda: self._log.tail(*partition_key, end)), self._plan.sink)
+        return own_commit_tag(self._patiently(lambda: self._log.last_batch(*partition_key, end)), self._plan.sink)
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
@@ -637,7 +637,7 @@ class Task:
         """The partition count for partitioning rows."""
         return self._over[topic]
 
-    def own(self, topic: str) -> int:
+    def default_partition(self, topic: str) -> int:
         """The partition of this task's rows without key and partition."""
         return (self._task + self._batch) % self._over[topic]
 
@@ -661,19 +661,19 @@ class Task:
             self._buffered = [
                 (partition_key, self._missing(partition_key, rows)) for partition_key, rows in self._buffered
             ]
-            self._judge_unmatched(early=True)
+            self._check_unmatched(early=True)
             self._release()
         while any(p.flight or p.queue for p in self._partitions.values()):
             self._pump(flush=True)
             if any(p.flight or p.queue for p in self._partitions.values()):
                 self._wait()
-        self._judge_unmatched(early=False)
+        self._check_unmatched(early=False)
         return Outcome(
             self._task,
             self._rows,
             self._appended,
             self._found,
-            self._chunks,
+            self._appends,
             self._refused,
             {
                 partition_key: Written(partition.found, partition.appended, partition.first, partition.end)
@@ -688,10 +688,10 @@ class Task:
         return frozenset(
             partition_key
             for partition_key, partition in self._partitions.items()
-            if partition.begun or self._last_batch(partition_key) == self._batch
+            if partition.begun or self._last_batch_number(partition_key) == self._batch
         )
 
-    def _last_batch(self, partition_key: PartitionKey) -> int:
+    def _last_batch_number(self, partition_key: PartitionKey) -> int:
         observation = self._probed.observations.get(partition_key)
         return -1 if observation is None or observation.last is None else observation.last.batch
 
@@ -710,14 +710,16 @@ class Task:
                 )
         if not partition_keys:
             return None
-        loose = frozenset(self._over) if self._behind else frozenset(self._mixed)
-        counted = frozenset(self._counted)
+        loose = frozenset(self._over) if self._complete else frozenset(self._mixed)
+        count_checked = frozenset(self._count_checked)
         over = dict(self._over)
-        return Met(self._query, self._probed.run, self._batch, self._behind, loose, over, counted, partition_keys)
+        return Met(
+            self._query, self._probed.run, self._batch, self._complete, loose, over, count_checked, partition_keys
+        )
 
     # --- rows in the log that the input lacks ----------------------------------------------------------------------
 
-    def _judge_unmatched(self, *, early: bool) -> None:
+    def _check_unmatched(self, *, early: bool) -> None:
         """Decide about rows in the log under this task's number that the task lacks. `early`: this attempt appended
         nothing.
 
@@ -726,15 +728,15 @@ class Task:
         if not self._left or (self._plan.arranged and self._mixed):
             return  # with `_mixed`, rows of other tasks were read too
         for partition_key, partition in self._partitions.items():
-            own = partition.there.count(self._groups, _OWN)
-            if own and (partition.fed or not self._plan.arranged):
-                raise self._other_rows(partition_key, own)
-        if not self._plan.arranged and not self._behind:
+            ours = partition.there.count(self._groups, _OWN)
+            if ours and (partition.fed or not self._plan.arranged):
+                raise self._other_rows(partition_key, ours)
+        if not self._plan.arranged and not self._complete:
             if self._refuses(early=early):
                 for partition_key, partition in self._partitions.items():
                     if left := partition.there.count(self._groups, _SAME_NUMBER):
                         raise self._other_rows(partition_key, left)
-            self._in_doubt = True
+            self._has_unmatched = True
 
     def _refuses(self, *, early: bool) -> bool:
         stated = self._plan.unmatched
@@ -754,7 +756,7 @@ class Task:
         if self._found:
             return False
         # No match: when the batch began, this task may have had another number and written nothing.
-        return any(group.doubtful for group in groups) or (self._all_have_written() and self._keys_are_the_same())
+        return any(group.has_unmatched for group in groups) or (self._all_have_written() and self._keys_are_the_same())
 
     def _all_have_written(self) -> bool:
         """A run has appends of every task number of the earlier batches, so one of them is this task's."""
@@ -765,9 +767,9 @@ class Task:
                 commit_tag = self._commit_tag_at(partition_key, began)
                 if commit_tag is None or commit_tag.batch >= self._batch or commit_tag.arranged:
                     break
-                if commit_tag.seen is None:
+                if commit_tag.task_appends is None:
                     return False  # unknown
-                before |= {commit_tag.task, *commit_tag.seen}
+                before |= {commit_tag.task, *commit_tag.task_appends}
                 began = commit_tag.began
         runs: dict[str, set[int]] = {}
         for group in self._groups:
@@ -777,10 +779,10 @@ class Task:
     def _keys_are_the_same(self) -> bool:
         """The task has at least as many rows of each key as the log under its number. A changed query mostly changes
         values; another source partition has other keys."""
-        own = Counter(self._framing.key(body) for _, rows in self._buffered or () for body in rows.bodies.to_pylist())
+        keys = Counter(self._framing.key(body) for _, rows in self._buffered or () for body in rows.bodies.to_pylist())
         for partition_key, partition in self._partitions.items():
-            own.subtract(self._patiently(lambda at=partition_key, part=partition: self._keys_at(at, part)))  # type: ignore[misc]
-        return min(own.values(), default=0) >= 0
+            keys.subtract(self._patiently(lambda at=partition_key, part=partition: self._keys_at(at, part)))  # type: ignore[misc]
+        return min(keys.values(), default=0) >= 0
 
     def _keys_at(self, partition_key: PartitionKey, partition: _Partition) -> Counter[bytes | None]:
         """Keys of the rows that other runs appended under this task's number."""
@@ -810,7 +812,7 @@ class Task:
             self._buffered.append((partition_key, rows))
             self._buffered_bytes += rows.bytes()
         if not (self._left or self._left_foreign) or self._buffered_bytes > self._plan.hold_bytes:
-            self._in_doubt |= self._left > 0
+            self._has_unmatched |= self._left > 0
             self._release()
 
     def _release(self) -> None:
@@ -820,7 +822,7 @@ class Task:
 
     def _missing(self, partition_key: PartitionKey, rows: _Rows) -> _Rows:
         """The rows that the log lacks. The others count as found."""
-        if not (self._left or self._left_foreign or self._behind or self._rearranged or self._compacted):
+        if not (self._left or self._left_foreign or self._complete or self._rearranged or self._compacted):
             return rows
         keep = [
             self._is_missing(partition_key, body, rows, index) for index, body in enumerate(rows.bodies.to_pylist())
@@ -838,22 +840,22 @@ class Task:
             )
         by_value = explicit or self._plan.arranged or self._framing.key(body) is not None
         # A complete batch gets no appends, so the origin of a row is irrelevant.
-        most = _FOREIGN if by_value or self._behind else _SAME_NUMBER
+        most = _FOREIGN if by_value or self._complete else _SAME_NUMBER
         if self._claim(partition_key, digest, most):
             return False
         if (partition_key[0] in self._mixed and (self._plan.arranged or not explicit)) or (
-            self._behind and not by_value
+            self._complete and not by_value
         ):
             for other in self._partitions:
                 if other[0] == partition_key[0] and self._claim(other, digest, most):
                     return False
-        if not by_value and not self._behind:
+        if not by_value and not self._complete:
             self._spread = True
             if not self._plan.same_split and self._left_foreign and digest in self._of_others():
                 raise self._other_split(partition_key)
         if partition_key in self._compacted or (partition_key[0] in self._mixed and self._compacted):
-            raise self._gone(partition_key)
-        if self._behind:
+            raise self._compacted_away(partition_key)
+        if self._complete:
             raise SinkError(
                 f"{partition_key[0]}-{partition_key[1]}: a row of batch {self._batch} is missing although the topic "
                 "has later batches: the checkpoint was restored from before later batches, and the "
@@ -899,9 +901,9 @@ class Task:
         for partition_key, partition in self._partitions.items():
             if partition.flight is not None and partition.flight.answer.done():
                 self._answered(partition_key, partition)
-        for topic in list(self._growing):
+        for topic in list(self._expanding):
             if not any(p.flight for partition_key, p in self._partitions.items() if partition_key[0] == topic):
-                self._grow(topic)
+                self._repartition(topic)
         now = self._clock.now()
         full = self._waiting_bytes() > self._plan.buffer_bytes
         partition_keys = list(self._partitions)
@@ -914,7 +916,7 @@ class Task:
                 partition.queued_bytes >= self._plan.append_bytes_max
                 or partition.queued_rows >= self._plan.append_rows_max
             )
-            if (enough or flush or full) and partition_key[0] not in self._growing:
+            if (enough or flush or full) and partition_key[0] not in self._expanding:
                 self._send(partition_key, partition)
 
     def _send(self, partition_key: PartitionKey, partition: _Partition) -> None:
@@ -924,7 +926,7 @@ class Task:
                 return
         rows = self._cut(partition)
         topic = partition_key[0]
-        seen = partition.seen
+        task_appends = partition.task_appends
         commit_tag = CommitTag(
             self._plan.sink,
             self._query,
@@ -932,23 +934,23 @@ class Task:
             self._batch,
             self._task,
             self._attempt,
-            partition.chunks,
+            partition.appends,
             partition.began,
             partition.before,
             self._over[topic],
             self._created_counts[topic],
             self._plan.arranged,
             self._probed.at,
-            dict(seen) if seen is not None and len(seen) <= SEEN_MAX else None,
-            self._in_doubt,
+            dict(task_appends) if task_appends is not None and len(task_appends) <= TASK_APPENDS_MAX else None,
+            self._has_unmatched,
         )
-        partition.chunks += 1
+        partition.appends += 1
         batch = self._framing.build(
             rows.bodies,
             commit_tag=commit_tag.encode(),
             expected=partition.end,
             now_ms=self._clock.time_ms(),
-            partition_count=self._over[topic] if topic in self._counted else None,
+            partition_count=self._over[topic] if topic in self._count_checked else None,
         )
         partition.flight = _Flight(rows, partition.end, self._log.append(*partition_key, batch))
 
@@ -984,11 +986,11 @@ class Task:
             self._later(partition, str(error) or "no response to the append")
         else:
             if answer.code == 0:
-                self._landed(partition_key, partition, flight, answer)
+                self._acknowledged(partition_key, partition, flight, answer)
                 return
             refuse_final(partition_key, answer)
             if answer.code == INVALID_PARTITIONS:
-                self._growing.add(partition_key[0])
+                self._expanding.add(partition_key[0])
             if answer.code == _POLICY_VIOLATION:
                 actual = answer.base_offset
                 self._refused += 1
@@ -1000,7 +1002,9 @@ class Task:
         partition.put(flight.rows, front=True)
         self._patiently(lambda: self._probe(partition_key, actual))
 
-    def _landed(self, partition_key: PartitionKey, partition: _Partition, flight: _Flight, answer: Answer) -> None:
+    def _acknowledged(
+        self, partition_key: PartitionKey, partition: _Partition, flight: _Flight, answer: Answer
+    ) -> None:
         if answer.base_offset != flight.expected:
             raise SinkError(
                 f"{partition_key[0]}-{partition_key[1]}: rows expected at offset {flight.expected} were appended "
@@ -1009,13 +1013,13 @@ class Task:
             )
         partition.end = flight.expected + len(flight.rows)
         partition.tries = 0
-        if partition.seen is not None:
-            partition.seen[self._task] = partition.seen.get(self._task, 0) + 1
+        if partition.task_appends is not None:
+            partition.task_appends[self._task] = partition.task_appends.get(self._task, 0) + 1
         self._appended += len(flight.rows)
         partition.appended += len(flight.rows)
         if partition.first < 0:
             partition.first = flight.expected
-        self._chunks += 1
+        self._appends += 1
         self._progress_at = self._appended_at = self._clock.now()
 
     def _probe(self, partition_key: PartitionKey, actual: int) -> None:
@@ -1031,32 +1035,32 @@ class Task:
             partition.rivals = False
             return
         if not self._nothing_new(partition_key, partition, end):
-            for chunk in list(self._read(partition_key, partition.end, end)):
-                self._absorb(partition_key, chunk)
-                partition.end = max(partition.end, chunk.next_offset)
+            for append in list(self._read(partition_key, partition.end, end)):
+                self._absorb(partition_key, append)
+                partition.end = max(partition.end, append.next_offset)
         partition.end = max(partition.end, end)
         self._progress_at = self._clock.now()
         self._dedupe(partition_key)
 
     def _nothing_new(self, partition_key: PartitionKey, partition: _Partition, end: int) -> bool:
-        """Whether `seen` of the last batch rules out unread appends that count for this task."""
-        if partition.seen is None or self._plan.arranged:
+        """Whether `task_appends` of the last batch rules out unread appends that count for this task."""
+        if partition.task_appends is None or self._plan.arranged:
             return False
-        commit_tag = own_commit_tag(self._log.tail(*partition_key, end), self._plan.sink)
+        commit_tag = own_commit_tag(self._log.last_batch(*partition_key, end), self._plan.sink)
         if (
             commit_tag is None
             or commit_tag.run != self._probed.run
             or commit_tag.batch != self._batch
-            or commit_tag.seen is None
+            or commit_tag.task_appends is None
         ):
             return False
         if commit_tag.over != self._over[partition_key[0]]:
             return False
-        counts = dict(commit_tag.seen)
+        counts = dict(commit_tag.task_appends)
         counts[commit_tag.task] = counts.get(commit_tag.task, 0) + 1
-        if counts.get(self._task, 0) != partition.seen.get(self._task, 0):
+        if counts.get(self._task, 0) != partition.task_appends.get(self._task, 0):
             return False
-        partition.seen = counts
+        partition.task_appends = counts
         return True
 
     def _dedupe(self, partition_key: PartitionKey) -> None:
@@ -1065,8 +1069,8 @@ class Task:
         for rows in partition.take_all():
             partition.put(self._missing(partition_key, rows))
 
-    def _grow(self, topic: str) -> None:
-        """Switch to the new partition count. Appends for the old count are in the log or will be refused: read all
+    def _repartition(self, topic: str) -> None:
+        """Adopt the new partition count. Appends for the old count are in the log or will be refused: read all
         partitions, then partition the remaining rows again."""
         count = self._patiently(lambda: self._log.partition_count(topic))
         if count <= self._over[topic]:
@@ -1078,7 +1082,7 @@ class Task:
                 "the rows were arranged (start the query again: rows already written are found, "
                 "and the others are placed by the new count)"
             )
-        self._counted.add(topic)
+        self._count_checked.add(topic)
         self._over[topic] = count
         self._mixed.add(topic)
         for partition, (start, _) in self._patiently(lambda: self._log.offsets(topic, range(count))).items():
@@ -1088,7 +1092,7 @@ class Task:
             partition_key = (topic, partition)
             self._patiently(lambda partition_key=partition_key: self._probe(partition_key, -1))  # type: ignore[misc]
             waiting += [(partition_key, rows) for rows in self._partitions[partition_key].take_all()]
-        self._growing.discard(topic)
+        self._expanding.discard(topic)
         for old, rows in waiting:
             for partition, some in _by_partition(rows.bodies, self._replaced(old, rows), rows.explicit):
                 partition_key = (topic, partition)
@@ -1102,14 +1106,14 @@ class Task:
             if rows.explicit is not None and rows.explicit[index]:
                 found.append(partition)
             else:
-                found.append(self.own(topic) if key is None else murmur2(key, self._over[topic]))
+                found.append(self.default_partition(topic) if key is None else murmur2(key, self._over[topic]))
         return np.array(found, dtype=np.int32)
 
     # --- patience -------------------------------------------------------------------------------------------------
 
-    def _later(self, partition: _Partition, trouble: str, *, contended: bool = False) -> None:
+    def _later(self, partition: _Partition, problem: str, *, contended: bool = False) -> None:
         partition.tries += 1
-        self._trouble = trouble
+        self._last_error = problem
         pause, most = (
             (_CONTENTION_SECONDS, _CONTENTION_SECONDS_MAX) if contended else (_PAUSE_SECONDS, _PAUSE_SECONDS_MAX)
         )
@@ -1124,7 +1128,7 @@ class Task:
             try:
                 return probe()
             except CannotReach as error:
-                self._trouble = str(error)
+                self._last_error = str(error)
                 tries += 1
                 self._give_up_if_late()
                 self._clock.wait((), min(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS * 2**tries) * (0.5 + self._clock.random()))
@@ -1144,7 +1148,7 @@ class Task:
         if now - self._progress_at > patience or now - self._appended_at > _CONTENDED * patience:
             raise SinkError(
                 f"nothing could be appended for {self._plan.patience_seconds:g} s (option patience.seconds): "
-                f"{self._trouble} (fix the cause and start the write again: it continues where it "
+                f"{self._last_error} (fix the cause and start the write again: it continues where it "
                 "stopped)"
             )
 
@@ -1153,10 +1157,10 @@ class Task:
     def _refuse_other_query(self, partition_key: PartitionKey, commit_tag: CommitTag) -> None:
         if commit_tag.query == self._query:
             return
-        who = f"streaming query {commit_tag.query}" if commit_tag.query else "a df.write"
+        writer = f"streaming query {commit_tag.query}" if commit_tag.query else "a df.write"
         me = f"streaming query {self._query}" if self._query else "a df.write"
         raise SinkError(
-            f"{partition_key[0]}-{partition_key[1]} has rows of sink.id {self._plan.sink!r} by {who}, and this "
+            f"{partition_key[0]}-{partition_key[1]} has rows of sink.id {self._plan.sink!r} by {writer}, and this "
             f"is {me}: the checkpoint was deleted or replaced, or two queries share the sink.id "
             "(restore its checkpoint, or use a new sink.id to append these rows after the existing "
             "ones)"
@@ -1218,7 +1222,7 @@ class Task:
             raise self._deleted(partition_key, start, f"rows of batch {self._batch} may have been there")
 
     def _deleted(self, partition_key: PartitionKey, start: int, why: str) -> SinkError:
-        if self._behind:
+        if self._complete:
             way = "the checkpoint was restored from before later batches: restore the newest one"
         elif self._query:
             way = (
@@ -1232,7 +1236,7 @@ class Task:
             f"determine which rows of batch {self._batch} were written ({way})"
         )
 
-    def _gone(self, partition_key: PartitionKey) -> SinkError:
+    def _compacted_away(self, partition_key: PartitionKey) -> SinkError:
         what = f"batch {self._batch}" if self._query else "this write"
         return SinkError(
             f"{partition_key[0]}-{partition_key[1]} was compacted since {what} of sink {self._plan.sink!r} began, "
@@ -1254,7 +1258,7 @@ def refuse_final(partition_key: PartitionKey, answer: Answer) -> None:
             )
         if stated and "OFFSET_MISMATCH" not in stated and "PREDECESSOR_FAILED" not in stated:
             raise SinkError(f"{at}: {stated}")
-    elif answer.code not in _PASSING and answer.code != INVALID_PARTITIONS:
+    elif answer.code not in _RETRIABLE and answer.code != INVALID_PARTITIONS:
         raise SinkError(f"{at}: Kafka error {answer.code}: {_MEANINGS.get(answer.code, 'refused')} {stated}".rstrip())
 
 
@@ -1301,5 +1305,5 @@ def _by_partition(
 ) -> Iterator[tuple[int, _Rows]]:
     """Rows of each partition, in order."""
     marked = None if explicit is None else np.asarray(explicit, dtype=bool)
-    for partition, own, which in split(bodies, partitions):
-        yield partition, _Rows(own, None if marked is None else marked[which])
+    for partition, chosen, which in split(bodies, partitions):
+        yield partition, _Rows(chosen, None if marked is None else marked[which])
