@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fencepost._placing import murmur2
+from fencepost._partitioning import murmur2
 from fencepost.spark import comparing, driver_probe, task
 from fencepost.spark.errors import CannotReach, SinkError
 

@@ -43,7 +43,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from fencepost._placing import murmur2
+from fencepost._partitioning import murmur2
 from fencepost.spark.commit_tags import TASK_APPENDS_MAX, CommitTag
 from fencepost.spark.encoding import split
 from fencepost.spark.errors import CannotReach, SinkError, Unknown
