@@ -159,6 +159,6 @@ def refuse_without_group(topic: str, shares: bool, group_id: str | None) -> None
     if shares and group_id is None:
         raise ValueError(
             f"topic {topic!r}: partition_filter= without a group id: this consumer cannot see when other processes "
-            "have read the prior partitions up to their thresholds (set one group id in all processes and commit offsets "
-            "in each; no group is joined)"
+            "have read the prior partitions up to their thresholds (set one group id in all processes and commit "
+            "offsets in each; no group is joined)"
         )

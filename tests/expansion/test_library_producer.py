@@ -18,7 +18,7 @@ import fencepost.confluent
 import fencepost.kafka_python
 from fencepost import CheckIsOff, PartitionExpansion
 from fencepost._partitioning import Partitioner, crc32, murmur2
-from tests.growth.test_library_consumer import create, grow
+from tests.expansion.test_library_consumer import create, grow
 from tests.support.clients import LIBRARIES
 from tests.support.ordered_producers import producer
 from tests.support.proxy import ProxyProcess
