@@ -55,7 +55,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
     ("proxy/fencepost_proxy/transactions", "proxy/fencepost_proxy/session/transactions"): (
         f"{_I}atomic_",
-        f"{_I}guarded_transactions",
+        f"{_I}checked_transactions",
         f"{_I}commits_and_moves",
         f"{_I}kip98_",
         f"{_I}stuck_transactions",
