@@ -74,7 +74,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Request:
-    partition_key: tuple[str, int]
+    topic_partition: tuple[str, int]
     batch: Batch
     answer: Future[Any]
 
@@ -219,12 +219,12 @@ class World:
             request.answer.set_exception(Unknown("the connection was lost"))
             return
         if answer.code == 0:
-            partition = self.topics[request.partition_key[0]][request.partition_key[1]]
+            partition = self.topics[request.topic_partition[0]][request.topic_partition[1]]
             partition.high_watermark = max(partition.high_watermark, answer.base_offset + len(request.batch.bodies))
         request.answer.set_result(answer)
 
     def _arrive(self, request: Request) -> Answer:
-        (topic, number), batch = request.partition_key, request.batch
+        (topic, number), batch = request.topic_partition, request.batch
         partition = self.topics[topic][number]
         if topic in self.count_checked and batch.count is not None and batch.count != len(self.topics[topic]):
             return Answer(37, -1, "INVALID_PARTITION_COUNT")

@@ -32,11 +32,11 @@ def _method(name: str, broken: Callable[..., Any]) -> Callable[[], Any]:
     return lambda: patch.object(Task, name, broken)
 
 
-def _probe_without_reading(self: Any, partition_key: Any, actual: int) -> None:
-    partition = self._partitions[partition_key]
+def _probe_without_reading(self: Any, topic_partition: Any, actual: int) -> None:
+    partition = self._partitions[topic_partition]
     end = actual
     if end < 0:
-        [(_, end)] = self._log.offsets(partition_key[0], [partition_key[1]]).values()
+        [(_, end)] = self._log.offsets(topic_partition[0], [topic_partition[1]]).values()
     partition.end = max(end, partition.end)
 
 
@@ -45,13 +45,13 @@ _absorb, _answered, _repartition, _begin, _validate = (
 )  # fmt: skip
 
 
-def _in_doubt_is_success(self: Any, partition_key: Any, partition: Any) -> None:
+def _in_doubt_is_success(self: Any, topic_partition: Any, partition: Any) -> None:
     flight = partition.flight
     if isinstance(flight.answer.exception(), Unknown):
         partition.flight = None
-        self._acknowledged(partition_key, partition, flight, Answer(0, flight.expected))
+        self._acknowledged(topic_partition, partition, flight, Answer(0, flight.expected))
     else:
-        _answered(self, partition_key, partition)
+        _answered(self, topic_partition, partition)
 
 
 _pool = Task._pool
@@ -65,10 +65,10 @@ def _without(origin: int) -> Callable[..., None]:
     return pool
 
 
-def _same_run_too(self: Any, partition_key: Any, append: Any, **more: Any) -> None:
-    _absorb(self, partition_key, append, **more)
+def _same_run_too(self: Any, topic_partition: Any, append: Any, **more: Any) -> None:
+    _absorb(self, topic_partition, append, **more)
     if append.commit_tag.run == self._probed.run and append.commit_tag.task != self._task and not self._plan.arranged:
-        _pool(self, self._partitions[partition_key], append, task._FOREIGN)
+        _pool(self, self._partitions[topic_partition], append, task._FOREIGN)
 
 
 def _uncompared(mutated: Callable[..., Any] | None = None) -> Callable[[], Any]:
@@ -84,35 +84,35 @@ def _uncompared(mutated: Callable[..., Any] | None = None) -> Callable[[], Any]:
     return live
 
 
-_difference, _append_at, _read_lying = (
+_difference, _append_at, _read_logged_rows = (
     comparing._Comparison._difference,
     comparing._Comparison._append_at,
     comparing._Comparison._read,
 )
 
 
-def _nothing_missing(self: Any, lying: Any) -> Any:
-    return {}, _difference(self, lying)[1]
+def _nothing_missing(self: Any, logged_rows: Any) -> Any:
+    return {}, _difference(self, logged_rows)[1]
 
 
-def _nothing_unknown(self: Any, lying: Any) -> Any:
-    return _difference(self, lying)[0], 0
+def _nothing_unknown(self: Any, logged_rows: Any) -> Any:
+    return _difference(self, logged_rows)[0], 0
 
 
-def _append_anyway(self: Any, partition_key: Any, end: int, like: Any, bodies: Any) -> int:
+def _append_anyway(self: Any, topic_partition: Any, end: int, like: Any, bodies: Any) -> int:
     """At the end, wherever it is now."""
     done = 0
     while not done:
-        [(_, end)] = self._log.offsets(partition_key[0], [partition_key[1]]).values()
-        done = int(_append_at(self, partition_key, end, like, bodies))
+        [(_, end)] = self._log.offsets(topic_partition[0], [topic_partition[1]]).values()
+        done = int(_append_at(self, topic_partition, end, like, bodies))
     return done
 
 
-def _without_earlier_commits(self: Any, partition_key: Any) -> Any:
+def _without_earlier_commits(self: Any, topic_partition: Any) -> Any:
     """Without the appends that the driver made before this commit began."""
-    found = _read_lying(self, partition_key)
-    first = self.__dict__.setdefault("first_ends", {}).setdefault(partition_key, found.end)
-    for commit_tag, logged in self._chunks(partition_key, found.begin, first):
+    found = _read_logged_rows(self, topic_partition)
+    first = self.__dict__.setdefault("first_ends", {}).setdefault(topic_partition, found.end)
+    for commit_tag, logged in self._chunks(topic_partition, found.begin, first):
         if commit_tag.task == comparing.DRIVER and logged.base_offset < first:
             for each in logged.bodies:
                 found.digests.remove(task.digest_of(each))
@@ -125,7 +125,7 @@ def _met_without_unmatched(self: Any) -> Any:
         return None
     return replace(
         met,
-        partition_keys={partition_key: at._replace(unmatched=b"") for partition_key, at in met.partition_keys.items()},
+        partitions={topic_partition: at._replace(unmatched=b"") for topic_partition, at in met.partitions.items()},
     )
 
 
@@ -135,8 +135,8 @@ def _met_without_numbers(self: Any) -> Any:
         return None
     return replace(
         met,
-        partition_keys={
-            partition_key: at._replace(numbers=frozenset()) for partition_key, at in met.partition_keys.items()
+        partitions={
+            topic_partition: at._replace(numbers=frozenset()) for topic_partition, at in met.partitions.items()
         },
     )
 
@@ -151,10 +151,10 @@ def _never_unmatched(self: Any, *args: Any) -> Any:
 
 def _resume_as_fresh(self: Any) -> None:
     observations = {
-        partition_key: replace(
+        topic_partition: replace(
             observation, last=None if observation.last and observation.last.batch == self._batch else observation.last
         )
-        for partition_key, observation in self._probed.observations.items()
+        for topic_partition, observation in self._probed.observations.items()
     }
     self._probed = replace(self._probed, observations=observations)
     _begin(self)
@@ -162,10 +162,10 @@ def _resume_as_fresh(self: Any) -> None:
 
 def _complete_as_fresh(self: Any) -> None:
     observations = {
-        partition_key: replace(
+        topic_partition: replace(
             observation, last=None if observation.last and observation.last.batch > self._batch else observation.last
         )
-        for partition_key, observation in self._probed.observations.items()
+        for topic_partition, observation in self._probed.observations.items()
     }
     self._probed = replace(self._probed, observations=observations)
     _begin(self)
@@ -190,17 +190,17 @@ _is_missing = Task._is_missing
 
 def _wrong_began(self: Any, last: Any) -> None:
     _validate(self, last)
-    for partition_key, commit_tag in list(last.items()):
+    for topic_partition, commit_tag in list(last.items()):
         if commit_tag.batch == self._batch:
-            last[partition_key] = replace(commit_tag, began=self._probed.observations[partition_key].end)
+            last[topic_partition] = replace(commit_tag, began=self._probed.observations[topic_partition].end)
     observations = {
-        partition_key: replace(observation, last=last.get(partition_key))
-        for partition_key, observation in self._probed.observations.items()
+        topic_partition: replace(observation, last=last.get(topic_partition))
+        for topic_partition, observation in self._probed.observations.items()
     }  # fmt: skip
     self._probed = replace(self._probed, observations=observations)
 
 
-def _nothing_is_new(self: Any, partition_key: Any, partition: Any, end: int) -> bool:
+def _nothing_is_new(self: Any, topic_partition: Any, partition: Any, end: int) -> bool:
     return True
 
 
@@ -215,14 +215,14 @@ class _Both(Future[Any]):
     """Of two appends under way at once."""
 
 
-def _send_two(self: Any, partition_key: Any, partition: Any) -> None:
+def _send_two(self: Any, topic_partition: Any, partition: Any) -> None:
     """The second expects what the first would leave."""
-    _send(self, partition_key, partition)
+    _send(self, topic_partition, partition)
     if not partition.queue:
         return
     first, end = partition.flight, partition.end
     partition.end = end + len(first.rows)
-    _send(self, partition_key, partition)
+    _send(self, topic_partition, partition)
     second, partition.end = partition.flight, end
     both: _Both = _Both()
 
@@ -245,7 +245,7 @@ def _send_two(self: Any, partition_key: Any, partition: Any) -> None:
 _send = Task._send
 
 
-def _last_batch_only(log: Any, partition_key: Any, bounds: Any, sink: str, lower: Any) -> Any:
+def _last_batch_only(log: Any, topic_partition: Any, bounds: Any, sink: str, lower: Any) -> Any:
     return replace(lower, below=bounds[1])
 
 
@@ -253,30 +253,30 @@ def _spread_by_chance(self: Any, topic: str) -> int:
     return int(self._clock.random() * self._over[topic])
 
 
-def _ours_by_task(self: Any, partition_key: Any, append: Any, **more: Any) -> None:
+def _ours_by_task(self: Any, topic_partition: Any, append: Any, **more: Any) -> None:
     arranged = self._plan
     if arranged.arranged and append.commit_tag.task != self._task:
         return
-    _absorb(self, partition_key, append, **more)
+    _absorb(self, topic_partition, append, **more)
 
 
-def _no_order(self: Any, partition_key: Any, partition: Any) -> None:
+def _no_order(self: Any, topic_partition: Any, partition: Any) -> None:
     """Refused rows are sent after later ones."""
     refused = self._refused
-    _answered(self, partition_key, partition)
+    _answered(self, topic_partition, partition)
     if self._refused > refused and partition.queue:
         partition.queue.rotate(-1)
 
 
-def _absorb_without_count(self: Any, partition_key: Any, append: Any, **more: Any) -> None:
-    task_appends = self._partitions[partition_key].task_appends
+def _absorb_without_count(self: Any, topic_partition: Any, append: Any, **more: Any) -> None:
+    task_appends = self._partitions[topic_partition].task_appends
     before = dict(task_appends) if task_appends is not None else None
-    _absorb(self, partition_key, append, **more)
-    self._partitions[partition_key].task_appends = before
+    _absorb(self, topic_partition, append, **more)
+    self._partitions[topic_partition].task_appends = before
 
 
-def _release_at_once(self: Any, partition_key: Any) -> None:
-    _read_scan_range(self, partition_key)
+def _release_at_once(self: Any, topic_partition: Any) -> None:
+    _read_scan_range(self, topic_partition)
     self._buffered = None
 
 
@@ -415,7 +415,7 @@ MUTANTS = (
     Mutant(
         "not deduped",
         "queued rows are not compared with rows that were read",
-        _method("_dedupe", lambda self, partition_key: None),
+        _method("_dedupe", lambda self, topic_partition: None),
         ("lossy",),
     ),
     Mutant(
@@ -470,7 +470,7 @@ MUTANTS = (
     Mutant(
         "other query",
         "rows of another query are ignored",
-        _method("_refuse_other_query", lambda self, partition_key, commit_tag: None),
+        _method("_refuse_other_query", lambda self, topic_partition, commit_tag: None),
         ("deleted checkpoint",),
     ),
     Mutant(

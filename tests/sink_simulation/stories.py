@@ -429,15 +429,15 @@ class _Driver:
                 for first in range(0, len(order), step):
                     some = order[first : first + step]
                     over = one.over(TOPIC)
-                    partition_keys = [
+                    partitions = [
                         one.default_partition(TOPIC) if r.key is None and r.partition is None else _place(r, over)
                         for r in some
                     ]
                     explicit = np.array([r.partition is not None for r in some]) if story.explicit else None
                     if self.arranged and not story.explicit:
                         explicit = np.ones(len(some), dtype=bool)
-                        partition_keys = [_place(r, len(probe.counts) and probe.counts[TOPIC]) for r in some]
-                    one.feed(TOPIC, pa.array([r.body for r in some], pa.large_binary()), partition_keys, explicit)
+                        partitions = [_place(r, len(probe.counts) and probe.counts[TOPIC]) for r in some]
+                    one.feed(TOPIC, pa.array([r.body for r in some], pa.large_binary()), partitions, explicit)
                     ModelClock(world).wait((), 0.001)
                 attempt.outcome = one.finish()
                 run.found += attempt.outcome.found

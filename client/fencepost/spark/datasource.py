@@ -273,16 +273,16 @@ class _Writer:
                 "sink, so their rows are not in the topic: trigger(continuous=…) is not supported "
                 "(use processingTime or availableNow)"
             )
-        partition_keys: dict[tuple[str, int], Written] = {}
+        partitions: dict[tuple[str, int], Written] = {}
         for outcome in outcomes:
-            for partition_key, written in outcome.partition_keys.items():
-                if self._settings.arranged and partition_key in partition_keys:
+            for topic_partition, written in outcome.partitions.items():
+                if self._settings.arranged and topic_partition in partitions:
                     raise SinkError(
-                        f"{partition_key[0]}-{partition_key[1]} was written by several tasks, although arranged=true: "
-                        "all rows of a partition must be in one task "
+                        f"{topic_partition[0]}-{topic_partition[1]} was written by several tasks, although "
+                        "arranged=true: all rows of a partition must be in one task "
                         "(use fencepost.spark.arrange as the last step before the write)"
                     )
-                partition_keys[partition_key] = _sum(partition_keys.get(partition_key), written)
+                partitions[topic_partition] = _sum(partitions.get(topic_partition), written)
         self._compare(outcomes, name)
         appended, found = sum(each.appended for each in outcomes), sum(each.found for each in outcomes)
         refused, appends = sum(each.refused for each in outcomes), sum(each.appends for each in outcomes)
@@ -296,7 +296,7 @@ class _Writer:
                 appends,
             )
         if self._settings.report:
-            _write_report(Path(self._settings.report), partition_keys)
+            _write_report(Path(self._settings.report), partitions)
 
     def _compare(self, outcomes: Collection[Outcome], name: str) -> None:
         """Raises SinkError, which prevents the commit."""
@@ -461,9 +461,9 @@ def _check_report(path: Path) -> None:
         raise SinkError(f"option report={path}: the driver cannot write this file: {error}") from error
 
 
-def _write_report(path: Path, partition_keys: Mapping[tuple[str, int], Written]) -> None:
+def _write_report(path: Path, partitions: Mapping[tuple[str, int], Written]) -> None:
     report: dict[str, dict[str, dict[str, int]]] = {}
-    for (topic, partition), written in sorted(partition_keys.items()):
+    for (topic, partition), written in sorted(partitions.items()):
         report.setdefault(topic, {})[str(partition)] = written._asdict()
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{path.name}.{os.getpid()}")

@@ -245,7 +245,7 @@ def test_older_batch_than_the_log_appends_nothing() -> None:
     assert len(log.bodies()) == 8
 
 
-@pytest.mark.parametrize("counted", [frozenset[str](), frozenset({TOPIC})])
+@pytest.mark.parametrize("count_checked", [frozenset[str](), frozenset({TOPIC})])
 def test_older_batch_is_found_where_placed_before_expansion(count_checked: frozenset[str]) -> None:
     log = Log()
     for batch in range(2):
@@ -450,7 +450,7 @@ def test_arranged_rows_report_every_begun_partition() -> None:
         done = write(log, probed(log), keyed(10 * batch), arranged, partition=0, batch=batch)
         none = write(log, probed(log), [], arranged, partition=None, task=1, batch=batch)
         assert done.begun == none.begun == {(TOPIC, 0), (TOPIC, 1)}
-        assert (done.partition_keys.keys(), none.partition_keys.keys()) == ({(TOPIC, 0)}, set())
+        assert (done.partitions.keys(), none.partitions.keys()) == ({(TOPIC, 0)}, set())
     assert write(log, probed(log), keyed(20), arranged, batch=2).begun == set()
 
 
