@@ -350,7 +350,7 @@ def test_topic_without_ordered_expansion_is_refused(
     library: str, growing: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     topic = create(growing, unique_topic("plain"), 1)
-    with pytest.raises(CheckIsOff, match=r"add-config ordered\.partition\.expansion=true"):
+    with pytest.raises(CheckIsOff, match=r"add-config fencepost\.ordered\.partition\.expansion=true"):
         reader(library, growing, topic)
 
 

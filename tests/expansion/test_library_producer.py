@@ -112,7 +112,7 @@ def test_topic_without_partition_count_check_is_refused(
     topic = create(growing, unique_topic("plain"), 1)
     with (
         closing(producer(library, growing.bootstrap)) as sender,
-        pytest.raises(CheckIsOff, match=r"add-config check\.partition\.count=true"),
+        pytest.raises(CheckIsOff, match=r"add-config fencepost\.check\.partition\.count=true"),
     ):
         sender.send(topic, "a", "1")
 
