@@ -24,7 +24,7 @@ from typing import Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
 
-from benchmarks.growth import cpu_seconds, rss_kb
+from benchmarks.scaling import cpu_seconds, rss_kb
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess

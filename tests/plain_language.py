@@ -56,7 +56,7 @@ VOCABULARY = (
     Retired("house, door plan", "codebase, package layout"),
     Retired("wall, walls", "boundary", "wall[- ]clock|firewall"),
     Retired("gate, gates", "partition sequencer"),
-    Retired("ticket, tickets, bid, bids", "pending append, submit", r"session tickets?|Kerberos[^.\n]*tickets?"),
+    Retired("ticket, tickets, bid, bids", "pending append, submit", "(session|service) tickets?"),
     Retired("offer, offers, offered", "pending append, submit", files=r"\.py$|ARCHITECTURE|decisions|mutants"),
     Retired("turn, turns", "produce request in progress", r"turns? (it )?(on|off|into|out|to)\b|in turn"),
     Retired(

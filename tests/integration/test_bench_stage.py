@@ -20,13 +20,13 @@ pytestmark = pytest.mark.kafka
 
 def test_listener_advertises_the_address_in_front(tmp_path: Path) -> None:
     # given a forwarder that hands bytes on and rewrites nothing
-    with Forwarder() as plain:
-        in_front = Address("127.0.0.1", plain.port)
+    with Forwarder() as tcp_peers:
+        in_front = Address("127.0.0.1", tcp_peers.port)
         with running_kafka(1, listeners={"FRONT": "PLAINTEXT"}, advertised={"FRONT": in_front}) as cluster:
-            plain.target = cluster.address(1, "FRONT")
+            tcp_peers.target = cluster.address(1, "FRONT")
             route = Route(Peer("plain", address=str(in_front)), port=0, upstream="", directory=tmp_path)
             # then clients who came through it are led to it, and others are not
-            assert stage.await_kafka_behind(route) == str(in_front)
+            assert stage.await_kafka_through(route) == str(in_front)
             for address, reported in ((str(in_front), str(in_front)), (cluster.bootstrap, cluster.bootstrap)):
                 with contextlib.closing(Connection(address)) as connection:
                     assert connection.broker() == reported
@@ -34,10 +34,10 @@ def test_listener_advertises_the_address_in_front(tmp_path: Path) -> None:
 
 def test_route_that_redirects_to_kafka_is_not_measured() -> None:
     # given something that rewrites nothing, taken for a proxy that does
-    with Forwarder() as plain:
+    with Forwarder() as tcp_peers:
         (kafka_port,) = free_ports(1)
-        plain.target = ("127.0.0.1", kafka_port)
-        given = Peer("plain", address=f"127.0.0.1:{plain.port}")
+        tcp_peers.target = ("127.0.0.1", kafka_port)
+        given = Peer("plain", address=f"127.0.0.1:{tcp_peers.port}")
         # when a run is set up with it
         with stage.Stage(stage.QUICK, [product(), given], kafka_port=kafka_port) as run:
             routes = [route.name for route in run.routes]
@@ -57,4 +57,4 @@ def test_route_that_does_not_reach_kafka_is_reported(tmp_path: Path, monkeypatch
     with Forwarder() as nowhere:
         route = Route(Peer("lost", address=f"127.0.0.1:{nowhere.port}"), port=0, upstream="", directory=tmp_path)
         with pytest.raises(StartError, match="Kafka does not respond through lost"):
-            stage.await_kafka_behind(route)
+            stage.await_kafka_through(route)

@@ -317,9 +317,7 @@ def test_half_written_batch_resumes_despite_renumbered_tasks(
     run(checkpoint)
     found = contents(kafka, target)
     values = Counter((record.value or b"").strip() for records in found.values() for record in records)
-    assert values == Counter(
-        b"%d:%d" % (partition_key, row) for partition_key in range(PARTITIONS) for row in range(each)
-    )
+    assert values == Counter(b"%d:%d" % (partition, row) for partition in range(PARTITIONS) for row in range(each))
     for records in found.values():
         for key in {record.key for record in records}:
             order = [int((r.value or b"").split(b":")[1]) for r in records if r.key == key]
@@ -357,7 +355,7 @@ def test_killed_driver_with_kafka_source_resumes_without_refusal(  # noqa: PLR09
     target = unique_topic(GUARDED)
     create(kafka, *sources, partitions=partitions)
     create(kafka, target)
-    partition_keys = [(source, partition) for source in sources for partition in range(partitions)]
+    topic_partitions = [(source, partition) for source in sources for partition in range(partitions)]
     output, checkpoint = tmp_path / "stream.log", str(tmp_path / "checkpoint")
     command = [sys.executable, "-m", "tests.support.mapped_stream", kafka.bootstrap, proxy.bootstrap]
     command += [",".join(sources), target, checkpoint]
@@ -384,11 +382,11 @@ def test_killed_driver_with_kafka_source_resumes_without_refusal(  # noqa: PLR09
 
     # given a micro-batch, and a driver that is killed in the middle of the next one
     logs = Log(kafka.bootstrap)
-    _produce(kafka, partition_keys[:1], 10)
+    _produce(kafka, topic_partitions[:1], 10)
     through()
-    each = 80_000 // len(partition_keys)
-    _produce(kafka, partition_keys, each, start=10)
-    count = 10 + len(partition_keys) * each
+    each = 80_000 // len(topic_partitions)
+    _produce(kafka, topic_partitions, each, start=10)
+    count = 10 + len(topic_partitions) * each
     stream = start()
     try:
         until(lambda: stream.poll() is not None or there() > count // 10, "some rows", within_seconds=QUERY_SECONDS)
@@ -406,11 +404,11 @@ def test_killed_driver_with_kafka_source_resumes_without_refusal(  # noqa: PLR09
 
 
 def _produce(
-    kafka: KafkaCluster, partition_keys: list[tuple[str, int]], each: int, start: int = 0, long: int | None = None
+    kafka: KafkaCluster, topic_partitions: list[tuple[str, int]], each: int, start: int = 0, long: int | None = None
 ) -> None:
     """Rows of 100 bytes, `each` per partition: a number for the place, and one for the row. `long` – a row of 3000."""
     producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True})
-    for number, (topic, partition) in enumerate(partition_keys):
+    for number, (topic, partition) in enumerate(topic_partitions):
         for row in range(start, start + each):
             value = b"%d:%d" % (number, row)
             size = 3000 if row == long else 100
@@ -423,7 +421,7 @@ def _listed_backwards(unique_topic: Callable[..., str]) -> str:
     """A topic whose partition 1 comes before partition 0 where Java keeps them by their hash, as Kafka's client does
     when it is asked for offsets; Spark's offset log has them in order."""
 
-    def partition_key(topic: str, partition: int, buckets: int) -> int:
+    def spark_partition(topic: str, partition: int, buckets: int) -> int:
         name = 0
         for char in topic:
             name = (31 * name + ord(char)) & 0xFFFFFFFF
@@ -432,7 +430,7 @@ def _listed_backwards(unique_topic: Callable[..., str]) -> str:
 
     while True:
         topic = unique_topic("source")
-        if all(partition_key(topic, 1, buckets) < partition_key(topic, 0, buckets) for buckets in (4, 16)):
+        if all(spark_partition(topic, 1, buckets) < spark_partition(topic, 0, buckets) for buckets in (4, 16)):
             return topic
 
 
@@ -622,14 +620,12 @@ def test_bulk_load_partitions_keys_like_kafka_in_order(  # noqa: PLR0917 - fixtu
 
     bulk_load(spark, proxy, topic, file, "--key", "name")
 
-    partition_key: dict[int, list[tuple[bytes, str]]] = {0: [], 1: []}
+    expected: dict[int, list[tuple[bytes, str]]] = {0: [], 1: []}
     for row in rows:
         key = row["name"].encode()
-        partition_key[(murmur2(key) & 0x7FFFFFFF) % PARTITIONS].append((key, row["id"]))
+        expected[(murmur2(key) & 0x7FFFFFFF) % PARTITIONS].append((key, row["id"]))
     found = contents(kafka, topic)
-    assert {
-        p: [(r.key, json.loads(r.value or b"")["id"]) for r in records] for p, records in found.items()
-    } == partition_key
+    assert {p: [(r.key, json.loads(r.value or b"")["id"]) for r in records] for p, records in found.items()} == expected
 
 
 def test_bulk_load_continues_after_appends_of_another_writer(

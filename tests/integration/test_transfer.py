@@ -66,7 +66,7 @@ def test_many_writers_neither_make_nor_lose_money(bank_proxy: ProxyProcess, uniq
 
 def test_transactions_alone_lose_it(bank_proxy: ProxyProcess, unique_topic: Callable[..., str]) -> None:
     status, reported = _run(
-        *(unique_topic("bank-plain"), "--bootstrap", bank_proxy.bootstrap, "--plain"),
+        *(unique_topic("bank-unchecked"), "--bootstrap", bank_proxy.bootstrap, "--unchecked"),
         *("--writers", "3", "--transfers", "15", "--client", "kafka-python"),
     )
     print(reported)

@@ -31,7 +31,7 @@ from fencepost import jump_hash
 from fencepost_policies.partitioners import Partitioner, partition_for
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.order_proof.members import BROKER_PROPERTIES, AppendMode, Group
-from tests.order_proof.seen import NANOS, WARM_UP, Decision, Grown, Seen, validate
+from tests.order_proof.observed import NANOS, WARM_UP, Decision, Grown, Seen, validate
 from tests.order_proof.writers import PATIENCE_SECONDS, WRITERS, Asking, Place, Work, Writer
 from tests.support.growing import expansions, partition_count
 from tests.support.growing import grow as ask_to_grow

@@ -123,10 +123,10 @@ def test_queries_follow_the_leader_automatically(brokers: Brokers) -> None:
         brokers.lead("t", 1)
         assert [each.commit_tag for each in log.read("t", 0, 0, 1)] == [b"m"]
         brokers.lead("t", 2)
-        tail = log.tail("t", 0, 1)
+        last_batch = log.last_batch("t", 0, 1)
 
-    assert tail is not None
-    assert tail.commit_tag == b"m"
+    assert last_batch is not None
+    assert last_batch.commit_tag == b"m"
 
 
 def test_each_partition_is_queried_at_its_leader(brokers: Brokers) -> None:

@@ -18,8 +18,8 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import NewTopic
 
 from fencepost_proxy.dev.cluster import KafkaCluster
-from tests.growth.conftest import GROWING
-from tests.growth.test_library_consumer import Reader, each_library, places, reader
+from tests.expansion.conftest import GROWING
+from tests.expansion.test_library_consumer import Reader, each_library, places, reader
 from tests.support.clients import LIBRARIES
 from tests.support.growing import expansions, grow
 from tests.support.grown import GrownTopic
