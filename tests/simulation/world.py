@@ -339,8 +339,9 @@ class Proxy(Counting):
         return self.dispatcher.barrier(topic)
 
     def new_barrier(self, topic: str) -> AppendBarrier:
+        if self.world.barriers is None:
+            return super().new_barrier(topic)
         clear_at = self.started_at + self.in_doubt_seconds if self.incarnation > 1 else float("-inf")
-        assert self.world.barriers is not None
         return self.world.barriers.new_barrier(topic, self.in_doubt_seconds, clear_at, self.sim.now)
 
     def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:

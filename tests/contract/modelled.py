@@ -1,0 +1,148 @@
+"""Rows in the modelled cluster: the whole proxy core, modelled brokers, and raw connections in virtual time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tests.contract.rows import CONFIGS, OTHER, Bypass, DeleteRecords, Pipelined, Row, Send, Step
+from tests.contract.wire import WireLevel
+from tests.simulation.clock import End
+from tests.simulation.history import History
+from tests.simulation.world import SHARED, TOPIC, Proxy, Scenario, World
+from tests.support import raw
+
+_STEP_SECONDS = 0.002
+
+
+class _World(World):
+    """Without faults. Its only topic has the configs and settings of a row."""
+
+    def __init__(self, row: Row, seed: int) -> None:
+        self.row = row
+        sends = [each for step in row.steps for each in (step.sends if isinstance(step, Pipelined) else (step,))]
+        scenario = Scenario(
+            row.name,
+            partitions=row.partitions,
+            proxies=1 + any(isinstance(each, Send) and each.via == OTHER for each in sends),
+            log_append_time=row.settings.log_append_time,
+            slow_requests=0.0,
+            slow_links=0.0,
+            lossy_reads=0.0,
+            start_offsets=(0,),
+            refuse_whole_requests=row.scope == "request",
+            takeover_seconds=0.0,
+            seconds=0.0,
+        )
+        super().__init__(scenario, seed, History())
+        for partition in self.cluster.partitions.values():
+            partition.settings = replace(
+                partition.settings,
+                max_message_bytes=row.settings.max_message_bytes,
+                gzip=row.settings.gzip,
+                old_format=row.old_format,
+            )
+        for proxy in self.proxies:
+            proxy.partition_counts = {TOPIC: row.partitions}
+            proxy.confirmed_at = {TOPIC: float("inf")}
+        self.run_until(lambda: all(proxy.fresh(self.sim.now) for proxy in self.proxies))
+        self.sim.run(self.sim.now + 1.0)
+
+    def file_configs(self, topic: str) -> Mapping[str, str]:  # type: ignore[override]
+        return CONFIGS[self.row.topic]
+
+    def run_until(self, condition: Any, within_seconds: float = 60.0) -> bool:
+        deadline = self.sim.now + within_seconds
+        while not condition() and self.sim.now < deadline:
+            self.sim.run(self.sim.now + _STEP_SECONDS)
+        return bool(condition())
+
+
+class _Socket(End):
+    """A client's socket. Time advances while it waits."""
+
+    def __init__(self, world: _World, proxy: Proxy) -> None:
+        self._world = world
+        self._received = bytearray()
+        self._closed = False
+        self._timeout_seconds = 60.0
+        connection = proxy.accept(self, 0)
+        assert connection is not None
+        self._connection = connection
+
+    def data(self, data: bytes) -> None:
+        self._received += data
+
+    def lost(self) -> None:
+        self._closed = True
+
+    def sendall(self, data: bytes) -> None:
+        self._connection.to_b.write(data)
+
+    def recv(self, count: int) -> bytes:
+        self._world.run_until(lambda: self._received or self._closed, self._timeout_seconds)
+        if not self._received and not self._closed:
+            raise TimeoutError
+        data = bytes(self._received[:count])
+        del self._received[:count]
+        return data
+
+    def settimeout(self, seconds: float) -> None:
+        self._timeout_seconds = seconds
+
+    def getpeername(self) -> str:
+        return "the modelled proxy"
+
+    def close(self) -> None:
+        self._connection.close("a")
+
+
+class _Connection(raw.Connection):
+    def __init__(self, world: _World, proxy: Proxy) -> None:
+        self.socket = _Socket(world, proxy)  # type: ignore[assignment]
+        self.client_id = "raw"
+        self._correlation_ids = itertools.count(1)
+        self._buffer = b""
+
+
+class ModelledLevel(WireLevel):
+    def __init__(self, row: Row, seed: int) -> None:
+        self.world = _World(row, seed)
+        super().__init__(row, TOPIC, lambda via: _Connection(self.world, self.world.proxies[via == OTHER]))
+        self.fill()
+
+    def now_ms(self) -> int:
+        return self.world.sim.wall_ms
+
+    def new_producer(self) -> tuple[int, int]:
+        return self.world.cluster.init_producer_id()
+
+    def shared_producer(self) -> tuple[int, int]:
+        return SHARED, 0
+
+    def stored(self, partition: int) -> list[raw.Logged]:
+        replica = self.world.cluster.partitions[self.world.names[partition]].replicas[0]
+        return [
+            logged for each in replica.batches if each.base >= self.log_start for logged in raw.read_batches(each.data)
+        ]
+
+    def run(self, step: Step) -> None:
+        name = self.world.names[0]
+        cluster = self.world.cluster
+        match step:
+            case Send():
+                self.send((step,))
+            case Pipelined(sends):
+                self.send(sends)
+            case Bypass(records, at):
+                done: list[int] = []
+                partition = cluster.partitions[name]
+                report = lambda result: done.append(result.base_offset)  # noqa: E731
+                cluster.append(0, partition, self.bytes_of(records), report, acks=-1, timeout_ms=1000)
+                assert self.world.run_until(lambda: done)
+                assert done == [at]
+            case DeleteRecords(before):
+                self.log_start = before
+                cluster.delete_records(name, before)

@@ -1,0 +1,64 @@
+"""Rows on real Kafka: raw connections to a proxy process, and the log read at Kafka's own address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kafka.protocol.admin import DeleteRecordsRequest
+
+from tests.conformance.real import kafka_configs
+from tests.contract.rows import CONFIGS, OTHER, Bypass, DeleteRecords, Pipelined, Row, Send, Step
+from tests.contract.wire import WireLevel
+from tests.support import raw
+from tests.support.kafka import unique_topic
+from tests.support.proxy import ProxyProcess
+
+#: A config file: names of topics begin with that of their configs. Long leases, because no row changes configs.
+CONFIG = "config_lease_seconds = 30.0\n" + "\n".join(
+    f'[topics."{name}--*"]\n' + "".join(f'"{key}" = "{value}"\n' for key, value in configs.items())
+    for name, configs in CONFIGS.items()
+    if configs
+)
+
+
+class RealLevel(WireLevel):
+    """`other`: starts the other process, which has `refusal_scope = "request"`."""
+
+    def __init__(self, row: Row, kafka: str, proxy: ProxyProcess, other: Callable[[], ProxyProcess]) -> None:
+        def connect(via: str) -> raw.Connection:
+            process = other() if via == OTHER or row.scope == "request" else proxy
+            return raw.Connection(process.bootstrap)
+
+        super().__init__(row, unique_topic(f"{row.topic}--"), connect)
+        self._log = raw.Log(kafka)
+        configs = kafka_configs(row.settings)
+        created = self.connection("first").create_topic(self.topic, partitions=row.partitions, configs=configs)
+        assert created == (0, None), created
+        self.fill()
+
+    def new_producer(self) -> tuple[int, int]:
+        producer = self.connection("first").init_producer_id()
+        return producer.id, producer.epoch
+
+    def shared_producer(self) -> tuple[int, int]:
+        last = self._log.batches(self.topic)[-1]
+        return last.producer_id, last.producer_epoch
+
+    def stored(self, partition: int) -> list[raw.Logged]:
+        return self._log.batches(self.topic, partition, self.log_start)
+
+    def run(self, step: Step) -> None:
+        match step:
+            case Send():
+                self.send((step,))
+            case Pipelined(sends):
+                self.send(sends)
+            case Bypass(records, at):
+                with self._log.connect(self.topic) as direct:
+                    assert direct.append(self.topic, self.bytes_of(records)).base_offset == at
+            case DeleteRecords(before):
+                self.log_start = before
+                with self._log.connect(self.topic) as direct:
+                    partition = DeleteRecordsRequest.DeleteRecordsTopic.DeleteRecordsPartition(0, before)
+                    topic = DeleteRecordsRequest.DeleteRecordsTopic(name=self.topic, partitions=[partition])
+                    direct.query(DeleteRecordsRequest(topics=[topic], timeout_ms=10_000), 2)

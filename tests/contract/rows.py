@@ -1,0 +1,308 @@
+"""The form of a row: topic configs, the log before, the requests with their answers, and the log afterwards.
+
+Each table file has a list `ROWS`. Three levels run every row: `sequencer.py` (one partition sequencer), `modelled.py`
+(the proxy core and modelled brokers) and `real.py` (a proxy process and Kafka). `Row.without` says why a level cannot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from tests.conformance.driver import DEFAULTS, Settings
+from tests.support import raw
+
+SEQUENCER, MODELLED, REAL = "sequencer", "modelled", "real"
+
+OK, CORRUPT_MESSAGE, NOT_LEADER, TOO_LARGE = 0, 2, 6, 10
+CLUSTER_AUTHORIZATION_FAILED, INVALID_TIMESTAMP, INVALID_PARTITIONS = 31, 32, 37
+OLD_FORMAT, POLICY_VIOLATION, OUT_OF_ORDER, INVALID_RECORD = 43, 44, 45, 87
+
+_CHECK, _COUNT, _LEVEL = (
+    f"fencepost.{name}" for name in ("check.expected.offsets", "check.partition.count", "idempotence.level")
+)
+_BASE = {"fencepost.expected.offsets.source": "base"}
+#: Topic configs, by the name that rows use.
+CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {
+    "plain": {},
+    "checked": {_CHECK: "true"},
+    "required": {_CHECK: "required"},
+    "base": {_CHECK: "true", **_BASE},
+    "base-required": {_CHECK: "required", **_BASE},
+    "counted": {_COUNT: "true"},
+    "count-required": {_COUNT: "required"},
+    "checked-and-counted": {_CHECK: "required", _COUNT: "true"},
+    "safe": {_LEVEL: "safe"},
+    "idempotent": {_LEVEL: "required"},
+    "checked-and-safe": {_CHECK: "true", _LEVEL: "safe"},
+    "checked-and-idempotent": {_CHECK: "true", _LEVEL: "required"},
+}
+
+NO_SESSION: Final = {SEQUENCER: "sessions decide this, not sequencers"}
+ONLY_MODELLED: Final = {**NO_SESSION, REAL: "supported releases of Kafka never answer this"}
+
+#: The producer id of fences; a producer id that the proxy invents.
+SHARED, INVENTED = "shared", 1 << 62
+_LONGEST_TEXT = 400
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Equal batches are the same bytes: a retry. `producer`: a name, `SHARED`, or an id. `age_ms`: of timestamps that
+    the records do not state. `spoil`: changes the finished bytes."""
+
+    records: tuple[raw.Record, ...]
+    producer: str | int | None = None
+    epoch: int = 0
+    sequence: int = 0
+    base_offset: int = 0
+    codec: int = 0
+    transactional: bool = False
+    attributes: int = 0
+    age_ms: int = 0
+    spoil: Callable[[bytes], bytes] | None = None
+
+    def __str__(self) -> str:
+        changed = (
+            f"{each.name}={getattr(self, each.name)!r}"
+            for each in fields(self)
+            if getattr(self, each.name) != each.default
+        )
+        return f"batch({', '.join(changed)})"[:_LONGEST_TEXT]
+
+    def build(self, now_ms: int, producer_id: Callable[[str | int], tuple[int, int]]) -> bytes:
+        producer = None
+        if self.producer is not None:
+            number, epoch = producer_id(self.producer)
+            producer = raw.Producer(number, epoch + self.epoch, self.sequence)
+        built = raw.batch(
+            *(_dated(record, now_ms - self.age_ms) for record in self.records),
+            producer=producer,
+            base_offset=self.base_offset,
+            codec=self.codec,
+            transactional=self.transactional,
+            attributes=self.attributes,
+        )
+        return built if self.spoil is None else self.spoil(built)
+
+
+def _dated(record: raw.Record, now_ms: int) -> raw.Record:
+    at = now_ms if record.timestamp_ms is None else record.timestamp_ms
+    return raw.Record(record.value, record.expected, record.headers, record.key, at)
+
+
+def batch(
+    *records: raw.Record | bytes,
+    expected: int | bytes | None = None,
+    write_id: bytes | None = None,
+    count: int | bytes | None = None,
+    **more: object,
+) -> Batch:
+    """`expected`, `write_id` and `count` become headers of the first record."""
+    first, *rest = (each if isinstance(each, raw.Record) else raw.Record(each) for each in records)
+    headers = list(first.headers)
+    if write_id is not None:
+        headers.append(("fencepost-write-id", write_id))
+    if count is not None:
+        headers.append(("fencepost-partition-count", b"%d" % count if isinstance(count, int) else count))
+    stated = first.expected if expected is None else expected
+    first = raw.Record(first.value, stated, tuple(headers), first.key, first.timestamp_ms)
+    return Batch((first, *rest), **more)  # type: ignore[arg-type]
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+class Reply(NamedTuple):
+    """One partition's answer. `{where}` in a message is topic and partition; `…` at its end: any continuation."""
+
+    code: int
+    base_offset: int = -1
+    message: str | None = None
+    log_start: int = 0
+
+    def matches(self, code: int, base_offset: int, message: str | None, where: str) -> bool:
+        if (code, base_offset) != self[:2]:
+            return False
+        if self.message is None or message is None:
+            return message is self.message
+        wanted = self.message.replace("{where}", where)
+        return message.startswith(wanted[:-1]) if wanted.endswith("…") else message == wanted
+
+
+def appended(at: int) -> Reply:
+    return Reply(OK, at)
+
+
+def mismatch(expected: int, actual: int, more: str = "", *, base_offset: int | None = None) -> Reply:
+    """`base_offset`: the log end, if it is not `actual`."""
+    at = actual if base_offset is None else base_offset
+    return Reply(POLICY_VIOLATION, at, f"OFFSET_MISMATCH {{where}} expected={expected} actual={actual}{more}")
+
+
+def refused(code: int, message: str, log_start: int = 0) -> Reply:
+    """`message`: its beginning. `log_start`: -1 where the client has not proved WRITE, or Kafka sends none either."""
+    return Reply(code, -1, f"{message}…", log_start)
+
+
+def from_kafka(code: int) -> Reply:
+    return Reply(code)
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    batch: Batch
+    reply: Reply | None = None
+    partition: int = 0
+
+
+@dataclass(frozen=True)
+class Send:
+    """A Produce request. A part without reply: the connection is closed, or with acks=0 no answer follows.
+
+    `via`: name of the connection; `OTHER`: one to another proxy process. `count`, `level`: contents of the tagged
+    fields 253 and 254.
+    """
+
+    parts: tuple[Part, ...]
+    closes: bool = False
+    via: str = "first"
+    acks: int = -1
+    version: int = 9
+    timeout_ms: int = 10_000
+    transactional_id: str | None = None
+    count: bytes | None = None
+    level: bytes | None = None
+
+
+OTHER: Final = "other process"
+
+
+def send(records: Batch, reply: Reply | None = None, *, partition: int = 0, **more: object) -> Send:
+    return Send((Part(records, reply, partition),), **more)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Pipelined:
+    """All requests leave before the first answer. One connection."""
+
+    sends: tuple[Send, ...]
+
+
+@dataclass(frozen=True)
+class Bypass:
+    """An append directly at Kafka."""
+
+    batch: Batch
+    at: int
+
+
+@dataclass(frozen=True)
+class DeleteRecords:
+    before: int
+
+
+Step = Send | Pipelined | Bypass | DeleteRecords
+
+
+@dataclass(frozen=True)
+class Row:
+    """`length`: records in partition 0 beforehand, all `old`. `added`: values that each partition has afterwards, in
+    addition. `scope`: `refusal_scope`. `without`: levels that cannot run it, with the reason."""
+
+    name: str
+    topic: str
+    steps: tuple[Step, ...]
+    added: tuple[bytes, ...] | Mapping[int, tuple[bytes, ...]] = ()
+    length: int = 0
+    partitions: int = 1
+    settings: Settings = DEFAULTS
+    old_format: bool = False
+    scope: str = "partition"
+    without: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def log(self, partition: int) -> list[bytes]:
+        added = self.added if isinstance(self.added, Mapping) else {0: self.added}
+        return [b"old"] * (self.length if partition == 0 else 0) + list(added.get(partition, ()))
+
+
+def row(name: str, topic: str, *steps: Step, **more: object) -> Row:
+    return Row(name, topic, steps, **more)  # type: ignore[arg-type]
+
+
+# --- running a row ----------------------------------------------------------------------------------------------------
+
+
+class Level:
+    """What a level shares: built batches, and the comparison of answers and logs."""
+
+    def __init__(self, row: Row, topic: str) -> None:
+        self.row = row
+        self.topic = topic
+        self._built: dict[Batch, bytes] = {}
+        self._ids: dict[str | int, tuple[int, int]] = {}
+        self._codecs: dict[tuple[int, int], int] = {}
+        self.log_start = 0
+
+    def now_ms(self) -> int:
+        return int(time.time() * 1000)
+
+    def new_producer(self) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def shared_producer(self) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def run(self, step: Step) -> None:
+        raise NotImplementedError
+
+    def stored(self, partition: int) -> list[raw.Logged]:
+        """From `log_start` on."""
+        raise NotImplementedError
+
+    def bytes_of(self, records: Batch) -> bytes:
+        if records not in self._built:
+            self._built[records] = records.build(self.now_ms(), self._producer_id)
+        return self._built[records]
+
+    def _producer_id(self, name: str | int) -> tuple[int, int]:
+        if isinstance(name, int):
+            return name, 0
+        if name == SHARED:
+            return self.shared_producer()
+        if name not in self._ids:
+            self._ids[name] = self.new_producer()
+        return self._ids[name]
+
+    def check(self, part: Part, answer: tuple[int, int, str | None, int | None]) -> None:
+        """`answer`: code, base offset, message, log start (None: this level does not know it)."""
+        code, base_offset, message, log_start = answer
+        where = f"topic={self.topic} partition={part.partition}"
+        assert part.reply is not None, f"row {self.row.name}: {part.batch} got an answer: {answer}"
+        wanted = part.reply
+        if not wanted.matches(code, base_offset, message, where) or log_start not in (None, wanted.log_start):
+            got = Reply(code, base_offset, message, -1 if log_start is None else log_start)
+            raise AssertionError(f"row {self.row.name}\n  append {part.batch}\n  wanted {wanted}\n  got    {got}")
+        if code == OK:
+            self._codecs[part.partition, base_offset] = part.batch.codec
+
+    def check_logs(self) -> None:
+        for partition in range(self.row.partitions):
+            stored = self.stored(partition)
+            values = [value for each in stored for value in each.values]
+            wanted = self.row.log(partition)[self.log_start :]
+            assert values == wanted, f"row {self.row.name}: partition {partition} has {values}, not {wanted}"
+            if not self.row.settings.gzip:
+                for each in stored:
+                    codec = self._codecs.get((partition, each.base_offset), each.codec)
+                    assert each.codec == codec, f"row {self.row.name}: codec {each.codec} at {each.base_offset}"
+
+    def run_all(self) -> None:
+        for step in self.row.steps:
+            self.run(step)
+        self.check_logs()
