@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tests.contract.rows import CONFIGS, OTHER, Bypass, DeleteRecords, Pipelined, Row, Send, Step
+from fencepost_policies.append import Check
+from fencepost_proxy.types import TopicPartition
+from tests.contract.rows import CONFIGS, OTHER, Bypass, DeleteRecords, Part, Pipelined, Row, Send, Step
 from tests.contract.wire import WireLevel
 from tests.simulation.clock import End
 from tests.simulation.history import History
@@ -15,6 +17,9 @@ from tests.simulation.world import SHARED, TOPIC, Proxy, Scenario, World
 from tests.support import raw
 
 _STEP_SECONDS = 0.002
+#: Reasons in the metrics that are not the first word of the message.
+_REASONS = {"producer_id_taken": "shared_producer_id", "predecessor_failed": "behind_refused"}
+_NOT_COUNTED = {"whole_request_refused"}
 
 
 class _World(World):
@@ -26,6 +31,7 @@ class _World(World):
         scenario = Scenario(
             row.name,
             partitions=row.partitions,
+            others=() if row.second is None else ((f"{TOPIC}-second", Check.OFF),),
             proxies=1 + any(isinstance(each, Send) and each.via == OTHER for each in sends),
             log_append_time=row.settings.log_append_time,
             slow_requests=0.0,
@@ -51,7 +57,7 @@ class _World(World):
         self.sim.run(self.sim.now + 1.0)
 
     def file_configs(self, topic: str) -> Mapping[str, str]:  # type: ignore[override]
-        return CONFIGS[self.row.topic]
+        return CONFIGS[self.row.topic if topic == TOPIC else self.row.second or "plain"]
 
     def run_until(self, condition: Any, within_seconds: float = 60.0) -> bool:
         deadline = self.sim.now + within_seconds
@@ -111,7 +117,27 @@ class ModelledLevel(WireLevel):
     def __init__(self, row: Row, seed: int) -> None:
         self.world = _World(row, seed)
         super().__init__(row, TOPIC, lambda via: _Connection(self.world, self.world.proxies[via == OTHER]))
-        self.fill()
+        if seed % 2 or not row.length:
+            self.fill()
+        else:  # the proxy has not seen the topic
+            old = [raw.Record(b"old", timestamp_ms=self.now_ms())] * row.length
+            self._bypass(raw.batch(*old), at=0)
+
+    def _bypass(self, records: bytes, at: int) -> None:
+        done: list[int] = []
+        report = lambda result: done.append(result.base_offset)  # noqa: E731
+        partition = self.world.cluster.partitions[self.world.names[0]]
+        self.world.cluster.append(0, partition, records, report, acks=-1, timeout_ms=1000)
+        assert self.world.run_until(lambda: done)
+        assert done == [at]
+
+    def check(self, part: Part, answer: tuple[int, int, str | None, int | None]) -> None:
+        """Also that the metrics count each refusal, by its first word."""
+        super().check(part, answer)
+        if answer[2] is not None:
+            reason = answer[2].split()[0].lower()
+            counted = self.world.history.refusals
+            assert reason in _NOT_COUNTED or _REASONS.get(reason, reason) in counted, (reason, counted)
 
     def now_ms(self) -> int:
         return self.world.sim.wall_ms
@@ -123,26 +149,19 @@ class ModelledLevel(WireLevel):
         return SHARED, 0
 
     def stored(self, partition: int) -> list[raw.Logged]:
-        replica = self.world.cluster.partitions[self.world.names[partition]].replicas[0]
+        replica = self.world.cluster.partitions[TopicPartition(*self.place(partition))].replicas[0]
         return [
             logged for each in replica.batches if each.base >= self.log_start for logged in raw.read_batches(each.data)
         ]
 
     def run(self, step: Step) -> None:
-        name = self.world.names[0]
-        cluster = self.world.cluster
         match step:
             case Send():
                 self.send((step,))
             case Pipelined(sends):
                 self.send(sends)
             case Bypass(records, at):
-                done: list[int] = []
-                partition = cluster.partitions[name]
-                report = lambda result: done.append(result.base_offset)  # noqa: E731
-                cluster.append(0, partition, self.bytes_of(records), report, acks=-1, timeout_ms=1000)
-                assert self.world.run_until(lambda: done)
-                assert done == [at]
+                self._bypass(self.bytes_of(records), at)
             case DeleteRecords(before):
                 self.log_start = before
-                cluster.delete_records(name, before)
+                self.world.cluster.delete_records(self.world.names[0], before)

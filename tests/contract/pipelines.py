@@ -16,7 +16,9 @@ from tests.contract.rows import (
     send,
 )
 
-_FAILED = refused(POLICY_VIOLATION, "PREDECESSOR_FAILED OFFSET_MISMATCH {where} expected=7 actual=3")
+_FAILED = refused(POLICY_VIOLATION, "PREDECESSOR_FAILED OFFSET_MISMATCH {where} expected=7 actual=4")
+#: Without proof of WRITE, answers after the first have no log start.
+_PROVED = send(batch(b"proved", expected=3), appended(3))
 _UNSENT = {SEQUENCER: "sessions fail the appends that follow a refusal"}
 _PRODUCERS = {"idempotent": "p", "without-producer-id": None}
 
@@ -68,21 +70,18 @@ ROWS = [
         row(
             f"fitting-append-after-a-refusal/{name}",
             "checked",
+            _PROVED,
             Pipelined(
                 (
-                    send(batch(b"refused", expected=7, producer=producer), mismatch(7, 3)),
-                    send(batch(b"fits", expected=3, producer=producer, sequence=1), _FAILED),
-                    send(batch(b"unconditional", producer="p", sequence=2), _FAILED if producer else appended(3)),
-                    send(
-                        batch(b"another's", expected=3 if producer else 4, producer="q"), appended(3 if producer else 4)
-                    ),
+                    send(batch(b"refused", expected=7, producer=producer), mismatch(7, 4)),
+                    send(batch(b"fits", expected=4, producer=producer, sequence=1), _FAILED),
+                    send(batch(b"unconditional", producer=producer, sequence=2), _FAILED),
+                    send(batch(b"another's", expected=4, producer="q"), appended(4)),
                 )
             ),
-            send(batch(b"after the answers", expected=4 if producer else 5), appended(4 if producer else 5)),
+            send(batch(b"after the answers", expected=5), appended(5)),
             length=3,
-            added=(b"another's", b"after the answers")
-            if producer
-            else (b"unconditional", b"another's", b"after the answers"),
+            added=(b"proved", b"another's", b"after the answers"),
             without=_UNSENT,
         )
         for name, producer in _PRODUCERS.items()

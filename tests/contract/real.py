@@ -31,9 +31,11 @@ class RealLevel(WireLevel):
 
         super().__init__(row, unique_topic(f"{row.topic}--"), connect)
         self._log = raw.Log(kafka)
+        self.second_topic = unique_topic(f"{row.second}--")
         configs = kafka_configs(row.settings)
-        created = self.connection("first").create_topic(self.topic, partitions=row.partitions, configs=configs)
-        assert created == (0, None), created
+        for name in {self.place(partition)[0] for partition in row.all_partitions}:
+            created = self.connection("first").create_topic(name, partitions=row.partitions, configs=configs)
+            assert created == (0, None), created
         self.fill()
 
     def new_producer(self) -> tuple[int, int]:
@@ -45,7 +47,7 @@ class RealLevel(WireLevel):
         return last.producer_id, last.producer_epoch
 
     def stored(self, partition: int) -> list[raw.Logged]:
-        return self._log.batches(self.topic, partition, self.log_start)
+        return self._log.batches(*self.place(partition), self.log_start)
 
     def run(self, step: Step) -> None:
         match step:

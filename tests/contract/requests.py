@@ -3,7 +3,9 @@
 from tests.contract.rows import (
     NO_SESSION,
     POLICY_VIOLATION,
+    SECOND,
     Part,
+    Reply,
     Send,
     appended,
     batch,
@@ -12,51 +14,61 @@ from tests.contract.rows import (
     row,
 )
 
-_X = batch(b"x", expected=0)
-_STALE = batch(b"x", expected=5)
+_X, _STALE = batch(b"x", expected=0), batch(b"x", expected=5)
+
+
+def _whole(stale: int) -> Reply:
+    cause = f"OFFSET_MISMATCH topic={{topic}} partition={stale} expected=5 actual=0"
+    return Reply(POLICY_VIOLATION, -1, f"WHOLE_REQUEST_REFUSED {{where}}: {cause}")
+
 
 ROWS = [
-    row(
-        "each-partition-is-answered-separately",
-        "required",
-        Send(
-            (
-                Part(batch(b"c"), refused(POLICY_VIOLATION, "EXPECTATION_REQUIRED {where}"), 2),
-                Part(batch(b"a", expected=0), appended(0), 0),
-                Part(batch(b"b", expected=1), mismatch(1, 0), 1),
-            )
-        ),
-        partitions=3,
-        added={0: (b"a",)},
-        without=NO_SESSION,
-    ),
-    row(
-        "a-partition-named-twice-closes-the-connection",
-        "required",
-        Send((Part(batch(b"a", expected=0)), Part(batch(b"b", expected=1))), closes=True),
-        without=NO_SESSION,
+    *(
+        row(
+            f"each-partition-is-answered-separately/{second}",
+            "required",
+            Send(
+                (
+                    Part(batch(b"c"), refused(POLICY_VIOLATION, "EXPECTATION_REQUIRED {where}"), 2),
+                    Part(batch(b"d"), appended(0), SECOND),
+                    Part(batch(b"a", expected=0), appended(0), 0),
+                    Part(batch(b"b", expected=1), mismatch(1, 0), 1),
+                )
+            ),
+            partitions=3,
+            second=second,
+            added={0: (b"a",), SECOND: (b"d",)},
+            without=NO_SESSION,
+        )
+        for second in ("plain", "checked", "counted", "safe")
     ),
     *(
         row(
-            f"request-scope/partition-{bad}-is-stale",
-            "required",
-            Send(
-                tuple(
-                    Part(
-                        _STALE if each == bad else _X,
-                        mismatch(5, 0) if each == bad else refused(POLICY_VIOLATION, ""),
-                        each,
-                    )
-                    for each in order
-                )
-            ),
-            Send((Part(_X, appended(0), 0), Part(_X, appended(0), 1))),
-            partitions=2,
-            scope="request",
-            added={0: (b"x",), 1: (b"x",)},
+            f"a-partition-named-twice-closes-the-connection/{topic}",
+            topic,
+            Send((Part(batch(b"a", expected=0)), Part(batch(b"b", expected=1))), closes=True),
             without=NO_SESSION,
         )
-        for bad, order in ((0, (0, 1)), (1, (0, 1)), (0, (1, 0)))
-        if order == (0, 1)
+        for topic in ("required", "counted", "safe")
+    ),
+    *(
+        row(
+            f"request-scope/partition-{order[0]}-is-stale-and-first",
+            "required",
+            Send(
+                (
+                    Part(_STALE, mismatch(5, 0), order[0]),
+                    Part(_X, _whole(order[0]), order[1]),
+                    Part(_X, _whole(order[0])._replace(log_start=-1), SECOND),
+                )
+            ),
+            Send((Part(_X, appended(0), 0), Part(_X, appended(0), 1), Part(_X, appended(0), SECOND))),
+            partitions=2,
+            second="plain",
+            scope="request",
+            added={0: (b"x",), 1: (b"x",), SECOND: (b"x",)},
+            without=NO_SESSION,
+        )
+        for order in ((0, 1), (1, 0))
     ),
 ]

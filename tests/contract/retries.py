@@ -73,14 +73,16 @@ ROWS = [
     ),
     *(
         row(
-            f"no-retry/{name}",
+            f"no-retry/{name}/{via}",
             "required",
             send(_MINE, appended(0)),
-            send(records, mismatch(0, 2)),
+            send(records, mismatch(0, 2), via=via),
             send(batch(b"a", b"b", expected=0, write_id=b"write-1"), appended(0)),
             added=(b"a", b"b"),
+            without=NO_SESSION if via == OTHER else {},
         )
         for name, records in _LIKE_MINE.items()
+        for via in ("first", OTHER)
     ),
     row(
         "no-retry/within-the-first-batch",

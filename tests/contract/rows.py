@@ -117,19 +117,20 @@ def batch(
 
 
 class Reply(NamedTuple):
-    """One partition's answer. `{where}` in a message is topic and partition; `…` at its end: any continuation."""
+    """One partition's answer. In a message, `{where}` is topic and partition, `{topic}` the first topic; `…` at its
+    end: any continuation. `log_start` is not compared at the sequencer level, where the session has yet to add it."""
 
     code: int
     base_offset: int = -1
     message: str | None = None
     log_start: int = 0
 
-    def matches(self, code: int, base_offset: int, message: str | None, where: str) -> bool:
+    def matches(self, code: int, base_offset: int, message: str | None, topic: str, where: str) -> bool:
         if (code, base_offset) != self[:2]:
             return False
         if self.message is None or message is None:
             return message is self.message
-        wanted = self.message.replace("{where}", where)
+        wanted = self.message.replace("{where}", where).replace("{topic}", topic)
         return message.startswith(wanted[:-1]) if wanted.endswith("…") else message == wanted
 
 
@@ -153,6 +154,10 @@ def from_kafka(code: int) -> Reply:
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
+
+
+#: Partition 0 of a row's second topic.
+SECOND: Final = -1
 
 
 class Part(NamedTuple):
@@ -212,8 +217,9 @@ Step = Send | Pipelined | Bypass | DeleteRecords
 
 @dataclass(frozen=True)
 class Row:
-    """`length`: records in partition 0 beforehand, all `old`. `added`: values that each partition has afterwards, in
-    addition. `scope`: `refusal_scope`. `without`: levels that cannot run it, with the reason."""
+    """`second`: configs of a second topic. `length`: records in partition 0 beforehand, all `old`. `added`: values that
+    each partition has afterwards, in addition. `scope`: `refusal_scope`. `without`: levels that cannot run it, with the
+    reason."""
 
     name: str
     topic: str
@@ -221,10 +227,15 @@ class Row:
     added: tuple[bytes, ...] | Mapping[int, tuple[bytes, ...]] = ()
     length: int = 0
     partitions: int = 1
+    second: str | None = None
     settings: Settings = DEFAULTS
     old_format: bool = False
     scope: str = "partition"
     without: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def all_partitions(self) -> list[int]:
+        return [*range(self.partitions), *([] if self.second is None else [SECOND])]
 
     def log(self, partition: int) -> list[bytes]:
         added = self.added if isinstance(self.added, Mapping) else {0: self.added}
@@ -244,10 +255,14 @@ class Level:
     def __init__(self, row: Row, topic: str) -> None:
         self.row = row
         self.topic = topic
+        self.second_topic = f"{topic}-second"
         self._built: dict[Batch, bytes] = {}
         self._ids: dict[str | int, tuple[int, int]] = {}
         self._codecs: dict[tuple[int, int], int] = {}
         self.log_start = 0
+
+    def place(self, partition: int) -> tuple[str, int]:
+        return (self.second_topic, 0) if partition == SECOND else (self.topic, partition)
 
     def now_ms(self) -> int:
         return int(time.time() * 1000)
@@ -282,17 +297,20 @@ class Level:
     def check(self, part: Part, answer: tuple[int, int, str | None, int | None]) -> None:
         """`answer`: code, base offset, message, log start (None: this level does not know it)."""
         code, base_offset, message, log_start = answer
-        where = f"topic={self.topic} partition={part.partition}"
+        where = "topic={} partition={}".format(*self.place(part.partition))
         assert part.reply is not None, f"row {self.row.name}: {part.batch} got an answer: {answer}"
         wanted = part.reply
-        if not wanted.matches(code, base_offset, message, where) or log_start not in (None, wanted.log_start):
+        if not wanted.matches(code, base_offset, message, self.topic, where) or log_start not in (
+            None,
+            wanted.log_start,
+        ):
             got = Reply(code, base_offset, message, -1 if log_start is None else log_start)
             raise AssertionError(f"row {self.row.name}\n  append {part.batch}\n  wanted {wanted}\n  got    {got}")
         if code == OK:
             self._codecs[part.partition, base_offset] = part.batch.codec
 
     def check_logs(self) -> None:
-        for partition in range(self.row.partitions):
+        for partition in self.row.all_partitions:
             stored = self.stored(partition)
             values = [value for each in stored for value in each.values]
             wanted = self.row.log(partition)[self.log_start :]

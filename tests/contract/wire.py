@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from tests.contract.rows import Level, Part, Row, Send
+from tests.contract.rows import Batch, Level, Part, Row, Send, appended, send
 from tests.support import raw
 
 _COUNT_TAG, _LEVEL_TAG = 253, 254
+_LATE_MS = 60_000
 
 
 class WireLevel(Level):
@@ -27,15 +29,11 @@ class WireLevel(Level):
 
     def fill(self) -> None:
         """Append the records that the log has beforehand, with everything that some topic requires."""
+        count = b"%d" % self.row.partitions
+        first = raw.Record(b"old", 0, (("fencepost-partition-count", count),))
+        old = [first, *[raw.Record(b"old")] * (self.row.length - 1)]
         if self.row.length:
-            number, epoch = self.new_producer()
-            stated = raw.Record(
-                b"old", 0, [("fencepost-partition-count", b"%d" % self.row.partitions)], timestamp_ms=self.now_ms()
-            )
-            old = [stated, *[raw.Record(b"old", timestamp_ms=self.now_ms())] * (self.row.length - 1)]
-            records = raw.batch(*old, producer=raw.Producer(number, epoch, 0))
-            answer = self.connection("first").append(self.topic, records)
-            assert answer[:2] == (0, 0), f"row {self.row.name}: the log could not be filled: {answer}"
+            self.send((send(Batch(tuple(old), producer="filling"), appended(0)),))
 
     def send(self, sends: tuple[Send, ...]) -> None:
         connection = self.connection(sends[0].via)
@@ -51,19 +49,26 @@ class WireLevel(Level):
                 assert correlation_id == sent
                 assert len(answers) == len(each.parts)
                 for part in each.parts:
-                    self._check(each, part, answers[self.topic, part.partition])
+                    self._check(each, part, answers[self.place(part.partition)])
 
     def _check(self, request: Send, part: Part, answer: raw.Answer) -> None:
         assert answer.record_errors == ()
+        if self.row.settings.log_append_time and answer.error_code == 0:
+            assert abs(answer.log_append_time_ms - self.now_ms()) < _LATE_MS
         if request.version < 8 and part.reply is not None:  # older versions have no message
             part = part._replace(reply=part.reply._replace(message=None))
         self.check(part, (answer.error_code, answer.base_offset, answer.message, answer.log_start_offset))
 
     def _frame(self, connection: raw.Connection, request: Send) -> tuple[int, bytes]:
-        made = raw.produce_request({self.topic: {}}, request.acks, request.timeout_ms, request.transactional_id)
+        made = raw.produce_request({}, request.acks, request.timeout_ms, request.transactional_id)
+        topics: dict[str, Any] = {}
         for part in request.parts:  # a partition may be named twice
-            one = raw.produce_request({self.topic: {part.partition: self.bytes_of(part.batch)}})
-            made.topic_data[0].partition_data += one.topic_data[0].partition_data
+            topic, partition = self.place(part.partition)
+            (one,) = raw.produce_request({topic: {partition: self.bytes_of(part.batch)}}).topic_data
+            topics.setdefault(topic, one)
+            if topics[topic] is not one:
+                topics[topic].partition_data += one.partition_data
+        made.topic_data = list(topics.values())
         sent, frame = connection.frame(made, request.version)
         if request.level is not None:
             at = 4 + 8 + 2 + len(connection.client_id)

@@ -437,7 +437,10 @@ class Proxy(Counting):
                 if not self._refreshing:
                     self._refreshing = True
                     self.later(self.sim.between(0.005, 0.1), self._refresh_all)
-            case sessions.Count() | sessions.Downgraded():
+            case sessions.Count(what, label):
+                if what == "refusal":
+                    self.world.history.refusals[label] += 1
+            case sessions.Downgraded():
                 pass
             case sessions.Store():
                 self._store(connection, command)
