@@ -23,6 +23,17 @@ _NAMED, _UNNAMED = batch(b"v", producer="p"), batch(b"v")
 _OFF, _SAFE, _LEVEL_REQUIRED = b"\0", b"\1", b"\2"
 
 ROWS = [
+    row("not-required", "safe", send(_UNNAMED, appended(0)), added=(b"v",), without=NO_SESSION),
+    *(
+        row(
+            f"required-in-version-{version}",
+            "idempotent",
+            send(_UNNAMED, _REQUIRED, version=version),
+            length=1,
+            without=NO_SESSION,
+        )
+        for version in (5, 7, 8, 12)
+    ),
     *(
         row(f"required-by-the-topic/{topic}", topic, send(_UNNAMED, _REQUIRED), length=1, without=NO_SESSION)
         for topic in ("idempotent", "checked-and-idempotent")
@@ -87,7 +98,7 @@ ROWS = [
             send(batch(b"v", producer=INVENTED), _NOT_PERMITTED),
             without={} if topic == "required" else NO_SESSION,
         )
-        for topic in ("checked", "required", "idempotent", "checked-and-idempotent")
+        for topic in ("checked", "required", "idempotent", "checked-and-idempotent", "counted")
     ),
     *(
         row(

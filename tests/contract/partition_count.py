@@ -7,7 +7,10 @@ from tests.contract.rows import (
     INVALID_RECORD,
     NO_SESSION,
     POLICY_VIOLATION,
+    SECOND,
+    Part,
     Reply,
+    Send,
     appended,
     batch,
     mismatch,
@@ -15,8 +18,9 @@ from tests.contract.rows import (
     row,
     send,
 )
-from tests.support.raw import Record
+from tests.support.raw import CODECS, Record
 
+_CURRENT = batch(b"v", count=6)
 _CHECKED = ("counted", "count-required", "checked-and-counted")
 
 
@@ -109,4 +113,49 @@ ROWS = [
         "count-is-not-checked-elsewhere", "required", send(batch(b"x", expected=0, count=3), appended(0)), added=(b"x",)
     ),
     _counted("both-checks-apply", "checked-and-counted", send(batch(b"x", expected=1, count=6), mismatch(1, 0))),
+    _counted(
+        "count-is-checked-before-the-offset", "checked-and-counted", send(batch(b"x", expected=5, count=3), _stale(3))
+    ),
+    _counted(
+        "each-partition-is-answered-separately",
+        "counted",
+        Send(
+            (Part(_CURRENT, appended(0)), Part(batch(b"x", count=3), _stale(3), 2), Part(_CURRENT, appended(0), SECOND))
+        ),
+        send(_CURRENT, closes=True),
+        second="plain",
+        added={0: (b"v",), SECOND: (b"v",)},
+    ),
+    _counted(
+        "request-scope",
+        "counted",
+        Send(
+            (
+                Part(batch(b"x", count=3), _stale(3), 2),
+                Part(_CURRENT, refused(INVALID_PARTITIONS, "WHOLE_REQUEST_REFUSED {where}: INVALID_PARTITION_COUNT ")),
+            )
+        ),
+        scope="request",
+    ),
+    *(
+        _counted(f"stale-count-in-{name}", "counted", send(batch(b"x" * 300, count=3, codec=codec), _stale(3)))
+        for name, codec in CODECS.items()
+    ),
+    *(
+        _counted(f"field-in-version-{version}/{count}", "counted", step, added=added)
+        for version in (9, 12)
+        for count, step, added in (
+            (6, send(batch(b"v"), appended(0), count=_int32(6), version=version), (b"v",)),
+            (3, send(batch(b"v"), _stale(3), count=_int32(3), version=version), ()),
+        )
+    ),
+    *(
+        _counted(
+            f"header-is-ignored-without-the-check/{count!r}",
+            "plain",
+            send(batch(b"v", count=count), appended(0)),
+            added=(b"v",),
+        )
+        for count in (3, b"x", b"-1")
+    ),
 ]

@@ -45,7 +45,8 @@ ROWS = [
         "required",
         send(batch(b"a", expected=0, producer="p"), appended(0)),
         send(batch(b"b", expected=0, producer="p"), mismatch(0, 1)),
-        added=(b"a",),
+        send(batch(b"b", expected=1, producer="p"), appended(1)),
+        added=(b"a", b"b"),
     ),
     row(
         "same-sequence-in-a-newer-epoch",
