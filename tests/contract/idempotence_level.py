@@ -22,20 +22,15 @@ _NOT_PERMITTED = refused(CLUSTER_AUTHORIZATION_FAILED, "IDEMPOTENCE_NOT_PERMITTE
 _NAMED, _UNNAMED = batch(b"v", producer="p"), batch(b"v")
 _OFF, _SAFE, _LEVEL_REQUIRED = b"\0", b"\1", b"\2"
 
+WITHOUT = NO_SESSION
 ROWS = [
-    row("not-required", "safe", send(_UNNAMED, appended(0)), added=(b"v",), without=NO_SESSION),
+    row("not-required", "safe", send(_UNNAMED, appended(0))),
     *(
-        row(
-            f"required-in-version-{version}",
-            "idempotent",
-            send(_UNNAMED, _REQUIRED, version=version),
-            length=1,
-            without=NO_SESSION,
-        )
+        row(f"required-in-version-{version}", "idempotent", send(_UNNAMED, _REQUIRED, version=version), length=1)
         for version in (5, 7, 8, 12)
     ),
     *(
-        row(f"required-by-the-topic/{topic}", topic, send(_UNNAMED, _REQUIRED), length=1, without=NO_SESSION)
+        row(f"required-by-the-topic/{topic}", topic, send(_UNNAMED, _REQUIRED), length=1)
         for topic in ("idempotent", "checked-and-idempotent")
     ),
     row(
@@ -43,43 +38,23 @@ ROWS = [
         "idempotent",
         send(_NAMED, appended(0)),
         send(batch(b"w", producer="p", sequence=1), appended(1)),
-        added=(b"v", b"w"),
-        without=NO_SESSION,
     ),
     row(
         "required-with-an-expectation",
         "checked-and-idempotent",
         send(batch(b"v", expected=1, producer="p"), mismatch(1, 0)),
         send(batch(b"v", expected=0, producer="q"), appended(0)),
-        added=(b"v",),
-        without=NO_SESSION,
     ),
     *(
-        row(
-            f"required-by-the-request/{topic}",
-            topic,
-            send(_UNNAMED, _REQUIRED, level=_LEVEL_REQUIRED),
-            without=NO_SESSION,
-        )
+        row(f"required-by-the-request/{topic}", topic, send(_UNNAMED, _REQUIRED, level=_LEVEL_REQUIRED))
         for topic in ("plain", "safe", "checked")
     ),
     *(
-        row(
-            f"request-cannot-weaken-the-topic/{level[0]}",
-            "idempotent",
-            send(_UNNAMED, _REQUIRED, level=level),
-            without=NO_SESSION,
-        )
+        row(f"request-cannot-weaken-the-topic/{level[0]}", "idempotent", send(_UNNAMED, _REQUIRED, level=level))
         for level in (_OFF, _SAFE)
     ),
     *(
-        row(
-            f"level-of-the-request-is-accepted/{level[0]}",
-            "plain",
-            send(_NAMED, appended(0), level=level),
-            added=(b"v",),
-            without=NO_SESSION,
-        )
+        row(f"level-of-the-request-is-accepted/{level[0]}", "plain", send(_NAMED, appended(0), level=level))
         for level in (_OFF, _SAFE, _LEVEL_REQUIRED)
     ),
     *(
@@ -87,7 +62,6 @@ ROWS = [
             f"unreadable-level/{level.hex() or 'empty'}",
             "plain",
             send(_NAMED, refused(INVALID_RECORD, ""), level=level),
-            without=NO_SESSION,
         )
         for level in (b"", b"\3", b"\xff", b"\0\0")
     ),
@@ -101,13 +75,7 @@ ROWS = [
         for topic in ("checked", "required", "idempotent", "checked-and-idempotent", "counted")
     ),
     *(
-        row(
-            f"invented-producer-id-is-removed/{topic}",
-            topic,
-            send(batch(b"v", producer=INVENTED), appended(0)),
-            added=(b"v",),
-            without=NO_SESSION,
-        )
+        row(f"invented-producer-id-is-removed/{topic}", topic, send(batch(b"v", producer=INVENTED), appended(0)))
         for topic in ("safe", "checked-and-safe")
     ),
     row(
@@ -116,7 +84,6 @@ ROWS = [
         send(_NAMED, appended(0)),
         send(batch(b"w", producer="p", sequence=1), appended(1)),
         old_format=True,
-        added=(b"v", b"w"),
         without=ONLY_MODELLED,
     ),
     row(
@@ -132,7 +99,6 @@ ROWS = [
             "plain",
             send(_NAMED, reply, level=level),
             old_format=True,
-            added=(b"v",) if not reply.code else (),
             without=ONLY_MODELLED,
         )
         for level, reply in (

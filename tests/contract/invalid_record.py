@@ -54,7 +54,6 @@ ROWS = [
             refused(CORRUPT_MESSAGE, "CORRUPT {where}: the batch does not match its CRC", log_start=-1),
         ),
         send(batch(b"payload", expected=0), appended(0)),
-        added=(b"payload",),
         without=NO_SESSION,
     ),
     *(
@@ -68,7 +67,6 @@ ROWS = [
                 )
             ),
             partitions=2,
-            added={1: (b"v",)},
             without=NO_SESSION,
         )
         for name, spoil in _MALFORMED.items()
@@ -84,7 +82,6 @@ ROWS = [
                 refused(POLICY_VIOLATION, "PRODUCER_ID_TAKEN {where}: "),
             ),
             length=1,
-            added=(b"a",),
         )
         for topic in ("required", "checked")
     ),

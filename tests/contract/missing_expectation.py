@@ -19,6 +19,5 @@ ROWS = [
         send(batch(b"x"), _REQUIRED),
         send(batch(b"y", expected=1), appended(1)),
         length=1,
-        added=(b"y",),
     ),
 ]

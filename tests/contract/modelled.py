@@ -27,12 +27,11 @@ class _World(World):
 
     def __init__(self, row: Row, seed: int) -> None:
         self.row = row
-        sends = [each for step in row.steps for each in (step.sends if isinstance(step, Pipelined) else (step,))]
         scenario = Scenario(
             row.name,
             partitions=row.partitions,
             others=() if row.second is None else ((f"{TOPIC}-second", Check.OFF),),
-            proxies=1 + any(isinstance(each, Send) and each.via == OTHER for each in sends),
+            proxies=1 + any(each.via == OTHER for each in row.sends),
             log_append_time=row.settings.log_append_time,
             slow_requests=0.0,
             slow_links=0.0,

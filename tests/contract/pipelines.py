@@ -49,7 +49,6 @@ ROWS = [
                     for i in range(20)
                 )
             ),
-            added=tuple(value for i in range(20) for value in (b"a%d" % i, b"b%d" % i)),
         )
         for topic in ("required", "checked")
         for name, producer in _PRODUCERS.items()
@@ -61,7 +60,6 @@ ROWS = [
             _ten(producer),
             send(batch(b"next", expected=8), appended(8)),
             length=5,
-            added=(b"0", b"1", b"2", b"next"),
             without=_UNSENT,
         )
         for name, producer in _PRODUCERS.items()
@@ -81,7 +79,6 @@ ROWS = [
             ),
             send(batch(b"after the answers", expected=5), appended(5)),
             length=3,
-            added=(b"proved", b"another's", b"after the answers"),
             without=_UNSENT,
         )
         for name, producer in _PRODUCERS.items()
@@ -94,7 +91,6 @@ ROWS = [
         ),
         length=3,
         partitions=2,
-        added={1: (b"y",)},
         without=NO_SESSION,
     ),
     row(
@@ -108,6 +104,5 @@ ROWS = [
             )
         ),
         settings=Settings(max_message_bytes=2000),
-        added=(b"a", b"b"),
     ),
 ]

@@ -33,7 +33,7 @@ class RealLevel(WireLevel):
         self._log = raw.Log(kafka)
         self.second_topic = unique_topic(f"{row.second}--")
         configs = kafka_configs(row.settings)
-        for name in {self.place(partition)[0] for partition in row.all_partitions}:
+        for name in {self.place(partition)[0] for partition in row.logs}:
             created = self.connection("first").create_topic(name, partitions=row.partitions, configs=configs)
             assert created == (0, None), created
         self.fill()

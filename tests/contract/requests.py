@@ -22,6 +22,7 @@ def _whole(stale: int) -> Reply:
     return Reply(POLICY_VIOLATION, -1, f"WHOLE_REQUEST_REFUSED {{where}}: {cause}")
 
 
+WITHOUT = NO_SESSION
 ROWS = [
     *(
         row(
@@ -37,8 +38,6 @@ ROWS = [
             ),
             partitions=3,
             second=second,
-            added={0: (b"a",), SECOND: (b"d",)},
-            without=NO_SESSION,
         )
         for second in ("plain", "checked", "counted", "safe")
     ),
@@ -47,7 +46,6 @@ ROWS = [
             f"a-partition-named-twice-closes-the-connection/{topic}",
             topic,
             Send((Part(batch(b"a", expected=0)), Part(batch(b"b", expected=1))), closes=True),
-            without=NO_SESSION,
         )
         for topic in ("required", "counted", "safe")
     ),
@@ -66,8 +64,6 @@ ROWS = [
             partitions=2,
             second="plain",
             scope="request",
-            added={0: (b"x",), 1: (b"x",), SECOND: (b"x",)},
-            without=NO_SESSION,
         )
         for order in ((0, 1), (1, 0))
     ),

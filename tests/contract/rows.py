@@ -65,6 +65,10 @@ class Batch:
     age_ms: int = 0
     spoil: Callable[[bytes], bytes] | None = None
 
+    @property
+    def values(self) -> tuple[bytes, ...]:
+        return tuple(record.value for record in self.records)
+
     def __str__(self) -> str:
         changed = (
             f"{each.name}={getattr(self, each.name)!r}"
@@ -116,6 +120,10 @@ def batch(
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
+#: Values and codec of each batch, by base offset.
+Log = dict[int, tuple[tuple[bytes, ...], int]]
+
+
 class Reply(NamedTuple):
     """One partition's answer. In a message, `{where}` is topic and partition, `{topic}` the first topic; `…` at its
     end: any continuation. `log_start` is not compared at the sequencer level, where the session has yet to add it."""
@@ -124,6 +132,10 @@ class Reply(NamedTuple):
     base_offset: int = -1
     message: str | None = None
     log_start: int = 0
+
+    @property
+    def appended(self) -> bool:
+        return self.code == OK or (self.message or "").startswith("OFFSET_VIOLATION")
 
     def matches(self, code: int, base_offset: int, message: str | None, topic: str, where: str) -> bool:
         if (code, base_offset) != self[:2]:
@@ -168,7 +180,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Send:
-    """A Produce request. A part without reply: the connection is closed, or with acks=0 no answer follows.
+    """A Produce request. With `closes`, parts have no reply. With acks=0, a reply only says where it is appended.
 
     `via`: name of the connection; `OTHER`: one to another proxy process. `count`, `level`: contents of the tagged
     fields 253 and 254.
@@ -217,14 +229,14 @@ Step = Send | Pipelined | Bypass | DeleteRecords
 
 @dataclass(frozen=True)
 class Row:
-    """`second`: configs of a second topic. `length`: records in partition 0 beforehand, all `old`. `added`: values that
-    each partition has afterwards, in addition. `scope`: `refusal_scope`. `without`: levels that cannot run it, with the
-    reason."""
+    """`second`: configs of a second topic. `length`: records in partition 0 beforehand, all `old`, in one batch.
+    `scope`: `refusal_scope`. `without`: levels that cannot run it, with the reason.
+
+    Afterwards, the logs have exactly the batches that are appended by their answers."""
 
     name: str
     topic: str
     steps: tuple[Step, ...]
-    added: tuple[bytes, ...] | Mapping[int, tuple[bytes, ...]] = ()
     length: int = 0
     partitions: int = 1
     second: str | None = None
@@ -234,12 +246,25 @@ class Row:
     without: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
-    def all_partitions(self) -> list[int]:
-        return [*range(self.partitions), *([] if self.second is None else [SECOND])]
+    def sends(self) -> list[Send]:
+        groups = [step.sends if isinstance(step, Pipelined) else (step,) for step in self.steps]
+        return [each for group in groups for each in group if isinstance(each, Send)]
 
-    def log(self, partition: int) -> list[bytes]:
-        added = self.added if isinstance(self.added, Mapping) else {0: self.added}
-        return [b"old"] * (self.length if partition == 0 else 0) + list(added.get(partition, ()))
+    @property
+    def logs(self) -> dict[int, Log]:
+        """The logs afterwards, by partition: values and codec of each batch, by base offset."""
+        logs: dict[int, Log] = {partition: {} for partition in range(self.partitions)}
+        if self.second is not None:
+            logs[SECOND] = {}
+        if self.length:
+            logs[0][0] = (b"old",) * self.length, 0
+        for part in (part for each in self.sends for part in each.parts if part.reply is not None):
+            if part.reply.appended:
+                logs[part.partition][part.reply.base_offset] = part.batch.values, part.batch.codec
+        for step in self.steps:
+            if isinstance(step, Bypass):
+                logs[0][step.at] = step.batch.values, step.batch.codec
+        return logs
 
 
 def row(name: str, topic: str, *steps: Step, **more: object) -> Row:
@@ -258,7 +283,6 @@ class Level:
         self.second_topic = f"{topic}-second"
         self._built: dict[Batch, bytes] = {}
         self._ids: dict[str | int, tuple[int, int]] = {}
-        self._codecs: dict[tuple[int, int], int] = {}
         self.log_start = 0
 
     def place(self, partition: int) -> tuple[str, int]:
@@ -306,21 +330,12 @@ class Level:
         ):
             got = Reply(code, base_offset, message, -1 if log_start is None else log_start)
             raise AssertionError(f"row {self.row.name}\n  append {part.batch}\n  wanted {wanted}\n  got    {got}")
-        if code == OK:
-            self._codecs[part.partition, base_offset] = part.batch.codec
-
-    def check_logs(self) -> None:
-        for partition in self.row.all_partitions:
-            stored = self.stored(partition)
-            values = [value for each in stored for value in each.values]
-            wanted = self.row.log(partition)[self.log_start :]
-            assert values == wanted, f"row {self.row.name}: partition {partition} has {values}, not {wanted}"
-            if not self.row.settings.gzip:
-                for each in stored:
-                    codec = self._codecs.get((partition, each.base_offset), each.codec)
-                    assert each.codec == codec, f"row {self.row.name}: codec {each.codec} at {each.base_offset}"
 
     def run_all(self) -> None:
         for step in self.row.steps:
             self.run(step)
-        self.check_logs()
+        for partition, log in self.row.logs.items():
+            gzip = self.row.settings.gzip
+            stored = {b.base_offset: (b.values, 0 if gzip else b.codec) for b in self.stored(partition)}
+            wanted = {at: (values, 0 if gzip else codec) for at, (values, codec) in log.items() if at >= self.log_start}
+            assert stored == wanted, f"row {self.row.name}: partition {partition} has {stored}, not {wanted}"

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,11 @@ _MODULES = [
     if not each.name.startswith("test_")
 ]
 TABLES: dict[str, list[Row]] = {
-    each.__name__.rpartition(".")[2]: each.ROWS for each in _MODULES if hasattr(each, "ROWS")
+    module.__name__.rpartition(".")[2]: [
+        replace(each, without={**getattr(module, "WITHOUT", {}), **each.without}) for each in module.ROWS
+    ]
+    for module in _MODULES
+    if hasattr(module, "ROWS")
 }
 #: Runs of each row at the modelled levels: other delays, other splits of the byte streams.
 _SEEDS = 3
