@@ -18,6 +18,9 @@ ROWS = [
         send(batch(b"b", base_offset=0), mismatch(0, 1)),
         send(batch(b"d", base_offset=1), appended(1)),
     ),
+    row(
+        "header-minus-one-defers-to-it", "base", send(batch(Record(b"a", b"-1"), base_offset=3), appended(3)), length=3
+    ),
     *(
         row(
             f"header-takes-precedence/{topic}",

@@ -11,6 +11,7 @@ ROWS = [
     row("no-header", "required", send(batch(b"x"), _REQUIRED), length=1),
     row("idempotent", "required", send(batch(b"x", producer="p"), _REQUIRED), length=1),
     row("minus-one", "required", send(batch(Record(b"x", b"-1")), _REQUIRED)),
+    row("base-offset-minus-one", "required", send(batch(b"x", base_offset=-1), _REQUIRED)),
     row("base-offset-zero", "required", send(batch(b"x", base_offset=0), _REQUIRED), length=3),
     row("base-offset-minus-one-as-base", "base-required", send(batch(b"x", base_offset=-1), _REQUIRED), length=1),
     row(

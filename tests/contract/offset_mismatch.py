@@ -34,11 +34,20 @@ ROWS = [
         send(batch(b"x", Record(b"y", 6)), mismatch(5, 6)),
         length=3,
     ),
-    row(
-        "expectations-that-agree",
-        "required",
-        send(batch(Record(b"a", 3), b"b", Record(b"c", 5)), appended(3)),
-        length=3,
+    *(
+        row(name, "required", send(batch(*records), reply), length=3)
+        for name, records, reply in (
+            ("expectations-that-agree", (Record(b"a", 3), b"b", Record(b"c", 5)), appended(3)),
+            ("minus-one-before-an-expectation", (Record(b"a", b"-1"), Record(b"b", 4)), appended(3)),
+            ("minus-one-after-an-expectation", (Record(b"a", 3), Record(b"b", b"-1")), appended(3)),
+            ("leading-zeros", (Record(b"a", b"0003"),), appended(3)),
+            ("too-small-for-its-place", (b"a", b"b", Record(b"c", 1)), mismatch(-1, 3)),
+            (
+                "first-contradiction",
+                (Record(b"a", 3), b"b", Record(b"c", 8), Record(b"d", 100)),
+                mismatch(8, 5, " record=2", base_offset=3),
+            ),
+        )
     ),
     row(
         "contradiction-at-the-log-end",
