@@ -9,7 +9,7 @@ from typing import Any
 
 from fencepost_policies.append import Check
 from fencepost_proxy.types import TopicPartition
-from tests.contract.rows import CONFIGS, OTHER, Bypass, DeleteRecords, Part, Pipelined, Row, Send, Step
+from tests.contract.rows import CONFIGS, OTHER, Part, Row
 from tests.contract.wire import WireLevel
 from tests.simulation.clock import End
 from tests.simulation.history import History
@@ -120,15 +120,15 @@ class ModelledLevel(WireLevel):
             self.fill()
         else:  # the proxy has not seen the topic
             old = [raw.Record(b"old", timestamp_ms=self.now_ms())] * row.length
-            self._bypass(raw.batch(*old), at=0)
+            self.bypass(raw.batch(*old))
 
-    def _bypass(self, records: bytes, at: int) -> None:
+    def bypass(self, records: bytes) -> int:
         done: list[int] = []
         report = lambda result: done.append(result.base_offset)  # noqa: E731
         partition = self.world.cluster.partitions[self.world.names[0]]
         self.world.cluster.append(0, partition, records, report, acks=-1, timeout_ms=1000)
         assert self.world.run_until(lambda: done)
-        assert done == [at]
+        return done[0]
 
     def check(self, part: Part, answer: tuple[int, int, str | None, int | None]) -> None:
         """Also that the metrics count each refusal, by its first word."""
@@ -153,14 +153,5 @@ class ModelledLevel(WireLevel):
             logged for each in replica.batches if each.base >= self.log_start for logged in raw.read_batches(each.data)
         ]
 
-    def run(self, step: Step) -> None:
-        match step:
-            case Send():
-                self.send((step,))
-            case Pipelined(sends):
-                self.send(sends)
-            case Bypass(records, at):
-                self._bypass(self.bytes_of(records), at)
-            case DeleteRecords(before):
-                self.log_start = before
-                self.world.cluster.delete_records(self.world.names[0], before)
+    def delete_records(self, before: int) -> None:
+        self.world.cluster.delete_records(self.world.names[0], before)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kafka.protocol.admin import DeleteRecordsRequest
 
 from tests.conformance.real import kafka_configs
-from tests.contract.rows import CONFIGS, OTHER, Bypass, DeleteRecords, Pipelined, Row, Send, Step
+from tests.contract.rows import CONFIGS, OTHER, Row
 from tests.contract.wire import WireLevel
 from tests.support import raw
 from tests.support.kafka import unique_topic
@@ -49,18 +49,13 @@ class RealLevel(WireLevel):
     def stored(self, partition: int) -> list[raw.Logged]:
         return self._log.batches(*self.place(partition), self.log_start)
 
-    def run(self, step: Step) -> None:
-        match step:
-            case Send():
-                self.send((step,))
-            case Pipelined(sends):
-                self.send(sends)
-            case Bypass(records, at):
-                with self._log.connect(self.topic) as direct:
-                    assert direct.append(self.topic, self.bytes_of(records)).base_offset == at
-            case DeleteRecords(before):
-                self.log_start = before
-                with self._log.connect(self.topic) as direct:
-                    partition = DeleteRecordsRequest.DeleteRecordsTopic.DeleteRecordsPartition(0, before)
-                    topic = DeleteRecordsRequest.DeleteRecordsTopic(name=self.topic, partitions=[partition])
-                    direct.query(DeleteRecordsRequest(topics=[topic], timeout_ms=10_000), 2)
+    def bypass(self, records: bytes) -> int:
+        with self._log.connect(self.topic) as direct:
+            return direct.append(self.topic, records).base_offset
+
+    def delete_records(self, before: int) -> None:
+        topic = DeleteRecordsRequest.DeleteRecordsTopic
+        partition = topic.DeleteRecordsPartition(partition_index=0, offset=before)
+        deleted = topic(name=self.topic, partitions=[partition])
+        with self._log.connect(self.topic) as direct:
+            direct.query(DeleteRecordsRequest(topics=[deleted], timeout_ms=10_000), 2)

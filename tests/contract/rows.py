@@ -297,8 +297,28 @@ class Level:
     def shared_producer(self) -> tuple[int, int]:
         raise NotImplementedError
 
-    def run(self, step: Step) -> None:
+    def send(self, sends: tuple[Send, ...]) -> None:
+        """All requests, then check all answers."""
         raise NotImplementedError
+
+    def bypass(self, records: bytes) -> int:
+        """Append directly at Kafka and return the base offset."""
+        raise NotImplementedError
+
+    def delete_records(self, before: int) -> None:
+        raise NotImplementedError
+
+    def run(self, step: Step) -> None:
+        match step:
+            case Send():
+                self.send((step,))
+            case Pipelined(sends):
+                self.send(sends)
+            case Bypass(records, at):
+                assert self.bypass(self.bytes_of(records)) == at
+            case DeleteRecords(before):
+                self.log_start = before
+                self.delete_records(before)
 
     def stored(self, partition: int) -> list[raw.Logged]:
         """From `log_start` on."""

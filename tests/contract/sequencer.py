@@ -13,7 +13,7 @@ from fencepost_proxy.types import SEQUENCE_MODULUS
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult
 from tests.conformance.model import ModelKafka
-from tests.contract.rows import CONFIGS, Bypass, DeleteRecords, Level, Part, Pipelined, Row, Send, Step
+from tests.contract.rows import CONFIGS, Level, Part, Row, Send
 from tests.simulation.clock import WALL_MINUS_MONOTONIC
 from tests.support import raw
 
@@ -65,19 +65,13 @@ class SequencerLevel(Level):
     def _replica(self):  # type: ignore[no-untyped-def]
         return self.kafka.cluster.partitions[self.at_kafka.name].replicas[0]
 
-    def run(self, step: Step) -> None:
-        match step:
-            case Send():
-                self._send((step,))
-            case Pipelined(sends):
-                self._send(sends)
-            case Bypass(records, at):
-                assert self.at_kafka.append(self.bytes_of(records)).base_offset == at
-            case DeleteRecords(before):
-                self.log_start = before
-                self.at_kafka.delete_records(before)
+    def bypass(self, records: bytes) -> int:
+        return self.at_kafka.append(records).base_offset
 
-    def _send(self, sends: tuple[Send, ...]) -> None:
+    def delete_records(self, before: int) -> None:
+        self.at_kafka.delete_records(before)
+
+    def send(self, sends: tuple[Send, ...]) -> None:
         pending: list[tuple[Part, g.PendingAppend | PartitionResult]] = []
         effects: list[g.Effect] = []
         for each in sends:

@@ -2,16 +2,20 @@
 
 from tests.contract.rows import POLICY_VIOLATION, Bypass, Reply, appended, batch, mismatch, row, send
 
+_RETRIED = {
+    "named": batch(b"mine", expected=3, write_id=b"it"),
+    "with-producer-id": batch(b"mine", expected=3, producer="p"),
+}
+_VIOLATION = Reply(POLICY_VIOLATION, 4, "OFFSET_VIOLATION {where} expected=3 appended_at=4 producer_id=-1…")
+
 ROWS = [
     row(
-        f"bypassing-append/{topic}",
+        f"bypassing-append/{topic}/{named}",
         topic,
         send(batch(b"a", expected=2), appended(2)),
         Bypass(batch(b"bypass"), at=3),
-        send(
-            batch(b"mine", expected=3),
-            Reply(POLICY_VIOLATION, 4, "OFFSET_VIOLATION {where} expected=3 appended_at=4 producer_id=-1…"),
-        ),
+        send(mine, _VIOLATION),
+        send(mine, _VIOLATION, via="second"),
         send(batch(b"x", expected=4), mismatch(4, 5)),
         send(batch(b"b", expected=5), appended(5)),
         # Noticed before the next append, it is an ordinary mismatch.
@@ -22,4 +26,5 @@ ROWS = [
         length=2,
     )
     for topic in ("required", "checked")
+    for named, mine in _RETRIED.items()
 ]

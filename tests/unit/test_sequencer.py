@@ -246,13 +246,6 @@ def test_earlier_log_end_is_not_reported_as_actual() -> None:
     assert pending.sent_at is None
 
 
-def test_append_after_another_process_moved_log_is_accepted() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(15, b"a"))
-    talk.snapshot(15, next_sequence=15)
-    assert talk.admitted(pending) == g.Fence(SHARED, 0, 15)
-
-
 def test_unreadable_batch_at_offset_gives_retriable_error() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(11, b"a"), wait=1.0)
@@ -1013,20 +1006,6 @@ def test_violation_is_reported_without_a_known_author() -> None:
     talk.report(g.Tick())
     assert talk.next(g.Violation) == g.Violation(TP, 10, 11)
     assert "appended_at=11 producer_id=unknown" in (talk.answered(pending).error_message or "")
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_retry_of_a_violation_gets_the_same_answer(named: bool) -> None:
-    talk = warm(10, Check.ON)
-    records = expecting(10, b"a", write_id=b"w") if named else expecting(10, b"a", producer=(5, 0, 0))
-    pending = talk.offer(records)
-    talk.admitted(pending)
-    talk.kafka(pending, base_offset=11)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, in_log(batch(b"theirs"), 10, g.Fence(99, 0, 0))))
-    talk.next(g.Violation)
-    reported = talk.answered(pending)
-    assert talk.answered(talk.offer(records, connection=2)) == reported
 
 
 @pytest.mark.parametrize("named", [True, False])
