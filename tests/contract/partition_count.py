@@ -136,9 +136,9 @@ ROWS = [
     *(
         _counted(f"field-in-version-{version}/{count}", "counted", step)
         for version in (9, 12)
-        for count, step, added in (
-            (6, send(batch(b"v"), appended(0), count=_int32(6), version=version), (b"v",)),
-            (3, send(batch(b"v"), _stale(3), count=_int32(3), version=version), ()),
+        for count, step in (
+            (6, send(batch(b"v"), appended(0), count=_int32(6), version=version)),
+            (3, send(batch(b"v"), _stale(3), count=_int32(3), version=version)),
         )
     ),
     *(

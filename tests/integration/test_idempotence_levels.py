@@ -36,7 +36,7 @@ WITHOUT_PROXY = {
     "aiokafka, `enable_idempotence=True`": ("`UnsupportedForMessageFormatError`", "`ClusterAuthorizationFailedError`"),
     "confluent-kafka, `enable.idempotence=true`": ("`UNSUPPORTED_FOR_MESSAGE_FORMAT`", "`_PURGE_QUEUE`"),
 }
-OLD, NOT_PERMITTED, REFUSED = 43, 31, 44
+NOT_PERMITTED = 31
 IDEMPOTENT = [client for client in CLIENTS if client.idempotent and not client.ours]
 COUNT = 30
 _CONFIG = """

@@ -31,7 +31,7 @@ decompressed_bytes_max = 1000000
 "fencepost.check.partition.count" = "true"
 "fencepost.check.expected.offsets" = "true"
 """
-NOT_LEADER, INVALID_PARTITIONS, INVALID_RECORD, MISMATCH = 6, 37, 87, 44
+NOT_LEADER, INVALID_PARTITIONS = 6, 37
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two workers"])

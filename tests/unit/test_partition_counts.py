@@ -33,7 +33,7 @@ from fencepost_proxy.wire.produce import (
 from tests.support.batches import batch, expecting
 from tests.unit.test_session import HEARTBEAT, Around, Talk, Unchanged, produced, read, request, response
 
-NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_PARTITIONS, POLICY_VIOLATION, INVALID_RECORD = 6, 7, 29, 37, 44, 87
+NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_PARTITIONS, INVALID_RECORD = 6, 7, 29, 37, 87
 COUNT_TAG = 253
 METADATA = 3
 _POLICIES = {
