@@ -170,6 +170,19 @@ class RealKafka(Kafka):
             self.cluster.await_ready()
 
 
+def kafka_configs(settings: Settings) -> dict[str, str]:
+    configs = {"min.insync.replicas": str(settings.min_isr)}
+    if settings.log_append_time:
+        configs["message.timestamp.type"] = "LogAppendTime"
+    if settings.max_message_bytes is not None:
+        configs["max.message.bytes"] = str(settings.max_message_bytes)
+    if settings.gzip:
+        configs["compression.type"] = "gzip"
+    if settings.timestamp_after_max_ms is not None:
+        configs["message.timestamp.after.max.ms"] = str(settings.timestamp_after_max_ms)
+    return configs
+
+
 class RealTopic(Topic):
     def __init__(self, kafka: RealKafka, name: str, settings: Settings) -> None:
         self.kafka = kafka
@@ -178,16 +191,7 @@ class RealTopic(Topic):
         self._create()
 
     def _create(self) -> None:
-        settings = self.settings
-        configs = {"min.insync.replicas": str(settings.min_isr)}
-        if settings.log_append_time:
-            configs["message.timestamp.type"] = "LogAppendTime"
-        if settings.max_message_bytes is not None:
-            configs["max.message.bytes"] = str(settings.max_message_bytes)
-        if settings.gzip:
-            configs["compression.type"] = "gzip"
-        if settings.timestamp_after_max_ms is not None:
-            configs["message.timestamp.after.max.ms"] = str(settings.timestamp_after_max_ms)
+        settings, configs = self.settings, kafka_configs(self.settings)
         with self.kafka.some() as connection:
             answer = connection.create_topic(self.name, replicas=settings.replicas, configs=configs)
             assert answer == (OK, None), answer
