@@ -18,7 +18,7 @@ from tests.support import raw
 
 _STEP_SECONDS = 0.002
 #: Reasons in the metrics that are not the first word of the message.
-_REASONS = {"producer_id_taken": "shared_producer_id", "predecessor_failed": "behind_refused"}
+_REASONS = {"producer_id_taken": "shared_producer_id"}
 _NOT_COUNTED = {"whole_request_refused"}
 
 

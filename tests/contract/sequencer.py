@@ -157,7 +157,7 @@ class SequencerLevel(Level):
             open_transactions=frozenset(),
             log_append_time=self.row.settings.log_append_time,
             expiration_seconds=_DAY_SECONDS,
-            wall_minus_monotonic_seconds=WALL_MINUS_MONOTONIC,
+            clock_offset_seconds=WALL_MINUS_MONOTONIC,
             transactions_as_of=self.now,
         )
 
