@@ -20,13 +20,14 @@ from kafka.protocol.producer import ProduceRequest
 
 from fencepost import Record, RetryPolicy
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support import clients
 from tests.support.clients import LIBRARIES
 from tests.support.framepipe import Cut, FramePipe
 from tests.support.kafka import running_kafka
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, Logged, batch, read_batches, until
+from tests.support.raw import Connection, Log, Logged, batch, read_batches
 from tests.support.senders import (
     CLIENTS,
     Client,
@@ -142,7 +143,7 @@ def _append(stage: Stage, topic: str, value: bytes, *, expected: int) -> None:
         assert answer.error_code in (0, 6), answer
         return answer.error_code == 0
 
-    until(tried, f"an append to {topic} at {expected}", within_seconds=60)
+    until(tried, f"an append to {topic} at {expected}", seconds=60)
 
 
 def _cuts(rng: random.Random) -> dict[str, Callable[[int], int]]:

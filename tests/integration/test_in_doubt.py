@@ -14,8 +14,9 @@ from contextlib import suppress
 
 import pytest
 
+from tests.kit.waiting import until
 from tests.support.pipe import AnswerError, CutRequest, CutResponse, HoldRequest, HoldResponse
-from tests.support.raw import Answer, Closed, Connection, Producer, batch, produce_request, until
+from tests.support.raw import Answer, Closed, Connection, Producer, batch, produce_request
 from tests.support.three_brokers import NODES, Stage3, leaders_listener, required_topic
 from tests.support.writers import (
     OK,

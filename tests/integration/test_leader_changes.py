@@ -16,9 +16,10 @@ from functools import partial
 
 import pytest
 
+from tests.kit.waiting import until
 from tests.support.pipe import HoldRequest
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Closed, Connection, batch, until
+from tests.support.raw import Closed, Connection, batch
 from tests.support.three_brokers import NODES, Stage3, leaders_listener, required_topic
 from tests.support.writers import (
     OK,
@@ -58,7 +59,7 @@ def load(stage: Stage3, topic: str, say: Say) -> Iterator[list[Writer]]:
     """Writers of all kinds while something happens; then their stories are compared with the log."""
     writers = all_kinds(stage.proxies, topic)
     with writing(*writers):
-        until(lambda: stage.log.end(topic) > 20, "the writers to get on", within_seconds=120)
+        until(lambda: stage.log.end(topic) > 20, "the writers to get on", seconds=120)
         yield writers
         stage.mend()
         await_more(stage, topic, writers, 60)

@@ -16,9 +16,10 @@ from kafka.protocol.metadata import MetadataRequest
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.wire.primitives import join_tags
 from fencepost_proxy.wire.produce import encode_produce_request, parse_produce_request
+from tests.kit.waiting import until
 from tests.support.kafka import kafka_version
 from tests.support.proxy import LEASE_SECONDS, ProxyProcess
-from tests.support.raw import Closed, Connection, Log, Record, batch, produce_request, until
+from tests.support.raw import Closed, Connection, Log, Record, batch, produce_request
 
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
 

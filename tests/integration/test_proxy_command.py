@@ -19,10 +19,11 @@ import pytest
 from confluent_kafka import Producer
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.forwarder import Forwarder
 from tests.support.ports import free_port, free_ports_in_a_row
 from tests.support.proxy import GUARDED_FOR_LONG
-from tests.support.raw import Connection, Log, batch, produce_request, until
+from tests.support.raw import Connection, Log, batch, produce_request
 
 pytestmark = pytest.mark.kafka
 

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.forwarder import Forwarder
 from tests.support.kafka import running_kafka
 from tests.support.ports import free_port
 from tests.support.proxy import GUARDED_BY_NAME, LEASE_SECONDS, ProxyProcess
-from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, Record, batch, produce_request, until
+from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, Record, batch, produce_request
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover]
 

@@ -15,11 +15,12 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
 from tests.support.pipe import CutResponse, HoldRequest, HoldResponse
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Answer, Closed, Connection, batch, until
+from tests.support.raw import Answer, Closed, Connection, batch
 from tests.support.three_brokers import PATIENCE_SECONDS, STAMPED, Stage3, leaders_listener, required_topic
 from tests.support.writers import (
     OK,

@@ -45,11 +45,12 @@ from fencepost_proxy.dev.jars import OLD_CLIENTS_LOCK, RELEASES, classpath
 from fencepost_proxy.dev.java import QUICK_JVM, find_jdk
 from fencepost_proxy.dev.tools import compile_java, run_java
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.clients import LIBRARIES
 from tests.support.endings import EndTxnPipe
 from tests.support.kafka import kafka_version, running_kafka
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
-from tests.support.raw import Connection, Log, until
+from tests.support.raw import Connection, Log
 from tests.support.transactions import set_transaction_version, transaction_state
 
 pytestmark = [
@@ -172,7 +173,7 @@ class Committed:
         self._topic = topic
 
     def __call__(self) -> list[list[bytes]]:
-        until(self._all_ended, "the markers", within_seconds=PATIENCE_SECONDS)
+        until(self._all_ended, "the markers", seconds=PATIENCE_SECONDS)
         return [self._values(partition) for partition in (0, 1)]
 
     def _all_ended(self) -> bool:
@@ -331,9 +332,9 @@ def test_unresolvable_outcome_is_unknown_until_read_back(
         finally:
             pipe.open()
         read: list[LogRecord] = []
-        until(lambda: reader.read_to_end(lambda _, r: read.append(r)) and len(read) == 2, "it", within_seconds=60)
+        until(lambda: reader.read_to_end(lambda _, r: read.append(r)) and len(read) == 2, "it", seconds=60)
         assert all(("fencepost-write-id", unknown.value.write_id) in record.headers for record in read)
-        until(lambda: _appended(writer, reader, b"second"), "the writer to go on", within_seconds=PATIENCE_SECONDS)
+        until(lambda: _appended(writer, reader, b"second"), "the writer to go on", seconds=PATIENCE_SECONDS)
     assert committed() == [[b"first", b"second"]] * 2
 
 

@@ -50,8 +50,9 @@ def test_other_errors_are_raised_at_once(wait: Callable[..., Any]) -> None:
         wait(lambda: 1 / 0, "it", seconds=60)
 
 
-def test_accept_replaces_the_test_for_truth() -> None:
-    assert until(lambda: 0, "offset 0", accept=lambda offset: offset == 0) == 0
+@each
+def test_accept_replaces_the_test_for_truth(wait: Callable[..., Any]) -> None:
+    assert wait(lambda: 0, "offset 0", accept=lambda offset: offset == 0) == 0
 
 
 def test_coroutine_functions_are_awaited() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from fencepost_proxy.net.control import UpstreamUnavailable
 
-PAUSE_SECONDS = 0.05
 _NOT_YET = (OSError, UpstreamUnavailable)
 
 
@@ -19,7 +18,7 @@ def until(
     what: str,
     *,
     seconds: float = 60.0,
-    pause_seconds: float = PAUSE_SECONDS,
+    pause_seconds: float = 0.05,
     accept: Callable[[Any], bool] = bool,
 ) -> Any:
     """Call `condition` until its result is truthy, and return the result.
@@ -44,7 +43,8 @@ async def until_async(
     what: str,
     *,
     seconds: float = 60.0,
-    pause_seconds: float = PAUSE_SECONDS,
+    pause_seconds: float = 0.05,
+    accept: Callable[[Any], bool] = bool,
 ) -> Any:
     """The same in an event loop. `condition` may be a coroutine function."""
     found: Any = None
@@ -58,7 +58,7 @@ async def until_async(
                 except _NOT_YET as error:
                     found = error
                 else:
-                    if found:
+                    if accept(found):
                         return found
                 await asyncio.sleep(pause_seconds)
     except TimeoutError:

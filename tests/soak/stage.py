@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Self
 
 from fencepost_proxy.dev.cluster import KafkaCluster, _free_ports
+from tests.kit.waiting import until
 from tests.soak.pipe import PipeProcess
 from tests.support.kafka import kafka_version
 from tests.support.messages import Closed, Fields, RawConnection
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, until
+from tests.support.raw import Connection, Log
 
 NODES = (1, 2, 3)
 #: The address that clients connect to. Another loopback address, so that pipes can use the proxies' ports.
@@ -147,7 +148,7 @@ class Stage:
         on = [leader, *(node_id for node_id in NODES if node_id != leader)]
         with Connection(f"127.0.0.1:{self.proxies['a'].port}") as connection:
             assert connection.create_topic(topic, on=on) == (0, None)
-        until(lambda: self.leader(topic) == leader, f"{topic} to have a leader", within_seconds=_PATIENCE_SECONDS)
+        until(lambda: self.leader(topic) == leader, f"{topic} to have a leader", seconds=_PATIENCE_SECONDS)
 
     # ---- queries to a running broker
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.kit.waiting import until
 from tests.soak.pipe import Fault, PipeProcess
 from tests.support.ports import free_port
-from tests.support.raw import until
 
 
 @pytest.fixture(scope="module")

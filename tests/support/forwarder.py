@@ -9,7 +9,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from tests.support.raw import until
+from tests.kit.waiting import until
 
 
 class Forwarder:

@@ -15,11 +15,12 @@ from typing import Any
 
 from fencepost_proxy.dev.cluster import KafkaCluster, _free_ports
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.kafka import kafka_version, unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
 from tests.support.pipe import Pipe
 from tests.support.proxy import GUARDED_BY_NAME, LEASE_SECONDS, ProxyProcess
-from tests.support.raw import Connection, Log, until
+from tests.support.raw import Connection, Log
 
 NODES = (1, 2, 3)
 #: For what a broker does after a session (4 s) has ended, on a busy machine.
@@ -103,7 +104,7 @@ class Stage3:
                     return connection.query(api_key, version, body)
             return None
 
-        found: Fields = until(answer, "any broker to answer", within_seconds=PATIENCE_SECONDS)
+        found: Fields = until(answer, "any broker to answer", seconds=PATIENCE_SECONDS)
         return found
 
     def partition(self, topic: str, partition: int = 0) -> Fields:
@@ -124,13 +125,11 @@ class Stage3:
             answer = self.query(_DESCRIBE_QUORUM, 1, {"Topics": topics})
             return int(answer["Topics"][0]["Partitions"][0]["LeaderId"]) if answer["Topics"] else -1
 
-        found: int = until(
-            leader, "an active controller", is_there=lambda each: each in NODES, within_seconds=PATIENCE_SECONDS
-        )
+        found: int = until(leader, "an active controller", accept=lambda each: each in NODES, seconds=PATIENCE_SECONDS)
         return found
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
-        return until(condition, what, within_seconds=PATIENCE_SECONDS)
+        return until(condition, what, seconds=PATIENCE_SECONDS)
 
     def log_end_of(self, topic: str, node_id: int) -> int:
         """As this broker has it, if it believes that it leads."""
