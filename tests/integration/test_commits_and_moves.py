@@ -434,7 +434,7 @@ def _await_sent(stage: Stage, going: Sequence[Story]) -> None:
         # API key, version, correlation id, client id; then the transactional id.
         end_txn = re.compile(rb"\x00\x1a\x00[\x00-\x05].{4}\x00.{1,60}?" + story.name.encode(), re.DOTALL)
         stage.kafka.until(
-            lambda end_txn=end_txn: any(end_txn.search(wire.sent) for wire in pipe._wires),
+            lambda end_txn=end_txn: any(end_txn.search(each.frame) for each in list(pipe.requests)),
             f"the commit of {story.name} to be sent",
         )
 

@@ -58,7 +58,7 @@ def of_today(broker: FutureBroker) -> Iterator[KafkaCluster]:
     """The broker behind it, at its own address."""
     advertised = {"FUTURE": Address.parse(broker.address)}
     with running_kafka(listeners={"FUTURE": "PLAINTEXT"}, advertised=advertised) as kafka:
-        broker.target = kafka.address(1, "FUTURE")
+        broker.targets = (kafka.address(1, "FUTURE"),)
         yield kafka
 
 

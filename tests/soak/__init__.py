@@ -7,7 +7,7 @@ response is compared with Kafka's log.
 | file | contents |
 |---|---|
 | `run.py` | one run, from the start to the result |
-| `stage.py`, `pipe.py` | brokers, proxies, connections |
+| `stage.py` | brokers, proxies, connections |
 | `writers.py`, `java.py` | the clients, and how they classify responses |
 | `faults.py` | the schedule of faults |
 | `history.py`, `log.py` | responses and log, as two files of JSON lines |

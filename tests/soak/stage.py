@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Self
 
 from fencepost_proxy.dev.cluster import KafkaCluster, _free_ports
+from tests.kit.fault_proxy import FaultProxies
 from tests.kit.waiting import until
-from tests.soak.pipe import PipeProcess
 from tests.support.kafka import kafka_version
 from tests.support.messages import Closed, Fields, RawConnection
 from tests.support.proxy import ProxyProcess
@@ -109,7 +109,7 @@ class Stage:
         self._stack.close()
 
     def _start(self) -> None:
-        self.pipes = self._stack.enter_context(PipeProcess())
+        self.pipes = self._stack.enter_context(FaultProxies())
         wires = [(proxy, node_id) for proxy in PROXIES for node_id in NODES]
         ports = dict(zip(wires, _free_ports(len(wires), set()), strict=True))
         self.kafka = self._stack.enter_context(_Cluster(ports))

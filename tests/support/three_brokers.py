@@ -15,10 +15,10 @@ from typing import Any
 
 from fencepost_proxy.dev.cluster import KafkaCluster, _free_ports
 from fencepost_proxy.types import Address
+from tests.kit.fault_proxy import FaultProxy
 from tests.kit.waiting import until
 from tests.support.kafka import kafka_version, unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
-from tests.support.pipe import Pipe
 from tests.support.proxy import GUARDED_BY_NAME, LEASE_SECONDS, ProxyProcess
 from tests.support.raw import Connection, Log
 
@@ -55,7 +55,7 @@ _PROPERTIES = {
 class PipedCluster(KafkaCluster):
     """Its listener WIRE is advertised as the pipes in front of it."""
 
-    def __init__(self, pipes: Mapping[int, Pipe]) -> None:
+    def __init__(self, pipes: Mapping[int, FaultProxy]) -> None:
         super().__init__(len(pipes), version=kafka_version(), listeners={"WIRE": "PLAINTEXT"}, properties=_PROPERTIES)
         self._pipes = pipes
 
@@ -66,7 +66,7 @@ class PipedCluster(KafkaCluster):
 
 class Stage3:
     def __init__(
-        self, kafka: KafkaCluster, pipes: Mapping[int, Pipe], start: Callable[[str, str], ProxyProcess]
+        self, kafka: KafkaCluster, pipes: Mapping[int, FaultProxy], start: Callable[[str, str], ProxyProcess]
     ) -> None:
         self.kafka = kafka
         self.pipes = pipes
@@ -225,10 +225,10 @@ class Stage3:
 @contextmanager
 def three_brokers(directory: Path) -> Iterator[Stage3]:
     with ExitStack() as stack:
-        pipes = {node_id: stack.enter_context(Pipe()) for node_id in NODES}
+        pipes = {node_id: stack.enter_context(FaultProxy()) for node_id in NODES}
         kafka = stack.enter_context(PipedCluster(pipes))
         for node_id, pipe in pipes.items():
-            pipe.target = kafka.address(node_id, "WIRE")
+            pipe.targets = (kafka.address(node_id, "WIRE"),)
         bootstrap = ",".join(pipe.address for pipe in pipes.values())
 
         def start(name: str, config: str) -> ProxyProcess:
