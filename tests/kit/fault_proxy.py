@@ -145,7 +145,9 @@ class Hold(Fault):
         await channel.send(frame[sent:])
         self.happened.set()
         asyncio.get_running_loop().call_later(self.seconds, self.release)
-        if self._released or len(self._channels) == self.count:
+        if len(self._channels) == self.count:
+            self.release()
+        elif self._released:  # meanwhile
             self._resume()
 
     def release(self) -> None:

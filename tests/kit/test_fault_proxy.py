@@ -275,6 +275,19 @@ def test_requests_are_collected_over_connections(
     assert request(b"chain 1", 1) + request(b"chain 2", 2) in broker.received
 
 
+def test_ended_hold_releases_no_later_one(proxy: FaultProxy, broker: Broker, client: Client) -> None:
+    for ended in (Hold("request", b"one", count=1, seconds=0.1), Hold("request", b"one", seconds=0.1)):
+        proxy.add(ended)
+        assert client.query(b"one") == b"one"
+        with proxy.add(Hold("request", b"two")) as fault:
+            client.send(request(b"two"))
+            fault.wait()
+            time.sleep(0.2)
+            ended.release()
+            assert client.is_silent
+        assert client.receive(11) == response(b"two")
+
+
 def test_incomplete_collection_is_sent_at_the_end(proxy: FaultProxy, client: Client) -> None:
     with proxy.add(Hold("request", b"chain", count=3)):
         client.send(request(b"chain 1", 1))
