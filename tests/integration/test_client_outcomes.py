@@ -63,7 +63,7 @@ def mortal_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) 
 
 @dataclass
 class Front:
-    """A proxy that clients reach by pipes only: one for its bootstrap address, one for its broker's."""
+    """A proxy that clients reach only through fault proxies: one for its bootstrap address, one for its broker."""
 
     bootstrap: str
     broker: FaultProxy
@@ -72,7 +72,7 @@ class Front:
 
 @pytest.fixture(scope="module")
 def front(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    # The pipes have the proxy's ports on another loopback address, which is what it tells clients to connect to.
+    # The fault proxies have the proxy's ports on another loopback address, which the proxy advertises.
     host, port = "127.0.0.2", free_proxy_port()
     config = f'advertised_host = "{host}"\n{_CHECKED}'
     with ExitStack() as stack:

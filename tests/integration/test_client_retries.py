@@ -1,8 +1,8 @@
-"""A lost acknowledgement, with every real client: what its user is told, and that the log has the record once.
+"""A lost acknowledgement, with every real client: what it reports, and that the record is in the log once.
 
-The answer to an append is cut off at a byte: on its way to the client, or on the way from Kafka to the proxy; the
-client retries. Then producers that change their epoch, and records that the application sends again. The table "After a
-lost acknowledgement" in docs/other-clients.md must equal the outcomes that these tests observe.
+The response to an append is cut at a byte, between proxy and client or between Kafka and proxy, and the client retries.
+Also: producers that change their epoch, and records that the application sends again. The table "After a lost
+acknowledgement" in docs/other-clients.md must equal the observed outcomes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ GIVEN_UP = {
     "confluent-kafka, `enable.idempotence=true`": ("the same, next sequence", "refused", "success"),
 }
 _REFUSED = ("PolicyViolationException", "PolicyViolationError", "POLICY_VIOLATION", "OffsetMismatch")
-HOST = "127.0.0.2"  # where the pipes of the client hop are; the proxy has the same ports on 127.0.0.1
+HOST = "127.0.0.2"  # of the fault proxies for clients; the proxy has the same ports on 127.0.0.1
 _CONFIG = f"""
 advertised_host = "{HOST}"
 [limits]
@@ -77,17 +77,17 @@ each_client = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: clie
 
 @dataclass
 class Stage:
-    """client -> pipe -> proxy -> pipe -> Kafka."""
+    """client -> fault proxy -> proxy -> fault proxy -> Kafka."""
 
     kafka: KafkaCluster
     proxy: ProxyProcess
-    bootstrap: str  # what clients are given
-    pipes: dict[Hop, FaultProxy]  # what appends go through
+    bootstrap: str  # for clients
+    pipes: dict[Hop, FaultProxy]  # between client and proxy, and between proxy and Kafka
     front: tuple[FaultProxy, ...]
 
     @property
     def direct(self) -> str:
-        """The proxy's own address of its broker's listener, for those who are not to wait for the pipe."""
+        """The proxy's own address, without a fault proxy."""
         return f"127.0.0.1:{self.proxy.port}"
 
     def topic(self, name: str, partitions: int = 1) -> str:
@@ -114,7 +114,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
                 1,
                 ports=[port],
                 listeners={"WIRE": "PLAINTEXT"},
-                # What Kafka tells the proxy to connect to is the pipe.
+                # Kafka advertises the fault proxy.
                 properties={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},WIRE://{upstream.address}"},
             )
         )

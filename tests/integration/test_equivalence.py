@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import aiokafka
@@ -89,19 +90,17 @@ class Stage:
 
 
 def _until_led(stage: Stage, topic: str) -> None:
-    """Kafka names leaders a moment before they take office; the first errors of that moment are nobody's business."""
+    """Metadata names leaders before they serve. Errors of that time are not compared."""
     with kafka_python_consumer(stage) as consumer:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while True:
+
+        def led() -> bool:
             found = consumer.partitions_for_topic(topic) or set()
-            try:
+            with suppress(KafkaError):
                 consumer.end_offsets([kafka_python.TopicPartition(topic, partition) for partition in found])
-            except KafkaError:
-                assert time.monotonic() < deadline
-            else:
-                if found:
-                    return
-            time.sleep(0.05)
+                return bool(found)
+            return False
+
+        until(led, f"leaders of {topic}", seconds=WAIT_SECONDS)
 
 
 def _is_shown(configs: object) -> bool:

@@ -1,8 +1,8 @@
-"""Appends whose outcome is in doubt: what the client is told is what the log has, or that it is not known.
+"""In-doubt appends: the response agrees with the log, or says that the outcome is unknown.
 
-Three brokers, two proxies, a pipe between them that fails at chosen bytes. What a client may be told: 0, and the append
-is where it expected to be; a refusal, and it is nowhere; 7, or nothing at all, and it is there or nowhere, once. And
-whatever happened, the next correct append works.
+Three brokers, two proxies, and before each broker a fault proxy, which fails at chosen bytes. A client may get: 0, and
+the record is at the expected offset; a refusal, and the record is not in the log; 7 or no response, and the record is
+at the expected offset or not in the log. After each fault, the next correct append succeeds.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ PARTS = [0.0, 0.01, 0.5, 0.99, 1.0]
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(15, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_the_connection_is_lost_at_any_byte(rounds: int, stage3: Stage3, say: Say) -> None:
-    """Of the request, and of its answer; one append, or the third of a chain; warm and cold; named, idempotent."""
+    """Of request or response; one append, or the third of a pipeline; fence confirmed or not; named, idempotent."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -169,7 +169,7 @@ def test_the_connection_is_lost_at_any_byte(rounds: int, stage3: Stage3, say: Sa
 
 @pytest.mark.parametrize("beside", ["another wants the offset", "alone"])
 def test_lost_answer_delays_another_client_until_resolved(beside: str, stage3: Stage3, say: Say) -> None:
-    """The one that waits gets its turn only when the log has decided about the one before it."""
+    """The second append is admitted only after the first is resolved from the log."""
     story = Story(stage3)
     for part in (0.0, 0.5):
         for direction in DIRECTIONS:
@@ -191,7 +191,7 @@ def test_lost_answer_delays_another_client_until_resolved(beside: str, stage3: S
 
 @pytest.mark.parametrize("tells_offset", [True, False], ids=["with the offset", "without"])
 def test_an_error_after_the_append_is_no_refusal(tells_offset: bool, stage3: Stage3, say: Say) -> None:
-    """The broker says 7, 20 or -1 of a batch that it has appended (6 only with its offset: else it has not)."""
+    """The broker responds 7, 20 or -1 to a batch that it has appended. 6 only with an offset: without, it has not."""
     story = Story(stage3)
     errors = [TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND, UNKNOWN_SERVER_ERROR]
     for error_code in [*errors, NOT_LEADER] if tells_offset else errors:
@@ -335,7 +335,7 @@ def test_append_queued_in_only_replica_stays_consistent(seconds: int, stage3: St
 
 @pytest.mark.parametrize("held", [pytest.param("request", marks=pytest.mark.soak), "response"])
 def test_broker_replaced_during_append_stays_consistent(held: Direction, stage3: Stage3, say: Say) -> None:
-    """kill -9 of the leader; the wire to it is cut, or brings the dead broker's answer when another has written."""
+    """kill -9 of the leader. The held response of the dead broker arrives after another leader has appended."""
     story = Story(stage3)
     client, end = story.warm_client()
     values = [story.value("on-its-way", end + i) for i in range(3)]

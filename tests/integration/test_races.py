@@ -387,7 +387,7 @@ def test_unconditional_writers_on_the_same_topic(  # noqa: PLR0917
 
 @dataclass
 class Stage:
-    """One broker of our own behind a wire that can be cut, and two proxies that go through that wire."""
+    """One broker behind a fault proxy, and two proxies that connect through it."""
 
     kafka: KafkaCluster
     wire: FaultProxy

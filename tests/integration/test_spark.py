@@ -705,11 +705,13 @@ def test_bulk_load_survives_killed_driver_worker_and_proxy(
         logs = Log(kafka.bootstrap)
 
         def wait_for(count: int) -> None:
-            deadline = time.monotonic() + QUERY_SECONDS
-            while (there := sum(logs.end(topic, partition) for partition in range(PARTITIONS))) < count:
-                assert load.poll() is None, f"ended with {there} of {count} rows:\n{output.read_text()[-3000:]}"
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            def appended() -> bool:
+                there = sum(logs.end(topic, partition) for partition in range(PARTITIONS))
+                ended = there < count and load.poll() is not None
+                assert not ended, f"ended with {there} of {count} rows:\n{output.read_text()[-3000:]}"
+                return there >= count
+
+            until(appended, f"{count} rows", seconds=QUERY_SECONDS, pause_seconds=0.02)
 
         def kill_a_worker() -> bool:
             """One that has a task: it was forked by the daemon of Spark's workers."""

@@ -1,7 +1,7 @@
 """Compare-and-append over several partitions with each of the three client libraries, and what they do with a commit
 that is refused, lost, or never heard of again.
 
-Kafka itself says what is in the log. A pipe between the proxy and Kafka decides what becomes of a commit.
+The log is read from Kafka directly. A fault proxy between the proxy and Kafka refuses or loses commits.
 """
 
 from __future__ import annotations

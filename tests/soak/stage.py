@@ -1,9 +1,9 @@
-"""Three brokers, two proxies, and a faulty pipe in each of their connections.
+"""Three brokers, two proxies, and a fault proxy in each of their connections.
 
-    client → pipe (127.0.0.2, the proxy's ports) → proxy → pipe (the broker's advertised address) → broker
+    client → fault proxy (127.0.0.2, the proxy's ports) → proxy → fault proxy (the broker's advertised address) → broker
 
 Each proxy has its own listener on each broker, so that it can be cut off alone. Another listener, without
-pipes, serves to read the log and control faults.
+fault proxies, serves to read the log and control faults.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log
 
 NODES = (1, 2, 3)
-#: The address that clients connect to. Another loopback address, so that pipes can use the proxies' ports.
+#: The address that clients connect to. Another loopback address, so that fault proxies can use the proxies' ports.
 CLIENTS_HOST = "127.0.0.2"
 PROXIES = ("a", "b")
 _PATIENCE_SECONDS = 90.0
@@ -64,7 +64,7 @@ drain_seconds = 3.0
 
 
 class _Cluster(KafkaCluster):
-    """Advertises the pipes instead of the brokers."""
+    """Advertises the fault proxies instead of the brokers."""
 
     def __init__(self, pipes: Mapping[tuple[str, int], int]) -> None:
         super().__init__(
@@ -82,7 +82,7 @@ class _Cluster(KafkaCluster):
 
 
 class Stage:
-    """`proxies` by name. `upstream`, `downstream`: names of their pipes on both sides.
+    """`proxies` by name. `upstream`, `downstream`: names of their fault proxies on both sides.
 
     `fencing` False: the proxies compare offsets without Kafka, so that the checker finds violations.
     """
@@ -141,7 +141,7 @@ class Stage:
             self.downstream.setdefault(name, []).append(pipe)
 
     def bootstrap(self, proxy: str) -> str:
-        """The address of the pipe to the proxy."""
+        """The address of the fault proxy before the proxy."""
         return f"{CLIENTS_HOST}:{self.proxies[proxy].port}"
 
     def create(self, topic: str, leader: int) -> None:

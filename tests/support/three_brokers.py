@@ -1,6 +1,6 @@
-"""Three brokers that tests take apart, each behind a pipe of its own, and two proxies that know them by those pipes.
+"""Three brokers, each behind a fault proxy, and two proxies that connect through these.
 
-Every node is broker and controller. One cluster for all tests of a run: the fixture `stage3` mends what each breaks.
+Every node is broker and controller. All tests of a run share one cluster; the fixture `stage3` repairs it after each.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PROPERTIES = {
 
 
 class PipedCluster(KafkaCluster):
-    """Its listener WIRE is advertised as the pipes in front of it."""
+    """Its listener WIRE advertises the fault proxies."""
 
     def __init__(self, pipes: Mapping[int, FaultProxy]) -> None:
         super().__init__(len(pipes), version=kafka_version(), listeners={"WIRE": "PLAINTEXT"}, properties=_PROPERTIES)
