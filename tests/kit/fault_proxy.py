@@ -63,16 +63,18 @@ class Fault:
     times: float = 1
     within_seconds: float = math.inf
     when: Callable[[bytes], bool] = field(default=lambda request: True, repr=False)
-    request: bytes = field(default=b"", init=False, repr=False)
-    observed: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
-    happened: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + self.within_seconds
+        self.request, self.observed, self.happened = b"", threading.Event(), threading.Event()
+
+    @property
+    def is_over(self) -> bool:
+        return self.times <= 0 or time.monotonic() >= self.deadline
 
     def matches(self, request: bytes) -> bool:
         is_of_api = self.api_key is None or int.from_bytes(request[4:6]) == self.api_key
-        return self.times > 0 and is_of_api and self.words in request and self.when(request)
+        return is_of_api and self.words in request and self.when(request)
 
     def position(self, size: int) -> int:
         if 0 < self.part < 1:
@@ -239,7 +241,7 @@ class FaultProxy:
     # ---- what tests do
 
     def add(self, fault: _AnyFault) -> _AnyFault:
-        self._faults = [*(each for each in self._faults if each.times > 0 and time.monotonic() < each.deadline), fault]
+        self._faults = [*(each for each in self._faults if not each.is_over), fault]
         return fault
 
     def forget_faults(self) -> None:
@@ -329,7 +331,7 @@ class FaultProxy:
 
     def _take(self, direction: Direction, request: bytes) -> Fault | None:
         for fault in self._faults:
-            if fault.direction == direction and fault.matches(request) and time.monotonic() < fault.deadline:
+            if fault.direction == direction and not fault.is_over and fault.matches(request):
                 fault.times -= 1
                 fault.request = request
                 fault.observed.set()
@@ -365,13 +367,12 @@ class Connection:
         if self.proxy.is_raw:
             return self.proxy._take(direction, frame)
         if direction == "response":
-            due = self._due.pop(frame[4:8], None)
-            if due is None:
-                return None
-            due[0].request = due[1]
-            return due[0]
-        if fault := self.proxy._take("response", frame):
-            self._due[frame[8:12]] = fault, frame
+            fault, request = self._due.pop(frame[4:8], (None, b""))
+            if fault is not None:
+                fault.request = request
+            return fault
+        if expected := self.proxy._take("response", frame):
+            self._due[frame[8:12]] = expected, frame
         return self.proxy._take("request", frame)
 
 

@@ -1,8 +1,8 @@
 """History checks on a real cluster: `make soak MINUTES=20`, or `python -m tests.soak --minutes 20 --seed 7`.
 
 Three brokers, two proxies, and fault proxies (`tests/kit`) that can cut or delay any connection at a given byte. Real
-clients of every kind compete for the same partitions while brokers, proxies and connections fail on a schedule from a seed. At the end, every
-response is compared with Kafka's log.
+clients of every kind compete for the same partitions while brokers, proxies and connections fail on a schedule from a
+seed. At the end, every response is compared with Kafka's log.
 
 | file | contents |
 |---|---|
