@@ -17,6 +17,7 @@ from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, ProduceRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import (
     Answer,
@@ -28,7 +29,6 @@ from tests.support.raw import (
     batch,
     produce_request,
     sign,
-    until,
 )
 
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
@@ -202,7 +202,7 @@ def test_topic_checked_by_pattern_logs_replication_warning(
     until(
         lambda: [line for line in proxy.log.splitlines() if topic in line and "has 1 replica(s)" in line],
         "a warning",
-        within_seconds=60,
+        seconds=60,
     )
 
 
@@ -228,7 +228,7 @@ def _end(client: Connection, name: str, producer: Producer, *, commit: bool) -> 
         transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=commit
     )
     # CONCURRENT_TRANSACTIONS: it could not be judged in time.
-    code = until(lambda: client.query(request, 3).error_code, "it to end", is_there=lambda code: code != 51)
+    code = until(lambda: client.query(request, 3).error_code, "it to end", accept=lambda code: code != 51)
     assert code == OK
 
 
@@ -279,7 +279,7 @@ def test_a_transaction_on_a_checked_topic(  # noqa: PLR0917
     reported = until(
         lambda: client.append(topic, batch(b"mine", expected=3)),
         "the proxy to know of it",
-        is_there=lambda answer: answer is not None and answer.error_code != NOT_LEADER,
+        accept=lambda answer: answer is not None and answer.error_code != NOT_LEADER,
     )
     assert_refused(reported, POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=4)
     assert client.append(topic, batch(b"mine", expected=4)).base_offset == 4

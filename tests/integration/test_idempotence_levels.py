@@ -14,12 +14,13 @@ from contextlib import closing
 
 import pytest
 
+from tests.kit.waiting import until
 from tests.support.clients import producer, read_all
 from tests.support.kafka import unique_topic
 from tests.support.old_kafka import OLD_FORMAT, OldKafka
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, batch, until
+from tests.support.raw import Connection, batch
 from tests.support.senders import CLIENTS, Client, JavaProducers, Seen
 
 pytestmark = [

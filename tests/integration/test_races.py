@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
-from tests.support.forwarder import Forwarder
+from tests.kit.fault_proxy import FaultProxy
+from tests.kit.waiting import until
 from tests.support.kafka import running_kafka
 from tests.support.ports import free_port
 from tests.support.proxy import GUARDED_BY_NAME, LEASE_SECONDS, ProxyProcess
-from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, Record, batch, produce_request, until
+from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, Record, batch, produce_request
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover]
 
@@ -386,10 +387,10 @@ def test_unconditional_writers_on_the_same_topic(  # noqa: PLR0917
 
 @dataclass
 class Stage:
-    """One broker of our own behind a wire that can be cut, and two proxies that go through that wire."""
+    """One broker behind a fault proxy, and two proxies that connect through it."""
 
     kafka: KafkaCluster
-    wire: Forwarder
+    wire: FaultProxy
     log: Log
     proxies: tuple[ProxyProcess, ProxyProcess]
     naive: tuple[ProxyProcess, ProxyProcess]
@@ -399,7 +400,7 @@ class Stage:
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Both proxies start cold, and at once: neither finds a state topic or a producer id."""
     with ExitStack() as stack:
-        wire = stack.enter_context(Forwarder())
+        wire = stack.enter_context(FaultProxy())
         port = free_port()
         advertised = f"PLAINTEXT://127.0.0.1:{port},WIRE://{wire.address}"
         kafka = stack.enter_context(
@@ -407,7 +408,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
                 1, ports=[port], listeners={"WIRE": "PLAINTEXT"}, properties={"advertised.listeners": advertised}
             )
         )
-        wire.target = kafka.address(1, "WIRE")
+        wire.targets = (kafka.address(1, "WIRE"),)
 
         def start(name: str, config: str) -> ProxyProcess:
             return ProxyProcess(wire.address, tmp_path_factory.mktemp(name), config=config)
@@ -485,7 +486,7 @@ def one_run(stage: Stage, proxies: tuple[ProxyProcess, ProxyProcess], topic: str
                 stage.wire.wait_for(mark.encode())
                 a.reset()
             else:
-                stage.wire.cut_behind(mark.encode())
+                stage.wire.cut_after(mark.encode())
             b.send_produce({topic: {0: batch(value_b, expected=end)}})
             time.sleep(0.02)
         finally:
