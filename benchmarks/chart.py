@@ -83,7 +83,7 @@ def _rows_of(rows: Iterable[Row], panel: Panel) -> list[Row]:
 
 def _panel(panel: Panel, rows: Sequence[Row], x: int, y: int) -> str:
     top = max((*(max(row.values) for row in rows), 1e-9))
-    room = _PANEL_WIDTH - _LABEL_WIDTH - _VALUE_WIDTH
+    bar_width_max = _PANEL_WIDTH - _LABEL_WIDTH - _VALUE_WIDTH
     parts = [
         f'<text class="title" x="{x}" y="{y + 12}">{escape(panel.title)}</text>',
         f'<text x="{x + _PANEL_WIDTH}" y="{y + 12}" text-anchor="end">{panel.better}</text>',
@@ -91,8 +91,10 @@ def _panel(panel: Panel, rows: Sequence[Row], x: int, y: int) -> str:
     at = y + _TITLE_HEIGHT - 14
     for row in rows:
         # Added latency may be slightly negative.
-        length = max(1.0, room * row.median / top)
-        low, high = (x + _LABEL_WIDTH + max(0.0, room * value / top) for value in (min(row.values), max(row.values)))
+        length = max(1.0, bar_width_max * row.median / top)
+        low, high = (
+            x + _LABEL_WIDTH + max(0.0, bar_width_max * value / top) for value in (min(row.values), max(row.values))
+        )
         middle = at + _BAR_HEIGHT / 2
         parts += [
             f'<text x="{x + _LABEL_WIDTH - 8}" y="{at + 12}" text-anchor="end">{escape(row.route)}</text>',

@@ -48,7 +48,7 @@ class Row:
     measure: str
     values: tuple[float, ...]
     goal: Goal | None = None
-    note: str = ""
+    remark: str = ""
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -73,8 +73,8 @@ class Row:
         }
         if self.goal is not None:
             found["goal"] = {"kind": self.goal.kind, "limit": self.goal.limit, "met": self.goal.met_by(self.median)}
-        if self.note:
-            found["note"] = self.note
+        if self.remark:
+            found["remark"] = self.remark
         return found
 
     @classmethod
@@ -86,7 +86,7 @@ class Row:
             found["measure"],
             tuple(found["values"]),
             None if goal is None else Goal(goal["kind"], goal["limit"]),
-            found.get("note", ""),
+            found.get("remark", ""),
         )
 
 
@@ -118,7 +118,7 @@ TABLES: Mapping[str, str] = {
     "memory": "Memory",
     "start": "Start",
     "workers": "Worker processes: one and two",
-    "growth": "Scaling: cost of the largest relative to the smallest",
+    "scaling": "Scaling: cost of the largest relative to the smallest",
 }
 
 OF_DIRECT = "of direct"
@@ -158,7 +158,7 @@ COMPARED: Sequence[tuple[str, str, str]] = (
     ("start", "s", "start s"),
 )
 #: Table and measure in which the product must be at least as good as every measured peer.
-_TAIL = ("one in flight", P99)
+_PEER_GOAL = ("one in flight", P99)
 
 
 def is_product(route: str) -> bool:
@@ -168,12 +168,12 @@ def is_product(route: str) -> bool:
 def with_goals(rows: Iterable[Row], peers: Iterable[str]) -> list[Row]:
     """The rows. Rows of the product without a goal get theirs from `GOALS`."""
     found = list(rows)
-    tails = [row.median for row in found if (row.table, row.measure) == _TAIL and row.route in set(peers)]
+    p99s = [row.median for row in found if (row.table, row.measure) == _PEER_GOAL and row.route in set(peers)]
     goals = dict(GOALS)
-    if tails:
-        goals[_TAIL] = at_most(min(tails))
+    if p99s:
+        goals[_PEER_GOAL] = at_most(min(p99s))
     return [
-        Row(row.table, row.route, row.measure, row.values, goals.get((row.table, row.measure)), row.note)
+        Row(row.table, row.route, row.measure, row.values, goals.get((row.table, row.measure)), row.remark)
         if row.goal is None and is_product(row.route)
         else row
         for row in found
@@ -294,8 +294,8 @@ def table_lines(rows: Iterable[Row], name: str) -> list[str]:
     lines += [
         f"| {route} | " + " | ".join(cells.get((route, each), "–") for each in measures) + " |" for route in routes
     ]
-    notes = [f"{row.route}, {row.measure}: {row.note}" for row in mine if row.note]
-    return lines + (["", *(f"- {note}" for note in notes)] if notes else [])
+    remarks = [f"{row.route}, {row.measure}: {row.remark}" for row in mine if row.remark]
+    return lines + (["", *(f"- {remark}" for remark in remarks)] if remarks else [])
 
 
 def goal_lines(rows: Iterable[Row]) -> list[str]:

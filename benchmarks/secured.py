@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import confluent_kafka
 
-from benchmarks.growth import cpu_seconds, rss_kb
+from benchmarks.scaling import cpu_seconds, rss_kb
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection
 from tests.support.sasl_ssl import ADMIN, Secured, SecuredConnection, sasl_ssl_kafka
@@ -53,7 +53,7 @@ class Setup:
     secured: bool
     observed: dict[str, list[float]] = field(default_factory=dict)
 
-    def note(self, figure: str, value: float) -> None:
+    def record(self, figure: str, value: float) -> None:
         self.observed.setdefault(figure, []).append(value)
 
 
@@ -72,10 +72,10 @@ def setups(directory: Path) -> Iterator[list[Setup]]:
                 assert connection.log_in(ADMIN) == 0
             return connection
 
-        plain, near = secured.kafka.bootstrap, _to_clients(secured)
+        plaintext, near = secured.kafka.bootstrap, _to_clients(secured)
         without, one, both = (
-            proxy(plain, ""),
-            proxy(plain, near),
+            proxy(plaintext, ""),
+            proxy(plaintext, near),
             proxy(secured.kafka.bootstrap_of("SECURED"), secured.proxy_config("SCRAM-SHA-512")),
         )
         trusting, login = secured.trusting(), secured.confluent(ADMIN)
@@ -142,22 +142,22 @@ def measure(setup: Setup, number: int, byte_count: int, connections: int) -> Non
     start = number * (byte_count // _VALUE_BYTES + 1)
     gigabytes = byte_count / 1e9
 
-    setup.note(PRODUCED, produce(setup, topic, byte_count) / gigabytes)
-    setup.note(CONSUMED, consume(setup, topic, start + 1, byte_count) / gigabytes)
+    setup.record(PRODUCED, produce(setup, topic, byte_count) / gigabytes)
+    setup.record(CONSUMED, consume(setup, topic, start + 1, byte_count) / gigabytes)
 
-    def come_and_go() -> None:
+    def connect_and_close() -> None:
         for _ in range(connections):
             with setup.connect() as connection:
                 connection.api_versions()
 
     before = cpu_seconds(pid)
-    come_and_go()
-    setup.note(CONNECTED, (cpu_seconds(pid) - before) * 1000 / connections)
+    connect_and_close()
+    setup.record(CONNECTED, (cpu_seconds(pid) - before) * 1000 / connections)
     resident_kb = rss_kb(pid)
     there = [setup.connect() for _ in range(connections)]
     for each in there:
         each.api_versions()
-    setup.note(OPEN, (rss_kb(pid) - resident_kb) / connections)
+    setup.record(OPEN, (rss_kb(pid) - resident_kb) / connections)
     for each in there:
         each.close()
 
@@ -172,7 +172,7 @@ def stall(setup: Setup, connections: int) -> None:
         there[-1].sendall(_HALF_HELLO)
     with setup.connect() as last:  # accepted after them
         last.api_versions()
-    setup.note(HALF, (rss_kb(setup.proxy.pid) - before) / connections)
+    setup.record(HALF, (rss_kb(setup.proxy.pid) - before) / connections)
     for each in there:
         each.close()
 

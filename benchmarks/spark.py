@@ -77,14 +77,14 @@ _INPUTS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class Series:
     """One way of writing one input. The first series of an input is the baseline of the others."""
 
     input: str
     name: str
     route: str
     #: Topic prefix; selects the checks in the product's configuration in `routes.py`.
-    prefix: str = "plain"
+    prefix: str = "unchecked"
     ours: bool = False
     key: bool = False
     arranged: bool = False
@@ -95,23 +95,23 @@ class Lane:
 
 
 _SPARKS, _OURS = "Spark's sink", "fencepost"
-_LANES: Final = [
-    Lane(_NO_KEY, f"{_SPARKS}, direct", DIRECT),
-    Lane(_NO_KEY, f"{_SPARKS}, through the proxy", _OURS),
-    Lane(_NO_KEY, f"{_OURS}, `true`", _OURS, "checked", ours=True),
-    Lane(_NO_KEY, f"{_OURS}, `required`", _OURS, "required", ours=True),
-    Lane(_KEYED, f"{_SPARKS}, direct", DIRECT, key=True),
-    Lane(_KEYED, f"{_SPARKS}, through the proxy", _OURS, key=True),
-    Lane(_KEYED, f"{_SPARKS}, direct, the same rows arranged", DIRECT, key=True, arranged=True),
-    Lane(_KEYED, f"{_OURS}, `required`", _OURS, "required", ours=True, key=True),
-    Lane(_KEYED, f"{_OURS}, `required`, arranged", _OURS, "required", ours=True, key=True, arranged=True),
-    Lane(_FLIGHTS, f"{_SPARKS}, direct", DIRECT),
-    Lane(_FLIGHTS, f"{_SPARKS}, through the proxy", _OURS),
-    Lane(_FLIGHTS, f"{_OURS}, `required`", _OURS, "required", ours=True),
-    Lane(_FLIGHTS_KEYED, f"{_SPARKS}, direct", DIRECT, key=True),
-    Lane(_FLIGHTS_KEYED, f"{_SPARKS}, direct, the same rows arranged", DIRECT, key=True, arranged=True),
-    Lane(_FLIGHTS_KEYED, f"{_OURS}, `required`", _OURS, "required", ours=True, key=True),
-    Lane(_FLIGHTS_KEYED, f"{_OURS}, `required`, arranged", _OURS, "required", ours=True, key=True, arranged=True),
+_SERIES: Final = [
+    Series(_NO_KEY, f"{_SPARKS}, direct", DIRECT),
+    Series(_NO_KEY, f"{_SPARKS}, through the proxy", _OURS),
+    Series(_NO_KEY, f"{_OURS}, `true`", _OURS, "checked", ours=True),
+    Series(_NO_KEY, f"{_OURS}, `required`", _OURS, "required", ours=True),
+    Series(_KEYED, f"{_SPARKS}, direct", DIRECT, key=True),
+    Series(_KEYED, f"{_SPARKS}, through the proxy", _OURS, key=True),
+    Series(_KEYED, f"{_SPARKS}, direct, the same rows arranged", DIRECT, key=True, arranged=True),
+    Series(_KEYED, f"{_OURS}, `required`", _OURS, "required", ours=True, key=True),
+    Series(_KEYED, f"{_OURS}, `required`, arranged", _OURS, "required", ours=True, key=True, arranged=True),
+    Series(_FLIGHTS, f"{_SPARKS}, direct", DIRECT),
+    Series(_FLIGHTS, f"{_SPARKS}, through the proxy", _OURS),
+    Series(_FLIGHTS, f"{_OURS}, `required`", _OURS, "required", ours=True),
+    Series(_FLIGHTS_KEYED, f"{_SPARKS}, direct", DIRECT, key=True),
+    Series(_FLIGHTS_KEYED, f"{_SPARKS}, direct, the same rows arranged", DIRECT, key=True, arranged=True),
+    Series(_FLIGHTS_KEYED, f"{_OURS}, `required`", _OURS, "required", ours=True, key=True),
+    Series(_FLIGHTS_KEYED, f"{_OURS}, `required`, arranged", _OURS, "required", ours=True, key=True, arranged=True),
 ]
 
 
@@ -158,32 +158,32 @@ class Bench:
         found = found.selectExpr("CAST(tailnum AS BINARY) AS key", "CAST(to_json(struct(*)) AS BINARY) AS value")
         return found.crossJoin(self.spark.range(FLIGHTS_TIMES)).select("key", "value")
 
-    def measure(self, purpose: Lane, into: Measured) -> None:
+    def measure(self, series: Series, into: Measured) -> None:
         """One write into a new topic. Raises WrongCountError."""
-        rows, count = self.rows(_FLIGHTS if purpose.input.startswith(_FLIGHTS) else _KEYED)
-        topic = self._run.topic(purpose.prefix, PARTITIONS)
-        route = next(each for each in self._run.routes if each.name == purpose.route)
-        if not purpose.key:
+        rows, count = self.rows(_FLIGHTS if series.input.startswith(_FLIGHTS) else _KEYED)
+        topic = self._run.topic(series.prefix, PARTITIONS)
+        route = next(each for each in self._run.routes if each.name == series.route)
+        if not series.key:
             rows = rows.select("value")
-        if purpose.arranged:
+        if series.arranged:
             from fencepost.spark import arrange  # noqa: PLC0415 - slow import
 
             rows = arrange(rows, partitions=PARTITIONS)
-        writer = rows.write.format(_OURS if purpose.ours else "kafka").mode("append")
+        writer = rows.write.format(_OURS if series.ours else "kafka").mode("append")
         options = {
             "kafka.bootstrap.servers": route.address,
             "kafka.compression.type": self._compression,
             "topic": topic,
         }
-        if purpose.ours:
-            options |= {"sink.id": f"bench-{uuid.uuid4().hex}", "arranged": str(purpose.arranged).lower()}
+        if series.ours:
+            options |= {"sink.id": f"bench-{uuid.uuid4().hex}", "arranged": str(series.arranged).lower()}
         spent = self._cpu(route)
         began = time.monotonic()
         writer.options(**options).save()
         seconds = time.monotonic() - began
         into.rows_per_second.append(count / seconds)
-        for who, cpu in self._cpu(route).items():
-            into.cpu[who].append((cpu - spent[who]) * 1e6 / count)
+        for group, cpu in self._cpu(route).items():
+            into.cpu[group].append((cpu - spent[group]) * 1e6 / count)
         self._check(topic, count)
         self._run.drop(topic)
 
@@ -194,7 +194,7 @@ class Bench:
             "proxy": route.pids(),
             "Kafka": machine.family(self._run.cluster.pid(1)),
         }
-        return {who: sum(map(_cpu_seconds, each)) for who, each in pids.items()}
+        return {group: sum(map(_cpu_seconds, each)) for group, each in pids.items()}
 
     def _check(self, topic: str, count: int) -> None:
         with contextlib.closing(KafkaConsumer(bootstrap_servers=self._run.kafka, enable_auto_commit=False)) as log:
@@ -237,10 +237,10 @@ def unpacked_flights(directory: Path) -> Path:
         return Path(archive.extract("flights.csv", directory))
 
 
-def measured(bench: Bench, lanes: list[Lane], rounds: int, seconds_max: float) -> dict[Lane, Measured]:
+def measured(bench: Bench, all_series: list[Series], rounds: int, seconds_max: float) -> dict[Series, Measured]:
     """Measure all series in each round, after a discarded warm-up round. Starts no round that would exceed
     `seconds_max`."""
-    found: dict[Lane, Measured] = {}
+    found: dict[Series, Measured] = {}
     began = time.monotonic()
     longest = 0.0
     for number in range(rounds + 1):
@@ -248,12 +248,12 @@ def measured(bench: Bench, lanes: list[Lane], rounds: int, seconds_max: float) -
             say(f"stopped after {number - 1} of {rounds} rounds: another would exceed {seconds_max:.0f} s")
             break
         if number <= 1:
-            found = {purpose: Measured() for purpose in lanes}
+            found = {series: Measured() for series in all_series}
         since = time.monotonic()
         # Alternate the direction, so that a series does not always follow the same one.
-        for purpose in lanes if number % 2 else reversed(lanes):
-            bench.measure(purpose, found[purpose])
-            say(f"round {number}: {purpose.label}: {found[purpose].rows_per_second[-1]:,.0f} rows/s")
+        for series in all_series if number % 2 else reversed(all_series):
+            bench.measure(series, found[series])
+            say(f"round {number}: {series.label}: {found[series].rows_per_second[-1]:,.0f} rows/s")
         longest = max(longest, time.monotonic() - since)
     return found
 
@@ -263,42 +263,42 @@ _MEASURES: Final = (
     "k rows/s",
     OF_SPARK,
     OF_SPARK_ARRANGED,
-    *(f"{who} CPU s/M rows" for who in ("Spark", "proxy", "Kafka")),
+    *(f"{group} CPU s/M rows" for group in ("Spark", "proxy", "Kafka")),
 )
 
 
-def table(found: dict[Lane, Measured]) -> list[Row]:
+def table(found: dict[Series, Measured]) -> list[Row]:
     return sorted(_rows(found), key=lambda row: _MEASURES.index(row.measure))
 
 
-def _rows(found: dict[Lane, Measured]) -> Iterator[Row]:
-    for purpose, values in found.items():
-        base = next(each for each in found if each.input == purpose.input)
-        yield Row(purpose.input, purpose.name, "k rows/s", tuple(each / 1e3 for each in values.rows_per_second))
-        if purpose is not base:
+def _rows(found: dict[Series, Measured]) -> Iterator[Row]:
+    for series, values in found.items():
+        base = next(each for each in found if each.input == series.input)
+        yield Row(series.input, series.name, "k rows/s", tuple(each / 1e3 for each in values.rows_per_second))
+        if series is not base:
             ratio = ratios(values.rows_per_second, found[base].rows_per_second)
             # Arranging is not part of the sink, so arranged series are compared with Spark's sink on arranged rows.
             yield Row(
-                purpose.input, purpose.name, OF_SPARK, ratio, _GOAL if purpose.ours and not purpose.arranged else None
+                series.input, series.name, OF_SPARK, ratio, _GOAL if series.ours and not series.arranged else None
             )
-        same = next((each for each in found if each.input == purpose.input and each.arranged and not each.ours), None)
-        if purpose.ours and purpose.arranged and same is not None:
+        same = next((each for each in found if each.input == series.input and each.arranged and not each.ours), None)
+        if series.ours and series.arranged and same is not None:
             ratio = ratios(values.rows_per_second, found[same].rows_per_second)
-            yield Row(purpose.input, purpose.name, OF_SPARK_ARRANGED, ratio, _GOAL)
-        for who, cpu in values.cpu.items():
-            if who != "proxy" or purpose.route != DIRECT:
-                yield Row(purpose.input, purpose.name, f"{who} CPU s/M rows", tuple(cpu))
+            yield Row(series.input, series.name, OF_SPARK_ARRANGED, ratio, _GOAL)
+        for group, cpu in values.cpu.items():
+            if group != "proxy" or series.route != DIRECT:
+                yield Row(series.input, series.name, f"{group} CPU s/M rows", tuple(cpu))
 
 
-def chosen(patterns: list[str]) -> list[Lane]:
+def chosen(patterns: list[str]) -> list[Series]:
     """The matching series, and their baselines."""
-    inputs = {purpose.input for purpose in _LANES if _matches(purpose, patterns)}
-    firsts = {next(purpose for purpose in _LANES if purpose.input == each) for each in inputs}
-    return [purpose for purpose in _LANES if purpose in firsts or _matches(purpose, patterns)]
+    inputs = {series.input for series in _SERIES if _matches(series, patterns)}
+    firsts = {next(series for series in _SERIES if series.input == each) for each in inputs}
+    return [series for series in _SERIES if series in firsts or _matches(series, patterns)]
 
 
-def _matches(purpose: Lane, patterns: list[str]) -> bool:
-    return any(fnmatch.fnmatchcase(purpose.label, pattern) for pattern in patterns)
+def _matches(series: Series, patterns: list[str]) -> bool:
+    return any(fnmatch.fnmatchcase(series.label, pattern) for pattern in patterns)
 
 
 def published(page: str, report: Report) -> str:
@@ -338,12 +338,12 @@ def main() -> int:
         report = Report.from_json(options.publish.read_text("utf-8"))
         PAGE.write_text(published(PAGE.read_text("utf-8"), report), "utf-8")
         return 0
-    lanes = chosen(options.only or ["*"])
-    if not lanes:
-        parser.error(f"no series matches {options.only} (choose from {', '.join(purpose.label for purpose in _LANES)})")
+    all_series = chosen(options.only or ["*"])
+    if not all_series:
+        parser.error(f"no series matches {options.only} (choose from {', '.join(series.label for series in _SERIES)})")
     rounds = options.rounds or (1 if options.quick else _ROUNDS)
     try:
-        report = _measure(rounds, lanes, options)
+        report = _measure(rounds, all_series, options)
     except (DevError, routes.PeersError, routes.StartError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
@@ -358,7 +358,7 @@ def main() -> int:
     return 1 if report.failures else 0
 
 
-def _measure(rounds: int, lanes: list[Lane], options: argparse.Namespace) -> Report:
+def _measure(rounds: int, all_series: list[Series], options: argparse.Namespace) -> Report:
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     began = time.monotonic()
     facts = machine.facts()
@@ -367,7 +367,7 @@ def _measure(rounds: int, lanes: list[Lane], options: argparse.Namespace) -> Rep
     with Stage(FULL, [routes.product()], kafka_port=None) as run, contextlib.redirect_stdout(sys.stderr):
         bench = Bench(run, scale=0.1 if options.quick else 1.0, compression=options.compression)
         try:
-            found = table(measured(bench, lanes, rounds, options.minutes * 60))
+            found = table(measured(bench, all_series, rounds, options.minutes * 60))
         except Exception as error:
             failures.append(str(error).partition("\n")[0])
             traceback.print_exc()

@@ -24,7 +24,7 @@ from benchmarks import machine, routes
 from benchmarks.spark import unpacked_flights
 from benchmarks.stage import FULL, Run, Stage
 from fencepost_proxy.dev.cluster import HOST
-from fencepost_proxy.dev.demo import end_session, tail
+from fencepost_proxy.dev.demo import end_session, last_lines
 from fencepost_proxy.dev.errors import DevError
 from fencepost_proxy.dev.process import SupervisedProcess
 
@@ -83,7 +83,7 @@ class Job:
             time.sleep(0.5)
         self.report()
         if self.process.exit_code != 0:
-            raise DevError(f"{self._name} ended with exit code {self.process.exit_code}:\n{tail(self.log)}")
+            raise DevError(f"{self._name} ended with exit code {self.process.exit_code}:\n{last_lines(self.log)}")
         say(f"exit code 0, after {time.monotonic() - self._since:.0f} s")
 
 
@@ -117,7 +117,7 @@ def load_kill_and_verify(run: Run, copies: int) -> None:
         try:
             while there() < total / 2:
                 if not job.process.running:
-                    raise DevError(f"the load ended before it could be killed:\n{tail(job.log)}")
+                    raise DevError(f"the load ended before it could be killed:\n{last_lines(job.log)}")
                 job.report()
                 time.sleep(0.1)
         finally:

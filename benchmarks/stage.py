@@ -26,7 +26,7 @@ from fencepost_proxy.types import Address
 _MEMORY = Path("/dev/shm")
 _MEMORY_FREE_BYTES_MIN = 6 << 30
 _ROUTE_SECONDS = 60.0
-_SETTLE_SECONDS = 2.0
+_STABILIZE_SECONDS = 2.0
 #: Limit the disk space of long runs.
 TOPIC_CONFIGS = {
     "segment.bytes": str(64 << 20),
@@ -107,13 +107,13 @@ class Run:
             route.stop()
         self.routes = [route for route in routes if route not in others]
         # Until it has observed that they left, and its takeover period is over.
-        time.sleep(_SETTLE_SECONDS if others else 0.0)
+        time.sleep(_STABILIZE_SECONDS if others else 0.0)
         try:
             yield
         finally:
             for route in others:
                 route.start()
-                await_kafka_behind(route)
+                await_kafka_through(route)
             self.routes = routes
 
     def _named(self, name: str) -> Route:
@@ -199,7 +199,7 @@ class Stage:
             try:
                 if route.is_ours:
                     route.start()
-                if await_kafka_behind(route) in _own_addresses(cluster):
+                if await_kafka_through(route) in _own_addresses(cluster):
                     raise StartError(
                         f"{route.name} returns Kafka's own addresses, so clients would bypass it "
                         "(set `rewrites = false`, or use --tcp-route)"
@@ -218,15 +218,15 @@ class Stage:
         self._ports = free_ports(
             len(self._peers), but=range(self._kafka_port or 0, (self._kafka_port or 0) + 1 + len(self._peers))
         )
-        plain = {number: peer for number, peer in enumerate(self._peers) if not peer.rewrites}
+        tcp_peers = {number: peer for number, peer in enumerate(self._peers) if not peer.rewrites}
         advertised = {
             f"ROUTE{number}": Address.parse(peer.address or f"{HOST}:{self._ports[number]}")
-            for number, peer in plain.items()
+            for number, peer in tcp_peers.items()
         }
         listener_ports = {}
         if self._kafka_port is not None:
-            given = [number for number, peer in plain.items() if peer.address]
-            listener_ports = {f"ROUTE{number}": self._kafka_port + 1 + place for place, number in enumerate(given)}
+            given = [number for number, peer in tcp_peers.items() if peer.address]
+            listener_ports = {f"ROUTE{number}": self._kafka_port + 1 + index for index, number in enumerate(given)}
         data = directory / "kafka"
         if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_FREE_BYTES_MIN:
             data = Path(tempfile.mkdtemp(prefix="fencepost-bench-", dir=_MEMORY))
@@ -248,7 +248,7 @@ def _own_addresses(cluster: KafkaCluster) -> set[str]:
     return {str(address) for address in cluster.addresses}
 
 
-def await_kafka_behind(route: Route) -> str:
+def await_kafka_through(route: Route) -> str:
     """Wait until Kafka responds through the route and at its advertised address. Returns that address.
 
     Raises StartError after a timeout.
@@ -260,8 +260,8 @@ def await_kafka_behind(route: Route) -> str:
             with contextlib.closing(Connection(route.address)) as connection:
                 connection.greet()
                 reported = connection.broker()
-                with contextlib.closing(Connection(reported)) as behind:
-                    behind.greet()
+                with contextlib.closing(Connection(reported)) as leader:
+                    leader.greet()
             return reported
         except (OSError, RefusedError) as error:
             problem = str(error)

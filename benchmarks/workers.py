@@ -21,15 +21,15 @@ from benchmarks import machine, routes
 from benchmarks.raw import Appends, Connection, RefusedError, Shape
 from benchmarks.results import DIRECT, Row, ratios
 from benchmarks.routes import Route
-from benchmarks.stage import Run, await_kafka_behind, cpu_of, say
+from benchmarks.stage import Run, await_kafka_through, cpu_of, say
 from benchmarks.workloads import (
     PARTITIONS,
     RECORD_BYTES,
     Found,
-    Lane,
-    _Chain,
+    Series,
     _consume,
     _filled_topic,
+    _Pipeline,
     _produce,
     _rounds,
 )
@@ -51,7 +51,7 @@ def _two_workers(run: Run) -> Iterator[Route]:
     route = Route(peer, port=port, upstream=run.kafka, directory=run.directory)
     route.start()
     try:
-        await_kafka_behind(route)
+        await_kafka_through(route)
         run.routes.append(route)
         yield route
     finally:
@@ -61,12 +61,12 @@ def _two_workers(run: Run) -> Iterator[Route]:
 
 
 def rows(run: Run) -> list[Row]:
-    of_one = _chain(run, run.product)
+    of_one = _pipeline_rates(run, run.product)
     with _two_workers(run) as two:
-        of_two = _chain(run, two)
-        topic, filled = run.topic("plain", PARTITIONS), _filled_topic(run)
-        lanes = [Lane(DIRECT, run.direct, topic), Lane(ONE, run.product, topic), Lane(TWO, two, topic)]
-        reading = [replace(purpose, topic=filled) for purpose in lanes]
+        of_two = _pipeline_rates(run, two)
+        topic, filled = run.topic("unchecked", PARTITIONS), _filled_topic(run)
+        all_series = [Series(DIRECT, run.direct, topic), Series(ONE, run.product, topic), Series(TWO, two, topic)]
+        reading = [replace(series, topic=filled) for series in all_series]
         plan = run.plan
         requests = _REQUESTS_QUICK if plan.quick else _REQUESTS
         found = [
@@ -74,13 +74,13 @@ def rows(run: Run) -> list[Row]:
                 "produce",
                 "MiB/s",
                 "CPU s/GB",
-                lanes,
+                all_series,
                 _rounds(
                     run,
                     "workers, produce",
-                    lanes,
-                    lambda purpose: _produce(
-                        run, purpose, plan.produce_records, RECORD_BYTES, "enable.idempotence=false"
+                    all_series,
+                    lambda series: _produce(
+                        run, series, plan.produce_records, RECORD_BYTES, "enable.idempotence=false"
                     ),
                 ),
             ),
@@ -88,21 +88,21 @@ def rows(run: Run) -> list[Row]:
                 "consume",
                 "MiB/s",
                 "CPU s/GB",
-                lanes,
-                _rounds(run, "workers, consume", reading, lambda purpose: _consume(run, purpose, plan.consume_records)),
+                all_series,
+                _rounds(run, "workers, consume", reading, lambda series: _consume(run, series, plan.consume_records)),
             ),
             *_of(
                 "small requests",
                 "per s",
                 "CPU µs each",
-                lanes,
-                _rounds(run, "workers, small requests", lanes, lambda purpose: _small_requests(purpose, requests)),
+                all_series,
+                _rounds(run, "workers, small requests", all_series, lambda series: _small_requests(series, requests)),
             ),
         ]
         found += [
-            Row(TABLE, purpose.name, "RSS MB", (machine.rss_bytes(purpose.route.pids()) / 1e6,))
-            for purpose in lanes
-            if purpose.route.is_ours
+            Row(TABLE, series.name, "RSS MB", (machine.rss_bytes(series.route.pids()) / 1e6,))
+            for series in all_series
+            if series.route.is_ours
         ]
         found += [
             Row(TABLE, ONE, "pipeline MiB/s", of_one),
@@ -113,43 +113,43 @@ def rows(run: Run) -> list[Row]:
         return found
 
 
-def _of(what: str, unit: str, cpu: str, lanes: list[Lane], found: dict[str, Found]) -> list[Row]:
-    made = [Row(TABLE, purpose.name, f"{what} {unit}", tuple(found[purpose.name].rates)) for purpose in lanes]
+def _of(what: str, unit: str, cpu: str, all_series: list[Series], found: dict[str, Found]) -> list[Row]:
+    made = [Row(TABLE, series.name, f"{what} {unit}", tuple(found[series.name].rates)) for series in all_series]
     made += [
-        Row(TABLE, purpose.name, f"{what} {cpu}", tuple(found[purpose.name].cpu))
-        for purpose in lanes
-        if purpose.route.is_ours
+        Row(TABLE, series.name, f"{what} {cpu}", tuple(found[series.name].cpu))
+        for series in all_series
+        if series.route.is_ours
     ]
     made.append(Row(TABLE, TWO, f"{what} of {ONE}", ratios(found[TWO].rates, found[ONE].rates)))
     return made
 
 
-def _chain(run: Run, route: Route) -> tuple[float, ...]:
+def _pipeline_rates(run: Run, route: Route) -> tuple[float, ...]:
     """MiB/s of 16 KB batches, five in flight, on a `required` topic, per round. The first round is discarded."""
     rates = []
-    with contextlib.closing(_Chain("", route, run.topic("required"), "header")) as pipeline_key:
+    with contextlib.closing(_Pipeline("", route, run.topic("required"), "header")) as pipeline:
         for _ in range(run.plan.rounds + 1):
             for _ in range(run.plan.slices):
-                pipeline_key.slice(run.plan.slice_requests)
-            rates.append(statistics.median(pipeline_key.rates))
-            pipeline_key.rates.clear()
+                pipeline.slice(run.plan.slice_requests)
+            rates.append(statistics.median(pipeline.rates))
+            pipeline.rates.clear()
     say(f"workers, pipeline: {rates[-1]:.3g} MiB/s")
     return tuple(rates[1:])
 
 
-def _small_requests(purpose: Lane, requests: int) -> tuple[float, float]:
+def _small_requests(series: Series, requests: int) -> tuple[float, float]:
     """Requests per second, and the route's CPU µs per request."""
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
-        bootstrap = stack.enter_context(contextlib.closing(Connection(purpose.route.address)))
+        bootstrap = stack.enter_context(contextlib.closing(Connection(series.route.address)))
         leader = bootstrap.broker()
         for _ in range(_CONNECTIONS):
             connection = stack.enter_context(contextlib.closing(Connection(leader)))
             connection.greet()
-            appends = Appends(Shape(purpose.topic, 1, 100))
+            appends = Appends(Shape(series.topic, 1, 100))
             selector.register(connection.socket, selectors.EVENT_READ, (connection, appends))
             connection.send(appends.frame())
             appends.check(connection.receive())
-        with cpu_of(purpose.route) as cpu:
+        with cpu_of(series.route) as cpu:
             began = time.perf_counter()
             for key in list(selector.get_map().values()):
                 key.data[0].send(key.data[1].frame())
@@ -157,12 +157,12 @@ def _small_requests(purpose: Lane, requests: int) -> tuple[float, float]:
             while answered < requests:
                 ready = selector.select(_ANSWER_SECONDS)
                 if not ready:
-                    raise RefusedError(f"{purpose.name}: no response within {_ANSWER_SECONDS:g} s")
+                    raise RefusedError(f"{series.name}: no response within {_ANSWER_SECONDS:g} s")
                 for key, _ in ready:
                     connection, appends = key.data
                     appends.check(connection.receive())
                     answered += 1
                     connection.send(appends.frame())
             took = time.perf_counter() - began
-    say(f"{purpose.name}: {answered / took:,.0f} requests/s")
+    say(f"{series.name}: {answered / took:,.0f} requests/s")
     return answered / took, cpu[0] / answered * 1e6

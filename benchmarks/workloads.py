@@ -14,7 +14,7 @@ from benchmarks.java import consumed, produced_mib_per_second
 from benchmarks.raw import NO_PRODUCER, Appends, Connection, RefusedError, Shape, percentile
 from benchmarks.results import ADDED_P50, CPU_PER_GB, OF_UNCONDITIONAL, P99, Row, ratios
 from benchmarks.routes import Route, StartError
-from benchmarks.stage import Plan, Run, await_kafka_behind, cpu_of, say
+from benchmarks.stage import Plan, Run, await_kafka_through, cpu_of, say
 
 _MIB = 1 << 20
 _GB = 1e9
@@ -23,7 +23,7 @@ SMALL_RECORD_BYTES = 100
 PARTITIONS = 3
 IN_FLIGHT = 5
 #: Records per batch of the pipelined load.
-CHAIN_RECORDS = 16
+PIPELINE_RECORDS = 16
 _PRODUCER = ("batch.size=65536", "linger.ms=5", "max.in.flight.requests.per.connection=5", "compression.type=none")
 _Item = TypeVar("_Item")
 CHECKS_OFF = "checks off"
@@ -31,7 +31,7 @@ CHECKS_ON = "checks on"
 
 
 @dataclass(frozen=True)
-class Lane:
+class Series:
     """One load on one route: a line of a table. `topic` selects the product's checks."""
 
     name: str
@@ -53,57 +53,57 @@ def rotated(items: Sequence[_Item], by: int) -> list[_Item]:
 
 
 def _rounds(
-    run: Run, what: str, lanes: Sequence[Lane], measure: Callable[[Lane], tuple[float, float]]
+    run: Run, what: str, all_series: Sequence[Series], measure: Callable[[Series], tuple[float, float]]
 ) -> dict[str, Found]:
     """`measure` returns (rate, CPU seconds per GB). The first round is discarded."""
-    found = {purpose.name: Found() for purpose in lanes}
+    found = {series.name: Found() for series in all_series}
     for number in range(run.plan.rounds + 1):
         say(f"{what}: {f'round {number} of {run.plan.rounds}' if number else 'warm-up'}")
-        for purpose in rotated(lanes, number):
-            rate, cpu = measure(purpose)
+        for series in rotated(all_series, number):
+            rate, cpu = measure(series)
             if number:
-                found[purpose.name].rates.append(rate)
-                found[purpose.name].cpu.append(cpu)
+                found[series.name].rates.append(rate)
+                found[series.name].cpu.append(cpu)
     return found
 
 
-def _rows(table: str, lanes: Sequence[Lane], found: dict[str, Found], base: str, *, measure: str) -> list[Row]:
+def _rows(table: str, all_series: Sequence[Series], found: dict[str, Found], base: str, *, measure: str) -> list[Row]:
     rows = []
-    for purpose in lanes:
-        mine = found[purpose.name]
-        rows.append(Row(table, purpose.name, measure, tuple(mine.rates)))
-        if purpose.name != base:
-            rows.append(Row(table, purpose.name, f"of {base}", ratios(mine.rates, found[base].rates)))
-        if purpose.route.is_ours:
-            rows.append(Row(table, purpose.name, CPU_PER_GB, tuple(mine.cpu)))
+    for series in all_series:
+        mine = found[series.name]
+        rows.append(Row(table, series.name, measure, tuple(mine.rates)))
+        if series.name != base:
+            rows.append(Row(table, series.name, f"of {base}", ratios(mine.rates, found[base].rates)))
+        if series.route.is_ours:
+            rows.append(Row(table, series.name, CPU_PER_GB, tuple(mine.cpu)))
     return rows
 
 
-def lanes_of(run: Run, plain: str, checked: Sequence[str]) -> list[Lane]:
+def series_of(run: Run, unchecked: str, checked: Sequence[str]) -> list[Series]:
     """One series per route. The product has two: checks off, and checks on with its own topic."""
-    lanes = []
+    all_series = []
     topics = iter(checked)
     for route in run.routes:
         if route in run.products:
-            lanes.append(Lane(f"{route.name}, {CHECKS_OFF}", route, plain))
-            lanes.append(Lane(f"{route.name}, {CHECKS_ON}", route, next(topics)))
+            all_series.append(Series(f"{route.name}, {CHECKS_OFF}", route, unchecked))
+            all_series.append(Series(f"{route.name}, {CHECKS_ON}", route, next(topics)))
         else:
-            lanes.append(Lane(route.name, route, plain))
-    return lanes
+            all_series.append(Series(route.name, route, unchecked))
+    return all_series
 
 
 # --- produce ----------------------------------------------------------------------------------------------------------
 
 
 def _produce(
-    run: Run, purpose: Lane, records: int, size: int, *settings: str, tool: Sequence[str] = ()
+    run: Run, series: Series, records: int, size: int, *settings: str, tool: Sequence[str] = ()
 ) -> tuple[float, float]:
-    with cpu_of(purpose.route) as cpu:
+    with cpu_of(series.route) as cpu:
         printed = run.jvm.run(
             "kafka-producer-perf-test",
             [
-                *("--topic", purpose.topic, "--num-records", str(records), "--record-size", str(size)),
-                *("--throughput", "-1", "--bootstrap-server", purpose.route.address),
+                *("--topic", series.topic, "--num-records", str(records), "--record-size", str(size)),
+                *("--throughput", "-1", "--bootstrap-server", series.route.address),
                 *tool,
                 *("--command-property", "acks=all", *_PRODUCER, *settings),
             ],
@@ -113,65 +113,65 @@ def _produce(
 
 def produce(run: Run) -> list[Row]:
     """1 KB records, not idempotent; through the product to topics with and without checks."""
-    topics = [run.topic("plain", PARTITIONS), *(run.topic("checked", PARTITIONS) for _ in run.products)]
-    lanes = lanes_of(run, topics[0], topics[1:])
+    topics = [run.topic("unchecked", PARTITIONS), *(run.topic("checked", PARTITIONS) for _ in run.products)]
+    all_series = series_of(run, topics[0], topics[1:])
     for route in run.routes:
         machine.forget_peak(route.pids())
     found = _rounds(
         run,
         "produce",
-        lanes,
-        lambda purpose: _produce(run, purpose, run.plan.produce_records, RECORD_BYTES, "enable.idempotence=false"),
+        all_series,
+        lambda series: _produce(run, series, run.plan.produce_records, RECORD_BYTES, "enable.idempotence=false"),
     )
     run.drop(*topics)
-    rows = _rows("produce", lanes, found, "direct", measure="MiB/s")
+    rows = _rows("produce", all_series, found, "direct", measure="MiB/s")
     rows += [
         Row(
             "memory",
-            purpose.route.name,
+            series.route.name,
             "peak MB under produce load",
-            (machine.rss_peak_bytes(purpose.route.pids()) / 1e6,),
+            (machine.rss_peak_bytes(series.route.pids()) / 1e6,),
         )
-        for purpose in lanes
-        if purpose.route.is_ours and purpose.topic == topics[0]
+        for series in all_series
+        if series.route.is_ours and series.topic == topics[0]
     ]
     return rows
 
 
 def produce_small(run: Run) -> list[Row]:
     """Records of 100 bytes. On a topic with checks, the product reads the headers of each record."""
-    topics = [run.topic("plain", PARTITIONS), *(run.topic("checked", PARTITIONS) for _ in run.products)]
-    lanes = [
-        purpose for purpose in lanes_of(run, topics[0], topics[1:]) if purpose.route in (run.direct, *run.products)
+    topics = [run.topic("unchecked", PARTITIONS), *(run.topic("checked", PARTITIONS) for _ in run.products)]
+    all_series = [
+        series for series in series_of(run, topics[0], topics[1:]) if series.route in (run.direct, *run.products)
     ]
     records = run.plan.produce_records * 4
     found = _rounds(
         run,
         "produce 100 B",
-        lanes,
-        lambda purpose: _produce(run, purpose, records, SMALL_RECORD_BYTES, "enable.idempotence=false"),
+        all_series,
+        lambda series: _produce(run, series, records, SMALL_RECORD_BYTES, "enable.idempotence=false"),
     )
     run.drop(*topics)
-    rows = _rows("produce 100 B", lanes, found, "direct", measure="MiB/s")
+    rows = _rows("produce 100 B", all_series, found, "direct", measure="MiB/s")
     for product in run.products:
         off, on = (f"{product.name}, {which}" for which in (CHECKS_OFF, CHECKS_ON))
         rows.append(Row("produce 100 B", on, "of checks off", ratios(found[on].rates, found[off].rates)))
     return rows
 
 
-def _against_itself(run: Run, table: str, measure: Callable[[Lane], tuple[float, float]]) -> list[Row]:
+def _against_itself(run: Run, table: str, measure: Callable[[Series], tuple[float, float]]) -> list[Row]:
     """Direct and through the product only."""
-    topic = run.topic("plain", PARTITIONS)
-    lanes = [Lane(route.name, route, topic) for route in (run.direct, run.product)]
-    found = _rounds(run, table, lanes, measure)
+    topic = run.topic("unchecked", PARTITIONS)
+    all_series = [Series(route.name, route, topic) for route in (run.direct, run.product)]
+    found = _rounds(run, table, all_series, measure)
     run.drop(topic)
-    return _rows(table, lanes, found, "direct", measure="MiB/s")
+    return _rows(table, all_series, found, "direct", measure="MiB/s")
 
 
 def idempotent(run: Run) -> list[Row]:
     records = run.plan.produce_records
     return _against_itself(
-        run, "idempotent", lambda purpose: _produce(run, purpose, records, RECORD_BYTES, "enable.idempotence=true")
+        run, "idempotent", lambda series: _produce(run, series, records, RECORD_BYTES, "enable.idempotence=true")
     )
 
 
@@ -181,19 +181,19 @@ def transactional(run: Run) -> list[Row]:
     return _against_itself(
         run,
         "transactional",
-        lambda purpose: _produce(run, purpose, records, RECORD_BYTES, tool=("--transaction-duration-ms", "100")),
+        lambda series: _produce(run, series, records, RECORD_BYTES, tool=("--transaction-duration-ms", "100")),
     )
 
 
 # --- consume ----------------------------------------------------------------------------------------------------------
 
 
-def _consume(run: Run, purpose: Lane, records: int, *settings: str) -> tuple[float, float]:
-    with cpu_of(purpose.route) as cpu:
+def _consume(run: Run, series: Series, records: int, *settings: str) -> tuple[float, float]:
+    with cpu_of(series.route) as cpu:
         printed = run.jvm.run(
             "kafka-consumer-perf-test",
             [
-                *("--bootstrap-server", purpose.route.address, "--topic", purpose.topic, "--num-records", str(records)),
+                *("--bootstrap-server", series.route.address, "--topic", series.topic, "--num-records", str(records)),
                 *(word for setting in settings for word in ("--command-property", setting)),
             ],
         )
@@ -202,19 +202,19 @@ def _consume(run: Run, purpose: Lane, records: int, *settings: str) -> tuple[flo
 
 
 def _filled_topic(run: Run, *tool: str) -> str:
-    topic = run.topic("plain", PARTITIONS, **{"retention.bytes": "-1"})
-    _produce(run, Lane("", run.direct, topic), run.plan.consume_records, RECORD_BYTES, tool=tool)
+    topic = run.topic("unchecked", PARTITIONS, **{"retention.bytes": "-1"})
+    _produce(run, Series("", run.direct, topic), run.plan.consume_records, RECORD_BYTES, tool=tool)
     return topic
 
 
 def consume(run: Run) -> list[Row]:
     topic = _filled_topic(run)
-    lanes = [Lane(route.name, route, topic) for route in run.routes]
+    all_series = [Series(route.name, route, topic) for route in run.routes]
     for route in run.routes:
         machine.forget_peak(route.pids())
-    found = _rounds(run, "consume", lanes, lambda purpose: _consume(run, purpose, run.plan.consume_records))
+    found = _rounds(run, "consume", all_series, lambda series: _consume(run, series, run.plan.consume_records))
     run.drop(topic)
-    rows = _rows("consume", lanes, found, "direct", measure="MiB/s")
+    rows = _rows("consume", all_series, found, "direct", measure="MiB/s")
     rows += [
         Row("memory", route.name, "peak MB under consume load", (machine.rss_peak_bytes(route.pids()) / 1e6,))
         for route in run.routes
@@ -225,15 +225,15 @@ def consume(run: Run) -> list[Row]:
 
 def read_committed(run: Run) -> list[Row]:
     topic = _filled_topic(run, "--transaction-duration-ms", "100")
-    lanes = [Lane(route.name, route, topic) for route in (run.direct, run.product)]
+    all_series = [Series(route.name, route, topic) for route in (run.direct, run.product)]
     found = _rounds(
         run,
         "read_committed",
-        lanes,
-        lambda purpose: _consume(run, purpose, run.plan.consume_records, "isolation.level=read_committed"),
+        all_series,
+        lambda series: _consume(run, series, run.plan.consume_records, "isolation.level=read_committed"),
     )
     run.drop(topic)
-    return _rows("read_committed", lanes, found, "direct", measure="MiB/s")
+    return _rows("read_committed", all_series, found, "direct", measure="MiB/s")
 
 
 # --- one in flight ----------------------------------------------------------------------------------------------------
@@ -303,50 +303,52 @@ _OFFSET_SOURCES = (
 def one_in_flight(run: Run) -> list[Row]:
     """All routes, and all kinds of conditional appends, in alternating slices of a few requests."""
     plan = run.plan
-    plain, checked = run.topic("plain"), [run.topic("checked") for _ in run.products]
+    unchecked, checked = run.topic("unchecked"), [run.topic("checked") for _ in run.products]
     with contextlib.ExitStack() as opened:
-        lanes = [_Single(purpose.name, purpose.route, purpose.topic, None) for purpose in lanes_of(run, plain, checked)]
+        all_series = [
+            _Single(series.name, series.route, series.topic, None) for series in series_of(run, unchecked, checked)
+        ]
         conditional = [
             _Single(f"{product.name}, {what}", product, run.topic(prefix), offset_source)
             for product in run.products
             for prefix, offset_source, what in _OFFSET_SOURCES
         ]
-        everything = [*lanes, *conditional]
-        for purpose in everything:
-            opened.callback(purpose.close)
-        p50: dict[str, list[float]] = {purpose.name: [] for purpose in everything}
-        p99: dict[str, list[float]] = {purpose.name: [] for purpose in everything}
-        rates: dict[str, list[float]] = {purpose.name: [] for purpose in everything}
-        cpu: dict[str, list[float]] = {purpose.name: [] for purpose in everything}
+        everything = [*all_series, *conditional]
+        for series in everything:
+            opened.callback(series.close)
+        p50: dict[str, list[float]] = {series.name: [] for series in everything}
+        p99: dict[str, list[float]] = {series.name: [] for series in everything}
+        rates: dict[str, list[float]] = {series.name: [] for series in everything}
+        cpu: dict[str, list[float]] = {series.name: [] for series in everything}
         for number in range(plan.rounds + 1):
             say(f"one in flight: {f'round {number} of {plan.rounds}' if number else 'warm-up'}")
             with _no_collections():
-                for exchange in range(plan.slices):
-                    for purpose in rotated(everything, exchange + number):
-                        purpose.slice(plan.slice_requests)
-            for purpose in everything:
+                for slice_number in range(plan.slices):
+                    for series in rotated(everything, slice_number + number):
+                        series.slice(plan.slice_requests)
+            for series in everything:
                 if number:
-                    times = sorted(purpose.times)
-                    p50[purpose.name].append(percentile(times, 0.5) / 1000)
-                    p99[purpose.name].append(percentile(times, 0.99) / 1000)
-                    rates[purpose.name].append(percentile(sorted(purpose.slice_rates), 0.5))
-                    cpu[purpose.name].append(purpose.cpu / purpose.requests * 1e6)
-                purpose.forget()
+                    times = sorted(series.times)
+                    p50[series.name].append(percentile(times, 0.5) / 1000)
+                    p99[series.name].append(percentile(times, 0.99) / 1000)
+                    rates[series.name].append(percentile(sorted(series.slice_rates), 0.5))
+                    cpu[series.name].append(series.cpu / series.requests * 1e6)
+                series.forget()
     rows = []
-    for purpose in lanes:
-        name = purpose.name
+    for series in all_series:
+        name = series.name
         rows.append(Row("one in flight", name, "p50 µs", tuple(p50[name])))
-        if purpose.route is not run.direct:
+        if series.route is not run.direct:
             added = tuple(mine - base for mine, base in zip(p50[name], p50["direct"], strict=True))
             rows.append(Row("one in flight", name, ADDED_P50, added))
         rows.append(Row("one in flight", name, P99, tuple(p99[name])))
-        if purpose.route.is_ours:
+        if series.route.is_ours:
             rows.append(Row("one in flight", name, "proxy CPU µs/request", tuple(cpu[name])))
-    for purpose in (*(each for each in lanes if each.route in run.products), *conditional):
-        name = purpose.name
+    for series in (*(each for each in all_series if each.route in run.products), *conditional):
+        name = series.name
         rows.append(Row("conditional", name, "requests/s", tuple(rates[name])))
-        if purpose in conditional:
-            unconditional = f"{purpose.route.name}, {CHECKS_OFF}"
+        if series in conditional:
+            unconditional = f"{series.route.name}, {CHECKS_OFF}"
             rows.append(Row("conditional", name, OF_UNCONDITIONAL, ratios(rates[name], rates[unconditional])))
         rows.append(Row("conditional", name, "p50 µs", tuple(p50[name])))
         rows.append(Row("conditional", name, P99, tuple(p99[name])))
@@ -357,7 +359,7 @@ def one_in_flight(run: Run) -> list[Row]:
 # --- several in flight ------------------------------------------------------------------------------------------------
 
 
-class _Chain:
+class _Pipeline:
     """An idempotent producer with several batches of 1 KB records in flight on one connection."""
 
     def __init__(self, name: str, route: Route, topic: str, offset_source: str | None) -> None:
@@ -366,7 +368,7 @@ class _Chain:
         self._connection.greet()
         producer = self._connection.producer()
         assert producer != NO_PRODUCER
-        self._appends = Appends(Shape(topic, CHAIN_RECORDS, RECORD_BYTES, offset_source, producer))
+        self._appends = Appends(Shape(topic, PIPELINE_RECORDS, RECORD_BYTES, offset_source, producer))
         self.is_ours = route.is_ours
         self._pids = route.pids()
         self.rates: list[float] = []
@@ -383,7 +385,7 @@ class _Chain:
             if number < requests:
                 send(appends.frame())
         seconds = time.perf_counter() - began
-        size = requests * CHAIN_RECORDS * RECORD_BYTES
+        size = requests * PIPELINE_RECORDS * RECORD_BYTES
         self.rates.append(size / _MIB / seconds)
         self.cpu.append((machine.cpu_seconds(self._pids) - cpu) / (size / _GB))
 
@@ -407,41 +409,41 @@ def _pipelined(run: Run, product: Route, *, others: bool) -> list[Row]:
     rates: dict[str, list[float]] = {}
     cpu: dict[str, list[float]] = {}
     with contextlib.ExitStack() as opened:
-        lanes = [
-            _Chain(each.name, each.route, run.topic(each.topic), None)
-            for each in lanes_of(run, "plain", ["checked"])
+        all_series = [
+            _Pipeline(each.name, each.route, run.topic(each.topic), None)
+            for each in series_of(run, "unchecked", ["checked"])
             if others or each.route is product
         ]
         conditional = [
-            _Chain(f"{product.name}, {what}", product, run.topic(prefix), offset_source)
+            _Pipeline(f"{product.name}, {what}", product, run.topic(prefix), offset_source)
             for prefix, offset_source, what in _OFFSET_SOURCES
         ]
-        lanes += conditional
-        for purpose in lanes:
-            opened.callback(purpose.close)
-            rates[purpose.name] = []
-            cpu[purpose.name] = []
+        all_series += conditional
+        for series in all_series:
+            opened.callback(series.close)
+            rates[series.name] = []
+            cpu[series.name] = []
         for number in range(plan.rounds + 1):
             say(f"pipelined, {product.name}: {f'round {number} of {plan.rounds}' if number else 'warm-up'}")
             with _no_collections():
-                for exchange in range(plan.slices):
-                    for purpose in rotated(lanes, exchange + number):
-                        purpose.slice(plan.slice_requests)
-            for purpose in lanes:
+                for slice_number in range(plan.slices):
+                    for series in rotated(all_series, slice_number + number):
+                        series.slice(plan.slice_requests)
+            for series in all_series:
                 if number:
-                    rates[purpose.name].append(percentile(sorted(purpose.rates), 0.5))
-                    cpu[purpose.name].append(percentile(sorted(purpose.cpu), 0.5))
-                purpose.rates.clear()
-                purpose.cpu.clear()
+                    rates[series.name].append(percentile(sorted(series.rates), 0.5))
+                    cpu[series.name].append(percentile(sorted(series.cpu), 0.5))
+                series.rates.clear()
+                series.cpu.clear()
     rows = []
-    for purpose in lanes:
-        rows.append(Row("pipelined", purpose.name, "MiB/s", tuple(rates[purpose.name])))
-        if purpose in conditional:
+    for series in all_series:
+        rows.append(Row("pipelined", series.name, "MiB/s", tuple(rates[series.name])))
+        if series in conditional:
             rows.append(
-                Row("pipelined", purpose.name, OF_UNCONDITIONAL, ratios(rates[purpose.name], rates[unconditional]))
+                Row("pipelined", series.name, OF_UNCONDITIONAL, ratios(rates[series.name], rates[unconditional]))
             )
-        if purpose.is_ours:
-            rows.append(Row("pipelined", purpose.name, CPU_PER_GB, tuple(cpu[purpose.name])))
+        if series.is_ours:
+            rows.append(Row("pipelined", series.name, CPU_PER_GB, tuple(cpu[series.name])))
     return rows
 
 
@@ -455,22 +457,22 @@ def pipelined_java(run: Run) -> list[Row]:
 
 
 def _pipelined_java(run: Run, product: Route) -> list[Row]:
-    lanes = [
-        Lane(f"{product.name}, {CHECKS_OFF}", product, run.topic("plain")),
-        Lane(f"{product.name}, true, header", product, run.topic("checked")),
-        Lane(f"{product.name}, required, header", product, run.topic("required")),
+    all_series = [
+        Series(f"{product.name}, {CHECKS_OFF}", product, run.topic("unchecked")),
+        Series(f"{product.name}, true, header", product, run.topic("checked")),
+        Series(f"{product.name}, required, header", product, run.topic("required")),
     ]
     records = run.plan.produce_records // 2
-    log_ends = dict.fromkeys((purpose.topic for purpose in lanes), 0)
+    log_ends = dict.fromkeys((series.topic for series in all_series), 0)
 
-    def measure(purpose: Lane) -> tuple[float, float]:
-        expected = "-" if purpose is lanes[0] else str(log_ends[purpose.topic])
-        with cpu_of(purpose.route) as cpu:
+    def measure(series: Series) -> tuple[float, float]:
+        expected = "-" if series is all_series[0] else str(log_ends[series.topic])
+        with cpu_of(series.route) as cpu:
             printed = run.jvm.run(
-                "ChainLoad",
+                "PipelineLoad",
                 [
-                    purpose.route.address,
-                    purpose.topic,
+                    series.route.address,
+                    series.topic,
                     str(records),
                     str(RECORD_BYTES),
                     expected,
@@ -478,19 +480,24 @@ def _pipelined_java(run: Run, product: Route) -> list[Row]:
                     *_PRODUCER,
                 ],
             )
-        log_ends[purpose.topic] += records
+        log_ends[series.topic] += records
         count, milliseconds = printed.split()
         size = int(count) * RECORD_BYTES
         return size / _MIB / (float(milliseconds) / 1000), cpu[0] / (size / _GB)
 
-    found = _rounds(run, f"pipelined, Java, {product.name}", lanes, measure)
+    found = _rounds(run, f"pipelined, Java, {product.name}", all_series, measure)
     rows = []
-    for purpose in lanes:
-        name = purpose.name
+    for series in all_series:
+        name = series.name
         rows.append(Row("pipelined", name, "Java MiB/s", tuple(found[name].rates)))
-        if purpose is not lanes[0]:
+        if series is not all_series[0]:
             rows.append(
-                Row("pipelined", name, "Java, of unconditional", ratios(found[name].rates, found[lanes[0].name].rates))
+                Row(
+                    "pipelined",
+                    name,
+                    "Java, of unconditional",
+                    ratios(found[name].rates, found[all_series[0].name].rates),
+                )
             )
         rows.append(Row("pipelined", name, "Java, proxy CPU s/GB", tuple(found[name].cpu)))
     return rows
@@ -520,7 +527,7 @@ def _fresh(run: Run, route: Route) -> list[Row]:
     for _ in range(run.plan.starts):
         route.stop()
         seconds.append(route.start())
-        await_kafka_behind(route)
+        await_kafka_through(route)
     rows = [Row("start", route.name, "s", tuple(seconds))]
     # Let the memory of the new process stabilize.
     time.sleep(1.0)
@@ -536,7 +543,7 @@ def _fresh(run: Run, route: Route) -> list[Row]:
             rows.append(Row("memory", route.name, "KB per idle connection", ((buffered - idle) / count / 1e3,)))
     route.stop()
     route.start()
-    await_kafka_behind(route)
+    await_kafka_through(route)
     return rows
 
 
@@ -580,7 +587,7 @@ def settings_of(plan: Plan) -> dict[str, str]:
         "3 partitions, its default settings (fetch size 1 MiB); joining the group is not counted.",
         "one in flight": f"{single}.",
         "conditional": f"{single}; the unconditional ones are those of the table above.",
-        "pipelined": f"A raw idempotent client, {IN_FLIGHT} requests in flight of {CHAIN_RECORDS} records of "
+        "pipelined": f"A raw idempotent client, {IN_FLIGHT} requests in flight of {PIPELINE_RECORDS} records of "
         f"{RECORD_BYTES:,} bytes, one connection, one partition. Java: KafkaProducer with the settings of `produce`, "
         "one partition, every record with its offset.",
         "idempotent": "As `produce`, enable.idempotence=true.",

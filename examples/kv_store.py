@@ -85,15 +85,15 @@ class UncheckedLogWriter(LogWriter):
 
     def __init__(self, topic: str, partition: int, *, retry: RetryPolicy, bootstrap_servers: str) -> None:
         super().__init__(topic, partition, retry=retry, bootstrap_servers=bootstrap_servers)
-        self._plain = KafkaProducer(bootstrap_servers=bootstrap_servers)
+        self._unchecked_producer = KafkaProducer(bootstrap_servers=bootstrap_servers)
 
     def append(self, records: Sequence[Record]) -> int:
-        futures = [self._plain.send(self.topic, r.value, r.key, partition=self.partition) for r in records]
+        futures = [self._unchecked_producer.send(self.topic, r.value, r.key, partition=self.partition) for r in records]
         offsets = [int(future.get(30).offset) for future in futures]
         return offsets[0]
 
     def close(self) -> None:
-        self._plain.close()
+        self._unchecked_producer.close()
         super().close()
 
 
@@ -109,7 +109,7 @@ class Leader:
     state: State = field(default_factory=State)
     appended: int = 0
     fenced: int = 0
-    doubts: int = 0
+    in_doubt: int = 0
     error: BaseException | None = None
 
     def run(self) -> None:
@@ -133,7 +133,7 @@ class Leader:
                 self.log.read_to_end(self.state.apply)
             except InDoubt:
                 # Reading shows which of these operations are in the log.
-                self.doubts += 1
+                self.in_doubt += 1
                 self.log.read_to_end(self.state.apply)
                 waiting = [request for request in waiting if request.id not in self.state.observed]
             else:
@@ -224,15 +224,15 @@ def report(leaders: Sequence[Leader], truth: State, end: int, took: float) -> in
     for leader in leaders:
         print(
             f"leader {leader.name}: {leader.appended} appends succeeded, {leader.fenced} were refused because the "
-            f"other leader was first, {leader.doubts} stayed in doubt"
+            f"other leader was first, {leader.in_doubt} stayed in doubt"
         )
-    queried = [request for leader in leaders for request in leader.requests]
-    lost = sum(request.id not in truth.observed for request in queried)
+    requests = [request for leader in leaders for request in leader.requests]
+    lost = sum(request.id not in truth.observed for request in requests)
     doubled = sum(count > 1 for count in truth.observed.values())
     sums: Counter[str] = Counter()
-    for request in queried:
+    for request in requests:
         sums[request.key] += request.add
-    print(f"log: {end} offsets, {truth.observed.total()} operations of {len(queried)} requests, in {took:.1f} s")
+    print(f"log: {end} offsets, {truth.observed.total()} operations of {len(requests)} requests, in {took:.1f} s")
     print(f"  requests lost: {lost}   doubled: {doubled}   decided on a stale value: {truth.conflicts}")
     print(f"  {'key':8} {'requested':>10} {'replayed':>10} " + " ".join(f"{'leader ' + x.name:>10}" for x in leaders))
     for key in sorted(sums):

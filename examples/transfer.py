@@ -13,8 +13,8 @@ balance must follow from the previous one, and every transfer must be in both pa
     .venv/bin/fencepost dev                         # in one terminal: Kafka and the proxy
     .venv/bin/python examples/transfer.py           # in another
 
-`--plain` uses Kafka's transactions without expected offsets. Each transfer is still all or nothing, but money is lost,
-because two transfers may be decided on the same balances.
+`--unchecked` uses Kafka's transactions without expected offsets. Each transfer is still all or nothing, but money is
+lost, because two transfers may be decided on the same balances.
 
 `--kills N` kills (kill -9) and restarts writers and proxies N times. The program then starts its own proxies in front
 of the Kafka that `--kafka` names.
@@ -53,10 +53,10 @@ PAID_IN = 1000
 ACCOUNTS = (0, 1)
 RETRY = RetryPolicy(attempt_seconds=10, total_seconds=180, pause_seconds=0.02, pause_seconds_max=1.0)
 CLIENTS = ("kafka-python", "confluent", "aiokafka")
-COUNTED = ("decided", "fenced", "unknown")
+COUNTERS = ("decided", "fenced", "unknown")
 
-Place = tuple[str, int]
-Appends = Mapping[Place, tuple[int | None, Sequence[Record]]]
+TopicPartition = tuple[str, int]
+Appends = Mapping[TopicPartition, tuple[int | None, Sequence[Record]]]
 
 
 @dataclass(slots=True)
@@ -67,9 +67,9 @@ class Books:
     observed: dict[int, Counter[str]] = field(default_factory=lambda: {account: Counter() for account in ACCOUNTS})
     conflicts: int = 0
 
-    def apply(self, place: Place, record: LogRecord) -> None:
+    def apply(self, topic_partition: TopicPartition, record: LogRecord) -> None:
         assert record.value is not None
-        _, account = place
+        _, account = topic_partition
         entry = json.loads(record.value)
         if self.balances[account] + entry["change"] != entry["balance"]:
             self.conflicts += 1
@@ -81,25 +81,25 @@ class Books:
 
 
 class Log(Protocol):
-    def read_to_end(self, apply: Callable[[Place, LogRecord], None]) -> dict[Place, int]: ...
+    def read_to_end(self, apply: Callable[[TopicPartition, LogRecord], None]) -> dict[TopicPartition, int]: ...
 
     def close(self) -> None: ...
 
 
 class Writer(Protocol):
-    def append(self, requested: Appends) -> dict[Place, int]: ...
+    def append(self, requested: Appends) -> dict[TopicPartition, int]: ...
 
     def close(self) -> None: ...
 
 
-class PlainWriter:
+class UncheckedWriter:
     """The same writer without expected offsets: correct only with a single writer."""
 
     def __init__(self, transactional_id: str, bootstrap: str) -> None:
         self._producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=transactional_id)
         self._producer.init_transactions()
 
-    def append(self, requested: Appends) -> dict[Place, int]:
+    def append(self, requested: Appends) -> dict[TopicPartition, int]:
         self._producer.begin_transaction()
         for (topic, partition), (_, records) in requested.items():
             for record in records:
@@ -123,12 +123,12 @@ class Awaited:
         await inner.start()
         return inner
 
-    def read_to_end(self, apply: Callable[[Place, LogRecord], None]) -> dict[Place, int]:
-        expected: dict[Place, int] = self._runner.run(self._inner.read_to_end(apply))
+    def read_to_end(self, apply: Callable[[TopicPartition, LogRecord], None]) -> dict[TopicPartition, int]:
+        expected: dict[TopicPartition, int] = self._runner.run(self._inner.read_to_end(apply))
         return expected
 
-    def append(self, requested: Appends) -> dict[Place, int]:
-        offsets: dict[Place, int] = self._runner.run(self._inner.append(requested))
+    def append(self, requested: Appends) -> dict[TopicPartition, int]:
+        offsets: dict[TopicPartition, int] = self._runner.run(self._inner.append(requested))
         return offsets
 
     def close(self) -> None:
@@ -137,17 +137,17 @@ class Awaited:
 
 
 def open_log(client: str, bootstrap: str, topic: str) -> Log:
-    places = [(topic, account) for account in ACCOUNTS]
+    partitions = [(topic, account) for account in ACCOUNTS]
     if client == "confluent":
-        return fencepost.confluent.LogReader(places, {"bootstrap.servers": bootstrap}, retry=RETRY)
+        return fencepost.confluent.LogReader(partitions, {"bootstrap.servers": bootstrap}, retry=RETRY)
     if client == "aiokafka":
-        return Awaited(lambda: fencepost.aiokafka.LogReader(places, bootstrap_servers=bootstrap, retry=RETRY))
-    return fencepost.kafka_python.LogReader(places, bootstrap_servers=bootstrap, retry=RETRY)
+        return Awaited(lambda: fencepost.aiokafka.LogReader(partitions, bootstrap_servers=bootstrap, retry=RETRY))
+    return fencepost.kafka_python.LogReader(partitions, bootstrap_servers=bootstrap, retry=RETRY)
 
 
-def open_writer(client: str, bootstrap: str, name: str, *, plain: bool) -> Writer:
-    if plain:
-        return PlainWriter(name, bootstrap)
+def open_writer(client: str, bootstrap: str, name: str, *, unchecked: bool) -> Writer:
+    if unchecked:
+        return UncheckedWriter(name, bootstrap)
     if client == "confluent":
         return fencepost.confluent.TransactionalWriter(name, {"bootstrap.servers": bootstrap}, retry=RETRY)
     if client == "aiokafka":
@@ -166,7 +166,7 @@ class Teller:
         self._books = Books()
         self._log = open_log(options.client, options.bootstrap, options.topic)
         self._writer = self._open_writer()
-        self._counts = dict.fromkeys(COUNTED, 0)  # of the current transfer
+        self._counts = dict.fromkeys(COUNTERS, 0)  # of the current transfer
 
     def run(self) -> None:
         name = self._options.writer
@@ -175,7 +175,7 @@ class Teller:
             source, target = rng.sample(ACCOUNTS, 2)
             self._transfer(f"{name}-{number}", source, target, rng.randint(1, 50))
             print(json.dumps({"done": f"{name}-{number}", **self._counts}), flush=True)
-            self._counts = dict.fromkeys(COUNTED, 0)
+            self._counts = dict.fromkeys(COUNTERS, 0)
         self._writer.close()
         self._log.close()
 
@@ -208,7 +208,9 @@ class Teller:
 
     def _open_writer(self) -> Writer:
         options = self._options
-        return open_writer(options.client, options.bootstrap, f"{options.topic}-{options.writer}", plain=options.plain)
+        return open_writer(
+            options.client, options.bootstrap, f"{options.topic}-{options.writer}", unchecked=options.unchecked
+        )
 
 
 def entry(transfer: str, change: int, balance: int) -> Record:
@@ -284,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--client", choices=[*CLIENTS, "all"], default="all", help="client library of the writers (default: all, mixed)"
     )
-    parser.add_argument("--plain", action="store_true", help="use transactions without expected offsets")
+    parser.add_argument("--unchecked", action="store_true", help="use transactions without expected offsets")
     parser.add_argument("--kills", type=int, default=0, help="number of times to kill a writer or a proxy")
     parser.add_argument("--kafka", help="with --kills: Kafka's own address")
     parser.add_argument(
@@ -318,7 +320,7 @@ def run(options: argparse.Namespace, proxies: Proxies | None) -> int:
     make_topic(options.bootstrap, topic)
     how = (
         "in transactions without expected offsets"
-        if options.plain
+        if options.unchecked
         else "each at the offset after the last record that it read"
     )
     print(f"{options.writers} writers make {options.transfers} transfers each in {topic}, {how} (seed {options.seed}).")
@@ -340,8 +342,8 @@ def run(options: argparse.Namespace, proxies: Proxies | None) -> int:
     took = time.monotonic() - started
     books = audit(options.bootstrap, topic)
     if killed:
-        print("killed: " + ", ".join(f"{who} {count} times" for who, count in sorted(killed.items())))
-    reported = {what: sum(counts[what] for counts in writers.done.values()) for what in COUNTED}
+        print("killed: " + ", ".join(f"{target} {count} times" for target, count in sorted(killed.items())))
+    reported = {what: sum(counts[what] for counts in writers.done.values()) for what in COUNTERS}
     print(
         f"{total} transfers were decided {reported['decided']} times (without killed attempts), in {took:.1f} s; "
         f"fenced: {reported['fenced']}, outcome unknown at first: {reported['unknown']}"
@@ -389,7 +391,7 @@ class Writers:
         client = CLIENTS[number % len(CLIENTS)] if options.client == "all" else options.client
         command = [sys.executable, __file__, "--writer", f"writer-{number}", "--topic", options.topic]
         command += ["--bootstrap", bootstrap, "--client", client, "--seed", str(options.seed)]
-        command += ["--transfers", str(options.transfers), *(["--plain"] if options.plain else [])]
+        command += ["--transfers", str(options.transfers), *(["--unchecked"] if options.unchecked else [])]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         ear = threading.Thread(target=self._read_output, args=(process,), daemon=True)
         ear.start()
@@ -422,8 +424,8 @@ def audit(bootstrap: str, topic: str) -> Books:
 
 def report(options: argparse.Namespace, books: Books) -> int:
     """Print the result and whether it is correct. Returns the exit status."""
-    queried = {f"writer-{w}-{n}" for w in range(options.writers) for n in range(options.transfers)} | {"deposit"}
-    lost = len(queried - (books.observed[0].keys() & books.observed[1].keys()))
+    expected = {f"writer-{w}-{n}" for w in range(options.writers) for n in range(options.transfers)} | {"deposit"}
+    lost = len(expected - (books.observed[0].keys() & books.observed[1].keys()))
     doubled = sum(count > 1 for observed in books.observed.values() for count in observed.values())
     paid_in, there = PAID_IN * len(ACCOUNTS), sum(books.balances.values())
     print(f"transfers lost: {lost}   doubled: {doubled}   decided on a stale balance: {books.conflicts}")

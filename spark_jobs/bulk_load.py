@@ -55,11 +55,11 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--load", metavar="NAME", help="name of this load in the log, used as sink.id (default: last part of --input)"
     )
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument(
+    partitioning = parser.add_mutually_exclusive_group()
+    partitioning.add_argument(
         "--key", metavar="COLUMN", help="column for the record key; selects the partition like the Java producer"
     )
-    place.add_argument("--partition-column", metavar="COLUMN", help="column with the partition number")
+    partitioning.add_argument("--partition-column", metavar="COLUMN", help="column with the partition number")
     parser.add_argument("--value", metavar="COLUMN", help="column for the record value (default: the row as JSON)")
     parser.add_argument("--schema", metavar="DDL", help="CSV schema, such as 'a INT, b STRING' (default: all strings)")
     parser.add_argument(

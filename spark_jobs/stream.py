@@ -190,26 +190,28 @@ def finished(spark: SparkSession, args: argparse.Namespace) -> dict[int, int]:
     return {int(partition): offset for partition, offset in offsets.get(args.source, {}).items()}
 
 
-def readable(grown: ExpansionHistory, positions: dict[int, int], *, latest: bool) -> list[int]:
+def readable(expansion_history: ExpansionHistory, positions: dict[int, int], *, latest: bool) -> list[int]:
     """The partitions that a query may read, given the end offsets of its last micro-batch.
 
     An added partition may be read after all prior partitions are read up to their thresholds (KIP-253). A partition in
     the checkpoint is already open. A new query that starts at the latest offsets may read all partitions.
     """
-    known = max((each["to"] for each in grown.expansions), default=grown.count)
+    known = max((each["to"] for each in expansion_history.expansions), default=expansion_history.count)
     if latest and not positions:
-        return list(range(min(grown.count, known)))
+        return list(range(min(expansion_history.count, known)))
 
     def may(partition: int) -> bool:
-        brought = next((each for each in grown.expansions if each["from"] <= partition < each["to"]), None)
-        if partition in positions or brought is None:
+        expansion = next(
+            (each for each in expansion_history.expansions if each["from"] <= partition < each["to"]), None
+        )
+        if partition in positions or expansion is None:
             return partition in positions or partition < known
-        if brought.get("unordered"):
+        if expansion.get("unordered"):
             return True
-        thresholds = brought.get("thresholds")
+        thresholds = expansion.get("thresholds")
         return bool(thresholds) and all(t == 0 or positions.get(q, 0) >= t for q, t in enumerate(thresholds))
 
-    return [partition for partition in range(grown.count) if may(partition)]
+    return [partition for partition in range(expansion_history.count) if may(partition)]
 
 
 def start(spark: SparkSession, args: argparse.Namespace, partitions: list[int] | None = None) -> StreamingQuery:
@@ -238,11 +240,11 @@ def partition_count(spark: SparkSession, args: argparse.Namespace) -> int:
 def run(spark: SparkSession, args: argparse.Namespace) -> None:
     """Run until the query ends. Raises PySparkException (StreamingQueryException if the query fails)."""
     while True:
-        grown = history(spark, args)
-        if grown is None:
+        expansion_history = history(spark, args)
+        if expansion_history is None:
             start(spark, args).awaitTermination()
             return
-        partitions = readable(grown, finished(spark, args), latest=args.starting == "latest")
+        partitions = readable(expansion_history, finished(spark, args), latest=args.starting == "latest")
         query = start(spark, args, partitions)
         ended = False
         while not ended and _may_read(spark, args) == partitions:
@@ -254,11 +256,11 @@ def run(spark: SparkSession, args: argparse.Namespace) -> None:
 
 
 def _may_read(spark: SparkSession, args: argparse.Namespace) -> list[int]:
-    grown = history(spark, args)
-    assert grown is not None, (
+    expansion_history = history(spark, args)
+    assert expansion_history is not None, (
         f"topic {args.source!r} no longer has ordered expansion: {ORDERED_CONFIG} was switched off"
     )
-    return readable(grown, finished(spark, args), latest=args.starting == "latest")
+    return readable(expansion_history, finished(spark, args), latest=args.starting == "latest")
 
 
 def _stop(query: StreamingQuery) -> None:

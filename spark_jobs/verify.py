@@ -37,14 +37,14 @@ from fencepost.spark.options import client_options
 RANGE_RECORDS = 250_000
 BATCH_RECORDS = 20_000
 PATIENCE_SECONDS = 60.0
-SAID_MAX = 5
+EXAMPLES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """Result of the comparison, as row counts. `examples`: {kind of error: positions}, never row contents."""
 
-    requested: int
+    expected: int
     once: int
     missing: int
     too_often: int
@@ -168,26 +168,26 @@ def _same(key: Column, value: Column) -> Column:
     return sf.unhex(sf.md5(sf.concat(lengths.cast("binary"), sf.coalesce(key, empty), sf.coalesce(value, empty))))
 
 
-def compare(requested: DataFrame, found: DataFrame, order: str) -> Found:
-    """Compare `requested` (key, value, sort column `at`) with `found` (partition, offset, key, value).
+def compare(expected: DataFrame, found: DataFrame, order: str) -> Found:
+    """Compare `expected` (key, value, sort column `at`) with `found` (partition, offset, key, value).
 
     `order`: `partition` (rows of each Kafka partition follow the input order), `key` (rows of each key follow it and
     are in one partition), or `none`. Equal rows are matched in order.
     """
     row = _same(sf.col("key"), sf.col("value")).alias("row")
     key = sf.unhex(sf.md5("key")).alias("of_key")
-    ours = requested.select(row, "at").groupBy("row").agg(sf.sort_array(sf.collect_list("at")).alias("wanted"))
-    lies = sf.struct("partition", "offset").alias("lies")
+    ours = expected.select(row, "at").groupBy("row").agg(sf.sort_array(sf.collect_list("at")).alias("expected"))
+    position = sf.struct("partition", "offset").alias("position")
     theirs = (
-        found.select(row, key, lies)
+        found.select(row, key, position)
         .groupBy("row")
-        .agg(sf.sort_array(sf.collect_list("lies")).alias("found"), sf.first("of_key").alias("of_key"))
+        .agg(sf.sort_array(sf.collect_list("position")).alias("found"), sf.first("of_key").alias("of_key"))
     )
     both = ours.join(theirs, "row", "full_outer").select(
         "of_key",
-        *(sf.coalesce(each, sf.array()).alias(each) for each in ("wanted", "found")),
+        *(sf.coalesce(each, sf.array()).alias(each) for each in ("expected", "found")),
     )
-    both = both.withColumn("n", sf.size("wanted")).withColumn("m", sf.size("found")).persist()
+    both = both.withColumn("n", sf.size("expected")).withColumn("m", sf.size("found")).persist()
     try:
         return _reported(both, order)
     finally:
@@ -204,38 +204,43 @@ def _reported(both: DataFrame, order: str) -> Found:
         sf.sum(sf.when(sf.col("n") == 0, sf.col("m")).otherwise(0)),
     ).first()
     assert sums is not None
-    requested, once, missing, often, unknown = (int(each or 0) for each in sums)
+    expected, once, missing, often, unknown = (int(each or 0) for each in sums)
     examples: dict[str, list[str]] = {}
     if missing:
-        lost = both.where("m < n").selectExpr("explode(slice(wanted, m + 1, n - m)) AS at")
-        lost = lost.orderBy("at").limit(SAID_MAX).select(sf.col("at").cast("string"))
+        lost = both.where("m < n").selectExpr("explode(slice(expected, m + 1, n - m)) AS at")
+        lost = lost.orderBy("at").limit(EXAMPLES_MAX).select(sf.col("at").cast("string"))
         examples["missing"] = [f"input {row['at']}" for row in lost.collect()]
     for what, condition in (("duplicate", "n > 0 AND m > n"), ("unknown", "n = 0")):
         if unknown if what == "unknown" else often:
-            where = both.where(condition).selectExpr("explode(slice(found, n + 1, m - n)) AS lies")
+            where = both.where(condition).selectExpr("explode(slice(found, n + 1, m - n)) AS position")
             examples[what] = _offsets(where)
     wrong = None
     if order != "none":
-        pairs = both.selectExpr("of_key", "explode(slice(arrays_zip(wanted, found), 1, least(n, m))) AS pair")
-        pairs = pairs.select("of_key", "pair.wanted", "pair.found.partition", "pair.found.offset")
+        pairs = both.selectExpr("of_key", "explode(slice(arrays_zip(expected, found), 1, least(n, m))) AS pair")
+        pairs = pairs.select("of_key", "pair.expected", "pair.found.partition", "pair.found.offset")
         if order == "key":
             pairs = pairs.where("of_key IS NOT NULL")
         one = Window.partitionBy("of_key" if order == "key" else "partition").orderBy("partition", "offset")
         before = pairs.select(
             "*",
-            sf.lag("wanted").over(one).alias("wanted_before"),
+            sf.lag("expected").over(one).alias("expected_before"),
             sf.lag("partition").over(one).alias("partition_before"),
         )
-        bad = before.where("wanted < wanted_before OR partition <> partition_before").persist()
+        bad = before.where("expected < expected_before OR partition <> partition_before").persist()
         wrong = bad.count()
         if wrong:
-            examples["out of order"] = _offsets(bad.select(sf.struct("partition", "offset").alias("lies")))
+            examples["out of order"] = _offsets(bad.select(sf.struct("partition", "offset").alias("position")))
         bad.unpersist()
-    return Found(requested, once, missing, often, unknown, wrong, examples)
+    return Found(expected, once, missing, often, unknown, wrong, examples)
 
 
 def _offsets(where: DataFrame) -> list[str]:
-    found = where.select("lies.partition", "lies.offset").orderBy("partition", "offset").limit(SAID_MAX).collect()
+    found = (
+        where.select("position.partition", "position.offset")
+        .orderBy("partition", "offset")
+        .limit(EXAMPLES_MAX)
+        .collect()
+    )
     return [f"partition {row['partition']} offset {row['offset']}" for row in found]
 
 
@@ -274,7 +279,7 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def wanted_of(spark: SparkSession, args: argparse.Namespace, client: dict[str, Any]) -> DataFrame:
+def expected_rows(spark: SparkSession, args: argparse.Namespace, client: dict[str, Any]) -> DataFrame:
     if args.input:
         # The time zone affects the text of timestamps.
         spark.conf.set("spark.sql.session.timeZone", "UTC")
@@ -301,14 +306,14 @@ def report(args: argparse.Namespace, topic: Topic, found: Found, order: str) -> 
     for partition, (start, end) in topic.bounds.items():
         say(f"{topic.name}-{partition}: " + (f"offsets {start:,} to {end - 1:,}" if end > start else "empty"))
     say(
-        f"{found.requested:,} rows expected: {found.once:,} found once, {found.missing:,} missing, "
+        f"{found.expected:,} rows expected: {found.once:,} found once, {found.missing:,} missing, "
         f"{found.too_often:,} duplicates; {found.unknown:,} unknown records"
     )
     if found.out_of_order is not None:
         each = "Kafka partition" if order == "partition" else "key"
         say(f"order within each {each}: {found.out_of_order:,} rows out of order")
     for what, where in found.examples.items():
-        say(f"{what}: {'; '.join(where)}{' …' if len(where) == SAID_MAX else ''}")
+        say(f"{what}: {'; '.join(where)}{' …' if len(where) == EXAMPLES_MAX else ''}")
     good = found.holds(others=args.others)
     say("PROVED: every row exactly once" if good else "NOT PROVED: see above")
     return 0 if good else 1
@@ -319,7 +324,7 @@ def verify(spark: SparkSession, args: argparse.Namespace) -> int:
     client = client_options(client_settings(args))
     order = args.order or ("partition" if args.input else "key")
     topic = Topic(args.topic, client)
-    found = compare(wanted_of(spark, args, client), topic.rows(spark), order)
+    found = compare(expected_rows(spark, args, client), topic.rows(spark), order)
     return report(args, topic, found, order)
 
 

@@ -40,13 +40,13 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         f"{_I}atomic_clients",
         f"{_I}kv_store",
         f"{_I}transfer",
-        "tests/growth/test_library",
-        "tests/growth/test_example",
+        "tests/expansion/test_library",
+        "tests/expansion/test_example",
         f"{_I}docs",
     ),
     ("proxy/fencepost_proxy/groups", "proxy/fencepost_proxy/net/groups", "proxy/fencepost_proxy/topics/expan"): (
         "tests/order_proof",
-        "tests/growth",
+        "tests/expansion",
         f"{_I}groups",
         f"{_I}group_rights",
         f"{_I}partition_",
@@ -55,7 +55,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
     ("proxy/fencepost_proxy/transactions", "proxy/fencepost_proxy/session/transactions"): (
         f"{_I}atomic_",
-        f"{_I}guarded_transactions",
+        f"{_I}checked_transactions",
         f"{_I}commits_and_moves",
         f"{_I}kip98_",
         f"{_I}stuck_transactions",
@@ -116,7 +116,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         "tests/monitoring",
         "tests/rolling_restart",
     ),
-    ("proxy/fencepost_proxy/dev", "benchmarks", "tests/support"): (
+    ("proxy/fencepost_proxy/dev", "benchmarks", "tests/support", "tests/kit"): (
         f"{_I}embedded_kafka",
         f"{_I}dev_command",
         f"{_I}demo",

@@ -1,7 +1,4 @@
-"""Words that this repository no longer uses, and where they still are: `python -m tests.plain_language [PATH]`.
-
-With a path, lists the findings below it. Without, all of them. `--counts` prints the number for each package or page;
-`--lower` writes the lower ones of these numbers and the recorded ones to `plain_language.txt`.
+"""Words that this repository does not use: `python -m tests.plain_language [PATH]` lists where they are.
 
 An identifier, a code span or a string without blanks counts once in each file, a word in prose each time.
 """
@@ -14,18 +11,15 @@ import io
 import itertools
 import re
 import tokenize
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-RECORDED = Path(__file__).with_suffix(".txt")
 #: All its texts stand in the sources, too.
 GENERATED = ROOT / "docs" / "messages.md"
-CODE = ("proxy", "policies", "client", "spark_jobs", "examples")
-CHECKED = (*CODE, "README.md", "docs", "deploy")
+CHECKED = ("proxy", "policies", "client", "spark_jobs", "examples", "benchmarks", "README.md", "docs", "deploy")
 SUFFIXES = frozenset(
     (".py", ".md", ".js", ".css", ".toml", ".yml", ".yaml", ".json", ".sh", ".service", ".kafka", ".spark", "")
 )
@@ -56,7 +50,7 @@ VOCABULARY = (
     Retired("house, door plan", "codebase, package layout"),
     Retired("wall, walls", "boundary", "wall[- ]clock|firewall"),
     Retired("gate, gates", "partition sequencer"),
-    Retired("ticket, tickets, bid, bids", "pending append, submit", "session tickets?|Kerberos"),
+    Retired("ticket, tickets, bid, bids", "pending append, submit", "(session|service) tickets?"),
     Retired("offer, offers, offered", "pending append, submit", files=r"\.py$|ARCHITECTURE|decisions|mutants"),
     Retired("turn, turns", "produce request in progress", r"turns? (it )?(on|off|into|out|to)\b|in turn"),
     Retired(
@@ -75,12 +69,13 @@ VOCABULARY = (
     ),
     Retired("plain {append,appends,batch,batches,produce,topic,topics}", "append mode: PASS_THROUGH", only=_PROSE),
     Retired("stamp, stamps, stamped, stamping, unstamped", "fence, fenced append", "time stamp"),
-    Retired("shift, shifts, shifted", "sequence offset", "(left|right)[- ]shift"),
+    Retired("shift, shifts, shifted", "sequence offset", "(left|right)[- ]shift|_INSTANCE_ID_SHIFT"),
     Retired(
         "tag, tags",
         "instance id; fence tag",
-        r"tagged|commit[- _]tags?|(read|write|split|take|skip)_tags|(image|docker|git|html|release) tags?"
-        r'|--tag|"tags"|class=.tag|\.tag\b',
+        r"tagged|commit[- _]tags?|(read|write|split|join|take|skip|header)_tags|(image|docker|git|html|release) tags?"
+        r"|LEVEL_TAG|PARTITION_COUNT_TAG|field_tag|_tags_before|^tags$"
+        r'|--tag|"tags"|class=.tag|\.tag\b|^newTag$',
         files=r"^(?!.*(wire/|docker))",
     ),
     Retired("warm", "fence confirmed", r"warm[- ]?up"),
@@ -92,7 +87,7 @@ VOCABULARY = (
     ),
     Retired(_A + "look, looks at, looked at, looks into, looked into", "read, probe, snapshot", only=_PROSE),
     Retired("sight, sights, seen", "observed"),
-    Retired("tail, tails", "log-end snapshot", "tail -|tail latency|latency tail"),
+    Retired("tail, tails", "log-end snapshot", "tail -|tail latency|latency tail|unconsumed_tail"),
     Retired("landed, lands", "appended"),
     Retired(
         "follower, followers",
@@ -109,7 +104,7 @@ VOCABULARY = (
     Retired("sent behind a failed batch", "PREDECESSOR_FAILED"),
     Retired("door, doors", "append barrier"),
     Retired("inside", "enter, entered", only=_NAMES),
-    Retired("{go,goes,went,going} in, {go,goes,went,going} inside", "enter", only=_PROSE),
+    Retired("{go,goes,went,going} in, {go,goes,went,going} inside", "enter", "franz-go in", only=_PROSE),
     Retired("counted", "with partition-count checks", only=_NAMES),
     Retired("counted {topic,topics,partition,partitions}", "topic with partition-count checks", only=_PROSE),
     Retired(
@@ -160,7 +155,11 @@ VOCABULARY = (
     Retired("place, places", "process identity, partition", "place ?holders?|in place", only=_NAMES),
     Retired("told, tell, tells, telling, untold", "respond, report"),
     Retired("said, hear, hears, heard, unheard", "reported, observed"),
-    Retired("ask, asks, asked, asking, want, wants, wanted", "query, request", f"({_PEOPLE}|you) wants?"),
+    Retired(
+        "ask, asks, asked, asking, want, wants, wanted",
+        "query, request",
+        f"({_PEOPLE}|you) wants?|^WantedBy$|Wants=network",
+    ),
     Retired("question, questions", "query, request"),
     Retired("stranger, strangers", "unauthorized client"),
     Retired("nobody, somebody, whoever", "no client, an operator, any client that"),
@@ -204,6 +203,9 @@ class Finding(NamedTuple):
     line: int
     text: str
     use: str
+
+    def __str__(self) -> str:
+        return f"{self.phrase} → {self.use}: {self.file}:{self.line}: {self.text}"
 
 
 class _Phrase(NamedTuple):
@@ -269,9 +271,9 @@ def _in_prose(text: str, file: str) -> Iterator[tuple[int, _Phrase]]:
 
 
 def _is_allowed(phrase: _Phrase, text: str, start: int, end: int) -> bool:
-    services = (max(0, start - 80), min(len(text), end + 80))
+    window = (max(0, start - 80), min(len(text), end + 80))
     return phrase.allowed is not None and any(
-        each.start() <= start and end <= each.end() for each in phrase.allowed.finditer(text, *services)
+        each.start() <= start and end <= each.end() for each in phrase.allowed.finditer(text, *window)
     )
 
 
@@ -346,40 +348,13 @@ def findings(under: Iterable[str] = CHECKED) -> list[Finding]:
     return sorted(found, key=lambda each: (each.phrase, each.file, each.line))
 
 
-def group_of(file: str) -> str:
-    """A package, a page, or all of `deploy`."""
-    return str(Path(file).parent) if file.startswith(CODE) else "deploy" if file.startswith("deploy/") else file
-
-
-def counts(found: Iterable[Finding]) -> Counter[str]:
-    return Counter(group_of(each.file) for each in found)
-
-
-def recorded() -> dict[str, int]:
-    lines = RECORDED.read_text("utf-8").splitlines()
-    return {group: int(number) for number, group in (line.split() for line in lines)}
-
-
-def _table(numbers: dict[str, int]) -> str:
-    return "".join(f"{number:5} {group}\n" for group, number in sorted(numbers.items()) if number)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.plain_language", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("path", nargs="*", help="only below these")
-    parser.add_argument("--counts", action="store_true", help="print the number for each package or page")
-    parser.add_argument("--lower", action="store_true", help="record the numbers that are lower than the recorded ones")
-    given = parser.parse_args()
-    found = findings(given.path or CHECKED)
-    if given.lower:
-        now = counts(findings())
-        RECORDED.write_text(_table({group: min(now[group], number) for group, number in recorded().items()}), "utf-8")
-    elif given.counts:
-        print(_table(counts(found)), end="")
-    else:
-        for each in found:
-            print(f"{each.phrase} → {each.use}: {each.file}:{each.line}: {each.text}")
-        print(f"{len(found)} findings")
+    found = findings(parser.parse_args().path or CHECKED)
+    for each in found:
+        print(each)
+    print(f"{len(found)} findings")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ See docs/client.md.
 from __future__ import annotations
 
 from fencepost._ordering import Waiting
-from fencepost._placing import jump_hash
+from fencepost._partitioning import jump_hash
 from fencepost.errors import (
     BatchTooLarge,
     CheckIsOff,

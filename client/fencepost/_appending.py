@@ -59,7 +59,7 @@ class Decision(Enum):
     OURS = auto()
     REFUSED = auto()
     UNDECIDED = auto()
-    GONE = auto()
+    DELETED = auto()
 
 
 def resolve(
@@ -73,13 +73,13 @@ def resolve(
     | a record of another write            | REFUSED                                          | REFUSED   |
     | no record, but the log is longer     | REFUSED (a transaction marker is there)          | UNDECIDED |
     | nothing yet                          | REFUSED if *clear* or the log is shorter; else UNDECIDED | UNDECIDED |
-    | deleted: the log starts after it     | REFUSED if *clear*; else GONE                    | GONE      |
+    | deleted: the log starts after it     | REFUSED if *clear*; else DELETED                 | DELETED   |
 
     *clear*: the server's message is known and does not contain POSSIBLY_YOURS.
     """
     refused = reply.error if isinstance(reply, Refused) else None
     if observation.log_start > expected:
-        return Decision.REFUSED if refused and refused.possibly_yours is False else Decision.GONE
+        return Decision.REFUSED if refused and refused.possibly_yours is False else Decision.DELETED
     if observation.first is not None and observation.first.offset == expected:
         return Decision.OURS if write_id_of(names, observation.first) == write_id else Decision.REFUSED
     if refused is None:
@@ -155,7 +155,7 @@ class Append:
                 self.topic, self.partition, self.expected, observation.log_end, possibly_yours=False
             ) from reply.cause
         cause = reply.error if isinstance(reply, Refused) else reply.cause
-        if decision is Decision.GONE:
+        if decision is Decision.DELETED:
             raise self._in_doubt("the log now starts after it") from cause
         if now >= self._deadline:
             raise self._in_doubt(f"tried for {self._policy.total_seconds:g} s, last error: {cause!r}") from cause

@@ -37,10 +37,10 @@ class Waiting:
 
 @dataclass(slots=True)
 class TopicOrder:
-    """One topic of one consumer. `mine(partition)`: whether this consumer reads a partition, also a future one."""
+    """One topic of one consumer. `reads(partition)`: whether this consumer reads a partition, also a future one."""
 
     topic: str
-    mine: Callable[[int], bool]
+    reads: Callable[[int], bool]
     count: int = 0
     expansions: tuple[PartitionExpansion, ...] = ()
     opened: set[int] = field(default_factory=set)
@@ -62,11 +62,11 @@ class TopicOrder:
     @property
     def shares(self) -> bool:
         """Whether other consumers read some of the partitions."""
-        return any(not self.mine(partition) for partition in range(self.count))
+        return any(not self.reads(partition) for partition in range(self.count))
 
     @property
     def unopened(self) -> list[int]:
-        return [p for p in range(self.count) if p not in self.opened and self.mine(p)]
+        return [p for p in range(self.count) if p not in self.opened and self.reads(p)]
 
     def is_created(self, partition: int) -> bool:
         """Whether a known expansion added the partition; otherwise it counts as original."""
@@ -86,19 +86,19 @@ class TopicOrder:
             return Waiting(partition, {})
         if expansion.thresholds is None:
             return None  # unordered: there are no thresholds
-        behind: dict[int, tuple[int | None, int]] = {}
+        unread: dict[int, tuple[int | None, int]] = {}
         for prior_partition, threshold in enumerate(expansion.thresholds):
             requested = min(threshold, self._ends_below.get(prior_partition, threshold))
             position = positions.get(prior_partition)
             if requested > 0 and (position is None or position < requested):
-                behind[prior_partition] = (position, requested)
-        return Waiting(partition, behind) if behind else None
+                unread[prior_partition] = (position, requested)
+        return Waiting(partition, unread) if unread else None
 
     def ready(self, positions: Mapping[int, int | None]) -> list[int]:
         """The partitions to open now."""
         return [each for each in self.unopened if self.waiting(each, positions) is None]
 
-    def behind(self, positions: Mapping[int, int | None], now: float) -> set[int]:
+    def unread_prior_partitions(self, positions: Mapping[int, int | None], now: float) -> set[int]:
         """The prior partitions that unopened ones wait for. Logs partitions whose expansion is not described."""
         waiting = [waits for each in self.unopened if (waits := self.waiting(each, positions))]
         self.unexplained(waiting, now)
@@ -154,11 +154,11 @@ def was_read(position: int | None, log_start: int) -> bool:
     return position is not None and position > log_start
 
 
-def refuse_alone(topic: str, shares: bool, group_id: str | None) -> None:
+def refuse_without_group(topic: str, shares: bool, group_id: str | None) -> None:
     """Raises ValueError if a consumer of some partitions has no group id to read the others' positions with."""
     if shares and group_id is None:
         raise ValueError(
-            f"topic {topic!r}: mine= without a group id: this consumer cannot see when other processes have read the "
-            "prior partitions up to their thresholds (set one group id in all processes and commit offsets in each; "
-            "no group is joined)"
+            f"topic {topic!r}: partition_filter= without a group id: this consumer cannot see when other processes "
+            "have read the prior partitions up to their thresholds (set one group id in all processes and commit "
+            "offsets in each; no group is joined)"
         )

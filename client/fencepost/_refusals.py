@@ -13,7 +13,7 @@ _MISMATCH = re.compile(
     r"(?: record=(?P<record>\d+))?(?P<yours> POSSIBLY_YOURS)?"
 )
 #: An earlier pipelined append failed. Its refusal follows: `expected` is that append's, `actual` the log end.
-_BEHIND = "PREDECESSOR_FAILED "
+_PREDECESSOR_FAILED = "PREDECESSOR_FAILED "
 _VIOLATION = re.compile(r"OFFSET_VIOLATION .*\bappended_at=(?P<at>\d+)")
 
 
@@ -29,9 +29,9 @@ def refusal(
         return None
     if message is None:
         return OffsetMismatch(topic, partition, expected, log_end)
-    if message.startswith(_BEHIND):
+    if message.startswith(_PREDECESSOR_FAILED):
         # The proxy did not read this append's own offset, so `possibly_yours` is unknown.
-        ahead = _MISMATCH.match(message.removeprefix(_BEHIND))
+        ahead = _MISMATCH.match(message.removeprefix(_PREDECESSOR_FAILED))
         actual = None if ahead is None or ahead["record"] else int(ahead["actual"])
         return OffsetMismatch(topic, partition, expected, actual, detail=message)
     if found := _MISMATCH.match(message):

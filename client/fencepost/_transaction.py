@@ -41,7 +41,7 @@ INVALID_PRODUCER_EPOCH, PRODUCER_FENCED = 47, 90
 FENCED = frozenset({INVALID_PRODUCER_EPOCH, PRODUCER_FENCED})
 #: OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID: a new producer can continue.
 OUT_OF_SEQUENCE = frozenset({45, 59})
-REFUSED_AT_THE_END = (
+COMMIT_REFUSED_MESSAGE = (
     "commit refused: one of its appends was refused or is not at its expected offset, or another transaction came in "
     "between"
 )
@@ -75,7 +75,7 @@ def parts_of(requested: RequestedAppends) -> list[Part]:
     """The parts in send order. Raises ValueError if they cannot form one conditional transaction."""
     parts = []
     for key, (expected, records) in requested.items():
-        topic, partition = place(key)
+        topic, partition = topic_partition(key)
         if not records:
             raise ValueError(f"{topic}-{partition}: nothing to append")
         parts.append(Part(key, topic, partition, expected, tuple(timestamped_now(records))))
@@ -87,7 +87,7 @@ def parts_of(requested: RequestedAppends) -> list[Part]:
     return sorted(parts, key=lambda part: (part.expected is None, part.where))
 
 
-def place(key: Any) -> tuple[str, int]:
+def topic_partition(key: Any) -> tuple[str, int]:
     """(topic, partition) of a tuple or of any client library's TopicPartition."""
     if isinstance(key, tuple):
         topic, partition = key
@@ -117,12 +117,12 @@ def explained(
     *,
     code: int | None = None,
     message: str | None = None,
-    passing: bool,
+    retriable: bool,
     transactional_id: str,
 ) -> Exception:
     """The error to raise for a failed append after the abort; `error` itself if no better one fits.
 
-    `code`, `message`: the server's, None if there is none. `passing`: the next attempt may succeed.
+    `code`, `message`: the server's, None if there is none. `retriable`: the next attempt may succeed.
     """
     if isinstance(error, OffsetViolation):
         return _elsewhere(error.topic, error.partition, error.expected, error.appended_at)
@@ -132,7 +132,7 @@ def explained(
         return WriterFenced(transactional_id)
     if code == POLICY_VIOLATION and part.expected is not None:
         return TransactionConflict(f"{part.topic}-{part.partition}: {message or 'another transaction is open on it'}")
-    if passing or code in OUT_OF_SEQUENCE:
+    if retriable or code in OUT_OF_SEQUENCE:
         return TransactionAborted(f"{part.topic}-{part.partition}: not appended in time, last error: {error!r}")
     return error
 
@@ -146,7 +146,7 @@ def _elsewhere(topic: str, partition: int, expected: int, offset: int) -> Offset
 class Ended(Enum):
     COMMITTED = auto()
     ABORTED = auto()
-    GONE = auto()
+    DELETED = auto()
 
 
 def resolve(part: Part, write_id: bytes, observation: Observation | None, names: HeaderNames) -> Ended | None:
@@ -159,7 +159,7 @@ def resolve(part: Part, write_id: bytes, observation: Observation | None, names:
     if observation is None:
         return None
     if observation.log_start > part.expected:
-        return Ended.GONE
+        return Ended.DELETED
     if observation.first is not None and observation.first.offset == part.expected:
         return Ended.COMMITTED if write_id_of(names, observation.first) == write_id else Ended.ABORTED
     # An aborted record or a marker is there.

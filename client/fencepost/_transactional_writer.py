@@ -17,15 +17,15 @@ from fencepost._appending import LogPosition, Observation
 from fencepost._checks import TopicFacts
 from fencepost._log_writer import CannotRead
 from fencepost._transaction import (
-    REFUSED_AT_THE_END,
+    COMMIT_REFUSED_MESSAGE,
     Ended,
     Part,
     RequestedAppends,
     appended_batch,
     parts_of,
-    place,
     refuse_required,
     resolve,
+    topic_partition,
 )
 from fencepost.errors import (
     OutcomeUnknown,
@@ -91,7 +91,7 @@ class BlockingLogReader:
     def __init__(self, partitions: Iterable[Any], reading: Reading, retry: RetryPolicy) -> None:
         self._reading = reading
         self._retry = retry
-        self._positions = {key: LogPosition(*place(key), HeaderNames(), retry, 0) for key in partitions}
+        self._positions = {key: LogPosition(*topic_partition(key), HeaderNames(), retry, 0) for key in partitions}
 
     def read_to_end(self, apply: Callable[[Any, LogRecord], None]) -> dict[Any, int]:
         """Call `apply(partition, record)` for each unread committed record, one partition after the other.
@@ -185,19 +185,19 @@ class BlockingTransactionalWriter(ABC):
             self._commit()
         except CommitRefused as refusal:
             self._give_up(goes_on=True)
-            raise TransactionConflict(REFUSED_AT_THE_END) from refusal.__cause__
+            raise TransactionConflict(COMMIT_REFUSED_MESSAGE) from refusal.__cause__
         except WriterFenced as fenced:
             self._fenced = True
             self._drop()
-            self._finish_sends(parts, write_id, fenced, fenced.__cause__)
+            self._resolve_commit(parts, write_id, fenced, fenced.__cause__)
         except CommitInDoubt as in_doubt:
             self._drop()
             aborted = (
-                TransactionConflict(REFUSED_AT_THE_END)
+                TransactionConflict(COMMIT_REFUSED_MESSAGE)
                 if in_doubt.refused
                 else TransactionAborted("no response to the commit, and it was not applied")
             )
-            self._finish_sends(parts, write_id, aborted, in_doubt.__cause__)
+            self._resolve_commit(parts, write_id, aborted, in_doubt.__cause__)
         except BaseException:
             self._drop()  # interrupted: the next append completes or aborts the transaction
             raise
@@ -232,7 +232,7 @@ class BlockingTransactionalWriter(ABC):
             with contextlib.suppress(Exception):  # otherwise the next append or the transaction timeout aborts it
                 self._start()
 
-    def _finish_sends(
+    def _resolve_commit(
         self, parts: list[Part], write_id: bytes, aborted: Exception, cause: BaseException | None
     ) -> None:
         """Return if the transaction committed. Raises `aborted` or OutcomeUnknown."""
@@ -248,8 +248,8 @@ class BlockingTransactionalWriter(ABC):
                 return
             if ended is Ended.ABORTED:
                 raise aborted from cause
-            if ended is Ended.GONE or time.monotonic() >= deadline:
-                reason = "the log now starts after it" if ended is Ended.GONE else f"last error: {cause!r}"
+            if ended is Ended.DELETED or time.monotonic() >= deadline:
+                reason = "the log now starts after it" if ended is Ended.DELETED else f"last error: {cause!r}"
                 expected = {each.where: each.expected for each in parts if each.expected is not None}
                 raise OutcomeUnknown(expected, write_id, reason) from cause
             time.sleep(self._retry.pause(tries))

@@ -30,32 +30,32 @@ from fencepost._appending import Append, Appended, Done, LogPosition, MaybeAppen
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._idempotence import Idempotence, configured
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, CannotRead, timestamped_now
-from fencepost._ordering import TopicOrder, Waiting, every, refuse_alone, was_read
-from fencepost._placing import (
+from fencepost._ordering import TopicOrder, Waiting, every, refuse_without_group, was_read
+from fencepost._partitioning import (
     INVALID_PARTITIONS,
-    Placement,
+    Partitioner,
     Send,
     TopicSends,
     count_changed,
-    counted_headers,
+    count_headers,
     murmur2,
     refuse_configs,
 )
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
 from fencepost._transaction import (
     COMMIT_REFUSED,
+    COMMIT_REFUSED_MESSAGE,
     FENCED,
     PRODUCER_FENCED,
-    REFUSED_AT_THE_END,
     Ended,
     Part,
     RequestedAppends,
     appended_batch,
     explained,
     parts_of,
-    place,
     refuse_required,
     resolve,
+    topic_partition,
 )
 from fencepost.errors import (
     FencepostError,
@@ -194,8 +194,8 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
         same record. Raises CheckIsOff, PartitionRequired, ValueError.
         """
         if expected_offset is None:
-            plain: asyncio.Future[Any] = await super().send(topic, value, key, partition, timestamp_ms, headers)
-            return plain
+            unchecked: asyncio.Future[Any] = await super().send(topic, value, key, partition, timestamp_ms, headers)
+            return unchecked
         if partition is None:
             raise PartitionRequired("expected_offset= needs partition= (offsets are per partition)")
         headers = conditional_headers(self._header_names, headers or (), expected_offset, write_id or new_write_id())
@@ -535,7 +535,7 @@ class LogReader:
         configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
         self._reading = _Reading(retry.attempt_seconds, configs)
         self._retry = retry
-        self._positions = {key: LogPosition(*place(key), HeaderNames(), retry, 0) for key in partitions}
+        self._positions = {key: LogPosition(*topic_partition(key), HeaderNames(), retry, 0) for key in partitions}
 
     async def read_to_end(self, apply: Callable[[Any, LogRecord], Awaitable[None] | None]) -> dict[Any, int]:
         """Call `apply(partition, record)` (a function or coroutine function) for each unread committed record.
@@ -662,8 +662,8 @@ class TransactionalWriter:
             if code in FENCED:
                 self._fenced, aborted = True, WriterFenced(self.transactional_id)
             elif code in COMMIT_REFUSED:
-                aborted = TransactionConflict(REFUSED_AT_THE_END)
-            await self._finish_sends(parts, write_id, aborted, error)
+                aborted = TransactionConflict(COMMIT_REFUSED_MESSAGE)
+            await self._resolve_commit(parts, write_id, aborted, error)
         return offsets
 
     async def start(self) -> None:
@@ -723,8 +723,8 @@ class TransactionalWriter:
                 observation = await self._observe_log(part)
                 if observation is not None and observation.log_end != part.expected:
                     raise OffsetMismatch(part.topic, part.partition, part.expected, observation.log_end) from error
-            passing = isinstance(error, TimeoutError) or error.retriable or isinstance(error, UnknownError)
-            why = explained(part, error, code=code, passing=passing, transactional_id=self.transactional_id)
+            retriable = isinstance(error, TimeoutError) or error.retriable or isinstance(error, UnknownError)
+            why = explained(part, error, code=code, retriable=retriable, transactional_id=self.transactional_id)
             raise why from (None if why is error else error)
 
     async def _observe_log(self, part: Part) -> Observation | None:
@@ -751,7 +751,7 @@ class TransactionalWriter:
         if producer is not None:
             await _end(producer)
 
-    async def _finish_sends(self, parts: list[Part], write_id: bytes, aborted: Exception, cause: Exception) -> None:
+    async def _resolve_commit(self, parts: list[Part], write_id: bytes, aborted: Exception, cause: Exception) -> None:
         """Return if the transaction committed. Raises `aborted` or OutcomeUnknown."""
         part = next(part for part in parts if part.expected is not None)
         deadline = time.monotonic() + self._retry.total_seconds
@@ -764,8 +764,8 @@ class TransactionalWriter:
                 return
             if ended is Ended.ABORTED:
                 raise aborted from cause
-            if ended is Ended.GONE or time.monotonic() >= deadline:
-                reason = "the log now starts after it" if ended is Ended.GONE else f"last error: {cause!r}"
+            if ended is Ended.DELETED or time.monotonic() >= deadline:
+                reason = "the log now starts after it" if ended is Ended.DELETED else f"last error: {cause!r}"
                 expected = {each.where: each.expected for each in parts if each.expected is not None}
                 raise OutcomeUnknown(expected, write_id, reason) from cause
             await asyncio.sleep(self._retry.pause(tries))
@@ -823,23 +823,23 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
     all prior partitions are read up to their thresholds. Records returned by an earlier call count as read. See
     docs/client.md.
 
-    `mine(partition)`: whether this consumer reads a partition, also a future one; default all. Processes that share
-    topics need the same `group_id` and must commit. `positions`: {TopicPartition: offset} to start at, for applications
-    that store offsets themselves. Other partitions start at the group's committed offsets or by `auto_offset_reset`.
-    `refresh_seconds`: interval of checks for expansions and other processes' commits. `start` raises CheckIsOff,
-    ValueError.
+    `partition_filter(partition)`: whether this consumer reads a partition, also a future one; default all. Processes
+    that share topics need the same `group_id` and must commit. `positions`: {TopicPartition: offset} to start at, for
+    applications that store offsets themselves. Other partitions start at the group's committed offsets or by
+    `auto_offset_reset`. `refresh_seconds`: interval of checks for expansions and other processes' commits. `start`
+    raises CheckIsOff, ValueError.
     """
 
     def __init__(
         self,
         *topics: str,
-        mine: Callable[[int], bool] | None = None,
+        partition_filter: Callable[[int], bool] | None = None,
         positions: Mapping[TopicPartition, int] | None = None,
         refresh_seconds: float = 1.0,
         **configs: Any,
     ) -> None:
         super().__init__(**configs)
-        self._orders = {topic: TopicOrder(topic, mine or every) for topic in topics}
+        self._orders = {topic: TopicOrder(topic, partition_filter or every) for topic in topics}
         self._given = dict(positions or {})
         self._reset = configs.get("auto_offset_reset", "latest")
         self._grouped = configs.get("group_id") is not None
@@ -894,7 +894,7 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
 
     async def _begin(self, order: TopicOrder) -> None:
         await self._learn(order)
-        refuse_alone(order.topic, order.shares, "given" if self._grouped else None)
+        refuse_without_group(order.topic, order.shares, "given" if self._grouped else None)
         known = {p: await self._known(TopicPartition(order.topic, p)) for p in order.unopened}
         created_partitions = [TopicPartition(order.topic, p) for p in known if order.is_created(p)]
         log_starts = await self.beginning_offsets(created_partitions) if created_partitions else {}
@@ -942,14 +942,14 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
                 await self._assign(order, ready, starts)
 
     async def _read_prior_partitions(self, order: TopicOrder, now: float) -> None:
-        behind = order.behind(self._positions(order), now)
-        for prior_partition in behind:
-            if not order.mine(prior_partition):
+        unread = order.unread_prior_partitions(self._positions(order), now)
+        for prior_partition in unread:
+            if not order.reads(prior_partition):
                 self._others[order.topic][prior_partition] = await self._known(
                     TopicPartition(order.topic, prior_partition)
                 )
-        if behind and order.ends_are_due(now):
-            ends = await self.end_offsets([TopicPartition(order.topic, prior_partition) for prior_partition in behind])
+        if unread and order.ends_are_due(now):
+            ends = await self.end_offsets([TopicPartition(order.topic, prior_partition) for prior_partition in unread])
             for tp, end in ends.items():
                 order.ended_at(tp.partition, end)
 
@@ -989,7 +989,7 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
     refuses the record, and this producer repartitions it, in the order of `send`.
 
     `partitioner`: (key, partition count) → partition; default: the Java client's.
-    `grace_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
+    `repartition_timeout_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
     `buffered_max`: how many records may be queued meanwhile; then `send` waits.
 
     The default is `acks="all"`. `acks=0`, transactions and idempotence raise ValueError (an idempotent producer of
@@ -999,8 +999,8 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        partitioner: Placement = murmur2,
-        grace_seconds: float = 120.0,
+        partitioner: Partitioner = murmur2,
+        repartition_timeout_seconds: float = 120.0,
         buffered_max: int = 10_000,
         check_ttl_seconds: float = 30.0,
         header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
@@ -1016,15 +1016,16 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
         )
         self._serializers = configs.pop("key_serializer", None), configs.pop("value_serializer", None)
         super().__init__(**configs)
-        self._place_key, self._grace_seconds, self._buffered_max = partitioner, grace_seconds, buffered_max
+        self._partition_of, self._buffered_max = partitioner, buffered_max
+        self._repartition_timeout_seconds = repartition_timeout_seconds
         self._count_header = header_names.partition_count
         self._checks = TopicChecks(check_ttl_seconds, configs, COUNT_CHECK_CONFIG)
         self._sends: dict[str, TopicSends] = {}
         self._numbers = itertools.count()
         #: Serializes calls of the library, so that records are sent in the order of their numbers.
-        self._migrating = asyncio.Lock()
+        self._forwarding = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._finishers: dict[str, asyncio.Task[None]] = {}
+        self._resenders: dict[str, asyncio.Task[None]] = {}
         self._outcomes: set[asyncio.Task[None]] = set()
 
     async def send(  # noqa: PLR0917 - the library's signature
@@ -1040,25 +1041,25 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
 
         Raises CheckIsOff, ValueError; the future raises PartitionCountChanged.
         """
-        given = counted_headers(self._count_header, headers or (), 0)[:-1]
+        given = count_headers(self._count_header, headers or (), 0)[:-1]
         await self._checks.require(topic)
         key_serializer, value_serializer = self._serializers
         key = key if key_serializer is None else key_serializer(key)
         value = value if value_serializer is None else value_serializer(value)
         if topic not in self._sends:
             count = len(await self.partitions_for(topic))
-            self._sends.setdefault(topic, TopicSends(self._place_key, count))
+            self._sends.setdefault(topic, TopicSends(self._partition_of, count))
         sends = self._sends[topic]
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         while len(sends.queue) >= self._buffered_max:
             await self._change()
-        async with self._migrating:
+        async with self._forwarding:
             what = (value, given, timestamp_ms or int(time.time() * 1000), future)
-            deadline = time.monotonic() + self._grace_seconds
+            deadline = time.monotonic() + self._repartition_timeout_seconds
             send = Send(next(self._numbers), topic, key, partition, deadline, what)
             if sends.submit(send):
                 try:
-                    await self._migrate(sends, send)
+                    await self._forward(sends, send)
                 except BaseException:
                     sends.ended(send)
                     raise
@@ -1086,19 +1087,19 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
         if not self._closed and self._sends:
             await self.flush()
         await super().stop()
-        for finisher in self._finishers.values():
-            finisher.cancel()
-        if running := [*self._finishers.values(), *self._outcomes]:
+        for resender in self._resenders.values():
+            resender.cancel()
+        if running := [*self._resenders.values(), *self._outcomes]:
             await asyncio.wait(running)
         for sends in self._sends.values():
             for send in sends.give_up():
                 send.what[3].set_exception(count_changed(send, None, "the producer was closed"))
         await self._checks.close()
 
-    async def _migrate(self, sends: TopicSends, send: Send) -> None:
+    async def _forward(self, sends: TopicSends, send: Send) -> None:
         value, headers, timestamp_ms, _ = send.what
-        counted = counted_headers(self._count_header, headers, send.placed_over)
-        inner = await super().send(send.topic, value, send.key, send.placed_on, timestamp_ms, counted)
+        with_count = count_headers(self._count_header, headers, send.partition_count)
+        inner = await super().send(send.topic, value, send.key, send.chosen_partition, timestamp_ms, with_count)
         outcome = asyncio.create_task(self._outcome(inner, sends, send))
         self._outcomes.add(outcome)
         outcome.add_done_callback(self._outcomes.discard)
@@ -1110,8 +1111,8 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
         except KafkaError as error:
             if isinstance(error, BrokerResponseError) and error.errno == INVALID_PARTITIONS:
                 sends.refuse(send)
-                if send.topic not in self._finishers:
-                    self._finishers[send.topic] = asyncio.create_task(self._finish_sends(send.topic, sends))
+                if send.topic not in self._resenders:
+                    self._resenders[send.topic] = asyncio.create_task(self._resend_refused(send.topic, sends))
             else:
                 sends.ended(send)
                 if not future.done():
@@ -1123,9 +1124,9 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
         finally:
             self._report()
 
-    async def _finish_sends(self, topic: str, sends: TopicSends) -> None:
+    async def _resend_refused(self, topic: str, sends: TopicSends) -> None:
         while True:
-            while not sends.stable:
+            while not sends.drained:
                 await self._change()
             try:
                 await self.client.force_metadata_update()
@@ -1133,18 +1134,18 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
             except KafkaError:
                 await asyncio.sleep(_PAUSE_SECONDS)
                 count = 0
-            for send in sends.regrown(count, time.monotonic()):
+            for send in sends.update_count(count, time.monotonic()):
                 if not send.what[3].done():
-                    reason = f"tried for {self._grace_seconds:g} s"
+                    reason = f"tried for {self._repartition_timeout_seconds:g} s"
                     send.what[3].set_exception(count_changed(send, count or None, reason))
             self._report()
             if sends.stale:
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            async with self._migrating:
+            async with self._forwarding:
                 while (again := sends.next()) is not None:
                     try:
-                        await self._migrate(sends, again)
+                        await self._forward(sends, again)
                     except KafkaError as error:
                         sends.ended(again)
                         if not again.what[3].done():

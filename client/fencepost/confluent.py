@@ -34,14 +34,14 @@ from fencepost._appending import Append, Appended, MaybeAppended, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._idempotence import Idempotence, configured
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
-from fencepost._ordering import TopicOrder, Waiting, every, refuse_alone, was_read
-from fencepost._placing import (
+from fencepost._ordering import TopicOrder, Waiting, every, refuse_without_group, was_read
+from fencepost._partitioning import (
     INVALID_PARTITIONS,
-    Placement,
+    Partitioner,
     Send,
     TopicSends,
     count_changed,
-    counted_headers,
+    count_headers,
     crc32,
     murmur2,
     refuse_configs,
@@ -552,7 +552,7 @@ class TransactionalWriter(BlockingTransactionalWriter):
                 raise TransactionConflict(
                     f"{part.topic}-{part.partition}: another transaction is open on it"
                 ) from error
-            raise explained(part, error, passing=False, transactional_id=self.transactional_id) from error.__cause__
+            raise explained(part, error, retriable=False, transactional_id=self.transactional_id) from error.__cause__
         except _RAISED as error:
             failed = _failure(error)
         else:
@@ -560,7 +560,7 @@ class TransactionalWriter(BlockingTransactionalWriter):
             return offsets[0]
         reported = failed.args[0]
         code = KafkaError.PRODUCER_FENCED if reported.code() == KafkaError._FENCED else reported.code()
-        why = explained(part, failed, code=code, passing=code in _IN_DOUBT, transactional_id=self.transactional_id)
+        why = explained(part, failed, code=code, retriable=code in _IN_DOUBT, transactional_id=self.transactional_id)
         raise why from (None if why is failed else failed)
 
     def _commit(self) -> None:
@@ -643,9 +643,9 @@ class OrderedConsumer(Consumer):
     expansion added is assigned after all prior partitions are read up to their thresholds. Records returned by an
     earlier call count as read. See docs/client.md.
 
-    `mine(partition)`: whether this consumer reads a partition, also a future one; default all. Processes that share
-    topics need the same `group.id` and must commit. `positions`: {(topic, partition): offset} to start at, for
-    applications that store offsets themselves. Other partitions start at the group's committed offsets or by
+    `partition_filter(partition)`: whether this consumer reads a partition, also a future one; default all. Processes
+    that share topics need the same `group.id` and must commit. `positions`: {(topic, partition): offset} to start at,
+    for applications that store offsets themselves. Other partitions start at the group's committed offsets or by
     `auto.offset.reset`. `refresh_seconds`: interval of checks for expansions and other processes' commits. `commit()`
     without arguments also covers offsets after the last record that hold no records (transaction markers). Raises
     CheckIsOff, ValueError.
@@ -656,7 +656,7 @@ class OrderedConsumer(Consumer):
         config: Mapping[str, Any],
         topics: Sequence[str],
         *,
-        mine: Callable[[int], bool] | None = None,
+        partition_filter: Callable[[int], bool] | None = None,
         positions: Mapping[tuple[str, int], int] | None = None,
         refresh_seconds: float = 1.0,
         timeout_seconds: float = 30.0,
@@ -666,13 +666,13 @@ class OrderedConsumer(Consumer):
         alone = {"group.id": "fencepost-ordered-consumer", "enable.auto.commit": False}  # never joined
         # position() is after the last record: only end-of-partition events cover offsets without records after it.
         ours: dict[str, Any] = {"enable.partition.eof": True}
-        self._tells_ends = str(config.get("enable.partition.eof", False)).lower() == "true"
+        self._reports_ends = str(config.get("enable.partition.eof", False)).lower() == "true"
         self._stores = self._grouped and str(config.get("enable.auto.offset.store", True)).lower() == "true"
         if self._stores:
             ours["enable.auto.offset.store"] = False  # stored here, to cover offsets without records after the last one
         super().__init__({**({} if self._grouped else alone), **config, **ours}, **kwargs)
         self._latest = config.get("auto.offset.reset", "largest") in ("largest", "latest", "end")
-        self._orders = {topic: TopicOrder(topic, mine or every) for topic in topics}
+        self._orders = {topic: TopicOrder(topic, partition_filter or every) for topic in topics}
         self._given = dict(positions or {})
         self._read: dict[tuple[str, int], int] = {}
         self._others: dict[str, dict[int, int | None]] = {topic: {} for topic in topics}
@@ -745,11 +745,11 @@ class OrderedConsumer(Consumer):
             self._read[topic, partition] = position
             if moved and self._stores:
                 self.store_offsets(offsets=[TopicPartition(topic, partition, position)])
-        return error is None or error.code() != KafkaError._PARTITION_EOF or self._tells_ends
+        return error is None or error.code() != KafkaError._PARTITION_EOF or self._reports_ends
 
     def _start(self, order: TopicOrder) -> None:
         self._learn(order)
-        refuse_alone(order.topic, order.shares, "given" if self._grouped else None)
+        refuse_without_group(order.topic, order.shares, "given" if self._grouped else None)
         known = self._known(order, order.unopened)
         fresh = self._latest and all(offset is None for offset in known.values())
         opened = [
@@ -798,11 +798,11 @@ class OrderedConsumer(Consumer):
                 self._assign(order, {p: OFFSET_BEGINNING if at is None else at for p, at in starts.items()})
 
     def _read_prior_partitions(self, order: TopicOrder, now: float) -> None:
-        behind = order.behind(self._positions(order), now)
-        others = [prior_partition for prior_partition in behind if not order.mine(prior_partition)]
+        unread = order.unread_prior_partitions(self._positions(order), now)
+        others = [prior_partition for prior_partition in unread if not order.reads(prior_partition)]
         if others:
             self._others[order.topic].update(self._known(order, others))
-        for prior_partition in behind if order.ends_are_due(now) else ():
+        for prior_partition in unread if order.ends_are_due(now) else ():
             order.ended_at(prior_partition, self._bounds(order.topic, prior_partition)[1])
 
     def _positions(self, order: TopicOrder) -> dict[int, int | None]:
@@ -826,7 +826,7 @@ class OrderedProducer(Producer):
 
     `partitioner`: (key, partition count) → partition; default: by the setting
     `partitioner` (`consistent_random`, that is crc32, or `murmur2_random`).
-    `grace_seconds`: how long a record may be refused before it is delivered as PartitionCountChanged.
+    `repartition_timeout_seconds`: how long a record may be refused before it is delivered as PartitionCountChanged.
     `buffered_max`: how many records may be queued meanwhile; then `produce` raises BufferError.
 
     The default is `enable.idempotence=true`, so that retries keep their order. `acks=0` and transactions raise
@@ -837,8 +837,8 @@ class OrderedProducer(Producer):
         self,
         config: Mapping[str, Any],
         *,
-        partitioner: Placement | None = None,
-        grace_seconds: float = 120.0,
+        partitioner: Partitioner | None = None,
+        repartition_timeout_seconds: float = 120.0,
         buffered_max: int = 10_000,
         check_ttl_seconds: float = 30.0,
         check_timeout_seconds: float = 30.0,
@@ -853,13 +853,13 @@ class OrderedProducer(Producer):
             transactional="transactional.id" in config,
         )
         named = config.get("partitioner", "consistent_random")
-        if partitioner is None and named not in _PLACEMENTS:
+        if partitioner is None and named not in _PARTITIONERS:
             raise ValueError(
-                f"partitioner={named!r} is not supported (pass partitioner=, or set one of {', '.join(_PLACEMENTS)})"
+                f"partitioner={named!r} is not supported (pass partitioner=, or set one of {', '.join(_PARTITIONERS)})"
             )
         super().__init__({"enable.idempotence": True, **config}, **kwargs)
-        self._place_key = partitioner or _PLACEMENTS[named]
-        self._grace_seconds, self._buffered_max = grace_seconds, buffered_max
+        self._partition_of = partitioner or _PARTITIONERS[named]
+        self._repartition_timeout_seconds, self._buffered_max = repartition_timeout_seconds, buffered_max
         self._timeout_seconds = check_timeout_seconds
         self._count_header = header_names.partition_count
         self._default_delivery: OnDelivery | None = config.get("on_delivery")
@@ -885,13 +885,13 @@ class OrderedProducer(Producer):
         The call blocks while it reads the topic configs: the first time for a topic, then every `check_ttl_seconds`.
         Raises CheckIsOff, ValueError, BufferError.
         """
-        given = counted_headers(
+        given = count_headers(
             self._count_header, headers.items() if isinstance(headers, Mapping) else headers or [], 0
         )[:-1]
         self._checks.require(topic)
         with self._lock:
             if topic not in self._sends:
-                self._sends[topic] = TopicSends(self._place_key, self._count(topic))
+                self._sends[topic] = TopicSends(self._partition_of, self._count(topic))
             sends = self._sends[topic]
             if len(sends.queue) >= self._buffered_max:
                 raise BufferError(
@@ -903,12 +903,12 @@ class OrderedProducer(Producer):
                 topic,
                 key.encode() if isinstance(key, str) else key,
                 partition if partition >= 0 else None,
-                time.monotonic() + self._grace_seconds,
+                time.monotonic() + self._repartition_timeout_seconds,
                 (value, given, timestamp or int(time.time() * 1000), on_delivery or callback or self._default_delivery),
             )
             if sends.submit(send):
                 try:
-                    self._migrate(sends, send)
+                    self._forward(sends, send)
                 except BaseException:
                     sends.ended(send)
                     raise
@@ -919,7 +919,7 @@ class OrderedProducer(Producer):
         while True:
             left = _POLL_SECONDS if deadline is None else min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))
             events = super().poll(left)
-            self._finish_sends()
+            self._resend_refused()
             if events or (deadline is not None and time.monotonic() >= deadline):
                 return events
 
@@ -929,29 +929,29 @@ class OrderedProducer(Producer):
         while True:
             left = _POLL_SECONDS if deadline is None else min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))
             super().flush(left)
-            self._finish_sends()
+            self._resend_refused()
             if not len(self) or (deadline is not None and time.monotonic() >= deadline):
                 return len(self)
 
     def close(self) -> bool:
-        self.flush(self._grace_seconds)
+        self.flush(self._repartition_timeout_seconds)
         closed = super().close()
         self._checks.close()
         return closed
 
     def __len__(self) -> int:
         with self._lock:
-            return super().__len__() + sum(len(sends) - len(sends.flying) for sends in self._sends.values())
+            return super().__len__() + sum(len(sends) - len(sends.in_flight) for sends in self._sends.values())
 
     def _count(self, topic: str) -> int:
         return len(self.list_topics(topic, self._timeout_seconds).topics[topic].partitions)
 
-    def _migrate(self, sends: TopicSends, send: Send) -> None:
+    def _forward(self, sends: TopicSends, send: Send) -> None:
         value, headers, timestamp, deliver = send.what
 
         def delivered(err: KafkaError | None, msg: Message) -> None:
             with self._lock:
-                if err is not None and err.code() in _MISPLACED:
+                if err is not None and err.code() in _COUNT_REFUSED:
                     sends.refuse(send)
                     return
                 sends.ended(send)
@@ -962,26 +962,26 @@ class OrderedProducer(Producer):
             send.topic,
             value,
             send.key,
-            -1 if send.placed_on is None else send.placed_on,
+            -1 if send.chosen_partition is None else send.chosen_partition,
             on_delivery=delivered,
             timestamp=timestamp,
-            headers=counted_headers(self._count_header, headers, send.placed_over),
+            headers=count_headers(self._count_header, headers, send.partition_count),
         )
 
-    def _finish_sends(self) -> None:
+    def _resend_refused(self) -> None:
         with self._lock:
             late: list[tuple[Send, int | None]] = []
             for topic, sends in self._sends.items():
-                if sends.stable and time.monotonic() >= self._query_at:
+                if sends.drained and time.monotonic() >= self._query_at:
                     count = None
                     with contextlib.suppress(KafkaException):
                         count = self._count(topic)
-                    late += [(send, count) for send in sends.regrown(count or 0, time.monotonic())]
+                    late += [(send, count) for send in sends.update_count(count or 0, time.monotonic())]
                     if sends.stale:
                         self._query_at = time.monotonic() + _PAUSE_SECONDS
                 while (again := sends.next()) is not None:
                     try:
-                        self._migrate(sends, again)
+                        self._forward(sends, again)
                     except (BufferError, KafkaException) as error:
                         sends.put_back(again)
                         if isinstance(error, BufferError) or error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
@@ -991,16 +991,16 @@ class OrderedProducer(Producer):
         for send, count in late:
             deliver = send.what[3]
             if deliver is not None:
-                reason = f"tried for {self._grace_seconds:g} s (on_delivery gets no message)"
+                reason = f"tried for {self._repartition_timeout_seconds:g} s (on_delivery gets no message)"
                 deliver(count_changed(send, count, reason), None)
 
 
 #: librdkafka setting `partitioner` → partitioner.
-_PLACEMENTS: dict[str, Placement] = {
+_PARTITIONERS: dict[str, Partitioner] = {
     "consistent": crc32,
     "consistent_random": crc32,
     "murmur2": murmur2,
     "murmur2_random": murmur2,
 }
 #: Not appended: refused by the proxy, or by librdkafka because it does not know the partition yet.
-_MISPLACED = frozenset({INVALID_PARTITIONS, KafkaError._UNKNOWN_PARTITION})
+_COUNT_REFUSED = frozenset({INVALID_PARTITIONS, KafkaError._UNKNOWN_PARTITION})

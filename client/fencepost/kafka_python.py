@@ -22,14 +22,14 @@ from fencepost._appending import Append, Appended, MaybeAppended, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._idempotence import Idempotence, configured
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
-from fencepost._ordering import TopicOrder, Waiting, every, refuse_alone, was_read
-from fencepost._placing import (
+from fencepost._ordering import TopicOrder, Waiting, every, refuse_without_group, was_read
+from fencepost._partitioning import (
     INVALID_PARTITIONS,
-    Placement,
+    Partitioner,
     Send,
     TopicSends,
     count_changed,
-    counted_headers,
+    count_headers,
     murmur2,
     refuse_configs,
 )
@@ -466,9 +466,9 @@ class TransactionalWriter(BlockingTransactionalWriter):
         except Exception as error:
             code = error.errno if isinstance(error, BrokerResponseError) else None
             message = str(error.args[0]) if error.args and code is not None else None
-            passing = isinstance(error, RetriableError | UnknownError)
+            retriable = isinstance(error, RetriableError | UnknownError)
             why = explained(
-                part, error, code=code, message=message, passing=passing, transactional_id=self.transactional_id
+                part, error, code=code, message=message, retriable=retriable, transactional_id=self.transactional_id
             )
             raise why from (None if why is error else error)
 
@@ -531,7 +531,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
     refuses the record, and this producer repartitions it, in the order of `send`.
 
     `partitioner`: (key, partition count) → partition; default: the Java client's.
-    `grace_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
+    `repartition_timeout_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
     `buffered_max`: how many records may be queued meanwhile; then `send` blocks.
 
     Defaults that differ from KafkaProducer's: `enable_idempotence=False` (an idempotent producer of kafka-python 3 is
@@ -542,8 +542,8 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        partitioner: Placement = murmur2,
-        grace_seconds: float = 120.0,
+        partitioner: Partitioner = murmur2,
+        repartition_timeout_seconds: float = 120.0,
         buffered_max: int = 10_000,
         check_ttl_seconds: float = 30.0,
         header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
@@ -559,7 +559,8 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         )
         configs.setdefault("max_in_flight_requests_per_connection", 1)
         self._serializers = configs.pop("key_serializer", None), configs.pop("value_serializer", None)
-        self._place_key, self._grace_seconds, self._buffered_max = partitioner, grace_seconds, buffered_max
+        self._partition_of, self._buffered_max = partitioner, buffered_max
+        self._repartition_timeout_seconds = repartition_timeout_seconds
         self._count_header = header_names.partition_count
         self._checks = TopicChecks(check_ttl_seconds, configs, COUNT_CHECK_CONFIG)
         self._sends: dict[str, TopicSends] = {}
@@ -567,8 +568,8 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         #: Guards the state; never locked during a blocking call.
         self._changed = threading.Condition()
         #: Serializes calls of the library, so that records are sent in the order of their numbers.
-        self._migrating = threading.RLock()
-        self._finisher: threading.Thread | None = None
+        self._forwarding = threading.RLock()
+        self._resender: threading.Thread | None = None
         self._ending = False
         super().__init__(**configs)
 
@@ -585,25 +586,27 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
 
         Raises CheckIsOff, ValueError; the future fails with PartitionCountChanged.
         """
-        headers = counted_headers(self._count_header, headers or [], 0)[:-1]
+        headers = count_headers(self._count_header, headers or [], 0)[:-1]
         self._checks.require(topic)
         key_bytes = _serialized(self._serializers[0], topic, headers, key)
         value_bytes = _serialized(self._serializers[1], topic, headers, value)
         if topic not in self._sends:
             count = self._count(topic)
             with self._changed:
-                self._sends.setdefault(topic, TopicSends(self._place_key, count))
+                self._sends.setdefault(topic, TopicSends(self._partition_of, count))
         sends, future = self._sends[topic], OrderedFuture()
         self._wait_for_space(sends)
-        with self._migrating:
+        with self._forwarding:
             now = time.monotonic()
             with self._changed:
                 what = (value_bytes, headers, timestamp_ms or int(time.time() * 1000), future)
-                send = Send(next(self._numbers), topic, key_bytes, partition, now + self._grace_seconds, what)
+                send = Send(
+                    next(self._numbers), topic, key_bytes, partition, now + self._repartition_timeout_seconds, what
+                )
                 direct = sends.submit(send)
             if direct:
                 try:
-                    self._migrate(sends, send)
+                    self._forward(sends, send)
                 except BaseException:
                     self._ended(sends, send)
                     raise
@@ -632,8 +635,8 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
                 self._ending = True
                 self._changed.notify_all()
         super().close(timeout, null_logger)
-        if self._finisher is not None:
-            self._finisher.join()
+        if self._resender is not None:
+            self._resender.join()
         with self._changed:
             left = [send for sends in self._sends.values() for send in sends.give_up()]
         for send in left:
@@ -654,10 +657,10 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
                     )
                 self._changed.wait(_PAUSE_SECONDS)
 
-    def _migrate(self, sends: TopicSends, send: Send) -> None:
+    def _forward(self, sends: TopicSends, send: Send) -> None:
         value, headers, timestamp_ms, _ = send.what
-        counted = counted_headers(self._count_header, headers, send.placed_over)
-        inner = super().send(send.topic, value, send.key, counted, send.placed_on, timestamp_ms)
+        with_count = count_headers(self._count_header, headers, send.partition_count)
+        inner = super().send(send.topic, value, send.key, with_count, send.chosen_partition, timestamp_ms)
         inner.add_callback(lambda metadata: self._appended(sends, send, metadata))
         inner.add_errback(lambda error: self._failed(sends, send, error))
 
@@ -672,9 +675,10 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
             return
         with self._changed:
             sends.refuse(send, str(error.args[0]) if error.args else None)
-            if self._finisher is None and not self._ending:
-                self._finisher = threading.Thread(target=self._finish_sends, name="fencepost-settler", daemon=True)
-                self._finisher.start()
+            if self._resender is None and not self._ending:
+                name = "fencepost-repartitioner"
+                self._resender = threading.Thread(target=self._resend_refused, name=name, daemon=True)
+                self._resender.start()
             self._changed.notify_all()
 
     def _ended(self, sends: TopicSends, send: Send) -> None:
@@ -682,29 +686,29 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
             sends.ended(send)
             self._changed.notify_all()
 
-    def _finish_sends(self) -> None:
+    def _resend_refused(self) -> None:
         """Runs in its own thread: the library's I/O thread runs the callbacks, which must not block."""
         while True:
             with self._changed:
-                while not (stale := [each for each in self._sends.items() if each[1].stable]):
+                while not (stale := [each for each in self._sends.items() if each[1].drained]):
                     if self._ending:
                         return
                     self._changed.wait(_PAUSE_SECONDS)
             for topic, sends in stale:
-                self._place_again(topic, sends)
+                self._repartition(topic, sends)
 
-    def _place_again(self, topic: str, sends: TopicSends) -> None:
+    def _repartition(self, topic: str, sends: TopicSends) -> None:
         self._metadata.request_update()
         with contextlib.suppress(KafkaError):
             count = self._count(topic)
             with self._changed:
-                late = sends.regrown(count, time.monotonic())
+                late = sends.update_count(count, time.monotonic())
             for send in late:
-                send.what[3].failure(count_changed(send, count, f"tried for {self._grace_seconds:g} s"))
+                send.what[3].failure(count_changed(send, count, f"tried for {self._repartition_timeout_seconds:g} s"))
         if sends.stale:
             time.sleep(_PAUSE_SECONDS)
             return
-        with self._migrating:
+        with self._forwarding:
             while True:
                 with self._changed:
                     send_next = sends.next()
@@ -712,7 +716,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
                 if send_next is None:
                     return
                 try:
-                    self._migrate(sends, send_next)
+                    self._forward(sends, send_next)
                 except Exception as error:
                     self._ended(sends, send_next)
                     send_next.what[3].failure(error)
@@ -740,23 +744,24 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
     prior partitions are read up to their thresholds. Records returned by an earlier call count as read. See
     docs/client.md.
 
-    `mine(partition)`: whether this consumer reads a partition, also a future one; default all. Processes that share
-    topics need the same `group_id` and must commit. `positions`: {TopicPartition: offset} to start at, for applications
-    that store offsets themselves. Other partitions start at the group's committed offsets or by `auto_offset_reset`.
-    `refresh_seconds`: interval of checks for expansions and other processes' commits. Raises CheckIsOff, ValueError.
+    `partition_filter(partition)`: whether this consumer reads a partition, also a future one; default all. Processes
+    that share topics need the same `group_id` and must commit. `positions`: {TopicPartition: offset} to start at, for
+    applications that store offsets themselves. Other partitions start at the group's committed offsets or by
+    `auto_offset_reset`. `refresh_seconds`: interval of checks for expansions and other processes' commits. Raises
+    CheckIsOff, ValueError.
     """
 
     def __init__(
         self,
         *topics: str,
-        mine: Callable[[int], bool] | None = None,
+        partition_filter: Callable[[int], bool] | None = None,
         positions: Mapping[TopicPartition, int] | None = None,
         refresh_seconds: float = 1.0,
         **configs: Any,
     ) -> None:
         self._admin: Any = None
         super().__init__(**configs)
-        self._orders = {topic: TopicOrder(topic, mine or every) for topic in topics}
+        self._orders = {topic: TopicOrder(topic, partition_filter or every) for topic in topics}
         self._given = dict(positions or {})
         self._refresh_seconds = refresh_seconds
         self._probe_at = 0.0
@@ -800,7 +805,7 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
 
     def _start(self, order: TopicOrder) -> None:
         self._learn(order)
-        refuse_alone(order.topic, order.shares, self.config["group_id"])
+        refuse_without_group(order.topic, order.shares, self.config["group_id"])
         known = {p: self._known(TopicPartition(order.topic, p)) for p in order.unopened}
         starts = {p: known[p] for p in known if known[p] is not None}
         created_partitions = [p for p in known if order.is_created(p)]
@@ -851,13 +856,13 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
                 self._assign(order, ready, starts)
 
     def _read_prior_partitions(self, order: TopicOrder, now: float) -> None:
-        behind = order.behind(self._positions(order), now)
-        ours = {prior_partition for prior_partition in behind if order.mine(prior_partition)}
-        for prior_partition in behind - ours:
+        unread = order.unread_prior_partitions(self._positions(order), now)
+        ours = {prior_partition for prior_partition in unread if order.reads(prior_partition)}
+        for prior_partition in unread - ours:
             self._others[order.topic][prior_partition] = self._known(TopicPartition(order.topic, prior_partition))
-        if behind and order.ends_are_due(now):
+        if unread and order.ends_are_due(now):
             for tp, end in self.end_offsets(
-                [TopicPartition(order.topic, prior_partition) for prior_partition in behind]
+                [TopicPartition(order.topic, prior_partition) for prior_partition in unread]
             ).items():
                 order.ended_at(tp.partition, end)
 

@@ -29,14 +29,14 @@ docker run --rm --network none --entrypoint java "$base" -version 2>/dev/null ||
 
 for image in proxy spark; do
     # Contains the hash of the lock file: a second run with the same lock fetches nothing.
-    stamp=$fetched/$image/fetched
+    fetched_lock=$fetched/$image/fetched
     lock=$(sha256sum < locks/$image.txt)
-    if [ "$(cat $stamp 2>/dev/null)" != "$lock" ]; then
+    if [ "$(cat $fetched_lock 2>/dev/null)" != "$lock" ]; then
         echo "build-local: fetching what locks/$image.txt pins"
         rm -rf "${fetched:?}/$image"
         mkdir -p $fetched/$image
         "$python" -m pip download -q --disable-pip-version-check --require-hashes -r locks/$image.txt -d $fetched/$image
-        echo "$lock" > $stamp
+        echo "$lock" > $fetched_lock
     fi
 done
 

@@ -4,10 +4,8 @@ set -euo pipefail
 
 case ${1:-} in
     bulk_load | stream | verify)
-        job=$1
-        shift
         exec spark-submit --master "${SPARK_MASTER:-local[*]}" --conf spark.log.level=WARN \
-            "/opt/fencepost/jobs/$job.py" --bootstrap "${FENCEPOST_BOOTSTRAP:?the address of the proxy}" "$@"
+            "/opt/fencepost/jobs/$1.py" --bootstrap "${FENCEPOST_BOOTSTRAP:?the address of the proxy}" "${@:2}"
         ;;
     "")
         echo "no job given: bulk_load ARGUMENTS, stream ARGUMENTS, verify ARGUMENTS (--help lists them), or any command" >&2

@@ -193,14 +193,14 @@ class _Flood(logging.Filter):
         if now - began >= EVENT_SECONDS:
             self._report(key, int(left_out))
             began, lines, left_out = now, 0, 0
-        passes = lines < EVENT_LINES_MAX
-        self._events[key] = [began, lines + passes, left_out + (not passes)]
+        allowed = lines < EVENT_LINES_MAX
+        self._events[key] = [began, lines + allowed, left_out + (not allowed)]
         self._events.move_to_end(key)
         if len(self._events) > _EVENTS_MAX:
-            forgotten, (_, _, unsaid) = self._events.popitem(last=False)
-            self._report(forgotten, int(unsaid))
-        _count(record.levelname.lower() if passes else _LEFT_OUT)
-        return passes
+            forgotten, (_, _, unreported) = self._events.popitem(last=False)
+            self._report(forgotten, int(unreported))
+        _count(record.levelname.lower() if allowed else _LEFT_OUT)
+        return allowed
 
     def report_suppressed(self, *, at_once: bool = False) -> None:
         now = self._clock()
@@ -222,9 +222,9 @@ class _Flood(logging.Filter):
                 self._handler.release()
 
 
-def get(room: str) -> Log:
+def get(logger: str) -> Log:
     """The log of a module, named relative to `fencepost_proxy`, for example `net.control`."""
-    return Log(logging.getLogger(f"{_ROOT}.{room}"))
+    return Log(logging.getLogger(f"{_ROOT}.{logger}"))
 
 
 def setup(level: str = "info", style: str = "console", stream: TextIO | None = None, **common: object) -> None:
@@ -273,7 +273,7 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
     return fields
 
 
-def _package(record: logging.LogRecord) -> str:
+def _logger_name(record: logging.LogRecord) -> str:
     return record.name.removeprefix(f"{_ROOT}.")
 
 
@@ -283,7 +283,7 @@ def _timestamp(record: logging.LogRecord) -> str:
 
 class _Console(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        parts = [_timestamp(record), record.levelname, _package(record), escape(record.getMessage())]
+        parts = [_timestamp(record), record.levelname, _logger_name(record), escape(record.getMessage())]
         parts += [f"{key}={self._value(value)}" for key, value in _fields(record).items()]
         line = " ".join(parts)
         if record.exc_info:
@@ -304,14 +304,13 @@ class _Json(logging.Formatter):
         entry: dict[str, object] = {
             "time": _timestamp(record),
             "level": record.levelname.lower(),
-            "room": _package(record),
+            "logger": _logger_name(record),
             "event": escape(record.getMessage()),
         }
         for key, value in _fields(record).items():
             is_json = value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
-            plain = value if is_json else escape(str(value))
             # A field must not overwrite the four keys above.
-            entry[f"{key}_" if key in entry else key] = plain
+            entry[f"{key}_" if key in entry else key] = value if is_json else escape(str(value))
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=True)

@@ -1,7 +1,7 @@
 """`python -m tests.eos_proof`: exactly once, with applications, proxies and brokers killed. Prints the counts.
 
-Then two controls: the same applications without transactions (`--plain`: that alone), whose output must have numbers
-twice; and without a proxy (`--direct`: that alone), for who wants to know whose doing a standstill is.
+Then two controls: the same applications without transactions (`--no-transactions`: only this), whose output must have
+numbers twice; and without a proxy (`--direct`: only this), to find out whether the proxy causes a standstill.
 
 Exit status 1: some input was not in the output exactly once, or was although there were no transactions.
 """
@@ -30,7 +30,8 @@ def main() -> int:
     parser.add_argument("--clients", default=",".join(proof.CLIENTS), help="by commas")
     parser.add_argument("--victims", default=",".join(proof.VICTIMS), help="what is killed in turn, by commas")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--plain", action="store_const", dest="only", const=PLAIN, help="only without transactions")
+    without = "only without transactions"
+    only.add_argument("--no-transactions", action="store_const", dest="only", const=PLAIN, help=without)
     only.add_argument("--direct", action="store_const", dest="only", const=DIRECT, help="only without the proxy")
     parser.add_argument("--keep", action="store_true", help="keep the logs of proxies and applications in any case")
     options = parser.parse_args()

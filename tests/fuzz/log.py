@@ -118,7 +118,7 @@ def carry_out(
                     log_append_time=log.log_append_time_ms is not None,
                     expiration_seconds=86_400.0,
                     transactions_as_of=queried_at,
-                    wall_minus_monotonic_seconds=WALL_SECONDS,
+                    clock_offset_seconds=WALL_SECONDS,
                 )
             )
         case g.ReadBatch(pending, offset):

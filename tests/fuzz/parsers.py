@@ -35,7 +35,6 @@ from fencepost_proxy.wire.control import (
     parse_request_header,
     parse_response_header,
 )
-from fencepost_proxy.wire.plain_batch import encode_plain_batch, read_plain_records
 from fencepost_proxy.wire.produce import (
     NodeEndpoint,
     PartitionData,
@@ -51,6 +50,7 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
     peek_produce,
 )
+from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch, read_uncompressed_records
 from tests.fuzz.dialogue import SERVED, made_up_body, make_batch
 from tests.fuzz.engine import Failure, Op, Program, Tracer, Untraced
 
@@ -127,7 +127,7 @@ class Parsers:
         "proxy/fencepost_proxy/wire/produce.py",
         "proxy/fencepost_proxy/wire/batch.py",
         "proxy/fencepost_proxy/wire/compression.py",
-        "proxy/fencepost_proxy/wire/plain_batch.py",
+        "proxy/fencepost_proxy/wire/uncompressed_batch.py",
         "proxy/fencepost_proxy/wire/primitives.py",
         "proxy/fencepost_proxy/wire/schema.py",
         "proxy/fencepost_proxy/wire/control.py",
@@ -180,7 +180,7 @@ def _input(parser: str, version: int, variant: int) -> bytearray:
         case "compressed":
             return bytearray(_compressed(1 + variant % 4, b"some text, some more text, " * (1 + version)))
         case "plain":
-            return bytearray(encode_plain_batch([(b"k", b"v"), (None, b""), (b"key", None)], 5))
+            return bytearray(encode_uncompressed_batch([(b"k", b"v"), (None, b""), (b"key", None)], 5))
         case _:
             key, api_version = SERVED[version % len(SERVED)]
             return bytearray(made_up_body(key, api_version, parser, variant % 6)[:3000])
@@ -276,7 +276,7 @@ def _parse_compressed(version: int, view: memoryview) -> None:
 
 
 def _parse_plain(version: int, view: memoryview) -> None:
-    list(read_plain_records(parse_batch_header(view), view))
+    list(read_uncompressed_records(parse_batch_header(view), view))
 
 
 def _parse_request(version: int, view: memoryview) -> None:

@@ -27,7 +27,7 @@ from tests.fuzz.engine import CORPUS, Program, TooSlow, check_time, fuzz, slowes
 from tests.fuzz.large import READ, Large
 
 SEED = 1
-SHORT_RUN = {"session": 120, "sequencer": 500, "wire": 1500, "large": 30}
+SHORT_RUN = {"session": 120, "sequencer": 500, "wire": 1500, "large": 12}
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.json")), ids=lambda path: path.stem)
@@ -64,9 +64,9 @@ def _views_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _responses_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(self: Session) -> None:
-        for response_slot in [each for each in self._to_client if each.done]:
-            self._to_client.remove(response_slot)
-            self._client_out += response_slot.chunks
+        for pending_response in [each for each in self._to_client if each.done]:
+            self._to_client.remove(pending_response)
+            self._client_out += pending_response.chunks
 
     monkeypatch.setattr(Session, "_answer_front", answer)
 
@@ -83,9 +83,9 @@ def _memory_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _admissions_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(self: Session) -> None:
-        self._waiting_exchange = None
+        self._waiting_produce = None
 
-    monkeypatch.setattr(Session, "_return_exchanges", forget)
+    monkeypatch.setattr(Session, "_return_waiting_produce", forget)
 
 
 def _lost_appends_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:

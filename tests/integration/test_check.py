@@ -23,10 +23,11 @@ import pytest
 from fencepost_proxy.cli.main import main
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.topics.state import encode_topic_config
+from tests.kit.waiting import until
 from tests.support.certificates import Authority
 from tests.support.ports import free_port, free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, Record, batch, until
+from tests.support.raw import Connection, Log, Record, batch
 from tests.support.sasl_ssl import ADMIN, ALICE, BOB, CONTROL, Secured, password, sasl_ssl_kafka
 from tests.support.secured import allow
 from tests.support.tools import run_tools
@@ -69,7 +70,7 @@ class Checked:
 
     def of(self, state: str) -> dict[str, str]:
         """What → what was said, of those in that state."""
-        return {each["what"]: each["said"] for each in self.findings if each["state"] == state}
+        return {each["what"]: each["reported"] for each in self.findings if each["state"] == state}
 
     def todo(self, what: str) -> str:
         return " ".join(each["todo"] for each in self.findings if each["what"] == what)
@@ -84,7 +85,7 @@ def until_failed(config: str, directory: Path, requested: set[str]) -> Checked:
         observed.append(Checked(config, directory))
         return observed[-1].of("failed")
 
-    until(probe, f"failures of {requested}", within_seconds=120.0, is_there=lambda failed: set(failed) == requested)
+    until(probe, f"failures of {requested}", seconds=120.0, accept=lambda failed: set(failed) == requested)
     return observed[-1]
 
 
@@ -307,13 +308,13 @@ def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_p
         return [each["todo"] for each in observed[-1].findings if "kafka-acls" in each["todo"]]
 
     # When: an administrator runs what is suggested, as often as there is something new.
-    until(suggested, "findings", is_there=bool)
+    until(suggested, "findings", accept=bool)
     while new := [each for each in suggested() if each not in done]:
         done.update(new)
         run_tools([shlex.split(each.replace("admin.properties", str(login))) for each in new], tmp_path)
 
     # Then: nothing is left, once brokers know of it all.
-    until(suggested, "nothing to be left", is_there=lambda left: not left)
+    until(suggested, "nothing to be left", accept=lambda left: not left)
     assert observed[-1].status == 0
     stated = str(sorted(done))
     assert "--topic guarded- --resource-pattern-type prefixed" in stated
@@ -381,7 +382,7 @@ def test_it_ends_when_its_time_is_up(secured: Secured, tmp_path: Path) -> None:
 def test_invalid_configuration_is_reported_with_line_numbers(tmp_path: Path) -> None:
     checked = Checked('upstream = "a:1"\nlistne = "b:2"\n[limits]\ndrain_seconds = 0\n', tmp_path)
 
-    stated: list[Any] = [(each["state"], each["said"]) for each in checked.findings]
+    stated: list[Any] = [(each["state"], each["reported"]) for each in checked.findings]
     assert checked.status == 2
     assert stated == [
         ("failed", f"{checked.file}:2: listne: unknown key; did you mean 'listen'?"),
@@ -409,7 +410,7 @@ def test_topics_on_which_admins_have_set_a_check(secured: Secured, tmp_path: Pat
         known = until(
             lambda: admin.metadata(there, again, listed).topics,
             "brokers to know these topics",
-            is_there=lambda topics: not any(each.error_code for each in topics),
+            accept=lambda topics: not any(each.error_code for each in topics),
         )
         ids = {each.name: each.topic_id for each in known}
         for topic, topic_id, check in (
@@ -441,7 +442,7 @@ def test_topics_on_which_admins_have_set_a_check(secured: Secured, tmp_path: Pat
         for topic, operation in product((there, again), (READ, WRITE, DESCRIBE_CONFIGS)):
             allow(secured.kafka, ALICE, TOPIC, topic, operation)
         checked = until_failed(config, tmp_path, set())
-        stated = [each["said"] for each in checked.findings if each["what"] == "topics set by admins"]
+        stated = [each["reported"] for each in checked.findings if each["what"] == "topics set by admins"]
         assert f"all required operations on 2 topic(s): {again}, {there}" in stated
         assert f"has min.insync.replicas=1: {again}, {there}" in stated
         assert "set it to 2" in checked.todo("topics set by admins")

@@ -255,7 +255,7 @@ def test_image_runs_alone_with_minimal_rights(stack: Stack) -> None:
 
 
 def test_every_spark_job_runs(stack: Stack) -> None:
-    topic = "guarded-rows"  # from birth, by deploy/fencepost.toml
+    topic = "checked-rows"  # from birth, by deploy/fencepost.toml
     with closing(KafkaAdminClient(bootstrap_servers=stack.bootstrap)) as admin:
         admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
 

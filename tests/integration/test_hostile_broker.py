@@ -17,8 +17,8 @@ import pytest
 from fencepost_proxy.types import Address
 from tests.integration.test_bad_input import NOISE_BYTES, rss_bytes
 from tests.integration.test_proxy_command import get, proxy
+from tests.kit.waiting import until
 from tests.support.ports import free_port
-from tests.support.raw import until
 
 pytestmark = [pytest.mark.no_cover, pytest.mark.timeout(200)]
 
@@ -79,7 +79,7 @@ KINDS: tuple[Callable[[socket.socket, bytes], None], ...] = (_endless, _nearly, 
 def hostile() -> Iterator[tuple[Address, list[str]]]:
     """Each connection meets the next of `KINDS`; which were there is told."""
     listener = socket.create_server(("127.0.0.1", 0))
-    exchange, met = itertools.cycle(KINDS), list[str]()
+    kinds, met = itertools.cycle(KINDS), list[str]()
 
     def serve(sock: socket.socket, kind: Callable[[socket.socket, bytes], None]) -> None:
         with sock, suppress(OSError):
@@ -91,7 +91,7 @@ def hostile() -> Iterator[tuple[Address, list[str]]]:
     def accept() -> None:
         with suppress(OSError):
             while True:
-                threading.Thread(target=serve, args=(listener.accept()[0], next(exchange)), daemon=True).start()
+                threading.Thread(target=serve, args=(listener.accept()[0], next(kinds)), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
     try:

@@ -26,6 +26,7 @@ from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, R
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.tools import run_tool
 from fencepost_proxy.topics.expanding import Step
+from tests.kit.waiting import until
 from tests.support.growing import (
     INVALID_ASSIGNMENT,
     INVALID_PARTITIONS,
@@ -47,7 +48,7 @@ from tests.support.growing import (
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, until
+from tests.support.raw import Connection, Log
 from tests.support.transactions import Transactional
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
@@ -203,7 +204,7 @@ def test_topic_expands_under_load_on_three_brokers(  # noqa: PLR0917 - fixtures
         grown = expansions(proxy.bootstrap, topic)
         assert [(each.from_count, each.to_count) for each in grown] == list(zip((1, *counts), counts, strict=False))
         check_log(Log(kafka3.bootstrap), topic, grown, writers)
-        held = re.findall(r"expansion ended .*?held_seconds=([\d.]+)", proxy.log)
+        held = re.findall(r"expansion ended .*?blocked_seconds=([\d.]+)", proxy.log)
         assert len(held) == len(counts)
         say(f"{tool.__name__}, three brokers, {prefix}: appends held for {', '.join(held)} s")
 
@@ -215,8 +216,8 @@ def test_append_block_time_is_logged_measured_and_shown(growing: ProxyProcess) -
 
     [line] = [each for each in growing.log.splitlines() if "expansion ended" in each and topic in each]
     assert "result=done" in line
-    assert re.search(r" held_seconds=\d+\.\d+ ", line)
-    for step in ("intent", "doors", "transactions", "create", "leaders", "ends", "store"):
+    assert re.search(r" blocked_seconds=\d+\.\d+ ", line)
+    for step in ("intent", "barriers", "transactions", "create", "leaders", "ends", "store"):
         assert re.search(rf"\b{step}=\d+\.\d+", line)
     shown = {each["topic"]: each for each in status_of(growing)["expansions"]}  # type: ignore[attr-defined]
     assert (shown[topic]["from_count"], shown[topic]["to_count"], shown[topic]["state"]) == (1, 2, "done")
@@ -311,7 +312,7 @@ def test_concurrent_expansion_is_refused_as_in_progress(kafka: KafkaCluster, gro
         transaction.begin(topic)
         assert transaction.append(topic, b"t:0:1").error_code == OK  # so that the first one waits
         first, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
-        until(lambda: f"topic={topic} step=doors" in growing.log, "the first one to wait")
+        until(lambda: f"topic={topic} step=barriers" in growing.log, "the first one to wait")
         code, message = grow(growing.bootstrap, topic, 3)
         assert code == INVALID_PARTITIONS
         assert message == f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: it continues automatically"
@@ -386,7 +387,7 @@ def test_open_transaction_finishes_while_expansion_waits(
         transaction.begin(topic)
         assert transaction.append(topic, b"t:0:1").error_code == OK
         thread, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
-        until(lambda: f"topic={topic} step=doors" in growing.log, "the expansion to wait")
+        until(lambda: f"topic={topic} step=barriers" in growing.log, "the expansion to wait")
         assert transaction.append(topic, b"t:1:1").error_code == OK, "its own batches pass, or it could never end"
         assert not found
         transaction.end(commit=commit)
@@ -434,7 +435,7 @@ def test_deleting_a_topic_ends_its_expansion(growing: ProxyProcess, created_anew
         transaction.begin(topic)
         assert transaction.append(topic, b"t:0:1").error_code == OK
         thread, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
-        until(lambda: f"topic={topic} step=doors" in growing.log, "the expansion to wait")
+        until(lambda: f"topic={topic} step=barriers" in growing.log, "the expansion to wait")
         with Connection(growing.bootstrap) as connection:
             assert connection.delete_topic(topic) == OK
             if created_anew:
@@ -546,9 +547,7 @@ def test_expansion_through_two_proxies_keeps_order(kafka: KafkaCluster, tmp_path
                 for writer in writers:
                     writer.goes_on()
         # It may hear of the last one a moment later.
-        grown = until(
-            lambda: expansions(other.bootstrap, topic), "all to be known", is_there=lambda each: len(each) == 3
-        )
+        grown = until(lambda: expansions(other.bootstrap, topic), "all to be known", accept=lambda each: len(each) == 3)
         assert [each.to_count for each in grown] == [2, 3, 8]
         check_log(Log(kafka.bootstrap), topic, grown, writers)
 
@@ -567,7 +566,7 @@ def test_expansion_through_worker_processes_keeps_order(kafka: KafkaCluster, tmp
                     writer.goes_on()
         # Any worker answers, and one may be a moment behind another.
         grown = until(
-            lambda: expansions(proxy.bootstrap, topic), "both to be shown", is_there=lambda each: len(each) == 2
+            lambda: expansions(proxy.bootstrap, topic), "both to be shown", accept=lambda each: len(each) == 2
         )
         assert [each.to_count for each in grown] == [2, 5]
         check_log(Log(kafka.bootstrap), topic, grown, writers)
@@ -716,7 +715,7 @@ def test_the_broker_is_killed_at_a_step(tmp_path: Path, step: str) -> None:
                 return step in ("validate", "intent") and grow(proxy.bootstrap, topic, 3)[0] == OK
 
             until(lambda: partition_count(proxy.bootstrap, topic) > 0, "the topic to be there again")
-            until(ended, "the expansion to end", within_seconds=90)
+            until(ended, "the expansion to end", seconds=90)
             writers[0].goes_on()
         grown = expansions(proxy.bootstrap, topic)
         assert [(each.from_count, each.to_count, each.unordered) for each in grown] == [(1, 3, False)]

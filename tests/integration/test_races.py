@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
-from tests.support.forwarder import Forwarder
+from tests.kit.fault_proxy import FaultProxy
+from tests.kit.waiting import until
 from tests.support.kafka import running_kafka
 from tests.support.ports import free_port
 from tests.support.proxy import GUARDED_BY_NAME, GUARDED_FOR_LONG, LEASE_SECONDS, ProxyProcess
@@ -35,7 +36,6 @@ from tests.support.raw import (
     batch,
     produce_request,
     settled,
-    until,
 )
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover]
@@ -402,10 +402,10 @@ def test_unconditional_writers_on_the_same_topic(  # noqa: PLR0917
 
 @dataclass
 class Stage:
-    """One broker of our own behind a wire that can be cut, and two proxies that go through that wire."""
+    """One broker behind a fault proxy, and two proxies that connect through it."""
 
     kafka: KafkaCluster
-    wire: Forwarder
+    wire: FaultProxy
     log: Log
     proxies: tuple[ProxyProcess, ProxyProcess]
     naive: tuple[ProxyProcess, ProxyProcess]
@@ -415,7 +415,7 @@ class Stage:
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Both proxies start cold, and at once: neither finds a state topic or a producer id."""
     with ExitStack() as stack:
-        wire = stack.enter_context(Forwarder())
+        wire = stack.enter_context(FaultProxy())
         port = free_port()
         advertised = f"PLAINTEXT://127.0.0.1:{port},WIRE://{wire.address}"
         kafka = stack.enter_context(
@@ -423,7 +423,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
                 1, ports=[port], listeners={"WIRE": "PLAINTEXT"}, properties={"advertised.listeners": advertised}
             )
         )
-        wire.target = kafka.address(1, "WIRE")
+        wire.targets = (kafka.address(1, "WIRE"),)
 
         directories = {name: tmp_path_factory.mktemp(name) for name in ("p1", "p2", "n1", "n2")}  # not thread-safe
 
@@ -483,7 +483,7 @@ def is_queued(stage: Stage, client: Connection, topic: str, records: bytes, word
     client.send_produce({topic: {0: records}})
 
     def sent() -> bool:
-        return any(words in wire.sent for wire in stage.wire._wires)
+        return any(words in each.frame for each in list(stage.wire.requests))
 
     until(
         lambda: sent() or select.select([client.socket], [], [], 0)[0],
@@ -493,7 +493,6 @@ def is_queued(stage: Stage, client: Connection, topic: str, records: bytes, word
     if not sent():
         assert client.receive_produce()[1][topic, 0].error_code == NOT_LEADER
         return False
-    stage.wire.wait_for(words)
     return True
 
 
@@ -532,7 +531,7 @@ def one_try(
             if run % 3 == 0:
                 a.reset()
             else:
-                stage.wire.cut_behind(mark.encode())
+                stage.wire.cut_after(mark.encode())
             b.send_produce({topic: {0: batch(value_b, expected=end)}})
             time.sleep(0.02)
         finally:

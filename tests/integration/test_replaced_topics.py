@@ -10,9 +10,10 @@ from urllib.request import urlopen
 import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, batch, settled, until
+from tests.support.raw import Connection, Log, batch, settled
 
 pytestmark = pytest.mark.kafka
 

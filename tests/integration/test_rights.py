@@ -19,11 +19,12 @@ import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
 from tests.support.ports import free_port
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
-from tests.support.raw import Producer, Record, batch, until
+from tests.support.raw import Producer, Record, batch
 from tests.support.secured import User, allow, deny, proxy_of, secured_kafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
@@ -339,7 +340,7 @@ def test_unauthorized_append_never_enters_a_partition_sequencer(scene: Scene, ch
     not write it, then none of them has a turn, which others would have to wait for; and who may, has."""
     checked = _alter(scene.topic, {"fencepost.check.expected.offsets": check}, incremental=True)
     assert codes(scene.query("admin", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, checked)) == {OK}
-    before = _exchanges_in_flight(scene)
+    before = _sequencer_waits(scene)
     for records in (batch(b"x"), batch(b"x", expected=1), batch(b"x", expected=77), scene.first):
         for acks in (-1, 1, 0):
             body = _produce(scene.topic, records, acks=acks)
@@ -357,14 +358,14 @@ def test_unauthorized_append_never_enters_a_partition_sequencer(scene: Scene, ch
                 assert scene.append(reader, records)["ErrorCode"] == DENIED
             with pytest.raises(Closed):
                 reader.query(PRODUCE, 9, _produce(scene.topic, records, acks=0))
-    assert _exchanges_in_flight(scene) == before
+    assert _sequencer_waits(scene) == before
 
     reported = scene.appended("writer", batch(b"second", expected=1))
     assert (reported["ErrorCode"], reported["BaseOffset"]) == (OK, 1)
-    assert _exchanges_in_flight(scene) > before, "else this would prove nothing"
+    assert _sequencer_waits(scene) > before, "else this would prove nothing"
 
 
-def _exchanges_in_flight(scene: Scene) -> int:
+def _sequencer_waits(scene: Scene) -> int:
     """How many appends have had a turn at a gate so far."""
     with urllib.request.urlopen(f"http://{scene.status}/metrics", timeout=60) as response:
         text = response.read().decode()

@@ -29,10 +29,11 @@ from fencepost.spark import register, stated
 from fencepost.spark.errors import SinkError
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.jars import fetch
+from tests.kit.waiting import until
 from tests.support import spark as support
 from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Log, until
+from tests.support.raw import Log
 from tests.support.sasl_ssl import ADMIN, sasl_ssl_kafka
 from tests.support.spark import QUERY_SECONDS, SETTINGS, TEST_SECONDS, Read, append, contents, running_spark
 
@@ -317,9 +318,7 @@ def test_half_written_batch_resumes_despite_renumbered_tasks(
     run(checkpoint)
     found = contents(kafka, target)
     values = Counter((record.value or b"").strip() for records in found.values() for record in records)
-    assert values == Counter(
-        b"%d:%d" % (partition_key, row) for partition_key in range(PARTITIONS) for row in range(each)
-    )
+    assert values == Counter(b"%d:%d" % (partition, row) for partition in range(PARTITIONS) for row in range(each))
     for records in found.values():
         for key in {record.key for record in records}:
             order = [int((r.value or b"").split(b":")[1]) for r in records if r.key == key]
@@ -357,7 +356,7 @@ def test_killed_driver_with_kafka_source_resumes_without_refusal(  # noqa: PLR09
     target = unique_topic(GUARDED)
     create(kafka, *sources, partitions=partitions)
     create(kafka, target)
-    partition_keys = [(source, partition) for source in sources for partition in range(partitions)]
+    topic_partitions = [(source, partition) for source in sources for partition in range(partitions)]
     output, checkpoint = tmp_path / "stream.log", str(tmp_path / "checkpoint")
     command = [sys.executable, "-m", "tests.support.mapped_stream", kafka.bootstrap, proxy.bootstrap]
     command += [",".join(sources), target, checkpoint]
@@ -384,14 +383,14 @@ def test_killed_driver_with_kafka_source_resumes_without_refusal(  # noqa: PLR09
 
     # given a micro-batch, and a driver that is killed in the middle of the next one
     logs = Log(kafka.bootstrap)
-    _produce(kafka, partition_keys[:1], 10)
+    _produce(kafka, topic_partitions[:1], 10)
     through()
-    each = 80_000 // len(partition_keys)
-    _produce(kafka, partition_keys, each, start=10)
-    count = 10 + len(partition_keys) * each
+    each = 80_000 // len(topic_partitions)
+    _produce(kafka, topic_partitions, each, start=10)
+    count = 10 + len(topic_partitions) * each
     stream = start()
     try:
-        until(lambda: stream.poll() is not None or there() > count // 10, "some rows", within_seconds=QUERY_SECONDS)
+        until(lambda: stream.poll() is not None or there() > count // 10, "some rows", seconds=QUERY_SECONDS)
     finally:
         end(stream)
     assert count // 10 < there() < count, output.read_text()[-3000:]
@@ -406,11 +405,11 @@ def test_killed_driver_with_kafka_source_resumes_without_refusal(  # noqa: PLR09
 
 
 def _produce(
-    kafka: KafkaCluster, partition_keys: list[tuple[str, int]], each: int, start: int = 0, long: int | None = None
+    kafka: KafkaCluster, topic_partitions: list[tuple[str, int]], each: int, start: int = 0, long: int | None = None
 ) -> None:
     """Rows of 100 bytes, `each` per partition: a number for the place, and one for the row. `long` – a row of 3000."""
     producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True})
-    for number, (topic, partition) in enumerate(partition_keys):
+    for number, (topic, partition) in enumerate(topic_partitions):
         for row in range(start, start + each):
             value = b"%d:%d" % (number, row)
             size = 3000 if row == long else 100
@@ -423,7 +422,7 @@ def _listed_backwards(unique_topic: Callable[..., str]) -> str:
     """A topic whose partition 1 comes before partition 0 where Java keeps them by their hash, as Kafka's client does
     when it is asked for offsets; Spark's offset log has them in order."""
 
-    def partition_key(topic: str, partition: int, buckets: int) -> int:
+    def spark_partition(topic: str, partition: int, buckets: int) -> int:
         name = 0
         for char in topic:
             name = (31 * name + ord(char)) & 0xFFFFFFFF
@@ -432,7 +431,7 @@ def _listed_backwards(unique_topic: Callable[..., str]) -> str:
 
     while True:
         topic = unique_topic("source")
-        if all(partition_key(topic, 1, buckets) < partition_key(topic, 0, buckets) for buckets in (4, 16)):
+        if all(spark_partition(topic, 1, buckets) < spark_partition(topic, 0, buckets) for buckets in (4, 16)):
             return topic
 
 
@@ -506,10 +505,10 @@ def test_running_stream_reads_partitions_of_an_expansion(
     runner = threading.Thread(target=follow)
     runner.start()
     try:
-        until(lambda: len(contents(kafka, target)[0]) == 1, "the first row", within_seconds=QUERY_SECONDS)
+        until(lambda: len(contents(kafka, target)[0]) == 1, "the first row", seconds=QUERY_SECONDS)
         support.grow(proxy.bootstrap, source, 4)
         append(proxy.bootstrap, source, 3, b"after")
-        until(lambda: len(contents(kafka, target)[0]) == 2, "the row of a new partition", within_seconds=QUERY_SECONDS)
+        until(lambda: len(contents(kafka, target)[0]) == 2, "the row of a new partition", seconds=QUERY_SECONDS)
     finally:
         stream.history = lambda *_: None  # so that it starts no other
         for query in spark.streams.active:
@@ -622,14 +621,12 @@ def test_bulk_load_partitions_keys_like_kafka_in_order(  # noqa: PLR0917 - fixtu
 
     bulk_load(spark, proxy, topic, file, "--key", "name")
 
-    partition_key: dict[int, list[tuple[bytes, str]]] = {0: [], 1: []}
+    expected: dict[int, list[tuple[bytes, str]]] = {0: [], 1: []}
     for row in rows:
         key = row["name"].encode()
-        partition_key[(murmur2(key) & 0x7FFFFFFF) % PARTITIONS].append((key, row["id"]))
+        expected[(murmur2(key) & 0x7FFFFFFF) % PARTITIONS].append((key, row["id"]))
     found = contents(kafka, topic)
-    assert {
-        p: [(r.key, json.loads(r.value or b"")["id"]) for r in records] for p, records in found.items()
-    } == partition_key
+    assert {p: [(r.key, json.loads(r.value or b"")["id"]) for r in records] for p, records in found.items()} == expected
 
 
 def test_bulk_load_continues_after_appends_of_another_writer(
@@ -645,7 +642,7 @@ def test_bulk_load_continues_after_appends_of_another_writer(
     log = Log(kafka.bootstrap)
 
     def interfere() -> None:
-        until(lambda: log.end(topic) >= 100, "the load to have begun", within_seconds=QUERY_SECONDS, pause_seconds=0)
+        until(lambda: log.end(topic) >= 100, "the load to have begun", seconds=QUERY_SECONDS, pause_seconds=0)
         for _ in range(5):
             before.append(log.end(topic))
             append(proxy.bootstrap, topic, 0, b"other")
@@ -704,11 +701,13 @@ def test_bulk_load_survives_killed_driver_worker_and_proxy(
         logs = Log(kafka.bootstrap)
 
         def wait_for(count: int) -> None:
-            deadline = time.monotonic() + QUERY_SECONDS
-            while (there := sum(logs.end(topic, partition) for partition in range(PARTITIONS))) < count:
-                assert load.poll() is None, f"ended with {there} of {count} rows:\n{output.read_text()[-3000:]}"
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            def appended() -> bool:
+                there = sum(logs.end(topic, partition) for partition in range(PARTITIONS))
+                ended = there < count and load.poll() is not None
+                assert not ended, f"ended with {there} of {count} rows:\n{output.read_text()[-3000:]}"
+                return there >= count
+
+            until(appended, f"{count} rows", seconds=QUERY_SECONDS, pause_seconds=0.02)
 
         def kill_a_worker() -> bool:
             """One that has a task: it was forked by the daemon of Spark's workers."""

@@ -20,13 +20,14 @@ from kafka.protocol.admin import DeleteRecordsRequest, IncrementalAlterConfigsRe
 from fencepost.spark import log as module
 from fencepost.spark.encoding import build
 from fencepost.spark.errors import CannotReach, LogRefused, Unknown
-from fencepost.spark.log import Answer, Log, OffsetsGone
+from fencepost.spark.log import Answer, Log, OffsetsDeleted
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support import raw
 from tests.support.kafka import running_kafka
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import LZ4, ZSTD, Connection, Record, batch, until
+from tests.support.raw import LZ4, ZSTD, Connection, Record, batch
 from tests.support.transactions import Transactional
 
 pytestmark = pytest.mark.kafka
@@ -185,8 +186,13 @@ def test_foreign_batches_lie_between_ours(log: Log, topic: str, client: Connecti
     ]
     foreign_rows = [b"\x02k\xe8\x07" + b"x" * 500 + b"\x00", b"\x01\xe8\x07" + b"y" * 500 + b"\x00"]
     assert [each.bodies for each in found[1:4]] == [foreign_rows] * 3
-    assert [tail.base_offset for end in (1, 3, 7, 8) if (tail := log.tail(topic, 0, end))] == [0, 1, 5, 7]
-    assert log.tail(topic, 0, 0) is None
+    assert [last_batch.base_offset for end in (1, 3, 7, 8) if (last_batch := log.last_batch(topic, 0, end))] == [
+        0,
+        1,
+        5,
+        7,
+    ]
+    assert log.last_batch(topic, 0, 0) is None
 
 
 def test_read_starts_within_a_batch_and_ends_exclusive(log: Log, topic: str) -> None:
@@ -217,9 +223,9 @@ def test_markers_of_transactions_are_batches_without_rows(
         (3, False, 1),
         (4, True, 0),
     ]
-    tail = log.tail(topic, 0, 5)
-    assert tail is not None
-    assert (tail.is_control, tail.commit_tag) == (True, None)
+    last_batch = log.last_batch(topic, 0, 5)
+    assert last_batch is not None
+    assert (last_batch.is_control, last_batch.commit_tag) == (True, None)
 
 
 def test_reading_deleted_offsets_raises(log: Log, topic: str, kafka: KafkaCluster) -> None:
@@ -229,12 +235,12 @@ def test_reading_deleted_offsets_raises(log: Log, topic: str, kafka: KafkaCluste
 
     assert log.offsets(topic, [0]) == {0: (2, 3)}
     assert [each.base_offset for each in log.read(topic, 0, 2, 3)] == [2]
-    with pytest.raises(OffsetsGone, match="the log begins at 2") as gone:
+    with pytest.raises(OffsetsDeleted, match="the log begins at 2") as gone:
         list(log.read(topic, 0, 1, 3))
     assert gone.value.log_start == 2
 
     delete_below(kafka, topic, 3)
-    assert log.tail(topic, 0, 3) is None
+    assert log.last_batch(topic, 0, 3) is None
 
 
 def delete_below(kafka: KafkaCluster, topic: str, offset: int) -> None:
@@ -292,12 +298,12 @@ def test_what_was_compacted_leaves_gaps(log: Log, client: Connection, unique_top
         return next(log.read(name, 0, 0, end))
 
     # When the cleaner has been there.
-    until(compacted, "the cleaner", within_seconds=90, pause_seconds=0.2)
+    until(compacted, "the cleaner", seconds=90, pause_seconds=0.2)
 
     # Then what is left is read, and the mark went with the record that had it.
     assert (first().base_offset, first().next_offset, first().commit_tag) == (0, 3, None)
     assert first().bodies == [b"\x02o\x02" + b"2\x00"]
-    newest = log.tail(name, 0, end)
+    newest = log.last_batch(name, 0, end)
     assert newest is not None
     assert newest.next_offset == end
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.order_proof import run as proof
 from tests.order_proof.members import AppendMode, kinds_named
-from tests.order_proof.seen import Decision
+from tests.order_proof.observed import Decision
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from fencepost_proxy.dev.process import supervised
 from fencepost_proxy.dev.tools import compile_java, java_command
-from tests.order_proof.seen import NANOS, Assigned, Seen, parse
+from tests.order_proof.observed import NANOS, Assigned, Seen, parse
 from tests.support.kafka import kafka_version
 
 _JAVA_SOURCE = Path(__file__).parents[1] / "java" / "OrderMember.java"

@@ -13,7 +13,7 @@ import pytest
 from tests.order_proof import __main__ as command
 from tests.order_proof import run as proof
 from tests.order_proof.members import KINDS
-from tests.order_proof.seen import Decision, Seen
+from tests.order_proof.observed import Decision, Seen
 
 _SEEN = Seen(1, 0, 0, "k", 2)
 

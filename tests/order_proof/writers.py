@@ -255,7 +255,7 @@ class Library(Writer):
             self._library,
             self._bootstrap,
             partitioner=lambda key, count: place(key.decode(), count),
-            grace_seconds=PATIENCE_SECONDS,
+            repartition_timeout_seconds=PATIENCE_SECONDS,
         )
 
     def _close(self) -> None:

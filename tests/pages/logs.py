@@ -20,13 +20,13 @@ line. `[log] level` is the lowest level that is written.
 
 ```text
 2026-03-01T12:00:00.123Z INFO net.control connected to Kafka cluster_id=Xk9J2 brokers=3
-{"time": "2026-03-01T12:00:00.123Z", "level": "info", "room": "net.control", "event": "connected to Kafka", \
+{"time": "2026-03-01T12:00:00.123Z", "level": "info", "logger": "net.control", "event": "connected to Kafka", \
 "cluster_id": "Xk9J2", "brokers": 3}
 ```
 
-`time` is UTC. `room` is the module. `event` is a constant text; values from peers appear only in fields. Level *crash*
-below marks a defect of the proxy: it is written as an error with a stack trace, indented or as `exception`. With
-several worker processes each line has the field `worker`.
+`time` is UTC. `logger` is the module. `event` is a constant text; values from peers appear only in fields. Level
+*crash* below marks a defect of the proxy: it is written as an error with a stack trace, indented or as `exception`.
+With several worker processes each line has the field `worker`.
 
 **Peers cannot forge lines.** In topic names, client ids, groups and broker errors, line feeds, terminal escapes and
 other control characters are escaped. A value with a space, a quote or `=` is quoted. A field is cut after 500
@@ -61,14 +61,14 @@ unanswered requests. `certificates loaded` follows a reload.
 
 The table is generated from the sources: change it there, then run `python -m tests.pages`.
 
-| level | room | event | fields |
+| level | logger | event | fields |
 |---|---|---|---|
 """
 
 
 class _Event(NamedTuple):
     level: str
-    room: str
+    logger: str
     often: bool
     text: str
     fields: tuple[str, ...]
@@ -80,31 +80,31 @@ def page() -> str:
 
 
 def _order(event: _Event) -> tuple[object, ...]:
-    return event.room, event.text, event
+    return event.logger, event.text, event
 
 
 def _row(event: _Event) -> str:
     level = f"{event.level}, often" if event.often else event.level
     fields = ", ".join(f"`{field}`" for field in event.fields) or "–"
-    return f"| {level} | `{event.room}` | {event.text.replace('|', chr(92) + '|')} | {fields} |\n"
+    return f"| {level} | `{event.logger}` | {event.text.replace('|', chr(92) + '|')} | {fields} |\n"
 
 
 def _events() -> Iterator[_Event]:
     for file in sorted(_ROOT.rglob("*.py")):
         tree = ast.parse(file.read_text("utf-8"))
-        room = _package(tree)
-        if room is not None:
+        logger = _logger_of(tree)
+        if logger is not None:
             for node in ast.walk(tree):
                 if isinstance(node, ast.Call):
-                    yield from _logged(node, room)
+                    yield from _logged(node, logger)
 
 
-def _package(tree: ast.Module) -> str | None:
+def _logger_of(tree: ast.Module) -> str | None:
     """The argument of `logs.get`, such as `net.app`."""
     for node in ast.walk(tree):
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="logs"), attr="get"), args=[ast.Constant(value=room)]):
-                return str(room)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="logs"), attr="get"), args=[ast.Constant(value=logger)]):
+                return str(logger)
     return None
 
 
@@ -116,7 +116,7 @@ def is_logged(call: ast.Call) -> bool:
     return False
 
 
-def _logged(call: ast.Call, room: str) -> Iterator[_Event]:
+def _logged(call: ast.Call, logger: str) -> Iterator[_Event]:
     match call.func:
         case ast.Attribute(value=ast.Name(id=log), attr=level) if is_logged(call):
             often = log == "_limited_log"
@@ -127,7 +127,7 @@ def _logged(call: ast.Call, room: str) -> Iterator[_Event]:
     event = call.args[1] if often else call.args[0]
     fields = tuple(each.arg for each in call.keywords if each.arg is not None)
     for text in _texts(event):
-        yield _Event(level, room, often, text, fields)
+        yield _Event(level, logger, often, text, fields)
 
 
 def _texts(event: ast.expr) -> Iterator[str]:

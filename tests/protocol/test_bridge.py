@@ -16,6 +16,7 @@ from fencepost_proxy.net.bridge import Bridge
 from fencepost_proxy.net.certificates import listener_context
 from fencepost_proxy.net.proxied_socket import UNSENT_BYTES_MAX, Buffers
 from fencepost_proxy.net.tls import TlsSocket, secure
+from tests.kit.waiting import until_async
 from tests.support.certificates import Authority
 
 WAIT_SECONDS = 60.0
@@ -52,12 +53,6 @@ class Scene:
         self.far = self.bridge.far
         self.far.settimeout(WAIT_SECONDS)
 
-    async def until_ended(self) -> None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not self.ended:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
-
 
 def receive(sock: socket.socket, size: int) -> bytes:
     received = bytearray()
@@ -82,7 +77,7 @@ def test_bytes_pass_both_ways_and_ends_too(contexts: tuple[ssl.SSLContext, ssl.S
         scene.far.sendall(b"last words")
         scene.far.close()
         last = await asyncio.to_thread(receive, scene.client, 1_000)
-        await scene.until_ended()
+        await until_async(lambda: scene.ended, "the bridge to end")
         scene.client.close()
         return at_far, at_client, last
 
@@ -96,7 +91,7 @@ def test_a_client_that_ends(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> 
         scene.client.sendall(b"last words")
         scene.client.close()
         last_observed = await asyncio.to_thread(receive, scene.far, 1_000)
-        await scene.until_ended()
+        await until_async(lambda: scene.ended, "the bridge to end")
         scene.far.close()
         return last_observed
 
@@ -125,7 +120,7 @@ def test_unread_peer_blocks_the_sender(contexts: tuple[ssl.SSLContext, ssl.SSLCo
         await asyncio.sleep(0.01)
         assert not scene.ended
         scene.bridge.close_stuck(now + 121.0, drain_seconds=60.0, idle_seconds=60.0)
-        await scene.until_ended()
+        await until_async(lambda: scene.ended, "the bridge to end")
         scene.client.close()
         scene.far.close()
         return sent

@@ -15,7 +15,7 @@ import uvloop
 
 from fencepost_proxy.config import Limits
 from fencepost_proxy.net.broker import (
-    PLAIN,
+    PLAINTEXT,
     Access,
     BrokerConnection,
     Call,
@@ -28,7 +28,7 @@ from fencepost_proxy.types import Address
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import API_VERSIONS, INIT_PRODUCER_ID
 from fencepost_proxy.wire.schema import Message
-from tests.support.waiting import until
+from tests.kit.waiting import until_async
 
 #: For what must happen: a busy machine takes its time.
 PATIENCE_SECONDS = 60.0
@@ -94,7 +94,9 @@ async def broker(script: Script) -> AsyncIterator[Address]:
 
 
 @asynccontextmanager
-async def connected(script: Script, limits: Limits = LIMITS, access: Access = PLAIN) -> AsyncIterator[BrokerConnection]:
+async def connected(
+    script: Script, limits: Limits = LIMITS, access: Access = PLAINTEXT
+) -> AsyncIterator[BrokerConnection]:
     async with broker(script) as address:
         connection = await BrokerConnection.open(address, limits=limits, client_id="test", access=access)
         try:
@@ -194,7 +196,7 @@ def test_closing_an_idle_connection_is_no_error() -> None:
         access = Access(on_error=reported.append)
         async with connected(done, access=access) as connection:
             await query(connection)
-            await until(lambda: connection.closed)
+            await until_async(lambda: connection.closed, "the connection to close")
         async with connected(echo, access=access) as connection:
             await query(connection)
         assert reported == []
@@ -249,7 +251,7 @@ def test_no_more_than_the_limit_is_ever_unanswered() -> None:
     async def story() -> None:
         async with connected(count) as connection:
             results = await asyncio.gather(*(query(connection, 0.2) for _ in range(10)), return_exceptions=True)
-            await until(lambda: observed >= LIMITS.control_in_flight_max)
+            await until_async(lambda: observed >= LIMITS.control_in_flight_max, "the limit to be reached")
             assert observed == LIMITS.control_in_flight_max
             sent = [each for each in results if isinstance(each, OutcomeUnknown)]
             assert len(sent) == LIMITS.control_in_flight_max
@@ -383,8 +385,8 @@ def test_refused_connection_is_retried_with_longer_pauses(monkeypatch: pytest.Mo
     assert all(most / 2 <= pause <= most for pause, most in zip(pauses, longest, strict=True)), pauses
 
 
-@pytest.mark.parametrize("exchanges", range(4))
-def test_request_on_a_closed_transport_is_not_sent(exchanges: int) -> None:
+@pytest.mark.parametrize("turns", range(4))
+def test_request_on_a_closed_transport_is_not_sent(turns: int) -> None:
     async def script(peer: Peer) -> None:
         await peer.read()
 
@@ -392,7 +394,7 @@ def test_request_on_a_closed_transport_is_not_sent(exchanges: int) -> None:
         async with broker(script) as address:
             connection = await BrokerConnection.open(address, limits=LIMITS, client_id="test")
             connection._writer.transport.abort()  # as uvloop does on a reset
-            for _ in range(exchanges):
+            for _ in range(turns):
                 await asyncio.sleep(0)
             with pytest.raises(UpstreamUnavailable):
                 await connection.pipeline([ASK], deadline=deadline_in(PATIENCE_SECONDS))

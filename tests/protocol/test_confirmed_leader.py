@@ -19,8 +19,8 @@ from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.schema import Message
+from tests.kit.waiting import until_async
 from tests.support.fake_cluster import FakeCluster
-from tests.support.waiting import until
 
 NAME = "__state"
 STATE = TopicPartition(NAME, 0)
@@ -152,7 +152,7 @@ def test_later_leader_is_accepted_from_any_replica(knows: int) -> None:
             leader = client.leader(STATE)
             return leader is not None and leader.leader_epoch == 7
 
-        await until(believed)
+        await until_async(believed, "the old leader to respond")
         assert not querying.done()
         querying.cancel()
 
@@ -193,11 +193,11 @@ def test_view_is_fresh_only_after_other_replicas_confirm() -> None:
         kafka.silent |= {2, 3}
         async with followed(client, 30.0) as state:
             read = state._read_as_of
-            await until(lambda: state._read_as_of > read)
+            await until_async(lambda: state._read_as_of > read, "another read")
             assert not state.fresh
 
             kafka.silent.clear()
-            await until(lambda: state.fresh)
+            await until_async(lambda: state.fresh, "a fresh state")
 
     with_brokers(story)
 
@@ -205,16 +205,16 @@ def test_view_is_fresh_only_after_other_replicas_confirm() -> None:
 def test_view_is_as_old_as_its_confirmation() -> None:
     async def story(kafka: Brokers, client: ControlClient) -> None:
         async with followed(client, 1.0) as state:
-            await until(lambda: state.fresh)
+            await until_async(lambda: state.fresh, "a fresh state")
             kafka.silent |= {2, 3}
             silent_at = time.monotonic()
-            await until(lambda: not state.fresh)
+            await until_async(lambda: not state.fresh, "a stale state")
             assert state.fresh_until <= silent_at + 1.0
             # The leader's own word goes on.
-            await until(lambda: state._read_as_of > silent_at)
+            await until_async(lambda: state._read_as_of > silent_at, "a read after the silence")
 
             kafka.silent.clear()
-            await until(lambda: state.fresh)
+            await until_async(lambda: state.fresh, "a fresh state")
 
     with_brokers(story)
 
@@ -231,7 +231,7 @@ def test_one_that_is_away_makes_no_gap() -> None:
                 ends.append(state.fresh_until - time.monotonic())
                 return state.fresh_until > silent_at + 30.0
 
-            await until(renewed)
+            await until_async(renewed, "a renewed lease")
             assert min(ends) > 0
 
     with_brokers(story)
@@ -244,7 +244,7 @@ def test_single_possible_leader_needs_no_confirmation(replicas: int, in_sync: in
             kafka.queried.clear()
             assert state.fresh_until > float("-inf")
             renewed = state.fresh_until
-            await until(lambda: state.fresh_until > renewed + 0.6)
+            await until_async(lambda: state.fresh_until > renewed + 0.6, "the next renewal")
             assert LIST_OFFSETS not in {key for _, key in kafka.queried}
             assert not who_were_asked(kafka)
 
@@ -256,7 +256,7 @@ def test_read_to_end_renews_the_lease() -> None:
         async with followed(client, 3000.0) as state:  # the next question of its own would come in minutes
             renewed = state.fresh_until
             await state.read_to_end(timeout_seconds=60)
-            await until(lambda: state.fresh_until > renewed)
+            await until_async(lambda: state.fresh_until > renewed, "the next renewal")
 
     with_brokers(story)
 
@@ -265,12 +265,12 @@ def test_unread_end_does_not_renew_the_lease(monkeypatch: pytest.MonkeyPatch) ->
     async def story(kafka: Brokers, client: ControlClient) -> None:
         # Given a new leader whose high watermark was behind for a while: it told of an end that is there by now only
         async with followed(client, 1.0) as state:
-            await until(lambda: state.fresh)
+            await until_async(lambda: state.fresh, "a fresh state")
 
             async def far_ahead(*args: object, **how: object) -> int:
                 return 10
 
             monkeypatch.setattr(client, "confirmed_high_watermark", far_ahead)
-            await until(lambda: not state.fresh)
+            await until_async(lambda: not state.fresh, "a stale state")
 
     with_brokers(story)

@@ -104,7 +104,7 @@ def test_the_same_in_json() -> None:
         assert status["brokers"] == [
             {"node_id": 1, "kafka": "kafka-1:9092", "listener": "127.0.0.1:19094", "connections": 2, "problem": None}
         ]
-        assert status["state"] == "well"
+        assert status["state"] == "healthy"
         assert status["totals"]["checked_topics"] == 1
         assert status["checked_topics"][0]["topic"] == "<script>alert(1)</script>"
         assert status["refusals"] == {"offset_mismatch": 4}

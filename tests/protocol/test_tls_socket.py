@@ -467,9 +467,9 @@ def test_untrusted_broker_is_classified_by_cause(authority: Authority, server: C
     strangers = Authority(tmp_path / "strangers").sign("stranger")
 
     kind, words = of_broker(fails(trusting(authority), "localhost", as_server(listen(elsewhere))))
-    assert (kind, "localhost" in words, "check_hostname" in words) == ("other_names", True, True)
+    assert (kind, "localhost" in words, "check_hostname" in words) == ("hostname_mismatch", True, True)
     kind, words = of_broker(fails(trusting(authority), "127.0.0.1", as_server(listen(elsewhere))))
-    assert kind == "other_names"
+    assert kind == "hostname_mismatch"
     kind, words = of_broker(fails(trusting(authority), "localhost", as_server(listen(strangers))))
     assert (kind, "ca_file" in words) == ("untrusted", True)
     # One that has ended.
@@ -483,7 +483,7 @@ def test_untrusted_broker_is_classified_by_cause(authority: Authority, server: C
     assert of_broker(fails(careless, "localhost", as_server(listen(strangers))))[0] == "untrusted"
     # A broker that asks for a certificate which is not shown.
     strict = listen(server, client_certificates="required", client_ca_file=authority.file)
-    assert of_broker(fails(trusting(authority), "localhost", as_server(strict)))[0] == "wants_certificate"
+    assert of_broker(fails(trusting(authority), "localhost", as_server(strict)))[0] == "certificate_required"
     # Nobody who speaks TLS.
     assert of_broker(fails(trusting(authority), "localhost", lambda far: far.sendall(bytes(8))))[0] == "not_tls"
 

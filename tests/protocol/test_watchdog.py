@@ -13,7 +13,7 @@ import pytest
 from fencepost_proxy import logs
 from fencepost_proxy.net import watchdog as product
 from fencepost_proxy.net.watchdog import LATE_SECONDS, Watchdog, frame_of
-from tests.support.waiting import until
+from tests.kit.waiting import until_async
 
 _LONGEST_SECONDS = 20.0
 
@@ -48,7 +48,7 @@ def test_long_callback_is_measured_and_its_frame_named(caplog: pytest.LogCapture
     async def run() -> None:
         watchdog.start()
         asyncio.get_running_loop().call_soon(_in_the_product, clock)
-        await until(lambda: any(each > LATE_SECONDS for each in late))
+        await until_async(lambda: any(each > LATE_SECONDS for each in late), "a late report")
         watchdog.stop()
 
     watchdog = Watchdog(late.append)
@@ -74,7 +74,7 @@ def test_blocked_event_loop_is_logged_while_blocked(
     async def run() -> None:
         watchdog.start()
         asyncio.get_running_loop().call_soon(_in_the_product, stands)
-        await until(lambda: bool(_fields(caplog, "the event loop was late")))
+        await until_async(lambda: bool(_fields(caplog, "the event loop was late")), "the log line")
         watchdog.stop()
 
     watchdog = Watchdog(lambda late: None)
@@ -90,7 +90,7 @@ def test_punctual_event_loop_is_measured_and_not_logged(caplog: pytest.LogCaptur
 
     async def run() -> None:
         watchdog.start()
-        await until(lambda: len(late) >= 2)
+        await until_async(lambda: len(late) >= 2, "two reports")
         watchdog.stop()
 
     watchdog = Watchdog(late.append)
@@ -128,7 +128,7 @@ def test_stopped_watchdog_leaves_no_thread_and_no_timer() -> None:
 
     async def run() -> None:
         watchdog.start()
-        await until(lambda: bool(late))
+        await until_async(lambda: bool(late), "a report")
         assert "watchdog" in {each.name for each in threading.enumerate()}
         watchdog.stop()
         assert watchdog._timer is not None

@@ -47,10 +47,10 @@ class ValidatorCall:
         return j.CheckedTopic(policy.source_is_base) if policy is not None and policy.is_checked else None
 
     def start(self) -> None:
-        self._proxy.later(_COMMIT_WAIT_SECONDS, self._report, j.TimeIsUp())
+        self._proxy.later(_COMMIT_WAIT_SECONDS, self._report, j.TimedOut())
         self._continue(self._validate.begin())
 
-    def _continue(self, stated: tuple[j.Ask, ...] | j.Decision) -> None:
+    def _continue(self, stated: tuple[j.CommitQuery, ...] | j.Decision) -> None:
         if self._over:
             return
         if isinstance(stated, j.Decision):
@@ -148,7 +148,7 @@ class ValidatorCall:
             ends.append(replica.log_end)
             name = next(n for n, p in self._proxy.world.cluster.partitions.items() if replica in p.replicas.values())
             if replica.log_start > offset:
-                self._write(j.LogIs(name, None, gone=True))
+                self._write(j.LogIs(name, None, out_of_range=True))
             elif replica.high_watermark < ends[0]:
                 self._proxy.later(
                     _PROBE_AGAIN_SECONDS, lambda: self._query_leader(name, read, j.LogIs(name, None), again=True)

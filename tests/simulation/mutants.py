@@ -372,9 +372,9 @@ def client_loss_releases(patch: Patch) -> None:
 
     def client_lost(self: Session, now: float) -> None:
         self._disable_fast_path()
-        for exchange in self._exchanges_in_flight.values():
-            for key, pending in exchange.pending_appends.items():
-                if key in exchange.sent and key not in exchange.results:
+        for produce in self._produce_in_flight.values():
+            for key, pending in produce.pending_appends.items():
+                if key in produce.sent and key not in produce.results:
                     self._commands.append(ToSequencer(pending, g.Canceled(pending)))
         lost(self, now)
 
@@ -670,7 +670,7 @@ def abort_only_not_read(patch: Patch) -> None:
     "atomic-cluster-v2",
 )
 def reported_before_stored(patch: Patch) -> None:
-    patch.set(Session, "_waits_for_notes", lambda self, response_slot, exchange: False)
+    patch.set(Session, "_waits_for_records", lambda self, pending_response, produce: False)
 
 
 @mutant(
@@ -705,7 +705,7 @@ def abort_only_not_cleared(patch: Patch) -> None:
     "atomic-cluster",
 )
 def pending_indefinitely(patch: Patch) -> None:
-    patch.set(Session, "_let_go", lambda self, exchange: None)
+    patch.set(Session, "_end_appends", lambda self, produce: None)
 
 
 @mutant(
@@ -725,9 +725,9 @@ def lost_commits_waited_for(patch: Patch) -> None:
     "atomic-cluster",
 )
 def results_not_released(patch: Patch) -> None:
-    of_all = "for pending in exchange.pending_appends.values():"
-    of_some = "for pending in [t for key, t in exchange.pending_appends.items() if key not in exchange.results]:"
-    patch.edit(Session, "_let_go", (of_all, of_some))
+    of_all = "for pending in produce.pending_appends.values():"
+    of_some = "for pending in [t for key, t in produce.pending_appends.items() if key not in produce.results]:"
+    patch.edit(Session, "_end_appends", (of_all, of_some))
 
 
 @mutant(
@@ -738,7 +738,7 @@ def results_not_released(patch: Patch) -> None:
     "atomic-cluster-v2",
 )
 def reported_with_unknown_outcome(patch: Patch) -> None:
-    patch.edit(Session, "_answer_unknown_outcomes", ("self._answer_later_instead(exchange)", "pass"))
+    patch.edit(Session, "_answer_unknown_outcomes", ("self._answer_later_instead(produce)", "pass"))
 
 
 @mutant("`required` topics accept transactions", "no unfenced appends there: rule 7", "refused-transactions-v2")
@@ -748,7 +748,7 @@ def transactions_on_required(patch: Patch) -> None:
 
 @mutant("appends are sent by topic name", "a recreated topic is another topic: rule 11", "recreated")
 def by_name(patch: Patch) -> None:
-    patch.set(Session, "_goes_by_id", lambda self, request: False)
+    patch.set(Session, "_sent_by_id", lambda self, request: False)
     patch.set(Session, "_take_single", lambda self, *rest: None)
 
 
@@ -819,9 +819,9 @@ def contradiction_accepted(patch: Patch) -> None:
 )
 def responses_out_of_order(patch: Patch) -> None:
     def front(self: Session) -> None:
-        for response_slot in [response_slot for response_slot in self._to_client if response_slot.done]:
-            self._to_client.remove(response_slot)
-            self._client_out += response_slot.chunks
+        for pending_response in [pending_response for pending_response in self._to_client if pending_response.done]:
+            self._to_client.remove(pending_response)
+            self._client_out += pending_response.chunks
 
     patch.set(Session, "_answer_front", front)
 
@@ -871,7 +871,7 @@ def admitted_after_disconnect(patch: Patch) -> None:
             orig(self, pending, event, sequencer)
 
     patch.set(Dispatcher, "_report", report)
-    patch.set(Session, "_return_exchanges", lambda self: None)
+    patch.set(Session, "_return_waiting_produce", lambda self: None)
 
 
 @mutant("a canceled append stays admitted", "no stuck sequencer", "whole-requests", "true-cluster")
@@ -886,8 +886,8 @@ def canceled_stays_admitted(patch: Patch) -> None:
 
 @mutant("a request's memory is not released", "bounded memory", "race")
 def memory_not_released(patch: Patch) -> None:
-    def end(self: Session, response_slot: Any, chunks: Any) -> None:
-        response_slot.chunks, response_slot.done, response_slot.reserved_bytes = chunks, True, 0
+    def end(self: Session, pending_response: Any, chunks: Any) -> None:
+        pending_response.chunks, pending_response.done, pending_response.reserved_bytes = chunks, True, 0
         self._answer_front()
 
     patch.set(Session, "_end", end)
@@ -898,7 +898,7 @@ def memory_not_released(patch: Patch) -> None:
 
 @mutant("appends after a failed batch are accepted", "a pipeline fails as a whole: rule 13", "pipelines", "queues")
 def pipeline_continues(patch: Patch) -> None:
-    patch.set(Session, "_pipeline_failed", lambda self, response_slot, pending, result: None)
+    patch.set(Session, "_pipeline_failed", lambda self, pending_response, pending, result: None)
 
 
 @mutant("appends sent after a failed batch are sent again", "a pipeline fails as a whole: rule 13", "mixed-pipelines")
@@ -1031,7 +1031,7 @@ def read_without_brackets(patch: Patch) -> None:
     "true-cluster",
 )
 def queued_not_waited_for(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_waits_for_what_may_be_queued", lambda self, pending, now: False)
+    patch.set(PartitionSequencer, "_waits_for_queued", lambda self, pending, now: False)
 
 
 @mutant("a successor process appends immediately", "wait after a takeover: rule 8", "takeover")
@@ -1070,14 +1070,14 @@ def acks_0_answered(patch: Patch) -> None:
 
 @mutant("an append with acks=0 fails silently", "acks=0: an error closes the connection", "silent")
 def acks_0_fails_silently(patch: Patch) -> None:
-    orig = Session._finish_exchange
+    orig = Session._finish_produce
 
-    def finish(self: Session, response_slot: Any, exchange: ProduceExchange) -> None:
-        if exchange.silent:
-            exchange.results = {key: replace(result, error_code=0) for key, result in exchange.results.items()}
-        orig(self, response_slot, exchange)
+    def finish(self: Session, pending_response: Any, produce: ProduceExchange) -> None:
+        if produce.silent:
+            produce.results = {key: replace(result, error_code=0) for key, result in produce.results.items()}
+        orig(self, pending_response, produce)
 
-    patch.set(Session, "_finish_exchange", finish)
+    patch.set(Session, "_finish_produce", finish)
 
 
 @mutant(
@@ -1086,13 +1086,13 @@ def acks_0_fails_silently(patch: Patch) -> None:
 def acks_0_expects(patch: Patch) -> None:
     orig = Session._take_draft
 
-    def take(self: Session, exchange: ProduceExchange, *rest: Any) -> None:
-        request = exchange.request
-        exchange.request = replace(request, acks=1)
+    def take(self: Session, produce: ProduceExchange, *rest: Any) -> None:
+        request = produce.request
+        produce.request = replace(request, acks=1)
         try:
-            orig(self, exchange, *rest)
+            orig(self, produce, *rest)
         finally:
-            exchange.request = request
+            produce.request = request
 
     patch.set(Session, "_take_draft", take)
 
@@ -1226,7 +1226,7 @@ def fast_path_state_lost(patch: Patch) -> None:
 
 @mutant("the fast path does not release memory", "bounded memory", "race")
 def fast_path_keeps_memory(patch: Patch) -> None:
-    patch.edit(Session, "_end_single", ("self._services.release(response_slot.reserved_bytes)\n", "\n"))
+    patch.edit(Session, "_end_single", ("self._services.release(pending_response.reserved_bytes)\n", "\n"))
 
 
 @mutant("the fast path uses expired configs", "a view of the configs has a lease: rule 10", "config-changes")
@@ -1256,7 +1256,7 @@ def any_topic_matches(patch: Patch) -> None:
     "control-requests",
 )
 def fast_path_overtakes(patch: Patch) -> None:
-    first = "if response_slot is not to_client[0] or (len(to_client) > 1 and to_client[1].done):"
+    first = "if pending_response is not to_client[0] or (len(to_client) > 1 and to_client[1].done):"
     patch.edit(
         Session,
         "take_down",
@@ -1294,18 +1294,18 @@ def new_process_barrier_empty(patch: Patch) -> None:
     "the fast path skips append barriers", "every append to a topic with count checks enters its barrier", *_EXPANSIONS
 )
 def fast_path_past_the_barrier(patch: Patch) -> None:
-    patch.edit(Session, "_take_single", ("policy is None or policy.counted", "policy is None"))
+    patch.edit(Session, "_take_single", ("policy is None or policy.checks_count", "policy is None"))
 
 
 @mutant("a refusal at the barrier fails no pipeline", "its successors would follow a sequence gap", *_EXPANSIONS)
 def barrier_fails_no_pipeline(patch: Patch) -> None:
-    patch.set(Session, "_pipelines_fail_at_barrier", lambda self, response_slot, exchange: None)
+    patch.set(Session, "_pipelines_fail_at_barrier", lambda self, pending_response, produce: None)
 
 
 @mutant("a request leaves the barrier when it is sent", "it leaves when Kafka has answered", *_EXPANSIONS)
 def barrier_left_when_sent(patch: Patch) -> None:
-    sent = "exchange.sent.update(exchange.unsent())"
-    patch.edit(Session, "_send_admitted", (sent, f"{sent}; self._leave_barrier(exchange, unsent=True)"))
+    sent = "produce.sent.update(produce.unsent())"
+    patch.edit(Session, "_send_admitted", (sent, f"{sent}; self._leave_barrier(produce, unsent=True)"))
 
 
 @mutant(
@@ -1328,7 +1328,7 @@ def repeated_error_without_a_read(patch: Patch) -> None:
     "wide-required",
 )
 def sent_ahead_reported_unsent(patch: Patch) -> None:
-    patch.edit(Session, "_return_exchanges", ("key not in exchange.sent and ", ""))
+    patch.edit(Session, "_return_waiting_produce", ("key not in produce.sent and ", ""))
 
 
 # ---------------------------------------------------------------------------------------------------------------- rules

@@ -72,7 +72,7 @@ class WatchedDispatcher(Dispatcher):
     ) -> bool:
         """The fast path: submit, admit and send in one call."""
         is_unconfirmed = not sequencer._in_flight and now >= sequencer._confirmed_until
-        waiting = {_pipeline(t) for t in sequencer._queue if sequencer._waits_for_what_may_be_queued(t, now)}
+        waiting = {_pipeline(t) for t in sequencer._queue if sequencer._waits_for_queued(t, now)}
         before = [t for t in sequencer._queue if t.connection != pending.connection and _pipeline(t) not in waiting]
         if not take(pending, now):
             return False
@@ -85,7 +85,7 @@ class WatchedDispatcher(Dispatcher):
         return True
 
     def record_waiting(self, sequencer: PartitionSequencer) -> None:
-        self._waiting.update(t for t in sequencer._queue if sequencer._waits_for_what_may_be_queued(t, self._sim.now))
+        self._waiting.update(t for t in sequencer._queue if sequencer._waits_for_queued(t, self._sim.now))
 
     def _carry_out(self, sequencer: PartitionSequencer, effect: g.Effect, now: float) -> None:
         self.record_waiting(sequencer)

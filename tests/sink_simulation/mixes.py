@@ -24,9 +24,9 @@ def mixed(seed: int) -> Story:
         kill=dice.choice((0, 0, 0.3)),
     )
     arranged, restored, restarts = chance(0.2), chance(0.3), dice.choice((0, 1, 2, 4))
-    expands, counted = chance(0.25), chance(0.7)
+    expands, count_checked = chance(0.25), chance(0.7)
     # Without the count's check nobody of the old count may be under way; arranged rows are to be arranged anew then.
-    alone = expands and not counted
+    alone = expands and not count_checked
     restarts = 0 if alone and arranged else restarts
     keyless = chance(0.15) and not arranged
     # Where a copy of a row belongs is not known in a growth; rows without a key are known by their task.
@@ -52,7 +52,7 @@ def mixed(seed: int) -> Story:
         split_brain=chance(0.15) and not alone and not keyless,
         restored=restored,
         expands=expands,
-        counted=counted,
+        count_checked=count_checked,
         equal_rows=equal_rows,
         keyless=keyless,
         explicit=chance(0.2) and not keyless,

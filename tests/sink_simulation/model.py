@@ -74,7 +74,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Request:
-    partition_key: tuple[str, int]
+    topic_partition: tuple[str, int]
     batch: Batch
     answer: Future[Any]
 
@@ -138,7 +138,7 @@ class World:
         self.faults = faults
         self.time = 0.0
         self.topics: dict[str, list[Partition]] = {}
-        self.counted: set[str] = set()
+        self.count_checked: set[str] = set()
         self.network: list[Request] = []
         self.late: list[Request] = []
         self.actors: list[Actor] = []
@@ -219,14 +219,14 @@ class World:
             request.answer.set_exception(Unknown("the connection was lost"))
             return
         if answer.code == 0:
-            partition = self.topics[request.partition_key[0]][request.partition_key[1]]
+            partition = self.topics[request.topic_partition[0]][request.topic_partition[1]]
             partition.high_watermark = max(partition.high_watermark, answer.base_offset + len(request.batch.bodies))
         request.answer.set_result(answer)
 
     def _arrive(self, request: Request) -> Answer:
-        (topic, number), batch = request.partition_key, request.batch
+        (topic, number), batch = request.topic_partition, request.batch
         partition = self.topics[topic][number]
-        if topic in self.counted and batch.count is not None and batch.count != len(self.topics[topic]):
+        if topic in self.count_checked and batch.count is not None and batch.count != len(self.topics[topic]):
             return Answer(37, -1, "INVALID_PARTITION_COUNT")
         if batch.expected is not None and batch.expected != partition.end:
             self.refusals += 1
@@ -288,7 +288,7 @@ class ModelLog:
             if stored.next_offset > start and stored.base_offset < end:
                 yield stored
 
-    def tail(self, topic: str, partition: int, end: int) -> Stored | None:
+    def last_batch(self, topic: str, partition: int, end: int) -> Stored | None:
         self._breathe()
         for stored in self._world.topics[topic][partition].stored:
             if stored.next_offset == end:

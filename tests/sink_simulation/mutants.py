@@ -32,43 +32,43 @@ def _method(name: str, broken: Callable[..., Any]) -> Callable[[], Any]:
     return lambda: patch.object(Task, name, broken)
 
 
-def _look_without_reading(self: Any, partition_key: Any, actual: int) -> None:
-    partition = self._partitions[partition_key]
+def _probe_without_reading(self: Any, topic_partition: Any, actual: int) -> None:
+    partition = self._partitions[topic_partition]
     end = actual
     if end < 0:
-        [(_, end)] = self._log.offsets(partition_key[0], [partition_key[1]]).values()
+        [(_, end)] = self._log.offsets(topic_partition[0], [topic_partition[1]]).values()
     partition.end = max(end, partition.end)
 
 
-_absorb, _answered, _grow, _begin, _validate = (
-    Task._absorb, Task._answered, Task._grow, Task.begin, Task._judge_counts,
+_absorb, _answered, _repartition, _begin, _validate = (
+    Task._absorb, Task._answered, Task._repartition, Task.begin, Task._choose_counts,
 )  # fmt: skip
 
 
-def _doubt_is_success(self: Any, partition_key: Any, partition: Any) -> None:
+def _in_doubt_is_success(self: Any, topic_partition: Any, partition: Any) -> None:
     flight = partition.flight
     if isinstance(flight.answer.exception(), Unknown):
         partition.flight = None
-        self._landed(partition_key, partition, flight, Answer(0, flight.expected))
+        self._acknowledged(topic_partition, partition, flight, Answer(0, flight.expected))
     else:
-        _answered(self, partition_key, partition)
+        _answered(self, topic_partition, partition)
 
 
 _pool = Task._pool
 
 
 def _without(origin: int) -> Callable[..., None]:
-    def pool(self: Any, partition: Any, chunk: Any, of: int) -> None:
+    def pool(self: Any, partition: Any, append: Any, of: int) -> None:
         if of != origin:
-            _pool(self, partition, chunk, of)
+            _pool(self, partition, append, of)
 
     return pool
 
 
-def _same_run_too(self: Any, partition_key: Any, chunk: Any, **more: Any) -> None:
-    _absorb(self, partition_key, chunk, **more)
-    if chunk.commit_tag.run == self._probed.run and chunk.commit_tag.task != self._task and not self._plan.arranged:
-        _pool(self, self._partitions[partition_key], chunk, task._FOREIGN)
+def _same_run_too(self: Any, topic_partition: Any, append: Any, **more: Any) -> None:
+    _absorb(self, topic_partition, append, **more)
+    if append.commit_tag.run == self._probed.run and append.commit_tag.task != self._task and not self._plan.arranged:
+        _pool(self, self._partitions[topic_partition], append, task._FOREIGN)
 
 
 def _uncompared(mutated: Callable[..., Any] | None = None) -> Callable[[], Any]:
@@ -84,35 +84,35 @@ def _uncompared(mutated: Callable[..., Any] | None = None) -> Callable[[], Any]:
     return live
 
 
-_difference, _append_at, _read_lying = (
+_difference, _append_at, _read_logged_rows = (
     comparing._Comparison._difference,
     comparing._Comparison._append_at,
     comparing._Comparison._read,
 )
 
 
-def _nothing_missing(self: Any, lying: Any) -> Any:
-    return {}, _difference(self, lying)[1]
+def _nothing_missing(self: Any, logged_rows: Any) -> Any:
+    return {}, _difference(self, logged_rows)[1]
 
 
-def _nothing_unknown(self: Any, lying: Any) -> Any:
-    return _difference(self, lying)[0], 0
+def _nothing_unknown(self: Any, logged_rows: Any) -> Any:
+    return _difference(self, logged_rows)[0], 0
 
 
-def _append_anyway(self: Any, partition_key: Any, end: int, like: Any, bodies: Any) -> int:
+def _append_anyway(self: Any, topic_partition: Any, end: int, like: Any, bodies: Any) -> int:
     """At the end, wherever it is now."""
     done = 0
     while not done:
-        [(_, end)] = self._log.offsets(partition_key[0], [partition_key[1]]).values()
-        done = int(_append_at(self, partition_key, end, like, bodies))
+        [(_, end)] = self._log.offsets(topic_partition[0], [topic_partition[1]]).values()
+        done = int(_append_at(self, topic_partition, end, like, bodies))
     return done
 
 
-def _without_earlier_commits(self: Any, partition_key: Any) -> Any:
-    """What the driver had appended when this commit began."""
-    found = _read_lying(self, partition_key)
-    first = self.__dict__.setdefault("first_ends", {}).setdefault(partition_key, found.end)
-    for commit_tag, logged in self._chunks(partition_key, found.begin, first):
+def _without_earlier_commits(self: Any, topic_partition: Any) -> Any:
+    """Without the appends that the driver made before this commit began."""
+    found = _read_logged_rows(self, topic_partition)
+    first = self.__dict__.setdefault("first_ends", {}).setdefault(topic_partition, found.end)
+    for commit_tag, logged in self._chunks(topic_partition, found.begin, first):
         if commit_tag.task == comparing.DRIVER and logged.base_offset < first:
             for each in logged.bodies:
                 found.digests.remove(task.digest_of(each))
@@ -125,7 +125,7 @@ def _met_without_unmatched(self: Any) -> Any:
         return None
     return replace(
         met,
-        partition_keys={partition_key: at._replace(unmatched=b"") for partition_key, at in met.partition_keys.items()},
+        partitions={topic_partition: at._replace(unmatched=b"") for topic_partition, at in met.partitions.items()},
     )
 
 
@@ -135,8 +135,8 @@ def _met_without_numbers(self: Any) -> Any:
         return None
     return replace(
         met,
-        partition_keys={
-            partition_key: at._replace(numbers=frozenset()) for partition_key, at in met.partition_keys.items()
+        partitions={
+            topic_partition: at._replace(numbers=frozenset()) for topic_partition, at in met.partitions.items()
         },
     )
 
@@ -144,36 +144,36 @@ def _met_without_numbers(self: Any) -> Any:
 _met = Task._met
 
 
-def _never_doubtful(self: Any, *args: Any) -> Any:
-    self._in_doubt = False
+def _never_unmatched(self: Any, *args: Any) -> Any:
+    self._has_unmatched = False
     return _send(self, *args)
 
 
 def _resume_as_fresh(self: Any) -> None:
     observations = {
-        partition_key: replace(
+        topic_partition: replace(
             observation, last=None if observation.last and observation.last.batch == self._batch else observation.last
         )
-        for partition_key, observation in self._probed.observations.items()
+        for topic_partition, observation in self._probed.observations.items()
     }
     self._probed = replace(self._probed, observations=observations)
     _begin(self)
 
 
-def _behind_as_fresh(self: Any) -> None:
+def _complete_as_fresh(self: Any) -> None:
     observations = {
-        partition_key: replace(
+        topic_partition: replace(
             observation, last=None if observation.last and observation.last.batch > self._batch else observation.last
         )
-        for partition_key, observation in self._probed.observations.items()
+        for topic_partition, observation in self._probed.observations.items()
     }
     self._probed = replace(self._probed, observations=observations)
     _begin(self)
 
 
-def _grown_without_reading(self: Any, topic: str) -> None:
+def _repartition_without_reading(self: Any, topic: str) -> None:
     self._probe = lambda *args: None  # of this task alone: others are in the middle of theirs
-    _grow(self, topic)
+    _repartition(self, topic)
     del self._probe
 
 
@@ -190,21 +190,21 @@ _is_missing = Task._is_missing
 
 def _wrong_began(self: Any, last: Any) -> None:
     _validate(self, last)
-    for partition_key, commit_tag in list(last.items()):
+    for topic_partition, commit_tag in list(last.items()):
         if commit_tag.batch == self._batch:
-            last[partition_key] = replace(commit_tag, began=self._probed.observations[partition_key].end)
+            last[topic_partition] = replace(commit_tag, began=self._probed.observations[topic_partition].end)
     observations = {
-        partition_key: replace(observation, last=last.get(partition_key))
-        for partition_key, observation in self._probed.observations.items()
+        topic_partition: replace(observation, last=last.get(topic_partition))
+        for topic_partition, observation in self._probed.observations.items()
     }  # fmt: skip
     self._probed = replace(self._probed, observations=observations)
 
 
-def _nothing_is_new(self: Any, partition_key: Any, partition: Any, end: int) -> bool:
+def _nothing_is_new(self: Any, topic_partition: Any, partition: Any, end: int) -> bool:
     return True
 
 
-def _uncounted_build(bodies: Any, *, partition_count: int | None, **more: Any) -> Any:
+def _build_without_count(bodies: Any, *, partition_count: int | None, **more: Any) -> Any:
     return _build(bodies, partition_count=None, **more)
 
 
@@ -215,14 +215,14 @@ class _Both(Future[Any]):
     """Of two appends under way at once."""
 
 
-def _send_two(self: Any, partition_key: Any, partition: Any) -> None:
+def _send_two(self: Any, topic_partition: Any, partition: Any) -> None:
     """The second expects what the first would leave."""
-    _send(self, partition_key, partition)
+    _send(self, topic_partition, partition)
     if not partition.queue:
         return
     first, end = partition.flight, partition.end
     partition.end = end + len(first.rows)
-    _send(self, partition_key, partition)
+    _send(self, topic_partition, partition)
     second, partition.end = partition.flight, end
     both: _Both = _Both()
 
@@ -245,7 +245,7 @@ def _send_two(self: Any, partition_key: Any, partition: Any) -> None:
 _send = Task._send
 
 
-def _tail_only(log: Any, partition_key: Any, bounds: Any, sink: str, lower: Any) -> Any:
+def _last_batch_only(log: Any, topic_partition: Any, bounds: Any, sink: str, lower: Any) -> Any:
     return replace(lower, below=bounds[1])
 
 
@@ -253,30 +253,30 @@ def _spread_by_chance(self: Any, topic: str) -> int:
     return int(self._clock.random() * self._over[topic])
 
 
-def _ours_by_task(self: Any, partition_key: Any, chunk: Any, **more: Any) -> None:
+def _ours_by_task(self: Any, topic_partition: Any, append: Any, **more: Any) -> None:
     arranged = self._plan
-    if arranged.arranged and chunk.commit_tag.task != self._task:
+    if arranged.arranged and append.commit_tag.task != self._task:
         return
-    _absorb(self, partition_key, chunk, **more)
+    _absorb(self, topic_partition, append, **more)
 
 
-def _no_order(self: Any, partition_key: Any, partition: Any) -> None:
-    """Rows that were refused go behind those that came later."""
+def _no_order(self: Any, topic_partition: Any, partition: Any) -> None:
+    """Refused rows are sent after later ones."""
     refused = self._refused
-    _answered(self, partition_key, partition)
+    _answered(self, topic_partition, partition)
     if self._refused > refused and partition.queue:
         partition.queue.rotate(-1)
 
 
-def _absorb_uncounted(self: Any, partition_key: Any, chunk: Any, **more: Any) -> None:
-    seen = self._partitions[partition_key].seen
-    before = dict(seen) if seen is not None else None
-    _absorb(self, partition_key, chunk, **more)
-    self._partitions[partition_key].seen = before
+def _absorb_without_count(self: Any, topic_partition: Any, append: Any, **more: Any) -> None:
+    task_appends = self._partitions[topic_partition].task_appends
+    before = dict(task_appends) if task_appends is not None else None
+    _absorb(self, topic_partition, append, **more)
+    self._partitions[topic_partition].task_appends = before
 
 
-def _release_at_once(self: Any, partition_key: Any) -> None:
-    _read_scan_range(self, partition_key)
+def _release_at_once(self: Any, topic_partition: Any) -> None:
+    _read_scan_range(self, topic_partition)
     self._buffered = None
 
 
@@ -286,13 +286,13 @@ MUTANTS = (
     Mutant(
         "no probe",
         "after a refusal the new end is believed without reading",
-        _method("_probe", _look_without_reading),
+        _method("_probe", _probe_without_reading),
         ("speculation", "zombies", "lossy"),
     ),
     Mutant(
-        "mark_in_doubt is success",
+        "in doubt is success",
         "an append without an answer counts as appended",
-        _method("_answered", _doubt_is_success),
+        _method("_answered", _in_doubt_is_success),
         ("lossy",),
     ),
     Mutant(
@@ -303,19 +303,19 @@ MUTANTS = (
     ),
     Mutant(
         "no foreign numbers",
-        "rows are not probed for under other numbers",
+        "rows are not searched under other task numbers",
         _method("_pool", _without(task._FOREIGN)),
         ("permuted", "permuted, calm"),
     ),
     Mutant(
         "no own number",
-        "rows are not probed for under the task's number in other runs",
+        "rows are not searched under the task's number in other runs",
         _method("_pool", _without(task._SAME_NUMBER)),
         ("driver restarts",),
     ),
     Mutant(
         "no own run",
-        "rows are not probed for among what the task has written in this run",
+        "rows are not searched in the task's appends of this run",
         _method("_pool", _without(task._OWN)),
         ("speculation", "tasks die"),
     ),
@@ -333,56 +333,56 @@ MUTANTS = (
     ),
     Mutant(
         "nothing missing",
-        "what the driver misses it does not append",
+        "the driver does not append missing rows",
         lambda: patch.object(comparing._Comparison, "_difference", _nothing_missing),
         ("equal rows in tasks", "permuted, equal rows"),
     ),
     Mutant(
         "nothing unknown",
-        "what no task has may lie there",
+        "rows in the log that no task has are ignored",
         lambda: patch.object(comparing._Comparison, "_difference", _nothing_unknown),
         ("other data, compared",),
     ),
     Mutant(
         "driver unchecked",
-        "the driver appends where the log ends, whatever came since",
+        "the driver appends at the log end without a comparison",
         lambda: patch.object(comparing._Comparison, "_append_at", _append_anyway),
         ("permuted, equal rows", "other splits, equal rows", "equal rows in tasks"),
     ),
     Mutant(
         "driver's own",
-        "a commit that is repeated does not see what the driver has appended",
+        "a repeated commit does not see the driver's earlier appends",
         lambda: patch.object(comparing._Comparison, "_read", _without_earlier_commits),
         ("equal rows in tasks",),
     ),
     Mutant(
         "unmatched not reported",
-        "a task does not say which rows of its number it does not have",
+        "a task does not report unmatched rows under its number",
         _method("_met", _met_without_unmatched),
         ("permuted", "other data, compared"),
     ),
     Mutant(
         "numbers not reported",
-        "a task does not say origin rows it has met",
+        "a task does not report whose rows it has found",
         _method("_met", _met_without_numbers),
         ("other data, fewer tasks",),
     ),
     Mutant(
-        "never in mark_in_doubt",
-        "a batch origin data is another one each time is written each time",
-        _method("_send", _never_doubtful),
+        "never unmatched",
+        "a batch whose data changes each time is appended each time",
+        _method("_send", _never_unmatched),
         ("other data each time",),
     ),
     Mutant(
         "keys",
         "a task of other keys is taken for one of other data",
         _method("_keys_are_the_same", lambda self: True),
-        ("permuted, history",),
+        ("permuted, expansion",),
     ),
     Mutant(
         "left-overs",
         "rows that are in the log and not in the data are not missed",
-        _method("_judge_unmatched", lambda self, early: None),
+        _method("_check_unmatched", lambda self, early: None),
         ("other data",),
     ),
     Mutant(
@@ -391,48 +391,50 @@ MUTANTS = (
         _method("begin", _resume_as_fresh),
         ("driver restarts", "zombies"),
     ),
-    Mutant("behind as fresh", "a complete batch is written again", _method("begin", _behind_as_fresh), ("restored",)),
+    Mutant(
+        "complete as fresh", "a complete batch is written again", _method("begin", _complete_as_fresh), ("restored",)
+    ),
     Mutant(
         "began",
         "a half-written batch is read from the end only",
-        _method("_judge_counts", _wrong_began),
+        _method("_choose_counts", _wrong_began),
         ("driver restarts", "zombies"),
     ),
     Mutant(
         "nothing new",
-        "what `seen` says is not compared",
+        "`task_appends` is not compared",
         _method("_nothing_new", _nothing_is_new),
         ("speculation", "zombies"),
     ),
     Mutant(
-        "seen",
-        "chunks that were read are not counted",
-        _method("_absorb", _absorb_uncounted),
+        "task appends",
+        "appends that were read are not counted",
+        _method("_absorb", _absorb_without_count),
         ("speculation", "speculation, other order", "lossy contention"),
     ),
     Mutant(
-        "not sifted",
-        "what waits is not compared with what was read",
-        _method("_dedupe", lambda self, partition_key: None),
+        "not deduped",
+        "queued rows are not compared with rows that were read",
+        _method("_dedupe", lambda self, topic_partition: None),
         ("lossy",),
     ),
     Mutant(
-        "grown without reading",
-        "after a history old partitions are not read",
-        _method("_grow", _grown_without_reading),
-        ("history and copies",),
+        "repartitioned without reading",
+        "after an expansion, old partitions are not read",
+        _method("_repartition", _repartition_without_reading),
+        ("expansion and copies",),
     ),
     Mutant(
         "not mixed",
-        "after a history rows are probed for where they would go now",
+        "after an expansion, rows are searched only in their current partitions",
         _method("_is_missing", _not_mixed),
-        ("history and restarts", "history"),
+        ("expansion and restarts", "expansion"),
     ),
     Mutant(
         "count not stated",
-        "chunks do not say over how many partitions they were placed",
-        lambda: patch.object(ModelFraming, "build", staticmethod(_uncounted_build)),
-        ("history and restarts", "history", "history, no keys"),
+        "appends do not state the partition count used for their rows",
+        lambda: patch.object(ModelFraming, "build", staticmethod(_build_without_count)),
+        ("expansion and restarts", "expansion", "expansion, no keys"),
     ),
     Mutant(
         "two under way",
@@ -441,17 +443,22 @@ MUTANTS = (
         ("speculation, other order", "zombies, other order"),
     ),
     Mutant(
-        "tail only",
-        "the last commit_tag is not probed for behind others' records",
-        lambda: patch.object(driver_probe, "_search", _tail_only),
+        "last batch only",
+        "the last commit tag is not searched below other clients' records",
+        lambda: patch.object(driver_probe, "_search", _last_batch_only),
         ("zombies, other order",),
     ),
-    Mutant("spread by chance", "rows without a key go anywhere", _method("own", _spread_by_chance), ("no keys",)),
+    Mutant(
+        "spread by chance",
+        "rows without a key go anywhere",
+        _method("default_partition", _spread_by_chance),
+        ("no keys",),
+    ),
     Mutant(
         "arranged by task",
-        "arranged rows are probed for among the task's own",
+        "arranged rows are searched only in the task's appends",
         _method("_absorb", _ours_by_task),
-        ("changed split, then arranged", "history, arranged"),
+        ("changed split, then arranged", "expansion, arranged"),
     ),
     Mutant(
         "arranged rows without a task",
@@ -459,22 +466,22 @@ MUTANTS = (
         lambda: patch.object(comparing, "_without_task", lambda outcomes: set()),
         ("other data, arranged, a partition is empty now",),
     ),
-    Mutant("order", "refused rows go behind later ones", _method("_answered", _no_order), ("lossy",)),
+    Mutant("order", "refused rows are sent after later ones", _method("_answered", _no_order), ("lossy",)),
     Mutant(
         "other query",
-        "another query's rows are nobody's",
-        _method("_refuse_other_query", lambda self, partition_key, commit_tag: None),
+        "rows of another query are ignored",
+        _method("_refuse_other_query", lambda self, topic_partition, commit_tag: None),
         ("deleted checkpoint",),
     ),
     Mutant(
-        "a stale commit_tag",
-        "records that were deleted unread are not missed",
+        "a stale commit tag",
+        "deleted unread records are not noticed",
         lambda: patch.object(driver_probe, "_cut_off", lambda known, start: replace(known, below=start)),
         ("deleted rows",),
     ),
     Mutant(
         "not buffered",
-        "new rows are appended before all old ones were met",
+        "new rows are appended before all old ones are matched",
         _method("_read_scan_range", _release_at_once),
         ("other data",),
     ),
@@ -484,10 +491,11 @@ MUTANTS = (
 def hunt(mutant: Mutant, seeds: int) -> tuple[str, int, str] | None:
     """Story, seed and what was noticed; None if nothing was."""
     for name in mutant.stories:
+        story = STORIES[name]
         for seed in range(seeds):
             with mutant.live():
                 try:
-                    play(STORIES[name], seed)
+                    play(story, seed)
                 except (AssertionError, SinkError, Exception) as error:
                     return name, seed, str(error)[:100]
     return None

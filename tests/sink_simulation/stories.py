@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fencepost._placing import murmur2
+from fencepost._partitioning import murmur2
 from fencepost.spark import comparing, driver_probe, task
 from fencepost.spark.errors import CannotReach, SinkError
 
@@ -55,7 +55,7 @@ class Story:
     split_brain: bool = False
     restored: bool = False
     expands: bool = False
-    counted: bool = True
+    count_checked: bool = True
     equal_rows: bool = False
     keyless: bool = False
     explicit: bool = False
@@ -101,8 +101,8 @@ def play(story: Story, seed: int) -> Run:
     """Raises AssertionError where a promise was broken."""
     world = World(seed, story.faults)
     world.topics[TOPIC] = [Partition() for _ in range(story.partitions)]
-    if story.counted:
-        world.counted.add(TOPIC)
+    if story.count_checked:
+        world.count_checked.add(TOPIC)
     run = Run(story, world)
     for number in range(story.batches + 1):
         run.rows[number] = _rows(world, story, number)
@@ -111,7 +111,7 @@ def play(story: Story, seed: int) -> Run:
 
         def grow() -> None:
             due = world.appends >= requested and len(world.topics[TOPIC]) == story.partitions
-            if due and (story.counted or not any(actor.name.startswith("t") for actor in world.actors)):
+            if due and (story.count_checked or not any(actor.name.startswith("t") for actor in world.actors)):
                 world.grow(TOPIC, story.partitions * 2)
 
         world.meddle = grow
@@ -282,10 +282,12 @@ class _Driver:
         remembered = self.query.remembered = self.remembered
         planned = len(world.topics[TOPIC])
         for batch in range(self.query.committed + 1, story.batches):
-            counted = frozenset(world.counted)
+            count_checked = frozenset(world.count_checked)
             while True:
                 try:
-                    probe = driver_probe.probe(log, "s", [TOPIC], at=0, counted=counted, remembered=remembered)
+                    probe = driver_probe.probe(
+                        log, "s", [TOPIC], at=0, count_checked=count_checked, remembered=remembered
+                    )
                     break
                 except CannotReach:
                     clock.wait((), 0.05)
@@ -427,14 +429,15 @@ class _Driver:
                 for first in range(0, len(order), step):
                     some = order[first : first + step]
                     over = one.over(TOPIC)
-                    partition_keys = [
-                        one.own(TOPIC) if r.key is None and r.partition is None else _place(r, over) for r in some
+                    partitions = [
+                        one.default_partition(TOPIC) if r.key is None and r.partition is None else _place(r, over)
+                        for r in some
                     ]
                     explicit = np.array([r.partition is not None for r in some]) if story.explicit else None
                     if self.arranged and not story.explicit:
                         explicit = np.ones(len(some), dtype=bool)
-                        partition_keys = [_place(r, len(probe.counts) and probe.counts[TOPIC]) for r in some]
-                    one.feed(TOPIC, pa.array([r.body for r in some], pa.large_binary()), partition_keys, explicit)
+                        partitions = [_place(r, len(probe.counts) and probe.counts[TOPIC]) for r in some]
+                    one.feed(TOPIC, pa.array([r.body for r in some], pa.large_binary()), partitions, explicit)
                     ModelClock(world).wait((), 0.001)
                 attempt.outcome = one.finish()
                 run.found += attempt.outcome.found
@@ -545,11 +548,11 @@ STORIES = {
         Story(
             "permuted, equal rows", _SOME, restarts=4, permuted=True, dealt=True, equal_rows=True, unmatched="compare"
         ),
-        Story("permuted, then behind", _SOME, restarts=2, permuted=True, restored=True, batches=4, tasks=3),
-        Story("permuted, growth", _SOME, restarts=3, permuted=True, expands=True, tasks=3),
+        Story("permuted, then restored", _SOME, restarts=2, permuted=True, restored=True, batches=4, tasks=3),
+        Story("permuted, expansion", _SOME, restarts=3, permuted=True, expands=True, tasks=3),
         # Where a copy belongs that the driver misses is not known then: it is refused.
         Story(
-            "permuted, growth, equal rows",
+            "permuted, expansion, equal rows",
             _SOME,
             restarts=3,
             permuted=True,
@@ -614,13 +617,30 @@ STORIES = {
         Story("deleted checkpoint", _SOME, deleted_checkpoint=True, strict=False),
         Story("deleted rows", _CALM, deleted_rows=True, strict=False),
         Story("other data", _SOME, other_data=True, strict=False, rows=30),
-        Story("growth", _SOME, expands=True, speculation=0.2, shuffled=True),
-        Story("growth and copies", _CALM, expands=True, speculation=0.9, tasks=1, partitions=3, rows=80, shuffled=True),
-        Story("growth and restarts", replace(_SOME, kill=0.2), expands=True, restarts=3, zombies=1.0, shuffled=True),
-        Story("growth, arranged", _SOME, expands=True, arranged=True, restarts=2, zombies=1.0),
-        Story("growth without the check", _SOME, expands=True, counted=False, restarts=3, zombies=0.0, shuffled=True),
-        Story("growth without the check, restored", _SOME, expands=True, counted=False, restored=True, zombies=0.0),
-        Story("growth, restored", _SOME, expands=True, restored=True, restarts=1),
-        Story("growth, no keys", _SOME, expands=True, keyless=True, restarts=2, zombies=1.0, tasks=3),
+        Story("expansion", _SOME, expands=True, speculation=0.2, shuffled=True),
+        Story(
+            "expansion and copies", _CALM, expands=True, speculation=0.9, tasks=1, partitions=3, rows=80, shuffled=True
+        ),
+        Story("expansion and restarts", replace(_SOME, kill=0.2), expands=True, restarts=3, zombies=1.0, shuffled=True),
+        Story("expansion, arranged", _SOME, expands=True, arranged=True, restarts=2, zombies=1.0),
+        Story(
+            "expansion without the check",
+            _SOME,
+            expands=True,
+            count_checked=False,
+            restarts=3,
+            zombies=0.0,
+            shuffled=True,
+        ),
+        Story(
+            "expansion without the check, restored",
+            _SOME,
+            expands=True,
+            count_checked=False,
+            restored=True,
+            zombies=0.0,
+        ),
+        Story("expansion, restored", _SOME, expands=True, restored=True, restarts=1),
+        Story("expansion, no keys", _SOME, expands=True, keyless=True, restarts=2, zombies=1.0, tasks=3),
     )
 }

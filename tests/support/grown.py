@@ -12,7 +12,7 @@ from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, NewPa
 from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset
-from tests.support.members import until
+from tests.kit.waiting import until
 
 STATE_TOPIC = "__fencepost_state"
 
@@ -77,7 +77,7 @@ class GrownTopic:
         expansion = Expansion(self.name, self.topic_id, self.count, to, uuid4(), now_ms, process=uuid4())
         ends = [LogEndOffset(each) for each in thresholds]
         epochs = [LeaderEpoch(0)] * len(ends)
-        done = encode_done(expansion, uuid4(), thresholds=ends, epochs=epochs, at_ms=now_ms, held_ms=0)
+        done = encode_done(expansion, uuid4(), thresholds=ends, epochs=epochs, at_ms=now_ms, blocked_ms=0)
         self._store(encode_expansion(expansion), done)
         admin = KafkaAdminClient(bootstrap_servers=self.kafka)
         try:

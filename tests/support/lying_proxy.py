@@ -31,7 +31,7 @@ _forward_end, _received = Session._forward_end, ClientSocket._received
 def forward_aborts(self: Session, ending: Ending) -> None:
     if ending.commits and next(_ends) % _LATER == 0:
         frame = bytearray(ending.frame)
-        frame[-2 if ending.response_slot.version >= _END_TXN_FLEXIBLE else -1] = False
+        frame[-2 if ending.pending_response.version >= _END_TXN_FLEXIBLE else -1] = False
         ending.frame = bytes(frame)
     _forward_end(self, ending)
 

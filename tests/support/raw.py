@@ -65,6 +65,8 @@ from kafka.protocol.sasl import (
     SaslHandshakeResponse,
 )
 
+from tests.kit.waiting import until
+
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 CODECS = {"none": 0, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
 
@@ -208,7 +210,7 @@ def read_batches(data: bytes) -> Iterator[Logged]:
 # --- one connection ---------------------------------------------------------------------------------------------------
 
 
-class Closed(Exception):
+class Closed(ConnectionError):
     """The peer closed the connection."""
 
 
@@ -561,7 +563,7 @@ class Log:
 
     def end(self, topic: str, partition: int = 0) -> int:
         """The log end offset (not the high watermark)."""
-        return until(lambda: self._end(topic, partition), f"the log end of {topic}-{partition}", is_there=_not_none)
+        return until(lambda: self._end(topic, partition), f"the log end of {topic}-{partition}", accept=_not_none)
 
     def _end(self, topic: str, partition: int) -> int | None:
         with self.connect(topic, partition) as connection:
@@ -616,27 +618,6 @@ class Log:
 
 def _not_none(value: object) -> bool:
     return value is not None
-
-
-def until(
-    probe: Callable[[], Any],
-    what: str,
-    *,
-    within_seconds: float = 60.0,
-    is_there: Callable[[Any], bool] = bool,
-    pause_seconds: float = 0.05,
-) -> Any:
-    """Looks again and again; gives back what was found."""
-    deadline = time.monotonic() + within_seconds
-    while True:
-        found = None
-        with contextlib.suppress(OSError, Closed):
-            found = probe()
-        if is_there(found):
-            return found
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {within_seconds:g} s for {what}; last seen: {found!r}")
-        time.sleep(pause_seconds)
 
 
 def settled(client: Connection, topic: str, records: bytes, **settings: Any) -> Answer:

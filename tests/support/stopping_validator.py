@@ -21,7 +21,7 @@ from fencepost_proxy.net.transactions import Commits
 from fencepost_proxy.session.messages import ValidateCommit
 from fencepost_proxy.transactions import commit_validator as queries_to_send
 from fencepost_proxy.types import Monotonic
-from tests.support.raw import until
+from tests.kit.waiting import until
 
 STEPS: Final = {
     queries_to_send.ReadState: "state",
@@ -60,7 +60,7 @@ class Stops:
             until(
                 (self._directory / f"reached-{name}").exists,
                 f"the commit of {name} to come to {self._where}",
-                within_seconds=_PATIENCE_SECONDS,
+                seconds=_PATIENCE_SECONDS,
             )
 
 
@@ -90,7 +90,9 @@ async def stopping_judge(self: Commits, requested: ValidateCommit) -> queries_to
     return decision
 
 
-async def stopping_answer(self: Commits, query: queries_to_send.Ask, deadline: Monotonic) -> queries_to_send.Answer:
+async def stopping_answer(
+    self: Commits, query: queries_to_send.CommitQuery, deadline: Monotonic
+) -> queries_to_send.Answer:
     await _stop(STEPS[type(query)], "before")
     answered = await answer(self, query, deadline)
     await _stop(STEPS[type(query)], "after")

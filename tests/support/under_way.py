@@ -10,15 +10,15 @@ def left_under_way(dispatcher: Dispatcher, table: Table) -> list[str]:
     """Conditional appends and commits that no request has any more: they would keep their transactions from committing
     for ever."""
     requests = [
-        exchange
+        produce
         for session in dispatcher.sessions.values()
-        for exchange in (session._waiting_exchange, *session._exchanges_in_flight.values())
-        if exchange is not None
+        for produce in (session._waiting_produce, *session._produce_in_flight.values())
+        if produce is not None
     ]
     held = {
         (t.transactional_id, *t.producer, t.partition, t.append.base_sequence)
-        for exchange in requests
-        for t in exchange.pending_appends.values()
+        for produce in requests
+        for t in produce.pending_appends.values()
     }
     commits = [each for session in dispatcher.sessions.values() for each in session._commits.values()]
     unacknowledged = [

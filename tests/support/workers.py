@@ -40,7 +40,7 @@ LONGEST = (
     "test_several_proxies",
     "test_producer_state",
     "test_contract",
-    "test_guarded_transactions",
+    "test_checked_transactions",
 )
 _ALONE = "tests/simulation/"
 

@@ -189,7 +189,7 @@ def test_the_advice_is_about_what_went_wrong(reason: str, helps: str) -> None:
     ],
 )
 def test_sidecar_advice_names_its_brokers_listener(said: str, helps: str) -> None:
-    assert helps in advice.of_connection(said, beside=True)
+    assert helps in advice.of_connection(said, of_sidecar=True)
 
 
 def test_warnings_have_an_advice() -> None:

@@ -104,7 +104,7 @@ def test_gated_partition_is_removed_from_assignment(version: int) -> None:
     answer = _synced(version, _bytes(0, 2, 3))
     outcome = played.queries_to_send(apis.SYNC_GROUP, version, _sync(version)).finish(answer)
     assert outcome.query_message == MayHave("g", "app", (P2, P3))
-    played.watch.gate_partitions("g", {P2}, (P2, P3))
+    played.watch.track_gated("g", {P2}, (P2, P3))
     outcome.complete(GatedPartitions(frozenset({P2})))
     assert decode_assignment(answer.assignment).topics == (("orders", (0, 3)),)
     encode_response(apis.SYNC_GROUP, version, answer)
@@ -156,7 +156,7 @@ def test_task_assignment_stays_unchanged_and_is_reported() -> None:
 
 def test_heartbeat_error_stays_unchanged() -> None:
     played = Played()
-    played.watch.gate_partitions("g", {P2}, (P2,))
+    played.watch.track_gated("g", {P2}, (P2,))
     played.watch.synced("g", "m", 3, frozenset({P2}))
     played.watch.update("g", frozenset())
     answer = _over_the_wire(apis.HEARTBEAT, 4, Message(error_code=25))
@@ -191,7 +191,7 @@ def test_consumer_receives_gated_partition_after_its_release() -> None:
     answer = _beaten(0, 2, 3)
     outcome = played.queries_to_send(key, 1, _beat(epoch=0)).finish(answer)
     assert outcome.query_message == MayHave("g", "app", (P2, P3))
-    played.watch.gate_partitions("g", {P2, P3}, (P2, P3))
+    played.watch.track_gated("g", {P2, P3}, (P2, P3))
     outcome.complete(GatedPartitions(frozenset({P2, P3})))
     assert _partitions(answer) == [0]
 
@@ -209,7 +209,7 @@ def test_revoked_gated_partition_is_acknowledged_for_consumer() -> None:
     played = Played()
     key = apis.CONSUMER_GROUP_HEARTBEAT
     outcome = played.queries_to_send(key, 1, _beat(epoch=0)).finish(_beaten(0, 2))
-    played.watch.gate_partitions("g", {P2}, (P2,))
+    played.watch.track_gated("g", {P2}, (P2,))
     outcome.complete(GatedPartitions(frozenset({P2})))
     played.queries_to_send(key, 1, _beat(0)).finish(_beaten(silent=True))
     # The coordinator takes 2 away; what the client holds does not change.

@@ -102,7 +102,7 @@ def test_p99_goal_is_the_better_peers_value() -> None:
 
 
 def test_row_keeps_its_own_goal() -> None:
-    (row,) = with_goals([Row("growth", "fencepost", "× from 1 to 5,000", (1.1,), at_most(1.2))], peers=[])
+    (row,) = with_goals([Row("scaling", "fencepost", "× from 1 to 5,000", (1.1,), at_most(1.2))], peers=[])
     assert row.goal == at_most(1.2)
 
 
@@ -124,7 +124,7 @@ def test_table_lists_each_route_and_marks_gaps() -> None:
     lines = table_lines(
         [
             Row("produce", "direct", "MiB/s", (176.0,)),
-            Row("produce", "fencepost", "MiB/s", (170.0,), note="one broker"),
+            Row("produce", "fencepost", "MiB/s", (170.0,), remark="one broker"),
             Row("produce", "fencepost", OF_DIRECT, (0.97,)),
             Row("consume", "direct", "MiB/s", (652.0,)),
         ],
@@ -148,7 +148,7 @@ def test_the_comparison_has_one_line_for_each_route() -> None:
             Row("produce", "fencepost, checks on", "MiB/s", (150.0,)),
             Row("consume", "fencepost", "MiB/s", (600.0,)),
             Row("start", "fencepost", "s", (0.31,)),
-            Row("growth", "fencepost, 1 broker", "RSS MB", (37.0,)),
+            Row("scaling", "fencepost, 1 broker", "RSS MB", (37.0,)),
         ]
     )
     assert lines[2:] == [
@@ -175,9 +175,9 @@ def test_goal_summary_groups_by_measure_and_bolds_misses() -> None:
 
 def test_workloads_match_patterns_and_quick_skips_longest() -> None:
     assert command.chosen_workloads(["produce*"], quick=False) == ["produce", "produce 100 B"]
-    assert command.chosen_workloads([], quick=False) == [*command.WORKLOADS, "growth", "workers"]
+    assert command.chosen_workloads([], quick=False) == [*command.WORKLOADS, "scaling", "workers"]
     assert command.chosen_workloads([], quick=True) == [*command.WORKLOADS]
-    assert command.chosen_workloads(["growth"], quick=True) == ["growth"]
+    assert command.chosen_workloads(["scaling"], quick=True) == ["scaling"]
     assert command.chosen_workloads(["nothing"], quick=True) == []
 
 
@@ -209,7 +209,7 @@ def test_report_lists_missing_and_failed_measurements() -> None:
 def test_a_report_comes_back_from_its_json() -> None:
     report = _report(
         Row("produce", "direct", "MiB/s", (176.0, 170.0)),
-        Row("growth", "fencepost", "×", (1.0,), at_most(1.2), "a fake cluster"),
+        Row("scaling", "fencepost", "×", (1.0,), at_most(1.2), "a fake cluster"),
     )
     assert Report.from_json(report.to_json()) == report
 
@@ -456,16 +456,16 @@ def test_percentiles_are_values_that_were_measured() -> None:
 def test_spark_lanes_are_compared_per_round_and_arrangement() -> None:
     # given two rounds of four lanes, of which the machine disturbed the second round
     base, base_arranged, ours, ours_arranged = (
-        spark.Lane("key", "Spark's sink, direct", "direct", key=True),
-        spark.Lane("key", "Spark's sink, direct, arranged", "direct", key=True, arranged=True),
-        spark.Lane("key", "fencepost", "fencepost", ours=True, key=True),
-        spark.Lane("key", "fencepost, arranged", "fencepost", ours=True, key=True, arranged=True),
+        spark.Series("key", "Spark's sink, direct", "direct", key=True),
+        spark.Series("key", "Spark's sink, direct, arranged", "direct", key=True, arranged=True),
+        spark.Series("key", "fencepost", "fencepost", ours=True, key=True),
+        spark.Series("key", "fencepost, arranged", "fencepost", ours=True, key=True, arranged=True),
     )
     speeds = {base: (100e3, 50e3), base_arranged: (40e3, 20e3), ours: (90e3, 45e3), ours_arranged: (60e3, 30e3)}
-    found = {purpose: spark.Measured() for purpose in speeds}
-    for purpose, values in speeds.items():
-        found[purpose].rows_per_second.extend(values)
-        for cpu in found[purpose].cpu.values():
+    found = {series: spark.Measured() for series in speeds}
+    for series, values in speeds.items():
+        found[series].rows_per_second.extend(values)
+        for cpu in found[series].cpu.values():
             cpu.extend((1.0, 2.0))
     # when they become a table
     rows = {(row.route, row.measure): row for row in spark.table(found)}

@@ -18,10 +18,10 @@ from tests.support.status import status_page
 
 NOW = 1_800_000_000.0
 PENDING = ExpansionStatus(
-    "orders", 2, 4, "pending", int(NOW - 12) * 1000, "doors", "process(es) 7 have not closed it yet"
+    "orders", 2, 4, "pending", int(NOW - 12) * 1000, "barriers", "process(es) 7 have not closed it yet"
 )
 ELSEWHERE = ExpansionStatus("carts", 1, 2, "pending", int(NOW - 3) * 1000)
-DONE = ExpansionStatus("clicks", 12, 24, "done", 1_700_000_000_000, held_ms=47, thresholds=tuple(range(100, 112)))
+DONE = ExpansionStatus("clicks", 12, 24, "done", 1_700_000_000_000, blocked_ms=47, thresholds=tuple(range(100, 112)))
 AROUND = ExpansionStatus("views", 2, 8, "unordered", 1_700_000_000_000)
 LAGS = GatedStatus(
     "billing", "clicks", 12, "behind", 1_234, ("partition 3: committed 57, threshold 103",), seconds=61.2
@@ -59,7 +59,7 @@ def test_expansions_and_gated_groups_are_tables() -> None:
     assert expansions.reported(found, NOW).splitlines() == [
         "In progress: appends are blocked",
         "  TOPIC   PARTITIONS  FOR   STEP                     WAITS FOR",
-        "  orders  2 -> 4      12 s  doors                    process(es) 7 have not closed it yet",
+        "  orders  2 -> 4      12 s  barriers                 process(es) 7 have not closed it yet",
         "  carts   1 -> 2      3 s   run by another instance  -",
         "",
         "Expanded",

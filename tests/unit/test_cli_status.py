@@ -91,7 +91,7 @@ def test_programs_get_what_the_page_has(capsys: pytest.CaptureFixture[str]) -> N
         assert main(["status", "--status", str(address), "--json"]) == 1
 
     found = json.loads(capsys.readouterr().out)
-    assert (found["state"], found["problems"][0]["bad"], found["brokers"][0]["node_id"]) == ("trouble", True, 2)
+    assert (found["state"], found["problems"][0]["bad"], found["brokers"][0]["node_id"]) == ("degraded", True, 2)
 
 
 def test_topics_and_the_partitions_of_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +133,7 @@ def test_watch_repeats_and_survives_an_unreachable_proxy(
 ) -> None:
     with status_page(HEALTHY, ROWS) as address:
         well = status_client.status_page(address)
-    answers = iter([well, status_client.CannotQuery("gone"), well | {"state": "trouble"}])
+    answers = iter([well, status_client.CannotQuery("gone"), well | {"state": "degraded"}])
 
     def probe(_: Address) -> dict[str, Any]:
         answer = next(answers, None)
@@ -147,7 +147,7 @@ def test_watch_repeats_and_survives_an_unreachable_proxy(
     assert main(["status", "--watch", "0.2", "--json"]) == 130
 
     captured = capsys.readouterr()
-    assert [json.loads(line)["state"] for line in captured.out.splitlines()] == ["well", "trouble"]
+    assert [json.loads(line)["state"] for line in captured.out.splitlines()] == ["healthy", "degraded"]
     assert captured.err == "fencepost: gone\n"
 
 

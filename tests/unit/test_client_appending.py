@@ -77,16 +77,16 @@ def test_anothers_record_there_is_a_refusal(reply: Refused | MaybeAppended, obse
         (DOUBT, NOTHING_YET, Decision.UNDECIDED),  # it may be queued still, or never have arrived
         (DOUBT, GAP, Decision.UNDECIDED),  # a marker lies there: let the server say so
         (DOUBT, SHORT, Decision.UNDECIDED),
-        (DOUBT, DELETED, Decision.GONE),
+        (DOUBT, DELETED, Decision.DELETED),
         (SEQUENCED, NOTHING_YET, Decision.REFUSED),
         (SEQUENCED, GAP, Decision.REFUSED),
         (SEQUENCED, DELETED, Decision.REFUSED),
         (MUTE, NOTHING_YET, Decision.UNDECIDED),  # the library's first send may have landed and not be replicated
         (MUTE, MARKER_LAST, Decision.REFUSED),
         (MUTE, GAP, Decision.REFUSED),
-        (MUTE, DELETED, Decision.GONE),
+        (MUTE, DELETED, Decision.DELETED),
         (MAYBE, NOTHING_YET, Decision.UNDECIDED),
-        (MAYBE, DELETED, Decision.GONE),
+        (MAYBE, DELETED, Decision.DELETED),
         (SHORTER, SHORT, Decision.REFUSED),
     ],
 )

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from fencepost import CheckIsOff, PartitionExpansion, Waiting
-from fencepost._ordering import TopicOrder, every, refuse_alone, was_read
+from fencepost._ordering import TopicOrder, every, refuse_without_group, was_read
 from fencepost.expansions import expansions_of, parse_expansions
 
 TO_THREE = PartitionExpansion(2, 3, (57, 80), 1)
@@ -101,9 +101,9 @@ def test_only_assigned_partitions_open_and_sharing_needs_group() -> None:
     assert mine.unopened == [0, 2]
     assert mine.shares
     with pytest.raises(ValueError, match="without a group id"):
-        refuse_alone("t", mine.shares, None)
-    refuse_alone("t", mine.shares, "group")
-    refuse_alone("t", order(3).shares, None)
+        refuse_without_group("t", mine.shares, None)
+    refuse_without_group("t", mine.shares, "group")
+    refuse_without_group("t", order(3).shares, None)
 
 
 def test_what_was_read_before() -> None:

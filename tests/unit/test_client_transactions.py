@@ -384,7 +384,7 @@ OURS, OTHERS = (LogRecord(7, 0, None, b"x", (("fencepost-write-id", each),)) for
         (Observation(0, 9, OTHERS), Ended.ABORTED),
         (Observation(0, 9, None), Ended.ABORTED),
         (Observation(0, 9, LogRecord(8, 0, None, b"x")), Ended.ABORTED),
-        (Observation(8, 9, None), Ended.GONE),
+        (Observation(8, 9, None), Ended.DELETED),
     ],
 )
 def test_log_shows_how_a_transaction_ended(observation: Observation | None, ended: Ended | None) -> None:
@@ -392,7 +392,7 @@ def test_log_shows_how_a_transaction_ended(observation: Observation | None, ende
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "passing", "raised"),
+    ("error", "code", "retriable", "raised"),
     [
         (OffsetMismatch("t", 0, 7, 9), None, False, OffsetMismatch),
         (
@@ -411,9 +411,9 @@ def test_log_shows_how_a_transaction_ended(observation: Observation | None, ende
     ],
 )
 def test_what_is_raised_for_a_failed_append(
-    error: Exception, code: int | None, passing: bool, raised: type[Exception]
+    error: Exception, code: int | None, retriable: bool, raised: type[Exception]
 ) -> None:
-    assert type(explained(PART, error, code=code, passing=passing, transactional_id="w")) is raised
+    assert type(explained(PART, error, code=code, retriable=retriable, transactional_id="w")) is raised
 
 
 def test_append_at_another_offset_is_a_mismatch() -> None:

@@ -10,8 +10,8 @@ import pytest
 from fencepost_policies.append import Append
 from fencepost_proxy.topics.abort_only import AbortOnly
 from fencepost_proxy.transactions.commit_validator import (
-    Ask,
     CheckedTopic,
+    CommitQuery,
     CommitValidator,
     Decision,
     Logged,
@@ -25,7 +25,7 @@ from fencepost_proxy.transactions.commit_validator import (
     ReadBack,
     ReadState,
     StateRead,
-    TimeIsUp,
+    TimedOut,
     TransactionIs,
 )
 from fencepost_proxy.transactions.table import Table
@@ -60,10 +60,10 @@ class World:
     transaction_then: TransactionIs | None = None  # when its coordinator is asked once more
     producers: dict[TopicPartition, ProducerAt | None] = field(default_factory=dict)
     logs: dict[TopicPartition, tuple[Logged, ...] | None] = field(default_factory=dict)
-    gone: bool = False
+    out_of_range: bool = False
     v2: bool = True
     may_be_committed: bool = False
-    queried: list[Ask] = field(default_factory=list)
+    queried: list[CommitQuery] = field(default_factory=list)
 
     def lands(self, partition: TopicPartition, sequence: int, expected: int | None, at: int, *, count: int = 1) -> None:
         """An append that passed this process."""
@@ -92,7 +92,7 @@ class World:
                 stated = (*stated, *more)
         return stated
 
-    def _answer(self, query: Ask) -> StateRead | TransactionIs | ProducersAre | LogIs:
+    def _answer(self, query: CommitQuery) -> StateRead | TransactionIs | ProducersAre | LogIs:
         match query:
             case ReadState():
                 return StateRead(self.abort_only_records)
@@ -105,7 +105,7 @@ class World:
                 batches = self.logs[partition]
                 if batches is not None:
                     batches = tuple(each for each in batches if each.base_offset >= from_offset)
-                return LogIs(partition, batches, gone=self.gone)
+                return LogIs(partition, batches, out_of_range=self.out_of_range)
 
 
 def logged(at: int, sequence: int, expected: int | None = None, *, count: int = 1, epoch: int = EPOCH) -> Logged:
@@ -174,7 +174,7 @@ def test_what_was_refused_may_be_another_transactions() -> None:
     """v1: refused here, aborted through another process, the next one of that producer has the same epoch."""
     world = World(v2=False, producers={A: ProducerAt(EPOCH, 0, 10)}, logs={A: (logged(10, 0, 10),)})
     transaction = world.table.failed(TXN, append(A, 0, 5), 44, "OFFSET_MISMATCH", was_sent=False)
-    recorded = world.table.note(transaction)
+    recorded = world.table.record_to_store(transaction)
     assert recorded is not None
     validate = world.validate()
     assert not isinstance(validate.begin(), Decision)
@@ -341,7 +341,7 @@ def test_retriable_refusal_on_unwritten_partition_is_unresolved() -> None:
 def test_own_abort_only_record_is_resolved_from_memory() -> None:
     world = World(producers={A: ProducerAt(EPOCH, 0, 10)})
     one = append(A, 0, 10)
-    recorded = world.table.note(world.table.failed(TXN, one, 6, "TRY_AGAIN", was_sent=False))
+    recorded = world.table.record_to_store(world.table.failed(TXN, one, 6, "TRY_AGAIN", was_sent=False))
     assert recorded is not None
     world.lands(A, 0, 10, 10)
     world.abort_only_records = (recorded,)
@@ -422,7 +422,7 @@ def test_expected_offset_missing_from_log_cannot_be_proved() -> None:
 
 
 def test_the_log_does_not_reach_back() -> None:
-    world = World(producers={A: ProducerAt(EPOCH, 0, 10)}, logs={A: None}, gone=True)
+    world = World(producers={A: ProducerAt(EPOCH, 0, 10)}, logs={A: None}, out_of_range=True)
     assert world.decision().reason == "cannot_be_proved"
 
 
@@ -519,7 +519,7 @@ def test_unknown_facts_always_defer_the_commit() -> None:
     assert World(producers={A: ProducerAt(EPOCH, 0, 1)}, logs={A: None}).decision().outcome is Outcome.LATER
     validate = World().validate()
     validate.begin()
-    stated = validate.handle(TimeIsUp())
+    stated = validate.handle(TimedOut())
     assert isinstance(stated, Decision)
     assert stated.outcome is Outcome.LATER
 

@@ -371,7 +371,7 @@ def test_show_prints_values_and_origins_as_valid_file(
 def test_the_file_that_is_deployed_is_valid() -> None:
     loaded = read(ROOT / "deploy" / "fencepost.toml", check_topic_config=check_topic_config)
 
-    assert loaded.config.configs_for("guarded-orders") == {"fencepost.check.expected.offsets": "required"}
+    assert loaded.config.configs_for("checked-orders") == {"fencepost.check.expected.offsets": "required"}
 
 
 def test_help_teaches_by_examples(capsys: pytest.CaptureFixture[str]) -> None:

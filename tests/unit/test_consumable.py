@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from fencepost_proxy.groups.consumable import Aborted, consumable_below
-from fencepost_proxy.wire.plain_batch import encode_plain_batch
+from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _TRANSACTIONAL, _CONTROL = 0x10, 0x20
@@ -16,7 +16,7 @@ _TRANSACTIONAL, _CONTROL = 0x10, 0x20
 
 def _batch(base: int, count: int, *, attributes: int = 0, producer: int = -1, last: int | None = None) -> bytes:
     """`last` – the last offset of its range, where compaction has left `count` records, the first ones."""
-    raw = bytearray(encode_plain_batch([(b"k", b"v")] * count, 0))
+    raw = bytearray(encode_uncompressed_batch([(b"k", b"v")] * count, 0))
     fields = list(_HEADER.unpack_from(raw))
     fields[0], fields[5], fields[9] = base, attributes, producer
     if last is not None:

@@ -9,8 +9,8 @@ from fencepost_proxy.net.broker import UpstreamUnavailable
 from fencepost_proxy.net.cluster import Leader
 from fencepost_proxy.net.control import CompactedAway, Found
 from fencepost_proxy.types import LeaderEpoch, NodeId, Offset
-from fencepost_proxy.wire.plain_batch import encode_plain_batch
 from fencepost_proxy.wire.schema import Message
+from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch
 
 LEADER = Leader(NodeId(1), LeaderEpoch(5))
 
@@ -21,7 +21,7 @@ def end_of_epoch(epoch: int, offset: int, error_code: int = 0) -> Message:
 
 
 def at(offset: int, *values: bytes) -> bytes:
-    batch = encode_plain_batch([(None, value) for value in values], 1)
+    batch = encode_uncompressed_batch([(None, value) for value in values], 1)
     return offset.to_bytes(8, "big") + batch[8:]
 
 
@@ -50,11 +50,11 @@ def test_what_waiting_does_not_change_is_an_answer(error_code: int) -> None:
 def test_batch_at_offset_is_extracted_or_reported_compacted() -> None:
     first, second = at(10, b"a", b"b", b"c"), at(13, b"d")
 
-    assert control._batch_around(Offset(12), first + second) == Found(first)
-    assert control._batch_around(Offset(9), first) == CompactedAway(Offset(10))
+    assert control._batch_containing(Offset(12), first + second) == Found(first)
+    assert control._batch_containing(Offset(9), first) == CompactedAway(Offset(10))
     for offset, records in ((13, first + second), (10, first[:-1])):
         with pytest.raises(control._Retry):
-            control._batch_around(Offset(offset), records)
+            control._batch_containing(Offset(offset), records)
 
 
 def test_old_message_format_is_unreadable() -> None:
@@ -62,4 +62,4 @@ def test_old_message_format_is_unreadable() -> None:
     old[16] = 1
 
     with pytest.raises(UpstreamUnavailable, match="magic 1"):
-        control._batch_around(Offset(0), bytes(old))
+        control._batch_containing(Offset(0), bytes(old))

@@ -287,7 +287,7 @@ class Stage:
             open_transactions=frozenset(),
             log_append_time=False,
             expiration_seconds=86_400.0,
-            wall_minus_monotonic_seconds=time.time() - self.now,
+            clock_offset_seconds=time.time() - self.now,
             transactions_as_of=self.now,
         )
 

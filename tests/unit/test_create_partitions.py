@@ -31,7 +31,7 @@ IDS = {"grows": GROWS, "also-grows": UUID(int=3), "plain": SEQUENCED}
 PROCESS, END = UUID(int=50), UUID(int=60)
 FIRST = Expansion("grows", GROWS, 2, 3, UUID(int=70), 1_000, process=PROCESS)
 DONE = encode_done(
-    FIRST, END, thresholds=[LogEndOffset(57), LogEndOffset(80)], epochs=[LeaderEpoch(0)] * 2, at_ms=2_000, held_ms=40
+    FIRST, END, thresholds=[LogEndOffset(57), LogEndOffset(80)], epochs=[LeaderEpoch(0)] * 2, at_ms=2_000, blocked_ms=40
 )
 
 

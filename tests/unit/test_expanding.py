@@ -247,7 +247,7 @@ class Process:
         if self.procedure is None:
             live = frozenset(each.name for each in world.living() if each is not self)
             match ex.driver(
-                world.history, own=frozenset({self.name}), process=self.name, live=live, new_id=world.new_id
+                world.history, own_names=frozenset({self.name}), process=self.name, live=live, new_id=world.new_id
             ):
                 case ex.Drive(expansion):
                     self.procedure = self._procedure(expansion, taken_over=True)
@@ -648,7 +648,7 @@ def test_first_of_two_concurrent_claims_drives() -> None:
     claims = []
     for process in world.processes[1:]:
         claim = ex.driver(
-            history, own=frozenset({process.name}), process=process.name, live=frozenset(), new_id=world.new_id
+            history, own_names=frozenset({process.name}), process=process.name, live=frozenset(), new_id=world.new_id
         )
         assert isinstance(claim, ex.Claim)
         claims.append(claim.record)

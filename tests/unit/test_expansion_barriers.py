@@ -62,7 +62,7 @@ def process() -> Process:
 def _done(expansion: Expansion) -> StateRecord:
     ends = [LogEndOffset(5)] * expansion.from_count
     epochs = [LeaderEpoch(0)] * expansion.from_count
-    return encode_done(expansion, UUID(int=9), thresholds=ends, epochs=epochs, at_ms=1, held_ms=1)
+    return encode_done(expansion, UUID(int=9), thresholds=ends, epochs=epochs, at_ms=1, blocked_ms=1)
 
 
 def test_barrier_is_closed_from_intent_to_end(process: Process) -> None:

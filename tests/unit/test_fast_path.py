@@ -168,7 +168,7 @@ def _gate_seen(sequencer: PartitionSequencer) -> list[Any]:
                     t.sent_as,
                     t.attempts,
                     t.may_write,
-                    t.behind,
+                    t.predecessor_result,
                     len(t.duplicate_waiters),
                 )
                 for t in pending_appends
@@ -230,7 +230,7 @@ def _run_both(program: Program) -> Counter[str]:
         return reported
 
     def counted_back(self: Session) -> None:
-        taken["taken back"] += sum(response_slot.single is not None for response_slot in self._from_upstream)
+        taken["taken back"] += sum(pending_response.single is not None for pending_response in self._from_upstream)
         back(self)
 
     patch = pytest.MonkeyPatch()
@@ -574,7 +574,7 @@ def _ends_at(log_end: int, now: float) -> g.LogEndRead:
             open_transactions=frozenset(),
             log_append_time=False,
             expiration_seconds=86_400.0,
-            wall_minus_monotonic_seconds=time.time() - now,
+            clock_offset_seconds=time.time() - now,
             transactions_as_of=now,
         )
     )
@@ -635,7 +635,7 @@ _GATE_DEFECTS = {
     "does not wait for what is queued": (
         PartitionSequencer,
         "take",
-        "self._waits_for_what_may_be_queued(pending, now) or ",
+        "self._waits_for_queued(pending, now) or ",
         "",
     ),
     "ignores transactions": (
@@ -676,7 +676,7 @@ _SESSION_DEFECTS = {
     "overtakes a waiting request": (
         Session,
         "take_up",
-        "self._waiting_exchange is not None\n        or self._client_paused\n        or ",
+        "self._waiting_produce is not None\n        or self._client_paused\n        or ",
         "",
     ),
     "lets a client near the state topic": (

@@ -70,7 +70,7 @@ class State:
                 encode_partition_count("orders", OLD, 1),
                 encode_topic_config("orders", OLD, {"fencepost.ordered.partition.expansion": "true"}),
                 encode_expansion(GROWN),
-                encode_done(GROWN, UUID(int=3), thresholds=[THRESHOLD], epochs=[LeaderEpoch(0)], at_ms=1, held_ms=1),
+                encode_done(GROWN, UUID(int=3), thresholds=[THRESHOLD], epochs=[LeaderEpoch(0)], at_ms=1, blocked_ms=1),
             ]
         )
 

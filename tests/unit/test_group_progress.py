@@ -20,7 +20,7 @@ from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, TopicPartition
-from fencepost_proxy.wire.plain_batch import encode_plain_batch
+from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch
 
 ORDERS, OTHERS, ANEW = UUID(int=7), UUID(int=8), UUID(int=9)
 P0, P1, P2, P3 = (TopicPartition("orders", each) for each in range(4))
@@ -64,7 +64,7 @@ class State:
         proposal, end = UUID(int=next(self._names)), UUID(int=next(self._names))
         expansion = Expansion(topic, topic_id, from_count, to_count, proposal, 0, process=UUID(int=1))
         ends, epochs = list(map(LogEndOffset, thresholds)), [LeaderEpoch(0)] * from_count
-        done = encode_done(expansion, end, thresholds=ends, epochs=epochs, at_ms=1, held_ms=1)
+        done = encode_done(expansion, end, thresholds=ends, epochs=epochs, at_ms=1, blocked_ms=1)
         self.append_now([encode_expansion(expansion), done])
 
 
@@ -97,7 +97,7 @@ class Kafka:
 
     async def fetch_committed(self, partition: TopicPartition, offset: int, **_: Any) -> Fetched:
         """Records everywhere."""
-        batch = offset.to_bytes(8, "big") + encode_plain_batch([(b"k", b"v")] * 100, 0)[8:]
+        batch = offset.to_bytes(8, "big") + encode_uncompressed_batch([(b"k", b"v")] * 100, 0)[8:]
         return Fetched(batch, (), Offset(offset + 100))
 
 

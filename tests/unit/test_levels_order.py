@@ -156,6 +156,6 @@ def test_nothing_is_overtaken_lost_or_doubled() -> None:
 
 def test_disabling_the_order_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """That this can be seen: who goes without does not wait for what is upstream with an id."""
-    monkeypatch.setattr(CheckedProduce, "_has_id_upstream", staticmethod(lambda exchange, key: False))
+    monkeypatch.setattr(CheckedProduce, "_has_id_upstream", staticmethod(lambda produce, key: False))
     with pytest.raises(AssertionError, match="seed"):
         test_nothing_is_overtaken_lost_or_doubled()

@@ -58,7 +58,7 @@ def test_json_keeps_numbers_and_its_own_keys(stream: io.StringIO) -> None:
 
     entry = json.loads(stream.getvalue())
     assert (entry["offset"], entry["level"], entry["level_"], entry["reason"]) == (7, "info", "forged", None)
-    assert (entry["event"], entry["room"]) == ("closed", "session")
+    assert (entry["event"], entry["logger"]) == ("closed", "session")
 
 
 def test_a_long_value_is_cut(stream: io.StringIO) -> None:
@@ -173,7 +173,7 @@ def test_no_event_can_flood_the_log(stream: io.StringIO, style: str) -> None:
         assert json.loads(reported) | {"time": ""} == {
             "time": "",
             "level": "info",
-            "room": "net.groups",
+            "logger": "net.groups",
             "event": "a group gets a new partition",
             "suppressed": 3,
             "worker": 1,

@@ -217,7 +217,7 @@ def test_failed_pipeline_stays_failed_after_migration(monkeypatch: pytest.Monkey
     primary.next(m.ReadClient)
     primary.grant(is_checked)
     primary.sent(is_checked)
-    assert primary.next(m.Count).label == "behind_refused", "B was offered"
+    assert primary.next(m.Count).label == "predecessor_failed", "B was offered"
     primary.next(m.ReadClient)
     primary.upstream()
     primary.kafka(produced(("guarded", 0, 0, 5), correlation=7))

@@ -403,7 +403,7 @@ def test_fast_path_requires_a_proven_permission() -> None:
     assert talk.session._known.is_checked is False
     talk.says((TOPIC, MAY))
     talk.commands.clear()
-    talk.report(m.AppendCompleted(talk.session._waiting_exchange.waiting_for, AT_5, None))  # type: ignore[union-attr,arg-type]
+    talk.report(m.AppendCompleted(talk.session._waiting_produce.waiting_for, AT_5, None))  # type: ignore[union-attr,arg-type]
     talk.commands.clear()
 
     talk.appends(correlation=2)

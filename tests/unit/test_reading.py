@@ -85,7 +85,7 @@ def test_many_unreadable_batches_are_read_elsewhere(talk: Talk) -> None:
 
 def test_policy_changed_during_reading_gets_retriable_error() -> None:
     readings = Readings(HeaderNames(), 1 << 20, here_bytes_max=1000)
-    readings.want(WHERE, LARGE, TopicPolicy(), None)
+    readings.add(WHERE, LARGE, TopicPolicy(), None)
     assert not readings.here()
     readings.elsewhere()
     assert isinstance(readings.of(WHERE, LARGE, TopicPolicy()), BatchScan)
@@ -213,14 +213,14 @@ def test_work_done_here_is_bounded_for_any_batch(bomb: str, codec: str) -> None:
     records, count = BOMBS[bomb]
     batch = bytewise.batch(records, count=count, codec=codec)
     readings = Readings(HeaderNames(), 100 << 20)
-    readings.want(WHERE, batch, TopicPolicy(source_is_base=True), None)
+    readings.add(WHERE, batch, TopicPolicy(source_is_base=True), None)
     assert _lines_of(readings.here) < 20 * HERE_STEPS_MAX
 
 
 def test_batches_of_a_request_share_the_local_limit() -> None:
     readings = Readings(HeaderNames(), 100 << 20)
     for partition in range(3):
-        readings.want(TopicPartition("t", partition), expecting(7, bytes(HERE_BYTES_MAX // 2)), TopicPolicy(), None)
+        readings.add(TopicPartition("t", partition), expecting(7, bytes(HERE_BYTES_MAX // 2)), TopicPolicy(), None)
     assert not readings.here()
 
 

@@ -75,7 +75,7 @@ def test_assignment_waits_for_gating_and_keeps_response_order() -> None:
     talk.query(apis.SYNC_GROUP, 3, 1, _SYNC)
     talk.query(apis.HEARTBEAT, 3, 2, Message(group_id="g", generation_id=3, member_id="m"))
     talk.reported(apis.SYNC_GROUP, 3, 1, Message(assignment=_ASSIGNED))
-    query = talk.next(m.Ask)
+    query = talk.next(m.GroupQuery)
     assert query.query_message == MayHave("g", "app", (P2,))
     talk.reported(apis.HEARTBEAT, 3, 2, Message())
     talk.silent()
@@ -91,7 +91,7 @@ def test_reply_after_the_end_changes_nothing(gone: m.Event) -> None:
     talk = Talk()
     talk.query(apis.SYNC_GROUP, 3, 1, _SYNC)
     talk.reported(apis.SYNC_GROUP, 3, 1, Message(assignment=_ASSIGNED))
-    query = talk.next(m.Ask)
+    query = talk.next(m.GroupQuery)
     talk.report(gone)
     talk.commands.clear()
     talk.report(m.Replied(query.token, GatedPartitions(frozenset())))
@@ -108,7 +108,7 @@ def test_notice_does_not_delay_the_response() -> None:
 
 def test_heartbeat_is_answered_at_once() -> None:
     talk = Talk()
-    talk.watch.gate_partitions("g", {P2}, {P2})
+    talk.watch.track_gated("g", {P2}, {P2})
     talk.watch.synced("g", "m", 3, frozenset({P2}))
     talk.watch.update("g", frozenset())
     talk.query(apis.HEARTBEAT, 4, 1, Message(group_id="g", generation_id=3, member_id="m"))
@@ -122,7 +122,7 @@ def test_offsets_wait_for_where_a_new_partition_begins() -> None:
     request = Message(group_id="g", topics=[Message(name="orders", partition_indexes=[2])])
     talk.query(apis.OFFSET_FETCH, 5, 1, request)
     talk.reported(apis.OFFSET_FETCH, 5, 1, Message(topics=[Message(name="orders", partitions=entries)]))
-    query = talk.next(m.Ask)
+    query = talk.next(m.GroupQuery)
     talk.report(m.Replied(query.token, Beginnings({P2: 4})))
     entries[0].committed_offset = 4
     assert talk.answer() == _frame(

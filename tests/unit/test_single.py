@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fencepost_proxy.errors import ProtocolError
+from fencepost_proxy.wire.peeks import names_no_broker
 from fencepost_proxy.wire.produce import (
     NodeEndpoint,
     PartitionData,
@@ -24,7 +25,6 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
     peek_produce,
 )
-from fencepost_proxy.wire.shortcuts import names_no_broker
 from fencepost_proxy.wire.single import encode_single, encode_single_answer, read_single, read_single_answer
 
 TOPIC_ID = UUID(int=0x1234_5678_9ABC_DEF0_1234_5678_9ABC_DEF0)

@@ -73,7 +73,7 @@ NOTHING_OPEN = TransactionsReport(
     hanging_by_reason={},
     open=(),
     hanging=(),
-    behind=(),
+    lagging=(),
     most_producers=(),
     sweep_seconds=None,
     sweep_age_seconds=None,
@@ -162,7 +162,7 @@ def test_what_a_process_finds_wrong_has_an_advice(process: dict[str, Any], bad: 
     assert found.do
 
 
-PENDING = ExpansionStatus("clicks", 2, 4, "pending", NOW_MS - 40_000, "doors", "process(es) 7")
+PENDING = ExpansionStatus("clicks", 2, 4, "pending", NOW_MS - 40_000, "barriers", "process(es) 7")
 LAGS = GatedStatus("reports; rm -rf /", "clicks", 2, "behind", 12, ("partition 0: committed 5, threshold 9",), 900.0)
 
 
@@ -259,7 +259,7 @@ def every_page() -> Iterator[page.Page]:
             problem=EVIL,
             open=(OpenTransaction(EVIL, 7, 0, EVIL, 1, 40.0, 60_000, 1, (EVIL,), "overdue"),),
             hanging=(HangingTransaction(EVIL, 0, 5, 7, 0, 0, NOW_MS, 3.0, EVIL, "overdue"),),
-            behind=(LaggingPartition(EVIL, 0, 5, 9, 4, 60.0),),
+            lagging=(LaggingPartition(EVIL, 0, 5, 9, 4, 60.0),),
         ),
     )
     yield shown(evil, {what: Listed(len(rows), rows) for what, rows in ROWS.items()})
@@ -384,7 +384,7 @@ class _Proxy:
         sequencer._log_end = log_end
 
     def refuse(self, topic: str, partition: int, reason: str = "offset_mismatch") -> None:
-        self.refusals.note(Count("refusal", reason, TopicPartition(topic, partition), 3, 57), None)
+        self.refusals.record(Count("refusal", reason, TopicPartition(topic, partition), 3, 57), None)
 
 
 def names(listed: Listed) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import stopped
-from tests.support.raw import until
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 _SEES_A_STOP = """

@@ -99,9 +99,9 @@ def test_each_refusal_is_recorded_under_another_name() -> None:
     """It may be the next transaction already, and what was said of the one before about to be taken back."""
     table = Table()
     transaction = table.failed(TXN, ONE, 44, "OFFSET_MISMATCH", was_sent=False)
-    first = table.note(transaction)
+    first = table.record_to_store(transaction)
     table.failed(TXN, ONE, 44, "OFFSET_MISMATCH", was_sent=False)
-    second = table.note(transaction)
+    second = table.record_to_store(transaction)
     assert first is not None
     assert second is not None
     assert first.pending is None
@@ -115,12 +115,12 @@ def test_each_refusal_is_recorded_under_another_name() -> None:
 def test_retriable_batch_is_recorded_once() -> None:
     table = Table()
     transaction = table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)
-    recorded = table.note(transaction)
+    recorded = table.record_to_store(transaction)
     assert recorded is not None
     assert recorded.pending == {(A, 0)}
     table.submitted(TXN, ONE)
-    assert table.note(table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)) is None
-    more = table.note(table.failed(TXN, replace(ONE, base_sequence=2), 51, "CONCURRENT", was_sent=True))
+    assert table.record_to_store(table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)) is None
+    more = table.record_to_store(table.failed(TXN, replace(ONE, base_sequence=2), 51, "CONCURRENT", was_sent=True))
     assert more is not None
     assert more.pending == {(A, 0), (A, 2)}
 
@@ -128,17 +128,17 @@ def test_retriable_batch_is_recorded_once() -> None:
 def test_unstored_record_is_made_again() -> None:
     table = Table()
     transaction = table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)
-    recorded = table.note(transaction)
+    recorded = table.record_to_store(transaction)
     assert recorded is not None
     table.not_recorded(transaction, recorded)
-    assert table.note(transaction) is not None
+    assert table.record_to_store(transaction) is not None
 
 
 def test_appended_batch_needs_no_record() -> None:
     table = Table()
     transaction = table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)
     table.appended_batch(TXN, ONE, 10)
-    assert table.note(transaction) is None
+    assert table.record_to_store(transaction) is None
 
 
 def test_too_many_retriable_batches_count_as_refusal() -> None:
@@ -207,7 +207,7 @@ def test_unauthorized_append_does_not_affect_the_transaction(code: int) -> None:
     table.submitted(TXN, stranger)
     table.sent(TXN, stranger)
     transaction = table.failed(TXN, stranger, code, "not authorized", was_sent=True)
-    assert table.note(transaction) is None
+    assert table.record_to_store(transaction) is None
     assert (transaction.refused, dict(transaction.open)) == (None, {})
 
 
@@ -221,7 +221,7 @@ def test_producer_id_is_tracked_per_transactional_id(stranger_first: bool, epoch
     stranger = replace(ONE, producer_epoch=epoch, base_sequence=2)
     table.submitted("another", stranger)
     other = table.failed("another", stranger, 44, "OFFSET_MISMATCH", was_sent=False)
-    recorded = table.note(other)
+    recorded = table.record_to_store(other)
     assert recorded is not None
     assert recorded.transactional_id == "another"
     if stranger_first:
@@ -244,7 +244,7 @@ def test_sequencers_producer_id_refusal_counts_for_named_id() -> None:
 
 def test_dropped_transaction_takes_its_names_along() -> None:
     table = Table(transactions_max=1)
-    recorded = table.note(table.failed(TXN, ONE, 44, "OFFSET_MISMATCH", was_sent=False))
+    recorded = table.record_to_store(table.failed(TXN, ONE, 44, "OFFSET_MISMATCH", was_sent=False))
     assert recorded is not None
     kept = table.failed(TXN, replace(ONE, producer_id=8), 44, "OFFSET_MISMATCH", was_sent=False)
     assert len(table) == 1

@@ -86,7 +86,7 @@ def test_defaults_are_values() -> None:
 def test_what_configs_come_to(configs: dict[str, str], policy: TopicPolicy) -> None:
     assert TopicPolicy.of(configs) == policy
     assert policy.is_checked is (policy.check is not Check.OFF)
-    assert policy.counted is (policy.ordered or policy.count_check is not Check.OFF)
+    assert policy.checks_count is (policy.ordered or policy.count_check is not Check.OFF)
 
 
 def test_topic_is_unchecked_by_default() -> None:

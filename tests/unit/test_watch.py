@@ -15,7 +15,7 @@ ALL = ((ID, (0, 2, 3)),)
 
 def _watch(*gated: TopicPartition) -> Watch:
     watch = Watch()
-    watch.gate_partitions("g", gated, gated)
+    watch.track_gated("g", gated, gated)
     return watch
 
 
@@ -71,7 +71,7 @@ def test_unknown_member_rejoins_after_recorded_partitions_are_released() -> None
 def test_unqueried_partition_is_not_assumed_released_after_start() -> None:
     watch = Watch()
     watch.record("g", frozenset({P2, P3}))
-    watch.gate_partitions("g", frozenset({P2}), frozenset({P2}))  # one member joins, and is about to get P2
+    watch.track_gated("g", frozenset({P2}), frozenset({P2}))  # one member joins, and is about to get P2
     assert not watch.must_rejoin("g", "another", 5, 0.0)
 
 
@@ -138,7 +138,7 @@ def test_revoked_gated_partition_is_confirmed_for_the_member() -> None:
     watch = Watch()
     assert watch.consumer_heartbeat("g", "m", ONE, 0.0) is None
     # And that is assigned 0 and 2, of which it is told 0 again: it has nothing to say.
-    watch.gate_partitions("g", {P2}, {P2})
+    watch.track_gated("g", {P2}, {P2})
     watch.consumer_assigned("g", "m", TWO, ONE, frozenset({P2}))
     assert watch.consumer_heartbeat("g", "m", None, 0.0) == ONE
     assert watch.consumer_heartbeat("g", "m", None, 0.0) is None
@@ -181,7 +181,7 @@ def test_member_from_before_restart_is_queried_after_release() -> None:
 
 def test_group_without_gated_partitions_is_not_watched() -> None:
     watch = Watch()
-    watch.gate_partitions("g", (), (P2,))
+    watch.track_gated("g", (), (P2,))
     watch.synced("g", "m", 1, frozenset())
     watch.consumer_assigned("g", "m", ALL, ALL, frozenset())
     assert not watch.groups

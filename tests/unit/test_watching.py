@@ -28,7 +28,7 @@ from fencepost_proxy.transactions.watched import (
     Query,
     TransactionsReport,
 )
-from fencepost_proxy.transactions.watching import PARTITIONS_AT_ONCE, PRODUCERS_AT_ONCE, Pace, Watching
+from fencepost_proxy.transactions.watching import PARTITIONS_AT_ONCE, PRODUCERS_AT_ONCE, Pace, TransactionMonitor
 from fencepost_proxy.types import NodeId, Offset, ProducerId, TopicPartition
 
 ONE, TWO = NodeId(1), NodeId(2)
@@ -66,7 +66,7 @@ class Cluster:
     before_answering: Callable[[Query], None] = lambda query_message: None
 
     def __post_init__(self) -> None:
-        self.watching = Watching(self.pace)
+        self.watching = TransactionMonitor(self.pace)
         for partition in self.probes:
             self.leaders.setdefault(partition, ONE)
 
@@ -144,8 +144,8 @@ def test_open_transaction_is_reported_with_age_and_partitions() -> None:
     assert found.first_partitions == ("orders-0",)
     assert found.age_seconds == pytest.approx(31)
     assert kafka.report.oldest_seconds == found.age_seconds
-    (behind,) = kafka.report.behind
-    assert (behind.topic, behind.partition, behind.last_stable_offset, behind.lag) == ("orders", 0, 5, 3)
+    (lagging,) = kafka.report.lagging
+    assert (lagging.topic, lagging.partition, lagging.last_stable_offset, lagging.lag) == ("orders", 0, 5, 3)
     assert sum(kafka.report.hanging_by_reason.values()) == 0
 
 
@@ -387,8 +387,8 @@ def test_partitions_above_the_limit_are_reported_as_omitted() -> None:
 def test_reports_name_the_worst_only() -> None:
     kafka = Cluster({TopicPartition("t", each): open_from(0, end=each) for each in range(1, 60)})
     kafka.run(10)
-    assert (len(kafka.report.behind), kafka.report.lagging_partitions) == (20, 59)
-    assert (kafka.report.behind[0].lag, kafka.report.lag_max) == (59, 59)
+    assert (len(kafka.report.lagging), kafka.report.lagging_partitions) == (20, 59)
+    assert (kafka.report.lagging[0].lag, kafka.report.lag_max) == (59, 59)
 
 
 # ---- what changes meanwhile

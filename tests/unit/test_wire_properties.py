@@ -50,7 +50,6 @@ from fencepost_proxy.wire.control import (
     encode_request,
     encode_response,
 )
-from fencepost_proxy.wire.plain_batch import encode_plain_batch, read_plain_records
 from fencepost_proxy.wire.produce import (
     PartitionData,
     ProducePeek,
@@ -63,6 +62,7 @@ from fencepost_proxy.wire.produce import (
     peek_produce,
 )
 from fencepost_proxy.wire.schema import Message
+from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch, read_uncompressed_records
 from tests.support.kio_messages import by_kio
 from tests.support.properties import some
 
@@ -422,8 +422,8 @@ def test_truncated_batch_is_malformed_and_affects_no_other(
 @some
 @given(st.lists(st.tuples(st.none() | st.binary(max_size=50), st.none() | st.binary(max_size=50)), min_size=1))
 def test_encoded_batches_are_readable_by_kafka_python(pairs: list[tuple[bytes | None, ...]]) -> None:
-    batch = memoryview(encode_plain_batch(pairs, NOW_MS))  # type: ignore[arg-type]
-    ours = [(each.key, each.value) for each in read_plain_records(require_single_batch(batch), batch)]
+    batch = memoryview(encode_uncompressed_batch(pairs, NOW_MS))  # type: ignore[arg-type]
+    ours = [(each.key, each.value) for each in read_uncompressed_records(require_single_batch(batch), batch)]
     theirs = kafka.record.default_records.DefaultRecordBatch(batch)
     assert theirs.validate_crc()
     assert ours == pairs == [(record.key, record.value) for record in theirs]

@@ -8,9 +8,9 @@ writes to it. A new driver reads the sink's position from the last commit tag of
 
 So the micro-batches of a partition form a linked list from newest to oldest.
 
-`seen` avoids reads. It counts, per task of this run, the appends between the driver's snapshot and this append. A task
-that finds the log longer than expected reads the last batch only: its `seen` shows whether the unread part contains
-appends of that task.
+`task_appends` avoids reads. It counts, per task of this run, the appends between the driver's snapshot and this append.
+A task that finds the log longer than expected reads the last batch only: its `task_appends` shows whether the unread
+part contains appends of that task.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from fencepost.spark.errors import SinkError
 
 HEADER = "fencepost-sink"
 VERSION = 1
-#: With more tasks in one partition, `seen` is omitted, so that a commit tag stays small.
-SEEN_MAX = 400
+#: With more tasks in one partition, `task_appends` is omitted, so that a commit tag stays small.
+TASK_APPENDS_MAX = 400
 
 
 @dataclass(frozen=True, slots=True)
 class CommitTag:
     """A commit tag. `query`: Spark's id of the streaming query, "" for `df.write`; `run`: the driver's snapshot before
-    the append; `attempt`: random id of a task attempt; `chunk`: append number per attempt and partition; `over`:
+    the append; `attempt`: random id of a task attempt; `append`: append number per attempt and partition; `over`:
     partition count used for the rows; `created_partitions`: partition count at the start of the batch; `arranged`: all
-    rows of a partition were in one task; `at`: time of the snapshot, ms; `seen`: {task: appends}, None if too long or
-    unknown; `doubtful`: at the append, the log had rows of another run under this task's number that the task did not
-    have."""
+    rows of a partition were in one task; `at`: time of the snapshot, ms; `task_appends`: {task: appends}, None if too
+    long or unknown; `has_unmatched`: at the append, the log had rows of another run under this task's number that the
+    task did not have."""
 
     sink: str
     query: str
@@ -42,22 +42,22 @@ class CommitTag:
     batch: int
     task: int
     attempt: str
-    chunk: int
+    append: int
     began: int
     before: int
     over: int
     created_partitions: int
     arranged: bool
     at: int
-    seen: dict[int, int] | None
-    doubtful: bool = False
+    task_appends: dict[int, int] | None
+    has_unmatched: bool = False
 
     def encode(self) -> bytes:
         stated: dict[str, Any] = {"v": VERSION}
         for each in fields(self):
             stated[each.name] = getattr(self, each.name)
-        if not self.doubtful:
-            del stated["doubtful"]
+        if not self.has_unmatched:
+            del stated["has_unmatched"]
         return json.dumps(stated, separators=(",", ":")).encode()
 
     @classmethod
@@ -67,9 +67,9 @@ class CommitTag:
             stated = json.loads(header)
             version = stated.pop("v")
             if version == VERSION:
-                if stated["seen"] is not None:
-                    stated["seen"] = {int(task): int(count) for task, count in stated["seen"].items()}
-                stated.setdefault("doubtful", False)
+                if stated["task_appends"] is not None:
+                    stated["task_appends"] = {int(task): int(count) for task, count in stated["task_appends"].items()}
+                stated.setdefault("has_unmatched", False)
                 return cls(**{each.name: stated[each.name] for each in fields(cls)})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SinkError(f"cannot read a record header {HEADER!r} in the topic: {header[:80]!r}") from error

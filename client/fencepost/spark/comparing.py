@@ -34,8 +34,8 @@ from fencepost.spark.task import (
     Log,
     Met,
     Outcome,
-    PartitionKey,
     Plan,
+    TopicPartition,
     digest_of,
     own_commit_tag,
     refuse_final,
@@ -47,10 +47,10 @@ DRIVER = -1
 _PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS_MAX = 3.0
 
-_TopicPartition = tuple[str, int]
+_Scope = tuple[str, int]
 """Scope of the comparison of equal rows: a partition, or -1 for the whole topic if the partition is irrelevant."""
 
-_Missing = dict[_TopicPartition, dict[bytes, int]]
+_Missing = dict[_Scope, dict[bytes, int]]
 """Number of copies of a row, by digest, that the tasks have and the log lacks."""
 
 
@@ -68,52 +68,52 @@ def compare(plan: Plan, outcomes: Collection[Outcome], *, log: Log, framing: Fra
     """Compare and complete the batch; None if there is nothing to compare. Raises SinkError, CannotReach."""
     if plan.unmatched != KEEP and (others := _without_task(outcomes)):
         raise _no_rows_for(plan, others)
-    partition_keys = _in_doubt_partitions(outcomes)
-    if not partition_keys:
+    partitions = _partitions_to_compare(outcomes)
+    if not partitions:
         return None
     met = {outcome.task: outcome.met for outcome in outcomes if outcome.met is not None}
     some = next(iter(met.values()))
     loose = frozenset[str]().union(*(each.loose for each in met.values()))
-    partition_keys |= {
-        partition_key for each in met.values() for partition_key in each.partition_keys if partition_key[0] in loose
+    partitions |= {
+        topic_partition for each in met.values() for topic_partition in each.partitions if topic_partition[0] in loose
     }
-    return _Comparison(plan, met, some, loose, sorted(partition_keys), log, framing, clock).run()
+    return _Comparison(plan, met, some, loose, sorted(partitions), log, framing, clock).run()
 
 
 def is_needed(outcomes: Collection[Outcome]) -> bool:
-    return bool(_in_doubt_partitions(outcomes) or _without_task(outcomes))
+    return bool(_partitions_to_compare(outcomes) or _without_task(outcomes))
 
 
-def _without_task(outcomes: Collection[Outcome]) -> set[PartitionKey]:
+def _without_task(outcomes: Collection[Outcome]) -> set[TopicPartition]:
     """Partitions with rows of the batch in the log but no task. Only a task with arranged rows for a partition reads
     that partition."""
-    begun = frozenset[PartitionKey]().union(*(outcome.begun for outcome in outcomes))
-    return set(begun.difference(*(outcome.partition_keys for outcome in outcomes)))
+    begun = frozenset[TopicPartition]().union(*(outcome.begun for outcome in outcomes))
+    return set(begun.difference(*(outcome.partitions for outcome in outcomes)))
 
 
-def _no_rows_for(plan: Plan, partition_keys: Collection[PartitionKey]) -> SinkError:
+def _no_rows_for(plan: Plan, partitions: Collection[TopicPartition]) -> SinkError:
     return SinkError(
-        f"{', '.join(f'{topic}-{partition}' for topic, partition in sorted(partition_keys))}: the "
+        f"{', '.join(f'{topic}-{partition}' for topic, partition in sorted(partitions))}: the "
         f"topic has rows of this batch of sink {plan.sink!r} that the data as a whole does "
         "not have now: the source or the query changed since (for another load use another "
         "sink.id; to leave the rows there, set unmatched.rows=keep for one run)"
     )
 
 
-def _in_doubt_partitions(outcomes: Collection[Outcome]) -> set[PartitionKey]:
+def _partitions_to_compare(outcomes: Collection[Outcome]) -> set[TopicPartition]:
     """Partitions where rows may have been found twice, or where the log may hold rows that no task has."""
     tasks = {outcome.task for outcome in outcomes}
     return {
-        partition_key
+        topic_partition
         for outcome in outcomes
         if outcome.met is not None
-        for partition_key, at in outcome.met.partition_keys.items()
+        for topic_partition, at in outcome.met.partitions.items()
         if at.foreign or at.unmatched or at.numbers - tasks
     }
 
 
 @dataclass(slots=True)
-class _Lying:
+class _LoggedRows:
     """One partition: first offset of the batch, offset read up to, newest commit tag, and digests of rows that no task
     accounts for."""
 
@@ -130,7 +130,7 @@ class _Comparison:
         met: dict[int, Met],
         some: Met,
         loose: frozenset[str],
-        partition_keys: list[PartitionKey],
+        partitions: list[TopicPartition],
         log: Log,
         framing: Framing,
         clock: Clock,
@@ -139,7 +139,7 @@ class _Comparison:
         self._met = met
         self._some = some
         self._loose = loose
-        self._partition_keys = partition_keys
+        self._partitions = partitions
         self._log = log
         self._framing = framing
         self._clock = clock
@@ -148,12 +148,12 @@ class _Comparison:
         appended, tries = 0, 0
         began = self._clock.now()
         while True:
-            lying = {partition_key: self._read(partition_key) for partition_key in self._partition_keys}
-            missing, unknown = self._difference(lying)
+            logged_rows = {topic_partition: self._read(topic_partition) for topic_partition in self._partitions}
+            missing, unknown = self._difference(logged_rows)
             if unknown and self._plan.unmatched != KEEP:
                 raise self._other_rows(unknown)
             if missing:
-                now = self._append(missing, lying)
+                now = self._append(missing, logged_rows)
                 appended += now
                 if now:
                     began, tries = self._clock.now(), 0
@@ -166,104 +166,102 @@ class _Comparison:
                 tries += 1
                 self._clock.wait((), min(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS * 2**tries) * self._clock.random())
                 continue
-            found = sum(len(at.foreign) for each in self._met.values() for at in each.partition_keys.values())
+            found = sum(len(at.foreign) for each in self._met.values() for at in each.partitions.values())
             return Compared(found // DIGEST_BYTES, unknown, appended)
 
-    def _read(self, partition_key: PartitionKey) -> _Lying:
-        known = [
-            each.partition_keys[partition_key] for each in self._met.values() if partition_key in each.partition_keys
-        ]
+    def _read(self, topic_partition: TopicPartition) -> _LoggedRows:
+        known = [each.partitions[topic_partition] for each in self._met.values() if topic_partition in each.partitions]
         begin, end = min(at.begin for at in known), max(at.limit for at in known)
         if end < 0:
-            [(_, end)] = self._log.offsets(partition_key[0], [partition_key[1]]).values()
+            [(_, end)] = self._log.offsets(topic_partition[0], [topic_partition[1]]).values()
             end = max(end, *(at.end for at in known))
-        lying = _Lying(begin, end, None, [])
-        for commit_tag, logged in self._chunks(partition_key, begin, end):
-            if commit_tag.batch > self._some.batch and not self._some.behind:
-                raise self._another_driver(partition_key, commit_tag)
+        logged_rows = _LoggedRows(begin, end, None, [])
+        for commit_tag, logged in self._appends(topic_partition, begin, end):
+            if commit_tag.batch > self._some.batch and not self._some.complete:
+                raise self._another_driver(topic_partition, commit_tag)
             if commit_tag.batch == self._some.batch:
-                lying.commit_tag, lying.end = commit_tag, max(lying.end, logged.next_offset)
-                if not self._is_answered_for(partition_key, commit_tag, logged):
-                    lying.digests += map(digest_of, logged.bodies)
-        return lying
+                logged_rows.commit_tag, logged_rows.end = commit_tag, max(logged_rows.end, logged.next_offset)
+                if not self._is_answered_for(topic_partition, commit_tag, logged):
+                    logged_rows.digests += map(digest_of, logged.bodies)
+        return logged_rows
 
-    def _chunks(self, partition_key: PartitionKey, begin: int, end: int) -> Iterator[tuple[CommitTag, Any]]:
-        for logged in self._log.read(*partition_key, begin, end):
+    def _appends(self, topic_partition: TopicPartition, begin: int, end: int) -> Iterator[tuple[CommitTag, Any]]:
+        for logged in self._log.read(*topic_partition, begin, end):
             commit_tag = own_commit_tag(logged, self._plan.sink)
             if commit_tag is not None and begin < logged.next_offset:
                 yield commit_tag, logged
 
-    def _is_answered_for(self, partition_key: PartitionKey, commit_tag: CommitTag, logged: Any) -> bool:
+    def _is_answered_for(self, topic_partition: TopicPartition, commit_tag: CommitTag, logged: Any) -> bool:
         if commit_tag.run == self._some.run:
             return commit_tag.task != DRIVER  # its task, and no other, found or appended all of it
         its = self._met.get(commit_tag.task)
         # Its task found all of it, except the rows that it reports.
         return (
             its is not None
-            and partition_key in its.partition_keys
-            and logged.base_offset < its.partition_keys[partition_key].end
+            and topic_partition in its.partitions
+            and logged.base_offset < its.partitions[topic_partition].end
         )
 
-    def _difference(self, lying: dict[PartitionKey, _Lying]) -> tuple[_Missing, int]:
+    def _difference(self, logged_rows: dict[TopicPartition, _LoggedRows]) -> tuple[_Missing, int]:
         """Rows that the tasks have and the log lacks, and the number of rows that the log has and the tasks lack."""
-        claimed: dict[_TopicPartition, list[bytes]] = {}
-        there: dict[_TopicPartition, list[bytes]] = {}
-        for partition_key, at in lying.items():
-            claims, lies = (
-                claimed.setdefault(self._topic_partition(partition_key), []),
-                there.setdefault(self._topic_partition(partition_key), []),
+        expected_digests: dict[_Scope, list[bytes]] = {}
+        actual_digests: dict[_Scope, list[bytes]] = {}
+        for topic_partition, at in logged_rows.items():
+            expected, actual = (
+                expected_digests.setdefault(self._scope_of(topic_partition), []),
+                actual_digests.setdefault(self._scope_of(topic_partition), []),
             )
-            lies += at.digests
+            actual += at.digests
             for each in self._met.values():
-                if partition_key in each.partition_keys:
-                    claims.append(each.partition_keys[partition_key].foreign)
-                    lies.append(each.partition_keys[partition_key].unmatched)
+                if topic_partition in each.partitions:
+                    expected.append(each.partitions[topic_partition].foreign)
+                    actual.append(each.partitions[topic_partition].unmatched)
         missing, unknown = {}, 0
-        for room, claims in claimed.items():
-            more, fewer = _compare_rows(b"".join(claims), b"".join(there[room]))
+        for scope, expected in expected_digests.items():
+            more, fewer = _compare_rows(b"".join(expected), b"".join(actual_digests[scope]))
             unknown += fewer
             if more:
-                missing[room] = more
+                missing[scope] = more
         return missing, unknown
 
-    def _topic_partition(self, partition_key: PartitionKey) -> _TopicPartition:
-        return (partition_key[0], -1) if partition_key[0] in self._loose else partition_key
+    def _scope_of(self, topic_partition: TopicPartition) -> _Scope:
+        return (topic_partition[0], -1) if topic_partition[0] in self._loose else topic_partition
 
-    def _append(self, missing: _Missing, lying: dict[PartitionKey, _Lying]) -> int:
+    def _append(self, missing: _Missing, logged_rows: dict[TopicPartition, _LoggedRows]) -> int:
         """Append the missing copies next to existing ones. Returns how many were appended."""
         if self._loose & {topic for topic, _ in missing}:
             raise self._cannot_append(_total(missing))
         total = 0
-        for partition_key, rows in missing.items():
-            at, requested = lying[partition_key], dict(rows)
+        for topic_partition, rows in missing.items():
+            at, requested = logged_rows[topic_partition], dict(rows)
             bodies: list[bytes] = []
-            for commit_tag, logged in self._chunks(partition_key, at.begin, at.end):
+            for commit_tag, logged in self._appends(topic_partition, at.begin, at.end):
                 if commit_tag.batch == self._some.batch:
                     for body in logged.bodies:
                         bodies += [body] * requested.pop(digest_of(body), 0)
             if requested or at.commit_tag is None:
                 raise self._cannot_append(_total(missing))
-            total += self._append_at(partition_key, at.end, at.commit_tag, bodies)
+            total += self._append_at(topic_partition, at.end, at.commit_tag, bodies)
         return total
 
-    def _append_at(self, partition_key: PartitionKey, end: int, like: CommitTag, bodies: list[bytes]) -> int:
+    def _append_at(self, topic_partition: TopicPartition, end: int, like: CommitTag, bodies: list[bytes]) -> int:
         """Append at `end`. If another writer was first, the comparison is repeated. An expanded topic refuses: tasks of
         another run may know the new count and expect these rows in other partitions."""
         attempt, done = secrets.token_hex(8), 0
-        over = self._some.over[partition_key[0]]
+        over = self._some.over[topic_partition[0]]
         for number, some in enumerate(self._cut(bodies)):
             commit_tag = replace(
-                like, run=self._some.run, task=DRIVER, attempt=attempt, chunk=number, over=over, arranged=False,
-                seen=None, doubtful=False,
+                like, run=self._some.run, task=DRIVER, attempt=attempt, append=number, over=over, arranged=False,
+                task_appends=None, has_unmatched=False,
             )  # fmt: skip
             batch = self._framing.build(
                 pa.array(some, pa.large_binary()),
                 commit_tag=commit_tag.encode(),
                 expected=end,
                 now_ms=self._clock.time_ms(),
-                partition_count=over if partition_key[0] in self._some.counted else None,
+                partition_count=over if topic_partition[0] in self._some.count_checked else None,
             )
-            sent = self._log.append(*partition_key, batch)
+            sent = self._log.append(*topic_partition, batch)
             while not sent.done():
                 self._clock.wait((sent,), 1.0)
             try:
@@ -271,13 +269,13 @@ class _Comparison:
             except Unknown:
                 return done
             if answer.code:
-                refuse_final(partition_key, answer)
+                refuse_final(topic_partition, answer)
                 if answer.code == INVALID_PARTITIONS:
                     raise self._cannot_append(len(bodies) - done)
                 return done
             if answer.base_offset != end:
                 raise SinkError(
-                    f"{partition_key[0]}-{partition_key[1]}: rows expected at offset {end} were appended "
+                    f"{topic_partition[0]}-{topic_partition[1]}: rows expected at offset {end} were appended "
                     f"at {answer.base_offset}"
                 )
             end += len(some)
@@ -302,7 +300,7 @@ class _Comparison:
         what = f"batch {self._some.batch}" if self._some.query else "this write"
         way = (
             "the checkpoint was restored from before later batches: restore the newest one"
-            if self._some.behind
+            if self._some.complete
             else "all current rows are in the topic too"
         )
         return SinkError(
@@ -311,15 +309,15 @@ class _Comparison:
             "leave the rows there, set unmatched.rows=keep for one run)"
         )
 
-    def _another_driver(self, partition_key: PartitionKey, commit_tag: CommitTag) -> SinkError:
+    def _another_driver(self, topic_partition: TopicPartition, commit_tag: CommitTag) -> SinkError:
         return SinkError(
-            f"{partition_key[0]}-{partition_key[1]}: batch {commit_tag.batch} of sink {self._plan.sink!r} began before "
-            f"batch {self._some.batch} was compared: another driver is ahead on the same checkpoint "
+            f"{topic_partition[0]}-{topic_partition[1]}: batch {commit_tag.batch} of sink {self._plan.sink!r} began "
+            f"before batch {self._some.batch} was compared: another driver is ahead on the same checkpoint "
             "(stop all but one)"
         )
 
     def _cannot_append(self, count: int) -> SinkError:
-        if self._some.behind:
+        if self._some.complete:
             why = "the topic has later batches: the checkpoint was restored from before later batches"
         else:
             why = (
@@ -336,10 +334,10 @@ def _total(missing: _Missing) -> int:
     return sum(sum(rows.values()) for rows in missing.values())
 
 
-def _compare_rows(claimed: bytes, there: bytes) -> tuple[dict[bytes, int], int]:
-    """Compare concatenated digests: {digest: surplus in `claimed`}, and the total surplus in `there`."""
-    count = len(claimed) // DIGEST_BYTES
-    rows, which = np.unique(np.frombuffer(claimed + there, dtype=f"S{DIGEST_BYTES}"), return_inverse=True)
+def _compare_rows(expected: bytes, actual: bytes) -> tuple[dict[bytes, int], int]:
+    """Compare concatenated digests: {digest: surplus in `expected`}, and the total surplus in `actual`."""
+    count = len(expected) // DIGEST_BYTES
+    rows, which = np.unique(np.frombuffer(expected + actual, dtype=f"S{DIGEST_BYTES}"), return_inverse=True)
     more = np.bincount(which[:count], minlength=len(rows)) - np.bincount(which[count:], minlength=len(rows))
     missing = {bytes(rows[index]).ljust(DIGEST_BYTES, b"\0"): int(more[index]) for index in np.nonzero(more > 0)[0]}
     return missing, -int(more[more < 0].sum())

@@ -101,7 +101,7 @@ class _Framing:
 class _Facts:
     """From the topic's configs."""
 
-    counted: bool
+    count_checked: bool
     message_bytes_max: int
     retention_ms: int
     known_at: float
@@ -116,11 +116,11 @@ _scan_ranges: dict[str, dict[tuple[str, int, int, int], ScanRange]] = {}
 def _facts_of(log: Log, bootstrap: str, topic: str) -> _Facts:
     known = _facts.get((bootstrap, topic))
     if known is None or time.monotonic() - known.known_at > _CONFIG_SECONDS:
-        known = _facts[bootstrap, topic] = _judge_config(topic, log.config(topic))
+        known = _facts[bootstrap, topic] = _facts_from(topic, log.config(topic))
     return known
 
 
-def _judge_config(topic: str, config: Mapping[str, str | None]) -> _Facts:
+def _facts_from(topic: str, config: Mapping[str, str | None]) -> _Facts:
     """Raises SinkError for a topic that does not allow exactly-once writes."""
     if config.get(CHECK) not in ("true", "required"):
         what = "is off" if CHECK in config else "is unknown: is kafka.bootstrap.servers the proxy?"
@@ -195,10 +195,10 @@ class _Writer:
 
     def __setstate__(self, state: tuple[str, bytes]) -> None:
         """Raises SinkError if the driver has another version of fencepost, which may pickle other fields."""
-        (sent_by, pickled), own = state, _version()
-        if sent_by and own and sent_by != own:
+        (sent_by, pickled), installed = state, _version()
+        if sent_by and installed and sent_by != installed:
             raise SinkError(
-                f"the driver has fencepost {sent_by} and this executor has {own} (install the same "
+                f"the driver has fencepost {sent_by} and this executor has {installed} (install the same "
                 "version on all machines)"
             )
         self.__dict__.update(pickle.loads(pickled))
@@ -214,7 +214,7 @@ class _Writer:
             chosen.sink,
             chosen.topics,
             at=_Clock.time_ms(),
-            counted=frozenset(topic for topic, each in facts.items() if each.counted),
+            count_checked=frozenset(topic for topic, each in facts.items() if each.count_checked),
             never_ran=chosen.first_run and self._may_never_have_run,
             nothing_deleted=chosen.first_run,
             remembered=remembered,
@@ -273,30 +273,30 @@ class _Writer:
                 "sink, so their rows are not in the topic: trigger(continuous=…) is not supported "
                 "(use processingTime or availableNow)"
             )
-        partition_keys: dict[tuple[str, int], Written] = {}
+        partitions: dict[tuple[str, int], Written] = {}
         for outcome in outcomes:
-            for partition_key, written in outcome.partition_keys.items():
-                if self._settings.arranged and partition_key in partition_keys:
+            for topic_partition, written in outcome.partitions.items():
+                if self._settings.arranged and topic_partition in partitions:
                     raise SinkError(
-                        f"{partition_key[0]}-{partition_key[1]} was written by several tasks, although arranged=true: "
-                        "all rows of a partition must be in one task "
+                        f"{topic_partition[0]}-{topic_partition[1]} was written by several tasks, although "
+                        "arranged=true: all rows of a partition must be in one task "
                         "(use fencepost.spark.arrange as the last step before the write)"
                     )
-                partition_keys[partition_key] = _sum(partition_keys.get(partition_key), written)
+                partitions[topic_partition] = _sum(partitions.get(topic_partition), written)
         self._compare(outcomes, name)
         appended, found = sum(each.appended for each in outcomes), sum(each.found for each in outcomes)
-        refused, chunks = sum(each.refused for each in outcomes), sum(each.chunks for each in outcomes)
+        refused, appends = sum(each.refused for each in outcomes), sum(each.appends for each in outcomes)
         _logger.info("%s: %d rows appended, %d found in the log", name, appended, found)
-        if refused > max(20, chunks):
+        if refused > max(20, appends):
             _logger.warning(
                 "%s: %d appends were refused for %d batches because several tasks write to the same "
                 "partition (use fencepost.spark.arrange to give each partition one task)",
                 name,
                 refused,
-                chunks,
+                appends,
             )
         if self._settings.report:
-            _write_report(Path(self._settings.report), partition_keys)
+            _write_report(Path(self._settings.report), partitions)
 
     def _compare(self, outcomes: Collection[Outcome], name: str) -> None:
         """Raises SinkError, which prevents the commit."""
@@ -437,7 +437,7 @@ def _feed(task: Task, encoder: encoding.Encoder, topic: str, rows: pa.RecordBatc
                 f"rows were arranged over {', '.join(map(str, counts))} partitions, but topic {topic} "
                 f"has {over} (start the query again, which arranges them again)"
             )
-    task.feed(topic, encoder.bodies(rows), encoder.placements(rows, over, task.own(topic)), explicit)
+    task.feed(topic, encoder.bodies(rows), encoder.placements(rows, over, task.default_partition(topic)), explicit)
 
 
 def _sum(one: Written | None, other: Written) -> Written:
@@ -461,9 +461,9 @@ def _check_report(path: Path) -> None:
         raise SinkError(f"option report={path}: the driver cannot write this file: {error}") from error
 
 
-def _write_report(path: Path, partition_keys: Mapping[tuple[str, int], Written]) -> None:
+def _write_report(path: Path, partitions: Mapping[tuple[str, int], Written]) -> None:
     report: dict[str, dict[str, dict[str, int]]] = {}
-    for (topic, partition), written in sorted(partition_keys.items()):
+    for (topic, partition), written in sorted(partitions.items()):
         report.setdefault(topic, {})[str(partition)] = written._asdict()
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{path.name}.{os.getpid()}")

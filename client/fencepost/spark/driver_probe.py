@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from fencepost.spark.commit_tags import CommitTag
-from fencepost.spark.task import Log, PartitionKey, own_commit_tag
+from fencepost.spark.task import Log, TopicPartition, own_commit_tag
 
 #: Offsets in the first backward scan range, if the last batch of a partition is not the sink's.
 _STRETCH = 10_000
@@ -30,13 +30,13 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class DriverProbe:
-    """The snapshot. `run`: random id; `at`: ms; `counted`: topics with partition-count checks."""
+    """The snapshot. `run`: random id; `at`: ms; `count_checked`: topics with partition-count checks."""
 
     run: str
     at: int
     counts: dict[str, int]
-    counted: frozenset[str]
-    observations: dict[PartitionKey, Observation]
+    count_checked: frozenset[str]
+    observations: dict[TopicPartition, Observation]
     retention_ms: dict[str, int] = field(default_factory=dict)
 
 
@@ -55,7 +55,7 @@ class Known:
 class Remembered:
     """State of the driver process between micro-batches."""
 
-    partition_keys: dict[PartitionKey, Known] = field(default_factory=dict)
+    partitions: dict[TopicPartition, Known] = field(default_factory=dict)
 
 
 def probe(
@@ -64,7 +64,7 @@ def probe(
     topics: Iterable[str],
     *,
     at: int,
-    counted: frozenset[str] = frozenset(),
+    count_checked: frozenset[str] = frozenset(),
     never_ran: bool = False,
     nothing_deleted: bool = False,
     remembered: Remembered | None = None,
@@ -73,41 +73,44 @@ def probe(
     """Take the snapshot. `never_ran`: the user states that the sink never ran, so other clients' records are not
     searched. `nothing_deleted`: the user states that no row of the sink was deleted. Raises CannotReach, SinkError."""
     counts: dict[str, int] = {}
-    bounds: dict[PartitionKey, tuple[int, int]] = {}
-    known = (remembered or Remembered()).partition_keys
-    half_known: dict[PartitionKey, Known | None] = {}
+    bounds: dict[TopicPartition, tuple[int, int]] = {}
+    known = (remembered or Remembered()).partitions
+    half_known: dict[TopicPartition, Known | None] = {}
     for topic in topics:
         # Read the count first: then rows partitioned for an older count are below the log ends read afterwards.
         counts[topic] = log.partition_count(topic)
         for partition, (start, end) in log.offsets(topic, range(counts[topic])).items():
-            partition_key = (topic, partition)
-            bounds[partition_key] = (start, end)
-            before = known.get(partition_key)
+            topic_partition = (topic, partition)
+            bounds[topic_partition] = (start, end)
+            before = known.get(topic_partition)
             if before is not None and before.below < start:
                 before = _cut_off(before, start)
             if before is not None and nothing_deleted:
                 before = replace(before, unread=False)
-            all_, lower = _glance(log, partition_key, (start, end), sink, before)
+            all_, lower = _glance(log, topic_partition, (start, end), sink, before)
             if all_ is not None:
-                known[partition_key] = all_
+                known[topic_partition] = all_
             else:
-                half_known[partition_key] = lower
+                half_known[topic_partition] = lower
     # A commit tag overrides the user's statement that the sink never ran.
-    seen = [
-        half_known[partition_key] if partition_key in half_known else known[partition_key] for partition_key in bounds
+    all_known = [
+        half_known[topic_partition] if topic_partition in half_known else known[topic_partition]
+        for topic_partition in bounds
     ]
-    never_ran &= all(each is None or each.commit_tag is None for each in seen)
-    for partition_key, lower in half_known.items():
-        start, end = bounds[partition_key]
+    never_ran &= all(each is None or each.commit_tag is None for each in all_known)
+    for topic_partition, lower in half_known.items():
+        start, end = bounds[topic_partition]
         if lower is None and never_ran:
-            known[partition_key] = Known(end, None, 0)
+            known[topic_partition] = Known(end, None, 0)
         else:
-            known[partition_key] = _search(log, partition_key, (start, end), sink, lower or Known(start, None, 0))
+            known[topic_partition] = _search(log, topic_partition, (start, end), sink, lower or Known(start, None, 0))
     observations = {
-        partition_key: Observation(*bounds[partition_key], known[partition_key].commit_tag, known[partition_key].unread)
-        for partition_key in bounds
+        topic_partition: Observation(
+            *bounds[topic_partition], known[topic_partition].commit_tag, known[topic_partition].unread
+        )
+        for topic_partition in bounds
     }
-    return DriverProbe(secrets.token_hex(8), at, counts, counted, observations, retention_ms or {})
+    return DriverProbe(secrets.token_hex(8), at, counts, count_checked, observations, retention_ms or {})
 
 
 def _cut_off(known: Known, start: int) -> Known:
@@ -116,7 +119,7 @@ def _cut_off(known: Known, start: int) -> Known:
 
 
 def _glance(
-    log: Log, partition_key: PartitionKey, bounds: tuple[int, int], sink: str, known: Known | None
+    log: Log, topic_partition: TopicPartition, bounds: tuple[int, int], sink: str, known: Known | None
 ) -> tuple[Known | None, Known | None]:
     """(complete knowledge, None) without reading other clients' records, or (None, knowledge of lower offsets)."""
     start, end = bounds
@@ -126,24 +129,28 @@ def _glance(
         return known, None
     if end == start:
         return Known(end, None, 0), None
-    commit_tag = own_commit_tag(log.tail(*partition_key, end), sink)
+    commit_tag = own_commit_tag(log.last_batch(*topic_partition, end), sink)
     if commit_tag is not None:
         return Known(end, commit_tag, end), None
     # A recreated topic may be longer than the one read before.
     readable = known is not None and known.commit_tag is not None and known.commit_tag_end > start
-    if known and readable and own_commit_tag(log.tail(*partition_key, known.commit_tag_end), sink) != known.commit_tag:
+    if (
+        known
+        and readable
+        and own_commit_tag(log.last_batch(*topic_partition, known.commit_tag_end), sink) != known.commit_tag
+    ):
         known = None
     return None, known
 
 
-def _search(log: Log, partition_key: PartitionKey, bounds: tuple[int, int], sink: str, lower: Known) -> Known:
+def _search(log: Log, topic_partition: TopicPartition, bounds: tuple[int, int], sink: str, lower: Known) -> Known:
     """Search other clients' records backwards for the last commit tag."""
     start, end = bounds
     floor, high, stretch = max(start, lower.below), end, _STRETCH
     while high > floor:
         low = max(floor, high - stretch)
         found = Known(end, None, 0)
-        for logged in log.read(*partition_key, low, high):
+        for logged in log.read(*topic_partition, low, high):
             commit_tag = own_commit_tag(logged, sink)
             if commit_tag is not None:
                 found = Known(end, commit_tag, logged.next_offset)

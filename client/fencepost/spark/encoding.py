@@ -105,14 +105,14 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         bit_offset += 7
 
 
-def _varints(values: _Int64s, behind: bytes = b"") -> _Bodies:
-    """The varint of each value (from -1 up to 2^34), followed by `behind`."""
+def _varints(values: _Int64s, suffix: bytes = b"") -> _Bodies:
+    """The varint of each value (from -1 up to 2^34), followed by `suffix`."""
     zigzag = (values << 1) ^ (values >> 63)
     widths = np.ones(len(values), np.int64)
     for bits in (7, 14, 21, 28):
         widths += zigzag >> bits != 0
     offsets = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(widths + len(behind), out=offsets[1:])
+    np.cumsum(widths + len(suffix), out=offsets[1:])
     data = np.zeros(int(offsets[-1]), np.uint8)
     for byte_index in range(5):
         there = np.flatnonzero(widths > byte_index)
@@ -120,8 +120,8 @@ def _varints(values: _Int64s, behind: bytes = b"") -> _Bodies:
             break
         more = (widths[there] > byte_index + 1).astype(np.uint8) << 7
         data[offsets[:-1][there] + byte_index] = (zigzag[there] >> 7 * byte_index & 0x7F).astype(np.uint8) | more
-    for byte_index, byte in enumerate(behind):
-        data[offsets[1:] - len(behind) + byte_index] = byte
+    for byte_index, byte in enumerate(suffix):
+        data[offsets[1:] - len(suffix) + byte_index] = byte
     return _binary(offsets, data)
 
 
@@ -134,14 +134,14 @@ _TABLE_MAX = 1 << 14
 
 
 @functools.cache
-def _lengths_table(behind: bytes) -> _Bodies:
-    return _varints(np.arange(-1, _TABLE_MAX, dtype=np.int64), behind)
+def _lengths_table(suffix: bytes) -> _Bodies:
+    return _varints(np.arange(-1, _TABLE_MAX, dtype=np.int64), suffix)
 
 
-def _lengths(lengths: _Int64s, behind: bytes = b"") -> _Bodies:
+def _lengths(lengths: _Int64s, suffix: bytes = b"") -> _Bodies:
     if len(lengths) == 0 or int(lengths.max()) < _TABLE_MAX:
-        return _lengths_table(behind).take(pa.array(lengths + 1))
-    return _varints(lengths, behind)
+        return _lengths_table(suffix).take(pa.array(lengths + 1))
+    return _varints(lengths, suffix)
 
 
 @functools.cache
@@ -221,19 +221,19 @@ class Encoder:
         counts = np.zeros(batch.num_rows, np.int64)
         pieces = []
         if "headers" in self._has:
-            own_counts, own = _header_lists(batch.column("headers"))
-            counts += own_counts
-            pieces.append(own)
+            row_counts, headers = _header_lists(batch.column("headers"))
+            counts += row_counts
+            pieces.append(headers)
         if "timestamp" in self._has:
             known, event_times = _event_times(batch.column("timestamp"))
             counts += known
             pieces.append(event_times)
         return [_lengths(counts), *pieces]
 
-    def placements(self, batch: pa.RecordBatch, partition_count: int, own: int) -> npt.NDArray[np.int32]:
-        """The partition of each row: its column `partition`, else the Java producer's for its key, else `own`. Raises
-        UnfitRow."""
-        placed = np.full(batch.num_rows, own, np.int64)
+    def placements(self, batch: pa.RecordBatch, partition_count: int, default_partition: int) -> npt.NDArray[np.int32]:
+        """The partition of each row: its column `partition`, else the Java producer's for its key, else
+        `default_partition`. Raises UnfitRow."""
+        placed = np.full(batch.num_rows, default_partition, np.int64)
         if "key" in self._has:
             key = _as_binary(batch.column("key"))
             if key.null_count < len(key):
@@ -364,8 +364,8 @@ def murmur2(keys: Any) -> _Int64s:
         h[:count] = h[:count] * _M ^ k * _M
     rest = lengths & 3
     kept = (np.uint32(1) << (8 * rest).astype(np.uint32)) - np.uint32(1)
-    tail = (h ^ words[starts + (lengths & ~3)] & kept) * _M
-    h = np.where(rest > 0, tail, h)
+    last_word = (h ^ words[starts + (lengths & ~3)] & kept) * _M
+    h = np.where(rest > 0, last_word, h)
     h = (h ^ h >> np.uint32(13)) * _M
     h ^= h >> np.uint32(15)
     found = (h & np.uint32(0x7FFFFFFF)).astype(np.int64)
@@ -393,9 +393,13 @@ def split(bodies: _Bodies, placements: npt.NDArray[np.int32]) -> Iterator[tuple[
     taken = bodies.take(pa.array(order))
     offsets, data = np.frombuffer(taken.buffers()[1], np.int64), taken.buffers()[2]
     for begin, end in itertools.pairwise(bounds):
-        own = offsets[begin : end + 1]
-        bytes_ = b"" if data is None else data.slice(int(own[0]), int(own[-1] - own[0])).to_pybytes()
-        yield int(placed[begin]), _binary(own - own[0], bytes_), order[begin:end]
+        of_partition = offsets[begin : end + 1]
+        bytes_ = (
+            b""
+            if data is None
+            else data.slice(int(of_partition[0]), int(of_partition[-1] - of_partition[0])).to_pybytes()
+        )
+        yield int(placed[begin]), _binary(of_partition - of_partition[0], bytes_), order[begin:end]
 
 
 # --- bodies to batches ------------------------------------------------------------------------------------------------

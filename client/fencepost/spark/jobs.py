@@ -63,9 +63,9 @@ class Progress:
     """Prints the number and rate of appended records, from log end offsets, while Spark writes."""
 
     def __init__(
-        self, who: str, spark: SparkSession, log: Log, topic: str, *, partitions: int, out: TextIO = sys.stderr
+        self, job: str, spark: SparkSession, log: Log, topic: str, *, partitions: int, out: TextIO = sys.stderr
     ) -> None:
-        self._who, self._spark, self._log, self._topic, self._out = who, spark, log, topic, out
+        self._job, self._spark, self._log, self._topic, self._out = job, spark, log, topic, out
         self._partitions = range(partitions)
         self._live = out.isatty()
         self._over = threading.Event()
@@ -100,7 +100,7 @@ class Progress:
 
     def _report(self, ends: list[int], appended: int, speed: float) -> None:
         at = " ".join(f"{end:,}" for end in ends[:8]) + (" …" if len(ends) > 8 else "")
-        line = f"{self._who}: {appended:,} records appended, {speed:,.0f} a second; log ends {at}{self._stages()}"
+        line = f"{self._job}: {appended:,} records appended, {speed:,.0f} a second; log ends {at}{self._stages()}"
         if self._live:
             print(f"\r{line:<{self._width}}", end="", file=self._out, flush=True)
             self._width = len(line)

@@ -47,7 +47,7 @@ from aiokafka.protocol.produce import ProduceRequest_v8
 from fencepost.spark.encoding import Logged, batches
 from fencepost.spark.errors import CannotReach, LogRefused, SinkError, Unknown
 
-__all__ = ["Answer", "Log", "Logged", "OffsetsGone"]
+__all__ = ["Answer", "Log", "Logged", "OffsetsDeleted"]
 
 _T = TypeVar("_T")
 
@@ -90,7 +90,7 @@ class Answer(NamedTuple):
     message: str | None
 
 
-class OffsetsGone(SinkError):
+class OffsetsDeleted(SinkError):
     """The requested records are no longer in the log: retention or a DeleteRecords request removed them."""
 
     def __init__(self, topic: str, partition: int, requested: int, log_start: int) -> None:
@@ -155,7 +155,7 @@ class Log:
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Logged]:
         """The batches from the one with `start` that begin below `end`. Waits until all below `end` is replicated.
 
-        Compaction leaves gaps between and within batches. Raises OffsetsGone.
+        Compaction leaves gaps between and within batches. Raises OffsetsDeleted.
         """
         at, empty = start, 0
         while at < end:
@@ -173,13 +173,13 @@ class Log:
                 if empty > 1:
                     return
 
-    def tail(self, topic: str, partition: int, end: int) -> Logged | None:
+    def last_batch(self, topic: str, partition: int, end: int) -> Logged | None:
         """The batch that ends at `end`; None if it was removed."""
         if end <= 0:
             return None
         try:
             fetched = self._query(lambda wire: wire.fetch(topic, partition, end - 1, end, bytes_max=1))
-        except OffsetsGone:
+        except OffsetsDeleted:
             return None
         for logged in batches(fetched):
             if logged.base_offset < end <= logged.next_offset:
@@ -386,7 +386,7 @@ class _Client:
             by_leader: dict[int, list[int]] = {}
             for partition in missing:
                 by_leader.setdefault(await self._leader(topic, partition, tries), []).append(partition)
-            outcomes = await asyncio.gather(*(self._offsets_of(node, topic, own) for node, own in by_leader.items()))
+            outcomes = await asyncio.gather(*(self._offsets_of(node, topic, led) for node, led in by_leader.items()))
             for known, problem in outcomes:
                 found |= known
                 if problem is not None:
@@ -455,7 +455,7 @@ class _Client:
                 if code == _OFFSET_OUT_OF_RANGE:
                     ((log_start, _),) = (await self.offsets(topic, [partition])).values()
                     if offset < log_start:
-                        raise OffsetsGone(topic, partition, offset, log_start)
+                        raise OffsetsDeleted(topic, partition, offset, log_start)
                 problem = for_code(code).__name__ if code else f"replicated up to offset {high_watermark} only"
                 if code == _NONE:
                     await tries.pause(problem)

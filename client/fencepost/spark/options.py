@@ -187,7 +187,7 @@ def settings(options: Mapping[str, str]) -> Settings:
         unmatched=_choice(given, "unmatched.rows", _UNMATCHED),
         first_run=_truth(given, "first.run"),
         patience_seconds=_number(given, "patience.seconds", 1),
-        batch_bytes=max(1_000, min(_number(given, "batch.bytes", 1_000), record_bytes_max - _ROOM)),
+        batch_bytes=max(1_000, min(_number(given, "batch.bytes", 1_000), record_bytes_max - _OVERHEAD_BYTES)),
         report=given.get("report", ""),
         compression=None if compression == "none" else compression,
         level=_level(given, compression),
@@ -198,12 +198,12 @@ def settings(options: Mapping[str, str]) -> Settings:
 
 
 #: Reserved in a batch for its header, commit tag, expected offset and partition count.
-_ROOM = 16_000
+_OVERHEAD_BYTES = 16_000
 
 
 def batch_bytes(settings: Settings, message_bytes_max: int) -> int:
     """Largest batch for a topic with this max.message.bytes."""
-    return max(1_000, min(settings.batch_bytes, message_bytes_max - _ROOM))
+    return max(1_000, min(settings.batch_bytes, message_bytes_max - _OVERHEAD_BYTES))
 
 
 def client_options(options: Mapping[str, str]) -> dict[str, Any]:
@@ -235,11 +235,11 @@ def _sasl(given: Mapping[str, str]) -> dict[str, Any]:
             'kafka.sasl.jaas.config needs username="…" and password="…", as in '
             'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p";'
         )
-    plain = {name: re.sub(r"\\(.)", r"\1", value) for name, value in jaas.items()}
+    unescaped = {name: re.sub(r"\\(.)", r"\1", value) for name, value in jaas.items()}
     return {
         "sasl_mechanism": mechanism,
-        "sasl_plain_username": plain["username"],
-        "sasl_plain_password": plain["password"],
+        "sasl_plain_username": unescaped["username"],
+        "sasl_plain_password": unescaped["password"],
     }
 
 

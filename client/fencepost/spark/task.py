@@ -43,8 +43,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from fencepost._placing import murmur2
-from fencepost.spark.commit_tags import SEEN_MAX, CommitTag
+from fencepost._partitioning import murmur2
+from fencepost.spark.commit_tags import TASK_APPENDS_MAX, CommitTag
 from fencepost.spark.encoding import split
 from fencepost.spark.errors import CannotReach, SinkError, Unknown
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PartitionKey = tuple[str, int]
+TopicPartition = tuple[str, int]
 """Topic and partition."""
 
 AUTO, REFUSE, COMPARE, KEEP = "auto", "refuse", "compare", "keep"
@@ -64,7 +64,7 @@ COUNT_CHECK = "fencepost.check.partition.count"
 _POLICY_VIOLATION = 44
 INVALID_PARTITIONS = 37
 #: Temporary errors. After each of them the log shows whether the batch was appended.
-_PASSING = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 56, 74, 75, 76, 89})
+_RETRIABLE = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 56, 74, 75, 76, 89})
 _MEANINGS = {
     10: "a row exceeds the topic's max.message.bytes",
     29: "the user of the sink needs WRITE, READ and DESCRIBE on the topic",
@@ -125,7 +125,7 @@ class Log(Protocol):
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Any]:
         """The batches (Logged) from the one that contains `start` up to `end`, perhaps more."""
 
-    def tail(self, topic: str, partition: int, end: int) -> Any:
+    def last_batch(self, topic: str, partition: int, end: int) -> Any:
         """The batch that ends at `end`, or None."""
 
 
@@ -179,18 +179,18 @@ class ObservedPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A task's findings about other runs of its batch. `behind`: the batch was complete; `loose`: topics whose rows may
-    be in another partition than they would get now; `over`: {topic: partition count used for its rows}; `counted`:
-    topics with partition-count checks."""
+    """A task's findings about other runs of its batch. `complete`: the batch was complete; `loose`: topics whose rows
+    may be in another partition than they would get now; `over`: {topic: partition count used for its rows};
+    `count_checked`: topics with partition-count checks."""
 
     query: str
     run: str
     batch: int
-    behind: bool
+    complete: bool
     loose: frozenset[str]
     over: dict[str, int]
-    counted: frozenset[str]
-    partition_keys: dict[PartitionKey, ObservedPartition]
+    count_checked: frozenset[str]
+    partitions: dict[TopicPartition, ObservedPartition]
 
 
 class Written(NamedTuple):
@@ -212,11 +212,11 @@ class Outcome:
     rows: int
     appended: int
     found: int
-    chunks: int
+    appends: int
     refused: int
-    partition_keys: dict[PartitionKey, Written]
+    partitions: dict[TopicPartition, Written]
     met: Met | None = None
-    begun: frozenset[PartitionKey] = frozenset()
+    begun: frozenset[TopicPartition] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class SinkAppend:
 class ScanRange:
     """A scan range of one partition, as read. `is_whole`: compaction removed nothing."""
 
-    chunks: tuple[SinkAppend, ...]
+    appends: tuple[SinkAppend, ...]
     is_whole: bool
 
 
@@ -243,14 +243,14 @@ _OWN, _SAME_NUMBER, _FOREIGN = range(3)
 @dataclass(slots=True)
 class _Group:
     """The appends of one task number of one run. `size`: their rows; `matched`: how many of them are this task's;
-    `doubtful`: their task also lacked rows under its own number."""
+    `has_unmatched`: their task also lacked rows under its own number."""
 
     run: str
     task: int
     origin: int
     size: int = 0
     matched: int = 0
-    doubtful: bool = False
+    has_unmatched: bool = False
 
 
 class _Pool:
@@ -359,7 +359,7 @@ class _Partition:
     numbers: set[int] = field(default_factory=set)
     foreign: bytearray = field(default_factory=bytearray)
     #: Appends per task between the driver's snapshot and `end`; None: not known for all tasks.
-    seen: dict[int, int] | None = field(default_factory=dict)
+    task_appends: dict[int, int] | None = field(default_factory=dict)
     read: bool = True
     #: The driver's snapshot had rows of this batch.
     begun: bool = False
@@ -368,7 +368,7 @@ class _Partition:
     rivals: bool = False
     tries: int = 0
     not_before: float = 0.0
-    chunks: int = 0
+    appends: int = 0
     found: int = 0
     appended: int = 0
     first: int = -1
@@ -417,15 +417,15 @@ class Task:
         self._over = dict(probe.counts)
         #: Partition counts when this batch began.
         self._created_counts = dict(probe.counts)
-        self._counted = set(probe.counted)
+        self._count_checked = set(probe.count_checked)
         #: Topics with rows of this batch partitioned for several counts: a row may be in any partition.
         self._mixed: set[str] = set()
-        self._growing: set[str] = set()
+        self._expanding: set[str] = set()
         self._rearranged = False
-        self._behind = False
+        self._complete = False
         #: Compaction may have removed rows of this batch.
-        self._compacted: set[PartitionKey] = set()
-        self._partitions: dict[PartitionKey, _Partition] = {}
+        self._compacted: set[TopicPartition] = set()
+        self._partitions: dict[TopicPartition, _Partition] = {}
         #: Origins of the relevant appends (rule 1).
         self._groups: list[_Group] = []
         self._numbered: dict[tuple[str, int], int] = {}
@@ -437,49 +437,49 @@ class Task:
         #: Some rows get their partition from their task.
         self._spread = False
         #: The log has rows under this task's number that the task lacks, and it continues.
-        self._in_doubt = False
-        self._buffered: list[tuple[PartitionKey, _Rows]] | None = None
+        self._has_unmatched = False
+        self._buffered: list[tuple[TopicPartition, _Rows]] | None = None
         self._buffered_bytes = 0
         self._progress_at = self._appended_at = clock.now()
-        self._trouble = ""
-        self._rows = self._appended = self._found = self._chunks = self._refused = 0
+        self._last_error = ""
+        self._rows = self._appended = self._found = self._appends = self._refused = 0
 
     # --- rows already in the log ----------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Check the driver's snapshot, and read the rows of this batch in the log."""
         last = {
-            partition_key: observation.last
-            for partition_key, observation in self._probed.observations.items()
+            topic_partition: observation.last
+            for topic_partition, observation in self._probed.observations.items()
             if observation.last is not None
         }
-        for partition_key, known in last.items():
-            self._refuse_other_query(partition_key, known)
+        for topic_partition, known in last.items():
+            self._refuse_other_query(topic_partition, known)
         latest = max((commit_tag.batch for commit_tag in last.values()), default=-1)
         if not self._plan.first_run:
-            for partition_key, observation in self._probed.observations.items():
+            for topic_partition, observation in self._probed.observations.items():
                 if observation.unread or (not last and self._batch > 0 and observation.start > 0):
                     raise self._deleted(
-                        partition_key, observation.start, f"nothing of sink {self._plan.sink!r} is left there"
+                        topic_partition, observation.start, f"nothing of sink {self._plan.sink!r} is left there"
                     )
-        self._behind = latest > self._batch
+        self._complete = latest > self._batch
         if latest == self._batch:
-            self._judge_counts(last)
-        for partition_key, observation in self._probed.observations.items():
+            self._choose_counts(last)
+        for topic_partition, observation in self._probed.observations.items():
             commit_tag = observation.last
-            if commit_tag is None or commit_tag.batch < self._batch or self._behind:
-                self._partitions[partition_key] = _Partition(
+            if commit_tag is None or commit_tag.batch < self._batch or self._complete:
+                self._partitions[topic_partition] = _Partition(
                     observation.end, observation.end, -1 if commit_tag is None else commit_tag.began
                 )
             else:
-                self._partitions[partition_key] = _Partition(observation.end, commit_tag.began, commit_tag.before)
-            self._partitions[partition_key].read = latest < self._batch
+                self._partitions[topic_partition] = _Partition(observation.end, commit_tag.began, commit_tag.before)
+            self._partitions[topic_partition].read = latest < self._batch
         if latest >= self._batch:
-            for partition_key in self._partitions:
-                if not self._plan.arranged or self._behind or partition_key[0] in self._mixed:
-                    self._read_scan_range(partition_key)
+            for topic_partition in self._partitions:
+                if not self._plan.arranged or self._complete or topic_partition[0] in self._mixed:
+                    self._read_scan_range(topic_partition)
 
-    def _judge_counts(self, last: dict[PartitionKey, CommitTag]) -> None:
+    def _choose_counts(self, last: dict[TopicPartition, CommitTag]) -> None:
         """Choose the partition counts of a batch that began earlier, perhaps before an expansion."""
         for topic, count in self._probed.counts.items():
             commit_tags = [m for (t, _), m in last.items() if t == topic and m.batch == self._batch]
@@ -487,7 +487,7 @@ class Task:
                 over for commit_tag in commit_tags for over in (commit_tag.over, commit_tag.created_partitions)
             } - {count}
             self._created_counts[topic] = min([count, *overs])
-            if overs and topic in self._counted:
+            if overs and topic in self._count_checked:
                 self._mixed.add(topic)
             elif overs and not self._plan.arranged:
                 # Tasks with the old count may still append unchecked, so the batch keeps the old count.
@@ -514,65 +514,65 @@ class Task:
             )
         return next(iter(overs))
 
-    def _read_scan_range(self, partition_key: PartitionKey) -> None:
+    def _read_scan_range(self, topic_partition: TopicPartition) -> None:
         """Read all appends of this batch below the driver's snapshot."""
-        partition = self._partitions[partition_key]
+        partition = self._partitions[topic_partition]
         if partition.read:
             return
         partition.read = True
-        observation = self._probed.observations[partition_key]
+        observation = self._probed.observations[topic_partition]
         if observation.last is None:
             return
-        if self._behind:
-            begin, end = self._walk_back(partition_key, observation.last, observation.end)
+        if self._complete:
+            begin, end = self._walk_back(topic_partition, observation.last, observation.end)
             partition.began, partition.limit = begin, end
         elif observation.last.batch == self._batch:
             begin, end = partition.began, observation.end
         else:
             return
-        if self._plan.first_run and not self._behind:
+        if self._plan.first_run and not self._complete:
             begin = partition.began = max(begin, observation.start)
-        self._refuse_deleted(partition_key, begin, observation.start)
-        scan_range = self._scan_range(partition_key, begin, end)
+        self._refuse_deleted(topic_partition, begin, observation.start)
+        scan_range = self._scan_range(topic_partition, begin, end)
         if not scan_range.is_whole:
-            self._compacted.add(partition_key)
-        for chunk in scan_range.chunks:
-            if not (self._behind and chunk.commit_tag.batch != self._batch):
-                self._absorb(partition_key, chunk, before_the_read=True)
+            self._compacted.add(topic_partition)
+        for append in scan_range.appends:
+            if not (self._complete and append.commit_tag.batch != self._batch):
+                self._absorb(topic_partition, append, before_the_read=True)
         if (self._left or self._left_foreign) and self._buffered is None and not (self._plan.arranged and self._mixed):
             self._buffered = []
 
-    def _walk_back(self, partition_key: PartitionKey, commit_tag: CommitTag, end: int) -> tuple[int, int]:
+    def _walk_back(self, topic_partition: TopicPartition, commit_tag: CommitTag, end: int) -> tuple[int, int]:
         """[begin, end) of this batch in a partition with later batches; empty if it has no row of this batch."""
         while commit_tag.batch > self._batch:
             if commit_tag.before < 0:
                 return end, end
-            self._refuse_deleted(partition_key, commit_tag.before, self._probed.observations[partition_key].start)
+            self._refuse_deleted(topic_partition, commit_tag.before, self._probed.observations[topic_partition].start)
             end = commit_tag.began
-            chunks = self._scan_range(partition_key, commit_tag.before, end).chunks
-            if not chunks:
-                raise self._deleted(partition_key, commit_tag.before, "commit tags of earlier batches are missing")
-            commit_tag = chunks[-1].commit_tag
+            appends = self._scan_range(topic_partition, commit_tag.before, end).appends
+            if not appends:
+                raise self._deleted(topic_partition, commit_tag.before, "commit tags of earlier batches are missing")
+            commit_tag = appends[-1].commit_tag
         return (commit_tag.began, end) if commit_tag.batch == self._batch else (end, end)
 
-    def _scan_range(self, partition_key: PartitionKey, begin: int, end: int) -> ScanRange:
-        key = (*partition_key, begin, end)
+    def _scan_range(self, topic_partition: TopicPartition, begin: int, end: int) -> ScanRange:
+        key = (*topic_partition, begin, end)
         if key not in self._scan_ranges:
-            self._scan_ranges[key] = self._patiently(lambda: self._read_whole(partition_key, begin, end))
+            self._scan_ranges[key] = self._patiently(lambda: self._read_whole(topic_partition, begin, end))
         return self._scan_ranges[key]
 
-    def _read_whole(self, partition_key: PartitionKey, begin: int, end: int) -> ScanRange:
-        chunks: list[SinkAppend] = []
+    def _read_whole(self, topic_partition: TopicPartition, begin: int, end: int) -> ScanRange:
+        appends: list[SinkAppend] = []
         at, is_whole = begin, True
-        for logged in self._log.read(*partition_key, begin, end) if begin < end else ():
+        for logged in self._log.read(*topic_partition, begin, end) if begin < end else ():
             is_whole &= logged.is_whole and logged.base_offset <= at
             at = logged.next_offset
-            chunks += self._own_appends((logged,), begin, end)
-        return ScanRange(tuple(chunks), is_whole and at >= end)
+            appends += self._own_appends((logged,), begin, end)
+        return ScanRange(tuple(appends), is_whole and at >= end)
 
-    def _read(self, partition_key: PartitionKey, begin: int, end: int) -> Iterator[SinkAppend]:
+    def _read(self, topic_partition: TopicPartition, begin: int, end: int) -> Iterator[SinkAppend]:
         if begin < end:
-            yield from self._own_appends(self._log.read(*partition_key, begin, end), begin, end)
+            yield from self._own_appends(self._log.read(*topic_partition, begin, end), begin, end)
 
     def _own_appends(self, batches: Iterable[Any], begin: int, end: int) -> Iterator[SinkAppend]:
         for logged in batches:
@@ -580,27 +580,27 @@ class Task:
             if commit_tag is not None and logged.next_offset > begin and logged.base_offset < end:
                 yield SinkAppend(commit_tag, logged.next_offset, tuple(map(digest_of, logged.bodies)))
 
-    def _absorb(self, partition_key: PartitionKey, chunk: SinkAppend, *, before_the_read: bool = False) -> None:
+    def _absorb(self, topic_partition: TopicPartition, append: SinkAppend, *, before_the_read: bool = False) -> None:
         """Account for an append of this sink that was just read."""
-        commit_tag, partition = chunk.commit_tag, self._partitions[partition_key]
-        self._refuse_other_query(partition_key, commit_tag)
+        commit_tag, partition = append.commit_tag, self._partitions[topic_partition]
+        self._refuse_other_query(topic_partition, commit_tag)
         if commit_tag.batch != self._batch:
-            raise self._other_batch(partition_key, commit_tag)
-        if commit_tag.over != self._over[partition_key[0]]:
-            if partition_key[0] not in self._counted and not self._behind:
-                self._only(partition_key[0], {commit_tag.over, self._over[partition_key[0]]})
-            self._mixed.add(partition_key[0])
+            raise self._other_batch(topic_partition, commit_tag)
+        if commit_tag.over != self._over[topic_partition[0]]:
+            if topic_partition[0] not in self._count_checked and not self._complete:
+                self._only(topic_partition[0], {commit_tag.over, self._over[topic_partition[0]]})
+            self._mixed.add(topic_partition[0])
         self._rearranged |= commit_tag.arranged != self._plan.arranged
         same_run = commit_tag.run == self._probed.run
         if before_the_read:
             partition.begun = True
         elif not same_run:
-            partition.seen = None
-        elif partition.seen is not None:
-            partition.seen[commit_tag.task] = partition.seen.get(commit_tag.task, 0) + 1
+            partition.task_appends = None
+        elif partition.task_appends is not None:
+            partition.task_appends[commit_tag.task] = partition.task_appends.get(commit_tag.task, 0) + 1
         if self._plan.arranged:
             if same_run and commit_tag.task != self._task:
-                raise self._not_arranged(partition_key, commit_tag.task)
+                raise self._not_arranged(topic_partition, commit_tag.task)
             origin = _OWN
         elif same_run:
             if commit_tag.task != self._task:
@@ -609,27 +609,27 @@ class Task:
         else:
             origin = _SAME_NUMBER if commit_tag.task == self._task else _FOREIGN
             partition.numbers.add(commit_tag.task)
-        self._pool(partition, chunk, origin)
+        self._pool(partition, append, origin)
 
-    def _pool(self, partition: _Partition, chunk: SinkAppend, origin: int) -> None:
+    def _pool(self, partition: _Partition, append: SinkAppend, origin: int) -> None:
         """Add an append to the pool."""
-        commit_tag = chunk.commit_tag
+        commit_tag = append.commit_tag
         number = self._numbered.setdefault((commit_tag.run, commit_tag.task), len(self._groups))
         if number == len(self._groups):
             self._groups.append(_Group(commit_tag.run, commit_tag.task, origin))
         group = self._groups[number]
-        group.size += len(chunk.digests)
-        group.doubtful |= commit_tag.doubtful
-        partition.there.add(chunk.digests, number)
+        group.size += len(append.digests)
+        group.has_unmatched |= commit_tag.has_unmatched
+        partition.there.add(append.digests, number)
         if origin == _FOREIGN:
-            self._left_foreign += len(chunk.digests)
+            self._left_foreign += len(append.digests)
             if self._others is not None:
-                self._others.update(chunk.digests)
+                self._others.update(append.digests)
         else:
-            self._left += len(chunk.digests)
+            self._left += len(append.digests)
 
-    def _commit_tag_at(self, partition_key: PartitionKey, end: int) -> CommitTag | None:
-        return own_commit_tag(self._patiently(lambda: self._log.tail(*partition_key, end)), self._plan.sink)
+    def _commit_tag_at(self, topic_partition: TopicPartition, end: int) -> CommitTag | None:
+        return own_commit_tag(self._patiently(lambda: self._log.last_batch(*topic_partition, end)), self._plan.sink)
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
@@ -637,7 +637,7 @@ class Task:
         """The partition count for partitioning rows."""
         return self._over[topic]
 
-    def own(self, topic: str) -> int:
+    def default_partition(self, topic: str) -> int:
         """The partition of this task's rows without key and partition."""
         return (self._task + self._batch) % self._over[topic]
 
@@ -659,48 +659,48 @@ class Task:
         self._progress_at = self._appended_at = self._clock.now()
         if self._buffered is not None:
             self._buffered = [
-                (partition_key, self._missing(partition_key, rows)) for partition_key, rows in self._buffered
+                (topic_partition, self._missing(topic_partition, rows)) for topic_partition, rows in self._buffered
             ]
-            self._judge_unmatched(early=True)
+            self._check_unmatched(early=True)
             self._release()
         while any(p.flight or p.queue for p in self._partitions.values()):
             self._pump(flush=True)
             if any(p.flight or p.queue for p in self._partitions.values()):
                 self._wait()
-        self._judge_unmatched(early=False)
+        self._check_unmatched(early=False)
         return Outcome(
             self._task,
             self._rows,
             self._appended,
             self._found,
-            self._chunks,
+            self._appends,
             self._refused,
             {
-                partition_key: Written(partition.found, partition.appended, partition.first, partition.end)
-                for partition_key, partition in self._partitions.items()
+                topic_partition: Written(partition.found, partition.appended, partition.first, partition.end)
+                for topic_partition, partition in self._partitions.items()
                 if partition.found or partition.appended
             },
             self._met(),
             self._begun() if self._plan.arranged else frozenset(),
         )
 
-    def _begun(self) -> frozenset[PartitionKey]:
+    def _begun(self) -> frozenset[TopicPartition]:
         return frozenset(
-            partition_key
-            for partition_key, partition in self._partitions.items()
-            if partition.begun or self._last_batch(partition_key) == self._batch
+            topic_partition
+            for topic_partition, partition in self._partitions.items()
+            if partition.begun or self._last_batch_number(topic_partition) == self._batch
         )
 
-    def _last_batch(self, partition_key: PartitionKey) -> int:
-        observation = self._probed.observations.get(partition_key)
+    def _last_batch_number(self, topic_partition: TopicPartition) -> int:
+        observation = self._probed.observations.get(topic_partition)
         return -1 if observation is None or observation.last is None else observation.last.batch
 
     def _met(self) -> Met | None:
-        partition_keys = {}
-        for partition_key, partition in self._partitions.items():
+        partitions = {}
+        for topic_partition, partition in self._partitions.items():
             if partition.numbers:
                 left = [d * n for d, group, n in partition.there.left() if self._groups[group].origin == _SAME_NUMBER]
-                partition_keys[partition_key] = ObservedPartition(
+                partitions[topic_partition] = ObservedPartition(
                     partition.began,
                     partition.limit,
                     partition.end,
@@ -708,16 +708,16 @@ class Task:
                     bytes(partition.foreign),
                     b"".join(left),
                 )
-        if not partition_keys:
+        if not partitions:
             return None
-        loose = frozenset(self._over) if self._behind else frozenset(self._mixed)
-        counted = frozenset(self._counted)
+        loose = frozenset(self._over) if self._complete else frozenset(self._mixed)
+        count_checked = frozenset(self._count_checked)
         over = dict(self._over)
-        return Met(self._query, self._probed.run, self._batch, self._behind, loose, over, counted, partition_keys)
+        return Met(self._query, self._probed.run, self._batch, self._complete, loose, over, count_checked, partitions)
 
     # --- rows in the log that the input lacks ----------------------------------------------------------------------
 
-    def _judge_unmatched(self, *, early: bool) -> None:
+    def _check_unmatched(self, *, early: bool) -> None:
         """Decide about rows in the log under this task's number that the task lacks. `early`: this attempt appended
         nothing.
 
@@ -725,16 +725,16 @@ class Task:
         keeps rows of changed data out of the log."""
         if not self._left or (self._plan.arranged and self._mixed):
             return  # with `_mixed`, rows of other tasks were read too
-        for partition_key, partition in self._partitions.items():
-            own = partition.there.count(self._groups, _OWN)
-            if own and (partition.fed or not self._plan.arranged):
-                raise self._other_rows(partition_key, own)
-        if not self._plan.arranged and not self._behind:
+        for topic_partition, partition in self._partitions.items():
+            ours = partition.there.count(self._groups, _OWN)
+            if ours and (partition.fed or not self._plan.arranged):
+                raise self._other_rows(topic_partition, ours)
+        if not self._plan.arranged and not self._complete:
             if self._refuses(early=early):
-                for partition_key, partition in self._partitions.items():
+                for topic_partition, partition in self._partitions.items():
                     if left := partition.there.count(self._groups, _SAME_NUMBER):
-                        raise self._other_rows(partition_key, left)
-            self._in_doubt = True
+                        raise self._other_rows(topic_partition, left)
+            self._has_unmatched = True
 
     def _refuses(self, *, early: bool) -> bool:
         stated = self._plan.unmatched
@@ -754,20 +754,20 @@ class Task:
         if self._found:
             return False
         # No match: when the batch began, this task may have had another number and written nothing.
-        return any(group.doubtful for group in groups) or (self._all_have_written() and self._keys_are_the_same())
+        return any(group.has_unmatched for group in groups) or (self._all_have_written() and self._keys_are_the_same())
 
     def _all_have_written(self) -> bool:
         """A run has appends of every task number of the earlier batches, so one of them is this task's."""
         before: set[int] = set()
-        for partition_key, partition in self._partitions.items():
+        for topic_partition, partition in self._partitions.items():
             began = partition.began
             for _ in range(_BATCHES_BACK):
-                commit_tag = self._commit_tag_at(partition_key, began)
+                commit_tag = self._commit_tag_at(topic_partition, began)
                 if commit_tag is None or commit_tag.batch >= self._batch or commit_tag.arranged:
                     break
-                if commit_tag.seen is None:
+                if commit_tag.task_appends is None:
                     return False  # unknown
-                before |= {commit_tag.task, *commit_tag.seen}
+                before |= {commit_tag.task, *commit_tag.task_appends}
                 began = commit_tag.began
         runs: dict[str, set[int]] = {}
         for group in self._groups:
@@ -777,57 +777,57 @@ class Task:
     def _keys_are_the_same(self) -> bool:
         """The task has at least as many rows of each key as the log under its number. A changed query mostly changes
         values; another source partition has other keys."""
-        own = Counter(self._framing.key(body) for _, rows in self._buffered or () for body in rows.bodies.to_pylist())
-        for partition_key, partition in self._partitions.items():
-            own.subtract(self._patiently(lambda at=partition_key, part=partition: self._keys_at(at, part)))  # type: ignore[misc]
-        return min(own.values(), default=0) >= 0
+        keys = Counter(self._framing.key(body) for _, rows in self._buffered or () for body in rows.bodies.to_pylist())
+        for topic_partition, partition in self._partitions.items():
+            keys.subtract(self._patiently(lambda at=topic_partition, part=partition: self._keys_at(at, part)))  # type: ignore[misc]
+        return min(keys.values(), default=0) >= 0
 
-    def _keys_at(self, partition_key: PartitionKey, partition: _Partition) -> Counter[bytes | None]:
+    def _keys_at(self, topic_partition: TopicPartition, partition: _Partition) -> Counter[bytes | None]:
         """Keys of the rows that other runs appended under this task's number."""
         found: Counter[bytes | None] = Counter()
         if self._task in partition.numbers:
-            for logged in self._log.read(*partition_key, partition.began, partition.end):
+            for logged in self._log.read(*topic_partition, partition.began, partition.end):
                 commit_tag = own_commit_tag(logged, self._plan.sink)
                 if commit_tag is not None and (commit_tag.batch, commit_tag.task) == (self._batch, self._task):
                     found.update(map(self._framing.key, logged.bodies))
         return found
 
-    def _take(self, partition_key: PartitionKey, rows: _Rows) -> None:
-        if partition_key not in self._partitions:
+    def _take(self, topic_partition: TopicPartition, rows: _Rows) -> None:
+        if topic_partition not in self._partitions:
             raise SinkError(
-                f"topic {partition_key[0]} has {self._over[partition_key[0]]} partitions, so a row cannot go to "
-                f"partition {partition_key[1]}"
+                f"topic {topic_partition[0]} has {self._over[topic_partition[0]]} partitions, so a row cannot go to "
+                f"partition {topic_partition[1]}"
             )
-        self._read_scan_range(partition_key)
-        self._partitions[partition_key].fed = True
-        rows = self._missing(partition_key, rows)
+        self._read_scan_range(topic_partition)
+        self._partitions[topic_partition].fed = True
+        rows = self._missing(topic_partition, rows)
         if self._buffered is None:
-            self._partitions[partition_key].put(rows)
+            self._partitions[topic_partition].put(rows)
             return
         # Buffer until all rows in the log are matched, so that other data under the same sink.id is detected before an
         # append. If other tasks wrote rows, any row may be one of theirs.
         if len(rows):
-            self._buffered.append((partition_key, rows))
+            self._buffered.append((topic_partition, rows))
             self._buffered_bytes += rows.bytes()
         if not (self._left or self._left_foreign) or self._buffered_bytes > self._plan.hold_bytes:
-            self._in_doubt |= self._left > 0
+            self._has_unmatched |= self._left > 0
             self._release()
 
     def _release(self) -> None:
         buffered, self._buffered = self._buffered or [], None
-        for partition_key, rows in buffered:
-            self._partitions[partition_key].put(self._missing(partition_key, rows))
+        for topic_partition, rows in buffered:
+            self._partitions[topic_partition].put(self._missing(topic_partition, rows))
 
-    def _missing(self, partition_key: PartitionKey, rows: _Rows) -> _Rows:
+    def _missing(self, topic_partition: TopicPartition, rows: _Rows) -> _Rows:
         """The rows that the log lacks. The others count as found."""
-        if not (self._left or self._left_foreign or self._behind or self._rearranged or self._compacted):
+        if not (self._left or self._left_foreign or self._complete or self._rearranged or self._compacted):
             return rows
         keep = [
-            self._is_missing(partition_key, body, rows, index) for index, body in enumerate(rows.bodies.to_pylist())
+            self._is_missing(topic_partition, body, rows, index) for index, body in enumerate(rows.bodies.to_pylist())
         ]
         return rows if all(keep) else rows.kept(keep)
 
-    def _is_missing(self, partition_key: PartitionKey, body: bytes, rows: _Rows, index: int) -> bool:
+    def _is_missing(self, topic_partition: TopicPartition, body: bytes, rows: _Rows, index: int) -> bool:
         digest = digest_of(body)
         explicit = rows.explicit is not None and bool(rows.explicit[index])
         if self._rearranged and self._framing.key(body) is None:
@@ -838,32 +838,32 @@ class Task:
             )
         by_value = explicit or self._plan.arranged or self._framing.key(body) is not None
         # A complete batch gets no appends, so the origin of a row is irrelevant.
-        most = _FOREIGN if by_value or self._behind else _SAME_NUMBER
-        if self._claim(partition_key, digest, most):
+        most = _FOREIGN if by_value or self._complete else _SAME_NUMBER
+        if self._claim(topic_partition, digest, most):
             return False
-        if (partition_key[0] in self._mixed and (self._plan.arranged or not explicit)) or (
-            self._behind and not by_value
+        if (topic_partition[0] in self._mixed and (self._plan.arranged or not explicit)) or (
+            self._complete and not by_value
         ):
             for other in self._partitions:
-                if other[0] == partition_key[0] and self._claim(other, digest, most):
+                if other[0] == topic_partition[0] and self._claim(other, digest, most):
                     return False
-        if not by_value and not self._behind:
+        if not by_value and not self._complete:
             self._spread = True
             if not self._plan.same_split and self._left_foreign and digest in self._of_others():
-                raise self._other_split(partition_key)
-        if partition_key in self._compacted or (partition_key[0] in self._mixed and self._compacted):
-            raise self._gone(partition_key)
-        if self._behind:
+                raise self._other_split(topic_partition)
+        if topic_partition in self._compacted or (topic_partition[0] in self._mixed and self._compacted):
+            raise self._compacted_away(topic_partition)
+        if self._complete:
             raise SinkError(
-                f"{partition_key[0]}-{partition_key[1]}: a row of batch {self._batch} is missing although the topic "
-                "has later batches: the checkpoint was restored from before later batches, and the "
+                f"{topic_partition[0]}-{topic_partition[1]}: a row of batch {self._batch} is missing although the "
+                "topic has later batches: the checkpoint was restored from before later batches, and the "
                 "source now gives other rows; nothing was appended (restore the newest checkpoint, "
                 "or write only the missing rows under a new sink.id)"
             )
         return True
 
-    def _claim(self, partition_key: PartitionKey, digest: bytes, most: int) -> bool:
-        partition = self._partitions[partition_key]
+    def _claim(self, topic_partition: TopicPartition, digest: bytes, most: int) -> bool:
+        partition = self._partitions[topic_partition]
         number = partition.there.take(digest, self._groups, most)
         if number is None:
             return False
@@ -896,35 +896,35 @@ class Task:
 
     def _pump(self, *, flush: bool) -> None:
         """Process responses and send appends."""
-        for partition_key, partition in self._partitions.items():
+        for topic_partition, partition in self._partitions.items():
             if partition.flight is not None and partition.flight.answer.done():
-                self._answered(partition_key, partition)
-        for topic in list(self._growing):
-            if not any(p.flight for partition_key, p in self._partitions.items() if partition_key[0] == topic):
-                self._grow(topic)
+                self._answered(topic_partition, partition)
+        for topic in list(self._expanding):
+            if not any(p.flight for topic_partition, p in self._partitions.items() if topic_partition[0] == topic):
+                self._repartition(topic)
         now = self._clock.now()
         full = self._waiting_bytes() > self._plan.buffer_bytes
-        partition_keys = list(self._partitions)
-        first = self._task % len(partition_keys)  # tasks that end together start at different partitions
-        for partition_key in partition_keys[first:] + partition_keys[:first]:
-            partition = self._partitions[partition_key]
+        partitions = list(self._partitions)
+        first = self._task % len(partitions)  # tasks that end together start at different partitions
+        for topic_partition in partitions[first:] + partitions[:first]:
+            partition = self._partitions[topic_partition]
             if partition.flight is not None or not partition.queue or partition.not_before > now:
                 continue
             enough = (
                 partition.queued_bytes >= self._plan.append_bytes_max
                 or partition.queued_rows >= self._plan.append_rows_max
             )
-            if (enough or flush or full) and partition_key[0] not in self._growing:
-                self._send(partition_key, partition)
+            if (enough or flush or full) and topic_partition[0] not in self._expanding:
+                self._send(topic_partition, partition)
 
-    def _send(self, partition_key: PartitionKey, partition: _Partition) -> None:
+    def _send(self, topic_partition: TopicPartition, partition: _Partition) -> None:
         if partition.rivals:
-            self._patiently(lambda: self._probe(partition_key, -1))
+            self._patiently(lambda: self._probe(topic_partition, -1))
             if not partition.queue:
                 return
         rows = self._cut(partition)
-        topic = partition_key[0]
-        seen = partition.seen
+        topic = topic_partition[0]
+        task_appends = partition.task_appends
         commit_tag = CommitTag(
             self._plan.sink,
             self._query,
@@ -932,25 +932,25 @@ class Task:
             self._batch,
             self._task,
             self._attempt,
-            partition.chunks,
+            partition.appends,
             partition.began,
             partition.before,
             self._over[topic],
             self._created_counts[topic],
             self._plan.arranged,
             self._probed.at,
-            dict(seen) if seen is not None and len(seen) <= SEEN_MAX else None,
-            self._in_doubt,
+            dict(task_appends) if task_appends is not None and len(task_appends) <= TASK_APPENDS_MAX else None,
+            self._has_unmatched,
         )
-        partition.chunks += 1
+        partition.appends += 1
         batch = self._framing.build(
             rows.bodies,
             commit_tag=commit_tag.encode(),
             expected=partition.end,
             now_ms=self._clock.time_ms(),
-            partition_count=self._over[topic] if topic in self._counted else None,
+            partition_count=self._over[topic] if topic in self._count_checked else None,
         )
-        partition.flight = _Flight(rows, partition.end, self._log.append(*partition_key, batch))
+        partition.flight = _Flight(rows, partition.end, self._log.append(*topic_partition, batch))
 
     def _cut(self, partition: _Partition) -> _Rows:
         pieces: list[_Rows] = []
@@ -974,7 +974,7 @@ class Task:
         partition.queued_rows -= len(rows)
         return rows
 
-    def _answered(self, partition_key: PartitionKey, partition: _Partition) -> None:
+    def _answered(self, topic_partition: TopicPartition, partition: _Partition) -> None:
         assert partition.flight is not None
         flight, partition.flight = partition.flight, None
         actual = -1
@@ -984,11 +984,11 @@ class Task:
             self._later(partition, str(error) or "no response to the append")
         else:
             if answer.code == 0:
-                self._landed(partition_key, partition, flight, answer)
+                self._acknowledged(topic_partition, partition, flight, answer)
                 return
-            refuse_final(partition_key, answer)
+            refuse_final(topic_partition, answer)
             if answer.code == INVALID_PARTITIONS:
-                self._growing.add(partition_key[0])
+                self._expanding.add(topic_partition[0])
             if answer.code == _POLICY_VIOLATION:
                 actual = answer.base_offset
                 self._refused += 1
@@ -998,75 +998,77 @@ class Task:
                 self._later(partition, f"error {answer.code} {answer.message or ''}")
         # Not appended, appended without a response, or still in flight: compare the log row by row.
         partition.put(flight.rows, front=True)
-        self._patiently(lambda: self._probe(partition_key, actual))
+        self._patiently(lambda: self._probe(topic_partition, actual))
 
-    def _landed(self, partition_key: PartitionKey, partition: _Partition, flight: _Flight, answer: Answer) -> None:
+    def _acknowledged(
+        self, topic_partition: TopicPartition, partition: _Partition, flight: _Flight, answer: Answer
+    ) -> None:
         if answer.base_offset != flight.expected:
             raise SinkError(
-                f"{partition_key[0]}-{partition_key[1]}: rows expected at offset {flight.expected} were appended "
+                f"{topic_partition[0]}-{topic_partition[1]}: rows expected at offset {flight.expected} were appended "
                 f"at {answer.base_offset}: nothing checked the append, so later rows may be in the "
                 f"topic twice (switch {CHECK} on, and set kafka.bootstrap.servers to the proxy)"
             )
         partition.end = flight.expected + len(flight.rows)
         partition.tries = 0
-        if partition.seen is not None:
-            partition.seen[self._task] = partition.seen.get(self._task, 0) + 1
+        if partition.task_appends is not None:
+            partition.task_appends[self._task] = partition.task_appends.get(self._task, 0) + 1
         self._appended += len(flight.rows)
         partition.appended += len(flight.rows)
         if partition.first < 0:
             partition.first = flight.expected
-        self._chunks += 1
+        self._appends += 1
         self._progress_at = self._appended_at = self._clock.now()
 
-    def _probe(self, partition_key: PartitionKey, actual: int) -> None:
+    def _probe(self, topic_partition: TopicPartition, actual: int) -> None:
         """Read from the known end to the log end, and remove the rows found there from the queue."""
-        partition = self._partitions[partition_key]
+        partition = self._partitions[topic_partition]
         end = actual
         if end < 0:
-            [(_, end)] = self._log.offsets(partition_key[0], [partition_key[1]]).values()
+            [(_, end)] = self._log.offsets(topic_partition[0], [topic_partition[1]]).values()
         if end < partition.end:
             # A new leader (temporary), or lost data.
             raise CannotReach(f"the log ends at {end}, before acknowledged records up to {partition.end}")
         if end == partition.end:
             partition.rivals = False
             return
-        if not self._nothing_new(partition_key, partition, end):
-            for chunk in list(self._read(partition_key, partition.end, end)):
-                self._absorb(partition_key, chunk)
-                partition.end = max(partition.end, chunk.next_offset)
+        if not self._nothing_new(topic_partition, partition, end):
+            for append in list(self._read(topic_partition, partition.end, end)):
+                self._absorb(topic_partition, append)
+                partition.end = max(partition.end, append.next_offset)
         partition.end = max(partition.end, end)
         self._progress_at = self._clock.now()
-        self._dedupe(partition_key)
+        self._dedupe(topic_partition)
 
-    def _nothing_new(self, partition_key: PartitionKey, partition: _Partition, end: int) -> bool:
-        """Whether `seen` of the last batch rules out unread appends that count for this task."""
-        if partition.seen is None or self._plan.arranged:
+    def _nothing_new(self, topic_partition: TopicPartition, partition: _Partition, end: int) -> bool:
+        """Whether `task_appends` of the last batch rules out unread appends that count for this task."""
+        if partition.task_appends is None or self._plan.arranged:
             return False
-        commit_tag = own_commit_tag(self._log.tail(*partition_key, end), self._plan.sink)
+        commit_tag = own_commit_tag(self._log.last_batch(*topic_partition, end), self._plan.sink)
         if (
             commit_tag is None
             or commit_tag.run != self._probed.run
             or commit_tag.batch != self._batch
-            or commit_tag.seen is None
+            or commit_tag.task_appends is None
         ):
             return False
-        if commit_tag.over != self._over[partition_key[0]]:
+        if commit_tag.over != self._over[topic_partition[0]]:
             return False
-        counts = dict(commit_tag.seen)
+        counts = dict(commit_tag.task_appends)
         counts[commit_tag.task] = counts.get(commit_tag.task, 0) + 1
-        if counts.get(self._task, 0) != partition.seen.get(self._task, 0):
+        if counts.get(self._task, 0) != partition.task_appends.get(self._task, 0):
             return False
-        partition.seen = counts
+        partition.task_appends = counts
         return True
 
-    def _dedupe(self, partition_key: PartitionKey) -> None:
+    def _dedupe(self, topic_partition: TopicPartition) -> None:
         """Remove rows from the queue that were just read."""
-        partition = self._partitions[partition_key]
+        partition = self._partitions[topic_partition]
         for rows in partition.take_all():
-            partition.put(self._missing(partition_key, rows))
+            partition.put(self._missing(topic_partition, rows))
 
-    def _grow(self, topic: str) -> None:
-        """Switch to the new partition count. Appends for the old count are in the log or will be refused: read all
+    def _repartition(self, topic: str) -> None:
+        """Adopt the new partition count. Appends for the old count are in the log or will be refused: read all
         partitions, then partition the remaining rows again."""
         count = self._patiently(lambda: self._log.partition_count(topic))
         if count <= self._over[topic]:
@@ -1078,23 +1080,23 @@ class Task:
                 "the rows were arranged (start the query again: rows already written are found, "
                 "and the others are placed by the new count)"
             )
-        self._counted.add(topic)
+        self._count_checked.add(topic)
         self._over[topic] = count
         self._mixed.add(topic)
         for partition, (start, _) in self._patiently(lambda: self._log.offsets(topic, range(count))).items():
             self._partitions.setdefault((topic, partition), _Partition(start, start, -1))
-        waiting: list[tuple[PartitionKey, _Rows]] = []
+        waiting: list[tuple[TopicPartition, _Rows]] = []
         for partition in range(count):
-            partition_key = (topic, partition)
-            self._patiently(lambda partition_key=partition_key: self._probe(partition_key, -1))  # type: ignore[misc]
-            waiting += [(partition_key, rows) for rows in self._partitions[partition_key].take_all()]
-        self._growing.discard(topic)
+            topic_partition = (topic, partition)
+            self._patiently(lambda topic_partition=topic_partition: self._probe(topic_partition, -1))  # type: ignore[misc]
+            waiting += [(topic_partition, rows) for rows in self._partitions[topic_partition].take_all()]
+        self._expanding.discard(topic)
         for old, rows in waiting:
             for partition, some in _by_partition(rows.bodies, self._replaced(old, rows), rows.explicit):
-                partition_key = (topic, partition)
-                self._partitions[partition_key].put(self._missing(partition_key, some))
+                topic_partition = (topic, partition)
+                self._partitions[topic_partition].put(self._missing(topic_partition, some))
 
-    def _replaced(self, old: PartitionKey, rows: _Rows) -> npt.NDArray[Any]:
+    def _replaced(self, old: TopicPartition, rows: _Rows) -> npt.NDArray[Any]:
         topic, partition = old
         found = []
         for index, body in enumerate(rows.bodies.to_pylist()):
@@ -1102,14 +1104,14 @@ class Task:
             if rows.explicit is not None and rows.explicit[index]:
                 found.append(partition)
             else:
-                found.append(self.own(topic) if key is None else murmur2(key, self._over[topic]))
+                found.append(self.default_partition(topic) if key is None else murmur2(key, self._over[topic]))
         return np.array(found, dtype=np.int32)
 
     # --- patience -------------------------------------------------------------------------------------------------
 
-    def _later(self, partition: _Partition, trouble: str, *, contended: bool = False) -> None:
+    def _later(self, partition: _Partition, problem: str, *, contended: bool = False) -> None:
         partition.tries += 1
-        self._trouble = trouble
+        self._last_error = problem
         pause, most = (
             (_CONTENTION_SECONDS, _CONTENTION_SECONDS_MAX) if contended else (_PAUSE_SECONDS, _PAUSE_SECONDS_MAX)
         )
@@ -1124,7 +1126,7 @@ class Task:
             try:
                 return probe()
             except CannotReach as error:
-                self._trouble = str(error)
+                self._last_error = str(error)
                 tries += 1
                 self._give_up_if_late()
                 self._clock.wait((), min(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS * 2**tries) * (0.5 + self._clock.random()))
@@ -1144,26 +1146,26 @@ class Task:
         if now - self._progress_at > patience or now - self._appended_at > _CONTENDED * patience:
             raise SinkError(
                 f"nothing could be appended for {self._plan.patience_seconds:g} s (option patience.seconds): "
-                f"{self._trouble} (fix the cause and start the write again: it continues where it "
+                f"{self._last_error} (fix the cause and start the write again: it continues where it "
                 "stopped)"
             )
 
     # --- refusals -------------------------------------------------------------------------------------------------
 
-    def _refuse_other_query(self, partition_key: PartitionKey, commit_tag: CommitTag) -> None:
+    def _refuse_other_query(self, topic_partition: TopicPartition, commit_tag: CommitTag) -> None:
         if commit_tag.query == self._query:
             return
-        who = f"streaming query {commit_tag.query}" if commit_tag.query else "a df.write"
+        writer = f"streaming query {commit_tag.query}" if commit_tag.query else "a df.write"
         me = f"streaming query {self._query}" if self._query else "a df.write"
         raise SinkError(
-            f"{partition_key[0]}-{partition_key[1]} has rows of sink.id {self._plan.sink!r} by {who}, and this "
+            f"{topic_partition[0]}-{topic_partition[1]} has rows of sink.id {self._plan.sink!r} by {writer}, and this "
             f"is {me}: the checkpoint was deleted or replaced, or two queries share the sink.id "
             "(restore its checkpoint, or use a new sink.id to append these rows after the existing "
             "ones)"
         )
 
-    def _other_batch(self, partition_key: PartitionKey, commit_tag: CommitTag) -> SinkError:
-        at = f"{partition_key[0]}-{partition_key[1]}"
+    def _other_batch(self, topic_partition: TopicPartition, commit_tag: CommitTag) -> SinkError:
+        at = f"{topic_partition[0]}-{topic_partition[1]}"
         if commit_tag.batch > self._batch:
             return SinkError(
                 f"{at}: batch {commit_tag.batch} of sink {self._plan.sink!r} appeared while batch {self._batch} "
@@ -1175,25 +1177,25 @@ class Task:
             f"of batch {self._batch}: two queries write under one sink.id (give each its own)"
         )
 
-    def _not_arranged(self, partition_key: PartitionKey, task: int) -> SinkError:
+    def _not_arranged(self, topic_partition: TopicPartition, task: int) -> SinkError:
         return SinkError(
-            f"{partition_key[0]}-{partition_key[1]} is written by tasks {task} and {self._task} of one write, "
+            f"{topic_partition[0]}-{topic_partition[1]} is written by tasks {task} and {self._task} of one write, "
             "although arranged=true: all rows of a partition must be in one task (use fencepost.spark.arrange "
             "as the last step before the write)"
         )
 
-    def _other_split(self, partition_key: PartitionKey) -> SinkError:
+    def _other_split(self, topic_partition: TopicPartition) -> SinkError:
         return SinkError(
             f"batch {self._batch} is partly written, and its rows without key and partition are "
             "split into tasks differently than before: another task wrote a row for "
-            f"{partition_key[0]}-{partition_key[1]} "
+            f"{topic_partition[0]}-{topic_partition[1]} "
             "(restore spark.sql.shuffle.partitions, the file split or the number of cores until "
             "this batch is done, then give rows a key or a partition, or use fencepost.spark.arrange "
             "with arranged=true; if only equal rows are in several tasks, set same.split=true; "
             f"{self._last_way_out()})"
         )
 
-    def _other_rows(self, partition_key: PartitionKey, count: int) -> SinkError:
+    def _other_rows(self, topic_partition: TopicPartition, count: int) -> SinkError:
         buffered = "; this task appended nothing" if self._buffered is not None else ""
         what = f"batch {self._batch}" if self._query else "this write"
         same = "" if self._spread else "if the same rows are in other tasks, set unmatched.rows=compare; "
@@ -1203,7 +1205,7 @@ class Task:
             else f"for another load use another sink.id; {same}see fencepost.spark.arrange"
         )
         return SinkError(
-            f"{partition_key[0]}-{partition_key[1]} has {count} rows of {what} of sink {self._plan.sink!r} (task "
+            f"{topic_partition[0]}-{topic_partition[1]} has {count} rows of {what} of sink {self._plan.sink!r} (task "
             f"{self._task}) that the data does not have now: the data changed, or its rows are "
             f"in other tasks{buffered} ({way})"
         )
@@ -1213,12 +1215,12 @@ class Task:
             return "as a last resort, another sink.id appends all rows again"
         return "as a last resort, a new sink.id with the same checkpoint appends this batch again"
 
-    def _refuse_deleted(self, partition_key: PartitionKey, begin: int, start: int) -> None:
+    def _refuse_deleted(self, topic_partition: TopicPartition, begin: int, start: int) -> None:
         if begin < start:
-            raise self._deleted(partition_key, start, f"rows of batch {self._batch} may have been there")
+            raise self._deleted(topic_partition, start, f"rows of batch {self._batch} may have been there")
 
-    def _deleted(self, partition_key: PartitionKey, start: int, why: str) -> SinkError:
-        if self._behind:
+    def _deleted(self, topic_partition: TopicPartition, start: int, why: str) -> SinkError:
+        if self._complete:
             way = "the checkpoint was restored from before later batches: restore the newest one"
         elif self._query:
             way = (
@@ -1228,24 +1230,24 @@ class Task:
         else:
             way = "a finished load needs nothing; to write all rows again, use another sink.id"
         return SinkError(
-            f"{partition_key[0]}-{partition_key[1]} has lost its records below offset {start}, and {why}: cannot "
+            f"{topic_partition[0]}-{topic_partition[1]} has lost its records below offset {start}, and {why}: cannot "
             f"determine which rows of batch {self._batch} were written ({way})"
         )
 
-    def _gone(self, partition_key: PartitionKey) -> SinkError:
+    def _compacted_away(self, topic_partition: TopicPartition) -> SinkError:
         what = f"batch {self._batch}" if self._query else "this write"
         return SinkError(
-            f"{partition_key[0]}-{partition_key[1]} was compacted since {what} of sink {self._plan.sink!r} began, "
+            f"{topic_partition[0]}-{topic_partition[1]} was compacted since {what} of sink {self._plan.sink!r} began, "
             "and a row is missing: if compaction removed it, appending it again would undo newer "
             f"values of its key (retry within min.compaction.lag.ms next time; "
             f"{'' if self._query else 'a finished load needs nothing; '}{self._last_way_out()})"
         )
 
 
-def refuse_final(partition_key: PartitionKey, answer: Answer) -> None:
+def refuse_final(topic_partition: TopicPartition, answer: Answer) -> None:
     """Raises SinkError for a permanent error."""
     stated = answer.message or ""
-    at = f"{partition_key[0]}-{partition_key[1]}"
+    at = f"{topic_partition[0]}-{topic_partition[1]}"
     if answer.code == _POLICY_VIOLATION:
         if "OFFSET_VIOLATION" in stated:
             raise SinkError(
@@ -1254,7 +1256,7 @@ def refuse_final(partition_key: PartitionKey, answer: Answer) -> None:
             )
         if stated and "OFFSET_MISMATCH" not in stated and "PREDECESSOR_FAILED" not in stated:
             raise SinkError(f"{at}: {stated}")
-    elif answer.code not in _PASSING and answer.code != INVALID_PARTITIONS:
+    elif answer.code not in _RETRIABLE and answer.code != INVALID_PARTITIONS:
         raise SinkError(f"{at}: Kafka error {answer.code}: {_MEANINGS.get(answer.code, 'refused')} {stated}".rstrip())
 
 
@@ -1301,5 +1303,5 @@ def _by_partition(
 ) -> Iterator[tuple[int, _Rows]]:
     """Rows of each partition, in order."""
     marked = None if explicit is None else np.asarray(explicit, dtype=bool)
-    for partition, own, which in split(bodies, partitions):
-        yield partition, _Rows(own, None if marked is None else marked[which])
+    for partition, chosen, which in split(bodies, partitions):
+        yield partition, _Rows(chosen, None if marked is None else marked[which])

@@ -42,7 +42,7 @@ examples:
       check while this proxy runs: its own ports being in use is not a failure
 
   fencepost check --bootstrap-server kafka-1:9092 --json
-      print {"result": "ok", "findings": [{"group": …, "what": …, "state": …, "said": …, "todo": …}]}
+      print {"result": "ok", "findings": [{"group": …, "what": …, "state": …, "reported": …, "todo": …}]}
 
 sample output:
   Kafka
@@ -113,7 +113,13 @@ def _report(args: argparse.Namespace, found: Sequence[Finding]) -> None:
     worst = any(each.state is State.FAILED for each in found)
     if args.json:
         rows = [
-            {"group": each.group, "what": each.what, "state": each.state.value, "said": each.stated, "todo": each.todo}
+            {
+                "group": each.group,
+                "what": each.what,
+                "state": each.state.value,
+                "reported": each.stated,
+                "todo": each.todo,
+            }
             for each in found
         ]
         print(json.dumps({"result": "failed" if worst else "ok", "findings": rows}, indent=2))

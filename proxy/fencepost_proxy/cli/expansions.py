@@ -225,7 +225,7 @@ def reported(found: _Rows, now: float) -> str:
                 each["topic"],
                 _history(each),
                 _when(each["at_ms"]),
-                "-" if each.get("held_ms") is None else f"{each['held_ms'] / 1000:.3f} s",
+                "-" if each.get("blocked_ms") is None else f"{each['blocked_ms'] / 1000:.3f} s",
                 "UNORDERED" if each["state"] == "unordered" else _thresholds(each["thresholds"]),
             )
             for each in ended

@@ -12,11 +12,11 @@ from fencepost_proxy.cli.expansions import reported as expansions_text
 from fencepost_proxy.cli.status_client import add_status, painted, show, status_page
 from fencepost_proxy.cli.tables import duration, printable, table
 
-_HEALTHY: Final = ("well", "attention")
+_HEALTHY: Final = ("healthy", "warning")
 _DECISIONS: Final = {
-    "well": ("good", "✓ Healthy"),
-    "attention": ("warn", "△ Serving, with warnings"),
-    "trouble": ("bad", "✕ Serving, but degraded"),
+    "healthy": ("good", "✓ Healthy"),
+    "warning": ("warn", "△ Serving, with warnings"),
+    "degraded": ("bad", "✕ Serving, but degraded"),
     "not_ready": ("bad", "✕ Not ready: do not route clients to this proxy"),
 }
 

@@ -24,7 +24,7 @@ from fencepost_proxy.types import Address, TopicPartition
 
 if TYPE_CHECKING:
     from fencepost_proxy.net.control import ControlClient
-    from fencepost_proxy.transactions.watching import Watching
+    from fencepost_proxy.transactions.watching import TransactionMonitor
 
 _FOUND, _UNKNOWN = 1, 2
 _NOT_COORDINATOR: Final = 16
@@ -181,7 +181,7 @@ async def _probe(args: argparse.Namespace, control: ControlClient) -> dict[str, 
 
     pace = Pace(args.partitions_per_second, round_seconds=1.0, sweep_seconds=86_400.0)
     watch = TransactionWatch(control, pace, spawn)
-    done: Callable[[Watching], bool] = _listed if args.what == "list" else _decided
+    done: Callable[[TransactionMonitor], bool] = _listed if args.what == "list" else _decided
     deadline = time.monotonic() + _LIST_SECONDS
     while not done(watch.watching) and time.monotonic() < deadline:
         watch.query()
@@ -197,11 +197,11 @@ async def _probe(args: argparse.Namespace, control: ControlClient) -> dict[str, 
     return report
 
 
-def _listed(watching: Watching) -> bool:
-    return watching.rounds > 0 and watching.counted
+def _listed(watching: TransactionMonitor) -> bool:
+    return watching.rounds > 0 and watching.all_ids_listed
 
 
-def _decided(watching: Watching) -> bool:
+def _decided(watching: TransactionMonitor) -> bool:
     return watching.rounds > 1 and watching.sweeps > 0 and not watching.undecided
 
 
@@ -234,10 +234,10 @@ async def _describe(args: argparse.Namespace, control: ControlClient) -> int:
     if found is None:
         raise ConfigError(f"transactional id {args.id} not found, or DESCRIBE on it is denied")
     leaders = await queries.query(FindLeaders())
-    places: list[dict[str, Any]] = []
+    partitions: list[dict[str, Any]] = []
     led_here = {node_id: each for node_id, each in leaders.by_node.items() if node_id in control.brokers}  # type: ignore[union-attr]
     # Partitions without a leader: no marker can be written.
-    places += [{**_name(each), "leader": None} for each in found.partitions.difference(*led_here.values())]
+    partitions += [{**_name(each), "leader": None} for each in found.partitions.difference(*led_here.values())]
     for node_id, led in led_here.items():
         here = tuple(each for each in led if each in found.partitions)
         if not here:
@@ -245,25 +245,27 @@ async def _describe(args: argparse.Namespace, control: ControlClient) -> int:
         try:
             probes = await queries.query(ProbePartitions(node_id, here))
         except UpstreamUnavailable as error:
-            places += [{**_name(each), "leader": node_id, "problem": str(error)} for each in here]
+            partitions += [{**_name(each), "leader": node_id, "problem": str(error)} for each in here]
             continue
         for partition, probe in probes.found.items():  # type: ignore[union-attr]
-            place: dict[str, Any] = {**_name(partition), "leader": node_id}
+            entry: dict[str, Any] = {**_name(partition), "leader": node_id}
             if isinstance(probe, PartitionProbe):
                 mine = [each.start_offset for each in probe.open if each.producer_id == found.producer_id]
-                place |= {
+                entry |= {
                     "start_offset": mine[0] if mine else None,
                     "last_stable_offset": probe.last_stable_offset,
                     "high_watermark": probe.high_watermark,
                 }
             else:
-                place |= {"error_code": probe}
-            places.append(place)
+                entry |= {"error_code": probe}
+            partitions.append(entry)
     # The coordinator reports the start time of the last transaction even after its end.
     age = (time.time() * 1000 - found.started_at_ms) / 1000 if found.state in OPEN_STATES else None
     if args.json:
         fields: dict[str, Any] = {key: value for key, value in asdict(found).items() if key != "partitions"}
-        print(json.dumps({**fields, "coordinator": coordinator, "age_seconds": age, "partitions": places}, indent=2))
+        print(
+            json.dumps({**fields, "coordinator": coordinator, "age_seconds": age, "partitions": partitions}, indent=2)
+        )
         return 0
     print(f"transactional id   {printable(found.transactional_id)}")
     print(f"state              {found.state}")
@@ -271,14 +273,14 @@ async def _describe(args: argparse.Namespace, control: ControlClient) -> int:
     print(f"producer           {found.producer_id}, epoch {found.producer_epoch}")
     print(f"timeout            {duration(found.timeout_ms / 1000)}")
     print(f"open for           {'-' if age is None else duration(age)}")
-    if places:
+    if partitions:
         print()
         print(
             table(
                 ("PARTITION", "LEADER", "FROM OFFSET", "LSO", "HIGH WATERMARK"),
                 [
-                    (f"{each['topic']}-{each['partition']}", *_place(each))
-                    for each in sorted(places, key=lambda each: (each["topic"], each["partition"]))
+                    (f"{each['topic']}-{each['partition']}", *_columns(each))
+                    for each in sorted(partitions, key=lambda each: (each["topic"], each["partition"]))
                 ],
             )
         )
@@ -289,19 +291,19 @@ def _name(partition: TopicPartition) -> dict[str, Any]:
     return {"topic": partition.topic, "partition": partition.partition}
 
 
-def _place(place: Mapping[str, Any]) -> tuple[object, ...]:
-    if place["leader"] is None:
+def _columns(entry: Mapping[str, Any]) -> tuple[object, ...]:
+    if entry["leader"] is None:
         return "none", "-", "-", "-"
-    if "problem" in place:
-        return place["leader"], "-", "no response", "-"
-    if "error_code" in place:
-        return place["leader"], "-", f"error {place['error_code']}", "-"
-    start = place["start_offset"]
+    if "problem" in entry:
+        return entry["leader"], "-", "no response", "-"
+    if "error_code" in entry:
+        return entry["leader"], "-", f"error {entry['error_code']}", "-"
+    start = entry["start_offset"]
     return (
-        place["leader"],
+        entry["leader"],
         "nothing written" if start is None else start,
-        place["last_stable_offset"],
-        place["high_watermark"],
+        entry["last_stable_offset"],
+        entry["high_watermark"],
     )
 
 

@@ -30,17 +30,17 @@ _IN_THE_FILE: Final = {"topic_patterns": "topics"}
 _UNITS: Final = (("_bytes_max", "bytes"), ("_per_second", "per second"), ("_seconds", "seconds"))
 
 
-class Slips(ValueError):
+class InvalidValue(ValueError):
     """Errors in a value: for each, the path within the value (empty: the whole value) and a message."""
 
-    def __init__(self, *slips: tuple[Parts, str]) -> None:
-        super().__init__("; ".join(text for _, text in slips))
-        self.slips = slips
+    def __init__(self, *problems: tuple[Parts, str]) -> None:
+        super().__init__("; ".join(text for _, text in problems))
+        self.problems = problems
 
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """Type of a key. `read` converts a TOML value to the field's value, and raises Slips.
+    """Type of a key. `read` converts a TOML value to the field's value, and raises InvalidValue.
 
     `from_text` converts the text of an environment variable to a TOML value. `read` refuses what it cannot convert.
     """
@@ -106,10 +106,10 @@ class Key:
         return None if holder is None else getattr(holder, self.field_name)
 
     def read(self, value: object, check_topic_config: CheckTopicConfig | None) -> Any:
-        """The field's value. Raises Slips."""
+        """The field's value. Raises InvalidValue."""
         read = self.kind.read(value, check_topic_config)
         if isinstance(read, int | float) and (problem := out_of_range(self.meaning, read)) is not None:
-            raise Slips(((), problem))
+            raise InvalidValue(((), problem))
         return read
 
 
@@ -146,8 +146,8 @@ def shown(value: object) -> str:
 # --- kinds ------------------------------------------------------------------------------------------------------------
 
 
-def _fail(text: str) -> Slips:
-    return Slips(((), text))
+def _fail(text: str) -> InvalidValue:
+    return InvalidValue(((), text))
 
 
 def _text(value: object, _: CheckTopicConfig | None = None) -> str:
@@ -187,7 +187,7 @@ def _path(value: object, _: CheckTopicConfig | None) -> Path:
 def _address(value: object, _: CheckTopicConfig | None = None) -> Address:
     try:
         return Address.parse(_text(value))
-    except Slips:
+    except InvalidValue:
         raise
     except ValueError as error:
         raise _fail(str(error)) from error
@@ -219,7 +219,7 @@ def _meant(value: object, choices: tuple[str, ...]) -> str:
 
 
 def table(parts: Parts, value: object) -> Mapping[str, object]:
-    """Raises Slips."""
+    """Raises InvalidValue."""
     if not isinstance(value, dict):
         raise _fail(f"must be a table ([{dotted(parts)}]), not {shown(value)}")
     return value
@@ -227,39 +227,39 @@ def table(parts: Parts, value: object) -> Mapping[str, object]:
 
 def _broker_ports(value: object, _: CheckTopicConfig | None) -> Mapping[NodeId, int]:
     ports: dict[NodeId, int] = {}
-    slips: list[tuple[Parts, str]] = []
+    problems: list[tuple[Parts, str]] = []
     for node, port in table(("broker_ports",), value).items():
         if not node.isascii() or not node.isdigit():
-            slips.append(((node,), "the key must be a broker id, for example 1 = 19093"))
+            problems.append(((node,), "the key must be a broker id, for example 1 = 19093"))
         elif isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= _PORT_MAX:
-            slips.append(((node,), f"must be a port from 1 to {_PORT_MAX}, not {shown(port)}"))
+            problems.append(((node,), f"must be a port from 1 to {_PORT_MAX}, not {shown(port)}"))
         else:
             ports[NodeId(int(node))] = port
-    if slips:
-        raise Slips(*slips)
+    if problems:
+        raise InvalidValue(*problems)
     return MappingProxyType(ports)
 
 
 def _topic_configs(parts: Parts) -> Callable[[object, CheckTopicConfig | None], Mapping[str, str]]:
     def read(value: object, check: CheckTopicConfig | None) -> Mapping[str, str]:
         configs: dict[str, str] = {}
-        slips: list[tuple[Parts, str]] = []
+        problems: list[tuple[Parts, str]] = []
         for name, setting in table(parts, value).items():
             # TOML may have true without quotes; Kafka's configs are text.
             text = str(setting).lower() if isinstance(setting, bool) else setting
             canonical = name if name.startswith(_CONFIG_PREFIX) else _CONFIG_PREFIX + name
             if isinstance(setting, dict):
-                slips.append(((name,), f'a config name with dots needs quotes: "{name}.…" = "…"'))
+                problems.append(((name,), f'a config name with dots needs quotes: "{name}.…" = "…"'))
             elif not isinstance(text, str) or not text:
-                slips.append(((name,), f"must be a text that is not empty, not {shown(setting)}"))
+                problems.append(((name,), f"must be a text that is not empty, not {shown(setting)}"))
             elif check is not None and (problem := check(name, text)) is not None:
-                slips.append(((name,), problem))
+                problems.append(((name,), problem))
             elif canonical in configs:
-                slips.append(((name,), f"is given twice, with and without {_CONFIG_PREFIX!r}"))
+                problems.append(((name,), f"is given twice, with and without {_CONFIG_PREFIX!r}"))
             else:
                 configs[canonical] = text
-        if slips:
-            raise Slips(*slips)
+        if problems:
+            raise InvalidValue(*problems)
         return MappingProxyType(configs)
 
     return read
@@ -267,14 +267,14 @@ def _topic_configs(parts: Parts) -> Callable[[object, CheckTopicConfig | None], 
 
 def _topics(value: object, check: CheckTopicConfig | None) -> tuple[TopicPattern, ...]:
     patterns: list[TopicPattern] = []
-    slips: list[tuple[Parts, str]] = []
+    problems: list[tuple[Parts, str]] = []
     for glob, configs in table(("topics",), value).items():
         try:
             patterns.append(TopicPattern(glob, _topic_configs(("topics", glob))(configs, check)))
-        except Slips as wrong:
-            slips.extend(((glob, *where), text) for where, text in wrong.slips)
-    if slips:
-        raise Slips(*slips)
+        except InvalidValue as wrong:
+            problems.extend(((glob, *where), text) for where, text in wrong.problems)
+    if problems:
+        raise InvalidValue(*problems)
     return tuple(patterns)
 
 

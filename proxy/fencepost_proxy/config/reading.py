@@ -24,9 +24,9 @@ from fencepost_proxy.config.keys import (
     SHOWN,
     TABLES,
     CheckTopicConfig,
+    InvalidValue,
     Key,
     Parts,
-    Slips,
     Table,
     dotted,
     table,
@@ -268,9 +268,9 @@ class _Reader:
             origins[key.name] = layer.where(key.parts)
             try:
                 values[key.table][key.field_name] = key.read(layer.value(key.parts), self._check_topic_config)
-            except Slips as wrong:
-                for inside, text in wrong.slips:
-                    self._fail(layer, (*key.parts, *inside), text)
+            except InvalidValue as wrong:
+                for path, text in wrong.problems:
+                    self._fail(layer, (*key.parts, *path), text)
         top = values[""]
         for name in TABLES:
             found = self._table(name, values[name])
@@ -291,7 +291,7 @@ class _Reader:
                 if name in TABLES:
                     try:
                         inner = table((name,), value)
-                    except Slips as wrong:
+                    except InvalidValue as wrong:
                         self._fail(layer, (name,), str(wrong))
                         continue
                     known = [each.name for each in fields(TABLES[name].holds)]

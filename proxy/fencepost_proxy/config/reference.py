@@ -53,16 +53,16 @@ def toml(value: Any) -> str:
     return f"[{', '.join(map(toml, value))}]"
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """For JSON."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
+        return {str(name): json_value(each) for name, each in value.items()}
     if isinstance(value, tuple) and not isinstance(value, Address):
         if value and isinstance(value[0], TopicPattern):
-            return {each.glob: plain(each.configs) for each in value}
-        return [plain(each) for each in value]
+            return {each.glob: json_value(each.configs) for each in value}
+        return [json_value(each) for each in value]
     return str(value)
 
 
@@ -353,11 +353,11 @@ def markdown() -> str:
         option = f" Option `{key.option}`." if key.option else ""
         cells = (f"`{name}`{' ↻' if key.live else ''}", _code(type_of(key)), _code(default_of(key)))
         lines.append(f"| {' | '.join(cells)} | {_cell(_sentence(key.doc) + option)} |")
-    return "\n".join([*lines, "", _TOPICS_NOTE])
+    return "\n".join([*lines, "", _TOPICS_EXAMPLE])
 
 
 _COLUMNS: Final = ["| key | type | default | meaning |", "|---|---|---|---|"]
-_TOPICS_NOTE: Final = """\
+_TOPICS_EXAMPLE: Final = """\
 ```toml
 [topics."orders-*"]                          # the first matching pattern applies alone
 "fencepost.check.expected.offsets" = "required"        # names with dots need quotes
@@ -401,7 +401,12 @@ def show(loaded: Loaded, *, changed: bool = False) -> str:
 
 def as_json(loaded: Loaded, *, changed: bool = False) -> str:
     rows = [
-        {"key": key.name, "value": plain(key.of(loaded.config)), "from": loaded.origin(key.name), "reloads": key.live}
+        {
+            "key": key.name,
+            "value": json_value(key.of(loaded.config)),
+            "from": loaded.origin(key.name),
+            "reloads": key.live,
+        }
         for key in SHOWN
         if not changed or key.name in loaded.origins
     ]

@@ -262,10 +262,10 @@ class KafkaCluster:
         id_file = self._data / _CLUSTER_ID_FILE
         if id_file.exists():
             self._cluster_id = id_file.read_text("ascii").strip()
-            held = sum(1 for _ in self._data.glob("node-*"))
-            if held != self._brokers:
+            existing = sum(1 for _ in self._data.glob("node-*"))
+            if existing != self._brokers:
                 # Fewer would leave partitions without leaders; more would change the controller quorum.
-                raise ClusterError(f"{self._data} contains a cluster of {held} brokers, not {self._brokers}")
+                raise ClusterError(f"{self._data} contains a cluster of {existing} brokers, not {self._brokers}")
         elif any(self._data.iterdir()):
             raise ClusterError(f"{self._data} is not empty and contains no cluster (use an empty directory)")
         else:
@@ -502,5 +502,5 @@ def _require_free(ports: Sequence[int]) -> None:
 def _last_line(log: Path) -> str:
     """The last line with an exception, else the last line."""
     lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    telling = [line for line in lines if "Exception" in line and not line.startswith(("\t", " "))]
-    return (telling or lines or ["nothing was printed"])[-1].strip()
+    exceptions = [line for line in lines if "Exception" in line and not line.startswith(("\t", " "))]
+    return (exceptions or lines or ["nothing was printed"])[-1].strip()

@@ -201,7 +201,7 @@ class Demo:
             return self._run()
         except KafkaError as error:
             raise DevError(
-                f"a Kafka client failed: {error}. The proxy's log ends with:\n{tail(self._logs / PROXY_LOG)}"
+                f"a Kafka client failed: {error}. The proxy's log ends with:\n{last_lines(self._logs / PROXY_LOG)}"
             ) from error
 
     def _run(self) -> bool:
@@ -236,13 +236,13 @@ class Demo:
         killed_at = self._load_and_kill(proxy, log, total, writer)
         self._load_to_the_end(proxy, log, total, writer, killed_at)
         writer.stop()
-        counted = refusals_counted(status)
+        mismatches = count_refusals(status)
 
         say("proof", f"reading {TOPIC!r} back from Kafka itself, at {kafka}")
         proof = read_back(
             kafka, TOPIC, flights.rows, flights.decode, lambda n: self._screen.live("proof", f"{n:,} records read")
         )
-        return self._print_proof(proof, kafka, killed_at, writer, counted)
+        return self._print_proof(proof, kafka, killed_at, writer, mismatches)
 
     def _kafka_says(self, text: str) -> None:
         # The first run downloads Kafka and reports progress once a second.
@@ -262,7 +262,7 @@ class Demo:
         deadline = time.monotonic() + PROXY_START_SECONDS
         while (ready := re.search(r"^ready bootstrap=(\S+)$", log.read_text(), re.MULTILINE)) is None:
             if not process.running or time.monotonic() > deadline:
-                raise DevError(f"the proxy did not start:\n{tail(log)}")
+                raise DevError(f"the proxy did not start:\n{last_lines(log)}")
             time.sleep(REFRESH_SECONDS)
         return ready[1], status
 
@@ -305,11 +305,11 @@ class Demo:
         deadline = time.monotonic() + LOAD_SECONDS
         while (there := sum(ends := log.ends())) < KILL_AT * total:
             if not load.running or time.monotonic() > deadline:
-                raise DevError(f"the load ended before it could be killed:\n{tail(output)}")
+                raise DevError(f"the load ended before it could be killed:\n{last_lines(output)}")
             self._show("load", ends, total, writer)
             time.sleep(REFRESH_SECONDS if there else IDLE_POLL_SECONDS)
         if not end_session(load):
-            raise DevError("the load ended before it could be killed; its log says:\n" + tail(output))
+            raise DevError("the load ended before it could be killed; its log says:\n" + last_lines(output))
         there = sum(log.ends())
         self._screen.say("load", f"KILLED with -9, driver, JVM and workers. {there:,} rows are in the log")
         return there
@@ -321,11 +321,11 @@ class Demo:
         deadline = time.monotonic() + LOAD_SECONDS
         while load.running:
             if time.monotonic() > deadline:
-                raise DevError(f"the load did not end within {LOAD_SECONDS:.0f} seconds:\n{tail(output)}")
+                raise DevError(f"the load did not end within {LOAD_SECONDS:.0f} seconds:\n{last_lines(output)}")
             self._show("load", log.ends(), total, writer, from_rows=killed_at)
             time.sleep(IDLE_POLL_SECONDS)
         if load.exit_code != 0:
-            raise DevError(f"the load failed:\n{tail(output)}")
+            raise DevError(f"the load failed:\n{last_lines(output)}")
         found = sum(map(int, re.findall(r"(\d+) rows found", output.read_text())))
         appended = sum(map(int, re.findall(r"(\d+) appended", output.read_text())))
         self._screen.say("load", f"complete: it found {found:,} rows and appended {appended:,}")
@@ -339,7 +339,7 @@ class Demo:
 
     # --- the result ---------------------------------------------------------------------------------------------------
 
-    def _print_proof(self, proof: Proof, kafka: str, killed_at: int, writer: StaleWriter, counted: int) -> bool:
+    def _print_proof(self, proof: Proof, kafka: str, killed_at: int, writer: StaleWriter, mismatches: int) -> bool:
         line = self._screen.line
         line(f"\nThe proof, read back from Kafka itself at {kafka}, not through the proxy:\n")
         line("  partition      rows   offsets            gaps")
@@ -349,26 +349,26 @@ class Demo:
         line(f"  {'total':>9} {proof.records:>9,}   {'':<16} {proof.gaps:>6}\n")
         every_try_refused = writer.refused == writer.tried > 0 and not writer.failed
         for what, count, good in (
-            ("rows of the input file", proof.rows_wanted, True),
-            ("  in the topic exactly as often as in the file", proof.rows_once, proof.rows_once == proof.rows_wanted),
+            ("rows of the input file", proof.rows_expected, True),
+            ("  in the topic exactly as often as in the file", proof.rows_once, proof.rows_once == proof.rows_expected),
             ("  missing", proof.rows_missing, proof.rows_missing == 0),
             ("  too often", proof.rows_too_often, proof.rows_too_often == 0),
             ("records that are no row of the file", proof.records_unknown, proof.records_unknown == 0),
-            ("rows in the log when the load was killed", killed_at, 0 < killed_at < proof.rows_wanted),
+            ("rows in the log when the load was killed", killed_at, 0 < killed_at < proof.rows_expected),
             ("appends at a stale offset that the second writer tried", writer.tried, writer.tried > 0),
             ("  refused, as reported to the writer", writer.refused, every_try_refused),
-            ("  offset mismatches, as the proxy counted them", counted, counted >= writer.refused),
+            ("  offset mismatches, as the proxy counted them", mismatches, mismatches >= writer.refused),
         ):
             line(f"  {what:<56} {count:>9,}{'' if good else '   <-- WRONG'}")
         if writer.last_refusal:
             line(f"\n  the last refusal: {writer.last_refusal}")
-        proved = proof.holds and every_try_refused and counted >= writer.refused
+        proved = proof.holds and every_try_refused and mismatches >= writer.refused
         decision = "PROVED: every row exactly once" if proved else "NOT PROVED: see the lines marked above"
         line(f"\n{decision}. It took {self._screen.elapsed_seconds():.0f} seconds.")
         return proved
 
 
-def refusals_counted(status: str) -> int:
+def count_refusals(status: str) -> int:
     """Number of batches refused with an offset mismatch, from the proxy's metrics."""
     try:
         with urllib.request.urlopen(f"http://{status}/metrics", timeout=5) as answer:
@@ -415,7 +415,7 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def tail(file: Path, lines: int = 15) -> str:
+def last_lines(file: Path, lines: int = 15) -> str:
     try:
         text = file.read_text(errors="replace").splitlines()
     except OSError:

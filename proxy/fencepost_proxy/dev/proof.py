@@ -31,7 +31,7 @@ class ProofError(FencepostError):
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionSeen:
+class PartitionRead:
     """`log_start` and `log_end` as reported by the broker. `gaps`: number of offsets between them without a record."""
 
     partition: int
@@ -45,8 +45,8 @@ class PartitionSeen:
 class Proof:
     """The topic's content compared with the expected rows. Equal rows are counted."""
 
-    partitions: tuple[PartitionSeen, ...]
-    rows_wanted: int
+    partitions: tuple[PartitionRead, ...]
+    rows_expected: int
     rows_once: int
     rows_missing: int
     rows_too_often: int
@@ -64,7 +64,7 @@ class Proof:
     def holds(self) -> bool:
         """Whether the topic has each row once, nothing else, and no gap from offset 0 on."""
         return (
-            self.rows_once == self.rows_wanted == self.records
+            self.rows_once == self.rows_expected == self.records
             and not (self.rows_missing or self.rows_too_often or self.records_unknown or self.gaps)
             and all(observed.log_start == 0 for observed in self.partitions)
         )
@@ -77,17 +77,15 @@ def row_hash(fields: Iterable[str]) -> bytes:
     return blake2b(framed.encode(), digest_size=HASH_BYTES).digest()
 
 
-def read_back(bootstrap: str, topic: str, requested: Counter[bytes], decode: Decode, progress: Progress) -> Proof:
-    """Compares all records of `topic` with `requested`: `row_hash` of each row → expected number.
+def read_back(bootstrap: str, topic: str, expected: Counter[bytes], decode: Decode, progress: Progress) -> Proof:
+    """Compares all records of `topic` with `expected`: `row_hash` of each row → expected number.
 
     `bootstrap`: the brokers, not the proxy. Raises `ProofError` if reading stalls.
     """
-    return asyncio.run(_read_back(bootstrap, topic, requested, decode, progress))
+    return asyncio.run(_read_back(bootstrap, topic, expected, decode, progress))
 
 
-async def _read_back(
-    bootstrap: str, topic: str, requested: Counter[bytes], decode: Decode, progress: Progress
-) -> Proof:
+async def _read_back(bootstrap: str, topic: str, expected: Counter[bytes], decode: Decode, progress: Progress) -> Proof:
     consumer = AIOKafkaConsumer(
         topic,
         bootstrap_servers=bootstrap,
@@ -124,24 +122,24 @@ async def _read_back(
         await consumer.stop()
     return _compare(
         tuple(
-            PartitionSeen(at.partition, begins[at], ends[at], counts[at], ends[at] - begins[at] - counts[at])
+            PartitionRead(at.partition, begins[at], ends[at], counts[at], ends[at] - begins[at] - counts[at])
             for at in partitions
         ),
-        requested,
+        expected,
         found,
         unknown,
     )
 
 
 def _compare(
-    partitions: tuple[PartitionSeen, ...], requested: Counter[bytes], found: Counter[bytes], unknown: int
+    partitions: tuple[PartitionRead, ...], expected: Counter[bytes], found: Counter[bytes], unknown: int
 ) -> Proof:
-    foreign = sum(count for row, count in found.items() if row not in requested)
+    foreign = sum(count for row, count in found.items() if row not in expected)
     return Proof(
         partitions=partitions,
-        rows_wanted=requested.total(),
-        rows_once=(requested & found).total(),
-        rows_missing=(requested - found).total(),
-        rows_too_often=(found - requested).total() - foreign,
+        rows_expected=expected.total(),
+        rows_once=(expected & found).total(),
+        rows_missing=(expected - found).total(),
+        rows_too_often=(found - expected).total() - foreign,
         records_unknown=unknown + foreign,
     )

@@ -6,7 +6,7 @@ import shutil
 import time
 from typing import TextIO
 
-PLAIN_INTERVAL_SECONDS = 2.0
+LINE_INTERVAL_SECONDS = 2.0
 #: Narrow, so that the line fits 80 columns.
 _BAR_WIDTH = 10
 
@@ -19,7 +19,7 @@ class Screen:
         self._terminal = out.isatty()
         self._started = time.monotonic()
         self._live = ""
-        self._plain_at = 0.0
+        self._line_at = 0.0
 
     def elapsed_seconds(self) -> float:
         return time.monotonic() - self._started
@@ -41,8 +41,8 @@ class Screen:
             self._out.write("\r" + line.ljust(len(self._live)))
             self._out.flush()
             self._live = line
-        elif time.monotonic() - self._plain_at >= PLAIN_INTERVAL_SECONDS:
-            self._plain_at = time.monotonic()
+        elif time.monotonic() - self._line_at >= LINE_INTERVAL_SECONDS:
+            self._line_at = time.monotonic()
             self.line(line)
 
     def end(self) -> None:

@@ -293,8 +293,8 @@ class AssignmentFilter:
                 for entry in topic.partitions:
                     if (topic.name, entry.partition_index) not in reported:
                         continue
-                    place = latest if entry.timestamp == _LATEST else others
-                    place.append(TopicPartition(topic.name, entry.partition_index))
+                    partitions = latest if entry.timestamp == _LATEST else others
+                    partitions.append(TopicPartition(topic.name, entry.partition_index))
         if not (latest or others):
             return _UNCHANGED
         return Outcome(notice=LookedUp(client_id, tuple(latest), tuple(others)))

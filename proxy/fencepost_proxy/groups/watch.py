@@ -95,7 +95,7 @@ class Watch:
 
     # ---- groups
 
-    def gate_partitions(self, group: str, gated: Iterable[TopicPartition], queried: Iterable[TopicPartition]) -> None:
+    def track_gated(self, group: str, gated: Iterable[TopicPartition], queried: Iterable[TopicPartition]) -> None:
         """`queried`: partitions that a member was about to get; `gated`: those of them that are gated now."""
         gated, queried = frozenset(gated), frozenset(queried)
         watched = self.groups.get(group)

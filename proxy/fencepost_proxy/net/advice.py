@@ -41,7 +41,7 @@ _CONNECTION: Final[_Table] = (
 )
 
 #: For a connection to the broker of a sidecar, before `_CONNECTION`.
-_BESIDE: Final[_Table] = (
+_SIDECAR: Final[_Table] = (
     (
         "upstream_tls.check_hostname",
         "the broker's certificate must also be valid for the host in broker (127.0.0.1 or localhost, as set here); or "
@@ -57,7 +57,7 @@ _DECIDE: Final = (
     "Decide which topics need checks: a proxy that still runs lists the current ones (fencepost topics). Then"
 )
 _RESTART: Final = f"{_DECIDE} restart every proxy, and switch the checks on again (kafka-configs)."
-_ANEW: Final = (
+_RECREATE: Final = (
     f"{_DECIDE} stop every proxy, delete the state topic directly in Kafka, start the proxies, and switch the checks "
     "on again (kafka-configs)."
 )
@@ -81,11 +81,11 @@ _NOT_READY: Final[_Table] = (
         "Use a Kafka release that this version is tested with. Nothing was lost.",
     ),
     ("was deleted and created again", _RESTART),
-    ("lost records (read up to", _ANEW),
-    ("the producer id of this cluster is unknown", _ANEW),
+    ("lost records (read up to", _RECREATE),
+    ("the producer id of this cluster is unknown", _RECREATE),
     (
         "Its compression.type must be",
-        f"Another client wrote to it or changed that config: restore the config, and deny WRITE to others. {_ANEW}",
+        f"Another client wrote to it or changed that config: restore the config, and deny WRITE to others. {_RECREATE}",
     ),
     (
         "the state topic belongs to cluster",
@@ -197,10 +197,10 @@ _WARNING: Final[_Table] = (
 )
 
 
-def of_connection(stated: str, *, beside: bool = False) -> str:
-    """Action for a broker that is unreachable or refuses the proxy. `beside`: the broker of a sidecar."""
-    own = _found(_BESIDE, stated) if beside else None
-    return own or _found(_CONNECTION, stated) or "check the broker's log"
+def of_connection(stated: str, *, of_sidecar: bool = False) -> str:
+    """Action for a broker that is unreachable or refuses the proxy. `of_sidecar`: the broker of a sidecar."""
+    for_sidecar = _found(_SIDECAR, stated) if of_sidecar else None
+    return for_sidecar or _found(_CONNECTION, stated) or "check the broker's log"
 
 
 def of_not_ready(reason: str) -> str:

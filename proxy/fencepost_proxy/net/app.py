@@ -98,7 +98,7 @@ _TICK_SECONDS = 0.02
 _QUOTA_SECONDS = 0.003
 #: A topic whose id differs from the state topic's is looked up this often, until no broker's metadata can be stale.
 _LOOK_UP_SECONDS = 0.1
-_DOUBTED_SECONDS = 10.0
+_VERIFY_SECONDS = 10.0
 _HOUSEKEEPING_SECONDS = 1.0
 #: Pause between two metadata requests that clients cause, and topics whose last such request is remembered.
 _REFRESH_PAUSE_SECONDS = 0.05
@@ -251,7 +251,7 @@ class Proxy:
         self._forwarded: list[float] = []
         self._answered: list[float] = []
         self._policies: dict[str, TopicPolicy | None] = {}
-        self._doubted: set[str] = set()  # topics whose known ids may be those of deleted topics
+        self._unverified_ids: set[str] = set()  # topics whose known ids may be those of deleted topics
         self._bootstrap_cycle = itertools.cycle(range(len(config.upstream)))
         self._listening: dict[NodeId | None, socket.socket] = {}
         self._acceptors: dict[NodeId | None, Acceptor] = {}
@@ -266,10 +266,10 @@ class Proxy:
         self._draining = False
         self._closed = False
         self._expansions: Expansions | None = None
-        self._counted: set[str] = set()  # by what admins set, not by the file
+        self._count_checked: set[str] = set()  # by what admins set, not by the file
         self._unanswered_until = float("-inf")
         self._counts = Counts(
-            self._count_heard,
+            self._reported_count,
             self._history,
             lambda: round(time.time() * 1000),
             resolve_seconds=limits.partition_grace_seconds,
@@ -294,7 +294,7 @@ class Proxy:
                 proxied_connections=self.proxied_connections,
                 sequencers=self.dispatcher.sequencers,
                 refusals=self._refusals,
-                topics=self._looked_into,
+                topics=self._checked_topics,
                 policy=self.policy,
                 info=self._control.topic,
                 expansions=self._expansion_status,
@@ -428,8 +428,10 @@ class Proxy:
                 mechanism=mechanism,
             )
         if (config.listen_tls is None) is not (config.upstream_tls is None):
-            plain = "from clients to the proxy" if config.listen_tls is None else "from the proxy to Kafka"
-            _log.warning(f"TLS is enabled on one side only: traffic, including SASL passwords, is plaintext {plain}")
+            plaintext_part = "from clients to the proxy" if config.listen_tls is None else "from the proxy to Kafka"
+            _log.warning(
+                f"TLS is enabled on one side only: traffic, including SASL passwords, is plaintext {plaintext_part}"
+            )
         tls = config.upstream_tls
         if tls is not None and tls.certificate_file is not None and config.control_sasl is None:
             _log.warning(
@@ -605,7 +607,7 @@ class Proxy:
 
     def topic_id(self, topic: str) -> UUID | None:
         info = self._control.topic(topic)
-        return None if info is None or topic in self._doubted else info.topic_id
+        return None if info is None or topic in self._unverified_ids else info.topic_id
 
     def partition_exists(self, partition: TopicPartition, queried_since: float) -> bool | None:
         topic = self._control.topic(partition.topic)
@@ -672,7 +674,7 @@ class Proxy:
         proxied = self.proxied_connections.get(connection)
         return None if proxied is None else Client(proxied.peer.host, client_id)
 
-    def _count_heard(self, topic: str) -> tuple[UUID, int] | None:
+    def _reported_count(self, topic: str) -> tuple[UUID, int] | None:
         info = self._control.topic(topic)
         return None if info is None else (info.topic_id, info.partition_count)
 
@@ -683,10 +685,10 @@ class Proxy:
     def _record_count_checked(self, topic: str, now: float) -> None:
         """The topic's configs have changed. Appends sent before its checks were enabled never entered a barrier."""
         policy = self.policy(topic)
-        if policy is None or not policy.counted:
-            self._counted.discard(topic)
-        elif topic not in self._counted:
-            self._counted.add(topic)
+        if policy is None or not policy.checks_count:
+            self._count_checked.discard(topic)
+        elif topic not in self._count_checked:
+            self._count_checked.add(topic)
             barrier = self.dispatcher.barrier(topic)
             self.dispatcher.now_count_checked(topic, now)
             if self._accepting and not (self.dispatcher.quiet and now >= self._unanswered_until):
@@ -738,7 +740,7 @@ class Proxy:
         self._commits.apply_records(records)
         if all(is_abort_only(record) for record in records):
             return  # hundreds in a second, where transactions race
-        self._doubt_ids(records)
+        self._verify_ids(records)
         self._set_replaced(self._replaced)
         self._policies.clear()
         self._groups.refresh()
@@ -753,7 +755,7 @@ class Proxy:
                 self._record_count_checked(topic, now)
                 self._perform(self.dispatcher.forget_topic(topic, now), now)
 
-    def _doubt_ids(self, records: Sequence[StateRecord]) -> None:
+    def _verify_ids(self, records: Sequence[StateRecord]) -> None:
         """A record may name a newer topic id than this process has from metadata: the topic was deleted and created
         again through another instance. Until metadata is refreshed, the record applies.
         """
@@ -761,13 +763,13 @@ class Proxy:
         for topic in filter(None, map(_topic_of, records)):
             reported, known = self._state.view.topic_configs.get(topic), self.topic_id(topic)
             if reported is not None and known is not None and known != reported.topic_id:
-                self._doubted.add(topic)
+                self._unverified_ids.add(topic)
                 self._spawn(self._look_up_again(topic), f"look up {topic}")
 
     async def _look_up_again(self, topic: str) -> None:
         """A broker's metadata may be stale, too. If it persists, the topic was replaced directly at Kafka."""
         assert self._state is not None
-        believed_from = time.monotonic() + _DOUBTED_SECONDS
+        believed_from = time.monotonic() + _VERIFY_SECONDS
         while True:
             with contextlib.suppress(UpstreamUnavailable):
                 await self._control.refresh_metadata([topic])
@@ -776,7 +778,7 @@ class Proxy:
                 if as_reported or time.monotonic() >= believed_from:
                     break
             await asyncio.sleep(_LOOK_UP_SECONDS)
-        self._doubted.discard(topic)
+        self._unverified_ids.discard(topic)
         self._topic_replaced(topic)
         self._commits.refresh()
         self._update_relayed_versions()
@@ -845,10 +847,10 @@ class Proxy:
 
     async def _forget_deleted(self, changes: Sequence[TopicConfigChange]) -> None:
         """Before the client gets its response: a partition sequencer's state must not outlive the topic."""
-        gone = [change.topic for change in changes if change.deleted and change.topic is not None]
-        if gone:
-            await self._control.refresh_metadata(gone)
-        for topic in gone:
+        deleted = [change.topic for change in changes if change.deleted and change.topic is not None]
+        if deleted:
+            await self._control.refresh_metadata(deleted)
+        for topic in deleted:
             self._topic_replaced(topic)
 
     async def _with_topic_ids(self, changes: Sequence[TopicConfigChange]) -> list[TopicConfigChange]:
@@ -1076,7 +1078,7 @@ class Proxy:
             case sessions.Count(what, label):
                 if what == "refusal":
                     self._metrics.refused(label)
-                    self._refusals.note(command, proxied)
+                    self._refusals.record(command, proxied)
                 return
             case sessions.Downgraded(topic, why, batches):
                 self._downgraded(topic, why, batches)
@@ -1091,7 +1093,7 @@ class Proxy:
             case sessions.Store():
                 self._spawn(self._store(connection, command), "store configs")
                 return
-            case sessions.Ask(token, query_message):
+            case sessions.GroupQuery(token, query_message):
                 self._spawn(self._query(connection, token, query_message), f"query group {query_message.group}")
                 return
             case sessions.Noticed(notice):
@@ -1169,7 +1171,7 @@ class Proxy:
         self, connection: int, requested: sessions.RecordAbortOnly | sessions.ClearAbortOnly
     ) -> None:
         if isinstance(requested, sessions.RecordAbortOnly):
-            stored = await self._commits.note(requested.abort_only, requested.instead_of)
+            stored = await self._commits.record_abort_only(requested.abort_only, requested.instead_of)
         else:
             stored = await self._commits.clear_abort_only(requested.producer_id, requested.producer_epoch)
         self.session_event(connection, sessions.AbortOnlyRecorded(requested.token, stored))
@@ -1286,7 +1288,7 @@ class Proxy:
             _limited_log.warning(
                 "migrate", "connection closed", peer=proxied.peer, reason="the primary worker cannot be reached"
             )
-            self._metrics.closed("owner_away")
+            self._metrics.closed("primary_unreachable")
 
     def _movable(self, sock: Socket) -> socket.socket:
         """TLS cannot move to another process: its socket stays here, and a bridge to it moves instead."""
@@ -1415,8 +1417,8 @@ class Proxy:
         """Known topics: enabled by an admin, appended to here, or checked at some earlier time."""
         if self._state is None:
             return []
-        topics = sorted({*self._counted, *self.dispatcher.barriers, *self._state.view.count_checked_topics})
-        return [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.counted]
+        topics = sorted({*self._count_checked, *self.dispatcher.barriers, *self._state.view.count_checked_topics})
+        return [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.checks_count]
 
     async def _renew_instance_id(self) -> None:
         assert self._state is not None
@@ -1427,7 +1429,7 @@ class Proxy:
 
     def _close_stalled(self) -> None:
         now = time.monotonic()
-        past_barriers = self.dispatcher.look_past_barriers(now)
+        past_barriers = self.dispatcher.find_past_barriers(now)
         for bridge in list(self._bridges):
             limits = self.config.limits
             bridge.close_stuck(now, drain_seconds=limits.drain_seconds, idle_seconds=limits.client_idle_seconds)
@@ -1450,10 +1452,10 @@ class Proxy:
         The peer is a client that does not read its responses, or the broker of a disconnected client: it blocks on a
         response that is no longer read, and so reads nothing either.
         """
-        for side in (proxied.client, proxied.upstream):
-            since = None if side is None else side.closing_since
-            if side is not None and since is not None and now - since > self.config.limits.drain_seconds:
-                side.abort()
+        for sock in (proxied.client, proxied.upstream):
+            since = None if sock is None else sock.closing_since
+            if sock is not None and since is not None and now - since > self.config.limits.drain_seconds:
+                sock.abort()
 
     def _stalled(self, proxied: ProxiedConnection, now: float) -> str | None:
         if proxied.client.closing_since is not None:
@@ -1716,7 +1718,7 @@ class Proxy:
             return "no longer in the cluster's metadata: the broker is down, or was removed"
         return None
 
-    def _looked_into(self) -> set[str]:
+    def _checked_topics(self) -> set[str]:
         """Known topics that may have append checks."""
         if self._state is None:
             return set()
@@ -1759,8 +1761,8 @@ class Proxy:
             return [f"waiting for Kafka at {', '.join(map(str, self.config.upstream))}" + (f": {why}" if why else "")]
         if self._bootstrap is None:
             why = self._waits_because or (None if self._state is None else self._state.waits_because)
-            beside = self._sidecar.problem if self._sidecar is not None and self._sidecar.queried else None
-            return [each for each in (beside, why) if each is not None] or ["reading the state topic"]
+            sidecar_problem = self._sidecar.problem if self._sidecar is not None and self._sidecar.queried else None
+            return [each for each in (sidecar_problem, why) if each is not None] or ["reading the state topic"]
         if self._state is not None and self._state.failure is not None:
             return [self._state.failure]
         if self._state is not None and self._state.unacknowledged:

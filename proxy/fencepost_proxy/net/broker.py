@@ -54,7 +54,7 @@ class OutcomeUnknown(UpstreamUnavailable):
     """The request was sent without a response: it may have been executed, or may still be."""
 
 
-def _plain() -> None:
+def _no_tls() -> None:
     return None
 
 
@@ -66,14 +66,14 @@ class Access:
     succeeded, `on_error` why a connection failed to open or was lost with requests in progress.
     """
 
-    tls: Callable[[], ssl.SSLContext | None] = _plain
+    tls: Callable[[], ssl.SSLContext | None] = _no_tls
     sasl: ControlSasl | None = None
     on_failure: Callable[[str], None] = lambda kind: None
     on_login: Callable[[bool], None] = lambda succeeded: None
     on_error: Callable[[str], None] = lambda reason: None
 
 
-PLAIN: Final = Access()
+PLAINTEXT: Final = Access()
 
 #: Gets a response's bytes before decoding; returns a replacement, or None to decode them.
 Known = Callable[[memoryview], Message | None]
@@ -119,7 +119,7 @@ class BrokerConnection:
         limits: Limits,
         client_id: str,
         *,
-        access: Access = PLAIN,
+        access: Access = PLAINTEXT,
     ) -> None:
         self.address = address
         self._access = access
@@ -141,7 +141,7 @@ class BrokerConnection:
 
     @classmethod
     async def open(
-        cls, address: Address, *, limits: Limits, client_id: str, access: Access = PLAIN
+        cls, address: Address, *, limits: Limits, client_id: str, access: Access = PLAINTEXT
     ) -> BrokerConnection:
         """Connect, send ApiVersions and log in within `connect_timeout_seconds`. Raises `UpstreamUnavailable`."""
         deadline = deadline_in(limits.connect_timeout_seconds)
@@ -301,13 +301,13 @@ class BrokerConnection:
         except TimeoutError:
             raise UpstreamUnavailable(f"{self.address}: repeated login not finished in time") from None
 
-    def _write(self, data: bytes, room: int) -> None:
+    def _write(self, data: bytes, reserved: int) -> None:
         try:
             self._writer.write(data)
         except (OSError, RuntimeError) as e:
             # uvloop's transport detects the close before the receiver does and raises RuntimeError, where asyncio drops
             # the data.
-            self._release(room)
+            self._release(reserved)
             self._fail(f"connection lost: {e}", "lost")
             raise UpstreamUnavailable(f"{self.address}: {self._closed_because}") from e
 
@@ -421,7 +421,7 @@ class PooledConnection:
         limits: Limits,
         client_id: str,
         on_opened: Callable[[], None] = lambda: None,
-        access: Access = PLAIN,
+        access: Access = PLAINTEXT,
     ) -> None:
         self.address = address
         self._access = access

@@ -229,10 +229,10 @@ class Certificates:
             files = listen.certificate_file, listen.key_file, listen.key_password_file, listen.client_ca_file
             self._listener = _Kept(LISTENER, lambda: listener_context(listen), listen.certificate_file, files)
         if upstream is not None:
-            own = upstream.certificate_file, upstream.key_file, upstream.key_password_file
+            identity = upstream.certificate_file, upstream.key_file, upstream.key_password_file
             trusted = upstream.ca_file
             self._upstream = _Kept(
-                UPSTREAM, lambda: upstream_context(upstream), upstream.certificate_file, (trusted, *own)
+                UPSTREAM, lambda: upstream_context(upstream), upstream.certificate_file, (trusted, *identity)
             )
 
     @property

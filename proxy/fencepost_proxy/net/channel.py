@@ -26,7 +26,7 @@ _SOCKETS_MAX: Final = 4
 #: Packets queued for a process that does not read; further ones are refused.
 _WAITING_MAX: Final = 200
 _INLINE: Final = b"i"
-_BESIDE: Final = b"b"
+_IN_FILE: Final = b"b"
 
 
 def _read_only(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
@@ -55,7 +55,7 @@ class Packet:
         file = os.memfd_create("fencepost", os.MFD_CLOEXEC)
         with os.fdopen(os.dup(file), "wb") as writer:
             writer.write(data)
-        return cls(kind, _BESIDE, [*descriptors, file])
+        return cls(kind, _IN_FILE, [*descriptors, file])
 
     def message(self) -> Any:
         """Return the message. Call it once."""

@@ -106,9 +106,9 @@ def _files(config: ProxyConfig) -> Iterator[Finding]:
         ):
             yield from _readable(key, file)
     if (listen is None) is not (upstream is None):
-        plain = "from clients to the proxy" if listen is None else "from the proxy to Kafka"
+        plaintext_part = "from clients to the proxy" if listen is None else "from the proxy to Kafka"
         missing = "[listen_tls]" if listen is None else "[upstream_tls]"
-        stated = f"TLS is enabled on one side only: traffic {plain}, including SASL passwords, is plaintext"
+        stated = f"TLS is enabled on one side only: traffic {plaintext_part}, including SASL passwords, is plaintext"
         yield warning(FILES, "TLS", stated, f"add the table {missing}, unless that network is trusted")
     if sasl is not None and sasl.mechanism in ("PLAIN", "OAUTHBEARER") and upstream is None:
         stated = "the proxy sends its own password or token to Kafka in plaintext"
@@ -441,7 +441,7 @@ class _Kafka:
             problem = await probe.probe()
         except UpstreamUnavailable as error:
             stated = str(error).removeprefix(f"{config.broker}: ")
-            return failed(KAFKA, what, stated, advice.of_connection(stated, beside=True))
+            return failed(KAFKA, what, stated, advice.of_connection(stated, of_sidecar=True))
         if problem is not None:
             return failed(
                 KAFKA, what, problem, "the broker must send clients to the sidecar: docs/configuration.md, mode"

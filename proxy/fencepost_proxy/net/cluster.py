@@ -65,7 +65,7 @@ class ClusterMetadata:
 
 EMPTY: Final = ClusterMetadata(None, MappingProxyType({}), MappingProxyType({}), MappingProxyType({}))
 
-_GONE: Final = {Error.UNKNOWN_TOPIC_OR_PARTITION, Error.INVALID_TOPIC_EXCEPTION, Error.TOPIC_AUTHORIZATION_FAILED}
+_ABSENT: Final = {Error.UNKNOWN_TOPIC_OR_PARTITION, Error.INVALID_TOPIC_EXCEPTION, Error.TOPIC_AUTHORIZATION_FAILED}
 
 
 def from_response(response: Message) -> ClusterMetadata:
@@ -73,7 +73,7 @@ def from_response(response: Message) -> ClusterMetadata:
     topics: dict[str, TopicInfo] = {}
     missing: dict[str, int] = {}
     for topic in response.topics:
-        if topic.error_code in _GONE:
+        if topic.error_code in _ABSENT:
             missing[topic.name] = topic.error_code
         elif not topic.error_code:
             partitions = {

@@ -33,7 +33,7 @@ from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error
 from fencepost_proxy.net import cluster
 from fencepost_proxy.net.broker import (
-    PLAIN,
+    PLAINTEXT,
     Access,
     BrokerConnection,
     Call,
@@ -319,7 +319,7 @@ class ControlClient:
         limits: Limits,
         *,
         on_brokers: Callable[[Mapping[NodeId, Address]], None] | None = None,
-        access: Access = PLAIN,
+        access: Access = PLAINTEXT,
     ) -> None:
         self._limits = limits
         self.access = access
@@ -779,7 +779,7 @@ class ControlClient:
                 if offset >= partition.high_watermark:
                     return NotYet(Offset(partition.high_watermark))
                 raise _Retry(f"nothing at offset {offset} below the high watermark {partition.high_watermark}")
-            return _batch_around(offset, partition.records)
+            return _batch_containing(offset, partition.records)
 
         return await self._query_leader(tp, query, timeout_seconds)
 
@@ -1038,9 +1038,9 @@ class ControlClient:
         deadline = self._deadline(timeout_seconds)
         connection = await self._connections_to_query()[0].connected(deadline)
         version = connection.version(apis.CREATE_PARTITIONS, at_most=3)
-        places = None if assignments is None else [Message(broker_ids=list(each)) for each in assignments]
+        broker_assignments = None if assignments is None else [Message(broker_ids=list(each)) for each in assignments]
         message = Message(
-            topics=[Message(name=topic, count=count, assignments=places)],
+            topics=[Message(name=topic, count=count, assignments=broker_assignments)],
             timeout_ms=int(remaining(deadline) * 1000),
             validate_only=validate_only,
         )
@@ -1158,13 +1158,13 @@ class ControlClient:
     async def _query_any(
         self, query: Callable[[BrokerConnection, Monotonic], Awaitable[_T]], timeout_seconds: float | None
     ) -> _T:
-        turn = 0
+        attempt = 0
 
         async def once(deadline: Monotonic) -> _T:
-            nonlocal turn
+            nonlocal attempt
             proxied_connections = self._connections_to_query()
-            proxied = proxied_connections[turn % len(proxied_connections)]
-            turn += 1
+            proxied = proxied_connections[attempt % len(proxied_connections)]
+            attempt += 1
             return await query(await proxied.connected(deadline), deadline)
 
         return await self._until(self._deadline(timeout_seconds), "Kafka", once)
@@ -1428,7 +1428,7 @@ def fetched_partition(answer: Message) -> Message:
     return _only(_only(answer.responses, "Fetch").partitions, "Fetch")
 
 
-def _batch_around(offset: Offset, records: bytes) -> Found | CompactedAway:
+def _batch_containing(offset: Offset, records: bytes) -> Found | CompactedAway:
     try:
         header = parse_batch_header(memoryview(records))
     except MalformedBatch as e:

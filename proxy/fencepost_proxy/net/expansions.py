@@ -242,7 +242,7 @@ class Expansions:
             if expansion.proposal in self._procedures:
                 continue
             history = self._history(expansion)
-            match ex.driver(history, own=self._state.names, process=process, live=live, new_id=uuid4):
+            match ex.driver(history, own_names=self._state.names, process=process, live=live, new_id=uuid4):
                 case ex.Drive():
                     _log.info("expansion taken over", topic=expansion.topic, proposal=expansion.proposal)
                     self._spawn(self._drive(self._procedure(expansion, taken_over=True)), f"expand {expansion.topic}")
@@ -307,17 +307,17 @@ class Expansions:
         expansion = procedure.expansion
         took = " ".join(f"{step.value}={seconds:.3f}" for step, seconds in procedure.took.items())
         ended = self._history(expansion).ended(expansion.proposal)
-        held_ms = None if ended is None else ended.held_ms
+        blocked_ms = None if ended is None else ended.blocked_ms
         self._metrics.expanded(end.result.value)
-        if end.result is ex.Result.DONE and held_ms is not None:
-            self._metrics.expansion_held_seconds.observe(held_ms / 1000)
+        if end.result is ex.Result.DONE and blocked_ms is not None:
+            self._metrics.expansion_blocked_seconds.observe(blocked_ms / 1000)
         say = _log.info if end.result is ex.Result.DONE else _log.warning
         say(
             "expansion ended",
             topic=expansion.topic,
             result=end.result.value,
             partitions=f"{expansion.from_count}->{expansion.to_count}",
-            held_seconds=None if held_ms is None else held_ms / 1000,
+            blocked_seconds=None if blocked_ms is None else blocked_ms / 1000,
             thresholds=None if ended is None else ",".join(map(str, ended.thresholds)),
             seconds=took,
             reason=end.message,
@@ -392,10 +392,10 @@ class Expansions:
 
     # ---- expansions without the proxy
 
-    def maintain(self, counted: Iterable[str]) -> None:
+    def maintain(self, count_checked: Iterable[str]) -> None:
         """Periodic check for topics expanded without the proxy, and for expansions whose process died.
 
-        `counted`: known topics with partition-count checks.
+        `count_checked`: known topics with partition-count checks.
         """
         if not self._running:
             return
@@ -403,7 +403,7 @@ class Expansions:
         self._drive_what_is_ours()
         if not self._primary or not self._state.fresh:
             return
-        for topic in counted:
+        for topic in count_checked:
             info = self._control.topic(topic)
             if info is None or info.topic_id in self._counting:
                 continue
@@ -507,7 +507,7 @@ class Expansions:
                         to_count=expansion.to_count,
                         state="unordered" if expansion.unordered else "done",
                         at_ms=expansion.ended_at_ms or expansion.at_ms,
-                        held_ms=expansion.held_ms,
+                        blocked_ms=expansion.blocked_ms,
                         thresholds=expansion.thresholds,
                     )
                 )

@@ -400,7 +400,7 @@ TABLE: Final[tuple[Section, ...]] = (
                 "fencepost_expansion_blocked_seconds",
                 _HISTOGRAM,
                 "Time that an expansion blocked appends to its topic.",
-                lambda s: s.metrics.expansion_held_seconds,
+                lambda s: s.metrics.expansion_blocked_seconds,
             ),
             Shown(
                 "fencepost_append_barrier_wait_seconds",
@@ -509,14 +509,14 @@ TABLE: Final[tuple[Section, ...]] = (
                 "fencepost_kafka_last_stable_offset",
                 _GAUGE,
                 "Last stable offset of the partitions where it lags most.",
-                _transactions(lambda t: [((b.topic, str(b.partition)), b.last_stable_offset) for b in t.behind]),
+                _transactions(lambda t: [((b.topic, str(b.partition)), b.last_stable_offset) for b in t.lagging]),
                 _PARTITION,
             ),
             Shown(
                 "fencepost_kafka_last_stable_offset_lag",
                 _GAUGE,
                 "High watermark minus last stable offset, of the partitions where it lags most; 0 for all others.",
-                _transactions(lambda t: [((b.topic, str(b.partition)), b.lag) for b in t.behind]),
+                _transactions(lambda t: [((b.topic, str(b.partition)), b.lag) for b in t.lagging]),
                 _PARTITION,
             ),
             Shown(

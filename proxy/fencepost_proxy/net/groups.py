@@ -72,7 +72,7 @@ _FETCH_BYTES: Final = 1_048_576
 #: Rate limit of all searches for consumable records.
 _SEARCH_BYTES_PER_SECOND: Final = 32_000_000
 _FIRST_WINDOW: Final = 2
-_WINDOW_GROWTH: Final = 32
+_WINDOW_FACTOR: Final = 32
 _REMAINING_MAX: Final = 100_000
 _CLIENTS_MAX: Final = 10_000
 _LOOKED_UP_MAX: Final = 100_000
@@ -254,7 +254,7 @@ class GroupProgressTracker:
 
     def _record(self, group: str, gated: Mapping[TopicPartition, Decision], queried: Iterable[TopicPartition]) -> None:
         now = time.monotonic()
-        self.watch.gate_partitions(group, gated, queried)
+        self.watch.track_gated(group, gated, queried)
         if group in self.watch.groups:
             self.watch.groups[group].active_at = now
             self.relayed_versions = _RELAYED_BUT_FOLLOWING
@@ -397,14 +397,14 @@ class GroupProgressTracker:
             for prior_partition in by.prior_partitions
         }
         commits = await self._commits(group, prior_partitions | queried.keys())
-        behind = [
+        lagging = [
             prior_partition
             for prior_partition in prior_partitions
             if self._is_lagging(prior_partition, commits, queried.values())
         ]
-        if behind:  # otherwise nothing is gated, wherever the logs start
-            behind += [each for each in queried if commits.get(each, 0) > 0 and each not in behind]
-        starts = await self._log_starts(next(iter(queried.values())).topic_id, behind)
+        if lagging:  # otherwise nothing is gated, wherever the logs start
+            lagging += [each for each in queried if commits.get(each, 0) > 0 and each not in lagging]
+        starts = await self._log_starts(next(iter(queried.values())).topic_id, lagging)
         for partition, expansion in queried.items():
             decision = await self._decide(group, partition, expansion, commits, starts)
             if decision.why is not None:
@@ -546,7 +546,7 @@ class GroupProgressTracker:
                 start = max(search.position, remaining.searched_from - window)
                 partition = TopicPartition(topic, search.prior_partition)
                 remaining.found(start, await self._highest(partition, start, remaining.searched_from))
-                window *= _WINDOW_GROWTH
+                window *= _WINDOW_FACTOR
             probed.at = time.monotonic()
 
     async def _highest(self, partition: TopicPartition, start: int, end: int) -> int | None:

@@ -430,20 +430,20 @@ def _with_thresholds(rows: Sequence[ExpansionStatus]) -> Sequence[ExpansionStatu
 
 
 def _json(value: object) -> bytes:
-    return json.dumps(_plain(value), separators=(",", ":")).encode()
+    return json.dumps(_json_value(value), separators=(",", ":")).encode()
 
 
-def _plain(value: object) -> object:
+def _json_value(value: object) -> object:
     """Convert to JSON types. Long strings are clipped, which bounds the response."""
     if is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return {each.name: _json_value(getattr(value, each.name)) for each in fields(value)}
     match value:
         case Address():
             return str(value)
         case str() if len(value) > _CHARACTERS_MAX:
             return f"{value[:_CHARACTERS_MAX]}…"
         case tuple() | list():
-            return [_plain(each) for each in value]
+            return [_json_value(each) for each in value]
         case Mapping():
-            return {name: _plain(each) for name, each in value.items()}
+            return {name: _json_value(each) for name, each in value.items()}
     return value

@@ -79,7 +79,7 @@ class Acceptor:
             self._left_to_others = not self._left_to_others and self._others_first()
             if self._left_to_others:
                 self._loop.remove_reader(self._sock)
-                self._pause = self._loop.call_later(_YIELD_SECONDS, self._go_on)
+                self._pause = self._loop.call_later(_YIELD_SECONDS, self._resume)
                 return
         for _ in range(self._at_once_max):
             try:
@@ -92,11 +92,11 @@ class Acceptor:
                 # Connections wait in the kernel's queue. Without a pause the loop would call this again immediately.
                 _limited_log.error("accept", "cannot accept connections", reason=error.strerror)
                 self._loop.remove_reader(self._sock)
-                self._pause = self._loop.call_later(_PAUSE_SECONDS, self._go_on)
+                self._pause = self._loop.call_later(_PAUSE_SECONDS, self._resume)
                 return
             self._accepted(sock, Address(*peer[:2]))
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._pause = None
         self._loop.add_reader(self._sock, self._readable)
 

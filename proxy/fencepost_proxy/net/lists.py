@@ -64,13 +64,13 @@ class _Last(NamedTuple):
 
 
 class Refusals:
-    """The last refusal of each partition and topic. `note` takes about 1 µs, as refusals are frequent in races."""
+    """The last refusal of each partition and topic. `record` takes about 1 µs, as refusals are frequent in races."""
 
     def __init__(self) -> None:
         self._of_partition: OrderedDict[TopicPartition, _Last] = OrderedDict()
         self._of_topic: OrderedDict[str, _Last] = OrderedDict()
 
-    def note(self, reported: Count, proxied: ProxiedConnection | None) -> None:
+    def record(self, reported: Count, proxied: ProxiedConnection | None) -> None:
         partition = reported.partition
         if partition is None:
             return

@@ -193,7 +193,7 @@ class LogReader:
                 log_append_time=facts.log_append_time,
                 expiration_seconds=self.expiration.milliseconds / 1000,
                 expiration_known_until=self.expiration.known_until,
-                wall_minus_monotonic_seconds=time.time() - time.monotonic(),
+                clock_offset_seconds=time.time() - time.monotonic(),
                 ended_transactions=ended,
                 ending_transactions=ending,
                 transactions_as_of=queried_at,

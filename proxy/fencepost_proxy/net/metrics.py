@@ -30,7 +30,7 @@ _ADDED_SECONDS: Final = (
 _WAIT_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _LATE_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 #: An expansion takes some hundred milliseconds, or waits for open transactions.
-_HELD_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_BLOCKED_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 @cache
@@ -196,7 +196,7 @@ class Metrics:
         self.commit_wait_seconds = Distribution(_WAIT_SECONDS)
         self.loop_late_seconds = Distribution(_LATE_SECONDS)
         self.released_total = Count()
-        self.expansion_held_seconds = Distribution(_HELD_SECONDS)
+        self.expansion_blocked_seconds = Distribution(_BLOCKED_SECONDS)
         self.expansions_pending = Count()
         self.partitions_gated = Count()
         self.topics_replaced = Count()

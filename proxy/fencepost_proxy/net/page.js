@@ -3,8 +3,8 @@
   const lost = document.getElementById("lost"), pause = document.getElementById("pause");
   const url = new URL(location.href), shown = {};
   url.searchParams.set("live", "1");
-  let paused = false, heard = new Date();
-  const look = async () => {
+  let paused = false, answered = new Date();
+  const refresh = async () => {
     if (paused || document.hidden) return;
     try {
       const answer = await fetch(url, {cache: "no-store", signal: AbortSignal.timeout(20000)});
@@ -18,22 +18,22 @@
         if (at) there.querySelector(`a[href="${CSS.escape(at)}"]`)?.focus();
       }
       document.title = page.title;
-      heard = new Date();
+      answered = new Date();
       lost.hidden = true;
     } catch (error) {
       document.title = "No response \u2013 Fencepost";
-      lost.textContent = `No response from the proxy since ${heard.toLocaleTimeString()}: this page is out of date. `
+      lost.textContent = `No response from the proxy since ${answered.toLocaleTimeString()}: this page is out of date. `
         + `Is the proxy still running? (${error.message})`;
       lost.hidden = false;
     }
   };
-  const again = async () => { await look(); setTimeout(again, LOOK_SECONDS * 1000); };
-  setTimeout(again, LOOK_SECONDS * 1000);
-  document.addEventListener("visibilitychange", look);
+  const again = async () => { await refresh(); setTimeout(again, REFRESH_SECONDS * 1000); };
+  setTimeout(again, REFRESH_SECONDS * 1000);
+  document.addEventListener("visibilitychange", refresh);
   pause.hidden = false;
   pause.addEventListener("click", () => {
     paused = !paused;
     pause.textContent = paused ? "Resume" : "Pause";
-    look();
+    refresh();
   });
 })();

@@ -45,7 +45,7 @@ _DASH: Final = "–"
 
 _STYLE: Final = Path(__file__).with_name("page.css").read_text("utf-8")
 
-_SCRIPT: Final = Path(__file__).with_name("page.js").read_text("utf-8").replace("LOOK_SECONDS", str(REFRESH_SECONDS))
+_SCRIPT: Final = Path(__file__).with_name("page.js").read_text("utf-8").replace("REFRESH_SECONDS", str(REFRESH_SECONDS))
 
 
 def _hash(text: str) -> str:
@@ -96,7 +96,7 @@ _PAGES: Final = (
     ("/groups", "Groups"),
 )
 
-HEALTHY, WARNING, DEGRADED, NOT_READY = "well", "attention", "trouble", "not_ready"
+HEALTHY, WARNING, DEGRADED, NOT_READY = "healthy", "warning", "degraded", "not_ready"
 _DECISIONS: Final = {
     HEALTHY: ("good", "✓ Healthy", "Serving; no problems found."),
     WARNING: ("warn", "△ Serving, with warnings", ""),
@@ -316,11 +316,11 @@ def _expansions_table(listed: Listed, now: float, more: str = "") -> str:
             state = Cell(f"{step}: {e.waits_for}" if e.waits_for else step, tone="warn")
         elif e.state == "unordered":
             state = Cell(e.state, tone="warn")
-        held = _DASH if e.held_ms is None else f"{e.held_ms / 1000:.1f} s"
+        blocked = _DASH if e.blocked_ms is None else f"{e.blocked_ms / 1000:.1f} s"
         shown = [f"{each:,}" for each in e.thresholds[:_THRESHOLDS_SHOWN]]
         more_thresholds = f" … {len(e.thresholds) - len(shown):,} more" if len(e.thresholds) > len(shown) else ""
         thresholds = " ".join(shown) + more_thresholds or _DASH
-        return e.topic, f"{e.from_count:,} → {e.to_count:,}", state, _ago(e.at_ms, now), held, thresholds
+        return e.topic, f"{e.from_count:,} → {e.to_count:,}", state, _ago(e.at_ms, now), blocked, thresholds
 
     columns = ("topic", "partitions", "state", "when", "appends blocked", "thresholds")
     rows = [row(each) for each in listed.rows]
@@ -429,7 +429,7 @@ def _watched(t: TransactionsReport) -> str:
             ("partition", "LSO", "high watermark", "lag", "unchanged for"),
             [
                 (f"{b.topic}-{b.partition}", b.last_stable_offset, b.high_watermark, b.lag, duration(b.seconds))
-                for b in t.behind
+                for b in t.lagging
             ],
         )
     )

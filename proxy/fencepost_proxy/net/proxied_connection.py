@@ -73,7 +73,7 @@ class UpstreamSocket(_ConnectionSocket):
                 return
             data = data[taken:]
         proxied.driver.session_event(proxied.connection, messages.UpstreamBytes(data))
-        self._passes(session.passing_down_bytes)
+        self._relay_next(session.passing_down_bytes)
 
     def _passed(self, byte_count: int) -> None:
         proxied = self._proxied
@@ -112,7 +112,7 @@ class ClientSocket(_ConnectionSocket):
                 return
             data = data[taken:]
         proxied.driver.session_event(proxied.connection, messages.ClientBytes(data))
-        self._passes(session.passing_up_bytes)
+        self._relay_next(session.passing_up_bytes)
 
     def _passed(self, byte_count: int) -> None:
         proxied = self._proxied

@@ -261,7 +261,7 @@ class ProxiedSocket:
         elif count == self._read_bytes_max:
             self._read_bytes_max = 2 * count if 2 * count < RECEIVE_BUFFER_BYTES else 0
 
-    def _passes(self, byte_count: int) -> None:
+    def _relay_next(self, byte_count: int) -> None:
         """The next `byte_count` bytes are relayed to the other socket."""
         self.passing_bytes = byte_count
         sock = self._sock

@@ -112,7 +112,7 @@ class _Probe:
         self._state: _Topic | None = None  # if it exists and is readable
         self._set: StateView | None = None  # configs set by admins, None if unknown
         sasl = config.control_sasl
-        self._who = sasl.username if sasl is not None and sasl.username else "PRINCIPAL"
+        self._principal = sasl.username if sasl is not None and sasl.username else "PRINCIPAL"
         self._open = False  # Kafka has no authorizer
         configured = [config.unlisted_topics, *(each.configs for each in config.topic_patterns)]
         self._policies = [TopicPolicy.of(each) for each in configured]
@@ -128,7 +128,7 @@ class _Probe:
         requested = " ".join(f"--operation {_of_the_tool(each)}" for each in operations)
         return (
             f"kafka-acls --bootstrap-server {servers} --command-config admin.properties "
-            f"--add --allow-principal {shlex.quote(f'User:{self._who}')} {requested} {resource}"
+            f"--add --allow-principal {shlex.quote(f'User:{self._principal}')} {requested} {resource}"
         )
 
     # ---- authorizer

@@ -72,16 +72,16 @@ def _short(text: str) -> str:
 
 
 #: (API key, version, message) -> response.
-Ask = Callable[[int, int, Message], Awaitable[Message]]
+Query = Callable[[int, int, Message], Awaitable[Message]]
 
 
-async def log_in(query: Ask, sasl: ControlSasl) -> float:
+async def log_in(query: Query, sasl: ControlSasl) -> float:
     """Log in; return the session lifetime in seconds, 0 if unlimited.
 
     Raises `LoginFailed`, `ConfigError`, and errors of `query`.
     """
     answer = await query(SASL_HANDSHAKE, HANDSHAKE_VERSION, Message(mechanism=sasl.mechanism))
-    who = f"SASL {sasl.mechanism}" + (f" as {sasl.username}" if sasl.username else "")
+    login = f"SASL {sasl.mechanism}" + (f" as {sasl.username}" if sasl.username else "")
     if answer.error_code:
         enabled = _short(", ".join(answer.mechanisms)) or "nothing"
         why = f"this listener takes {enabled}"
@@ -89,29 +89,29 @@ async def log_in(query: Ask, sasl: ControlSasl) -> float:
             why = "this listener takes no logins; use another one in upstream, or omit control_sasl"
         elif answer.error_code != Error.UNSUPPORTED_SASL_MECHANISM:
             why = f"error {answer.error_code}"
-        raise LoginFailed(f"{who}: {why} (control_sasl.mechanism)", answer.error_code)
+        raise LoginFailed(f"{login}: {why} (control_sasl.mechanism)", answer.error_code)
     mechanism = _mechanism(sasl)
     for _ in range(_STEPS_MAX):
         answer = await query(
-            SASL_AUTHENTICATE, AUTHENTICATE_VERSION, Message(auth_bytes=_stated(who, mechanism.auth_bytes))
+            SASL_AUTHENTICATE, AUTHENTICATE_VERSION, Message(auth_bytes=_stated(login, mechanism.auth_bytes))
         )
         if answer.error_code:
             raise LoginFailed(
-                f"{who}: {_short(answer.error_message or f'error {answer.error_code}')}", answer.error_code
+                f"{login}: {_short(answer.error_message or f'error {answer.error_code}')}", answer.error_code
             )
         reported = bytes(answer.auth_bytes)
-        _stated(who, lambda reported=reported: mechanism.receive(reported))  # type: ignore[misc]
+        _stated(login, lambda reported=reported: mechanism.receive(reported))  # type: ignore[misc]
         if mechanism.is_done():
             if not mechanism.is_authenticated():
-                raise LoginFailed(f"{who}: Kafka ended the login without authenticating itself")
+                raise LoginFailed(f"{login}: Kafka ended the login without authenticating itself")
             lifetime_ms: int = answer.session_lifetime_ms
             return lifetime_ms / 1000
-    raise LoginFailed(f"{who}: not finished after {_STEPS_MAX} steps")
+    raise LoginFailed(f"{login}: not finished after {_STEPS_MAX} steps")
 
 
-def _stated(who: str, what: Callable[[], Any]) -> Any:
+def _stated(login: str, what: Callable[[], Any]) -> Any:
     """Call `what`; an error means that the broker's proof or message is invalid."""
     try:
         return what()
     except (ValueError, KeyError, IndexError) as error:
-        raise LoginFailed(f"{who}: invalid message from the broker: {_short(str(error))}") from error
+        raise LoginFailed(f"{login}: invalid message from the broker: {_short(str(error))}") from error

@@ -18,7 +18,7 @@ from fencepost_proxy import logs
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Error
 from fencepost_proxy.net import cluster
-from fencepost_proxy.net.broker import PLAIN, Access, BrokerConnection, UpstreamUnavailable, deadline_in
+from fencepost_proxy.net.broker import PLAINTEXT, Access, BrokerConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.net.cluster import ClusterMetadata
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire import apis
@@ -52,7 +52,7 @@ class SidecarProbe:
         self._broker = config.broker
         self._listens_on = listens_on
         self._known = known
-        self._access = access if config.broker_tls else replace(access, tls=PLAIN.tls)
+        self._access = access if config.broker_tls else replace(access, tls=PLAINTEXT.tls)
         self.problem: str | None = f"the advertised address of the broker at {config.broker} is not known yet"
         self.queried = False
         self.node_id: NodeId | None = None
@@ -97,10 +97,10 @@ class SidecarProbe:
         cluster_id, by_upstream = self._known()
         if reported.cluster_id != cluster_id:
             return f"broker = {self._broker} is of cluster {reported.cluster_id}, upstream is of {cluster_id}"
-        own = self._listens_on()
-        if own is None:
+        ours = self._listens_on()
+        if ours is None:
             return "the sidecar does not listen yet"
-        host, port = self._config.advertised_host, own.port
+        host, port = self._config.advertised_host, ours.port
         requested = f"{host or 'HOST'}:{port}"
         here = {node: address for node, address in reported.brokers.items() if _same(address, host, port)}
         advertised = ", ".join(f"{node}: {address}" for node, address in sorted(reported.brokers.items()))

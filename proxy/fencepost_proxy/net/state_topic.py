@@ -47,7 +47,7 @@ from fencepost_proxy.topics.state import (
 )
 from fencepost_proxy.types import Monotonic, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire.batch import MalformedBatch, fence_batch, split_batches
-from fencepost_proxy.wire.plain_batch import encode_plain_batch, read_plain_records
+from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch, read_uncompressed_records
 
 _log = logs.get("net.state_topic")
 _limited_log = logs.RateLimitedLog(_log)
@@ -253,7 +253,7 @@ class StateTopic:
         if not records:
             return []
         deadline = deadline_in(self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
-        batch = encode_plain_batch(records, timestamp_ms=int(time.time() * 1000))
+        batch = encode_uncompressed_batch(records, timestamp_ms=int(time.time() * 1000))
         if producer_id is not None:
             fence = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": _ANY_SEQUENCE}
             batch = bytes(fence_batch(memoryview(batch), **fence))
@@ -474,11 +474,11 @@ class StateTopic:
             await asyncio.sleep(_UNACKNOWLEDGED_SECONDS if self.unacknowledged else _HEARTBEAT_SECONDS)
             sent_at = time.monotonic()
             former = frozenset(self._former)
-            gone = [*self._long_dead(sent_at), *former]
+            ended = [*self._long_dead(sent_at), *former]
             assert self._process is not None
             try:
                 await self.append(
-                    [encode_heartbeat(self._process, int(time.time() * 1000)), *map(encode_heartbeat_tombstone, gone)]
+                    [encode_heartbeat(self._process, int(time.time() * 1000)), *map(encode_heartbeat_tombstone, ended)]
                 )
                 self._live_until = sent_at + _SILENT_SECONDS_MAX
                 self._former -= former
@@ -729,7 +729,7 @@ class StateTopic:
         applied = []
         try:
             for header, batch in split_batches(memoryview(data)):
-                for record in () if header.is_control else read_plain_records(header, batch):
+                for record in () if header.is_control else read_uncompressed_records(header, batch):
                     if record.offset >= self._position:
                         applied.append(StateRecord(record.key or b"", record.value))
                         self._observe_record(applied[-1])

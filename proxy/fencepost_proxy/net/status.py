@@ -149,7 +149,7 @@ class ExpansionStatus:
     at_ms: int
     step: str | None = None
     waits_for: str | None = None
-    held_ms: int | None = None
+    blocked_ms: int | None = None
     thresholds: tuple[int, ...] = ()
 
 

@@ -12,7 +12,7 @@ from fencepost_proxy.net.control import fetch_call, fetched_partition
 from fencepost_proxy.topics.state import StateError, StateView
 from fencepost_proxy.types import Offset, TopicPartition
 from fencepost_proxy.wire.batch import MalformedBatch, split_batches
-from fencepost_proxy.wire.plain_batch import read_plain_records
+from fencepost_proxy.wire.uncompressed_batch import read_uncompressed_records
 
 _FETCH_BYTES_MAX: Final = 1_048_576
 
@@ -67,7 +67,7 @@ async def read_stored(
 
 def _apply(view: StateView, data: bytes, position: Offset) -> Offset:
     for header, batch in split_batches(memoryview(data)):
-        for record in () if header.is_control else read_plain_records(header, batch):
+        for record in () if header.is_control else read_uncompressed_records(header, batch):
             if record.offset >= position:
                 view.apply(*record)
         position = Offset(max(position, header.base_offset + header.last_offset_delta + 1))

@@ -68,7 +68,7 @@ _END_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True)
-class _WorkerSlot:
+class _WorkerState:
     """One worker and its predecessors with the same number."""
 
     index: int
@@ -112,7 +112,7 @@ class Supervisor:
     def __init__(self, config: ProxyConfig, on_ready: Callable[[Address], None]) -> None:
         self._config = config
         self._on_ready = on_ready
-        self._worker_slots = [_WorkerSlot(index) for index in range(config.workers)]
+        self._worker_states = [_WorkerState(index) for index in range(config.workers)]
         self._loads_file = os.memfd_create("fencepost-loads", os.MFD_CLOEXEC)
         os.ftruncate(self._loads_file, LOAD_BYTES * config.workers)
         self._loads = memoryview(mmap.mmap(self._loads_file, 0)).cast("q")
@@ -153,8 +153,8 @@ class Supervisor:
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, self._signalled)
         async with asyncio.TaskGroup() as tasks:
-            for worker_slot in self._worker_slots:
-                tasks.create_task(self._keep(worker_slot), name=f"worker {worker_slot.index}")
+            for worker_state in self._worker_states:
+                tasks.create_task(self._keep(worker_state), name=f"worker {worker_state.index}")
             tasks.create_task(self._report_ready(), name="ready")
         return self._status_code
 
@@ -162,18 +162,18 @@ class Supervisor:
         """Apply `config`, in which only `live` keys differ. Workers that start later use it too."""
         self._config = config
         logs.change(config.log.level, config.log.format)
-        for worker_slot in self._worker_slots:
-            if not worker_slot.configured or worker_slot.channel is None:
+        for worker_state in self._worker_states:
+            if not worker_state.configured or worker_state.channel is None:
                 continue
-            if not worker_slot.channel.send(Packet.of(RELOAD, self._of_worker())):
-                _log.error("failed to send the new configuration to a worker", worker=worker_slot.index)
+            if not worker_state.channel.send(Packet.of(RELOAD, self._of_worker())):
+                _log.error("failed to send the new configuration to a worker", worker=worker_state.index)
 
     def _signalled(self) -> None:
         if self._forced:
             _log.warning("third stop signal: exiting immediately, requests in progress are lost")
-            for worker_slot in self._worker_slots:
-                if worker_slot.process is not None and worker_slot.process.returncode is None:
-                    worker_slot.process.kill()
+            for worker_state in self._worker_states:
+                if worker_state.process is not None and worker_state.process.returncode is None:
+                    worker_state.process.kill()
             os._exit(1)
         if self._stopping.is_set():
             self._forced = True
@@ -190,9 +190,9 @@ class Supervisor:
         asyncio.get_running_loop().call_later(self._config.limits.drain_notice_seconds, self._listen_no_more)
 
     def _terminate_workers(self) -> None:
-        for worker_slot in self._worker_slots:
-            if worker_slot.process is not None and worker_slot.process.returncode is None:
-                worker_slot.process.terminate()
+        for worker_state in self._worker_states:
+            if worker_state.process is not None and worker_state.process.returncode is None:
+                worker_state.process.terminate()
 
     def _listen_no_more(self) -> None:
         for sock in self._listening.values():
@@ -205,12 +205,12 @@ class Supervisor:
         logs.report_suppressed(at_once=True)
 
     async def _report_ready(self) -> None:
-        for worker_slot in self._worker_slots:
-            if not await self._unless_stopping(worker_slot.ready.wait()):
+        for worker_state in self._worker_states:
+            if not await self._unless_stopping(worker_state.ready.wait()):
                 return
         assert self._bootstrap is not None
         self._served = True
-        _log.info("serving", bootstrap=self._bootstrap, workers=len(self._worker_slots))
+        _log.info("serving", bootstrap=self._bootstrap, workers=len(self._worker_states))
         self._on_ready(self._bootstrap)
 
     async def _unless_stopping(self, what: object) -> bool:
@@ -225,12 +225,12 @@ class Supervisor:
 
     # ---- workers
 
-    async def _keep(self, worker_slot: _WorkerSlot) -> None:
+    async def _keep(self, worker_state: _WorkerState) -> None:
         """Run and restart the worker. If it ends before all workers are ready, stop everything."""
         pause_seconds = _PAUSE_MIN_SECONDS
         while not self._stopping.is_set():
             began = time.monotonic()
-            status = await self._run(worker_slot)
+            status = await self._run(worker_state)
             if self._stopping.is_set():
                 # SIGTERM arrived before the worker had a handler for it.
                 self._status_code = max(self._status_code, 0 if status == -signal.SIGTERM else abs(status))
@@ -242,22 +242,22 @@ class Supervisor:
             if time.monotonic() - began > _STEADY_SECONDS:
                 pause_seconds = _PAUSE_MIN_SECONDS
             _log.error(
-                "worker exited unexpectedly", worker=worker_slot.index, status=status, again_in_seconds=pause_seconds
+                "worker exited unexpectedly", worker=worker_state.index, status=status, again_in_seconds=pause_seconds
             )
             await self._unless_stopping(asyncio.sleep(pause_seconds))
             pause_seconds = min(2 * pause_seconds, _PAUSE_MAX_SECONDS)
 
-    async def _run(self, worker_slot: _WorkerSlot) -> int:
+    async def _run(self, worker_state: _WorkerState) -> int:
         ours, theirs = pair()
         listeners, theirs_too = pair()
-        worker_slot.starts += 1
-        self._loads[worker_slot.index] = AWAY
+        worker_state.starts += 1
+        self._loads[worker_state.index] = AWAY
         # A new session: Ctrl-C in a terminal reaches the supervisor only, which forwards it once.
-        worker_slot.process = await asyncio.create_subprocess_exec(
+        worker_state.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "fencepost_proxy", "proxy"),
             *(
                 "--worker",
-                ":".join(map(str, (worker_slot.index, theirs.fileno(), theirs_too.fileno(), self._loads_file))),
+                ":".join(map(str, (worker_state.index, theirs.fileno(), theirs_too.fileno(), self._loads_file))),
             ),
             pass_fds=(theirs.fileno(), theirs_too.fileno(), self._loads_file),
             stdin=asyncio.subprocess.DEVNULL,
@@ -269,22 +269,22 @@ class Supervisor:
         listeners.setblocking(False)
         loop = asyncio.get_running_loop()
         loop.add_reader(listeners, self._listener_requested, listeners)
-        worker_slot.channel = Channel(ours, lambda packet: self._received(worker_slot, packet))
-        primary = self._worker_slots[PRIMARY]
-        if worker_slot is primary or self._served or await self._unless_stopping(primary.ready.wait()):
-            worker_slot.configured = worker_slot.channel.send(Packet.of(START, self._of_worker()))
+        worker_state.channel = Channel(ours, lambda packet: self._received(worker_state, packet))
+        primary = self._worker_states[PRIMARY]
+        if worker_state is primary or self._served or await self._unless_stopping(primary.ready.wait()):
+            worker_state.configured = worker_state.channel.send(Packet.of(START, self._of_worker()))
         if self._stopping.is_set():
             with contextlib.suppress(ProcessLookupError):  # already exited
-                worker_slot.process.terminate()
-        status = await self._end_of(worker_slot.process)
+                worker_state.process.terminate()
+        status = await self._end_of(worker_state.process)
         loop.remove_reader(listeners)
         listeners.close()
-        worker_slot.channel.close()
-        worker_slot.channel = None
-        worker_slot.configured = False
-        worker_slot.ready.clear()
-        self._loads[worker_slot.index] = AWAY
-        self._retire(worker_slot)
+        worker_state.channel.close()
+        worker_state.channel = None
+        worker_state.configured = False
+        worker_state.ready.clear()
+        self._loads[worker_state.index] = AWAY
+        self._retire(worker_state)
         return status
 
     def _of_worker(self) -> ProxyConfig:
@@ -304,26 +304,26 @@ class Supervisor:
             process.kill()
             return await process.wait()
 
-    def _received(self, worker_slot: _WorkerSlot, packet: Packet) -> None:
+    def _received(self, worker_state: _WorkerState, packet: Packet) -> None:
         if packet.kind == MIGRATE:
-            primary = self._worker_slots[PRIMARY]
+            primary = self._worker_states[PRIMARY]
             if not (primary.ready.is_set() and primary.channel is not None and primary.channel.send(packet)):
                 packet.close()
                 _limited_log.warning(
-                    "primary", "connection closed", worker=worker_slot.index, reason="no primary worker"
+                    "primary", "connection closed", worker=worker_state.index, reason="no primary worker"
                 )
         elif packet.kind == READY:
             bootstrap = packet.message()
-            if worker_slot.index == PRIMARY:
+            if worker_state.index == PRIMARY:
                 self._bootstrap = bootstrap
-            worker_slot.ready.set()
+            worker_state.ready.set()
         elif packet.kind == REPORT:
-            _, worker_slot.report = packet.message()
-            self._awaited.discard(worker_slot.index)
+            _, worker_state.report = packet.message()
+            self._awaited.discard(worker_state.index)
             if not self._awaited:
                 self._reported.set()
         elif packet.kind == LIST:
-            self._found(worker_slot, *packet.message())
+            self._found(worker_state, *packet.message())
 
     # ---- listeners
 
@@ -359,14 +359,14 @@ class Supervisor:
         self._reported.clear()
         # A worker that waits for START would take the query for it.
         queried = [
-            worker_slot
-            for worker_slot in self._worker_slots
-            if worker_slot.configured and worker_slot.channel is not None
+            worker_state
+            for worker_state in self._worker_states
+            if worker_state.configured and worker_state.channel is not None
         ]
-        self._awaited = {worker_slot.index for worker_slot in queried}
-        for worker_slot in queried:
-            if worker_slot.channel is not None and not worker_slot.channel.send(Packet.of(REPORT)):
-                self._awaited.discard(worker_slot.index)
+        self._awaited = {worker_state.index for worker_state in queried}
+        for worker_state in queried:
+            if worker_state.channel is not None and not worker_state.channel.send(Packet.of(REPORT)):
+                self._awaited.discard(worker_state.index)
         if self._awaited:
             try:
                 async with asyncio.timeout(_REPORT_SECONDS):
@@ -379,11 +379,11 @@ class Supervisor:
         number = next(self._numbers)
         query_message = self._queries[number] = _Query()
         try:
-            for worker_slot in self._worker_slots:
-                if worker_slot.channel is not None and worker_slot.ready.is_set():
-                    query_message.awaited.add(worker_slot.index)
-                    if not worker_slot.channel.send(Packet.of(LIST, (number, tuple(requested)))):
-                        query_message.awaited.discard(worker_slot.index)
+            for worker_state in self._worker_states:
+                if worker_state.channel is not None and worker_state.ready.is_set():
+                    query_message.awaited.add(worker_state.index)
+                    if not worker_state.channel.send(Packet.of(LIST, (number, tuple(requested)))):
+                        query_message.awaited.discard(worker_state.index)
             if query_message.awaited:
                 async with asyncio.timeout(_REPORT_SECONDS):
                     await query_message.answered.wait()
@@ -397,48 +397,48 @@ class Supervisor:
             for position, each in enumerate(requested)
         ]
 
-    def _found(self, worker_slot: _WorkerSlot, number: int, found: list[Found]) -> None:
+    def _found(self, worker_state: _WorkerState, number: int, found: list[Found]) -> None:
         query_message = self._queries.get(number)
         if query_message is not None:
-            query_message.found[worker_slot.index] = found
-            query_message.awaited.discard(worker_slot.index)
+            query_message.found[worker_state.index] = found
+            query_message.awaited.discard(worker_state.index)
             if not query_message.awaited:
                 query_message.answered.set()
 
-    def _retire(self, worker_slot: _WorkerSlot) -> None:
+    def _retire(self, worker_state: _WorkerState) -> None:
         """Keep the counters of an ended worker, so that sums never decrease."""
-        if worker_slot.report is None:
+        if worker_state.report is None:
             return
-        metrics, worker_slot.report = worker_slot.report.metrics, None
+        metrics, worker_state.report = worker_state.report.metrics, None
         metrics.ended()
-        worker_slot.retired = metrics if worker_slot.retired is None else worker_slot.retired.plus(metrics)
+        worker_state.retired = metrics if worker_state.retired is None else worker_state.retired.plus(metrics)
 
     def metrics(self) -> Metrics:
         whole = Metrics()
         whole.log_lines = logs.lines()
         workers = []
         fresh_until = float("inf")
-        for worker_slot in self._worker_slots:
-            of_worker = Metrics() if worker_slot.retired is None else worker_slot.retired
-            if worker_slot.report is not None:
-                of_worker = of_worker.plus(worker_slot.report.metrics)
-                fresh_until = min(fresh_until, worker_slot.report.state_fresh_until)
+        for worker_state in self._worker_states:
+            of_worker = Metrics() if worker_state.retired is None else worker_state.retired
+            if worker_state.report is not None:
+                of_worker = of_worker.plus(worker_state.report.metrics)
+                fresh_until = min(fresh_until, worker_state.report.state_fresh_until)
             else:
                 fresh_until = float("-inf")
             whole = whole.plus(of_worker)
             workers.append(
                 WorkerNumbers(
-                    worker_slot.index,
+                    worker_state.index,
                     of_worker.connections.value,
                     of_worker.connections_accepted.value,
                     of_worker.traffic.requests_in_all,
-                    worker_slot.starts,
-                    0.0 if worker_slot.report is None else worker_slot.report.cpu_seconds,
-                    0 if worker_slot.report is None else worker_slot.report.resident_bytes,
-                    0 if worker_slot.report is None else worker_slot.report.open_files,
+                    worker_state.starts,
+                    0.0 if worker_state.report is None else worker_state.report.cpu_seconds,
+                    0 if worker_state.report is None else worker_state.report.resident_bytes,
+                    0 if worker_state.report is None else worker_state.report.open_files,
                 )
             )
-        primary = self._worker_slots[PRIMARY].report
+        primary = self._worker_states[PRIMARY].report
         if primary is not None and (transactions := primary.snapshot.transactions) is not None:
             whole.transactions = lambda: transactions
         if primary is not None:
@@ -453,25 +453,25 @@ class Supervisor:
 
     async def _release(self, group: str, topic: str) -> str:
         """The primary worker stores it; the others read it from the state topic."""
-        channel = self._worker_slots[PRIMARY].channel
+        channel = self._worker_states[PRIMARY].channel
         if channel is None or not channel.send(Packet.of(RELEASE, (group, topic))):
             return "not done: the primary worker is unreachable now"
         return f"requested: the log has the result for group {group} and topic {topic}"
 
     def _snapshot(self) -> StatusSnapshot:
         metrics = self.metrics()
-        primary = self._worker_slots[PRIMARY].report
+        primary = self._worker_states[PRIMARY].report
         snapshots = [
-            worker_slot.report.snapshot for worker_slot in self._worker_slots if worker_slot.report is not None
+            worker_state.report.snapshot for worker_state in self._worker_states if worker_state.report is not None
         ]
         uptime_seconds = time.monotonic() - self._started_at
         if primary is None or not snapshots:
             reason = "it is shutting down" if self._stopping.is_set() else "the primary worker is starting"
             return StatusSnapshot(fencepost_version(), uptime_seconds, None, self._bootstrap, not_ready=(reason,))
         away = tuple(
-            f"worker {worker_slot.index} is starting"
-            for worker_slot in self._worker_slots
-            if not worker_slot.ready.is_set()
+            f"worker {worker_state.index} is starting"
+            for worker_state in self._worker_states
+            if not worker_state.ready.is_set()
         )
         leases = [each.state_lease_seconds for each in snapshots if each.state_lease_seconds is not None]
         return replace(

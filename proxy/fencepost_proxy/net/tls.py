@@ -30,7 +30,7 @@ _UNFLUSHED_BYTES_MAX: Final = 256 * 1024
 #: Bytes of a relayed frame that wake the event loop, or fewer if the socket's buffer is smaller.
 _WAKES_AT_BYTES: Final = 128 * 1024
 #: Maximum plaintext of a record.
-_PLAIN_BYTES_MAX: Final = 16 * 1024
+_PLAINTEXT_BYTES_MAX: Final = 16 * 1024
 #: A record's header: type, version, length. During the handshake the first bytes must be one.
 _HEADER_BYTES: Final = 5
 _HANDSHAKE_RECORD: Final = 0x16
@@ -56,17 +56,17 @@ class NotTls(OSError):
 class _Records:
     """Position in a stream of records, from their headers.
 
-    `left_bytes` – missing bytes of the current record. `begun_bytes` – its plaintext size. `plain_bytes` – plaintext
-    size of all records whose headers were received.
+    `left_bytes` – missing bytes of the current record. `begun_bytes` – its plaintext size. `plaintext_bytes` –
+    plaintext size of all records whose headers were received.
     """
 
-    __slots__ = ("begun_bytes", "header", "left_bytes", "overhead_bytes", "plain_bytes")
+    __slots__ = ("begun_bytes", "header", "left_bytes", "overhead_bytes", "plaintext_bytes")
 
     def __init__(self, overhead_bytes: int = 0) -> None:
         self.header = b""
         self.left_bytes = 0
         self.begun_bytes = 0
-        self.plain_bytes = 0
+        self.plaintext_bytes = 0
         self.overhead_bytes = overhead_bytes
 
     def missing(self) -> int:
@@ -87,13 +87,13 @@ class _Records:
             if len(self.header) == _HEADER_BYTES:
                 self.left_bytes = int.from_bytes(self.header[3:], "big")
                 self.begun_bytes = max(0, self.left_bytes - self.overhead_bytes)
-                self.plain_bytes += self.begun_bytes
+                self.plaintext_bytes += self.begun_bytes
                 self.header = b""
 
-    def bytes_before(self, plain_bytes: int) -> int:
-        """Minimum stream bytes that bring the next `plain_bytes` of plaintext, with records of maximum size."""
-        more = max(0, plain_bytes - (self.begun_bytes if self.left_bytes else 0))
-        headers = -(-more // _PLAIN_BYTES_MAX) * (_HEADER_BYTES + self.overhead_bytes)
+    def bytes_before(self, plaintext_bytes: int) -> int:
+        """Minimum stream bytes that bring the next `plaintext_bytes` of plaintext, with records of maximum size."""
+        more = max(0, plaintext_bytes - (self.begun_bytes if self.left_bytes else 0))
+        headers = -(-more // _PLAINTEXT_BYTES_MAX) * (_HEADER_BYTES + self.overhead_bytes)
         return self.left_bytes + more + headers - len(self.header)
 
     def unread_bytes(self, ahead: bytes) -> int:
@@ -101,7 +101,7 @@ class _Records:
         other = _Records(self.overhead_bytes)
         other.header, other.left_bytes = self.header, self.left_bytes
         other.follow(memoryview(ahead))
-        return (self.begun_bytes if self.left_bytes else 0) + other.plain_bytes
+        return (self.begun_bytes if self.left_bytes else 0) + other.plaintext_bytes
 
 
 class TlsSocket:
@@ -200,15 +200,15 @@ class TlsSocket:
             return 0
         data = received[:count]
         self._records.follow(data)
-        incoming, tls, plain_bytes = self._buffers.incoming, self._ssl, 0
+        incoming, tls, plaintext_bytes = self._buffers.incoming, self._ssl, 0
         try:
             incoming.write(data)
             while incoming.pending or tls.pending():
-                taken = tls.read(len(buffer) - plain_bytes, buffer[plain_bytes:])
+                taken = tls.read(len(buffer) - plaintext_bytes, buffer[plaintext_bytes:])
                 if not taken:
                     self._ended = True
                     break
-                plain_bytes += taken  # type: ignore[operator]
+                plaintext_bytes += taken  # type: ignore[operator]
         except ssl.SSLWantReadError:
             pass  # the record is incomplete
         finally:
@@ -219,23 +219,23 @@ class TlsSocket:
                 self._flush()
         if len(self._unflushed) > _UNFLUSHED_BYTES_MAX:
             raise ConnectionAbortedError("the peer does not read TLS responses")
-        if not plain_bytes and not self._ended:
+        if not plaintext_bytes and not self._ended:
             raise BlockingIOError
-        if plain_bytes and self._ended:
+        if plaintext_bytes and self._ended:
             # The peer's close came with its last data: make the next read return 0, since nothing else may arrive.
             with contextlib.suppress(OSError):
                 self._raw.shutdown(socket.SHUT_RD)
-        return plain_bytes
+        return plaintext_bytes
 
-    def expect(self, plain_bytes: int) -> None:
-        """At least `plain_bytes` will follow: wake the event loop for many records together, and for the last one.
+    def expect(self, plaintext_bytes: int) -> None:
+        """At least `plaintext_bytes` will follow: wake the event loop for many records together, and for the last one.
 
         Java writes each record separately, and an iteration of the event loop costs more than relaying one record.
         The end of the connection still wakes the loop at once.
         """
         wakes_at = 1
-        if plain_bytes > _PLAIN_BYTES_MAX:
-            wakes_at = min(self._records.bytes_before(plain_bytes), _WAKES_AT_BYTES)
+        if plaintext_bytes > _PLAINTEXT_BYTES_MAX:
+            wakes_at = min(self._records.bytes_before(plaintext_bytes), _WAKES_AT_BYTES)
         if wakes_at != self._wakes_at:
             self._wakes_at = wakes_at
             with contextlib.suppress(OSError):  # a closed connection shows in the next read
@@ -373,11 +373,11 @@ async def _ready(loop: asyncio.AbstractEventLoop, descriptor: int, *, to_write: 
 
 # ---- failures
 
-_OTHER_NAMES: Final = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+_HOSTNAME_MISMATCH: Final = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _NOT_NOW: Final = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "RECORD_LAYER_FAILURE"})
 _NO_CERTIFICATE: Final = frozenset({"PEER_DID_NOT_RETURN_A_CERTIFICATE"})
-_WANTS_CERTIFICATE: Final = frozenset({"TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_BAD_CERTIFICATE"})
+_CERTIFICATE_REQUIRED: Final = frozenset({"TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_BAD_CERTIFICATE"})
 _DISTRUSTED: Final = frozenset(
     {
         "TLSV1_ALERT_UNKNOWN_CA",
@@ -402,7 +402,7 @@ def failure(error: OSError) -> tuple[str, str]:
     """The kind of failure, as one word, and OpenSSL's description."""
     if isinstance(error, ssl.SSLCertVerificationError):
         code = error.verify_code
-        kind = "other_names" if code in _OTHER_NAMES else "not_now" if code in _NOT_NOW else "untrusted"
+        kind = "hostname_mismatch" if code in _HOSTNAME_MISMATCH else "not_now" if code in _NOT_NOW else "untrusted"
         return kind, error.verify_message
     if isinstance(error, NotTls):
         return "not_tls", str(error)
@@ -413,7 +413,7 @@ def failure(error: OSError) -> tuple[str, str]:
     for kind, reasons in (
         ("not_tls", _NOT_TLS),
         ("no_certificate", _NO_CERTIFICATE),
-        ("wants_certificate", _WANTS_CERTIFICATE),
+        ("certificate_required", _CERTIFICATE_REQUIRED),
         ("distrusted", _DISTRUSTED),
         ("no_common", _NO_COMMON),
     ):
@@ -432,9 +432,9 @@ def of_client(error: OSError) -> tuple[str, str]:
             words = "it sent no certificate, and listen_tls.client_certificates is required"
         case "not_now":
             kind, words = "untrusted", f"its certificate is not valid now: {stated}"
-        case "untrusted" | "other_names":
+        case "untrusted" | "hostname_mismatch":
             kind, words = "untrusted", f"its certificate is not trusted: {stated} (listen_tls.client_ca_file)"
-        case "distrusted" | "wants_certificate":
+        case "distrusted" | "certificate_required":
             kind, words = "distrusted", f"it does not trust this proxy's certificate: {stated}"
         case "no_common":
             words = f"it has no TLS version or cipher in common with this proxy: {stated} (listen_tls.min_version)"
@@ -453,11 +453,11 @@ def of_broker(error: OSError) -> tuple[str, str]:
             kind, words = "untrusted", f"its certificate is not valid now: {stated}"
         case "untrusted":
             words = f"its certificate is not trusted: {stated} (upstream_tls.ca_file)"
-        case "other_names":
+        case "hostname_mismatch":
             words = f"its certificate is for another name: {stated} (upstream_tls.check_hostname)"
         case "not_tls":
             words = "it does not speak TLS, and upstream_tls is set"
-        case "wants_certificate":
+        case "certificate_required":
             words = f"it requires a certificate that it trusts: {stated} (upstream_tls.certificate_file)"
         case "distrusted":
             words = f"it does not trust the proxy's certificate: {stated} (upstream_tls.certificate_file)"

@@ -31,8 +31,8 @@ from fencepost_proxy.transactions.commit_validator import (
     ONGOING,
     V2_FROM,
     Answer,
-    Ask,
     CheckedTopic,
+    CommitQuery,
     CommitValidator,
     Decision,
     Logged,
@@ -46,13 +46,13 @@ from fencepost_proxy.transactions.commit_validator import (
     ReadBack,
     ReadState,
     StateRead,
-    TimeIsUp,
+    TimedOut,
     TransactionIs,
 )
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import Monotonic, Offset, ProducerId
 from fencepost_proxy.wire.batch import BatchHeader, Effort, HeaderNames, MalformedBatch, scan_batch, split_batches
-from fencepost_proxy.wire.plain_batch import read_plain_records
+from fencepost_proxy.wire.uncompressed_batch import read_uncompressed_records
 
 _log = logs.get("net.transactions")
 _limited_log = logs.RateLimitedLog(_log)
@@ -190,7 +190,7 @@ class Commits:
                 done, queried = await asyncio.wait(
                     queried, timeout=remaining(deadline), return_when=asyncio.FIRST_COMPLETED
                 )
-                stated = () if done else validate.handle(TimeIsUp())
+                stated = () if done else validate.handle(TimedOut())
                 for each in done:
                     more = validate.handle(each.result())
                     if isinstance(more, Decision) or isinstance(stated, Decision):
@@ -204,7 +204,7 @@ class Commits:
             for each in queried:
                 each.cancel()
 
-    async def _answer(self, query: Ask, deadline: Monotonic) -> Answer:
+    async def _answer(self, query: CommitQuery, deadline: Monotonic) -> Answer:
         """Run a query; a failure is a result too."""
         try:
             match query:
@@ -269,7 +269,7 @@ class Commits:
                     partition, Offset(before), bytes_max=_FETCH_BYTES, timeout_seconds=remaining(deadline)
                 )
                 if fetched.out_of_range:
-                    return LogIs(partition, None, gone=True)
+                    return LogIs(partition, None, out_of_range=True)
                 if so_far.slice is None and so_far.at == before:  # otherwise another attempt of this commit reads
                     so_far.slice = asyncio.create_task(self._read_on(so_far, query, fetched.records))
                     so_far.slice.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -329,7 +329,7 @@ class Commits:
         logged = Logged(header.base_offset, header.record_count, header.producer_epoch, header.base_sequence)
         try:
             if header.is_control:
-                marker = next(int.from_bytes((r.key or b"")[2:4]) for r in read_plain_records(header, batch))
+                marker = next(int.from_bytes((r.key or b"")[2:4]) for r in read_uncompressed_records(header, batch))
                 kind = Marker.COMMIT if marker == _COMMIT_MARKER else Marker.ABORT
                 return Logged(header.base_offset, 1, header.producer_epoch, -1, marker=kind)
             if checked:
@@ -345,15 +345,15 @@ class Commits:
         except (MalformedBatch, LimitError) as error:
             if effort is not None and isinstance(error, LimitError):
                 raise
-            return Logged(*_place(logged), conditional=True)  # its offset cannot be verified
+            return Logged(*_position(logged), conditional=True)  # its offset cannot be verified
         if scan.contradiction is not None or scan.unreadable is not None:
-            return Logged(*_place(logged), conditional=True)
+            return Logged(*_position(logged), conditional=True)
         expected = scan.expected_base_offset
-        return Logged(*_place(logged), conditional=expected is not None, expected=expected)
+        return Logged(*_position(logged), conditional=expected is not None, expected=expected)
 
     # ---- abort-only transactions in the state topic
 
-    async def note(self, abort_only: AbortOnly, instead_of: Iterable[UUID] = ()) -> bool:
+    async def record_abort_only(self, abort_only: AbortOnly, instead_of: Iterable[UUID] = ()) -> bool:
         """Record an abort-only transaction; False if it is not known to be stored."""
         try:
             assert self._state is not None
@@ -361,7 +361,7 @@ class Commits:
             await self._state.append(records, timeout_seconds=_STORE_SECONDS)
         except FencepostError as error:
             _limited_log.error(
-                "note",
+                "record",
                 "failed to record an abort-only transaction: the client must retry",
                 transactional_id=abort_only.transactional_id,
                 reason=error,
@@ -381,7 +381,7 @@ class Commits:
             await self._state.append(encode_abort_only_tombstones(abort_only_records), timeout_seconds=_STORE_SECONDS)
         except FencepostError as error:
             _limited_log.warning(
-                "lift",
+                "clear",
                 "failed to clear an ended transaction: the producer's next commit may be refused once",
                 producer_id=producer_id,
                 reason=error,
@@ -420,5 +420,5 @@ class Commits:
         await self._state.append(encode_abort_only_tombstones(over))
 
 
-def _place(logged: Logged) -> tuple[int, int, int, int]:
+def _position(logged: Logged) -> tuple[int, int, int, int]:
     return logged.base_offset, logged.record_count, logged.producer_epoch, logged.base_sequence

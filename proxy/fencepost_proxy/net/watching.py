@@ -34,7 +34,7 @@ from fencepost_proxy.transactions.watched import (
     Query,
     TransactionsReport,
 )
-from fencepost_proxy.transactions.watching import Pace, Watching
+from fencepost_proxy.transactions.watching import Pace, TransactionMonitor
 from fencepost_proxy.types import NodeId, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.control import decode_response
@@ -57,7 +57,8 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], None]
 
 
 class TransactionWatch:
-    """Runs the queries of `Watching` and logs hanging transactions. `spawn` runs a task that ends with the process."""
+    """Runs the queries of `TransactionMonitor`, and logs hanging transactions. `spawn` runs a task that ends with the
+    process."""
 
     def __init__(self, control: ControlClient, pace: Pace, spawn: Spawn, *, tick_seconds: float = 1.0) -> None:
         self._control = control
@@ -66,7 +67,7 @@ class TransactionWatch:
         self._tick_seconds = tick_seconds
         self._problems: dict[type[Query], str] = {}
         self._reported: set[tuple[TopicPartition, int]] = set()
-        self.watching = Watching(pace)
+        self.watching = TransactionMonitor(pace)
 
     async def run(self) -> None:
         while True:
@@ -104,7 +105,7 @@ class TransactionWatch:
         hanging = {_where(each): each for each in self.watching.hanging(time.monotonic())}
         new = sorted(hanging.keys() - self._reported)
         if len(new) > _REPORTED_AT_ONCE:
-            _log.error("many hanging transactions", new=len(new), told_here=_REPORTED_AT_ONCE)
+            _log.error("many hanging transactions", new=len(new), answered_here=_REPORTED_AT_ONCE)
         for where in new[:_REPORTED_AT_ONCE]:
             each = hanging[where]
             _log.error(

@@ -33,7 +33,7 @@ LOAD_BYTES: Final = 8
 #: Load of a worker that does not serve, so that no other worker defers to it.
 AWAY: Final = sys.maxsize
 
-START, READY, MIGRATE, REPORT, RELEASE, LIST = "start", "ready", "hand-over", "report", "release", "list"
+START, READY, MIGRATE, REPORT, RELEASE, LIST = "start", "ready", "migrate", "report", "release", "list"
 RELOAD = "reload"
 
 

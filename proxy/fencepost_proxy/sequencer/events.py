@@ -102,7 +102,8 @@ class PendingAppend:
     `searched_to`: in doubt, and another sequence lies at its offset; it was looked for up to here.
     `error_code`: Kafka's inconclusive answer to its last attempt; `repeated`: to the last two.
     `unanswered`: an attempt has no answer and may be queued.
-    `behind`: the answer of a failed predecessor in its pipeline. `duplicate_waiters`: its duplicate waiters.
+    `predecessor_result`: the answer of a failed predecessor in its pipeline.
+    `duplicate_waiters`: its duplicate waiters.
     """
 
     connection: int
@@ -140,7 +141,7 @@ class PendingAppend:
     unanswered: bool = False
     may_write: bool = False
     topic_id: UUID | None = None
-    behind: PartitionResult | None = None
+    predecessor_result: PartitionResult | None = None
     duplicate_waiters: list[PendingAppend] = field(default_factory=list)
 
     @property
@@ -181,7 +182,7 @@ class LogEndSnapshot:
     `fence_base`: the published (epoch, base); (0, 0) if none was published.
     `expiration_seconds`: Kafka forgets a producer whose newest record timestamp is older.
     `expiration_known_until`: from then on, read that setting again before a fence is relied on.
-    `wall_minus_monotonic_seconds`: add it to `now` for Unix time.
+    `clock_offset_seconds`: add it to `now` for Unix time.
     `ended_transactions`: queried transactional ids that are not on this partition, according to their coordinators,
     before the log end was read; queried from `transactions_as_of` on.
     `ending_transactions`: those of the queried ones whose markers are about to be written.
@@ -197,7 +198,7 @@ class LogEndSnapshot:
     open_transactions: frozenset[int]
     log_append_time: bool
     expiration_seconds: float
-    wall_minus_monotonic_seconds: float
+    clock_offset_seconds: float
     ended_transactions: frozenset[str] = frozenset()
     ending_transactions: frozenset[str] = frozenset()
     transactions_as_of: float = float("-inf")

@@ -78,11 +78,11 @@ class InDoubtResolver(Publishing):
                 self._is_not_queued(pending)
                 self._accept(pending, there)
                 return
-            gone = isinstance(result, OutOfRange) or (isinstance(result, Found) and _is_compacted(result, pending))
-            if gone:
+            deleted = isinstance(result, OutOfRange) or (isinstance(result, Found) and _is_compacted(result, pending))
+            if deleted:
                 # Deleted: only this process's memory can show what lay there.
                 there = self.memory.appended_batch.get(expected)
-            self._end_mismatch(pending, there, now, deleted=there is None and gone)
+            self._end_mismatch(pending, there, now, deleted=there is None and deleted)
 
     def _read_appended_batch(self, found: Found, offset: int, pending: PendingAppend) -> AppendedBatch | None:
         if found.appended_batch_at == offset:
@@ -243,7 +243,7 @@ class InDoubtResolver(Publishing):
             at = pending.at if pending.searched_to is None else pending.searched_to
             assert at is not None
             self._effects.append(ReadBatch(pending, at))
-        elif pending.behind is not None or pipeline_key_of(pending) in self._sequence_gaps:
+        elif pending.predecessor_result is not None or pipeline_key_of(pending) in self._sequence_gaps:
             # Kafka would find the gap, but only if it knows this producer.
             self._resolved(pending, now)
             self._answer_unknown(pending, "an earlier append failed or has an unknown outcome", now)
@@ -303,9 +303,9 @@ class InDoubtResolver(Publishing):
                 self._resolve_later(pending, now)
 
     def _resolved_by_found_batch(self, pending: PendingAppend, found: Found, now: float) -> None:
-        behind = _end_of_what_has_another_sequence(found, pending)
-        if behind is not None:
-            self._search_after(pending, behind, now)
+        end = _end_of_other_sequence(found, pending)
+        if end is not None:
+            self._search_after(pending, end, now)
             return
         at = pending.at if pending.searched_to is None else pending.searched_to
         assert at is not None
@@ -529,7 +529,7 @@ def _is_compacted(found: Found, pending: PendingAppend) -> bool:
     return header.record_count <= header.last_offset_delta == pending.append.record_count - 1
 
 
-def _end_of_what_has_another_sequence(found: Found, pending: PendingAppend) -> int | None:
+def _end_of_other_sequence(found: Found, pending: PendingAppend) -> int | None:
     """End of the found batch, if the append may follow it; None if it is that append, or has its sequence or a later
     one."""
     header, fence = parse_batch_header(found.batch), pending.fence

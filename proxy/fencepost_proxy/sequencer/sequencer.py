@@ -128,7 +128,7 @@ class PartitionSequencer(InDoubtResolver):
     def may_send(self, pending: PendingAppend, now: float) -> bool:
         """Whether the append may still be sent. With an unconfirmed fence, only shortly after the read of the log
         end."""
-        if pending is not self._admitted or pending.behind is not None:
+        if pending is not self._admitted or pending.predecessor_result is not None:
             return False
         if pending.is_there or (not pending.kind.fenced and pending.kind is not AppendMode.TRANSACTIONAL_CONDITIONAL):
             return True
@@ -201,7 +201,7 @@ class PartitionSequencer(InDoubtResolver):
             its_retry_is_known_here = kind.fenced and append.producer_id >= 0
             if its_retry_is_known_here and (memory.retry_of(pending) or self._follows(pending)):
                 return False
-        if self._waits_for_what_may_be_queued(pending, now) or not self._fits_with_in_flight(pending, now):
+        if self._waits_for_queued(pending, now) or not self._fits_with_in_flight(pending, now):
             return False
         if kind is not AppendMode.PASS_THROUGH and not self._fence_at_end(pending, now):
             return False
@@ -319,7 +319,7 @@ class PartitionSequencer(InDoubtResolver):
         where = f"topic={pending.partition.topic} partition={pending.partition.partition}"
         return Refusal(
             Error.POLICY_VIOLATION,
-            "transactions_not_guarded",
+            "transactions_not_supported",
             f"TRANSACTIONS_NOT_SUPPORTED {where}: fencepost.check.expected.offsets=required does not allow "
             "transactions (set it to true to mix transactional and conditional appends)",
         )
@@ -414,7 +414,7 @@ class PartitionSequencer(InDoubtResolver):
             error_message=f"TRY_AGAIN an earlier append was not resent {where}",
         )
         for other in self._sent_after(pending):
-            other.behind = sent_after(other, reported)
+            other.predecessor_result = sent_after(other, reported)
 
     def _sent(self, pending: PendingAppend, now: float) -> None:
         assert pending is self._admitted, "an append is sent only after it was admitted"
@@ -432,7 +432,7 @@ class PartitionSequencer(InDoubtResolver):
             if pending.transactional_id is not None:
                 self._joined(pending.transactional_id, float("inf"))
                 self._producers[pending.transactional_id] = pending.append.producer_id
-                self._asked_to_wait.pop(pending.append.producer_id, None)
+                self._try_again_at.pop(pending.append.producer_id, None)
 
     def _answered(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
         if pending not in self._in_flight:
@@ -535,8 +535,8 @@ class PartitionSequencer(InDoubtResolver):
 
     @staticmethod
     def _kafka_detects_duplicate(pending: PendingAppend) -> bool:
-        own = pending.append.producer_id >= 0 and pending.fence is None
-        return own and pending.may_write and not pending.append.transactional
+        keeps_id = pending.append.producer_id >= 0 and pending.fence is None
+        return keeps_id and pending.may_write and not pending.append.transactional
 
     def _joined(self, transactional_id: str, believe_from: float) -> None:
         """From `believe_from` on, the coordinator's "not on this partition" counts. Before, it may not know yet."""
@@ -679,16 +679,16 @@ class PartitionSequencer(InDoubtResolver):
         while self._queue and self._admitted is None and self.phase in (Phase.UNCONFIRMED, Phase.OPEN):
             if self._awaits_marker(now):
                 return
-            if self._waits_for_what_may_be_queued(self._queue[0], now) and not self._let_others_pass(now):
+            if self._waits_for_queued(self._queue[0], now) and not self._let_others_pass(now):
                 return
             if self._in_doubt_appends or not self._fits_with_in_flight(self._queue[0], now):
                 return
             pending = self._queue[0]
-            if self._predecessor_is_looked_at(pending):
+            if self._predecessor_is_read(pending):
                 return
-            if pending.behind is not None:
+            if pending.predecessor_result is not None:
                 self._queue.popleft()
-                self._answer(pending, pending.behind, "behind_refused")
+                self._answer(pending, pending.predecessor_result, "predecessor_failed")
             elif pending.kind.fenced and pending.append.producer_id >= 0 and self._known_retry(pending):
                 # Its first attempt was still queued here when it came, and has been answered since.
                 self._queue.popleft()
@@ -697,7 +697,7 @@ class PartitionSequencer(InDoubtResolver):
             elif not self._decide(pending, now):
                 return
 
-    def _waits_for_what_may_be_queued(self, pending: PendingAppend, now: float) -> bool:
+    def _waits_for_queued(self, pending: PendingAppend, now: float) -> bool:
         """See "Appends that may still be queued" in the module. On `required` topics no append is unfenced."""
         if pending.check is Check.REQUIRED:
             return False
@@ -715,7 +715,7 @@ class PartitionSequencer(InDoubtResolver):
         """An append that waits for a possibly queued one blocks only its own pipeline. False if no other can pass."""
         blocked: set[tuple[int, int]] = set()
         for pending in self._queue:
-            if pipeline_key_of(pending) in blocked or self._waits_for_what_may_be_queued(pending, now):
+            if pipeline_key_of(pending) in blocked or self._waits_for_queued(pending, now):
                 blocked.add(pipeline_key_of(pending))
             else:
                 self._queue.remove(pending)
@@ -723,7 +723,7 @@ class PartitionSequencer(InDoubtResolver):
                 return True
         return False
 
-    def _predecessor_is_looked_at(self, pending: PendingAppend) -> bool:
+    def _predecessor_is_read(self, pending: PendingAppend) -> bool:
         """Its predecessor in the pipeline failed and is being looked up; until that ends, it must not be appended."""
         return any(
             other.attempts

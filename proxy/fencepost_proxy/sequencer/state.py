@@ -96,7 +96,7 @@ class SequencerState:
         ] = {}  # transactions that joined: time from which the coordinator's answer counts
         self._producers: dict[str, int] = {}  # producer ids of the transactions that have sent an append here
         self._joining: dict[tuple[str, int], None] = {}  # (transactional id, connection) that wait to join
-        self._asked_to_wait: OrderedDict[int, tuple[float, float]] = (
+        self._try_again_at: OrderedDict[int, tuple[float, float]] = (
             OrderedDict()
         )  # producer id: (first, last) time of its "try again"
         self._fenced_queued_until = float("-inf")
@@ -219,7 +219,7 @@ class SequencerState:
         fence."""
         if snapshot.log_append_time or not pending.kind.fenced:
             return None
-        oldest_ms = int((now + snapshot.wall_minus_monotonic_seconds - snapshot.expiration_seconds / 2) * 1000)
+        oldest_ms = int((now + snapshot.clock_offset_seconds - snapshot.expiration_seconds / 2) * 1000)
         if pending.append.max_timestamp_ms > oldest_ms:
             return None
         return POLICY.check(pending.append, Facts(check_expected_offsets=pending.check, oldest_timestamp_ms=oldest_ms))
@@ -279,15 +279,15 @@ class SequencerState:
         if pending.has_partitions:
             return True
         producer_id = pending.append.producer_id
-        since, last = self._asked_to_wait.pop(producer_id, (now, now))
+        since, last = self._try_again_at.pop(producer_id, (now, now))
         if now - last > self._limits.transaction_wait_seconds:
             since = now  # an earlier, separate wait
         waited = now - since > self._limits.transaction_wait_seconds
         if waited and not pending.alone:
             return True
-        self._asked_to_wait[producer_id] = since, now
-        if len(self._asked_to_wait) > self._limits.remembered_producers_max:
-            self._asked_to_wait.popitem(last=False)
+        self._try_again_at[producer_id] = since, now
+        if len(self._try_again_at) > self._limits.remembered_producers_max:
+            self._try_again_at.popitem(last=False)
         return False
 
     def _refuse(self, pending: PendingAppend, refusal: Refusal) -> None:
@@ -358,7 +358,7 @@ class SequencerState:
         pending.duplicate_waiters.clear()
         if result.error_code != Error.NONE and pending.attempts:
             for other in self._sent_after(pending):
-                other.behind = sent_after(other, result)
+                other.predecessor_result = sent_after(other, result)
 
     def _sent_after(self, pending: PendingAppend) -> Iterator[PendingAppend]:
         """The rest of a pipeline: same producer, same connection, sent before the failure was known. Batches without a

@@ -1,7 +1,7 @@
 """A connection at append barriers: waiting, entering, and disconnecting clients with an outdated partition count.
 
 `CountCheckedProduce` (`partition_counts.py`) decides. A request that waits for a barrier is the connection's
-`_waiting_exchange`: reading is paused, as for a partition sequencer.
+`_waiting_produce`: reading is paused, as for a partition sequencer.
 
 A client with an outdated partition count must refresh its metadata. Error 37 makes no client do so; the end of the
 connection makes all of them. So the proxy reads no further request, answers those in progress and disconnects. Requests
@@ -32,32 +32,32 @@ class AtBarriers(AtTransactions):
         """How long an append may wait before it is sent."""
         return min(self._services.sequencer_wait_max_seconds, max(timeout_ms, 0) / 3000)
 
-    def _waits_at_barrier(self, exchange: ProduceExchange, now: float) -> bool:
+    def _waits_at_barrier(self, produce: ProduceExchange, now: float) -> bool:
         """False: it entered, or no barrier concerns it."""
         services = self._services
-        if exchange.counted is None:
-            deadline = now + self._wait_seconds(exchange.request.timeout_ms)
-            policy = self._policy_for(exchange)
-            exchange.request, exchange.counted = count_checked_produce(
-                exchange.request, policy, self.connection, now, deadline, readings=exchange.readings
+        if produce.count_checked is None:
+            deadline = now + self._wait_seconds(produce.request.timeout_ms)
+            policy = self._policy_for(produce)
+            produce.request, produce.count_checked = count_checked_produce(
+                produce.request, policy, self.connection, now, deadline, readings=produce.readings
             )
-            if exchange.counted is None:
+            if produce.count_checked is None:
                 return False
-        came = exchange.counted.enter_barriers(services, now)
+        came = produce.count_checked.enter_barriers(services, now)
         if not isinstance(came, Admitted):
-            exchange.at_barrier = True
+            produce.at_barrier = True
             self._commands += [TopicStale(topic) for topic in came.query]
             return True
-        exchange.at_barrier = False
-        self._entered[exchange.counted] = None
-        services.barrier_waited(now - exchange.received_at)
-        exchange.sequencer_seconds = now - exchange.received_at
+        produce.at_barrier = False
+        self._entered[produce.count_checked] = None
+        services.barrier_waited(now - produce.received_at)
+        produce.sequencer_seconds = now - produce.received_at
         for key, refusal in came.refused.items():
-            if key in exchange.results:
+            if key in produce.results:
                 continue  # refused for its idempotence level
-            exchange.results[key] = refused(key, refusal)
+            produce.results[key] = refused(key, refusal)
             self._commands.append(Count("refusal", refusal.reason, key))
-        exchange.count_refused = frozenset(came.refused)
+        produce.count_refused = frozenset(came.refused)
         for topic in came.guesses:
             services.record_guess(self.connection, self.client_id, topic, now)
         if came.stale:
@@ -66,18 +66,18 @@ class AtBarriers(AtTransactions):
             self._pause_client()
         return False
 
-    def _policy_for(self, exchange: ProduceExchange) -> Callable[[str], TopicPolicy | None]:
+    def _policy_for(self, produce: ProduceExchange) -> Callable[[str], TopicPolicy | None]:
         """Topics that the client may not write have no policy here: Kafka's refusal is the answer."""
-        services, denied = self._services, exchange.denied
+        services, denied = self._services, produce.denied
         return (lambda topic: None if topic in denied else services.policy(topic)) if denied else services.policy
 
     def _drain(self, until: float) -> None:
-        """Start no further request. A partly received one is read to its end, see `_is_to_go`."""
+        """Start no further request. A partly received one is read to its end, see `_may_close`."""
         if self._draining_until is None or until < self._draining_until:
             self._draining_until = until
         self._draining_because = self._draining_because or "this process is shutting down; its requests are answered"
 
-    def _is_to_go(self, now: float) -> bool:
+    def _may_close(self, now: float) -> bool:
         """Whether a drained client has its answers, and has had the time to read them."""
         if self._draining_until is None or self.client_closed:
             return False
@@ -87,19 +87,19 @@ class AtBarriers(AtTransactions):
                 self._draining_until = min(self._draining_until, now + READ_SECONDS)
         return now >= self._draining_until
 
-    def _in_a_hurry(self, now: float) -> bool:
+    def _closes_soon(self, now: float) -> bool:
         """Outcomes still open are reported now, so that the client has time to read the answer."""
         return self._draining_until is not None and now >= self._draining_until - READ_SECONDS
 
-    def _leave_barrier(self, exchange: ProduceExchange, *, unsent: bool = False) -> None:
+    def _leave_barrier(self, produce: ProduceExchange, *, unsent: bool = False) -> None:
         """Once Kafka has answered all of it, or nothing of it will be sent."""
-        counted = exchange.counted
-        if counted is not None and (unsent or (exchange.complete and not counted.unanswered)):
-            counted.leave(self._now)
-            self._entered.pop(counted, None)
+        count_checked = produce.count_checked
+        if count_checked is not None and (unsent or (produce.complete and not count_checked.unanswered)):
+            count_checked.leave(self._now)
+            self._entered.pop(count_checked, None)
 
     def _leave_all_barriers(self) -> None:
         """Kafka will not answer the requests that entered."""
-        for counted in self._entered:
-            counted.leave(self._now)
+        for count_checked in self._entered:
+            count_checked.leave(self._now)
         self._entered.clear()

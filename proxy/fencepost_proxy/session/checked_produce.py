@@ -13,7 +13,7 @@ more than Kafka would. So partitions absent from metadata are answered before an
 ahead of the rest.
 
 While a request waits for a sequencer, later requests are not read. A broker too handles one request of a connection at
-a time. Once sent, a request is one of `_exchanges_in_flight` until its last partition has a result.
+a time. Once sent, a request is one of `_produce_in_flight` until its last partition has a result.
 
 A refusal reveals the log end. So before the proxy reports it, or any other answer that Kafka did not give, it checks
 with Kafka whether this client may write (`_prove_write`). If clients log in, it checks before the first submission
@@ -51,6 +51,7 @@ from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import LIST_OFFSETS, PRODUCE
 from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
+from fencepost_proxy.wire.peeks import names_producer
 from fencepost_proxy.wire.primitives import split_tags
 from fencepost_proxy.wire.produce import (
     LEVEL_TAG,
@@ -65,7 +66,6 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
 )
 from fencepost_proxy.wire.schema import Message
-from fencepost_proxy.wire.shortcuts import names_producer
 
 #: The first version whose response contains the log start offset.
 LOG_START_OFFSET_FROM = 5
@@ -101,7 +101,7 @@ _BLOCKS_SECONDS = 0.02
 
 
 class CheckedProduce(AtBarriers):
-    """Its state is the connection's: `_waiting_exchange`, `_exchanges_in_flight` and `_answer_by`, the deadlines of
+    """Its state is the connection's: `_waiting_produce`, `_produce_in_flight` and `_answer_by`, the deadlines of
     answers."""
 
     __slots__ = ()
@@ -127,7 +127,7 @@ class CheckedProduce(AtBarriers):
         self.client_id = request.client_id
         for topic in request.topics:
             policy = services.policy(topic.name)
-            if policy is not None and (policy.is_checked or policy.counted):
+            if policy is not None and (policy.is_checked or policy.checks_count):
                 continue  # refused one by one
             if any(names_producer(data.records, services.shared_producer_ids) for data in topic.partitions):
                 raise refuse_producer_id()
@@ -138,7 +138,7 @@ class CheckedProduce(AtBarriers):
         ):
             self._move_to_primary(frame)
             return
-        if request.transactional_id is not None and self._is_to_be_proved(request):
+        if request.transactional_id is not None and self._needs_use_proof(request):
 
             def done(allowed: bool) -> None:
                 if allowed:
@@ -164,9 +164,9 @@ class CheckedProduce(AtBarriers):
             if not readings.here():
                 self._read_elsewhere(readings.elsewhere, lambda: self._produce(frame, self._now, denied, readings))
                 return
-        response_slot = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
+        pending_response = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
         starts_at = self._received_bytes - self._client.unread_bytes - len(frame)
-        exchange = ProduceExchange(
+        produce = ProduceExchange(
             request,
             starts_at=starts_at,
             answer_by=answer_by,
@@ -179,25 +179,25 @@ class CheckedProduce(AtBarriers):
             # Whatever is read from here on was sent with knowledge of these.
             self._failed_pipelines = {c: f for c, f in self._failed_pipelines.items() if f.after_bytes > starts_at}
         if not services.fresh(now):
-            self._fail_closed(response_slot, exchange)
+            self._fail_closed(pending_response, produce)
         else:
-            self._check_levels(exchange, now)
-            self._deny_topics(exchange)
-            if not self._waits_before_sequencers(exchange, now):
-                self._take_drafts_inside_barriers(exchange, now)
+            self._check_levels(produce, now)
+            self._deny_topics(produce)
+            if not self._waits_before_sequencers(produce, now):
+                self._take_drafts_entered(produce, now)
         # Only now: an unreadable request raises before this, and leaves no pending response with reserved memory.
-        response_slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
+        pending_response.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         if request.acks != 0:
-            self._to_client.append(response_slot)
+            self._to_client.append(pending_response)
         if not (
-            exchange.at_barrier or exchange.pending_appends or exchange.results or exchange.counted or exchange.leveled
+            produce.at_barrier or produce.pending_appends or produce.results or produce.count_checked or produce.leveled
         ):
-            self._forward_unread(response_slot, request, frame)
+            self._forward_unread(pending_response, request, frame)
             return
-        self._waiting_exchange, self._waiting_response = exchange, response_slot
-        if not exchange.at_barrier:
-            self._pipelines_fail_at_barrier(response_slot, exchange)
-            self._to_sequencers(exchange, now)
+        self._waiting_produce, self._waiting_response = produce, pending_response
+        if not produce.at_barrier:
+            self._pipelines_fail_at_barrier(pending_response, produce)
+            self._to_sequencers(produce, now)
 
     def _requested_readings(self, request: ProduceRequest, denied: Mapping[str, int], now: float) -> Readings:
         """Read its batches, as far as the decisions about them need it."""
@@ -212,7 +212,7 @@ class CheckedProduce(AtBarriers):
                 placed = policy.partitioner is not None and services.in_grace_period(topic.name, now)
                 count = services.partition_count(topic.name, now) if placed else None
                 for data in topic.partitions:
-                    readings.want(TopicPartition(topic.name, data.partition), data.records, policy, count)
+                    readings.add(TopicPartition(topic.name, data.partition), data.records, policy, count)
         return readings
 
     def _produce_many(self, frame: memoryview, many: ManyPartitions) -> None:
@@ -221,7 +221,7 @@ class CheckedProduce(AtBarriers):
         if not services.fresh(self._now):
             self._close("the topic configs are not (re)read yet, and a request has many partitions", None)
             return
-        if any(instance_id == LEVEL_TAG for instance_id, _ in split_tags(request.header_tags)):
+        if any(field_tag == LEVEL_TAG for field_tag, _ in split_tags(request.header_tags)):
             raise _too_many("it states an idempotence level")
         end = many.probed_at + TOPICS_AT_ONCE
         for name in many.topics[many.probed_at : end]:
@@ -232,37 +232,37 @@ class CheckedProduce(AtBarriers):
             self._read_elsewhere(lambda: None, lambda: self._produce_many(frame, many))
             return
         self.client_id = request.client_id
-        response_slot = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
-        response_slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
+        pending_response = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
+        pending_response.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         if request.acks != 0:
-            self._to_client.append(response_slot)
-        self._forward_unread(response_slot, request, frame)
+            self._to_client.append(pending_response)
+        self._forward_unread(pending_response, request, frame)
 
     def _check_barrier(self, now: float) -> None:
         """A barrier opened, metadata arrived, or time has passed: check again whether the waiting request may enter."""
-        exchange = self._waiting_exchange
-        if exchange is None or not exchange.at_barrier:
+        produce = self._waiting_produce
+        if produce is None or not produce.at_barrier:
             return
         if not self._services.fresh(now):
-            exchange.at_barrier = False
+            produce.at_barrier = False
             assert self._waiting_response is not None
-            self._fail_closed(self._waiting_response, exchange)
-        elif self._waits_before_sequencers(exchange, now):
+            self._fail_closed(self._waiting_response, produce)
+        elif self._waits_before_sequencers(produce, now):
             return
         else:
-            self._take_drafts_inside_barriers(exchange, now)
+            self._take_drafts_entered(produce, now)
         assert self._waiting_response is not None
-        self._pipelines_fail_at_barrier(self._waiting_response, exchange)
-        self._to_sequencers(exchange, now)
+        self._pipelines_fail_at_barrier(self._waiting_response, produce)
+        self._to_sequencers(produce, now)
 
-    def _waits_before_sequencers(self, exchange: ProduceExchange, now: float) -> bool:
+    def _waits_before_sequencers(self, produce: ProduceExchange, now: float) -> bool:
         return (
-            self._waits_for_metadata(exchange, now)
-            or self._waits_to_go_without(exchange, now)
-            or self._waits_at_barrier(exchange, now)
+            self._waits_for_metadata(produce, now)
+            or self._waits_to_drop_id(produce, now)
+            or self._waits_at_barrier(produce, now)
         )
 
-    def _waits_for_metadata(self, exchange: ProduceExchange, now: float) -> bool:
+    def _waits_for_metadata(self, produce: ProduceExchange, now: float) -> bool:
         """False: all its partitions are known to exist, or are refused.
 
         Metadata may be older than an expansion: a partition is absent only if metadata requested after the request's
@@ -271,69 +271,67 @@ class CheckedProduce(AtBarriers):
         services = self._services
         absent: dict[TopicPartition, PartitionData] = {}
         stale: dict[str, None] = {}
-        for topic in exchange.request.topics:
-            policy = None if topic.name in exchange.denied else services.policy(topic.name)
+        for topic in produce.request.topics:
+            policy = None if topic.name in produce.denied else services.policy(topic.name)
             if policy is None or not policy.is_checked or topic.name == services.state_topic:
                 continue
             for data in topic.partitions:
                 key = TopicPartition(topic.name, data.partition)
-                exists = key in exchange.results or services.partition_exists(key, exchange.received_at)
+                exists = key in produce.results or services.partition_exists(key, produce.received_at)
                 if exists is None:
                     stale[topic.name] = None
                 if not exists:
                     absent[key] = data
-        exchange.at_barrier = bool(stale) and now < exchange.received_at + self._wait_seconds(
-            exchange.request.timeout_ms
-        )
-        if exchange.at_barrier:
+        produce.at_barrier = bool(stale) and now < produce.received_at + self._wait_seconds(produce.request.timeout_ms)
+        if produce.at_barrier:
             self._commands += [TopicStale(topic) for topic in stale]
             return True
         for key, data in absent.items():
             if key.topic in stale:
                 message = f"TRY_AGAIN topic={key.topic}: metadata could not be read in time"
-                self._refuse(exchange, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
+                self._refuse(produce, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
             else:
-                exchange.results[key] = PartitionResult(key.partition, Error.UNKNOWN_TOPIC_OR_PARTITION)
+                produce.results[key] = PartitionResult(key.partition, Error.UNKNOWN_TOPIC_OR_PARTITION)
                 self._commands.append(Count("refusal", "unknown_partition"))
-            exchange.misread.append((key, pipeline_of(data)))
-            if exchange.leveled is not None:
-                exchange.leveled.safe.discard(key)
-        exchange.sequencer_seconds = max(exchange.sequencer_seconds, now - exchange.received_at)
+            produce.misread.append((key, pipeline_of(data)))
+            if produce.leveled is not None:
+                produce.leveled.safe.discard(key)
+        produce.sequencer_seconds = max(produce.sequencer_seconds, now - produce.received_at)
         return False
 
-    def _pipelines_fail_at_barrier(self, response_slot: PendingResponse, exchange: ProduceExchange) -> None:
+    def _pipelines_fail_at_barrier(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
         """A refusal before the sequencer fails the pipeline as the sequencer would: later appends leave a gap."""
-        if exchange.leveled is not None:
-            for key in exchange.leveled.tries_again:
-                pipeline_key = (key, exchange.leveled.producers[key])
-                self._failed_pipelines[pipeline_key] = Failed(exchange.results[key])
-                response_slot.pipeline_keys.append(pipeline_key)
-        for pipeline_key in exchange.misread:
-            self._failed_pipelines[pipeline_key] = Failed(exchange.results[pipeline_key[0]])
-            response_slot.pipeline_keys.append(pipeline_key)
-        for topic in exchange.request.topics if exchange.count_refused or exchange.denied else ():
+        if produce.leveled is not None:
+            for key in produce.leveled.tries_again:
+                pipeline_key = (key, produce.leveled.producers[key])
+                self._failed_pipelines[pipeline_key] = Failed(produce.results[key])
+                pending_response.pipeline_keys.append(pipeline_key)
+        for pipeline_key in produce.misread:
+            self._failed_pipelines[pipeline_key] = Failed(produce.results[pipeline_key[0]])
+            pending_response.pipeline_keys.append(pipeline_key)
+        for topic in produce.request.topics if produce.count_refused or produce.denied else ():
             policy = self._services.policy(topic.name)
             for data in topic.partitions if policy is not None and policy.is_checked else ():
                 key = TopicPartition(topic.name, data.partition)
-                if key in exchange.count_refused or topic.name in exchange.denied:
+                if key in produce.count_refused or topic.name in produce.denied:
                     pipeline_key = (key, pipeline_of(data))
-                    self._failed_pipelines[pipeline_key] = Failed(exchange.results[key])
-                    response_slot.pipeline_keys.append(pipeline_key)
+                    self._failed_pipelines[pipeline_key] = Failed(produce.results[key])
+                    pending_response.pipeline_keys.append(pipeline_key)
 
-    def _to_sequencers(self, exchange: ProduceExchange, now: float) -> None:
-        exchange.to_submit = [exchange.pending_appends[key] for key in sorted(exchange.pending_appends, reverse=True)]
-        self._next_exchange(now)
+    def _to_sequencers(self, produce: ProduceExchange, now: float) -> None:
+        produce.to_submit = [produce.pending_appends[key] for key in sorted(produce.pending_appends, reverse=True)]
+        self._submit_next(now)
 
-    def _forward_unread(self, response_slot: PendingResponse, request: ProduceRequest, frame: memoryview) -> None:
+    def _forward_unread(self, pending_response: PendingResponse, request: ProduceRequest, frame: memoryview) -> None:
         """It was collected because it might contain a checked topic; it does not."""
         if request.acks != 0:
             self._to_client.pop()
-            self._services.release(response_slot.reserved_bytes)
-            response_slot = self._produce_response(request.api_version, request.correlation_id)
-            self._to_client.append(response_slot)
-            self._from_upstream.append(response_slot)
+            self._services.release(pending_response.reserved_bytes)
+            pending_response = self._produce_response(request.api_version, request.correlation_id)
+            self._to_client.append(pending_response)
+            self._from_upstream.append(pending_response)
         else:
-            self._services.release(response_slot.reserved_bytes)
+            self._services.release(pending_response.reserved_bytes)
         self._upstream_out += [INT32.pack(len(frame)), frame]
         self._services.forwarded(0.0)
 
@@ -349,16 +347,16 @@ class CheckedProduce(AtBarriers):
             and services.policy(topic.name) is not None
         }
 
-    def _deny_topics(self, exchange: ProduceExchange) -> None:
+    def _deny_topics(self, produce: ProduceExchange) -> None:
         """Kafka's denial is final: no level, barrier or sequencer is involved."""
-        for key in exchange.partitions() if exchange.denied else ():
-            error_code = exchange.denied.get(key.topic)
+        for key in produce.partitions() if produce.denied else ():
+            error_code = produce.denied.get(key.topic)
             if error_code is not None:
-                exchange.results[key] = PartitionResult(partition=key.partition, error_code=error_code)
-                if exchange.leveled is not None:
-                    exchange.leveled.safe.discard(key)
+                produce.results[key] = PartitionResult(partition=key.partition, error_code=error_code)
+                if produce.leveled is not None:
+                    produce.leveled.safe.discard(key)
 
-    def _fail_closed(self, response_slot: PendingResponse, exchange: ProduceExchange) -> None:
+    def _fail_closed(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
         """The topic configs are outdated, so any topic may be checked: refuse all appends with a retriable error.
 
         Their pipelines fail too, as at a sequencer:
@@ -368,59 +366,57 @@ class CheckedProduce(AtBarriers):
         3. Meanwhile another writer has appended at 15. B must not be appended after that record.
         """
         message = "TRY_AGAIN the proxy has not (re)read its topic configs yet"
-        for topic in exchange.request.topics:
+        for topic in produce.request.topics:
             for data in topic.partitions:
                 result = PartitionResult(
                     partition=data.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
                 )
                 key = TopicPartition(topic.name, data.partition)
                 pipeline_key = (key, pipeline_of(data))
-                exchange.results[key] = result
+                produce.results[key] = result
                 self._failed_pipelines[pipeline_key] = Failed(result)
-                response_slot.pipeline_keys.append(pipeline_key)
+                pending_response.pipeline_keys.append(pipeline_key)
         self._commands.append(Count("refusal", "not_ready"))
 
-    def _take_drafts_inside_barriers(self, exchange: ProduceExchange, now: float) -> None:
+    def _take_drafts_entered(self, produce: ProduceExchange, now: float) -> None:
         try:
-            self._take_drafts(exchange, now)
+            self._take_drafts(produce, now)
         except ClientProtocolError:
-            self._leave_barrier(exchange, unsent=True)
+            self._leave_barrier(produce, unsent=True)
             raise
 
     # ---- levels of idempotence
 
-    def _check_levels(self, exchange: ProduceExchange, now: float) -> None:
+    def _check_levels(self, produce: ProduceExchange, now: float) -> None:
         """Apply the levels of its topics and its own: refuse batches, and note those that may be sent without ids."""
-        deadline = now + self._wait_seconds(exchange.request.timeout_ms)
-        exchange.request, exchange.leveled = leveled_produce(exchange.request, self._policy_for(exchange), deadline)
-        if exchange.leveled is not None:
-            for key, refusal in exchange.leveled.refused.items():
-                self._refuse(exchange, key, refusal)
-            stripped = [key for key in exchange.leveled.stripped if not self._is_after_a_failed(exchange, key)]
+        deadline = now + self._wait_seconds(produce.request.timeout_ms)
+        produce.request, produce.leveled = leveled_produce(produce.request, self._policy_for(produce), deadline)
+        if produce.leveled is not None:
+            for key, refusal in produce.leveled.refused.items():
+                self._refuse(produce, key, refusal)
+            stripped = [key for key in produce.leveled.stripped if not self._is_after_a_failed(produce, key)]
             self._commands += downgraded(stripped, NOT_PERMITTED)
 
-    def _waits_to_go_without(self, exchange: ProduceExchange, now: float) -> bool:
+    def _waits_to_drop_id(self, produce: ProduceExchange, now: float) -> bool:
         """False: no batch is sent without its producer id, or all that are may be sent now. Order: see `levels.py`."""
-        leveled = exchange.leveled
+        leveled = produce.leveled
         if leveled is None or not leveled.safe:
             return False
-        leveled.safe -= {key for key in leveled.safe if self._is_after_a_failed(exchange, key)}
-        without = leveled.goes_without(self._services.idempotence, now)
-        behind = [
-            key
-            for key in without
-            if any(self._has_id_upstream(each, key) for each in self._exchanges_in_flight.values())
+        leveled.safe -= {key for key in leveled.safe if self._is_after_a_failed(produce, key)}
+        without = leveled.drops_id(self._services.idempotence, now)
+        blocked = [
+            key for key in without if any(self._has_id_upstream(each, key) for each in self._produce_in_flight.values())
         ]
-        if behind and now < leveled.deadline:
-            exchange.at_barrier = leveled.waits = True
+        if blocked and now < leveled.deadline:
+            produce.at_barrier = leveled.waits = True
             return True
         if leveled.waits:
-            exchange.at_barrier = leveled.waits = False
-            exchange.sequencer_seconds = now - exchange.received_at
+            produce.at_barrier = leveled.waits = False
+            produce.sequencer_seconds = now - produce.received_at
         for key in without:
-            if key in behind:
+            if key in blocked:
                 message = f"TRY_AGAIN topic={key.topic} partition={key.partition}: earlier batches are not answered yet"
-                self._refuse(exchange, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "level_unknown", message))
+                self._refuse(produce, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "level_unknown", message))
                 leveled.safe.discard(key)
                 leveled.tries_again.add(key)
             else:
@@ -428,33 +424,33 @@ class CheckedProduce(AtBarriers):
         self._commands += downgraded(set(without) & leveled.without, MESSAGE_FORMAT)
         return False
 
-    def _is_after_a_failed(self, exchange: ProduceExchange, key: TopicPartition) -> bool:
+    def _is_after_a_failed(self, produce: ProduceExchange, key: TopicPartition) -> bool:
         """Whether it is refused because an earlier batch failed, which its client sends again first."""
-        assert exchange.leveled is not None
-        failed = self._failed_pipelines.get((key, exchange.leveled.producers[key]))
-        if failed is None or exchange.starts_at >= failed.after_bytes:
+        assert produce.leveled is not None
+        failed = self._failed_pipelines.get((key, produce.leveled.producers[key]))
+        if failed is None or produce.starts_at >= failed.after_bytes:
             return False
         message = f"PREDECESSOR_FAILED {failed.result.error_message}"
-        self._refuse(exchange, key, Refusal(failed.result.error_code, "behind_refused", message))
+        self._refuse(produce, key, Refusal(failed.result.error_code, "predecessor_failed", message))
         return True
 
     @staticmethod
-    def _has_id_upstream(exchange: ProduceExchange, key: TopicPartition) -> bool:
-        return exchange.leveled is not None and exchange.leveled.has_id_upstream(key) and key not in exchange.results
+    def _has_id_upstream(produce: ProduceExchange, key: TopicPartition) -> bool:
+        return produce.leveled is not None and produce.leveled.has_id_upstream(key) and key not in produce.results
 
     def _send_without(
-        self, response_slot: PendingResponse, exchange: ProduceExchange, keys: Sequence[TopicPartition], now: float
+        self, pending_response: PendingResponse, produce: ProduceExchange, keys: Sequence[TopicPartition], now: float
     ) -> None:
         """Kafka accepts no producer ids there, and appended nothing: resend these batches without them."""
-        assert exchange.leveled is not None
+        assert produce.leveled is not None
         for key in keys:
             self._services.idempotence.refused(key.topic, now)
-            exchange.leveled.give_up_id(key)
+            produce.leveled.give_up_id(key)
         self._commands += downgraded(keys, MESSAGE_FORMAT)
-        for part in self._by_topic_id(exchange.request_without(keys)):
-            self._probes.append((self._response_of_part(response_slot, exchange, part), encode_produce_request(part)))
-            if exchange.counted is not None:
-                exchange.counted.was_sent()
+        for part in self._by_topic_id(produce.request_without(keys)):
+            self._probes.append((self._response_of_part(pending_response, produce, part), encode_produce_request(part)))
+            if produce.count_checked is not None:
+                produce.count_checked.was_sent()
         self._send_probes()
 
     def _record_acknowledged(self, pending: PendingAppend, base_offset: int) -> None:
@@ -464,7 +460,7 @@ class CheckedProduce(AtBarriers):
             last_offset = base_offset + append.record_count - 1
             self._services.idempotence.acknowledged(pending.partition, append.producer_id, last_offset)
 
-    def _reported(self, exchange: ProduceExchange, key: TopicPartition, result: PartitionResult) -> PartitionResult:
+    def _reported(self, produce: ProduceExchange, key: TopicPartition, result: PartitionResult) -> PartitionResult:
         """Kafka's result, as reported to the client: 45 only if acknowledged records are lost.
 
         If the log starts after everything acknowledged to its producer, Kafka has only forgotten the producer. Then the
@@ -473,14 +469,14 @@ class CheckedProduce(AtBarriers):
         """
         memory = self._services.idempotence
         memory.record_log_start(key, result.log_start_offset, self._now)
-        pending = exchange.pending_appends.get(key)
+        pending = produce.pending_appends.get(key)
         if pending is not None:
             append = pending.append
             batch, record_count = (append.producer_id, append.producer_epoch, append.base_sequence), append.record_count
             if pending.fence is not None:
                 return result
-        elif exchange.leveled is not None and key in exchange.leveled.own:
-            batch, record_count = exchange.leveled.own[key]
+        elif produce.leveled is not None and key in produce.leveled.with_id:
+            batch, record_count = produce.leveled.with_id[key]
         else:
             return result
         producer_id = batch[0]
@@ -498,15 +494,15 @@ class CheckedProduce(AtBarriers):
                 return replace(result, error_code=Error.UNKNOWN_PRODUCER_ID, error_message=message)
         return result
 
-    def _take_drafts(self, exchange: ProduceExchange, now: float) -> None:
+    def _take_drafts(self, produce: ProduceExchange, now: float) -> None:
         """A pending append for each checked partition, or a refusal if its batch cannot be one."""
         services = self._services
-        request = exchange.request
+        request = produce.request
         wait_seconds = self._wait_seconds(request.timeout_ms)
-        refused_before = frozenset(exchange.results)
+        refused_before = frozenset(produce.results)
         for topic in request.topics:
             if topic.name == services.state_topic:
-                self._deny(exchange, topic)
+                self._deny(produce, topic)
                 continue
             policy = services.policy(topic.name)
             if policy is None or not policy.is_checked:
@@ -514,7 +510,7 @@ class CheckedProduce(AtBarriers):
             draft = self._draft(policy, request.transactional_id, now, now + wait_seconds)
             for data in topic.partitions:
                 if TopicPartition(topic.name, data.partition) not in refused_before:
-                    self._take_draft(exchange, draft, topic, data)
+                    self._take_draft(produce, draft, topic, data)
 
     def _draft(self, policy: TopicPolicy, transactional_id: str | None, now: float, deadline: float) -> AppendDraft:
         services = self._services
@@ -533,22 +529,22 @@ class CheckedProduce(AtBarriers):
             transactional_id,
         )
 
-    def _deny(self, exchange: ProduceExchange, topic: TopicData) -> None:
+    def _deny(self, produce: ProduceExchange, topic: TopicData) -> None:
         """The proxy's state topic: a client that wrote to it could switch off checks."""
         message = f"{topic.name} is the proxy's state topic; it is closed to clients"
         for data in topic.partitions:
             refusal = Refusal(Error.TOPIC_AUTHORIZATION_FAILED, "state_topic", message)
-            self._refuse(exchange, TopicPartition(topic.name, data.partition), refusal)
+            self._refuse(produce, TopicPartition(topic.name, data.partition), refusal)
 
-    def _take_draft(self, exchange: ProduceExchange, draft: AppendDraft, topic: TopicData, data: PartitionData) -> None:
+    def _take_draft(self, produce: ProduceExchange, draft: AppendDraft, topic: TopicData, data: PartitionData) -> None:
         key = TopicPartition(topic.name, data.partition)
-        if key in exchange.pending_appends or key in exchange.results:
+        if key in produce.pending_appends or key in produce.results:
             raise ClientProtocolError(f"a Produce request names {key} twice")
-        assert exchange.readings is not None
-        pending = make_pending_append(draft, key, data, exchange.readings.of(key, data.records, draft.policy))
+        assert produce.readings is not None
+        pending = make_pending_append(draft, key, data, produce.readings.of(key, data.records, draft.policy))
         if isinstance(pending, Refusal):
-            self._refuse(exchange, key, pending)
-            exchange.misread.append((key, pipeline_of(data)))
+            self._refuse(produce, key, pending)
+            produce.misread.append((key, pipeline_of(data)))
             return
         pending.leader_epoch = self._services.leader_epoch(key)
         transactional_id = draft.transactional_id
@@ -557,88 +553,94 @@ class CheckedProduce(AtBarriers):
             if self._is_ending(transactional_id, pending):
                 where = f"topic={topic.name} partition={data.partition}"
                 message = f"TRY_AGAIN {where}: a commit of its transaction is being sent to Kafka"
-                self._refuse(exchange, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
+                self._refuse(produce, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
                 return
-        if exchange.silent and pending.append.expected_base_offset is not None:
+        if produce.silent and pending.append.expected_base_offset is not None:
             raise ClientProtocolError(f"an expected offset for {key} with acks=0: a mismatch could not be reported")
-        if not self._fails_with_its_pipeline(exchange, pending):
+        if not self._fails_with_its_pipeline(produce, pending):
             self._failed_pipelines.pop((key, pending.pipeline), None)
-            exchange.pending_appends[key] = pending
+            produce.pending_appends[key] = pending
 
-    def _fails_with_its_pipeline(self, exchange: ProduceExchange, pending: PendingAppend) -> bool:
+    def _fails_with_its_pipeline(self, produce: ProduceExchange, pending: PendingAppend) -> bool:
         for pipeline in pending.follows if self._failed_pipelines else ():
             failed = self._failed_pipelines.get((pending.partition, pipeline))
-            if failed is not None and exchange.starts_at < failed.after_bytes:
+            if failed is not None and produce.starts_at < failed.after_bytes:
                 reported = sent_after(pending, failed.result)
                 self._refuse(
-                    exchange,
+                    produce,
                     pending.partition,
-                    Refusal(reported.error_code, "behind_refused", reported.error_message or ""),
+                    Refusal(reported.error_code, "predecessor_failed", reported.error_message or ""),
                 )
                 return True
         return False
 
-    def _refuse(self, exchange: ProduceExchange, key: TopicPartition, refusal: Refusal) -> None:
-        exchange.results[key] = refused(key, refusal)
+    def _refuse(self, produce: ProduceExchange, key: TopicPartition, refusal: Refusal) -> None:
+        produce.results[key] = refused(key, refusal)
         self._commands.append(Count("refusal", refusal.reason, key))
 
     # ---- submission, one partition after the other
 
-    def _next_exchange(self, now: float) -> None:
-        exchange = self._waiting_exchange
-        assert exchange is not None
-        while exchange.to_submit and not (exchange.refused and self._services.refuse_whole_requests):
-            pending = exchange.to_submit.pop()
-            if self._fails_with_its_pipeline(exchange, pending):
+    def _submit_next(self, now: float) -> None:
+        produce = self._waiting_produce
+        assert produce is not None
+        while produce.to_submit and not (produce.refused and self._services.refuse_whole_requests):
+            pending = produce.to_submit.pop()
+            if self._fails_with_its_pipeline(produce, pending):
                 continue  # failed while it waited for another sequencer
-            if now >= exchange.answer_by:
+            if now >= produce.answer_by:
                 where = f"topic={pending.partition.topic} partition={pending.partition.partition}"
                 message = f"TRY_AGAIN {where}: the partitions before it took too long"
-                self._refuse(exchange, pending.partition, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
+                self._refuse(produce, pending.partition, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
                 assert self._waiting_response is not None
-                self._pipeline_failed(self._waiting_response, pending, exchange.results[pending.partition])
+                self._pipeline_failed(self._waiting_response, pending, produce.results[pending.partition])
                 continue
-            exchange.waiting_for, exchange.submitted_at = pending, now
+            produce.waiting_for, produce.submitted_at = pending, now
             if pending.append.transactional:
                 self._submits(pending)
             self._commands.append(ToSequencer(pending, Submitted(pending)))
             return
-        exchange.waiting_for = None
-        self._send_exchange(exchange, now)
+        produce.waiting_for = None
+        self._send_produce(produce, now)
 
     def _append_admitted(self, pending: PendingAppend, now: float) -> None:
-        exchange = self._waiting_exchange
-        if exchange is not None and pending is exchange.waiting_for:
-            if not exchange.admitted:
-                exchange.admitted_at = now
-            exchange.admitted.append(pending)
-            exchange.sequencer_seconds += now - exchange.submitted_at
-            self._services.sequencer_waited(now - exchange.submitted_at)
-            if exchange.alone:
-                exchange.alone = False
-                self._resubmit_admitted(exchange)
-            self._next_exchange(now)
+        produce = self._waiting_produce
+        if produce is not None and pending is produce.waiting_for:
+            if not produce.admitted:
+                produce.admitted_at = now
+            produce.admitted.append(pending)
+            produce.sequencer_seconds += now - produce.submitted_at
+            self._services.sequencer_waited(now - produce.submitted_at)
+            if produce.alone:
+                produce.alone = False
+                self._resubmit_admitted(produce)
+            self._submit_next(now)
             return
-        response_slot, sent = self._sent_exchange_of(pending)
-        if response_slot is None or sent is None or response_slot.done or self.client_closed or self.upstream_closed:
+        pending_response, sent = self._sent_produce_of(pending)
+        if (
+            pending_response is None
+            or sent is None
+            or pending_response.done
+            or self.client_closed
+            or self.upstream_closed
+        ):
             self._commands.append(ToSequencer(pending, Canceled(pending)))
             return
         # Kafka refused its fence, the sequencer read the log, and the expected offset still holds: resend it.
         if self._without_id(sent, [pending]):
-            self._not_sent(response_slot, sent, pending, f"the id of topic {pending.partition.topic} is unknown")
-            self._finish_exchange(response_slot, sent)
+            self._not_sent(pending_response, sent, pending, f"the id of topic {pending.partition.topic} is unknown")
+            self._finish_produce(pending_response, sent)
             return
         if self._client.state is CutterState.PASSING:
             # A frame of the client is half upstream, and ends when the client likes. Nothing can be sent in between,
             # and the sequencer cannot wait for that.
-            self._not_sent(response_slot, sent, pending, "the client's next request is being relayed")
-            self._finish_exchange(response_slot, sent)
+            self._not_sent(pending_response, sent, pending, "the client's next request is being relayed")
+            self._finish_produce(pending_response, sent)
             return
         if now >= self._login_ends:
-            self._not_sent(response_slot, sent, pending, _LOGIN_IS_OVER)
-            self._finish_exchange(response_slot, sent)
+            self._not_sent(pending_response, sent, pending, _LOGIN_IS_OVER)
+            self._finish_produce(pending_response, sent)
             return
-        self._forward(response_slot, sent, sent.request_for(pending))
+        self._forward(pending_response, sent, sent.request_for(pending))
         if pending.append.transactional:
             self._sends(pending)
         self._commands.append(ToSequencer(pending, Sent(pending)))
@@ -652,83 +654,85 @@ class CheckedProduce(AtBarriers):
         self._services.idempotence.record_log_start(pending.partition, result.log_start_offset, now)
         if pending.append.transactional:
             self._was_appended(pending, result)
-        exchange = self._waiting_exchange
-        if exchange is not None and pending is exchange.waiting_for:
-            exchange.alone = False
-            exchange.results[pending.partition] = result
+        produce = self._waiting_produce
+        if produce is not None and pending is produce.waiting_for:
+            produce.alone = False
+            produce.results[pending.partition] = result
             if self._waiting_response is not None:
                 self._pipeline_failed(self._waiting_response, pending, result)
-            self._next_exchange(now)
+            self._submit_next(now)
             return
-        response_slot, sent = self._sent_exchange_of(pending)
-        if response_slot is not None and sent is not None:
+        pending_response, sent = self._sent_produce_of(pending)
+        if pending_response is not None and sent is not None:
             sent.results.setdefault(pending.partition, result)
-            self._pipeline_failed(response_slot, pending, result)
-            self._finish_exchange(response_slot, sent)
+            self._pipeline_failed(pending_response, pending, result)
+            self._finish_produce(pending_response, sent)
 
-    def _pipeline_failed(self, response_slot: PendingResponse, pending: PendingAppend, result: PartitionResult) -> None:
-        if result.error_code and not response_slot.done:
+    def _pipeline_failed(
+        self, pending_response: PendingResponse, pending: PendingAppend, result: PartitionResult
+    ) -> None:
+        if result.error_code and not pending_response.done:
             pipeline_key = (pending.partition, pending.pipeline)
             self._failed_pipelines[pipeline_key] = Failed(result)
-            response_slot.pipeline_keys.append(pipeline_key)
+            pending_response.pipeline_keys.append(pipeline_key)
 
-    def _sent_exchange_of(self, pending: PendingAppend) -> tuple[PendingResponse, ProduceExchange] | tuple[None, None]:
+    def _sent_produce_of(self, pending: PendingAppend) -> tuple[PendingResponse, ProduceExchange] | tuple[None, None]:
         self._disable_fast_path()
-        for response_slot, exchange in self._exchanges_in_flight.items():
-            if exchange.pending_appends.get(pending.partition) is pending:
-                return response_slot, exchange
+        for pending_response, produce in self._produce_in_flight.items():
+            if produce.pending_appends.get(pending.partition) is pending:
+                return pending_response, produce
         return None, None
 
     def _disable_fast_path(self) -> None:
-        """See `FastPath`: requests sent by it become `_exchanges_in_flight`."""
+        """See `FastPath`: requests sent by it become `_produce_in_flight`."""
         raise NotImplementedError
 
     # ---- sending
 
-    def _send_exchange(self, exchange: ProduceExchange, now: float) -> None:
+    def _send_produce(self, produce: ProduceExchange, now: float) -> None:
         """All appends are decided: forward the admitted ones, answer the refused ones."""
-        if exchange.refused and self._services.refuse_whole_requests:
-            self._refuse_the_rest(exchange)
-        response_slot = self._waiting_response
-        assert response_slot is not None
-        first = not exchange.sent
-        sent = self._send_admitted(response_slot, exchange, now)
-        if exchange.to_submit:
-            self._next_exchange(now)
+        if produce.refused and self._services.refuse_whole_requests:
+            self._refuse_the_rest(produce)
+        pending_response = self._waiting_response
+        assert pending_response is not None
+        first = not produce.sent
+        sent = self._send_admitted(pending_response, produce, now)
+        if produce.to_submit:
+            self._submit_next(now)
             return
-        self._waiting_exchange, self._waiting_response = None, None
-        self._exchanges_in_flight[response_slot] = exchange
-        if exchange.sent:
-            self._answer_by[response_slot] = exchange.answer_by
+        self._waiting_produce, self._waiting_response = None, None
+        self._produce_in_flight[pending_response] = produce
+        if produce.sent:
+            self._answer_by[pending_response] = produce.answer_by
         if sent and first:
-            self._services.forwarded(max(0.0, now - exchange.received_at - exchange.sequencer_seconds))
+            self._services.forwarded(max(0.0, now - produce.received_at - produce.sequencer_seconds))
         if not sent:
-            self._made_here += not exchange.sent
-            self._finish_exchange(response_slot, exchange)
+            self._made_here += not produce.sent
+            self._finish_produce(pending_response, produce)
 
-    def _send_admitted(self, response_slot: PendingResponse, exchange: ProduceExchange, now: float) -> bool:
+    def _send_admitted(self, pending_response: PendingResponse, produce: ProduceExchange, now: float) -> bool:
         """Send what is admitted, and what needs no admission, in one request; False if there is nothing."""
         if self._failed_pipelines:
-            self._return_after_failed(exchange)
-        if exchange.admitted and now >= self._login_ends:
-            self._return_unsent(exchange)
-        if any(not self._services.may_send(pending, now) for pending in exchange.admitted):
+            self._return_after_failed(produce)
+        if produce.admitted and now >= self._login_ends:
+            self._return_unsent(produce)
+        if any(not self._services.may_send(pending, now) for pending in produce.admitted):
             # An admission without a confirmed fence expires.
-            self._resubmit_admitted(exchange)
+            self._resubmit_admitted(produce)
             return False
-        for pending in self._without_id(exchange, exchange.admitted):
-            exchange.admitted.remove(pending)
-            self._not_sent(response_slot, exchange, pending, f"the id of topic {pending.partition.topic} is unknown")
-        request = exchange.upstream_request()
+        for pending in self._without_id(produce, produce.admitted):
+            produce.admitted.remove(pending)
+            self._not_sent(pending_response, produce, pending, f"the id of topic {pending.partition.topic} is unknown")
+        request = produce.upstream_request()
         if request is None:
             return False
-        exchange.sent.update(exchange.unsent())
-        for pending in exchange.admitted:
+        produce.sent.update(produce.unsent())
+        for pending in produce.admitted:
             if pending.append.transactional:
                 self._sends(pending)
             self._commands.append(ToSequencer(pending, Sent(pending)))
-        exchange.admitted = []
-        self._forward(response_slot, exchange, request)
+        produce.admitted = []
+        self._forward(pending_response, produce, request)
         return True
 
     def _send_ahead(self, now: float) -> None:
@@ -737,116 +741,118 @@ class CheckedProduce(AtBarriers):
         Not if a refusal of the rest would refuse these too (`refusal_scope = "request"`). Then they are returned until
         the slow partition admits its append, and after that all are submitted in order.
         """
-        exchange, response_slot = self._waiting_exchange, self._waiting_response
-        if exchange is None or response_slot is None or not exchange.admitted or exchange.waiting_for is None:
+        produce, pending_response = self._waiting_produce, self._waiting_response
+        if produce is None or pending_response is None or not produce.admitted or produce.waiting_for is None:
             return
-        if now < exchange.admitted_at + _BLOCKS_SECONDS:
+        if now < produce.admitted_at + _BLOCKS_SECONDS:
             return
         if self._services.refuse_whole_requests:
-            exchange.alone = True
-            self._resubmit_admitted(exchange)
+            produce.alone = True
+            self._resubmit_admitted(produce)
             return
-        if self._send_admitted(response_slot, exchange, now):
-            self._exchanges_in_flight[response_slot] = exchange
+        if self._send_admitted(pending_response, produce, now):
+            self._produce_in_flight[pending_response] = produce
 
-    def _resubmit_admitted(self, exchange: ProduceExchange) -> None:
-        for pending in exchange.admitted:
+    def _resubmit_admitted(self, produce: ProduceExchange) -> None:
+        for pending in produce.admitted:
             self._commands.append(ToSequencer(pending, Canceled(pending)))
-        exchange.to_submit = sorted([*exchange.to_submit, *exchange.admitted], key=lambda t: t.partition, reverse=True)
-        exchange.admitted = []
+        produce.to_submit = sorted([*produce.to_submit, *produce.admitted], key=lambda t: t.partition, reverse=True)
+        produce.admitted = []
 
-    def _return_after_failed(self, exchange: ProduceExchange) -> None:
+    def _return_after_failed(self, produce: ProduceExchange) -> None:
         """Cancel admitted appends whose pipeline has failed meanwhile:
 
         1. B is submitted. Its sequencer completes A with an error and admits B before this session has processed A's
            result.
         2. The session gets both results before it sends B, but for the sequencer B no longer follows A.
         """
-        for pending in tuple(exchange.admitted):
-            if self._fails_with_its_pipeline(exchange, pending):
-                exchange.admitted.remove(pending)
+        for pending in tuple(produce.admitted):
+            if self._fails_with_its_pipeline(produce, pending):
+                produce.admitted.remove(pending)
                 self._commands.append(ToSequencer(pending, Canceled(pending)))
 
-    def _return_unsent(self, exchange: ProduceExchange) -> None:
+    def _return_unsent(self, produce: ProduceExchange) -> None:
         """The client's login expired while it waited. Kafka would close the connection without a result.
 
         The client retries: on a connection that ends here, or after it has logged in again.
         """
-        response_slot = self._waiting_response
-        assert response_slot is not None
-        for key in list(exchange.unsent()):
-            exchange.results[key] = PartitionResult(
+        pending_response = self._waiting_response
+        assert pending_response is not None
+        for key in list(produce.unsent()):
+            produce.results[key] = PartitionResult(
                 partition=key.partition,
                 error_code=Error.NOT_LEADER_OR_FOLLOWER,
                 error_message=f"TRY_AGAIN {_LOGIN_IS_OVER}",
             )
-        for pending in exchange.admitted:
-            self._pipeline_failed(response_slot, pending, exchange.results[pending.partition])
+        for pending in produce.admitted:
+            self._pipeline_failed(pending_response, pending, produce.results[pending.partition])
             self._commands.append(ToSequencer(pending, Canceled(pending)))
             self._commands.append(Count("refusal", "try_again", pending.partition))
-        exchange.admitted = []
+        produce.admitted = []
 
-    def _forward(self, response_slot: PendingResponse, exchange: ProduceExchange, request: ProduceRequest) -> None:
-        """Send (a part of) a request upstream; `response_slot` is the client's pending response."""
+    def _forward(self, pending_response: PendingResponse, produce: ProduceExchange, request: ProduceRequest) -> None:
+        """Send (a part of) a request upstream; `pending_response` is the client's pending response."""
         for part in self._by_topic_id(request):
-            self._forward_part(response_slot, exchange, part)
+            self._forward_part(pending_response, produce, part)
 
-    def _forward_part(self, response_slot: PendingResponse, exchange: ProduceExchange, request: ProduceRequest) -> None:
+    def _forward_part(
+        self, pending_response: PendingResponse, produce: ProduceExchange, request: ProduceRequest
+    ) -> None:
         for topic in request.topics:
             for data in topic.partitions:
-                pending = exchange.pending_appends.get(TopicPartition(topic.name, data.partition))
+                pending = produce.pending_appends.get(TopicPartition(topic.name, data.partition))
                 if pending is not None:
                     pending.topic_id = topic.topic_id
-        upstream = self._response_of_part(response_slot, exchange, request)
-        if exchange.counted is not None:
-            exchange.counted.was_sent()
+        upstream = self._response_of_part(pending_response, produce, request)
+        if produce.count_checked is not None:
+            produce.count_checked.was_sent()
         self._from_upstream.append(upstream)
         self._upstream_out += encode_produce_request(request)
 
     def _response_of_part(
-        self, response_slot: PendingResponse, exchange: ProduceExchange, request: ProduceRequest
+        self, pending_response: PendingResponse, produce: ProduceExchange, request: ProduceRequest
     ) -> PendingResponse:
         names: dict[UUID | None, str] = {topic.topic_id: topic.name for topic in request.topics}
         queried = {TopicPartition(topic.name, data.partition) for topic in request.topics for data in topic.partitions}
-        return self._upstream_response(response_slot, exchange, request.api_version, names=names, queried=queried)
+        return self._upstream_response(pending_response, produce, request.api_version, names=names, queried=queried)
 
     def _upstream_response(
         self,
-        response_slot: PendingResponse,
-        exchange: ProduceExchange,
+        pending_response: PendingResponse,
+        produce: ProduceExchange,
         version: int,
         *,
         names: dict[UUID | None, str],
         queried: set[TopicPartition],
     ) -> PendingResponse:
-        """For a part sent upstream; `response_slot` is the client's pending response."""
-        upstream = PendingResponse(PRODUCE, version, response_slot.correlation_id, Answer.MADE_FROM_RESPONSE)
+        """For a part sent upstream; `pending_response` is the client's pending response."""
+        upstream = PendingResponse(PRODUCE, version, pending_response.correlation_id, Answer.MADE_FROM_RESPONSE)
         upstream.inner = True
 
         def on_response(frame: memoryview) -> None:
-            self._exchange_answered(response_slot, exchange, parse_produce_response(frame, version), names, queried)
+            self._produce_answered(pending_response, produce, parse_produce_response(frame, version), names, queried)
 
         upstream.on_response = on_response
         return upstream
 
-    def _refuse_the_rest(self, exchange: ProduceExchange) -> None:
+    def _refuse_the_rest(self, produce: ProduceExchange) -> None:
         """`refusal_scope = "request"`, KIP-27's literal reading: one mismatch refuses the whole request."""
-        for pending in exchange.admitted:
+        for pending in produce.admitted:
             self._commands.append(ToSequencer(pending, Canceled(pending)))
-        exchange.admitted, exchange.to_submit = [], []
-        first = next(exchange.refusals())
-        response_slot = self._waiting_response
-        assert response_slot is not None
-        for key in exchange.partitions():
-            if key not in exchange.results:
+        produce.admitted, produce.to_submit = [], []
+        first = next(produce.refusals())
+        pending_response = self._waiting_response
+        assert pending_response is not None
+        for key in produce.partitions():
+            if key not in produce.results:
                 message = f"WHOLE_REQUEST_REFUSED topic={key.topic} partition={key.partition}: {first.error_message}"
-                result = exchange.results[key] = PartitionResult(
+                result = produce.results[key] = PartitionResult(
                     partition=key.partition, error_code=first.error_code, error_message=message
                 )
-                if key in exchange.pending_appends:
-                    self._pipeline_failed(response_slot, exchange.pending_appends[key], result)
+                if key in produce.pending_appends:
+                    self._pipeline_failed(pending_response, produce.pending_appends[key], result)
 
-    def _goes_by_id(self, request: ProduceRequest) -> bool:
+    def _sent_by_id(self, request: ProduceRequest) -> bool:
         """By id if the brokers can: a topic that was deleted and recreated is another topic.
 
         Not for transactions: versions from 12 on mean transactions v2, which the client must choose.
@@ -855,7 +861,7 @@ class CheckedProduce(AtBarriers):
 
     def _by_topic_id(self, request: ProduceRequest) -> list[ProduceRequest]:
         """One request by id; and one by name for topics without checks whose ids are unknown here."""
-        if not self._goes_by_id(request):
+        if not self._sent_by_id(request):
             return [request]
         ids = {topic.name: self._services.topic_id(topic.name) for topic in request.topics}
         known = tuple(replace(topic, topic_id=ids[topic.name]) for topic in request.topics if ids[topic.name])
@@ -867,13 +873,13 @@ class CheckedProduce(AtBarriers):
             parts.append(replace(request, topics=others))
         return parts
 
-    def _without_id(self, exchange: ProduceExchange, admitted: Sequence[PendingAppend]) -> list[PendingAppend]:
+    def _without_id(self, produce: ProduceExchange, admitted: Sequence[PendingAppend]) -> list[PendingAppend]:
         """Admitted appends that must be sent by id, and whose topic has no known id: it was deleted, or not looked up
         yet.
 
         Those without expected offset that keep their producer id may be sent by name, as without the proxy.
         """
-        if not self._goes_by_id(exchange.request):
+        if not self._sent_by_id(produce.request):
             return []
         return [
             pending
@@ -883,13 +889,13 @@ class CheckedProduce(AtBarriers):
         ]
 
     def _not_sent(
-        self, response_slot: PendingResponse, exchange: ProduceExchange, pending: PendingAppend, why: str
+        self, pending_response: PendingResponse, produce: ProduceExchange, pending: PendingAppend, why: str
     ) -> None:
         message = f"TRY_AGAIN {why}"
-        result = exchange.results[pending.partition] = PartitionResult(
+        result = produce.results[pending.partition] = PartitionResult(
             partition=pending.partition.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
         )
-        self._pipeline_failed(response_slot, pending, result)
+        self._pipeline_failed(pending_response, pending, result)
         self._commands += [
             TopicStale(pending.partition.topic),
             Count("refusal", "try_again", pending.partition),
@@ -898,16 +904,16 @@ class CheckedProduce(AtBarriers):
 
     # ---- results
 
-    def _exchange_answered(
+    def _produce_answered(
         self,
-        response_slot: PendingResponse,
-        exchange: ProduceExchange,
+        pending_response: PendingResponse,
+        produce: ProduceExchange,
         response: ProduceResponse,
         names: dict[UUID | None, str],
         queried: set[TopicPartition],
     ) -> None:
-        exchange.throttle_time_ms = response.throttle_time_ms
-        response_slot.answered_at = self._now
+        produce.throttle_time_ms = response.throttle_time_ms
+        pending_response.answered_at = self._now
         answers = {
             TopicPartition(topic.name or names.get(topic.topic_id, ""), result.partition): result
             for topic in response.topics
@@ -915,244 +921,242 @@ class CheckedProduce(AtBarriers):
         }
         if answers.keys() != queried:
             raise UpstreamProtocolError(f"the broker answered for {sorted(answers)} instead of {sorted(queried)}")
-        if exchange.counted is not None:
-            exchange.counted.was_answered()
-        again = [] if exchange.leveled is None else self._to_send_without(response_slot, exchange, answers)
+        if produce.count_checked is not None:
+            produce.count_checked.was_answered()
+        again = [] if produce.leveled is None else self._to_send_without(pending_response, produce, answers)
         for key, result in answers.items():
             if key not in again:
-                self._partition_answered(exchange, key, self._reported(exchange, key, _for_names(result)))
+                self._partition_answered(produce, key, self._reported(produce, key, _for_names(result)))
         if again:
-            self._send_without(response_slot, exchange, again, self._now)
-        self._finish_exchange(response_slot, exchange)
-        waiting = self._waiting_exchange
+            self._send_without(pending_response, produce, again, self._now)
+        self._finish_produce(pending_response, produce)
+        waiting = self._waiting_produce
         if waiting is not None and waiting.leveled is not None and waiting.leveled.waits:
             self._check_barrier(self._now)
 
     def _to_send_without(
         self,
-        response_slot: PendingResponse,
-        exchange: ProduceExchange,
+        pending_response: PendingResponse,
+        produce: ProduceExchange,
         answers: Mapping[TopicPartition, PartitionResult],
     ) -> list[TopicPartition]:
         """None if the outcome was reported as unknown (the client may have resent it), or if the client is lost."""
-        assert exchange.leveled is not None
-        if response_slot.done or self.client_closed:
+        assert produce.leveled is not None
+        if pending_response.done or self.client_closed:
             return []
-        safe = exchange.leveled.safe
+        safe = produce.leveled.safe
         format_error = Error.UNSUPPORTED_FOR_MESSAGE_FORMAT
         return [key for key, result in answers.items() if result.error_code == format_error and key in safe]
 
-    def _partition_answered(self, exchange: ProduceExchange, key: TopicPartition, result: PartitionResult) -> None:
+    def _partition_answered(self, produce: ProduceExchange, key: TopicPartition, result: PartitionResult) -> None:
         self._record_proof(key.topic, result.error_code)
         if result.error_code in _STALE:
             self._commands.append(TopicStale(key.topic))
-        pending = exchange.pending_appends.get(key)
-        if pending is not None and key in exchange.sent:
+        pending = produce.pending_appends.get(key)
+        if pending is not None and key in produce.sent:
             pending.may_write = self._has_proved(key.topic)
             if result.error_code:
                 self._services.kafka_refused(result.error_code)
             self._commands.append(ToSequencer(pending, Answered(pending, result)))
         else:
-            exchange.results.setdefault(key, result)
+            produce.results.setdefault(key, result)
 
-    def _finish_exchange(self, response_slot: PendingResponse, exchange: ProduceExchange) -> None:
-        self._leave_barrier(exchange)
-        if response_slot not in self._exchanges_in_flight or not exchange.complete:
+    def _finish_produce(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
+        self._leave_barrier(produce)
+        if pending_response not in self._produce_in_flight or not produce.complete:
             return
-        if not (self.client_closed or response_slot.done or exchange.silent):
-            if exchange.querying:
+        if not (self.client_closed or pending_response.done or produce.silent):
+            if produce.querying:
                 return
-            unreported = self._reported_without_proof(exchange)
+            unreported = self._reported_without_proof(produce)
             unproved = sorted({key.topic for key in unreported})
-            unknown = self._report_log_starts(exchange, unproved)
+            unknown = self._report_log_starts(produce, unproved)
             if unproved:
-                if all(exchange.results[key].error_code == Error.NOT_LEADER_OR_FOLLOWER for key in unreported):
-                    exchange.answer_by = min(exchange.answer_by, self._now + _REASON_SECONDS)
-                self._prove_write(response_slot, exchange, unproved)
+                if all(produce.results[key].error_code == Error.NOT_LEADER_OR_FOLLOWER for key in unreported):
+                    produce.answer_by = min(produce.answer_by, self._now + _REASON_SECONDS)
+                self._prove_write(pending_response, produce, unproved)
             if unknown:
-                self._query_log_starts(response_slot, exchange, unknown)
-            if exchange.querying:
+                self._query_log_starts(pending_response, produce, unknown)
+            if produce.querying:
                 return
-        if exchange.request.transactional_id is not None:
-            if self._waits_for_notes(response_slot, exchange):
+        if produce.request.transactional_id is not None:
+            if self._waits_for_records(pending_response, produce):
                 return
-            self._let_go(exchange)
-        del self._exchanges_in_flight[response_slot]
-        self._answer_by.pop(response_slot, None)
-        if exchange.silent:
-            self._services.release(response_slot.reserved_bytes)
-            failed = next((r for r in exchange.results.values() if r.error_code), None)
+            self._end_appends(produce)
+        del self._produce_in_flight[pending_response]
+        self._answer_by.pop(pending_response, None)
+        if produce.silent:
+            self._services.release(pending_response.reserved_bytes)
+            failed = next((r for r in produce.results.values() if r.error_code), None)
             if failed is not None:
                 raise ClientProtocolError(f"an append with acks=0 failed: {failed.error_message or failed.error_code}")
-        elif not response_slot.done:
-            self._end(response_slot, [encode_produce_response(exchange.response(), exchange.request.api_version)])
+        elif not pending_response.done:
+            self._end(pending_response, [encode_produce_response(produce.response(), produce.request.api_version)])
 
     def _answer_unknown_outcomes(self, now: float) -> None:
         """Report what was sent and not answered in time as unknown; the sequencer continues to resolve it."""
-        for response_slot, deadline in list(self._answer_by.items()):
+        for pending_response, deadline in list(self._answer_by.items()):
             if deadline > now:
                 continue
             self._disable_fast_path()
-            del self._answer_by[response_slot]
-            exchange = self._exchanges_in_flight[response_slot]
-            self._stop_waiting(exchange)
-            if exchange.silent:
+            del self._answer_by[pending_response]
+            produce = self._produce_in_flight[pending_response]
+            self._stop_waiting(produce)
+            if produce.silent:
                 continue
-            self._answer_later_instead(exchange)
+            self._answer_later_instead(produce)
             message = "OUTCOME_UNKNOWN Kafka did not answer in time; it may have been appended"
             results = {
                 key: PartitionResult(partition=key.partition, error_code=Error.REQUEST_TIMED_OUT, error_message=message)
-                for key in exchange.partitions()
+                for key in produce.partitions()
             }
             message = "TRY_AGAIN Kafka did not confirm in time that this client may write"
-            unreported = self._reported_without_proof(exchange)
+            unreported = self._reported_without_proof(produce)
             unproved = {
                 key: PartitionResult(
                     partition=key.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
                 )
                 for key in unreported
-                if key not in exchange.sent
+                if key not in produce.sent
             }
             # Without a proof, what was sent stays unknown: it may be in the log.
             known = {
-                key: each for key, each in exchange.results.items() if key not in exchange.sent or key not in unreported
+                key: each for key, each in produce.results.items() if key not in produce.sent or key not in unreported
             }
-            reported = ProduceExchange(exchange.request, results=results | known | unproved)
-            for key, pending in exchange.pending_appends.items():
-                if key not in exchange.results:
-                    self._pipeline_failed(response_slot, pending, results[key])
+            reported = ProduceExchange(produce.request, results=results | known | unproved)
+            for key, pending in produce.pending_appends.items():
+                if key not in produce.results:
+                    self._pipeline_failed(pending_response, pending, results[key])
             self._commands.append(Count("refusal", "outcome_unknown"))
-            self._end(response_slot, [encode_produce_response(reported.response(), exchange.request.api_version)])
-            if exchange.request.transactional_id is not None and exchange.notes is None:
+            self._end(pending_response, [encode_produce_response(reported.response(), produce.request.api_version)])
+            if produce.request.transactional_id is not None and produce.open_records is None:
                 # Too late to wait for it. Later results are processed when they arrive.
-                for transaction in self._failed(exchange, reported.results):
-                    self._record_abort_only(response_slot, exchange, transaction)
-                exchange.notes = None
+                for transaction in self._failed(produce, reported.results):
+                    self._record_abort_only(pending_response, produce, transaction)
+                produce.open_records = None
 
-    def _hurry(self, now: float) -> None:
+    def _answer_before_close(self, now: float) -> None:
         """The connection ends in a moment. Appends that wait for a sequencer or barrier were not sent: they get a
         retriable error. Appends sent and not answered are reported as unknown, as at their deadline.
         """
-        if not self._in_a_hurry(now):
+        if not self._closes_soon(now):
             return
         self._disable_fast_path()
-        exchange, response_slot = self._waiting_exchange, self._waiting_response
-        if exchange is not None and response_slot is not None:
-            self._return_exchanges()
-            if response_slot in self._exchanges_in_flight:
-                self._answer_by[response_slot] = now
+        produce, pending_response = self._waiting_produce, self._waiting_response
+        if produce is not None and pending_response is not None:
+            self._return_waiting_produce()
+            if pending_response in self._produce_in_flight:
+                self._answer_by[pending_response] = now
             # No result of a transaction is reported before it is recorded: the client sees the end, and retries.
             elif not (
-                exchange.sent or self.client_closed or exchange.silent or exchange.request.transactional_id is not None
+                produce.sent or self.client_closed or produce.silent or produce.request.transactional_id is not None
             ):
                 message = "TRY_AGAIN this proxy is shutting down"
-                left = set(exchange.partitions()) - exchange.results.keys() | set(
-                    self._reported_without_proof(exchange)
-                )
+                left = set(produce.partitions()) - produce.results.keys() | set(self._reported_without_proof(produce))
                 for key in left:
-                    exchange.results[key] = PartitionResult(
+                    produce.results[key] = PartitionResult(
                         partition=key.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
                     )
                 self._commands.append(Count("refusal", "try_again"))
-                self._end(response_slot, [encode_produce_response(exchange.response(), exchange.request.api_version)])
-        for response_slot in self._answer_by:
-            self._answer_by[response_slot] = now
+                self._end(pending_response, [encode_produce_response(produce.response(), produce.request.api_version)])
+        for pending_response in self._answer_by:
+            self._answer_by[pending_response] = now
 
-    def _stop_waiting(self, exchange: ProduceExchange) -> None:
+    def _stop_waiting(self, produce: ProduceExchange) -> None:
         """A leader that hangs may never answer, and never break the connection either: other appends must continue.
 
         If it appends the batch later, the sequencer finds that in the log.
         """
-        for pending in exchange.pending_appends.values():
-            if pending.partition in exchange.sent and pending.partition not in exchange.results:
+        for pending in produce.pending_appends.values():
+            if pending.partition in produce.sent and pending.partition not in produce.results:
                 pending.may_write = self._has_proved(pending.partition.topic)
                 self._commands.append(ToSequencer(pending, Lost(pending)))
-                if exchange.counted is not None:
-                    exchange.counted.in_doubt = True  # the sequencer may resend it
+                if produce.count_checked is not None:
+                    produce.count_checked.in_doubt = True  # the sequencer may resend it
 
-    def _return_exchanges(self) -> None:
+    def _return_waiting_produce(self) -> None:
         """The request that waits for a sequencer will not be sent any more."""
-        exchange, self._waiting_exchange = self._waiting_exchange, None
-        response_slot, self._waiting_response = self._waiting_response, None
-        if exchange is not None:
-            for pending in (*exchange.admitted, exchange.waiting_for):
+        produce, self._waiting_produce = self._waiting_produce, None
+        pending_response, self._waiting_response = self._waiting_response, None
+        if produce is not None:
+            for pending in (*produce.admitted, produce.waiting_for):
                 if pending is not None:
                     self._commands.append(ToSequencer(pending, Canceled(pending)))
-            if exchange.sent:  # in part: it goes on as one of `_exchanges_in_flight`, until that is answered
-                for key in exchange.partitions():
-                    if key not in exchange.sent and key not in exchange.results:
-                        exchange.results[key] = PartitionResult(
+            if produce.sent:  # in part: it goes on as one of `_produce_in_flight`, until that is answered
+                for key in produce.partitions():
+                    if key not in produce.sent and key not in produce.results:
+                        produce.results[key] = PartitionResult(
                             partition=key.partition,
                             error_code=Error.NOT_LEADER_OR_FOLLOWER,
                             error_message="TRY_AGAIN not sent: its connection ended",
                         )
-                assert response_slot is not None
-                self._finish_exchange(response_slot, exchange)
+                assert pending_response is not None
+                self._finish_produce(pending_response, produce)
                 return
-            self._let_go(exchange)
-            self._leave_barrier(exchange, unsent=True)
-        if response_slot is not None:
-            self._services.release(response_slot.reserved_bytes)
-            response_slot.reserved_bytes = 0
+            self._end_appends(produce)
+            self._leave_barrier(produce, unsent=True)
+        if pending_response is not None:
+            self._services.release(pending_response.reserved_bytes)
+            pending_response.reserved_bytes = 0
 
     # ---- permissions
 
-    def _reported_without_proof(self, exchange: ProduceExchange) -> list[TopicPartition]:
+    def _reported_without_proof(self, produce: ProduceExchange) -> list[TopicPartition]:
         """The results made by the proxy that reveal something about a topic for which this client has not proved WRITE:
         that it is checked or being expanded, its log end, its contents, or that it is the state topic."""
         return [
             key
-            for key, result in exchange.results.items()
-            if not (self._has_proved(key.topic) or key.topic in exchange.stated)
+            for key, result in produce.results.items()
+            if not (self._has_proved(key.topic) or key.topic in produce.stated)
             and (
                 key.topic == self._services.state_topic
                 or (
                     result.error_code not in _NEEDS_NO_PROOF
                     and not (result.error_code == Error.NOT_LEADER_OR_FOLLOWER and self._now >= self._login_ends)
                     and (
-                        key in exchange.pending_appends
-                        or key in exchange.count_refused
-                        or (exchange.leveled is not None and key in exchange.leveled.refused)
+                        key in produce.pending_appends
+                        or key in produce.count_refused
+                        or (produce.leveled is not None and key in produce.leveled.refused)
                     )
                 )
             )
         ]
 
-    def _prove_write(self, response_slot: PendingResponse, exchange: ProduceExchange, topics: Sequence[str]) -> None:
+    def _prove_write(self, pending_response: PendingResponse, produce: ProduceExchange, topics: Sequence[str]) -> None:
         """A refusal reveals the log end or the partition count. Only clients that may write the topic get these, and
         Kafka decides which may.
         """
-        exchange.querying += 1
+        produce.querying += 1
 
         def done(answers: dict[str, PartitionResult]) -> None:
             for topic, answer in answers.items():
-                self._proved(exchange, topic, answer)
-            exchange.querying -= 1
-            self._finish_exchange(response_slot, exchange)
+                self._proved(produce, topic, answer)
+            produce.querying -= 1
+            self._finish_produce(pending_response, produce)
 
         names = dict.fromkeys(topics)
-        partitions = {name: next(k.partition for k in exchange.partitions() if k.topic == name) for name in names}
-        self._answer_by[response_slot] = exchange.answer_by
-        self._query_write(exchange.request, partitions, done)
+        partitions = {name: next(k.partition for k in produce.partitions() if k.topic == name) for name in names}
+        self._answer_by[pending_response] = produce.answer_by
+        self._query_write(produce.request, partitions, done)
 
-    def _proved(self, exchange: ProduceExchange, topic: str, answer: PartitionResult) -> None:
-        exchange.stated |= {topic}
+    def _proved(self, produce: ProduceExchange, topic: str, answer: PartitionResult) -> None:
+        produce.stated |= {topic}
         if answer.error_code not in PROVES_NOTHING:
             return
-        for key in list(exchange.results):
+        for key in list(produce.results):
             if key.topic == topic:
-                exchange.results[key] = PartitionResult(partition=key.partition, error_code=answer.error_code)
+                produce.results[key] = PartitionResult(partition=key.partition, error_code=answer.error_code)
 
     # ---- where the log starts
 
-    def _report_log_starts(self, exchange: ProduceExchange, unproved: Collection[str]) -> list[TopicPartition]:
+    def _report_log_starts(self, produce: ProduceExchange, unproved: Collection[str]) -> list[TopicPartition]:
         """Put the log start into refusals (KAFKA-5793), as Kafka does into its own. Returns the partitions whose log
         start is unknown here."""
-        if exchange.request.api_version < LOG_START_OFFSET_FROM:
+        if produce.request.api_version < LOG_START_OFFSET_FROM:
             return []
         unknown = []
         memory = self._services.idempotence
-        for key, result in exchange.results.items():
+        for key, result in produce.results.items():
             if not result.error_code or result.log_start_offset >= 0 or result.error_code in _WITHOUT_LOG_START:
                 continue
             if not self._has_proved(key.topic):
@@ -1160,20 +1164,20 @@ class CheckedProduce(AtBarriers):
                 if reported_later and memory.recent_log_start(key, self._now) < 0:
                     unknown.append(key)
                 continue
-            queried = exchange.starts_queried or result.error_code in _REVEALS_NOTHING
+            queried = produce.starts_queried or result.error_code in _REVEALS_NOTHING
             start = memory.log_start(key) if queried else memory.recent_log_start(key, self._now)
             if start >= 0:
-                exchange.results[key] = replace(result, log_start_offset=start)
+                produce.results[key] = replace(result, log_start_offset=start)
             elif not queried:
                 unknown.append(key)
-        return [] if exchange.starts_queried else unknown
+        return [] if produce.starts_queried else unknown
 
     def _query_log_starts(
-        self, response_slot: PendingResponse, exchange: ProduceExchange, keys: Sequence[TopicPartition]
+        self, pending_response: PendingResponse, produce: ProduceExchange, keys: Sequence[TopicPartition]
     ) -> None:
         """On the client's own connection, so that Kafka applies the client's permissions. Once for each refusal."""
-        exchange.starts_queried = True
-        exchange.querying += 1
+        produce.starts_queried = True
+        produce.querying += 1
         topics = [
             Message(
                 name=name,
@@ -1182,9 +1186,9 @@ class CheckedProduce(AtBarriers):
             for name in dict.fromkeys(key.topic for key in keys)
         ]
         queried = Message(replica_id=-1, topics=topics)
-        correlation_id = exchange.request.correlation_id
+        correlation_id = produce.request.correlation_id
         frame = encode_request_frame(
-            LIST_OFFSETS, _LIST_OFFSETS_VERSION, correlation_id, exchange.request.client_id, queried
+            LIST_OFFSETS, _LIST_OFFSETS_VERSION, correlation_id, produce.request.client_id, queried
         )
         upstream = PendingResponse(LIST_OFFSETS, _LIST_OFFSETS_VERSION, correlation_id, Answer.MADE_FROM_RESPONSE)
         upstream.inner = True
@@ -1196,11 +1200,11 @@ class CheckedProduce(AtBarriers):
                     if not each.error_code:
                         key = TopicPartition(topic.name, each.partition_index)
                         self._services.idempotence.record_log_start(key, each.offset, self._now)
-            exchange.querying -= 1
-            self._finish_exchange(response_slot, exchange)
+            produce.querying -= 1
+            self._finish_produce(pending_response, produce)
 
         upstream.on_response = on_response
-        self._answer_by[response_slot] = exchange.answer_by
+        self._answer_by[pending_response] = produce.answer_by
         self._probes.append((upstream, [frame]))
         self._send_probes()
 

@@ -65,7 +65,6 @@ class Connection:
         "_draining_because",
         "_draining_until",
         "_entered",
-        "_exchanges_in_flight",
         "_failed_pipelines",
         "_finishing",
         "_from_upstream",
@@ -73,12 +72,13 @@ class Connection:
         "_made_here",
         "_may_use",
         "_may_write",
+        "_needs_migration",
         "_next_token",
         "_now",
         "_opened_at",
         "_paused",
-        "_primary_wanted",
         "_probes",
+        "_produce_in_flight",
         "_quota",
         "_reading",
         "_received_bytes",
@@ -88,7 +88,7 @@ class Connection:
         "_upstream",
         "_upstream_out",
         "_upstream_paused",
-        "_waiting_exchange",
+        "_waiting_produce",
         "_waiting_response",
         "client_closed",
         "client_id",
@@ -109,10 +109,10 @@ class Connection:
         self._upstream = FrameCutter(RESPONSE_BYTES_MIN, 2**31 - 1, UpstreamProtocolError)
         self._to_client: list[PendingResponse] = []  # lists: short ones, and an empty deque takes 760 bytes
         self._from_upstream: list[PendingResponse] = []
-        self._waiting_exchange: ProduceExchange | None = None  # waits for a sequencer or barrier; pauses reading
+        self._waiting_produce: ProduceExchange | None = None  # waits for a sequencer or barrier; pauses reading
         self._waiting_response: PendingResponse | None = None
         self._paused = False  # a request waits before it is sent; reading is paused
-        self._exchanges_in_flight: dict[PendingResponse, ProduceExchange] = {}  # sent, not completely answered
+        self._produce_in_flight: dict[PendingResponse, ProduceExchange] = {}  # sent, not completely answered
         self._answer_by: dict[PendingResponse, float] = {}
         self._may_write: dict[str, float] = {}  # by topic: when Kafka last confirmed WRITE
         self._may_use: str | None = None  # the last transactional id that Kafka let this client use
@@ -127,7 +127,7 @@ class Connection:
         self._finishing: dict[int, Callable[[], None]] = {}  # answers that a thread works on, by token
         self._next_token = 0
         self._probes: list[tuple[PendingResponse, list[bytes | memoryview]]] = []
-        self._primary_wanted = False  # to be migrated; reading is paused
+        self._needs_migration = False  # to be migrated; reading is paused
         self._collecting_bytes = 0
         self._collecting_since = 0.0
         self._made_here = 0  # answers without Kafka since the last read
@@ -154,10 +154,10 @@ class Connection:
 
     @property
     def needs_ticks(self) -> bool:
-        exchange = self._waiting_exchange
+        produce = self._waiting_produce
         if self._answer_by or self.client_closed or self._paused:
             return True
-        return self._client_paused if exchange is None else exchange.at_barrier or bool(exchange.admitted)
+        return self._client_paused if produce is None else produce.at_barrier or bool(produce.admitted)
 
     @property
     def over_quota(self) -> bool:
@@ -168,19 +168,19 @@ class Connection:
     @property
     def waits(self) -> bool:
         """For a sequencer, a barrier or the commit validator; reading is paused."""
-        return self._waiting_exchange is not None or self._paused
+        return self._waiting_produce is not None or self._paused
 
     @property
     def at_barrier(self) -> bool:
         """A request of it waits for an append barrier or for metadata."""
-        return self._waiting_exchange is not None and self._waiting_exchange.at_barrier
+        return self._waiting_produce is not None and self._waiting_produce.at_barrier
 
     @property
     def appends_unknown(self) -> bool:
         """Appends may be in progress, to unknown topics."""
-        if self._client.state is CutterState.PASSING or self._waiting_exchange is not None:
+        if self._client.state is CutterState.PASSING or self._waiting_produce is not None:
             return True
-        return any(response_slot.api_key == PRODUCE for response_slot in self._from_upstream)
+        return any(pending_response.api_key == PRODUCE for pending_response in self._from_upstream)
 
     @property
     def mid_header(self) -> bool:
@@ -200,7 +200,7 @@ class Connection:
     @property
     def unanswered(self) -> list[int]:
         """The API keys of the requests whose client waits for an answer."""
-        return [response_slot.api_key for response_slot in self._to_client]
+        return [pending_response.api_key for pending_response in self._to_client]
 
     @property
     def passing_up_bytes(self) -> int:
@@ -216,9 +216,9 @@ class Connection:
 
     def _client_is_blocked(self) -> bool:
         return (
-            self._waiting_exchange is not None
+            self._waiting_produce is not None
             or self._paused
-            or self._primary_wanted
+            or self._needs_migration
             or self._draining_until is not None
             or len(self._to_client) >= self._services.in_flight_requests_max
             or self._made_here >= _MADE_HERE_MAX
@@ -231,9 +231,9 @@ class Connection:
             self._commands.append(ReadClient(False))
 
     def _nothing_under_way(self) -> bool:
-        if self._waiting_exchange is not None or self._reading is not None:
+        if self._waiting_produce is not None or self._reading is not None:
             return False
-        return not (self._to_client or self._from_upstream or self._exchanges_in_flight or self._probes)
+        return not (self._to_client or self._from_upstream or self._produce_in_flight or self._probes)
 
     def _has_proved(self, topic: str) -> bool:
         """Whether Kafka recently confirmed on this connection that this client may write the topic."""
@@ -248,20 +248,20 @@ class Connection:
             return PendingResponse(PRODUCE, version, correlation_id, Answer.RELAYED)
         return PendingResponse(PRODUCE, version, correlation_id, Answer.RELAYED_UNLESS_BROKERS)
 
-    def _end(self, response_slot: PendingResponse, chunks: list[bytes | memoryview]) -> None:
-        response_slot.chunks = chunks
-        response_slot.done = True
+    def _end(self, pending_response: PendingResponse, chunks: list[bytes | memoryview]) -> None:
+        pending_response.chunks = chunks
+        pending_response.done = True
         self._answer_front()
 
     def _answer_front(self) -> None:
         while self._to_client and self._to_client[0].done:
-            response_slot = self._to_client.pop(0)
-            self._services.release(response_slot.reserved_bytes)
-            response_slot.reserved_bytes = 0
-            if response_slot.answered_at is not None:
-                self._services.answered(self._now - response_slot.answered_at)
-            self._client_out += response_slot.chunks
-            self._may_know(response_slot.pipeline_keys)
+            pending_response = self._to_client.pop(0)
+            self._services.release(pending_response.reserved_bytes)
+            pending_response.reserved_bytes = 0
+            if pending_response.answered_at is not None:
+                self._services.answered(self._now - pending_response.answered_at)
+            self._client_out += pending_response.chunks
+            self._may_know(pending_response.pipeline_keys)
 
     def _may_know(self, pipeline_keys: Sequence[PipelineKey]) -> None:
         """Their failure is reported now. Bytes that arrive later count as sent with knowledge of it."""
@@ -274,6 +274,6 @@ class Connection:
         if self._paused:
             return  # the paused request may be an append that was read before this
         read_bytes = self._received_bytes - self._client.unread_bytes
-        if self._waiting_exchange is not None:
-            read_bytes = self._waiting_exchange.starts_at  # it still has batches to submit
+        if self._waiting_produce is not None:
+            read_bytes = self._waiting_produce.starts_at  # it still has batches to submit
         self._failed_pipelines = {c: f for c, f in self._failed_pipelines.items() if f.after_bytes > read_bytes}

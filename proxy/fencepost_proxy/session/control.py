@@ -1,7 +1,7 @@
 """Control messages: requests that are collected whole and rewritten, or answered by the proxy (`rewriters.py`).
 
 Their answers are delayed until Kafka has answered, and until what follows from that is done: changes are stored
-(`Store`, `Stored`), topics are expanded (`Expand`, `Expanded`), or the progress of a group is known (`Ask`, `Replied`).
+(`Store`, `Stored`), topics expanded (`Expand`, `Expanded`), or the progress of a group known (`GroupQuery`, `Replied`).
 Before a transaction joins a partition, the partition's sequencer is informed, and may delay that.
 """
 
@@ -14,7 +14,7 @@ from typing import TypeVar
 from fencepost_proxy.groups.queries import Query, Reply
 from fencepost_proxy.sequencer.events import TransactionJoined, TransactionJoins
 from fencepost_proxy.session.connection import MESSAGE_WORK_BYTES
-from fencepost_proxy.session.messages import Ask, Expand, Noticed, ReadBatches, Store, ToPartition
+from fencepost_proxy.session.messages import Expand, GroupQuery, Noticed, ReadBatches, Store, ToPartition
 from fencepost_proxy.session.migration import PRIMARY_APIS, Migration
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.reading import Work
@@ -41,7 +41,7 @@ _SEARCHED = frozenset({METADATA, FIND_COORDINATOR, DESCRIBE_TOPIC_PARTITIONS})
 class Joining:
     """A request that adds partitions to a transaction and is not sent yet. `waiting` – for these sequencers."""
 
-    response_slot: PendingResponse
+    pending_response: PendingResponse
     rewriter: RequestRewriter
     joins: Joins
     waiting: set[TopicPartition]
@@ -73,7 +73,7 @@ class ControlMessages(Migration):
 
     def _control_message(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> None:
         """`frame` – the whole request, without its length."""
-        response_slot = PendingResponse(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
+        pending_response = PendingResponse(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
         if not self._primary and api_key in PRIMARY_APIS:
             self._move_to_primary(frame)
             return
@@ -81,30 +81,30 @@ class ControlMessages(Migration):
         self._work(
             large,
             lambda: self._rewriters.begin(api_key, version, frame, self.local_host),
-            lambda rewriter: self._begin_rewriting(response_slot, frame, rewriter, large=large),
+            lambda rewriter: self._begin_rewriting(pending_response, frame, rewriter, large=large),
             reads_on=False,
         )
 
     def _begin_rewriting(
-        self, response_slot: PendingResponse, frame: memoryview, rewriter: RequestRewriter, *, large: bool
+        self, pending_response: PendingResponse, frame: memoryview, rewriter: RequestRewriter, *, large: bool
     ) -> None:
         """`large` – process its response in a thread, however short it is."""
         if not self._primary and rewriter.joins is not None:
             self._move_to_primary(frame)
             return
-        if response_slot.api_key == API_VERSIONS and self.software is None:
+        if pending_response.api_key == API_VERSIONS and self.software is None:
             client_id, self.software = introduced(frame)
             self.client_id = self.client_id or client_id
-        response_slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
-        self._to_client.append(response_slot)
+        pending_response.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
+        self._to_client.append(pending_response)
         if rewriter.forward is None:
             assert rewriter.answer is not None
-            response_slot.answer = Answer.MADE_HERE
+            pending_response.answer = Answer.MADE_HERE
             self._quota -= MESSAGE_WORK_BYTES + len(frame)
-            self._end(response_slot, [rewriter.answer])
+            self._end(pending_response, [rewriter.answer])
             return
         if rewriter.finish is None:
-            response_slot.answer = Answer.RELAYED
+            pending_response.answer = Answer.RELAYED
         else:
             self._quota -= MESSAGE_WORK_BYTES + len(frame)
             finish = rewriter.finish
@@ -113,48 +113,51 @@ class ControlMessages(Migration):
                 is_large = large or len(response) > HERE_BYTES_MAX
 
                 def done(finished: Finished) -> None:
-                    self._finish_rewriting(response_slot, finished, large=is_large)
+                    self._finish_rewriting(pending_response, finished, large=is_large)
 
                 self._work(is_large, lambda: finish(response), done)
 
-            response_slot.on_response = on_response
+            pending_response.on_response = on_response
         if rewriter.joins is not None:
-            self._wants_to_join(response_slot, rewriter, rewriter.joins)
+            self._request_join(pending_response, rewriter, rewriter.joins)
             return
         if rewriter.first is not None:
-            self._send_first(response_slot, rewriter)
-        self._from_upstream.append(response_slot)
+            self._send_first(pending_response, rewriter)
+        self._from_upstream.append(pending_response)
         self._upstream_out.append(rewriter.forward)
         self._services.forwarded(0.0)
 
-    def _finish_rewriting(self, response_slot: PendingResponse, finished: Finished, *, large: bool) -> None:
+    def _finish_rewriting(self, pending_response: PendingResponse, finished: Finished, *, large: bool) -> None:
         if finished.answer_expanded is not None:
-            self._expand(response_slot, finished, finished.answer_expanded, large=large)
+            self._expand(pending_response, finished, finished.answer_expanded, large=large)
             return
         if finished.query_message is not None:
-            self._query(response_slot, finished.query_message, finished.complete, large=large)
+            self._query(pending_response, finished.query_message, finished.complete, large=large)
             return
         if finished.notice is not None:
             self._commands.append(Noticed(finished.notice))
         self._record_served(finished)
         if not finished.changes:
-            self._end(response_slot, [finished.answer])
+            self._end(pending_response, [finished.answer])
             return
         token = self._next_token = self._next_token + 1
 
         def stored(error: str | None) -> None:
             if error is None:
-                self._end(response_slot, [finished.answer])
+                self._end(pending_response, [finished.answer])
             else:
-                self._end_with(response_slot, lambda: finished.answer_not_stored(error), large=large)
+                self._end_with(pending_response, lambda: finished.answer_not_stored(error), large=large)
 
         self._stores[token] = stored
         self._commands.append(Store(token, finished.changes))
 
-    def _send_first(self, response_slot: PendingResponse, rewriter: RequestRewriter) -> None:
+    def _send_first(self, pending_response: PendingResponse, rewriter: RequestRewriter) -> None:
         assert rewriter.first is not None
         first = PendingResponse(
-            response_slot.api_key, response_slot.version, response_slot.correlation_id, Answer.MADE_FROM_RESPONSE
+            pending_response.api_key,
+            pending_response.version,
+            pending_response.correlation_id,
+            Answer.MADE_FROM_RESPONSE,
         )
         first.inner = True
         finish_first = rewriter.finish_first
@@ -167,24 +170,31 @@ class ControlMessages(Migration):
         self._upstream_out.append(rewriter.first)
 
     def _expand(
-        self, response_slot: PendingResponse, finished: Finished, answer: AnswerExpanded, *, large: bool
+        self, pending_response: PendingResponse, finished: Finished, answer: AnswerExpanded, *, large: bool
     ) -> None:
         if not finished.expansions:
-            self._end_with(response_slot, lambda: answer({}), large=large)
+            self._end_with(pending_response, lambda: answer({}), large=large)
             return
         token = self._next_token = self._next_token + 1
-        self._expansions[token] = lambda outcomes: self._end_with(response_slot, lambda: answer(outcomes), large=large)
+        self._expansions[token] = lambda outcomes: self._end_with(
+            pending_response, lambda: answer(outcomes), large=large
+        )
         self._commands.append(Expand(token, finished.expansions, finished.timeout_ms))
 
     def _expanded(self, token: int, outcomes: tuple[ExpansionOutcome, ...]) -> None:
         self._expansions.pop(token)({outcome.topic: outcome for outcome in outcomes})
 
     def _query(
-        self, response_slot: PendingResponse, query_message: Query, complete: Callable[[Reply], bytes], *, large: bool
+        self,
+        pending_response: PendingResponse,
+        query_message: Query,
+        complete: Callable[[Reply], bytes],
+        *,
+        large: bool,
     ) -> None:
         token = self._next_token = self._next_token + 1
-        self._queries_open[token] = lambda reply: self._end_with(response_slot, lambda: complete(reply), large=large)
-        self._commands.append(Ask(token, query_message))
+        self._queries_open[token] = lambda reply: self._end_with(pending_response, lambda: complete(reply), large=large)
+        self._commands.append(GroupQuery(token, query_message))
 
     def _replied(self, token: int, reply: Reply) -> None:
         self._queries_open.pop(token)(reply)
@@ -201,8 +211,8 @@ class ControlMessages(Migration):
         data = bytes(frame)
         return any(mark in data for mark in self._services.state_topic_marks)
 
-    def _end_with(self, response_slot: PendingResponse, make: Callable[[], bytes], *, large: bool) -> None:
-        self._work(large, make, lambda answer: self._end(response_slot, [answer]))
+    def _end_with(self, pending_response: PendingResponse, make: Callable[[], bytes], *, large: bool) -> None:
+        self._work(large, make, lambda answer: self._end(pending_response, [answer]))
 
     def _work(self, large: bool, make: Callable[[], _T], done: Callable[[_T], None], *, reads_on: bool = True) -> None:
         """Passes the result of `make` to `done`: now, or for `large` work from a thread.
@@ -245,7 +255,7 @@ class ControlMessages(Migration):
         services = self._services
         if finished.partition_counts and services.fresh(self._now):
             policies = ((topic, services.policy(topic), count) for topic, count in finished.partition_counts)
-            counts = [(topic, count) for topic, policy, count in policies if policy is not None and policy.counted]
+            counts = [(topic, count) for topic, policy, count in policies if policy is not None and policy.checks_count]
             if counts:
                 services.record_served(self.connection, finished.client_id, counts)
 
@@ -254,13 +264,13 @@ class ControlMessages(Migration):
 
     # ---- transactions
 
-    def _wants_to_join(self, response_slot: PendingResponse, rewriter: RequestRewriter, joins: Joins) -> None:
+    def _request_join(self, pending_response: PendingResponse, rewriter: RequestRewriter, joins: Joins) -> None:
         raise NotImplementedError
 
-    def _query_to_join(self, response_slot: PendingResponse, rewriter: RequestRewriter, joins: Joins) -> None:
+    def _query_to_join(self, pending_response: PendingResponse, rewriter: RequestRewriter, joins: Joins) -> None:
         """The sequencers must agree before Kafka gets it: after that, the transaction marker may come at any time."""
         until = self._now + self._services.sequencer_wait_max_seconds
-        self._joining = Joining(response_slot, rewriter, joins, set(joins.partitions), until)
+        self._joining = Joining(pending_response, rewriter, joins, set(joins.partitions), until)
         self._paused = True
         for partition in joins.partitions:
             self._commands.append(ToPartition(partition, TransactionJoins(joins.transactional_id, self.connection)))
@@ -273,9 +283,9 @@ class ControlMessages(Migration):
         if joining.waiting:
             return
         self._joining, self._paused = None, False
-        self._join(joining.response_slot, joining.joins)
+        self._join(joining.pending_response, joining.joins)
         assert joining.rewriter.forward is not None
-        self._from_upstream.append(joining.response_slot)
+        self._from_upstream.append(joining.pending_response)
         self._upstream_out.append(joining.rewriter.forward)
         self._services.forwarded(0.0)
 
@@ -286,19 +296,19 @@ class ControlMessages(Migration):
             return
         self._joining, self._paused = None, False
         self._report_joined(joining.joins, answered=True)
-        joining.response_slot.answer = Answer.MADE_HERE
-        self._end(joining.response_slot, [joining.rewriter.answer_later()])
+        joining.pending_response.answer = Answer.MADE_HERE
+        self._end(joining.pending_response, [joining.rewriter.answer_later()])
 
-    def _join(self, response_slot: PendingResponse, joins: Joins) -> None:
-        finish = response_slot.on_response
+    def _join(self, pending_response: PendingResponse, joins: Joins) -> None:
+        finish = pending_response.on_response
         assert finish is not None
 
         def on_response(response: memoryview) -> None:
-            self._report_joined(self._joins.pop(response_slot), answered=True)
+            self._report_joined(self._joins.pop(pending_response), answered=True)
             finish(response)
 
-        response_slot.on_response = on_response
-        self._joins[response_slot] = joins
+        pending_response.on_response = on_response
+        self._joins[pending_response] = joins
 
     def _leave_joins(self) -> None:
         """Whether these were added stays unknown; what was not sent will not be."""

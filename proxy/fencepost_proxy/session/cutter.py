@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 from fencepost_proxy.errors import LimitError, ProtocolError
 from fencepost_proxy.session.producer_ids import ProducerIdWatch
-from fencepost_proxy.wire.shortcuts import PARTITION_HEAD_BYTES
+from fencepost_proxy.wire.peeks import PARTITION_HEAD_BYTES
 
 LENGTH_BYTES = 4
 #: The start of a TLS handshake record, version 3.x, read as a length.

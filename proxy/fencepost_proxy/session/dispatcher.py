@@ -168,7 +168,7 @@ class Dispatcher:
         if found:
             self._begun[topic] = {**found, **self._begun.get(topic, {})}
 
-    def look_past_barriers(self, now: float) -> bool:
+    def find_past_barriers(self, now: float) -> bool:
         """Call it regularly: forgets requests that are done. Returns whether any are left."""
         for topic in list(self._begun):
             self._past_barrier(topic, now)

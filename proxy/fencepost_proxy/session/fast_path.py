@@ -30,6 +30,7 @@ from fencepost_proxy.session.services import Services
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.batch import Effort
+from fencepost_proxy.wire.peeks import is_free_of, names_no_broker
 from fencepost_proxy.wire.produce import (
     FLEXIBLE,
     PartitionData,
@@ -37,7 +38,6 @@ from fencepost_proxy.wire.produce import (
     ProducePeek,
     parse_produce_request,
 )
-from fencepost_proxy.wire.shortcuts import is_free_of, names_no_broker
 from fencepost_proxy.wire.single import encode_single, encode_single_answer, read_single, read_single_answer
 
 _FRAME_PREFIX = struct.Struct(">ihhi")
@@ -91,7 +91,7 @@ class FastPath(CheckedProduce):
         """
         out: list[bytes | memoryview] = []
         if (
-            self._waiting_exchange is not None
+            self._waiting_produce is not None
             or self._client_paused
             or self._closing
             or self.client_closed
@@ -115,7 +115,7 @@ class FastPath(CheckedProduce):
                     break
                 if relayed_versions[2] and self._concerns_state_topic(data[at:end]):
                     break
-                response_slot = PendingResponse(api_key, version, correlation_id, Answer.RELAYED)
+                pending_response = PendingResponse(api_key, version, correlation_id, Answer.RELAYED)
             elif api_key != PRODUCE or not self._is_known(data[at:end], version) or not services.fresh(now):
                 break
             elif not self._known.is_checked:
@@ -124,7 +124,7 @@ class FastPath(CheckedProduce):
                     break
                 if services.policy(self._known.topic_name) is not None:
                     break
-                response_slot = self._produce_response(version, correlation_id)
+                pending_response = self._produce_response(version, correlation_id)
             else:
                 frame = memoryview(bytes(data[at + LENGTH_BYTES : end]))
                 chunks = self._take_single(frame, correlation_id, self._received_bytes + at + LENGTH_BYTES, now)
@@ -136,8 +136,8 @@ class FastPath(CheckedProduce):
                 passing_from = at = end
                 services.count_request(api_key, version)
                 continue
-            to_client.append(response_slot)
-            self._from_upstream.append(response_slot)
+            to_client.append(pending_response)
+            self._from_upstream.append(pending_response)
             services.count_request(api_key, version)
             at = end
         if passing_from < at:
@@ -160,26 +160,26 @@ class FastPath(CheckedProduce):
         size, to_client, from_upstream = len(data), self._to_client, self._from_upstream
         at = passing_from = 0
         while size - at >= LENGTH_BYTES + RESPONSE_BYTES_MIN and to_client and from_upstream:
-            response_slot = from_upstream[0]
+            pending_response = from_upstream[0]
             length, correlation_id = _RESPONSE_PREFIX.unpack_from(data, at)
             end = at + LENGTH_BYTES + length
-            if end > size or length < RESPONSE_BYTES_MIN or correlation_id != response_slot.correlation_id:
+            if end > size or length < RESPONSE_BYTES_MIN or correlation_id != pending_response.correlation_id:
                 break
-            if response_slot is not to_client[0] or (len(to_client) > 1 and to_client[1].done):
+            if pending_response is not to_client[0] or (len(to_client) > 1 and to_client[1].done):
                 break
-            if response_slot.answer is Answer.SINGLE:
-                answer = self._end_single(response_slot, data[at + LENGTH_BYTES : end], now)
+            if pending_response.answer is Answer.SINGLE:
+                answer = self._end_single(pending_response, data[at + LENGTH_BYTES : end], now)
                 if answer is None:
                     break
                 if passing_from < at:
                     out.append(data[passing_from:at])
                 out.append(answer)
                 passing_from = end
-            elif response_slot.reserved_bytes or not (
-                response_slot.answer is Answer.RELAYED
+            elif pending_response.reserved_bytes or not (
+                pending_response.answer is Answer.RELAYED
                 or (
-                    response_slot.answer is Answer.RELAYED_UNLESS_BROKERS
-                    and names_no_broker(data[at:end], response_slot.version)
+                    pending_response.answer is Answer.RELAYED_UNLESS_BROKERS
+                    and names_no_broker(data[at:end], pending_response.version)
                 )
             ):
                 break
@@ -246,7 +246,7 @@ class FastPath(CheckedProduce):
         sequencer = services.sequencer(key)
         if not self._primary and self._needs_primary(policy):
             return None
-        if policy is None or policy.counted or policy.idempotence:
+        if policy is None or policy.checks_count or policy.idempotence:
             return None  # the fast path has no barriers and no idempotence levels
         if topic_id is None or sequencer is None or services.produce_version_max() < PRODUCE_BY_ID:
             return None
@@ -275,13 +275,13 @@ class FastPath(CheckedProduce):
             return None
         pending.topic_id = topic_id
         services.sequencer_waited(0.0)
-        response_slot = PendingResponse(PRODUCE, known.version, correlation_id, Answer.SINGLE)
-        response_slot.reserved_bytes = len(frame)
-        answer_by = self._answer_by[response_slot] = due_by(now, known.timeout_ms)
+        pending_response = PendingResponse(PRODUCE, known.version, correlation_id, Answer.SINGLE)
+        pending_response.reserved_bytes = len(frame)
+        answer_by = self._answer_by[pending_response] = due_by(now, known.timeout_ms)
         topic_id_bytes = topic_id.bytes
-        response_slot.single = Single(pending, frame, starts_at, answer_by, known.topic, topic_id_bytes)
-        self._to_client.append(response_slot)
-        self._from_upstream.append(response_slot)
+        pending_response.single = Single(pending, frame, starts_at, answer_by, known.topic, topic_id_bytes)
+        self._to_client.append(pending_response)
+        self._from_upstream.append(pending_response)
         header, rest = sent_batch(pending)
         return encode_single(
             correlation_id=correlation_id,
@@ -293,12 +293,12 @@ class FastPath(CheckedProduce):
             rest=rest,
         )
 
-    def _end_single(self, response_slot: PendingResponse, frame: memoryview, now: float) -> bytes | None:
+    def _end_single(self, pending_response: PendingResponse, frame: memoryview, now: float) -> bytes | None:
         """The answer to such an append, if it is the expected success. None: nothing has happened.
 
         The caller removes the pending response from the queues.
         """
-        single = response_slot.single
+        single = pending_response.single
         assert single is not None
         fields = read_single_answer(frame, single.topic_id)
         sequencer = self._services.sequencer(single.pending.partition)
@@ -313,11 +313,11 @@ class FastPath(CheckedProduce):
         self._may_write[single.pending.partition.topic] = now
         if single.pending.fence is None:
             self._record_acknowledged(single.pending, base_offset)
-        del self._answer_by[response_slot]
-        self._services.release(response_slot.reserved_bytes)
-        response_slot.reserved_bytes = 0
+        del self._answer_by[pending_response]
+        self._services.release(pending_response.reserved_bytes)
+        pending_response.reserved_bytes = 0
         return encode_single_answer(
-            correlation_id=response_slot.correlation_id,
+            correlation_id=pending_response.correlation_id,
             topic=single.topic,
             partition=partition,
             base_offset=base_offset,
@@ -352,27 +352,25 @@ class FastPath(CheckedProduce):
     def _disable_fast_path(self) -> None:
         """Convert the appends that took the fast path to `ProduceExchange`s, like all others."""
         found = False
-        for index, response_slot in enumerate(self._from_upstream):
-            single = response_slot.single
+        for index, pending_response in enumerate(self._from_upstream):
+            single = pending_response.single
             if single is None:
                 continue
             found = True
             pending = single.pending
-            exchange = ProduceExchange(
+            produce = ProduceExchange(
                 parse_produce_request(single.frame), starts_at=single.starts_at, answer_by=single.answer_by
             )
-            exchange.pending_appends[pending.partition] = pending
-            exchange.sent.add(pending.partition)
-            response_slot.answer, response_slot.single = Answer.MADE_HERE, None
-            self._exchanges_in_flight[response_slot] = exchange
+            produce.pending_appends[pending.partition] = pending
+            produce.sent.add(pending.partition)
+            pending_response.answer, pending_response.single = Answer.MADE_HERE, None
+            self._produce_in_flight[pending_response] = produce
             names: dict[UUID | None, str] = {pending.topic_id: pending.partition.topic}
             queried = {pending.partition}
             self._from_upstream[index] = self._upstream_response(
-                response_slot, exchange, PRODUCE_BY_ID, names=names, queried=queried
+                pending_response, produce, PRODUCE_BY_ID, names=names, queried=queried
             )
         if found:
             # In-doubt appends are resolved in the order in which they are reported: if a successor came first, its
             # lookup would miss its predecessor, which is only about to be resent.
-            self._exchanges_in_flight = dict(
-                sorted(self._exchanges_in_flight.items(), key=lambda item: item[1].starts_at)
-            )
+            self._produce_in_flight = dict(sorted(self._produce_in_flight.items(), key=lambda item: item[1].starts_at))

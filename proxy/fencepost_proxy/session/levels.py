@@ -53,7 +53,7 @@ class LeveledProduce:
 
     - `refused` – batches not sent. `safe` – may be resent without their producer ids. `without` – are sent so.
     - `stripped` – lost their made-up ids before the checks.
-    - `own` – batches under their producers' own ids: id, epoch and sequence, and how many records.
+    - `with_id` – batches under their producers' own ids: id, epoch and sequence, and how many records.
     - `producers` – the original ids of batches that are or may be sent without.
     - `tries_again` – those of them that the proxy refuses with a retriable error.
     - `waits` – it waits for batches upstream before it is sent without ids.
@@ -64,18 +64,18 @@ class LeveledProduce:
     safe: set[TopicPartition] = field(default_factory=set)
     without: set[TopicPartition] = field(default_factory=set)
     stripped: list[TopicPartition] = field(default_factory=list)
-    own: dict[TopicPartition, tuple[tuple[int, int, int], int]] = field(default_factory=dict)
+    with_id: dict[TopicPartition, tuple[tuple[int, int, int], int]] = field(default_factory=dict)
     producers: dict[TopicPartition, int] = field(default_factory=dict)
     tries_again: set[TopicPartition] = field(default_factory=set)
     waits: bool = False
 
-    def goes_without(self, memory: IdempotenceMemory, now: float) -> list[TopicPartition]:
+    def drops_id(self, memory: IdempotenceMemory, now: float) -> list[TopicPartition]:
         """Its batches that Kafka would not accept with their ids."""
-        return sorted(key for key in self.safe if memory.goes_without(key.topic, now))
+        return sorted(key for key in self.safe if memory.drops_id(key.topic, now))
 
     def give_up_id(self, key: TopicPartition) -> None:
         self.safe.discard(key)
-        self.own.pop(key, None)
+        self.with_id.pop(key, None)
         self.without.add(key)
 
     def has_id_upstream(self, key: TopicPartition) -> bool:
@@ -99,7 +99,7 @@ def leveled_produce(
     policies = [policy(topic.name) for topic in request.topics]
     if stated is None and unreadable is None and not any(each is not None and _concerns(each) for each in policies):
         return request, None
-    exchange = LeveledProduce(deadline)
+    leveled = LeveledProduce(deadline)
     observed: set[TopicPartition] = set()
     topics = []
     for topic, each in zip(request.topics, policies, strict=True):
@@ -115,45 +115,45 @@ def leveled_produce(
             observed.add(key)
             if unreadable is not None:
                 message = f"IDEMPOTENCE_LEVEL_UNREADABLE topic={key.topic} partition={key.partition}: {unreadable}"
-                exchange.refused[key] = Refusal(INVALID_RECORD, "idempotence_level_unreadable", message)
+                leveled.refused[key] = Refusal(INVALID_RECORD, "idempotence_level_unreadable", message)
             else:
-                taken = _take(exchange, key, data, level, is_checked=each is not None and each.is_checked)
+                taken = _take(leveled, key, data, level, is_checked=each is not None and each.is_checked)
             partitions.append(taken)
-        topics.append(replace(topic, partitions=tuple(partitions)) if exchange.stripped else topic)
-    return (replace(request, topics=tuple(topics)) if exchange.stripped else request), exchange
+        topics.append(replace(topic, partitions=tuple(partitions)) if leveled.stripped else topic)
+    return (replace(request, topics=tuple(topics)) if leveled.stripped else request), leveled
 
 
 def _concerns(policy: TopicPolicy) -> bool:
-    return policy.idempotence is not Level.OFF or policy.counted
+    return policy.idempotence is not Level.OFF or policy.checks_count
 
 
 def _take(
-    exchange: LeveledProduce, key: TopicPartition, data: PartitionData, level: Level, *, is_checked: bool
+    leveled: LeveledProduce, key: TopicPartition, data: PartitionData, level: Level, *, is_checked: bool
 ) -> PartitionData:
-    """Record the batch in `exchange`, and return the data to send."""
+    """Record the batch in `leveled`, and return the data to send."""
     header = _header(data)
     if header is None:
         if level is Level.REQUIRED:
             message = f"MALFORMED topic={key.topic} partition={key.partition}: this is not one record batch"
-            exchange.refused[key] = Refusal(INVALID_RECORD, "malformed", message)
+            leveled.refused[key] = Refusal(INVALID_RECORD, "malformed", message)
         return data  # else Kafka decides
     producer_id = header.producer_id
     refusal = check_idempotence(key.topic, key.partition, producer_id, level)
     if refusal is not None:
-        exchange.refused[key] = refusal
+        leveled.refused[key] = refusal
         return data
     if producer_id < 0:
         return data
-    exchange.own[key] = (producer_id, header.producer_epoch, header.base_sequence), header.record_count
+    leveled.with_id[key] = (producer_id, header.producer_epoch, header.base_sequence), header.record_count
     if level is not Level.SAFE or header.is_transactional or data.records is None or not verify_crc(data.records):
         return data  # a new CRC would hide damage
-    exchange.producers[key] = producer_id
+    leveled.producers[key] = producer_id
     if producer_id >= MADE_UP_IDS_FROM:
-        del exchange.own[key]
-        exchange.stripped.append(key)
+        del leveled.with_id[key]
+        leveled.stripped.append(key)
         return replace(data, records=memoryview(without_producer(data.records)))
     if not is_checked:
-        exchange.safe.add(key)
+        leveled.safe.add(key)
     return data
 
 
@@ -167,10 +167,10 @@ def _header(data: PartitionData) -> BatchHeader | None:
 def _stated(section: bytes) -> tuple[Level | None, str | None, bytes]:
     """The level in the tagged field, or why it is unreadable; and the other tagged fields."""
     fields = split_tags(section)
-    ours = [contents for instance_id, contents in fields if instance_id == LEVEL_TAG]
+    ours = [contents for field_tag, contents in fields if field_tag == LEVEL_TAG]
     if not ours:
         return None, None, section
-    others = join_tags([(instance_id, contents) for instance_id, contents in fields if instance_id != LEVEL_TAG])
+    others = join_tags([(field_tag, contents) for field_tag, contents in fields if field_tag != LEVEL_TAG])
     if len(ours) > 1:
         return None, f"tagged field {LEVEL_TAG} occurs {len(ours)} times", others
     if len(ours[0]) != 1 or ours[0][0] > max(Level):

@@ -77,11 +77,11 @@ class Logins(Proofs):
     def _login_request(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> None:
         """SaslHandshake or SaslAuthenticate, while nothing else is in progress."""
         client_id, message = _read(api_key, version, frame)
-        response_slot = PendingResponse(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
+        pending_response = PendingResponse(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
         request = bytes(frame)
         if api_key == SASL_HANDSHAKE:
             login = Login(message.mechanism, client_id)
-            response_slot.on_response = lambda answer: self._handshaken(response_slot, login, answer)
+            pending_response.on_response = lambda answer: self._handshaken(pending_response, login, answer)
             request = REQUEST_PREFIX.pack(api_key, _HANDSHAKE, correlation_id) + request[REQUEST_PREFIX.size :]
             if version < _HANDSHAKE:
                 self._expect_tokens(login)
@@ -89,8 +89,10 @@ class Logins(Proofs):
             login = self._login or Login("", client_id)
             _record_principal(login, bytes(message.auth_bytes))
             queried_at = self._now
-            response_slot.on_response = lambda answer: self._authenticated(response_slot, login, answer, queried_at)
-        self._send_login(response_slot, INT32.pack(len(request)) + request)
+            pending_response.on_response = lambda answer: self._authenticated(
+                pending_response, login, answer, queried_at
+            )
+        self._send_login(pending_response, INT32.pack(len(request)) + request)
 
     def _expect_tokens(self, login: Login) -> None:
         """Read the next token only after Kafka has answered (`_paused`): it may be a request again."""
@@ -100,29 +102,31 @@ class Logins(Proofs):
     def _token(self, login: Login, token: memoryview) -> None:
         auth_bytes = bytes(token)
         _record_principal(login, auth_bytes)
-        response_slot = PendingResponse(SASL_AUTHENTICATE, _AUTHENTICATE, login.answers, Answer.MADE_FROM_RESPONSE)
+        pending_response = PendingResponse(SASL_AUTHENTICATE, _AUTHENTICATE, login.answers, Answer.MADE_FROM_RESPONSE)
         queried_at = self._now
-        response_slot.on_response = lambda answer: self._authenticated_bare(response_slot, login, answer, queried_at)
+        pending_response.on_response = lambda answer: self._authenticated_bare(
+            pending_response, login, answer, queried_at
+        )
         self._expect_tokens(login)
         message = Message(auth_bytes=auth_bytes)
         self._send_login(
-            response_slot,
+            pending_response,
             encode_request_frame(
-                SASL_AUTHENTICATE, _AUTHENTICATE, response_slot.correlation_id, login.client_id, message
+                SASL_AUTHENTICATE, _AUTHENTICATE, pending_response.correlation_id, login.client_id, message
             ),
         )
 
-    def _send_login(self, response_slot: PendingResponse, request: bytes) -> None:
+    def _send_login(self, pending_response: PendingResponse, request: bytes) -> None:
         self._forget_proofs()
-        response_slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
-        self._to_client.append(response_slot)
-        self._from_upstream.append(response_slot)
+        pending_response.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
+        self._to_client.append(pending_response)
+        self._from_upstream.append(pending_response)
         self._upstream_out.append(request)
         self._services.forwarded(0.0)
 
     # ---- Kafka's answers
 
-    def _handshaken(self, response_slot: PendingResponse, login: Login, frame: memoryview) -> None:
+    def _handshaken(self, pending_response: PendingResponse, login: Login, frame: memoryview) -> None:
         self._login = login
         answer = _decoded(SASL_HANDSHAKE, _HANDSHAKE, frame)
         bare = self._tokens is login
@@ -137,22 +141,22 @@ class Logins(Proofs):
                 f"SaslHandshake v0 with {login.mechanism}: the proxy cannot detect when such a login is complete; "
                 "use a client that supports SaslHandshake v1"
             )
-        self._end(response_slot, [INT32.pack(len(frame)), frame])
+        self._end(pending_response, [INT32.pack(len(frame)), frame])
 
     def _expect_requests(self) -> None:
         self._tokens, self._paused = None, False
         self._client.state = CutterState.START
 
     def _authenticated(
-        self, response_slot: PendingResponse, login: Login, frame: memoryview, queried_at: float
+        self, pending_response: PendingResponse, login: Login, frame: memoryview, queried_at: float
     ) -> None:
-        self._record_answer(login, _decoded(SASL_AUTHENTICATE, response_slot.version, frame), queried_at)
-        self._end(response_slot, [INT32.pack(len(frame)), frame])
+        self._record_answer(login, _decoded(SASL_AUTHENTICATE, pending_response.version, frame), queried_at)
+        self._end(pending_response, [INT32.pack(len(frame)), frame])
 
     def _authenticated_bare(
-        self, response_slot: PendingResponse, login: Login, frame: memoryview, queried_at: float
+        self, pending_response: PendingResponse, login: Login, frame: memoryview, queried_at: float
     ) -> None:
-        answer = _decoded(SASL_AUTHENTICATE, response_slot.version, frame)
+        answer = _decoded(SASL_AUTHENTICATE, pending_response.version, frame)
         if answer is None:
             raise UpstreamProtocolError("unreadable response to SaslAuthenticate")
         self._record_answer(login, answer, queried_at)
@@ -164,7 +168,7 @@ class Logins(Proofs):
         if _is_complete(login, token):
             self._expect_requests()
         silent = login.mechanism == "GSSAPI" and not token  # the client expects no answer to its last token
-        self._end(response_slot, [] if silent else [INT32.pack(len(token)), token])
+        self._end(pending_response, [] if silent else [INT32.pack(len(token)), token])
 
     def _close(self, reason: str, fault: type[Exception] | None, *, hang_up: bool = False) -> None:
         raise NotImplementedError

@@ -97,7 +97,7 @@ class Expanded:
 
 @value
 class Replied:
-    """To an `Ask`."""
+    """To a `GroupQuery`."""
 
     token: int
     reply: Reply
@@ -250,7 +250,7 @@ class Expand:
 
 
 @value
-class Ask:
+class GroupQuery:
     """Query a group; answer with `Replied(token)` soon, also on failure."""
 
     token: int
@@ -392,7 +392,7 @@ Command = (
     | ToPartition
     | Store
     | Expand
-    | Ask
+    | GroupQuery
     | Noticed
     | ValidateCommit
     | RecordAbortOnly

@@ -47,7 +47,7 @@ class Migration(Connection):
 
     def _move_to_primary(self, frame: memoryview | None = None) -> None:
         """Stop reading; `frame`, already collected, is the first that the primary worker gets."""
-        self._primary_wanted = True
+        self._needs_migration = True
         if frame is not None:
             self._taken_frame = bytes(frame)
         self._pause_client()
@@ -82,7 +82,7 @@ class Migration(Connection):
             software=self.software,
         )
         self._commands.append(Migrate(migrated))
-        self._primary_wanted = False
+        self._needs_migration = False
         self.client_closed = self.upstream_closed = True
 
     def _take_over(self, migrated: MigratedConnection) -> None:

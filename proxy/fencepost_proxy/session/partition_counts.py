@@ -133,7 +133,7 @@ class CountCheckedProduce:
             name = topic.data.name
             if topic in closed:
                 message = f"TRY_AGAIN topic={name} is being expanded: appends wait until the expansion has ended"
-                _refuse_all(refused, topic, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "door_closed", message))
+                _refuse_all(refused, topic, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "barrier_closed", message))
                 continue
             decisions = self._decisions(services, topic, now)
             if decisions is None and services.count_confirmed_since(name, self.arrived_at):
@@ -283,7 +283,7 @@ def count_checked_produce(
     if not any(_is_count_checked(policy(topic.name)) for topic in request.topics):
         return request, None
     stripped = []
-    counted = []
+    count_checked = []
     observed: set[str] = set()
     for topic in request.topics:
         if not _is_count_checked(policy(topic.name)):
@@ -296,13 +296,13 @@ def count_checked_produce(
         declared, tags = _declared(topic.tags)
         without = replace(topic, tags=tags) if tags != topic.tags else topic
         stripped.append(without)
-        counted.append(_Topic(without, declared))
-    exchange = CountCheckedProduce(connection, request.client_id, now, deadline, tuple(counted), readings=readings)
-    return replace(request, topics=tuple(stripped)), exchange
+        count_checked.append(_Topic(without, declared))
+    checked = CountCheckedProduce(connection, request.client_id, now, deadline, tuple(count_checked), readings=readings)
+    return replace(request, topics=tuple(stripped)), checked
 
 
 def _is_count_checked(policy: TopicPolicy | None) -> bool:
-    return policy is not None and policy.counted
+    return policy is not None and policy.checks_count
 
 
 def _declared(tags: bytes) -> tuple[int | str | None, bytes]:
@@ -310,12 +310,10 @@ def _declared(tags: bytes) -> tuple[int | str | None, bytes]:
     if not tags:
         return None, tags
     fields = split_tags(tags)
-    stated = [contents for instance_id, contents in fields if instance_id == PARTITION_COUNT_TAG]
+    stated = [contents for field_tag, contents in fields if field_tag == PARTITION_COUNT_TAG]
     if not stated:
         return None, tags
-    others = join_tags(
-        [(instance_id, contents) for instance_id, contents in fields if instance_id != PARTITION_COUNT_TAG]
-    )
+    others = join_tags([(field_tag, contents) for field_tag, contents in fields if field_tag != PARTITION_COUNT_TAG])
     if len(stated) > 1:
         return f"tagged field {PARTITION_COUNT_TAG} occurs {len(stated)} times", others
     if len(stated[0]) != _INT32.size:

@@ -47,14 +47,14 @@ class Failed:
 class Begun:
     """Appends of a connection that were in progress at some moment, to unknown topics.
 
-    `reads_to` – the client's byte at which the frame in transit then ends. `exchange` – what waited for a barrier or a
-    sequencer. `response_slots` – the unanswered Produce requests; known only once both are sent.
+    `reads_to` – the client's byte at which the frame in transit then ends. `produce` – what waited for a barrier or a
+    sequencer. `pending_responses` – the unanswered Produce requests; known only once both are sent.
     """
 
     at: float
     reads_to: int
-    exchange: ProduceExchange | None
-    response_slots: frozenset[PendingResponse] | None = None
+    produce: ProduceExchange | None
+    pending_responses: frozenset[PendingResponse] | None = None
 
 
 class Answer(Enum):

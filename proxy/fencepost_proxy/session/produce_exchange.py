@@ -58,14 +58,14 @@ class ProduceExchange:
     - `alone` – it waits for one partition with none admitted, and submits all in order after that.
     - `answer_by` – when the client must get an answer. `received_at` – when the request was complete.
     - `sequencer_seconds` – how long it has waited for sequencers and barriers so far.
-    - `counted` – its topics with partition-count checks; `at_barrier` – it waits for a barrier or for metadata, before
-      the sequencers; `count_refused` – partitions refused by the count checks.
+    - `count_checked` – its topics with partition-count checks; `count_refused` – partitions refused by these.
+    - `at_barrier` – it waits for a barrier or for metadata, before the sequencers.
     - `misread` – pipelines of batches that could not become pending appends.
     - `leveled` – its batches with idempotence levels.
     - `querying` – open queries to Kafka that the answer waits for; `starts_queried` – log starts were queried.
     - `stated` – topics for which Kafka has answered whether the client may write.
     - `denied` – topics that the client may not write, with Kafka's error, found before anything else was done.
-    - `notes` – records of failed appends of a transaction that are not stored yet; None: not determined.
+    - `open_records` – records of failed appends of a transaction that are not stored yet; None: not determined.
     - `readings` – the parsed batches.
     """
 
@@ -84,7 +84,7 @@ class ProduceExchange:
     sent: set[TopicPartition] = field(default_factory=set)
     alone: bool = False
     throttle_time_ms: int = 0
-    counted: CountCheckedProduce | None = None
+    count_checked: CountCheckedProduce | None = None
     at_barrier: bool = False
     count_refused: frozenset[TopicPartition] = frozenset()
     misread: list[PipelineKey] = field(default_factory=list)
@@ -93,7 +93,7 @@ class ProduceExchange:
     starts_queried: bool = False
     stated: frozenset[str] = frozenset()
     denied: Mapping[str, int] = field(default_factory=lambda: NOTHING_DENIED)
-    notes: int | None = None
+    open_records: int | None = None
     readings: Readings | None = None
 
     @property
@@ -167,8 +167,8 @@ class ProduceExchange:
         if data.records is None:
             return data
         if pending is None:
-            goes_without = self.leveled is not None and key in self.leveled.without
-            return replace(data, records=memoryview(without_producer(data.records))) if goes_without else data
+            drops_id = self.leveled is not None and key in self.leveled.without
+            return replace(data, records=memoryview(without_producer(data.records))) if drops_id else data
         return replace(data, records=memoryview(batch_to_send(pending)))
 
     # ---- what comes back

@@ -6,7 +6,7 @@ import sys
 from typing import Final
 
 from fencepost_proxy.errors import ClientProtocolError
-from fencepost_proxy.wire.shortcuts import UNREADABLE, producer_id_of
+from fencepost_proxy.wire.peeks import UNREADABLE, producer_id_of
 
 _NO_MORE: Final = sys.maxsize
 

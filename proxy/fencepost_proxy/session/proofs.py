@@ -142,7 +142,7 @@ class Proofs(ControlMessages):
             committed=False,
         )
         frame = encode_request_frame(END_TXN, _USE_VERSION, correlation_id, client_id, message)
-        response_slot = PendingResponse(END_TXN, _USE_VERSION, correlation_id, Answer.MADE_FROM_RESPONSE)
+        pending_response = PendingResponse(END_TXN, _USE_VERSION, correlation_id, Answer.MADE_FROM_RESPONSE)
 
         def answered(allowed: bool) -> None:
             if allowed:
@@ -150,7 +150,7 @@ class Proofs(ControlMessages):
             done(allowed)
 
         self._prove(
-            "use its transactional id", response_slot, frame, lambda response: int(response.error_code), answered
+            "use its transactional id", pending_response, frame, lambda response: int(response.error_code), answered
         )
 
     def _prove_markers(
@@ -165,7 +165,7 @@ class Proofs(ControlMessages):
         marker = Message(producer_id=0, producer_epoch=0, transaction_result=False, topics=partitions)
         message = Message(markers=[marker])
         frame = encode_request_frame(WRITE_TXN_MARKERS, version, correlation_id, client_id, message)
-        response_slot = PendingResponse(WRITE_TXN_MARKERS, version, correlation_id, Answer.MADE_FROM_RESPONSE)
+        pending_response = PendingResponse(WRITE_TXN_MARKERS, version, correlation_id, Answer.MADE_FROM_RESPONSE)
 
         def error_of(response: Message) -> int:
             errors = [
@@ -173,7 +173,7 @@ class Proofs(ControlMessages):
             ]
             return int(errors[0]) if errors else Error.UNKNOWN_SERVER_ERROR
 
-        self._prove("write transaction markers", response_slot, frame, error_of, done)
+        self._prove("write transaction markers", pending_response, frame, error_of, done)
 
     def _prove(
         self,

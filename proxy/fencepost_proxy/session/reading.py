@@ -54,7 +54,7 @@ _NO_NAMES = (b"\xff0", b"\xff1")
 
 
 @value
-class _Wanted:
+class _Requested:
     where: TopicPartition
     records: memoryview | None
     policy: TopicPolicy
@@ -68,13 +68,13 @@ class Readings:
         self._names = names
         self._bytes_max = bytes_max
         self._here_bytes_max = here_bytes_max
-        self._requested: list[_Wanted] = []
+        self._requested: list[_Requested] = []
         self._found: dict[tuple[TopicPartition, bool, bool], BatchScan | Refusal] = {}
         self._placed: dict[tuple[TopicPartition, Partitioner, int], Refusal | None] = {}
 
-    def want(self, where: TopicPartition, records: memoryview | None, policy: TopicPolicy, count: int | None) -> None:
+    def add(self, where: TopicPartition, records: memoryview | None, policy: TopicPolicy, count: int | None) -> None:
         """Add a batch. `count` – the topic's partition count if the partitions of its keys are to be checked."""
-        self._requested.append(_Wanted(where, records, policy, count))
+        self._requested.append(_Requested(where, records, policy, count))
 
     def here(self) -> bool:
         """Read all batches added; False: that takes too long, use `elsewhere`."""
@@ -107,7 +107,7 @@ class Readings:
     def placed(self, append: Append, records: memoryview, policy: TopicPolicy, count: int) -> Refusal | None:
         """A refusal if some of its keys do not belong to its partition, of `count`."""
         where = TopicPartition(append.topic, append.partition)
-        return self._now(lambda effort: self._place(append, records, policy, count, effort), where)
+        return self._now(lambda effort: self._check_placement(append, records, policy, count, effort), where)
 
     def _now(self, read: Callable[[Effort], _T], where: TopicPartition) -> _T | Refusal:
         """It was read before, unless the requirements of its topic have changed since."""
@@ -117,10 +117,12 @@ class Readings:
             message = f"TRY_AGAIN topic={where.topic} partition={where.partition}: the topic's configs have changed"
             return Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message)
 
-    def _read(self, requested: _Wanted, effort: Effort) -> None:
+    def _read(self, requested: _Requested, effort: Effort) -> None:
         found = self._scan(requested.where, requested.records, requested.policy, effort)
         if isinstance(found, BatchScan) and requested.count is not None and requested.records is not None:
-            self._place(append_of(requested.where, found), requested.records, requested.policy, requested.count, effort)
+            self._check_placement(
+                append_of(requested.where, found), requested.records, requested.policy, requested.count, effort
+            )
 
     def _scan(
         self, where: TopicPartition, records: memoryview | None, policy: TopicPolicy, effort: Effort
@@ -136,7 +138,7 @@ class Readings:
             )
         return found
 
-    def _place(
+    def _check_placement(
         self,
         append: Append,
         records: memoryview,

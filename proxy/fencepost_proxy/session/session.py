@@ -68,8 +68,8 @@ from fencepost_proxy.wire.apis import (
     Handling,
     api_name,
 )
+from fencepost_proxy.wire.peeks import UNREADABLE, partitions_of
 from fencepost_proxy.wire.produce import FLEXIBLE, encode_produce_response, parse_produce_response, peek_produce
-from fencepost_proxy.wire.shortcuts import UNREADABLE, partitions_of
 
 #: Produce requests below it carry no v2 record batches, and brokers since 4.0 refuse them.
 _PRODUCE_VERSION_MIN = 3
@@ -130,10 +130,10 @@ class Session(FastPath):
                 case ClientPassed(byte_count):
                     self._received_bytes += byte_count
                     self._client.passed(byte_count)
-                    self._frame_passes_up()
+                    self._frame_relayed_up()
                 case UpstreamPassed(byte_count):
                     self._upstream.passed(byte_count)
-                    self._frame_passes_down()
+                    self._frame_relayed_down()
                 case AppendAdmitted(pending):
                     self._append_admitted(pending, now)
                 case AppendCompleted(pending, result, reason):
@@ -167,17 +167,17 @@ class Session(FastPath):
                     self._check_barrier(now)
                     self._send_ahead(now)
                     self._tick(now)
-            self._go_on(now)
+            self._resume(now)
         except ProtocolError as error:
             self._close(f"{error}", type(error))
         self._flush()
-        if self._primary_wanted:
+        if self._needs_migration:
             self._migrate()
         # Drop our reference: the relayed bytes must not stay in memory until the next event, maybe hours later.
         commands, self._commands = self._commands, []
         return commands
 
-    def _go_on(self, now: float) -> None:
+    def _resume(self, now: float) -> None:
         """Continue what an answer may have unblocked: the next answers, then the next requests."""
         if self._upstream_paused and not self._upstream_is_blocked():
             self._upstream_paused = False
@@ -191,10 +191,10 @@ class Session(FastPath):
             self._pump_client(now)
             if not self._client_paused:
                 self._commands.append(ReadClient(True))
-        if self._is_to_go(now):
+        if self._may_close(now):
             self._close(self._draining_because, None, hang_up=True)
         if self.client_closed and not (
-            self.upstream_closed or self._exchanges_in_flight or self._waiting_exchange or self._finishing
+            self.upstream_closed or self._produce_in_flight or self._waiting_produce or self._finishing
         ):
             self._leave_joins()
             self._leave_all_barriers()
@@ -224,7 +224,7 @@ class Session(FastPath):
         if not self.appends_unknown:
             return None
         return Begun(
-            now, self._received_bytes - self._client.unread_bytes + self._client.passing_bytes, self._waiting_exchange
+            now, self._received_bytes - self._client.unread_bytes + self._client.passing_bytes, self._waiting_produce
         )
 
     def is_streaming(self, begun: Begun) -> bool:
@@ -233,14 +233,14 @@ class Session(FastPath):
 
     def is_over(self, begun: Begun) -> bool:
         """All of it is answered, or has no answer and is sent (`is_silent`)."""
-        if begun.response_slots is None:
-            if self.is_streaming(begun) or (begun.exchange is not None and begun.exchange is self._waiting_exchange):
+        if begun.pending_responses is None:
+            if self.is_streaming(begun) or (begun.produce is not None and begun.produce is self._waiting_produce):
                 return False
             self._disable_fast_path()  # first, because it replaces pending responses
-            begun.response_slots = frozenset(
-                response_slot for response_slot in self._from_upstream if response_slot.api_key == PRODUCE
+            begun.pending_responses = frozenset(
+                pending_response for pending_response in self._from_upstream if pending_response.api_key == PRODUCE
             )
-        return begun.response_slots.isdisjoint(self._from_upstream)
+        return begun.pending_responses.isdisjoint(self._from_upstream)
 
     def is_silent(self, begun: Begun) -> bool:
         """Its last frame was acks=0: the outcome stays unknown."""
@@ -256,7 +256,7 @@ class Session(FastPath):
                 if not view:
                     break
                 self._upstream_out.append(view)
-                self._frame_passes_up()
+                self._frame_relayed_up()
             elif cutter.state is CutterState.COLLECTING:
                 frame = cutter.collected()
                 if frame is None:
@@ -269,7 +269,7 @@ class Session(FastPath):
                 if self._client_is_blocked():
                     self._pause_client()
                     break
-                if not self._collect(token_bytes, now, counted=token_bytes > _SMALL_FRAME_BYTES):
+                if not self._collect(token_bytes, now, charged=token_bytes > _SMALL_FRAME_BYTES):
                     break
             else:
                 head = cutter.head()
@@ -287,7 +287,7 @@ class Session(FastPath):
                 self._services.count_request(api_key, version if known else UNKNOWN_VERSION)
         cutter.save()
 
-    def _frame_passes_up(self) -> None:
+    def _frame_relayed_up(self) -> None:
         if not self._client.passing_bytes:
             self._services.forwarded(0.0)
             self._send_probes()
@@ -318,12 +318,12 @@ class Session(FastPath):
                 return self._end_with_its_login()
             return self._start_produce(length, head, version, correlation_id, now)
         # Small frames are freed by this call or the next, and must pass while other connections use up the budget.
-        return self._collect(length, now, counted=length > _SMALL_FRAME_BYTES)
+        return self._collect(length, now, charged=length > _SMALL_FRAME_BYTES)
 
-    def _relay(self, response_slot: PendingResponse, length: int, watch: ProducerIdWatch | None = None) -> None:
+    def _relay(self, pending_response: PendingResponse, length: int, watch: ProducerIdWatch | None = None) -> None:
         self._client.pass_frame(length, watch)
-        self._to_client.append(response_slot)
-        self._from_upstream.append(response_slot)
+        self._to_client.append(pending_response)
+        self._from_upstream.append(pending_response)
 
     def _start_login(self, length: int, now: float) -> bool:
         """Wait until nothing is in progress: Kafka closes a connection that sends anything else during a login.
@@ -335,7 +335,7 @@ class Session(FastPath):
         if not self._nothing_under_way():
             self._pause_client()
             return False
-        return self._collect(length, now, counted=length > _SMALL_FRAME_BYTES)
+        return self._collect(length, now, charged=length > _SMALL_FRAME_BYTES)
 
     def _end_with_its_login(self) -> bool:
         """As Kafka does, once all earlier requests are answered: a later append would have an unknown outcome."""
@@ -345,8 +345,8 @@ class Session(FastPath):
             self._pause_client()
         return False
 
-    def _collect(self, length: int, now: float, *, counted: bool = True) -> bool:
-        if counted:
+    def _collect(self, length: int, now: float, *, charged: bool = True) -> bool:
+        if charged:
             if not self._services.reserve(length):
                 self._pause_client()
                 return False
@@ -435,14 +435,16 @@ class Session(FastPath):
             return True
         if not self._from_upstream:
             return False
-        response_slot = self._from_upstream[0]
-        if response_slot.answer is Answer.MADE_FROM_RESPONSE:
-            return self._quota <= 0 and not response_slot.inner
+        pending_response = self._from_upstream[0]
+        if pending_response.answer is Answer.MADE_FROM_RESPONSE:
+            return self._quota <= 0 and not pending_response.inner
         return (
-            response_slot.answer is Answer.RELAYED and bool(self._to_client) and self._to_client[0] is not response_slot
+            pending_response.answer is Answer.RELAYED
+            and bool(self._to_client)
+            and self._to_client[0] is not pending_response
         )
 
-    def _overtaken(self, response_slot: PendingResponse, length: int) -> bool:
+    def _overtaken(self, pending_response: PendingResponse, length: int) -> bool:
         """Whether to buffer in memory, not in the socket, an answer that must wait for the front one.
 
         Needed if a partition sequencer waits for a later answer. Example: a checked append was refused because of its
@@ -454,7 +456,7 @@ class Session(FastPath):
         a_sequencer_waits = any(each.inner or each.single is not None for each in self._from_upstream)
         if self._finishing or not a_sequencer_waits or not self._services.reserve(length):
             return False
-        response_slot.reserved_bytes += length
+        pending_response.reserved_bytes += length
         return True
 
     def _pump_upstream(self, now: float) -> None:
@@ -465,7 +467,7 @@ class Session(FastPath):
                 if not view:
                     break
                 self._client_out.append(view)
-                self._frame_passes_down()
+                self._frame_relayed_down()
             elif cutter.state is CutterState.COLLECTING:
                 frame = cutter.collected()
                 if frame is None:
@@ -476,10 +478,10 @@ class Session(FastPath):
                 if head is None:
                     break
                 length, view = head
-                response_slot = self._expected_response(view)
-                relayed = response_slot.answer is Answer.RELAYED
+                pending_response = self._expected_response(view)
+                relayed = pending_response.answer is Answer.RELAYED
                 if self._upstream_is_blocked():
-                    if not (relayed and self._overtaken(response_slot, length)):
+                    if not (relayed and self._overtaken(pending_response, length)):
                         self._pause_upstream()
                         break
                     cutter.collect_frame(length)
@@ -487,7 +489,7 @@ class Session(FastPath):
                     cutter.pass_frame(length)
                 elif length > self._services.frame_bytes_max:
                     raise UpstreamProtocolError(
-                        f"an answer of {length} bytes to {api_name(response_slot.api_key)}, which is buffered: "
+                        f"an answer of {length} bytes to {api_name(pending_response.api_key)}, which is buffered: "
                         f"limits.frame_bytes_max is {self._services.frame_bytes_max}"
                     )
                 else:
@@ -499,7 +501,7 @@ class Session(FastPath):
             self._upstream_paused = True
             self._commands.append(ReadUpstream(False))
 
-    def _frame_passes_down(self) -> None:
+    def _frame_relayed_down(self) -> None:
         if not self._upstream.passing_bytes:
             self._services.answered(0.0)
             self._end(self._from_upstream.pop(0), [])
@@ -508,55 +510,55 @@ class Session(FastPath):
         (correlation_id,) = INT32.unpack_from(head)
         if not self._from_upstream:
             raise UpstreamProtocolError(f"an answer with correlation id {correlation_id}, but no request is open")
-        response_slot = self._from_upstream[0]
-        if response_slot.correlation_id != correlation_id:
+        pending_response = self._from_upstream[0]
+        if pending_response.correlation_id != correlation_id:
             raise UpstreamProtocolError(
-                f"an answer with correlation id {correlation_id} where {response_slot.correlation_id} "
-                f"({api_name(response_slot.api_key)}) comes next"
+                f"an answer with correlation id {correlation_id} where {pending_response.correlation_id} "
+                f"({api_name(pending_response.api_key)}) comes next"
             )
-        return response_slot
+        return pending_response
 
     def _collected(self, frame: memoryview, now: float) -> None:
         if self._from_upstream[0].answer is Answer.SINGLE:
             self._collected_single(frame, now)
             return
-        response_slot = self._from_upstream.pop(0)
-        if not response_slot.inner:
-            response_slot.answered_at = now
-        if response_slot.answer is Answer.MADE_FROM_RESPONSE:
-            if not response_slot.inner:
+        pending_response = self._from_upstream.pop(0)
+        if not pending_response.inner:
+            pending_response.answered_at = now
+        if pending_response.answer is Answer.MADE_FROM_RESPONSE:
+            if not pending_response.inner:
                 self._quota -= MESSAGE_WORK_BYTES + len(frame)
-            on_response, response_slot.on_response = response_slot.on_response, None  # break the reference cycle
+            on_response, pending_response.on_response = pending_response.on_response, None  # break the reference cycle
             assert on_response is not None
             on_response(frame)
             self._answer_front()
-        elif response_slot.answer is Answer.RELAYED_UNLESS_BROKERS:
+        elif pending_response.answer is Answer.RELAYED_UNLESS_BROKERS:
             self._work(
                 len(frame) > PRODUCED_HERE_BYTES_MAX,
-                lambda: self._with_own_addresses(response_slot, frame),
-                lambda chunks: self._end(response_slot, chunks),
+                lambda: self._with_own_addresses(pending_response, frame),
+                lambda chunks: self._end(pending_response, chunks),
             )
         else:
-            self._end(response_slot, [INT32.pack(len(frame)), frame])
+            self._end(pending_response, [INT32.pack(len(frame)), frame])
 
     def _collected_single(self, frame: memoryview, now: float) -> None:
-        response_slot = self._from_upstream[0]
-        answer = self._end_single(response_slot, frame, now)
+        pending_response = self._from_upstream[0]
+        answer = self._end_single(pending_response, frame, now)
         if answer is None:
             self._disable_fast_path()
             self._collected(frame, now)
         else:
             del self._from_upstream[0]
-            response_slot.answered_at = now
-            self._end(response_slot, [answer])
+            pending_response.answered_at = now
+            self._end(pending_response, [answer])
 
-    def _with_own_addresses(self, response_slot: PendingResponse, frame: memoryview) -> list[bytes | memoryview]:
+    def _with_own_addresses(self, pending_response: PendingResponse, frame: memoryview) -> list[bytes | memoryview]:
         """A Produce response with broker addresses rewritten for clients."""
-        response = parse_produce_response(frame, response_slot.version)
+        response = parse_produce_response(frame, pending_response.version)
         if not response.node_endpoints:
             return [INT32.pack(len(frame)), frame]
         endpoints = tuple(self._services.endpoint(each, self.local_host) for each in response.node_endpoints)
-        return [encode_produce_response(replace(response, node_endpoints=endpoints), response_slot.version)]
+        return [encode_produce_response(replace(response, node_endpoints=endpoints), pending_response.version)]
 
     # ---- ends
 
@@ -565,7 +567,7 @@ class Session(FastPath):
             self._commands.append(CloseUpstream())
             self._upstream_lost("the client disconnected, and Kafka did not answer its last requests in time")
         if self._draining_until is not None:
-            self._hurry(now)
+            self._answer_before_close(now)
         self._answer_unknown_outcomes(now)
         self._join_later(now)
         late = self._late_proof(now)
@@ -586,13 +588,13 @@ class Session(FastPath):
         self._disable_fast_path()
         self.client_closed = True
         self._drain_until = now + self._services.request_timeout_seconds
-        self._return_exchanges()
+        self._return_waiting_produce()
         self._services.release(self._collecting_bytes)
         self._collecting_bytes = 0
         # No client needs the order any more; keep reading to learn the outcomes of the appends in flight.
-        for response_slot in self._to_client:
-            self._services.release(response_slot.reserved_bytes)
-            response_slot.reserved_bytes = 0
+        for pending_response in self._to_client:
+            self._services.release(pending_response.reserved_bytes)
+            pending_response.reserved_bytes = 0
         self._to_client.clear()
 
     def _upstream_lost(self, reason: str) -> None:
@@ -605,18 +607,18 @@ class Session(FastPath):
         self.upstream_closed = True
         # The client's connection may take long to close. An append admitted meanwhile would count as sent, and its
         # sequencer would wait indefinitely.
-        self._return_exchanges()
-        for exchange in self._exchanges_in_flight.values():
-            self._stop_waiting(exchange)
-            self._let_go(exchange)
+        self._return_waiting_produce()
+        for produce in self._produce_in_flight.values():
+            self._stop_waiting(produce)
+            self._end_appends(produce)
         self._leave_all_barriers()
         self._leave_commits()
         if self.appends_unknown:
             self._services.record_unanswered(self._now)
-        for response_slot in (*self._to_client, *self._exchanges_in_flight):
-            self._services.release(response_slot.reserved_bytes)
-            response_slot.reserved_bytes = 0
-        self._exchanges_in_flight.clear()
+        for pending_response in (*self._to_client, *self._produce_in_flight):
+            self._services.release(pending_response.reserved_bytes)
+            pending_response.reserved_bytes = 0
+        self._produce_in_flight.clear()
         self._answer_by.clear()
         self._leave_joins()
         self._from_upstream.clear()

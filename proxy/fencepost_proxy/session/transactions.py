@@ -62,7 +62,7 @@ _NO_PRODUCER_ID, _NO_PRODUCER_EPOCH = -1, -1
 class Ending:
     """One EndTxn. `frame` – the whole request with its length. `token` – of the `ValidateCommit`."""
 
-    response_slot: PendingResponse
+    pending_response: PendingResponse
     frame: bytes
     transactional_id: str
     producer_id: int
@@ -94,7 +94,7 @@ class AtTransactions(Logins):
 
     # ---- permissions
 
-    def _is_to_be_proved(self, request: ProduceRequest) -> bool:
+    def _needs_use_proof(self, request: ProduceRequest) -> bool:
         """It appends to a checked topic under a transactional id that Kafka has not confirmed for this client."""
         if request.transactional_id is None or request.transactional_id == self._may_use:
             return False
@@ -106,13 +106,13 @@ class AtTransactions(Logins):
                         return True
         return False
 
-    def _wants_to_join(self, response_slot: PendingResponse, rewriter: RequestRewriter, joins: Joins) -> None:
+    def _request_join(self, pending_response: PendingResponse, rewriter: RequestRewriter, joins: Joins) -> None:
         def done(allowed: bool) -> None:
             if allowed:
-                self._query_to_join(response_slot, rewriter, joins)
+                self._query_to_join(pending_response, rewriter, joins)
                 return
             assert rewriter.forward is not None  # Kafka refuses it, with its own error
-            self._from_upstream.append(response_slot)
+            self._from_upstream.append(pending_response)
             self._upstream_out.append(rewriter.forward)
             self._services.forwarded(0.0)
 
@@ -122,36 +122,42 @@ class AtTransactions(Logins):
                 done(allowed)
                 return
             until = self._now + self._services.request_timeout_seconds
-            request = ProduceRequest(_WRITE_VERSION, response_slot.correlation_id, self.client_id, b"", None, 1, 0, ())
+            request = ProduceRequest(
+                _WRITE_VERSION, pending_response.correlation_id, self.client_id, b"", None, 1, 0, ()
+            )
             # Kafka adds none of the partitions if one is denied.
             self._prove_write_first(request, unproved, until, lambda denied: done(not denied))
 
         if joins.transactional_id == MARKER:
             if self._services.clients_log_in:
                 self._prove_markers(
-                    joins.partitions[0].topic, response_slot.version, response_slot.correlation_id, self.client_id, done
+                    joins.partitions[0].topic,
+                    pending_response.version,
+                    pending_response.correlation_id,
+                    self.client_id,
+                    done,
                 )
             else:
                 done(True)
         elif joins.transactional_id == self._may_use:
             may_use(True)
         else:
-            self._prove_use(joins.transactional_id, response_slot.correlation_id, self.client_id, may_use)
+            self._prove_use(joins.transactional_id, pending_response.correlation_id, self.client_id, may_use)
 
     def _deny_append(self, request: ProduceRequest) -> None:
         """As Kafka does: refuse the whole request."""
         denied = Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         if request.acks == 0:
             raise ClientProtocolError(f"an append with acks=0 failed: {denied}")
-        response_slot = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
-        response_slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
-        self._to_client.append(response_slot)
+        pending_response = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
+        pending_response.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
+        self._to_client.append(pending_response)
         self._made_here += 1
-        exchange = ProduceExchange(request)
-        exchange.results = {
-            key: PartitionResult(partition=key.partition, error_code=denied) for key in exchange.partitions()
+        produce = ProduceExchange(request)
+        produce.results = {
+            key: PartitionResult(partition=key.partition, error_code=denied) for key in produce.partitions()
         }
-        self._end(response_slot, [encode_produce_response(exchange.response(), request.api_version)])
+        self._end(pending_response, [encode_produce_response(produce.response(), request.api_version)])
 
     # ---- the end
 
@@ -167,11 +173,11 @@ class AtTransactions(Logins):
             return
         header = parse_request_header(frame)
         request = decode_request(END_TXN, version, frame[header.body_offset :])
-        response_slot = PendingResponse(END_TXN, version, correlation_id, Answer.MADE_FROM_RESPONSE)
-        response_slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
-        self._to_client.append(response_slot)
+        pending_response = PendingResponse(END_TXN, version, correlation_id, Answer.MADE_FROM_RESPONSE)
+        pending_response.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
+        self._to_client.append(pending_response)
         ending = Ending(
-            response_slot,
+            pending_response,
             INT32.pack(len(frame)) + bytes(frame),
             request.transactional_id,
             request.producer_id,
@@ -188,7 +194,7 @@ class AtTransactions(Logins):
                 if allowed:
                     self._validate(ending)
                 else:
-                    self._answer_end(response_slot, Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+                    self._answer_end(pending_response, Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
             self._prove_use(ending.transactional_id, correlation_id, header.client_id, done)
 
@@ -196,9 +202,11 @@ class AtTransactions(Logins):
         ending.token = self._next_token = self._next_token + 1
         self._ending = ending
         self._paused = True
-        who = ending.transactional_id, ending.producer_id, ending.producer_epoch
-        may_be_committed = self._services.transactions.may_be_committed(*who, self._now)
-        self._commands.append(ValidateCommit(ending.token, *who, ending.response_slot.version, may_be_committed))
+        transaction_key = ending.transactional_id, ending.producer_id, ending.producer_epoch
+        may_be_committed = self._services.transactions.may_be_committed(*transaction_key, self._now)
+        self._commands.append(
+            ValidateCommit(ending.token, *transaction_key, ending.pending_response.version, may_be_committed)
+        )
 
     def _validated(self, token: int, decision: Decision) -> None:
         ending = self._ending
@@ -211,17 +219,19 @@ class AtTransactions(Logins):
             ending.abort_only_transactions = decision.abort_only_transactions
             self._forward_end(ending)
             return
-        response_slot = ending.response_slot
+        pending_response = ending.pending_response
         error = Error.CONCURRENT_TRANSACTIONS
         if decision.outcome is Outcome.REFUSE:
             self._commands.append(Count("refusal", "commit_refused"))
             error = (
-                Error.TRANSACTION_ABORTABLE if response_slot.version >= _ABORTABLE_FROM else Error.UNKNOWN_PRODUCER_ID
+                Error.TRANSACTION_ABORTABLE
+                if pending_response.version >= _ABORTABLE_FROM
+                else Error.UNKNOWN_PRODUCER_ID
             )
-        self._answer_end(response_slot, error)
+        self._answer_end(pending_response, error)
 
-    def _answer_end(self, response_slot: PendingResponse, error: Error) -> None:
-        response_slot.answer = Answer.MADE_HERE
+    def _answer_end(self, pending_response: PendingResponse, error: Error) -> None:
+        pending_response.answer = Answer.MADE_HERE
         self._made_here += 1
         message = Message(
             throttle_time_ms=0,
@@ -230,20 +240,20 @@ class AtTransactions(Logins):
             producer_epoch=_NO_PRODUCER_EPOCH,
         )
         self._end(
-            response_slot,
-            [encode_response_frame(END_TXN, response_slot.version, response_slot.correlation_id, message)],
+            pending_response,
+            [encode_response_frame(END_TXN, pending_response.version, pending_response.correlation_id, message)],
         )
 
     def _forward_end(self, ending: Ending) -> None:
         if ending.commits:
-            who = ending.transactional_id, ending.producer_id, ending.producer_epoch
-            self._commits[ending.response_slot] = self._services.transactions.commit_sent(*who)
+            transaction_key = ending.transactional_id, ending.producer_id, ending.producer_epoch
+            self._commits[ending.pending_response] = self._services.transactions.commit_sent(*transaction_key)
 
         def on_response(frame: memoryview) -> None:
             self._end_answered(ending, frame)
 
-        ending.response_slot.on_response = on_response
-        self._from_upstream.append(ending.response_slot)
+        ending.pending_response.on_response = on_response
+        self._from_upstream.append(ending.pending_response)
         self._upstream_out.append(ending.frame)
         self._services.forwarded(0.0)
 
@@ -254,26 +264,26 @@ class AtTransactions(Logins):
         self._commits.clear()
 
     def _end_answered(self, ending: Ending, frame: memoryview) -> None:
-        response_slot = ending.response_slot
-        transaction = self._commits.pop(response_slot, None)
-        offset = parse_response_header(frame, END_TXN, response_slot.version).body_offset
+        pending_response = ending.pending_response
+        transaction = self._commits.pop(pending_response, None)
+        offset = parse_response_header(frame, END_TXN, pending_response.version).body_offset
         answer: list[bytes | memoryview] = [INT32.pack(len(frame)), bytes(frame)]
-        if decode_response(END_TXN, response_slot.version, frame[offset:]).error_code != Error.NONE:
+        if decode_response(END_TXN, pending_response.version, frame[offset:]).error_code != Error.NONE:
             if transaction is not None:
                 self._services.transactions.commit_failed(transaction)
-            self._end(response_slot, answer)
+            self._end(pending_response, answer)
             return
         self._services.transactions.ended(ending.transactional_id, ending.producer_id, ending.producer_epoch)
         if ending.commits and not ending.abort_only_transactions:
-            self._end(response_slot, answer)
-        elif response_slot.version >= V2_FROM:
+            self._end(pending_response, answer)
+        elif pending_response.version >= V2_FROM:
             # The next transaction has another epoch: clearing the records of this one can wait.
             self._commands.append(ClearAbortOnly(0, ending.producer_id, ending.producer_epoch))
-            self._end(response_slot, answer)
+            self._end(pending_response, answer)
         else:
             # The next transaction has the same epoch, and must not find the records of this one.
             token = self._next_token = self._next_token + 1
-            self._stores[token] = lambda error: self._end(response_slot, answer)
+            self._stores[token] = lambda error: self._end(pending_response, answer)
             self._commands.append(ClearAbortOnly(token, ending.producer_id, ending.producer_epoch))
 
     # ---- its appends, in order of events
@@ -296,31 +306,31 @@ class AtTransactions(Logins):
         if pending.transactional_id is not None and result.error_code == Error.NONE:
             self._services.transactions.appended_batch(pending.transactional_id, pending.append, result.base_offset)
 
-    def _let_go(self, exchange: ProduceExchange) -> None:
-        """The one exit from `_waiting_exchange` and `_exchanges_in_flight`, whether the client was answered or
+    def _end_appends(self, produce: ProduceExchange) -> None:
+        """The one exit from `_waiting_produce` and `_produce_in_flight`, whether the client was answered or
         disconnected: none of its appends are in progress here from now on.
         """
-        transactional_id = exchange.request.transactional_id
+        transactional_id = produce.request.transactional_id
         if transactional_id is not None:
-            for pending in exchange.pending_appends.values():
+            for pending in produce.pending_appends.values():
                 self._services.transactions.over(transactional_id, pending.append)
 
-    def _waits_for_notes(self, response_slot: PendingResponse, exchange: ProduceExchange) -> bool:
+    def _waits_for_records(self, pending_response: PendingResponse, produce: ProduceExchange) -> bool:
         """Whether records of its failed appends are not stored yet. Until then it is not answered."""
-        if exchange.notes is None:
-            exchange.notes = 0
-            for transaction in self._failed(exchange, exchange.results):
-                self._record_abort_only(response_slot, exchange, transaction)
-            if self.client_closed or response_slot.done:
-                exchange.notes = 0  # no client waits for it
-            elif exchange.notes:
-                self._answer_by[response_slot] = exchange.answer_by
-        return exchange.notes > 0
+        if produce.open_records is None:
+            produce.open_records = 0
+            for transaction in self._failed(produce, produce.results):
+                self._record_abort_only(pending_response, produce, transaction)
+            if self.client_closed or pending_response.done:
+                produce.open_records = 0  # no client waits for it
+            elif produce.open_records:
+                self._answer_by[pending_response] = produce.answer_by
+        return produce.open_records > 0
 
     def _record_abort_only(
-        self, response_slot: PendingResponse, exchange: ProduceExchange, transaction: Transaction
+        self, pending_response: PendingResponse, produce: ProduceExchange, transaction: Transaction
     ) -> None:
-        abort_only = self._services.transactions.note(transaction)
+        abort_only = self._services.transactions.record_to_store(transaction)
         if abort_only is None:
             return
         token = self._next_token = self._next_token + 1
@@ -328,14 +338,14 @@ class AtTransactions(Logins):
         def recorded(error: str | None) -> None:
             if error is not None:
                 self._services.transactions.not_recorded(transaction, abort_only)
-                self._answer_later_instead(exchange)
-            if exchange.notes:
-                exchange.notes -= 1
-            if response_slot in self._exchanges_in_flight:
-                self._finish_exchange(response_slot, exchange)
+                self._answer_later_instead(produce)
+            if produce.open_records:
+                produce.open_records -= 1
+            if pending_response in self._produce_in_flight:
+                self._finish_produce(pending_response, produce)
 
         self._stores[token] = recorded
-        exchange.notes = (exchange.notes or 0) + 1
+        produce.open_records = (produce.open_records or 0) + 1
         instead_of = self._services.transactions.recorded_before(transaction, abort_only)
         self._commands.append(RecordAbortOnly(token, abort_only, instead_of))
 
@@ -345,17 +355,17 @@ class AtTransactions(Logins):
             done(None if stored else "it could not be stored")
 
     def _failed(
-        self, exchange: ProduceExchange, reported: Mapping[TopicPartition, PartitionResult]
+        self, produce: ProduceExchange, reported: Mapping[TopicPartition, PartitionResult]
     ) -> list[Transaction]:
         """The transactions whose conditional appends it reports as failed. Marked as abort-only from now on."""
-        transactional_id = exchange.request.transactional_id
+        transactional_id = produce.request.transactional_id
         concerned: dict[Transaction, None] = {}
-        for topic in exchange.request.topics if transactional_id is not None else ():
+        for topic in produce.request.topics if transactional_id is not None else ():
             policy = self._services.policy(topic.name)
             for data in topic.partitions:
                 key = TopicPartition(topic.name, data.partition)
-                result, pending = reported.get(key), exchange.pending_appends.get(key)
-                if result is None or not result.error_code or topic.name in exchange.denied:
+                result, pending = reported.get(key), produce.pending_appends.get(key)
+                if result is None or not result.error_code or topic.name in produce.denied:
                     continue  # what Kafka denies belongs to no transaction
                 append: Append | None = None
                 if pending is not None:
@@ -365,7 +375,7 @@ class AtTransactions(Logins):
                     append = _unread(key, data)
                 if append is not None and transactional_id is not None:
                     why = result.error_message or f"a conditional append to {key} was answered {result.error_code}"
-                    was_sent = pending is not None and key in exchange.sent
+                    was_sent = pending is not None and key in produce.sent
                     concerned[
                         self._services.transactions.failed(
                             transactional_id, append, result.error_code, why, was_sent=was_sent
@@ -373,23 +383,23 @@ class AtTransactions(Logins):
                     ] = None
         return list(concerned)
 
-    def _answer_later_instead(self, exchange: ProduceExchange) -> None:
+    def _answer_later_instead(self, produce: ProduceExchange) -> None:
         """Replace a refusal that only this process would know by a retriable error: the retry gets the refusal."""
-        if exchange.request.transactional_id is None:
+        if produce.request.transactional_id is None:
             return
-        for key, result in exchange.results.items():
+        for key, result in produce.results.items():
             if result.error_code and result.error_code not in PENDING_CODES:
                 # An append that ended up at another offset is in the log; nothing was appended of the others.
-                pending = exchange.pending_appends.get(key)
+                pending = produce.pending_appends.get(key)
                 is_appended = pending is not None and pending.appended_at is not None
                 message = "its outcome could not be stored in time"
-                exchange.results[key] = PartitionResult(
+                produce.results[key] = PartitionResult(
                     partition=key.partition,
                     error_code=Error.REQUEST_TIMED_OUT if is_appended else Error.NOT_LEADER_OR_FOLLOWER,
                     error_message=f"{'OUTCOME_UNKNOWN' if is_appended else 'TRY_AGAIN'} {message}",
                 )
 
-    def _finish_exchange(self, response_slot: PendingResponse, exchange: ProduceExchange) -> None:
+    def _finish_produce(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
         raise NotImplementedError
 
 

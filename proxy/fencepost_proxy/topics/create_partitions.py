@@ -77,11 +77,11 @@ def _multiples_only(topic: str, known: Known) -> bool:
 
 
 def _request(topic: Message, known: Known, *, validate_only: bool) -> ExpansionRequest:
-    places, policy = topic.assignments, known.policy(topic.name)
+    assignments, policy = topic.assignments, known.policy(topic.name)
     return ExpansionRequest(
         topic.name,
         topic.count,
-        None if places is None else tuple(tuple(map(NodeId, each.broker_ids)) for each in places),
+        None if assignments is None else tuple(tuple(map(NodeId, each.broker_ids)) for each in assignments),
         ordered=policy is not None and policy.ordered,
         multiples_only=_multiples_only(topic.name, known),
         validate_only=validate_only,

@@ -76,8 +76,8 @@ _EXPANDED_OR_DELETED: Final = frozenset({Error.INVALID_PARTITIONS, Error.UNKNOWN
 class Step(Enum):
     VALIDATE = "validate"
     INTENT = "intent"
-    PROBE = "look"
-    BARRIERS = "doors"
+    PROBE = "probe"
+    BARRIERS = "barriers"
     TRANSACTIONS = "transactions"
     CREATE = "create"
     LEADERS = "leaders"
@@ -91,14 +91,14 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The driver's view. `own`: all names that its process has had.
+    """The driver's view. `own_names`: all names that its process has had.
 
     `not_closed`: processes that may append, or whose requests may still be queued in Kafka, and that have not reported
     their append barrier closed. `fresh`: the view is recent enough to rely on.
     """
 
     history: ExpansionHistory
-    own: frozenset[UUID]
+    own_names: frozenset[UUID]
     not_closed: tuple[UUID, ...]
     fresh: bool = True
 
@@ -299,7 +299,7 @@ class Procedure:
             return None
         history, proposal = world.history, self.expansion.proposal
         if history.pending is not None and history.pending.proposal == proposal:
-            if history.driver in world.own:
+            if history.driver in world.own_names:
                 return None
             text = f"{IN_PROGRESS} {self._name}: another proxy process has taken it over"
             return Ended(Result.SUPERSEDED, Error.REQUEST_TIMED_OUT, text)
@@ -344,12 +344,12 @@ class Procedure:
                 if not world.fresh:
                     return self._wait(self.now + _PAUSE_SECONDS, _TOO_OLD)
                 return Append((self._decision.encode(self.new_id(), self.clock_ms()),))
-        self._go(Step.BARRIERS)  # INTENT is in the view
+        self._enter_step(Step.BARRIERS)  # INTENT is in the view
         return None
 
     def _barriers(self, world: World) -> Wait | None:
         if not world.not_closed:
-            self._go(Step.LEADERS if self._created else Step.TRANSACTIONS)
+            self._enter_step(Step.LEADERS if self._created else Step.TRANSACTIONS)
             return None
         names = ", ".join(str(each) for each in sorted(world.not_closed, key=str))
         why = f"proxy process(es) {names} have not closed the topic yet: transactions or requests in progress"
@@ -364,7 +364,7 @@ class Procedure:
         self.now = now
         match self.step, answer:
             case Step.VALIDATE, Created():
-                self._go(Step.INTENT)
+                self._enter_step(Step.INTENT)
             case Step.VALIDATE, Refused(code, message):
                 self._ended = Ended(Result.REFUSED, code, self._refused_text(code, message))
             case Step.VALIDATE, Unanswered(reason):
@@ -386,7 +386,7 @@ class Procedure:
                 if count < self.expansion.to_count or leaderless:
                     self._again(f"partitions without a leader: {', '.join(map(str, leaderless)) or 'not known yet'}")
                 else:
-                    self._go(Step.ENDS)
+                    self._enter_step(Step.ENDS)
 
             case Step.TRANSACTIONS, TransactionsOpen(producers):
                 self._transactions(producers)
@@ -395,7 +395,7 @@ class Procedure:
                 self._missed, self._is_there = 0, True
             case Step.CREATE, Created():
                 self._created = True
-                self._go(Step.LEADERS)
+                self._enter_step(Step.LEADERS)
             case Step.CREATE, Refused(code, message):
                 self._create_refused(code, message)
             case Step.CREATE, Unanswered(reason) if self._is_there:
@@ -405,7 +405,7 @@ class Procedure:
             case Step.ENDS, Ends(ends):
                 self._read(ends)
             case Step.ENDS, Unanswered(reason):
-                self._go(Step.LEADERS)  # a leader, or the topic, may be missing again
+                self._enter_step(Step.LEADERS)  # a leader, or the topic, may be missing again
                 self._again(reason)
 
             case Step.STORE, Appended():
@@ -436,21 +436,21 @@ class Procedure:
         self._missed = 0
         if count == expansion.to_count:
             self._created = True
-            self._go(Step.BARRIERS)
+            self._enter_step(Step.BARRIERS)
         elif count < expansion.from_count or (count == expansion.from_count and self._has_expanded):
             self._again("metadata is outdated")
         elif count == expansion.from_count:
-            self._go(Step.BARRIERS)
+            self._enter_step(Step.BARRIERS)
         else:
             reason = f"the topic has {count} partitions"
             self._decision = _Decision(
                 lambda end, at_ms: encode_unordered_end(expansion, end, to_count=count, reason=reason, at_ms=at_ms)
             )
-            self._go(Step.STORE)
+            self._enter_step(Step.STORE)
 
     def _transactions(self, producers: Mapping[int, Sequence[Transactor]]) -> None:
         if not producers:
-            self._go(Step.CREATE)
+            self._enter_step(Step.CREATE)
             return
         where = "; ".join(
             f"partition {partition}: producer id {', '.join(str(producer_id) for producer_id, _ in transactors)}"
@@ -469,25 +469,25 @@ class Procedure:
             self._probe(f"CreatePartitions answered error {code}")
         else:
             self._failure = Ended(Result.FAILED, code, self._refused_text(code, message))
-            self._go(Step.ABANDON)
+            self._enter_step(Step.ABANDON)
 
     def _read(self, ends: tuple[PartitionEnd, ...]) -> None:
-        behind = [index for index, each in enumerate(ends) if each.high_watermark < each.log_end]
-        if behind:
-            self._again(f"partitions not fully replicated: {', '.join(map(str, behind))}")
+        not_replicated = [index for index, each in enumerate(ends) if each.high_watermark < each.log_end]
+        if not_replicated:
+            self._again(f"partitions not fully replicated: {', '.join(map(str, not_replicated))}")
             return
         expansion = self.expansion
         thresholds = [each.log_end for each in ends]
         epochs = [each.epoch for each in ends]
         # If another process began it, only the wall clock shows for how long appends were blocked.
-        held_ms = None if self.taken_over else int((self.now - self._begun) * 1000)
+        blocked_ms = None if self.taken_over else int((self.now - self._begun) * 1000)
 
         def encode(end: UUID, at_ms: int) -> StateRecord:
-            held = max(0, at_ms - expansion.at_ms) if held_ms is None else held_ms
-            return encode_done(expansion, end, thresholds=thresholds, epochs=epochs, at_ms=at_ms, held_ms=held)
+            blocked = max(0, at_ms - expansion.at_ms) if blocked_ms is None else blocked_ms
+            return encode_done(expansion, end, thresholds=thresholds, epochs=epochs, at_ms=at_ms, blocked_ms=blocked)
 
         self._decision = _Decision(encode)
-        self._go(Step.STORE)
+        self._enter_step(Step.STORE)
 
     def _not_there(self, *, certainly: bool) -> None:
         """A broker that just started may not know a topic yet, so it must be missing several times in a row."""
@@ -502,14 +502,14 @@ class Procedure:
     def _give_up(self, why: str) -> None:
         text = f"{FAILED} {self._name}: after {self.wait_seconds:g} s (limits.expansion_wait_seconds) {why}"
         self._failure = Ended(Result.FAILED, Error.POLICY_VIOLATION, text)
-        self._go(Step.ABANDON)
+        self._enter_step(Step.ABANDON)
 
     def _fail(self) -> None:
         assert self._failure is not None
         assert self._failure.message is not None
         expansion, reason = self.expansion, self._failure.message
         self._decision = _Decision(lambda end, at_ms: encode_failed(expansion, end, reason=reason, at_ms=at_ms))
-        self._go(Step.STORE)
+        self._enter_step(Step.STORE)
 
     def _unordered(self, count: int) -> Ended:
         text = f"{self._name}: a client that bypassed the proxy expanded the topic to {count} partitions, without order"
@@ -532,7 +532,7 @@ class Procedure:
             text += ". Give the proxy's own principal the right to ALTER the topic"
         return text
 
-    def _go(self, step: Step) -> None:
+    def _enter_step(self, step: Step) -> None:
         self._record_time()
         self._pause = _PAUSE_SECONDS
         self._is_there = False
@@ -541,7 +541,7 @@ class Procedure:
 
     def _probe(self, why: str) -> None:
         """Kafka's answer contradicts the known state, or is missing."""
-        self._go(Step.PROBE)
+        self._enter_step(Step.PROBE)
         self._again(why)
 
     def _again(self, why: str) -> None:
@@ -645,7 +645,12 @@ class Claim(NamedTuple):
 
 
 def driver(
-    history: ExpansionHistory, *, own: frozenset[UUID], process: UUID, live: frozenset[UUID], new_id: Callable[[], UUID]
+    history: ExpansionHistory,
+    *,
+    own_names: frozenset[UUID],
+    process: UUID,
+    live: frozenset[UUID],
+    new_id: Callable[[], UUID],
 ) -> Drive | Claim | None:
     """What process `process` must do about a pending expansion. None: there is none, or another live process drives it.
 
@@ -653,7 +658,7 @@ def driver(
     """
     if history.pending is None:
         return None
-    if history.driver in own:
+    if history.driver in own_names:
         return Drive(history.pending)
     if history.driver in live:
         return None

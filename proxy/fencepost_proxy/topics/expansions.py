@@ -45,7 +45,7 @@ class Expansion:
     """One expansion of one incarnation of a topic, from `from_count` to `to_count` partitions.
 
     `thresholds`, `epochs`: log end and leader epoch of each prior partition; empty if pending or `unordered`.
-    `ended_at_ms`: None while pending. `held_ms`: how long appends were blocked.
+    `ended_at_ms`: None while pending. `blocked_ms`: how long appends were blocked.
     """
 
     topic: str
@@ -60,7 +60,7 @@ class Expansion:
     epochs: tuple[LeaderEpoch, ...] = ()
     unordered: bool = False
     ended_at_ms: int | None = None
-    held_ms: int | None = None
+    blocked_ms: int | None = None
 
     @property
     def ordered(self) -> bool:
@@ -180,9 +180,9 @@ def encode_done(
     thresholds: Sequence[LogEndOffset],
     epochs: Sequence[LeaderEpoch],
     at_ms: int,
-    held_ms: int,
+    blocked_ms: int,
 ) -> StateRecord:
-    value = {"result": "done", "thresholds": thresholds, "epochs": epochs, "at_ms": at_ms, "held_ms": held_ms}
+    value = {"result": "done", "thresholds": thresholds, "epochs": epochs, "at_ms": at_ms, "blocked_ms": blocked_ms}
     return record(f"{EXPANSION_END}/{expansion.topic_id}/{expansion.proposal}/{end}", value)
 
 
@@ -209,7 +209,7 @@ class _Topic:
 
     keys: dict[str, None] = field(default_factory=dict)
     name: str | None = None
-    counted_from: int | None = None
+    first_count: int | None = None
     ended: list[Expansion] = field(default_factory=list)
     pending: Expansion | None = None
     failed: dict[UUID, str] = field(default_factory=dict)
@@ -217,7 +217,7 @@ class _Topic:
     drivers: dict[int, UUID] = field(default_factory=dict)
 
     def history(self) -> ExpansionHistory:
-        count = self.ended[-1].to_count if self.ended else self.counted_from
+        count = self.ended[-1].to_count if self.ended else self.first_count
         if self.pending is None:
             return ExpansionHistory(count, tuple(self.ended), failed=self.failed)
         driver_round = max(self.drivers, default=0)
@@ -268,7 +268,7 @@ class ExpansionHistories:
                     self._end(topic, topic.pending, value)
             case "partition-count", [_]:
                 topic.name = typed(value, "topic", str)
-                topic.counted_from = typed(value, "count", int)
+                topic.first_count = typed(value, "count", int)
             case _:
                 raise ValueError("invalid key")
 
@@ -304,7 +304,7 @@ class ExpansionHistories:
                         thresholds=tuple(map(LogEndOffset, thresholds)),
                         epochs=tuple(map(LeaderEpoch, epochs)),
                         ended_at_ms=at_ms,
-                        held_ms=typed(value, "held_ms", int),
+                        blocked_ms=typed(value, "blocked_ms", int),
                     )
                 )
             case other:
@@ -317,7 +317,7 @@ class ExpansionHistories:
     def _delete(topic: _Topic, kind: str, names: Sequence[str], key: str) -> None:
         topic.keys.pop(key, None)
         if kind == PARTITION_COUNT:
-            topic.counted_from = None
+            topic.first_count = None
         elif kind == EXPANSION and len(names) == 3:
             proposal = UUID(names[2])
             topic.ended = [each for each in topic.ended if each.proposal != proposal]

@@ -73,18 +73,18 @@ class GatedView:
             return
         topic_id, _, rest = rest.partition("/")
         to_count, _, group = rest.partition("/")
-        place = UUID(topic_id), int(to_count), group
+        release = UUID(topic_id), int(to_count), group
         if value is None:
-            self._released.pop(place, None)
+            self._released.pop(release, None)
         else:
-            self._released[place] = key
+            self._released[release] = key
 
     def released(self, topic_id: UUID, to_count: int, group: str) -> bool:
         return (topic_id, to_count, group) in self._released
 
     def forget(self, topic_id: UUID) -> list[StateRecord]:
         """Tombstones of all records of a deleted topic."""
-        return [StateRecord(key.encode(), None) for place, key in self._released.items() if place[0] == topic_id]
+        return [StateRecord(key.encode(), None) for release, key in self._released.items() if release[0] == topic_id]
 
 
 def _gated(value: Mapping[str, object]) -> GatedPartitions:

@@ -45,7 +45,7 @@ class IdempotenceMemory:
 
     # ---- topics that reject producer ids
 
-    def goes_without(self, topic: str, now: float) -> bool:
+    def drops_id(self, topic: str, now: float) -> bool:
         until = self._without_until.get(topic)
         return until is not None and now < until
 

@@ -44,7 +44,7 @@ class Known:
 
     def is_count_checked(self, topic: str) -> bool:
         policy = self.policy(topic)
-        return policy is not None and policy.counted
+        return policy is not None and policy.checks_count
 
     def history(self, topic: str) -> ExpansionHistory:
         return self.view.history(topic, self.topic_id(topic))

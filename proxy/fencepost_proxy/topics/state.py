@@ -318,7 +318,7 @@ class StateView:
         """What holds for a topic: set on it, else given by the file, else the default."""
         of_file, of_topic = file_configs(topic), self.configs_set_on(topic, topic_id)
         policy = TopicPolicy.of({**of_file, **of_topic}) if of_file or of_topic else UNCHECKED
-        if not policy.counted and self.history(topic, topic_id).pending is not None:
+        if not policy.checks_count and self.history(topic, topic_id).pending is not None:
             # Switched off during an expansion: until it ends, appends still pass the append barrier.
             return replace(policy, ordered=True)
         return policy

@@ -189,14 +189,14 @@ class TopicPolicy:
         return self.check is not Check.OFF
 
     @property
-    def counted(self) -> bool:
+    def checks_count(self) -> bool:
         """Its appends pass an append barrier (`topics/barrier.py`)."""
         return self.ordered or self.count_check is not Check.OFF
 
     @property
     def read(self) -> bool:
         """Its appends are decoded: at least one check needs their content."""
-        return self.is_checked or self.counted or self.idempotence is not Level.OFF
+        return self.is_checked or self.checks_count or self.idempotence is not Level.OFF
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicPolicy:

@@ -29,7 +29,7 @@ What cannot be proved in time is LATER, a retriable error, never PASS.
     ProducersAre -> ReadBack for each partition that differs | PASS | QueryTransaction | LATER
     LogIs (each) -> PASS | QueryTransaction | LATER
     TransactionIs, the second time -> REFUSE | LATER
-    TimeIsUp -> LATER
+    TimedOut -> LATER
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ReadBack:
     checked: tuple[int, int] = (0, 0)
 
 
-Ask = ReadState | QueryTransaction | QueryProducers | ReadBack
+CommitQuery = ReadState | QueryTransaction | QueryProducers | ReadBack
 
 # ------------------------------------------------------------------------------------------------------------- replies
 
@@ -173,20 +173,20 @@ class Logged:
 class LogIs:
     """`batches`: in log order. None: they could not all be read in time.
 
-    `gone`: the log starts after the requested offset.
+    `out_of_range`: the log starts after the requested offset.
     """
 
     partition: TopicPartition
     batches: tuple[Logged, ...] | None
-    gone: bool = False
+    out_of_range: bool = False
 
 
 @value
-class TimeIsUp:
+class TimedOut:
     pass
 
 
-Answer = StateRead | TransactionIs | ProducersAre | LogIs | TimeIsUp
+Answer = StateRead | TransactionIs | ProducersAre | LogIs | TimedOut
 
 PASS = Decision(Outcome.PASS, "passed")
 #: States of a transaction that has ended or not begun, with no commit in progress.
@@ -240,7 +240,7 @@ class CommitValidator:
     def _known(self) -> Transaction | None:
         return self._table.of(self._transactional_id, self._producer_id, self._epoch)
 
-    def begin(self) -> tuple[Ask, ...] | Decision:
+    def begin(self) -> tuple[CommitQuery, ...] | Decision:
         # With names, the refused transaction may have ended at another process: the state topic decides.
         known = self._known()
         if known is not None and not known.names and not self._may_be_committed:
@@ -249,9 +249,9 @@ class CommitValidator:
                 return decision
         return ReadState(self._producer_id, self._epoch), QueryTransaction(self._transactional_id)
 
-    def handle(self, answer: Answer) -> tuple[Ask, ...] | Decision:
+    def handle(self, answer: Answer) -> tuple[CommitQuery, ...] | Decision:
         """A decision is final. The list of queries may be empty while others are unanswered."""
-        stated: tuple[Ask, ...] | Decision
+        stated: tuple[CommitQuery, ...] | Decision
         match answer:
             case StateRead(abort_only_records):
                 stated = self._as_known_here() or _later("failed to read the state topic to its end")
@@ -269,13 +269,13 @@ class CommitValidator:
                 stated = self._queried_again(self._producers_known(producers))
             case LogIs():
                 stated = () if self._against is not None else self._queried_again(self._log_known(answer))
-            case TimeIsUp():
+            case TimedOut():
                 stated = _later("validation timed out")
         if isinstance(stated, Decision) and stated.outcome is not Outcome.LATER:
             return self._still(stated)
         return stated
 
-    def _queried_again(self, stated: tuple[Ask, ...] | Decision) -> tuple[Ask, ...] | Decision:
+    def _queried_again(self, stated: tuple[CommitQuery, ...] | Decision) -> tuple[CommitQuery, ...] | Decision:
         if not isinstance(stated, Decision) or stated.outcome is not Outcome.REFUSE:
             return stated
         self._against = stated
@@ -321,7 +321,7 @@ class CommitValidator:
             and (found.producer_id, found.producer_epoch) == (self._producer_id, self._epoch)
         )
 
-    def _both_known(self) -> tuple[Ask, ...] | Decision:
+    def _both_known(self) -> tuple[CommitQuery, ...] | Decision:
         found = self._transaction
         if found is None or self._abort_only_records is None:
             return ()
@@ -358,7 +358,9 @@ class CommitValidator:
 
     # ---- leaders
 
-    def _producers_known(self, producers: Mapping[TopicPartition, ProducerAt | None]) -> tuple[Ask, ...] | Decision:
+    def _producers_known(
+        self, producers: Mapping[TopicPartition, ProducerAt | None]
+    ) -> tuple[CommitQuery, ...] | Decision:
         self._producers = producers
         known = self._known()
         written = {} if known is None else known.written
@@ -367,7 +369,7 @@ class CommitValidator:
         if not written and self._may_have_ended(found, producers):
             return _later("its pending appends are in the log, possibly in a transaction that is committed already")
         listed = {each for each in found.partitions if self._checked(each.topic) is not None}
-        queries_to_send: list[Ask] = []
+        queries_to_send: list[CommitQuery] = []
         for partition in sorted(listed | written.keys() | self._pending.keys()):
             if partition not in producers:
                 return _later(f"failed to query the leader of {partition}")
@@ -446,10 +448,10 @@ class CommitValidator:
 
     # ---- log
 
-    def _log_known(self, log: LogIs) -> tuple[Ask, ...] | Decision:
+    def _log_known(self, log: LogIs) -> tuple[CommitQuery, ...] | Decision:
         if log.partition not in self._reading:
             return ()
-        if log.gone:
+        if log.out_of_range:
             return _refuse("cannot_be_proved", f"the log of {log.partition} starts after its first append")
         if log.batches is None:
             return _later(f"failed to read the log of {log.partition}")

@@ -207,7 +207,7 @@ class Table:
 
     # ---- state topic
 
-    def note(self, transaction: Transaction) -> AbortOnly | None:
+    def record_to_store(self, transaction: Transaction) -> AbortOnly | None:
         """The record to store in the state topic; None if it is stored already, or not needed.
 
         Each record has a new name: this may be the next transaction, and the process that saw the previous one end may

@@ -221,7 +221,7 @@ class TransactionsReport:
     hanging_by_reason: Mapping[str, int]
     open: tuple[OpenTransaction, ...]
     hanging: tuple[HangingTransaction, ...]
-    behind: tuple[LaggingPartition, ...]
+    lagging: tuple[LaggingPartition, ...]
     most_producers: tuple[PartitionProducers, ...]
     sweep_seconds: float | None
     sweep_age_seconds: float | None

@@ -159,7 +159,7 @@ class _Round:
     found_described: dict[ProducerId, Described] = field(default_factory=dict)
 
 
-class Watching:
+class TransactionMonitor:
     """`next` returns the queries to send; pass each one's reply to `answered`, or None if there is none."""
 
     def __init__(self, pace: Pace) -> None:
@@ -174,7 +174,7 @@ class Watching:
         self._finding = False
         self._partitions: dict[TopicPartition, _Observed] = {}
         self._errors: dict[TopicPartition, int] = {}
-        self._behind: dict[TopicPartition, _Observed] = {}
+        self._lagging: dict[TopicPartition, _Observed] = {}
         self._producers = 0
         self._suspects: dict[_SuspectKey, _Suspect] = {}
         self._suspected: dict[TopicPartition, set[_SuspectKey]] = {}
@@ -190,7 +190,7 @@ class Watching:
         self._sweep_seconds: float | None = None
         self._tokens = 0.0
         self._tokens_at: float | None = None
-        self._turn = 0
+        self._rotation = 0
         self.rounds = 0
         self.sweeps = 0
         self.requests = 0
@@ -216,9 +216,9 @@ class Watching:
         if self._finding and FindLeaders() not in self._queried and self._nodes:
             self._finding = False
             queries_to_send.append(FindLeaders())
-        self._turn += 1
-        turn = self._turn % max(1, len(self._nodes))
-        for node_id in (*self._nodes[turn:], *self._nodes[:turn]):
+        self._rotation += 1
+        rotation = self._rotation % max(1, len(self._nodes))
+        for node_id in (*self._nodes[rotation:], *self._nodes[:rotation]):
             if node_id not in self._busy and (query_message := self._for(node_id)) is not None:
                 self._busy.add(node_id)
                 queries_to_send.append(query_message)
@@ -262,11 +262,11 @@ class Watching:
         if nodes == self._nodes:
             return
         unanswered: list[Query] = []
-        for gone in set(self._nodes) - set(nodes):
-            unanswered += self._queues.pop(gone)
-            self._sweep.pop(gone, None)
-            self._counts.pop(gone, None)
-            self._count_at.pop(gone, None)
+        for removed in set(self._nodes) - set(nodes):
+            unanswered += self._queues.pop(removed)
+            self._sweep.pop(removed, None)
+            self._counts.pop(removed, None)
+            self._count_at.pop(removed, None)
         for new in set(nodes) - set(self._nodes):
             self._queues[new] = deque()
         self._nodes = nodes
@@ -289,7 +289,7 @@ class Watching:
                 for partition, probe in answer.found.items():
                     self._probed(partition, probe, queried_at, now)
             case ListTransactions(listing, (), ()), _:
-                self._counted(listing, answer.transactions if isinstance(answer, Listing) else None, now)
+                self._ids_listed(listing, answer.transactions if isinstance(answer, Listing) else None, now)
         self._of_round(query_message, answer, now)
         if self._sweeping and not self._sweep_goes_on():
             self._sweeping = False
@@ -304,7 +304,7 @@ class Watching:
             self._failed(self._round, getattr(query_message, "node_id", None))
         else:
             self._observe(self._round, query_message, answer)
-        self._go_on(self._round, now)
+        self._advance(self._round, now)
 
     def _failed(self, found: _Round, node_id: NodeId | None) -> None:
         """A broker that does not answer is not queried again in this round: each query would wait for its timeout, and
@@ -326,26 +326,26 @@ class Watching:
     def _leaders_are(self, leaders: Leaders) -> None:
         self._coordinators = leaders.coordinators
         known: dict[TopicPartition, NodeId] = {}
-        room = self._pace.partitions_max
+        left = self._pace.partitions_max
         self._left_out = 0
         for node_id, partitions in leaders.by_node.items():
-            taken = partitions[:room]
-            room -= len(taken)
+            taken = partitions[:left]
+            left -= len(taken)
             self._left_out += len(partitions) - len(taken)
             known.update(dict.fromkeys(taken, node_id))
             if self._sweeping and node_id in self._queues and node_id not in self._sweep:
                 self._sweep[node_id] = deque(taken)
-        for gone in self._partitions.keys() - known.keys():
-            self._forget(gone)
-        for gone in self._errors.keys() - known.keys():
-            del self._errors[gone]
+        for removed in self._partitions.keys() - known.keys():
+            self._forget(removed)
+        for removed in self._errors.keys() - known.keys():
+            del self._errors[removed]
         self._leader = known
 
     def _forget(self, partition: TopicPartition) -> None:
         observed = self._partitions.pop(partition, None)
         if observed is not None:
             self._producers -= observed.probe.producers
-        self._behind.pop(partition, None)
+        self._lagging.pop(partition, None)
         for key in self._suspected.pop(partition, ()):
             del self._suspects[key]
 
@@ -366,9 +366,9 @@ class Watching:
         observed.probe = probe
         if not probe.lag:
             observed.lagging_since = None
-            self._behind.pop(partition, None)
+            self._lagging.pop(partition, None)
         else:
-            self._behind[partition] = observed
+            self._lagging[partition] = observed
             if moved or observed.lagging_since is None:
                 observed.lagging_since = now
         self._suspect(partition, probe, queried_at)
@@ -386,14 +386,14 @@ class Watching:
                 self._suspects[key] = _Suspect(each, queried_at, queried_at)
             else:
                 suspect.open, suspect.observed_at = each, queried_at
-        for gone in (before or set()) - keys:
-            del self._suspects[gone]
+        for removed in (before or set()) - keys:
+            del self._suspects[removed]
         if keys:
             self._suspected[partition] = keys
         else:
             self._suspected.pop(partition, None)
 
-    def _counted(self, node_id: NodeId, answer: Sequence[Listed] | None, now: float) -> None:
+    def _ids_listed(self, node_id: NodeId, answer: Sequence[Listed] | None, now: float) -> None:
         if node_id not in self._queues:
             return
         pause = self._pace.count_seconds
@@ -420,7 +420,7 @@ class Watching:
         requested: dict[TopicPartition, None] = {}
         for found in (
             self._suspected,
-            self._behind,
+            self._lagging,
             (each for known in self._open.values() if known.described for each in known.described.partitions),
         ):
             for partition in found:
@@ -458,7 +458,7 @@ class Watching:
             case DescribeTransactions(), Descriptions(described):
                 found.found_described.update((each.producer_id, each) for each in described)
 
-    def _go_on(self, found: _Round, now: float) -> None:
+    def _advance(self, found: _Round, now: float) -> None:
         """Advance to the next step that has queries."""
         while not found.queried:
             found.step += 1
@@ -556,7 +556,7 @@ class Watching:
     # ---- report
 
     @property
-    def counted(self) -> bool:
+    def all_ids_listed(self) -> bool:
         """Whether every broker has listed its transactional ids."""
         return bool(self._nodes) and self._counts.keys() >= set(self._nodes)
 
@@ -583,11 +583,11 @@ class Watching:
         reasons.update(each.why for each in hanging)
         reasons.update(each.stuck for each in opened if each.stuck is not None)
         states: Counter[str] = Counter(dict.fromkeys(OPEN_STATES, 0))
-        for counted in self._counts.values():
-            states.update({state: count for state, count in counted.items() if state not in OPEN_STATES})
+        for by_state in self._counts.values():
+            states.update({state: count for state, count in by_state.items() if state not in OPEN_STATES})
         states.update(each.state for each in opened)
-        lags = [observed.probe.lag for observed in self._behind.values()]
-        worst = nlargest(shown_max, self._behind.items(), key=lambda item: item[1].probe.lag)
+        lags = [observed.probe.lag for observed in self._lagging.values()]
+        worst = nlargest(shown_max, self._lagging.items(), key=lambda item: item[1].probe.lag)
         most = nlargest(shown_max, self._partitions.items(), key=lambda item: item[1].probe.producers)
         return TransactionsReport(
             producer_ids=self._producers,
@@ -597,14 +597,14 @@ class Watching:
             lagging_partitions=len(lags),
             lag_total=sum(lags),
             lag_max=max(lags, default=0),
-            lag_seconds_max=max((_seconds(each, now) for each in self._behind.values()), default=0.0),
+            lag_seconds_max=max((_seconds(each, now) for each in self._lagging.values()), default=0.0),
             transactional_ids=dict(sorted(states.items())),
             open_transactions=len(opened),
             oldest_seconds=max((each.age_seconds or 0.0 for each in opened), default=0.0),
             hanging_by_reason=dict(reasons),
             open=tuple(opened[:shown_max]),
             hanging=tuple(hanging[:shown_max]),
-            behind=tuple(
+            lagging=tuple(
                 LaggingPartition(
                     partition.topic,
                     partition.partition,

@@ -70,7 +70,7 @@ _ADDRESSES = Handling.REWRITE_RESPONSE
 _LISTS_TOPICS = Handling.INSPECT_REQUEST | Handling.REWRITE_RESPONSE
 _HIDDEN = Handling.HIDDEN
 
-_GONE = "removed in Kafka 4.0; was used between brokers"
+_REMOVED = "removed in Kafka 4.0; was used between brokers"
 _INTERNAL = "between brokers and controllers"
 _SHARE = "responses of ShareFetch and ShareAcknowledge contain leaders' addresses after record data; not rewritten yet"
 _SHARE_STATE = "between brokers: state of share groups"
@@ -84,10 +84,10 @@ _TABLE: Final = (
     Api(1, "Fetch", _INSPECT, 4, 15, 12, "v16+ responses have leaders' addresses (node_endpoints); " + _STATE_TOPIC),
     Api(2, "ListOffsets", _INSPECT, 0, 11, 6, _STATE_TOPIC),
     Api(3, "Metadata", _LISTS_TOPICS, 0, 13, 9, "contains broker addresses; " + _STATE_TOPIC),
-    Api(4, "LeaderAndIsr", _HIDDEN, 0, 0, 4, _GONE),
-    Api(5, "StopReplica", _HIDDEN, 0, 0, 2, _GONE),
-    Api(6, "UpdateMetadata", _HIDDEN, 0, 0, 6, _GONE),
-    Api(7, "ControlledShutdown", _HIDDEN, 0, 0, 3, _GONE),
+    Api(4, "LeaderAndIsr", _HIDDEN, 0, 0, 4, _REMOVED),
+    Api(5, "StopReplica", _HIDDEN, 0, 0, 2, _REMOVED),
+    Api(6, "UpdateMetadata", _HIDDEN, 0, 0, 6, _REMOVED),
+    Api(7, "ControlledShutdown", _HIDDEN, 0, 0, 3, _REMOVED),
     Api(8, "OffsetCommit", _RELAY, 0, 10, 8),
     Api(9, "OffsetFetch", _RELAY, 0, 10, 6),
     Api(10, "FindCoordinator", _ADDRESSES, 0, 6, 3, "contains broker addresses"),

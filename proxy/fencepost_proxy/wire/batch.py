@@ -466,8 +466,8 @@ def _search_headers(payload: bytes, count: int, stated: _Stated) -> None:
                     agrees = False
                     count_at = _find(payload, count_name, end)
             if id_at < end:
-                behind = id_at + len(id_name)
-                agrees = agrees and stated.write_id is not None and payload[behind : behind + 1] in _SHORT_LENGTHS
+                length_at = id_at + len(id_name)
+                agrees = agrees and stated.write_id is not None and payload[length_at : length_at + 1] in _SHORT_LENGTHS
                 id_at = _find(payload, id_name, id_at + 1)
                 if id_at < end:
                     agrees = False

@@ -29,7 +29,7 @@ ZSTD = 4
 CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 
 _FIRST_TRY_BYTES_MIN = 64 * 1024
-_GROWTH = 8
+_BUFFER_FACTOR = 8
 _MAPPED_BYTES_MIN = 1024 * 1024
 
 #: Java's snappy stream (xerial): this magic, two 32-bit versions, then blocks preceded by 32-bit lengths.
@@ -100,8 +100,8 @@ def _buffer(byte_count: int) -> memoryview:
 
 
 def _stream(into: Callable[[Any, Any], int], name: str, data: memoryview, bytes_max: int) -> memoryview:
-    """Decompresses into a buffer of `_GROWTH` times the input, and into larger ones while it is too small."""
-    capacity = min(bytes_max, max(_FIRST_TRY_BYTES_MIN, _GROWTH * len(data)))
+    """Decompresses into a buffer of `_BUFFER_FACTOR` times the input, and into larger ones while it is too small."""
+    capacity = min(bytes_max, max(_FIRST_TRY_BYTES_MIN, _BUFFER_FACTOR * len(data)))
     while True:
         out = _buffer(capacity)
         try:
@@ -112,7 +112,7 @@ def _stream(into: Callable[[Any, Any], int], name: str, data: memoryview, bytes_
                 raise UndecodableBatch(f"record batch cannot be decompressed ({name}): {error}") from error
             if capacity == bytes_max:
                 raise _too_large(name, data, bytes_max) from error
-            capacity = min(bytes_max, capacity * _GROWTH)
+            capacity = min(bytes_max, capacity * _BUFFER_FACTOR)
             continue
         return out[:written]
 

@@ -143,9 +143,9 @@ def decode_request(api_key: int, version: int, body: memoryview | bytes) -> Mess
 
     Raises `ClientProtocolError` if malformed or for extra bytes, `LimitError` above `ITEMS_MAX` array elements.
     """
-    counted = schema.Counted(body)
-    counted.items_left = ITEMS_MAX
-    return _decode("Request", api_key, version, counted, ClientProtocolError)
+    limited = schema.LimitedBytes(body)
+    limited.items_left = ITEMS_MAX
+    return _decode("Request", api_key, version, limited, ClientProtocolError)
 
 
 def encode_request(api_key: int, version: int, message: Message) -> bytes:

@@ -310,11 +310,11 @@ def split_tags(section: bytes) -> list[tuple[int, bytes]]:
     count, at = read_uvarint(section, 0)
     fields = []
     for _ in range(count):
-        instance_id, at = read_uvarint(section, at)
+        tag, at = read_uvarint(section, at)
         size, at = read_uvarint(section, at)
         if at + size > len(section):
             raise CutOff(at + size)
-        fields.append((instance_id, section[at : at + size]))
+        fields.append((tag, section[at : at + size]))
         at += size
     return fields
 
@@ -325,8 +325,8 @@ def join_tags(fields: list[tuple[int, bytes]]) -> bytes:
         return b""
     out = bytearray()
     write_uvarint(out, len(fields))
-    for instance_id, contents in fields:
-        write_uvarint(out, instance_id)
+    for tag, contents in fields:
+        write_uvarint(out, tag)
         write_uvarint(out, len(contents))
         out += contents
     return bytes(out)

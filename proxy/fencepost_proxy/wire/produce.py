@@ -217,7 +217,7 @@ def peek_produce(prefix: memoryview, frame_bytes: int) -> ProducePeek | None:
             acks, _ = _ACKS_TIMEOUT.unpack_from(prefix, at)
             count, at = read_compact_array_count(prefix, at + 6, _TOPIC_BYTES_MIN[by_id], bytes_total=frame_bytes)
             first, at = ("", at) if by_id or not count else read_compact_string(prefix, at)
-            if tags and any(instance_id == LEVEL_TAG for instance_id, _ in split_tags(tags)):
+            if tags and any(tag == LEVEL_TAG for tag, _ in split_tags(tags)):
                 count = TO_BE_READ
         else:
             transactional_id, at = read_nullable_string(prefix, at)
@@ -538,9 +538,9 @@ def _take_node_endpoints(section: bytes) -> tuple[tuple[NodeEndpoint, ...], byte
     """Splits a response's tagged fields into node endpoints and the section of other fields."""
     endpoints: list[NodeEndpoint] = []
     others = []
-    for instance_id, contents in split_tags(section):
-        if instance_id != _NODE_ENDPOINTS_TAG:
-            others.append((instance_id, contents))
+    for tag, contents in split_tags(section):
+        if tag != _NODE_ENDPOINTS_TAG:
+            others.append((tag, contents))
             continue
         count, at = read_compact_array_count(contents, 0, 11)
         for _ in range(count):

@@ -63,7 +63,7 @@ class Message(SimpleNamespace):
     unknown_tags: tuple[tuple[int, bytes], ...] = ()
 
 
-class Counted(bytes):
+class LimitedBytes(bytes):
     """Bytes from which at most `items_left` array elements are read: a decoded element can take 100 times its bytes."""
 
     items_left: int
@@ -165,7 +165,7 @@ def _struct(
     struct_name: str, fields: list[dict[str, Any]], structs: _Structs, version: int, flexible: bool
 ) -> tuple[Codec, Callable[[], Message]]:
     """The codec of a struct at a version, and a factory of the struct with Kafka's defaults."""
-    plain: list[_Field] = []
+    untagged: list[_Field] = []
     tagged: dict[int, _Field] = {}
     constants: dict[str, Any] = {}
     makers: list[tuple[str, Callable[[], Any]]] = []
@@ -181,7 +181,7 @@ def _struct(
         if _in(version, field.get("taggedVersions")):
             tagged[field["tag"]] = _Field(name, codec, default)
         else:
-            plain.append(_Field(name, codec, default))
+            untagged.append(_Field(name, codec, default))
     known = frozenset(constants) | {name for name, _ in makers} | {"unknown_tags"}
 
     def make() -> Message:
@@ -190,9 +190,9 @@ def _struct(
             setattr(message, name, maker())
         return message
 
-    # Decoding sets the plain fields; only the others need defaults.
-    read_fields = [(field.name, field.codec.read) for field in plain]
-    read_names = {field.name for field in plain}
+    # Decoding sets the untagged fields; only the others need defaults.
+    read_fields = [(field.name, field.codec.read) for field in untagged]
+    read_names = {field.name for field in untagged}
     other_constants = {name: value for name, value in constants.items() if name not in read_names}
     other_makers = [(name, maker) for name, maker in makers if name not in read_names]
 
@@ -207,9 +207,9 @@ def _struct(
         if flexible:
             section, pos = read_tags(data, pos)
             unknown = []
-            for instance_id, value in split_tags(section):
-                if (field := tagged.get(instance_id)) is None:
-                    unknown.append((instance_id, value))
+            for tag, value in split_tags(section):
+                if (field := tagged.get(tag)) is None:
+                    unknown.append((tag, value))
                     continue
                 values[field.name], end = field.codec.read(value, 0)
                 if end != len(value):
@@ -222,18 +222,18 @@ def _struct(
         values = message.__dict__
         if not values.keys() <= known:
             raise TypeError(f"{struct_name} has no field {', '.join(sorted(values.keys() - known))}")
-        for name, codec, default in plain:
+        for name, codec, default in untagged:
             try:
                 codec.write(out, values[name] if name in values else default())
             except (struct.error, AttributeError, ValueError) as error:
                 raise ValueError(f"{struct_name}.{name} cannot be {values.get(name)!r:.80}: {error}") from error
         if flexible:
             tags = list(message.unknown_tags)
-            for instance_id, (name, codec, default) in tagged.items():
+            for tag, (name, codec, default) in tagged.items():
                 if name in values and values[name] != default():
                     value = bytearray()
                     codec.write(value, values[name])
-                    tags.append((instance_id, bytes(value)))
+                    tags.append((tag, bytes(value)))
             write_tags(out, join_tags(sorted(tags, key=lambda pair: pair[0])))
 
     return Codec(read, write), make
@@ -320,7 +320,7 @@ def _array(element: Codec, element_type: str, nullable: bool, flexible: bool) ->
         count, pos = _read_length(data, pos, nullable, flexible)
         if count is None:
             return None, pos
-        if isinstance(data, Counted):
+        if isinstance(data, LimitedBytes):
             data.take(count)
         if numbers is not None:
             return list(struct.unpack_from(f">{count}{letter}", data, pos)), pos + count * numbers.size

@@ -17,7 +17,7 @@ from kafka.record import MemoryRecords as JavaLikeRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
-from fencepost._placing import murmur2 as murmur2_of_one
+from fencepost._partitioning import murmur2 as murmur2_of_one
 from fencepost.spark import encoding
 from fencepost.spark.encoding import (
     BATCH_RECORDS_MAX,

@@ -105,7 +105,7 @@ def test_rows_are_appended_in_batches_of_requested_size() -> None:
     done = write(log, probed(log), values(*range(30)))
     assert log.bodies() == values(*range(30))
     assert (done.rows, done.appended, done.found) == (30, 30, 0)
-    assert done.chunks > 1
+    assert done.appends > 1
     assert [batch.expected for batch in log.sent][:2] == [0, len(log.sent[0].bodies)]
     assert log.reads == []  # nobody disturbed, nothing looked up
 
@@ -245,16 +245,16 @@ def test_older_batch_than_the_log_appends_nothing() -> None:
     assert len(log.bodies()) == 8
 
 
-@pytest.mark.parametrize("counted", [frozenset[str](), frozenset({TOPIC})])
-def test_older_batch_is_found_where_placed_before_expansion(counted: frozenset[str]) -> None:
+@pytest.mark.parametrize("count_checked", [frozenset[str](), frozenset({TOPIC})])
+def test_older_batch_is_found_where_placed_before_expansion(count_checked: frozenset[str]) -> None:
     log = Log()
     for batch in range(2):
-        write(log, probed(log, counted=counted), keyed(batch), batch=batch)
+        write(log, probed(log, count_checked=count_checked), keyed(batch), batch=batch)
     log.world.grow(TOPIC, 2)
-    done = write(log, probed(log, counted=counted), keyed(0), batch=0, partition=1)
+    done = write(log, probed(log, count_checked=count_checked), keyed(0), batch=0, partition=1)
     assert (done.found, done.appended) == (1, 0)
     with pytest.raises(SinkError, match="checkpoint was restored"):
-        write(log, probed(log, counted=counted), keyed(0, 9), batch=0, partition=1)
+        write(log, probed(log, count_checked=count_checked), keyed(0, 9), batch=0, partition=1)
 
 
 def test_a_driver_that_is_overtaken_stops() -> None:
@@ -450,7 +450,7 @@ def test_arranged_rows_report_every_begun_partition() -> None:
         done = write(log, probed(log), keyed(10 * batch), arranged, partition=0, batch=batch)
         none = write(log, probed(log), [], arranged, partition=None, task=1, batch=batch)
         assert done.begun == none.begun == {(TOPIC, 0), (TOPIC, 1)}
-        assert (done.partition_keys.keys(), none.partition_keys.keys()) == ({(TOPIC, 0)}, set())
+        assert (done.partitions.keys(), none.partitions.keys()) == ({(TOPIC, 0)}, set())
     assert write(log, probed(log), keyed(20), arranged, batch=2).begun == set()
 
 
@@ -521,7 +521,7 @@ def test_unmatched_task_continues_and_records_uncertainty() -> None:
     one = write(log, seen, keyed(11, 12), task=0)
     commit_tag = log.world.topics[TOPIC][0].stored[-1].commit_tag
     assert commit_tag is not None
-    assert CommitTag.decode(commit_tag).doubtful
+    assert CommitTag.decode(commit_tag).has_unmatched
     other = write(log, seen, keyed(1, 2, 3), task=1)
 
     assert resolve(log, one, other) == Compared(found=2, unknown=0, appended=0)
@@ -592,7 +592,7 @@ def test_driver_append_after_an_expansion_is_refused() -> None:
     """Else a task of another run, that knows of the growth, may look for the row where it belongs now."""
     log = Log()
     write(log, probed(log), keyed(7), task=0)
-    seen = probed(log, counted=frozenset([TOPIC]))
+    seen = probed(log, count_checked=frozenset([TOPIC]))
     done = [write(log, seen, keyed(7), task=0), write(log, seen, keyed(7), task=1)]
     # The topic grows, and a task of another run writes behind.
     [at] = log.world.topics[TOPIC]

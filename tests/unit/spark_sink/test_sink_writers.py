@@ -48,8 +48,8 @@ def test_different_version_on_executor_is_refused(versions: list[str]) -> None:
 
 
 def done(task: int, *rows: int, begun: Any = ()) -> TaskDone:
-    partition_keys = {("t", partition): Written(1, 0, -1, 1) for partition in rows}
-    return TaskDone(Outcome(task, len(rows), 0, len(rows), 0, 0, partition_keys, begun=frozenset(begun)))
+    partitions = {("t", partition): Written(1, 0, -1, 1) for partition in rows}
+    return TaskDone(Outcome(task, len(rows), 0, len(rows), 0, 0, partitions, begun=frozenset(begun)))
 
 
 @pytest.fixture

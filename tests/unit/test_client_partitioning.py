@@ -7,7 +7,7 @@ import random
 import pytest
 
 from fencepost import jump_hash
-from fencepost._placing import Send, TopicSends, count_changed, counted_headers, crc32, murmur2, refuse_configs
+from fencepost._partitioning import Send, TopicSends, count_changed, count_headers, crc32, murmur2, refuse_configs
 from fencepost_policies.partitioners import Partitioner, partition_for
 
 KEYS = [random.Random(253).randbytes(n % 40) for n in range(400)]
@@ -55,13 +55,13 @@ class Story:
     def next(self) -> tuple[int, int | None, int] | None:
         """(number, partition, count)"""
         send = self.sends.next()
-        return None if send is None else (send.number, send.placed_on, send.placed_over)
+        return None if send is None else (send.number, send.chosen_partition, send.partition_count)
 
 
 def test_records_are_sent_immediately_without_refusals() -> None:
     story = Story()
     assert story.submit(3)
-    assert (story.records[0].placed_on, story.records[0].placed_over) == (1, 2)
+    assert (story.records[0].chosen_partition, story.records[0].partition_count) == (1, 2)
     story.sends.ended(story.records[0])
     assert len(story.sends) == 0
 
@@ -74,15 +74,15 @@ def test_refused_records_are_resent_in_order_first() -> None:
     story.sends.ended(first)  # appended before the topic grew
     story.sends.refuse(third)
     assert not story.submit(2)  # held back: it would overtake the third
-    assert not story.sends.stable
+    assert not story.sends.drained
     story.sends.refuse(second)
     assert story.next() is None
     story.sends.refuse(fourth, "INVALID_PARTITION_COUNT topic=t partition=1 expected=2 actual=4")
-    assert story.sends.stable
+    assert story.sends.drained
 
-    assert story.sends.regrown(3, 1.0) == []  # metadata is behind what the refusal said
+    assert story.sends.update_count(3, 1.0) == []  # metadata is behind what the refusal said
     assert story.next() is None
-    assert story.sends.regrown(4, 2.0) == []
+    assert story.sends.update_count(4, 2.0) == []
     assert [story.next() for _ in range(5)] == [(1, 3, 4), (2, 2, 4), (3, 3, 4), (4, 2, 4), None]
     assert story.submit(2)
 
@@ -91,9 +91,9 @@ def test_refusal_without_message_waits_for_larger_count() -> None:
     story = Story()
     story.submit(2)
     story.sends.refuse(story.records[0])
-    story.sends.regrown(2, 1.0)
+    story.sends.update_count(2, 1.0)
     assert story.next() is None
-    story.sends.regrown(3, 1.0)
+    story.sends.update_count(3, 1.0)
     assert story.next() == (0, 2, 3)
 
 
@@ -104,11 +104,11 @@ def test_second_expansion_during_resend_pauses_again() -> None:
     for record in story.records:
         story.sends.refuse(record)
     story.submit(5)
-    story.sends.regrown(4, 1.0)
+    story.sends.update_count(4, 1.0)
     assert story.next() == (0, 2, 4)
     story.sends.refuse(story.records[0])
     assert story.next() is None
-    story.sends.regrown(8, 2.0)
+    story.sends.update_count(8, 2.0)
     assert [story.next() for _ in range(3)] == [(0, 2, 8), (1, 3, 8), (2, 5, 8)]
 
 
@@ -116,7 +116,7 @@ def test_record_with_explicit_partition_keeps_it() -> None:
     story = Story()
     story.submit(2, partition=1)
     story.sends.refuse(story.records[0])
-    story.sends.regrown(4, 1.0)
+    story.sends.update_count(4, 1.0)
     assert story.next() == (0, 1, 4)
 
 
@@ -125,8 +125,8 @@ def test_timed_out_record_fails_and_others_continue() -> None:
     story.submit(2, deadline=5.0)
     story.sends.refuse(story.records[0])
     story.submit(2, deadline=50.0)
-    assert story.sends.regrown(2, 4.0) == []
-    assert story.sends.regrown(2, 5.0) == [story.records[0]]
+    assert story.sends.update_count(2, 4.0) == []
+    assert story.sends.update_count(2, 5.0) == [story.records[0]]
     assert story.next() == (1, 0, 2)  # it will hear for itself
     error = count_changed(story.records[0], 2, "tried for 5 s")
     assert str(error) == "t-0: not appended: partitioned for 2 partitions, the topic has 2; tried for 5 s"
@@ -136,7 +136,7 @@ def test_unsent_record_is_next_again() -> None:
     story = Story()
     story.submit(2)
     story.sends.refuse(story.records[0])
-    story.sends.regrown(4, 1.0)
+    story.sends.update_count(4, 1.0)
     assert story.next() == (0, 2, 4)
     story.sends.put_back(story.records[0])
     assert not story.submit(3)
@@ -154,12 +154,12 @@ def test_closed_producer_gives_up_buffered_records() -> None:
 
 
 def test_the_header_is_the_producers_to_set() -> None:
-    assert counted_headers("fencepost-partition-count", [("a", b"b")], 8) == [
+    assert count_headers("fencepost-partition-count", [("a", b"b")], 8) == [
         ("a", b"b"),
         ("fencepost-partition-count", b"8"),
     ]
     with pytest.raises(ValueError, match="remove it"):
-        counted_headers("fencepost-partition-count", [("fencepost-partition-count", b"8")], 8)
+        count_headers("fencepost-partition-count", [("fencepost-partition-count", b"8")], 8)
 
 
 def test_what_cannot_be_kept_in_order() -> None:

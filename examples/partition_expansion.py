@@ -1,9 +1,9 @@
 """Expand a topic while a producer writes counters per key and a consumer with assigned partitions reads them.
 
     .venv/bin/fencepost dev                         # in one terminal: Kafka and the proxy
-    .venv/bin/python examples/growing_topic.py --bootstrap 127.0.0.1:19092     # in another
+    .venv/bin/python examples/partition_expansion.py --bootstrap 127.0.0.1:19092     # in another
 
-Prints the expansions and the number of records read out of key order, which is 0. `--plain` uses kafka-python's own
+Prints the expansions and the number of records read out of key order, which is 0. `--unchecked` uses kafka-python's own
 producer and consumer on a topic without ordered expansion. The consumer lags: it pauses once until the topic expands.
 """
 
@@ -23,7 +23,7 @@ from fencepost import partition_expansions
 from fencepost.kafka_python import OrderedConsumer, OrderedProducer
 
 KEYS = [f"customer {n}".encode() for n in range(20)]
-GROWTHS = (4, 8)
+EXPANSIONS = (4, 8)
 ROUNDS = 150
 #: Per record. Slower than the producer, so that unread records remain when the topic expands.
 LAG_SECONDS = 0.002
@@ -31,13 +31,13 @@ LAG_SECONDS = 0.002
 STANDS_STILL_AT = ROUNDS // 6 * len(KEYS)
 
 
-def create(bootstrap: str, topic: str, *, plain: bool) -> None:
+def create(bootstrap: str, topic: str, *, unchecked: bool) -> None:
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         admin.create_topics([NewTopic(topic, 2, 1)])
         while len(admin.describe_topics([topic])[0]["partitions"]) < 2:
             time.sleep(0.1)  # until the broker's metadata has it
-        if not plain:
+        if not unchecked:
             on = {"fencepost.ordered.partition.expansion": "true", "fencepost.check.partition.count": "required"}
             change = {name: (AlterConfigOp.SET, value) for name, value in on.items()}
             admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, change)])
@@ -45,15 +45,15 @@ def create(bootstrap: str, topic: str, *, plain: bool) -> None:
         admin.close()
 
 
-def write(bootstrap: str, topic: str, *, plain: bool) -> None:
-    kind = KafkaProducer if plain else OrderedProducer
+def write(bootstrap: str, topic: str, *, unchecked: bool) -> None:
+    kind = KafkaProducer if unchecked else OrderedProducer
     producer = kind(bootstrap_servers=bootstrap, metadata_max_age_ms=1000)
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
-    growths = iter(GROWTHS)
+    expansions = iter(EXPANSIONS)
     for number in range(1, ROUNDS + 1):
         for key in KEYS:
             producer.send(topic, b"%d" % number, key=key)
-        if number % (ROUNDS // 3) == 0 and (count := next(growths, None)):
+        if number % (ROUNDS // 3) == 0 and (count := next(expansions, None)):
             admin.create_partitions({topic: NewPartitions(count)})
             print(f"expanded to {count} partitions after {number * len(KEYS)} records")
         time.sleep(0.02)
@@ -62,7 +62,7 @@ def write(bootstrap: str, topic: str, *, plain: bool) -> None:
     admin.close()
 
 
-def await_growth(bootstrap: str, topic: str) -> None:
+def await_expansion(bootstrap: str, topic: str) -> None:
     """Wait until all added partitions have records."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     consumer = KafkaConsumer(bootstrap_servers=bootstrap)
@@ -76,7 +76,7 @@ def await_growth(bootstrap: str, topic: str) -> None:
     admin.close()
 
 
-def read(bootstrap: str, topic: str, *, plain: bool) -> int:
+def read(bootstrap: str, topic: str, *, unchecked: bool) -> int:
     """Read all records. Returns how many were read before an earlier record of the same key."""
     options: dict[str, Any] = {
         "bootstrap_servers": bootstrap,
@@ -86,7 +86,7 @@ def read(bootstrap: str, topic: str, *, plain: bool) -> int:
         "metadata_max_age_ms": 1000,
         "max_partition_fetch_bytes": 1024,  # so that each poll alternates between partitions
     }
-    consumer = KafkaConsumer(**options) if plain else OrderedConsumer(topic, **options)
+    consumer = KafkaConsumer(**options) if unchecked else OrderedConsumer(topic, **options)
     observed: dict[bytes, int] = defaultdict(int)
     records = early = 0
     assigned = 0
@@ -94,11 +94,11 @@ def read(bootstrap: str, topic: str, *, plain: bool) -> int:
     while records < ROUNDS * len(KEYS):
         if lags and records >= STANDS_STILL_AT:
             lags = False
-            await_growth(bootstrap, topic)
-            while plain and len(consumer.partitions_for_topic(topic) or ()) == assigned:
+            await_expansion(bootstrap, topic)
+            while unchecked and len(consumer.partitions_for_topic(topic) or ()) == assigned:
                 consumer.pause(*consumer.assignment())
                 consumer.poll(100)  # refreshes metadata and reads nothing
-        if plain:  # like any consumer that assigns its partitions itself
+        if unchecked:  # like any consumer that assigns its partitions itself
             partitions = consumer.partitions_for_topic(topic) or set()
             if len(partitions) > assigned:
                 assigned = len(partitions)
@@ -117,15 +117,15 @@ def read(bootstrap: str, topic: str, *, plain: bool) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="the proxy")
-    parser.add_argument("--plain", action="store_true", help="use no ordered expansion")
+    parser.add_argument("--unchecked", action="store_true", help="use no ordered expansion")
     args = parser.parse_args()
-    topic = f"growing-{uuid.uuid4().hex[:8]}"
-    create(args.bootstrap, topic, plain=args.plain)
-    writer = threading.Thread(target=write, args=(args.bootstrap, topic), kwargs={"plain": args.plain})
+    topic = f"expanding-{uuid.uuid4().hex[:8]}"
+    create(args.bootstrap, topic, unchecked=args.unchecked)
+    writer = threading.Thread(target=write, args=(args.bootstrap, topic), kwargs={"unchecked": args.unchecked})
     writer.start()
-    early = read(args.bootstrap, topic, plain=args.plain)
+    early = read(args.bootstrap, topic, unchecked=args.unchecked)
     writer.join()
-    if not args.plain:
+    if not args.unchecked:
         admin = KafkaAdminClient(bootstrap_servers=args.bootstrap)
         for expansion in partition_expansions(admin, topic):
             print(f"from {expansion.from_count} to {expansion.to_count}: thresholds {expansion.thresholds}")

@@ -1,8 +1,8 @@
 """Measure CPU per request and memory as the number of connections, checked partitions or brokers increases.
 
-    python -m benchmarks.growth                 # all of it, some minutes
-    python -m benchmarks.growth --quick         # a tenth of everything
-    python -m benchmarks.growth --only brokers
+    python -m benchmarks.scaling                 # all of it, some minutes
+    python -m benchmarks.scaling --quick         # a tenth of everything
+    python -m benchmarks.scaling --only brokers
 
 The Kafka is a fake (`tests/support/fake_cluster.py`), because one machine cannot run a hundred brokers. The figure is
 the proxy's CPU time (user and system, from the kernel's scheduler) for one request at a time. Each size is compared to
@@ -34,7 +34,7 @@ from tests.support.fake_cluster import FakeClusterProcess
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Record, batch
 
-TABLE: Final = "growth"
+TABLE: Final = "scaling"
 COST: Final = "proxy CPU µs/request"
 OF_SMALLEST: Final = "of the smallest"
 UPKEEP: Final = "upkeep, CPU ms/s"
@@ -58,8 +58,8 @@ _TIMEOUT_SECONDS: Final = 60.0
 _TRY_AGAIN, _PAUSE_SECONDS = 6, 0.05
 _UPKEEP_SECONDS: Final = 11.0  # longer than the longest interval of periodic work
 #: Many short slices, because other load on the machine changes within seconds.
-_TURNS: Final = 25
-_TURN_REQUESTS: Final = 400
+_ROUNDS: Final = 25
+_ROUND_REQUESTS: Final = 400
 _FLAT: Final = at_most(1.25)
 
 
@@ -87,10 +87,10 @@ class Client:
 
     def greet(self, topic: str) -> None:
         """Send ApiVersions and Metadata, as every client does first."""
-        versions = Message(client_software_name="growth", client_software_version="1")
-        self.query(control.encode_request_frame(_API_VERSIONS, 3, 1, "growth", versions))
+        versions = Message(client_software_name="scaling", client_software_version="1")
+        self.query(control.encode_request_frame(_API_VERSIONS, 3, 1, "scaling", versions))
         requested = Message(topics=[Message(name=topic, topic_id=_NO_ID)], allow_auto_topic_creation=False)
-        self.query(control.encode_request_frame(_METADATA, 12, 2, "growth", requested))
+        self.query(control.encode_request_frame(_METADATA, 12, 2, "scaling", requested))
 
     def close(self) -> None:
         self._socket.close()
@@ -98,7 +98,7 @@ class Client:
 
 def produce_frame(topic: str, partition: int, *, expected: int | None = None) -> bytes:
     data = TopicData(topic, None, (PartitionData(partition, memoryview(batch(Record(_RECORD, expected=expected)))),))
-    request = ProduceRequest(_PRODUCE_VERSION, 3, "growth", b"", None, -1, 10_000, (data,))
+    request = ProduceRequest(_PRODUCE_VERSION, 3, "scaling", b"", None, -1, 10_000, (data,))
     return b"".join(encode_produce_request(request))
 
 
@@ -146,18 +146,20 @@ class _Table:
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
-    def add(self, route: str, measure: str, values: Sequence[float], note: str = "", goal: Goal | None = None) -> None:
-        row = Row(TABLE, f"fencepost, {route}", measure, tuple(values), goal, note)
+    def add(
+        self, route: str, measure: str, values: Sequence[float], remark: str = "", goal: Goal | None = None
+    ) -> None:
+        row = Row(TABLE, f"fencepost, {route}", measure, tuple(values), goal, remark)
         self.rows.append(row)
-        print(f"{row.route:55} {measure:25} {row} {note}", flush=True)
+        print(f"{row.route:55} {measure:25} {row} {remark}", flush=True)
 
     def costs(self, loads: dict[str, tuple[ProxyProcess, Callable[[], int]]]) -> None:
-        """Alternate between the loads, smallest first. Ratios are computed within each pass."""
+        """Alternate between the loads, smallest first. Ratios are computed within each round."""
         found: dict[str, list[float]] = {route: [] for route in loads}
-        for exchange in range(_TURNS + 1):
+        for round_number in range(_ROUNDS + 1):
             for route, (proxy, load) in loads.items():
                 cost = cost_us(proxy, load)
-                if exchange:  # the first warms up
+                if round_number:  # the first warms up
                     found[route].append(cost)
         smallest = next(iter(found.values()))
         for route, values in found.items():
@@ -196,16 +198,16 @@ def connections(stack: ExitStack, scale: float) -> list[Row]:
 
     everybody = itertools.cycle(crowd)
 
-    def in_turn() -> int:
-        for client in itertools.islice(everybody, _TURN_REQUESTS):
+    def in_sequence() -> int:
+        for client in itertools.islice(everybody, _ROUND_REQUESTS):
             client.query(frame)
-        return _TURN_REQUESTS
+        return _ROUND_REQUESTS
 
     table.costs(
         {
             "1 connection": (small, _again_and_again(one, frame)),
             f"1 of {many:,} connections": (large, _again_and_again(crowd[0], frame)),
-            f"{many:,} connections in turn": (large, in_turn),
+            f"{many:,} connections in turn": (large, in_sequence),
         }
     )
     table.add(f"{many:,} connections that have worked", KB_EACH, [(rss_kb(large.pid) - empty_kb) / many])
@@ -214,9 +216,9 @@ def connections(stack: ExitStack, scale: float) -> list[Row]:
 
 def _again_and_again(client: Client, frame: bytes) -> Callable[[], int]:
     def load() -> int:
-        for _ in range(_TURN_REQUESTS):
+        for _ in range(_ROUND_REQUESTS):
             client.query(frame)
-        return _TURN_REQUESTS
+        return _ROUND_REQUESTS
 
     return load
 
@@ -243,7 +245,7 @@ def partitions(stack: ExitStack, scale: float) -> list[Row]:
     each_once = itertools.cycle(enumerate(spread))
     rounds = [0] * many
 
-    def in_turn(count: int = _TURN_REQUESTS) -> int:
+    def in_sequence(count: int = _ROUND_REQUESTS) -> int:
         frames = []
         for index, (name, partition) in itertools.islice(each_once, count):
             frames.append(produce_frame(name, partition, expected=rounds[index]))
@@ -253,13 +255,13 @@ def partitions(stack: ExitStack, scale: float) -> list[Row]:
     one = _appends(clients[small])
     empty_kb = rss_kb(large.pid)
     cost_us(small, one)
-    first = cost_us(large, lambda: in_turn(many))
+    first = cost_us(large, lambda: in_sequence(many))
     table.add(f"first append to each of {many:,} checked partitions", COST, [first], "their log ends are read")
-    cost_us(large, lambda: in_turn(many))
+    cost_us(large, lambda: in_sequence(many))
     table.add(f"{many:,} checked partitions", KB_EACH, [(rss_kb(large.pid) - empty_kb) / many])
     table.add("1 checked partition", UPKEEP, [upkeep_ms(small)])
     table.add(f"{many:,} checked partitions", UPKEEP, [upkeep_ms(large)])
-    table.costs({"1 checked partition": (small, one), f"{many:,} checked partitions in turn": (large, in_turn)})
+    table.costs({"1 checked partition": (small, one), f"{many:,} checked partitions in turn": (large, in_sequence)})
     return table.rows
 
 
@@ -268,7 +270,7 @@ def _appends(client: Client) -> Callable[[], int]:
     ends = itertools.count(0)
 
     def load() -> int:
-        frames = [produce_frame("required-one", 0, expected=next(ends)) for _ in range(_TURN_REQUESTS)]
+        frames = [produce_frame("required-one", 0, expected=next(ends)) for _ in range(_ROUND_REQUESTS)]
         return _query_all(client, frames)
 
     return load

@@ -21,13 +21,13 @@ _UINT32: Final = Struct(">I")
 _LENGTH_ENDS: Final = 12
 
 
-class PlainRecord(NamedTuple):
+class StateTopicRecord(NamedTuple):
     offset: Offset
     key: bytes | None
     value: bytes | None
 
 
-def encode_plain_batch(records: Sequence[tuple[bytes | None, bytes | None]], timestamp_ms: int) -> bytes:
+def encode_uncompressed_batch(records: Sequence[tuple[bytes | None, bytes | None]], timestamp_ms: int) -> bytes:
     """Encodes (key, value) pairs with one timestamp (Unix ms) as a batch of a Produce request."""
     payload = bytearray()
     for delta, (key, value) in enumerate(records):
@@ -45,7 +45,7 @@ def encode_plain_batch(records: Sequence[tuple[bytes | None, bytes | None]], tim
     return _BEFORE_CRC.pack(0, length, -1, MAGIC) + _UINT32.pack(crc32c.crc32c(covered)) + covered
 
 
-def read_plain_records(header: BatchHeader, batch: memoryview) -> Iterator[PlainRecord]:
+def read_uncompressed_records(header: BatchHeader, batch: memoryview) -> Iterator[StateTopicRecord]:
     """The records of one complete batch with their log offsets. Record headers are skipped.
 
     Raises `MalformedBatch` for a compressed batch, a wrong CRC and malformed records.
@@ -66,7 +66,7 @@ def read_plain_records(header: BatchHeader, batch: memoryview) -> Iterator[Plain
             delta, pos = read_varint(data, pos)
             key, pos = _read_bytes(data, pos)
             value, pos = _read_bytes(data, pos)
-            yield PlainRecord(Offset(header.base_offset + delta), key, value)
+            yield StateTopicRecord(Offset(header.base_offset + delta), key, value)
     except MalformedBatch:
         raise
     except MALFORMED as error:

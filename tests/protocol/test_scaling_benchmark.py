@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import growth
-from benchmarks.growth import COST, KB_EACH, OF_SMALLEST, UPKEEP
+from benchmarks import scaling
+from benchmarks.scaling import COST, KB_EACH, OF_SMALLEST, UPKEEP
 from tests.support.fake_cluster import FakeClusterProcess
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "_UPKEEP_SECONDS", 0.05)
-    monkeypatch.setattr(growth, "_TURNS", 2)
-    monkeypatch.setattr(growth, "_TURN_REQUESTS", 10)
+    monkeypatch.setattr(scaling, "_UPKEEP_SECONDS", 0.05)
+    monkeypatch.setattr(scaling, "_ROUNDS", 2)
+    monkeypatch.setattr(scaling, "_ROUND_REQUESTS", 10)
 
 
 @pytest.mark.parametrize("only", ["connections", "partitions"])
 def test_each_dimension_reports_cost_upkeep_and_memory(only: str) -> None:
-    found = growth.rows(quick=True, only=only, scale=0.01)
+    found = scaling.rows(quick=True, only=only, scale=0.01)
 
     assert {COST, OF_SMALLEST, UPKEEP, KB_EACH} <= {row.measure for row in found}
     costs = [row for row in found if row.measure == COST and len(row.values) == 2]
@@ -28,10 +28,10 @@ def test_each_dimension_reports_cost_upkeep_and_memory(only: str) -> None:
 
 def test_a_refused_append_ends_the_measurement() -> None:
     with FakeClusterProcess(topics={"open": 1}) as kafka:
-        client = growth.Client(kafka.bootstrap)
+        client = scaling.Client(kafka.bootstrap)
         try:
-            answer = client.query(growth.produce_frame("no-such-topic", 0))
+            answer = client.query(scaling.produce_frame("no-such-topic", 0))
             with pytest.raises(AssertionError, match="Produce failed with 3"):
-                growth.check(answer, "append 1")
+                scaling.check(answer, "append 1")
         finally:
             client.close()

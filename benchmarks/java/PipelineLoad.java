@@ -11,7 +11,7 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
  * expected offsets), then settings as KEY=VALUE. The first record is sent alone and not measured. Prints
  * "RECORDS MILLISECONDS".
  */
-public final class ChainLoad {
+public final class PipelineLoad {
     private static final long NO_EXPECTATION = -1;
 
     public static void main(String[] args) throws Exception {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.order_proof.seen import NANOS, WARM_UP, Assigned, Grown, Seen, parse, validate
+from tests.order_proof.observed import NANOS, WARM_UP, Assigned, Grown, Seen, parse, validate
 
 ONE_TO_TWO = Grown(1, 2, 10 * NANOS, 11 * NANOS)
 

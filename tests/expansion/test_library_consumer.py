@@ -22,10 +22,10 @@ import fencepost.aiokafka
 import fencepost.confluent
 import fencepost.kafka_python
 from fencepost import CheckIsOff, PartitionExpansion
+from tests.kit.waiting import until
 from tests.support.clients import LIBRARIES
 from tests.support.growing import partition_count
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import until
 
 pytestmark = [pytest.mark.kafka]
 each_library = pytest.mark.parametrize("library", LIBRARIES)
@@ -78,12 +78,12 @@ class KafkaPython:
 
 class Confluent:
     def __init__(self, bootstrap: str, topic: str, positions: dict[int, int], **options: Any) -> None:
-        mine = options.pop("mine", None)
+        partition_filter = options.pop("partition_filter", None)
         config = {name.replace("_", "."): value for name, value in options.items()}
         self._consumer = fencepost.confluent.OrderedConsumer(
             {"bootstrap.servers": bootstrap, "enable.auto.commit": False, **config},
             [topic],
-            mine=mine,
+            partition_filter=partition_filter,
             positions={(topic, p): at for p, at in positions.items()},
             refresh_seconds=0.2,
         )
@@ -189,7 +189,7 @@ def grow(proxy: ProxyProcess, topic: str, to_count: int) -> None:
             admin.create_partitions({topic: NewPartitions(to_count)})
         return partition_count(proxy.bootstrap, topic) == to_count
 
-    until(grown, f"{topic} to grow to {to_count} partitions", within_seconds=_WAIT_SECONDS)
+    until(grown, f"{topic} to grow to {to_count} partitions", seconds=_WAIT_SECONDS)
 
 
 def write(proxy: ProxyProcess, topic: str, partition: int, count: int) -> None:
@@ -303,8 +303,8 @@ def test_processes_of_a_group_wait_for_commits(library: str, growing: ProxyProce
     write(growing, topic, 2, 1)
     shared = {"group_id": f"{topic}-group"}
     with (
-        closing(reader(library, growing, topic, mine=lambda p: p < 2, **shared)) as old,
-        closing(reader(library, growing, topic, mine=lambda p: p >= 2, **shared)) as new,
+        closing(reader(library, growing, topic, partition_filter=lambda p: p < 2, **shared)) as old,
+        closing(reader(library, growing, topic, partition_filter=lambda p: p >= 2, **shared)) as new,
     ):
         assert read_all(old, 2) == [(0, 0), (0, 1)]
         assert new.read(1.5) == []  # nothing is committed yet
@@ -322,7 +322,7 @@ def test_processes_of_a_group_wait_for_commits(library: str, growing: ProxyProce
 @each_library
 def test_partial_topic_without_group_is_refused(library: str, growing: ProxyProcess, topic: str) -> None:
     with pytest.raises(ValueError, match="set one group id in all processes"):
-        reader(library, growing, topic, mine=lambda p: p == 1)
+        reader(library, growing, topic, partition_filter=lambda p: p == 1)
 
 
 @each_library
@@ -350,7 +350,7 @@ def test_topic_without_ordered_expansion_is_refused(
     library: str, growing: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     topic = create(growing, unique_topic("plain"), 1)
-    with pytest.raises(CheckIsOff, match=r"add-config ordered\.partition\.expansion=true"):
+    with pytest.raises(CheckIsOff, match=r"add-config fencepost\.ordered\.partition\.expansion=true"):
         reader(library, growing, topic)
 
 

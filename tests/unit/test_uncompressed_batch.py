@@ -6,18 +6,22 @@ import pytest
 
 from fencepost_proxy.types import Offset
 from fencepost_proxy.wire.batch import MalformedBatch, parse_batch_header, require_single_batch
-from fencepost_proxy.wire.plain_batch import PlainRecord, encode_plain_batch, read_plain_records
+from fencepost_proxy.wire.uncompressed_batch import (
+    StateTopicRecord,
+    encode_uncompressed_batch,
+    read_uncompressed_records,
+)
 
 RECORDS: list[tuple[bytes | None, bytes | None]] = [(b"k", b"v"), (None, b""), (b"x" * 300, None)]
 
 
-def read(batch: bytes) -> list[PlainRecord]:
+def read(batch: bytes) -> list[StateTopicRecord]:
     view = memoryview(batch)
-    return list(read_plain_records(parse_batch_header(view), view))
+    return list(read_uncompressed_records(parse_batch_header(view), view))
 
 
 def test_kafka_python_reads_what_we_write() -> None:
-    records = pytest.importorskip("kafka.record.memory_records").MemoryRecords(encode_plain_batch(RECORDS, 1234))
+    records = pytest.importorskip("kafka.record.memory_records").MemoryRecords(encode_uncompressed_batch(RECORDS, 1234))
     batch = records.next_batch()
 
     assert batch.validate_crc()
@@ -36,17 +40,17 @@ def test_kafka_python_batch_with_headers_is_readable() -> None:
     batch = bytearray(builder.build())
     batch[0:8] = (41).to_bytes(8, "big")  # as the log has it
 
-    assert read(bytes(batch)) == [PlainRecord(Offset(41 + offset), *pair) for offset, pair in enumerate(RECORDS)]
+    assert read(bytes(batch)) == [StateTopicRecord(Offset(41 + offset), *pair) for offset, pair in enumerate(RECORDS)]
 
 
 def test_encoded_batch_meets_the_single_batch_rules() -> None:
-    header = require_single_batch(memoryview(encode_plain_batch(RECORDS, 5)))
+    header = require_single_batch(memoryview(encode_uncompressed_batch(RECORDS, 5)))
 
     assert (header.record_count, header.producer_id, header.max_timestamp_ms) == (3, -1, 5)
 
 
 def test_every_damaged_byte_after_the_crc_is_noticed() -> None:
-    batch = encode_plain_batch([(b"key", b"value")], 1)
+    batch = encode_uncompressed_batch([(b"key", b"value")], 1)
 
     for at in range(17, len(batch)):
         damaged = bytearray(batch)
@@ -56,7 +60,7 @@ def test_every_damaged_byte_after_the_crc_is_noticed() -> None:
 
 
 def test_a_compressed_batch_is_not_unpacked() -> None:
-    batch = bytearray(encode_plain_batch([(b"key", b"value")], 1))
+    batch = bytearray(encode_uncompressed_batch([(b"key", b"value")], 1))
     batch[22] |= 4
 
     with pytest.raises(MalformedBatch, match="compressed"):

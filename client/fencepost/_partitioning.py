@@ -26,7 +26,7 @@ from fencepost.errors import PartitionCountChanged
 
 INVALID_PARTITIONS = 37
 
-Placement = Callable[[bytes, int], int]
+Partitioner = Callable[[bytes, int], int]
 """(key, partition count) → partition."""
 
 _ACTUAL = re.compile(r"\bactual=(\d+)")
@@ -78,19 +78,19 @@ class Send:
     partition: int | None
     deadline: float
     what: Any
-    placed_on: int | None = None
-    placed_over: int = 0
+    chosen_partition: int | None = None
+    partition_count: int = 0
 
 
 @dataclass(slots=True)
 class TopicSends:
     """One topic's records. `requested`: the highest partition count from refusals, 0 if none."""
 
-    place_key: Placement
+    partition_of: Partitioner
     count: int
     stale: bool = False
     requested: int = 0
-    flying: dict[int, Send] = field(default_factory=dict)
+    in_flight: dict[int, Send] = field(default_factory=dict)
     refused: list[Send] = field(default_factory=list)
     queue: deque[Send] = field(default_factory=deque)
 
@@ -99,7 +99,7 @@ class TopicSends:
         if self.stale or self.queue:
             self.queue.append(send)
             return False
-        self._place(send)
+        self._choose_partition(send)
         return True
 
     def next(self) -> Send | None:
@@ -107,44 +107,44 @@ class TopicSends:
         if self.stale or not self.queue:
             return None
         send = self.queue.popleft()
-        self._place(send)
+        self._choose_partition(send)
         return send
 
     def put_back(self, send: Send) -> None:
         """Return a record to the queue that the library did not accept."""
-        del self.flying[send.number]
+        del self.in_flight[send.number]
         self.queue.appendleft(send)
 
     def ended(self, send: Send) -> None:
         """Appended, or failed for good."""
-        self.flying.pop(send.number, None)
+        self.in_flight.pop(send.number, None)
 
     def refuse(self, send: Send, message: str | None = None) -> None:
         """The record was refused for its partition count, so it was not appended."""
-        self.flying.pop(send.number, None)
+        self.in_flight.pop(send.number, None)
         self.refused.append(send)
         self.stale = True
         reported = _ACTUAL.search(message or "")
-        self.requested = max(self.requested, send.placed_over + 1, int(reported[1]) if reported else 0)
+        self.requested = max(self.requested, send.partition_count + 1, int(reported[1]) if reported else 0)
 
     @property
-    def stable(self) -> bool:
+    def drained(self) -> bool:
         """All records sent with the stale count are answered."""
-        return self.stale and not self.flying
+        return self.stale and not self.in_flight
 
-    def regrown(self, count: int, now: float) -> list[Send]:
+    def update_count(self, count: int, now: float) -> list[Send]:
         """Take the topic's current partition count; call it while `stale`. Returns the expired records."""
-        late = [send for send in itertools.chain(self.refused, self.queue) if now >= send.deadline]
+        expired_sends = [send for send in itertools.chain(self.refused, self.queue) if now >= send.deadline]
         if count >= self.requested:
             self.queue.extendleft(sorted(self.refused, key=lambda send: -send.number))
             self.refused, self.stale, self.requested, self.count = [], False, 0, count
-        gone = {send.number for send in late}
-        if gone:
-            self.refused = [send for send in self.refused if send.number not in gone]
-            self.queue = deque(send for send in self.queue if send.number not in gone)
+        expired = {send.number for send in expired_sends}
+        if expired:
+            self.refused = [send for send in self.refused if send.number not in expired]
+            self.queue = deque(send for send in self.queue if send.number not in expired)
         if self.stale and not self.refused:
             self.stale, self.requested = False, 0  # if the count is still stale, queued records are refused again
-        return late
+        return expired_sends
 
     def give_up(self) -> list[Send]:
         """Remove and return all unsent and refused records, because the producer is closed."""
@@ -153,17 +153,17 @@ class TopicSends:
         return left
 
     def __len__(self) -> int:
-        return len(self.flying) + len(self.refused) + len(self.queue)
+        return len(self.in_flight) + len(self.refused) + len(self.queue)
 
-    def _place(self, send: Send) -> None:
-        send.placed_over = self.count
-        send.placed_on = send.partition
+    def _choose_partition(self, send: Send) -> None:
+        send.partition_count = self.count
+        send.chosen_partition = send.partition
         if send.partition is None and send.key is not None:
-            send.placed_on = self.place_key(send.key, self.count)
-        self.flying[send.number] = send
+            send.chosen_partition = self.partition_of(send.key, self.count)
+        self.in_flight[send.number] = send
 
 
-def counted_headers(name: str, headers: Iterable[tuple[str, Any]], count: int) -> list[tuple[str, Any]]:
+def count_headers(name: str, headers: Iterable[tuple[str, Any]], count: int) -> list[tuple[str, Any]]:
     """`headers` plus the partition count. Raises ValueError if the caller already set it."""
     given = list(headers)
     if any(each == name for each, _ in given):
@@ -172,8 +172,8 @@ def counted_headers(name: str, headers: Iterable[tuple[str, Any]], count: int) -
 
 
 def count_changed(send: Send, count: int | None, reason: str) -> PartitionCountChanged:
-    placed_on = -1 if send.placed_on is None else send.placed_on
-    return PartitionCountChanged(send.topic, placed_on, send.placed_over, count, reason=reason)
+    chosen_partition = -1 if send.chosen_partition is None else send.chosen_partition
+    return PartitionCountChanged(send.topic, chosen_partition, send.partition_count, count, reason=reason)
 
 
 def refuse_configs(*, acks: object, idempotent: bool, transactional: bool, idempotence: str | None = None) -> None:

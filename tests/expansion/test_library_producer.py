@@ -17,8 +17,8 @@ import fencepost.aiokafka
 import fencepost.confluent
 import fencepost.kafka_python
 from fencepost import CheckIsOff, PartitionExpansion
-from fencepost._placing import Placement, crc32, murmur2
-from tests.growth.test_library_consumer import create, grow
+from fencepost._partitioning import Partitioner, crc32, murmur2
+from tests.expansion.test_library_consumer import create, grow
 from tests.support.clients import LIBRARIES
 from tests.support.ordered_producers import producer
 from tests.support.proxy import ProxyProcess
@@ -26,7 +26,7 @@ from tests.support.proxy import ProxyProcess
 pytestmark = [pytest.mark.kafka]
 each_library = pytest.mark.parametrize("library", LIBRARIES)
 
-PLACEMENTS: dict[str, Placement] = {"kafka-python": murmur2, "aiokafka": murmur2, "confluent-kafka": crc32}
+PLACEMENTS: dict[str, Partitioner] = {"kafka-python": murmur2, "aiokafka": murmur2, "confluent-kafka": crc32}
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def read(proxy: ProxyProcess, topic: str, count: int) -> dict[int, list[tuple[st
 
 
 def in_order(
-    found: dict[int, list[tuple[str, int]]], expansions: Sequence[PartitionExpansion], place: Placement
+    found: dict[int, list[tuple[str, int]]], expansions: Sequence[PartitionExpansion], place: Partitioner
 ) -> dict[str, list[int]]:
     """Key → its values along the topic's generations: of each, what lies on the key's partition between the thresholds
     before and behind it. (There is nothing in the log but records: transactions are not used here.)"""
@@ -112,7 +112,7 @@ def test_topic_without_partition_count_check_is_refused(
     topic = create(growing, unique_topic("plain"), 1)
     with (
         closing(producer(library, growing.bootstrap)) as sender,
-        pytest.raises(CheckIsOff, match=r"add-config check\.partition\.count=true"),
+        pytest.raises(CheckIsOff, match=r"add-config fencepost\.check\.partition\.count=true"),
     ):
         sender.send(topic, "a", "1")
 
