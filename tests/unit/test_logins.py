@@ -20,7 +20,7 @@ from fencepost_proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from fencepost_proxy.wire.control import decode_request, encode_response_frame, parse_request_header
 from fencepost_proxy.wire.produce import PartitionResult
 from fencepost_proxy.wire.schema import Message
-from tests.unit.test_session import HEARTBEAT, Talk, expecting, is_checked, produce, produced, read, request, response
+from tests.unit.test_session import HEARTBEAT, Talk, append, expecting, produce, produced, read, request, response
 
 HANDSHAKE = request(SASL_HANDSHAKE, 1, 7, b"\0\5PLAIN")
 AUTHENTICATE = request(SASL_AUTHENTICATE, 1, 8, b"\0\0\0\x04\0a\0b")
@@ -60,7 +60,7 @@ def test_login_is_relayed_unchanged() -> None:
 def test_login_waits_for_possible_resends() -> None:
     # Given: an append whose stamp Kafka may refuse, and a login right behind it.
     talk = Waiting()
-    (pending,) = is_checked(talk)
+    (pending,) = append(talk)
     talk.upstream()
     talk.client(HANDSHAKE)
     talk.silent()
@@ -120,7 +120,7 @@ def test_appends_end_when_the_login_expires(version: int) -> None:
     talk.kafka(logged_in(3000, version))
     assert talk.answer() == logged_in(3000, version)
     talk.now += 2.0
-    (pending,) = is_checked(talk)
+    (pending,) = append(talk)
     talk.upstream()
 
     # When: there is another one when it has ended.
@@ -152,7 +152,7 @@ def test_new_login_restarts_its_lifetime() -> None:
         talk.now += 2.9
     talk.now += 6.0
 
-    is_checked(talk)
+    append(talk)
 
     assert talk.upstream()
 
@@ -166,7 +166,7 @@ def test_login_without_lifetime_does_not_expire(answer: bytes) -> None:
     assert talk.answer() == answer
     talk.now += 1e6
 
-    is_checked(talk)
+    append(talk)
 
     assert talk.upstream()
 

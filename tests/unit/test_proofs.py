@@ -14,7 +14,7 @@ from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import MARKER, TopicPartition
 from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, PRODUCE, SASL_AUTHENTICATE, WRITE_TXN_MARKERS
 from fencepost_proxy.wire.control import decode_request, encode_response_frame, parse_request_header
-from fencepost_proxy.wire.produce import PartitionResult, ProduceRequest, parse_produce_request
+from fencepost_proxy.wire.produce import PartitionResult, parse_produce_request
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
 from tests.unit import test_partition_counts as barriers
@@ -53,9 +53,6 @@ class Proving(Talk):
     def appends(self, at: int = 5, *, topic: str = TOPIC, correlation: int = 1, **options: Any) -> None:
         self.client(produce((topic, 0, expecting(at, b"x")), correlation=correlation, **options))
 
-    def sent_up(self) -> ProduceRequest:
-        return parse_produce_request(memoryview(self.upstream())[4:])
-
     def queried(self) -> list[str]:
         """The topics that Kafka is asked about, by a request that appends nothing."""
         probe = self.sent_up()
@@ -77,12 +74,6 @@ def allowed(**services: Any) -> Proving:
     return talk
 
 
-def admitted(talk: Proving) -> g.PendingAppend:
-    pending = talk.submitted()
-    talk.grant(pending)
-    return pending
-
-
 # --- before a gate ----------------------------------------------------------------------------------------------------
 
 
@@ -98,8 +89,7 @@ def test_kafka_authorizes_an_append_before_it_is_queued() -> None:
 
     # And: when Kafka has said that it may write, it is an append as any other.
     talk.says((TOPIC, MAY))
-    pending = admitted(talk)
-    talk.sent(pending)
+    pending = talk.admitted()
     sent = talk.upstream()
     assert sent.endswith(request(HEARTBEAT, 4, 2))
     assert parse_produce_request(memoryview(sent)[4 : -len(request(HEARTBEAT, 4, 2))]).acks == -1
@@ -171,8 +161,7 @@ def test_answer_during_a_login_proves_no_permission(code: int) -> None:
     talk = Proving()
     talk.services.clients_log_in = False
     talk.appends()
-    talk.refuse(talk.submitted())
-    talk.counted()
+    talk.refused(talk.submitted())
     assert talk.queried() == [TOPIC]
     talk.says((TOPIC, code))
     assert talk.reported() == {(TOPIC, 0): (code, -1, None)}
@@ -195,20 +184,6 @@ def test_append_during_reauthentication_is_not_queued(login: bytes) -> None:
 
     assert talk.queried() == [TOPIC]
     talk.silent()
-
-
-def test_nothing_is_queried_when_clients_do_not_authenticate() -> None:
-    talk = Talk()
-    talk.client(produce((TOPIC, 0, expecting(5, b"x"))))
-    talk.submitted()
-    talk.silent()
-
-
-def test_nothing_is_queried_before_the_configs_are_known() -> None:
-    talk = Proving(is_fresh=False)
-    talk.appends()
-    talk.counted()
-    assert talk.reported()[TOPIC, 0][0] == NOT_LEADER
 
 
 # --- who may not ------------------------------------------------------------------------------------------------------
@@ -240,13 +215,10 @@ def test_other_partitions_of_the_request_proceed_after_refusal(whole: bool) -> N
     talk.queried()
     talk.says((TOPIC, MAY_NOT), ("guarded-b", MAY))
 
-    pending = admitted(talk)
+    pending = talk.admitted()
     assert pending.partition.topic == "guarded-b"
-    talk.sent(pending)
     assert [topic.name for topic in talk.sent_up().topics] == ["guarded-b", "plain"]
-    talk.kafka(produced(("guarded-b", 0, 0, 7), ("plain", 0, 0, 9)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 7), None))
+    talk.completed(pending, produced(("guarded-b", 0, 0, 7), ("plain", 0, 0, 9)), PartitionResult(0, 0, 7))
 
     reported = {name: answer[:2] for (name, _), answer in talk.reported().items()}
     assert reported == {TOPIC: (MAY_NOT, -1), "guarded-b": (0, 7), "plain": (0, 9)}
@@ -273,8 +245,7 @@ def test_append_sent_after_an_unauthorized_one_is_refused() -> None:
 def test_a_refusal_takes_the_right_away() -> None:
     talk = allowed()
     talk.appends()
-    pending = admitted(talk)
-    talk.sent(pending)
+    pending = talk.admitted()
     talk.upstream()
     talk.says((TOPIC, MAY_NOT))
     talk.next(m.ToSequencer)
@@ -366,11 +337,9 @@ def test_unanswered_permission_query_closes_the_connection() -> None:
     talk.appends(timeout_ms=1000)
     talk.queried()
     assert talk.session.needs_ticks
-    talk.now += 0.8
-    talk.report(m.Tick())
+    talk.tick(0.8)
     talk.silent()
-    talk.now += 0.2
-    talk.report(m.Tick())
+    talk.tick(0.2)
     assert "may write a topic" in talk.next(m.CloseClient).reason
     talk.silent()
 
@@ -433,7 +402,7 @@ def test_append_waiting_past_its_login_is_not_sent(seconds: float) -> None:
     talk, pending = waits_past_its_login()
     talk.now += seconds
     talk.grant(pending)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    talk.canceled(pending)
     talk.counted()
     reported = talk.reported()
     assert {key: answer[0] for key, answer in reported.items()} == {(TOPIC, 0): NOT_LEADER, ("plain", 0): NOT_LEADER}
@@ -465,6 +434,6 @@ def test_append_is_not_resent_after_its_login_ends() -> None:
 
     assert talk.next(m.TopicStale).topic == TOPIC
     talk.counted()
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    talk.canceled(pending)
     assert {key: answer[0] for key, answer in talk.reported().items()} == {(TOPIC, 0): NOT_LEADER, ("plain", 0): 0}
     talk.silent()

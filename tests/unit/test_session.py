@@ -29,6 +29,7 @@ from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, END_TXN, WRITE_TXN_
 from fencepost_proxy.wire.batch import HeaderNames, parse_batch_header
 from fencepost_proxy.wire.control import encode_request_frame, encode_response_frame
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult, parse_produce_request
+from fencepost_proxy.wire.produce import ProduceRequest as ProduceRequestFrame
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
 from tests.support.counting import Counting
@@ -184,6 +185,34 @@ class Talk:
         for pending in pending_appends:
             assert self.next(m.ToSequencer) == m.ToSequencer(pending, g.Sent(pending))
 
+    def canceled(self, *pending_appends: g.PendingAppend) -> None:
+        for pending in pending_appends:
+            assert self.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+
+    def admitted(self) -> g.PendingAppend:
+        """The next append is submitted, admitted and sent; its bytes are left."""
+        pending = self.submitted()
+        self.grant(pending)
+        self.sent(pending)
+        return pending
+
+    def sent_up(self) -> ProduceRequestFrame:
+        return parse_produce_request(memoryview(self.upstream())[4:])
+
+    def refused(self, pending: g.PendingAppend) -> None:
+        self.refuse(pending)
+        self.counted()
+
+    def completed(self, pending: g.PendingAppend, answer: bytes, result: PartitionResult) -> None:
+        """Kafka answers, and `result` is the sequencer's last word."""
+        self.kafka(answer)
+        self.next(m.ToSequencer)
+        self.report(m.AppendCompleted(pending, result, None))
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.report(m.Tick())
+
     def counted(self) -> None:
         self.next(m.Count)
 
@@ -274,23 +303,23 @@ def read(answer: bytes, version: int = 9) -> dict[tuple[str, int], tuple[int, in
     }
 
 
+def outcomes(answer: bytes) -> dict[tuple[str, int], tuple[int, int]]:
+    """Errors and base offsets."""
+    return {key: value[:2] for key, value in read(answer).items()}
+
+
 # ------------------------------------------------------------------------------------------------------- cut through
 
 
 def test_frame_without_handling_is_streamed_both_ways() -> None:
     talk = Talk()
-    query = request(HEARTBEAT, 4, 1, b"x" * 100)
-    talk.client(query[:20])
-    assert talk.upstream() == query[:20]
-    talk.client(query[20:50])
-    assert talk.upstream() == query[20:50]
-    talk.client(query[50:])
-    assert talk.upstream() == query[50:]
-    reply = response(1, b"y" * 100)
-    talk.kafka(reply[:9])
-    assert talk.answer() == reply[:9]
-    talk.kafka(reply[9:])
-    assert talk.answer() == reply[9:]
+    query, reply = request(HEARTBEAT, 4, 1, b"x" * 100), response(1, b"y" * 100)
+    for piece in (query[:20], query[20:50], query[50:]):
+        talk.client(piece)
+        assert talk.upstream() == piece
+    for piece in (reply[:9], reply[9:]):
+        talk.kafka(piece)
+        assert talk.answer() == piece
     assert talk.session.drained
 
 
@@ -377,16 +406,7 @@ def test_acks_0_has_no_answer_to_wait_for() -> None:
 # ------------------------------------------------------------------------------------------------------ guarded Produce
 
 
-def guarded_plain(talk: Talk, **options: Any) -> list[g.PendingAppend]:
-    """As `guarded`, one batch without an expectation."""
-    talk.client(produce(("guarded-a", 0, batch(b"x")), **options))
-    pending = talk.submitted()
-    talk.grant(pending)
-    talk.sent(pending)
-    return [pending]
-
-
-def is_checked(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -> list[g.PendingAppend]:
+def append(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -> list[g.PendingAppend]:
     """Sends a Produce to `guarded-a` 0 (and more) and lets every gate grant it; what was sent upstream is left."""
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), *more, **options))
     pending_appends = []
@@ -403,8 +423,8 @@ def is_checked(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -
 
 def test_checked_batch_is_fenced_and_sent_as_all() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk, acks=1)
-    sent = parse_produce_request(memoryview(talk.upstream())[4:])
+    (pending,) = append(talk, acks=1)
+    sent = talk.sent_up()
     assert sent.acks == -1
     (data,) = sent.topics[0].partitions
     assert data.records is not None
@@ -420,8 +440,8 @@ def test_checked_batch_is_fenced_and_sent_as_all() -> None:
 
 def test_topic_id_is_used_upstream_and_name_downstream() -> None:
     talk = Talk(newest_produce=13)
-    (pending,) = is_checked(talk)
-    sent = parse_produce_request(memoryview(talk.upstream())[4:])
+    (pending,) = append(talk)
+    sent = talk.sent_up()
     assert (sent.api_version, sent.topics[0].topic_id) == (13, T_ID)
     talk.kafka(produced(("", 0, 100, -1), version=13, by_id=True))
     assert talk.next(m.TopicStale).topic == "guarded-a"
@@ -447,7 +467,7 @@ def test_requests_after_a_waiting_append_are_not_read() -> None:
 
 def test_early_answer_stays_in_the_socket() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk)
+    (pending,) = append(talk)
     talk.upstream()
     talk.client(request(HEARTBEAT, 4, 2))
     talk.upstream()
@@ -456,8 +476,7 @@ def test_early_answer_stays_in_the_socket() -> None:
     assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
     assert not talk.next(m.ReadUpstream).on
     talk.silent()  # the gate looks into the log
-    talk.refuse(pending)
-    talk.counted()
+    talk.refused(pending)
     assert talk.next(m.ReadUpstream).on
     answers = talk.answer()
     assert answers.endswith(reply)
@@ -466,17 +485,15 @@ def test_early_answer_stays_in_the_socket() -> None:
 
 def test_refused_fence_is_replaced_and_sent_again() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk)
+    (pending,) = append(talk)
     talk.upstream()
     talk.kafka(produced(("guarded-a", 0, 47, -1)))
     talk.next(m.ToSequencer)
     talk.grant(pending, sequence=0)
     assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Sent(pending))
-    again = parse_produce_request(memoryview(talk.upstream())[4:])
+    again = talk.sent_up()
     assert parse_batch_header(again.topics[0].partitions[0].records or memoryview(b"")).base_sequence == 0
-    talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
+    talk.completed(pending, produced(("guarded-a", 0, 0, 5)), PartitionResult(0, 0, 5))
     assert read(talk.answer())[("guarded-a", 0)][:2] == (0, 5)
 
 
@@ -487,24 +504,15 @@ def test_refused_and_accepted_partitions_share_one_response() -> None:
     )
     first = talk.submitted()
     assert first.partition == TopicPartition("guarded-a", 0)  # turns are taken in order, whatever the request's
-    talk.refuse(first)
-    talk.counted()
-    second = talk.submitted()
-    talk.grant(second)
-    talk.sent(second)
-    sent = parse_produce_request(memoryview(talk.upstream())[4:])
+    talk.refused(first)
+    second = talk.admitted()
+    sent = talk.sent_up()
     assert {(t.name, p.partition) for t in sent.topics for p in t.partitions} == {("guarded-b", 1), ("plain", 2)}
-    talk.kafka(produced(("guarded-b", 1, 0, 9), ("plain", 2, 0, 100)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(second, PartitionResult(1, 0, 9), None))
-    probe = parse_produce_request(memoryview(talk.upstream())[4:])
+    talk.completed(second, produced(("guarded-b", 1, 0, 9), ("plain", 2, 0, 100)), PartitionResult(1, 0, 9))
+    probe = talk.sent_up()
     assert [t.name for t in probe.topics] == ["guarded-a"]  # WRITE for guarded-b was proved by the append itself
     talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
-    assert {key: value[:2] for key, value in read(talk.answer()).items()} == {
-        ("guarded-a", 0): (44, 57),
-        ("guarded-b", 1): (0, 9),
-        ("plain", 2): (0, 100),
-    }
+    assert outcomes(talk.answer()) == {("guarded-a", 0): (44, 57), ("guarded-b", 1): (0, 9), ("plain", 2): (0, 100)}
 
 
 def test_one_mismatch_refuses_whole_request_when_configured() -> None:
@@ -513,15 +521,24 @@ def test_one_mismatch_refuses_whole_request_when_configured() -> None:
     first = talk.submitted()
     talk.grant(first)
     second = talk.submitted()
-    talk.refuse(second)
-    talk.counted()
-    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Canceled(first))
-    probe = parse_produce_request(memoryview(talk.upstream())[4:])
+    talk.refused(second)
+    talk.canceled(first)
+    probe = talk.sent_up()
     assert all(p.records is not None and len(p.records) == 0 for t in probe.topics for p in t.partitions)
     talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1), ("guarded-b", 1, INVALID_RECORD, -1)))
     got = read(talk.answer())
     assert {key: value[0] for key, value in got.items()} == {("guarded-a", 0): 44, ("guarded-b", 1): 44}
     assert (got["guarded-a", 0][2] or "").startswith("WHOLE_REQUEST_REFUSED")
+
+
+def read_behind(talk: Talk, second: bytes) -> tuple[int, str]:
+    """Of a batch that was sent before the failure was read: its error, and the first word of the message."""
+    talk.commands.clear()
+    talk.services.unread = 0
+    talk.client(second)
+    talk.counted()
+    ((code, _, message),) = read(talk.answer()).values()
+    return code, (message or "").split()[0]
 
 
 @pytest.mark.parametrize("why", ["the whole request", "its batch"])
@@ -538,11 +555,7 @@ def test_append_after_an_unsent_batch_fails_too(why: str) -> None:
         damaged[-1] ^= 1
         talk.services.unread = len(second)
         talk.client(produce(("guarded-a", 0, memoryview(bytes(damaged)))))
-    talk.commands.clear()
-    talk.services.unread = 0
-    talk.client(second)
-    talk.counted()
-    assert (read(talk.answer())["guarded-a", 0][2] or "").startswith("PREDECESSOR_FAILED")
+    assert read_behind(talk, second)[1] == "PREDECESSOR_FAILED"
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=3))  # sent knowing it
     talk.submitted()
 
@@ -552,113 +565,77 @@ def test_known_retry_does_not_refuse_the_whole_request() -> None:
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
     first = talk.submitted()
     talk.report(m.AppendCompleted(first, PartitionResult(0, 0, 5), None))  # its first try had landed
-    second = talk.submitted()
-    talk.grant(second)
-    talk.sent(second)
+    second = talk.admitted()
     talk.upstream()
-    talk.kafka(produced(("guarded-b", 1, 0, 9)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(second, PartitionResult(1, 0, 9), None))
-    assert {key: value[:2] for key, value in read(talk.answer()).items()} == {
-        ("guarded-a", 0): (0, 5),
-        ("guarded-b", 1): (0, 9),
-    }
-
-
-def test_unauthorized_writer_receives_no_offset() -> None:
-    talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    talk.refuse(talk.submitted())
-    talk.counted()
-    probe = parse_produce_request(memoryview(talk.upstream())[4:])
-    assert [(p.partition, bytes(p.records or b"")) for p in probe.topics[0].partitions] == [(0, b"")]
-    talk.kafka(produced(("guarded-a", 0, NOT_AUTHORIZED, -1)))
-    assert read(talk.answer()) == {("guarded-a", 0): (NOT_AUTHORIZED, -1, None)}
+    talk.completed(second, produced(("guarded-b", 1, 0, 9)), PartitionResult(1, 0, 9))
+    assert outcomes(talk.answer()) == {("guarded-a", 0): (0, 5), ("guarded-b", 1): (0, 9)}
 
 
 def test_write_is_proved_once_a_connection() -> None:
     talk = Talk()
     for correlation in (1, 2):
         talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=correlation))
-        talk.refuse(talk.submitted())
-        talk.counted()
+        talk.refused(talk.submitted())
         if correlation == 1:
             talk.upstream()
             talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
         assert read(talk.answer())[("guarded-a", 0)][:2] == (44, 57)
 
 
-def told_to_try_again() -> Talk:
+TRY_AGAIN = PartitionResult(0, NOT_LEADER, error_message="TRY_AGAIN a transaction is open")
+
+
+@pytest.mark.parametrize("stated", [INVALID_RECORD, NOT_AUTHORIZED])
+@pytest.mark.parametrize(
+    ("result", "refusal"),
+    [(MISMATCH, "offset_mismatch"), (TRY_AGAIN, "try_again"), (PartitionResult(0, 0, 5), None)],
+    ids=["mismatch", "try again", "retry of an appended batch"],
+)
+def test_outcome_is_for_authorized_writers_only(result: PartitionResult, refusal: str | None, stated: int) -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    pending = talk.submitted()
-    message = "TRY_AGAIN a transaction is open"
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, NOT_LEADER, error_message=message), "try_again"))
-    talk.counted()
-    talk.upstream()
-    return talk
+    result = replace(result, partition=0)
+    talk.report(m.AppendCompleted(talk.submitted(), result, refusal))
+    if refusal:
+        talk.counted()
+    assert [(p.partition, bytes(p.records or b"")) for p in talk.sent_up().topics[0].partitions] == [(0, b"")]
+    talk.kafka(produced(("guarded-a", 0, stated, -1)))
+    allowed = (result.error_code, result.base_offset, result.error_message)
+    assert read(talk.answer())["guarded-a", 0] == (allowed if stated == INVALID_RECORD else (NOT_AUTHORIZED, -1, None))
 
 
-def test_authorized_writer_gets_a_retry_reason() -> None:
-    talk = told_to_try_again()
-    talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
-    assert read(talk.answer()) == {("guarded-a", 0): (NOT_LEADER, -1, "TRY_AGAIN a transaction is open")}
-
-
-def test_unauthorized_writer_gets_no_retry_reason() -> None:
-    talk = told_to_try_again()
-    talk.kafka(produced(("guarded-a", 0, NOT_AUTHORIZED, -1)))
-    assert read(talk.answer()) == {("guarded-a", 0): (NOT_AUTHORIZED, -1, None)}
-
-
-def test_silent_kafka_gives_retriable_error_without_reason() -> None:
-    talk = told_to_try_again()
-    talk.now += 0.9
-    talk.report(m.Tick())
-    talk.silent()
-    talk.now += 0.2
-    talk.report(m.Tick())
-    talk.counted()
-    code, _, message = read(talk.answer())[("guarded-a", 0)]
-    assert (code, "transaction" in (message or "")) == (NOT_LEADER, False)
-
-
-def test_known_retry_offset_is_for_authorized_writers_only() -> None:
-    """Who may not write, but knows what another has written, would hear by it where that is."""
-    for stated, reported in ((INVALID_RECORD, (0, 5, None)), (NOT_AUTHORIZED, (NOT_AUTHORIZED, -1, None))):
-        talk = Talk()
-        talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-        talk.report(
-            m.AppendCompleted(talk.submitted(), PartitionResult(0, 0, 5), None)
-        )  # a retry: its first try had landed
-        talk.upstream()
-        talk.kafka(produced(("guarded-a", 0, stated, -1)))
-        assert read(talk.answer()) == {("guarded-a", 0): reported}
-
-
-def test_unauthorized_state_topic_append_costs_one_query() -> None:
+@pytest.mark.parametrize(
+    ("result", "silent_seconds"), [(MISMATCH, 2.2), (TRY_AGAIN, 0.3)], ids=["mismatch", "try again"]
+)
+def test_silent_kafka_gives_retriable_error_without_reason(result: PartitionResult, silent_seconds: float) -> None:
     talk = Talk()
-    talk.client(produce(("__state", 0, batch(b"x"))))
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
+    talk.report(m.AppendCompleted(talk.submitted(), replace(result, partition=0), "refused"))
     talk.counted()
-    assert b"__state" in talk.upstream()
-    talk.kafka(produced(("__state", 0, NOT_AUTHORIZED, -1)))
-    assert read(talk.answer()) == {("__state", 0): (NOT_AUTHORIZED, -1, None)}
+    talk.upstream()
+    talk.tick(silent_seconds)
+    talk.silent()
+    talk.tick(0.8)
+    talk.counted()
+    code, base_offset, message = read(talk.answer())[("guarded-a", 0)]
+    assert (code, base_offset) == (NOT_LEADER, -1)
+    assert (message or "").startswith("TRY_AGAIN")
+    assert "transaction" not in (message or "")
+    talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
     talk.silent()
 
 
-def test_denied_write_permission_must_be_proved_again() -> None:
-    """Given one who may write, when Kafka refuses an append of its, then the next refusal tells it nothing."""
-    talk = Talk().may_write("guarded-a")
-    (pending,) = is_checked(talk)
-    talk.upstream()
-    talk.kafka(produced(("guarded-a", 0, NOT_AUTHORIZED, -1)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, NOT_AUTHORIZED), None))
-    talk.answer()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=2))
-    talk.refuse(talk.submitted())
+@pytest.mark.parametrize("stated", [INVALID_RECORD, NOT_AUTHORIZED])
+def test_unauthorized_state_topic_append_costs_one_query(stated: int) -> None:
+    talk = Talk()
+    talk.client(produce(("__state", 0, batch(b"unguard everything"))))
     talk.counted()
-    assert b"guarded-a" in talk.upstream(), "nothing is told before Kafka was asked"
+    query = talk.upstream()
+    assert b"__state" in query
+    assert b"unguard" not in query
+    talk.kafka(produced(("__state", 0, stated, -1)))
+    code, base_offset, message = read(talk.answer())[("__state", 0)]
+    assert (code, base_offset, message is None) == (NOT_AUTHORIZED, -1, stated == NOT_AUTHORIZED)
     talk.silent()
 
 
@@ -668,50 +645,25 @@ def test_write_permission_expires_after_a_time() -> None:
     for seconds, queried in ((29.0, False), (2.0, True)):
         talk.now += seconds
         talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-        talk.refuse(talk.submitted())
-        talk.counted()
+        talk.refused(talk.submitted())
         if not queried:
             assert read(talk.answer())[("guarded-a", 0)][:2] == (44, 57)
     assert b"guarded-a" in talk.upstream()
     talk.silent()
 
 
-def test_unproved_refusal_becomes_a_retriable_error() -> None:
-    talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), timeout_ms=1000))
-    talk.refuse(talk.submitted())
-    talk.counted()
-    talk.upstream()
-    talk.now += 0.95
-    talk.report(m.Tick())
-    talk.counted()
-    code, base_offset, message = read(talk.answer())[("guarded-a", 0)]
-    assert (code, base_offset) == (6, -1)
-    assert (message or "").startswith("TRY_AGAIN")
-    talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
-    talk.silent()
-
-
-def test_the_state_topic_is_closed_to_writers() -> None:
-    talk = Talk()
-    talk.client(produce(("__state", 0, batch(b"unguard everything"))))
-    talk.counted()
-    assert b"unguard" not in talk.upstream(), "who may not write it, or has not logged in, hears so from Kafka"
-    talk.kafka(produced(("__state", 0, INVALID_RECORD, -1)))
-    assert read(talk.answer())[("__state", 0)][0] == NOT_AUTHORIZED
-
-
-def test_nothing_is_sent_while_configs_are_unknown() -> None:
-    talk = Talk(is_fresh=False)
+@pytest.mark.parametrize("clients_log_in", [False, True])
+def test_nothing_is_sent_while_configs_are_unknown(clients_log_in: bool) -> None:
+    talk = Talk(is_fresh=False, clients_log_in=clients_log_in)
     talk.client(produce(("plain", 0, batch(b"p")), ("guarded-a", 0, batch(b"x"))))
     talk.counted()
-    assert {key: value[0] for key, value in read(talk.answer()).items()} == {("plain", 0): 6, ("guarded-a", 0): 6}
+    assert outcomes(talk.answer()) == {("plain", 0): (6, -1), ("guarded-a", 0): (6, -1)}
 
 
 @pytest.mark.parametrize("topic", ["guarded-a", "a topic that only then is known to be guarded"])
 def test_append_after_refusal_for_unknown_configs_fails_too(topic: str) -> None:
-    """Given A, refused since the configs are too old, and B, sent behind it and read when they are not any more, then B
-    falls too: where A should lie another writer's record may be by now, and B would land behind that one."""
+    """Given A, refused because the configs are too old, and B, sent after A and read with newer configs: another
+    writer's record may be at A's offset, and B would be appended after that record."""
     talk = Talk(is_fresh=False)
     second = produce((topic, 0, expecting(6, b"y")), correlation=2)
     talk.services.unread = len(second)
@@ -719,13 +671,9 @@ def test_append_after_refusal_for_unknown_configs_fails_too(topic: str) -> None:
     talk.counted()
     assert read(talk.answer())[topic, 0][0] == 6
 
-    talk.services.is_fresh, talk.services.unread = True, 0
+    talk.services.is_fresh = True
     talk.services.policy = lambda name: TopicPolicy(Check.ON)  # type: ignore[method-assign]
-    talk.client(second)
-    talk.counted()
-
-    code, _, message = read(talk.answer())[topic, 0]
-    assert (code, (message or "").split()[0]) == (6, "PREDECESSOR_FAILED")
+    assert read_behind(talk, second) == (NOT_LEADER, "PREDECESSOR_FAILED")
     talk.client(produce((topic, 0, expecting(6, b"y")), correlation=3))  # sent knowing it
     assert talk.submitted().append.expected_base_offset == 6
     assert not talk.session._failed_pipelines
@@ -751,7 +699,7 @@ def test_expired_admission_is_returned_and_requested_again() -> None:
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
     pending = talk.submitted()
     talk.grant(pending)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    talk.canceled(pending)
     assert talk.submitted() is pending
     talk.silent()
 
@@ -786,16 +734,14 @@ def test_appends_sent_before_a_refusal_fail_with_it(where: str) -> None:
 
 def test_batch_sent_before_reading_a_failure_fails_too() -> None:
     talk = Talk()
-    first, slow = is_checked(talk, ("guarded-b", 0, expecting(9, b"y")))
+    first, slow = append(talk, ("guarded-b", 0, expecting(9, b"y")))
     talk.upstream()
     talk.kafka(produced(("guarded-a", 0, 45, -1), ("guarded-b", 0, 45, -1)))
     talk.commands.clear()
-    talk.refuse(first)  # the other partition is still being looked at, so the client has no answer yet
-    talk.counted()
+    talk.refused(first)  # the other partition is still being looked at, so the client has no answer yet
     talk.client(produce(("guarded-a", 0, expecting(57, b"sent before the refusal was read")), correlation=2))
     talk.counted()
-    talk.refuse(slow)
-    talk.counted()
+    talk.refused(slow)
     both = talk.answer()
     first_length = 4 + int.from_bytes(both[:4], "big")
     assert read(both[:first_length]) == {
@@ -821,13 +767,9 @@ def test_expectation_with_acks_0_closes_connection_unsent() -> None:
 def test_checked_acks_0_append_is_acknowledged_internally() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, batch(b"x")), acks=0))
-    pending = talk.submitted()
-    talk.grant(pending)
-    talk.sent(pending)
-    assert parse_produce_request(memoryview(talk.upstream())[4:]).acks == -1
-    talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
+    pending = talk.admitted()
+    assert talk.sent_up().acks == -1
+    talk.completed(pending, produced(("guarded-a", 0, 0, 5)), PartitionResult(0, 0, 5))
     talk.silent()
     assert talk.session.drained
 
@@ -835,8 +777,7 @@ def test_checked_acks_0_append_is_acknowledged_internally() -> None:
 def test_failed_acks_0_append_closes_the_connection() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, batch(b"x")), acks=0))
-    talk.refuse(talk.submitted())
-    talk.counted()
+    talk.refused(talk.submitted())
     assert "acks=0" in talk.next(m.CloseClient).reason
 
 
@@ -845,7 +786,7 @@ def test_failed_acks_0_append_closes_the_connection() -> None:
 
 def test_lost_client_keeps_upstream_until_outcome_is_known() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk)
+    (pending,) = append(talk)
     talk.upstream()
     talk.report(m.ClientLost())
     talk.silent()
@@ -859,11 +800,10 @@ def test_lost_client_keeps_upstream_until_outcome_is_known() -> None:
 
 def test_silent_upstream_of_lost_client_is_closed_eventually() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk)
+    (pending,) = append(talk)
     talk.upstream()
     talk.report(m.ClientLost())
-    talk.now += talk.services.request_timeout_seconds + 1
-    talk.report(m.Tick())
+    talk.tick(talk.services.request_timeout_seconds + 1)
     talk.next(m.CloseUpstream)
     assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
 
@@ -875,8 +815,7 @@ def test_lost_client_cancels_its_waiting_appends() -> None:
     talk.grant(first)
     second = talk.submitted()
     talk.report(m.ClientLost())
-    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Canceled(first))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
+    talk.canceled(first, second)
     talk.next(m.CloseUpstream)
     assert talk.services.free_bytes == 1 << 20
 
@@ -888,12 +827,12 @@ def test_admission_for_lost_client_is_canceled() -> None:
     talk.report(m.ClientLost())
     talk.commands.clear()
     talk.grant(pending)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    talk.canceled(pending)
 
 
 def test_append_on_broken_connection_is_in_doubt() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk)
+    (pending,) = append(talk)
     talk.upstream()
     talk.report(m.UpstreamLost("the broker closed the connection"))
     assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
@@ -910,11 +849,10 @@ def test_broken_upstream_cancels_waiting_appends_at_once() -> None:
     talk.grant(first)
     second = talk.submitted()
     talk.report(m.UpstreamLost("the broker closed the connection"))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Canceled(first))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
+    talk.canceled(first, second)
     talk.next(m.CloseClient)
     talk.grant(second)  # was on its way
-    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
+    talk.canceled(second)
     talk.silent()
 
 
@@ -930,18 +868,15 @@ def test_unread_requests_of_lost_client_are_dropped() -> None:
 
 def test_late_outcome_is_answered_as_timed_out() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk, timeout_ms=1000)
+    (pending,) = append(talk, timeout_ms=1000)
     talk.upstream()
-    talk.now += 0.95
-    talk.report(m.Tick())
+    talk.tick(0.95)
     assert talk.next(m.ToSequencer) == m.ToSequencer(
         pending, g.Lost(pending)
     )  # others must not wait for a broker that stands still
     talk.counted()
     assert read(talk.answer())[("guarded-a", 0)][0] == TIMED_OUT
-    talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
+    talk.completed(pending, produced(("guarded-a", 0, 0, 5)), PartitionResult(0, 0, 5))
     talk.silent()  # told once
     assert talk.session.drained
 
@@ -949,7 +884,7 @@ def test_late_outcome_is_answered_as_timed_out() -> None:
 def test_append_after_an_unknown_one_fails_too() -> None:
     """It was not read before, since another append stood at its gate. Where the first should lie may be another's."""
     talk = Talk().may_write("guarded-a", "guarded-b")
-    (first,) = is_checked(talk, timeout_ms=1000)
+    (first,) = append(talk, timeout_ms=1000)
     talk.upstream()
     talk.client(
         produce(("guarded-b", 0, expecting(1, b"y")), correlation=2, timeout_ms=9000)
@@ -957,8 +892,7 @@ def test_append_after_an_unknown_one_fails_too() -> None:
     )
     waiting = talk.submitted()
     assert not talk.next(m.ReadClient).on
-    talk.now += 0.95
-    talk.report(m.Tick())
+    talk.tick(0.95)
     assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Lost(first))
     talk.commands.clear()
     talk.refuse(waiting)
@@ -972,41 +906,39 @@ def test_append_submitted_before_predecessors_end_fails_too() -> None:
     """Two requests to two partitions each. At one of them the second's turn has come, so its other batch is offered
     at the other, where the first's has just ended: the gate has nothing against it any more."""
     talk = Talk().may_write("guarded-a", "guarded-b")
-    _, first = is_checked(talk, ("guarded-b", 0, expecting(5, b"x")))
+    _, first = append(talk, ("guarded-b", 0, expecting(5, b"x")))
     talk.upstream()
     talk.client(produce(("guarded-a", 0, expecting(6, b"y")), ("guarded-b", 0, expecting(6, b"y")), correlation=2))
     talk.grant(talk.submitted())
     crossing = talk.submitted()
-    talk.refuse(first)
-    talk.counted()
+    talk.refused(first)
     talk.grant(crossing)
     talk.counted()
-    assert talk.next(m.ToSequencer) == m.ToSequencer(crossing, g.Canceled(crossing))
+    talk.canceled(crossing)
     assert isinstance(talk.next(m.ToSequencer).event, g.Sent)
-    sent = parse_produce_request(memoryview(talk.upstream())[4:])
+    sent = talk.sent_up()
     assert [topic.name for topic in sent.topics] == ["guarded-a"]
     talk.silent()
 
 
 def test_unawaited_append_also_times_out() -> None:
     talk = Talk()
-    (pending,) = guarded_plain(talk, acks=0, timeout_ms=1000)
+    talk.client(produce(("guarded-a", 0, batch(b"x")), acks=0, timeout_ms=1000))
+    pending = talk.admitted()
     talk.upstream()
-    talk.now += 0.95
-    talk.report(m.Tick())
+    talk.tick(0.95)
     assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
     talk.silent()
 
 
 def test_admission_after_the_answer_is_canceled() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk, timeout_ms=1000)
+    (pending,) = append(talk, timeout_ms=1000)
     talk.upstream()
-    talk.now += 0.95
-    talk.report(m.Tick())
+    talk.tick(0.95)
     talk.commands.clear()
     talk.report(m.AppendAdmitted(pending))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    talk.canceled(pending)
     talk.silent()
 
 
@@ -1026,8 +958,7 @@ def test_permission_probe_is_not_written_within_client_frame() -> None:
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
     pending = talk.submitted()
     rest = request(HEARTBEAT, 4, 2, b"x" * 100)
-    talk.refuse(pending)  # this asks for the proof
-    talk.counted()
+    talk.refused(pending)  # this asks for the proof
     probe = talk.upstream()
     talk.client(rest[:40])
     assert talk.upstream() == rest[:40]
@@ -1038,7 +969,7 @@ def test_permission_probe_is_not_written_within_client_frame() -> None:
 
 def test_permission_probe_waits_for_half_sent_frame() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk)
+    (pending,) = append(talk)
     talk.upstream()
     rest = half_a_frame_behind(talk)
     talk.report(m.AppendCompleted(pending, replace(MISMATCH, partition=0), "offset_mismatch"))
@@ -1052,13 +983,13 @@ def test_permission_probe_waits_for_half_sent_frame() -> None:
 
 def test_append_is_not_resent_within_client_frame() -> None:
     talk = Talk().may_write("guarded-a")
-    (pending,) = is_checked(talk)
+    (pending,) = append(talk)
     talk.upstream()
     half_a_frame_behind(talk)
     talk.report(m.AppendAdmitted(pending))
     assert talk.next(m.TopicStale) == m.TopicStale("guarded-a")
     talk.counted()
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    talk.canceled(pending)
     assert read(talk.answer())[("guarded-a", 0)][0] == NOT_LEADER
 
 
@@ -1121,25 +1052,18 @@ def test_only_authorized_transactions_reach_the_sequencers(allowed: bool) -> Non
 @pytest.mark.parametrize("end", ["answered", "upstream lost", "client gone"])
 def test_sequencers_learn_of_transaction_begin_and_end(end: str) -> None:
     talk = joining()
-    talk.report(m.MayJoin(WHERE))
-    assert talk.next(m.ReadClient) == m.ReadClient(True)
-    talk.upstream()
-    if end == "answered":
-        talk.kafka(response(1))
-        assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=True))
-        assert talk.answer() == response(1)
-    else:
-        talk.report(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
-        assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=False))
-
-
-def test_transaction_joins_after_sequencers_agree() -> None:
-    talk = joining()
     talk.silent()
     assert talk.session.needs_ticks
     talk.report(m.MayJoin(WHERE))
     assert talk.next(m.ReadClient) == m.ReadClient(True)
     assert talk.upstream() == request(ADD_PARTITIONS_TO_TXN, 3, 1) + request(METADATA, 9, 2)
+    if end == "answered":
+        talk.kafka(response(1))
+    else:
+        talk.report(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
+    assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=end == "answered"))
+    if end == "answered":
+        assert talk.answer() == response(1)
 
 
 @pytest.mark.parametrize("end", ["too long", "upstream lost", "client gone"])
@@ -1147,8 +1071,7 @@ def test_join_is_not_sent_after_timeout_or_disconnect(end: str) -> None:
     """And its gates need not expect its marker: its coordinator has never been asked."""
     talk = joining(put_off=response(1))
     if end == "too long":
-        talk.now += talk.services.sequencer_wait_max_seconds + 0.1
-        talk.report(m.Tick())
+        talk.tick(talk.services.sequencer_wait_max_seconds + 0.1)
     else:
         talk.report(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
     assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=True))
@@ -1165,7 +1088,7 @@ def test_join_is_not_sent_after_timeout_or_disconnect(end: str) -> None:
 
 def test_unchecked_topic_without_id_is_sent_by_name() -> None:
     talk = Talk(newest_produce=13, unknown_topics=frozenset({"plain"}))
-    pending_appends = is_checked(talk, ("plain", 0, batch(b"v")))
+    pending_appends = append(talk, ("plain", 0, batch(b"v")))
     sent = talk.upstream()
     length = int.from_bytes(sent[:4], "big")
     first = parse_produce_request(memoryview(sent[4 : 4 + length]))
@@ -1176,10 +1099,7 @@ def test_unchecked_topic_without_id_is_sent_by_name() -> None:
     talk.kafka(produced(("plain", 0, 0, 70)))
     talk.next(m.ToSequencer)
     talk.report(m.AppendCompleted(pending_appends[0], PartitionResult(0, 0, 5), None))
-    assert {key: value[:2] for key, value in read(talk.answer()).items()} == {
-        ("guarded-a", 0): (0, 5),
-        ("plain", 0): (0, 70),
-    }
+    assert outcomes(talk.answer()) == {("guarded-a", 0): (0, 5), ("plain", 0): (0, 70)}
 
 
 def test_checked_topic_without_id_gets_retriable_error() -> None:
@@ -1189,7 +1109,7 @@ def test_checked_topic_without_id_gets_retriable_error() -> None:
     talk.grant(pending)
     assert talk.next(m.TopicStale) == m.TopicStale("guarded-a")
     talk.counted()
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    talk.canceled(pending)
     assert read(talk.answer())[("guarded-a", 0)][0] == NOT_LEADER
 
 
@@ -1199,24 +1119,11 @@ def test_append_after_unknown_topic_id_fails_too() -> None:
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
     talk.services.unread = len(second)
     talk.grant(talk.submitted())
-    talk.commands.clear()
-    talk.services.unknown_topics, talk.services.unread = frozenset(), 0
-    talk.client(second)
-    talk.counted()
-    code, _, message = read(talk.answer())["guarded-a", 0]
-    assert (code, (message or "").split()[0]) == (NOT_LEADER, "PREDECESSOR_FAILED")
+    talk.services.unknown_topics = frozenset()
+    assert read_behind(talk, second) == (NOT_LEADER, "PREDECESSOR_FAILED")
 
 
 # ---------------------------------------------------------------------------------------------- its memory, its chains
-
-
-def test_unreadable_request_frees_its_memory() -> None:
-    talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), acks=0))
-    assert talk.next(m.CloseClient).fault is not None
-    talk.report(m.ClientLost())
-    talk.report(m.UpstreamLost("closed"))
-    assert talk.services.free_bytes == 1 << 20
 
 
 def test_pipelined_appends_fail_with_the_same_message() -> None:
@@ -1234,9 +1141,7 @@ def test_pipelined_appends_fail_with_the_same_message() -> None:
 def test_append_waiting_at_another_sequencer_still_fails() -> None:
     talk = Talk().may_write("guarded-b")
     talk.client(produce(("guarded-b", 0, expecting(5, b"x"))))
-    first = talk.submitted()
-    talk.grant(first)
-    talk.sent(first)
+    first = talk.admitted()
     talk.upstream()
     talk.client(produce(("guarded-a", 0, expecting(1, b"y")), ("guarded-b", 0, expecting(6, b"z")), correlation=2))
     waiting = talk.submitted()  # at guarded-a
@@ -1262,7 +1167,7 @@ def test_unexpected_answer_ends_the_connection() -> None:
 
 def test_invalid_answer_during_close_fails_the_append() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk)
+    (pending,) = append(talk)
     talk.upstream()
     talk.client(b"\x00")  # what follows is no frame
     talk.client(struct.pack(">i", talk.services.frame_bytes_max)[1:])
@@ -1487,9 +1392,7 @@ def test_absent_partitions_are_answered_before_waiting() -> None:
     talk.grant(pending)
     talk.sent(pending)
     talk.upstream()
-    talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
+    talk.completed(pending, produced(("guarded-a", 0, 0, 5)), PartitionResult(0, 0, 5))
     got = read(talk.answer())
     assert got.pop(("guarded-a", 0)) == (0, 5, None)
     assert set(got.values()) == {(UNKNOWN_PARTITION, -1, None)}
@@ -1539,24 +1442,18 @@ def test_append_after_one_to_absent_partition_fails_too() -> None:
     talk.report(m.TopicNews())
     talk.counted()
     assert read(talk.answer())[ABSENT][0] == UNKNOWN_PARTITION
-    talk.services.unread, talk.services.absent = 0, set()
-    talk.commands.clear()
-    talk.client(second)
-    talk.counted()
-    assert read(talk.answer())[ABSENT][0] == UNKNOWN_PARTITION  # it would have been appended without its predecessor
+    talk.services.absent = set()
+    assert read_behind(talk, second)[0] == UNKNOWN_PARTITION  # it would have been appended without its predecessor
 
 
 def test_unproved_success_is_unknown_and_not_retriable() -> None:
     """Kafka has answered -1 and appended; the gate has found it; Kafka does not say whether the client may write."""
     talk = Talk()
-    (pending,) = is_checked(talk)
+    (pending,) = append(talk)
     talk.upstream()
-    talk.kafka(produced(("guarded-a", 0, -1, -1)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
+    talk.completed(pending, produced(("guarded-a", 0, -1, -1)), PartitionResult(0, 0, 5))
     assert partitions_of(talk.upstream()) == {("guarded-a", 0)}  # an empty append: whether it may
-    talk.now += 3.0
-    talk.report(m.Tick())
+    talk.tick(3.0)
     talk.counted()
     assert read(talk.answer())["guarded-a", 0][0] == TIMED_OUT
 
@@ -1571,11 +1468,9 @@ def in_part() -> tuple[Talk, g.PendingAppend, g.PendingAppend]:
     talk.grant(first)
     second = talk.submitted()
     assert talk.session.needs_ticks
-    talk.now += 0.01
-    talk.report(m.Tick())
+    talk.tick(0.01)
     talk.silent()
-    talk.now += 0.02
-    talk.report(m.Tick())
+    talk.tick(0.02)
     talk.sent(first)
     return talk, first, second
 
@@ -1595,11 +1490,8 @@ def test_admitted_append_is_sent_before_slow_one() -> None:
     talk.grant(second)
     talk.sent(second)
     assert partitions_of(talk.upstream()) == {("guarded-b", 1)}
-    talk.kafka(produced(("guarded-b", 1, 0, 9)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(second, PartitionResult(1, 0, 9), None))
-    got = {key: value[:2] for key, value in read(talk.answer()).items()}
-    assert got == {("guarded-a", 0): (0, 5), ("guarded-b", 1): (0, 9), ("plain", 2): (0, 70)}
+    talk.completed(second, produced(("guarded-b", 1, 0, 9)), PartitionResult(1, 0, 9))
+    assert outcomes(talk.answer()) == {("guarded-a", 0): (0, 5), ("guarded-b", 1): (0, 9), ("plain", 2): (0, 70)}
     assert talk.services.free_bytes == 1 << 20
 
 
@@ -1607,7 +1499,7 @@ def test_drain_reports_sent_appends_unknown_and_unsent_retriable() -> None:
     talk, first, second = in_part()
     talk.upstream()
     talk.report(m.Drain(talk.now + 0.05))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
+    talk.canceled(second)
     assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Lost(first))  # its outcome is read from the log
     talk.counted()
     assert not talk.next(m.ReadClient).on
@@ -1619,7 +1511,7 @@ def test_lost_upstream_leaves_only_sent_appends_in_doubt() -> None:
     talk, first, second = in_part()
     talk.upstream()
     talk.report(m.UpstreamLost("gone"))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
+    talk.canceled(second)
     assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Lost(first))
     assert isinstance(talk.next(m.CloseClient), m.CloseClient)
     talk.silent()
@@ -1631,14 +1523,12 @@ def test_lost_client_cancels_only_unsent_appends(answered: bool) -> None:
     talk.upstream()
 
     def answer() -> None:
-        talk.kafka(produced(("guarded-a", 0, 0, 5), ("plain", 2, 0, 70)))
-        talk.next(m.ToSequencer)
-        talk.report(m.AppendCompleted(first, PartitionResult(0, 0, 5), None))
+        talk.completed(first, produced(("guarded-a", 0, 0, 5), ("plain", 2, 0, 70)), PartitionResult(0, 0, 5))
 
     if answered:
         answer()
     talk.report(m.ClientLost())
-    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
+    talk.canceled(second)
     if not answered:
         talk.silent()  # what Kafka says of the first is still read
         answer()
@@ -1652,14 +1542,11 @@ def test_whole_request_blocks_no_partition_while_waiting() -> None:
     first = talk.submitted()
     talk.grant(first)
     second = talk.submitted()
-    talk.now += 0.03
-    talk.report(m.Tick())
-    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Canceled(first))
+    talk.tick(0.03)
+    talk.canceled(first)
     talk.silent()
     talk.grant(second)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(
-        second, g.Canceled(second)
-    )  # or two requests could wait for each other
+    talk.canceled(second)  # or two requests could wait for each other
     assert talk.submitted() is first
     talk.grant(first)
     assert talk.submitted() is second

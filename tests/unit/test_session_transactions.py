@@ -56,16 +56,29 @@ def code(answer: bytes, version: int = 3) -> int:
     return int(EndTxnResponse.decode(answer, version=version, header=True, framed=True).error_code)
 
 
+def produce(
+    batches: dict[str, dict[int, bytes]], *, acks: int = -1, transactional_id: str | None = TXN, correlation: int = 1
+) -> bytes:
+    message = produce_request(batches, acks, 3000, transactional_id)
+    message.with_header(correlation_id=correlation, client_id="test")
+    return bytes(message.encode(version=11, header=True, framed=True))
+
+
 def append(
     *partitions: int, expected: int | None = 5, correlation: int = 1, sequence: int = 0, corrupt: bool = False
 ) -> bytes:
     records = bytearray(batch(b"x", expected=expected, producer=Producer(ID, EPOCH, sequence), transactional=True))
     if corrupt:
         records[-1] ^= 1
-    batches = {"guarded-a": dict.fromkeys(partitions or (0,), bytes(records))}
-    message = produce_request(batches, -1, 3000, TXN)
-    message.with_header(correlation_id=correlation, client_id="test")
-    return bytes(message.encode(version=11, header=True, framed=True))
+    return produce({"guarded-a": dict.fromkeys(partitions or (0,), bytes(records))}, correlation=correlation)
+
+
+def commits(talk: Talk, decision: Decision = PASS, **how: int) -> m.ValidateCommit:
+    """The client commits, and that is decided."""
+    talk.client(end_txn(**how))
+    queried = talk.next(m.ValidateCommit)
+    talk.report(m.CommitDecided(queried.token, decision))
+    return queried
 
 
 # ---- commits
@@ -90,9 +103,7 @@ def test_commit_waits_for_its_decision() -> None:
 @pytest.mark.parametrize("decision", [REFUSE, LATER])
 def test_undecided_or_refused_commit_is_answered_locally(decision: Decision, version: int) -> None:
     talk = new_talk()
-    talk.client(end_txn(version=version))
-    talk.next(m.ValidateCommit)
-    talk.report(m.CommitDecided(1, decision))
+    commits(talk, decision, version=version)
     refused = ABORTABLE if version >= 4 else UNKNOWN_PRODUCER_ID
     if decision is REFUSE:
         assert talk.next(m.Count).label == "commit_refused"
@@ -108,9 +119,7 @@ def test_its_answer_waits_for_those_before_it() -> None:
     talk = new_talk()
     talk.client(request(HEARTBEAT, 4, 1))
     talk.upstream()
-    talk.client(end_txn(correlation=2))
-    talk.next(m.ValidateCommit)
-    talk.report(m.CommitDecided(1, REFUSE))
+    commits(talk, REFUSE, correlation=2)
     talk.counted()
     talk.silent()
     talk.kafka(response(1))
@@ -173,21 +182,15 @@ def test_commit_on_broken_connection_counts_as_queued_temporarily(gone: m.Event)
     talk = new_talk()
     talk.services.transactions = Table(queued_seconds=35.0)
     land(talk)
-    talk.client(end_txn(correlation=2))
-    assert not talk.next(m.ValidateCommit).may_be_committed
-    talk.report(m.CommitDecided(1, PASS))
+    assert not commits(talk, correlation=2).may_be_committed
     talk.upstream()
     talk.report(gone)
     later = new_talk()
     later.services.transactions, later.now = talk.services.transactions, talk.now + 34.9
-    later.client(end_txn())
-    assert later.next(m.ValidateCommit).may_be_committed
-    later.report(m.CommitDecided(1, LATER))
+    assert commits(later, LATER).may_be_committed
     later.answer()
     later.now += 0.2
-    later.client(end_txn())
-    assert not later.next(m.ValidateCommit).may_be_committed
-    later.report(m.CommitDecided(2, LATER))
+    assert not commits(later, LATER).may_be_committed
     later.answer()
     later.client(append(sequence=1))
     assert later.submitted().append.base_sequence == 1
@@ -198,18 +201,14 @@ def test_commit_validated_elsewhere_also_counts_as_queued(gone: m.Event | None) 
     """Given a transaction of which this process knows nothing, and its commit on its way to Kafka."""
     talk = new_talk()
     talk.services.transactions = Table(queued_seconds=35.0)
-    talk.client(end_txn())
-    assert not talk.next(m.ValidateCommit).may_be_committed
-    talk.report(m.CommitDecided(1, PASS))
+    assert not commits(talk).may_be_committed
     talk.upstream()
     if gone is not None:
         talk.report(gone)
     # Then: it is never refused for certain, and nothing is appended behind it.
     later = new_talk()
     later.services.transactions, later.now = talk.services.transactions, talk.now
-    later.client(end_txn())
-    assert later.next(m.ValidateCommit).may_be_committed
-    later.report(m.CommitDecided(1, LATER))
+    assert commits(later, LATER).may_be_committed
     later.answer()
     later.client(append())
     later.counted()
@@ -218,9 +217,7 @@ def test_commit_validated_elsewhere_also_counts_as_queued(gone: m.Event | None) 
 
 def test_refused_foreign_commit_leaves_no_state() -> None:
     talk = new_talk()
-    talk.client(end_txn())
-    talk.next(m.ValidateCommit)
-    talk.report(m.CommitDecided(1, PASS))
+    commits(talk)
     talk.upstream()
     talk.kafka(ended(CONCURRENT))
     talk.answer()
@@ -230,9 +227,7 @@ def test_refused_foreign_commit_leaves_no_state() -> None:
 def test_successful_end_forgets_the_transaction() -> None:
     talk = new_talk()
     land(talk)
-    talk.client(end_txn(correlation=2))
-    talk.next(m.ValidateCommit)
-    talk.report(m.CommitDecided(1, PASS))
+    commits(talk, correlation=2)
     talk.upstream()
     talk.kafka(ended(OK, correlation=2))
     talk.answer()
@@ -283,6 +278,13 @@ def transaction(talk: Talk) -> Any:
     return found
 
 
+def send(talk: Talk) -> g.PendingAppend:
+    talk.client(append())
+    pending = talk.admitted()
+    talk.upstream()
+    return pending
+
+
 def may_be_committed(talk: Talk) -> bool:
     return talk.services.transactions.may_be_committed(TXN, ID, EPOCH, talk.now)
 
@@ -296,9 +298,7 @@ def land(talk: Talk, sequence: int = 0) -> None:
     talk.sent(pending)
     talk.upstream()
     assert transaction(talk).has_partitions
-    talk.kafka(produced(("guarded-a", 0, OK, 5), version=11))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, OK, 5), None))
+    talk.completed(pending, produced(("guarded-a", 0, OK, 5), version=11), PartitionResult(0, OK, 5))
     assert read(talk.answer(), 11)["guarded-a", 0][:2] == (OK, 5)
 
 
@@ -389,8 +389,7 @@ def test_retriable_refusal_replaces_no_other_record() -> None:
 def test_late_abort_only_record_gives_retriable_error() -> None:
     talk = new_talk()
     refuse(talk)
-    talk.now += 3
-    talk.report(m.Tick())
+    talk.tick(3)
     talk.counted()
     assert read(talk.answer(), 11)["guarded-a", 0][0] == NOT_LEADER
     talk.report(m.AbortOnlyRecorded(1, True))
@@ -409,13 +408,9 @@ def test_retriable_error_is_answered_even_if_unrecorded() -> None:
 def test_failed_unconditional_append_is_not_a_refusal() -> None:
     talk = new_talk()
     talk.client(append(expected=None))
-    pending = talk.submitted()
-    talk.report(m.AppendAdmitted(pending))
-    talk.sent(pending)
+    pending = talk.admitted()
     talk.upstream()
-    talk.kafka(produced(("guarded-a", 0, 10, -1), version=11))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 10), None))
+    talk.completed(pending, produced(("guarded-a", 0, 10, -1), version=11), PartitionResult(0, 10))
     assert read(talk.answer(), 11)["guarded-a", 0][0] == 10
     assert transaction(talk).refused is None
 
@@ -432,13 +427,8 @@ def test_unreadable_batch_is_handled_as_conditional() -> None:
 
 def test_unanswered_append_is_pending_until_outcome_is_known() -> None:
     talk = new_talk()
-    talk.client(append())
-    pending = talk.submitted()
-    talk.report(m.AppendAdmitted(pending))
-    talk.sent(pending)
-    talk.upstream()
-    talk.now += 3
-    talk.report(m.Tick())
+    pending = send(talk)
+    talk.tick(3)
     assert talk.next(m.ToSequencer).event == g.Lost(pending)
     talk.counted()
     note = talk.next(m.RecordAbortOnly)
@@ -453,16 +443,12 @@ def test_unanswered_append_is_pending_until_outcome_is_known() -> None:
 
 def test_a_client_that_left_is_not_waited_for() -> None:
     talk = new_talk()
-    talk.client(append())
-    pending = talk.submitted()
-    talk.report(m.AppendAdmitted(pending))
-    talk.sent(pending)
-    talk.upstream()
+    pending = send(talk)
     talk.report(m.ClientLost())
-    talk.kafka(produced(("guarded-a", 0, OK, 6), version=11))
-    talk.next(m.ToSequencer)
-    talk.report(
-        m.AppendCompleted(pending, PartitionResult(0, POLICY_VIOLATION, 6, error_message="OFFSET_VIOLATION"), None)
+    talk.completed(
+        pending,
+        produced(("guarded-a", 0, OK, 6), version=11),
+        PartitionResult(0, POLICY_VIOLATION, 6, error_message="OFFSET_VIOLATION"),
     )
     assert talk.next(m.RecordAbortOnly).abort_only.reason == "OFFSET_VIOLATION"
     talk.next(m.CloseUpstream)
@@ -483,10 +469,7 @@ def test_unsent_refusal_does_not_delay_the_commit(gone: m.Event) -> None:
     """Of two partitions the first has refused it, the second lets it wait, and the connection breaks."""
     talk = new_talk()
     talk.client(append(0, 1))
-    talk.report(
-        m.AppendCompleted(talk.submitted(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="…"), "mismatch")
-    )
-    talk.counted()
+    talk.refused(talk.submitted())
     talk.submitted()
     assert transaction(talk).under_way
     talk.report(gone)
@@ -506,8 +489,7 @@ def test_refusal_with_a_lost_append_delays_no_commit() -> None:
 def test_unstored_refusal_with_unanswered_append_becomes_retriable() -> None:
     talk = new_talk()
     pending = send_beside_a_refusal(talk)
-    talk.now += 3
-    talk.report(m.Tick())
+    talk.tick(3)
     assert talk.next(m.ToSequencer).event == g.Lost(pending)
     talk.counted()
     note = talk.next(m.RecordAbortOnly)
@@ -525,13 +507,8 @@ def send_beside_a_refusal(talk: Talk) -> g.PendingAppend:
     """Of two partitions the first has refused it; gives back what was sent to the second."""
     land(talk)  # it has proved that it may write there
     talk.client(append(0, 1, sequence=1))
-    talk.report(
-        m.AppendCompleted(talk.submitted(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="…"), "mismatch")
-    )
-    talk.counted()
-    pending = talk.submitted()
-    talk.report(m.AppendAdmitted(pending))
-    talk.sent(pending)
+    talk.refused(talk.submitted())
+    pending = talk.admitted()
     talk.upstream()
     assert transaction(talk).under_way
     return pending
@@ -559,13 +536,9 @@ def test_several_partitions_are_answered_together() -> None:
         m.AppendCompleted(first, PartitionResult(0, POLICY_VIOLATION, 57, error_message="OFFSET_MISMATCH"), "x")
     )
     talk.counted()
-    second = talk.submitted()
-    talk.report(m.AppendAdmitted(second))
-    talk.sent(second)
+    second = talk.admitted()
     talk.upstream()
-    talk.kafka(produced(("guarded-a", 1, OK, 5), version=11))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(second, PartitionResult(1, OK, 5), None))
+    talk.completed(second, produced(("guarded-a", 1, OK, 5), version=11), PartitionResult(1, OK, 5))
     talk.next(m.RecordAbortOnly)
     talk.silent()
     talk.report(m.AbortOnlyRecorded(1, False))
@@ -584,15 +557,20 @@ def proof(talk: Talk) -> Any:
     return queried
 
 
-@pytest.mark.parametrize("stated", [WRONG_COORDINATOR, INVALID_PRODUCER_ID_MAPPING, LOADING])
-def test_transactional_id_permission_is_queried_once(stated: int) -> None:
+def stated(talk: Talk, error: int, correlation: int = 1) -> None:
+    """Kafka is asked whether this client may use its transactional id, and answers that."""
+    proof(talk)
+    talk.silent()
+    talk.kafka(ended(error, version=1, correlation=correlation))
+
+
+@pytest.mark.parametrize("error", [WRONG_COORDINATOR, INVALID_PRODUCER_ID_MAPPING, LOADING])
+def test_transactional_id_permission_is_queried_once(error: int) -> None:
     """Whatever it says but that: it has looked at the right first."""
     talk = strangers_talk()
     talk.client(end_txn(correlation=2) + request(HEARTBEAT, 4, 3))
     assert talk.next(m.ReadClient) == m.ReadClient(False)
-    proof(talk)
-    talk.silent()
-    talk.kafka(ended(stated, version=1, correlation=2))
+    stated(talk, error, 2)
     assert talk.next(m.ValidateCommit) == m.ValidateCommit(1, TXN, ID, EPOCH, 3)
     talk.silent()
     talk.report(m.CommitDecided(1, REFUSE))
@@ -617,8 +595,7 @@ def test_unauthorized_commit_is_answered_like_kafka(version: int) -> None:
     talk.services.transactions.appended_batch(TXN, APPEND, 5)
     for correlation in (1, 2):  # it does not get used to it
         talk.client(end_txn(version=version, correlation=correlation))
-        proof(talk)
-        talk.kafka(ended(DENIED, version=1, correlation=correlation))
+        stated(talk, DENIED, correlation)
         answer = talk.answer()
         assert code(answer, version) == DENIED
         if version >= 5:
@@ -636,9 +613,7 @@ def test_unauthorized_append_does_not_reach_the_sequencer(records: str) -> None:
     expected = None if records == "unconditional" else 77
     talk.client(append(0, 1, expected=expected, sequence=1, corrupt=records == "corrupt") + request(HEARTBEAT, 4, 2))
     assert talk.next(m.ReadClient) == m.ReadClient(False)
-    proof(talk)
-    talk.silent()
-    talk.kafka(ended(DENIED, version=1))
+    stated(talk, DENIED)
     assert talk.next(m.ReadClient) == m.ReadClient(True)
     assert talk.upstream() == request(HEARTBEAT, 4, 2)
     reported = read(talk.answer(), 11)
@@ -651,9 +626,7 @@ def test_unauthorized_append_does_not_reach_the_sequencer(records: str) -> None:
 def test_authorized_append_reaches_the_sequencer_after_proof() -> None:
     talk = strangers_talk()
     talk.client(append(correlation=7))
-    proof(talk)
-    talk.silent()
-    talk.kafka(ended(WRONG_COORDINATOR, version=1, correlation=7))
+    stated(talk, WRONG_COORDINATOR, 7)
     pending = talk.submitted()
     assert pending.append.expected_base_offset == 5
     talk.silent()
@@ -661,27 +634,18 @@ def test_authorized_append_reaches_the_sequencer_after_proof() -> None:
 
 def test_unchecked_transactions_need_no_permission_query() -> None:
     talk = strangers_talk()
-    records = batch(b"x", producer=Producer(ID, EPOCH, 0), transactional=True)
-    for topic, transactional in (("plain", True), ("guarded-a", False)):
-        data = records if transactional else batch(b"x", expected=5)
-        message = produce_request({topic: {0: bytes(data)}}, -1, 3000, TXN)
-        message.with_header(correlation_id=1, client_id="test")
-        frame = bytes(message.encode(version=11, header=True, framed=True))
-        talk.client(frame)
-        if transactional:
-            assert talk.upstream() == frame
-        else:
-            talk.submitted()
+    transactional = produce({"plain": {0: _transactional()}})
+    talk.client(transactional)
+    assert talk.upstream() == transactional
+    talk.client(produce({"guarded-a": {0: bytes(batch(b"x", expected=5))}}))
+    talk.submitted()
 
 
 def test_unauthorized_acks_0_append_closes_the_connection() -> None:
     """As Kafka: what cannot be answered costs the connection."""
     talk = strangers_talk()
-    message = produce_request({"guarded-a": {0: bytes(_transactional())}}, 0, 3000, TXN)
-    message.with_header(correlation_id=1, client_id="test")
-    talk.client(bytes(message.encode(version=11, header=True, framed=True)))
-    proof(talk)
-    talk.kafka(ended(DENIED, version=1))
+    talk.client(produce({"guarded-a": {0: _transactional()}}, acks=0))
+    stated(talk, DENIED)
     assert "acks=0" in talk.next(m.CloseClient).reason
 
 
@@ -692,11 +656,9 @@ def test_unanswered_permission_query_closes_the_connection(what: bytes) -> None:
     talk.client(what)
     proof(talk)
     assert talk.session.needs_ticks
-    talk.now += talk.services.request_timeout_seconds - 1
-    talk.report(m.Tick())
+    talk.tick(talk.services.request_timeout_seconds - 1)
     talk.silent()
-    talk.now += 2
-    talk.report(m.Tick())
+    talk.tick(2)
     closed = talk.next(m.CloseClient)
     assert "transactional id" in closed.reason
     assert closed.fault is None
@@ -723,9 +685,8 @@ def test_lost_connection_ends_the_permission_query(what: bytes, gone: m.Event) -
 def test_append_waiting_for_permission_fails_with_its_predecessor() -> None:
     """B was sent behind A by one that did not know that A fails. It waits for Kafka's word on its id when A fails."""
     talk = strangers_talk()
-    first = produce_request({"guarded-a": {0: bytes(_chained(5, 0))}}, -1, 3000, None)
-    first.with_header(correlation_id=1, client_id="test")
-    talk.client(bytes(first.encode(version=11, header=True, framed=True)))
+    first = bytes(batch(b"x", expected=5, producer=Producer(ID, EPOCH, 0)))
+    talk.client(produce({"guarded-a": {0: first}}, transactional_id=None))
     pending = talk.submitted()
     talk.grant(pending)
     talk.sent(pending)
@@ -744,7 +705,3 @@ def test_append_waiting_for_permission_fails_with_its_predecessor() -> None:
 
 def _transactional() -> bytes:
     return bytes(batch(b"x", producer=Producer(ID, EPOCH, 0), transactional=True))
-
-
-def _chained(expected: int, sequence: int) -> bytes:
-    return bytes(batch(b"x", expected=expected, producer=Producer(ID, EPOCH, sequence)))
