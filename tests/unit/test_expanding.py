@@ -132,8 +132,8 @@ class World:
                 process.close_barrier()
                 process.drive()
 
-    def expand(self, to: int, driver: int = 0) -> None:
-        self.processes[driver].begin(to)
+    def expand(self, to: int, driver: int = 0) -> ex.Procedure:
+        return self.processes[driver].begin(to)
 
     def check(self) -> None:
         """Thresholds tell the old count's records from the new one's, in each expansion that ended well."""
@@ -224,11 +224,12 @@ class Process:
         until = self.world.kafka.transaction_until
         return ex.TransactionsOpen({} if until is None or until <= self.world.now else {1: [TRANSACTIONAL]})
 
-    def begin(self, to: int) -> None:
+    def begin(self, to: int) -> ex.Procedure:
         world = self.world
         history = world.history
         expansion = Expansion("orders", TOPIC_ID, history.count or 2, to, world.new_id(), 0, process=self.name)
-        self.procedure = self._procedure(expansion)
+        self.procedure = procedure = self._procedure(expansion)
+        return procedure
 
     def _procedure(self, expansion: Expansion, *, taken_over: bool = False) -> ex.Procedure:
         world = self.world
@@ -407,9 +408,7 @@ def test_expansion_ends_in_order_after_any_crash(effect: int, when: str, then: s
 def test_the_enumeration_stops_in_every_step() -> None:
     """Given the run that is stopped everywhere, then there is no step that it does not go through (but giving up)."""
     world = scene()
-    world.expand(3)
-    procedure = world.processes[0].procedure
-    assert procedure is not None
+    procedure = world.expand(3)
     world.run(over(world))
 
     assert set(procedure.took) == set(ex.Step) - {ex.Step.ABANDON, ex.Step.PROBE}
@@ -488,20 +487,17 @@ def test_silent_process_fails_expansion_and_retry_succeeds() -> None:
 
     assert str(world.processes[1].name) in (world.ended[0].message or "")
     world.run(lambda: world.may_append() == world.living())
-    world.ended.clear()
     world.expand(3)
-    world.run(over(world))
-    assert world.ended[0].result is ex.Result.DONE
+    world.run(lambda: len(world.ended) == 2)
+    assert world.ended[1].result is ex.Result.DONE
 
 
 @pytest.mark.parametrize("step", [ex.Step.VALIDATE, ex.Step.CREATE])
 def test_kafkas_refusal_is_reported_with_its_message(step: ex.Step) -> None:
     world = World()
     refusal = ex.Refused(Error.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")
-    world.expand(3)
+    procedure = world.expand(3)
     if step is ex.Step.CREATE:
-        procedure = world.processes[0].procedure
-        assert procedure is not None
         world.run(lambda: procedure.step is ex.Step.BARRIERS)
     world.kafka.refuses = refusal
     world.run(over(world))
@@ -519,12 +515,9 @@ def test_stale_metadata_does_not_abandon_created_partitions() -> None:
     """Given a driver that died behind CREATE, when the next one is shown the old count by a broker that is behind and a
     transaction keeps it from going on, then the controller is asked before anything is opened at the old count."""
     world = World()
-    world.expand(3)
-    first = world.processes[0]
-    assert first.procedure is not None
-    procedure = first.procedure
+    procedure = world.expand(3)
     world.run(lambda: procedure.step is ex.Step.LEADERS)
-    first.die()
+    world.processes[0].die()
     world.kafka.metadata_shows = 2
     world.kafka.transaction_until = world.now + WAIT_SECONDS + 5.0
     second = world.processes[1]
@@ -575,9 +568,7 @@ def test_a_topic_that_is_deleted_meanwhile(step: ex.Step, created_anew: bool) ->
     world = World()
     world.kafka.leaderless_until = 20.0
     world.kafka.unreplicated = 5
-    world.expand(3)
-    procedure = world.processes[0].procedure
-    assert procedure is not None
+    procedure = world.expand(3)
     world.run(lambda: procedure.step is step)
     created_before = dict(world.kafka.created)
     world.kafka.topic_id = UUID(int=0x71) if created_anew else None
@@ -592,9 +583,7 @@ def test_a_topic_that_is_deleted_meanwhile(step: ex.Step, created_anew: bool) ->
 def test_topic_deleted_through_proxy_ends_its_expansion() -> None:
     world = World()
     world.kafka.transaction_until = 1e9
-    world.expand(3)
-    procedure = world.processes[0].procedure
-    assert procedure is not None
+    procedure = world.expand(3)
     world.run(lambda: procedure.step is ex.Step.BARRIERS)
 
     for record in world.view.records_of([TopicConfigChange("orders", TOPIC_ID, deleted=True)]):
@@ -622,10 +611,7 @@ def test_direct_expansion_during_wait_ends_as_unordered() -> None:
 
 def test_slow_driver_stops_after_takeover() -> None:
     world = World()
-    world.expand(3)
-    slow = world.processes[0]
-    procedure = slow.procedure
-    assert procedure is not None
+    procedure, slow = world.expand(3), world.processes[0]
     world.run(lambda: procedure.step is ex.Step.LEADERS)
     slow.died_at = world.now  # so it seems to the other
     slow.gone_seconds = 0.0
@@ -640,9 +626,7 @@ def test_slow_driver_stops_after_takeover() -> None:
 
 def test_first_of_two_concurrent_claims_drives() -> None:
     world = World(processes=3)
-    world.expand(3)
-    procedure = world.processes[0].procedure
-    assert procedure is not None
+    procedure = world.expand(3)
     world.run(lambda: procedure.step is ex.Step.BARRIERS)
     history = world.history
     claims = []
@@ -706,19 +690,26 @@ def machine(*, now: float = 0.0, taken_over: bool = True) -> ex.Procedure:
     )
 
 
+def goes_on(procedure: ex.Procedure, *answers: ex.Answer, now: float = 0.0) -> ex.Procedure:
+    """Whatever it asks for next is answered by these, in turn."""
+    for answer in answers:
+        procedure.query(begun(), now)
+        procedure.handle(answer, now)
+    return procedure
+
+
+OLD_COUNT, NEW_COUNT, NO_TRANSACTION = ex.Described(TOPIC_ID, 2), ex.Described(TOPIC_ID, 3), ex.TransactionsOpen({})
+
+
 def at_ends() -> ex.Procedure:
-    procedure = machine()
-    assert procedure.query(begun(), 0.0) == ex.Describe()
-    procedure.handle(ex.Described(TOPIC_ID, 3), 0.0)
-    assert procedure.query(begun(), 0.0) == ex.Describe()
-    procedure.handle(ex.Described(TOPIC_ID, 3), 0.0)
+    procedure = goes_on(machine(), NEW_COUNT, NEW_COUNT)
     assert procedure.query(begun(), 0.0) == ex.ReadEnds(range(2))
     return procedure
 
 
-def is_still_there(procedure: ex.Procedure, now: float) -> None:
-    assert procedure.query(begun(), now) == ex.Describe()
-    procedure.handle(ex.Described(TOPIC_ID, 2), now)
+def at_create() -> ex.Procedure:
+    """Its own intent is stored, and no transaction is open."""
+    return goes_on(machine(taken_over=False), ex.Created(), ex.Appended(), NO_TRANSACTION)
 
 
 def end(log_end: int, high_watermark: int, epoch: int = 3) -> ex.PartitionEnd:
@@ -756,13 +747,7 @@ def test_abandoning_waits_for_previous_drivers_requests() -> None:
 
 
 def test_undescribable_topic_before_create_times_out() -> None:
-    procedure = machine(taken_over=False)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Created(), 0.0)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Appended(), 0.0)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.TransactionsOpen({}), 0.0)
+    procedure = at_create()
     for now in (1.0, WAIT_SECONDS - 1.0, WAIT_SECONDS + 1.0):
         assert procedure.step is ex.Step.CREATE
         assert procedure.query(begun(), now) == ex.Describe()
@@ -772,21 +757,11 @@ def test_undescribable_topic_before_create_times_out() -> None:
 
 
 def test_abandoning_waits_for_an_unanswered_create() -> None:
-    procedure = machine(taken_over=False)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Created(), 0.0)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Appended(), 0.0)
-    assert procedure.query(begun(), 0.0) == ex.ProbeTransactions(range(2))
-    procedure.handle(ex.TransactionsOpen({}), 0.0)
-    is_still_there(procedure, 0.0)
+    procedure = goes_on(at_create(), OLD_COUNT)
     assert procedure.query(begun(), 0.0) == ex.CreatePartitions(3, None, validate_only=False)
     queried_at = WAIT_SECONDS - 1.0
     procedure.handle(ex.Unanswered("the connection broke"), queried_at)
-    assert procedure.query(begun(), queried_at + 1.0) == ex.Describe()
-    procedure.handle(ex.Described(TOPIC_ID, 2), queried_at + 2.0)
-    assert procedure.query(begun(), queried_at + 2.0) == ex.ProbeTransactions(range(2))
-    procedure.handle(ex.TransactionsOpen({0: [TRANSACTIONAL]}), queried_at + 2.0)
+    goes_on(procedure, OLD_COUNT, ex.TransactionsOpen({0: [TRANSACTIONAL]}), now=queried_at + 2.0)
 
     requested = procedure.query(begun(), queried_at + 2.0)
 
@@ -802,9 +777,7 @@ def test_abandoning_waits_for_an_unanswered_create() -> None:
     ids=["deleted meanwhile", "another was first"],
 )
 def test_an_intent_that_the_view_does_not_have(history: ex.ExpansionHistory, reported: tuple[ex.Result, Error]) -> None:
-    procedure = machine(taken_over=False)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Created(), 0.0)
+    procedure = goes_on(machine(taken_over=False), ex.Created())
     assert isinstance(procedure.query(begun(), 0.0), ex.Append)
     procedure.handle(ex.Appended(), 0.0)
 
@@ -824,35 +797,19 @@ def test_driver_stops_when_another_drives() -> None:
 
 
 def test_missing_topic_is_requeried_before_it_is_gone() -> None:
-    procedure = machine()
-    for now in (0.0, 1.0, 2.0):
-        assert procedure.query(begun(), now) == ex.Describe()
-        procedure.handle(ex.Described(None), now)
+    gone = ex.Described(None)
 
-    assert procedure.query(begun(), 3.0) == ex.Describe()
-    procedure.handle(ex.Described(TOPIC_ID, 3), 3.0)
-
-    assert procedure.step is ex.Step.BARRIERS
+    assert goes_on(machine(), gone, gone, gone, NEW_COUNT).step is ex.Step.BARRIERS
     # But when it stays away, it is gone.
-    procedure = machine()
-    for now in (0.0, 1.0, 2.0, 3.0):
-        procedure.query(begun(), now)
-        procedure.handle(ex.Described(None), now)
-    assert procedure.step is ex.Step.STORE
+    assert goes_on(machine(), gone, gone, gone, gone).step is ex.Step.STORE
 
 
 def test_stale_view_ends_no_expansion() -> None:
     """Given a driver that found that it cannot be done, and then was stopped for so long that another one took over and
     created the partitions. When it goes on, its word that the topic is as it was would be the first one, and open all
     doors at the old count."""
-    procedure = machine()
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.TransactionsOpen({}), 0.0)
-    is_still_there(procedure, 0.0)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Refused(Error.TOPIC_AUTHORIZATION_FAILED, None), 0.0)
+    refused = ex.Refused(Error.TOPIC_AUTHORIZATION_FAILED, None)
+    procedure = goes_on(machine(), OLD_COUNT, NO_TRANSACTION, OLD_COUNT, refused)
     now = DOUBT_SECONDS + 1.0
     assert procedure.query(begun(), now) == ex.CreatePartitions(3, None, validate_only=True)
     procedure.handle(ex.Created(), now)
@@ -866,34 +823,25 @@ def test_stale_view_ends_no_expansion() -> None:
 
 
 def test_stale_view_creates_no_partitions() -> None:
-    procedure = machine()
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.TransactionsOpen({}), 0.0)
+    procedure = goes_on(machine(), OLD_COUNT, NO_TRANSACTION)
     outdated = ex.World(begun().history, frozenset({ME}), (), fresh=False)
 
     assert isinstance(procedure.query(outdated, 0.0), ex.Wait)
-    is_still_there(procedure, 0.1)
+    assert procedure.query(begun(), 0.1) == ex.Describe()
+    procedure.handle(OLD_COUNT, 0.1)
     assert isinstance(procedure.query(outdated, 0.1), ex.Wait)
     assert procedure.query(begun(), 0.2) == ex.CreatePartitions(3, None, validate_only=False)
 
 
 def test_existing_partitions_are_probed_while_metadata_lags() -> None:
-    procedure = machine()
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.TransactionsOpen({}), 0.0)
-    is_still_there(procedure, 0.0)
+    procedure = goes_on(machine(), OLD_COUNT, NO_TRANSACTION, OLD_COUNT)
     assert procedure.query(begun(), 0.0) == ex.CreatePartitions(3, None, validate_only=False)
     procedure.handle(ex.Refused(Error.INVALID_PARTITIONS, "Topic already has 3 partition(s)."), 0.0)
 
-    assert procedure.query(begun(), 1.0) == ex.Describe()
-    procedure.handle(ex.Described(TOPIC_ID, 2), 1.0)
+    goes_on(procedure, OLD_COUNT, now=1.0)
     assert procedure.step is ex.Step.PROBE
     assert procedure.query(begun(), 2.0) == ex.Describe()
-    procedure.handle(ex.Described(TOPIC_ID, 3), 2.0)
+    procedure.handle(NEW_COUNT, 2.0)
     procedure.query(begun(), 2.0)
 
     assert procedure.step is ex.Step.LEADERS
