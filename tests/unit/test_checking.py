@@ -228,15 +228,3 @@ def test_the_list_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         "",
         "4 checks: 1 ok, 1 unknown, 1 warning, 1 FAILED",
     ]
-
-
-def test_help_teaches_by_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser(prog="fencepost")
-    command.add_parser(parser.add_subparsers(required=True))
-
-    with pytest.raises(SystemExit, match="0"):
-        parser.parse_args(["check", "--help"])
-
-    text = capsys.readouterr().out
-    assert "fencepost check --config fencepost.toml" in text
-    assert "exit code: 0" in text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.config import Limits, ProxyConfig
+from fencepost_proxy.config import Limits
 from fencepost_proxy.config.keys import KEYS
 from fencepost_proxy.config.reading import load
 from fencepost_proxy.errors import ConfigError
@@ -73,16 +73,6 @@ def test_every_key_of_a_file_arrives(write: Write) -> None:
     assert dict(config.configs_for("orders-eu")) == {"fencepost.check.expected.offsets": "required"}
     assert dict(config.configs_for("payments")) == {"fencepost.check.expected.offsets": "true"}
     assert not config.unsafe_disable_fencing
-
-
-def test_the_command_line_wins_key_by_key(write: Write) -> None:
-    file = write('upstream = "a:1"\nlisten = "b:2"\n[log]\nlevel = "debug"\n')
-
-    config = load(file, {"listen": "c:3", "log": {"format": "json"}})
-
-    assert config.upstream == (Address("a", 1),)
-    assert config.listen == Address("c", 3)
-    assert (config.log.level, config.log.format) == ("debug", "json")
 
 
 def test_the_first_glob_that_matches_decides_alone(write: Write) -> None:
@@ -155,6 +145,7 @@ def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
         ('[topics."a"]\n"fencepost.check.expected.offsets" = "maybe"', "it must be false, true or required"),
         ('[topics."a"]\n"check.expected.offset" = "true"', "there is no such topic config"),
         ("listen = ", "is not TOML: "),
+        ('listen = "a:1\n', "line 2"),
         ("listen = a:1", "a text needs quotes"),
         ('[topics.orders-*]\n"fencepost.check.expected.offsets" = "true"', 'quotes: [topics."orders-*"]'),
     ],
@@ -169,24 +160,15 @@ def test_config_error_names_file_key_and_remedy(write: Write, text: str, complai
     assert complaint in str(caught.value)
 
 
-def test_a_syntax_error_names_its_line(write: Write) -> None:
-    with pytest.raises(ConfigError, match="line 2"):
-        load(write('upstream = "a:1"\nlisten = "a:1\n'))
-
-
 def test_command_line_error_does_not_blame_the_file(write: Write) -> None:
     with pytest.raises(ConfigError, match=r"^command line: listen: 'x' is not HOST:PORT"):
         load(write('upstream = "a:1"'), {"listen": "x"})
 
 
-def test_missing_upstream_names_the_option() -> None:
-    with pytest.raises(ConfigError, match="use --bootstrap-server HOST:PORT"):
-        load(None, {})
-
-
-def test_missing_upstream_is_not_blamed_on_environment() -> None:
-    with pytest.raises(ConfigError, match=r"^upstream: no Kafka server given"):
-        load(None, {}, environment={"HOME": "/root"})
+@pytest.mark.parametrize("environment", [{}, {"HOME": "/root"}])
+def test_missing_upstream_names_the_option(environment: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"^upstream: no Kafka server given.*use --bootstrap-server HOST:PORT"):
+        load(None, {}, environment=environment)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -203,8 +185,7 @@ def test_hidden_key_is_not_suggested(write: Write) -> None:
     assert load(write('upstream = "a:1"\nunsafe_disable_fencing = true')).unsafe_disable_fencing
 
 
-def test_every_limit_is_explained_and_names_its_unit() -> None:
-    limits = [key for key in KEYS.values() if key.table == "limits"]
+def test_every_limit_names_its_unit() -> None:
     units = (
         "_bytes_max",
         "connections_max",
@@ -218,15 +199,7 @@ def test_every_limit_is_explained_and_names_its_unit() -> None:
         "shown_max",
     )
 
-    assert all(len(key.doc) > 10 for key in limits)
-    assert [key.name for key in limits if not key.name.endswith(units)] == []
-
-
-def test_two_configurations_share_no_state() -> None:
-    one = ProxyConfig(upstream=(Address("a", 1),))
-
-    assert one == ProxyConfig(upstream=(Address("a", 1),))
-    assert one.limits == Limits()
+    assert [key.name for key in KEYS.values() if key.table == "limits" and not key.name.endswith(units)] == []
 
 
 def test_sequencers_and_barriers_share_one_queue_time() -> None:

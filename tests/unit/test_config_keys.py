@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.cli import config as command
 from fencepost_proxy.cli import proxy
 from fencepost_proxy.cli.main import main
 from fencepost_proxy.config import ProxyConfig, Refused
@@ -372,12 +371,3 @@ def test_the_file_that_is_deployed_is_valid() -> None:
     loaded = read(ROOT / "deploy" / "fencepost.toml", check_topic_config=check_topic_config)
 
     assert loaded.config.configs_for("checked-orders") == {"fencepost.check.expected.offsets": "required"}
-
-
-def test_help_teaches_by_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser(prog="fencepost")
-    command.add_parser(parser.add_subparsers(required=True))
-    for words in (["config", "--help"], ["config", "explain", "--help"], ["config", "show", "--help"]):
-        with pytest.raises(SystemExit, match="0"):
-            parser.parse_args(words)
-        assert "fencepost config" in capsys.readouterr().out.split("examples:")[1]

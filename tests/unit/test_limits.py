@@ -9,7 +9,7 @@ import struct
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,10 +71,6 @@ def test_configured_limits_apply_to_sequencers_and_sessions() -> None:
     assert (proxy.sequencer_wait_max_seconds, proxy.request_timeout_seconds) == (7.5, 17.0)
     assert proxy.reserve(14_000)
     assert not proxy.reserve(1)
-
-
-def test_every_limit_has_its_words() -> None:
-    assert all(each.metadata["doc"] for each in fields(Limits))
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
