@@ -174,6 +174,10 @@ def test_reasons_cover_every_source_of_unreadiness() -> None:
             "set it to Kafka's own brokers",
         ),
         ("s was deleted and created again: what it held is gone", "restart every proxy"),
+        ("it is shutting down", "the proxy was stopped"),
+        ("the state topic was not read recently enough: appends are blocked", "the state topic have a leader"),
+        ("the heartbeat of this process could not be stored yet: appends are blocked", "WRITE"),
+        ("the primary worker is starting", "Wait a moment"),
     ],
 )
 def test_the_advice_is_about_what_went_wrong(reason: str, helps: str) -> None:

@@ -204,15 +204,6 @@ def test_request_is_retriable_while_checks_are_unknown() -> None:
     assert [each.error_code for each in response.results] == [Error.REQUEST_TIMED_OUT]
 
 
-def test_the_state_topic_is_closed() -> None:
-    plan = queried(topic("__state"), topic("grows"))
-
-    assert names(plan.forward) == ["grows"]
-    response = answered("grows")
-    plan.finish(response)
-    assert response.results[-1].error_code == Error.TOPIC_AUTHORIZATION_FAILED
-
-
 # --- how growth is shown ----------------------------------------------------------------------------------------------
 
 

@@ -103,12 +103,7 @@ def test_healthy_state_shows_no_problems() -> None:
 @pytest.mark.parametrize(
     ("reason", "advice"),
     [
-        ("waiting for Kafka at kafka:9092: refused", "is Kafka running"),
-        ("it is shutting down", "the proxy was stopped"),
         ("reading the state topic", "may the proxy&#x27;s user READ it?"),
-        ("the state topic was not read recently enough: appends are blocked", "the state topic have a leader"),
-        ("the heartbeat of this process could not be stored yet: appends are blocked", "WRITE"),
-        ("the primary worker is starting", "Wait a moment"),
         ("a reason of tomorrow", "The log gives the reason"),
     ],
 )
@@ -391,6 +386,10 @@ def names(listed: Listed) -> list[str]:
     return [each.topic for each in listed.rows]
 
 
+def of_workers(requested: PageRequest, *workers: _Proxy) -> Listed:
+    return merged(requested, [each.lists.found(requested, with_names=True) for each in workers])
+
+
 def test_topics_are_paged_and_searched_by_name() -> None:
     proxy = _Proxy({f"Orders-{number:04}": 1 for number in range(300)} | {"clicks": 2})
 
@@ -443,18 +442,15 @@ def test_rows_of_several_workers_are_merged(monkeypatch: pytest.MonkeyPatch) -> 
     other.refuse("b", 1)
     other.refuse("b", 1)
 
-    def queried(requested: PageRequest) -> Listed:
-        return merged(requested, [each.lists.found(requested, with_names=True) for each in (primary, other)])
-
-    pages = [queried(PageRequest("topics", offset=offset, limit=2)) for offset in (0, 2)]
+    pages = [of_workers(PageRequest("topics", offset=offset, limit=2), primary, other) for offset in (0, 2)]
     assert [names(each) for each in pages] == [["a", "b"], ["c", "d"]]
     assert [each.matching for each in pages] == [4, 4]
-    (b,) = queried(PageRequest("topics", topic="b")).rows
+    (b,) = of_workers(PageRequest("topics", topic="b"), primary, other).rows
     assert (b.log_end_offsets, b.ends_known, b.refusals, b.last_refusal.partition) == (17, 2, 3, 1)
-    zero, one = queried(PageRequest("partitions", topic="b")).rows
+    zero, one = of_workers(PageRequest("partitions", topic="b"), primary, other).rows
     assert (zero.log_end_offset, zero.refusals, one.refusals) == (12, 1, 2)
-    assert [each.partition for each in queried(PageRequest("refusals")).rows] == [1, 0]
-    assert queried(PageRequest("refusals")).matching == 2
+    assert [each.partition for each in of_workers(PageRequest("refusals"), primary, other).rows] == [1, 0]
+    assert of_workers(PageRequest("refusals"), primary, other).matching == 2
 
 
 def test_the_same_group_through_two_workers_waits_once() -> None:
@@ -462,11 +458,10 @@ def test_the_same_group_through_two_workers_waits_once() -> None:
     primary.gated, other.gated = [LAGS], [LAGS, replace(LAGS, group="z")]
     primary.expansions, other.expansions = [PENDING], [replace(PENDING, step=None)]
 
-    def queried(requested: PageRequest) -> Listed:
-        return merged(requested, [each.lists.found(requested, with_names=True) for each in (primary, other)])
-
-    assert [each.group for each in queried(PageRequest("groups")).rows] == [LAGS.group, "z"]
-    assert queried(PageRequest("expansions")) == Listed(1, (PENDING,)), "the owner knows at which step it is"
+    assert [each.group for each in of_workers(PageRequest("groups"), primary, other).rows] == [LAGS.group, "z"]
+    assert of_workers(PageRequest("expansions"), primary, other) == Listed(1, (PENDING,)), (
+        "the owner knows at which step it is"
+    )
 
 
 def test_a_page_of_ten_thousand_partitions_is_small() -> None:
