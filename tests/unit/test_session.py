@@ -185,6 +185,29 @@ class Talk:
         for pending in pending_appends:
             assert self.next(m.ToSequencer) == m.ToSequencer(pending, g.Sent(pending))
 
+    def submits(self, at: int = 5, **options: Any) -> g.PendingAppend:
+        """The client sends a batch for `guarded-a` 0 that expects to lie there."""
+        self.client(produce(("guarded-a", 0, expecting(at, b"x")), **options))
+        return self.submitted()
+
+    def sends(self, **options: Any) -> g.PendingAppend:
+        """It is admitted too, and goes to Kafka."""
+        pending = self.submits(**options)
+        self.grant(pending)
+        self.sent(pending)
+        self.upstream()
+        return pending
+
+    def half_admitted(self) -> tuple[g.PendingAppend, g.PendingAppend]:
+        """Of a request to `guarded-a` 0 and `guarded-b` 1: the first append is admitted, the second one waits."""
+        self.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
+        first = self.submitted()
+        self.grant(first)
+        return first, self.submitted()
+
+    def lost(self, pending: g.PendingAppend) -> None:
+        assert self.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
+
     def canceled(self, *pending_appends: g.PendingAppend) -> None:
         for pending in pending_appends:
             assert self.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
@@ -225,6 +248,20 @@ class Talk:
 
 def frame(body: bytes) -> bytes:
     return struct.pack(">i", len(body)) + body
+
+
+def frames(data: bytes) -> list[bytes]:
+    found = []
+    while data:
+        length = 4 + int.from_bytes(data[:4], "big")
+        found.append(data[:length])
+        data = data[length:]
+    return found
+
+
+def to_client(talk: Talk) -> list[bytes]:
+    """All answers, whatever else is to be done."""
+    return frames(b"".join(bytes(chunk) for c in talk.commands if isinstance(c, m.ToClient) for chunk in c.chunks))
 
 
 def request(api_key: int, version: int, correlation: int, body: bytes = b"") -> bytes:
@@ -467,8 +504,7 @@ def test_requests_after_a_waiting_append_are_not_read() -> None:
 
 def test_early_answer_stays_in_the_socket() -> None:
     talk = Talk()
-    (pending,) = append(talk)
-    talk.upstream()
+    pending = talk.sends()
     talk.client(request(HEARTBEAT, 4, 2))
     talk.upstream()
     reply = response(2, b"y" * 50)
@@ -485,8 +521,7 @@ def test_early_answer_stays_in_the_socket() -> None:
 
 def test_refused_fence_is_replaced_and_sent_again() -> None:
     talk = Talk()
-    (pending,) = append(talk)
-    talk.upstream()
+    pending = talk.sends()
     talk.kafka(produced(("guarded-a", 0, 47, -1)))
     talk.next(m.ToSequencer)
     talk.grant(pending, sequence=0)
@@ -517,10 +552,7 @@ def test_refused_and_accepted_partitions_share_one_response() -> None:
 
 def test_one_mismatch_refuses_whole_request_when_configured() -> None:
     talk = Talk(refuse_whole_requests=True)
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
-    first = talk.submitted()
-    talk.grant(first)
-    second = talk.submitted()
+    first, second = talk.half_admitted()
     talk.refused(second)
     talk.canceled(first)
     probe = talk.sent_up()
@@ -574,8 +606,7 @@ def test_known_retry_does_not_refuse_the_whole_request() -> None:
 def test_write_is_proved_once_a_connection() -> None:
     talk = Talk()
     for correlation in (1, 2):
-        talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=correlation))
-        talk.refused(talk.submitted())
+        talk.refused(talk.submits(correlation=correlation))
         if correlation == 1:
             talk.upstream()
             talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
@@ -644,8 +675,7 @@ def test_write_permission_expires_after_a_time() -> None:
     talk = Talk().may_write("guarded-a")
     for seconds, queried in ((29.0, False), (2.0, True)):
         talk.now += seconds
-        talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-        talk.refused(talk.submitted())
+        talk.refused(talk.submits())
         if not queried:
             assert read(talk.answer())[("guarded-a", 0)][:2] == (44, 57)
     assert b"guarded-a" in talk.upstream()
@@ -696,8 +726,7 @@ def test_acks_0_append_waits_for_the_configs() -> None:
 
 def test_expired_admission_is_returned_and_requested_again() -> None:
     talk = Talk(grants_hold=False)
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    pending = talk.submitted()
+    pending = talk.submits()
     talk.grant(pending)
     talk.canceled(pending)
     assert talk.submitted() is pending
@@ -722,9 +751,7 @@ def test_appends_sent_before_a_refusal_fail_with_it(where: str) -> None:
     ]
     assert [pending.partition.partition for pending in others] == [1]  # another partition is another chain
     talk.refuse(others[0])
-    reported = b"".join(bytes(chunk) for c in talk.commands if isinstance(c, m.ToClient) for chunk in c.chunks)
-    behind = reported[4 + int.from_bytes(reported[:4], "big") :]
-    code, base_offset, message = read(behind)[("guarded-a", 0)]
+    code, base_offset, message = read(to_client(talk)[1])[("guarded-a", 0)]
     assert (code, base_offset) == (44, -1)
     assert (message or "").startswith("PREDECESSOR_FAILED OFFSET_MISMATCH")
     talk.commands.clear()
@@ -742,13 +769,9 @@ def test_batch_sent_before_reading_a_failure_fails_too() -> None:
     talk.client(produce(("guarded-a", 0, expecting(57, b"sent before the refusal was read")), correlation=2))
     talk.counted()
     talk.refused(slow)
-    both = talk.answer()
-    first_length = 4 + int.from_bytes(both[:4], "big")
-    assert read(both[:first_length]) == {
-        ("guarded-a", 0): (44, 57, MISMATCH.error_message),
-        ("guarded-b", 0): (44, 57, MISMATCH.error_message),
-    }
-    code, _, message = read(both[first_length:])["guarded-a", 0]
+    one, other = frames(talk.answer())
+    assert read(one) == dict.fromkeys([("guarded-a", 0), ("guarded-b", 0)], (44, 57, MISMATCH.error_message))
+    code, _, message = read(other)["guarded-a", 0]
     assert (code, (message or "").split()[0]) == (44, "PREDECESSOR_FAILED")
     talk.client(produce(("guarded-a", 0, expecting(57, b"sent after it")), correlation=3))
     talk.submitted()
@@ -786,8 +809,7 @@ def test_failed_acks_0_append_closes_the_connection() -> None:
 
 def test_lost_client_keeps_upstream_until_outcome_is_known() -> None:
     talk = Talk()
-    (pending,) = append(talk)
-    talk.upstream()
+    pending = talk.sends()
     talk.report(m.ClientLost())
     talk.silent()
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
@@ -800,57 +822,32 @@ def test_lost_client_keeps_upstream_until_outcome_is_known() -> None:
 
 def test_silent_upstream_of_lost_client_is_closed_eventually() -> None:
     talk = Talk()
-    (pending,) = append(talk)
-    talk.upstream()
+    pending = talk.sends()
     talk.report(m.ClientLost())
     talk.tick(talk.services.request_timeout_seconds + 1)
     talk.next(m.CloseUpstream)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
-
-
-def test_lost_client_cancels_its_waiting_appends() -> None:
-    talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 0, expecting(5, b"x"))))
-    first = talk.submitted()
-    talk.grant(first)
-    second = talk.submitted()
-    talk.report(m.ClientLost())
-    talk.canceled(first, second)
-    talk.next(m.CloseUpstream)
-    assert talk.services.free_bytes == 1 << 20
-
-
-def test_admission_for_lost_client_is_canceled() -> None:
-    talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    pending = talk.submitted()
-    talk.report(m.ClientLost())
-    talk.commands.clear()
-    talk.grant(pending)
-    talk.canceled(pending)
+    talk.lost(pending)
 
 
 def test_append_on_broken_connection_is_in_doubt() -> None:
     talk = Talk()
-    (pending,) = append(talk)
-    talk.upstream()
+    pending = talk.sends()
     talk.report(m.UpstreamLost("the broker closed the connection"))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
+    talk.lost(pending)
     assert talk.next(m.CloseClient).fault is None
     talk.report(m.ClientLost())
     assert talk.session.finished
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_broken_upstream_cancels_waiting_appends_at_once() -> None:
+@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("the broker closed the connection")])
+def test_lost_connection_cancels_waiting_appends_at_once(end: m.Event) -> None:
     talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 0, expecting(5, b"x"))))
-    first = talk.submitted()
-    talk.grant(first)
-    second = talk.submitted()
-    talk.report(m.UpstreamLost("the broker closed the connection"))
+    first, second = talk.half_admitted()
+    talk.report(end)
     talk.canceled(first, second)
-    talk.next(m.CloseClient)
+    talk.next(m.CloseUpstream if isinstance(end, m.ClientLost) else m.CloseClient)
+    assert talk.services.free_bytes == 1 << 20
     talk.grant(second)  # was on its way
     talk.canceled(second)
     talk.silent()
@@ -868,12 +865,9 @@ def test_unread_requests_of_lost_client_are_dropped() -> None:
 
 def test_late_outcome_is_answered_as_timed_out() -> None:
     talk = Talk()
-    (pending,) = append(talk, timeout_ms=1000)
-    talk.upstream()
+    pending = talk.sends(timeout_ms=1000)
     talk.tick(0.95)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(
-        pending, g.Lost(pending)
-    )  # others must not wait for a broker that stands still
+    talk.lost(pending)  # others must not wait for a broker that stands still
     talk.counted()
     assert read(talk.answer())[("guarded-a", 0)][0] == TIMED_OUT
     talk.completed(pending, produced(("guarded-a", 0, 0, 5)), PartitionResult(0, 0, 5))
@@ -884,8 +878,7 @@ def test_late_outcome_is_answered_as_timed_out() -> None:
 def test_append_after_an_unknown_one_fails_too() -> None:
     """It was not read before, since another append stood at its gate. Where the first should lie may be another's."""
     talk = Talk().may_write("guarded-a", "guarded-b")
-    (first,) = append(talk, timeout_ms=1000)
-    talk.upstream()
+    first = talk.sends(timeout_ms=1000)
     talk.client(
         produce(("guarded-b", 0, expecting(1, b"y")), correlation=2, timeout_ms=9000)
         + produce(("guarded-a", 0, expecting(6, b"z")), correlation=3)
@@ -893,12 +886,11 @@ def test_append_after_an_unknown_one_fails_too() -> None:
     waiting = talk.submitted()
     assert not talk.next(m.ReadClient).on
     talk.tick(0.95)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Lost(first))
+    talk.lost(first)
     talk.commands.clear()
     talk.refuse(waiting)
     assert not [c for c in talk.commands if isinstance(c, m.ToSequencer)]
-    both = b"".join(bytes(chunk) for c in talk.commands if isinstance(c, m.ToClient) for chunk in c.chunks)
-    code, _, message = read(both[4 + int.from_bytes(both[:4], "big") :])["guarded-a", 0]
+    code, _, message = read(to_client(talk)[1])["guarded-a", 0]
     assert (code, (message or "").split()[0]) == (TIMED_OUT, "PREDECESSOR_FAILED")
 
 
@@ -927,14 +919,13 @@ def test_unawaited_append_also_times_out() -> None:
     pending = talk.admitted()
     talk.upstream()
     talk.tick(0.95)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
+    talk.lost(pending)
     talk.silent()
 
 
 def test_admission_after_the_answer_is_canceled() -> None:
     talk = Talk()
-    (pending,) = append(talk, timeout_ms=1000)
-    talk.upstream()
+    pending = talk.sends(timeout_ms=1000)
     talk.tick(0.95)
     talk.commands.clear()
     talk.report(m.AppendAdmitted(pending))
@@ -955,8 +946,7 @@ def half_a_frame_behind(talk: Talk) -> bytes:
 
 def test_permission_probe_is_not_written_within_client_frame() -> None:
     talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    pending = talk.submitted()
+    pending = talk.submits()
     rest = request(HEARTBEAT, 4, 2, b"x" * 100)
     talk.refused(pending)  # this asks for the proof
     probe = talk.upstream()
@@ -969,8 +959,7 @@ def test_permission_probe_is_not_written_within_client_frame() -> None:
 
 def test_permission_probe_waits_for_half_sent_frame() -> None:
     talk = Talk()
-    (pending,) = append(talk)
-    talk.upstream()
+    pending = talk.sends()
     rest = half_a_frame_behind(talk)
     talk.report(m.AppendCompleted(pending, replace(MISMATCH, partition=0), "offset_mismatch"))
     talk.counted()
@@ -983,8 +972,7 @@ def test_permission_probe_waits_for_half_sent_frame() -> None:
 
 def test_append_is_not_resent_within_client_frame() -> None:
     talk = Talk().may_write("guarded-a")
-    (pending,) = append(talk)
-    talk.upstream()
+    pending = talk.sends()
     half_a_frame_behind(talk)
     talk.report(m.AppendAdmitted(pending))
     assert talk.next(m.TopicStale) == m.TopicStale("guarded-a")
@@ -1089,10 +1077,7 @@ def test_join_is_not_sent_after_timeout_or_disconnect(end: str) -> None:
 def test_unchecked_topic_without_id_is_sent_by_name() -> None:
     talk = Talk(newest_produce=13, unknown_topics=frozenset({"plain"}))
     pending_appends = append(talk, ("plain", 0, batch(b"v")))
-    sent = talk.upstream()
-    length = int.from_bytes(sent[:4], "big")
-    first = parse_produce_request(memoryview(sent[4 : 4 + length]))
-    second = parse_produce_request(memoryview(sent[8 + length :]))
+    first, second = (parse_produce_request(memoryview(each)[4:]) for each in frames(talk.upstream()))
     assert (first.api_version, first.topics[0].topic_id, first.acks) == (13, T_ID, -1)
     assert (second.api_version, [topic.name for topic in second.topics]) == (9, ["plain"])
     talk.kafka(produced(("guarded-a", 0, 0, 5), version=13, by_id=True))
@@ -1104,8 +1089,7 @@ def test_unchecked_topic_without_id_is_sent_by_name() -> None:
 
 def test_checked_topic_without_id_gets_retriable_error() -> None:
     talk = Talk(newest_produce=13, unknown_topics=frozenset({"guarded-a"})).may_write("guarded-a")
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    pending = talk.submitted()
+    pending = talk.submits()
     talk.grant(pending)
     assert talk.next(m.TopicStale) == m.TopicStale("guarded-a")
     talk.counted()
@@ -1133,7 +1117,7 @@ def test_pipelined_appends_fail_with_the_same_message() -> None:
     second = talk.submitted()
     behind = "PREDECESSOR_FAILED TRY_AGAIN later"  # what the gate says of it
     talk.report(m.AppendCompleted(second, PartitionResult(0, NOT_LEADER, error_message=behind), None))
-    answers = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
+    answers = b"".join(to_client(talk))
     assert answers.count(behind.encode()) == 3
     assert b"PREDECESSOR_FAILED PREDECESSOR_FAILED" not in answers
 
@@ -1167,14 +1151,13 @@ def test_unexpected_answer_ends_the_connection() -> None:
 
 def test_invalid_answer_during_close_fails_the_append() -> None:
     talk = Talk()
-    (pending,) = append(talk)
-    talk.upstream()
+    pending = talk.sends()
     talk.client(b"\x00")  # what follows is no frame
     talk.client(struct.pack(">i", talk.services.frame_bytes_max)[1:])
     talk.client(struct.pack(">hhi", 32_000, 0, 9))
     assert talk.next(m.CloseClient).fault is ClientProtocolError
     talk.kafka(produced(("guarded-a", 1, 0, 5)))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
+    talk.lost(pending)
     talk.next(m.CloseUpstream)
 
 
@@ -1449,8 +1432,7 @@ def test_append_after_one_to_absent_partition_fails_too() -> None:
 def test_unproved_success_is_unknown_and_not_retriable() -> None:
     """Kafka has answered -1 and appended; the gate has found it; Kafka does not say whether the client may write."""
     talk = Talk()
-    (pending,) = append(talk)
-    talk.upstream()
+    pending = talk.sends()
     talk.completed(pending, produced(("guarded-a", 0, -1, -1)), PartitionResult(0, 0, 5))
     assert partitions_of(talk.upstream()) == {("guarded-a", 0)}  # an empty append: whether it may
     talk.tick(3.0)
@@ -1500,7 +1482,7 @@ def test_drain_reports_sent_appends_unknown_and_unsent_retriable() -> None:
     talk.upstream()
     talk.report(m.Drain(talk.now + 0.05))
     talk.canceled(second)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Lost(first))  # its outcome is read from the log
+    talk.lost(first)  # its outcome is read from the log
     talk.counted()
     assert not talk.next(m.ReadClient).on
     got = {key: value[0] for key, value in read(talk.answer()).items()}
@@ -1512,7 +1494,7 @@ def test_lost_upstream_leaves_only_sent_appends_in_doubt() -> None:
     talk.upstream()
     talk.report(m.UpstreamLost("gone"))
     talk.canceled(second)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Lost(first))
+    talk.lost(first)
     assert isinstance(talk.next(m.CloseClient), m.CloseClient)
     talk.silent()
 
@@ -1538,10 +1520,7 @@ def test_lost_client_cancels_only_unsent_appends(answered: bool) -> None:
 
 def test_whole_request_blocks_no_partition_while_waiting() -> None:
     talk = Talk(refuse_whole_requests=True)
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
-    first = talk.submitted()
-    talk.grant(first)
-    second = talk.submitted()
+    first, second = talk.half_admitted()
     talk.tick(0.03)
     talk.canceled(first)
     talk.silent()
