@@ -285,17 +285,13 @@ def test_another_transactional_id_with_this_producer_id() -> None:
 # ---- what other processes have noted
 
 
-def test_refused_elsewhere() -> None:
-    world = World(abort_only_records=(abort_only(),))
+@pytest.mark.parametrize("state", ["Ongoing", "Empty", "CompleteCommit", "CompleteAbort", ""])
+def test_refused_elsewhere(state: str) -> None:
+    """A coordinator that does not know of the transaction would call the commit of nothing a success."""
+    partitions = frozenset({A} if state == "Ongoing" else ())
+    world = World(abort_only_records=(abort_only(),), transaction=TransactionIs(True, ID, EPOCH, state, partitions))
     assert world.decision().outcome is Outcome.REFUSE
     assert world.decision().abort_only_transactions
-
-
-@pytest.mark.parametrize("state", ["Empty", "CompleteCommit", "CompleteAbort", ""])
-def test_refused_elsewhere_and_nothing_was_appended(state: str) -> None:
-    """Its coordinator has not heard of it, and would call the commit of nothing a success."""
-    world = World(abort_only_records=(abort_only(),), transaction=TransactionIs(True, ID, EPOCH, state))
-    assert world.decision().outcome is Outcome.REFUSE
 
 
 def test_append_refused_retriably_elsewhere_then_appended_passes() -> None:
