@@ -33,7 +33,7 @@ from fencepost_proxy.wire.produce import PartitionData
 from tests.support.batches import batch, expecting
 from tests.unit.test_control_codec import uvarint
 from tests.unit.test_sequencer import TP, Talk
-from tests.unit.test_session import HEARTBEAT, Around, Unchanged, append, produce, request
+from tests.unit.test_session import HEARTBEAT, Around, Unchanged, produce, request
 from tests.unit.test_session import Talk as SessionTalk
 
 MESSAGE_TOO_LARGE, TIMED_OUT = 10, 7
@@ -133,7 +133,7 @@ def test_decompression_beyond_the_limit_is_refused_with_error() -> None:
 @pytest.mark.parametrize(("timeout_ms", "wait"), [(30_000, 5.0), (3_000, 1.0), (0, 0.0)])
 def test_append_deadline_is_limit_or_third_of_timeout(timeout_ms: int, wait: float) -> None:
     talk = SessionTalk()
-    (pending,) = append(talk, timeout_ms=timeout_ms)
+    pending = talk.submits(timeout_ms=timeout_ms)
     assert pending.deadline == pytest.approx(talk.now + wait)
 
 
@@ -149,8 +149,7 @@ def test_frame_above_limit_closes_connection_before_buffering() -> None:
 def test_buffered_response_above_limit_closes_connection() -> None:
     """A broker that lies about lengths, or whoever sits at its address. What only passes is not held, however long."""
     talk = SessionTalk(frame_bytes_max=1_000)
-    append(talk, correlation=7)
-    talk.upstream()
+    talk.sends(correlation=7)
     talk.kafka(struct.pack(">ii", 2_000_000_000, 7))
     (closed,) = [each for each in talk.commands if isinstance(each, m.CloseClient)]
     assert closed.fault is UpstreamProtocolError

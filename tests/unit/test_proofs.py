@@ -12,14 +12,14 @@ from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import MARKER, TopicPartition
-from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, PRODUCE, SASL_AUTHENTICATE, WRITE_TXN_MARKERS
+from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, PRODUCE, WRITE_TXN_MARKERS
 from fencepost_proxy.wire.control import decode_request, encode_response_frame, parse_request_header
 from fencepost_proxy.wire.produce import PartitionResult, parse_produce_request
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
 from tests.unit import test_partition_counts as barriers
 from tests.unit import test_session_transactions as transactions
-from tests.unit.test_logins import AUTHENTICATE, HANDSHAKE, logged_in
+from tests.unit.test_logins import AUTHENTICATE, HANDSHAKE, logged_in, logs_in, relays
 from tests.unit.test_session import (
     HEARTBEAT,
     INVALID_RECORD,
@@ -52,6 +52,11 @@ class Proving(Talk):
 
     def appends(self, at: int = 5, *, topic: str = TOPIC, correlation: int = 1, **options: Any) -> None:
         self.client(produce((topic, 0, expecting(at, b"x")), correlation=correlation, **options))
+
+    def asks(self, at: int = 5, **options: Any) -> None:
+        """An append of which Kafka is asked first."""
+        self.appends(at, **options)
+        assert self.queried() == [options.get("topic", TOPIC)]
 
     def queried(self) -> list[str]:
         """The topics that Kafka is asked about, by a request that appends nothing."""
@@ -105,8 +110,7 @@ def test_kafka_authorizes_an_append_before_it_is_queued() -> None:
 
 def test_kafka_authorizes_once_per_connection_and_topic() -> None:
     talk = Proving()
-    talk.appends()
-    assert talk.queried() == [TOPIC]
+    talk.asks()
     talk.says((TOPIC, MAY))
     talk.report(m.AppendCompleted(talk.submitted(), AT_5, None))
     talk.answer()
@@ -124,8 +128,7 @@ def test_append_without_login_never_reaches_the_sequencer() -> None:
     """Kafka ends the connection, whatever comes on it."""
     for acks in (-1, 0, 1):
         talk = Proving()
-        talk.appends(acks=acks)
-        talk.queried()
+        talk.asks(acks=acks)
         talk.report(m.UpstreamLost("Kafka closed the connection"))
         assert isinstance(talk.next(m.CloseClient), m.CloseClient)
         talk.silent()
@@ -135,15 +138,10 @@ def test_append_without_login_never_reaches_the_sequencer() -> None:
 def test_half_a_login_is_none() -> None:
     """With SCRAM the server's first message comes before it has seen a proof of the password."""
     talk = Proving()
-    for query, answer in ((HANDSHAKE, response(7, b"\0\0\0\0\0\0")), (AUTHENTICATE, logged_in(0, 1))):
-        talk.client(query)
-        assert talk.upstream() == query
-        talk.kafka(answer)
-        assert talk.answer() == answer
+    relays(talk, HANDSHAKE, response(7, b"\0\0\0\0\0\0"))
+    relays(talk, AUTHENTICATE, logged_in(0, 1))
 
-    talk.appends()
-
-    assert talk.queried() == [TOPIC]
+    talk.asks()
     talk.silent()
 
 
@@ -151,8 +149,7 @@ def test_half_a_login_is_none() -> None:
 def test_answer_during_a_login_proves_no_permission(code: int) -> None:
     """After a handshake it says 34 to any request, and then ends the connection."""
     talk = Proving()
-    talk.appends()
-    talk.queried()
+    talk.asks()
     talk.says((TOPIC, code))
     assert talk.reported() == {(TOPIC, 0): (code, -1, None)}
     talk.silent()
@@ -180,9 +177,7 @@ def test_append_during_reauthentication_is_not_queued(login: bytes) -> None:
     talk.client(login)
     assert talk.upstream() == login
 
-    talk.appends()
-
-    assert talk.queried() == [TOPIC]
+    talk.asks()
     talk.silent()
 
 
@@ -192,15 +187,13 @@ def test_append_during_reauthentication_is_not_queued(login: bytes) -> None:
 def test_unauthorized_append_is_refused_before_it_is_queued() -> None:
     talk = Proving()
     for _ in range(2):
-        talk.appends()
-        assert talk.queried() == [TOPIC]
+        talk.asks()
         talk.says((TOPIC, MAY_NOT))
         assert talk.reported() == {(TOPIC, 0): (MAY_NOT, -1, None)}
         talk.silent()
     assert talk.services.free_bytes == 1 << 20
 
-    talk.appends(acks=0)
-    talk.queried()
+    talk.asks(acks=0)
     talk.says((TOPIC, MAY_NOT))
     assert talk.next(m.CloseClient).fault is ClientProtocolError
     talk.silent()
@@ -228,13 +221,11 @@ def test_append_sent_after_an_unauthorized_one_is_refused() -> None:
     """Another writer may have won its place, and its client the right, before that comes."""
     talk = Proving()
     talk.services.unread = 1000
-    talk.appends(5)
-    talk.queried()
+    talk.asks(5)
     talk.says((TOPIC, MAY_NOT))
     talk.reported()
 
-    talk.appends(6, correlation=2)
-    talk.queried()
+    talk.asks(6, correlation=2)
     talk.says((TOPIC, MAY), correlation=2)
 
     talk.counted()
@@ -252,9 +243,7 @@ def test_a_refusal_takes_the_right_away() -> None:
     talk.report(m.AppendCompleted(pending, PartitionResult(0, MAY_NOT), None))
     talk.reported()
 
-    talk.appends(correlation=2)
-
-    assert talk.queried() == [TOPIC]
+    talk.asks(correlation=2)
     talk.silent()
 
 
@@ -334,8 +323,7 @@ def test_unauthorized_append_does_not_enter_the_barrier() -> None:
 
 def test_unanswered_permission_query_closes_the_connection() -> None:
     talk = Proving()
-    talk.appends(timeout_ms=1000)
-    talk.queried()
+    talk.asks(timeout_ms=1000)
     assert talk.session.needs_ticks
     talk.tick(0.8)
     talk.silent()
@@ -346,8 +334,7 @@ def test_unanswered_permission_query_closes_the_connection() -> None:
 
 def test_client_lost_during_permission_query_is_not_queued() -> None:
     talk = Proving()
-    talk.appends()
-    talk.queried()
+    talk.asks()
     talk.report(m.ClientLost())
     talk.says((TOPIC, MAY))
     assert [each for each in talk.commands if not isinstance(each, m.CloseUpstream)] == []
@@ -356,8 +343,7 @@ def test_client_lost_during_permission_query_is_not_queued() -> None:
 
 def test_permission_answer_without_the_topic_is_broker_error() -> None:
     talk = Proving()
-    talk.appends()
-    talk.queried()
+    talk.asks()
     talk.says(("guarded-b", MAY))
     assert talk.next(m.CloseClient).fault is UpstreamProtocolError
 
@@ -386,10 +372,7 @@ def test_fast_path_requires_a_proven_permission() -> None:
 
 def waits_past_its_login() -> tuple[Proving, g.PendingAppend]:
     talk = Proving()
-    talk.client(request(SASL_AUTHENTICATE, 2, 8, b"\0\0\0"))
-    talk.upstream()
-    talk.kafka(logged_in(3000))
-    talk.answer()
+    logs_in(talk, logged_in(3000))
     talk.session._may_write[TOPIC] = talk.now
     talk.now += 2.0
     talk.client(produce((TOPIC, 0, expecting(5, b"x")), ("plain", 0, batch(b"y")), timeout_ms=30_000))
