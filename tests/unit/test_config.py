@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.config import Limits
+from fencepost_proxy.config import ControlSasl, Limits, ListenTls, UpstreamTls
 from fencepost_proxy.config.keys import KEYS
 from fencepost_proxy.config.reading import load
 from fencepost_proxy.errors import ConfigError
@@ -73,6 +73,56 @@ def test_every_key_of_a_file_arrives(write: Write) -> None:
     assert dict(config.configs_for("orders-eu")) == {"fencepost.check.expected.offsets": "required"}
     assert dict(config.configs_for("payments")) == {"fencepost.check.expected.offsets": "true"}
     assert not config.unsafe_disable_fencing
+
+
+def test_every_key_of_tls_and_logins_arrives(write: Write) -> None:
+    config = load(
+        write(
+            """
+            upstream = ["kafka:9093"]
+            [listen_tls]
+            certificate_file = "/tls/listener.pem"
+            key_file = "/tls/listener.key"
+            key_password_file = "/tls/password"
+            client_certificates = "optional"
+            client_ca_file = "/tls/clients.pem"
+            min_version = "1.3"
+            [upstream_tls]
+            ca_file = "/tls/kafka.pem"
+            certificate_file = "/tls/proxy.pem"
+            key_file = "/tls/proxy.key"
+            key_password_file = "/tls/password"
+            check_hostname = false
+            min_version = "1.3"
+            [control_sasl]
+            mechanism = "SCRAM-SHA-256"
+            username = "fencepost"
+            password_file = "/secrets/password"
+            """
+        )
+    )
+
+    assert config.listen_tls == ListenTls(
+        Path("/tls/listener.pem"),
+        Path("/tls/listener.key"),
+        Path("/tls/password"),
+        "optional",
+        Path("/tls/clients.pem"),
+        "1.3",
+    )
+    assert config.upstream_tls == UpstreamTls(
+        Path("/tls/kafka.pem"), Path("/tls/proxy.pem"), Path("/tls/proxy.key"), Path("/tls/password"), False, "1.3"
+    )
+    assert config.control_sasl == ControlSasl("SCRAM-SHA-256", "fencepost", Path("/secrets/password"))
+
+
+def test_empty_table_enables_tls_to_brokers(write: Write) -> None:
+    config = load(write('upstream = "kafka:9093"\n[upstream_tls]\n'))
+
+    assert config.upstream_tls == UpstreamTls()
+    assert config.upstream_tls is not None
+    assert config.upstream_tls.check_hostname
+    assert (config.listen_tls, config.control_sasl) == (None, None)
 
 
 def test_the_first_glob_that_matches_decides_alone(write: Write) -> None:
@@ -144,6 +194,43 @@ def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
         ('[topics."a"]\ncheck.expected.offsets = "true"', "a config name with dots needs quotes"),
         ('[topics."a"]\n"fencepost.check.expected.offsets" = "maybe"', "it must be false, true or required"),
         ('[topics."a"]\n"check.expected.offset" = "true"', "there is no such topic config"),
+        ("[listen_tls]", "listen_tls.certificate_file: must be given"),
+        ('[listen_tls]\ncertificate = "/a"', "listen_tls.certificate: unknown key; did you mean 'certificate_file'"),
+        (
+            '[listen_tls]\ncertificate_file = "/a"\nkeyfile = "/b"',
+            "listen_tls.keyfile: unknown key; did you mean 'key_file'",
+        ),
+        (
+            '[listen_tls]\ncertificate_file = "/a"\nclient_certificates = "required"',
+            "listen_tls.client_ca_file: is required for client_certificates",
+        ),
+        (
+            '[listen_tls]\ncertificate_file = "/a"\nclient_ca_file = "/b"',
+            "listen_tls.client_ca_file: is required for client_certificates",
+        ),
+        (
+            '[listen_tls]\ncertificate_file = "/a"\nclient_certificates = "must"',
+            "listen_tls.client_certificates: must be one of 'none', 'optional', 'required', not 'must'",
+        ),
+        ('[listen_tls]\ncertificate_file = "/a"\nmin_version = "1.1"', "min_version: must be one of '1.2', '1.3'"),
+        ("[listen_tls]\ncertificate_file = 7", "listen_tls.certificate_file: must be a text that is not empty, not 7"),
+        ('[upstream_tls]\nkey_file = "/a"', "upstream_tls.key_file: a key needs its certificate"),
+        ('[upstream_tls]\ncheck_hostname = "no"', "upstream_tls.check_hostname: must be true or false, not 'no'"),
+        ("upstream_tls = true", "upstream_tls: must be a table ([upstream_tls]), not true"),
+        ("[control_sasl]", "control_sasl.mechanism: must be given"),
+        ('[control_sasl]\nmechanism = "GSSAPI"', "control_sasl.mechanism: must be one of 'PLAIN', 'SCRAM-SHA-256'"),
+        (
+            '[control_sasl]\nmechanism = "PLAIN"\nusername = "a"',
+            "control_sasl.password_file: must be given: PLAIN needs only username and password_file",
+        ),
+        (
+            '[control_sasl]\nmechanism = "OAUTHBEARER"\nusername = "a"\ntoken_file = "/b"',
+            "control_sasl.username: is not for this mechanism: OAUTHBEARER needs only token_file",
+        ),
+        (
+            '[control_sasl]\nmechanism = "PLAIN"\nusername = "a"\npassword = "secret"',
+            "control_sasl.password: unknown key; did you mean 'password_file'",
+        ),
         ("listen = ", "is not TOML: "),
         ('listen = "a:1\n', "line 2"),
         ("listen = a:1", "a text needs quotes"),
@@ -151,13 +238,14 @@ def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
     ],
 )
 def test_config_error_names_file_key_and_remedy(write: Write, text: str, complaint: str) -> None:
-    file = write(text if "upstream" in text else f'upstream = "a:1"\n{text}')
+    file = write(text if text.startswith("upstream = ") else f'upstream = "a:1"\n{text}')
 
     with pytest.raises(ConfigError) as caught:
         load(file, check_topic_config=check_topic_config)
 
     assert str(caught.value).startswith(f"{file}:")
     assert complaint in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_command_line_error_does_not_blame_the_file(write: Write) -> None:
