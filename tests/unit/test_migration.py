@@ -41,6 +41,10 @@ class Beside(Talk):
         assert self.services.free_bytes == FREE, "memory was not given back"
         return migrated
 
+    def migrates(self) -> m.MigratedConnection:
+        self.next(m.ReadClient)
+        return self.migrated()
+
 
 class Owner(Talk):
     """Goes on with what another process had."""
@@ -60,15 +64,6 @@ def test_unchecked_append_does_not_migrate() -> None:
     talk.silent()
 
 
-def test_append_to_true_topic_migrates_before_processing() -> None:
-    talk = Beside()
-
-    talk.client(GUARDED)
-
-    assert talk.next(m.ReadClient) == m.ReadClient(False)
-    assert talk.migrated().unread == GUARDED
-
-
 def test_an_append_to_a_required_topic_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Around, "policy", lambda self, topic: TopicPolicy(Check.REQUIRED))
     talk = Beside()
@@ -84,8 +79,7 @@ def test_partial_frame_migrates_with_its_connection(arrived: int) -> None:
     if not talk.commands:  # not even its topic is known yet
         talk.client(GUARDED[arrived : arrived + 40])
         arrived += 40
-    talk.next(m.ReadClient)
-    migrated = talk.migrated()
+    migrated = talk.migrates()
     assert migrated.unread == GUARDED[:arrived]
 
     primary = Owner(migrated)
@@ -129,21 +123,27 @@ def test_collected_request_migrates_whole() -> None:
     talk.silent()
     talk.client(both[100:] + behind)
 
-    talk.next(m.ReadClient)
-    migrated = talk.migrated()
+    migrated = talk.migrates()
     assert migrated.unread == both + behind
     assert Owner(migrated).submitted().append.expected_base_offset == 5
 
 
-@pytest.mark.parametrize("api_key", [CREATE_TOPICS, DELETE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
-def test_config_changes_migrate_to_primary_worker(api_key: int) -> None:
+@pytest.mark.parametrize(
+    "query",
+    [
+        GUARDED,
+        request(CREATE_TOPICS, 5, 3),
+        request(DELETE_TOPICS, 4, 3),
+        request(ALTER_CONFIGS, 1, 3),
+        request(INCREMENTAL_ALTER_CONFIGS, 1, 3),
+    ],
+    ids=["append to a true topic", "CreateTopics", "DeleteTopics", "AlterConfigs", "IncrementalAlterConfigs"],
+)
+def test_request_for_primary_worker_migrates_before_processing(query: bytes) -> None:
     talk = Beside()
-    queried = request(
-        api_key, {CREATE_TOPICS: 5, DELETE_TOPICS: 4, ALTER_CONFIGS: 1, INCREMENTAL_ALTER_CONFIGS: 1}[api_key], 3
-    )
-    talk.client(queried)
-    talk.next(m.ReadClient)
-    assert talk.migrated().unread == queried
+    talk.client(query)
+    assert talk.next(m.ReadClient) == m.ReadClient(False)
+    assert talk.migrated().unread == query
 
 
 def test_transaction_adding_checked_partitions_migrates() -> None:
@@ -155,29 +155,19 @@ def test_transaction_adding_checked_partitions_migrates() -> None:
     talk = Beside(Joining())
     queried = request(ADD_PARTITIONS_TO_TXN, 3, 3)
     talk.client(queried)
-    talk.next(m.ReadClient)
-    assert talk.migrated().unread == queried
+    assert talk.migrates().unread == queried
 
 
-def test_client_leaving_during_migration_is_not_migrated() -> None:
+@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+def test_connection_lost_meanwhile_is_not_migrated(end: m.Event) -> None:
     talk = Beside()
     talk.client(request(HEARTBEAT, 4, 1) + GUARDED)
     talk.next(m.ReadClient)
     talk.upstream()
-    talk.report(m.ClientLost())
-    talk.next(m.CloseUpstream)
+    talk.report(end)
+    talk.next(m.CloseUpstream if isinstance(end, m.ClientLost) else m.CloseClient)
     talk.silent()
-    assert talk.session.finished
-
-
-def test_a_broker_that_leaves_meanwhile_ends_the_connection() -> None:
-    talk = Beside()
-    talk.client(request(HEARTBEAT, 4, 1) + GUARDED)
-    talk.next(m.ReadClient)
-    talk.upstream()
-    talk.report(m.UpstreamLost("it broke"))
-    talk.next(m.CloseClient)
-    talk.silent()
+    assert talk.session.finished is isinstance(end, m.ClientLost)
 
 
 def test_a_right_that_was_proved_stays_proved() -> None:
@@ -185,10 +175,8 @@ def test_a_right_that_was_proved_stays_proved() -> None:
     talk = Beside()
     talk.session._may_write["guarded"] = float("inf")
     talk.client(GUARDED)
-    talk.next(m.ReadClient)
-    primary = Owner(talk.migrated())
-    primary.refuse(primary.submitted())
-    primary.counted()
+    primary = Owner(talk.migrates())
+    primary.refused(primary.submitted())
     primary.answer()
     primary.silent()
 
@@ -205,8 +193,7 @@ def test_failed_pipeline_stays_failed_after_migration(monkeypatch: pytest.Monkey
     talk.client(a + GUARDED + b)
     pending = talk.submitted()
     talk.next(m.ReadClient)
-    talk.refuse(pending)
-    talk.counted()
+    talk.refused(pending)
     talk.next(m.ReadClient)
     talk.answer()
     migrated = talk.migrated()
