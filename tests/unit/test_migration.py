@@ -27,7 +27,7 @@ GUARDED = produce(("guarded", 0, expecting(5, b"a")), correlation=7)
 FREE = 1 << 20
 
 
-class Beside(Talk):
+class Secondary(Talk):
     """A session of a process that is not the owner."""
 
     def __init__(self, rewriters: Any = None, **services: Any) -> None:
@@ -46,7 +46,7 @@ class Beside(Talk):
         return self.migrated()
 
 
-class Owner(Talk):
+class Primary(Talk):
     """Goes on with what another process had."""
 
     def __init__(self, migrated: m.MigratedConnection, **services: Any) -> None:
@@ -56,7 +56,7 @@ class Owner(Talk):
 
 
 def test_unchecked_append_does_not_migrate() -> None:
-    talk = Beside()
+    talk = Secondary()
     talk.client(produce(("plain", 0, batch(b"a"))))
     talk.upstream()
     talk.kafka(produced(("plain", 0, 0, 3)))
@@ -66,7 +66,7 @@ def test_unchecked_append_does_not_migrate() -> None:
 
 def test_an_append_to_a_required_topic_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Around, "policy", lambda self, topic: TopicPolicy(Check.REQUIRED))
-    talk = Beside()
+    talk = Secondary()
     talk.client(GUARDED)
     talk.submitted()
 
@@ -74,7 +74,7 @@ def test_an_append_to_a_required_topic_stays(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("arrived", [30, 60, len(GUARDED) - 1])
 def test_partial_frame_migrates_with_its_connection(arrived: int) -> None:
     """The owner's session gets the rest from the socket, as if it had been there from the start."""
-    talk = Beside()
+    talk = Secondary()
     talk.client(GUARDED[:arrived])
     if not talk.commands:  # not even its topic is known yet
         talk.client(GUARDED[arrived : arrived + 40])
@@ -82,14 +82,14 @@ def test_partial_frame_migrates_with_its_connection(arrived: int) -> None:
     migrated = talk.migrates()
     assert migrated.unread == GUARDED[:arrived]
 
-    primary = Owner(migrated)
+    primary = Primary(migrated)
     primary.silent()
     primary.client(GUARDED[arrived:])
     assert primary.submitted().append.expected_base_offset == 5
 
 
 def test_migration_waits_for_requests_in_progress() -> None:
-    talk = Beside()
+    talk = Secondary()
     behind = request(HEARTBEAT, 4, 8)
     talk.client(request(HEARTBEAT, 4, 1) + request(HEARTBEAT, 4, 2) + GUARDED + behind)
     talk.next(m.ReadClient)
@@ -106,7 +106,7 @@ def test_migration_waits_for_requests_in_progress() -> None:
     migrated = talk.migrated()
     assert migrated.unread == GUARDED + behind + request(HEARTBEAT, 4, 9)
 
-    primary = Owner(migrated)
+    primary = Primary(migrated)
     pending = primary.submitted()
     primary.next(m.ReadClient)
     primary.grant(pending)
@@ -115,7 +115,7 @@ def test_migration_waits_for_requests_in_progress() -> None:
 
 def test_collected_request_migrates_whole() -> None:
     """Several topics: only all of it tells whether one of them is the owner's."""
-    talk = Beside()
+    talk = Secondary()
     both = produce(("plain", 0, batch(b"a")), ("guarded", 0, expecting(5, b"a")), correlation=7)
     behind = request(HEARTBEAT, 4, 8)
 
@@ -125,7 +125,7 @@ def test_collected_request_migrates_whole() -> None:
 
     migrated = talk.migrates()
     assert migrated.unread == both + behind
-    assert Owner(migrated).submitted().append.expected_base_offset == 5
+    assert Primary(migrated).submitted().append.expected_base_offset == 5
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_collected_request_migrates_whole() -> None:
     ids=["append to a true topic", "CreateTopics", "DeleteTopics", "AlterConfigs", "IncrementalAlterConfigs"],
 )
 def test_request_for_primary_worker_migrates_before_processing(query: bytes) -> None:
-    talk = Beside()
+    talk = Secondary()
     talk.client(query)
     assert talk.next(m.ReadClient) == m.ReadClient(False)
     assert talk.migrated().unread == query
@@ -152,7 +152,7 @@ def test_transaction_adding_checked_partitions_migrates() -> None:
             joins = Joins("tx", (TopicPartition("guarded", 0),))
             return RequestRewriter(b"to Kafka", finish=lambda found: Finished(b""), joins=joins)
 
-    talk = Beside(Joining())
+    talk = Secondary(Joining())
     queried = request(ADD_PARTITIONS_TO_TXN, 3, 3)
     talk.client(queried)
     assert talk.migrates().unread == queried
@@ -160,7 +160,7 @@ def test_transaction_adding_checked_partitions_migrates() -> None:
 
 @pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
 def test_connection_lost_meanwhile_is_not_migrated(end: m.Event) -> None:
-    talk = Beside()
+    talk = Secondary()
     talk.client(request(HEARTBEAT, 4, 1) + GUARDED)
     talk.next(m.ReadClient)
     talk.upstream()
@@ -172,10 +172,10 @@ def test_connection_lost_meanwhile_is_not_migrated(end: m.Event) -> None:
 
 def test_a_right_that_was_proved_stays_proved() -> None:
     """Else a refusal would ask Kafka once more."""
-    talk = Beside()
+    talk = Secondary()
     talk.session._may_write["guarded"] = float("inf")
     talk.client(GUARDED)
-    primary = Owner(talk.migrates())
+    primary = Primary(talk.migrates())
     primary.refused(primary.submitted())
     primary.answer()
     primary.silent()
@@ -185,7 +185,7 @@ def test_failed_pipeline_stays_failed_after_migration(monkeypatch: pytest.Monkey
     """A loses on a `required` topic; its client sent B before it could know, behind what makes them go over."""
     policies = {"required": TopicPolicy(Check.REQUIRED), "guarded": TopicPolicy(Check.ON)}
     monkeypatch.setattr(Around, "policy", lambda self, topic: policies.get(topic))
-    talk = Beside()
+    talk = Secondary()
     talk.session._may_write["required"] = float("inf")
     a = produce(("required", 0, expecting(5, b"a")), correlation=1)
     b = produce(("required", 0, expecting(6, b"a")), correlation=2)
@@ -199,7 +199,7 @@ def test_failed_pipeline_stays_failed_after_migration(monkeypatch: pytest.Monkey
     migrated = talk.migrated()
     assert migrated.unread == GUARDED + b
 
-    primary = Owner(migrated)
+    primary = Primary(migrated)
     is_checked = primary.submitted()
     primary.next(m.ReadClient)
     primary.grant(is_checked)

@@ -164,11 +164,11 @@ def test_answer_during_a_login_proves_no_permission(code: int) -> None:
     assert talk.reported() == {(TOPIC, 0): (code, -1, None)}
 
     # Nor of a transactional id.
-    strangers = transactions.strangers_talk()
-    strangers.client(transactions.append())
-    strangers.upstream()
-    strangers.kafka(transactions.ended(code, version=1))
-    assert read(strangers.answer(), 11) == {(TOPIC, 0): (transactions.DENIED, -1, None)}
+    unproved = transactions.unproved_talk()
+    unproved.client(transactions.append())
+    unproved.upstream()
+    unproved.kafka(transactions.ended(code, version=1))
+    assert read(unproved.answer(), 11) == {(TOPIC, 0): (transactions.DENIED, -1, None)}
 
 
 @pytest.mark.parametrize("login", [HANDSHAKE, AUTHENTICATE], ids=["handshake", "authenticate"])
@@ -249,7 +249,7 @@ def test_a_refusal_takes_the_right_away() -> None:
 
 def test_a_denied_append_spoils_no_transaction() -> None:
     """It may be another's, who has the right."""
-    talk = transactions.new_talk(clients_log_in=True)
+    talk = transactions.proved_talk(clients_log_in=True)
     talk.client(transactions.append())
     assert parse_produce_request(memoryview(talk.upstream())[4:]).transactional_id is None
     talk.kafka(produced((TOPIC, 0, MAY_NOT, -1)))

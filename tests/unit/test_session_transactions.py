@@ -29,14 +29,14 @@ REFUSE = Decision(Outcome.REFUSE, "append_refused", "OFFSET_MISMATCH …")
 LATER = Decision(Outcome.LATER, "unknown")
 
 
-def new_talk(**services: Any) -> Talk:
+def proved_talk(**services: Any) -> Talk:
     """Of a client that Kafka has let use its transactional id."""
-    talk = strangers_talk(**services)
+    talk = unproved_talk(**services)
     talk.session._may_use = TXN
     return talk
 
 
-def strangers_talk(**services: Any) -> Talk:
+def unproved_talk(**services: Any) -> Talk:
     return Talk(relayed_versions=but_for(RELAYED_VERSIONS, END_TXN), **services)
 
 
@@ -85,7 +85,7 @@ def commits(talk: Talk, decision: Decision = PASS, **how: int) -> m.ValidateComm
 
 
 def test_commit_waits_for_its_decision() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(end_txn() + request(HEARTBEAT, 4, 2))
     assert talk.next(m.ValidateCommit) == m.ValidateCommit(1, TXN, ID, EPOCH, 3)
     assert talk.next(m.ReadClient) == m.ReadClient(False)
@@ -102,7 +102,7 @@ def test_commit_waits_for_its_decision() -> None:
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 5])
 @pytest.mark.parametrize("decision", [REFUSE, LATER])
 def test_undecided_or_refused_commit_is_answered_locally(decision: Decision, version: int) -> None:
-    talk = new_talk()
+    talk = proved_talk()
     commits(talk, decision, version=version)
     refused = ABORTABLE if version >= 4 else UNKNOWN_PRODUCER_ID
     if decision is REFUSE:
@@ -116,7 +116,7 @@ def test_undecided_or_refused_commit_is_answered_locally(decision: Decision, ver
 
 
 def test_its_answer_waits_for_those_before_it() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(request(HEARTBEAT, 4, 1))
     talk.upstream()
     commits(talk, REFUSE, correlation=2)
@@ -129,14 +129,14 @@ def test_its_answer_waits_for_those_before_it() -> None:
 
 
 def test_an_abort_goes_to_kafka_at_once() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(end_txn(commit=False))
     assert talk.upstream() == end_txn(commit=False)
 
 
 def test_v1_abort_is_answered_after_abort_only_cleared() -> None:
     """Its next transaction has the same epoch."""
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(end_txn(commit=False))
     talk.upstream()
     talk.kafka(ended(OK))
@@ -148,7 +148,7 @@ def test_v1_abort_is_answered_after_abort_only_cleared() -> None:
 
 @pytest.mark.parametrize("commit", [False, True])
 def test_v2_need_not_wait_for_that(commit: bool) -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(end_txn(commit=commit, version=5))
     if commit:
         talk.next(m.ValidateCommit)
@@ -160,7 +160,7 @@ def test_v2_need_not_wait_for_that(commit: bool) -> None:
 
 
 def test_end_refused_by_kafka_changes_nothing() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     land(talk)
     for correlation, commit in ((2, False), (3, True)):
         talk.client(end_txn(commit=commit, correlation=correlation))
@@ -179,13 +179,13 @@ def test_end_refused_by_kafka_changes_nothing() -> None:
 def test_commit_on_broken_connection_counts_as_queued_temporarily(gone: m.Event) -> None:
     """Given a commit that nobody hears of again: it may be committed, and asked for again elsewhere. What comes then is
     the next transaction, under v1 of the same epoch."""
-    talk = new_talk()
+    talk = proved_talk()
     talk.services.transactions = Table(queued_seconds=35.0)
     land(talk)
     assert not commits(talk, correlation=2).may_be_committed
     talk.upstream()
     talk.report(gone)
-    later = new_talk()
+    later = proved_talk()
     later.services.transactions, later.now = talk.services.transactions, talk.now + 34.9
     assert commits(later, LATER).may_be_committed
     later.answer()
@@ -199,14 +199,14 @@ def test_commit_on_broken_connection_counts_as_queued_temporarily(gone: m.Event)
 @pytest.mark.parametrize("gone", [None, m.ClientLost(), m.UpstreamLost("gone")])
 def test_commit_validated_elsewhere_also_counts_as_queued(gone: m.Event | None) -> None:
     """Given a transaction of which this process knows nothing, and its commit on its way to Kafka."""
-    talk = new_talk()
+    talk = proved_talk()
     talk.services.transactions = Table(queued_seconds=35.0)
     assert not commits(talk).may_be_committed
     talk.upstream()
     if gone is not None:
         talk.report(gone)
     # Then: it is never refused for certain, and nothing is appended behind it.
-    later = new_talk()
+    later = proved_talk()
     later.services.transactions, later.now = talk.services.transactions, talk.now
     assert commits(later, LATER).may_be_committed
     later.answer()
@@ -216,7 +216,7 @@ def test_commit_validated_elsewhere_also_counts_as_queued(gone: m.Event | None) 
 
 
 def test_refused_foreign_commit_leaves_no_state() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     commits(talk)
     talk.upstream()
     talk.kafka(ended(CONCURRENT))
@@ -225,7 +225,7 @@ def test_refused_foreign_commit_leaves_no_state() -> None:
 
 
 def test_successful_end_forgets_the_transaction() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     land(talk)
     commits(talk, correlation=2)
     talk.upstream()
@@ -236,7 +236,7 @@ def test_successful_end_forgets_the_transaction() -> None:
 
 @pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
 def test_late_commit_decision_changes_nothing(gone: m.Event) -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(end_txn())
     talk.next(m.ValidateCommit)
     talk.report(gone)
@@ -247,7 +247,7 @@ def test_late_commit_decision_changes_nothing(gone: m.Event) -> None:
 
 def test_a_client_that_left_commits_nothing_more() -> None:
     """It may ask elsewhere, and be in its next transaction by now."""
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(append() + end_txn(correlation=2))
     pending = talk.submitted()
     talk.commands.clear()
@@ -262,7 +262,7 @@ def test_a_client_that_left_commits_nothing_more() -> None:
 
 
 def test_commit_on_other_worker_migrates_to_primary() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.session._primary = False
     talk.client(end_txn())
     assert talk.next(m.ReadClient) == m.ReadClient(False)
@@ -322,14 +322,14 @@ def prove(talk: Talk) -> None:
 
 
 def test_appended_batch_is_recorded_in_its_transaction() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     land(talk)
     assert [(w.first_offset, w.last_sequence) for w in transaction(talk).written.values()] == [(5, 0)]
     talk.silent()
 
 
 def test_refusal_is_recorded_before_it_is_answered() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     abort_only = refuse(talk)
     assert (abort_only.transactional_id, abort_only.producer_id, abort_only.producer_epoch) == (TXN, ID, EPOCH)
     assert abort_only.pending is None
@@ -339,7 +339,7 @@ def test_refusal_is_recorded_before_it_is_answered() -> None:
 
 
 def test_unstorable_refusal_becomes_a_retriable_error() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     refuse(talk)
     talk.report(m.AbortOnlyRecorded(1, False))
     error, base_offset, message = read(talk.answer(), 11)["guarded-a", 0]
@@ -353,7 +353,7 @@ def test_unstorable_refusal_becomes_a_retriable_error() -> None:
 
 def test_repeated_refusal_is_recorded_once() -> None:
     """Its client neither aborts it nor stops: what is kept of it, by every process, does not grow."""
-    talk, view = new_talk(), AbortOnlyView()
+    talk, view = proved_talk(), AbortOnlyView()
     for number in range(1, 50):
         talk.client(append())
         end = m.AppendCompleted(
@@ -376,7 +376,7 @@ def test_repeated_refusal_is_recorded_once() -> None:
 
 def test_retriable_refusal_replaces_no_other_record() -> None:
     """Who has told its client so last knows nothing of what became of the others."""
-    talk = new_talk()
+    talk = proved_talk()
     refuse(talk, NOT_LEADER)
     talk.report(m.AbortOnlyRecorded(1, True))
     talk.answer()
@@ -387,7 +387,7 @@ def test_retriable_refusal_replaces_no_other_record() -> None:
 
 
 def test_late_abort_only_record_gives_retriable_error() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     refuse(talk)
     talk.tick(3)
     talk.counted()
@@ -398,7 +398,7 @@ def test_late_abort_only_record_gives_retriable_error() -> None:
 
 
 def test_retriable_error_is_answered_even_if_unrecorded() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     abort_only = refuse(talk, NOT_LEADER)
     assert abort_only.pending is not None
     talk.report(m.AbortOnlyRecorded(1, False))
@@ -406,7 +406,7 @@ def test_retriable_error_is_answered_even_if_unrecorded() -> None:
 
 
 def test_failed_unconditional_append_is_not_a_refusal() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(append(expected=None))
     pending = talk.admitted()
     talk.upstream()
@@ -416,7 +416,7 @@ def test_failed_unconditional_append_is_not_a_refusal() -> None:
 
 
 def test_unreadable_batch_is_handled_as_conditional() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(append(corrupt=True))
     talk.counted()
     abort_only = talk.next(m.RecordAbortOnly).abort_only
@@ -426,7 +426,7 @@ def test_unreadable_batch_is_handled_as_conditional() -> None:
 
 
 def test_unanswered_append_is_pending_until_outcome_is_known() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     pending = send(talk)
     talk.tick(3)
     assert talk.next(m.ToSequencer).event == g.Lost(pending)
@@ -442,7 +442,7 @@ def test_unanswered_append_is_pending_until_outcome_is_known() -> None:
 
 
 def test_a_client_that_left_is_not_waited_for() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     pending = send(talk)
     talk.report(m.ClientLost())
     talk.completed(
@@ -455,7 +455,7 @@ def test_a_client_that_left_is_not_waited_for() -> None:
 
 
 def test_a_broken_connection_leaves_it_to_the_log() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(append())
     pending = talk.submitted()
     talk.report(m.AppendAdmitted(pending))
@@ -467,7 +467,7 @@ def test_a_broken_connection_leaves_it_to_the_log() -> None:
 @pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
 def test_unsent_refusal_does_not_delay_the_commit(gone: m.Event) -> None:
     """Of two partitions the first has refused it, the second lets it wait, and the connection breaks."""
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(append(0, 1))
     talk.refused(talk.submitted())
     talk.submitted()
@@ -479,7 +479,7 @@ def test_unsent_refusal_does_not_delay_the_commit(gone: m.Event) -> None:
 
 def test_refusal_with_a_lost_append_delays_no_commit() -> None:
     """Of two partitions the first has refused it, the second was sent, and Kafka's connection breaks."""
-    talk = new_talk()
+    talk = proved_talk()
     send_beside_a_refusal(talk)
     talk.report(m.UpstreamLost("gone"))
     assert transaction(talk).under_way is None
@@ -487,7 +487,7 @@ def test_refusal_with_a_lost_append_delays_no_commit() -> None:
 
 
 def test_unstored_refusal_with_unanswered_append_becomes_retriable() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     pending = send_beside_a_refusal(talk)
     talk.tick(3)
     assert talk.next(m.ToSequencer).event == g.Lost(pending)
@@ -516,7 +516,7 @@ def send_beside_a_refusal(talk: Talk) -> g.PendingAppend:
 
 def test_append_during_its_commit_gets_retriable_error() -> None:
     """The commit was judged without it, and may be on its way."""
-    talk = new_talk()
+    talk = proved_talk()
     land(talk)
     talk.services.transactions.commit_sent(TXN, ID, EPOCH)
     talk.client(append(sequence=1, correlation=1))
@@ -529,7 +529,7 @@ def test_append_during_its_commit_gets_retriable_error() -> None:
 
 
 def test_several_partitions_are_answered_together() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(append(0, 1))
     first = talk.submitted()
     talk.report(
@@ -567,7 +567,7 @@ def stated(talk: Talk, error: int, correlation: int = 1) -> None:
 @pytest.mark.parametrize("error", [WRONG_COORDINATOR, INVALID_PRODUCER_ID_MAPPING, LOADING])
 def test_transactional_id_permission_is_queried_once(error: int) -> None:
     """Whatever it says but that: it has looked at the right first."""
-    talk = strangers_talk()
+    talk = unproved_talk()
     talk.client(end_txn(correlation=2) + request(HEARTBEAT, 4, 3))
     assert talk.next(m.ReadClient) == m.ReadClient(False)
     stated(talk, error, 2)
@@ -591,7 +591,7 @@ def test_transactional_id_permission_is_queried_once(error: int) -> None:
 
 @pytest.mark.parametrize("version", [0, 3, 4, 5])
 def test_unauthorized_commit_is_answered_like_kafka(version: int) -> None:
-    talk = strangers_talk()
+    talk = unproved_talk()
     talk.services.transactions.appended_batch(TXN, APPEND, 5)
     for correlation in (1, 2):  # it does not get used to it
         talk.client(end_txn(version=version, correlation=correlation))
@@ -608,7 +608,7 @@ def test_unauthorized_commit_is_answered_like_kafka(version: int) -> None:
 
 @pytest.mark.parametrize("records", ["conditional", "unconditional", "corrupt"])
 def test_unauthorized_append_does_not_reach_the_sequencer(records: str) -> None:
-    talk = strangers_talk()
+    talk = unproved_talk()
     talk.services.transactions.appended_batch(TXN, APPEND, 5)
     expected = None if records == "unconditional" else 77
     talk.client(append(0, 1, expected=expected, sequence=1, corrupt=records == "corrupt") + request(HEARTBEAT, 4, 2))
@@ -624,7 +624,7 @@ def test_unauthorized_append_does_not_reach_the_sequencer(records: str) -> None:
 
 
 def test_authorized_append_reaches_the_sequencer_after_proof() -> None:
-    talk = strangers_talk()
+    talk = unproved_talk()
     talk.client(append(correlation=7))
     stated(talk, WRONG_COORDINATOR, 7)
     pending = talk.submitted()
@@ -633,7 +633,7 @@ def test_authorized_append_reaches_the_sequencer_after_proof() -> None:
 
 
 def test_unchecked_transactions_need_no_permission_query() -> None:
-    talk = strangers_talk()
+    talk = unproved_talk()
     transactional = produce({"plain": {0: _transactional()}})
     talk.client(transactional)
     assert talk.upstream() == transactional
@@ -643,7 +643,7 @@ def test_unchecked_transactions_need_no_permission_query() -> None:
 
 def test_unauthorized_acks_0_append_closes_the_connection() -> None:
     """As Kafka: what cannot be answered costs the connection."""
-    talk = strangers_talk()
+    talk = unproved_talk()
     talk.client(produce({"guarded-a": {0: _transactional()}}, acks=0))
     stated(talk, DENIED)
     assert "acks=0" in talk.next(m.CloseClient).reason
@@ -652,7 +652,7 @@ def test_unauthorized_acks_0_append_closes_the_connection() -> None:
 @pytest.mark.parametrize("what", [append(), end_txn()], ids=["append", "commit"])
 def test_unanswered_permission_query_closes_the_connection(what: bytes) -> None:
     """Nothing is told: it could be the owner, whose transaction would have to remember."""
-    talk = strangers_talk()
+    talk = unproved_talk()
     talk.client(what)
     proof(talk)
     assert talk.session.needs_ticks
@@ -668,7 +668,7 @@ def test_unanswered_permission_query_closes_the_connection(what: bytes) -> None:
 @pytest.mark.parametrize("what", [append(), end_txn()], ids=["append", "commit"])
 @pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
 def test_lost_connection_ends_the_permission_query(what: bytes, gone: m.Event) -> None:
-    talk = strangers_talk()
+    talk = unproved_talk()
     free_bytes = talk.services.free_bytes
     talk.client(what)
     proof(talk)
@@ -684,7 +684,7 @@ def test_lost_connection_ends_the_permission_query(what: bytes, gone: m.Event) -
 
 def test_append_waiting_for_permission_fails_with_its_predecessor() -> None:
     """B was sent behind A by one that did not know that A fails. It waits for Kafka's word on its id when A fails."""
-    talk = strangers_talk()
+    talk = unproved_talk()
     first = bytes(batch(b"x", expected=5, producer=Producer(ID, EPOCH, 0)))
     talk.client(produce({"guarded-a": {0: first}}, transactional_id=None))
     pending = talk.submitted()

@@ -45,8 +45,8 @@ from fencepost_proxy.transactions.watched import (
     HangingTransaction,
     LaggingPartition,
     OpenTransaction,
-    TransactionsReport,
 )
+from fencepost_proxy.transactions.watching import Pace, TransactionMonitor
 from fencepost_proxy.types import Address, LeaderEpoch, NodeId, TopicPartition
 from fencepost_proxy.wire.api_versions import Software, introduced
 from fencepost_proxy.wire.apis import API_VERSIONS
@@ -58,28 +58,7 @@ NOW_MS = int(NOW * 1000)
 #: What a peer may call itself, a topic, a group.
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>&amp;\x1b[2J\N{RIGHT-TO-LEFT OVERRIDE}"
 HEALTHY = StatusSnapshot(version="1", uptime_seconds=1.0, cluster_id="c", bootstrap=Address("proxy", 19092))
-NOTHING_OPEN = TransactionsReport(
-    producer_ids=0,
-    partitions=0,
-    partitions_unreadable=0,
-    partitions_left_out=0,
-    lagging_partitions=0,
-    lag_total=0,
-    lag_max=0,
-    lag_seconds_max=0.0,
-    transactional_ids={},
-    open_transactions=0,
-    oldest_seconds=0.0,
-    hanging_by_reason={},
-    open=(),
-    hanging=(),
-    lagging=(),
-    most_producers=(),
-    sweep_seconds=None,
-    sweep_age_seconds=None,
-    requests=0,
-    problem=None,
-)
+NOTHING_OPEN = TransactionMonitor(Pace(1.0)).report(0.0, 0.0, 0)
 EMPTY: Mapping[What, Listed] = dict.fromkeys(
     ("topics", "partitions", "refusals", "software", "clients", "expansions", "groups"), Listed()
 )
