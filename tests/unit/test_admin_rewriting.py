@@ -1,7 +1,4 @@
-"""Admin requests through the plans: what Kafka sees of them, what the client is told, what is stored.
-
-Every message goes through the codec on its way in and out, in every version that is served.
-"""
+"""Plans of admin requests: what Kafka gets, what the client gets, what is stored. Messages pass the codec both ways."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 
 @dataclass
 class World:
-    """One proxy's knowledge, and one exchange of a request and Kafka's answer through it."""
+    """One proxy's knowledge; a request and Kafka's answer pass through it."""
 
     stored: Mapping[str, str] = field(default_factory=dict)
     file: Mapping[str, str] = field(default_factory=dict)
@@ -86,7 +83,7 @@ class World:
         return self.rewriter(api_key, version, request, Message(responses=list(answers)))
 
     def describe(self, *results: Message, version: int = 4, keys: Sequence[str] | None = None, **more: bool) -> Message:
-        """Of the resources that Kafka answers with."""
+        """The resources that Kafka answers with."""
         resources = [
             Message(resource_type=each.resource_type, resource_name=each.resource_name, configuration_keys=keys)
             for each in results
@@ -146,7 +143,7 @@ def test_planned_and_closed_apis_match_the_api_table() -> None:
 
 
 def added(world: World, *names: str, fresh: bool = True) -> tuple[Plan, dict[str, list[int]]]:
-    """The plan, and the error codes that the client is told, where Kafka adds whatever it sees."""
+    """The plan, and the error codes for the client, where Kafka adds whatever it gets."""
     topics = [Message(name=name, partitions=[1, 2]) for name in names]
     queried = Message(v3_and_below_transactional_id="app", v3_and_below_producer_id=5, v3_and_below_topics=topics)
     request = decode_request(ADD_PARTITIONS_TO_TXN, 3, encode_request(ADD_PARTITIONS_TO_TXN, 3, queried))
@@ -576,12 +573,12 @@ def test_a_topic_deleted_by_its_id() -> None:
 
 
 def both(key: str, **fields: object) -> list[Message]:
-    """An entry of `orders` and one of the state topic, whose name is in `key`."""
+    """An entry of `orders` and one of the state topic; `key` is the field of the name."""
     return [Message(**{key: name}, **fields) for name in ("orders", STATE_TOPIC)]
 
 
 def of_partitions(key: str) -> tuple[Message, Message]:
-    """Topics with partitions, whose numbers are in `key`."""
+    """Topics with partitions; `key` is the field of the number."""
     name = "topic" if key == "partition" else "name"
     answered = [Message(**{name: "orders"}, partitions=[Message(**{key: 0})])]
     return Message(topics=both(name, partitions=[Message(**{key: 0})])), Message(topics=answered)

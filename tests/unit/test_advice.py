@@ -1,7 +1,4 @@
-"""Whatever is said of why a process is not ready has its advice: the reasons are read from the sources.
-
-A reason that is told somewhere tomorrow, and of which nobody has said what to do, fails here.
-"""
+"""Every reason why a process is not ready has an advice. The reasons are read from the sources."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def tree(file: str) -> ast.Module:
 
 
 def texts(node: ast.AST) -> Iterator[str]:
-    """What the expression may be, with `…` for each value that is put into it; nothing for None and for other names."""
+    """The possible values, with `…` for each inserted value; nothing for None and for other names."""
     match node:
         case ast.Constant(value=str() as text):
             yield text
@@ -57,7 +54,7 @@ def function(file: str, name: str) -> ast.AST:
 
 
 def returned(file: str, name: str) -> Iterator[str]:
-    """And what local names stand for, where the function gives that back."""
+    """And the values of local names that the function returns."""
     named: dict[str, ast.expr] = {}
     for each in ast.walk(function(file, name)):
         if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
@@ -138,7 +135,7 @@ def test_what_is_unknown_leads_to_the_log() -> None:
 
 
 def test_reasons_cover_every_source_of_unreadiness() -> None:
-    """Else one of them would be missing above without anybody seeing it."""
+    """A missing source would remove its reasons from the test above."""
     queried = {
         each.attr
         for each in ast.walk(function("net/app.py", "_not_ready"))

@@ -1,4 +1,4 @@
-"""Dialogues of consumer groups: what their coordinator answers, and what the members get of it."""
+"""Dialogues of consumer groups: the coordinator's answers, and what the members get."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ P0, P2, P3 = (TopicPartition("orders", each) for each in (0, 2, 3))
 
 @dataclass
 class Grown:
-    """`orders` has grown from 2 to 4 partitions."""
+    """`orders` was expanded from 2 to 4 partitions."""
 
     first_new: int = 2
     names: dict[UUID, str] = field(default_factory=lambda: {ID: "orders"})
@@ -57,7 +57,7 @@ class Grown:
 
 
 class Played:
-    """A desk, and messages that go over the wire as real ones do: encoded and decoded."""
+    """An assignment filter; messages are encoded and decoded."""
 
     def __init__(self) -> None:
         self.watch = Watch()
@@ -71,7 +71,7 @@ class Played:
         return plan
 
     def released(self) -> None:
-        """By the state topic alone, the process knows that a partition was gated, which it no longer is."""
+        """The state topic alone showed a gated partition, which is gated no longer."""
         self.watch.record("g", frozenset({P2}))
         self.watch.update("g", frozenset())
 
@@ -141,8 +141,7 @@ def test_response_without_new_partitions_stays_unchanged(answer: Message) -> Non
 
 @pytest.mark.parametrize("assignment", [b"", b"not an assignment", _bytes(0, 1), _bytes(0, 2, tasks=bytes(range(88)))])
 def test_rejoined_member_need_not_rejoin_again(assignment: bytes) -> None:
-    """Given a process that knows of a group by the state topic only, and a member that is assigned nothing: leaders may
-    leave such members out. When it has joined again, then it has all that there is for it."""
+    """Leaders may assign nothing to such members."""
     played = Played()
     played.released()
     assert played.heartbeat() == 27
@@ -319,7 +318,7 @@ def test_log_end_query_is_noticed() -> None:
 
 
 def test_denied_log_end_query_is_not_noticed() -> None:
-    """Under the name of a group's client, one without any right would end what the group is kept waiting for."""
+    """A client without rights could otherwise release a group's partitions by using its client id."""
     topic = Message(name="orders", partitions=[Message(partition_index=0, timestamp=-1)])
     denied = Message(name="orders", partitions=[Message(partition_index=0, error_code=29)])
     answer = _over_the_wire(apis.LIST_OFFSETS, 7, Message(topics=[denied]))

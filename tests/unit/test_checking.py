@@ -1,4 +1,4 @@
-"""What `fencepost check` finds out without a Kafka: files, names, limits; and how it tells what it found."""
+"""`fencepost check` without Kafka: files, names, limits, and its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fencepost expansions`: what it prints, whom it asks, and what it says where nobody answers."""
+"""`fencepost expansions`: output, queries, and errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def token_file(tmp_path: Path) -> Path:
 def page(
     rows: Mapping[str, Sequence[Any]] = ROWS, *, says: str = "group billing gets it", token_file: Path | None = None
 ) -> Iterator[list[object]]:
-    """Gives back its address, and whom an operator let go."""
+    """Its address, and then the groups that were released."""
     found: list[object] = []
 
     async def release(group: str, topic: str) -> str:

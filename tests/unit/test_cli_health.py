@@ -1,4 +1,4 @@
-"""`fencepost health`: what a container's health check is told."""
+"""`fencepost health`, for a container's health check."""
 
 from __future__ import annotations
 

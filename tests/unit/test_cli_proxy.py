@@ -1,4 +1,4 @@
-"""`fencepost proxy`: from words on the command line to a configuration, or to one helpful line."""
+"""`fencepost proxy`: from the command line to a configuration, or to a one-line error."""
 
 from __future__ import annotations
 

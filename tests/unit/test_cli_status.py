@@ -1,4 +1,4 @@
-"""`fencepost status` and `fencepost topics`: what they print, for whom, and what they say where nobody answers."""
+"""`fencepost status` and `fencepost topics`, and what all commands share: help and an unreachable proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fencepost transactions` over what a proxy's status page says: what people read, what programs read, how it ends."""
+"""`fencepost transactions` on a status page: output for people and programs, exit codes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ REPORT: dict[str, Any] = {
 
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the status page says of transactions: a test changes it."""
+    """The status page's report, which a test changes."""
     report = dict(REPORT)
     stated = {"ready": True, "bootstrap": "proxy:19092", "transactions": report}
     monkeypatch.setattr(transactions, "status_page", lambda status: json.loads(json.dumps(stated)))

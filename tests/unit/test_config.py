@@ -1,4 +1,4 @@
-"""What an operator writes, and what it becomes, or the sentence that says what to change."""
+"""Configuration files: the resulting values, or errors that say what to change."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_every_limit_names_its_unit() -> None:
 
 
 def test_sequencers_and_barriers_share_one_queue_time() -> None:
-    """Doors wait `takeover_seconds`; had gates reckoned with more, an append could come behind an empty door."""
+    """Barriers wait `takeover_seconds`; with a longer time in sequencers, an append could follow an empty barrier."""
     limits = Limits()
 
     assert limits.takeover_seconds == limits.queued_seconds == SequencerLimits().queued_seconds

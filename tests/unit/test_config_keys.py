@@ -1,4 +1,4 @@
-"""One table of keys: what is told of them, where their values come from, and all that is wrong at once."""
+"""The table of configuration keys: documentation, sources of values, and all errors at once."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_two_variables_of_a_key_are_refused() -> None:
 
 
 def test_foreign_environment_variables_are_ignored() -> None:
-    """Kubernetes tells every container of every service, and ours is likely to be called fencepost."""
+    """Kubernetes sets variables of every service in every container, and the service is likely called fencepost."""
     load(
         None,
         {"upstream": "a:1"},
@@ -213,7 +213,7 @@ def test_foreign_environment_variables_are_ignored() -> None:
 
 
 def test_variables_used_in_repository_are_no_errors() -> None:
-    """In compose files, scripts and tests: they may be exported where a proxy is started."""
+    """They may be exported where a proxy starts."""
     used = set()
     for pattern in ("*.yml", "*.md", "Makefile", "deploy/**/*", "docs/*.md", "tests/**/*.py", "proxy/**/*.py"):
         for file in ROOT.glob(pattern):

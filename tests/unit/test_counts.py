@@ -1,4 +1,4 @@
-"""What a process knows of partition counts: which source is believed, when a topic settles, what clients were told."""
+"""Partition counts of a process: which source holds, grace periods, and the counts that clients were served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ME, ANOTHER = Client("10.0.0.1", "app"), Client("10.0.0.2", "app")
 
 @dataclass
 class World:
-    """One topic `orders`, as metadata and the state topic tell of it."""
+    """One topic `orders`, in metadata and in the state topic."""
 
     last_observed: tuple[UUID, int] | None = (ORDERS, 2)
     history: ExpansionHistory = NO_EXPANSIONS

@@ -1,4 +1,4 @@
-"""CreatePartitions of counted topics, and how the growth of a topic is shown: what goes to Kafka, what is told."""
+"""CreatePartitions of topics with partition-count checks, and how expansions are shown."""
 
 from __future__ import annotations
 

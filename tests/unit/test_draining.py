@@ -1,4 +1,4 @@
-"""A process that is to end, as each of its connections sees it: dialogues with `Drain`."""
+"""A draining process, in dialogues with `Drain`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ BOUND_SECONDS = 10.0
 
 
 class Draining(Talk):
-    """`until` – when its connection is closed, whatever is open on it."""
+    """`until` – the time at which the connection is closed in any case."""
 
     def __init__(self) -> None:
         super().__init__()
         self.until = self.now + BOUND_SECONDS
 
     def drains(self, *, at: float | None = None, after: float = 0.0) -> None:
-        """The process says so again at each of its ticks."""
+        """The process repeats this at each tick."""
         self.now = self.now + after if at is None else at
         self.report(m.Drain(self.until))
 
@@ -51,7 +51,7 @@ def test_idle_connection_closes_after_the_read_time() -> None:
 
 
 def test_started_request_completes_and_later_ones_are_unread() -> None:
-    """A paused client in the middle of its request would be cut off there, at the bound."""
+    """A client that pauses within a request is cut off at the bound."""
     talk = Draining()
     query, another = request(HEARTBEAT, 4, 1, b"x" * 100), request(HEARTBEAT, 4, 2)
     talk.client(query[:50])
@@ -133,7 +133,7 @@ def test_unanswered_append_is_unknown_and_resolution_continues() -> None:
 
 
 def test_a_bound_that_is_brought_forward_counts() -> None:
-    """A second signal."""
+    """By a second signal."""
     talk = Draining()
     talk.client(request(FETCH, 11, 1, b"topic"))
     talk.upstream()

@@ -1,10 +1,7 @@
-"""Topics grow in a model: two proxy processes, writers behind each, a transaction, a Kafka that may not answer.
+"""Expansions in a model: two proxy processes with writers, a transaction, and a Kafka that may not answer.
 
-The procedure is stopped before and after each of its effects, by the death of the process that drives it or of the
-other one; whoever is left (or starts anew) carries on. What must hold in the end, each time: the expansion has ended,
-nothing that was placed under the old count lies behind a threshold, nothing under the new one before it, and writers
-may write.
-"""
+The procedure stops before and after each effect, by the death of the driver or of the other process. In the end the
+expansion has ended, thresholds separate records of the old count from those of the new one, and writers may write."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ TRANSACTIONAL = ProducerId(7), ProducerEpoch(0)
 
 @dataclass
 class Kafka:
-    """One topic. `logs` – per partition the count that each record was placed under."""
+    """One topic. `logs` – per partition, the count under which each record was placed."""
 
     topic_id: UUID | None = TOPIC_ID
     logs: list[list[int]] = field(default_factory=lambda: [[2, 2], [2]])
@@ -55,7 +52,7 @@ class Kafka:
         return len(self.logs)
 
     def create(self, requested: ex.CreatePartitions) -> ex.Answer:
-        if self.topic_id is None:  # it goes by the name: a topic that was created anew would do
+        if self.topic_id is None:  # it goes by the name: a recreated topic would do
             return ex.Refused(Error.UNKNOWN_TOPIC_OR_PARTITION, None)
         if self.refuses is not None:
             return self.refuses
@@ -69,7 +66,7 @@ class Kafka:
 
 @dataclass
 class Flight:
-    """An append on its way; `count` – that it was placed under."""
+    """An append on its way; `count` – under which it was placed."""
 
     process: Process
     number: int
@@ -79,7 +76,7 @@ class Flight:
 
 
 class World:
-    """Everything there is. Times are seconds from the start."""
+    """Times are seconds from the start."""
 
     def __init__(self, processes: int = 2) -> None:
         self.now = 0.0
@@ -109,7 +106,7 @@ class World:
         return self.view.history("orders", TOPIC_ID)
 
     def may_append(self) -> list[Process]:
-        """As the others know it."""
+        """As the other processes know it."""
         known = [each for each in self.processes if each.known]
         return [each for each in known if each.died_at is None or self.now < each.died_at + each.gone_seconds]
 
@@ -136,18 +133,18 @@ class World:
         return self.processes[driver].begin(to)
 
     def check(self) -> None:
-        """Thresholds tell the old count's records from the new one's, in each expansion that ended well."""
+        """Of each expansion that succeeded."""
         for expansion in self.history.ordered:
             for prior_partition, threshold in enumerate(expansion.thresholds):
                 log = self.kafka.logs[prior_partition]
                 assert all(count <= expansion.from_count for count in log[:threshold]), "placed under the new count"
-                assert all(count >= expansion.to_count for count in log[threshold:]), "behind the threshold"
+                assert all(count >= expansion.to_count for count in log[threshold:]), "after the threshold"
             for created_partitions in expansion.created_partitions:
                 assert all(count >= expansion.to_count for count in self.kafka.logs[created_partitions])
 
 
 class Process:
-    """A proxy process with a writer behind it that never rests."""
+    """A proxy process with a writer that never pauses."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -266,7 +263,7 @@ class Process:
                 self.procedure.handle(answer, world.now)
 
     def carry_out(self, requested: ex.Effect) -> ex.Answer | None:
-        """None: it died, before or after it was done."""
+        """None: the process died, before or after it."""
         number, self.world.effects = self.world.effects, self.world.effects + 1
         if self.crash_at == (number, "before"):
             self.die()
@@ -313,7 +310,7 @@ def over(world: World) -> Callable[[], bool]:
 
 
 def writes_on(world: World) -> None:
-    """Whoever lives writes, under the count that the topic has."""
+    """Every live process appends, under the current count."""
     before = [each.written for each in world.living()]
     world.run(lambda: all(each.written > old + 3 for each, old in zip(world.living(), before, strict=True)))
 
@@ -354,7 +351,7 @@ def test_thresholds_await_transactions_leaders_and_replication() -> None:
 
 
 def scene() -> World:
-    """Writers at work, a transaction open for a while, and a moment until leaders are there."""
+    """Writers at work; a transaction and missing leaders for a while."""
     world = World()
     world.kafka.transaction_until = 2.0
     world.kafka.leaderless_until = 3.0
@@ -392,11 +389,11 @@ def test_expansion_ends_in_order_after_any_crash(effect: int, when: str, then: s
         world.run(lambda: world.history.pending is None)
     writes_on(world)
 
-    # Whether it was given up since the dead process cannot say that its door is closed, or has grown: never between.
+    # It was abandoned, since the dead process cannot report its barrier closed, or it succeeded: never between.
     assert world.history.count in {None, 2, 3}
     assert world.kafka.count == (world.history.count or 2)
     world.check()
-    # And the topic can grow once more.
+    # And the topic can expand again.
     world.ended.clear()
     world.run(lambda: world.may_append() == world.living())
     world.expand(6, driver=world.processes.index(world.living()[0]))
@@ -406,7 +403,7 @@ def test_expansion_ends_in_order_after_any_crash(effect: int, when: str, then: s
 
 
 def test_the_enumeration_stops_in_every_step() -> None:
-    """Given the run that is stopped everywhere, then there is no step that it does not go through (but giving up)."""
+    """The run that is stopped everywhere goes through every step except those of abandoning."""
     world = scene()
     procedure = world.expand(3)
     world.run(over(world))
@@ -436,8 +433,9 @@ def test_expansion_survives_any_unanswered_query(effect: int, what: str) -> None
 
 @pytest.mark.parametrize("serves_unknown", [False, True], ids=["with the rule", "without the rule"])
 def test_process_unknown_to_the_others_serves_no_client(serves_unknown: bool) -> None:
-    """Given a process whose first record is in doubt, and whose view may be seconds old, when the topic grows, then
-    nobody waits for it: had it let anything through, that would lie behind a threshold (`StateTopic.enter`)."""
+    """Its first record is in doubt and its view may be seconds old, so an expansion does not wait for it. An append
+    of it would
+    be after a threshold (`StateTopic.enter`)."""
     world = World()
     unknown = Process(world)
     unknown.known, unknown.serves_unknown, unknown.deaf_until = False, serves_unknown, 6.0
@@ -448,11 +446,11 @@ def test_process_unknown_to_the_others_serves_no_client(serves_unknown: bool) ->
     world.run(expanded(world, 3))
     assert world.now < unknown.deaf_until
     world.run(lambda: world.now > unknown.deaf_until)
-    unknown.known = True  # it has read its own record back, and with it all that stands before
+    unknown.known = True  # it has read back its first record, and all before
     writes_on(world)
 
     if serves_unknown:
-        with pytest.raises(AssertionError, match="behind the threshold"):
+        with pytest.raises(AssertionError, match="after the threshold"):
             world.check()
     else:
         world.check()
@@ -512,8 +510,9 @@ def test_kafkas_refusal_is_reported_with_its_message(step: ex.Step) -> None:
 
 
 def test_stale_metadata_does_not_abandon_created_partitions() -> None:
-    """Given a driver that died behind CREATE, when the next one is shown the old count by a broker that is behind and a
-    transaction keeps it from going on, then the controller is asked before anything is opened at the old count."""
+    """1. A driver dies after CREATE.
+    2. The next driver reads the old count from a lagging broker, and a transaction delays it.
+    3. It must query the controller before it opens barriers at the old count."""
     world = World()
     procedure = world.expand(3)
     world.run(lambda: procedure.step is ex.Step.LEADERS)
@@ -532,7 +531,7 @@ def test_stale_metadata_does_not_abandon_created_partitions() -> None:
     world.check()
 
 
-# --- others ---------------------------------------------------------------------------------------------------------
+# --- others -----------------------------------------------------------------------------------------------------------
 
 
 def test_second_concurrent_expansion_is_refused_permanently() -> None:
@@ -547,7 +546,7 @@ def test_second_concurrent_expansion_is_refused_permanently() -> None:
     assert refused.code == Error.INVALID_PARTITIONS
     assert (refused.message or "").startswith("EXPANSION_IN_PROGRESS topic=orders")
     assert world.history.count == world.kafka.count == 3
-    # Read anew from the beginning, the state topic says the same.
+    # Reading the state topic from the beginning gives the same.
     again = StateView("cluster")
     for offset, record in enumerate(world.records):
         again.apply(Offset(offset), *record)
@@ -644,7 +643,7 @@ def test_first_of_two_concurrent_claims_drives() -> None:
 
 
 def test_barrier_is_reported_closed_after_final_transaction_probe() -> None:
-    """Given a batch inside that opens a transaction when it lands, and a look before that, then it looks again."""
+    """A batch that entered earlier may open a transaction when it is appended."""
     expansion = Expansion("orders", TOPIC_ID, 2, 3, UUID(int=1), 0, process=UUID(int=2))
     view = StateView("cluster")
     view.apply(Offset(0), *encode_expansion(expansion))
@@ -691,7 +690,7 @@ def machine(*, now: float = 0.0, taken_over: bool = True) -> ex.Procedure:
 
 
 def goes_on(procedure: ex.Procedure, *answers: ex.Answer, now: float = 0.0) -> ex.Procedure:
-    """Whatever it asks for next is answered by these, in turn."""
+    """Its next effects get these answers."""
     for answer in answers:
         procedure.query(begun(), now)
         procedure.handle(answer, now)
@@ -708,7 +707,7 @@ def at_ends() -> ex.Procedure:
 
 
 def at_create() -> ex.Procedure:
-    """Its own intent is stored, and no transaction is open."""
+    """Its intent is stored, and no transaction is open."""
     return goes_on(machine(taken_over=False), ex.Created(), ex.Appended(), NO_TRANSACTION)
 
 
@@ -717,7 +716,7 @@ def end(log_end: int, high_watermark: int, epoch: int = 3) -> ex.PartitionEnd:
 
 
 def test_unreplicated_log_end_is_no_threshold() -> None:
-    """Given a tail that no follower has, when its leader goes and the tail with it, then the new end counts."""
+    """Without its leader, records that no follower has are lost: the new end counts."""
     procedure = at_ends()
 
     procedure.handle(ex.Ends((end(10, 10), end(20, 15))), 0.0)
@@ -805,9 +804,9 @@ def test_missing_topic_is_requeried_before_it_is_gone() -> None:
 
 
 def test_stale_view_ends_no_expansion() -> None:
-    """Given a driver that found that it cannot be done, and then was stopped for so long that another one took over and
-    created the partitions. When it goes on, its word that the topic is as it was would be the first one, and open all
-    doors at the old count."""
+    """1. A driver finds that the expansion is impossible, and is stopped.
+    2. Another one takes over and creates the partitions.
+    3. The first would report the topic unchanged, and open all barriers at the old count."""
     refused = ex.Refused(Error.TOPIC_AUTHORIZATION_FAILED, None)
     procedure = goes_on(machine(), OLD_COUNT, NO_TRANSACTION, OLD_COUNT, refused)
     now = DOUBT_SECONDS + 1.0

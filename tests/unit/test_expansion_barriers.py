@@ -1,4 +1,4 @@
-"""Which doors a process keeps closed, by what it reads of expansions."""
+"""Which barriers a process keeps closed, by the expansions that it reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AFTER = Expansion("orders", NEW, 3, 6, UUID(int=4), 0, process=SOMEBODY)
 
 
 class Process:
-    """`barriers` – the count that each is open with, None for a closed one; `said` – all that was done to them."""
+    """`barriers` – the open count of each, None if closed; `stated` – all that happened to them."""
 
     def __init__(self) -> None:
         self.view = StateView("cluster")
@@ -74,7 +74,7 @@ def test_barrier_is_closed_from_intent_to_end(process: Process) -> None:
 
 @pytest.mark.parametrize("end", ["failed", "forgotten"])
 def test_end_of_predecessors_expansion_opens_no_barrier(process: Process, end: str) -> None:
-    """Given a topic that was deleted around the proxy while it grew, created anew, and is to grow as well."""
+    """A topic was deleted at Kafka during its expansion, and its successor expands too."""
     process.reads(encode_expansion(BEFORE))
     process.reads(encode_expansion(AFTER))
     process.stated.clear()

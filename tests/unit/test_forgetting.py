@@ -110,7 +110,7 @@ async def test_replaced_topic_keeps_only_its_checks_after_hour(clock: Clock) -> 
 @pytest.mark.parametrize("shown", [OLD, None], ids=["there", "not shown"])
 @in_event_loop
 async def test_present_or_merely_hidden_topic_is_kept(clock: Clock, shown: UUID | None) -> None:
-    """Somebody has taken away the proxy's right to DESCRIBE it: thresholds and configs must still be there."""
+    """Without DESCRIBE on it, thresholds and configs must stay."""
     state, control = State(), Control()
     control.shows = shown
 
@@ -122,7 +122,7 @@ async def test_present_or_merely_hidden_topic_is_kept(clock: Clock, shown: UUID 
 
 @in_event_loop
 async def test_lagging_broker_causes_no_removal(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It shows the predecessor of a topic, now and then; and at the last moment it is asked once more."""
+    """The broker sometimes shows the topic's predecessor; before the removal it is queried again."""
     state, control = State(), Control()
     shown = iter([NEW, NEW, OLD] * 100)
     monkeypatch.setattr(
@@ -147,7 +147,7 @@ async def test_lagging_broker_causes_no_removal(clock: Clock, monkeypatch: pytes
 
 @in_event_loop
 async def test_expanding_topic_is_not_forgotten(clock: Clock) -> None:
-    """Who drives that finds out by himself that the topic is another one."""
+    """Its driver finds out that the topic was replaced."""
     state, control = State(), Control()
     control.shows = NEW
     pending = Expansion("orders", OLD, 2, 4, UUID(int=9), 0, process=UUID(int=99))

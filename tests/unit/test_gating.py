@@ -1,4 +1,4 @@
-"""Whether a group may have a new partition: the decision as a table."""
+"""The decision whether a group may have a new partition, as a table."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_only_partitions_from_ordered_expansions_are_evaluated(
     assert brought_by(history, partition) == brought
 
 
-# ---- whether it is withheld
+# ---- whether it is gated
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_unsearched_prior_partition_gates_and_is_searched() -> None:
         (10, None, 9, None),
         (8, None, 8, False),  # two markers, say
         (8, None, 7, None),
-        (4, 6, 3, True),  # something to read lies above, wherever else
+        (4, 6, 3, True),  # a record is above, wherever else
         (4, 6, 6, True),
         (4, 6, 7, False),
         (4, 6, 0, True),

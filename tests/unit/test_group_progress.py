@@ -1,4 +1,4 @@
-"""How far groups are, in stories: Kafka is asked, and members get what they were assigned, or wait for it."""
+"""Stories of group progress: Kafka is queried, and members get their assignment or wait."""
 
 from __future__ import annotations
 
@@ -70,10 +70,9 @@ class State:
 
 
 class Kafka:
-    """In place of the control client. `broken` – topics of which nothing can be found out, with Kafka's error code.
+    """In place of the control client. `broken` – topics that cannot be queried, with Kafka's error code.
 
-    `meanwhile` – happens once, while commits are looked up.
-    """
+    `meanwhile` – happens once, during a query of commits."""
 
     def __init__(self) -> None:
         self.commits: dict[TopicPartition, int] = {}
@@ -125,14 +124,14 @@ class Story:
         self.keeper.refresh()
 
     async def queries_to_send(self, *partitions: TopicPartition) -> frozenset[TopicPartition]:
-        """Its member is about to get these: which of them it does not get."""
+        """The member is about to get these; returns the gated ones."""
         reply = await self.keeper.answer(MayHave("billing", "client", partitions), "10.0.0.1")
         self.keeper.refresh()
         assert isinstance(reply, GatedPartitions)
         return reply.partitions
 
     async def probes(self, *, last_observed: bool = True) -> frozenset[TopicPartition]:
-        """The process looks whether it may have what it waits for: what is still withheld."""
+        """The process probes what the group waits for; returns what is still gated."""
         if last_observed and "billing" in self.watch.groups:
             self.watch.groups["billing"].active_at = self.clock.monotonic()
         await self.keeper._probe("billing")
@@ -148,7 +147,7 @@ class Story:
 
 @pytest.fixture
 def story(monkeypatch: pytest.MonkeyPatch) -> Story:
-    """`orders` has grown from 1 to 2 partitions, `others` too: ten records lie in each of their first ones."""
+    """`orders` and `others` were expanded from 1 to 2 partitions; ten records are in each prior partition."""
     clock, state = Clock(), State()
     monkeypatch.setattr(groups, "time", clock)
     state.grow("orders", ORDERS, 1, 2, 10)
@@ -161,8 +160,9 @@ def story(monkeypatch: pytest.MonkeyPatch) -> Story:
 
 @in_event_loop
 async def test_partition_gated_during_probe_is_not_released(story: Story) -> None:
-    """Given a look that began for one partition, when another one is withheld before it ends, then a KIP-848 member is
-    not told of that one by its next heartbeat."""
+    """A probe began for one partition, and another one is gated before it ends. A KIP-848 member must not get the
+    latter with
+    its next heartbeat."""
     story.kafka.commits = {P0: 5, Q0: 5}
     assert await story.queries_to_send(P1) == {P1}
 
@@ -181,8 +181,9 @@ async def test_partition_gated_during_probe_is_not_released(story: Story) -> Non
 
 @in_event_loop
 async def test_older_probe_does_not_release_others_gated_partitions(story: Story) -> None:
-    """Given two processes, all members at the one; it withholds a partition, the other one reads of it and looks; then
-    it withholds another. When it dies and a KIP-848 member comes over, then it is not told of either."""
+    """1. All members are at one process, which gates a partition.
+    2. The other process reads that, and probes.
+    3. The first process gates another partition, and dies; a KIP-848 member comes to the other process."""
     story.kafka.commits = {P0: 5, Q0: 5}
     other = Story(story.clock, story.state, story.kafka)
     await story.queries_to_send(P1)
@@ -199,7 +200,7 @@ async def test_older_probe_does_not_release_others_gated_partitions(story: Story
 
 @in_event_loop
 async def test_unqueryable_topic_does_not_delay_others(story: Story) -> None:
-    """Given a group of two topics of which one has been deleted, or has a partition without a leader."""
+    """One of two topics was deleted, or has a partition without a leader."""
     story.kafka.commits = {P0: 5, Q0: 5}
     assert await story.queries_to_send(P1, Q1) == {P1, Q1}
     story.kafka.broken["others"] = None
@@ -224,7 +225,7 @@ async def test_unauthorized_topic_releases_only_its_own_partitions(story: Story)
 
 @in_event_loop
 async def test_group_reset_to_partition_start_waits_again(story: Story) -> None:
-    """Given a new partition whose first records have expired, and old ones whose have not."""
+    """The first records of the new partition have expired, those of the prior ones have not."""
     story.kafka.starts[P1] = 5
     story.kafka.commits = {P0: 0, P1: 5}
     assert await story.queries_to_send(P1) == {P1}
@@ -237,8 +238,7 @@ async def test_group_reset_to_partition_start_waits_again(story: Story) -> None:
 
 @in_event_loop
 async def test_gated_prior_partition_does_not_time_out(story: Story) -> None:
-    """Given two expansions, and a group that lags before the first for longer than one without commits is waited for:
-    when it is done there, it gets what that brought; what the second brought waits until those are read."""
+    """Two expansions, and a group that lags in the first for longer than a group without commits is waited for."""
     story.state.grow("orders", ORDERS, 2, 4, 10, 5)
     story.keeper.refresh()
     story.kafka.commits = {P0: 5}
@@ -274,7 +274,7 @@ async def test_commit_timeout_starts_after_all_other_waits(story: Story) -> None
     assert await story.probes() == {P2}
     story.clock.passed += 2
     assert await story.probes() == set()
-    # For good: whoever asks next need not wait.
+    # Permanently: the next member does not wait.
     assert await Story(story.clock, story.state, story.kafka).queries_to_send(P2) == set()
 
 
@@ -321,8 +321,7 @@ async def test_stopped_groups_timeout_starts_at_its_return(story: Story) -> None
 )
 @in_event_loop
 async def test_only_pure_log_end_query_begins_at_end(story: Story, looked_up: list[str], waits: bool) -> None:
-    """A client that begins at the beginning may ask for the end to see how far it has to go, as
-    `get_watermark_offsets` does; or another one on its machine has the same name."""
+    """A client that begins at the beginning may query the end too (`get_watermark_offsets`), or share its client id."""
     for place in looked_up:
         ends, others = ((P0,), ()) if place == "end" else ((), (P0,))
         story.keeper.notice(LookedUp("client", ends, others), "10.0.0.1")  # type: ignore[arg-type]
@@ -334,7 +333,6 @@ async def test_only_pure_log_end_query_begins_at_end(story: Story, looked_up: li
 
 @in_event_loop
 async def test_release_does_not_apply_to_recreated_topic(story: Story) -> None:
-    """Given a group that was let go, unseen; when the topic is deleted, created and grown anew, then it waits anew."""
     story.kafka.broken["orders"] = 29
     await story.queries_to_send(P1)
     await story.probes()
@@ -402,7 +400,7 @@ def recorded(story: Story) -> set[str]:
 
 @in_event_loop
 async def test_gated_record_is_kept_half_an_hour_longer(story: Story) -> None:
-    """A member that has not asked since holds less than the coordinator thinks, whichever process it comes back by."""
+    """A member that has been silent since has less than the coordinator assigned, and may return by any process."""
     story.kafka.commits = {P0: 5}
     assert await story.queries_to_send(P1) == {P1}
     assert recorded(story) == {"billing"}
@@ -422,7 +420,7 @@ async def test_gated_record_is_kept_half_an_hour_longer(story: Story) -> None:
 
 @in_event_loop
 async def test_gating_again_restarts_the_half_hour(story: Story) -> None:
-    """Given a group that was set back before the end of it."""
+    """The group is reset before its end."""
     story.kafka.commits = {P0: 5}
     await story.queries_to_send(P1)
     story.kafka.commits[P0] = 10

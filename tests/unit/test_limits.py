@@ -1,7 +1,6 @@
-"""Limits that are reached, and what happens there: those that no other test has for its subject.
-
-Sockets' and processes' limits are reached in `tests/integration/test_bad_input.py` and `tests/protocol`.
-"""
+"""Limits that no other test covers, each reached. Limits of sockets and processes:
+`tests/integration/test_bad_input.py` and
+`tests/protocol`."""
 
 from __future__ import annotations
 
@@ -82,7 +81,7 @@ def _describe_configs(count: int) -> bytes:
 
 
 def test_request_above_element_limit_is_refused_before_allocation() -> None:
-    """A hundred megabytes of the smallest there are would take gigabytes, and a minute of everybody's time."""
+    """100 MB of the smallest elements would take gigabytes, and a minute of the event loop."""
     assert len(decode_request(DESCRIBE_CONFIGS, 3, _describe_configs(ITEMS_MAX)).resources) == ITEMS_MAX
     body = _describe_configs(ITEMS_MAX + 1)
     with at_most(2 * len(body)), pytest.raises(LimitError, match=f"array elements than the limit .{ITEMS_MAX}."):
@@ -147,7 +146,7 @@ def test_frame_above_limit_closes_connection_before_buffering() -> None:
 
 
 def test_buffered_response_above_limit_closes_connection() -> None:
-    """A broker that lies about lengths, or whoever sits at its address. What only passes is not held, however long."""
+    """Relayed responses are not buffered and have no limit."""
     talk = SessionTalk(frame_bytes_max=1_000)
     talk.sends(correlation=7)
     talk.kafka(struct.pack(">ii", 2_000_000_000, 7))
@@ -163,7 +162,7 @@ def test_buffered_response_above_limit_closes_connection() -> None:
 
 
 def test_broken_request_releases_shared_memory() -> None:
-    """One that cannot be answered, and one that cannot be read: their connections end, what they held is given back."""
+    """Of a request that cannot be answered, and of requests that cannot be read."""
     for broken in (
         produce(("guarded-a", 0, expecting(5, b"x")), acks=0),
         produce(("guarded-a", 0, batch(b"x")), ("guarded-a", 0, batch(b"x"))),
@@ -178,11 +177,11 @@ def test_broken_request_releases_shared_memory() -> None:
         assert talk.services.free_bytes == free
 
 
-# --- gates ------------------------------------------------------------------------------------------------------------
+# --- sequencers -------------------------------------------------------------------------------------------------------
 
 
 def _limited(**limits: Any) -> Talk:
-    """A warm gate: the log ends at 10."""
+    """A sequencer with a confirmed fence; the log ends at 10."""
     talk = Talk(sequencer=PartitionSequencer(TP, g.SequencerLimits(**limits)))
     pending = talk.offer(expecting(9, b"first"))
     talk.snapshot(9)
@@ -244,7 +243,7 @@ def test_sequencer_remembers_bounded_batches_and_producers() -> None:
 
 
 def test_idle_sequencers_are_dropped_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of topics are the clients' to choose, as far as patterns guard what there is not yet."""
+    """Clients choose topic names that match a pattern."""
     monkeypatch.setattr(switch_module, "_IDLE_SEQUENCERS_MAX", 4)
     services = Around()
     dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
@@ -252,7 +251,7 @@ def test_idle_sequencers_are_dropped_at_the_limit(monkeypatch: pytest.MonkeyPatc
         dispatcher.open(number, "proxy.local", 100.0)
         data = produce((f"guarded-{number}", 0, batch(b"x")))
         dispatcher.session_event(number, m.ClientBytes(memoryview(data)), 100.0)
-        if number != 3:  # who still waits keeps his gate
+        if number != 3:  # an append that waits keeps its sequencer
             dispatcher.session_event(number, m.ClientLost(), 100.0)
         assert len(dispatcher.sequencers) <= 4
     assert TopicPartition("guarded-3", 0) in dispatcher.sequencers

@@ -1,4 +1,4 @@
-"""Logins: clients' own, which pass through a session alone; and the proxy's, step by step."""
+"""Logins: clients' logins through a session, and the proxy's login, step by step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AUTHENTICATE = request(SASL_AUTHENTICATE, 1, 8, b"\0\0\0\x04\0a\0b")
 
 
 class Waiting(Talk):
-    """Whether its client is read is kept apart: a request that waits says so at each try."""
+    """Keeps ReadClient apart: a request that waits repeats it at each try."""
 
     reads = True
 
@@ -61,26 +61,26 @@ def test_login_is_relayed_unchanged() -> None:
 
 
 def test_login_waits_for_possible_resends() -> None:
-    # Given: an append whose stamp Kafka may refuse, and a login right behind it.
+    # Given: an append whose fence Kafka may refuse, and a login right after it.
     talk = Waiting()
     pending = talk.sends()
     talk.client(HANDSHAKE)
     talk.silent()
     assert not talk.reads
 
-    # When: Kafka refuses it, and the gate lets it go once more.
+    # When: Kafka refuses it, and it is admitted again.
     talk.kafka(produced(("guarded-a", 0, 45, -1)))
     talk.next(m.ToSequencer)
     talk.grant(pending)
     talk.sent(pending)
 
-    # Then: it goes up, and nothing of the login.
+    # Then: it is sent, and nothing of the login.
     assert HANDSHAKE not in talk.upstream()
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
     assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
     talk.silent()
 
-    # And: the login goes up once that was answered.
+    # And: the login is sent once the append is answered.
     talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5, -1, 0), None))
     assert {type(each) for each in talk.commands} == {m.ToUpstream, m.ToClient}
     talk.commands.sort(key=lambda each: isinstance(each, m.ToClient))
@@ -115,17 +115,17 @@ def logged_in(lifetime_ms: int, version: int = 2) -> bytes:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_appends_end_when_the_login_expires(version: int) -> None:
-    # Given: a login of three seconds, and an append of two seconds later, which is on its way.
+    # Given: a login of three seconds, and an append after two seconds, which is in flight.
     talk = Waiting()
     logs_in(talk, logged_in(3000, version), version)
     talk.now += 2.0
     pending = talk.sends()
 
-    # When: there is another one when it has ended.
+    # When: another append follows after its end.
     talk.now += 1.0
     talk.client(produce(("guarded-a", 0, expecting(6, b"y"))))
 
-    # Then: that is not sent. Kafka would close the connection, and nobody know what became of it.
+    # Then: that is not sent. Kafka would close the connection, and its outcome would be unknown.
     talk.silent()
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
     assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
@@ -194,14 +194,14 @@ def reported(frame: bytes) -> tuple[int, int, bytes]:
 
 
 def begins(talk: Talk, mechanism: str, answer: bytes, version: int = 0) -> None:
-    """A handshake; Kafka has version 1 of it for clients of version 0."""
+    """A handshake. A client of version 0 gets version 1 of Kafka."""
     talk.client(handshake(mechanism, version))
     assert talk.upstream() == handshake(mechanism, 1)
     talk.kafka(answer)
 
 
 def begun(mechanism: str, version: int = 0) -> Waiting:
-    """Kafka takes logins by it, and the client is to send its first token."""
+    """Kafka supports the mechanism, and the client is to send its first token."""
     talk = Waiting()
     begins(talk, mechanism, handshaken(), version)
     assert talk.answer() == handshaken()
@@ -236,7 +236,7 @@ def test_bare_tokens_are_relayed_as_requests(mechanism: str, steps: list[tuple[b
             talk.kafka(reply[at : at + cut])
         assert talk.answer() == bare(answer)
     talk.silent()
-    if mechanism == "GSSAPI":  # a last token without an answer, with a request behind it
+    if mechanism == "GSSAPI":  # a last token without an answer, and a request after it
         talk.client(bare(b"chosen layer") + request(HEARTBEAT, 4, 9))
         assert reported(talk.upstream()) == (1, len(steps), b"chosen layer")
         talk.silent()
@@ -390,7 +390,7 @@ def test_tls_on_plaintext_listener_is_named_as_reason() -> None:
 
 
 class Broker:
-    """Takes one user with one password; `handshake` and `steps` are what it answers."""
+    """Accepts one user with one password; `steps` are its answers."""
 
     def __init__(self, *steps: Callable[[bytes], Message], mechanisms: tuple[str, ...] = ()) -> None:
         self.mechanisms = mechanisms

@@ -1,4 +1,4 @@
-"""Log lines: one per event, whatever a peer put into a name."""
+"""Log lines: one per event, whatever text a client chose."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fencepost_proxy import logs
 
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    # What others of this process have left out is not told here.
+    # Suppressed lines of the process's other logs are not reported here.
     monkeypatch.setattr(logs, "_rate_limited", WeakSet())
     handlers = logging.getLogger().handlers
     before = handlers[:]
@@ -130,7 +130,7 @@ def test_suppressed_lines_are_reported_without_a_later_event(console: io.StringI
     logs.report_suppressed()
     logs.report_suppressed()
 
-    # Its last line is the last of them, and stands for three others.
+    # The last of them is logged, and stands for three others.
     assert [line.split("session ")[1] for line in lines(console)] == [
         "bad frame size=0",
         "bad frame size=4 suppressed=3",
@@ -161,7 +161,7 @@ def test_no_event_can_flood_the_log(stream: io.StringIO, style: str) -> None:
     log.info("another event")
     logs.report_suppressed(at_once=True)
 
-    # Then three are left out, counted, and told with the fields that every line has
+    # Then three are left out, counted, and reported with the fields of every line
     *_, last, another, reported = lines(stream)
     assert f"group-{logs.EVENT_LINES_MAX - 1}" in last
     assert "another event" in another

@@ -1,4 +1,4 @@
-"""Dialogues of a session beside the owner process: what it hands over, when, and how the owner's session goes on."""
+"""A session of another worker than the primary one: what it migrates, when, and how the primary's session continues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FREE = 1 << 20
 
 
 class Secondary(Talk):
-    """A session of a process that is not the owner."""
+    """A session of another worker than the primary one."""
 
     def __init__(self, rewriters: Any = None, **services: Any) -> None:
         super().__init__(**services)
@@ -47,7 +47,7 @@ class Secondary(Talk):
 
 
 class Primary(Talk):
-    """Goes on with what another process had."""
+    """Continues a migrated connection."""
 
     def __init__(self, migrated: m.MigratedConnection, **services: Any) -> None:
         super().__init__(**services)
@@ -73,7 +73,7 @@ def test_an_append_to_a_required_topic_stays(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("arrived", [30, 60, len(GUARDED) - 1])
 def test_partial_frame_migrates_with_its_connection(arrived: int) -> None:
-    """The owner's session gets the rest from the socket, as if it had been there from the start."""
+    """The primary's session reads the rest from the socket."""
     talk = Secondary()
     talk.client(GUARDED[:arrived])
     if not talk.commands:  # not even its topic is known yet
@@ -114,7 +114,7 @@ def test_migration_waits_for_requests_in_progress() -> None:
 
 
 def test_collected_request_migrates_whole() -> None:
-    """Several topics: only all of it tells whether one of them is the owner's."""
+    """With several topics, only the whole request shows whether one of them is checked."""
     talk = Secondary()
     both = produce(("plain", 0, batch(b"a")), ("guarded", 0, expecting(5, b"a")), correlation=7)
     behind = request(HEARTBEAT, 4, 8)
@@ -171,7 +171,6 @@ def test_connection_lost_meanwhile_is_not_migrated(end: m.Event) -> None:
 
 
 def test_a_right_that_was_proved_stays_proved() -> None:
-    """Else a refusal would ask Kafka once more."""
     talk = Secondary()
     talk.session._may_write["guarded"] = float("inf")
     talk.client(GUARDED)
@@ -182,7 +181,7 @@ def test_a_right_that_was_proved_stays_proved() -> None:
 
 
 def test_failed_pipeline_stays_failed_after_migration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loses on a `required` topic; its client sent B before it could know, behind what makes them go over."""
+    """A fails on a `required` topic; B was sent before that was read, after the append that migrates the connection."""
     policies = {"required": TopicPolicy(Check.REQUIRED), "guarded": TopicPolicy(Check.ON)}
     monkeypatch.setattr(Around, "policy", lambda self, topic: policies.get(topic))
     talk = Secondary()

@@ -1,4 +1,4 @@
-"""Where clients log in: nothing of theirs comes to a door or a gate before Kafka has said that they may write."""
+"""Where clients log in, no append reaches a barrier or a sequencer before Kafka has confirmed WRITE."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ AT_5 = PartitionResult(0, 0, 5)
 
 
 class Proving(Talk):
-    """Of a client that Kafka knows by a login of its own. Whether it is read is no matter here."""
+    """A client with a login. Whether it is read does not matter here."""
 
     def __init__(self, **services: Any) -> None:
         super().__init__(clients_log_in=True, **services)
@@ -54,12 +54,12 @@ class Proving(Talk):
         self.client(produce((topic, 0, expecting(at, b"x")), correlation=correlation, **options))
 
     def asks(self, at: int = 5, **options: Any) -> None:
-        """An append of which Kafka is asked first."""
+        """An append for which Kafka is queried first."""
         self.appends(at, **options)
         assert self.queried() == [options.get("topic", TOPIC)]
 
     def queried(self) -> list[str]:
-        """The topics that Kafka is asked about, by a request that appends nothing."""
+        """The topics of a query that appends nothing."""
         probe = self.sent_up()
         assert (probe.acks, probe.transactional_id) == (1, None)
         assert not any(data.records for topic in probe.topics for data in topic.partitions)
@@ -73,26 +73,26 @@ class Proving(Talk):
 
 
 def allowed(**services: Any) -> Proving:
-    """Of one that has proved it."""
+    """Of a client that has proved WRITE."""
     talk = Proving(**services)
     talk.session._may_write[TOPIC] = talk.now
     return talk
 
 
-# --- before a gate ----------------------------------------------------------------------------------------------------
+# --- before a sequencer -----------------------------------------------------------------------------------------------
 
 
 def test_kafka_authorizes_an_append_before_it_is_queued() -> None:
-    # Given: a connection of which nothing is known, an append on it, and something behind it.
+    # Given: an append on a new connection, and a request after it.
     talk = Proving()
     talk.appends()
     talk.client(request(HEARTBEAT, 4, 2))
 
-    # Then: Kafka is asked, no gate hears of it, and nothing behind it is read.
+    # Then: Kafka is queried, nothing is submitted, and the request after it is not read.
     assert talk.queried() == [TOPIC]
     talk.silent()
 
-    # And: when Kafka has said that it may write, it is an append as any other.
+    # And: once Kafka has confirmed WRITE, the append is processed.
     talk.says((TOPIC, MAY))
     pending = talk.admitted()
     sent = talk.upstream()
@@ -125,7 +125,7 @@ def test_kafka_authorizes_once_per_connection_and_topic() -> None:
 
 
 def test_append_without_login_never_reaches_the_sequencer() -> None:
-    """Kafka ends the connection, whatever comes on it."""
+    """Kafka closes the connection."""
     for acks in (-1, 0, 1):
         talk = Proving()
         talk.asks(acks=acks)
@@ -136,7 +136,7 @@ def test_append_without_login_never_reaches_the_sequencer() -> None:
 
 
 def test_half_a_login_is_none() -> None:
-    """With SCRAM the server's first message comes before it has seen a proof of the password."""
+    """The first SCRAM message of the server precedes the proof of the password."""
     talk = Proving()
     relays(talk, HANDSHAKE, response(7, b"\0\0\0\0\0\0"))
     relays(talk, AUTHENTICATE, logged_in(0, 1))
@@ -147,14 +147,14 @@ def test_half_a_login_is_none() -> None:
 
 @pytest.mark.parametrize("code", [-1, 33, ILLEGAL_SASL_STATE, 35, 58])
 def test_answer_during_a_login_proves_no_permission(code: int) -> None:
-    """After a handshake it says 34 to any request, and then ends the connection."""
+    """After a handshake Kafka answers 34 to any request, and closes the connection."""
     talk = Proving()
     talk.asks()
     talk.says((TOPIC, code))
     assert talk.reported() == {(TOPIC, 0): (code, -1, None)}
     talk.silent()
 
-    # Nor before a refusal is told, where nobody was asked first.
+    # Nor before a refusal is answered, where clients do not log in.
     talk = Proving()
     talk.services.clients_log_in = False
     talk.appends()
@@ -181,7 +181,7 @@ def test_append_during_reauthentication_is_not_queued(login: bytes) -> None:
     talk.silent()
 
 
-# --- who may not ------------------------------------------------------------------------------------------------------
+# --- without permission -----------------------------------------------------------------------------------------------
 
 
 def test_unauthorized_append_is_refused_before_it_is_queued() -> None:
@@ -201,7 +201,7 @@ def test_unauthorized_append_is_refused_before_it_is_queued() -> None:
 
 @pytest.mark.parametrize("whole", [False, True], ids=["partition", "request"])
 def test_other_partitions_of_the_request_proceed_after_refusal(whole: bool) -> None:
-    """Whatever `refusal_scope` is: that is about what the proxy refuses."""
+    """`refusal_scope` is for refusals by the proxy."""
     talk = Proving(refuse_whole_requests=whole)
     more = ("guarded-b", 0, expecting(7, b"y")), ("plain", 0, batch(b"z"))
     talk.client(produce((TOPIC, 0, expecting(5, b"x")), *more))
@@ -218,7 +218,7 @@ def test_other_partitions_of_the_request_proceed_after_refusal(whole: bool) -> N
 
 
 def test_append_sent_after_an_unauthorized_one_is_refused() -> None:
-    """Another writer may have won its place, and its client the right, before that comes."""
+    """By then another writer may be at its offset, and the client may have the right."""
     talk = Proving()
     talk.services.unread = 1000
     talk.asks(5)
@@ -248,7 +248,7 @@ def test_a_refusal_takes_the_right_away() -> None:
 
 
 def test_a_denied_append_spoils_no_transaction() -> None:
-    """It may be another's, who has the right."""
+    """The transaction may belong to another client, which has the right."""
     talk = transactions.proved_talk(clients_log_in=True)
     talk.client(transactions.append())
     assert parse_produce_request(memoryview(talk.upstream())[4:]).transactional_id is None
@@ -259,7 +259,7 @@ def test_a_denied_append_spoils_no_transaction() -> None:
 
 @pytest.mark.parametrize("stated", [MAY, MAY_NOT])
 def test_transaction_joins_no_partition_without_write_permission(stated: int) -> None:
-    """Others' appends would wait for what Kafka does not add."""
+    """Appends would wait for partitions that Kafka does not add."""
     talk = Proving()
     talk.session = Session(1, "proxy.local", talk.services, Joining(b""), 0.0)  # type: ignore[arg-type]
     talk.session._may_use = "app"
@@ -280,7 +280,7 @@ def test_transaction_joins_no_partition_without_write_permission(stated: int) ->
 
 @pytest.mark.parametrize("error", [3, 31])
 def test_only_authorized_markers_make_appends_wait(error: int) -> None:
-    """Kafka refuses the others, in its own words."""
+    """Kafka refuses the others."""
     talk = Proving()
     talk.session = Session(1, "proxy.local", talk.services, Joining(b"", MARKER), 0.0)  # type: ignore[arg-type]
     queried = request(WRITE_TXN_MARKERS, 1, 1)
@@ -303,7 +303,7 @@ def test_only_authorized_markers_make_appends_wait(error: int) -> None:
 
 
 def test_unauthorized_append_does_not_enter_the_barrier() -> None:
-    """Nor is it sent away, since what it says of the count is out of date."""
+    """Nor is it refused for its outdated partition count."""
     talk = barriers.Barriers(may_write=False, clients_log_in=True)
     talk.client(barriers.query(("counted", 2, barriers.saying(3)), ("plain", 0, batch(b"z"))))
     assert [topic.name for topic in talk.sent_up().topics] == ["counted"]
@@ -318,7 +318,7 @@ def test_unauthorized_append_does_not_enter_the_barrier() -> None:
     assert not [each for each in talk.commands if isinstance(each, m.CloseClient)]
 
 
-# --- where Kafka does not say -----------------------------------------------------------------------------------------
+# --- where Kafka does not answer --------------------------------------------------------------------------------------
 
 
 def test_unanswered_permission_query_closes_the_connection() -> None:
@@ -348,11 +348,10 @@ def test_permission_answer_without_the_topic_is_broker_error() -> None:
     assert talk.next(m.CloseClient).fault is UpstreamProtocolError
 
 
-# --- the short way ----------------------------------------------------------------------------------------------------
+# --- the fast path ----------------------------------------------------------------------------------------------------
 
 
 def test_fast_path_requires_a_proven_permission() -> None:
-    """Else the bytes of its next append would be enough to let it pass."""
     talk = Proving(newest_produce=13)
     talk.appends(correlation=1)
     assert talk.session._known.is_checked is False
@@ -381,7 +380,7 @@ def waits_past_its_login() -> tuple[Proving, g.PendingAppend]:
 
 @pytest.mark.parametrize("seconds", [1.0, 100.0])
 def test_append_waiting_past_its_login_is_not_sent(seconds: float) -> None:
-    """Sent, it would be in doubt; now its client may send it again."""
+    """Sent, it would be in doubt; unsent, the client may repeat it."""
     talk, pending = waits_past_its_login()
     talk.now += seconds
     talk.grant(pending)

@@ -1,4 +1,4 @@
-"""Batches that take long to read are read outside the event loop; their connection waits meanwhile."""
+"""Batches that take long to read are read outside the event loop; their connection waits."""
 
 from __future__ import annotations
 

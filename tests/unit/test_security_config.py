@@ -41,7 +41,7 @@ def test_changed_files_are_reloaded_unless_broken(tmp_path: Path) -> None:
     assert certificates.upstream is upstream
     assert certificates.not_after()["listener"] - ends["listener"] > 4 * 86_400
 
-    # And: whoever asks for it has all of them read.
+    # And: all of them are read on request.
     assert certificates.probe(at_once=True) == [True, True]
     assert certificates.upstream is not upstream
 

@@ -1,4 +1,4 @@
-"""Dialogues with one session: bytes and verdicts in, commands out. Frames are made and read by kafka-python's codec."""
+"""Dialogues with one session: bytes and decisions in, commands out. kafka-python's codec makes and reads the frames."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_RECORD = 6, 7, 29, 87
 
 @dataclass
 class Around(Counting):
-    """A process in which `guarded-*` topics are guarded and the gates' verdicts come from the test."""
+    """The services of a process in which `guarded-*` topics are checked; the test decides for the sequencers."""
 
     frame_bytes_max: int = 1 << 20
     in_flight_requests_max: int = 10
@@ -123,7 +123,7 @@ class Around(Counting):
 
 
 class Unchanged:
-    """Exchanges that let everything pass as it is."""
+    """Rewriters that change nothing."""
 
     def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
         return RequestRewriter(struct.pack(">i", len(frame)) + bytes(frame))
@@ -148,7 +148,7 @@ class Talk:
         self.report(m.UpstreamBytes(memoryview(data)))
 
     def may_write(self, *topics: str) -> Self:
-        """Kafka has said so a moment ago."""
+        """Kafka has just confirmed it."""
         self.session._may_write |= dict.fromkeys(topics, self.now)
         return self
 
@@ -240,7 +240,7 @@ class Talk:
         self.next(m.Count)
 
     def read_elsewhere(self) -> None:
-        """What takes long is read, in some thread, and the session goes on."""
+        """The session goes on after a thread has read the batches."""
         requested = self.next(m.ReadBatches)
         requested.read()
         self.report(m.BatchesRead(requested.token))
@@ -260,7 +260,7 @@ def frames(data: bytes) -> list[bytes]:
 
 
 def to_client(talk: Talk) -> list[bytes]:
-    """All answers, whatever else is to be done."""
+    """All answers, among other commands."""
     return frames(b"".join(bytes(chunk) for c in talk.commands if isinstance(c, m.ToClient) for chunk in c.chunks))
 
 
@@ -345,7 +345,7 @@ def outcomes(answer: bytes) -> dict[tuple[str, int], tuple[int, int]]:
     return {key: value[:2] for key, value in read(answer).items()}
 
 
-# ------------------------------------------------------------------------------------------------------- cut through
+# ---------------------------------------------------------------------------------------------------------- cut through
 
 
 def test_frame_without_handling_is_streamed_both_ways() -> None:
@@ -374,7 +374,7 @@ def test_unchecked_produce_is_streamed_once_topic_is_known() -> None:
 
 
 def relayed(talk: Talk, data: bytes, cut: int) -> bytes:
-    """What reaches Kafka of these bytes, which come in pieces, as a connection hands them to its session."""
+    """What reaches Kafka of bytes that arrive in pieces."""
     up = b""
     for at in range(0, len(data), cut):
         piece = memoryview(data[at : at + cut])
@@ -391,7 +391,7 @@ def relayed(talk: Talk, data: bytes, cut: int) -> bytes:
 @pytest.mark.parametrize("version", [3, 8, 9, 12])
 @pytest.mark.parametrize("partitions", [1, 3, 101])
 def test_relayed_produce_with_shared_producer_id_is_refused(partitions: int, version: int, cut: int) -> None:
-    """In whatever pieces it comes, in the last of its partitions, after requests that began the same."""
+    """In the last of its partitions, after requests with the same beginning."""
     talk = Talk()
     good, bad = (batch(b"v" * 100, producer=(producer_id, 32_767, 0)) for producer_id in (6999, 7000))
     entries = [("plain", number, good) for number in range(partitions - 1)]
@@ -440,11 +440,11 @@ def test_acks_0_has_no_answer_to_wait_for() -> None:
     assert talk.answer() == reply
 
 
-# ------------------------------------------------------------------------------------------------------ guarded Produce
+# ------------------------------------------------------------------------------------------------------ checked Produce
 
 
 def append(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -> list[g.PendingAppend]:
-    """Sends a Produce to `guarded-a` 0 (and more) and lets every gate grant it; what was sent upstream is left."""
+    """A Produce to `guarded-a` 0 (and more), every append of which is admitted; what was sent upstream is left."""
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), *more, **options))
     pending_appends = []
     while (
@@ -469,7 +469,7 @@ def test_checked_batch_is_fenced_and_sent_as_all() -> None:
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7000, 0, 5)
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
     assert talk.next(m.ToSequencer).event == g.Answered(pending, PartitionResult(0, 0, 5, -1, 0))
-    talk.silent()  # the gate has the last word
+    talk.silent()  # the sequencer decides
     talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5, -1, 0), None))
     assert read(talk.answer()) == {("guarded-a", 0): (0, 5, None)}
     assert talk.services.free_bytes == 1 << 20
@@ -486,7 +486,7 @@ def test_topic_id_is_used_upstream_and_name_downstream() -> None:
     assert isinstance(answered, g.Answered)
     assert answered.result.error_code == 3  # a client that names topics knows no UNKNOWN_TOPIC_ID
     talk.report(m.AppendCompleted(pending, answered.result, None))
-    # The topic is unknown, so nobody can have proved WRITE for it; but Kafka itself has answered.
+    # WRITE cannot be proved for an unknown topic, but Kafka itself has answered.
     assert read(talk.answer())[("guarded-a", 0)][0] == 3
 
 
@@ -511,7 +511,7 @@ def test_early_answer_stays_in_the_socket() -> None:
     talk.kafka(produced(("guarded-a", 0, 45, -1)) + reply)
     assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
     assert not talk.next(m.ReadUpstream).on
-    talk.silent()  # the gate looks into the log
+    talk.silent()  # the sequencer reads the log
     talk.refused(pending)
     assert talk.next(m.ReadUpstream).on
     answers = talk.answer()
@@ -538,7 +538,7 @@ def test_refused_and_accepted_partitions_share_one_response() -> None:
         produce(("guarded-b", 1, expecting(9, b"x")), ("guarded-a", 0, expecting(5, b"x")), ("plain", 2, batch(b"p")))
     )
     first = talk.submitted()
-    assert first.partition == TopicPartition("guarded-a", 0)  # turns are taken in order, whatever the request's
+    assert first.partition == TopicPartition("guarded-a", 0)  # in the order of partitions, not of the request
     talk.refused(first)
     second = talk.admitted()
     sent = talk.sent_up()
@@ -564,7 +564,7 @@ def test_one_mismatch_refuses_whole_request_when_configured() -> None:
 
 
 def read_behind(talk: Talk, second: bytes) -> tuple[int, str]:
-    """Of a batch that was sent before the failure was read: its error, and the first word of the message."""
+    """The error of a batch that was sent before the failure was read, and the first word of its message."""
     talk.commands.clear()
     talk.services.unread = 0
     talk.client(second)
@@ -596,7 +596,7 @@ def test_known_retry_does_not_refuse_the_whole_request() -> None:
     talk = Talk(refuse_whole_requests=True).may_write("guarded-a")
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
     first = talk.submitted()
-    talk.report(m.AppendCompleted(first, PartitionResult(0, 0, 5), None))  # its first try had landed
+    talk.report(m.AppendCompleted(first, PartitionResult(0, 0, 5), None))  # its first attempt was appended
     second = talk.admitted()
     talk.upstream()
     talk.completed(second, produced(("guarded-b", 1, 0, 9)), PartitionResult(1, 0, 9))
@@ -671,7 +671,7 @@ def test_unauthorized_state_topic_append_costs_one_query(stated: int) -> None:
 
 
 def test_write_permission_expires_after_a_time() -> None:
-    """Else who is only ever refused here would be told for ever where the log ends, whatever became of its right."""
+    """A client that is only ever refused here would otherwise keep reading the log end after its right is revoked."""
     talk = Talk().may_write("guarded-a")
     for seconds, queried in ((29.0, False), (2.0, True)):
         talk.now += seconds
@@ -710,7 +710,7 @@ def test_append_after_refusal_for_unknown_configs_fails_too(topic: str) -> None:
 
 
 def test_acks_0_append_waits_for_the_configs() -> None:
-    """Refused, it would be lost: its client would never hear of it."""
+    """A refusal would lose it: the client gets no answer."""
     talk = Talk(is_fresh=False)
     query = produce(("plain", 0, batch(b"p")), acks=0)
     talk.client(query)
@@ -735,7 +735,7 @@ def test_expired_admission_is_returned_and_requested_again() -> None:
 
 @pytest.mark.parametrize("where", ["read together", "in the socket"])
 def test_appends_sent_before_a_refusal_fail_with_it(where: str) -> None:
-    """The second would fit now, behind another writer's record; but its client thinks that the first lies there."""
+    """The second would fit after another writer's record, but its client expects the first there."""
     talk = Talk()
     first = produce(("guarded-a", 0, expecting(5, b"x")), correlation=1)
     second = produce(("guarded-a", 0, expecting(6, b"y")), ("guarded-a", 1, expecting(0, b"z")), correlation=2)
@@ -749,7 +749,7 @@ def test_appends_sent_before_a_refusal_fail_with_it(where: str) -> None:
     others = [
         c.event.pending for c in talk.commands if isinstance(c, m.ToSequencer) and isinstance(c.event, g.Submitted)
     ]
-    assert [pending.partition.partition for pending in others] == [1]  # another partition is another chain
+    assert [pending.partition.partition for pending in others] == [1]  # another partition is another pipeline
     talk.refuse(others[0])
     code, base_offset, message = read(to_client(talk)[1])[("guarded-a", 0)]
     assert (code, base_offset) == (44, -1)
@@ -765,7 +765,7 @@ def test_batch_sent_before_reading_a_failure_fails_too() -> None:
     talk.upstream()
     talk.kafka(produced(("guarded-a", 0, 45, -1), ("guarded-b", 0, 45, -1)))
     talk.commands.clear()
-    talk.refused(first)  # the other partition is still being looked at, so the client has no answer yet
+    talk.refused(first)  # the other partition is not decided, so the client has no answer yet
     talk.client(produce(("guarded-a", 0, expecting(57, b"sent before the refusal was read")), correlation=2))
     talk.counted()
     talk.refused(slow)
@@ -777,7 +777,7 @@ def test_batch_sent_before_reading_a_failure_fails_too() -> None:
     talk.submitted()
 
 
-# ----------------------------------------------------------------------------------------------------------- acks=0
+# --------------------------------------------------------------------------------------------------------------- acks=0
 
 
 def test_expectation_with_acks_0_closes_connection_unsent() -> None:
@@ -804,7 +804,7 @@ def test_failed_acks_0_append_closes_the_connection() -> None:
     assert "acks=0" in talk.next(m.CloseClient).reason
 
 
-# ------------------------------------------------------------------------------------------------------------- ends
+# ----------------------------------------------------------------------------------------------------------------- ends
 
 
 def test_lost_client_keeps_upstream_until_outcome_is_known() -> None:
@@ -867,16 +867,17 @@ def test_late_outcome_is_answered_as_timed_out() -> None:
     talk = Talk()
     pending = talk.sends(timeout_ms=1000)
     talk.tick(0.95)
-    talk.lost(pending)  # others must not wait for a broker that stands still
+    talk.lost(pending)  # others must not wait for a stalled broker
     talk.counted()
     assert read(talk.answer())[("guarded-a", 0)][0] == TIMED_OUT
     talk.completed(pending, produced(("guarded-a", 0, 0, 5)), PartitionResult(0, 0, 5))
-    talk.silent()  # told once
+    talk.silent()
     assert talk.session.drained
 
 
 def test_append_after_an_unknown_one_fails_too() -> None:
-    """It was not read before, since another append stood at its gate. Where the first should lie may be another's."""
+    """It was not read earlier because another append waited. Another writer's record may be where the first was
+    expected."""
     talk = Talk().may_write("guarded-a", "guarded-b")
     first = talk.sends(timeout_ms=1000)
     talk.client(
@@ -895,8 +896,9 @@ def test_append_after_an_unknown_one_fails_too() -> None:
 
 
 def test_append_submitted_before_predecessors_end_fails_too() -> None:
-    """Two requests to two partitions each. At one of them the second's turn has come, so its other batch is offered
-    at the other, where the first's has just ended: the gate has nothing against it any more."""
+    """1. Each of two requests has two partitions.
+    2. The second is admitted at one of them and submitted at the other.
+    3. There the first fails, so the sequencer would admit the second."""
     talk = Talk().may_write("guarded-a", "guarded-b")
     _, first = append(talk, ("guarded-b", 0, expecting(5, b"x")))
     talk.upstream()
@@ -933,11 +935,11 @@ def test_admission_after_the_answer_is_canceled() -> None:
     talk.silent()
 
 
-# ------------------------------------------------------------------------------------------- requests of our own beside
+# ----------------------------------------------------------------------------------------- requests of the proxy itself
 
 
 def half_a_frame_behind(talk: Talk) -> bytes:
-    """The client has begun its next request, which is streamed; gives back the rest of it."""
+    """The client has begun its next request, which is streamed; returns the rest of it."""
     query = request(HEARTBEAT, 4, 2, b"x" * 100)
     talk.client(query[:40])
     assert talk.upstream() == query[:40]
@@ -948,7 +950,7 @@ def test_permission_probe_is_not_written_within_client_frame() -> None:
     talk = Talk()
     pending = talk.submits()
     rest = request(HEARTBEAT, 4, 2, b"x" * 100)
-    talk.refused(pending)  # this asks for the proof
+    talk.refused(pending)  # this queries the permission
     probe = talk.upstream()
     talk.client(rest[:40])
     assert talk.upstream() == rest[:40]
@@ -981,7 +983,7 @@ def test_append_is_not_resent_within_client_frame() -> None:
     assert read(talk.answer())[("guarded-a", 0)][0] == NOT_LEADER
 
 
-# ---------------------------------------------------------------------------------------------------- transactions v1
+# ------------------------------------------------------------------------------------------------------ transactions v1
 
 
 class Joining(Unchanged):
@@ -1020,7 +1022,7 @@ def joining(*, put_off: bytes = b"") -> Talk:
 
 @pytest.mark.parametrize("allowed", [True, False])
 def test_only_authorized_transactions_reach_the_sequencers(allowed: bool) -> None:
-    """Who may not is left to Kafka, which says so. Others' appends would wait for what never joins."""
+    """Kafka refuses the others. Appends would wait for a transaction that never joins."""
     talk = about_to_join()
     assert talk.next(m.ReadClient) == m.ReadClient(False)
     assert struct.unpack(">hh", talk.upstream()[4:8]) == (END_TXN, 1)
@@ -1056,7 +1058,7 @@ def test_sequencers_learn_of_transaction_begin_and_end(end: str) -> None:
 
 @pytest.mark.parametrize("end", ["too long", "upstream lost", "client gone"])
 def test_join_is_not_sent_after_timeout_or_disconnect(end: str) -> None:
-    """And its gates need not expect its marker: its coordinator has never been asked."""
+    """The sequencers need not expect a marker: the coordinator got no request."""
     talk = joining(put_off=response(1))
     if end == "too long":
         talk.tick(talk.services.sequencer_wait_max_seconds + 0.1)
@@ -1071,7 +1073,7 @@ def test_join_is_not_sent_after_timeout_or_disconnect(end: str) -> None:
     assert not [each for each in talk.commands if isinstance(each, m.ToUpstream)]
 
 
-# ------------------------------------------------------------------------------------- topics whose ids are not known
+# --------------------------------------------------------------------------------------- topics whose ids are not known
 
 
 def test_unchecked_topic_without_id_is_sent_by_name() -> None:
@@ -1107,15 +1109,15 @@ def test_append_after_unknown_topic_id_fails_too() -> None:
     assert read_behind(talk, second) == (NOT_LEADER, "PREDECESSOR_FAILED")
 
 
-# ---------------------------------------------------------------------------------------------- its memory, its chains
+# ---------------------------------------------------------------------------------------------------- memory, pipelines
 
 
 def test_pipelined_appends_fail_with_the_same_message() -> None:
     talk = Talk(newest_produce=12).may_write("guarded-a")
-    pipeline_key = [expecting(6 + i, b"x") for i in range(3)]  # behind one that failed
-    talk.client(b"".join(produce(("guarded-a", 0, each), correlation=1 + i) for i, each in enumerate(pipeline_key)))
+    batches = [expecting(6 + i, b"x") for i in range(3)]  # after one that failed
+    talk.client(b"".join(produce(("guarded-a", 0, each), correlation=1 + i) for i, each in enumerate(batches)))
     second = talk.submitted()
-    behind = "PREDECESSOR_FAILED TRY_AGAIN later"  # what the gate says of it
+    behind = "PREDECESSOR_FAILED TRY_AGAIN later"  # the sequencer's message
     talk.report(m.AppendCompleted(second, PartitionResult(0, NOT_LEADER, error_message=behind), None))
     answers = b"".join(to_client(talk))
     assert answers.count(behind.encode()) == 3
@@ -1132,13 +1134,13 @@ def test_append_waiting_at_another_sequencer_still_fails() -> None:
     talk.report(m.AppendCompleted(first, PartitionResult(0, NOT_LEADER, -1), None))
     assert read(talk.answer())[("guarded-b", 0)][0] == NOT_LEADER
     talk.grant(waiting)
-    talk.counted()  # the other one is never offered
+    talk.counted()  # the other one is never submitted
     talk.sent(waiting)
     sent = talk.upstream()
     assert [topic.name for topic in parse_produce_request(memoryview(sent[4:])).topics] == ["guarded-a"]
 
 
-# ----------------------------------------------------------------------------------------------------------- bad peers
+# ------------------------------------------------------------------------------------------------------------ bad peers
 
 
 def test_unexpected_answer_ends_the_connection() -> None:
@@ -1216,14 +1218,14 @@ def test_time_of_buffered_frame_is_reported() -> None:
 
 
 class AnswersHere:
-    """Exchanges that ask Kafka nothing."""
+    """Rewriters that answer without Kafka."""
 
     def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
         return RequestRewriter(None, answer=b"\0\0\0\4" + bytes(frame[4:8]))
 
 
 def test_answers_made_here_stop_at_the_quota() -> None:
-    """256 KB of the smallest requests once held up all other connections, until the lease of the configs ran out."""
+    """256 KB of the smallest requests blocked all other connections until the config lease expired."""
     talk = Talk()
     talk.session = Session(1, "proxy.local", talk.services, AnswersHere(), 0.0)  # type: ignore[arg-type]
     talk.client(b"".join(request(METADATA, 9, correlation) for correlation in range(50)))
@@ -1240,7 +1242,7 @@ def test_answers_made_here_stop_at_the_quota() -> None:
 
 
 class ChangesAnswers:
-    """Exchanges that decode every answer of Kafka's."""
+    """Rewriters that decode every answer of Kafka."""
 
     def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
         forward = struct.pack(">i", len(frame)) + bytes(frame)
@@ -1248,7 +1250,7 @@ class ChangesAnswers:
 
 
 def changing(queried: int = 10) -> Talk:
-    """A session that has sent so many requests whose answers are decoded, and has its whole quota."""
+    """Has sent that many requests whose answers are decoded, and has its whole quota."""
     talk = Talk(in_flight_requests_max=100)
     talk.session = Session(1, "proxy.local", talk.services, ChangesAnswers(), 0.0)  # type: ignore[arg-type]
     talk.client(b"".join(request(METADATA, 9, correlation) for correlation in range(queried)))
@@ -1302,7 +1304,7 @@ def test_relayed_answers_need_no_quota() -> None:
 
 
 def test_one_session_at_a_time_gets_new_quota() -> None:
-    """A hundred clients that ask for all metadata and never read left 0 appends a second to another client."""
+    """With a hundred clients that query all metadata and never read, another client had 0 appends per second."""
     services = Around(in_flight_requests_max=100)
     dispatcher = Dispatcher(services, ChangesAnswers(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     queried = b"".join(request(METADATA, 9, correlation) for correlation in range(10))
@@ -1363,7 +1365,7 @@ def test_absent_partitions_are_answered_before_waiting() -> None:
     talk.services.frame_bytes_max = talk.services.free_bytes = 1 << 24
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), *absent))
     talk.read_elsewhere()
-    assert talk.next(m.TopicStale).topic == "guarded-b"  # once, and nothing is offered meanwhile
+    assert talk.next(m.TopicStale).topic == "guarded-b"  # once, and nothing is submitted meanwhile
     talk.silent()
     assert talk.session.needs_ticks
     talk.services.confirmed_at["guarded-b"] = talk.now
@@ -1430,7 +1432,7 @@ def test_append_after_one_to_absent_partition_fails_too() -> None:
 
 
 def test_unproved_success_is_unknown_and_not_retriable() -> None:
-    """Kafka has answered -1 and appended; the gate has found it; Kafka does not say whether the client may write."""
+    """Kafka answered -1 and appended; the sequencer found the batch; Kafka does not confirm WRITE."""
     talk = Talk()
     pending = talk.sends()
     talk.completed(pending, produced(("guarded-a", 0, -1, -1)), PartitionResult(0, 0, 5))
@@ -1441,7 +1443,7 @@ def test_unproved_success_is_unknown_and_not_retriable() -> None:
 
 
 def in_part() -> tuple[Talk, g.PendingAppend, g.PendingAppend]:
-    """An append to guarded-a was sent ahead of the one to guarded-b, which waits."""
+    """An append to guarded-a was sent before the one to guarded-b, which waits."""
     talk = Talk().may_write("guarded-a", "guarded-b")
     talk.client(
         produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x")), ("plain", 2, batch(b"p")))
@@ -1512,7 +1514,7 @@ def test_lost_client_cancels_only_unsent_appends(answered: bool) -> None:
     talk.report(m.ClientLost())
     talk.canceled(second)
     if not answered:
-        talk.silent()  # what Kafka says of the first is still read
+        talk.silent()  # Kafka's answer to the first is still read
         answer()
     talk.next(m.CloseUpstream)
     assert talk.services.free_bytes == 1 << 20

@@ -1,4 +1,4 @@
-"""A session whose client is a member of a group: what is looked into, and in which order answers leave."""
+"""A session whose client is a group member: what is inspected, and the order of answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SYNC = Message(group_id="g", generation_id=3, member_id="m", protocol_type="con
 
 @dataclass
 class Talk(SessionTalk):
-    """With the desk of a process in which `orders` has grown."""
+    """With the assignment filter of a process in which `orders` is expanded."""
 
     watch: Watch = field(default_factory=Watch)
 
@@ -56,7 +56,7 @@ class Talk(SessionTalk):
         self.now = 100.0
 
     def query(self, api_key: int, version: int, correlation_id: int, message: Message) -> bytes:
-        """What goes up is what came: gives back those bytes."""
+        """It is forwarded unchanged; returns its bytes."""
         frame = encode_request_frame(api_key, version, correlation_id, "app", message)
         self.client(frame)
         assert self.upstream() == frame
@@ -138,8 +138,8 @@ def test_unreadable_version_is_relayed() -> None:
 
 
 def test_group_requests_are_relayed_without_expansions() -> None:
-    # While no topic is to grow in order, requests of groups are whole frames that just pass, many at a time. But for
-    # those whose answer may assign the state topic.
+    # Without ordered expansions, group requests are relayed as whole frames, except those whose answer may assign the
+    # state topic.
     for api_key in FOLLOWING - {apis.CONSUMER_GROUP_HEARTBEAT}:
         assert api_key in RELAYED_VERSIONS
         assert api_key not in relayed_versions_without(FOLLOWING)
@@ -158,7 +158,7 @@ def test_group_requests_are_relayed_without_expansions() -> None:
 
 @pytest.mark.parametrize("with_desk", [False, True])
 def test_the_state_topic_is_not_assigned(with_desk: bool) -> None:
-    """Whether or not a topic grows: neither what the member subscribes to, and says that it holds, nor what it gets."""
+    """It is removed from subscriptions, owned partitions and assignments, with and without expansions."""
     state, other = UUID(int=9), UUID(int=8)
     known = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__state", state)
     assignment_filter = AssignmentFilter(Watch(), Grown(), lambda: 100.0) if with_desk else None

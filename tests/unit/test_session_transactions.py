@@ -1,4 +1,4 @@
-"""A session's part in commits: what is held, what is answered here, what is noted before it is told."""
+"""Transactions in a session: paused commits, local answers, and records that are stored before the answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LATER = Decision(Outcome.LATER, "unknown")
 
 
 def proved_talk(**services: Any) -> Talk:
-    """Of a client that Kafka has let use its transactional id."""
+    """Kafka has let this client use its transactional id."""
     talk = unproved_talk(**services)
     talk.session._may_use = TXN
     return talk
@@ -74,7 +74,7 @@ def append(
 
 
 def commits(talk: Talk, decision: Decision = PASS, **how: int) -> m.ValidateCommit:
-    """The client commits, and that is decided."""
+    """The client commits, and the commit is decided."""
     talk.client(end_txn(**how))
     queried = talk.next(m.ValidateCommit)
     talk.report(m.CommitDecided(queried.token, decision))
@@ -135,7 +135,7 @@ def test_an_abort_goes_to_kafka_at_once() -> None:
 
 
 def test_v1_abort_is_answered_after_abort_only_cleared() -> None:
-    """Its next transaction has the same epoch."""
+    """The next transaction has the same epoch."""
     talk = proved_talk()
     talk.client(end_txn(commit=False))
     talk.upstream()
@@ -177,8 +177,7 @@ def test_end_refused_by_kafka_changes_nothing() -> None:
 
 @pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
 def test_commit_on_broken_connection_counts_as_queued_temporarily(gone: m.Event) -> None:
-    """Given a commit that nobody hears of again: it may be committed, and asked for again elsewhere. What comes then is
-    the next transaction, under v1 of the same epoch."""
+    """The commit may take effect and may be repeated elsewhere. Under v1 the next transaction has the same epoch."""
     talk = proved_talk()
     talk.services.transactions = Table(queued_seconds=35.0)
     land(talk)
@@ -198,14 +197,14 @@ def test_commit_on_broken_connection_counts_as_queued_temporarily(gone: m.Event)
 
 @pytest.mark.parametrize("gone", [None, m.ClientLost(), m.UpstreamLost("gone")])
 def test_commit_validated_elsewhere_also_counts_as_queued(gone: m.Event | None) -> None:
-    """Given a transaction of which this process knows nothing, and its commit on its way to Kafka."""
+    """This process has no state of the transaction; its commit is on its way to Kafka."""
     talk = proved_talk()
     talk.services.transactions = Table(queued_seconds=35.0)
     assert not commits(talk).may_be_committed
     talk.upstream()
     if gone is not None:
         talk.report(gone)
-    # Then: it is never refused for certain, and nothing is appended behind it.
+    # Then: it is never refused for certain, and nothing is appended after it.
     later = proved_talk()
     later.services.transactions, later.now = talk.services.transactions, talk.now
     assert commits(later, LATER).may_be_committed
@@ -246,7 +245,7 @@ def test_late_commit_decision_changes_nothing(gone: m.Event) -> None:
 
 
 def test_a_client_that_left_commits_nothing_more() -> None:
-    """It may ask elsewhere, and be in its next transaction by now."""
+    """The client may have committed elsewhere and begun its next transaction."""
     talk = proved_talk()
     talk.client(append() + end_txn(correlation=2))
     pending = talk.submitted()
@@ -290,7 +289,7 @@ def may_be_committed(talk: Talk) -> bool:
 
 
 def land(talk: Talk, sequence: int = 0) -> None:
-    """One append that lands at 5."""
+    """An append at 5."""
     talk.client(append(sequence=sequence))
     pending = talk.submitted()
     assert transaction(talk).under_way
@@ -303,7 +302,7 @@ def land(talk: Talk, sequence: int = 0) -> None:
 
 
 def refuse(talk: Talk, error: int = POLICY_VIOLATION, **settings: Any) -> AbortOnly:
-    """One that its gate refuses; gives back what is noted of it. Nothing is told yet."""
+    """The sequencer refuses an append; returns the record to store. Nothing is answered yet."""
     talk.client(append(**settings))
     pending = talk.submitted()
     talk.report(
@@ -315,7 +314,7 @@ def refuse(talk: Talk, error: int = POLICY_VIOLATION, **settings: Any) -> AbortO
 
 
 def prove(talk: Talk) -> None:
-    """That it may write there, where that was not known."""
+    """WRITE, where it is not yet proved."""
     if talk.commands and isinstance(talk.commands[0], m.ToUpstream):
         talk.upstream()
         talk.kafka(produced(("guarded-a", 0, 87, -1), version=9))
@@ -345,14 +344,14 @@ def test_unstorable_refusal_becomes_a_retriable_error() -> None:
     error, base_offset, message = read(talk.answer(), 11)["guarded-a", 0]
     assert (error, base_offset) == (NOT_LEADER, -1)
     assert (message or "").startswith("TRY_AGAIN")
-    # The same again: it is noted anew, by another name.
+    # The next refusal is recorded under another name.
     refuse(talk)
     talk.report(m.AbortOnlyRecorded(2, True))
     assert read(talk.answer(), 11)["guarded-a", 0][0] == POLICY_VIOLATION
 
 
 def test_repeated_refusal_is_recorded_once() -> None:
-    """Its client neither aborts it nor stops: what is kept of it, by every process, does not grow."""
+    """The client neither aborts nor stops; the state in every process does not grow."""
     talk, view = proved_talk(), AbortOnlyView()
     for number in range(1, 50):
         talk.client(append())
@@ -375,7 +374,7 @@ def test_repeated_refusal_is_recorded_once() -> None:
 
 
 def test_retriable_refusal_replaces_no_other_record() -> None:
-    """Who has told its client so last knows nothing of what became of the others."""
+    """It says nothing about the outcome of the others."""
     talk = proved_talk()
     refuse(talk, NOT_LEADER)
     talk.report(m.AbortOnlyRecorded(1, True))
@@ -466,7 +465,7 @@ def test_a_broken_connection_leaves_it_to_the_log() -> None:
 
 @pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
 def test_unsent_refusal_does_not_delay_the_commit(gone: m.Event) -> None:
-    """Of two partitions the first has refused it, the second lets it wait, and the connection breaks."""
+    """The first partition refuses, the append to the second waits, and the connection breaks."""
     talk = proved_talk()
     talk.client(append(0, 1))
     talk.refused(talk.submitted())
@@ -478,7 +477,7 @@ def test_unsent_refusal_does_not_delay_the_commit(gone: m.Event) -> None:
 
 
 def test_refusal_with_a_lost_append_delays_no_commit() -> None:
-    """Of two partitions the first has refused it, the second was sent, and Kafka's connection breaks."""
+    """The first partition refuses, the append to the second was sent, and the upstream connection breaks."""
     talk = proved_talk()
     send_beside_a_refusal(talk)
     talk.report(m.UpstreamLost("gone"))
@@ -498,13 +497,13 @@ def test_unstored_refusal_with_unanswered_append_becomes_retriable() -> None:
     reported = read(talk.answer(), 11)
     assert [reported["guarded-a", each][0] for each in (0, 1)] == [NOT_LEADER, REQUEST_TIMED_OUT]
     assert transaction(talk).under_way is None
-    # Its gate finds out what became of the second.
+    # The sequencer resolves the second.
     talk.report(m.AppendCompleted(pending, PartitionResult(1, OK, 5), None))
     assert {partition.partition for partition, _ in transaction(talk).pending} == {0}
 
 
 def send_beside_a_refusal(talk: Talk) -> g.PendingAppend:
-    """Of two partitions the first has refused it; gives back what was sent to the second."""
+    """The first partition refuses; returns the append that was sent to the second."""
     land(talk)  # it has proved that it may write there
     talk.client(append(0, 1, sequence=1))
     talk.refused(talk.submitted())
@@ -515,7 +514,7 @@ def send_beside_a_refusal(talk: Talk) -> g.PendingAppend:
 
 
 def test_append_during_its_commit_gets_retriable_error() -> None:
-    """The commit was judged without it, and may be on its way."""
+    """The commit was validated without it."""
     talk = proved_talk()
     land(talk)
     talk.services.transactions.commit_sent(TXN, ID, EPOCH)
@@ -546,11 +545,11 @@ def test_several_partitions_are_answered_together() -> None:
     assert [reported["guarded-a", each][0] for each in (0, 1)] == [NOT_LEADER, OK]
 
 
-# ---- who may speak
+# ---- permissions
 
 
 def proof(talk: Talk) -> Any:
-    """What Kafka is asked: the abort of a producer that there is not."""
+    """The permission query: an abort of a producer that does not exist."""
     queried = EndTxnRequest.decode(talk.upstream(), version=1, header=True, framed=True)
     assert (queried.transactional_id, queried.committed) == (TXN, False)
     assert (queried.producer_id, queried.producer_epoch) == (-1, -1)
@@ -558,7 +557,7 @@ def proof(talk: Talk) -> Any:
 
 
 def stated(talk: Talk, error: int, correlation: int = 1) -> None:
-    """Kafka is asked whether this client may use its transactional id, and answers that."""
+    """Kafka's answer to the query whether this client may use its transactional id."""
     proof(talk)
     talk.silent()
     talk.kafka(ended(error, version=1, correlation=correlation))
@@ -566,7 +565,7 @@ def stated(talk: Talk, error: int, correlation: int = 1) -> None:
 
 @pytest.mark.parametrize("error", [WRONG_COORDINATOR, INVALID_PRODUCER_ID_MAPPING, LOADING])
 def test_transactional_id_permission_is_queried_once(error: int) -> None:
-    """Whatever it says but that: it has looked at the right first."""
+    """Any other error than DENIED proves it: Kafka checks the right first."""
     talk = unproved_talk()
     talk.client(end_txn(correlation=2) + request(HEARTBEAT, 4, 3))
     assert talk.next(m.ReadClient) == m.ReadClient(False)
@@ -593,7 +592,7 @@ def test_transactional_id_permission_is_queried_once(error: int) -> None:
 def test_unauthorized_commit_is_answered_like_kafka(version: int) -> None:
     talk = unproved_talk()
     talk.services.transactions.appended_batch(TXN, APPEND, 5)
-    for correlation in (1, 2):  # it does not get used to it
+    for correlation in (1, 2):  # every time
         talk.client(end_txn(version=version, correlation=correlation))
         stated(talk, DENIED, correlation)
         answer = talk.answer()
@@ -642,7 +641,7 @@ def test_unchecked_transactions_need_no_permission_query() -> None:
 
 
 def test_unauthorized_acks_0_append_closes_the_connection() -> None:
-    """As Kafka: what cannot be answered costs the connection."""
+    """As Kafka does."""
     talk = unproved_talk()
     talk.client(produce({"guarded-a": {0: _transactional()}}, acks=0))
     stated(talk, DENIED)
@@ -651,7 +650,7 @@ def test_unauthorized_acks_0_append_closes_the_connection() -> None:
 
 @pytest.mark.parametrize("what", [append(), end_txn()], ids=["append", "commit"])
 def test_unanswered_permission_query_closes_the_connection(what: bytes) -> None:
-    """Nothing is told: it could be the owner, whose transaction would have to remember."""
+    """A refusal would have to be recorded if this client owns the transaction."""
     talk = unproved_talk()
     talk.client(what)
     proof(talk)
@@ -683,7 +682,7 @@ def test_lost_connection_ends_the_permission_query(what: bytes, gone: m.Event) -
 
 
 def test_append_waiting_for_permission_fails_with_its_predecessor() -> None:
-    """B was sent behind A by one that did not know that A fails. It waits for Kafka's word on its id when A fails."""
+    """B was sent before A's failure was read; A fails while B waits for the permission."""
     talk = unproved_talk()
     first = bytes(batch(b"x", expected=5, producer=Producer(ID, EPOCH, 0)))
     talk.client(produce({"guarded-a": {0: first}}, transactional_id=None))
@@ -700,7 +699,9 @@ def test_append_waiting_for_permission_fails_with_its_predecessor() -> None:
     talk.counted()
     assert read(talk.answer(), 11)["guarded-a", 0][0] == NOT_LEADER
     talk.kafka(ended(INVALID_PRODUCER_ID_MAPPING, version=1, correlation=2))
-    assert not any(isinstance(each, m.ToSequencer) for each in talk.commands), "it would land without the one before it"
+    assert not any(isinstance(each, m.ToSequencer) for each in talk.commands), (
+        "it would be appended without its predecessor"
+    )
 
 
 def _transactional() -> bytes:

@@ -1,4 +1,4 @@
-"""The status page: what it says first, what it never lets through, and how little it takes however much there is."""
+"""The status page: its first lines, escaping, accessibility and size."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def problems_of(**process: Any) -> list[Problem]:
 
 def test_healthy_process_reports_no_problems() -> None:
     assert not problems_of(most_from=("10.0.0.7", 89))
-    # Where one address may have all connections, it is told of all of them.
+    # Where one address may have all connections, only the total is reported.
     assert not list(of_process(Limits(), connections=3, buffered_bytes=0, brokers=(), certificate_ends=(), now=NOW))
 
 
@@ -201,7 +201,7 @@ ROWS: Mapping[What, tuple[Any, ...]] = {
 
 
 class _Reader(HTMLParser):
-    """What a browser makes of it."""
+    """Parses as a browser does."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -326,7 +326,7 @@ def test_scriptless_first_page_reloads_and_forms_stay() -> None:
 
 
 class _Proxy:
-    """Of `topics`, each with so many partitions; gates where a test wants them."""
+    """Topics with that many partitions; sequencers where a test opens them."""
 
     def __init__(self, topics: Mapping[str, int]) -> None:
         leader = PartitionInfo(Leader(NodeId(1), LeaderEpoch(0)), (NodeId(1),), (NodeId(1),))

@@ -1,4 +1,4 @@
-"""A change of virtual configs whose client waits for an answer: it gets one, whatever happens here."""
+"""Stored virtual configs: answers, inherited checks, and warnings."""
 
 from __future__ import annotations
 

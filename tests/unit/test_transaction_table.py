@@ -1,4 +1,4 @@
-"""What a process knows of transactions, and what the state topic says of them."""
+"""Transactions as a process knows them, and their records in the state topic."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def recorded(table: Table, transaction: Transaction) -> AbortOnly:
     return record
 
 
-# ---- who owns partitions
+# ---- ownership of partitions
 
 
 def test_transaction_owns_partitions_after_possible_append() -> None:
@@ -81,7 +81,7 @@ def test_least_recently_used_transaction_is_dropped() -> None:
     assert [table.owns(TXN, each, 3) for each in (1, 2, 3)] == [True, False, True]
 
 
-# ---- what landed
+# ---- what was appended
 
 
 def test_batches_that_follow_each_other_are_whole() -> None:
@@ -96,7 +96,7 @@ def test_batches_that_follow_each_other_are_whole() -> None:
     assert transaction.refused is None
 
 
-# ---- what is noted
+# ---- what is recorded
 
 
 def test_each_refusal_is_recorded_under_another_name() -> None:
@@ -158,7 +158,7 @@ def test_broken_connection_leaves_the_append_pending(sent: bool) -> None:
     assert transaction.under_way is None
     assert transaction.pending == {(A, 0)}
     assert table.owns(TXN, 7, 3) == sent
-    table.over(TXN, replace(ONE, producer_id=8))  # of nobody
+    table.over(TXN, replace(ONE, producer_id=8))  # unknown
 
 
 def test_end_of_request_keeps_reported_outcomes() -> None:
@@ -184,7 +184,7 @@ def test_foreign_transactional_id_ends_no_append_in_flight() -> None:
 
 @pytest.mark.parametrize("code", [49, 53])
 def test_unauthorized_append_does_not_affect_the_transaction(code: int) -> None:
-    """Kafka says that the batch is of no transaction of this producer."""
+    """Kafka assigns the batch to no transaction of this producer."""
     table = Table()
     table.appended_batch(TXN, ONE, 10)
     stranger = replace(ONE, base_sequence=9)
@@ -198,7 +198,6 @@ def test_unauthorized_append_does_not_affect_the_transaction(code: int) -> None:
 @pytest.mark.parametrize("stranger_first", [False, True])
 @pytest.mark.parametrize("epoch", [3, 4])
 def test_producer_id_is_tracked_per_transactional_id(stranger_first: bool, epoch: int) -> None:
-    """Whatever one says of another's producer, the next epoch included, stands beside its own transactional id."""
     table = Table()
     if not stranger_first:
         table.appended_batch(TXN, ONE, 10)
@@ -219,7 +218,7 @@ def test_producer_id_is_tracked_per_transactional_id(stranger_first: bool, epoch
 
 
 def test_sequencers_producer_id_refusal_counts_for_named_id() -> None:
-    """Kafka has not said it: the gate may have heard an old word."""
+    """The sequencer's knowledge may be outdated."""
     table = Table()
     assert table.failed(TXN, ONE, 49, "ANOTHERS_PRODUCER", was_sent=False).refused == "ANOTHERS_PRODUCER"
 
@@ -257,7 +256,7 @@ def test_abort_only_records_decode_to_what_was_encoded() -> None:
 
 
 def test_tombstone_of_one_transaction_keeps_the_next() -> None:
-    """v1: T1 is refused and aborted, T2 of the same epoch is refused; that T1 ended is stored late."""
+    """v1: T1 is refused and aborted, T2 of the same epoch is refused; the end of T1 is stored late."""
     view = AbortOnlyView()
     view.apply(ABORT_ONLY.key.decode(), encode_abort_only(ABORT_ONLY).value)
     late = encode_abort_only_tombstones(view.of(7, 3))

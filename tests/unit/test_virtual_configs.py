@@ -1,4 +1,4 @@
-"""The table of virtual topic configs: what may be set, what it comes to, what an admin is warned of."""
+"""The table of virtual topic configs: values, policies, and warnings for operators."""
 
 from __future__ import annotations
 

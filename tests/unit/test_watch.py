@@ -1,4 +1,4 @@
-"""Members that hold less than they were assigned: when they are brought to ask again, or told."""
+"""Members that have less than they were assigned: when they rejoin or get the rest."""
 
 from __future__ import annotations
 
@@ -134,10 +134,10 @@ def test_what_the_coordinator_says_is_the_later_word() -> None:
 
 
 def test_revoked_gated_partition_is_confirmed_for_the_member() -> None:
-    # Given a member that said that it holds 0, before anything was withheld from its group.
+    # Given a member that reported 0 before any partition of its group was gated.
     watch = Watch()
     assert watch.consumer_heartbeat("g", "m", ONE, 0.0) is None
-    # And that is assigned 0 and 2, of which it is told 0 again: it has nothing to say.
+    # And that is assigned 0 and 2 but receives 0 again: it reports nothing.
     watch.track_gated("g", {P2}, {P2})
     watch.consumer_assigned("g", "m", TWO, ONE, frozenset({P2}))
     assert watch.consumer_heartbeat("g", "m", None, 0.0) == ONE

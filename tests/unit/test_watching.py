@@ -1,4 +1,4 @@
-"""Transactions watched: what is asked, how gently, and from what it is concluded that one hangs."""
+"""The transaction monitor: its queries, their rate, and how it concludes that a transaction hangs."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def described(name: str, *partitions: TopicPartition, producer: int = 7, started
 
 
 def open_from(offset: int, *, producer: int = 7, end: int | None = None) -> PartitionProbe:
-    """What a leader shows: nothing committed from `offset` on."""
+    """A leader's probe: nothing is committed from `offset` on."""
     here = OpenInLog(ProducerId(producer), 0, 0, Offset(offset), 1)
     return PartitionProbe(Offset(offset + 1 if end is None else end), Offset(offset), 1, (here,))
 
 
 @dataclass
 class Cluster:
-    """What there is, and a clock. Every question is answered at once, unless its broker is silent."""
+    """A cluster and a clock. Every query is answered at once, unless its broker is silent."""
 
     probes: dict[TopicPartition, PartitionProbe | int] = field(default_factory=dict)
     leaders: dict[TopicPartition, NodeId] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Cluster:
                 return Descriptions([each for each in self.transactions[node_id] if each.transactional_id in names])
 
     def query(self) -> None:
-        """Until nothing more is to be asked at this moment."""
+        """Until the monitor has no query at this moment."""
         while queries := self.watching.next(self.transactions, self.now):
             nodes = [query_message.node_id for query_message in queries if not isinstance(query_message, FindLeaders)]
             assert len(nodes) == len(set(nodes)), "a broker is asked one thing at a time"
@@ -188,7 +188,7 @@ def test_old_description_is_not_reported_for_next_transaction(monkeypatch: pytes
     kafka.transactions[ONE] = [described(f"id-{each}", started_at=kafka.now) for each in range(240)]
     # When many rounds have gone by, in turns
     kafka.run(200)
-    # Then ages are told of those only that were described a moment ago
+    # Then only recently described ones have an age
     ages = [each.age_seconds for each in kafka.watching.report(kafka.now, kafka.now * 1000, 100_000).open]
     assert len(ages) == 240
     assert 0 < sum(each is not None for each in ages) <= 120
@@ -203,7 +203,7 @@ def test_old_description_is_not_reported_for_next_transaction(monkeypatch: pytes
 
 
 def hanging(**settings: object) -> Cluster:
-    """Open in the log of orders-0; its coordinator has ended the last one of this producer."""
+    """Open in the log of orders-0; the coordinator has ended this producer's last transaction."""
     kafka = Cluster({P0: open_from(5), P1: EMPTY}, **settings)  # type: ignore[arg-type]
     kafka.transactions[TWO] = [replace(described("payments"), state="CompleteCommit", started_at_ms=-1)]
     return kafka
@@ -251,7 +251,7 @@ def test_transaction_on_another_partition_does_not_prevent_hanging() -> None:
 
 @pytest.mark.parametrize("inquiry", [1, 2])
 def test_a_marker_that_comes_late_is_waited_for(inquiry: int) -> None:
-    # Given a leader whose log shows the transaction until just after its coordinator was asked
+    # Given a leader whose log shows the transaction until just after the query of its coordinator
     kafka = hanging()
     inquiries = []
 
@@ -270,12 +270,12 @@ def test_a_marker_that_comes_late_is_waited_for(inquiry: int) -> None:
 
 
 def test_consecutive_transactions_on_a_partition_do_not_hang() -> None:
-    # Given a producer that has a new transaction each time somebody looks, always over when its coordinator is asked
+    # Given a producer with a new transaction at each probe, which has ended at each query of its coordinator
     kafka = hanging()
 
     def another(query_message: Query) -> None:
         assert not kafka.report.hanging
-        # Nor is anybody bothered about what was there once.
+        # Nor is an earlier transaction queried.
         assert not isinstance(query_message, ListTransactions) or not query_message.producer_ids
         if isinstance(query_message, ProbePartitions):
             kafka.probes[P0] = open_from(round(kafka.now) * 10)
@@ -419,7 +419,7 @@ def test_a_broker_that_leaves_stops_nothing() -> None:
     kafka.transactions[TWO] = [described("payments", P1, started_at=kafka.now)]
     kafka.run(20)
     queries = kafka.watching.next([ONE, TWO], kafka.now)
-    # When one leaves, some of its questions asked and some not
+    # When one broker leaves, with some of its queries sent and some not
     assert ListTransactions(TWO, watching.OPEN_STATES) in queries
     kafka.leaders[P1] = ONE
     payments = kafka.transactions.pop(TWO)
@@ -428,7 +428,7 @@ def test_a_broker_that_leaves_stops_nothing() -> None:
     for query_message in queries:
         gone = getattr(query_message, "node_id", None) == TWO
         kafka.watching.answered(query_message, None if gone else kafka.answer(query_message), kafka.now)
-    # Then what it led and coordinated is looked at where it is now
+    # Then its partitions and transactions are probed at their new broker
     kafka.run(60)
     assert kafka.report.partitions == 2
     assert [each.coordinator for each in kafka.report.open] == [ONE]
