@@ -123,7 +123,7 @@ def names(messages: list[Message]) -> list[str]:
 
 def test_planned_and_closed_apis_match_the_api_table() -> None:
     plans = {key for key, api in APIS.items() if Handling.REWRITE_REQUEST in api.handling}
-    looked_into = {key for key, api in APIS.items() if api.handling is Handling.INSPECT_REQUEST}
+    inspected = {key for key, api in APIS.items() if api.handling is Handling.INSPECT_REQUEST}
 
     assert plans == {
         ADD_PARTITIONS_TO_TXN,
@@ -135,7 +135,7 @@ def test_planned_and_closed_apis_match_the_api_table() -> None:
         CREATE_PARTITIONS,
         WRITE_TXN_MARKERS,
     }
-    assert looked_into == set(CLOSED_APIS)
+    assert inspected == set(CLOSED_APIS)
     assert plan_request(METADATA, 12, Message(), World().known()) is None
 
 
@@ -266,8 +266,8 @@ def test_created_topics_virtual_configs_are_stored_not_forwarded(version: int) -
 
     assert names(world.forwarded.topics) == ["orders", "payments"]
     assert names(world.forwarded.topics[0].configs) == ["retention.ms"]
-    told_id = ORDERS if version >= 7 else None
-    assert world.changes == [TopicConfigChange("orders", told_id, {CHECK: "true", SOURCE: "base"}, replace=True)]
+    reported_id = ORDERS if version >= 7 else None
+    assert world.changes == [TopicConfigChange("orders", reported_id, {CHECK: "true", SOURCE: "base"}, replace=True)]
     if version >= 5:
         shown = [(each.name, each.value, each.config_source) for each in answer.topics[0].configs]
         assert shown == [("retention.ms", "1000", 1), (CHECK, "true", 1), (SOURCE, "base", 1), *DEFAULTS[2:]]
@@ -511,7 +511,7 @@ def test_only_requested_configs_are_shown(keys: list[str] | None, shown: list[st
     answer = world.describe(described("orders"), keys=keys)
 
     assert names(answer.results[0].configs) == shown
-    # An empty list would ask Kafka for everything: our names stay in it, and match nothing there.
+    # An empty list would query everything: the virtual names stay in it, and match nothing at Kafka.
     assert world.forwarded.resources[0].configuration_keys == keys
 
 
@@ -530,7 +530,7 @@ def test_requested_synonyms_and_documentation_are_returned() -> None:
 
 
 def test_errors_and_other_resources_are_left_alone() -> None:
-    answer = World().describe(described("gone", error_code=3), described("1", RETENTION, kind=BROKER))
+    answer = World().describe(described("absent", error_code=3), described("1", RETENTION, kind=BROKER))
 
     assert [(each.error_code, names(each.configs)) for each in answer.results] == [(3, []), (0, ["retention.ms"])]
 
@@ -585,8 +585,8 @@ def of_partitions(key: str) -> tuple[Message, Message]:
 
 
 def fetch(*topics: Mapping[str, object]) -> tuple[Message, Message]:
-    asked = [Message(**each, partitions=[Message(partition=1)]) for each in topics]
-    return Message(topics=asked), Message(responses=[Message(**topics[0], partitions=[Message(partition_index=1)])])
+    requested = [Message(**each, partitions=[Message(partition=1)]) for each in topics]
+    return Message(topics=requested), Message(responses=[Message(**topics[0], partitions=[Message(partition_index=1)])])
 
 
 RESOURCES = [resource("orders"), resource(STATE_TOPIC, config("retention.ms", "1"))]

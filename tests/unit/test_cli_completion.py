@@ -11,7 +11,7 @@ import pytest
 
 from fencepost_proxy.cli import main
 
-#: What bash does when somebody presses Tab behind these words.
+#: What bash does at Tab after these words.
 _PRESS_TAB = """
 source "$1"; shift
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}

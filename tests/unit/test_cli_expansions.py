@@ -22,12 +22,12 @@ PENDING = ExpansionStatus(
 )
 ELSEWHERE = ExpansionStatus("carts", 1, 2, "pending", int(NOW - 3) * 1000)
 DONE = ExpansionStatus("clicks", 12, 24, "done", 1_700_000_000_000, blocked_ms=47, thresholds=tuple(range(100, 112)))
-AROUND = ExpansionStatus("views", 2, 8, "unordered", 1_700_000_000_000)
+DIRECT = ExpansionStatus("views", 2, 8, "unordered", 1_700_000_000_000)
 LAGS = GatedStatus(
     "billing", "clicks", 12, "behind", 1_234, ("partition 3: committed 57, threshold 103",), seconds=61.2
 )
 SNAPSHOT = StatusSnapshot("1", 1.0, "cluster", None)
-ROWS: Mapping[str, Sequence[Any]] = {"expansions": (PENDING, ELSEWHERE, DONE, AROUND), "groups": (LAGS,)}
+ROWS: Mapping[str, Sequence[Any]] = {"expansions": (PENDING, ELSEWHERE, DONE, DIRECT), "groups": (LAGS,)}
 
 
 @pytest.fixture
@@ -120,14 +120,14 @@ def test_opening_without_token_names_the_remedy(
 
 
 def test_what_could_not_be_opened_is_no_success(capsys: pytest.CaptureFixture[str], token_file: Path) -> None:
-    says = "orders has not grown in order: nothing is withheld for it"
+    says = "orders was not expanded in order: nothing is gated"
     with page(says=says, token_file=token_file) as [address, *_]:
         given = ["--status", str(address), "--token-file", str(token_file)]
         assert main(["expansions", "open", "orders", "billing", *given]) == 1
 
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "has not grown" in captured.err
+    assert "was not expanded" in captured.err
 
 
 @pytest.mark.parametrize("words", [[], ["open", "orders", "billing"]])

@@ -59,10 +59,10 @@ def test_responses_cannot_inject_terminal_commands(capsys: pytest.CaptureFixture
     with status_page({"/readyz": (503, "topic \x1b[31m waits\nand more\n")}) as address:
         assert main(["health", "--status", address]) == 1
     assert capsys.readouterr().out == "topic \\x1b[31m waits\nand more\n"
-    with socket.create_server(("127.0.0.1", free_port())) as stranger:
-        thread = threading.Thread(target=_write, args=(stranger, b"\0\0\0\5hello\x1b[31m\n"))
+    with socket.create_server(("127.0.0.1", free_port())) as other_server:
+        thread = threading.Thread(target=_write, args=(other_server, b"\0\0\0\5hello\x1b[31m\n"))
         thread.start()
-        assert main(["health", "--status", f"127.0.0.1:{stranger.getsockname()[1]}"]) == 1
+        assert main(["health", "--status", f"127.0.0.1:{other_server.getsockname()[1]}"]) == 1
         thread.join()
     reported = capsys.readouterr().err
     assert "no response from" in reported

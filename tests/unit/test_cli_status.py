@@ -132,8 +132,8 @@ def test_watch_repeats_and_survives_an_unreachable_proxy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with status_page(HEALTHY, ROWS) as address:
-        well = status_client.status_page(address)
-    answers = iter([well, status_client.CannotQuery("gone"), well | {"state": "degraded"}])
+        healthy = status_client.status_page(address)
+    answers = iter([healthy, status_client.CannotQuery("unreachable"), healthy | {"state": "degraded"}])
 
     def probe(_: Address) -> dict[str, Any]:
         answer = next(answers, None)
@@ -148,7 +148,7 @@ def test_watch_repeats_and_survives_an_unreachable_proxy(
 
     captured = capsys.readouterr()
     assert [json.loads(line)["state"] for line in captured.out.splitlines()] == ["healthy", "degraded"]
-    assert captured.err == "fencepost: gone\n"
+    assert captured.err == "fencepost: unreachable\n"
 
 
 @pytest.mark.parametrize("command", ["status", "topics", "expansions", "transactions"])

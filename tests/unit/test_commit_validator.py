@@ -82,7 +82,7 @@ class World:
         validate = self.validate()
         stated = validate.begin()
         while not isinstance(stated, Decision):
-            assert stated, "nothing is asked, and nothing said"
+            assert stated, "no query and no decision"
             queries_to_send, stated = stated, ()
             for query in queries_to_send:
                 self.queried.append(query)
@@ -346,7 +346,7 @@ def test_own_abort_only_record_is_resolved_from_memory() -> None:
     assert not any(isinstance(query, ReadBack) for query in world.queried)
 
 
-# ---- what only the log can tell
+# ---- what only the log shows
 
 
 def test_batches_that_passed_here_are_not_unpacked_again() -> None:

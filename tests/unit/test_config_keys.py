@@ -74,7 +74,7 @@ def test_command_line_options_match_the_key_table() -> None:
     assert options - {"-h", "--help", "--upstream"} - files == {key.option for key in SHOWN if key.option}
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
+# --- what is explained ------------------------------------------------------------------------------------------------
 
 
 def test_the_reference_page_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,9 +22,9 @@ from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, ProducerEpo
 
 TOPIC_ID = UUID(int=0x70)
 WAIT_SECONDS = 60.0
-DOUBT_SECONDS = 30.0
-#: After its last sign of life a process may append for 75 s, and what it sent may be in a queue.
-GONE_SECONDS = 75.0 + DOUBT_SECONDS
+IN_DOUBT_SECONDS = 30.0
+#: After its last heartbeat a process may append for 75 s, and what it sent may be in a queue.
+DEAD_SECONDS = 75.0 + IN_DOUBT_SECONDS
 STEP_SECONDS = 0.05
 #: How long an append is on its way, and one whose connection broke at the most.
 ON_ITS_WAY_SECONDS = 0.3
@@ -43,7 +43,7 @@ class Kafka:
     leaderless_until: float = 0.0
     #: What the controller says instead of creating; None: nothing is wrong.
     refuses: ex.Refused | None = None
-    #: Metadata that is behind shows so many partitions.
+    #: Lagging metadata shows so many partitions.
     metadata_shows: int | None = None
     created: Counter[int] = field(default_factory=Counter)
 
@@ -72,7 +72,7 @@ class Flight:
     number: int
     partition: int
     count: int
-    lands_at: float
+    appended_at: float
 
 
 class World:
@@ -108,7 +108,7 @@ class World:
     def may_append(self) -> list[Process]:
         """As the other processes know it."""
         known = [each for each in self.processes if each.known]
-        return [each for each in known if each.died_at is None or self.now < each.died_at + each.gone_seconds]
+        return [each for each in known if each.died_at is None or self.now < each.died_at + each.dead_seconds]
 
     def living(self) -> list[Process]:
         return [each for each in self.processes if each.died_at is None]
@@ -118,7 +118,7 @@ class World:
         while not until():
             assert self.now < end, f"it never came: {[each.state for each in self.processes]} {self.history}"
             self.now += STEP_SECONDS
-            for flight in [each for each in self.flights if each.lands_at <= self.now]:
+            for flight in [each for each in self.flights if each.appended_at <= self.now]:
                 self.flights.remove(flight)
                 self.kafka.logs[flight.partition].append(flight.count)
                 flight.process.appended_batch(flight)
@@ -149,11 +149,11 @@ class Process:
     def __init__(self, world: World) -> None:
         self.world = world
         self.name = world.new_id()
-        self.barrier = AppendBarrier("orders", in_doubt_seconds=DOUBT_SECONDS)
+        self.barrier = AppendBarrier("orders", in_doubt_seconds=IN_DOUBT_SECONDS)
         self.closing: ex.Closing | None = None
         self.procedure: ex.Procedure | None = None
         self.died_at: float | None = None
-        self.gone_seconds = GONE_SECONDS
+        self.dead_seconds = DEAD_SECONDS
         self.crash_at: tuple[int, str] | None = None
         self.unanswered_at: tuple[int, str] | None = None
         #: False: its first record is lost, or on its way.
@@ -201,7 +201,7 @@ class Process:
         self.died_at = self.world.now
         for flight in self.world.flights:
             if flight.process is self:
-                flight.lands_at = self.world.now + IN_A_QUEUE_SECONDS
+                flight.appended_at = self.world.now + IN_A_QUEUE_SECONDS
 
     # ---- what it does about an expansion
 
@@ -213,11 +213,11 @@ class Process:
         if isinstance(requested, ex.Append):
             self.carry_out(requested)
         elif isinstance(requested, ex.ProbeTransactions):
-            hold = closing.handle(self.look_at_transactions(), world.now)
+            hold = closing.handle(self.probe_transactions(), world.now)
             if hold is not None:
                 self.barrier.close(world.now, but_for=hold.but_for)
 
-    def look_at_transactions(self) -> ex.TransactionsOpen:
+    def probe_transactions(self) -> ex.TransactionsOpen:
         until = self.world.kafka.transaction_until
         return ex.TransactionsOpen({} if until is None or until <= self.world.now else {1: [TRANSACTIONAL]})
 
@@ -234,7 +234,7 @@ class Process:
             expansion,
             world.now,
             wait_seconds=WAIT_SECONDS,
-            in_doubt_seconds=DOUBT_SECONDS,
+            in_doubt_seconds=IN_DOUBT_SECONDS,
             new_id=world.new_id,
             clock_ms=lambda: int(world.now * 1000),
             taken_over=taken_over,
@@ -288,17 +288,15 @@ class Process:
                 leaderless = (shown - 1,) if now < kafka.leaderless_until else ()
                 return ex.Described(kafka.topic_id, shown, leaderless)
             case ex.ProbeTransactions():
-                return self.look_at_transactions()
+                return self.probe_transactions()
             case ex.CreatePartitions():
                 return kafka.create(requested)
             case ex.ReadEnds() if kafka.topic_id is None:
                 return ex.Unanswered("no such topic")
             case ex.ReadEnds(partitions):
                 ends = [LogEndOffset(len(kafka.logs[each])) for each in partitions]
-                kafka.unreplicated, behind = max(0, kafka.unreplicated - 1), kafka.unreplicated
-                return ex.Ends(
-                    tuple(ex.PartitionEnd(LeaderEpoch(3), end, Offset(max(0, end - behind))) for end in ends)
-                )
+                kafka.unreplicated, lag = max(0, kafka.unreplicated - 1), kafka.unreplicated
+                return ex.Ends(tuple(ex.PartitionEnd(LeaderEpoch(3), end, Offset(max(0, end - lag))) for end in ends))
 
 
 def expanded(world: World, to: int) -> Callable[[], bool]:
@@ -382,8 +380,8 @@ def test_expansion_ends_in_order_after_any_crash(effect: int, when: str, then: s
     world.run(lambda: over(world)() or len(world.living()) < 2)
     dead = [each for each in world.processes if each.died_at is not None]
     if then == "it restarts":
-        for each in dead:  # on the same machine: that it is gone is known at once, what it sent may be queued
-            each.gone_seconds = DOUBT_SECONDS
+        for each in dead:  # on the same machine: its death is known at once, what it sent may be queued
+            each.dead_seconds = IN_DOUBT_SECONDS
             world.processes.append(Process(world))
     if world.history.pending is not None:
         world.run(lambda: world.history.pending is None)
@@ -421,7 +419,7 @@ def test_expansion_survives_any_unanswered_query(effect: int, what: str) -> None
     world.expand(3)
 
     world.run(over(world))
-    if world.history.count is None:  # Kafka could not be asked at the beginning: nothing has been touched
+    if world.history.count is None:  # the first query failed: nothing has changed
         assert world.ended.pop().result in {ex.Result.REFUSED, ex.Result.UNKNOWN}
         world.expand(3)
     world.run(expanded(world, 3))
@@ -576,7 +574,7 @@ def test_a_topic_that_is_deleted_meanwhile(step: ex.Step, created_anew: bool) ->
 
     assert (world.ended[0].result, world.ended[0].code) == (ex.Result.FAILED, Error.UNKNOWN_TOPIC_OR_PARTITION)
     assert "was deleted" in (world.ended[0].message or "")
-    assert world.kafka.created == created_before, "its successor grew"
+    assert world.kafka.created == created_before, "its successor was expanded"
 
 
 def test_topic_deleted_through_proxy_ends_its_expansion() -> None:
@@ -613,7 +611,7 @@ def test_slow_driver_stops_after_takeover() -> None:
     procedure, slow = world.expand(3), world.processes[0]
     world.run(lambda: procedure.step is ex.Step.LEADERS)
     slow.died_at = world.now  # so it seems to the other
-    slow.gone_seconds = 0.0
+    slow.dead_seconds = 0.0
     world.run(expanded(world, 3))
     slow.died_at = None
     slow.view_changed()
@@ -682,7 +680,7 @@ def machine(*, now: float = 0.0, taken_over: bool = True) -> ex.Procedure:
         PENDING,
         now,
         wait_seconds=WAIT_SECONDS,
-        in_doubt_seconds=DOUBT_SECONDS,
+        in_doubt_seconds=IN_DOUBT_SECONDS,
         new_id=lambda: next(names),
         clock_ms=lambda: 1_000,
         taken_over=taken_over,
@@ -741,7 +739,7 @@ def test_abandoning_waits_for_previous_drivers_requests() -> None:
 
     requested = procedure.query(begun(closed=()), 1.1)
 
-    assert requested == ex.Wait(DOUBT_SECONDS, "a request of another process may still be queued in Kafka")
+    assert requested == ex.Wait(IN_DOUBT_SECONDS, "a request of another process may still be queued in Kafka")
     assert procedure.query(begun(closed=()), late) == ex.CreatePartitions(3, None, validate_only=True)
 
 
@@ -764,7 +762,9 @@ def test_abandoning_waits_for_an_unanswered_create() -> None:
 
     requested = procedure.query(begun(), queried_at + 2.0)
 
-    assert requested == ex.Wait(queried_at + DOUBT_SECONDS, "a request of another process may still be queued in Kafka")
+    assert requested == ex.Wait(
+        queried_at + IN_DOUBT_SECONDS, "a request of another process may still be queued in Kafka"
+    )
 
 
 @pytest.mark.parametrize(
@@ -795,12 +795,12 @@ def test_driver_stops_when_another_drives() -> None:
     assert (ended.result, ended.code) == (ex.Result.SUPERSEDED, Error.REQUEST_TIMED_OUT)
 
 
-def test_missing_topic_is_requeried_before_it_is_gone() -> None:
-    gone = ex.Described(None)
+def test_missing_topic_is_requeried_before_it_is_deleted() -> None:
+    missing = ex.Described(None)
 
-    assert goes_on(machine(), gone, gone, gone, NEW_COUNT).step is ex.Step.BARRIERS
-    # But when it stays away, it is gone.
-    assert goes_on(machine(), gone, gone, gone, gone).step is ex.Step.STORE
+    assert goes_on(machine(), missing, missing, missing, NEW_COUNT).step is ex.Step.BARRIERS
+    # But when it stays missing, it is deleted.
+    assert goes_on(machine(), missing, missing, missing, missing).step is ex.Step.STORE
 
 
 def test_stale_view_ends_no_expansion() -> None:
@@ -809,7 +809,7 @@ def test_stale_view_ends_no_expansion() -> None:
     3. The first would report the topic unchanged, and open all barriers at the old count."""
     refused = ex.Refused(Error.TOPIC_AUTHORIZATION_FAILED, None)
     procedure = goes_on(machine(), OLD_COUNT, NO_TRANSACTION, OLD_COUNT, refused)
-    now = DOUBT_SECONDS + 1.0
+    now = IN_DOUBT_SECONDS + 1.0
     assert procedure.query(begun(), now) == ex.CreatePartitions(3, None, validate_only=True)
     procedure.handle(ex.Created(), now)
     outdated = ex.World(begun().history, frozenset({ME}), (), fresh=False)

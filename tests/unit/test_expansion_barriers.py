@@ -17,9 +17,9 @@ from fencepost_proxy.topics.state import StateView, TopicConfigChange
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset
 
 OLD, NEW = UUID(int=7), UUID(int=8)
-SOMEBODY = UUID(int=2)
-BEFORE = Expansion("orders", OLD, 1, 2, UUID(int=3), 0, process=SOMEBODY)
-AFTER = Expansion("orders", NEW, 3, 6, UUID(int=4), 0, process=SOMEBODY)
+PROCESS = UUID(int=2)
+BEFORE = Expansion("orders", OLD, 1, 2, UUID(int=3), 0, process=PROCESS)
+AFTER = Expansion("orders", NEW, 3, 6, UUID(int=4), 0, process=PROCESS)
 
 
 class Process:

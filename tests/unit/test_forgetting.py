@@ -1,4 +1,4 @@
-"""The state topic's records of a topic are removed once the topic is gone, and not earlier."""
+"""The state topic's records of a topic are removed once the topic is deleted, and not earlier."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class State(group_progress.State):
-    """`orders` has grown from 1 to 2 partitions."""
+    """`orders` was expanded from 1 to 2 partitions."""
 
     fresh, process, names = True, UUID(int=2), frozenset({UUID(int=2)})
 
@@ -62,7 +62,7 @@ class Control:
         return SimpleNamespace(name=name, topic_id=self.shows, partition_count=2)
 
 
-def _keeper(state: State, control: Control, tasks: list[asyncio.Task[None]]) -> Expansions:
+def _expansions(state: State, control: Control, tasks: list[asyncio.Task[None]]) -> Expansions:
     return Expansions(
         control,  # type: ignore[arg-type]
         state,  # type: ignore[arg-type]
@@ -74,15 +74,15 @@ def _keeper(state: State, control: Control, tasks: list[asyncio.Task[None]]) -> 
     )
 
 
-async def _looked_after(state: State, control: Control) -> None:
+async def _maintained(state: State, control: Control) -> None:
     """By housekeeping, for an hour."""
     tasks: list[asyncio.Task[None]] = []
-    keeper = _keeper(state, control, tasks)
-    keeper.start()
+    kept = _expansions(state, control, tasks)
+    kept.start()
     clock = expansions.time
     assert isinstance(clock, Clock)
     for _ in range(61):
-        keeper.maintain([])
+        kept.maintain([])
         await asyncio.gather(*tasks)
         tasks.clear()
         clock.passed += MINUTE
@@ -98,9 +98,9 @@ async def test_replaced_topic_keeps_only_its_checks_after_hour(clock: Clock) -> 
     state.append_now([encode_released(OLD, 2, "billing", 5), encode_partition_count("orders", NEW, 3)])
     control.shows = NEW
 
-    await _looked_after(state, control)
+    await _maintained(state, control)
 
-    assert control.refreshed == 1, "not without another look"
+    assert control.refreshed == 1, "not without another query"
     assert not _known(state)
     assert state.view.configs_set_on("orders", NEW) == {"fencepost.ordered.partition.expansion": "true"}
     assert not state.view.groups.released(OLD, 2, "billing")
@@ -114,7 +114,7 @@ async def test_present_or_merely_hidden_topic_is_kept(clock: Clock, shown: UUID 
     state, control = State(), Control()
     control.shows = shown
 
-    await _looked_after(state, control)
+    await _maintained(state, control)
 
     assert _known(state)
     assert state.view.configs_set_on("orders", OLD)
@@ -130,7 +130,7 @@ async def test_lagging_broker_causes_no_removal(clock: Clock, monkeypatch: pytes
         "topic",
         lambda name: SimpleNamespace(name=name, topic_id=next(shown), partition_count=2),
     )
-    await _looked_after(state, control)
+    await _maintained(state, control)
     assert _known(state)
 
     monkeypatch.undo()
@@ -141,7 +141,7 @@ async def test_lagging_broker_causes_no_removal(clock: Clock, monkeypatch: pytes
         control.shows = OLD
 
     monkeypatch.setattr(control, "refresh_metadata", refreshes)
-    await _looked_after(state, control)
+    await _maintained(state, control)
     assert _known(state)
 
 
@@ -151,12 +151,12 @@ async def test_expanding_topic_is_not_forgotten(clock: Clock) -> None:
     state, control = State(), Control()
     control.shows = NEW
     pending = Expansion("orders", OLD, 2, 4, UUID(int=9), 0, process=UUID(int=99))
-    keeper = _keeper(state, control, [])
+    kept = _expansions(state, control, [])
     state.append_now([encode_expansion(pending)])
 
-    await keeper._forget("orders", OLD)
+    await kept._forget("orders", OLD)
     assert _known(state)
 
     state.append_now([encode_failed(pending, UUID(int=10), reason="deleted", at_ms=2)])
-    await keeper._forget("orders", OLD)
+    await kept._forget("orders", OLD)
     assert not _known(state)

@@ -31,7 +31,7 @@ _PATIENCE_SECONDS = 3600.0
 
 
 class Clock:
-    """In place of the module `time`."""
+    """In end_of_log of the module `time`."""
 
     def __init__(self) -> None:
         self.passed = 0.0
@@ -70,7 +70,7 @@ class State:
 
 
 class Kafka:
-    """In place of the control client. `broken` – topics that cannot be queried, with Kafka's error code.
+    """In end_of_log of the control client. `broken` – topics that cannot be queried, with Kafka's error code.
 
     `meanwhile` – happens once, during a query of commits."""
 
@@ -108,7 +108,7 @@ class Story:
         self.clock, self.state, self.kafka = clock, state, kafka
         self.ids = {"orders": ORDERS, "others": OTHERS}
         self.metrics = Metrics()
-        self.keeper = GroupProgressTracker(
+        self.tracker = GroupProgressTracker(
             kafka,  # type: ignore[arg-type]
             Limits(
                 gated_without_commit_seconds=_IMPATIENCE_SECONDS,
@@ -119,14 +119,14 @@ class Story:
             topic_id=self.ids.get,
             metrics=self.metrics,
         )
-        self.watch = self.keeper.watch
-        self.keeper.attach(state)  # type: ignore[arg-type]
-        self.keeper.refresh()
+        self.watch = self.tracker.watch
+        self.tracker.attach(state)  # type: ignore[arg-type]
+        self.tracker.refresh()
 
     async def queries_to_send(self, *partitions: TopicPartition) -> frozenset[TopicPartition]:
         """The member is about to get these; returns the gated ones."""
-        reply = await self.keeper.answer(MayHave("billing", "client", partitions), "10.0.0.1")
-        self.keeper.refresh()
+        reply = await self.tracker.answer(MayHave("billing", "client", partitions), "10.0.0.1")
+        self.tracker.refresh()
         assert isinstance(reply, GatedPartitions)
         return reply.partitions
 
@@ -134,9 +134,9 @@ class Story:
         """The process probes what the group waits for; returns what is still gated."""
         if last_observed and "billing" in self.watch.groups:
             self.watch.groups["billing"].active_at = self.clock.monotonic()
-        await self.keeper._probe("billing")
-        await self.keeper._store_what_is_due()
-        self.keeper.refresh()
+        await self.tracker._probe("billing")
+        await self.tracker._store_what_is_due()
+        self.tracker.refresh()
         return self.gated
 
     @property
@@ -172,25 +172,25 @@ async def test_partition_gated_during_probe_is_not_released(story: Story) -> Non
 
     story.kafka.meanwhile = meanwhile
     assert await story.probes() == {P1, Q1}
-    assert story.watch.consumer_gets("billing", "m", story.keeper.topic_ids()) is None
+    assert story.watch.consumer_gets("billing", "m", story.tracker.topic_ids()) is None
 
     story.kafka.commits[Q0] = 10
     assert await story.probes() == {P1}
-    assert story.watch.consumer_gets("billing", "m", story.keeper.topic_ids()) == ((OTHERS, (0, 1)),)
+    assert story.watch.consumer_gets("billing", "m", story.tracker.topic_ids()) == ((OTHERS, (0, 1)),)
 
 
 @in_event_loop
 async def test_older_probe_does_not_release_others_gated_partitions(story: Story) -> None:
-    """1. All members are at one process, which gates a partition.
+    """1. All members are at one process, where a partition is gated.
     2. The other process reads that, and probes.
-    3. The first process gates another partition, and dies; a KIP-848 member comes to the other process."""
+    3. Another partition is gated at the first process, which dies; a KIP-848 member comes to the other process."""
     story.kafka.commits = {P0: 5, Q0: 5}
     other = Story(story.clock, story.state, story.kafka)
     await story.queries_to_send(P1)
-    other.keeper.refresh()
+    other.tracker.refresh()
     assert await other.probes(last_observed=False) == {P1}
     await story.queries_to_send(Q1)
-    other.keeper.refresh()
+    other.tracker.refresh()
     await other.probes(last_observed=False)
 
     assert not other.watch.consumer_is_unknown("billing", "m")
@@ -240,7 +240,7 @@ async def test_group_reset_to_partition_start_waits_again(story: Story) -> None:
 async def test_gated_prior_partition_does_not_time_out(story: Story) -> None:
     """Two expansions, and a group that lags in the first for longer than a group without commits is waited for."""
     story.state.grow("orders", ORDERS, 2, 4, 10, 5)
-    story.keeper.refresh()
+    story.tracker.refresh()
     story.kafka.commits = {P0: 5}
     assert await story.queries_to_send(P1, P2, P3) == {P1, P2, P3}
     for _ in range(3):
@@ -262,7 +262,7 @@ async def test_gated_prior_partition_does_not_time_out(story: Story) -> None:
 @in_event_loop
 async def test_commit_timeout_starts_after_all_other_waits(story: Story) -> None:
     story.state.grow("orders", ORDERS, 2, 4, 10, 5)
-    story.keeper.refresh()
+    story.tracker.refresh()
     story.kafka.commits = {P0: 5}
     await story.queries_to_send(P1, P2)
     story.clock.passed += 2 * _IMPATIENCE_SECONDS
@@ -289,7 +289,7 @@ async def test_group_without_further_commits_times_out(story: Story) -> None:
     assert await story.probes() == {P1}
     story.clock.passed += _PATIENCE_SECONDS - 1
     assert await story.probes() == {P1}
-    (waiting,) = story.keeper.waiting()
+    (waiting,) = story.tracker.waiting()
     stood = f"no further commit for {_PATIENCE_SECONDS - 1:.0f} s"
     assert waiting.waits == (f"partition 0: committed 6, threshold 10, {stood}",)
     story.clock.passed += 2
@@ -322,9 +322,9 @@ async def test_stopped_groups_timeout_starts_at_its_return(story: Story) -> None
 @in_event_loop
 async def test_only_pure_log_end_query_begins_at_end(story: Story, looked_up: list[str], waits: bool) -> None:
     """A client that begins at the beginning may query the end too (`get_watermark_offsets`), or share its client id."""
-    for place in looked_up:
-        ends, others = ((P0,), ()) if place == "end" else ((), (P0,))
-        story.keeper.notice(LookedUp("client", ends, others), "10.0.0.1")  # type: ignore[arg-type]
+    for end_of_log in looked_up:
+        ends, others = ((P0,), ()) if end_of_log == "end" else ((), (P0,))
+        story.tracker.notice(LookedUp("client", ends, others), "10.0.0.1")  # type: ignore[arg-type]
     assert (await story.queries_to_send(P1) == {P1}) is waits
 
 
@@ -343,7 +343,7 @@ async def test_release_does_not_apply_to_recreated_topic(story: Story) -> None:
     del story.kafka.broken["orders"]
     story.ids["orders"] = ANEW
     story.state.grow("orders", ANEW, 1, 2, 10)
-    story.keeper.refresh()
+    story.tracker.refresh()
     assert await story.queries_to_send(P1) == {P1}
 
 
@@ -354,7 +354,7 @@ async def test_predecessors_log_start_is_ignored(story: Story) -> None:
     story.kafka.starts[P0] = 0
     story.ids["orders"] = ANEW
     story.state.grow("orders", ANEW, 1, 2, 4)
-    story.keeper.refresh()
+    story.tracker.refresh()
     assert await story.queries_to_send(P1) == {P1}
 
 
@@ -365,17 +365,17 @@ async def test_predecessors_log_start_is_ignored(story: Story) -> None:
 async def test_inactive_group_is_not_shown_as_waiting(story: Story) -> None:
     await story.queries_to_send(P1)
     await story.probes()
-    assert [each.group for each in story.keeper.waiting()] == ["billing"]
+    assert [each.group for each in story.tracker.waiting()] == ["billing"]
     assert story.metrics.partitions_gated.value == 1
 
     story.clock.passed += 121
     await story.probes(last_observed=False)
-    assert story.keeper.waiting() == []
+    assert story.tracker.waiting() == []
     assert story.metrics.partitions_gated.value == 0
 
     story.clock.passed += 60
     await story.probes()
-    assert [each.seconds for each in story.keeper.waiting()] == [181]
+    assert [each.seconds for each in story.tracker.waiting()] == [181]
     assert story.metrics.partitions_gated.value == 1
 
 
@@ -384,11 +384,11 @@ async def test_absent_group_is_forgotten_after_a_day(story: Story) -> None:
     await story.queries_to_send(P1)
     await story.probes()
     story.clock.passed += 86_401
-    await story.keeper._tidy(story.clock.monotonic())
-    story.keeper.refresh()
+    await story.tracker._tidy(story.clock.monotonic())
+    story.tracker.refresh()
     await story.probes(last_observed=False)
     assert "billing" not in story.watch.groups
-    assert not story.keeper._stories
+    assert not story.tracker._stories
 
 
 # --- what the state topic keeps ---------------------------------------------------------------------------------------
@@ -415,7 +415,7 @@ async def test_gated_record_is_kept_half_an_hour_longer(story: Story) -> None:
 
     assert not recorded(story)
     assert "billing" not in story.watch.groups
-    assert not story.keeper.waiting()
+    assert not story.tracker.waiting()
 
 
 @in_event_loop
@@ -441,12 +441,12 @@ async def test_groups_inactive_for_a_day_are_removed(story: Story) -> None:
     now_ms, day_ms = int(story.clock.time() * 1000), 86_400_000
     for group, at_ms in (("old", now_ms - day_ms - 1000), ("younger", now_ms - day_ms + 60_000)):
         story.state.append_now([encode_gated(group, [P1], story.ids, at_ms)])
-    story.keeper.refresh()
+    story.tracker.refresh()
 
-    await story.keeper._tidy(story.clock.monotonic())
+    await story.tracker._tidy(story.clock.monotonic())
     assert recorded(story) == {"billing", "younger"}
 
     story.clock.passed += 2 * 86_400
     story.watch.groups["billing"].active_at = story.clock.monotonic() - 1
-    await story.keeper._tidy(story.clock.monotonic())
+    await story.tracker._tidy(story.clock.monotonic())
     assert recorded(story) == {"billing"}

@@ -19,7 +19,7 @@ from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProt
 from fencepost_proxy.net.app import Proxy
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session import dispatcher as switch_module
+from fencepost_proxy.session import dispatcher as dispatcher_module
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.produce_exchange import AppendDraft, make_pending_append
@@ -244,7 +244,7 @@ def test_sequencer_remembers_bounded_batches_and_producers() -> None:
 
 def test_idle_sequencers_are_dropped_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients choose topic names that match a pattern."""
-    monkeypatch.setattr(switch_module, "_IDLE_SEQUENCERS_MAX", 4)
+    monkeypatch.setattr(dispatcher_module, "_IDLE_SEQUENCERS_MAX", 4)
     services = Around()
     dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     for number in range(1, 12):

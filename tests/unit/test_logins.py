@@ -316,7 +316,7 @@ def test_bare_token_of_impossible_length_is_refused(length: int) -> None:
 def test_bare_tokens_of_an_unknown_mechanism_are_refused() -> None:
     talk = Waiting()
 
-    begins(talk, "OWN", handshaken())
+    begins(talk, "CUSTOM", handshaken())
 
     assert "use a client that supports SaslHandshake v1" in talk.next(m.CloseClient).reason
 
@@ -365,7 +365,7 @@ def test_process_that_ends_does_not_wait_for_tokens(queried: bool) -> None:
     assert talk.next(m.CloseClient).hang_up
 
 
-def test_client_leaving_during_login_frees_memory() -> None:
+def test_client_lost_during_login_frees_memory() -> None:
     talk = begun("OAUTHBEARER")
     talk.client(bare(LONG)[:-1])
     assert talk.services.free_bytes == (1 << 20) - len(LONG)

@@ -90,8 +90,8 @@ def test_partial_frame_migrates_with_its_connection(arrived: int) -> None:
 
 def test_migration_waits_for_requests_in_progress() -> None:
     talk = Secondary()
-    behind = request(HEARTBEAT, 4, 8)
-    talk.client(request(HEARTBEAT, 4, 1) + request(HEARTBEAT, 4, 2) + GUARDED + behind)
+    after = request(HEARTBEAT, 4, 8)
+    talk.client(request(HEARTBEAT, 4, 1) + request(HEARTBEAT, 4, 2) + GUARDED + after)
     talk.next(m.ReadClient)
     talk.upstream()
     talk.silent()
@@ -104,7 +104,7 @@ def test_migration_waits_for_requests_in_progress() -> None:
     talk.kafka(response(2))
     assert talk.answer() == response(2)
     migrated = talk.migrated()
-    assert migrated.unread == GUARDED + behind + request(HEARTBEAT, 4, 9)
+    assert migrated.unread == GUARDED + after + request(HEARTBEAT, 4, 9)
 
     primary = Primary(migrated)
     pending = primary.submitted()
@@ -117,14 +117,14 @@ def test_collected_request_migrates_whole() -> None:
     """With several topics, only the whole request shows whether one of them is checked."""
     talk = Secondary()
     both = produce(("plain", 0, batch(b"a")), ("guarded", 0, expecting(5, b"a")), correlation=7)
-    behind = request(HEARTBEAT, 4, 8)
+    after = request(HEARTBEAT, 4, 8)
 
     talk.client(both[:100])
     talk.silent()
-    talk.client(both[100:] + behind)
+    talk.client(both[100:] + after)
 
     migrated = talk.migrates()
-    assert migrated.unread == both + behind
+    assert migrated.unread == both + after
     assert Primary(migrated).submitted().append.expected_base_offset == 5
 
 
@@ -203,7 +203,7 @@ def test_failed_pipeline_stays_failed_after_migration(monkeypatch: pytest.Monkey
     primary.next(m.ReadClient)
     primary.grant(is_checked)
     primary.sent(is_checked)
-    assert primary.next(m.Count).label == "predecessor_failed", "B was offered"
+    assert primary.next(m.Count).label == "predecessor_failed", "B was submitted"
     primary.next(m.ReadClient)
     primary.upstream()
     primary.kafka(produced(("guarded", 0, 0, 5), correlation=7))

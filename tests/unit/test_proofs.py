@@ -53,7 +53,7 @@ class Proving(Talk):
     def appends(self, at: int = 5, *, topic: str = TOPIC, correlation: int = 1, **options: Any) -> None:
         self.client(produce((topic, 0, expecting(at, b"x")), correlation=correlation, **options))
 
-    def asks(self, at: int = 5, **options: Any) -> None:
+    def queries_first(self, at: int = 5, **options: Any) -> None:
         """An append for which Kafka is queried first."""
         self.appends(at, **options)
         assert self.queried() == [options.get("topic", TOPIC)]
@@ -110,7 +110,7 @@ def test_kafka_authorizes_an_append_before_it_is_queued() -> None:
 
 def test_kafka_authorizes_once_per_connection_and_topic() -> None:
     talk = Proving()
-    talk.asks()
+    talk.queries_first()
     talk.says((TOPIC, MAY))
     talk.report(m.AppendCompleted(talk.submitted(), AT_5, None))
     talk.answer()
@@ -128,7 +128,7 @@ def test_append_without_login_never_reaches_the_sequencer() -> None:
     """Kafka closes the connection."""
     for acks in (-1, 0, 1):
         talk = Proving()
-        talk.asks(acks=acks)
+        talk.queries_first(acks=acks)
         talk.report(m.UpstreamLost("Kafka closed the connection"))
         assert isinstance(talk.next(m.CloseClient), m.CloseClient)
         talk.silent()
@@ -141,7 +141,7 @@ def test_half_a_login_is_none() -> None:
     relays(talk, HANDSHAKE, response(7, b"\0\0\0\0\0\0"))
     relays(talk, AUTHENTICATE, logged_in(0, 1))
 
-    talk.asks()
+    talk.queries_first()
     talk.silent()
 
 
@@ -149,7 +149,7 @@ def test_half_a_login_is_none() -> None:
 def test_answer_during_a_login_proves_no_permission(code: int) -> None:
     """After a handshake Kafka answers 34 to any request, and closes the connection."""
     talk = Proving()
-    talk.asks()
+    talk.queries_first()
     talk.says((TOPIC, code))
     assert talk.reported() == {(TOPIC, 0): (code, -1, None)}
     talk.silent()
@@ -177,7 +177,7 @@ def test_append_during_reauthentication_is_not_queued(login: bytes) -> None:
     talk.client(login)
     assert talk.upstream() == login
 
-    talk.asks()
+    talk.queries_first()
     talk.silent()
 
 
@@ -187,13 +187,13 @@ def test_append_during_reauthentication_is_not_queued(login: bytes) -> None:
 def test_unauthorized_append_is_refused_before_it_is_queued() -> None:
     talk = Proving()
     for _ in range(2):
-        talk.asks()
+        talk.queries_first()
         talk.says((TOPIC, MAY_NOT))
         assert talk.reported() == {(TOPIC, 0): (MAY_NOT, -1, None)}
         talk.silent()
     assert talk.services.free_bytes == 1 << 20
 
-    talk.asks(acks=0)
+    talk.queries_first(acks=0)
     talk.says((TOPIC, MAY_NOT))
     assert talk.next(m.CloseClient).fault is ClientProtocolError
     talk.silent()
@@ -221,11 +221,11 @@ def test_append_sent_after_an_unauthorized_one_is_refused() -> None:
     """By then another writer may be at its offset, and the client may have the right."""
     talk = Proving()
     talk.services.unread = 1000
-    talk.asks(5)
+    talk.queries_first(5)
     talk.says((TOPIC, MAY_NOT))
     talk.reported()
 
-    talk.asks(6, correlation=2)
+    talk.queries_first(6, correlation=2)
     talk.says((TOPIC, MAY), correlation=2)
 
     talk.counted()
@@ -243,7 +243,7 @@ def test_a_refusal_takes_the_right_away() -> None:
     talk.report(m.AppendCompleted(pending, PartitionResult(0, MAY_NOT), None))
     talk.reported()
 
-    talk.asks(correlation=2)
+    talk.queries_first(correlation=2)
     talk.silent()
 
 
@@ -323,7 +323,7 @@ def test_unauthorized_append_does_not_enter_the_barrier() -> None:
 
 def test_unanswered_permission_query_closes_the_connection() -> None:
     talk = Proving()
-    talk.asks(timeout_ms=1000)
+    talk.queries_first(timeout_ms=1000)
     assert talk.session.needs_ticks
     talk.tick(0.8)
     talk.silent()
@@ -334,7 +334,7 @@ def test_unanswered_permission_query_closes_the_connection() -> None:
 
 def test_client_lost_during_permission_query_is_not_queued() -> None:
     talk = Proving()
-    talk.asks()
+    talk.queries_first()
     talk.report(m.ClientLost())
     talk.says((TOPIC, MAY))
     assert [each for each in talk.commands if not isinstance(each, m.CloseUpstream)] == []
@@ -343,7 +343,7 @@ def test_client_lost_during_permission_query_is_not_queued() -> None:
 
 def test_permission_answer_without_the_topic_is_broker_error() -> None:
     talk = Proving()
-    talk.asks()
+    talk.queries_first()
     talk.says(("guarded-b", MAY))
     assert talk.next(m.CloseClient).fault is UpstreamProtocolError
 

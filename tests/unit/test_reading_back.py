@@ -31,7 +31,7 @@ TP = TopicPartition("orders", 0)
 ID, EPOCH = 7, 3
 START = 10
 GZIP = 1
-ASK = ReadBack(ID, TP, START)
+QUERY = ReadBack(ID, TP, START)
 
 
 def at(offset: int, *, compression: int = 0, size: int = 1) -> bytes:
@@ -125,7 +125,7 @@ def commits_on(log: Log, limits: Limits | None = None) -> Commits:
     return commits
 
 
-async def read(commits: Commits, query: ReadBack = ASK) -> LogIs:
+async def read(commits: Commits, query: ReadBack = QUERY) -> LogIs:
     return await commits._read_back(query, deadline_in(60.0))
 
 
@@ -166,12 +166,12 @@ def test_batch_is_unpacked_once_despite_a_cancelled_commit(scans: Scans, monkeyp
     """Each slice is one batch; the commit reaches its deadline during the third."""
     monkeypatch.setattr(product, "_SLICE_SECONDS", 0.0)
     log = Log([at(START + i, compression=GZIP, size=2_000_000) for i in range(5)])
-    third, go_on = threading.Event(), threading.Event()
+    third, proceed = threading.Event(), threading.Event()
 
     def blocks() -> None:
         if len(scans.offsets) == 3:
             third.set()
-            assert go_on.wait(60)
+            assert proceed.wait(60)
 
     scans.then = blocks
 
@@ -184,7 +184,7 @@ def test_batch_is_unpacked_once_despite_a_cancelled_commit(scans: Scans, monkeyp
             await first_try
         second_try = asyncio.create_task(read(commits))
         await asyncio.sleep(0)
-        go_on.set()
+        proceed.set()
         return await second_try
 
     found = asyncio.run(story())

@@ -20,7 +20,7 @@ from fencepost_proxy.net.app import Proxy
 from tests.support.certificates import Authority
 
 Write = Callable[[str], Path]
-#: What `Proxy.reload` looks after, or asks the configuration for each time.
+#: Applied by `Proxy.reload`, or read from the configuration each time.
 LIVE = {
     "limits.connections_max",
     "limits.address_connections_max",
@@ -133,7 +133,7 @@ def test_reloaded_file_applies_unless_it_is_invalid(write: Write, caplog: pytest
         caplog.clear()
         return found
 
-    # When: it changes, one line tells how.
+    # When: it changes, one line reports that.
     write("[limits]\ndrain_seconds = 4\n")
     assert running.reread().limits.drain_seconds == 4.0
     assert stated() == [

@@ -26,7 +26,7 @@ def test_changed_files_are_reloaded_unless_broken(tmp_path: Path) -> None:
     assert certificates.probe() == []
     assert certificates.listener is listener
 
-    # When: it is broken, or gone, the old one stays.
+    # When: it is broken or deleted, the old one stays.
     file.write_text("in the middle of being written")
     assert certificates.probe() == [False]
     assert certificates.probe() == []

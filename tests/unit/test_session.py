@@ -153,7 +153,7 @@ class Talk:
         return self
 
     def next(self, kind: type[C]) -> C:
-        assert self.commands, f"nothing was asked for, expected {kind.__name__}"
+        assert self.commands, f"no command, expected {kind.__name__}"
         command = self.commands.pop(0)
         assert isinstance(command, kind), f"expected {kind.__name__}, got {command}"
         return command
@@ -545,7 +545,7 @@ def test_refused_and_accepted_partitions_share_one_response() -> None:
     assert {(t.name, p.partition) for t in sent.topics for p in t.partitions} == {("guarded-b", 1), ("plain", 2)}
     talk.completed(second, produced(("guarded-b", 1, 0, 9), ("plain", 2, 0, 100)), PartitionResult(1, 0, 9))
     probe = talk.sent_up()
-    assert [t.name for t in probe.topics] == ["guarded-a"]  # WRITE for guarded-b was proved by the append itself
+    assert [t.name for t in probe.topics] == ["guarded-a"]  # WRITE for the second was proved by the append itself
     talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
     assert outcomes(talk.answer()) == {("guarded-a", 0): (44, 57), ("guarded-b", 1): (0, 9), ("plain", 2): (0, 100)}
 
@@ -563,7 +563,7 @@ def test_one_mismatch_refuses_whole_request_when_configured() -> None:
     assert (got["guarded-a", 0][2] or "").startswith("WHOLE_REQUEST_REFUSED")
 
 
-def read_behind(talk: Talk, second: bytes) -> tuple[int, str]:
+def read_later(talk: Talk, second: bytes) -> tuple[int, str]:
     """The error of a batch that was sent before the failure was read, and the first word of its message."""
     talk.commands.clear()
     talk.services.unread = 0
@@ -587,7 +587,7 @@ def test_append_after_an_unsent_batch_fails_too(why: str) -> None:
         damaged[-1] ^= 1
         talk.services.unread = len(second)
         talk.client(produce(("guarded-a", 0, memoryview(bytes(damaged)))))
-    assert read_behind(talk, second)[1] == "PREDECESSOR_FAILED"
+    assert read_later(talk, second)[1] == "PREDECESSOR_FAILED"
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=3))  # sent knowing it
     talk.submitted()
 
@@ -690,7 +690,7 @@ def test_nothing_is_sent_while_configs_are_unknown(clients_log_in: bool) -> None
     assert outcomes(talk.answer()) == {("plain", 0): (6, -1), ("guarded-a", 0): (6, -1)}
 
 
-@pytest.mark.parametrize("topic", ["guarded-a", "a topic that only then is known to be guarded"])
+@pytest.mark.parametrize("topic", ["guarded-a", "a topic whose check is known only then"])
 def test_append_after_refusal_for_unknown_configs_fails_too(topic: str) -> None:
     """Given A, refused because the configs are too old, and B, sent after A and read with newer configs: another
     writer's record may be at A's offset, and B would be appended after that record."""
@@ -703,7 +703,7 @@ def test_append_after_refusal_for_unknown_configs_fails_too(topic: str) -> None:
 
     talk.services.is_fresh = True
     talk.services.policy = lambda name: TopicPolicy(Check.ON)  # type: ignore[method-assign]
-    assert read_behind(talk, second) == (NOT_LEADER, "PREDECESSOR_FAILED")
+    assert read_later(talk, second) == (NOT_LEADER, "PREDECESSOR_FAILED")
     talk.client(produce((topic, 0, expecting(6, b"y")), correlation=3))  # sent knowing it
     assert talk.submitted().append.expected_base_offset == 6
     assert not talk.session._failed_pipelines
@@ -938,7 +938,7 @@ def test_admission_after_the_answer_is_canceled() -> None:
 # ----------------------------------------------------------------------------------------- requests of the proxy itself
 
 
-def half_a_frame_behind(talk: Talk) -> bytes:
+def half_a_later_frame(talk: Talk) -> bytes:
     """The client has begun its next request, which is streamed; returns the rest of it."""
     query = request(HEARTBEAT, 4, 2, b"x" * 100)
     talk.client(query[:40])
@@ -962,7 +962,7 @@ def test_permission_probe_is_not_written_within_client_frame() -> None:
 def test_permission_probe_waits_for_half_sent_frame() -> None:
     talk = Talk()
     pending = talk.sends()
-    rest = half_a_frame_behind(talk)
+    rest = half_a_later_frame(talk)
     talk.report(m.AppendCompleted(pending, replace(MISMATCH, partition=0), "offset_mismatch"))
     talk.counted()
     talk.silent()
@@ -975,7 +975,7 @@ def test_permission_probe_waits_for_half_sent_frame() -> None:
 def test_append_is_not_resent_within_client_frame() -> None:
     talk = Talk().may_write("guarded-a")
     pending = talk.sends()
-    half_a_frame_behind(talk)
+    half_a_later_frame(talk)
     talk.report(m.AppendAdmitted(pending))
     assert talk.next(m.TopicStale) == m.TopicStale("guarded-a")
     talk.counted()
@@ -1039,7 +1039,7 @@ def test_only_authorized_transactions_reach_the_sequencers(allowed: bool) -> Non
     talk.silent()
 
 
-@pytest.mark.parametrize("end", ["answered", "upstream lost", "client gone"])
+@pytest.mark.parametrize("end", ["answered", "upstream lost", "client lost"])
 def test_sequencers_learn_of_transaction_begin_and_end(end: str) -> None:
     talk = joining()
     talk.silent()
@@ -1056,7 +1056,7 @@ def test_sequencers_learn_of_transaction_begin_and_end(end: str) -> None:
         assert talk.answer() == response(1)
 
 
-@pytest.mark.parametrize("end", ["too long", "upstream lost", "client gone"])
+@pytest.mark.parametrize("end", ["too long", "upstream lost", "client lost"])
 def test_join_is_not_sent_after_timeout_or_disconnect(end: str) -> None:
     """The sequencers need not expect a marker: the coordinator got no request."""
     talk = joining(put_off=response(1))
@@ -1106,7 +1106,7 @@ def test_append_after_unknown_topic_id_fails_too() -> None:
     talk.services.unread = len(second)
     talk.grant(talk.submitted())
     talk.services.unknown_topics = frozenset()
-    assert read_behind(talk, second) == (NOT_LEADER, "PREDECESSOR_FAILED")
+    assert read_later(talk, second) == (NOT_LEADER, "PREDECESSOR_FAILED")
 
 
 # ---------------------------------------------------------------------------------------------------- memory, pipelines
@@ -1428,7 +1428,7 @@ def test_append_after_one_to_absent_partition_fails_too() -> None:
     talk.counted()
     assert read(talk.answer())[ABSENT][0] == UNKNOWN_PARTITION
     talk.services.absent = set()
-    assert read_behind(talk, second)[0] == UNKNOWN_PARTITION  # it would have been appended without its predecessor
+    assert read_later(talk, second)[0] == UNKNOWN_PARTITION  # it would have been appended without its predecessor
 
 
 def test_unproved_success_is_unknown_and_not_retriable() -> None:
@@ -1494,7 +1494,7 @@ def test_drain_reports_sent_appends_unknown_and_unsent_retriable() -> None:
 def test_lost_upstream_leaves_only_sent_appends_in_doubt() -> None:
     talk, first, second = in_part()
     talk.upstream()
-    talk.report(m.UpstreamLost("gone"))
+    talk.report(m.UpstreamLost("lost"))
     talk.canceled(second)
     talk.lost(first)
     assert isinstance(talk.next(m.CloseClient), m.CloseClient)

@@ -175,15 +175,15 @@ def test_end_refused_by_kafka_changes_nothing() -> None:
     talk.silent()
 
 
-@pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
-def test_commit_on_broken_connection_counts_as_queued_temporarily(gone: m.Event) -> None:
+@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+def test_commit_on_broken_connection_counts_as_queued_temporarily(end: m.Event) -> None:
     """The commit may take effect and may be repeated elsewhere. Under v1 the next transaction has the same epoch."""
     talk = proved_talk()
     talk.services.transactions = Table(queued_seconds=35.0)
     land(talk)
     assert not commits(talk, correlation=2).may_be_committed
     talk.upstream()
-    talk.report(gone)
+    talk.report(end)
     later = proved_talk()
     later.services.transactions, later.now = talk.services.transactions, talk.now + 34.9
     assert commits(later, LATER).may_be_committed
@@ -195,15 +195,15 @@ def test_commit_on_broken_connection_counts_as_queued_temporarily(gone: m.Event)
     assert later.submitted().append.base_sequence == 1
 
 
-@pytest.mark.parametrize("gone", [None, m.ClientLost(), m.UpstreamLost("gone")])
-def test_commit_validated_elsewhere_also_counts_as_queued(gone: m.Event | None) -> None:
+@pytest.mark.parametrize("end", [None, m.ClientLost(), m.UpstreamLost("it broke")])
+def test_commit_validated_elsewhere_also_counts_as_queued(end: m.Event | None) -> None:
     """This process has no state of the transaction; its commit is on its way to Kafka."""
     talk = proved_talk()
     talk.services.transactions = Table(queued_seconds=35.0)
     assert not commits(talk).may_be_committed
     talk.upstream()
-    if gone is not None:
-        talk.report(gone)
+    if end is not None:
+        talk.report(end)
     # Then: it is never refused for certain, and nothing is appended after it.
     later = proved_talk()
     later.services.transactions, later.now = talk.services.transactions, talk.now
@@ -233,12 +233,12 @@ def test_successful_end_forgets_the_transaction() -> None:
     assert talk.services.transactions.of(TXN, ID, EPOCH) is None
 
 
-@pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
-def test_late_commit_decision_changes_nothing(gone: m.Event) -> None:
+@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+def test_late_commit_decision_changes_nothing(end: m.Event) -> None:
     talk = proved_talk()
     talk.client(end_txn())
     talk.next(m.ValidateCommit)
-    talk.report(gone)
+    talk.report(end)
     talk.commands.clear()
     talk.report(m.CommitDecided(1, PASS))
     assert not any(isinstance(command, m.ToUpstream | m.ToClient) for command in talk.commands)
@@ -351,7 +351,7 @@ def test_unstorable_refusal_becomes_a_retriable_error() -> None:
 
 
 def test_repeated_refusal_is_recorded_once() -> None:
-    """The client neither aborts nor stops; the state in every process does not grow."""
+    """The client neither aborts nor stops; the state in every process stays bounded."""
     talk, view = proved_talk(), AbortOnlyView()
     for number in range(1, 50):
         talk.client(append())
@@ -361,14 +361,14 @@ def test_repeated_refusal_is_recorded_once() -> None:
         talk.report(end)
         talk.counted()
         prove(talk)
-        note = talk.next(m.RecordAbortOnly)
-        for record in encode_abort_only_record(note.abort_only, note.instead_of):
+        recording = talk.next(m.RecordAbortOnly)
+        for record in encode_abort_only_record(recording.abort_only, recording.instead_of):
             view.apply(record.key.decode(), record.value)
             if (name := cleared(record)) is not None:
                 talk.services.transactions.cleared(name)
-        talk.report(m.AbortOnlyRecorded(note.token, True))
+        talk.report(m.AbortOnlyRecorded(recording.token, True))
         assert read(talk.answer(), 11)["guarded-a", 0][0] == POLICY_VIOLATION
-        assert [each.name for each in view.of(ID, EPOCH)] == [note.abort_only.name], f"refused {number} times"
+        assert [each.name for each in view.of(ID, EPOCH)] == [recording.abort_only.name], f"refused {number} times"
         assert transaction(talk).refused
         assert len(transaction(talk).names) == 1
 
@@ -430,13 +430,13 @@ def test_unanswered_append_is_pending_until_outcome_is_known() -> None:
     talk.tick(3)
     assert talk.next(m.ToSequencer).event == g.Lost(pending)
     talk.counted()
-    note = talk.next(m.RecordAbortOnly)
-    assert note.abort_only.pending is not None
+    recording = talk.next(m.RecordAbortOnly)
+    assert recording.abort_only.pending is not None
     assert read(talk.answer(), 11)["guarded-a", 0][0] == 7
     assert transaction(talk).pending
     talk.report(m.AppendCompleted(pending, PartitionResult(0, OK, 5), None))
     assert not transaction(talk).pending
-    talk.report(m.AbortOnlyRecorded(note.token, True))
+    talk.report(m.AbortOnlyRecorded(recording.token, True))
     talk.silent()
 
 
@@ -458,20 +458,20 @@ def test_a_broken_connection_leaves_it_to_the_log() -> None:
     talk.client(append())
     pending = talk.submitted()
     talk.report(m.AppendAdmitted(pending))
-    talk.report(m.UpstreamLost("gone"))
+    talk.report(m.UpstreamLost("it broke"))
     assert transaction(talk).under_way is None
     assert transaction(talk).pending
 
 
-@pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
-def test_unsent_refusal_does_not_delay_the_commit(gone: m.Event) -> None:
+@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+def test_unsent_refusal_does_not_delay_the_commit(end: m.Event) -> None:
     """The first partition refuses, the append to the second waits, and the connection breaks."""
     talk = proved_talk()
     talk.client(append(0, 1))
     talk.refused(talk.submitted())
     talk.submitted()
     assert transaction(talk).under_way
-    talk.report(gone)
+    talk.report(end)
     assert transaction(talk).under_way is None
     assert len(transaction(talk).pending) == 2
 
@@ -480,7 +480,7 @@ def test_refusal_with_a_lost_append_delays_no_commit() -> None:
     """The first partition refuses, the append to the second was sent, and the upstream connection breaks."""
     talk = proved_talk()
     send_beside_a_refusal(talk)
-    talk.report(m.UpstreamLost("gone"))
+    talk.report(m.UpstreamLost("it broke"))
     assert transaction(talk).under_way is None
     assert len(transaction(talk).pending) == 2
 
@@ -491,9 +491,9 @@ def test_unstored_refusal_with_unanswered_append_becomes_retriable() -> None:
     talk.tick(3)
     assert talk.next(m.ToSequencer).event == g.Lost(pending)
     talk.counted()
-    note = talk.next(m.RecordAbortOnly)
-    assert note.abort_only.pending is not None
-    assert {partition.partition for partition, _ in note.abort_only.pending} == {0, 1}
+    recording = talk.next(m.RecordAbortOnly)
+    assert recording.abort_only.pending is not None
+    assert {partition.partition for partition, _ in recording.abort_only.pending} == {0, 1}
     reported = read(talk.answer(), 11)
     assert [reported["guarded-a", each][0] for each in (0, 1)] == [NOT_LEADER, REQUEST_TIMED_OUT]
     assert transaction(talk).under_way is None
@@ -665,15 +665,15 @@ def test_unanswered_permission_query_closes_the_connection(what: bytes) -> None:
 
 
 @pytest.mark.parametrize("what", [append(), end_txn()], ids=["append", "commit"])
-@pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
-def test_lost_connection_ends_the_permission_query(what: bytes, gone: m.Event) -> None:
+@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+def test_lost_connection_ends_the_permission_query(what: bytes, end: m.Event) -> None:
     talk = unproved_talk()
     free_bytes = talk.services.free_bytes
     talk.client(what)
     proof(talk)
-    talk.report(gone)
+    talk.report(end)
     talk.commands.clear()
-    if isinstance(gone, m.ClientLost):
+    if isinstance(end, m.ClientLost):
         talk.kafka(ended(INVALID_PRODUCER_ID_MAPPING, version=1))
     talk.silent()
     assert len(talk.services.transactions) == 0

@@ -136,7 +136,7 @@ def test_a_deleted_producer_id_is_not_served() -> None:
         view_of(producer(A, 10), StateRecord(producer(A, 10).key, None))
 
 
-# --- stamp bases ------------------------------------------------------------------------------------------------------
+# --- fence bases ------------------------------------------------------------------------------------------------------
 
 
 def test_fence_base_belongs_to_one_topic_id_partition() -> None:

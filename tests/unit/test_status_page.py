@@ -144,10 +144,10 @@ def test_only_overlong_waits_are_reported() -> None:
     young = diagnose(HEALTHY, [replace(PENDING, at_ms=NOW_MS - 2_000)], [replace(LAGS, seconds=60.0)], NOW)
     assert not young
 
-    held, waits = diagnose(HEALTHY, [PENDING], [LAGS, replace(LAGS, partition=3)], NOW)
-    assert held.bad
-    assert "clicks blocked for 40 s by its expansion to 4 partitions" in held.what
-    assert "The expansion waits: process(es) 7." in held.do
+    blocked, waits = diagnose(HEALTHY, [PENDING], [LAGS, replace(LAGS, partition=3)], NOW)
+    assert blocked.bad
+    assert "clicks blocked for 40 s by its expansion to 4 partitions" in blocked.what
+    assert "The expansion waits: process(es) 7." in blocked.do
     assert not waits.bad
     # What is pasted into a shell does only what it says.
     assert "fencepost expansions open clicks 'reports; rm -rf /' --status " in waits.do
@@ -175,9 +175,11 @@ def test_violation_is_bad_for_an_hour_then_warning() -> None:
 
 
 def test_the_worst_comes_first_and_decides() -> None:
-    snapshot = replace(HEALTHY, warnings=("look",), problems=(Problem(False, "mild", ""), Problem(True, "bad", "act")))
+    snapshot = replace(
+        HEALTHY, warnings=("check it",), problems=(Problem(False, "mild", ""), Problem(True, "bad", "act"))
+    )
     problems = diagnose(snapshot, [], [], NOW)
-    assert [each.what for each in problems] == ["bad", "mild", "look"]
+    assert [each.what for each in problems] == ["bad", "mild", "check it"]
     assert page.state_of(snapshot, problems) == page.DEGRADED
     assert page.state_of(snapshot, problems[1:]) == page.WARNING
     assert page.state_of(replace(snapshot, not_ready=("x",)), ()) == page.NOT_READY
@@ -239,7 +241,7 @@ def every_page() -> Iterator[page.Page]:
     yield shown(evil, {what: Listed(len(rows), rows) for what, rows in ROWS.items()})
     for what, rows in ROWS.items():
         if what == "software":
-            continue  # has no page of its own
+            continue  # has no page
         requested = PageRequest(what, search=EVIL, topic=EVIL, offset=1, limit=1)
         yield page.list_page(requested, Listed(9, rows), NOW)
 
@@ -439,7 +441,7 @@ def test_the_same_group_through_two_workers_waits_once() -> None:
 
     assert [each.group for each in of_workers(PageRequest("groups"), primary, other).rows] == [LAGS.group, "z"]
     assert of_workers(PageRequest("expansions"), primary, other) == Listed(1, (PENDING,)), (
-        "the owner knows at which step it is"
+        "the primary worker knows the step"
     )
 
 
@@ -460,7 +462,7 @@ def test_a_page_of_ten_thousand_partitions_is_small() -> None:
     assert len(page.html(page.list_page(PageRequest("partitions"), partitions, NOW), "1")) < 60_000
 
 
-# --- who is there -----------------------------------------------------------------------------------------------------
+# --- clients ----------------------------------------------------------------------------------------------------------
 
 
 def hello(version: int, name: str = "apache-kafka-java", number: str = "4.3.1") -> memoryview:

@@ -187,26 +187,26 @@ def test_unauthorized_append_does_not_affect_the_transaction(code: int) -> None:
     """Kafka assigns the batch to no transaction of this producer."""
     table = Table()
     table.appended_batch(TXN, ONE, 10)
-    stranger = replace(ONE, base_sequence=9)
-    table.submitted(TXN, stranger)
-    table.sent(TXN, stranger)
-    transaction = table.failed(TXN, stranger, code, "not authorized", was_sent=True)
+    foreign = replace(ONE, base_sequence=9)
+    table.submitted(TXN, foreign)
+    table.sent(TXN, foreign)
+    transaction = table.failed(TXN, foreign, code, "not authorized", was_sent=True)
     assert table.record_to_store(transaction) is None
     assert (transaction.refused, dict(transaction.open)) == (None, {})
 
 
-@pytest.mark.parametrize("stranger_first", [False, True])
+@pytest.mark.parametrize("other_first", [False, True])
 @pytest.mark.parametrize("epoch", [3, 4])
-def test_producer_id_is_tracked_per_transactional_id(stranger_first: bool, epoch: int) -> None:
+def test_producer_id_is_tracked_per_transactional_id(other_first: bool, epoch: int) -> None:
     table = Table()
-    if not stranger_first:
+    if not other_first:
         table.appended_batch(TXN, ONE, 10)
-    stranger = replace(ONE, producer_epoch=epoch, base_sequence=2)
-    table.submitted("another", stranger)
-    other = table.failed("another", stranger, 44, "OFFSET_MISMATCH", was_sent=False)
+    foreign = replace(ONE, producer_epoch=epoch, base_sequence=2)
+    table.submitted("another", foreign)
+    other = table.failed("another", foreign, 44, "OFFSET_MISMATCH", was_sent=False)
     record = recorded(table, other)
     assert record.transactional_id == "another"
-    if stranger_first:
+    if other_first:
         table.appended_batch(TXN, ONE, 10)
     transaction = known(table)
     assert (transaction.transactional_id, transaction.refused, transaction.under_way) == (TXN, None, None)

@@ -31,7 +31,7 @@ def test_member_rejoins_once_its_missing_partition_is_released() -> None:
     assert watch.must_rejoin("g", "m", 5, 1.0)
     assert watch.must_rejoin("g", "m", 5, 2.0)  # until it has
 
-    watch.synced("g", "m", 5, frozenset())  # a follower gets the same generation again
+    watch.synced("g", "m", 5, frozenset())  # another member gets the same generation again
     assert not watch.must_rejoin("g", "m", 5, 3.0)
 
 
@@ -98,9 +98,9 @@ TWO = ((ID, (0, 2)),)
 
 
 def _reported(watch: Watch, *lacking: TopicPartition) -> None:
-    held = without(ALL, {(ID, each.partition) for each in lacking})
+    owned = without(ALL, {(ID, each.partition) for each in lacking})
     watch.consumer_heartbeat("g", "m", NONE, 0.0)
-    watch.consumer_assigned("g", "m", ALL, held, frozenset(lacking))
+    watch.consumer_assigned("g", "m", ALL, owned, frozenset(lacking))
 
 
 def test_member_receives_only_released_partitions() -> None:

@@ -108,7 +108,7 @@ class Cluster:
         """Until the monitor has no query at this moment."""
         while queries := self.watching.next(self.transactions, self.now):
             nodes = [query_message.node_id for query_message in queries if not isinstance(query_message, FindLeaders)]
-            assert len(nodes) == len(set(nodes)), "a broker is asked one thing at a time"
+            assert len(nodes) == len(set(nodes)), "one query per broker at a time"
             for query_message in queries:
                 self.queried.append((self.now, query_message))
                 if self.timeout_seconds and getattr(query_message, "node_id", None) in self.silent:
@@ -186,13 +186,13 @@ def test_old_description_is_not_reported_for_next_transaction(monkeypatch: pytes
     # Given more open transactions than are described in one round, among them one that goes on for a while
     kafka = Cluster({P0: EMPTY})
     kafka.transactions[ONE] = [described(f"id-{each}", started_at=kafka.now) for each in range(240)]
-    # When many rounds have gone by, in turns
+    # When many rounds have passed
     kafka.run(200)
     # Then only recently described ones have an age
     ages = [each.age_seconds for each in kafka.watching.report(kafka.now, kafka.now * 1000, 100_000).open]
     assert len(ages) == 240
     assert 0 < sum(each is not None for each in ages) <= 120
-    # and each had its turn.
+    # and each was described.
     queried = {
         name for _, each in kafka.queried if isinstance(each, DescribeTransactions) for name in each.transactional_ids
     }
@@ -287,7 +287,7 @@ def test_consecutive_transactions_on_a_partition_do_not_hang() -> None:
 @pytest.mark.parametrize("which", [ONE, TWO])
 def test_nothing_is_concluded_while_a_broker_is_silent(which: NodeId) -> None:
     kafka = hanging()
-    kafka.run(5)  # looked at once
+    kafka.run(5)  # probed once
     kafka.silent = {which}
     kafka.run(90)
     assert not kafka.report.hanging
@@ -414,7 +414,7 @@ def test_a_topic_that_was_deleted_is_forgotten() -> None:
 
 
 def test_a_broker_that_leaves_stops_nothing() -> None:
-    # Given a round with questions for both brokers
+    # Given a round with queries for both brokers
     kafka = Cluster({P0: EMPTY, P1: open_from(5)}, leaders={P0: ONE, P1: TWO})
     kafka.transactions[TWO] = [described("payments", P1, started_at=kafka.now)]
     kafka.run(20)
@@ -426,8 +426,8 @@ def test_a_broker_that_leaves_stops_nothing() -> None:
     kafka.transactions[ONE] = payments
     kafka.watching.next([ONE], kafka.now)
     for query_message in queries:
-        gone = getattr(query_message, "node_id", None) == TWO
-        kafka.watching.answered(query_message, None if gone else kafka.answer(query_message), kafka.now)
+        left = getattr(query_message, "node_id", None) == TWO
+        kafka.watching.answered(query_message, None if left else kafka.answer(query_message), kafka.now)
     # Then its partitions and transactions are probed at their new broker
     kafka.run(60)
     assert kafka.report.partitions == 2
@@ -445,9 +445,9 @@ def test_transactions_of_silent_coordinator_stay_reported() -> None:
 
 
 def test_silent_broker_does_not_delay_reports_of_others() -> None:
-    behind_two = [TopicPartition("shipments", each) for each in range(300)]
-    kafka = Cluster({P0: open_from(5), **{each: open_from(5, producer=8) for each in behind_two}})
-    kafka.leaders.update(dict.fromkeys(behind_two, TWO))
+    of_two = [TopicPartition("shipments", each) for each in range(300)]
+    kafka = Cluster({P0: open_from(5), **{each: open_from(5, producer=8) for each in of_two}})
+    kafka.leaders.update(dict.fromkeys(of_two, TWO))
     kafka.transactions[ONE] = [described("payments", P0, started_at=kafka.now - 1000)]
     kafka.run(15)
 
