@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from fencepost_proxy.config import ListenTls, UpstreamTls
+from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.net.certificates import Certificates
 from fencepost_proxy.net.metrics import Metrics
 from tests.support.certificates import Authority
@@ -44,6 +47,11 @@ def test_changed_files_are_reloaded_unless_broken(tmp_path: Path) -> None:
     # And: all of them are read on request.
     assert certificates.probe(at_once=True) == [True, True]
     assert certificates.upstream is not upstream
+
+
+def test_start_with_missing_certificate_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"listen_tls\.certificate_file: .*absent cannot be read: No such file"):
+        Certificates(ListenTls(tmp_path / "absent"), None)
 
 
 def test_tls_and_login_metrics_are_exported() -> None:

@@ -212,10 +212,13 @@ class Talk:
         for pending in pending_appends:
             assert self.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
 
-    def admitted(self) -> g.PendingAppend:
+    def admitted(self, *, fenced: bool = True) -> g.PendingAppend:
         """The next append is submitted, admitted and sent; its bytes are left."""
         pending = self.submitted()
-        self.grant(pending)
+        if fenced:
+            self.grant(pending)
+        else:
+            self.report(m.AppendAdmitted(pending))
         self.sent(pending)
         return pending
 

@@ -279,7 +279,7 @@ def transaction(talk: Talk) -> Any:
 
 def send(talk: Talk) -> g.PendingAppend:
     talk.client(append())
-    pending = talk.admitted()
+    pending = talk.admitted(fenced=False)
     talk.upstream()
     return pending
 
@@ -407,7 +407,7 @@ def test_retriable_error_is_answered_even_if_unrecorded() -> None:
 def test_failed_unconditional_append_is_not_a_refusal() -> None:
     talk = proved_talk()
     talk.client(append(expected=None))
-    pending = talk.admitted()
+    pending = talk.admitted(fenced=False)
     talk.upstream()
     talk.completed(pending, produced(("guarded-a", 0, 10, -1), version=11), PartitionResult(0, 10))
     assert read(talk.answer(), 11)["guarded-a", 0][0] == 10
@@ -507,7 +507,7 @@ def send_beside_a_refusal(talk: Talk) -> g.PendingAppend:
     land(talk)  # it has proved that it may write there
     talk.client(append(0, 1, sequence=1))
     talk.refused(talk.submitted())
-    pending = talk.admitted()
+    pending = talk.admitted(fenced=False)
     talk.upstream()
     assert transaction(talk).under_way
     return pending
@@ -535,7 +535,7 @@ def test_several_partitions_are_answered_together() -> None:
         m.AppendCompleted(first, PartitionResult(0, POLICY_VIOLATION, 57, error_message="OFFSET_MISMATCH"), "x")
     )
     talk.counted()
-    second = talk.admitted()
+    second = talk.admitted(fenced=False)
     talk.upstream()
     talk.completed(second, produced(("guarded-a", 1, OK, 5), version=11), PartitionResult(1, OK, 5))
     talk.next(m.RecordAbortOnly)
