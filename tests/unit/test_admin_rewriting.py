@@ -683,14 +683,6 @@ def test_every_inspected_or_rewritten_api_is_covered() -> None:
     }
 
 
-def test_state_topic_is_found_in_request_bytes() -> None:
-    known = World().known()
-
-    assert not mentions(encode_request(METADATA, 12, Message(topics=[Message(name="orders")])), known)
-    assert mentions(encode_request(METADATA, 12, Message(topics=[Message(name=STATE_TOPIC)])), known)
-    assert mentions(encode_request(METADATA, 12, Message(topics=[Message(name=None, topic_id=STATE)])), known)
-
-
 @pytest.mark.parametrize(
     ("api_key", "version"),
     [(METADATA, v) for v in versions(METADATA)] + [(DESCRIBE_TOPIC_PARTITIONS, 0)],

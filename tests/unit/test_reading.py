@@ -37,12 +37,6 @@ def talk() -> Talk:
     return Talk(read_here_bytes_max=1000)
 
 
-def test_large_batch_is_submitted_after_reading(talk: Talk) -> None:
-    talk.client(produce(("guarded", 0, LARGE)))
-    talk.read_elsewhere()
-    assert talk.submitted().append.expected_base_offset == 7
-
-
 def test_request_after_large_batch_does_not_overtake_it(talk: Talk) -> None:
     talk.client(produce(("guarded", 0, LARGE)) + request(12, 4, 2))
     requested = talk.next(m.ReadBatches)

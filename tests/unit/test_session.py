@@ -413,15 +413,6 @@ def test_collected_produce_with_shared_producer_id_is_refused() -> None:
     assert "PRODUCER_ID_TAKEN" in talk.next(m.CloseClient).reason
 
 
-def test_produce_start_is_buffered_until_topic_is_known() -> None:
-    talk = Talk()
-    query = produce(("plain", 0, batch(b"v")))
-    for byte in range(30):
-        talk.client(query[byte : byte + 1])
-    talk.client(query[30:])
-    assert b"".join(b"".join(c.chunks) for c in talk.commands if isinstance(c, m.ToUpstream)) == query
-
-
 def test_addresses_in_a_produce_answer_become_ours() -> None:
     talk = Talk()
     talk.client(produce(("plain", 0, batch(b"v")), version=10))

@@ -209,21 +209,21 @@ def hanging(**settings: object) -> Cluster:
     return kafka
 
 
-def test_what_no_coordinator_knows_of_hangs() -> None:
+@pytest.mark.parametrize(
+    ("listed", "name", "why"),
+    [(True, "payments", UNKNOWN_TO_COORDINATOR), (False, None, watching.NOT_LISTED)],
+    ids=["ended", "expired or hidden"],
+)
+def test_what_no_coordinator_knows_of_hangs(listed: bool, name: str | None, why: str) -> None:
     kafka = hanging()
+    if not listed:
+        kafka.transactions[TWO] = []
     kafka.run(60)
 
     (found,) = kafka.report.hanging
     assert (found.topic, found.partition, found.start_offset, found.producer_id) == ("orders", 0, 5, 7)
-    assert (found.transactional_id, found.why) == ("payments", UNKNOWN_TO_COORDINATOR)
-    assert kafka.report.hanging_by_reason[UNKNOWN_TO_COORDINATOR] == 1
-
-
-def test_expired_or_hidden_transactional_id_is_reported_unlisted() -> None:
-    kafka = hanging()
-    kafka.transactions[TWO] = []
-    kafka.run(60)
-    assert [(each.transactional_id, each.why) for each in kafka.report.hanging] == [(None, watching.NOT_LISTED)]
+    assert (found.transactional_id, found.why) == (name, why)
+    assert kafka.report.hanging_by_reason[why] == 1
 
 
 def test_aborted_hanging_transaction_is_no_longer_reported() -> None:
@@ -235,18 +235,12 @@ def test_aborted_hanging_transaction_is_no_longer_reported() -> None:
     assert not kafka.watching.undecided
 
 
-def test_transaction_known_to_its_coordinator_does_not_hang() -> None:
+@pytest.mark.parametrize(("partition", "hangs"), [(P0, 0), (P1, 1)])
+def test_coordinators_transaction_hangs_only_on_other_partitions(partition: TopicPartition, hangs: int) -> None:
     kafka = hanging()
-    kafka.transactions[TWO] = [described("payments", P0, started_at=kafka.now)]
+    kafka.transactions[TWO] = [described("payments", partition, started_at=kafka.now)]
     kafka.run(60)
-    assert not kafka.report.hanging
-
-
-def test_transaction_on_another_partition_does_not_prevent_hanging() -> None:
-    kafka = hanging()
-    kafka.transactions[TWO] = [described("payments", P1, started_at=kafka.now)]
-    kafka.run(60)
-    assert len(kafka.report.hanging) == 1
+    assert len(kafka.report.hanging) == hangs
 
 
 @pytest.mark.parametrize("inquiry", [1, 2])
@@ -284,23 +278,14 @@ def test_consecutive_transactions_on_a_partition_do_not_hang() -> None:
     kafka.run(90)
 
 
-@pytest.mark.parametrize("which", [ONE, TWO])
-def test_nothing_is_concluded_while_a_broker_is_silent(which: NodeId) -> None:
+@pytest.mark.parametrize(("silent", "coordinators"), [({ONE}, True), ({TWO}, True), (set(), False)])
+def test_nothing_is_concluded_without_brokers_or_coordinators(silent: set[NodeId], coordinators: bool) -> None:
     kafka = hanging()
     kafka.run(5)  # probed once
-    kafka.silent = {which}
+    kafka.silent, kafka.coordinators = silent, coordinators
     kafka.run(90)
     assert not kafka.report.hanging
-    kafka.silent = set()
-    kafka.run(60)
-    assert len(kafka.report.hanging) == 1
-
-
-def test_while_transactions_have_no_coordinator_nothing_is_concluded() -> None:
-    kafka = hanging(coordinators=False)
-    kafka.run(90)
-    assert not kafka.report.hanging
-    kafka.coordinators = True
+    kafka.silent, kafka.coordinators = set(), True
     kafka.run(60)
     assert len(kafka.report.hanging) == 1
 
