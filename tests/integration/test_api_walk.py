@@ -55,7 +55,7 @@ LISTS_EVERYTHING = {"ListGroups": "GroupId", "ListTransactions": "TransactionalI
 
 
 class Addresses:
-    """Addresses of the brokers and of the proxy's listeners for them."""
+    """Addresses of the brokers and of the proxy's listeners."""
 
     def __init__(self, kafka: KafkaCluster, proxy: ProxyProcess) -> None:
         self.direct = {node_id: kafka.address(node_id) for node_id in kafka.node_ids}
@@ -185,7 +185,6 @@ def _is_compared(item: Any, api: str) -> bool:
 
 
 def _difference(direct: Any, proxied: Any, where: str = "") -> str:
-    """The first difference, for the failure message."""
     if isinstance(direct, dict) and isinstance(proxied, dict) and direct.keys() == proxied.keys():
         pairs = [(f"{where}.{key}", direct[key], proxied[key]) for key in direct]
     elif isinstance(direct, list) and isinstance(proxied, list) and len(direct) == len(proxied):

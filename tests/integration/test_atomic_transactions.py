@@ -48,7 +48,6 @@ def cluster() -> Iterator[KafkaCluster]:
 
 @pytest.fixture(scope="module")
 def proxies(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ProxyProcess]]:
-    """Two proxies of one cluster."""
     directory = tmp_path_factory.mktemp("atomic")
     with (
         ProxyProcess(cluster.bootstrap, directory, config=CONFIG) as one,
@@ -315,7 +314,7 @@ def test_retry_after_retriable_error_decides_the_commit(protocol: int, stage: St
             if again:
                 until(
                     lambda end=end: transactional.append(topic, b"a", expected=end + 2).error_code == OK,
-                    "its turn",
+                    "admission of its append",
                     seconds=PATIENCE_SECONDS,
                 )
             through(stage.other, transactional)
@@ -427,7 +426,7 @@ def test_commit_from_a_paused_proxy_ends_nothing(protocol: int, stage: Stage) ->
             at = stage.log.end(topic)
             until(
                 lambda: transactional.append(topic, b"b", expected=at).error_code == OK,
-                "the next one",
+                "the next append",
                 seconds=PATIENCE_SECONDS,
             )
         finally:

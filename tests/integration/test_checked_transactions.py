@@ -558,7 +558,7 @@ def test_transactions_in_opposite_partition_order_all_commit(  # noqa: PLR0917
     print(f"protocol {protocol}: committed {dict(committed)}, yielded {dict(yielded)}")
     assert committed == {"a": rounds, "b": rounds}
     for topic in topics:
-        until(partial(_appended_at_end, client, log, topic), "nobody's any more", seconds=PATIENCE_SECONDS)
+        until(partial(_appended_at_end, client, log, topic), "end of the transactions", seconds=PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
@@ -626,7 +626,6 @@ def test_conflicting_transaction_waits_only_without_earlier_appends(
 
 
 def again(connection: Connection, transactional: Transactional, topic: str, records: bytes) -> Answer:
-    """Send the same bytes again."""
     version = 12 if transactional.protocol == 2 else 11
     request = produce_request({topic: {0: records}}, -1, 10_000, transactional.name)
 

@@ -80,7 +80,6 @@ class Clients:
         return producer
 
     def append(self) -> None:
-        """Append nine records and wait for their acknowledgements."""
         for partition in range(3):
             self._kafka_python.send(self.topic, b"kafka-python", partition=partition).get(PATIENCE_SECONDS)
             self._loop.run_until_complete(self._aiokafka.send_and_wait(self.topic, b"aiokafka", partition=partition))
@@ -208,7 +207,7 @@ def test_a_proxy_may_be_started_before_its_kafka(tmp_path: Path) -> None:
         assert process.poll() is None, "the proxy exits without Kafka"
         with running_kafka(1, ports=[port]):
             assert process.stdout.readline() == f"ready bootstrap=127.0.0.1:{listen}\n"
-            until(lambda: answers(Address("127.0.0.1", listen)), "it to answer")
+            until(lambda: answers(Address("127.0.0.1", listen)), "the proxy to respond")
         # And Kafka is down again: new connections are closed, as by a broker that is down.
         with pytest.raises((OSError, Closed)), RawConnection(Address("127.0.0.1", listen), 10.0) as connection:
             connection.query(METADATA, 9, {"Topics": []})

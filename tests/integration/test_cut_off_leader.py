@@ -1,7 +1,7 @@
-"""The leader of the state topic is cut off from the other brokers, but not from a proxy that believes in it.
+"""The leader of the state topic is cut off from the other brokers, but not from a proxy with outdated metadata.
 
-Nobody tells such a broker that it leads no more, so it goes on answering, and so does its metadata. What others have
-stored meanwhile with the new leader counts all the same where something is to be known as of now.
+The isolated broker does not learn that it lost leadership: it still responds, with outdated metadata. Records that
+other instances store with the new leader must still take effect where the proxy needs the current state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def query(address: str, api_key: int, version: int, body: Fields) -> Fields:
 
 
 def leader(address: str, topic: str) -> int:
-    """Of partition 0, as this broker has it."""
+    """The leader of partition 0 in this broker's metadata."""
     (found,) = query(address, _METADATA, 9, {"Topics": [{"Name": topic}]})["Topics"]
     return int(found["Partitions"][0]["LeaderId"]) if found["Partitions"] else -1
 
@@ -67,7 +67,7 @@ def asked_again(query_message: Callable[[], Any], code: Callable[[Any], int]) ->
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """`believing` – proxies, one per story, that ask `lost` first. `informed` asks the `others` alone."""
+    """`believing` – proxies, one per test, that query `lost` first. `informed` queries only the `others`."""
 
     kafka: CutOffCluster
     lost: int
@@ -85,7 +85,7 @@ class CutOff:
 
 @pytest.fixture(scope="module")
 def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutOff]:
-    """A state topic whose leader is cut off from the other brokers, and not from the proxies that believe in it."""
+    """A state topic whose leader is cut off from the other brokers, but not from the `believing` proxies."""
     with cut_off_cluster() as kafka, ExitStack() as stack:
 
         def proxy(name: str, *nodes: int) -> ProxyProcess:
@@ -117,7 +117,7 @@ def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutOff]:
 
 
 def unconditional(proxy: ProxyProcess, led_by: int, topic: str) -> int:
-    """What an append without an expectation is told in the end."""
+    """The final error code of an append without an expected offset."""
 
     def append() -> Answer:
         with Connection(f"127.0.0.1:{proxy.port + 1 + led_by}") as client:
@@ -127,7 +127,7 @@ def unconditional(proxy: ProxyProcess, led_by: int, topic: str) -> int:
 
 
 def test_switched_on_check_applies_despite_old_leader_configs(cut_off: CutOff) -> None:
-    # Given a topic that was not checked until it was switched on through the proxy that knows,
+    # Given a topic whose check was switched on later, through the informed proxy,
     here, _ = cut_off.others
     proxy = cut_off.believing[0]
     with Connection(cut_off.informed.bootstrap) as admin:
@@ -135,10 +135,10 @@ def test_switched_on_check_applies_despite_old_leader_configs(cut_off: CutOff) -
         def switched() -> bool:
             return admin.alter_topic(cut_off.plain, {"fencepost.check.expected.offsets": "required"})[0] == OK
 
-        until(switched, "the topic to be switched", seconds=_PATIENCE_SECONDS)
+        until(switched, "the check to be switched on", seconds=_PATIENCE_SECONDS)
     assert cut_off.still_believed
 
-    # Then the other proxy lets none through as before from the moment on that this is told, and comes to know of it.
+    # Then the other proxy accepts no unchecked append from then on, and learns of the check.
     assert unconditional(proxy, here, cut_off.plain) == POLICY_VIOLATION
     assert cut_off.still_believed
 
@@ -149,7 +149,7 @@ def test_proxy_using_old_leader_refuses_invalid_commit(cut_off: CutOff) -> None:
     good, bad = cut_off.good, cut_off.bad
     assert cut_off.still_believed
 
-    # Given that a transaction appends through a proxy that knows, once where it expects to and once not,
+    # Given a transaction through the informed proxy, with one matching and one stale expected offset,
     name = unique_topic("txn")
 
     def coordinator() -> int:
@@ -183,7 +183,7 @@ def test_proxy_using_old_leader_refuses_invalid_commit(cut_off: CutOff) -> None:
         )
         assert reported.error_code == code, reported
 
-    # Then the other proxy does not let it commit.
+    # Then the other proxy refuses the commit.
     commit = EndTxnRequest(
         transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=True
     )
