@@ -23,7 +23,7 @@ pytestmark = pytest.mark.kafka
 #: The lease outlasts stalls of the machine.
 CONFIG = 'config_lease_seconds = 60.0\n[topics."guarded-*"]\n"fencepost.check.expected.offsets" = "true"\n'
 #: Less than the longest wait for a partition sequencer.
-HELD_SECONDS = 1.5
+PAUSED_SECONDS = 1.5
 
 
 class Scraped:
@@ -101,13 +101,13 @@ def waits_apart(scraped: Scraped, kafka: KafkaCluster) -> bool:
         try:
             first.send_produce({topic: {0: batch(b"b", expected=1)}})
             second.send_produce({topic: {0: batch(b"c", expected=2)}})
-            time.sleep(HELD_SECONDS)
+            time.sleep(PAUSED_SECONDS)
         finally:
             kafka.resume(1)
         answers = [each.receive_produce()[1][topic, 0].error_code for each in (first, second)]
         more = scraped.more()
     assert more["added_request count"] == 2
-    apart = more["sequencer_wait sum"] > HELD_SECONDS / 2 > more["added_request sum"]
+    apart = more["sequencer_wait sum"] > PAUSED_SECONDS / 2 > more["added_request sum"]
     return answers == [0, 0] and apart
 
 

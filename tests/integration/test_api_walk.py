@@ -132,11 +132,11 @@ def test_client_gets_versions_common_to_table_and_broker(
     assert len(common) > 50
 
 
-Ask = Callable[[str, int, int, int, Fields], "bytes | str"]
+Query = Callable[[str, int, int, int, Fields], "bytes | str"]
 
 
 @pytest.fixture(scope="module")
-def query(addresses: Addresses) -> Iterator[Ask]:
+def query(addresses: Addresses) -> Iterator[Query]:
     """Send a body to a broker directly (`d`) or through its listener (`p`). Return the response frame or "closed"."""
     connections: dict[tuple[str, int], RawConnection] = {}
 
@@ -196,12 +196,12 @@ def _difference(direct: Any, proxied: Any, where: str = "") -> str:
 
 def _errors(value: Any) -> set[int]:
     if isinstance(value, dict):
-        own = {each for key, each in value.items() if key == "ErrorCode"}
-        return own.union(*map(_errors, value.values()))
+        codes = {each for key, each in value.items() if key == "ErrorCode"}
+        return codes.union(*map(_errors, value.values()))
     return set().union(*map(_errors, value)) if isinstance(value, list) else set()
 
 
-def _answer(query: Ask, addresses: Addresses, side: str, where: tuple[int, int, int], body: Fields) -> Any:
+def _answer(query: Query, addresses: Addresses, side: str, where: tuple[int, int, int], body: Fields) -> Any:
     """The broker's response, after it finished earlier requests."""
     broker, key, version = where
     name = definitions()[key].name
@@ -229,7 +229,7 @@ def test_every_answer_is_the_brokers_own(
     sides: dict[str, ProxiedSocket],
     addresses: Addresses,
     advertised: dict[int, tuple[int, int]],
-    query: Ask,
+    query: Query,
 ) -> None:
     """Broker 1 is leader and coordinator. Broker 2 mostly responds with errors, some of which name the leader."""
     queried, different = 0, []
@@ -295,7 +295,7 @@ def test_too_new_api_versions_request_answered_like_kafka(addresses: Addresses) 
 
 
 def test_topic_listing_lacks_only_the_state_topic(
-    addresses: Addresses, advertised: dict[int, tuple[int, int]], query: Ask
+    addresses: Addresses, advertised: dict[int, tuple[int, int]], query: Query
 ) -> None:
     def listed(side: str, version: int) -> dict[str, Any]:
         frame = query(side, 1, METADATA, version, {"Topics": None})
@@ -310,7 +310,7 @@ def test_topic_listing_lacks_only_the_state_topic(
         assert proxied == {name: direct[name] for name in proxied}
 
 
-def test_address_config_values_are_not_rewritten(addresses: Addresses, query: Ask) -> None:
+def test_address_config_values_are_not_rewritten(addresses: Addresses, query: Query) -> None:
     """The exception: a broker's configs keep the broker's real addresses, for operators."""
     body = {"Resources": [{"ResourceType": 4, "ResourceName": "1", "ConfigurationKeys": None}]}
     answers = []
@@ -361,7 +361,7 @@ def test_moved_leader_is_named_with_proxy_listener(
     moved_topic: Callable[[], tuple[str, int, int]],
     addresses: Addresses,
     advertised: dict[int, tuple[int, int]],
-    query: Ask,
+    query: Query,
 ) -> None:
     """KIP-951: Produce v10+ names the new leader in `node_endpoints`, a tagged field at the end."""
     topic, old, new = moved_topic()

@@ -368,9 +368,9 @@ def test_an_end_that_lies(protocol: int, stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked_seconds", [0.0, pytest.param(120.0, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
+    "retry_seconds", [0.0, pytest.param(120.0, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
 )
-def test_commit_waits_while_kafka_cannot_be_queried(asked_seconds: float, stage: Stage) -> None:
+def test_commit_waits_while_kafka_cannot_be_queried(retry_seconds: float, stage: Stage) -> None:
     """The proxy never relays a commit that it cannot validate, however often the client retries."""
     topic = stage.topic()
     with stage.producer(2) as transactional:
@@ -385,18 +385,18 @@ def test_commit_waits_while_kafka_cannot_be_queried(asked_seconds: float, stage:
         )
         stage.cluster.pause(1)
         try:
-            asked_until = time.monotonic() + asked_seconds
+            retry_until = time.monotonic() + retry_seconds
             while True:
                 assert transactional.connection.query(request, 5).error_code == CONCURRENT_TRANSACTIONS
-                if time.monotonic() >= asked_until:
+                if time.monotonic() >= retry_until:
                     break
         finally:
             stage.cluster.resume(1)
-        if not asked_seconds:
+        if not retry_seconds:
             assert stage.state(transactional) == "Ongoing"
         # The coordinator may have fenced the producer on timeout.
         ended = transactional.end(commit=True)
-        assert ended == OK or (asked_seconds and ended in FENCED)
+        assert ended == OK or (retry_seconds and ended in FENCED)
         stage.ended(transactional)
     assert stage.committed(topic)[0] == [b"old", b"old", *([b"a"] if ended == OK else [])]
 
@@ -465,9 +465,9 @@ def test_commit_through_another_proxy_during_validation_succeeds(stage: Stage, t
             seconds=PATIENCE_SECONDS,
         )
         assert transactional.append(topic, b"a", expected=3).error_code == OK
-        who = transactional.producer
+        identity = transactional.producer
         again = EndTxnRequest(
-            transactional_id=transactional.name, producer_id=who.id, producer_epoch=who.epoch, committed=True
+            transactional_id=transactional.name, producer_id=identity.id, producer_epoch=identity.epoch, committed=True
         )
         with Connection(validating.bootstrap) as second, Stops(stops, "producers:before") as stopped:
             second.send(again, 5)

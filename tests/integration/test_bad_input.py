@@ -534,7 +534,7 @@ def test_half_open_connections_are_closed_and_block_none(
         neighbour.await_rounds(5)
         assert all(is_closed(sock) for sock in many)
         await_logged(proxy, f"the client sent nothing for {HANDSHAKE_SECONDS} s (limits.handshake_seconds)")
-        assert ask_once_let_in(listener, METADATA, 9, {"Topics": []})["Brokers"]
+        assert query_once_accepted(listener, METADATA, 9, {"Topics": []})["Brokers"]
 
 
 @pytest.mark.brokers
@@ -544,13 +544,13 @@ def test_one_address_does_not_take_all_connections(
     with contextlib.ExitStack() as stack:
         many = [stack.enter_context(connected(listener, "127.0.0.9")) for _ in range(PER_ADDRESS_MAX + 20)]
         await_logged(proxy, "address_connections_max is reached peer=127.0.0.9:")
-        assert ask_once_let_in(listener, METADATA, 9, {"Topics": []})["Brokers"]
+        assert query_once_accepted(listener, METADATA, 9, {"Topics": []})["Brokers"]
         neighbour.await_rounds(5)
     del many
-    await_let_in(listener, "127.0.0.9")
+    await_accepted(listener, "127.0.0.9")
 
 
-def await_let_in(listener: Address, source: str) -> None:
+def await_accepted(listener: Address, source: str) -> None:
     give_up = time.monotonic() + PATIENCE_SECONDS
     while True:
         with connected(listener, source) as sock, contextlib.suppress(ConnectionError):
@@ -561,7 +561,7 @@ def await_let_in(listener: Address, source: str) -> None:
         time.sleep(0.05)
 
 
-def ask_once_let_in(listener: Address, api_key: int, version: int, body: Fields) -> Fields:
+def query_once_accepted(listener: Address, api_key: int, version: int, body: Fields) -> Fields:
     """Clients observe the close of a connection before the proxy subtracts it."""
     give_up = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -597,6 +597,6 @@ def test_short_connections_leak_no_memory_or_sockets(proxy: ProxyProcess, listen
     for _ in range(500):
         with connected(listener):
             pass
-    ask_once_let_in(listener, METADATA, 9, {"Topics": []})  # the last connection is served
+    query_once_accepted(listener, METADATA, 9, {"Topics": []})  # the last connection is served
     await_sockets(proxy, sockets)
     assert rss_bytes(proxy.pid) - before < NOISE_BYTES

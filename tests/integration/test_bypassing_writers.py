@@ -74,12 +74,12 @@ class Watch:
     topic: str
 
     def __post_init__(self) -> None:
-        self._violations = violations_counted(self.proxy)
+        self._violations = violation_count(self.proxy)
         self._read_up_to = len(self.proxy.log)
 
     @property
-    def counted(self) -> int:
-        return violations_counted(self.proxy) - self._violations
+    def new_violations(self) -> int:
+        return violation_count(self.proxy) - self._violations
 
     @property
     def errors(self) -> list[str]:
@@ -91,7 +91,7 @@ class Watch:
         return [line for line in self.errors if "OFFSET_VIOLATION" in line]
 
 
-def violations_counted(proxy: ProxyProcess) -> int:
+def violation_count(proxy: ProxyProcess) -> int:
     return int(metrics(proxy)["fencepost_offset_violations_total"])
 
 
@@ -106,8 +106,8 @@ def assert_violation(answer: Answer, topic: str, *, expected: int, appended_at: 
     """The response states the partition, the expected offset, the actual offset and the producer of the other batch."""
     assert (answer.error_code, answer.base_offset) == (POLICY_VIOLATION, appended_at), answer
     message = answer.message or ""
-    told = f"OFFSET_VIOLATION topic={topic} partition=0 expected={expected} appended_at={appended_at}"
-    assert message.startswith(f"{told} producer_id={producer_id}:"), message
+    start = f"OFFSET_VIOLATION topic={topic} partition=0 expected={expected} appended_at={appended_at}"
+    assert message.startswith(f"{start} producer_id={producer_id}:"), message
 
 
 def shared_producer_id(log: Log, topic: str) -> int:
@@ -118,7 +118,7 @@ def shared_producer_id(log: Log, topic: str) -> int:
 # --- kinds of bypassing appends ---------------------------------------------------------------------------------------
 
 
-def _unstamped(direct: Connection, topic: str, values: list[bytes]) -> int:
+def _unfenced(direct: Connection, topic: str, values: list[bytes]) -> int:
     """Return the producer id of the first batch, as the other functions do."""
     for value in values:
         assert direct.append(topic, batch(value)).error_code == OK
@@ -137,7 +137,7 @@ def _in_one_batch(direct: Connection, topic: str, values: list[bytes]) -> int:
     return -1
 
 
-WRITERS = {"unstamped": _unstamped, "idempotent": _idempotent, "in one batch": _in_one_batch}
+WRITERS = {"unstamped": _unfenced, "idempotent": _idempotent, "in one batch": _in_one_batch}
 
 
 @pytest.mark.parametrize("how", WRITERS)
@@ -156,14 +156,14 @@ def test_bypassing_append_is_reported_at_next_append(  # noqa: PLR0917
     line = until(watch.reported, "the ERROR")[0]
     for stated in ("offset=3", "appended_at=5", f"producer_id={producer_id}"):
         assert re.search(rf"\b{stated}\b", line), line
-    assert watch.counted == 1
+    assert watch.new_violations == 1
     # and it continues:
     refused = settled(client, topic, batch(b"x", expected=5))
     assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, 6)
     assert (refused.message or "").startswith("OFFSET_MISMATCH")
     for at in (6, 7, 8):
         assert settled(client, topic, batch(b"next", expected=at))[:2] == (OK, at)
-    assert watch.counted == 1
+    assert watch.new_violations == 1
     assert log.values(topic) == [b"old"] * 3 + [b"around"] * 2 + [b"mine"] + [b"next"] * 3
 
 
@@ -188,7 +188,7 @@ def test_unexpected_log_end_is_reported_as_bypassing_append(
         line = until(watch.reported, "the ERROR")[0]
         for stated in ("offset=3", "log_end=5", f"producer_id={producer_id}"):
             assert re.search(rf"\b{stated}\b", line), line
-        assert watch.counted == 1
+        assert watch.new_violations == 1
     assert settled(client, topic, batch(b"next", expected=5))[:2] == (OK, 5)
     assert log.values(topic) == [b"old"] * 3 + [b"around"] * 2 + [b"next"]
 
@@ -209,7 +209,7 @@ def test_an_unconditional_or_failed_append_is_never_one(
         assert settled(client, topic, batch(b"x", expected=end + 5)).base_offset == end
         assert settled(client, topic, batch(b"x", expected=0)).base_offset == end
         assert settled(client, topic, batch(b"y", b"y", expected=end))[:2] == (OK, end)
-    assert (watch.counted, watch.errors) == (0, [])
+    assert (watch.new_violations, watch.errors) == (0, [])
 
 
 @pytest.mark.parametrize("known_by", ["fencepost-write-id", "producer and sequence"])
@@ -226,7 +226,7 @@ def test_retry_appended_elsewhere_is_not_reported_as_refused(
             name = b"once" if known_by == "fencepost-write-id" else None
             mine = batch(b"mine", expected=3, producer=producer, write_id=name)
             with log.connect(topic) as direct:
-                _unstamped(direct, topic, [b"around"])
+                _unfenced(direct, topic, [b"around"])
             lost.send_produce({topic: {0: mine}})
             until(lambda topic=topic: log.end(topic) == 5, "the append", seconds=60)
 
@@ -246,7 +246,7 @@ def test_pipelined_appends_after_bypassing_writer_report_each_violation(
     watch = Watch(proxy, topic)
     ours = shared_producer_id(log, topic)
     with log.connect(topic) as direct:
-        _unstamped(direct, topic, [b"around"])
+        _unfenced(direct, topic, [b"around"])
     requests = [produce_request({topic: {0: batch(b"c%d" % i, expected=3 + i)}}) for i in range(10)]
     client.socket.sendall(b"".join(client.frame(request, 9)[1] for request in requests))
 
@@ -265,7 +265,7 @@ def test_pipelined_appends_after_bypassing_writer_report_each_violation(
             assert value not in there, answer
     appended_batch = sum(value[:1] == b"c" for value in there)
     until(lambda: len(watch.reported()) == appended_batch, "the ERRORs")
-    assert watch.counted == appended_batch
+    assert watch.new_violations == appended_batch
     assert there[b"c0"] == 4
     end = log.end(topic)
     assert settled(client, topic, batch(b"next", expected=end))[:2] == (OK, end)
@@ -294,7 +294,7 @@ def test_bypassing_fence_with_huge_epoch_is_recovered(
             assert settled(client, topic, batch(b"next", expected=at))[:2] == (OK, at)
         line = until(watch.reported, "the ERROR")[0]
         assert f"producer_id={liar.id} " in line, line
-        assert watch.counted >= 1
+        assert watch.new_violations >= 1
         # Repeat with the new epoch of the partition sequencer, which any client can read.
         epoch = log.batches(topic)[-1].producer_epoch
         assert epoch >= HUGE_EPOCH
@@ -360,13 +360,13 @@ def test_shared_producer_id_is_refused_on_unchecked_topics(
     topics: int, client: Connection, proxy: ProxyProcess, log: Log, new_topic: NewTopic
 ) -> None:
     shared = shared_producer_id(log, new_topic("required", length=1))
-    plain = [new_topic("plain", length=1) for _ in range(topics)]
+    unchecked = [new_topic("plain", length=1) for _ in range(topics)]
     lie = batch(b"lie", producer=Producer(shared, LAST_EPOCH))
     with Connection(proxy.bootstrap) as liar:
-        liar.send_produce({topic: {0: lie} for topic in plain})
+        liar.send_produce({topic: {0: lie} for topic in unchecked})
         with pytest.raises((Closed, OSError)):
             liar.receive_produce()
-    for topic in plain:
+    for topic in unchecked:
         assert log.values(topic) == [b"old"]
     until(lambda: "PRODUCER_ID_TAKEN" in proxy.log, "the log line", seconds=60)
 
@@ -386,7 +386,7 @@ def test_valid_bypassing_fence_is_an_ordinary_mismatch(
         refused = settled(client, topic, batch(b"mine", expected=3))
         assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, 4), refused
     assert settled(client, topic, batch(b"mine", expected=4))[:2] == (OK, 4)
-    assert (watch.counted, watch.reported()) == (0, [])
+    assert (watch.new_violations, watch.reported()) == (0, [])
     assert log.values(topic) == [b"old"] * 3 + [b"fair", b"mine"]
 
 
@@ -460,7 +460,7 @@ def test_conditional_and_bypassing_writers_get_true_answers(
     print(f"seed {SEED}")
     topic = new_topic(prefix, length=1)
     watch = Watch(proxy, topic)
-    told: dict[bytes, Answer] = {}
+    responses: dict[bytes, Answer] = {}
     services: set[bytes] = set()
     done = threading.Event()
 
@@ -471,13 +471,13 @@ def test_conditional_and_bypassing_writers_get_true_answers(
             while not done.is_set() or accepted < 25:
                 number += 1
                 value = b"%s/%d" % (name.encode(), number)
-                answer = told[value] = connection.append(topic, batch(value, expected=end))
+                answer = responses[value] = connection.append(topic, batch(value, expected=end))
                 accepted += answer.error_code == OK
                 if answer.base_offset >= 0:
                     appended_batch = answer.error_code == OK or "OFFSET_VIOLATION" in (answer.message or "")
                     end = answer.base_offset + appended_batch
 
-    def stranger(pauses: list[float]) -> None:
+    def bypassing(pauses: list[float]) -> None:
         try:
             with log.connect(topic) as direct:
                 producer = direct.init_producer_id()
@@ -499,13 +499,13 @@ def test_conditional_and_bypassing_writers_get_true_answers(
 
     with ThreadPoolExecutor(3) as pool:
         pauses = [rng.uniform(0.0, 0.1) for _ in range(40)]
-        tasks = [pool.submit(stranger, pauses), pool.submit(conditional, "a"), pool.submit(conditional, "b")]
+        tasks = [pool.submit(bypassing, pauses), pool.submit(conditional, "a"), pool.submit(conditional, "b")]
         for task in tasks:
             task.result()
 
     there = {value: at for at, value in enumerate(log.values(topic)) if value not in (None, b"old")}
     codes: Counter[str] = Counter()
-    for value, answer in told.items():
+    for value, answer in responses.items():
         message = answer.message or ""
         if answer.error_code == OK:
             codes["accepted"] += 1
@@ -520,8 +520,8 @@ def test_conditional_and_bypassing_writers_get_true_answers(
             assert answer.error_code in (NOT_LEADER, POLICY_VIOLATION), answer
             assert value not in there, (value, answer)
     print(f"{prefix}: {dict(codes)}, bypassing the proxy {len(services)}")
-    assert services <= there.keys() <= services | told.keys()
+    assert services <= there.keys() <= services | responses.keys()
     assert len(services) == 40
     assert codes["accepted"] > 40, "few appends were accepted: the partition sequencer did not recover"
-    assert watch.counted >= codes["violated"]
+    assert watch.new_violations >= codes["violated"]
     assert len(watch.reported()) >= 1

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.kafka
 TOPIC = 2
 READ, WRITE, CREATE, DESCRIBE, DESCRIBE_CONFIGS = 3, 4, 5, 8, 10
 STATE_TOPIC = "__fencepost_state"
-GUARDED = '[topics."guarded-*"]\n"fencepost.check.expected.offsets" = "required"\n'
+CHECKED_TOPICS = '[topics."guarded-*"]\n"fencepost.check.expected.offsets" = "required"\n'
 
 
 @pytest.fixture(scope="module")
@@ -121,24 +121,24 @@ def test_a_set_up_that_works(secured: Secured, tmp_path: Path) -> None:
     secured.server.key.chmod(0o600)
     # The listeners' certificate is for this host.
     more = f'upstream = "{secured.kafka.bootstrap_of("SECURED")}"\nadvertised_host = "localhost"\n{listening()}'
-    config = secured.proxy_config(more=more) + GUARDED
+    config = secured.proxy_config(more=more) + CHECKED_TOPICS
 
     checked = Checked(config, tmp_path)
 
     assert checked.status == 0
     assert checked.of("failed") == {}
-    well = checked.of("ok")
+    succeeded = checked.of("ok")
     upstream = secured.kafka.bootstrap_of("SECURED")
-    assert well[f"upstream {upstream}"] == f"TLSv1.3, SASL PLAIN as {CONTROL}, cluster {secured.kafka.cluster_id}"
-    assert secured.kafka.cluster_id in well["cluster"]
-    assert "has all required APIs" in well[f"broker 1 at {upstream}"]
-    assert well["a producer id"] == "allowed (IDEMPOTENT_WRITE)"
-    assert "is free" in well["listener for clients"]
-    assert "is free" in well["listener for broker 1"]
-    assert "is valid until" in well["listen_tls.certificate_file"]
+    assert succeeded[f"upstream {upstream}"] == f"TLSv1.3, SASL PLAIN as {CONTROL}, cluster {secured.kafka.cluster_id}"
+    assert secured.kafka.cluster_id in succeeded["cluster"]
+    assert "has all required APIs" in succeeded[f"broker 1 at {upstream}"]
+    assert succeeded["a producer id"] == "allowed (IDEMPOTENT_WRITE)"
+    assert "is free" in succeeded["listener for clients"]
+    assert "is free" in succeeded["listener for broker 1"]
+    assert "is valid until" in succeeded["listen_tls.certificate_file"]
     assert "guarded-*" in checked.of("unknown")["topics in the file"]
     # And: the check changes nothing, however often it runs.
-    assert "does not exist yet, and may be created" in well[f"state topic {STATE_TOPIC}"]
+    assert "does not exist yet, and may be created" in succeeded[f"state topic {STATE_TOPIC}"]
     assert f"state topic {STATE_TOPIC}: does not exist yet" in checked.text()
 
 
@@ -182,8 +182,8 @@ def test_java_client_properties_connect_each_command(
 def test_kafka_without_authorizer_succeeds_and_proxy_upstream_fails(
     kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
 ) -> None:
-    direct = Checked(f'upstream = "{kafka.bootstrap}"\n{listening()}{GUARDED}', tmp_path)
-    by_mistake = Checked(f'upstream = "{proxied.bootstrap}"\n{listening()}{GUARDED}', tmp_path)
+    direct = Checked(f'upstream = "{kafka.bootstrap}"\n{listening()}{CHECKED_TOPICS}', tmp_path)
+    by_mistake = Checked(f'upstream = "{proxied.bootstrap}"\n{listening()}{CHECKED_TOPICS}', tmp_path)
 
     assert (direct.status, direct.of("failed"), direct.of("unknown")) == (0, {}, {})
     assert "all operations are allowed" in direct.of("ok")["authorizer"]
@@ -258,7 +258,7 @@ def test_missing_acl_is_reported_with_its_command(secured: Secured, tmp_path: Pa
     with Connection(secured.kafka.bootstrap) as admin:
         assert admin.create_topic(topic) == (0, None)
     until(lambda: Log(secured.kafka.bootstrap).end(topic) == 0, f"the leader of {topic}")
-    config = by(ALICE, secured, tmp_path, GUARDED)
+    config = by(ALICE, secured, tmp_path, CHECKED_TOPICS)
 
     # When: the user has no operation.
     checked = Checked(config, tmp_path)
@@ -296,7 +296,7 @@ def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_p
         for name in ("guarded-1", "guarded-2", "other"):
             assert admin.create_topic(name) == (0, None)
     absent = '[topics."ordered-*"]\n"fencepost.ordered.partition.expansion" = "true"\n'
-    config = f'status = "127.0.0.1:{free_port()}"\n' + by(BOB, secured, tmp_path, GUARDED + absent)
+    config = f'status = "127.0.0.1:{free_port()}"\n' + by(BOB, secured, tmp_path, CHECKED_TOPICS + absent)
     (login := tmp_path / "admin.properties").write_text(
         "".join(f"{key}={value}\n" for key, value in secured.java(ADMIN).items())
     )
@@ -427,13 +427,13 @@ def test_topics_on_which_admins_have_set_a_check(secured: Secured, tmp_path: Pat
         for topic in (there, again, listed):
             allow(secured.kafka, ALICE, TOPIC, topic, DESCRIBE)
         allow(secured.kafka, ALICE, TOPIC, listed, WRITE)
-        config = by(ALICE, secured, tmp_path, GUARDED)
+        config = by(ALICE, secured, tmp_path, CHECKED_TOPICS)
 
         # Then: ACLs are missing on the first topic and on the recreated topic, which keeps its checks.
         checked = until_failed(config, tmp_path, {"topics set by admins"})
         assert checked.of("failed")["topics set by admins"] == f"the proxy may not READ and WRITE: {again}, {there}"
-        asked_for = f"--operation Read --operation Write --topic {again} --topic {there}"
-        assert asked_for in checked.todo("topics set by admins")
+        suggested_options = f"--operation Read --operation Write --topic {again} --topic {there}"
+        assert suggested_options in checked.todo("topics set by admins")
         stated = str(checked.findings)
         assert f"unchecked despite the file: {listed}" in stated
         assert f"has min.insync.replicas=1: {there}" not in stated  # the user cannot read its configs

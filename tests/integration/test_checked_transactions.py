@@ -99,7 +99,7 @@ def new_topic(client: Connection, log: Log, unique_topic: Callable[..., str]) ->
 
 
 @dataclass
-class Told:
+class Responses:
     """The responses to conditional writers, by value."""
 
     answers: dict[bytes, Answer] = field(default_factory=dict)
@@ -125,9 +125,9 @@ class Told:
 
 
 @contextmanager
-def beside_a_conditional_writer(address: str, topic: str, name: str = "w") -> Iterator[Told]:
+def beside_a_conditional_writer(address: str, topic: str, name: str = "w") -> Iterator[Responses]:
     """Append serially at the last reported end, from before the block starts until after it ends."""
-    reported = Told()
+    reported = Responses()
     done = threading.Event()
 
     def write() -> None:
@@ -457,13 +457,13 @@ def test_required_topics_are_never_added_to_a_transaction(
     cluster: KafkaCluster, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     """An added partition gets a marker even without writes. The request's other topics are added."""
-    required, plain, checked = new_topic("required", length=2), new_topic("plain"), new_topic("checked")
+    required, unchecked_topic, checked = new_topic("required", length=2), new_topic("plain"), new_topic("checked")
     with Transactional(proxy.bootstrap, f"{required}-txn", protocol=1) as transactional:
         assert transactional.add({required: [0]}) == {(required, 0): POLICY_VIOLATION}
         assert transaction_state(cluster.bootstrap, transactional.name)[1] == set()
-        codes = transactional.add({plain: [0], required: [0], checked: [0]})
-        assert codes == {(plain, 0): OK, (required, 0): POLICY_VIOLATION, (checked, 0): OK}
-        added = {(plain, 0), (checked, 0)}
+        codes = transactional.add({unchecked_topic: [0], required: [0], checked: [0]})
+        assert codes == {(unchecked_topic, 0): OK, (required, 0): POLICY_VIOLATION, (checked, 0): OK}
+        added = {(unchecked_topic, 0), (checked, 0)}
         assert transaction_state(cluster.bootstrap, transactional.name) == ("Ongoing", added)
 
         refused = transactional.append(required, b"txn", expected=2)
@@ -471,10 +471,10 @@ def test_required_topics_are_never_added_to_a_transaction(
         assert (refused.message or "").startswith("TRANSACTIONS_NOT_SUPPORTED")
         assert client.append(required, batch(b"new", expected=2))[:2] == (OK, 2)
         assert client.append(checked, batch(b"x", expected=0), timeout_ms=3000).error_code == NOT_LEADER
-        assert transactional.append(plain, b"txn").error_code == OK
+        assert transactional.append(unchecked_topic, b"txn").error_code == OK
         assert transactional.end(commit=True) == REFUSED[1]  # the proxy refused a conditional append
         assert transactional.end(commit=False) == OK
-    until(lambda: (log.end(plain), log.end(checked)) == (2, 1), "the markers", seconds=PATIENCE_SECONDS)
+    until(lambda: (log.end(unchecked_topic), log.end(checked)) == (2, 1), "the markers", seconds=PATIENCE_SECONDS)
     assert client.append(required, batch(b"new", expected=3))[:2] == (OK, 3)
     assert settled(client, checked, batch(b"x", expected=1))[:2] == (OK, 1)
     assert log.values(required) == [b"old", b"old", b"new", b"new"]
@@ -667,7 +667,7 @@ def test_transactional_retry_gets_the_first_outcome(
 #: Transactions that each client loses after a refused one. It does not reuse the refused batch's sequence number, so
 #: that its next first batch has a sequence gap (45). The same happens without the proxy, after a batch that a broker
 #: refuses. Clients that begin a new transaction recover, except aiokafka.
-LOST_BEHIND_IT: dict[str, int | None] = {"confluent-kafka": 1, "kafka-python": 1, "aiokafka": None}
+LOST_AFTERWARDS: dict[str, int | None] = {"confluent-kafka": 1, "kafka-python": 1, "aiokafka": None}
 TRIES_MAX = 3
 
 
@@ -818,7 +818,7 @@ def test_a_refusal_within_a_transaction_leaves_it_abortable(
     finally:
         client.close()
     print(f"{name}: {refusal.value!r}; lost afterwards: {failed}")
-    lost = LOST_BEHIND_IT[name]
+    lost = LOST_AFTERWARDS[name]
     assert (committed, len(failed)) == ((False, TRIES_MAX) if lost is None else (True, lost))
     values = [b"expects %d" % each for each in ((0, end, end + 1) if committed else (0,))]
     until(lambda: log.values(topic) == values, "exactly the committed and aborted records")

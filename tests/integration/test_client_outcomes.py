@@ -114,7 +114,7 @@ def test_refusal_matches_the_documented_client_outcome(
         assert send(0, 1).offset == 0
         refusal = send(7)
         same, other = send(1), send(1, 1)
-        nothing_said = send(None), send(None, 1)
+        unconditional = send(None), send(None, 1)
         send(7)
         mortal_proxy.kill()  # after the refusal; the next send starts while no proxy listens
         after_the_kill = [
@@ -130,7 +130,7 @@ def test_refusal_matches_the_documented_client_outcome(
         assert "msg.offset()=1 " in refusal.shown
     elif client.ours:
         assert refusal.shown.endswith("expected offset 7, but the log end offset is 1")
-    rest = same, other, *nothing_said, *after_the_kill
+    rest = same, other, *unconditional, *after_the_kill
     assert all(each.error is None for each in rest) or all(each.error is not None for each in rest)
     row = {"client": client.name, "exception": _brief(refusal), "can send again": _yes(*rest)}
     print(f"| {' | '.join(row.values())} |")

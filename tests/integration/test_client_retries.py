@@ -94,7 +94,7 @@ class Stage:
         return create_topic(self.direct, name, partitions)
 
     @contextmanager
-    def nobody_gets_through(self) -> Iterator[None]:
+    def connections_blocked(self) -> Iterator[None]:
         for pipe in self.front:
             pipe.refuse()
         try:
@@ -244,7 +244,7 @@ def test_lost_acknowledgement_with_proxy_and_broker_killed(
             writing.append((topic, value, pool.submit(writer.append, [Record(value.encode())])))
         for cut in hanging:
             cut.wait()
-        with stage.nobody_gets_through():
+        with stage.connections_blocked():
             stage.proxy.kill()
             stage.kafka.kill(1)
             stage.kafka.restart(1)
@@ -341,7 +341,7 @@ def test_resent_given_up_record_is_not_appended_twice(
             hanging = stage.pipes["client"].add(Drop("response", value.encode(), everything=True))
             sending = sender.send(topic, value, expected=1, write_id=write_id)
             hanging.wait()
-            with stage.nobody_gets_through():
+            with stage.connections_blocked():
                 assert sending.get().error is not None
             again = sender.send(topic, value, expected=1, write_id=write_id)
             while client.library != "kafka-python" and again.get().error in _TIMEOUTS:  # a slow machine

@@ -48,7 +48,7 @@ def proxy(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> It
         yield running
 
 
-def brokers_seen(proxy: ProxyProcess) -> dict[int, Address]:
+def brokers_listed(proxy: ProxyProcess) -> dict[int, Address]:
     with RawConnection(Address.parse(proxy.bootstrap)) as connection:
         brokers = connection.query(METADATA, 9, {"Topics": []})["Brokers"]
     return {each["NodeId"]: Address(each["Host"], each["Port"]) for each in brokers}
@@ -121,7 +121,7 @@ def clients(proxy: ProxyProcess) -> Iterator[Clients]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_clients_continue_while_a_broker_is_down(cluster: KafkaCluster, proxy: ProxyProcess, clients: Clients) -> None:
-    before = brokers_seen(proxy)
+    before = brokers_listed(proxy)
     cluster.shut_down(2)
     clients.append()
 
@@ -137,21 +137,21 @@ def test_clients_continue_while_a_broker_is_down(cluster: KafkaCluster, proxy: P
     assert {(each["ErrorCode"], each["Host"], each["Port"]) for each in lost} == {(15, "", -1)}
 
     cluster.restart(2)
-    until(lambda: brokers_seen(proxy) == before and answers(before[2]), "broker 2 to respond through its listener")
+    until(lambda: brokers_listed(proxy) == before and answers(before[2]), "broker 2 to respond through its listener")
     clients.append()
     assert clients.read() >= clients.sent
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_moved_broker_keeps_its_proxy_listener(cluster: KafkaCluster, proxy: ProxyProcess, clients: Clients) -> None:
-    before = brokers_seen(proxy)
+    before = brokers_listed(proxy)
     old = cluster.address(3)
     cluster.shut_down(3)
     new = move(cluster, 3)
     cluster.restart(3)
 
     assert new != old
-    until(lambda: brokers_seen(proxy) == before and answers(before[3]), "broker 3 to respond through its listener")
+    until(lambda: brokers_listed(proxy) == before and answers(before[3]), "broker 3 to respond through its listener")
     clients.append()
     assert clients.read() >= clients.sent
 
@@ -168,11 +168,11 @@ def move(cluster: KafkaCluster, node_id: int) -> Address:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_new_broker_gets_a_listener(cluster: KafkaCluster, proxy: ProxyProcess, clients: Clients) -> None:
-    known = brokers_seen(proxy)
+    known = brokers_listed(proxy)
     node_id = cluster.add_broker()
 
     everybody = known.keys() | {node_id}
-    observed = until(lambda: found if (found := brokers_seen(proxy)).keys() == everybody else None, "the new broker")
+    observed = until(lambda: found if (found := brokers_listed(proxy)).keys() == everybody else None, "the new broker")
 
     assert observed[node_id] != cluster.address(node_id)
     until(lambda: answers(observed[node_id]), "the new broker to respond through its listener")

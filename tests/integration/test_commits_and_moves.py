@@ -92,7 +92,7 @@ class Story:
         return True
 
     @property
-    def who(self) -> str:
+    def label(self) -> str:
         where = self.client or ("refused elsewhere" if self.refused_elsewhere else "around")
         return f"{where} v{self.protocol} {'holds' if self.holds else 'does not hold'}"
 
@@ -135,7 +135,7 @@ class Stage:
 
         self.kafka.until(led, f"broker {leader} to lead {topic}")
 
-    def place(self) -> None:
+    def elect_all(self) -> None:
         """Put all leaders where the moves start."""
         everywhere = range(len(stories()))
         for topic, leader in zip(self.topics, (FIRST, SECOND), strict=True):
@@ -150,7 +150,7 @@ class Stage:
             return [proxy.bootstrap]
         return [str(self.kafka.kafka.address(each)) for each in self.kafka.living]
 
-    def ask_coordinator(
+    def query_coordinator(
         self, name: str, request: Any, version: int, code: Callable[[Any], int], proxy: ProxyProcess | None = None
     ) -> Any:
         def queried() -> Any:
@@ -172,7 +172,7 @@ class Stage:
         init = InitProducerIdRequest(
             transactional_id=story.name, transaction_timeout_ms=story.timeout_ms, producer_id=-1, producer_epoch=-1
         )
-        answer = self.ask_coordinator(story.name, init, 4, lambda found: int(found.error_code))
+        answer = self.query_coordinator(story.name, init, 4, lambda found: int(found.error_code))
         assert answer.error_code == OK, answer
         story.producer = Producer(answer.producer_id, answer.producer_epoch, 0)
         if story.protocol == 1:
@@ -183,7 +183,7 @@ class Stage:
                 v3_and_below_producer_epoch=story.producer.epoch,
                 v3_and_below_topics=[topic(name=each, partitions=[story.partition]) for each in self.topics],
             )
-            self.ask_coordinator(story.name, add, 3, lambda found: max(_added(found)))
+            self.query_coordinator(story.name, add, 3, lambda found: max(_added(found)))
 
     def append(self, story: Story, topic: str, value: bytes, expected: int, proxy: ProxyProcess | None) -> int:
         """Return the error code."""
@@ -204,7 +204,7 @@ class Stage:
     def end(self, story: Story, *, commit: bool) -> int:
         """Through the validating proxy."""
         request, version = self._end_txn(story, commit=commit), 5 if story.protocol == 2 else 3
-        answer = self.ask_coordinator(story.name, request, version, lambda found: int(found.error_code), self.proxy)
+        answer = self.query_coordinator(story.name, request, version, lambda found: int(found.error_code), self.proxy)
         return int(answer.error_code)
 
     @staticmethod
@@ -252,7 +252,7 @@ class Stage:
         if code == (ABORTABLE if story.protocol == 2 else UNKNOWN_PRODUCER_ID):
             assert self.end(story, commit=False) == OK
 
-    def leave_behind(self, story: Story) -> None:
+    def commit_and_disconnect(self, story: Story) -> None:
         """Send the commit and close the connection during its validation."""
         find = FindCoordinatorRequest(key_type=1, coordinator_keys=[story.name])
         with Connection(self.proxy.bootstrap) as connection:
@@ -371,7 +371,7 @@ def validating(shared_stage3: Stage3, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture
 def stage(validating: Stage, stage3: Stage3) -> Stage:
     assert stage3 is validating.kafka
-    validating.place()
+    validating.elect_all()
     return validating
 
 
@@ -480,11 +480,11 @@ def test_what_holds_commits_and_nothing_else_becomes_visible(
             move(stage, going, stops.release)
         for end in ends:
             end.result()
-    say("; ".join(f"{story.who}: {story.outcome}" for story in eight))
+    say("; ".join(f"{story.label}: {story.outcome}" for story in eight))
 
     # Then exactly the matching transactions are committed, and the proxy has refused the others
     assert {story.outcome for story in eight} == {"committed", f"refused {ABORTABLE}", f"refused {UNKNOWN_PRODUCER_ID}"}
-    assert {story.who for story in eight if story.outcome == "committed"} == {s.who for s in eight if s.holds}
+    assert {story.label for story in eight if story.outcome == "committed"} == {s.label for s in eight if s.holds}
     stage.kafka.mend()
     stage.all_has_ended()
     for story in eight:
@@ -503,12 +503,12 @@ def test_transaction_timed_out_during_validation_is_not_committed(stage: Stage, 
     soon = [story for story in stories() if story.holds]
     for story in soon:
         story.timeout_ms = 5_000
-    *waiting, leaving = soon
+    *waiting, disconnecting = soon
     with ThreadPoolExecutor(len(soon)) as pool:
         list(pool.map(stage.write, soon))
         with Stops(stage.stops, "verdict:after") as stops:
             ends = [pool.submit(stage.commit, story) for story in waiting]
-            stage.leave_behind(leaving)
+            stage.commit_and_disconnect(disconnecting)
             stops.await_reached(*(story.name for story in soon))
             # When the coordinator moves and they time out before the proxy relays the commits
             stage.elect(TRANSACTION_STATE, SECOND, [0])
@@ -516,7 +516,7 @@ def test_transaction_timed_out_during_validation_is_not_committed(stage: Stage, 
             stops.release()
         for end in ends:
             end.result()
-    say("; ".join(f"{story.who}: {story.outcome}" for story in waiting))
+    say("; ".join(f"{story.label}: {story.outcome}" for story in waiting))
 
     # Then no client gets a success, and nothing is visible.
     assert "committed" not in {story.outcome for story in waiting}

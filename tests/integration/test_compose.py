@@ -38,7 +38,7 @@ HEALTHY_SECONDS = 120.0
 UP_SECONDS = 840.0
 #: Send ApiVersions to HOST PORT and print whether Kafka responds. An open connection proves nothing: a gateway on the
 #: route may accept any.
-ASK_KAFKA = """
+QUERY_KAFKA = """
 import socket, sys
 try:
     with socket.create_connection((sys.argv[1], int(sys.argv[2])), 3) as kafka:
@@ -184,7 +184,7 @@ def test_conditional_append_is_accepted_and_stale_one_refused(stack: Stack) -> N
 
 def test_kafka_is_reached_from_the_proxy_alone(stack: Stack) -> None:
     assert not any((stack.inspect("kafka")["NetworkSettings"]["Ports"] or {}).values()), "Kafka has a published port"
-    query = ("-c", ASK_KAFKA)
+    query = ("-c", QUERY_KAFKA)
     port = stack.bootstrap.partition(":")[2]
     for target in stack.addresses("kafka"):
         assert "Kafka" not in _run([sys.executable, *query, target, "9092"], 30).stdout, (

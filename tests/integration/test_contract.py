@@ -329,7 +329,7 @@ def test_recreated_topic_starts_at_offset_zero(by: str, client: Connection, log:
         until(lambda: direct.metadata(topic).topics[0].topic_id not in (old_id, None), "the new topic")
     assert log.end(topic) == 0
 
-    def settled(records: bytes) -> Answer:
+    def final(records: bytes) -> Answer:
         """Retry while the proxy is uncertain. The first final response must be right."""
 
         def answer() -> Answer | None:
@@ -339,9 +339,9 @@ def test_recreated_topic_starts_at_offset_zero(by: str, client: Connection, log:
         answered: Answer = until(answer, "an answer that is not retriable")
         return answered
 
-    assert_refused(settled(batch(b"x", expected=3)), POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=0)
-    assert settled(batch(b"new", expected=0))[:2] == (OK, 0)
-    assert settled(batch(b"newer", expected=1))[:2] == (OK, 1)
+    assert_refused(final(batch(b"x", expected=3)), POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=0)
+    assert final(batch(b"new", expected=0))[:2] == (OK, 0)
+    assert final(batch(b"newer", expected=1))[:2] == (OK, 1)
     assert log.values(topic) == [b"new", b"newer"]
 
 

@@ -330,10 +330,10 @@ def test_append_for_deleted_topic_is_refused_after_recreation(kafka: KafkaCluste
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         await asyncio.to_thread(lambda: [f.result(90) for f in admin.delete_topics([tp.topic]).values()])
 
-        async def gone() -> bool:
+        async def deleted() -> bool:
             return tp.topic not in (await client.refresh_metadata([tp.topic])).topics
 
-        await until_async(gone, "deletion of the topic")
+        await until_async(deleted, "deletion of the topic")
         await client.create_topic(tp.topic, partitions=1, replication_factor=1, configs={})
         assert (await client.log_end(tp)).offset == 0
 
@@ -468,15 +468,15 @@ def test_partitions_are_validated_then_created_then_there_already(kafka: KafkaCl
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client)
         [node_id] = kafka.node_ids
-        places = [[NodeId(node_id)], [NodeId(node_id)]]
+        replica_ids = [[NodeId(node_id)], [NodeId(node_id)]]
 
-        async def create(count: int, places: list[list[NodeId]] | None, *, validate_only: bool) -> int:
-            return (await client.create_partitions(tp.topic, count, places, validate_only=validate_only))[0]
+        async def create(count: int, replica_ids: list[list[NodeId]] | None, *, validate_only: bool) -> int:
+            return (await client.create_partitions(tp.topic, count, replica_ids, validate_only=validate_only))[0]
 
-        assert await create(3, places, validate_only=True) == 0
+        assert await create(3, replica_ids, validate_only=True) == 0
         assert (await client.refresh_metadata([tp.topic])).topics[tp.topic].partition_count == 1
         assert await create(3, [[NodeId(99)], [NodeId(99)]], validate_only=False) == 39
-        assert await create(3, places, validate_only=False) == 0
+        assert await create(3, replica_ids, validate_only=False) == 0
         code, message = await client.create_partitions(tp.topic, 3, None, validate_only=True)
         assert (code, message) == (37, "Topic already has 3 partition(s).")
         assert (await client.create_partitions("there-is-none", 3, None, validate_only=True))[0] == 3

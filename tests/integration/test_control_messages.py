@@ -57,7 +57,7 @@ class Connection:
     def close(self) -> None:
         self._socket.close()
 
-    def ask_raw(self, api_key: int, version: int, request: Message) -> bytes:
+    def query_raw(self, api_key: int, version: int, request: Message) -> bytes:
         """The body of the response."""
         self._next += 1
         self._socket.sendall(encode_request_frame(api_key, version, self._next, "test", request))
@@ -68,7 +68,7 @@ class Connection:
         return frame[header.body_offset :]
 
     def query(self, api_key: int, version: int, request: Message) -> Message:
-        return decode_response(api_key, version, self.ask_raw(api_key, version, request))
+        return decode_response(api_key, version, self.query_raw(api_key, version, request))
 
     def _read(self, count: int) -> bytes:
         data = b""
@@ -81,22 +81,22 @@ class Connection:
 
 
 @pytest.fixture(scope="module")
-def guarded_kafka() -> Iterator[KafkaCluster]:
+def secured_kafka() -> Iterator[KafkaCluster]:
     with running_kafka(properties=PROPERTIES, listeners={"SASL": "SASL_PLAINTEXT"}) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def admin(guarded_kafka: KafkaCluster) -> Iterator[Connection]:
-    connection = Connection(guarded_kafka.address(1))
+def admin(secured_kafka: KafkaCluster) -> Iterator[Connection]:
+    connection = Connection(secured_kafka.address(1))
     yield connection
     connection.close()
 
 
 @pytest.fixture
-def reader(guarded_kafka: KafkaCluster) -> Iterator[Connection]:
+def reader(secured_kafka: KafkaCluster) -> Iterator[Connection]:
     """A user without any rights."""
-    connection = Connection(guarded_kafka.address(1, "SASL"))
+    connection = Connection(secured_kafka.address(1, "SASL"))
     connection.query(SASL_HANDSHAKE, 1, Message(mechanism="PLAIN"))
     assert connection.query(SASL_AUTHENTICATE, 2, Message(auth_bytes=b"\0reader\0secret")).error_code == 0
     yield connection
@@ -179,7 +179,7 @@ def test_unknown_config_keys_describe_no_configs(admin: Connection, topic: str) 
 
 #: Requests for APIs whose empty request gets no response: brokers close the connection over an empty filter of ACLs
 #: (these are "any"), and older ones (3.9, 4.0) never respond to an OffsetFetch without groups.
-ASKED = {
+REQUESTS = {
     29: Message(resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1),
     9: Message(group_id="g", groups=[Message(group_id="g", topics=[])]),
 }
@@ -194,9 +194,9 @@ def test_every_real_broker_response_is_reencoded_unchanged(admin: Connection) ->
         readable = codec_versions(entry.api_key)
         if readable is None or entry.api_key == apis.PRODUCE:
             continue
-        request = ASKED.get(entry.api_key, Message())
+        request = REQUESTS.get(entry.api_key, Message())
         for version in range(max(entry.min_version, readable[0]), min(entry.max_version, readable[1]) + 1):
-            body = admin.ask_raw(entry.api_key, version, request)
+            body = admin.query_raw(entry.api_key, version, request)
             message = decode_response(entry.api_key, version, body)
             assert encode_response(entry.api_key, version, message) == body, (APIS[entry.api_key].name, version)
             read.append((entry.api_key, version))
@@ -205,7 +205,7 @@ def test_every_real_broker_response_is_reencoded_unchanged(admin: Connection) ->
 
 
 @pytest.mark.brokers
-def test_rewritten_response_never_names_the_broker(guarded_kafka: KafkaCluster, admin: Connection, topic: str) -> None:
+def test_rewritten_response_never_names_the_broker(secured_kafka: KafkaCluster, admin: Connection, topic: str) -> None:
     book = AddressBook(19092, advertised_host="proxy.example.com")
     queried = [
         *((apis.METADATA, v, Message(topics=None if v else [])) for v in range(14)),
@@ -221,15 +221,15 @@ def test_rewritten_response_never_names_the_broker(guarded_kafka: KafkaCluster, 
         if (api_key, version) not in submitted:
             continue
         response = admin.query(api_key, version, request)
-        assert guarded_kafka.address(1).host in repr(response), "the response contains no address: nothing is tested"
+        assert secured_kafka.address(1).host in repr(response), "the response contains no address: nothing is tested"
         learn_brokers(api_key, response, book)
         rewrite_response(api_key, response, book, "127.0.0.2")
 
         reported = encode_response(api_key, version, response)
 
-        assert guarded_kafka.address(1).host.encode() not in reported
+        assert secured_kafka.address(1).host.encode() not in reported
         assert b"proxy.example.com" in reported
-    assert book.nodes == {1: guarded_kafka.address(1)}
+    assert book.nodes == {1: secured_kafka.address(1)}
 
 
 @pytest.mark.brokers

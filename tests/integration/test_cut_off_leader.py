@@ -57,7 +57,7 @@ def lead(kafka: CutOffCluster, topic: str, node_id: int) -> None:
     until(led, f"broker {node_id} to lead {topic}", seconds=_PATIENCE_SECONDS)
 
 
-def asked_again(query_message: Callable[[], Any], code: Callable[[Any], int]) -> Any:
+def retried(query_message: Callable[[], Any], code: Callable[[Any], int]) -> Any:
     def queried() -> Any:
         answer = query_message()
         return None if code(answer) in _AGAIN else answer
@@ -76,7 +76,7 @@ class CutOff:
     informed: ProxyProcess
     good: str
     bad: str
-    plain: str
+    unchecked: str
 
     @property
     def still_believed(self) -> bool:
@@ -97,14 +97,14 @@ def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutOff]:
         lost = NODES[0]
         here, there = (each for each in NODES if each != lost)
         believing = proxy("believing", lost, here, there), proxy("believing too", lost, here, there)
-        good, bad, plain = unique_topic("checked"), unique_topic("checked"), unique_topic("plain")
+        good, bad, unchecked = unique_topic("checked"), unique_topic("checked"), unique_topic("plain")
         with Connection(believing[0].bootstrap) as admin:
             assert admin.create_topic(good, on=[here, there, lost]) == (OK, None)
             assert admin.create_topic(bad, on=[there, here, lost]) == (OK, None)
-            assert admin.create_topic(plain, on=[here, there, lost]) == (OK, None)
+            assert admin.create_topic(unchecked, on=[here, there, lost]) == (OK, None)
         lead(kafka, STATE_TOPIC, lost)
         for each in believing:
-            assert unconditional(each, here, plain) == OK
+            assert unconditional(each, here, unchecked) == OK
 
         kafka.cut_off(lost)
         until(
@@ -113,7 +113,7 @@ def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutOff]:
             seconds=_PATIENCE_SECONDS,
         )
         informed = proxy("informed", here, there)
-        yield CutOff(kafka, lost, (here, there), believing, informed, good, bad, plain)
+        yield CutOff(kafka, lost, (here, there), believing, informed, good, bad, unchecked)
 
 
 def unconditional(proxy: ProxyProcess, led_by: int, topic: str) -> int:
@@ -123,7 +123,7 @@ def unconditional(proxy: ProxyProcess, led_by: int, topic: str) -> int:
         with Connection(f"127.0.0.1:{proxy.port + 1 + led_by}") as client:
             return client.append(topic, batch(b"anything"), acks=-1)
 
-    return int(asked_again(append, lambda answer: int(answer.error_code)).error_code)
+    return int(retried(append, lambda answer: int(answer.error_code)).error_code)
 
 
 def test_switched_on_check_applies_despite_old_leader_configs(cut_off: CutOff) -> None:
@@ -133,13 +133,13 @@ def test_switched_on_check_applies_despite_old_leader_configs(cut_off: CutOff) -
     with Connection(cut_off.informed.bootstrap) as admin:
 
         def switched() -> bool:
-            return admin.alter_topic(cut_off.plain, {"fencepost.check.expected.offsets": "required"})[0] == OK
+            return admin.alter_topic(cut_off.unchecked, {"fencepost.check.expected.offsets": "required"})[0] == OK
 
         until(switched, "the check to be switched on", seconds=_PATIENCE_SECONDS)
     assert cut_off.still_believed
 
     # Then the other proxy accepts no unchecked append from then on, and learns of the check.
-    assert unconditional(proxy, here, cut_off.plain) == POLICY_VIOLATION
+    assert unconditional(proxy, here, cut_off.unchecked) == POLICY_VIOLATION
     assert cut_off.still_believed
 
 
@@ -166,7 +166,7 @@ def test_proxy_using_old_leader_refuses_invalid_commit(cut_off: CutOff) -> None:
     init = InitProducerIdRequest(
         transactional_id=name, transaction_timeout_ms=300_000, producer_id=-1, producer_epoch=-1
     )
-    found = asked_again(lambda: at(kafka.wire(node), init, 4), lambda answer: int(answer.error_code))
+    found = retried(lambda: at(kafka.wire(node), init, 4), lambda answer: int(answer.error_code))
     producer = Producer(found.producer_id, found.producer_epoch, 0)
 
     def append(topic: str, led_by: int, expected: int) -> Answer:
@@ -177,7 +177,7 @@ def test_proxy_using_old_leader_refuses_invalid_commit(cut_off: CutOff) -> None:
             return client.receive_produce(12)[1][topic, 0]
 
     for topic, led_by, expected, code in ((good, here, 0, OK), (bad, there, 3, POLICY_VIOLATION)):
-        reported = asked_again(
+        reported = retried(
             lambda topic=topic, led_by=led_by, expected=expected: append(topic, led_by, expected),
             lambda answer: int(answer.error_code),
         )
@@ -188,6 +188,6 @@ def test_proxy_using_old_leader_refuses_invalid_commit(cut_off: CutOff) -> None:
         transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=True
     )
     address = f"127.0.0.1:{believing.port + 1 + node}"
-    reported = asked_again(lambda: at(address, commit, 5), lambda answer: int(answer.error_code))
+    reported = retried(lambda: at(address, commit, 5), lambda answer: int(answer.error_code))
     assert reported.error_code == ABORTABLE
     assert cut_off.still_believed

@@ -216,11 +216,11 @@ def test_kafkas_own_tools_do_what_pages_say(proxy: ProxyProcess, tmp_path: Path)
         run_tools(others, tmp_path)
 
         counts = {each["name"]: len(each["partitions"]) for each in admin.describe_topics(sorted(topics))}
-    grown = {
+    expanded = {
         words[_named(words)]: int(words[words.index("--partitions") + 1]) for words in given if "--partitions" in words
     }
-    assert grown.items() <= counts.items()
-    assert len(grown) >= 3
+    assert expanded.items() <= counts.items()
+    assert len(expanded) >= 3
 
 
 def _with_names(command: Command, prefix: str, bootstrap: str) -> list[str]:

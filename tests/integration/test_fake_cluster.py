@@ -20,7 +20,7 @@ from tests.support.raw import Connection, Log, Producer, Record, batch, read_bat
 pytestmark = pytest.mark.kafka
 
 LIMITS = replace(Limits(), request_timeout_seconds=10.0)
-Told = list[tuple[str, object]]
+Reports = list[tuple[str, object]]
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,9 @@ def test_an_error_without_an_answer_closes_the_connection(kafka: KafkaCluster, f
             assert client.is_closed()
 
 
-def produce_and_fetch(bootstrap: str) -> Told:
+def produce_and_fetch(bootstrap: str) -> Reports:
     topic = unique_topic("fake")
-    reported: Told = []
+    reported: Reports = []
 
     def report(what: str, answer: object) -> None:
         reported.append((what, answer))
@@ -64,7 +64,7 @@ def produce_and_fetch(bootstrap: str) -> Told:
         def append(what: str, records: bytes, partition: int = 0) -> None:
             answer = client.append(topic, records, partition=partition)
             # A response to a duplicate has the time of the first append, others have -1. Only this is compared.
-            observed = _whether_told(answer.log_append_time_ms)
+            observed = _whether_present(answer.log_append_time_ms)
             report(what, (answer.error_code, answer.base_offset, observed, answer.log_start_offset))
 
         append("first", batch(b"a", b"b"))
@@ -94,7 +94,7 @@ def produce_and_fetch(bootstrap: str) -> Told:
     return reported
 
 
-def _whether_told(log_append_time_ms: int) -> str:
+def _whether_present(log_append_time_ms: int) -> str:
     return "none" if log_append_time_ms == -1 else "some"
 
 
@@ -115,9 +115,9 @@ def _until_led(client: Connection, topic: str) -> None:
     until(led, f"{topic} to have leaders that know it")
 
 
-async def queries(bootstrap: str) -> Told:
+async def queries(bootstrap: str) -> Reports:
     topic = unique_topic("fake")
-    reported: Told = []
+    reported: Reports = []
     client = ControlClient([Address.parse(each) for each in bootstrap.split(",")], LIMITS)
     try:
         await client.start(timeout_seconds=60)

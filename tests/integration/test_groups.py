@@ -129,8 +129,8 @@ def _commit(kafka: KafkaCluster, group: str, topic: str, offsets: dict[int, int]
     """Commit for a group without members, as an admin does."""
     consumer = confluent_kafka.Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group})
     try:
-        places = [confluent_kafka.TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
-        consumer.commit(offsets=places, asynchronous=False)
+        positions = [confluent_kafka.TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
+        consumer.commit(offsets=positions, asynchronous=False)
     finally:
         consumer.close()
 
@@ -384,7 +384,7 @@ def test_member_committing_only_on_records_gets_new_partition(topic: GrownTopic,
     read: dict[int, list[int]] = {}
     polled: list[confluent_kafka.Message] = []
     give_up = time.monotonic() + WAIT_SECONDS
-    grown = False
+    expanded = False
     try:
         consumer.subscribe([topic.name])
         while len(read.get(2, [])) < 5:
@@ -395,10 +395,10 @@ def test_member_committing_only_on_records_gets_new_partition(topic: GrownTopic,
             polled = records or polled
             for each in records:
                 read.setdefault(each.partition(), []).append(each.offset())
-            if not grown and len({*read.get(0, ())}) == len({*read.get(1, ())}) == 5:
+            if not expanded and len({*read.get(0, ())}) == len({*read.get(1, ())}) == 5:
                 topic.grow(3)
                 topic.write(2, 5)
-                grown = True
+                expanded = True
     finally:
         consumer.close()
     assert _gated(impatient, group)
@@ -511,7 +511,7 @@ def test_gated_partition_moving_between_members_is_eventually_read(
         # When a second one joins: the coordinator revokes partitions from the first, possibly gated ones, and assigns
         # them to the second as soon as the first has released them.
         with start(proxy.bootstrap, topic.name, group, "earliest") as two:
-            until(lambda: _both_settled(proxy, topic, group), "the coordinator waits for a member")
+            until(lambda: _both_stable(proxy, topic, group), "the coordinator waits for a member")
             until(lambda: one.assigned | two.assigned == {0, 1}, f"{one.assigned} {two.assigned}")
             # Then both get their partitions, once the prior partitions are read.
             give_up = time.monotonic() + WAIT_SECONDS
@@ -527,12 +527,12 @@ def test_gated_partition_moving_between_members_is_eventually_read(
                 until(lambda p=partition: {*_offsets(one, p), *_offsets(two, p)} == {0, 1, 2}, f"{one.read} {two.read}")
 
 
-def _both_settled(proxy: ProxyProcess, topic: GrownTopic, group: str) -> bool:
+def _both_stable(proxy: ProxyProcess, topic: GrownTopic, group: str) -> bool:
     described = _described(topic.kafka, group)
     if described is None:
         return False
-    held = [len(each.assignment.topic_partitions) for each in described.members]
-    return held == [2, 2] and described.state.name == "STABLE"
+    assigned_counts = [len(each.assignment.topic_partitions) for each in described.members]
+    return assigned_counts == [2, 2] and described.state.name == "STABLE"
 
 
 def _described(address: str, group: str) -> Any:
