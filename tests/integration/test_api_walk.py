@@ -35,7 +35,7 @@ PRODUCE_VERSION_MIN = 3
 PATIENCE_SECONDS = 60.0
 #: Coordinator loading, transaction still completing.
 BUSY = {14, 51}
-#: A broker may have applied only one of the two topics' changes.
+#: A broker may have applied the change of only one route.
 CATCH_UP_SECONDS = 60.0
 
 #: Fields that differ between any two responses of Kafka.
@@ -55,8 +55,6 @@ LISTS_EVERYTHING = {"ListGroups": "GroupId", "ListTransactions": "TransactionalI
 
 
 class Addresses:
-    """Addresses of the brokers and of the proxy's listeners."""
-
     def __init__(self, kafka: KafkaCluster, proxy: ProxyProcess) -> None:
         self.direct = {node_id: kafka.address(node_id) for node_id in kafka.node_ids}
         with RawConnection(Address.parse(proxy.bootstrap)) as connection:
@@ -97,7 +95,7 @@ def advertised(kafka3: KafkaCluster) -> dict[int, tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def sides(kafka3: KafkaCluster) -> dict[str, ProxiedSocket]:
-    """Broker 1 is leader and coordinator for both topics."""
+    """Broker 1 is leader and coordinator on both routes."""
     both = {name: ProxiedSocket(name, 1, kafka3.address(1)) for name in ("d", "p")}
     for side in both.values():
         side.set_up([1, 2, 3])

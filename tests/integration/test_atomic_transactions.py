@@ -61,8 +61,6 @@ def proxies(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @dataclass
 class Stage:
-    """Kafka, two proxies of it, and unique names."""
-
     cluster: KafkaCluster
     proxies: list[ProxyProcess]
     unique: Callable[..., str]
@@ -346,7 +344,7 @@ def test_an_end_that_lies(protocol: int, stage: Stage) -> None:
             # CONCURRENT_TRANSACTIONS: validation did not finish in time.
             validated = until(
                 lambda version=version: end(transactional.name, producer.epoch, version),
-                "a judgement",
+                "validation of the commit",
                 accept=lambda code: code != CONCURRENT_TRANSACTIONS,
             )
             assert validated == refused

@@ -450,7 +450,6 @@ def test_requests_with_broken_bytes_are_answered_or_closed(
 
 @pytest.fixture(scope="module")
 def big_topic(kafka: KafkaCluster, make_topic: Callable[[str], str]) -> str:
-    """A topic with 30 MB."""
     topic = make_topic("bad-input-big")
     with RawConnection(kafka.address(1)) as connection:
         for _ in range(60):

@@ -87,7 +87,6 @@ class Watch:
         return [line for line in lines if re.search(r"\berror\b", line, re.IGNORECASE) and self.topic in line]
 
     def reported(self) -> list[str]:
-        """The ERROR lines with OFFSET_VIOLATION."""
         return [line for line in self.errors if "OFFSET_VIOLATION" in line]
 
 
@@ -241,7 +240,7 @@ def test_retry_appended_elsewhere_is_not_reported_as_refused(
 def test_pipelined_appends_after_bypassing_writer_report_each_violation(
     client: Connection, proxy: ProxyProcess, log: Log, new_topic: NewTopic
 ) -> None:
-    """Ten concurrent conditional appends after a bypassing append: Kafka appends the fences one offset too late."""
+    """Kafka accepts the ten fenced appends in order, each one offset after its expected offset."""
     topic = new_topic("required", length=3)
     watch = Watch(proxy, topic)
     ours = shared_producer_id(log, topic)

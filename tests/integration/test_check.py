@@ -47,8 +47,6 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 class Checked:
-    """The findings and the exit status of one check."""
-
     def __init__(self, config: str, directory: Path, *options: str) -> None:
         self.file = directory / "fencepost.toml"
         self.file.write_text(config)

@@ -109,7 +109,7 @@ class Responses:
         return sum(answer.error_code == OK for answer in list(self.answers.values()))
 
     def check(self, log: Log, topic: str) -> Counter[str]:
-        """An accepted value is at its expected offset, and a refused one is absent. One proxy allows no violation."""
+        """Accepted values are at their expected offsets, refused ones are absent. One proxy causes no violations."""
         there = {
             value: each.base_offset + delta for each in log.batches(topic) for delta, value in enumerate(each.values)
         }
@@ -389,7 +389,7 @@ def test_transactions_of_both_protocols_and_conditional_writers(
                     elif refused:
                         assert reported == REFUSED[protocol]
                     else:
-                        assert reported in (OK, REFUSED[protocol])  # depending on whether the retry was appended
+                        assert reported in (OK, REFUSED[protocol])  # depending on a retry of that append
                     if reported != OK:
                         assert transactional.end(commit=False) == OK
 

@@ -186,7 +186,6 @@ class Stage:
             self.query_coordinator(story.name, add, 3, lambda found: max(_added(found)))
 
     def append(self, story: Story, topic: str, value: bytes, expected: int, proxy: ProxyProcess | None) -> int:
-        """Return the error code."""
         records = batch(value, expected=expected, producer=story.producer, transactional=True)
         request = produce_request({topic: {story.partition: records}}, -1, 10_000, story.name)
         version = 12 if story.protocol == 2 else 11
@@ -253,7 +252,6 @@ class Stage:
             assert self.end(story, commit=False) == OK
 
     def commit_and_disconnect(self, story: Story) -> None:
-        """Send the commit and close the connection during its validation."""
         find = FindCoordinatorRequest(key_type=1, coordinator_keys=[story.name])
         with Connection(self.proxy.bootstrap) as connection:
             (found,) = connection.query(find, 4).coordinators

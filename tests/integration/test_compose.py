@@ -110,7 +110,6 @@ class Stack:
         }
 
     def compose(self, *arguments: str, seconds: float = UP_SECONDS) -> str:
-        """Return the standard output."""
         done = _run([*self._command, *arguments], seconds, **self._environment)
         if done.returncode:
             raise AssertionError(f"compose {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
@@ -133,7 +132,6 @@ class Stack:
         return found[0]
 
     def addresses(self, service: str) -> list[str]:
-        """The container's addresses, one per network."""
         return [network["IPAddress"] for network in self.inspect(service)["NetworkSettings"]["Networks"].values()]
 
     def spark(self, *arguments: str) -> str:

@@ -183,7 +183,7 @@ def test_answers_keep_the_order_of_requests(client: Connection, log: Log, new_to
         got, answer = client.receive(kind, version)
         assert got == correlation_id
         if kind is ProduceRequest and answer.responses[0].name == plain:
-            # A proxy that paused for longer than its lease must not yet know the checks.
+            # A proxy that paused for longer than its lease responds NOT_LEADER until it knows the checks.
             code = answer.responses[0].partition_responses[0].error_code
             assert code in (OK, NOT_LEADER)
             appended += code == OK
@@ -228,7 +228,7 @@ def _end(client: Connection, name: str, producer: Producer, *, commit: bool) -> 
         transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=commit
     )
     # CONCURRENT_TRANSACTIONS: validation did not finish in time.
-    code = until(lambda: client.query(request, 3).error_code, "it to end", accept=lambda code: code != 51)
+    code = until(lambda: client.query(request, 3).error_code, "the transaction to end", accept=lambda code: code != 51)
     assert code == OK
 
 
@@ -278,7 +278,7 @@ def test_a_transaction_on_a_checked_topic(  # noqa: PLR0917
     until(lambda: log.end(topic) == 4, "the marker")
     reported = until(
         lambda: client.append(topic, batch(b"mine", expected=3)),
-        "the proxy to know of it",
+        "the proxy to read the new log end",
         accept=lambda answer: answer is not None and answer.error_code != NOT_LEADER,
     )
     assert_refused(reported, POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=4)
@@ -511,7 +511,7 @@ def test_state_topic_append_in_mixed_request_is_refused(
             assert other.is_closed()
         except Closed:
             pass
-    if version < 13:  # unless newer versions are served
+    if version < 13:  # newer versions are not served
         answers = client.produce({plain: {0: batch(b"x")}, STATE_TOPIC: {0: state}}, version=version)
         assert answers[STATE_TOPIC, 0].error_code == TOPIC_AUTHORIZATION_FAILED
         assert answers[plain, 0].error_code == OK

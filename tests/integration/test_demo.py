@@ -22,7 +22,6 @@ from fencepost_proxy.dev.proof import Proof, read_back, row_hash
 
 
 def processes_about(path: Path) -> list[str]:
-    """Command lines of the processes that mention `path`."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

@@ -23,7 +23,6 @@ def fencepost(*arguments: str) -> list[str]:
 
 
 def brokers_under(data: Path) -> list[int]:
-    """Ids of the Java processes whose command line names that directory."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():

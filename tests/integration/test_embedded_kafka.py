@@ -24,7 +24,6 @@ pytestmark = pytest.mark.kafka
 
 
 def produce(bootstrap: str, topic: str, *values: bytes) -> list[int]:
-    """Offsets of the values, in partition 0."""
     producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all")
     try:
         return [producer.send(topic, value, partition=0).get(timeout=90).offset for value in values]
@@ -33,7 +32,6 @@ def produce(bootstrap: str, topic: str, *values: bytes) -> list[int]:
 
 
 def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
-    """The first records of partition 0."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=60_000)
     try:
         consumer.assign([TopicPartition(topic, 0)])
