@@ -97,9 +97,9 @@ class Stage:
         records = batch(b"old", base_offset=-1 if topic.startswith("base") else 0)
         return client.append(topic, records, partition=partition).error_code == OK
 
-    def producer(self, protocol: int, *, services: bool = False) -> Transactional:
-        """`services` – directly to Kafka."""
-        address = self.cluster.bootstrap if services else self.proxy.bootstrap
+    def producer(self, protocol: int, *, direct: bool = False) -> Transactional:
+        """`direct` – directly to Kafka."""
+        address = self.cluster.bootstrap if direct else self.proxy.bootstrap
         return Transactional(address, self.unique("txn"), protocol=protocol)
 
     def ended(self, transactional: Transactional) -> None:
@@ -245,7 +245,7 @@ def test_refused_at_one_proxy_and_committed_through_another(killed: bool, protoc
 def test_appends_that_no_proxy_knows_of(protocol: int, stage: Stage) -> None:
     """As after a crash of the proxy before it stored the refusal. The record headers show the expected offsets."""
     topic = stage.topic()
-    with stage.producer(protocol, services=True) as transactional:
+    with stage.producer(protocol, direct=True) as transactional:
         begin(transactional, topic)
         assert transactional.append(topic, b"a", expected=2).base_offset == 2
         assert transactional.append(topic, b"b", partition=1).base_offset == 2
