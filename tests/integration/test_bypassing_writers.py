@@ -460,7 +460,7 @@ def test_conditional_and_bypassing_writers_get_true_answers(
     topic = new_topic(prefix, length=1)
     watch = Watch(proxy, topic)
     responses: dict[bytes, Answer] = {}
-    bypassing: set[bytes] = set()
+    bypassed: set[bytes] = set()
     done = threading.Event()
 
     def conditional(name: str) -> None:
@@ -492,7 +492,7 @@ def test_conditional_and_bypassing_writers_get_true_answers(
                     else:
                         records = batch(value, producer=liar._replace(epoch=100 + 50 * number))
                     if direct.append(topic, records).error_code == OK:
-                        bypassing.add(value)
+                        bypassed.add(value)
         finally:
             done.set()
 
@@ -518,9 +518,9 @@ def test_conditional_and_bypassing_writers_get_true_answers(
             codes[f"error {answer.error_code}"] += 1
             assert answer.error_code in (NOT_LEADER, POLICY_VIOLATION), answer
             assert value not in there, (value, answer)
-    print(f"{prefix}: {dict(codes)}, bypassing the proxy {len(bypassing)}")
-    assert bypassing <= there.keys() <= bypassing | responses.keys()
-    assert len(bypassing) == 40
+    print(f"{prefix}: {dict(codes)}, bypassing the proxy {len(bypassed)}")
+    assert bypassed <= there.keys() <= bypassing | responses.keys()
+    assert len(bypassed) == 40
     assert codes["accepted"] > 40, "few appends were accepted: the partition sequencer did not recover"
     assert watch.new_violations >= codes["violated"]
     assert len(watch.reported()) >= 1
