@@ -327,6 +327,8 @@ class _Driver:
                     if not each.actor.ended:
                         continue
                     several.remove(each)
+                    if each.actor.error is not None:
+                        raise each.actor.error
                     if each.outcome is not None:
                         done.setdefault(number, each.outcome)
                         continue

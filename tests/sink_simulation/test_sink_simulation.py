@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.mutants import Mutant
+
 from .mixes import mixed
-from .mutants import MUTANTS, Mutant, hunt
+from .mutants import MUTANTS, hunt
 from .stories import STORIES, play
 
 _SEEDS = 6

@@ -41,8 +41,8 @@ from tests.fuzz import sequencers
 from tests.fuzz.dialogue import NOW_MS, TOPIC_IDS, Asked, Dialogue, _Run
 from tests.fuzz.engine import Failure, Op, Program, Untraced
 from tests.fuzz.log import SHARED
-from tests.simulation.mutants import Patch
 from tests.support.batches import batch, expecting
+from tests.support.mutants import Change, Mutant, edit
 from tests.unit.test_session import Around, Unchanged, produce, produced
 
 _PROGRAMS = 40
@@ -621,69 +621,46 @@ def test_unreported_sequencer_decision_is_not_overtaken() -> None:
 # --- defects of the short way that only a comparison shows ------------------------------------------------------------
 
 
-def _differ(patch: Patch, run: Any) -> bool:
-    try:
-        run()
-    except (AssertionError, Failure):
-        return True
-    finally:
-        patch.undo()
+def _differ(defect: Change, run: Any) -> bool:
+    with Mutant("fast path", "", (), defect).live():
+        try:
+            run()
+        except (AssertionError, Failure):
+            return True
     return False
 
 
 _GATE_DEFECTS = {
-    "does not wait for what is queued": (
-        PartitionSequencer,
-        "take",
-        "self._waits_for_queued(pending, now) or ",
-        "",
+    "does not wait for what is queued": edit(
+        PartitionSequencer, "take", ("self._waits_for_queued(pending, now)", "False")
     ),
-    "ignores transactions": (
-        PartitionSequencer,
-        "_fence_at_end",
-        "self._another_transaction_is_open(pending, snapshot) or ",
-        "",
+    "ignores transactions": edit(
+        PartitionSequencer, "_fence_at_end", ("self._another_transaction_is_open(pending, snapshot)", "False")
     ),
-    "pipelines while unconfirmed": (PartitionSequencer, "take", " or not self._fits_with_in_flight(pending, now)", ""),
-    "forgets a producer whose sequences stay here": (
-        PartitionSequencer,
-        "take",
-        "self.memory.record_fenced(pending)",
-        "pass",
+    "pipelines while unconfirmed": edit(
+        PartitionSequencer, "take", ("not self._fits_with_in_flight(pending, now)", "False")
+    ),
+    "forgets a producer whose sequences stay here": edit(
+        PartitionSequencer, "take", ("self.memory.record_fenced(pending)", "pass")
     ),
 }
 _SESSION_DEFECTS = {
-    "takes any leader for the one that acknowledged": (
-        Session,
-        "_take_single",
-        "pending.leader_epoch = services.leader_epoch(key)",
-        "pass",
+    "takes any leader for the one that acknowledged": edit(
+        Session, "_take_single", ("pending.leader_epoch = services.leader_epoch(key)", "pass")
     ),
-    "uses topic ids where the broker cannot": (
-        Session,
-        "_take_single",
-        " or services.produce_version_max() < PRODUCE_BY_ID",
-        "",
+    "uses topic ids where the broker cannot": edit(
+        Session, "_take_single", ("services.produce_version_max() < PRODUCE_BY_ID", "False")
     ),
-    "does not remember the write authorization": (
-        Session,
-        "_end_single",
-        "self._may_write[single.pending.partition.topic] = now",
-        "pass",
+    "does not remember the write authorization": edit(
+        Session, "_end_single", ("self._may_write[single.pending.partition.topic] = now", "pass")
     ),
-    "loses a throttle time": (Session, "_end_single", "throttle=throttle", "throttle=0"),
-    "leaves an answer unsent": (Session, "take_down", " or (len(to_client) > 1 and to_client[1].done)", ""),
-    "overtakes a waiting request": (
-        Session,
-        "take_up",
-        "self._waiting_produce is not None\n        or self._client_paused\n        or ",
-        "",
+    "loses a throttle time": edit(Session, "_end_single", ("throttle", "0")),
+    "leaves an answer unsent": edit(Session, "take_down", ("len(to_client) > 1 and to_client[1].done", "False")),
+    "overtakes a waiting request": edit(
+        Session, "take_up", ("self._waiting_produce is not None", "False"), ("self._client_paused", "False")
     ),
-    "lets a client near the state topic": (
-        Session,
-        "take_up",
-        "if relayed_versions[2] and self._concerns_state_topic(data[at:end]):",
-        "if False:",
+    "lets a client near the state topic": edit(
+        Session, "take_up", ("self._concerns_state_topic(data[at:end])", "False")
     ),
 }
 
@@ -691,24 +668,15 @@ _SESSION_DEFECTS = {
 @pytest.mark.no_cover  # of what is broken
 @pytest.mark.parametrize("defect", _GATE_DEFECTS)
 def test_defective_sequencer_fast_path_is_noticed(defect: str) -> None:
-    primary, name, old, new = _GATE_DEFECTS[defect]
-
-    def noticed(seed: int) -> bool:
-        patch = Patch()
-        patch.edit(primary, name, (old, new))
-        return _differ(patch, lambda: _run_gates(seed))
-
-    assert any(noticed(seed) for seed in range(_GATE_PROGRAMS)), defect
+    assert any(_differ(_GATE_DEFECTS[defect], lambda seed=seed: _run_gates(seed)) for seed in range(_GATE_PROGRAMS)), (
+        defect
+    )
 
 
 @pytest.mark.no_cover  # of what is broken
 @pytest.mark.parametrize("defect", _SESSION_DEFECTS)
 def test_defective_session_fast_path_is_noticed(defect: str) -> None:
-    primary, name, old, new = _SESSION_DEFECTS[defect]
-
-    def noticed(seed: int) -> bool:
-        patch = Patch()
-        patch.edit(primary, name, (old, new))
-        return _differ(patch, lambda: _run_both(_Programs().program(seed)))
-
-    assert any(noticed(seed) for seed in range(_PROGRAMS)), defect
+    assert any(
+        _differ(_SESSION_DEFECTS[defect], lambda seed=seed: _run_both(_Programs().program(seed)))
+        for seed in range(_PROGRAMS)
+    ), defect
