@@ -136,7 +136,7 @@ class Replica:
     ) -> PartitionResult:
         """The result's `partition` is 0; the caller sets it. `from_zero`: unknown producers start at 0 (v2)."""
         if header.producer_id >= 0:
-            refused = self._check_producer(header, from_zero=from_zero)
+            refused = self.check_producer(header, from_zero=from_zero)
             if refused is not None:
                 return refused
         newest = now_ms if self.log_append_time else newest_timestamp(data, header)
@@ -163,7 +163,7 @@ class Replica:
             struct.pack_into(">I", stored, 17, crc32c.crc32c(bytes(stored[21:])))
         return stored
 
-    def _check_producer(self, header: BatchHeader, *, from_zero: bool) -> PartitionResult | None:
+    def check_producer(self, header: BatchHeader, *, from_zero: bool) -> PartitionResult | None:
         known = self.producers.get(header.producer_id)
         first = header.base_sequence
         last = (first + header.last_offset_delta) % _SEQUENCES
