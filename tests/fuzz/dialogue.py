@@ -838,24 +838,25 @@ class _Run:
     def _check_bounds(self) -> None:
         dispatcher, observed = self.dispatcher, self.observed
         for session in dispatcher.sessions.values():
-            held = session._client.buffered_bytes
-            if held > self.services.frame_bytes_max + RECEIVE_BYTES:
-                raise Failure("a session buffers more than a frame and a read", held)
+            if session.buffered_bytes > self.services.frame_bytes_max + RECEIVE_BYTES:
+                raise Failure("a session buffers more than a frame and a read", session.buffered_bytes)
             if session.in_flight > self.services.in_flight_requests_max:
                 raise Failure("more requests in flight than allowed", session.in_flight)
             observed.add(
                 (
                     "session",
-                    min(len(session._to_client), 3),
-                    min(len(session._from_upstream), 3),
-                    min(len(session._produce_in_flight), 2),
-                    session._waiting_produce is not None,
+                    min(session.in_flight, 3),
+                    min(len(session.produce_requests), 3),
+                    session.waits,
+                    session.at_barrier,
+                    session.over_quota,
                     session.client_closed,
                     session.upstream_closed,
-                    session._client.state,
-                    session._upstream.state,
-                    session._client_paused,
-                    session._upstream_paused,
+                    session.mid_header,
+                    session.collecting_since is not None,
+                    session.passing_up_bytes > 0,
+                    session.passing_down_bytes > 0,
+                    session.drained,
                 )
             )
         for sequencer in dispatcher.sequencers.values():
@@ -869,16 +870,17 @@ class _Run:
                     "a sequencer remembers too much",
                     (len(sequencer.memory.appended_batch), len(sequencer.memory.fenced)),
                 )
+            view = sequencer.view(self.now)
             observed.add(
                 (
                     "sequencer",
                     sequencer.phase,
                     min(sequencer.waiting, 2),
-                    sequencer._admitted is not None,
-                    min(len(sequencer._in_flight), 2),
-                    min(len(sequencer._in_doubt_appends), 2),
-                    min(len(sequencer._being_read), 2),
-                    self.now < sequencer._confirmed_until,
+                    view.admitted is not None,
+                    min(len(view.in_flight), 2),
+                    min(len(view.in_doubt), 2),
+                    min(len(view.being_read), 2),
+                    view.fence_confirmed,
                 )
             )
         left = left_under_way(dispatcher, self.services.transactions)

@@ -53,7 +53,7 @@ class _ExpandingRun(_Run):
             self._perform(self.dispatcher.open_barrier(topic, PARTITIONS, self.now))
         super()._do(op)
         for session in self.dispatcher.sessions.values():
-            if session._entered and session._nothing_under_way():
+            if session.inside_barriers and session.drained and not session.produce_requests:
                 raise Failure("all is answered, but the barrier is not empty", session.connection)
 
     def _end_everything(self) -> None:

@@ -432,12 +432,11 @@ def check_rest(world: World) -> list[str]:
         found += _check_under_way(proxy)
         for sequencer in proxy.dispatcher.sequencers.values():
             if not sequencer.idle:
+                view = sequencer.view(world.sim.now)
                 found.append(
                     f"STUCK: sequencer {sequencer.partition} of proxy {proxy.number} is {sequencer.phase.name}: "
-                    f"queue {sequencer.waiting}, "
-                    f"in flight {len(sequencer._in_flight)}, in doubt {len(sequencer._in_doubt_appends)}, "
-                    f"being read {len(sequencer._being_read)}, "
-                    f"admitted {sequencer._admitted is not None}"
+                    f"queue {sequencer.waiting}, in flight {len(view.in_flight)}, in doubt {len(view.in_doubt)}, "
+                    f"being read {len(view.being_read)}, admitted {view.admitted is not None}"
                 )
         if proxy.dispatcher.sessions:
             found.append(f"STUCK: proxy {proxy.number} has {len(proxy.dispatcher.sessions)} sessions left")
