@@ -206,7 +206,7 @@ WRONG_MODELS = (
             "_handle",
             (
                 "request = parse_produce_request(memoryview(frame))",
-                "if self._gone:\n    return\nrequest = parse_produce_request(memoryview(frame))",
+                "if self._closed:\n    return\nrequest = parse_produce_request(memoryview(frame))",
             ),
         ),
     ),

@@ -66,7 +66,9 @@ class Sequencers:
             kind = rng.choice(("ok",) * 6 + ("error", "append-error", "elsewhere"))
             return ["answer", rng.randrange(_CONNECTIONS), kind, error]
         if draw < 0.82:
-            kind = rng.choice(("true",) * 6 + ("unknown", "no-topic", "unreadable", "not-yet", "gone", "open", "error"))
+            kind = rng.choice(
+                ("true",) * 6 + ("unknown", "no-topic", "unreadable", "not-yet", "deleted", "open", "error")
+            )
             return ["control", rng.randrange(3), kind, error]
         return rng.choice(
             [

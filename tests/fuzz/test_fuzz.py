@@ -55,7 +55,7 @@ def test_seed_gives_the_same_run_twice(name: str) -> None:
 
 DEFECTS: dict[str, list[tuple[str, int, Change]]] = {
     "session": [
-        ("views are stored", 60, edit(FrameCutter, "collected", ("bytes(here)", "here"))),
+        ("views are stored", 600, edit(FrameCutter, "collected", ("bytes(here)", "here"))),
         (
             "responses out of order",
             200,

@@ -20,7 +20,7 @@ from fencepost_proxy.sequencer.memory import Memory
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import checked_produce as produce_module
 from fencepost_proxy.session import fast_path as fast_path_module
-from fencepost_proxy.session import produce_exchange as exchange_module
+from fencepost_proxy.session import produce_exchange as produce_exchange_module
 from fencepost_proxy.session import reading as reading_module
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.messages import ToSequencer
@@ -527,7 +527,7 @@ MUTANTS = (
         "abort-only-not-cleared",
         "abort-only records are not cleared",
         ("atomic-crossing",),
-        body(world.Notes, "clear_abort_only", "self._reported(connection, requested.token, True)"),
+        body(world.AbortOnlyRecords, "clear_abort_only", "self._reported(connection, requested.token, True)"),
         rule="the next transaction may have the same epoch",
     ),
     Mutant(
@@ -614,7 +614,7 @@ MUTANTS = (
         "contradiction-accepted",
         "contradictory expected offsets are accepted",
         ("liars", "liars-true"),
-        edit(exchange_module, "append_of", ("scan.contradiction", "None")),
+        edit(produce_exchange_module, "append_of", ("scan.contradiction", "None")),
         rule="an expected offset that contradicts its place is a mismatch",
     ),
     # ---- order and limits
@@ -733,7 +733,7 @@ MUTANTS = (
         "leader-unconfirmed",
         "a cut-off leader of the state topic is trusted",
         ("config-changes",),
-        put(world.Proxy, "wants_confirmation", False),
+        put(world.Proxy, "requires_confirmation", False),
         rule="another replica confirms it: rule 10",
     ),
     Mutant(
@@ -761,7 +761,7 @@ MUTANTS = (
         "one-instance-id-for-all",
         "all processes have the same instance id",
         ("twins",),
-        body(world.World, "next_tag", "return 7"),
+        body(world.World, "next_instance_id", "return 7"),
         rule="an instance id belongs to one process",
     ),
     Mutant(

@@ -15,7 +15,7 @@ from tests.support.mutants import Change, Mutant, body, edit, wrap
 from .model import Answer, ModelFraming
 from .stories import STORIES, play
 
-Around = Callable[..., Any]
+Wrapped = Callable[..., Any]
 
 
 def _pool_without(origin: str) -> Change:
@@ -26,7 +26,7 @@ def _pool_without(origin: str) -> Change:
 def _begin_without(batches: Callable[[int, int], bool]) -> Change:
     """The driver's snapshot lacks last commit tags: those of which `batches(last, current)` is true."""
 
-    def around(begin: Around, self: Any) -> None:
+    def wrapped(begin: Wrapped, self: Any) -> None:
         observations = {
             topic_partition: replace(observation, last=None)
             if observation.last and batches(observation.last.batch, self._batch)
@@ -36,10 +36,10 @@ def _begin_without(batches: Callable[[int, int], bool]) -> Change:
         self._probed = replace(self._probed, observations=observations)
         begin(self)
 
-    return wrap(Task, "begin", around)
+    return wrap(Task, "begin", wrapped)
 
 
-def _in_doubt_is_success(answered: Around, self: Any, topic_partition: Any, partition: Any) -> None:
+def _in_doubt_is_success(answered: Wrapped, self: Any, topic_partition: Any, partition: Any) -> None:
     flight = partition.flight
     if isinstance(flight.answer.exception(), Unknown):
         partition.flight = None
@@ -48,7 +48,7 @@ def _in_doubt_is_success(answered: Around, self: Any, topic_partition: Any, part
         answered(self, topic_partition, partition)
 
 
-def _append_anyway(append_at: Around, self: Any, topic_partition: Any, _: int, *append: Any) -> int:
+def _append_anyway(append_at: Wrapped, self: Any, topic_partition: Any, _: int, *append: Any) -> int:
     """At the current log end."""
     done = 0
     while not done:
@@ -57,7 +57,7 @@ def _append_anyway(append_at: Around, self: Any, topic_partition: Any, _: int, *
     return done
 
 
-def _without_earlier_commits(read: Around, self: Any, topic_partition: Any) -> Any:
+def _without_earlier_commits(read: Wrapped, self: Any, topic_partition: Any) -> Any:
     """Without the appends that the driver made before this commit began."""
     found = read(self, topic_partition)
     first = self.__dict__.setdefault("first_ends", {}).setdefault(topic_partition, found.end)
@@ -68,7 +68,7 @@ def _without_earlier_commits(read: Around, self: Any, topic_partition: Any) -> A
     return found
 
 
-def _wrong_began(choose_counts: Around, self: Any, last: Any) -> None:
+def _wrong_began(choose_counts: Wrapped, self: Any, last: Any) -> None:
     choose_counts(self, last)
     for topic_partition, commit_tag in list(last.items()):
         if commit_tag.batch == self._batch:
@@ -80,7 +80,7 @@ def _wrong_began(choose_counts: Around, self: Any, last: Any) -> None:
     self._probed = replace(self._probed, observations=observations)
 
 
-def _send_two(send: Around, self: Any, topic_partition: Any, partition: Any) -> None:
+def _send_two(send: Wrapped, self: Any, topic_partition: Any, partition: Any) -> None:
     """The second append expects the log end that the first would leave."""
     send(self, topic_partition, partition)
     if not partition.queue:

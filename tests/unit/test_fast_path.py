@@ -38,7 +38,7 @@ from fencepost_proxy.wire.produce import (
 )
 from tests.fuzz import dialogue as dialogue_module
 from tests.fuzz import sequencers
-from tests.fuzz.dialogue import NOW_MS, TOPIC_IDS, Asked, Dialogue, _Run
+from tests.fuzz.dialogue import NOW_MS, TOPIC_IDS, Dialogue, Requested, _Run
 from tests.fuzz.engine import Failure, Op, Program, Untraced
 from tests.fuzz.log import SHARED
 from tests.support.batches import batch, expecting
@@ -438,7 +438,7 @@ class _Talk(_Run):
     def asked_for(self) -> list[tuple[int, str]]:
         """What went upstream: version and topic."""
         frames, _ = dialogue_module.frames_of(self.client.upstream_got, 8)
-        return [(Asked(frame).version, topic) for frame in frames for topic, _ in self._parts(Asked(frame))]
+        return [(Requested(frame).version, topic) for frame in frames for topic, _ in self._parts(Requested(frame))]
 
 
 def _append(
@@ -461,12 +461,12 @@ def _append(
 def test_long_client_id_hides_no_topic(version: int) -> None:
     talk, client_id = _Talk(), "c" * 5000
     # Given a request to a topic that is not guarded, and so much before its name that this is all that was looked at
-    talk.sends(_append("plain", 0, version=version, client_id=client_id))
-    assert talk.asked_for() == [(version, "plain")]
+    talk.sends(_append("relay", 0, version=version, client_id=client_id))
+    assert talk.asked_for() == [(version, "relay")]
     # When the next one of the client is for a guarded topic
     talk.sends(_append("required", 7, version=version, client_id=client_id, correlation_id=2))
     # Then it goes to its gate, which wants to know where the log ends
-    assert talk.asked_for() == [(version, "plain")]
+    assert talk.asked_for() == [(version, "relay")]
     assert [type(each.effect) for each in talk.control] == [g.ReadLogEnd]
 
 
@@ -505,10 +505,10 @@ def test_an_answer_about_another_topic_is_no_answer() -> None:
 
 def test_truncated_request_is_not_taken_for_its_predecessor() -> None:
     talk = _Talk()
-    usual = _append("plain", 0)
+    usual = _append("relay", 0)
     talk.sends(usual)
     # When a frame claims to be shorter, and the bytes behind its end go on as the one before did
-    length = usual.index(b"plain") + 2 - 4
+    length = usual.index(b"relay") + 2 - 4
     talk.sends(length.to_bytes(4, "big") + usual[4:])
     # Then it is malformed, and not for a broker to find out
     assert bytes(talk.client.upstream_got) == usual

@@ -214,7 +214,7 @@ class Connection:
         return [*waiting, *self._produce_in_flight.values()]
 
     @property
-    def inside_barriers(self) -> int:
+    def entered_barriers(self) -> int:
         """Requests that have entered append barriers and not left them."""
         return len(self._entered)
 
