@@ -74,7 +74,7 @@ VOCABULARY = (
         "tag, tags",
         "instance id; fence tag",
         r"tagged|commit[- _]tags?|(read|write|split|join|take|skip|header)_tags|(image|docker|git|html|release) tags?"
-        r"|LEVEL_TAG|PARTITION_COUNT_TAG|field_tag|_tags_before|^tags$"
+        r"|LEVEL_TAG|TAGS_MAX|PARTITION_COUNT_TAG|field_tag|_tags_before|^tags$"
         r'|--tag|"tags"|class=.tag|\.tag\b|^newTag$',
         files=r"^(?!.*(wire/|docker))",
     ),

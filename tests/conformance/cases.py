@@ -69,7 +69,7 @@ def fenced(
     )
 
 
-def plain(kafka: Kafka, *values: bytes) -> bytes:
+def unconditional(kafka: Kafka, *values: bytes) -> bytes:
     return raw.batch(*(raw.Record(value, timestamp_ms=kafka.now_ms()) for value in values))
 
 
@@ -134,7 +134,7 @@ def unknown_producer_starts_at_any_sequence(kafka: Kafka) -> None:
     """Fences depend on this leniency."""
     topic = kafka.create()
     assert topic.producers() == {}
-    assert topic.append(plain(kafka, b"other")) == appended(0)
+    assert topic.append(unconditional(kafka, b"other")) == appended(0)
     assert topic.append(fenced(kafka, 41)) == appended(1)
     assert next_sequence(topic) == (0, 41)
     assert topic.append(fenced(kafka, 43)) == refused(OUT_OF_ORDER, 0)
@@ -167,7 +167,7 @@ def duplicate_is_found_after_other_producers(kafka: Kafka) -> None:
     topic = kafka.create()
     first = fenced(kafka, 0)
     assert topic.append(first) == appended(0)
-    assert topic.append(plain(kafka, b"x", b"y")) == appended(1)
+    assert topic.append(unconditional(kafka, b"x", b"y")) == appended(1)
     assert topic.append(fenced(kafka, 9, producer_id=OTHER)) == appended(3)
     assert topic.append(first) == duplicate(0, first)
     assert topic.append(fenced(kafka, 1)) == appended(4)
@@ -178,7 +178,7 @@ def cached_sequence_offset_accepts_a_wrong_offset(kafka: Kafka) -> None:
     """This needs no race: an unfenced append moves the log end, and the next sequence still fits."""
     topic = kafka.create()
     assert topic.append(fenced(kafka, 0)) == appended(0)
-    assert topic.append(plain(kafka, b"unfenced")) == appended(1)
+    assert topic.append(unconditional(kafka, b"unfenced")) == appended(1)
     assert topic.append(fenced(kafka, 1)) == appended(2), "expected at 1"
 
 
@@ -186,7 +186,7 @@ def cached_sequence_offset_accepts_a_wrong_offset(kafka: Kafka) -> None:
 def different_sequence_offsets_both_succeed(kafka: Kafka) -> None:
     """Both expect 2, with unconfirmed fences. So all processes must use one sequence offset, or different epochs."""
     topic = kafka.create()
-    assert topic.append(plain(kafka, b"a", b"b")) == appended(0)
+    assert topic.append(unconditional(kafka, b"a", b"b")) == appended(0)
     assert topic.append(fenced(kafka, 2, b"sequence offset 0")) == appended(2)
     assert topic.append(fenced(kafka, 3, b"sequence offset -1")) == appended(3), "expected at 2"
 
@@ -316,7 +316,7 @@ def refused_batch_does_not_change_the_sequence(kafka: Kafka) -> None:
 def unconfirmed_successor_replaces_a_refused_batch(kafka: Kafka) -> None:
     """So with an unconfirmed fence only one append is in flight."""
     topic = _limited(kafka)
-    assert topic.append(plain(kafka, b"there")) == appended(0)
+    assert topic.append(unconditional(kafka, b"there")) == appended(0)
     wire = topic.connect()
     wire.send(fenced(kafka, 1, b"x" * 500))
     wire.send(fenced(kafka, 2, b"second"))
@@ -467,7 +467,7 @@ def producer_is_known_while_other_records_remain(kafka: Kafka) -> None:
     topic = kafka.create()
     ours = fenced(kafka, 0)
     assert topic.append(ours) == appended(0)
-    assert topic.append(plain(kafka, b"remains")) == appended(1)
+    assert topic.append(unconditional(kafka, b"remains")) == appended(1)
     topic.delete_records(1)
     kafka.restart()
     assert next_sequence(topic) == (0, 0)
@@ -480,7 +480,7 @@ def kill_may_restore_deleted_records(kafka: Kafka) -> None:
     topic = kafka.create()
     ours = fenced(kafka, 0)
     assert topic.append(ours) == appended(0)
-    assert topic.append(plain(kafka, b"remains")) == appended(1)
+    assert topic.append(unconditional(kafka, b"remains")) == appended(1)
     topic.delete_records(1)
     kafka.crash()
     start = topic.start()
@@ -513,7 +513,7 @@ def request_is_appended_after_its_connection_closed(kafka: Kafka) -> None:
     (node,) = topic.replicas()
     assert topic.append(fenced(kafka, 0)) == appended(0)
     wire = topic.connect()
-    wire.send(plain(kafka, b"connected"))
+    wire.send(unconditional(kafka, b"connected"))
     assert wire.receive() == appended(1)
     kafka.pause(node)
     wire.send(fenced(kafka, 1, b"late"))
@@ -572,7 +572,7 @@ def _marker_v1(kafka: Kafka, *, commit: bool) -> None:
     assert producer.append(topic, first) == appended(0)
     known = topic.producers()[producer.producer_id]
     assert known == ProducerState(producer.epoch, 0, timestamp_of(first), 0), "open since offset 0"
-    assert topic.append(plain(kafka, b"during it")) == appended(1)
+    assert topic.append(unconditional(kafka, b"during it")) == appended(1)
     producer.end(commit=commit)
     kafka.until(lambda: topic.end() == 3, "the marker, after EndTxn was answered")
     kafka.until(lambda: topic.high_watermark() == 3, "the marker to be committed")
@@ -582,7 +582,7 @@ def _marker_v1(kafka: Kafka, *, commit: bool) -> None:
     assert producer.append(topic, first) == refused(INVALID_TXN_STATE), (
         "the transaction check precedes the duplicate check"
     )
-    assert topic.append(plain(kafka, b"after it")) == appended(3)
+    assert topic.append(unconditional(kafka, b"after it")) == appended(3)
 
 
 @case("A commit marker takes an offset, after EndTxn is answered")
@@ -623,8 +623,8 @@ def coordinator_lists_partition_until_its_marker(kafka: Kafka) -> None:
             assert not producer.is_on(topic)
             producer.add(topic)
             assert producer.is_on(topic)
-        who = {"producer_id": producer.producer_id, "epoch": producer.epoch}
-        assert producer.append(written, fenced(kafka, number, transactional=True, **who)) == appended(2 * number)
+        sender = {"producer_id": producer.producer_id, "epoch": producer.epoch}
+        assert producer.append(written, fenced(kafka, number, transactional=True, **sender)) == appended(2 * number)
         producer.end(commit=bool(number % 2))
         for topic, end in ((written, 2 * number + 2), (stranded, number + 1)):
 
@@ -643,17 +643,17 @@ def producer_known_by_marker_starts_at_zero(kafka: Kafka) -> None:
     producer.end(commit=True)
     kafka.until(lambda: topic.end() == 1, "the marker")
     producer.add(topic)
-    who = {"producer_id": producer.producer_id, "epoch": producer.epoch}
-    assert producer.append(topic, fenced(kafka, 4, transactional=True, **who)) == refused(OUT_OF_ORDER, 0)
-    assert producer.append(topic, fenced(kafka, 0, transactional=True, **who)) == appended(1)
+    sender = {"producer_id": producer.producer_id, "epoch": producer.epoch}
+    assert producer.append(topic, fenced(kafka, 4, transactional=True, **sender)) == refused(OUT_OF_ORDER, 0)
+    assert producer.append(topic, fenced(kafka, 0, transactional=True, **sender)) == appended(1)
 
 
 @case("A transactional batch for a partition not added gets 48")
 def transactional_batch_needs_its_partition_added(kafka: Kafka) -> None:
     topic = kafka.create()
     producer = kafka.transactional(v2=False)
-    who = {"producer_id": producer.producer_id, "epoch": producer.epoch}
-    assert producer.append(topic, fenced(kafka, 0, transactional=True, **who)) == refused(INVALID_TXN_STATE)
+    sender = {"producer_id": producer.producer_id, "epoch": producer.epoch}
+    assert producer.append(topic, fenced(kafka, 0, transactional=True, **sender)) == refused(INVALID_TXN_STATE)
     assert (topic.end(), topic.producers()) == (0, {})
 
 
@@ -691,9 +691,9 @@ def transaction_states(kafka: Kafka) -> None:
         assert producer.state() == "Empty"
         for commit, end in ((True, 2), (False, 4)):
             producer.add(topic)
-            who = {"producer_id": producer.producer_id, "epoch": producer.epoch}
+            sender = {"producer_id": producer.producer_id, "epoch": producer.epoch}
             sequence = 0 if v2 or commit else 1
-            assert producer.append(topic, fenced(kafka, sequence, transactional=True, **who)) == appended(end - 2)
+            assert producer.append(topic, fenced(kafka, sequence, transactional=True, **sender)) == appended(end - 2)
             assert producer.state() == "Ongoing"
             producer.end(commit=commit)
             after = "CompleteCommit" if commit else "CompleteAbort"
@@ -724,8 +724,8 @@ def repeated_end_txn_v2(kafka: Kafka) -> None:
     producer = kafka.transactional(v2=True)
     assert producer.say_end(producer.epoch, commit=True) == INVALID_TXN_STATE, "nothing was begun"
     for end in (2, 4):
-        who = {"producer_id": producer.producer_id, "epoch": producer.epoch}
-        assert producer.append(topic, fenced(kafka, 0, transactional=True, **who)) == appended(end - 2)
+        sender = {"producer_id": producer.producer_id, "epoch": producer.epoch}
+        assert producer.append(topic, fenced(kafka, 0, transactional=True, **sender)) == appended(end - 2)
         ended = producer.epoch
         producer.end(commit=True)
         assert producer.say_end(ended, commit=True) == 0
@@ -742,7 +742,7 @@ def repeated_end_txn_v2(kafka: Kafka) -> None:
 # --- offsets on more than one broker ----------------------------------------------------------------------------------
 
 
-def _follower(topic: Topic) -> int:
+def _follower_replica(topic: Topic) -> int:
     leader = topic.leader()
     return next(node for node in topic.replicas() if node != leader)
 
@@ -757,14 +757,14 @@ def log_end_exceeds_the_high_watermark(kafka: Kafka) -> None:
     topic = _two(kafka)
     assert (topic.end(), topic.high_watermark()) == (0, 0)
     assert topic.append(fenced(kafka, 0)) == appended(0)
-    follower = _follower(topic)
-    kafka.pause(follower)
+    follower_replica = _follower_replica(topic)
+    kafka.pause(follower_replica)
     for sequence in (1, 2):
         assert topic.append(fenced(kafka, sequence), acks=1) == appended(sequence)
     assert (topic.end(), topic.high_watermark()) == (3, 1)
     assert values(topic) == [b"0"]
-    kafka.resume(follower)
-    kafka.until(lambda: topic.high_watermark() == 3, "the follower to catch up")
+    kafka.resume(follower_replica)
+    kafka.until(lambda: topic.high_watermark() == 3, "the follower replica to catch up")
     assert len(values(topic)) == 3
 
 
@@ -774,19 +774,19 @@ def too_few_in_sync_replicas(kafka: Kafka) -> None:
     topic = _two(kafka, min_isr=2)
     first, waits = fenced(kafka, 0), fenced(kafka, 1)
     assert topic.append(first) == appended(0)
-    follower = _follower(topic)
-    kafka.pause(follower)
+    follower_replica = _follower_replica(topic)
+    kafka.pause(follower_replica)
     assert topic.append(waits, timeout_ms=300) == Answer(TIMED_OUT, 1, -1, 0)
     assert (topic.end(), topic.high_watermark()) == (2, 1)
     kafka.until(
         lambda: topic.append(waits, timeout_ms=100) == refused(NOT_ENOUGH_REPLICAS, 0),
-        "the follower to leave the in-sync replicas",
+        "the follower replica to leave the in-sync replicas",
     )
     assert topic.append(fenced(kafka, 2)) == refused(NOT_ENOUGH_REPLICAS, 0)
     assert topic.append(fenced(kafka, 2), acks=1) == appended(2), "acks=1 ignores the other replicas"
     assert (topic.end(), topic.high_watermark(), next_sequence(topic)) == (3, 1, (0, 2))
-    kafka.resume(follower)
-    kafka.until(lambda: topic.in_sync() == 2 and topic.high_watermark() == 3, "the follower to catch up")
+    kafka.resume(follower_replica)
+    kafka.until(lambda: topic.in_sync() == 2 and topic.high_watermark() == 3, "the follower replica to catch up")
     assert topic.append(waits) == duplicate(1, waits)
 
 
@@ -794,13 +794,13 @@ def too_few_in_sync_replicas(kafka: Kafka) -> None:
 def duplicate_waits_for_replicas(kafka: Kafka) -> None:
     topic = _two(kafka, min_isr=2)
     assert topic.append(fenced(kafka, 0)) == appended(0)
-    follower = _follower(topic)
-    kafka.pause(follower)
+    follower_replica = _follower_replica(topic)
+    kafka.pause(follower_replica)
     waits = fenced(kafka, 1)
     assert topic.append(waits, timeout_ms=200) == Answer(TIMED_OUT, 1, -1, 0)
     assert topic.append(waits, timeout_ms=200) == Answer(TIMED_OUT, 1, timestamp_of(waits), 0)
-    kafka.resume(follower)
-    kafka.until(lambda: topic.high_watermark() == 2, "the follower to catch up")
+    kafka.resume(follower_replica)
+    kafka.until(lambda: topic.high_watermark() == 2, "the follower replica to catch up")
     assert topic.append(waits) == duplicate(1, waits)
 
 
@@ -810,18 +810,18 @@ def later_appends_wait_for_earlier_replication(kafka: Kafka) -> None:
     topic = _two(kafka, min_isr=2)
     assert topic.append(fenced(kafka, 0)) == appended(0)
     wire = topic.connect()
-    follower = _follower(topic)
-    kafka.pause(follower)
+    follower_replica = _follower_replica(topic)
+    kafka.pause(follower_replica)
     wire.send(fenced(kafka, 1), timeout_ms=4000)
     wire.send(fenced(kafka, 2), acks=1)
     kafka.until(lambda: topic.end() == 2, "the first to be appended")
-    assert topic.append(plain(kafka, b"other"), acks=1) == appended(2)
+    assert topic.append(unconditional(kafka, b"other"), acks=1) == appended(2)
     assert topic.end() == 3
     assert wire.receive() == Answer(TIMED_OUT, 1, -1, 0)
     assert wire.receive() == appended(3)
     wire.close()
-    kafka.resume(follower)
-    kafka.until(lambda: topic.in_sync() == 2, "the follower to be back")
+    kafka.resume(follower_replica)
+    kafka.until(lambda: topic.in_sync() == 2, "the follower replica to be back")
 
 
 @case("A new leader recognizes five batches; the old one answers 6", brokers=2)
@@ -830,11 +830,11 @@ def new_leader_recognizes_five_batches(kafka: Kafka) -> None:
     topic = _two(kafka)
     batches = [fenced(kafka, sequence) for sequence in range(6)]
     assert [topic.append(each) for each in batches] == [appended(base) for base in range(6)]
-    a, b = topic.leader(), _follower(topic)
+    a, b = topic.leader(), _follower_replica(topic)
     epoch = topic.leader_epoch()
     assert (topic.end_as_of(a, epoch), topic.end_as_of(b, epoch)) == (6, None)
     assert topic.end_as_of(a, epoch + 1) is None
-    kafka.until(lambda: topic.producers(b) == topic.producers(a), "the follower to know the producer")
+    kafka.until(lambda: topic.producers(b) == topic.producers(a), "the follower replica to know the producer")
     topic.move_leader(b)
     new_epoch = topic.leader_epoch()
     assert new_epoch > epoch
@@ -856,7 +856,7 @@ def truncation_removes_log_and_sequence_together(kafka: Kafka) -> None:
     """Batches that only the dead leader had are lost, and their sequences too, even after it returns."""
     topic = _two(kafka)
     assert topic.append(fenced(kafka, 0)) == appended(0)
-    a, b = topic.leader(), _follower(topic)
+    a, b = topic.leader(), _follower_replica(topic)
     kafka.pause(b)
     # A pending fetch of the follower could still return the first of these.
     kafka.let_fetches_end()
@@ -890,10 +890,10 @@ def replicas_remember_different_batches(kafka: Kafka) -> None:
     topic = _two(kafka)
     batches = [fenced(kafka, sequence) for sequence in range(3)]
     assert [topic.append(each) for each in batches] == [appended(base) for base in range(3)]
-    a, b = topic.leader(), _follower(topic)
+    a, b = topic.leader(), _follower_replica(topic)
     kafka.kill(b)
     kafka.start_again(b)
-    kafka.until(lambda: topic.in_sync() == 2, "the follower to be back")
+    kafka.until(lambda: topic.in_sync() == 2, "the follower replica to be back")
     assert topic.producers(b) == topic.producers(a)
     topic.move_leader(b)
     assert topic.append(batches[0]) == refused(OUT_OF_ORDER, 0)

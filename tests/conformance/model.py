@@ -1,4 +1,4 @@
-"""The simulation's brokers (`tests/simulation/broker.py`) behind the driver interface."""
+"""The simulation's brokers (`tests/simulation/broker.py`) as a driver."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ModelKafka(Kafka):
             self.sim.run(self.sim.now + _STEP_SECONDS)
 
     def now_ms(self) -> int:
-        return self.sim.wall_ms
+        return self.sim.unix_ms
 
     def let_fetches_end(self) -> None:
         pass  # leaders answer immediately

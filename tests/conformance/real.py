@@ -1,4 +1,4 @@
-"""Real Kafka behind the driver interface: raw requests. Only requests that are not under test are retried."""
+"""Real Kafka as a driver: raw requests. Only requests that are not under test are retried."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.support.batches import now_ms
 from tests.support.kafka import unique_topic
 
 OK, UNKNOWN_TOPIC, NOT_LEADER, UNKNOWN_TOPIC_ID = 0, 3, 6, 100
-COORDINATOR_LOADING, COORDINATOR_GONE, NOT_COORDINATOR, CONCURRENT = 14, 15, 16, 51
+COORDINATOR_LOADING, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT = 14, 15, 16, 51
 FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH = 74, 75
 ELECTION_NOT_NEEDED = 84
 #: Needed by `Topic.deny`.
@@ -58,7 +58,7 @@ PROPERTIES = {
 }
 _LATEST, _EARLIEST = -1, -2
 _BYTES_MAX = 1 << 20
-_COORDINATOR_BUSY = (COORDINATOR_LOADING, COORDINATOR_GONE, NOT_COORDINATOR, CONCURRENT)
+_COORDINATOR_BUSY = (COORDINATOR_LOADING, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT)
 _RESPONSES: dict[Any, Any] = {
     AlterPartitionReassignmentsRequest: AlterPartitionReassignmentsResponse,
     CreateAclsRequest: CreateAclsResponse,
@@ -199,7 +199,7 @@ class RealTopic(Topic):
         until(self._serves, f"{self.name} to be served", seconds=ANSWER_SECONDS)
 
     def _serves(self) -> bool:
-        """Metadata names a leader slightly before it serves, and followers join one by one."""
+        """Metadata names a leader slightly before it serves, and follower_replicas join one by one."""
         return self.in_sync() == self.settings.replicas and self._list(_LATEST) is not None
 
     def at(self, node: int | None = None) -> raw.Connection:
@@ -402,8 +402,10 @@ class RealTopic(Topic):
             if self.leader() != node:
                 return False
             epoch = self.leader_epoch()
-            followers = [each for each in replicas if each != node and each not in self.kafka.paused]
-            old_ones_know = all(self._epoch_end(each, epoch, epoch).error_code == NOT_LEADER for each in followers)
+            follower_replicas = [each for each in replicas if each != node and each not in self.kafka.paused]
+            old_ones_know = all(
+                self._epoch_end(each, epoch, epoch).error_code == NOT_LEADER for each in follower_replicas
+            )
             return old_ones_know and self.end_as_of(node, epoch) is not None
 
         until(all_know, f"{self.name} to be led by {node}", seconds=ANSWER_SECONDS)

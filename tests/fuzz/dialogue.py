@@ -73,14 +73,14 @@ from fencepost_proxy.wire.produce import (
 )
 from fencepost_proxy.wire.schema import Message
 from tests.fuzz.engine import Failure, Op, Program, Tracer, Untraced
-from tests.fuzz.log import INVALID_RECORD, SHARED, WALL_SECONDS, Log, carry_out
+from tests.fuzz.log import INVALID_RECORD, SHARED, UNIX_SECONDS, Log, carry_out
 from tests.support.batches import batch
 from tests.support.counting import Counting
 from tests.support.kio_messages import by_kio
 from tests.support.under_way import left_under_way
 
 STATE_TOPIC = "__state"
-TOPICS = ("checked", "required", "plain", "other", STATE_TOPIC)
+TOPICS = ("checked", "required", "relay", "other", STATE_TOPIC)
 POLICIES = {"checked": TopicPolicy(Check.ON), "required": TopicPolicy(Check.REQUIRED)}
 TOPIC_IDS = {name: UUID(int=1000 + index) for index, name in enumerate(TOPICS)}
 NAMES_BY_ID = {topic_id: name for name, topic_id in TOPIC_IDS.items()}
@@ -89,7 +89,7 @@ PARTITIONS = 2
 CONNECTIONS_MAX = 5
 FRAME_BYTES_MAX = 40_000
 RECEIVE_BYTES = 65536
-NOW_MS = int(WALL_SECONDS * 1000) + 1_000_000
+NOW_MS = int(UNIX_SECONDS * 1000) + 1_000_000
 LIMITS = g.SequencerLimits(
     queue_max=4,
     in_flight_max=3,
@@ -184,8 +184,12 @@ def make_batch(log_end: int, spec: list[Any]) -> bytes:
     elif how == "is":
         expected = abs(number) % 1000
     producer %= 5
-    who = (-1, -1, -1) if not producer else (SHARED if producer == 4 else producer, 0, abs(sequence) % 1000)
-    return _batch(expected, 1 + abs(count - 1) % 5, who, flags % 128, None if age < 0 else age % 1_000_000)
+    producer_of_batch = (
+        (-1, -1, -1) if not producer else (SHARED if producer == 4 else producer, 0, abs(sequence) % 1000)
+    )
+    return _batch(
+        expected, 1 + abs(count - 1) % 5, producer_of_batch, flags % 128, None if age < 0 else age % 1_000_000
+    )
 
 
 # --- services of the dispatcher ---------------------------------------------------------------------------------------
@@ -287,7 +291,7 @@ class FuzzServices(Counting):
 
 
 @dataclass
-class Asked:
+class Requested:
     """A request that reached the broker. `results`: already executed."""
 
     frame: bytes
@@ -324,7 +328,7 @@ class Wires:
     upstream_paused: bool = False
     proxy_closed_upstream: bool = False
     upstream_closed: bool = False
-    queried: deque[Asked] = field(default_factory=deque)
+    queried: deque[Requested] = field(default_factory=deque)
     #: Relayed responses by correlation id; several with one id are only counted.
     answers: dict[int, bytes | None] = field(default_factory=dict)
     next_correlation: int = 1
@@ -450,7 +454,9 @@ class Dialogue:
             kind = rng.choice(("ok",) * 8 + ("error", "error", "append-error", "wrong-id", "noise", "partitions"))
             return ["answer", connection, kind, self._error(rng), rng.choice((0, 0, 0, 1, 9)), rng.choice((1, 1, 1, 3))]
         if draw < 0.75:
-            kind = rng.choice(("true",) * 8 + ("unknown", "no-topic", "unreadable", "not-yet", "gone", "open", "error"))
+            kind = rng.choice(
+                ("true",) * 8 + ("unknown", "no-topic", "unreadable", "not-yet", "deleted", "open", "error")
+            )
             return ["control", rng.randrange(3), kind, self._error(rng)]
         return rng.choice(
             [
@@ -579,7 +585,7 @@ class _Run:
         self.bases: dict[TopicPartition, tuple[int, int]] = {}
         self.wires: list[Wires] = []
         self.control: list[ForControl] = []
-        self.control_asked_at: list[float] = []
+        self.control_requested_at: list[float] = []
         self.stores: list[tuple[int, m.Store | m.RecordAbortOnly | m.ReadBatches]] = []
         self.buffer = bytearray(RECEIVE_BYTES)
         self.always_fresh = True
@@ -682,8 +688,8 @@ class _Run:
             data[:0] = struct.pack(">i", len(data))
         else:
             data = bytearray(b"".join(bytes(chunk) for chunk in self._make_produce(correlation, spec)))
-        for kind, place, value in spec["changes"]:
-            at = abs(place) % len(data)
+        for kind, index, value in spec["changes"]:
+            at = abs(index) % len(data)
             match kind:
                 case "byte":
                     data[at] = value & 255
@@ -799,7 +805,7 @@ class _Run:
                     self._command(self.wires[connection - 1], command)
                 case ForControl():
                     self.control.append(action)
-                    self.control_asked_at.append(self.now)
+                    self.control_requested_at.append(self.now)
         if actions:
             self._check_bounds()
 
@@ -833,29 +839,30 @@ class _Run:
     def _read_requests(self, wires: Wires) -> None:
         frames, rest = frames_of(wires.upstream_got[wires.upstream_read :], 8)
         wires.upstream_read = len(wires.upstream_got) - len(rest)
-        wires.queried += [Asked(frame) for frame in frames]
+        wires.queried += [Requested(frame) for frame in frames]
 
     def _check_bounds(self) -> None:
         dispatcher, observed = self.dispatcher, self.observed
         for session in dispatcher.sessions.values():
-            held = session._client.buffered_bytes
-            if held > self.services.frame_bytes_max + RECEIVE_BYTES:
-                raise Failure("a session buffers more than a frame and a read", held)
+            if session.buffered_bytes > self.services.frame_bytes_max + RECEIVE_BYTES:
+                raise Failure("a session buffers more than a frame and a read", session.buffered_bytes)
             if session.in_flight > self.services.in_flight_requests_max:
                 raise Failure("more requests in flight than allowed", session.in_flight)
             observed.add(
                 (
                     "session",
-                    min(len(session._to_client), 3),
-                    min(len(session._from_upstream), 3),
-                    min(len(session._produce_in_flight), 2),
-                    session._waiting_produce is not None,
+                    min(session.in_flight, 3),
+                    min(len(session.produce_requests), 3),
+                    session.waits,
+                    session.at_barrier,
+                    session.over_quota,
                     session.client_closed,
                     session.upstream_closed,
-                    session._client.state,
-                    session._upstream.state,
-                    session._client_paused,
-                    session._upstream_paused,
+                    session.mid_header,
+                    session.collecting_since is not None,
+                    session.passing_up_bytes > 0,
+                    session.passing_down_bytes > 0,
+                    session.drained,
                 )
             )
         for sequencer in dispatcher.sequencers.values():
@@ -869,16 +876,17 @@ class _Run:
                     "a sequencer remembers too much",
                     (len(sequencer.memory.appended_batch), len(sequencer.memory.fenced)),
                 )
+            view = sequencer.view(self.now)
             observed.add(
                 (
                     "sequencer",
                     sequencer.phase,
                     min(sequencer.waiting, 2),
-                    sequencer._admitted is not None,
-                    min(len(sequencer._in_flight), 2),
-                    min(len(sequencer._in_doubt_appends), 2),
-                    min(len(sequencer._being_read), 2),
-                    self.now < sequencer._confirmed_until,
+                    view.admitted is not None,
+                    min(len(view.in_flight), 2),
+                    min(len(view.in_doubt), 2),
+                    min(len(view.being_read), 2),
+                    view.fence_confirmed,
                 )
             )
         left = left_under_way(dispatcher, self.services.transactions)
@@ -887,7 +895,7 @@ class _Run:
 
     # ---- responses of the broker
 
-    def _carry_out(self, queried: Asked) -> None:
+    def _carry_out(self, queried: Requested) -> None:
         queried.results = {}
         if queried.api_key != PRODUCE:
             return
@@ -899,7 +907,7 @@ class _Run:
             else:
                 queried.results[where] = log.append(bytes(data.records or b""))
 
-    def _parts(self, queried: Asked) -> Iterator[tuple[str, PartitionData]]:
+    def _parts(self, queried: Requested) -> Iterator[tuple[str, PartitionData]]:
         try:
             request = parse_produce_request(memoryview(queried.frame))
         except ProtocolError:
@@ -935,10 +943,10 @@ class _Run:
         self._deliver_upstream(wires, cut)
 
     @staticmethod
-    def _acks_0(queried: Asked) -> bool:
+    def _acks_0(queried: Requested) -> bool:
         return queried.api_key == PRODUCE and acks_of(queried.frame) == 0
 
-    def _other_answer(self, queried: Asked, head: bytes, variant: int) -> bytes:
+    def _other_answer(self, queried: Requested, head: bytes, variant: int) -> bytes:
         key, version = queried.api_key, queried.version
         known = codec_versions(key)
         if (
@@ -957,7 +965,7 @@ class _Run:
     def _made_up_answer(self, key: int, version: int, variant: int) -> bytes:
         return made_up_body(key, version, "response", variant)
 
-    def _produced(self, queried: Asked, kind: str, error: int) -> bytes:
+    def _produced(self, queried: Requested, kind: str, error: int) -> bytes:
         if queried.results is None and (kind in ("ok", "append-error", "partitions", "wrong-id") or not error):
             self._carry_out(queried)
         topics: dict[str, list[PartitionResult]] = {}
@@ -985,7 +993,7 @@ class _Run:
     # ---- responses of the control client
 
     def _control(self, index: int, kind: str, error: int) -> None:
-        requested, queried_at = self.control.pop(index), self.control_asked_at.pop(index)
+        requested, queried_at = self.control.pop(index), self.control_requested_at.pop(index)
         log, bases = self.logs.get(requested.partition, Log()), self.bases
         if requested.partition not in self.logs:
             kind = "no-topic"
@@ -1151,14 +1159,14 @@ class _Run:
     @staticmethod
     def _check_passed(wires: Wires, sent: dict[int, bytes]) -> None:
         """Relayed bytes are in the client's order and unchanged; the last frame may be incomplete."""
-        plain = [frame for frame in sent.values() if relayed_versions(frame)]
+        relayed = [frame for frame in sent.values() if relayed_versions(frame)]
         frames, rest = frames_of(wires.upstream_got, 8)
         at = 0
         for frame in frames:
             original = sent.get(struct.unpack_from(">i", frame, 4)[0])
             if original is None or not relayed_versions(original):
                 continue
-            if at >= len(plain) or frame != plain[at]:
+            if at >= len(relayed) or frame != relayed[at]:
                 raise Failure("a relayed request was changed", frame[:40].hex())
             at += 1
         delivered = bytes(wires.client_wrote[: wires.client_delivered])

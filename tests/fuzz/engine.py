@@ -230,20 +230,20 @@ def mutate(target: Target, rng: random.Random, parent: Program, corpus: list[Pro
 
 def _tweak(rng: random.Random, op: Op) -> None:
     """Replace a number in an operation."""
-    places: list[tuple[Any, Any]] = []
+    numbers: list[tuple[Any, Any]] = []
 
     def walk(entered: Any) -> None:
         for key, value in entered.items() if isinstance(entered, dict) else enumerate(entered):
             if isinstance(value, bool):
                 continue
             if isinstance(value, int):
-                places.append((entered, key))
+                numbers.append((entered, key))
             elif isinstance(value, list | dict):
                 walk(value)
 
     walk(op)
-    if places:
-        entered, key = rng.choice(places)
+    if numbers:
+        entered, key = rng.choice(numbers)
         entered[key] = rng.choice(
             (entered[key] + 1, entered[key] - 1, 0, 1, 2, 3, rng.randrange(256), rng.getrandbits(16))
         )
@@ -345,10 +345,10 @@ def minimise(target: Target, program: Program, signature: str, runs_max: int = _
 
 def _smaller(op: Op) -> Iterator[Op]:
     """Shorten lists inside an operation."""
-    for place, value in enumerate(op):
+    for position, value in enumerate(op):
         if isinstance(value, list):
             for index in range(len(value)):
-                yield [*op[:place], [*value[:index], *value[index + 1 :]], *op[place + 1 :]]
+                yield [*op[:position], [*value[:index], *value[index + 1 :]], *op[position + 1 :]]
 
 
 def fuzz(
@@ -372,7 +372,7 @@ def fuzz(
     result = Result(target.name, seed, lines_all=lines_of(target.modules))
     started = time.monotonic()
     waiting = list(starting_from or ())
-    told_at = started
+    reported_at = started
     slowest_so_far = 0.0
     while (inputs is None or result.inputs < inputs) and (
         seconds is None or time.monotonic() - started < seconds or not result.inputs
@@ -412,8 +412,8 @@ def fuzz(
             report(f"FAILED {target.name} input {result.inputs}: {signature}: {error}")
             small = minimise(target, program, signature) if minimised else program
             found[signature] = Found(signature, message, small, len(program.ops))
-        if time.monotonic() - told_at > 30:
-            told_at = time.monotonic()
+        if time.monotonic() - reported_at > 30:
+            reported_at = time.monotonic()
             report(f"{target.name}: {result.inputs} inputs, {len(corpus)} kept, {len(known)} pairs and features")
     pairs_known = {each for each in known if isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], int)}
     result.seconds = time.monotonic() - started

@@ -219,8 +219,8 @@ def _produce(
     flexible = version >= 9
     many = _uvarint(tags) + b"".join(_uvarint(instance_id) + b"\0" for instance_id in range(tags))
 
-    def section(place: int) -> bytes:
-        return b"" if not flexible else many if tags and place == where else b"\0"
+    def section(level: int) -> bytes:
+        return b"" if not flexible else many if tags and level == where else b"\0"
 
     def count(number: int) -> bytes:
         return _uvarint(number + 1) if flexible else struct.pack(">i", number)

@@ -13,7 +13,7 @@ from fencepost_proxy.wire.batch import require_single_batch, sequence_add, verif
 from fencepost_proxy.wire.produce import PartitionResult
 
 SHARED = 7000
-WALL_SECONDS = 1_700_000_000.0
+UNIX_SECONDS = 1_700_000_000.0
 CORRUPT, OUT_OF_ORDER, INVALID_EPOCH, INVALID_RECORD = 2, 45, 47, 87
 _REMEMBERED = 5
 Appended = tuple[int, int, int]  # error code, base offset, log append time
@@ -67,10 +67,10 @@ class Log:
 
     def truncate(self, end: int) -> None:
         """Truncate the log and the producer states."""
-        gone = [batch for _, upto, batch in self.batches if upto > end]
+        truncated = [batch for _, upto, batch in self.batches if upto > end]
         self.batches = [each for each in self.batches if each[1] <= end]
         self.end = min(self.end, end)
-        if gone:
+        if truncated:
             self._producers.clear()
 
     def producer_state(self, producer_id: int) -> ProducerState | None:
@@ -103,8 +103,8 @@ def carry_out(
     match effect:
         case g.ReadLogEnd():
             if kind == "no-topic":
-                return g.LogEndUnknown("gone", 3)
-            if failed or kind in ("not-yet", "gone"):
+                return g.LogEndUnknown("deleted", 3)
+            if failed or kind in ("not-yet", "deleted"):
                 return g.LogEndUnknown("not now")
             return g.LogEndRead(
                 g.LogEndSnapshot(
@@ -118,7 +118,7 @@ def carry_out(
                     log_append_time=log.log_append_time_ms is not None,
                     expiration_seconds=86_400.0,
                     transactions_as_of=queried_at,
-                    clock_offset_seconds=WALL_SECONDS,
+                    clock_offset_seconds=UNIX_SECONDS,
                 )
             )
         case g.ReadBatch(pending, offset):
@@ -126,9 +126,9 @@ def carry_out(
                 return g.BatchRead(pending, g.Unreadable("not now"))
             if kind == "not-yet":
                 return g.BatchRead(pending, g.NotYet(offset + error % 3))
-            return g.BatchRead(pending, g.OutOfRange() if kind == "gone" else log.probe(offset))
+            return g.BatchRead(pending, g.OutOfRange() if kind == "deleted" else log.probe(offset))
         case g.Resend(pending):
-            if failed or kind in ("not-yet", "gone"):
+            if failed or kind in ("not-yet", "deleted"):
                 return g.Resent(pending, None)
             if kind == "error" and error:
                 return g.Resent(pending, PartitionResult(partition.partition, error))

@@ -57,7 +57,16 @@ from tests.fuzz.engine import Failure, Op, Program, Tracer, Untraced
 _INSTANCE_IDS = b"\x02\x09\x03abc\xac\x02\x00"
 _DECOMPRESSED_MAX = 100_000
 _NAMES = HeaderNames()
-_PARSERS = ("produce-request", "produce-response", "batch", "fetched", "compressed", "plain", "request", "response")
+_PARSERS = (
+    "produce-request",
+    "produce-response",
+    "batch",
+    "fetched",
+    "compressed",
+    "uncompressed",
+    "request",
+    "response",
+)
 _LETTERS = (0, 1, 2, 0x7F, 0x80, 0xFE, 0xFF)
 
 
@@ -137,19 +146,19 @@ class Parsers:
         return {"parser": rng.randrange(len(_PARSERS)), "version": rng.randrange(1000), "variant": rng.randrange(64)}
 
     def op(self, rng: random.Random) -> Op:
-        place = rng.choice((rng.randrange(70), rng.randrange(600)))
+        index = rng.choice((rng.randrange(70), rng.randrange(600)))
         draw = rng.random()
         if draw < 0.5:
-            return ["byte", place, rng.choice((*_LETTERS, rng.randrange(256)))]
+            return ["byte", index, rng.choice((*_LETTERS, rng.randrange(256)))]
         if draw < 0.65:
-            return ["bit", place, rng.randrange(8)]
+            return ["bit", index, rng.randrange(8)]
         return rng.choice(
             [
-                ["cut", place],
-                ["delete", place, rng.randint(1, 4)],
-                ["insert", place, [rng.choice(_LETTERS) for _ in range(rng.randint(1, 6))]],
-                ["int", place, rng.choice((-1, 0, 1, 2**31 - 1, -(2**31), rng.randrange(300)))],
-                ["copy", place, rng.randrange(600), rng.randint(1, 30)],
+                ["cut", index],
+                ["delete", index, rng.randint(1, 4)],
+                ["insert", index, [rng.choice(_LETTERS) for _ in range(rng.randint(1, 6))]],
+                ["int", index, rng.choice((-1, 0, 1, 2**31 - 1, -(2**31), rng.randrange(300)))],
+                ["copy", index, rng.randrange(600), rng.randint(1, 30)],
                 ["right-crc"],
             ]
         )
@@ -179,7 +188,7 @@ def _input(parser: str, version: int, variant: int) -> bytearray:
             return bytearray(_batch(variant) + _batch(variant + 1))
         case "compressed":
             return bytearray(_compressed(1 + variant % 4, b"some text, some more text, " * (1 + version)))
-        case "plain":
+        case "uncompressed":
             return bytearray(encode_uncompressed_batch([(b"k", b"v"), (None, b""), (b"key", None)], 5))
         case _:
             key, api_version = SERVED[version % len(SERVED)]
@@ -275,7 +284,7 @@ def _parse_compressed(version: int, view: memoryview) -> None:
         raise Failure("decompression exceeds the limit", len(got))
 
 
-def _parse_plain(version: int, view: memoryview) -> None:
+def _parse_uncompressed(version: int, view: memoryview) -> None:
     list(read_uncompressed_records(parse_batch_header(view), view))
 
 
@@ -306,7 +315,7 @@ _PARSE = {
     "batch": _parse_batch,
     "fetched": _parse_fetched,
     "compressed": _parse_compressed,
-    "plain": _parse_plain,
+    "uncompressed": _parse_uncompressed,
     "request": _parse_request,
     "response": _parse_response,
 }

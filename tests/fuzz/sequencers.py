@@ -66,7 +66,9 @@ class Sequencers:
             kind = rng.choice(("ok",) * 6 + ("error", "append-error", "elsewhere"))
             return ["answer", rng.randrange(_CONNECTIONS), kind, error]
         if draw < 0.82:
-            kind = rng.choice(("true",) * 6 + ("unknown", "no-topic", "unreadable", "not-yet", "gone", "open", "error"))
+            kind = rng.choice(
+                ("true",) * 6 + ("unknown", "no-topic", "unreadable", "not-yet", "deleted", "open", "error")
+            )
             return ["control", rng.randrange(3), kind, error]
         return rng.choice(
             [
@@ -245,29 +247,27 @@ class _Run:
                     if same and not isinstance(effect, g.ReadBatch | g.Resend):
                         raise Failure("a second read of the same kind", type(effect).__name__)
                     self.control.append((effect, self.now))
-        sequencer = self.sequencer
+        sequencer, view = self.sequencer, self.sequencer.view(self.now)
         if (
             len(sequencer.memory.appended_batch) > LIMITS.remembered_batches_max
             or len(sequencer.memory.fenced) > LIMITS.remembered_producers_max
         ):
             raise Failure("a sequencer remembers too much")
-        if len(sequencer._in_flight) > LIMITS.in_flight_max:
+        if len(view.in_flight) > LIMITS.in_flight_max:
             raise Failure("more in flight than allowed")
         if len(self.control) > 50 * (1 + len(self.waiting)):
             raise Failure("too many reads", len(self.control))
-        kinds = tuple(each.kind for each in (*sequencer._queue,)[:2])
+        kinds = tuple(each.kind for each in view.queued[:2])
         self.observed.add(
             (
                 sequencer.phase,
                 kinds,
-                min(len(sequencer._in_flight), 3),
-                min(len(sequencer._in_doubt_appends), 2),
-                len(sequencer._being_read) > 0,
+                min(len(view.in_flight), 3),
+                min(len(view.in_doubt), 2),
+                len(view.being_read) > 0,
             )
         )
-        self.observed.add(
-            (type(event), sequencer.phase, self.now < sequencer._confirmed_until, self.admitted is not None)
-        )
+        self.observed.add((type(event), sequencer.phase, view.fence_confirmed, self.admitted is not None))
 
     def _answered(self, pending: g.PendingAppend, result: PartitionResult, reason: str | None) -> None:
         if pending not in self.waiting:

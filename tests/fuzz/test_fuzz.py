@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.events import Tick
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session import checked_produce as checked_produce_module
-from fencepost_proxy.session import control as control_module
-from fencepost_proxy.session import cutter as cutter_module
-from fencepost_proxy.session import reading as reading_module
-from fencepost_proxy.session import session as session_module
+from fencepost_proxy.session import checked_produce, control, reading, session
+from fencepost_proxy.session.cutter import FrameCutter
 from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.wire import primitives, produce
 from fencepost_proxy.wire.apis import CREATE_TOPICS, DESCRIBE_CONFIGS, METADATA
-from tests.fuzz import large as large_module
+from tests.fuzz import large
 from tests.fuzz.__main__ import TARGETS, replay
 from tests.fuzz.engine import CORPUS, Program, TooSlow, check_time, fuzz, slowest_call
 from tests.fuzz.large import READ, Large
+from tests.support.mutants import Change, Mutant, body, edit, put
 
 SEED = 1
 SHORT_RUN = {"session": 120, "sequencer": 500, "wire": 1500, "large": 12}
@@ -54,97 +51,67 @@ def test_seed_gives_the_same_run_twice(name: str) -> None:
     assert fuzz(target, 8, inputs=inputs, guided=False).digest not in digests
 
 
-# --- defects that it must detect --------------------------------------------------------------------------------------
+# ---- defects that it must detect
+
+DEFECTS: dict[str, list[tuple[str, int, Change]]] = {
+    "session": [
+        ("views are stored", 600, edit(FrameCutter, "collected", ("bytes(here)", "here"))),
+        (
+            "responses out of order",
+            200,
+            body(
+                Session,
+                "_answer_front",
+                "for pending_response in [each for each in self._to_client if each.done]:\n"
+                "    self._to_client.remove(pending_response)\n"
+                "    self._client_out += pending_response.chunks",
+            ),
+        ),
+        (
+            "memory is not released",
+            200,
+            edit(Session, "_client_lost", ("self._services.release(self._collecting_bytes)", "pass")),
+        ),
+        ("admissions are not returned", 60, body(Session, "_return_waiting_produce", "self._waiting_produce = None")),
+        ("lost appends are not reported", 100, put(checked_produce, "Lost", lambda pending: Tick())),
+        ("a partition is missing in a response", 200, body(ProduceExchange, "complete", "return bool(self.results)")),
+    ],
+    "sequencer": [
+        ("success anywhere", 300, body(PartitionSequencer, "_appended_elsewhere", "self._answer(pending, result)")),
+        ("in-doubt appends are not resolved", 300, body(PartitionSequencer, "_resolve_later", "pass")),
+        ("queued appends never time out", 200, body(PartitionSequencer, "_tick", "pass")),
+        (
+            "admitted twice",
+            200,
+            edit(
+                PartitionSequencer,
+                "_admit",
+                ("self._queue.popleft()", "if pending.append.record_count != 3: self._queue.popleft()"),
+            ),
+        ),
+    ],
+    "wire": [("an index error is not caught", 500, put(produce, "MALFORMED", (ValueError,)))],
+}
 
 
-def _views_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stored data is not copied out of the receive buffer."""
-    monkeypatch.setattr(cutter_module, "bytes", lambda view: view, raising=False)
+@pytest.mark.no_cover  # coverage of broken code means nothing
+@pytest.mark.parametrize(
+    ("target", "inputs", "defect"),
+    [
+        pytest.param(target, inputs, Mutant(name, name, (target,), change), id=f"{target}-{name}")
+        for target, defects in DEFECTS.items()
+        for name, inputs, change in defects
+    ],
+)
+def test_defect_is_detected(target: str, inputs: int, defect: Mutant) -> None:
+    with defect.live():
+        assert any(
+            fuzz(TARGETS[target][0], seed, inputs=20, guided=False, minimised=False).failures
+            for seed in range(inputs // 20)
+        )
 
 
-def _responses_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(self: Session) -> None:
-        for pending_response in [each for each in self._to_client if each.done]:
-            self._to_client.remove(pending_response)
-            self._client_out += pending_response.chunks
-
-    monkeypatch.setattr(Session, "_answer_front", answer)
-
-
-def _memory_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = Session._client_lost
-
-    def client_lost(self: Session, now: float) -> None:
-        self._collecting_bytes = 0
-        lost(self, now)
-
-    monkeypatch.setattr(Session, "_client_lost", client_lost)
-
-
-def _admissions_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(self: Session) -> None:
-        self._waiting_produce = None
-
-    monkeypatch.setattr(Session, "_return_waiting_produce", forget)
-
-
-def _lost_appends_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked_produce_module, "Lost", lambda pending: g.Tick())
-
-
-def _partition_is_missing_in_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProduceExchange, "complete", property(lambda self: bool(self.results)))
-
-
-def _success_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    def appended_elsewhere(self: PartitionSequencer, pending: g.PendingAppend, result: produce.PartitionResult) -> None:
-        self._answer(pending, result)
-
-    monkeypatch.setattr(PartitionSequencer, "_appended_elsewhere", appended_elsewhere)
-
-
-def _in_doubt_appends_are_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PartitionSequencer, "_resolve_later", lambda self, pending, now: None)
-
-
-def _queued_appends_never_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PartitionSequencer, "_tick", lambda self, now: None)
-
-
-def _admitted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    admit = PartitionSequencer._admit
-
-    def admit_again(self: PartitionSequencer, pending: g.PendingAppend) -> None:
-        admit(self, pending)
-        if pending.append.record_count == 3:
-            self._queue.append(pending)
-
-    monkeypatch.setattr(PartitionSequencer, "_admit", admit_again)
-
-
-def _index_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(produce, "MALFORMED", (ValueError,))
-
-
-def _any_number_of_partitions_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked_produce_module, "PARTITIONS_MAX", 100_000)
-
-
-def _batches_are_read_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_module, "HERE_BYTES_MAX", 1 << 30)
-    monkeypatch.setattr(reading_module, "HERE_STEPS_MAX", 1 << 30)
-
-
-def _any_number_of_tagged_fields_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(primitives, "TAGS_MAX", 1 << 30)
-
-
-def _control_messages_are_read_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_module, "HERE_BYTES_MAX", 1 << 30)
-
-
-def _produce_responses_are_rewritten_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "PRODUCED_HERE_BYTES_MAX", 1 << 30)
+# ---- time
 
 
 def _control(key: int, version: int, variant: int, elements: int = 20_000) -> dict[str, Any]:
@@ -152,69 +119,30 @@ def _control(key: int, version: int, variant: int, elements: int = 20_000) -> di
     return {"kind": "control", "count": count, "bytes": 0, "where": 0, "variant": variant, "elements": elements}
 
 
-DEFECTS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], int]] = [
-    ("session", _views_are_stored, 60),
-    ("session", _responses_out_of_order, 200),
-    ("session", _memory_is_not_released, 200),
-    ("session", _admissions_are_not_returned, 60),
-    ("session", _lost_appends_are_not_reported, 100),
-    ("session", _partition_is_missing_in_a_response, 200),
-    ("sequencer", _success_anywhere, 300),
-    ("sequencer", _in_doubt_appends_are_not_resolved, 300),
-    ("sequencer", _queued_appends_never_time_out, 200),
-    ("sequencer", _admitted_twice, 200),
-    ("wire", _index_error, 500),
-]
-
-
-@pytest.mark.no_cover  # coverage of broken code means nothing
-@pytest.mark.parametrize(
-    ("name", "break_it", "inputs"), DEFECTS, ids=[f"{name}{defect.__name__}" for name, defect, _ in DEFECTS]
-)
-def test_defect_is_detected(
-    name: str, break_it: Callable[[pytest.MonkeyPatch], None], inputs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    break_it(monkeypatch)
-    found: Any = None
-    for seed in range(inputs // 20):
-        result = fuzz(TARGETS[name][0], seed, inputs=20, guided=False, minimised=False)
-        found = result.failures or found
-        if found:
-            break
-    assert found
-
-
-# --- time -------------------------------------------------------------------------------------------------------------
-
+_UNLIMITED = 1 << 30
+_ANY_NUMBER_OF_PARTITIONS = (put(checked_produce, "PARTITIONS_MAX", 100_000),)
+_BATCHES_READ_HERE = (put(large, "HERE_BYTES_MAX", _UNLIMITED), put(reading, "HERE_STEPS_MAX", _UNLIMITED))
+_CONTROL_READ_HERE = (put(control, "HERE_BYTES_MAX", _UNLIMITED),)
 _LARGE = Large().frame(random.Random(1)) | {"version": 9, "acks": -1, "topic": 0, "transaction": False, "codec": 4}
-SLOW: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = {
-    "65,536 partitions": (
-        _any_number_of_partitions_is_read,
-        {"kind": "partitions", "topics": 1, "count": 65_536, "ours": 0},
-    ),
+SLOW: dict[str, tuple[tuple[Change, ...], dict[str, Any]]] = {
+    "65,536 partitions": (_ANY_NUMBER_OF_PARTITIONS, {"kind": "partitions", "topics": 1, "count": 65_536, "ours": 0}),
     "65,536 topics": (
-        _any_number_of_partitions_is_read,
+        _ANY_NUMBER_OF_PARTITIONS,
         {"kind": "partitions", "topics": 65_536, "count": 65_536, "ours": 0, "topic": 2},
     ),
     "983,040 records": (
-        _batches_are_read_in_the_event_loop,
+        _BATCHES_READ_HERE,
         {"kind": "records", "count": 65_536, "bytes": 0, "delta": 0, "ours": 2, "where": 0},
     ),
     "65,536 tagged fields of each partition": (
-        _any_number_of_tagged_fields_is_read,
+        (put(primitives, "TAGS_MAX", _UNLIMITED),),
         {"kind": "tags", "count": 65_536, "where": 1},
     ),
-    "CreateTopics of 20,000 topics": (_control_messages_are_read_in_the_event_loop, _control(CREATE_TOPICS, 7, 0)),
-    "a DescribeConfigs response of 20,000 resources": (
-        _control_messages_are_read_in_the_event_loop,
-        _control(DESCRIBE_CONFIGS, 4, 2),
-    ),
-    "a Metadata response of 20,000 topics": (
-        _control_messages_are_read_in_the_event_loop,
-        _control(METADATA, 13, 2),
-    ),
+    "CreateTopics of 20,000 topics": (_CONTROL_READ_HERE, _control(CREATE_TOPICS, 7, 0)),
+    "a DescribeConfigs response of 20,000 resources": (_CONTROL_READ_HERE, _control(DESCRIBE_CONFIGS, 4, 2)),
+    "a Metadata response of 20,000 topics": (_CONTROL_READ_HERE, _control(METADATA, 13, 2)),
     "a Produce response of 65,536 partitions that names brokers": (
-        _produce_responses_are_rewritten_in_the_event_loop,
+        (put(session, "PRODUCED_HERE_BYTES_MAX", _UNLIMITED),),
         {"kind": "partitions", "topics": 1, "count": 65_536, "ours": 1, "topic": 2, "version": 12},
     ),
 }
@@ -222,19 +150,18 @@ SLOW: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = {
 
 @pytest.mark.no_cover  # coverage of broken code means nothing
 @pytest.mark.parametrize("name", SLOW)
-def test_slow_call_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    break_it, spec = SLOW[name]
+def test_slow_call_is_detected(name: str) -> None:
+    limits, spec = SLOW[name]
     setup = {"whole": False, "produce": 12, "append_time": False, "upstream_first": True, "calm": False}
     stored = [["stored", 0, 1]] * 5
     answer = ["answer", 0, "ok", spec.get("variant", 1), 0, 1]
     quota_is_renewed = ["tick", 1]
     program = Program(setup, [["send", 0, [_LARGE | spec], []], *stored, answer, quota_is_renewed, answer, *stored])
     assert check_time(TARGETS["large"][0], program) > 0
-    break_it(monkeypatch)
     tracing = sys.gettrace()
     sys.settrace(None)  # a traced call is too slow to measure
     try:
-        with pytest.raises(TooSlow):
+        with Mutant(name, "unlimited work in the event loop", (), *limits).live(), pytest.raises(TooSlow):
             check_time(TARGETS["large"][0], program)
     finally:
         sys.settrace(tracing)

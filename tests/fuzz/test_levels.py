@@ -20,7 +20,7 @@ _PROGRAMS = 120
 _POLICIES = {
     "checked": TopicPolicy(Check.ON, idempotence=Level.SAFE),
     "required": TopicPolicy(Check.REQUIRED, idempotence=Level.REQUIRED),
-    "plain": TopicPolicy(idempotence=Level.SAFE),
+    "relay": TopicPolicy(idempotence=Level.SAFE),
     "other": TopicPolicy(idempotence=Level.REQUIRED),
 }
 
@@ -41,9 +41,9 @@ class _LevelledRun(_Run):
     def _do(self, op: Op) -> None:
         draw = self._rng.random()
         if draw < 0.05:
-            self.services.idempotence.refused(self._rng.choice(("plain", "checked")), self.now)
+            self.services.idempotence.refused(self._rng.choice(("relay", "checked")), self.now)
         elif draw < 0.08:
-            self.services.idempotence.forget_topic("plain")
+            self.services.idempotence.forget_topic("relay")
         super()._do(op)
 
 

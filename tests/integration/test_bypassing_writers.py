@@ -519,7 +519,7 @@ def test_conditional_and_bypassing_writers_get_true_answers(
             assert answer.error_code in (NOT_LEADER, POLICY_VIOLATION), answer
             assert value not in there, (value, answer)
     print(f"{prefix}: {dict(codes)}, bypassing the proxy {len(bypassed)}")
-    assert bypassed <= there.keys() <= bypassing | responses.keys()
+    assert bypassed <= there.keys() <= bypassed | responses.keys()
     assert len(bypassed) == 40
     assert codes["accepted"] > 40, "few appends were accepted: the partition sequencer did not recover"
     assert watch.new_violations >= codes["violated"]

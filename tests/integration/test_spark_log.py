@@ -319,7 +319,7 @@ def test_long_log_is_read_in_pieces(log: Log, topic: str, monkeypatch: pytest.Mo
     sizes = []
     whole = module.batches
     monkeypatch.setattr(module, "batches", lambda fetched: [sizes.append(len(fetched)), whole(fetched)][1])
-    monkeypatch.setattr(module._Client.fetch, "__defaults__", (5000,))
+    monkeypatch.setattr("fencepost.spark.log._Client.fetch.__defaults__", (5000,))
 
     found = [body for each in log.read(topic, 0, 0, 400) for body in each.bodies]
 

@@ -406,7 +406,7 @@ def test_partition_without_leader_gets_marker_or_hangs(version: str, skips_it: b
         kafka.pause(3)
         others = ",".join(str(kafka.address(each)) for each in (1, 2))
         log = Log(others)
-        until(lambda: not log._leader(away, 0), "nobody to lead", seconds=_PATIENCE_SECONDS)
+        until(lambda: not log.known_leader(away, 0), "a partition without a leader", seconds=_PATIENCE_SECONDS)
 
         # When it commits
         producers.do("commit", "cut")

@@ -81,7 +81,7 @@ class Workers(ProxyProcess):
 
     def connect(self, worker: int, topic: str | None = None) -> Connection:
         """A connection that this worker took: to the topic's leader, else to bootstrap."""
-        address = self.bootstrap if topic is None else until(lambda: self._leader(topic), f"a leader of {topic}")
+        address = self.bootstrap if topic is None else until(lambda: self.known_leader(topic), f"a leader of {topic}")
         with ExitStack() as others:
             while True:
                 before = self.of_worker("client_connections_accepted_total", worker)
@@ -91,7 +91,7 @@ class Workers(ProxyProcess):
                     return connection
                 others.callback(connection.close)
 
-    def _leader(self, topic: str) -> str | None:
+    def known_leader(self, topic: str) -> str | None:
         with suppress(Closed, OSError):
             return leaders_listener(self, topic)
         return None
@@ -133,7 +133,7 @@ def new_topic(proxy: Workers, prefix: str) -> str:
     topic = unique_topic(prefix)
     with Connection(proxy.bootstrap) as connection:
         assert connection.create_topic(topic)[0] == OK
-    until(lambda: proxy._leader(topic), f"a leader of {topic}")
+    until(lambda: proxy.known_leader(topic), f"a leader of {topic}")
     return topic
 
 

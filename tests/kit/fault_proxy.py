@@ -102,7 +102,7 @@ class Cut(Fault):
     async def strike(self, channel: Channel, frame: bytes, sent: int) -> None:
         connection = channel.connection
         if self.refuse:
-            connection.proxy._close_all(math.inf, reset=self.reset)
+            connection.proxy.close_all(math.inf, reset=self.reset)
         connection.close(reset=self.reset)
         self.happened.set()
 
@@ -252,12 +252,12 @@ class FaultProxy:
         self.add(Cut("request", api_key=None, times=math.inf, when=lambda request: client_id(request) in client_ids))
 
     def cut_all(self, *, reset: bool = False) -> None:
-        self._in_loop(lambda: self._close_all(0, reset=reset))
+        self._in_loop(lambda: self.close_all(0, reset=reset))
 
     def refuse(self, seconds: float = math.inf, *, reset: bool = False) -> None:
         """Close all connections, and new ones for some time or until `accept`."""
         self.hits["refuse"] += 1
-        self._in_loop(lambda: self._close_all(seconds, reset=reset))
+        self._in_loop(lambda: self.close_all(seconds, reset=reset))
 
     def accept(self) -> None:
         self._refuses_until = 0.0
@@ -289,7 +289,7 @@ class FaultProxy:
 
         asyncio.run_coroutine_threadsafe(act(), self.loop).result(_ANSWER_SECONDS)
 
-    def _close_all(self, refuse_seconds: float, *, reset: bool) -> None:
+    def close_all(self, refuse_seconds: float, *, reset: bool) -> None:
         self._refuses_until = time.monotonic() + refuse_seconds
         for connection in self._connections:
             connection.close(reset=reset)
@@ -301,7 +301,7 @@ class FaultProxy:
         await self._end.wait()
         server.close()
         while self._connections:
-            self._close_all(math.inf, reset=False)
+            self.close_all(math.inf, reset=False)
             await asyncio.sleep(0.001)
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -329,7 +329,7 @@ class FaultProxy:
                 return await asyncio.wait_for(asyncio.open_connection(*target), _CONNECT_SECONDS)
         return None
 
-    def _take(self, direction: Direction, request: bytes) -> Fault | None:
+    def take(self, direction: Direction, request: bytes) -> Fault | None:
         for fault in self._faults:
             if fault.direction == direction and not fault.is_over and fault.matches(request):
                 fault.times -= 1
@@ -365,15 +365,15 @@ class Connection:
 
     def fault_for(self, direction: Direction, frame: bytes) -> Fault | None:
         if self.proxy.is_raw:
-            return self.proxy._take(direction, frame)
+            return self.proxy.take(direction, frame)
         if direction == "response":
             fault, request = self._due.pop(frame[4:8], (None, b""))
             if fault is not None:
                 fault.request = request
             return fault
-        if expected := self.proxy._take("response", frame):
+        if expected := self.proxy.take("response", frame):
             self._due[frame[8:12]] = expected, frame
-        return self.proxy._take("request", frame)
+        return self.proxy.take("request", frame)
 
 
 class Channel:

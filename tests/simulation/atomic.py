@@ -40,7 +40,7 @@ _ENDS_MAX = 40
 @dataclass(frozen=True)
 class Habits:
     """`lies` – share of commits despite a refusal. `bundles` – share of requests with all partitions. `sorts` – share
-    of transactions with partitions in a fixed order. `plain` – share of appends without expected offset. `long` – share
+    of transactions with partitions in a fixed order. `unconditional` – share of appends. `long` – share
     of pauses before the end. `stale` – share of expected offsets that were not read. `patient` – repeats retriable
     errors without limit. `routed` – uses a fixed process for each partition.
     """
@@ -48,7 +48,7 @@ class Habits:
     lies: float = 0.0
     bundles: float = 0.3
     sorts: float = 0.5
-    plain: float = 0.15
+    unconditional: float = 0.15
     long: float = 0.1
     stale: float = 0.15
     patient: bool = False
@@ -59,8 +59,8 @@ HABITS = {
     "atomic": Habits(),
     "atomic-liar": Habits(lies=0.6, stale=0.3),
     "atomic-patient": Habits(patient=True),
-    "atomic-crossing": Habits(bundles=0.0, sorts=0.0, plain=0.0, stale=0.0, patient=True),
-    "atomic-routed": Habits(bundles=0.0, sorts=0.0, plain=0.0, stale=0.0, patient=True, routed=True),
+    "atomic-crossing": Habits(bundles=0.0, sorts=0.0, unconditional=0.0, stale=0.0, patient=True),
+    "atomic-routed": Habits(bundles=0.0, sorts=0.0, unconditional=0.0, stale=0.0, patient=True, routed=True),
 }
 
 
@@ -102,7 +102,7 @@ class Atomic:
 
     def once_more(self, proxy: int) -> None:
         """Run one correct transaction through that process; it must commit."""
-        self.habits = Habits(bundles=0.0, sorts=1.0, plain=0.0, long=0.0, stale=0.0)
+        self.habits = Habits(bundles=0.0, sorts=1.0, unconditional=0.0, long=0.0, stale=0.0)
         self.writes_left, self.done, self._only, self.committed = 40, False, proxy, 0
         self._close()
         self._next()
@@ -150,7 +150,7 @@ class Atomic:
         history, sim, rng = self.world.history, self.sim, self.sim.rng
         number = len(history.writes)
         count = rng.choice((1, 1, 2))
-        expected = None if sim.chance(self.habits.plain) else self._end_of(name)
+        expected = None if sim.chance(self.habits.unconditional) else self._end_of(name)
         headers: list[list[Header]] = [[] for _ in range(count)]
         if expected is not None:
             headers[0].append(("fencepost-expected-offset", b"%d" % expected))
@@ -158,7 +158,7 @@ class Atomic:
         records = batch(
             *(b"%d.%d" % (number, index) for index in range(count)),
             headers=headers,
-            timestamp_ms=sim.wall_ms,
+            timestamp_ms=sim.unix_ms,
             producer=(self.producer_id, self.epoch, sequence),
             transactional=True,
         )
@@ -195,7 +195,7 @@ class Atomic:
                 f"{self.name} <- {write.number}: {result.error_code} base {result.base_offset} {attempt.message}"
             )
             if result.error_code == 0:
-                self._landed(write, result.base_offset)
+                self._add_appended(write, result.base_offset)
             elif result.error_code in RETRIABLE or result.error_code == CONCURRENT_TRANSACTIONS:
                 again.append(write)
             else:
@@ -204,7 +204,7 @@ class Atomic:
                 self.ends.pop(write.partition, None)
         self._after(again, failed=failed)
 
-    def _landed(self, write: Write, base_offset: int) -> None:
+    def _add_appended(self, write: Write, base_offset: int) -> None:
         self.sequences[write.partition] = self.sequences.get(write.partition, 0) + write.count
         self.ends[write.partition] = base_offset + write.count
 
@@ -212,9 +212,11 @@ class Atomic:
         """A successor must wait for its predecessor's outcome, so all wait."""
         self._sent = again
         self._tries_left -= 1
-        self.sim.after(self.sim.between(0.0, 0.05) if not again else self.sim.between(0.02, 0.3), self._go_on, failed)
+        self.sim.after(
+            self.sim.between(0.0, 0.05) if not again else self.sim.between(0.02, 0.3), self._continue, failed
+        )
 
-    def _go_on(self, failed: bool) -> None:
+    def _continue(self, failed: bool) -> None:
         given_up = self._sent and self._tries_left <= 0 and not self.habits.patient
         if not failed and not given_up:
             self._step()

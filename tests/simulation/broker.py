@@ -1,6 +1,6 @@
 """A model of Kafka brokers, as producers and the proxy's control client observe them.
 
-Replicas with real record batches, leaders and followers, high watermark, leader epochs and truncation, ISR, the
+Replicas with real record batches, leaders and follower_replicas, high watermark, leader epochs and truncation, ISR, the
 idempotence check of ProducerStateManager, transaction markers, requests that outlive their connections. Sources:
 UnifiedLog.scala, ProducerStateManager.java, ProducerAppendInfo.java, ReplicaManager.scala, Partition.scala.
 
@@ -137,7 +137,7 @@ class Replica:
     ) -> PartitionResult:
         """The result's `partition` is 0; the caller sets it. `from_zero`: unknown producers start at 0 (v2)."""
         if header.producer_id >= 0:
-            refused = self._check_producer(header, from_zero=from_zero)
+            refused = self.check_producer(header, from_zero=from_zero)
             if refused is not None:
                 return refused
         newest = now_ms if self.log_append_time else newest_timestamp(data, header)
@@ -164,15 +164,15 @@ class Replica:
             struct.pack_into(">I", stored, 17, crc32c.crc32c(bytes(stored[21:])))
         return stored
 
-    def _check_producer(self, header: BatchHeader, *, from_zero: bool) -> PartitionResult | None:
+    def check_producer(self, header: BatchHeader, *, from_zero: bool) -> PartitionResult | None:
         known = self.producers.get(header.producer_id)
         first = header.base_sequence
         last = (first + header.last_offset_delta) % _SEQUENCES
         if known is None:  # an unknown producer may start at any sequence
             return PartitionResult(0, OUT_OF_ORDER, log_start_offset=self.log_start) if from_zero and first else None
         if known.epoch == header.producer_epoch:
-            for first_seen, last_seen, base, _, timestamp in known.batches:
-                if (first_seen, last_seen) == (first, last):
+            for known_first, known_last, base, _, timestamp in known.batches:
+                if (known_first, known_last) == (first, last):
                     return PartitionResult(0, NONE, base, timestamp, self.log_start)
         if header.producer_epoch < known.epoch:
             return PartitionResult(0, WRONG_EPOCH, log_start_offset=self.log_start)
@@ -338,10 +338,10 @@ class BrokerSide(End):
         self._bytes = bytearray()
         self._frames: deque[bytes] = deque()
         self._busy = False
-        self._gone = False
+        self._closed = False
 
     def data(self, data: bytes) -> None:
-        if self._gone:
+        if self._closed:
             return
         self._bytes += data
         while (frame := take_frame(self._bytes)) is not None:
@@ -350,7 +350,7 @@ class BrokerSide(End):
 
     def lost(self) -> None:
         """The current request continues; received ones may also be handled (closingChannels), or not."""
-        self._gone = True
+        self._closed = True
         if self.cluster.sim.chance(0.5):
             self._frames.clear()
 
@@ -365,7 +365,7 @@ class BrokerSide(End):
         self.cluster.produce(self.node, request, lambda response: self._respond(request, response))
 
     def _respond(self, request: ProduceRequest, response: ProduceResponse) -> None:
-        if not self._gone and self.connection is not None and self.cluster.live(self.node, self.incarnation):
+        if not self._closed and self.connection is not None and self.cluster.live(self.node, self.incarnation):
             self.connection.to_a.write(encode_produce_response(response, request.api_version))
         self._busy = False
         self._next()
@@ -481,13 +481,13 @@ class Cluster:
     def pause(self, node: int, seconds: float) -> None:
         self.sim.log(f"broker {node} is paused for {seconds:.2f} s")
         self.brokers[node].paused_until = self.sim.now + seconds
-        self.sim.after(seconds, self._go_on, node)
+        self.sim.after(seconds, self._run_put_off, node)
 
     def resume(self, node: int) -> None:
         self.brokers[node].paused_until = 0.0
-        self._go_on(node)
+        self._run_put_off(node)
 
-    def _go_on(self, node: int) -> None:
+    def _run_put_off(self, node: int) -> None:
         broker = self.brokers[node]
         if broker.paused_until <= self.sim.now:
             put_off, broker.put_off = broker.put_off, []
@@ -553,7 +553,7 @@ class Cluster:
             return done(PartitionResult(0, SERVER_ERROR))
         header = parse_batch_header(memoryview(records))
         result = replica.append_as_leader(
-            records, header, view.epoch, sim.wall_ms, from_zero=header.is_transactional and self._v2(header.producer_id)
+            records, header, view.epoch, sim.unix_ms, from_zero=header.is_transactional and self._v2(header.producer_id)
         )
         if sim.tracing:
             sim.log(
@@ -609,7 +609,7 @@ class Cluster:
         if not verify_crc(memoryview(records)):
             return CORRUPT
         ahead = settings.timestamp_after_max_ms
-        if ahead is not None and newest_timestamp(records, header) - self.sim.wall_ms > ahead:
+        if ahead is not None and newest_timestamp(records, header) - self.sim.unix_ms > ahead:
             return INVALID_TIMESTAMP
         return NONE
 
@@ -690,7 +690,7 @@ class Cluster:
             shared += 1
         common = here.batches[shared - 1].end if shared else (here.batches[0].base if here.batches else here.log_end)
         if here.truncate(common):
-            here.reload_producers(self.snapshot_of(here), self.sim.wall_ms, self.expiration_ms)
+            here.reload_producers(self.snapshot_of(here), self.sim.unix_ms, self.expiration_ms)
             self.sim.log(f"broker {node} {partition.name}: truncated to {here.log_end}")
         for batch in there.batches[shared:]:
             here.append(batch.data, batch.leader_epoch)
@@ -712,14 +712,14 @@ class Cluster:
         fetched = partition.fetched_to.setdefault((leader, epoch), {})
         fetched[node] = max(fetched.get(node, 0), end)
         current = partition.leader == leader and partition.epoch == epoch
-        behind = end < partition.replicas[leader].high_watermark
-        if current and node not in partition.isr and not behind and self.brokers[node].live:
+        lagging = end < partition.replicas[leader].high_watermark
+        if current and node not in partition.isr and not lagging and self.brokers[node].live:
             partition.isr.append(node)
             view.isr = list(partition.isr)
         self._advance(partition, leader)
-        follower = partition.replicas[node]
-        follower.high_watermark = max(
-            follower.high_watermark, min(partition.replicas[leader].high_watermark, follower.log_end)
+        replica = partition.replicas[node]
+        replica.high_watermark = max(
+            replica.high_watermark, min(partition.replicas[leader].high_watermark, replica.log_end)
         )
 
     def snapshot_of(self, replica: Replica) -> int:
@@ -731,25 +731,25 @@ class Cluster:
 
     def elect(self, partition: Partition, *, prefer_other: bool = False) -> None:
         """Choose a leader in a new epoch and notify the brokers."""
-        candidates = [n for n in partition.isr if self._seems_alive(n)]
+        candidates = [n for n in partition.isr if self._seems_live(n)]
         if prefer_other and len(candidates) > 1:
             candidates = [n for n in candidates if n != partition.leader]
         if not candidates and self.unclean:
-            candidates = [n for n in partition.replicas if self._seems_alive(n)]
+            candidates = [n for n in partition.replicas if self._seems_live(n)]
             if candidates:
                 partition.isr = []
                 partition.lost_by_unclean = True
         partition.epoch += 1
         partition.leader = self.sim.rng.choice(candidates) if candidates else None
         if partition.leader is not None:
-            partition.isr = [n for n in partition.isr if self._seems_alive(n)] or [partition.leader]
+            partition.isr = [n for n in partition.isr if self._seems_live(n)] or [partition.leader]
         self.sim.log(f"{partition.name}: leader {partition.leader}, epoch {partition.epoch}, isr {partition.isr}")
         for node in partition.replicas:
             self.sim.after(
                 self.sim.between(0.001, 0.3), self._learn_leader, partition, node, self.brokers[node].incarnation
             )
 
-    def _seems_alive(self, node: int) -> bool:
+    def _seems_live(self, node: int) -> bool:
         broker = self.brokers[node]
         return broker.live and broker.paused_until <= self.sim.now
 
@@ -778,10 +778,10 @@ class Cluster:
     def control_tick(self) -> None:
         """Twice a second: remove dead brokers from ISRs and elect leaders."""
         for partition in list(self.partitions.values()):
-            gone = [n for n in partition.isr if not self._seems_alive(n)]
-            if gone and len(gone) < len(partition.isr):
-                partition.isr = [n for n in partition.isr if n not in gone]
-                if partition.leader not in gone:
+            dead = [n for n in partition.isr if not self._seems_live(n)]
+            if dead and len(dead) < len(partition.isr):
+                partition.isr = [n for n in partition.isr if n not in dead]
+                if partition.leader not in dead:
                     leader = partition.leader
                     if leader is not None:
                         self.sim.after(
@@ -792,9 +792,9 @@ class Cluster:
                             self.brokers[leader].incarnation,
                         )
             if partition.leader is None:
-                if any(self._seems_alive(n) for n in (partition.replicas if self.unclean else partition.isr)):
+                if any(self._seems_live(n) for n in (partition.replicas if self.unclean else partition.isr)):
                     self.elect(partition)
-            elif not self._seems_alive(partition.leader):
+            elif not self._seems_live(partition.leader):
                 if len(self.brokers) > 1 or not self.brokers[partition.leader].live:
                     self.elect(partition)
             else:
@@ -835,7 +835,7 @@ class Cluster:
                 replica.checkpointed_start = replica.log_start
             elif self.sim.chance(0.5):  # stored once a minute
                 replica.log_start = replica.checkpointed_start
-            replica.reload_producers(replica.log_end, self.sim.wall_ms, self.expiration_ms, clean=clean)
+            replica.reload_producers(replica.log_end, self.sim.unix_ms, self.expiration_ms, clean=clean)
             replica.high_watermark = max(
                 replica.log_start, min(replica.high_watermark, replica.log_end) - self.sim.rng.choice((0, 0, 2))
             )
@@ -851,13 +851,13 @@ class Cluster:
         for partition in self.partitions.values():
             for node, replica in partition.replicas.items():
                 if self.brokers[node].live:
-                    replica.expire_producers(self.sim.wall_ms, self.expiration_ms)
+                    replica.expire_producers(self.sim.unix_ms, self.expiration_ms)
 
     # ---- requests of the control client; None: not the leader of that epoch
 
     def leads(self, node: int, partition: Partition, epoch: int) -> bool:
         view = partition.views[node]
-        return self._seems_alive(node) and not partition.deleted and view.leader == node and view.epoch == epoch
+        return self._seems_live(node) and not partition.deleted and view.leader == node and view.epoch == epoch
 
     # ---- transactions
 
@@ -966,7 +966,7 @@ class Cluster:
         if known is not None and known.epoch > epoch:
             self.transactions[producer_id].due.remove(name)
             return
-        replica.append(_marker(replica.log_end, producer_id, epoch, commit, self.sim.wall_ms), partition.epoch)
+        replica.append(_marker(replica.log_end, producer_id, epoch, commit, self.sim.unix_ms), partition.epoch)
         self.sim.log(f"{name}: {'commit' if commit else 'abort'} marker of {producer_id}, log end {replica.log_end}")
         self._note_end(partition, node)
         self._advance(partition, node)
@@ -1024,5 +1024,5 @@ def _marker(base: int, producer_id: int, epoch: int, commit: bool, now_ms: int) 
     record = bytes((0, 0, 0, len(key) * 2)) + key + bytes((len(value) * 2,)) + value + b"\0"
     record = bytes((len(record) * 2,)) + record
     covered = struct.pack(">hiqqqhii", 0x30, 0, now_ms, now_ms, producer_id, epoch, -1, 1) + record
-    tail = struct.pack(">I", crc32c.crc32c(covered)) + covered
-    return struct.pack(">qiib", base, 4 + 1 + len(tail), 0, 2) + tail
+    rest = struct.pack(">I", crc32c.crc32c(covered)) + covered
+    return struct.pack(">qiib", base, 4 + 1 + len(rest), 0, 2) + rest

@@ -136,10 +136,10 @@ def checks_during(world: World, topic: str, since: float, until: float) -> set[C
     """Checks that may apply to a topic in that time: the last acknowledged one, and those requested since."""
     if topic != TOPIC or not world.scenario.managed:
         return {world.checks[topic]}
-    switches = [s for s in world.history.switches if s.queried_at <= until]
-    reported = [s for s in switches if s.reported_at <= since]
+    check_changes = [s for s in world.history.check_changes if s.queried_at <= until]
+    reported = [s for s in check_changes if s.reported_at <= since]
     last = max(reported, key=lambda s: s.reported_at, default=None)
-    found = {s.check for s in switches if last is None or s.queried_at >= last.queried_at}
+    found = {s.check for s in check_changes if last is None or s.queried_at >= last.queried_at}
     return found if last is not None else found | {Check.OFF}
 
 
@@ -291,7 +291,7 @@ def _check_try(world: World, attempt: Try) -> list[str]:
         if appended_before and write.honest and write.records[43:51] != b"\xff" * 8:
             found.append(f"RETRY REFUSED: {write} got {attempt.message}, and the process had its acknowledgement")
     checks = _checks_of(world, attempt)
-    fenced = Check.OFF not in checks and (write.expected is not None or write.kind == "plain")
+    fenced = Check.OFF not in checks and (write.expected is not None or write.kind == "unconditional")
     fenced = fenced and write.kind != "transactional"
     if result.error_code == 45 and fenced and not _after_own_45(world, attempt):
         found.append(f"BARE 45: {write} got 45")
@@ -325,7 +325,7 @@ def _check_pipelines(world: World, landings: dict[bytes, list[Appended]]) -> lis
     found = []
     pipeline_keys: dict[tuple[Connection, TopicPartition], list[Try]] = {}
     for attempt in world.history.tries:
-        ordered = attempt.write.kind != "plain"  # unconditional batches without producer id are independent
+        ordered = attempt.write.kind != "unconditional"  # unconditional batches without producer id are independent
         if attempt.proxy is not None and attempt.connection is not None and attempt.write.honest and ordered:
             pipeline_keys.setdefault((attempt.connection, attempt.write.partition), []).append(attempt)
     for (connection, _), pipeline_key in pipeline_keys.items():
@@ -360,7 +360,7 @@ def _check_independent(world: World) -> list[str]:
     return [
         f"FAILED WITH ANOTHER: {attempt.write} got {attempt.message}"
         for attempt in world.history.tries
-        if attempt.write.kind == "plain"
+        if attempt.write.kind == "unconditional"
         and attempt.message.startswith("PREDECESSOR_FAILED")
         and attempt.starts_at <= expecting.get((attempt.connection, attempt.write.partition), float("inf"))
     ]
@@ -432,12 +432,11 @@ def check_rest(world: World) -> list[str]:
         found += _check_under_way(proxy)
         for sequencer in proxy.dispatcher.sequencers.values():
             if not sequencer.idle:
+                view = sequencer.view(world.sim.now)
                 found.append(
                     f"STUCK: sequencer {sequencer.partition} of proxy {proxy.number} is {sequencer.phase.name}: "
-                    f"queue {sequencer.waiting}, "
-                    f"in flight {len(sequencer._in_flight)}, in doubt {len(sequencer._in_doubt_appends)}, "
-                    f"being read {len(sequencer._being_read)}, "
-                    f"admitted {sequencer._admitted is not None}"
+                    f"queue {sequencer.waiting}, in flight {len(view.in_flight)}, in doubt {len(view.in_doubt)}, "
+                    f"being read {len(view.being_read)}, admitted {view.admitted is not None}"
                 )
         if proxy.dispatcher.sessions:
             found.append(f"STUCK: proxy {proxy.number} has {len(proxy.dispatcher.sessions)} sessions left")

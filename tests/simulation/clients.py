@@ -54,7 +54,7 @@ class Query:
 
 
 #: (API, version): answered by the proxy, rewritten, or relayed.
-_QUESTIONS = ((API_VERSIONS, 99), (API_VERSIONS, 3), (METADATA, 12), (FETCH, 12), (FETCH, 12), (2, 7))
+_QUERIES = ((API_VERSIONS, 99), (API_VERSIONS, 3), (METADATA, 12), (FETCH, 12), (FETCH, 12), (2, 7))
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ KINDS = {
 }
 
 
-class Owner(Protocol):
+class SocketUser(Protocol):
     """A client with one connection at a time."""
 
     socket: Socket | None
@@ -126,7 +126,7 @@ class Owner(Protocol):
 class Socket(End):
     """One client connection. Data that arrives after the client dropped it is ignored."""
 
-    def __init__(self, primary: Owner) -> None:
+    def __init__(self, primary: SocketUser) -> None:
         self._primary = primary
         self.connection: Connection | None = None
         self.sent_bytes = 0
@@ -299,7 +299,7 @@ class Client:
             write_id = self._taken_write_id(name, end) or write_id
         if write_id is not None:
             headers[0].append(("fencepost-write-id", write_id))
-        timestamp_ms = sim.wall_ms
+        timestamp_ms = sim.unix_ms
         if sim.chance(self.kind.old):
             timestamp_ms = rng.choice((-1, timestamp_ms - int(self.world.scenario.expiration_seconds * 1000)))
         producer = (-1, -1, -1)
@@ -325,7 +325,7 @@ class Client:
             spoiled = bytearray(records)
             spoiled[-1] ^= 1
             records = memoryview(bytes(spoiled))
-        kind = "conditional" if conditional else "idempotent" if self.has_producer else "plain"
+        kind = "conditional" if conditional else "idempotent" if self.has_producer else "unconditional"
         if self.kind.transactional:
             kind = "transactional"
         honest = not lie or lie == "expectation"
@@ -482,7 +482,7 @@ class Client:
     def _query(self) -> None:
         assert self.socket is not None
         self._correlation += 1
-        api_key, version = self.sim.rng.choice(_QUESTIONS)
+        api_key, version = self.sim.rng.choice(_QUERIES)
         number = self._correlation
         expected = b"" if version == 99 else answer_body(api_key, number, b"")
         if not self.kind.bypass and api_key in (API_VERSIONS, METADATA):
@@ -655,7 +655,7 @@ class Probe:
         end = partition.replicas[partition.leader].log_end
         number = len(world.history.writes)
         records = batch(
-            b"probe %d" % number, headers=[[("fencepost-expected-offset", b"%d" % end)]], timestamp_ms=world.sim.wall_ms
+            b"probe %d" % number, headers=[[("fencepost-expected-offset", b"%d" % end)]], timestamp_ms=world.sim.unix_ms
         )
         write = Write(number, f"probe-{self.proxy}", self.name, "conditional", records, 1, end, None)
         world.history.writes.append(write)
@@ -741,7 +741,7 @@ class Admin:
         if self.socket is None:
             self.sim.after(0.2, self._next)
             return
-        self.world.history.switches.append(self._queried)
+        self.world.history.check_changes.append(self._queried)
         self.sim.log(f"admin: {TOPIC} is to be checked for {self._plan[0].value}")
         text = f"{TOPIC}={self._plan[0].value}".encode()
         self.socket.write(query_message(INCREMENTAL_ALTER_CONFIGS, 1, self._correlation, text))

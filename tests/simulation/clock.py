@@ -11,7 +11,7 @@ from typing import Any
 
 #: Virtual monotonic time starts here; the offset to Unix time follows.
 START = 1000.0
-WALL_MINUS_MONOTONIC = 1_700_000_000.0
+UNIX_MINUS_MONOTONIC = 1_700_000_000.0
 
 
 class Sim:
@@ -30,8 +30,8 @@ class Sim:
         self._count = 0
 
     @property
-    def wall_ms(self) -> int:
-        return int((self.now + WALL_MINUS_MONOTONIC) * 1000)
+    def unix_ms(self) -> int:
+        return int((self.now + UNIX_MINUS_MONOTONIC) * 1000)
 
     def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
         assert delay >= 0.0, "time does not run backwards"
@@ -84,9 +84,9 @@ class Wire:
         """Bytes that have arrived and are unread."""
         return sum(len(data) for at, data in self._under_way if at <= self._sim.now)
 
-    def hold(self, held: bool) -> None:
-        self._paused = held
-        if not held:
+    def hold(self, paused: bool) -> None:
+        self._paused = paused
+        if not paused:
             self._sim.after(0.0, self._arrive)
 
     def end(self, then: Callable[[], None]) -> None:

@@ -62,8 +62,8 @@ class ValidatorCall:
             match query:
                 case j.ReadState(producer_id, epoch):
                     self._proxy.read_state(
-                        lambda ok, who=(producer_id, epoch): self._report(
-                            j.StateRead(self._proxy.abort_only_of(*who) if ok else None)
+                        lambda ok, producer=(producer_id, epoch): self._report(
+                            j.StateRead(self._proxy.abort_only_of(*producer) if ok else None)
                         )
                     )
                 case j.QueryTransaction(transactional_id):
@@ -174,16 +174,16 @@ class ValidatorCall:
         return replace(logged, conditional=expected is not None, expected=expected)
 
 
-class Notes:
+class AbortOnlyRecords:
     """`RecordAbortOnly` and `ClearAbortOnly` of one process."""
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
 
-    def note(self, connection: int, requested: sessions.RecordAbortOnly) -> None:
+    def record(self, connection: int, requested: sessions.RecordAbortOnly) -> None:
         proxy = self._proxy
         records = encode_abort_only_record(
-            requested.abort_only._replace(at_ms=proxy.sim.wall_ms), sorted(requested.instead_of)
+            requested.abort_only._replace(at_ms=proxy.sim.unix_ms), sorted(requested.instead_of)
         )
         self._append(records, connection, requested.token)
 

@@ -17,7 +17,7 @@ _HEADER_BYTES = 61
 
 @dataclass(eq=False)
 class Write:
-    """A write that a client wants to append once. `kind`: conditional, plain, idempotent, transactional.
+    """A write that a client appends once. `kind`: conditional, unconditional, idempotent, transactional.
 
     `honest`: its producer fields are its own and used once; other writes are owed safety only. `forbidden`: it must be
     refused, whatever the log contains.
@@ -114,7 +114,7 @@ class History:
         self.violations: list[Violation] = []
         self.closings: list[tuple[str, type[Exception] | None]] = []
         self.broken: list[str] = []
-        self.switches: list[CheckChange] = []
+        self.check_changes: list[CheckChange] = []
         self.transactions: list[Transaction] = []
         #: By connection: bytes that the client had sent when each response left (`ProxiedConnection.answered`).
         self.proxied_connections: dict[Connection, dict[int, int]] = {}

@@ -130,7 +130,7 @@ class Listener(BrokerSide):
             error, producer_id, epoch = DENIED_TRANSACTIONAL_ID, -1, -1
         elif named is not None and named != queried.producer_id:
             error, producer_id, epoch = INVALID_PRODUCER_ID_MAPPING, -1, -1
-        elif not v2 and (self._gone or self._ends_of(frame) > self._ended_before):
+        elif not v2 and (self._closed or self._ends_of(frame) > self._ended_before):
             # The client has repeated it elsewhere, and all transactions of a v1 producer have one epoch: this would end
             # a later one. Transactions v2 solve this (KIP-890); without them only the coordinator could.
             error, producer_id, epoch = _NOT_HANDLED, -1, -1
@@ -146,14 +146,14 @@ class Listener(BrokerSide):
 
     def _sent_without_response(self, response: ProduceResponse) -> None:
         failed = any(result.error_code for topic in response.topics for result in topic.partitions)
-        if failed and not self._gone and self.connection is not None:
-            self._gone = True
+        if failed and not self._closed and self.connection is not None:
+            self._closed = True
             self._frames.clear()
             self.connection.close("b")
         self._continue()
 
     def _write(self, body: bytes) -> None:
-        if not self._gone and self.connection is not None and self.cluster.live(self.node, self.incarnation):
+        if not self._closed and self.connection is not None and self.cluster.live(self.node, self.incarnation):
             self.connection.to_a.write(struct.pack(">i", len(body)) + body)
 
     def _continue(self) -> None:

@@ -1,33 +1,26 @@
 """Seeded defects: each breaks one rule of the proxy, and the simulation must detect it.
 
-Each is a monkeypatch of the code under test. `python -m tests.simulation.mutants` tries all and writes docs/mutants.md.
+`python -m tests.simulation.mutants` tries all and writes docs/mutants.md.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
-import struct
 import sys
-import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from fencepost_policies.append import Refusal
-from fencepost_proxy.errors import Error
-from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer import memory as memory_module
 from fencepost_proxy.sequencer import publishing as publishing_module
 from fencepost_proxy.sequencer import sequencer as sequencer_module
 from fencepost_proxy.sequencer import state as state_module
-from fencepost_proxy.sequencer.in_doubt import InDoubtResolver
+from fencepost_proxy.sequencer.events import Canceled, PendingAppend
 from fencepost_proxy.sequencer.memory import Memory
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import checked_produce as produce_module
 from fencepost_proxy.session import fast_path as fast_path_module
-from fencepost_proxy.session import produce_exchange as exchange_module
+from fencepost_proxy.session import produce_exchange as produce_exchange_module
 from fencepost_proxy.session import reading as reading_module
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.messages import ToSequencer
@@ -37,1298 +30,1081 @@ from fencepost_proxy.topics.barrier import AppendBarrier
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.transactions import commit_validator as validator_module
 from fencepost_proxy.transactions.commit_validator import CommitValidator
-from tests.simulation import world as world_module
+from tests.simulation import world
 from tests.simulation.scenarios import SCENARIOS, run
-
-
-class Patch:
-    """Replaced attributes, and their originals."""
-
-    def __init__(self) -> None:
-        self._old: list[tuple[Any, str, Any]] = []
-
-    def set(self, target: Any, name: str, value: Any) -> None:
-        if isinstance(target, type):
-            target = next(each for each in target.__mro__ if name in each.__dict__)  # a session inherits its parts
-        self._old.append((target, name, target.__dict__[name] if isinstance(target, type) else getattr(target, name)))
-        setattr(target, name, value)
-
-    def edit(self, target: type, name: str, *changes: tuple[str, str]) -> None:
-        """Replace text in a method's source. Raise TypeError if the text is missing, because the code has changed."""
-        original = getattr(target, name)
-        source = textwrap.dedent(inspect.getsource(original))
-        for old, new in changes:
-            if old not in source:
-                raise TypeError(f"{target.__name__}.{name} has no {old!r}")
-            source = source.replace(old, new)
-        scope: dict[str, Any] = {}
-        flags = inspect.unwrap(original).__code__.co_flags & annotations.compiler_flag
-        code = compile(source, f"<{name} with a defect>", "exec", flags=flags)
-        exec(code, original.__globals__, scope)
-        self.set(target, name, scope[name])
-
-    def undo(self) -> None:
-        for target, name, value in reversed(self._old):
-            setattr(target, name, value)
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """`breaks` – the defect; `rule` – the rule that it violates; `scenarios` – where it is tried."""
-
-    name: str
-    breaks: str
-    rule: str
-    scenarios: tuple[str, ...]
-    apply: Callable[[Patch], None]
-
-
-MUTANTS: list[Mutant] = []
-
-
-def mutant(breaks: str, rule: str, *scenarios: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
-    def register(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        MUTANTS.append(Mutant(apply.__name__.replace("_", "-"), breaks, rule, scenarios, apply))
-        return apply
-
-    return register
-
-
-# ----------------------------------------------------------------------------------------------------------- comparison
-
-
-@mutant("appends are sent unfenced: only the sequencer compares", "Kafka itself compares", "race", "one-broker")
-def no_fence(patch: Patch) -> None:
-    orig = PartitionSequencer.__init__
-
-    def init(
-        self: PartitionSequencer,
-        partition: Any,
-        limits: g.SequencerLimits,
-        names: Any = state_module.DEFAULT_NAMES,
-    ) -> None:
-        orig(self, partition, replace(limits, fencing=False), names)
-
-    patch.set(PartitionSequencer, "__init__", init)
-
-
-@mutant("the high watermark is used as the log end", "the log end is the leader's log end offset", "cluster")
-def high_watermark_for_log_end(patch: Patch) -> None:
-    patch.set(world_module.ControlCall, "log_end", lambda self, partition: partition.replicas[self.node].high_watermark)
-
-
-@mutant("sequences do not wrap", "sequence = (expected − sequence offset) mod 2³¹", "race")
-def no_wrap(patch: Patch) -> None:
-    for module in (sequencer_module, publishing_module):
-        patch.set(module, "SEQUENCE_MODULUS", 1 << 40)
-
-
-@mutant(
-    "a response's base offset is not compared", "0 means success only at the expected offset", "bypass", "bypass-true"
-)
-def base_offset_not_compared(patch: Patch) -> None:
-    orig = PartitionSequencer._fenced_success
-
-    def success(self: PartitionSequencer, pending: g.PendingAppend, result: Any, now: float) -> None:
-        if result.log_append_time_ms == -1 and pending.at is not None:
-            self._appended_at(pending, -1, result.log_start_offset, now)
-        else:
-            orig(self, pending, result, now)
-
-    patch.set(PartitionSequencer, "_fenced_success", success)
-
-
-@mutant("a duplicate is reported as success", "the batch there may be another writer's: rule 5", "race", "one-broker")
-def duplicate_is_success(patch: Patch) -> None:
-    orig = PartitionSequencer._fenced_success
-    patch.set(
-        PartitionSequencer,
-        "_fenced_success",
-        lambda self, pending, result, now: orig(self, pending, replace(result, log_append_time_ms=-1), now),
-    )
-
-
-@mutant("with LogAppendTime, a 0 is not read back", "new appends and duplicates look alike: rule 4", "log-append-time")
-def log_append_time_not_read_back(patch: Patch) -> None:
-    patch.set(
-        PartitionSequencer,
-        "_fenced_success",
-        lambda self, pending, result, now: self._appended_at(pending, result.log_append_time_ms, -1, now),
-    )
-
-
-@mutant(
-    "a violation is reported as a mismatch",
-    "44 without OFFSET_VIOLATION means nothing appended",
-    "bypass",
-    "bypass-true",
-)
-def violation_not_reported(patch: Patch) -> None:
-    def elsewhere(self: PartitionSequencer, pending: g.PendingAppend, result: Any, now: float) -> None:
-        self._unconfirm()
-        message = f"OFFSET_MISMATCH topic=orders partition=0 expected={pending.at} actual={result.base_offset}"
-        self._refuse(pending, Refusal(Error.POLICY_VIOLATION, "offset_mismatch", message, result.base_offset))
-
-    patch.set(PartitionSequencer, "_appended_elsewhere", elsewhere)
-
-
-@mutant(
-    "an append advances the known log end by too few records",
-    "the log end advances by the batch's record count",
-    "pipelines",
-    "race",
-)
-def end_moves_by_one(patch: Patch) -> None:
-    orig = PartitionSequencer._record_appended
-
-    def appended_batch(self: PartitionSequencer, pending: g.PendingAppend, *rest: Any) -> Any:
-        recorded = orig(self, pending, *rest)
-        if pending.append.record_count > 1 and self._log_end == pending.at + pending.append.record_count:  # type: ignore[operator]
-            self._log_end -= 1
-            self._end_as_of = float("inf")
-        return recorded
-
-    patch.set(PartitionSequencer, "_record_appended", appended_batch)
-
-
-# ------------------------------------------------------------------------------------- confirmed and unconfirmed fences
-
-
-@mutant(
-    "a confirmed fence stays confirmed", "confirmation lasts a quarter of producer.id.expiration.ms", "idle-pipelines"
-)
-def confirmed_indefinitely(patch: Patch) -> None:
-    patch.set(
-        PartitionSequencer,
-        "_is_confirmed",
-        lambda self, pending, now: self.phase is sequencer_module.Phase.OPEN and self._confirmed_until > 0,
-    )
-
-
-@mutant(
-    "appends are pipelined while the fence is unconfirmed",
-    "pipeline only with a confirmed fence: rule 13",
-    "refused-pipelines",
-)
-def unconfirmed_pipeline(patch: Patch) -> None:
-    def fits(self: PartitionSequencer, pending: g.PendingAppend, now: float) -> bool:
-        flight = self._in_flight
-        same = all(o.kind.fenced and o.connection == pending.connection for o in flight)
-        return not flight or (pending.kind.fenced and self.phase is sequencer_module.Phase.OPEN and same)
-
-    patch.set(PartitionSequencer, "_fits_with_in_flight", fits)
-
-
-@mutant("batches with old or missing timestamps are fenced", "fence only fresh timestamps: rules 2, 3", "expiry")
-def any_timestamp(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_timestamps", staticmethod(lambda pending, snapshot, now: None))
-
-
-@mutant(
-    "unfenced appends are sent while fenced ones are in flight",
-    "an unfenced append moves the log end",
-    "true-one",
-    "liars-true",
-)
-def unfenced_with_fenced(patch: Patch) -> None:
-    orig = PartitionSequencer._fits_with_in_flight
-    patch.set(
-        PartitionSequencer,
-        "_fits_with_in_flight",
-        lambda self, pending, now: pending.kind is g.AppendMode.PASS_THROUGH or orig(self, pending, now),
-    )
-
-
-@mutant(
-    "unfenced appends do not change the sequence offset",
-    "every unfenced append changes the sequence offset: rule 6",
-    "true-one",
-    "liars-true",
-)
-def sequence_offset_not_updated(patch: Patch) -> None:
-    patch.set(
-        PartitionSequencer, "_pass_through_success", lambda self, pending, result, now: self._answer(pending, result)
-    )
-    patch.set(PartitionSequencer, "_moved_by_pass_through", lambda self, end, pending: None)
-
-
-# ----------------------------------------------------------------------------------------------------------- fence base
-
-
-@mutant("appends outside the fence sequence are not noticed", "publish a new fence base: rule 6", "bypass")
-def base_never_published(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_fence_outside_log", staticmethod(lambda snapshot: None))
-
-
-@mutant("the new fence base keeps the old epoch", "a new fence base needs a new epoch: rule 6", "bypass")
-def epoch_not_raised(patch: Patch) -> None:
-    orig = world_module.ControlCall._publish
-    patch.set(
-        world_module.ControlCall,
-        "_publish",
-        lambda self, effect: orig(self, replace(effect, producer_epoch=max(0, effect.producer_epoch - 1))),
-    )
-
-
-@mutant("the partition's current epoch is not adopted", "adopt what DescribeProducers reports: rule 15", "bypass-true")
-def epoch_not_adopted(patch: Patch) -> None:
-    orig = PartitionSequencer._log_end_read
-
-    def read(self: PartitionSequencer, snapshot: g.LogEndSnapshot, now: float) -> None:
-        orig(self, snapshot, now)
-        if self.phase is sequencer_module.Phase.OPEN:
-            self._epoch = snapshot.fence_base[0]
-
-    patch.set(PartitionSequencer, "_log_end_read", read)
-
-
-@mutant("a producer id is not replaced after its last epoch", "continue with the next producer id", "rotating")
-def epochs_run_out(patch: Patch) -> None:
-    orig = PartitionSequencer._new_base
-
-    def last(self: PartitionSequencer, snapshot: g.LogEndSnapshot, reason: str) -> g.PublishBase:
-        requested = orig(self, snapshot, reason)
-        return replace(requested, producer_epoch=min(requested.producer_epoch, self._limits.producer_epochs - 1))
-
-    patch.set(PartitionSequencer, "_new_base", last)
-
-
-@mutant("published fence bases are not read", "adopt the published base after error 47: rule 6", "bypass")
-def base_not_read(patch: Patch) -> None:
-    patch.set(StateView, "fence_base", lambda self, topic_id, partition: None)
-
-
-@mutant("45 and 47 are relayed to the client", "no bare 45 for a fenced append", "race", "one-broker", "true-many")
-def fence_errors_relayed(patch: Patch) -> None:
-    for module in (sequencer_module, state_module):
-        patch.set(module, "FENCE_ERRORS", frozenset())
-
-
-# ----------------------------------------------------------------------------------------------------- in-doubt appends
-
-
-@mutant(
-    "7, 20 and errors with a base offset are final",
-    "an error after the append is no refusal: rule 1",
-    "cluster",
-    "one-broker",
-)
-def timeout_is_final(patch: Patch) -> None:
-    orig = PartitionSequencer._answered
-
-    def answered(self: PartitionSequencer, pending: g.PendingAppend, result: Any, now: float) -> None:
-        if result.error_code != 0:
-            result = replace(result, error_code=Error.NOT_LEADER_OR_FOLLOWER, base_offset=-1)
-        orig(self, pending, result, now)
-
-    patch.set(PartitionSequencer, "_answered", answered)
-
-
-@mutant(
-    "a retry is sent to the log end, although its first attempt was appended since the last read",
-    "only the log decides: rule 1",
-    "wide-logged-in",
-)
-def first_attempt_ignored(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_first_try_decides", lambda self, pending, end, now: None)
-
-
-@mutant("an error for a resend is final", "only the log decides: rule 1", "resends")
-def resend_error_is_final(patch: Patch) -> None:
-    def resent(self: PartitionSequencer, pending: g.PendingAppend, result: Any, now: float) -> None:
-        if pending in self._in_doubt_appends:
-            if result is None:
-                self._resolve_later(pending, now)
-            else:
-                self._resolved(pending, now)
-                self._answer(pending, result)
-
-    patch.set(PartitionSequencer, "_resent", resent)
-
-
-@mutant(
-    "the log is not read again for in-doubt appends", "in-doubt appends are always resolved", "one-broker", "cluster"
-)
-def no_second_read(patch: Patch) -> None:
-    orig = PartitionSequencer._tick
-
-    def tick(self: PartitionSequencer, now: float) -> None:
-        if self.phase is sequencer_module.Phase.RESOLVING:
-            self._retry_at = None
-        orig(self, now)
-
-    patch.set(PartitionSequencer, "_tick", tick)
-
-
-@mutant(
-    "the append of a lost client leaves the sequencer",
-    "a lost client does not release its append",
-    "true-one",
-    "liars-true",
-)
-def client_loss_releases(patch: Patch) -> None:
-    lost = Session._client_lost
-    canceled = PartitionSequencer._canceled
-
-    def client_lost(self: Session, now: float) -> None:
-        self._disable_fast_path()
-        for produce in self._produce_in_flight.values():
-            for key, pending in produce.pending_appends.items():
-                if key in produce.sent and key not in produce.results:
-                    self._commands.append(ToSequencer(pending, g.Canceled(pending)))
-        lost(self, now)
-
-    def out(self: PartitionSequencer, pending: g.PendingAppend) -> None:
-        if pending in self._in_flight:
-            self._in_flight.remove(pending)
-        else:
-            canceled(self, pending)
-
-    patch.set(Session, "_client_lost", client_lost)
-    patch.set(PartitionSequencer, "_canceled", out)
-
-
-# -------------------------------------------------------------------------------------------------------------- retries
-
-
-@mutant("a producer's retry is not recognized", "recognize retries before comparing offsets", "retries")
-def retry_not_recognized(patch: Patch) -> None:
-    patch.set(Memory, "retry_of", lambda self, pending: None)
-    patch.set(PartitionSequencer, "_known_retry", lambda self, pending: False)
-
-
-@mutant(
-    "a retry is recognized by its sequence only",
-    "the same sequence with other records is another batch",
-    "liars",
-    "liars-true",
-)
-def retry_without_digest(patch: Patch) -> None:
-    def retry_of(self: Memory, pending: g.PendingAppend) -> Any:
-        known = self.fenced.get(pending.producer, ())
-        return next((appended_batch for first, appended_batch in known if first == pending.append.base_sequence), None)
-
-    patch.set(Memory, "retry_of", retry_of)
-
-
-@mutant(
-    "equal records count as the client's append", "equal records do not prove success: rule 5", "race", "one-broker"
-)
-def equality_is_success(patch: Patch) -> None:
-    patch.set(
-        PartitionSequencer,
-        "_names_itself",
-        staticmethod(lambda pending, there: there.digest == pending.digest),
-    )
-
-
-@mutant("a write-id alone proves success", "the records must be equal too", "liars")
-def write_id_alone(patch: Patch) -> None:
-    orig = PartitionSequencer._end_mismatch
-
-    def end(self: PartitionSequencer, pending: g.PendingAppend, there: Any, now: float, **more: Any) -> None:
-        if there is not None and self._names_itself(pending, there):
-            self._accept(pending, there)
-        else:
-            orig(self, pending, there, now, **more)
-
-    patch.set(PartitionSequencer, "_end_mismatch", end)
-
-
-@mutant("write-ids are ignored", "a named write is recognized while it is in the log", "one-broker", "race")
-def write_id_ignored(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_names_itself", staticmethod(lambda pending, there: False))
-
-
-@mutant("POSSIBLY_YOURS is omitted", "report an equal batch at the expected offset: rule 14", "race", "one-broker")
-def possibly_yours_omitted(patch: Patch) -> None:
-    orig = PartitionSequencer._end_mismatch
-
-    def end(self: PartitionSequencer, pending: g.PendingAppend, there: Any, now: float, **more: Any) -> None:
-        own = there is not None and there.digest == pending.digest and self._names_itself(pending, there)
-        orig(self, pending, there if own else None, now, **(more if own else {}))
-
-    patch.set(PartitionSequencer, "_end_mismatch", end)
-
-
-@mutant("a remembered log end is reported", "actual was the log end during the call", "race", "one-broker")
-def old_actual(patch: Patch) -> None:
-    orig = PartitionSequencer._decide
-
-    def decide(self: PartitionSequencer, pending: g.PendingAppend, now: float) -> bool:
-        submitted_at, pending.submitted_at = pending.submitted_at, float("-inf")
-        try:
-            return orig(self, pending, now)
-        finally:
-            pending.submitted_at = submitted_at
-
-    patch.set(PartitionSequencer, "_decide", decide)
-
-
-# ------------------------------------------------------------------------------------------------- transactions, topics
-
-
-@mutant("open transactions are ignored", "a marker takes an offset: rule 7", "calm-transactions")
-def open_transactions_ignored(patch: Patch) -> None:
-    orig = PartitionSequencer._log_end_read
-    patch.set(
-        PartitionSequencer,
-        "_log_end_read",
-        lambda self, snapshot, now: orig(self, replace(snapshot, open_transactions=frozenset()), now),
-    )
-    patch.set(PartitionSequencer, "_joined", lambda self, transactional_id, believe_from: None)
-
-
-@mutant(
-    "a transaction that adds the partition is not recorded",
-    "markers come even where nothing was written: rule 7",
-    "calm-stranded",
-)
-def joins_not_recorded(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_joined", lambda self, transactional_id, believe_from: None)
-
-
-@mutant(
-    "a transaction adds the partition while fenced appends are in flight",
-    "its marker would move them by one",
-    "stranded",
-)
-def joins_at_once(patch: Patch) -> None:
-    def let_join(self: PartitionSequencer) -> None:
-        self._effects += [g.MayJoin(connection) for _, connection in self._joining]
-        self._joining = {}
-
-    patch.set(PartitionSequencer, "_let_join", let_join)
-
-
-@mutant("AddPartitionsToTxn is delayed indefinitely", "it proceeds once all fenced appends are answered", "atomic")
-def joins_never(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_let_join", lambda self: None)
-
-
-@mutant(
-    "a transaction that holds a partition waits for another one", "two would wait for each other", "atomic-crossing"
-)
-def transactions_deadlock(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_may_not_wait", lambda self, pending, snapshot, now: False)
-
-
-@mutant(
-    "partitions that a transaction holds through another process are ignored",
-    "with several processes the wait is limited",
-    "atomic-crossing-v2",
-)
-def transactions_deadlock_across_processes(patch: Patch) -> None:
-    orig = PartitionSequencer._may_not_wait
-
-    def may_not_wait(self: PartitionSequencer, pending: g.PendingAppend, snapshot: Any, now: float) -> bool:
-        pending.alone = True
-        return orig(self, pending, snapshot, now)
-
-    patch.set(PartitionSequencer, "_may_not_wait", may_not_wait)
-
-
-@mutant(
-    "a transaction without records on the partition blocks others",
-    "two that added each other's partitions would deadlock",
-    "atomic-crossing",
-)
-def joined_counts_as_written(patch: Patch) -> None:
-    orig = PartitionSequencer._another_transaction_is_open
-
-    def is_open(self: PartitionSequencer, pending: g.PendingAppend, snapshot: Any) -> bool:
-        return orig(self, pending, snapshot) or bool(self._transactions.keys() - {pending.transactional_id})
-
-    patch.set(PartitionSequencer, "_another_transaction_is_open", is_open)
-
-
-@mutant(
-    "another transaction's records do not block a transaction",
-    "they do until its marker is read back",
-    "atomic-calm",
-)
-def open_records_ignored(patch: Patch) -> None:
-    orig = PartitionSequencer._another_transaction_is_open
-
-    def is_open(self: PartitionSequencer, pending: g.PendingAppend, snapshot: Any) -> bool:
-        return not pending.append.transactional and orig(self, pending, snapshot)
-
-    patch.set(PartitionSequencer, "_another_transaction_is_open", is_open)
-
-
-@mutant(
-    "a transactional append relies on a log end read before it arrived",
-    "its producer's previous marker may have come since",
-    "atomic-calm",
-)
-def previous_marker_ignored(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_knows_transaction", staticmethod(lambda pending, snapshot: True))
-
-
-@mutant("an ending transaction is not waited for", "its markers are still to come", "atomic-calm")
-def ending_ignored(patch: Patch) -> None:
-    orig = PartitionSequencer._log_end_read
-    patch.set(
-        PartitionSequencer,
-        "_log_end_read",
-        lambda self, snapshot, now: orig(self, replace(snapshot, ending_transactions=frozenset()), now),
-    )
-
-
-@mutant(
-    "a transactional batch at its expected offset is not recognized",
-    "its sequence identifies it",
-    "atomic",
-    "atomic-v2",
-)
-def own_batch_not_recognized(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_is_itself", staticmethod(lambda found, there, pending: False))
-
-
-@mutant(
-    "a transactional batch at another offset is not searched for",
-    "44 alone means nothing appended",
-    "atomic-bypassing",
-)
-def taken_sequence_ignored(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_sequence_is_taken", lambda self, pending: False)
-
-
-@mutant(
-    "a batch is refused while an earlier attempt may be queued",
-    "it could be appended after its refusal",
-    "atomic",
-    "atomic-bypassing",
-)
-def refused_while_queued(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_is_queued", lambda self, pending, now: False)
-
-
-@mutant(
-    "in a transaction, a duplicate is reported as success",
-    "an earlier transaction's batch may have its sequence",
-    "atomic-bypassed",
-    "atomic-cluster",
-)
-def transactional_duplicate_is_success(patch: Patch) -> None:
-    orig = PartitionSequencer._pass_through_success
-    patch.set(
-        PartitionSequencer,
-        "_pass_through_success",
-        lambda self, pending, result, now: orig(self, pending, replace(result, log_append_time_ms=-1), now),
-    )
-
-
-# -------------------------------------------------------------------------------------------------------------- commits
-
-
-@mutant("a commit is relayed without validation", "the commit validator decides", "atomic", "atomic-v2")
-def commits_not_validated(patch: Patch) -> None:
-    patch.set(CommitValidator, "begin", lambda self: validator_module.PASS)
-
-
-@mutant(
-    "any client may use any transactional id", "Kafka authorizes the use of a transactional id", "atomic-unauthorized"
-)
-def transactional_id_not_authorized(patch: Patch) -> None:
-    def prove_use(self: Session, transactional_id: str, correlation_id: int, client_id: Any, done: Any) -> None:
-        self._may_use = transactional_id
-        done(True)
-
-    patch.set(Session, "_prove_use", prove_use)
-
-
-@mutant(
-    "an authorized transactional id admits any producer id",
-    "Kafka would add the batch to that producer's open transaction",
-    "atomic-unauthorized",
-    "atomic-unauthorized-v2",
-)
-def anothers_producer_id(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_is_anothers_producer", staticmethod(lambda pending, snapshot: False))
-
-
-@mutant(
-    "refusals by other processes are not read",
-    "abort-only transactions are in the state topic",
-    "atomic-cluster",
-    "atomic-cluster-v2",
-)
-def abort_only_not_read(patch: Patch) -> None:
-    orig = CommitValidator.handle
-
-    def handle(self: CommitValidator, answer: Any) -> Any:
-        return orig(self, validator_module.StateRead(()) if isinstance(answer, validator_module.StateRead) else answer)
-
-    patch.set(CommitValidator, "handle", handle)
-
-
-@mutant(
-    "a refusal is reported before it is stored",
-    "every process must refuse the commit",
-    "atomic-cluster",
-    "atomic-cluster-v2",
-)
-def reported_before_stored(patch: Patch) -> None:
-    patch.set(Session, "_waits_for_records", lambda self, pending_response, produce: False)
-
-
-@mutant(
-    "appends that this process did not handle are not read back",
-    "each batch in the log states its expected offset",
-    "atomic-roaming",
-)
-def log_not_read_back(patch: Patch) -> None:
-    patch.set(CommitValidator, "_batches", lambda self, partition, batches: None)
-
-
-@mutant(
-    "an undecided commit passes", "an undecided commit is postponed", "atomic-cluster", "atomic-cluster-v2", "atomic-v2"
-)
-def undecided_is_pass(patch: Patch) -> None:
-    patch.set(validator_module, "_later", lambda message: validator_module.PASS)
-
-
-@mutant("abort-only records are not cleared", "the next transaction may have the same epoch", "atomic-crossing")
-def abort_only_not_cleared(patch: Patch) -> None:
-    patch.set(
-        world_module.Notes,
-        "clear_abort_only",
-        lambda self, connection, requested: self._reported(connection, requested.token, True),
-    )
-
-
-@mutant(
-    "an append whose request has ended stays pending",
-    "an unreported outcome delays no commit",
-    "atomic-roaming",
-    "atomic-cluster",
-)
-def pending_indefinitely(patch: Patch) -> None:
-    patch.set(Session, "_end_appends", lambda self, produce: None)
-
-
-@mutant(
-    "a commit whose connection broke is waited for indefinitely",
-    "the next transaction may have the same epoch",
-    "atomic-roaming-v1",
-    "atomic-roaming",
-)
-def lost_commits_waited_for(patch: Patch) -> None:
-    patch.set(Session, "_leave_commits", lambda self: None)
-
-
-@mutant(
-    "only appends without a result are released",
-    "an unreported outcome delays no commit",
-    "atomic-roaming",
-    "atomic-cluster",
-)
-def results_not_released(patch: Patch) -> None:
-    of_all = "for pending in produce.pending_appends.values():"
-    of_some = "for pending in [t for key, t in produce.pending_appends.items() if key not in produce.results]:"
-    patch.edit(Session, "_end_appends", (of_all, of_some))
-
-
-@mutant(
-    "a refusal is reported with an unknown outcome before it is stored",
-    "every process must refuse the commit",
-    "atomic-roaming",
-    "atomic-cluster",
-    "atomic-cluster-v2",
-)
-def reported_with_unknown_outcome(patch: Patch) -> None:
-    patch.edit(Session, "_answer_unknown_outcomes", ("self._answer_later_instead(produce)", "pass"))
-
-
-@mutant("`required` topics accept transactions", "no unfenced appends there: rule 7", "refused-transactions-v2")
-def transactions_on_required(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_no_transactions", staticmethod(lambda pending: None))
-
-
-@mutant("appends are sent by topic name", "a recreated topic is another topic: rule 11", "recreated")
-def by_name(patch: Patch) -> None:
-    patch.set(Session, "_sent_by_id", lambda self, request: False)
-    patch.set(Session, "_take_single", lambda self, *rest: None)
-
-
-@mutant(
-    "conditional appends keep the client's acks",
-    "acks=all, or a truncation assigns an offset twice",
-    "cluster",
-    "resends",
-)
-def client_acks_kept(patch: Patch) -> None:
-    orig = ProduceExchange.upstream_request
-
-    def request(self: ProduceExchange) -> Any:
-        made = orig(self)
-        return None if made is None else replace(made, acks=self.request.acks)
-
-    patch.set(ProduceExchange, "upstream_request", request)
-    encode = fast_path_module.encode_single
-
-    def encoded(*, before_acks: bytes, **rest: Any) -> Any:
-        # The fast path does not keep the client's acks: use 1.
-        (*whole,) = encode(before_acks=before_acks, **rest)
-        frame = bytearray(b"".join(whole))
-        struct.pack_into(">h", frame, 12 + len(before_acks), 1)
-        return [bytes(frame)]
-
-    patch.set(fast_path_module, "encode_single", encoded)
-
-
-# ------------------------------------------------------------------------------------------------------------- refusals
-
-
-@mutant("corrupt batches are fenced", "fencing would make a wrong CRC valid", "liars", "liars-true")
-def crc_not_checked(patch: Patch) -> None:
-    patch.set(reading_module, "verify_crc", lambda records: True)
-
-
-@mutant("clients may use the shared producer id", "refuse client batches under it: rule 9", "liars", "liars-true")
-def shared_id_accepted(patch: Patch) -> None:
-    orig = exchange_module.make_pending_append
-
-    def make(draft: Any, *rest: Any) -> Any:
-        return orig(replace(draft, shared_producer_ids=frozenset()), *rest)
-
-    for module in (produce_module, fast_path_module):
-        patch.set(module, "make_pending_append", make)
-
-
-@mutant(
-    "contradictory expected offsets are accepted",
-    "an expected offset that contradicts its place is a mismatch",
-    "liars",
-    "liars-true",
-)
-def contradiction_accepted(patch: Patch) -> None:
-    orig = exchange_module.append_of
-    patch.set(exchange_module, "append_of", lambda partition, scan: replace(orig(partition, scan), contradiction=None))
-
-
-# ----------------------------------------------------------------------------------------------------- order and limits
-
-
-@mutant(
-    "responses are sent as soon as they are ready",
-    "responses keep the order of their requests",
-    "pipelines",
-    "refused-pipelines",
-)
-def responses_out_of_order(patch: Patch) -> None:
-    def front(self: Session) -> None:
-        for pending_response in [pending_response for pending_response in self._to_client if pending_response.done]:
-            self._to_client.remove(pending_response)
-            self._client_out += pending_response.chunks
-
-    patch.set(Session, "_answer_front", front)
-
-
-@mutant("a sequencer's queue is unbounded", "a partition's queue is bounded", "crowd")
-def queue_unbounded(patch: Patch) -> None:
-    orig = PartitionSequencer.__init__
-
-    def init(
-        self: PartitionSequencer,
-        partition: Any,
-        limits: g.SequencerLimits,
-        names: Any = state_module.DEFAULT_NAMES,
-    ) -> None:
-        orig(self, partition, replace(limits, queue_max=1000), names)
-
-    patch.set(PartitionSequencer, "__init__", init)
-
-
-@mutant("a sequencer remembers every batch", "bounded memory", "crowd")
-def remembers_everything(patch: Patch) -> None:
-    orig = PartitionSequencer.__init__
-
-    def init(
-        self: PartitionSequencer,
-        partition: Any,
-        limits: g.SequencerLimits,
-        names: Any = state_module.DEFAULT_NAMES,
-    ) -> None:
-        orig(self, partition, replace(limits, remembered_batches_max=1 << 30), names)
-
-    patch.set(PartitionSequencer, "__init__", init)
-
-
-@mutant(
-    "an append admitted for a disconnected client is not canceled",
-    "no stuck sequencer",
-    "crowd",
-    "pipelines",
-    "one-broker",
-)
-def admitted_after_disconnect(patch: Patch) -> None:
-    orig = Dispatcher._report
-
-    def report(self: Dispatcher, pending: g.PendingAppend, event: Any, sequencer: PartitionSequencer) -> None:
-        if pending.connection in self.sessions:
-            orig(self, pending, event, sequencer)
-
-    patch.set(Dispatcher, "_report", report)
-    patch.set(Session, "_return_waiting_produce", lambda self: None)
-
-
-@mutant("a canceled append stays admitted", "no stuck sequencer", "whole-requests", "true-cluster")
-def canceled_stays_admitted(patch: Patch) -> None:
-    orig = PartitionSequencer._canceled
-    patch.set(
-        PartitionSequencer,
-        "_canceled",
-        lambda self, pending: None if pending is self._admitted else orig(self, pending),
-    )
-
-
-@mutant("a request's memory is not released", "bounded memory", "race")
-def memory_not_released(patch: Patch) -> None:
-    def end(self: Session, pending_response: Any, chunks: Any) -> None:
-        pending_response.chunks, pending_response.done, pending_response.reserved_bytes = chunks, True, 0
-        self._answer_front()
-
-    patch.set(Session, "_end", end)
-
-
-# ------------------------------------------------------------------------------------------------- pipelines and queues
-
-
-@mutant("appends after a failed batch are accepted", "a pipeline fails as a whole: rule 13", "pipelines", "queues")
-def pipeline_continues(patch: Patch) -> None:
-    patch.set(Session, "_pipeline_failed", lambda self, pending_response, pending, result: None)
-
-
-@mutant("appends sent after a failed batch are sent again", "a pipeline fails as a whole: rule 13", "mixed-pipelines")
-def sent_successors_retried(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_sent_after", lambda self, pending: iter(()))
-
-
-@mutant(
-    "appends are pipelined while other processes serve",
-    "another writer's batch may take the failed one's offset: rule 13",
-    "control-requests",
-    "twins",
-    "restarted-clients",
-)
-def pipelined_with_other_processes(patch: Patch) -> None:
-    patch.set(world_module.Proxy, "alone", lambda self, now: True)
-
-
-@mutant("the newest append is admitted first", "a sequencer is fair", "queues", "crowd")
-def last_come_first_served(patch: Patch) -> None:
-    orig = PartitionSequencer._submitted
-
-    def submitted(self: PartitionSequencer, pending: g.PendingAppend, now: float) -> None:
-        orig(self, pending, now)
-        if self._queue and self._queue[-1] is pending:
-            self._queue.rotate(1)
-
-    patch.set(PartitionSequencer, "_submitted", submitted)
-
-
-@mutant("a connection with appends in flight is preferred", "a sequencer is fair", "queues", "pipelines")
-def one_connection_first(patch: Patch) -> None:
-    orig = PartitionSequencer._advance
-
-    def advance(self: PartitionSequencer, now: float) -> None:
-        if self._in_flight:
-            holder = self._in_flight[-1].connection
-            self._queue = type(self._queue)(sorted(self._queue, key=lambda t: t.connection != holder))
-        orig(self, now)
-
-    patch.set(PartitionSequencer, "_advance", advance)
-
-
-@mutant("queued appends do not time out", "a sequencer answers in time", "hanging", "one-broker")
-def waits_indefinitely(patch: Patch) -> None:
-    orig = PartitionSequencer._tick
-
-    def tick(self: PartitionSequencer, now: float) -> None:
-        waiting, self._queue = self._queue, type(self._queue)()
-        orig(self, now)
-        waiting.extend(self._queue)
-        self._queue = waiting
-
-    patch.set(PartitionSequencer, "_tick", tick)
-
-
-@mutant(
-    "an append admitted with an unconfirmed fence may be sent at any time",
-    "unconfirmed: send soon after the read: rule 12",
-    "wide-required",
-    "wide",
-    "cluster",
-)
-def unconfirmed_admission_never_stale(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "may_send", lambda self, pending, now: pending is self._admitted)
-
-
-# ------------------------------------------------------------------------------------------ agreement between processes
-
-
-@mutant("configs are used beyond their lease", "a view of the configs has a lease: rule 10", "config-changes")
-def lease_ignored(patch: Patch) -> None:
-    patch.set(world_module.Proxy, "fresh", lambda self, now: self._fresh_until > 0)
-
-
-@mutant("a cut-off leader of the state topic is trusted", "another replica confirms it: rule 10", "config-changes")
-def leader_unconfirmed(patch: Patch) -> None:
-    patch.set(world_module.Proxy, "wants_confirmation", False)
-
-
-@mutant("a config change is reported immediately", "report it after the lease: rule 10", "config-changes")
-def config_change_reported_early(patch: Patch) -> None:
-    patch.set(world_module.Proxy, "lease_seconds", 0.0)
-
-
-@mutant("the last proposed producer id wins", "the lowest offset wins, permanently: rule 9", "proposals")
-def last_producer_id_wins(patch: Patch) -> None:
-    orig = StateView._apply_producer_id
-
-    def apply(self: StateView, key: str, value: Any) -> None:
-        self._producer_ids.clear()
-        orig(self, key, value)
-
-    patch.set(StateView, "_apply_producer_id", apply)
-
-
-@mutant("all processes have the same instance id", "an instance id belongs to one process", "twins")
-def one_instance_id_for_all(patch: Patch) -> None:
-    patch.set(world_module.World, "next_tag", lambda self: 7)
-
-
-@mutant("the instance id in a fence is ignored", "what is not proved is no success: rule 5", "twins")
-def instance_id_ignored(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_is_from_here", lambda self, found, pending, at: True)
-
-
-# ---------------------------------------------------------------------------------------------- log reads and takeovers
-
-
-@mutant(
-    "log end and sequence are read at different moments",
-    "bracketed reads only: rule 6",
-    "race",
-    "one-broker",
-    "cluster",
-)
-def read_without_brackets(patch: Patch) -> None:
-    orig = world_module.ControlCall._end_after
-
-    def end_after(self: Any, partition: Any, before: int, state: Any, open_transactions: Any) -> None:
-        orig(self, partition, self.log_end(partition), state, open_transactions)
-
-    patch.set(world_module.ControlCall, "_end_after", end_after)
-
-
-@mutant(
-    "appends that may still be queued are not waited for",
-    "separate them from unfenced appends: rule 8",
-    "true-one",
-    "true-cluster",
-)
-def queued_not_waited_for(patch: Patch) -> None:
-    patch.set(PartitionSequencer, "_waits_for_queued", lambda self, pending, now: False)
-
-
-@mutant("a successor process appends immediately", "wait after a takeover: rule 8", "takeover")
-def takeover_not_waited_for(patch: Patch) -> None:
-    patch.set(world_module.Proxy, "taken_over", lambda self, now: True)
-
-
-@mutant(
-    "an append at another offset is reported as success", "detect it after a takeover: rule 8", "takeover", "true-many"
-)
-def takeover_not_detected(patch: Patch) -> None:
-    patch.set(
-        PartitionSequencer,
-        "_appended_elsewhere",
-        lambda self, pending, result, now: self._accept(pending, self.memory.add(pending, result.log_append_time_ms)),
-    )
-
-
-# ----------------------------------------------------------------------------------------------- acks=0, other messages
-
-
-@mutant(
-    "batches without a producer id form one pipeline",
-    "Kafka answers such batches independently",
-    "config-changes",
-    "bulky",
-)
-def no_independent_batches(patch: Patch) -> None:
-    patch.set(g.PendingAppend, "pipeline", property(lambda self: self.append.producer_id))
-
-
-@mutant("acks=0 gets a response", "acks=0 has no response", "silent")
-def acks_0_answered(patch: Patch) -> None:
-    patch.set(ProduceExchange, "silent", property(lambda self: False))
-
-
-@mutant("an append with acks=0 fails silently", "acks=0: an error closes the connection", "silent")
-def acks_0_fails_silently(patch: Patch) -> None:
-    orig = Session._finish_produce
-
-    def finish(self: Session, pending_response: Any, produce: ProduceExchange) -> None:
-        if produce.silent:
-            produce.results = {key: replace(result, error_code=0) for key, result in produce.results.items()}
-        orig(self, pending_response, produce)
-
-    patch.set(Session, "_finish_produce", finish)
-
-
-@mutant(
-    "an append with acks=0 and an expected offset is sent", "acks=0: an expected offset closes the connection", "silent"
-)
-def acks_0_expects(patch: Patch) -> None:
-    orig = Session._take_draft
-
-    def take(self: Session, produce: ProduceExchange, *rest: Any) -> None:
-        request = produce.request
-        produce.request = replace(request, acks=1)
-        try:
-            orig(self, produce, *rest)
-        finally:
-            produce.request = request
-
-    patch.set(Session, "_take_draft", take)
-
-
-@mutant("a relayed response overtakes earlier ones", "responses keep the order of their requests", "control-requests")
-def relayed_responses_overtake(patch: Patch) -> None:
-    patch.set(Session, "_upstream_is_blocked", lambda self: False)
-
-
-@mutant("a connection that waits for memory is not resumed", "no stuck connection", "bulky")
-def memory_wait_never_ends(patch: Patch) -> None:
-    patch.set(Session, "needs_ticks", property(lambda self: bool(self._answer_by) or self.client_closed))
-
-
-# ------------------------------------------------------------------------------------------------------------ fast path
-# tests/unit/test_fast_path.py compares the fast path with the ordinary one, for defects that no run here shows.
-
-
-@mutant(
-    "the fast path sends while the fence is unconfirmed",
-    "unconfirmed: send soon after the read: rule 12",
-    "idle-pipelines",
-)
-def fast_path_unconfirmed(patch: Patch) -> None:
-    warm = "if not (self._in_flight or self._is_confirmed(pending, now) or self._snapshot_is_fresh(now)):"
-    patch.edit(PartitionSequencer, "_fence_at_end", (warm, "if False:"))
-
-
-@mutant("the fast path treats a retry as a new append", "recognize retries before comparing offsets", "true-one")
-def fast_path_retry(patch: Patch) -> None:
-    known = "if its_retry_is_known_here and (memory.retry_of(pending) or self._follows(pending)):"
-    patch.edit(PartitionSequencer, "take", (known, "if False:"))
-
-
-@mutant("the fast path skips the policy", "what the policy refuses is refused", "liars", "config-changes", "race")
-def fast_path_without_policy(patch: Patch) -> None:
-    patch.edit(
-        PartitionSequencer,
-        "take",
-        ("append.transactional or POLICY.check(append, _FACTS[pending.check]) is not None", "False"),
-    )
-
-
-@mutant("the fast path fences old timestamps", "fence only fresh timestamps: rules 2, 3", "expiry")
-def fast_path_any_timestamp(patch: Patch) -> None:
-    patch.edit(PartitionSequencer, "_fence_at_end", (" or self._timestamps(pending, snapshot, now) is not None", ""))
-
-
-@mutant(
-    "the fast path accepts contradictory expected offsets",
-    "an expected offset that contradicts its place is a mismatch",
-    "liars-true",
-)
-def fast_path_contradiction(patch: Patch) -> None:
-    patch.edit(PartitionSequencer, "_fence_at_end", (" or pending.append.contradiction is not None", ""))
-
-
-@mutant("the fast path overtakes queued appends", "a sequencer is fair", "queues", "crowd")
-def fast_path_past_the_queue(patch: Patch) -> None:
-    patch.edit(PartitionSequencer, "take", ("if self._queue or self._admitted", "if self._admitted"))
-
-
-@mutant("the fast path ignores the expected offset", "0 means success only at the expected offset", "race", "liars")
-def fast_path_without_comparison(patch: Patch) -> None:
-    patch.edit(PartitionSequencer, "_fence_at_end", ("if expected != end or ", "if "))
-
-
-@mutant(
-    "the fast path does not compare a response's base offset",
-    "0 means success only at the expected offset",
-    "bypass",
-    "bypass-true",
-)
-def fast_path_any_base_offset(patch: Patch) -> None:
-    patch.edit(PartitionSequencer, "appended_batch", ("result.base_offset != pending.at\n", "False\n"))
-
-
-@mutant(
-    "the fast path reports a duplicate as success",
-    "the batch there may be another writer's: rule 5",
-    "race",
-    "one-broker",
-)
-def fast_path_duplicate(patch: Patch) -> None:
-    patch.edit(PartitionSequencer, "appended_batch", ("or result.log_append_time_ms != -1\n", "\n"))
-
-
-@mutant("the fast path completes appends out of order", "no stuck sequencer", "true-many", "true-one", "true-cluster")
-def fast_path_out_of_order(patch: Patch) -> None:
-    patch.edit(PartitionSequencer, "appended_batch", (" or self._in_flight[0] is not pending", ""))
-
-
-@mutant("the fast path does not record appended batches", "recognize retries before comparing offsets", "retries")
-def fast_path_not_remembered(patch: Patch) -> None:
-    patch.edit(
-        PartitionSequencer, "appended_batch", ("self._record_appended(pending, result.log_append_time_ms, now)", "pass")
-    )
-
-
-@mutant(
-    "the fast path ignores unfenced appends", "every unfenced append changes the sequence offset: rule 6", "true-one"
-)
-def fast_path_sequence_offset(patch: Patch) -> None:
-    patch.edit(
-        PartitionSequencer,
-        "appended_batch",
-        ("self._moved_by_pass_through(result.base_offset + pending.append.record_count, pending)", "pass"),
-    )
-
-
-@mutant("the fast path reports an error as success", "an error is no success", "resends")
-def fast_path_error(patch: Patch) -> None:
-    patch.edit(Session, "_end_single", ("if error or ", "error = 0\n    if "))
-
-
-@mutant("the fast path continues after a failed batch", "a pipeline fails as a whole: rule 13", "pipelines", "queues")
-def fast_path_after_failure(patch: Patch) -> None:
-    patch.edit(Session, "_take_single", (" or self._failed_pipelines", ""))
-
-
-@mutant(
-    "the oldest fast-path append gets no ordinary state",
-    "in-doubt appends are always resolved",
-    "one-broker",
-    "pipelines",
-    "cluster",
-)
-def fast_path_state_lost(patch: Patch) -> None:
-    patch.edit(Session, "_disable_fast_path", ("if single is None:", "if single is None or index == 0:"))
-
-
-@mutant("the fast path does not release memory", "bounded memory", "race")
-def fast_path_keeps_memory(patch: Patch) -> None:
-    patch.edit(Session, "_end_single", ("self._services.release(pending_response.reserved_bytes)\n", "\n"))
-
-
-@mutant("the fast path uses expired configs", "a view of the configs has a lease: rule 10", "config-changes")
-def fast_path_without_lease(patch: Patch) -> None:
-    patch.edit(Session, "take_up", (" or not services.fresh(now)", ""))
-
-
-@mutant("a topic that was unchecked stays unchecked", "the current configs apply", "config-changes")
-def unchecked_stays_unchecked(patch: Patch) -> None:
-    patch.edit(Session, "take_up", ("if services.policy(self._known.topic_name) is not None:", "if False:"))
-
-
-@mutant(
-    "a request that starts like the previous one may name any topic",
-    "the whole beginning identifies a request",
-    "wide",
-    "wide-required",
-)
-def any_topic_matches(patch: Patch) -> None:
-    patch.set(Session, "_is_known", lambda self, frame, version: version == self._known.version)
-
-
-@mutant(
-    "a fast-path response overtakes earlier ones",
-    "responses keep the order of their requests",
-    "pipelines",
-    "control-requests",
-)
-def fast_path_overtakes(patch: Patch) -> None:
-    first = "if pending_response is not to_client[0] or (len(to_client) > 1 and to_client[1].done):"
-    patch.edit(
-        Session,
-        "take_down",
-        (first, "if False:"),
-        ("del to_client[0], from_upstream[0]", "to_client.remove(from_upstream.pop(0))"),
-    )
-
-
-# ------------------------------------------------------------------------------------------------------ append barriers
+from tests.support.mutants import Mutant, body, edit, put, wrap
 
 _EXPANSIONS = ("expansion", "expansion-required")
 
 
-@mutant("a closed barrier counts as empty", "an expansion waits for requests inside the barrier", *_EXPANSIONS)
-def closed_barrier_counts_as_empty(patch: Patch) -> None:
-    patch.edit(AppendBarrier, "empty", ("not self._entered and ", ""))
+def _cancel_sent(client_lost: Callable[..., None], self: Session, now: float) -> None:
+    self._disable_fast_path()
+    for produce in self._produce_in_flight.values():
+        for key, pending in produce.pending_appends.items():
+            if key in produce.sent and key not in produce.results:
+                self._commands.append(ToSequencer(pending, Canceled(pending)))
+    client_lost(self, now)
 
 
-@mutant("a closed barrier admits requests", "nothing is appended during an expansion", *_EXPANSIONS)
-def barrier_never_closes(patch: Patch) -> None:
-    patch.edit(AppendBarrier, "admits", ("if self.closed_at is None:", "if True:"))
+def _admit_its_connection_first(advance: Callable[..., None], self: PartitionSequencer, now: float) -> None:
+    if self._in_flight:
+        holder = self._in_flight[-1].connection
+        self._queue = type(self._queue)(sorted(self._queue, key=lambda each: each.connection != holder))
+    advance(self, now)
 
 
-@mutant("an append whose connection broke leaves the barrier", "a broker may have it queued", *_EXPANSIONS)
-def barrier_without_in_doubt(patch: Patch) -> None:
-    patch.edit(AppendBarrier, "leave", ("if in_doubt:", "if False:"))
-
-
-@mutant("a new process starts with an empty barrier", "its predecessor's requests may be queued", *_EXPANSIONS)
-def new_process_barrier_empty(patch: Patch) -> None:
-    patch.edit(AppendBarrier, "__init__", ("self._clear_at = clear_at", 'self._clear_at = float("-inf")'))
-
-
-@mutant(
-    "the fast path skips append barriers", "every append to a topic with count checks enters its barrier", *_EXPANSIONS
+MUTANTS = (
+    # ---- comparison
+    Mutant(
+        "no-fence",
+        "appends are sent unfenced: only the sequencer compares",
+        ("race", "one-broker"),
+        edit(PartitionSequencer, "_fence", ("self._limits.fencing", "False")),
+        edit(PartitionSequencer, "_may_resend", ("self._limits.fencing", "False")),
+        rule="Kafka itself compares",
+    ),
+    Mutant(
+        "high-watermark-for-log-end",
+        "the high watermark is used as the log end",
+        ("cluster",),
+        edit(
+            world.ControlCall,
+            "log_end",
+            ("partition.replicas[self.node].log_end", "partition.replicas[self.node].high_watermark"),
+        ),
+        rule="the log end is the leader's log end offset",
+    ),
+    Mutant(
+        "no-wrap",
+        "sequences do not wrap",
+        ("race",),
+        *(put(module, "SEQUENCE_MODULUS", 1 << 40) for module in (sequencer_module, publishing_module)),
+        rule="sequence = (expected − sequence offset) mod 2³¹",
+    ),
+    Mutant(
+        "base-offset-not-compared",
+        "a response's base offset is not compared",
+        ("bypass", "bypass-true"),
+        edit(PartitionSequencer, "_fenced_success", ("result.base_offset != pending.at", "False")),
+        rule="0 means success only at the expected offset",
+    ),
+    Mutant(
+        "duplicate-is-success",
+        "a duplicate is reported as success",
+        ("race", "one-broker"),
+        edit(PartitionSequencer, "_fenced_success", ("result.log_append_time_ms != -1", "False")),
+        rule="the batch there may be another writer's: rule 5",
+    ),
+    Mutant(
+        "log-append-time-not-read-back",
+        "with LogAppendTime, a 0 is not read back",
+        ("log-append-time",),
+        body(PartitionSequencer, "_fenced_success", "self._appended_at(pending, result.log_append_time_ms, -1, now)"),
+        rule="new appends and duplicates look alike: rule 4",
+    ),
+    Mutant(
+        "violation-not-reported",
+        "a violation is reported as a mismatch",
+        ("bypass", "bypass-true"),
+        body(
+            PartitionSequencer,
+            "_appended_elsewhere",
+            "self._unconfirm()\n"
+            "refusal = offset_mismatch(pending.append, result.base_offset, self._log_start(), possibly_yours=False)\n"
+            "self._refuse(pending, refusal)",
+        ),
+        rule="44 without OFFSET_VIOLATION means nothing appended",
+    ),
+    Mutant(
+        "end-moves-by-one",
+        "an append advances the known log end by too few records",
+        ("pipelines", "race"),
+        edit(
+            PartitionSequencer,
+            "_record_appended",
+            ("max(self._log_end, pending.at + pending.append.record_count)", "max(self._log_end, pending.at + 1)"),
+        ),
+        rule="the log end advances by the batch's record count",
+    ),
+    # ---- confirmed and unconfirmed fences
+    Mutant(
+        "confirmed-indefinitely",
+        "a confirmed fence stays confirmed",
+        ("idle-pipelines",),
+        body(PartitionSequencer, "_is_confirmed", "return self.phase is Phase.OPEN and self._confirmed_until > 0"),
+        rule="confirmation lasts a quarter of producer.id.expiration.ms",
+    ),
+    Mutant(
+        "unconfirmed-pipeline",
+        "appends are pipelined while the fence is unconfirmed",
+        ("refused-pipelines",),
+        edit(
+            PartitionSequencer,
+            "_fits_with_in_flight",
+            ("pending.alone", "True"),
+            ("self._is_confirmed(pending, now)", "True"),
+        ),
+        rule="pipeline only with a confirmed fence: rule 13",
+    ),
+    Mutant(
+        "any-timestamp",
+        "batches with old or missing timestamps are fenced",
+        ("expiry",),
+        body(PartitionSequencer, "_timestamps", "return None"),
+        rule="fence only fresh timestamps: rules 2, 3",
+    ),
+    Mutant(
+        "unfenced-with-fenced",
+        "unfenced appends are sent while fenced ones are in flight",
+        ("true-one", "liars-true"),
+        edit(
+            PartitionSequencer,
+            "_fits_with_in_flight",
+            ("all(other.kind is AppendMode.PASS_THROUGH for other in self._in_flight)", "True"),
+        ),
+        rule="an unfenced append moves the log end",
+    ),
+    Mutant(
+        "sequence-offset-not-updated",
+        "unfenced appends do not change the sequence offset",
+        ("true-one", "liars-true"),
+        body(PartitionSequencer, "_pass_through_success", "self._answer(pending, result)"),
+        body(PartitionSequencer, "_moved_by_pass_through", "pass"),
+        rule="every unfenced append changes the sequence offset: rule 6",
+    ),
+    # ---- fence base
+    Mutant(
+        "base-never-published",
+        "appends outside the fence sequence are not noticed",
+        ("bypass",),
+        body(PartitionSequencer, "_fence_outside_log", "return None"),
+        rule="publish a new fence base: rule 6",
+    ),
+    Mutant(
+        "epoch-not-raised",
+        "the new fence base keeps the old epoch",
+        ("bypass",),
+        wrap(
+            world.ControlCall,
+            "_publish",
+            lambda publish, call, effect: publish(
+                call, replace(effect, producer_epoch=max(0, effect.producer_epoch - 1))
+            ),
+        ),
+        rule="a new fence base needs a new epoch: rule 6",
+    ),
+    Mutant(
+        "epoch-not-adopted",
+        "the partition's current epoch is not adopted",
+        ("bypass-true",),
+        edit(
+            PartitionSequencer, "_log_end_read", ("self._epoch = state.producer_epoch", "self._epoch = published_epoch")
+        ),
+        rule="adopt what DescribeProducers reports: rule 15",
+    ),
+    Mutant(
+        "epochs-run-out",
+        "a producer id is not replaced after its last epoch",
+        ("rotating",),
+        edit(PartitionSequencer, "_new_base", ("epoch + 1", "min(epoch + 1, self._limits.producer_epochs - 1)")),
+        rule="continue with the next producer id",
+    ),
+    Mutant(
+        "base-not-read",
+        "published fence bases are not read",
+        ("bypass",),
+        body(StateView, "fence_base", "return None"),
+        rule="adopt the published base after error 47: rule 6",
+    ),
+    Mutant(
+        "fence-errors-relayed",
+        "45 and 47 are relayed to the client",
+        ("race", "one-broker", "true-many"),
+        *(put(module, "FENCE_ERRORS", frozenset()) for module in (sequencer_module, state_module)),
+        rule="no bare 45 for a fenced append",
+    ),
+    # ---- in-doubt appends
+    Mutant(
+        "timeout-is-final",
+        "7, 20 and errors with a base offset are final",
+        ("cluster", "one-broker"),
+        edit(
+            PartitionSequencer,
+            "_answered",
+            ("in_doubt and not (may_be_final and pending.kind is AppendMode.PASS_THROUGH)", "False"),
+            ("self._answer(pending, result)", 'self._answer_later(pending, "")'),
+        ),
+        rule="an error after the append is no refusal: rule 1",
+    ),
+    Mutant(
+        "first-attempt-ignored",
+        "a retry is sent to the log end, although its first attempt was appended since the last read",
+        ("wide-logged-in",),
+        body(PartitionSequencer, "_first_try_decides", "return None"),
+        rule="only the log decides: rule 1",
+    ),
+    Mutant(
+        "resend-error-is-final",
+        "an error for a resend is final",
+        ("resends",),
+        body(
+            PartitionSequencer,
+            "_resent",
+            "if pending not in self._in_doubt_appends:\n"
+            "    return\n"
+            "if result is None:\n"
+            "    self._resolve_later(pending, now)\n"
+            "else:\n"
+            "    self._resolved(pending, now)\n"
+            "    self._answer(pending, result)",
+        ),
+        rule="only the log decides: rule 1",
+    ),
+    Mutant(
+        "no-second-read",
+        "the log is not read again for in-doubt appends",
+        ("one-broker", "cluster"),
+        edit(PartitionSequencer, "_tick", ("self._resolve_again", "False")),
+        rule="in-doubt appends are always resolved",
+    ),
+    Mutant(
+        "client-loss-releases",
+        "the append of a lost client leaves the sequencer",
+        ("true-one", "liars-true"),
+        wrap(Session, "_client_lost", _cancel_sent),
+        edit(
+            PartitionSequencer,
+            "_canceled",
+            ("pending in self._queue", "pending in self._in_flight"),
+            ("self._queue.remove(pending)", "self._in_flight.remove(pending)"),
+        ),
+        rule="a lost client does not release its append",
+    ),
+    # ---- retries
+    Mutant(
+        "retry-not-recognized",
+        "a producer's retry is not recognized",
+        ("retries",),
+        body(Memory, "retry_of", "return None"),
+        body(PartitionSequencer, "_known_retry", "return False"),
+        rule="recognize retries before comparing offsets",
+    ),
+    Mutant(
+        "retry-without-digest",
+        "a retry is recognized by its sequence only",
+        ("liars", "liars-true"),
+        edit(Memory, "retry_of", ("appended_batch.digest == pending.digest", "True")),
+        rule="the same sequence with other records is another batch",
+    ),
+    Mutant(
+        "equality-is-success",
+        "equal records count as the client's append",
+        ("race", "one-broker"),
+        body(PartitionSequencer, "_names_itself", "return there.digest == pending.digest"),
+        rule="equal records do not prove success: rule 5",
+    ),
+    Mutant(
+        "write-id-alone",
+        "a write-id alone proves success",
+        ("liars",),
+        edit(
+            PartitionSequencer,
+            "_end_mismatch",
+            (
+                "there is not None and equal and self._names_itself(pending, there)",
+                "there is not None and self._names_itself(pending, there)",
+            ),
+        ),
+        rule="the records must be equal too",
+    ),
+    Mutant(
+        "write-id-ignored",
+        "write-ids are ignored",
+        ("one-broker", "race"),
+        body(PartitionSequencer, "_names_itself", "return False"),
+        rule="a named write is recognized while it is in the log",
+    ),
+    Mutant(
+        "possibly-yours-omitted",
+        "POSSIBLY_YOURS is omitted",
+        ("race", "one-broker"),
+        edit(
+            PartitionSequencer,
+            "_end_mismatch",
+            (
+                "offset_mismatch(pending.append, pending.actual, self._log_start(), possibly_yours=equal)",
+                "offset_mismatch(pending.append, pending.actual, self._log_start(), possibly_yours=False)",
+            ),
+        ),
+        rule="report an equal batch at the expected offset: rule 14",
+    ),
+    Mutant(
+        "old-actual",
+        "a remembered log end is reported",
+        ("race", "one-broker"),
+        edit(PartitionSequencer, "_decide", ("self._end_as_of < pending.submitted_at", "False")),
+        rule="actual was the log end during the call",
+    ),
+    # ---- transactions, topics
+    Mutant(
+        "open-transactions-ignored",
+        "open transactions are ignored",
+        ("calm-transactions",),
+        edit(
+            PartitionSequencer,
+            "_another_transaction_is_open",
+            ("snapshot.open_transactions - {pending.append.producer_id}", "False"),
+        ),
+        body(PartitionSequencer, "_joined", "pass"),
+        rule="a marker takes an offset: rule 7",
+    ),
+    Mutant(
+        "joins-not-recorded",
+        "a transaction that adds the partition is not recorded",
+        ("calm-stranded",),
+        body(PartitionSequencer, "_joined", "pass"),
+        rule="markers come even where nothing was written: rule 7",
+    ),
+    Mutant(
+        "joins-at-once",
+        "a transaction adds the partition while fenced appends are in flight",
+        ("stranded",),
+        edit(
+            PartitionSequencer,
+            "_let_join",
+            ("any(pending.kind.fenced for pending in (*self._in_flight, *self._in_doubt_appends))", "False"),
+        ),
+        rule="its marker would move them by one",
+    ),
+    Mutant(
+        "joins-never",
+        "AddPartitionsToTxn is delayed indefinitely",
+        ("atomic",),
+        body(PartitionSequencer, "_let_join", "pass"),
+        rule="it proceeds once all fenced appends are answered",
+    ),
+    Mutant(
+        "transactions-deadlock",
+        "a transaction that holds a partition waits for another one",
+        ("atomic-crossing",),
+        body(PartitionSequencer, "_may_not_wait", "return False"),
+        rule="two would wait for each other",
+    ),
+    Mutant(
+        "transactions-deadlock-across-processes",
+        "partitions that a transaction holds through another process are ignored",
+        ("atomic-crossing-v2",),
+        edit(PartitionSequencer, "_may_not_wait", ("waited and not pending.alone", "False")),
+        rule="with several processes the wait is limited",
+    ),
+    Mutant(
+        "joined-counts-as-written",
+        "a transaction without records on the partition blocks others",
+        ("atomic-crossing",),
+        edit(
+            PartitionSequencer,
+            "_another_transaction_is_open",
+            ("not joined.isdisjoint(snapshot.ending_transactions)", "bool(joined)"),
+        ),
+        rule="two that added each other's partitions would deadlock",
+    ),
+    Mutant(
+        "open-records-ignored",
+        "another transaction's records do not block a transaction",
+        ("atomic-calm",),
+        edit(
+            PartitionSequencer,
+            "_another_transaction_is_open",
+            (
+                "pending.append.expected_base_offset is None",
+                "pending.append.expected_base_offset is None or pending.append.transactional",
+            ),
+        ),
+        rule="they do until its marker is read back",
+    ),
+    Mutant(
+        "previous-marker-ignored",
+        "a transactional append relies on a log end read before it arrived",
+        ("atomic-calm",),
+        body(PartitionSequencer, "_knows_transaction", "return True"),
+        rule="its producer's previous marker may have come since",
+    ),
+    Mutant(
+        "ending-ignored",
+        "an ending transaction is not waited for",
+        ("atomic-calm",),
+        edit(
+            PartitionSequencer,
+            "_another_transaction_is_open",
+            ("pending.transactional_id in snapshot.ending_transactions", "False"),
+            ("not joined.isdisjoint(snapshot.ending_transactions)", "False"),
+        ),
+        rule="its markers are still to come",
+    ),
+    Mutant(
+        "own-batch-not-recognized",
+        "a transactional batch at its expected offset is not recognized",
+        ("atomic", "atomic-v2"),
+        body(PartitionSequencer, "_is_itself", "return False"),
+        rule="its sequence identifies it",
+    ),
+    Mutant(
+        "taken-sequence-ignored",
+        "a transactional batch at another offset is not searched for",
+        ("atomic-bypassing",),
+        body(PartitionSequencer, "_sequence_is_taken", "return False"),
+        rule="44 alone means nothing appended",
+    ),
+    Mutant(
+        "refused-while-queued",
+        "a batch is refused while an earlier attempt may be queued",
+        ("atomic", "atomic-bypassing"),
+        body(PartitionSequencer, "_is_queued", "return False"),
+        rule="it could be appended after its refusal",
+    ),
+    Mutant(
+        "transactional-duplicate-is-success",
+        "in a transaction, a duplicate is reported as success",
+        ("atomic-bypassed", "atomic-cluster"),
+        edit(
+            PartitionSequencer,
+            "_pass_through_success",
+            ("pending.append.transactional and result.log_append_time_ms != -1", "False"),
+        ),
+        rule="an earlier transaction's batch may have its sequence",
+    ),
+    # ---- commits
+    Mutant(
+        "commits-not-validated",
+        "a commit is relayed without validation",
+        ("atomic", "atomic-v2"),
+        body(CommitValidator, "begin", "return PASS"),
+        rule="the commit validator decides",
+    ),
+    Mutant(
+        "transactional-id-not-authorized",
+        "any client may use any transactional id",
+        ("atomic-unauthorized",),
+        body(Session, "_prove_use", "self._may_use = transactional_id\ndone(True)"),
+        rule="Kafka authorizes the use of a transactional id",
+    ),
+    Mutant(
+        "anothers-producer-id",
+        "an authorized transactional id admits any producer id",
+        ("atomic-unauthorized", "atomic-unauthorized-v2"),
+        body(PartitionSequencer, "_is_anothers_producer", "return False"),
+        rule="Kafka would add the batch to that producer's open transaction",
+    ),
+    Mutant(
+        "abort-only-not-read",
+        "refusals by other processes are not read",
+        ("atomic-cluster", "atomic-cluster-v2"),
+        edit(CommitValidator, "handle", ("each.transactional_id == self._transactional_id", "False")),
+        rule="abort-only transactions are in the state topic",
+    ),
+    Mutant(
+        "reported-before-stored",
+        "a refusal is reported before it is stored",
+        ("atomic-cluster", "atomic-cluster-v2"),
+        body(Session, "_waits_for_records", "return False"),
+        rule="every process must refuse the commit",
+    ),
+    Mutant(
+        "log-not-read-back",
+        "appends that this process did not handle are not read back",
+        ("atomic-roaming",),
+        body(CommitValidator, "_batches", "return None"),
+        rule="each batch in the log states its expected offset",
+    ),
+    Mutant(
+        "undecided-is-pass",
+        "an undecided commit passes",
+        ("atomic-cluster", "atomic-cluster-v2", "atomic-v2"),
+        body(validator_module, "_later", "return PASS"),
+        rule="an undecided commit is postponed",
+    ),
+    Mutant(
+        "abort-only-not-cleared",
+        "abort-only records are not cleared",
+        ("atomic-crossing",),
+        body(world.AbortOnlyRecords, "clear_abort_only", "self._reported(connection, requested.token, True)"),
+        rule="the next transaction may have the same epoch",
+    ),
+    Mutant(
+        "pending-indefinitely",
+        "an append whose request has ended stays pending",
+        ("atomic-roaming", "atomic-cluster"),
+        body(Session, "_end_appends", "pass"),
+        rule="an unreported outcome delays no commit",
+    ),
+    Mutant(
+        "lost-commits-waited-for",
+        "a commit whose connection broke is waited for indefinitely",
+        ("atomic-roaming-v1", "atomic-roaming"),
+        body(Session, "_leave_commits", "pass"),
+        rule="the next transaction may have the same epoch",
+    ),
+    Mutant(
+        "results-not-released",
+        "only appends without a result are released",
+        ("atomic-roaming", "atomic-cluster"),
+        edit(
+            Session,
+            "_end_appends",
+            (
+                "produce.pending_appends.values()",
+                "[pending for key, pending in produce.pending_appends.items() if key not in produce.results]",
+            ),
+        ),
+        rule="an unreported outcome delays no commit",
+    ),
+    Mutant(
+        "reported-with-unknown-outcome",
+        "a refusal is reported with an unknown outcome before it is stored",
+        ("atomic-roaming", "atomic-cluster", "atomic-cluster-v2"),
+        edit(Session, "_answer_unknown_outcomes", ("self._answer_later_instead(produce)", "pass")),
+        rule="every process must refuse the commit",
+    ),
+    Mutant(
+        "transactions-on-required",
+        "`required` topics accept transactions",
+        ("refused-transactions-v2",),
+        body(PartitionSequencer, "_no_transactions", "return None"),
+        rule="no unfenced appends there: rule 7",
+    ),
+    Mutant(
+        "by-name",
+        "appends are sent by topic name",
+        ("recreated",),
+        body(Session, "_sent_by_id", "return False"),
+        body(Session, "_take_single", "return None"),
+        rule="a recreated topic is another topic: rule 11",
+    ),
+    Mutant(
+        "client-acks-kept",
+        "conditional appends keep the client's acks",
+        ("cluster", "resends"),
+        edit(
+            ProduceExchange,
+            "upstream_request",
+            ("ACKS_ALL if self.admitted or self.request.acks == 0 else self.request.acks", "self.request.acks"),
+        ),
+        edit(fast_path_module, "encode_single", ("ACKS_ALL", "1")),
+        rule="acks=all, or a truncation assigns an offset twice",
+    ),
+    # ---- refusals
+    Mutant(
+        "crc-not-checked",
+        "corrupt batches are fenced",
+        ("liars", "liars-true"),
+        body(reading_module, "verify_crc", "return True"),
+        rule="fencing would make a wrong CRC valid",
+    ),
+    Mutant(
+        "shared-id-accepted",
+        "clients may use the shared producer id",
+        ("liars", "liars-true"),
+        *(
+            edit(module, "make_pending_append", ("header.producer_id in draft.shared_producer_ids", "False"))
+            for module in (produce_module, fast_path_module)
+        ),
+        rule="refuse client batches under it: rule 9",
+    ),
+    Mutant(
+        "contradiction-accepted",
+        "contradictory expected offsets are accepted",
+        ("liars", "liars-true"),
+        edit(produce_exchange_module, "append_of", ("scan.contradiction", "None")),
+        rule="an expected offset that contradicts its place is a mismatch",
+    ),
+    # ---- order and limits
+    Mutant(
+        "responses-out-of-order",
+        "responses are sent as soon as they are ready",
+        ("pipelines", "refused-pipelines"),
+        body(
+            Session,
+            "_answer_front",
+            "for pending_response in [each for each in self._to_client if each.done]:\n"
+            "    self._to_client.remove(pending_response)\n"
+            "    self._client_out += pending_response.chunks",
+        ),
+        rule="responses keep the order of their requests",
+    ),
+    Mutant(
+        "queue-unbounded",
+        "a sequencer's queue is unbounded",
+        ("crowd",),
+        edit(PartitionSequencer, "_submitted", ("len(self._queue) >= self._limits.queue_max", "False")),
+        rule="a partition's queue is bounded",
+    ),
+    Mutant(
+        "remembers-everything",
+        "a sequencer remembers every batch",
+        ("crowd",),
+        body(memory_module, "_bound", "pass"),
+        rule="bounded memory",
+    ),
+    Mutant(
+        "admitted-after-disconnect",
+        "an append admitted for a disconnected client is not canceled",
+        ("crowd", "pipelines", "one-broker"),
+        edit(Dispatcher, "_report", ("isinstance(event, sessions.AppendAdmitted)", "False")),
+        body(Session, "_return_waiting_produce", "pass"),
+        rule="no stuck sequencer",
+    ),
+    Mutant(
+        "canceled-stays-admitted",
+        "a canceled append stays admitted",
+        ("whole-requests", "true-cluster"),
+        edit(PartitionSequencer, "_canceled", ("self._admitted = None", "return")),
+        rule="no stuck sequencer",
+    ),
+    Mutant(
+        "memory-not-released",
+        "a request's memory is not released",
+        ("race",),
+        edit(
+            Session,
+            "_end",
+            ("pending_response.done = True", "pending_response.done = True; pending_response.reserved_bytes = 0"),
+        ),
+        rule="bounded memory",
+    ),
+    # ---- pipelines and queues
+    Mutant(
+        "pipeline-continues",
+        "appends after a failed batch are accepted",
+        ("pipelines", "queues"),
+        body(Session, "_pipeline_failed", "pass"),
+        rule="a pipeline fails as a whole: rule 13",
+    ),
+    Mutant(
+        "sent-successors-retried",
+        "appends sent after a failed batch are sent again",
+        ("mixed-pipelines",),
+        body(PartitionSequencer, "_sent_after", "return iter(())"),
+        rule="a pipeline fails as a whole: rule 13",
+    ),
+    Mutant(
+        "pipelined-with-other-processes",
+        "appends are pipelined while other processes serve",
+        ("control-requests", "twins", "restarted-clients"),
+        body(world.Proxy, "alone", "return True"),
+        rule="another writer's batch may take the failed one's offset: rule 13",
+    ),
+    Mutant(
+        "last-come-first-served",
+        "the newest append is admitted first",
+        ("queues", "crowd"),
+        edit(PartitionSequencer, "_submitted", ("self._queue.append(pending)", "self._queue.appendleft(pending)")),
+        rule="a sequencer is fair",
+    ),
+    Mutant(
+        "one-connection-first",
+        "a connection with appends in flight is preferred",
+        ("queues", "pipelines"),
+        wrap(PartitionSequencer, "_advance", _admit_its_connection_first),
+        rule="a sequencer is fair",
+    ),
+    Mutant(
+        "waits-indefinitely",
+        "queued appends do not time out",
+        ("hanging", "one-broker"),
+        edit(PartitionSequencer, "_tick", ("[t for t in self._queue if t.deadline <= now]", "[]")),
+        rule="a sequencer answers in time",
+    ),
+    Mutant(
+        "unconfirmed-admission-never-stale",
+        "an append admitted with an unconfirmed fence may be sent at any time",
+        ("wide-required", "wide", "cluster"),
+        body(PartitionSequencer, "may_send", "return pending is self._admitted"),
+        rule="unconfirmed: send soon after the read: rule 12",
+    ),
+    # ---- agreement between processes
+    Mutant(
+        "lease-ignored",
+        "configs are used beyond their lease",
+        ("config-changes",),
+        body(world.Proxy, "fresh", "return self._fresh_until > 0"),
+        rule="a view of the configs has a lease: rule 10",
+    ),
+    Mutant(
+        "leader-unconfirmed",
+        "a cut-off leader of the state topic is trusted",
+        ("config-changes",),
+        put(world.Proxy, "requires_confirmation", False),
+        rule="another replica confirms it: rule 10",
+    ),
+    Mutant(
+        "config-change-reported-early",
+        "a config change is reported immediately",
+        ("config-changes",),
+        put(world.Proxy, "lease_seconds", 0.0),
+        rule="report it after the lease: rule 10",
+    ),
+    Mutant(
+        "last-producer-id-wins",
+        "the last proposed producer id wins",
+        ("proposals",),
+        edit(
+            StateView,
+            "_apply_producer_id",
+            (
+                "self._producer_ids.setdefault(number, ProducerId(producer_id))",
+                "self._producer_ids.update({number: ProducerId(producer_id)})",
+            ),
+        ),
+        rule="the lowest offset wins, permanently: rule 9",
+    ),
+    Mutant(
+        "one-instance-id-for-all",
+        "all processes have the same instance id",
+        ("twins",),
+        body(world.World, "next_instance_id", "return 7"),
+        rule="an instance id belongs to one process",
+    ),
+    Mutant(
+        "instance-id-ignored",
+        "the instance id in a fence is ignored",
+        ("twins",),
+        body(PartitionSequencer, "_is_from_here", "return True"),
+        rule="what is not proved is no success: rule 5",
+    ),
+    # ---- log reads and takeovers
+    Mutant(
+        "read-without-brackets",
+        "log end and sequence are read at different moments",
+        ("race", "one-broker", "cluster"),
+        edit(world.ControlCall, "_end_after", ("end != before", "False")),
+        rule="bracketed reads only: rule 6",
+    ),
+    Mutant(
+        "queued-not-waited-for",
+        "appends that may still be queued are not waited for",
+        ("true-one", "true-cluster"),
+        body(PartitionSequencer, "_waits_for_queued", "return False"),
+        rule="separate them from unfenced appends: rule 8",
+    ),
+    Mutant(
+        "takeover-not-waited-for",
+        "a successor process appends immediately",
+        ("takeover",),
+        body(world.Proxy, "taken_over", "return True"),
+        rule="wait after a takeover: rule 8",
+    ),
+    Mutant(
+        "takeover-not-detected",
+        "an append at another offset is reported as success",
+        ("takeover", "true-many"),
+        body(
+            PartitionSequencer,
+            "_appended_elsewhere",
+            "self._accept(pending, self.memory.add(pending, result.log_append_time_ms))",
+        ),
+        rule="detect it after a takeover: rule 8",
+    ),
+    # ---- acks=0, other messages
+    Mutant(
+        "no-independent-batches",
+        "batches without a producer id form one pipeline",
+        ("config-changes", "bulky"),
+        body(PendingAppend, "pipeline", "return self.append.producer_id"),
+        rule="Kafka answers such batches independently",
+    ),
+    Mutant(
+        "acks-0-answered",
+        "acks=0 gets a response",
+        ("silent",),
+        body(ProduceExchange, "silent", "return False"),
+        rule="acks=0 has no response",
+    ),
+    Mutant(
+        "acks-0-fails-silently",
+        "an append with acks=0 fails silently",
+        ("silent",),
+        edit(Session, "_finish_produce", ("failed is not None", "False")),
+        rule="acks=0: an error closes the connection",
+    ),
+    Mutant(
+        "acks-0-expects",
+        "an append with acks=0 and an expected offset is sent",
+        ("silent",),
+        edit(Session, "_take_draft", ("produce.silent and pending.append.expected_base_offset is not None", "False")),
+        rule="acks=0: an expected offset closes the connection",
+    ),
+    Mutant(
+        "relayed-responses-overtake",
+        "a relayed response overtakes earlier ones",
+        ("control-requests",),
+        body(Session, "_upstream_is_blocked", "return False"),
+        rule="responses keep the order of their requests",
+    ),
+    Mutant(
+        "memory-wait-never-ends",
+        "a connection that waits for memory is not resumed",
+        ("bulky",),
+        body(Session, "needs_ticks", "return bool(self._answer_by) or self.client_closed"),
+        rule="no stuck connection",
+    ),
+    # ---- fast path
+    # tests/unit/test_fast_path.py compares the fast path with the ordinary one, for defects that no run here shows.
+    Mutant(
+        "fast-path-unconfirmed",
+        "the fast path sends while the fence is unconfirmed",
+        ("idle-pipelines",),
+        edit(
+            PartitionSequencer,
+            "_fence_at_end",
+            ("not (self._in_flight or self._is_confirmed(pending, now) or self._snapshot_is_fresh(now))", "False"),
+        ),
+        rule="unconfirmed: send soon after the read: rule 12",
+    ),
+    Mutant(
+        "fast-path-retry",
+        "the fast path treats a retry as a new append",
+        ("true-one",),
+        edit(
+            PartitionSequencer,
+            "take",
+            ("its_retry_is_known_here and (memory.retry_of(pending) or self._follows(pending))", "False"),
+        ),
+        rule="recognize retries before comparing offsets",
+    ),
+    Mutant(
+        "fast-path-without-policy",
+        "the fast path skips the policy",
+        ("liars", "config-changes", "race"),
+        edit(
+            PartitionSequencer,
+            "take",
+            ("append.transactional or POLICY.check(append, _FACTS[pending.check]) is not None", "False"),
+        ),
+        rule="what the policy refuses is refused",
+    ),
+    Mutant(
+        "fast-path-any-timestamp",
+        "the fast path fences old timestamps",
+        ("expiry",),
+        edit(PartitionSequencer, "_fence_at_end", ("self._timestamps(pending, snapshot, now) is not None", "False")),
+        rule="fence only fresh timestamps: rules 2, 3",
+    ),
+    Mutant(
+        "fast-path-contradiction",
+        "the fast path accepts contradictory expected offsets",
+        ("liars-true",),
+        edit(PartitionSequencer, "_fence_at_end", ("pending.append.contradiction is not None", "False")),
+        rule="an expected offset that contradicts its place is a mismatch",
+    ),
+    Mutant(
+        "fast-path-past-the-queue",
+        "the fast path overtakes queued appends",
+        ("queues", "crowd"),
+        edit(PartitionSequencer, "take", ("self._queue", "False")),
+        rule="a sequencer is fair",
+    ),
+    Mutant(
+        "fast-path-without-comparison",
+        "the fast path ignores the expected offset",
+        ("race", "liars"),
+        edit(PartitionSequencer, "_fence_at_end", ("expected != end", "False")),
+        rule="0 means success only at the expected offset",
+    ),
+    Mutant(
+        "fast-path-any-base-offset",
+        "the fast path does not compare a response's base offset",
+        ("bypass", "bypass-true"),
+        edit(PartitionSequencer, "appended_batch", ("result.base_offset != pending.at", "False")),
+        rule="0 means success only at the expected offset",
+    ),
+    Mutant(
+        "fast-path-duplicate",
+        "the fast path reports a duplicate as success",
+        ("race", "one-broker"),
+        edit(PartitionSequencer, "appended_batch", ("result.log_append_time_ms != -1", "False")),
+        rule="the batch there may be another writer's: rule 5",
+    ),
+    Mutant(
+        "fast-path-out-of-order",
+        "the fast path completes appends out of order",
+        ("true-many", "true-one", "true-cluster"),
+        edit(PartitionSequencer, "appended_batch", ("self._in_flight[0] is not pending", "False")),
+        rule="no stuck sequencer",
+    ),
+    Mutant(
+        "fast-path-not-remembered",
+        "the fast path does not record appended batches",
+        ("retries",),
+        edit(
+            PartitionSequencer,
+            "appended_batch",
+            ("self._record_appended(pending, result.log_append_time_ms, now)", "pass"),
+        ),
+        rule="recognize retries before comparing offsets",
+    ),
+    Mutant(
+        "fast-path-sequence-offset",
+        "the fast path ignores unfenced appends",
+        ("true-one",),
+        edit(
+            PartitionSequencer,
+            "appended_batch",
+            ("self._moved_by_pass_through(result.base_offset + pending.append.record_count, pending)", "pass"),
+        ),
+        rule="every unfenced append changes the sequence offset: rule 6",
+    ),
+    Mutant(
+        "fast-path-error",
+        "the fast path reports an error as success",
+        ("resends",),
+        edit(
+            Session,
+            "_end_single",
+            ("if error or partition != single.pending.partition.partition:\n    return None", "error = 0"),
+        ),
+        rule="an error is no success",
+    ),
+    Mutant(
+        "fast-path-after-failure",
+        "the fast path continues after a failed batch",
+        ("pipelines", "queues"),
+        edit(Session, "_take_single", ("self._failed_pipelines", "False")),
+        rule="a pipeline fails as a whole: rule 13",
+    ),
+    Mutant(
+        "fast-path-state-lost",
+        "the oldest fast-path append gets no ordinary state",
+        ("one-broker", "pipelines", "cluster"),
+        edit(Session, "_disable_fast_path", ("single is None", "single is None or index == 0")),
+        rule="in-doubt appends are always resolved",
+    ),
+    Mutant(
+        "fast-path-keeps-memory",
+        "the fast path does not release memory",
+        ("race",),
+        edit(Session, "_end_single", ("self._services.release(pending_response.reserved_bytes)", "pass")),
+        rule="bounded memory",
+    ),
+    Mutant(
+        "fast-path-without-lease",
+        "the fast path uses expired configs",
+        ("config-changes",),
+        edit(Session, "take_up", ("not services.fresh(now)", "False")),
+        rule="a view of the configs has a lease: rule 10",
+    ),
+    Mutant(
+        "unchecked-stays-unchecked",
+        "a topic that was unchecked stays unchecked",
+        ("config-changes",),
+        edit(Session, "take_up", ("services.policy(self._known.topic_name) is not None", "False")),
+        rule="the current configs apply",
+    ),
+    Mutant(
+        "any-topic-matches",
+        "a request that starts like the previous one may name any topic",
+        ("wide", "wide-required"),
+        body(Session, "_is_known", "return version == self._known.version"),
+        rule="the whole beginning identifies a request",
+    ),
+    Mutant(
+        "fast-path-overtakes",
+        "a fast-path response overtakes earlier ones",
+        ("pipelines", "control-requests"),
+        edit(
+            Session,
+            "take_down",
+            ("pending_response is not to_client[0] or (len(to_client) > 1 and to_client[1].done)", "False"),
+            ("del to_client[0], from_upstream[0]", "to_client.remove(from_upstream.pop(0))"),
+        ),
+        rule="responses keep the order of their requests",
+    ),
+    # ---- append barriers
+    Mutant(
+        "closed-barrier-counts-as-empty",
+        "a closed barrier counts as empty",
+        _EXPANSIONS,
+        edit(AppendBarrier, "empty", ("not self._entered", "True")),
+        rule="an expansion waits for requests inside the barrier",
+    ),
+    Mutant(
+        "barrier-never-closes",
+        "a closed barrier admits requests",
+        _EXPANSIONS,
+        edit(AppendBarrier, "admits", ("self.closed_at is None", "True")),
+        rule="nothing is appended during an expansion",
+    ),
+    Mutant(
+        "barrier-without-in-doubt",
+        "an append whose connection broke leaves the barrier",
+        _EXPANSIONS,
+        edit(AppendBarrier, "leave", ("in_doubt", "False")),
+        rule="a broker may have it queued",
+    ),
+    Mutant(
+        "new-process-barrier-empty",
+        "a new process starts with an empty barrier",
+        _EXPANSIONS,
+        edit(AppendBarrier, "__init__", ("self._clear_at = clear_at", 'self._clear_at = float("-inf")')),
+        rule="its predecessor's requests may be queued",
+    ),
+    Mutant(
+        "fast-path-past-the-barrier",
+        "the fast path skips append barriers",
+        _EXPANSIONS,
+        edit(Session, "_take_single", ("policy.checks_count", "False")),
+        rule="every append to a topic with count checks enters its barrier",
+    ),
+    Mutant(
+        "barrier-fails-no-pipeline",
+        "a refusal at the barrier fails no pipeline",
+        _EXPANSIONS,
+        body(Session, "_pipelines_fail_at_barrier", "pass"),
+        rule="its successors would follow a sequence gap",
+    ),
+    Mutant(
+        "barrier-left-when-sent",
+        "a request leaves the barrier when it is sent",
+        _EXPANSIONS,
+        edit(
+            Session,
+            "_send_admitted",
+            (
+                "produce.sent.update(produce.unsent())",
+                "produce.sent.update(produce.unsent()); self._leave_barrier(produce, unsent=True)",
+            ),
+        ),
+        rule="it leaves when Kafka has answered",
+    ),
+    Mutant(
+        "inconclusive-error-is-final",
+        "an inconclusive error is a refusal",
+        ("server-errors", "server-errors-required"),
+        put(sequencer_module, "IN_DOUBT", sequencer_module.IN_DOUBT - state_module.MAY_BE_FINAL),
+        rule="only the log decides after it",
+    ),
+    Mutant(
+        "repeated-error-without-a-read",
+        "a repeated error is final without a read",
+        ("server-errors",),
+        edit(
+            PartitionSequencer,
+            "_resent_fenced",
+            ("self._resolve_first(now)", "self._resolved(pending, now); self._answer(pending, result)"),
+        ),
+        rule="the log is read after the second",
+    ),
+    Mutant(
+        "sent-ahead-reported-unsent",
+        "when a connection ends, appends sent ahead are reported as not sent",
+        ("wide", "wide-required"),
+        edit(
+            Session,
+            "_return_waiting_produce",
+            ("key not in produce.sent and key not in produce.results", "key not in produce.results"),
+        ),
+        rule="they may be in the log",
+    ),
 )
-def fast_path_past_the_barrier(patch: Patch) -> None:
-    patch.edit(Session, "_take_single", ("policy is None or policy.checks_count", "policy is None"))
-
-
-@mutant("a refusal at the barrier fails no pipeline", "its successors would follow a sequence gap", *_EXPANSIONS)
-def barrier_fails_no_pipeline(patch: Patch) -> None:
-    patch.set(Session, "_pipelines_fail_at_barrier", lambda self, pending_response, produce: None)
-
-
-@mutant("a request leaves the barrier when it is sent", "it leaves when Kafka has answered", *_EXPANSIONS)
-def barrier_left_when_sent(patch: Patch) -> None:
-    sent = "produce.sent.update(produce.unsent())"
-    patch.edit(Session, "_send_admitted", (sent, f"{sent}; self._leave_barrier(produce, unsent=True)"))
-
-
-@mutant(
-    "an inconclusive error is a refusal", "only the log decides after it", "server-errors", "server-errors-required"
-)
-def inconclusive_error_is_final(patch: Patch) -> None:
-    patch.set(sequencer_module, "IN_DOUBT", sequencer_module.IN_DOUBT - state_module.MAY_BE_FINAL)
-
-
-@mutant("a repeated error is final without a read", "the log is read after the second", "server-errors")
-def repeated_error_without_a_read(patch: Patch) -> None:
-    ends = "self._resolved(pending, now); self._answer(pending, result)"
-    patch.edit(InDoubtResolver, "_resent_fenced", ("self._resolve_first(now)", ends))
-
-
-@mutant(
-    "when a connection ends, appends sent ahead are reported as not sent",
-    "they may be in the log",
-    "wide",
-    "wide-required",
-)
-def sent_ahead_reported_unsent(patch: Patch) -> None:
-    patch.edit(Session, "_return_waiting_produce", ("key not in produce.sent and ", ""))
 
 
 # ---------------------------------------------------------------------------------------------------------------- rules
@@ -1419,21 +1195,11 @@ def _table_of_rules() -> str:
 # -------------------------------------------------------------------------------------------------------------- running
 
 
-@contextmanager
-def live(one: Mutant) -> Iterator[None]:
-    patch = Patch()
-    try:
-        one.apply(patch)
-        yield
-    finally:
-        patch.undo()
-
-
 def hunt(one: Mutant, seeds: int) -> tuple[str, int, str] | None:
     """(scenario, seed, finding) of the first run that fails with the mutant and passes without it, or None."""
     for seed in range(seeds):
-        for name in one.scenarios:
-            with live(one):
+        for name in one.where:
+            with one.live():
                 found = _found(name, seed)
             if found is not None and _found(name, seed) is None:
                 return name, seed, found

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from .mutants import MUTANTS, RULES, hunt, live, rules_of
+from tests.support.mutants import Mutant
+
+from .mutants import MUTANTS, RULES, hunt, rules_of
 from .scenarios import SCENARIOS, run
 
 #: CPU time: almost four minutes with forty processes on two cores.
@@ -48,14 +50,14 @@ _RARE = frozenset(
 
 @pytest.mark.no_cover  # coverage of broken code means nothing
 @pytest.mark.parametrize("one", [m for m in MUTANTS if m.name not in _RARE], ids=lambda m: m.name)
-def test_defect_is_detected(one) -> None:  # type: ignore[no-untyped-def]
+def test_defect_is_detected(one: Mutant) -> None:
     assert hunt(one, _QUICK_SEEDS) is not None, f"not detected: {one.breaks}"
 
 
 def test_mutants_are_undone() -> None:
     before = run(SCENARIOS["race"], 1)
     for one in MUTANTS:
-        with live(one):
+        with one.live():
             pass
     assert run(SCENARIOS["race"], 1) == before
 

@@ -82,7 +82,7 @@ class Unauthorized:
         records = batch(
             f"{self.name}.{self.writes_left}".encode(),
             headers=[headers],
-            timestamp_ms=sim.wall_ms,
+            timestamp_ms=sim.unix_ms,
             producer=(victim.producer_id, epoch, rng.randrange(5)),
             transactional=True,
         )

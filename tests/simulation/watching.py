@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.sequencer.state import SequencerView
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.rewriters import RequestRewriters
@@ -20,8 +21,8 @@ _LATE_SECONDS = 1.0
 
 
 class WatchedDispatcher(Dispatcher):
-    """Records violations in `history`. An append's place is that of its submission; a duplicate waiter takes over the
-    place of the append that it waited for.
+    """Records violations in `history`. Appends are ordered by their submission. A duplicate waiter takes over the order
+    of the append that it waited for.
     """
 
     def __init__(
@@ -39,9 +40,9 @@ class WatchedDispatcher(Dispatcher):
         self._history = history
         self._unconfirmed_send_seconds = limits.unconfirmed_send_seconds
         self._submits = 0
-        self._places: dict[g.PendingAppend, int] = {}
-        self._waiting: set[g.PendingAppend] = set()  # waited for appends that may be queued: others may overtake them
-        #: The last failed append of each pipeline: its place, and when.
+        self._order: dict[g.PendingAppend, int] = {}
+        self._overtakable: set[g.PendingAppend] = set()
+        #: The last failed append of each pipeline: its order, and when.
         self._failed: dict[tuple[TopicPartition, int, int], tuple[int, float]] = {}
 
     def _route(self, session: Session, command: sessions.Command) -> None:
@@ -50,10 +51,10 @@ class WatchedDispatcher(Dispatcher):
             match command.event:
                 case g.Submitted():
                     self._submits += 1
-                    self._places[pending] = self._submits
+                    self._order[pending] = self._submits
                 case g.Canceled():
                     if pending.duplicate_waiters:
-                        self._places[pending.duplicate_waiters[0]] = self._places[pending]
+                        self._order[pending.duplicate_waiters[0]] = self._order[pending]
                 case g.Sent():
                     self._check_age(pending)
                 case _:
@@ -71,80 +72,83 @@ class WatchedDispatcher(Dispatcher):
         now: float,
     ) -> bool:
         """The fast path: submit, admit and send in one call."""
-        is_unconfirmed = not sequencer._in_flight and now >= sequencer._confirmed_until
-        waiting = {_pipeline(t) for t in sequencer._queue if sequencer._waits_for_queued(t, now)}
-        before = [t for t in sequencer._queue if t.connection != pending.connection and _pipeline(t) not in waiting]
+        view = sequencer.view(now)
+        overtakable = {_pipeline(t) for t in view.overtakable}
+        before = [t for t in view.queued if t.connection != pending.connection and _pipeline(t) not in overtakable]
         if not take(pending, now):
             return False
         self._submits += 1
-        self._places[pending] = self._submits
-        if is_unconfirmed:
-            self._check_read(sequencer, pending)
+        self._order[pending] = self._submits
+        if not (view.in_flight or view.fence_confirmed):
+            self._check_read(view, pending)
         if before:
             self._record(f"UNFAIR: an append to {sequencer.partition} overtakes {len(before)} earlier ones")
         return True
 
-    def record_waiting(self, sequencer: PartitionSequencer) -> None:
-        self._waiting.update(t for t in sequencer._queue if sequencer._waits_for_queued(t, self._sim.now))
+    def record_overtakable(self, sequencer: PartitionSequencer) -> None:
+        self._overtakable |= sequencer.view(self._sim.now).overtakable
 
     def _carry_out(self, sequencer: PartitionSequencer, effect: g.Effect, now: float) -> None:
-        self.record_waiting(sequencer)
+        self.record_overtakable(sequencer)
         match effect:
             case g.Admit(pending):
-                self._check_place(sequencer, pending)
+                self._check_order(sequencer, pending)
                 if pending.connection not in self.sessions and pending.duplicate_waiters:
-                    self._places[pending.duplicate_waiters[0]] = self._places[pending]  # its client has disconnected
+                    self._order[pending.duplicate_waiters[0]] = self._order[pending]  # its client has disconnected
             case g.Resend(pending) if pending.kind.fenced:
                 self._check_pipeline(sequencer, pending)
             case g.Answer(pending, result):
-                self._waiting.discard(pending)
-                place = self._places.pop(pending, 0)
+                self._overtakable.discard(pending)
+                order = self._order.pop(pending, 0)
                 if result.error_code and pending.attempts:
-                    self._failed[_pipeline(pending)] = place, self._sim.now
+                    self._failed[_pipeline(pending)] = order, self._sim.now
             case _:
                 pass
         super()._carry_out(sequencer, effect, now)
 
-    def _check_place(self, sequencer: PartitionSequencer, pending: g.PendingAppend) -> None:
+    def _check_order(self, sequencer: PartitionSequencer, pending: g.PendingAppend) -> None:
         """First come, first served. An in-doubt append blocks others until it is resolved."""
         if pending.attempts and (pending.append.producer_id >= 0 or pending.append.expected_base_offset is not None):
             self._check_pipeline(sequencer, pending)
         if pending.attempts or pending.resolve_until:
             return
-        mine = self._places[pending]
+        mine, view = self._order[pending], sequencer.view(self._sim.now)
         # An append that waits for requests queued at a broker blocks only its own pipeline.
-        waiting = {_pipeline(t) for t in sequencer._queue if t in self._waiting}
+        overtakable = {_pipeline(t) for t in view.queued if t in self._overtakable}
         before = [
             t
-            for t in sequencer._queue
-            if self._places.get(t, mine) < mine and t.connection != pending.connection and _pipeline(t) not in waiting
+            for t in view.queued
+            if self._order.get(t, mine) < mine
+            and t.connection != pending.connection
+            and _pipeline(t) not in overtakable
         ]
         if before:
             self._record(f"UNFAIR: an append to {sequencer.partition} overtakes {len(before)} earlier ones")
 
     def _check_pipeline(self, sequencer: PartitionSequencer, pending: g.PendingAppend) -> None:
         """A sent batch must not be sent again after a predecessor in its pipeline failed, or while it may fail."""
-        mine = self._places.get(pending, 0)
+        mine = self._order.get(pending, 0)
         before = [
             t
-            for t in sequencer._being_read
-            if t.attempts and _pipeline(t) == _pipeline(pending) and self._places[t] < mine
+            for t in sequencer.view(self._sim.now).being_read
+            if t.attempts and _pipeline(t) == _pipeline(pending) and self._order[t] < mine
         ]
-        place, failed_at = self._failed.get(_pipeline(pending), (0, 0.0))
-        if before or (0 < place < mine and failed_at >= pending.submitted_at):
+        order, failed_at = self._failed.get(_pipeline(pending), (0, 0.0))
+        if before or (0 < order < mine and failed_at >= pending.submitted_at):
             self._record(f"APPENDED AFTER FAILURE: {sequencer.partition}: a batch is resent after a failed predecessor")
 
     def _check_age(self, pending: g.PendingAppend) -> None:
         """With an unconfirmed fence Kafka compares nothing, so a read is valid for a short time only."""
         sequencer = self.sequencers.get(pending.partition)
-        if sequencer is not None and self._sim.now >= sequencer._confirmed_until and not sequencer._in_flight:
-            self._check_read(sequencer, pending)
+        if sequencer is not None:
+            view = sequencer.view(self._sim.now)
+            if not (view.in_flight or view.fence_confirmed):
+                self._check_read(view, pending)
 
-    def _check_read(self, sequencer: PartitionSequencer, pending: g.PendingAppend) -> None:
-        snapshot = sequencer._snapshot
-        if snapshot is None or not pending.kind.fenced:
+    def _check_read(self, view: SequencerView, pending: g.PendingAppend) -> None:
+        if view.read_at is None or not pending.kind.fenced:
             return
-        age = self._sim.now - snapshot.requested_at
+        age = self._sim.now - view.read_at
         if age > self._unconfirmed_send_seconds + 0.001:
             self._record(f"STALE READ: sent to {pending.partition} {age:.2f} s after the log end was read")
 
@@ -157,7 +161,7 @@ class WatchedDispatcher(Dispatcher):
         return [
             f"STARVED: an append to {sequencer.partition} is {self._sim.now - pending.deadline:.2f} s late"
             for sequencer in self.sequencers.values()
-            for pending in sequencer._queue
+            for pending in sequencer.view(self._sim.now).queued
             if pending.deadline + _LATE_SECONDS < self._sim.now and not pending.attempts
         ]
 
@@ -175,7 +179,7 @@ class _WatchedSequencer(PartitionSequencer):
 
     def handle(self, event: g.Event, now: float) -> list[g.Effect]:
         effects = super().handle(event, now)
-        self._by.record_waiting(self)  # this event decided which appends may overtake
+        self._by.record_overtakable(self)  # this event decided which appends may overtake
         return effects
 
     def take(self, pending: g.PendingAppend, now: float) -> bool:

@@ -48,8 +48,8 @@ from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult
 from tests.simulation.barriers import Barriers
 from tests.simulation.broker import NOT_LEADER, Cluster, LogBatch, Partition, Replica
-from tests.simulation.clock import WALL_MINUS_MONOTONIC, Connection, End, Sim, take_frame
-from tests.simulation.commit_validation import Notes, ValidatorCall
+from tests.simulation.clock import UNIX_MINUS_MONOTONIC, Connection, End, Sim, take_frame
+from tests.simulation.commit_validation import AbortOnlyRecords, ValidatorCall
 from tests.simulation.listener import ADD_LATER, NOT_ADDED, Listener, read_adds
 from tests.simulation.watching import WatchedDispatcher
 from tests.support.counting import Counting
@@ -66,7 +66,7 @@ _TICK_SECONDS = 0.05
 _QUOTA_SECONDS = 0.003
 _READ_SECONDS = 2.0
 #: Heartbeat times, shorter than in net/, like all times here.
-_HEARD_SECONDS = 0.1
+_HEARTBEAT_SECONDS = 0.1
 _DEAD_SECONDS = 2.0
 
 
@@ -97,7 +97,7 @@ class Scenario:
     unviolated: bool = False
     by_topic_id: bool = True
     slow_requests: float = 0.02
-    slow_links: float = 0.03
+    slow_connections: float = 0.03
     lossy_reads: float = 0.02
     too_large: float = 0.0
     server_errors: float = 0.0
@@ -127,7 +127,7 @@ NOT_STORED = b"-"
 _API_VERSIONS_MAX = 4
 
 
-class ModelExchanges:
+class ModelRewriters:
     """Rewrite some messages, relay or answer others, change checks, and add partitions to transactions."""
 
     def __init__(self, proxy: Proxy) -> None:
@@ -191,7 +191,7 @@ class Proxy(Counting):
     relayed_versions = relayed_versions_without(frozenset({END_TXN}))
     state_topic_marks = (b"__state",)
     lease_seconds = _LEASE_SECONDS
-    wants_confirmation = True
+    requires_confirmation = True
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -217,7 +217,7 @@ class Proxy(Counting):
         self.read_here_bytes_max = self.world.scenario.read_here_bytes
         self.dispatcher = WatchedDispatcher(
             self,
-            ModelExchanges(self),  # type: ignore[arg-type]
+            ModelRewriters(self),  # type: ignore[arg-type]
             self.world.scenario.limits,
             self.header_names,
             sim=self.sim,
@@ -227,7 +227,7 @@ class Proxy(Counting):
         self.transactions = Table(queued_seconds=self.world.scenario.limits.queued_seconds)
         Counting.__init__(self)
         self._view = StateView(_CLUSTER_ID)
-        self._instance_id = self.world.next_tag()
+        self._instance_id = self.world.next_instance_id()
         self.started_at = self.sim.now
         self.died_at = float("-inf")
         self._takes_over = self.incarnation > 1 or self.number > 0
@@ -239,7 +239,7 @@ class Proxy(Counting):
         self._renewing = False
         self._metadata: dict[TopicPartition, tuple[int | None, int, UUID]] = {}
         self._policies: dict[str, TopicPolicy | None] = {}
-        self._notes = Notes(self)
+        self._abort_only_records = AbortOnlyRecords(self)
         self.log_append_time = self.world.log_append_time
         self._refreshing = False
         self._refresh_all()
@@ -310,10 +310,10 @@ class Proxy(Counting):
         """By heartbeats in the state topic (net/state_topic.py): a start is noticed late, an exit later."""
         if self.incarnation > 1 and now - self.started_at < _DEAD_SECONDS:
             return False  # its predecessor may still count as live
-        return not any(other.counts_as_alive(now) for other in self.world.proxies if other is not self)
+        return not any(other.counts_as_live(now) for other in self.world.proxies if other is not self)
 
-    def counts_as_alive(self, now: float) -> bool:
-        return now - self.started_at > _HEARD_SECONDS if self.live else now - self.died_at < _DEAD_SECONDS
+    def counts_as_live(self, now: float) -> bool:
+        return now - self.started_at > _HEARTBEAT_SECONDS if self.live else now - self.died_at < _DEAD_SECONDS
 
     def taken_over(self, now: float) -> bool:
         return not self._takes_over or now - self.started_at > self.world.scenario.takeover_seconds
@@ -410,7 +410,7 @@ class Proxy(Counting):
                 case ForConnection(connection, command):
                     self._for_connection(connection, command)
                 case ForControl():
-                    self.sim.log(f"proxy {self.number} asks: {_brief(action.effect)}")
+                    self.sim.log(f"proxy {self.number} queries: {_brief(action.effect)}")
                     ControlCall(self, action).start()
                 case Report(violation):
                     self.sim.log(f"proxy {self.number} reports {violation}")
@@ -449,9 +449,9 @@ class Proxy(Counting):
             case sessions.ValidateCommit():
                 ValidatorCall(self, connection, command).start()
             case sessions.RecordAbortOnly():
-                self._notes.note(connection, command)
+                self._abort_only_records.record(connection, command)
             case sessions.ClearAbortOnly():
-                self._notes.clear_abort_only(connection, command)
+                self._abort_only_records.clear_abort_only(connection, command)
             case _ if proxied is not None:
                 proxied.perform(command)
 
@@ -522,7 +522,7 @@ class Proxy(Counting):
         queried_at = self.sim.now
         state = self.world.state
         blind = self.blind_until > queried_at
-        if state.reachable and (not blind or not self.wants_confirmation):
+        if state.reachable and (not blind or not self.requires_confirmation):
             delay = self.sim.between(0.001, 0.05)
             # The response has the records present when the broker handles it. A cut-off leader has an old end.
             self.later(delay, self._polled, queried_at, self._read_to if blind else len(state.records))
@@ -632,7 +632,7 @@ class ProxiedConnection:
         self.upstream = Connection(sim, proxy.world.delay, _Side(self, client=False), broker)
         broker.connection = self.upstream
         cluster.brokers[node].sides.append(broker)
-        self._gone = {True: False, False: False}
+        self._closed = {True: False, False: False}
         self.received_bytes = 0  # received from the client by the socket; `fed_bytes`: by the session
         self.fed_bytes = 0
         #: By correlation id: bytes that the client had sent when its response left.
@@ -642,7 +642,7 @@ class ProxiedConnection:
     def data(self, data: bytes, client: bool) -> None:
         if client:
             self.fed_bytes += len(data)
-        if self._gone[client]:
+        if self._closed[client]:
             return
         session = self.proxy.dispatcher.sessions.get(self.number)
         if session is None:
@@ -678,10 +678,10 @@ class ProxiedConnection:
         self.client.to_a.write(data)
 
     def lost(self, client: bool) -> None:
-        if not self._gone[client]:
-            self._gone[client] = True
+        if not self._closed[client]:
+            self._closed[client] = True
             self.proxy.report(self.number, sessions.ClientLost() if client else sessions.UpstreamLost("it broke"))
-            if all(self._gone.values()):
+            if all(self._closed.values()):
                 self.proxy.topic_ended(self)
 
     def _note_answers(self, data: bytes) -> None:
@@ -873,11 +873,11 @@ class ControlCall:
             producer_ids=dict(self._producer_ids),
             log_append_time=proxy.log_append_time,
             expiration_seconds=proxy.world.scenario.expiration_seconds,
-            clock_offset_seconds=WALL_MINUS_MONOTONIC,
+            clock_offset_seconds=UNIX_MINUS_MONOTONIC,
         )
-        proxy.later(proxy.world.delay(), self._tail_came, snapshot, states)
+        proxy.later(proxy.world.delay(), self._snapshot_came, snapshot, states)
 
-    def _tail_came(self, snapshot: sequencers.LogEndSnapshot, states: dict[int, sequencers.ProducerState]) -> None:
+    def _snapshot_came(self, snapshot: sequencers.LogEndSnapshot, states: dict[int, sequencers.ProducerState]) -> None:
         proxy = self.proxy
         base = proxy.fence_base(proxy.leader(self.requested.partition)[2], self.requested.partition.partition)
         epochs = proxy.world.scenario.limits.producer_epochs
@@ -1041,7 +1041,7 @@ class World:
         topic_ids = {topic: UUID(int=sim.rng.getrandbits(128)) for topic in self.checks}
         for name in self.names:
             self.cluster.create(name, start).topic_id = topic_ids[name.topic]
-        self._tags = 0
+        self._instance_ids = 0
         self.transactional_ids = self.cluster.transactional_ids
         self.state = StateTopic(sim)
         self.barriers: Barriers | None = None
@@ -1060,13 +1060,13 @@ class World:
             configs[ORDERED_PARTITION_EXPANSION] = "true"
         return configs
 
-    def next_tag(self) -> int:
-        self._tags += 1
-        return self._tags
+    def next_instance_id(self) -> int:
+        self._instance_ids += 1
+        return self._instance_ids
 
     def delay(self) -> float:
         """Delay of one chunk of a stream."""
-        if self.sim.chance(self.scenario.slow_links) and not self.quiet:
+        if self.sim.chance(self.scenario.slow_connections) and not self.quiet:
             return self.sim.between(0.02, 0.4)
         return self.sim.between(0.0002, 0.003)
 
@@ -1236,7 +1236,7 @@ class World:
                 observed.add(record.key)
 
     def _fault_reassign(self) -> None:
-        """Let a follower restart at the log start, with the producers found there, and make it the leader."""
+        """Let a follower replica restart at the log start, with the producers found there, and make it the leader."""
         if self.quiet:
             return
         name = self.sim.rng.choice(self.names)
@@ -1248,8 +1248,8 @@ class World:
         old = partition.replicas[node]
         partition.replicas[node] = new = Replica(old.log_start, log_append_time=old.log_append_time)
         new.batches, new.log_end, new.high_watermark = list(old.batches), old.log_end, old.high_watermark
-        new.reload_producers(0, self.sim.wall_ms, self.cluster.expiration_ms)
-        self.sim.log(f"broker {node} {name}: starts anew at {new.log_start}")
+        new.reload_producers(0, self.sim.unix_ms, self.cluster.expiration_ms)
+        self.sim.log(f"broker {node} {name}: starts again at {new.log_start}")
         self.sim.after(self.sim.between(0.1, 1.0), functools.partial(self.cluster.elect, partition, prefer_other=True))
 
     def _fault_retype(self) -> None:
@@ -1277,5 +1277,7 @@ class World:
         partition = self.cluster.partitions[name]
         if partition.leader is not None:
             leader = partition.replicas[partition.leader]
-            leader.log_start = max(leader.log_start, leader.high_watermark)  # followers learn it when they fetch
+            leader.log_start = max(
+                leader.log_start, leader.high_watermark
+            )  # follower_replicas learn it when they fetch
             self.sim.log(f"{name}: records before {leader.log_start} are deleted")

@@ -1,6 +1,6 @@
 """`python -m tests.sink_simulation --seeds 1000 [--story NAME] [--seed N]`.
 
-`--mixes 1000 [--seed N]`: stories by chance.
+`--mixes 1000 [--seed N]`: random combinations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--story")
-    parser.add_argument("--mixes", type=int, metavar="N", help="so many stories by chance, or the one of --seed")
+    parser.add_argument("--mixes", type=int, metavar="N", help="run N random combinations, or the one of --seed")
     args = parser.parse_args()
     if args.mixes is not None:
         _mix(range(args.mixes) if args.seed is None else [args.seed])

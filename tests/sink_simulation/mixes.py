@@ -1,4 +1,4 @@
-"""Stories by chance: what the others try one by one, together. Nothing may be refused in them."""
+"""Random combinations of what the stories test separately. Nothing may be refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .stories import Story
 
 
 def mixed(seed: int) -> Story:
-    """Within the conditions of decision 13."""
+    """A story within the conditions of decision 13."""
     dice = random.Random(seed)
 
     def chance(of: float) -> bool:
@@ -25,11 +25,11 @@ def mixed(seed: int) -> Story:
     )
     arranged, restored, restarts = chance(0.2), chance(0.3), dice.choice((0, 1, 2, 4))
     expands, count_checked = chance(0.25), chance(0.7)
-    # Without the count's check nobody of the old count may be under way; arranged rows are to be arranged anew then.
+    # Without partition-count checks, no task with the old count may run; arranged rows must be arranged again.
     alone = expands and not count_checked
     restarts = 0 if alone and arranged else restarts
     keyless = chance(0.15) and not arranged
-    # Where a copy of a row belongs is not known in a growth; rows without a key are known by their task.
+    # During an expansion the partition of a copy is unknown. Rows without a key are identified by their task.
     equal_rows = chance(0.3) and not expands and not keyless
     dealt = chance(0.2) and not expands and not keyless
     return Story(

@@ -1,7 +1,6 @@
-"""A log that compares and appends, a network that loses and delays, and a clock that nobody waits for.
+"""A log that compares and appends, a network that loses and delays, and a simulated clock.
 
-Tasks are plain blocking code, so each runs in a thread; only the one that has the baton runs, and the world gives it on
-in an order that follows from the seed.
+Tasks are blocking code, so each runs in a thread. One runs at a time; the seed determines the order.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from fencepost.spark.errors import CannotReach, Unknown
 
 
 class Killed(BaseException):
-    """A process is gone, in the middle of whatever it did."""
+    """The process was killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the wire would carry."""
+    """A record batch, not encoded."""
 
     bodies: tuple[bytes, ...]
     commit_tag: bytes | None
@@ -34,20 +33,20 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """`gone` – how many of its records were compacted away."""
+    """`compacted`: number of records that compaction removed."""
 
     base_offset: int
     bodies: tuple[bytes, ...]
     commit_tag: bytes | None
-    gone: int = 0
+    compacted: int = 0
 
     @property
     def next_offset(self) -> int:
-        return self.base_offset + len(self.bodies) + self.gone
+        return self.base_offset + len(self.bodies) + self.compacted
 
     @property
     def is_whole(self) -> bool:
-        return self.gone == 0
+        return self.compacted == 0
 
 
 @dataclass(slots=True)
@@ -55,7 +54,7 @@ class Partition:
     stored: list[Stored] = field(default_factory=list)
     start: int = 0
     end: int = 0
-    #: What is replicated: no reader sees more.
+    #: Readers see no more than this.
     high_watermark: int = 0
 
     def append(self, bodies: tuple[bytes, ...], commit_tag: bytes | None) -> int:
@@ -93,7 +92,7 @@ class Faults:
 
 
 class Actor:
-    """A process, or a task in one: runs until it gives the baton back."""
+    """A process, or a task in one. It runs until it pauses or ends."""
 
     def __init__(self, world: World, name: str, work: Callable[[], None]) -> None:
         self.world = world
@@ -120,7 +119,7 @@ class Actor:
         self.ended = True
         self.world.back.release()
 
-    def go(self) -> None:
+    def resume(self) -> None:
         self._baton.release()
         self.world.back.acquire()
 
@@ -146,7 +145,7 @@ class World:
         self.current: Actor | None = None
         self.refusals = 0
         self.appends = 0
-        #: Called between two steps: what a scenario lets happen.
+        #: Called between two steps: faults and changes of the story.
         self.meddle: Callable[[], None] = lambda: None
 
     # --- scheduling -----------------------------------------------------------------------------------------------
@@ -183,11 +182,11 @@ class World:
             self._deliver(self.network.pop(chosen - len(able)))
             return
         self.current = able[chosen]
-        self.current.go()
+        self.current.resume()
         self.current = None
 
     def kill(self, actor: Actor) -> None:
-        """At its next step: its requests stay on the wire."""
+        """Takes effect at its next step. Its requests stay in the network."""
         actor.killed = True
 
     def end_all(self) -> None:
@@ -196,7 +195,7 @@ class World:
         while any(not actor.ended for actor in self.actors):
             for actor in self.actors:
                 if not actor.ended:
-                    actor.go()
+                    actor.resume()
 
     # --- the log --------------------------------------------------------------------------------------------------
 
@@ -233,14 +232,14 @@ class World:
             known = self.random.random() < 0.5
             return Answer(44, partition.end if known else -1, "OFFSET_MISMATCH" if known else None)
         if self.random.random() < self.faults.foreign:
-            # Another writer, who knows where the log ends, is faster.
+            # Another writer was first.
             partition.append(tuple(b"\1foreign" for _ in range(self.random.randrange(1, 4))), None)
             return Answer(44, -1, None)
         self.appends += 1
         return Answer(0, partition.append(batch.bodies, batch.commit_tag))
 
-    def grow(self, topic: str, count: int) -> None:
-        """As the proxy does it: nothing is under way, all is replicated, then there are more."""
+    def expand(self, topic: str, count: int) -> None:
+        """As the proxy does: no request is in flight and everything is replicated."""
         for partition in self.topics[topic]:
             partition.high_watermark = partition.end
         self.topics[topic] += [Partition() for _ in range(count - len(self.topics[topic]))]

@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(slots=True)
 class Story:
-    """`strict`: nothing may be refused, the query gets on."""
+    """`strict`: nothing may be refused."""
 
     name: str
     faults: Faults
@@ -43,9 +43,9 @@ class Story:
     arranged: bool = False
     shuffled: bool = False
     changed_split: bool = False
-    #: Spark's Kafka source: a batch that is tried again has its tasks in another order, and in that one from then on.
+    #: As Spark's Kafka source: a repeated batch numbers its tasks in another order.
     permuted: bool = False
-    #: Rows go to tasks one by one, so equal ones are in several.
+    #: Rows are dealt to tasks one by one, so equal rows are in several tasks.
     dealt: bool = False
     unmatched: str = "auto"
     rescued: bool = False
@@ -61,20 +61,20 @@ class Story:
     explicit: bool = False
     strict: bool = True
     deleted_checkpoint: bool = False
-    #: Retention deletes all of the last batch, whose commit is lost; the same driver tries it again.
+    #: Retention deletes the last batch, whose commit is lost. The same driver repeats the batch.
     deleted_rows: bool = False
     other_data: bool = False
-    #: The data is without what the last task that had any had, and there is no such task.
+    #: The last task with rows is missing, with its rows.
     fewer: bool = False
-    #: A query with rand() in it.
+    #: The query uses rand().
     random_data: bool = False
-    #: Before a driver is started again, all that is on its way has arrived.
+    #: A driver restarts only when no request is in the network.
     quiet: bool = False
 
 
 @dataclass(slots=True)
 class Run:
-    """What happened."""
+    """The result of a story."""
 
     story: Story
     world: World
@@ -82,9 +82,9 @@ class Run:
     complete: set[int] = field(default_factory=set)
     errors: list[str] = field(default_factory=list)
     found: int = 0
-    #: Rows that lie there by right although no query has them any more.
+    #: Rows that are in the log correctly, although the query no longer has them.
     surplus: int = 0
-    #: What drivers appended themselves.
+    #: Rows that drivers appended.
     filled: int = 0
     compared: int = 0
 
@@ -98,7 +98,7 @@ class Attempt:
 
 
 def play(story: Story, seed: int) -> Run:
-    """Raises AssertionError where a promise was broken."""
+    """Raise AssertionError if a guarantee was broken."""
     world = World(seed, story.faults)
     world.topics[TOPIC] = [Partition() for _ in range(story.partitions)]
     if story.count_checked:
@@ -109,15 +109,15 @@ def play(story: Story, seed: int) -> Run:
     if story.expands:
         requested = world.random.randrange(1, 60)
 
-        def grow() -> None:
+        def expand() -> None:
             due = world.appends >= requested and len(world.topics[TOPIC]) == story.partitions
             if due and (story.count_checked or not any(actor.name.startswith("t") for actor in world.actors)):
-                world.grow(TOPIC, story.partitions * 2)
+                world.expand(TOPIC, story.partitions * 2)
 
-        world.meddle = grow
+        world.meddle = expand
     try:
         _Query(run).play()
-        # What is still on its way arrives, and who still runs goes on to its end.
+        # Requests in the network arrive, and running tasks end.
         world.run(lambda: not world.network and not world.late and not any(not a.ended for a in world.actors))
         check(run)
     finally:
@@ -142,7 +142,7 @@ class _Query:
     log: Any = None
     #: Batches that a driver has begun.
     begun: set[int] = field(default_factory=set)
-    #: Of the driver that began the last one.
+    #: By the driver that began the last one.
     remembered: driver_probe.Remembered = field(default_factory=driver_probe.Remembered)
 
     def play(self) -> None:
@@ -179,9 +179,9 @@ class _Query:
                 if actor.error is not None:
                     raise actor.error
             if tries > 20 and "the topic was expanded after the batch began" in driver.refused:
-                return  # starting again has not helped: another sink.id
+                return  # restarts do not help: the user needs another sink.id
             if story.changed_split and driver.refused:
-                # The user does what the message says.
+                # The user follows the message.
                 if story.rescued:
                     self.run.story = story = replace(story, arranged=True)
                     split = 0
@@ -194,7 +194,7 @@ class _Query:
         if story.deleted_rows:
             self._delete_rows()
         if story.restored:
-            # A backup of the checkpoint: the next batches are those that were already.
+            # From a backup of the checkpoint: the next batches are already in the log.
             self.committed = world.random.randrange(-1, story.batches - 1)
             before = sum(p.end for p in world.topics[TOPIC])
             driver = _Driver(self, split, arranged=story.arranged)
@@ -206,7 +206,7 @@ class _Query:
             assert before == sum(p.end for p in world.topics[TOPIC])
 
     def _start_over(self) -> None:
-        """Under another query id; or the last batch again, with rows that are not those that were."""
+        """Start under another query id, or repeat the last batch with other rows."""
         run, world = self.run, self.run.world
         world.run(lambda: all(actor.ended for actor in world.actors) and not world.network and not world.late)
         before = {number: p.end for number, p in enumerate(world.topics[TOPIC])}
@@ -223,7 +223,7 @@ class _Query:
         run.rows[last] = truth
         after = {number: p.end for number, p in enumerate(world.topics[TOPIC])}
         if run.story.unmatched == "compare" and not run.story.fewer:
-            # What the query has now is there, too; once, however often it is tried.
+            # The query's current rows are there, too, once each.
             run.surplus = 1
             assert sum(after.values()) == sum(before.values()) + 1
         else:
@@ -260,12 +260,12 @@ class _Query:
         world.run(lambda: actor.ended)
         if actor.error is not None:
             raise actor.error
-        assert driver.refused, "other data, and nobody noticed"
+        assert driver.refused, "other data was not noticed"
 
 
 @dataclass(slots=True)
 class _Driver:
-    """Spark's: a batch after the other, tasks tried again, speculative copies."""
+    """Spark's driver: runs batches in order, repeats tasks, and starts speculative copies."""
 
     query: _Query
     split: int
@@ -292,7 +292,7 @@ class _Driver:
                 except CannotReach:
                     clock.wait((), 0.05)
             if self.arranged and probe.counts[TOPIC] != planned:
-                return  # started again, arranged anew
+                return  # restarted, and arranged again
             hold = 10_000 if story.other_data or story.random_data else world.random.choice((100, 10_000))
             plan = task.Plan(
                 "s", arranged=self.arranged, unmatched=story.unmatched, patience_seconds=1e6,
@@ -327,6 +327,8 @@ class _Driver:
                     if not each.actor.ended:
                         continue
                     several.remove(each)
+                    if each.actor.error is not None:
+                        raise each.actor.error
                     if each.outcome is not None:
                         done.setdefault(number, each.outcome)
                         continue
@@ -342,7 +344,7 @@ class _Driver:
                     failures += 1
                     if failures > 12:
                         self._stop()
-                        return False  # Spark gives the query up; it is started again
+                        return False  # Spark ends the query; it is restarted
                 if number in done:
                     continue
                 if not several or (len(several) == 1 and world.random.random() < story.speculation):
@@ -359,7 +361,7 @@ class _Driver:
                         plan, outcomes, log=ModelLog(run.world), framing=ModelFraming(), clock=ModelClock(run.world)
                     )
                 except CannotReach:
-                    continue  # the query is started again, and is as far soon
+                    continue  # the restarted query is soon here again
                 except SinkError as error:
                     self.refused = str(error)
                     run.errors.append(self.refused)
@@ -379,7 +381,7 @@ class _Driver:
         )
 
     def _stop(self) -> None:
-        """Tasks are told to end; some do not hear it."""
+        """Kill the tasks, except zombies."""
         world = self.query.run.world
         for each in self.attempts:
             if world.random.random() >= self.query.run.story.zombies:
@@ -395,7 +397,7 @@ class _Driver:
         tasks: dict[int, list[Row]] = {number: [] for number in range(count)}
         for index, row in enumerate(run.rows[batch]):
             if self.arranged:
-                tasks[_place(row, planned)].append(row)
+                tasks[_partition_of(row, planned)].append(row)
             elif row.key is None or story.dealt:
                 tasks[index % count].append(row)
             else:
@@ -430,13 +432,15 @@ class _Driver:
                     some = order[first : first + step]
                     over = one.over(TOPIC)
                     partitions = [
-                        one.default_partition(TOPIC) if r.key is None and r.partition is None else _place(r, over)
+                        one.default_partition(TOPIC)
+                        if r.key is None and r.partition is None
+                        else _partition_of(r, over)
                         for r in some
                     ]
                     explicit = np.array([r.partition is not None for r in some]) if story.explicit else None
                     if self.arranged and not story.explicit:
                         explicit = np.ones(len(some), dtype=bool)
-                        partitions = [_place(r, len(probe.counts) and probe.counts[TOPIC]) for r in some]
+                        partitions = [_partition_of(r, len(probe.counts) and probe.counts[TOPIC]) for r in some]
                     one.feed(TOPIC, pa.array([r.body for r in some], pa.large_binary()), partitions, explicit)
                     ModelClock(world).wait((), 0.001)
                 attempt.outcome = one.finish()
@@ -451,23 +455,21 @@ class _Driver:
         return attempt
 
     def _kill_later(self, attempt: Attempt, steps: int) -> None:
-        """An executor dies: in the middle of a step of its."""
-        world = self.query.run.world
+        """An executor dies, in the middle of a step."""
         left = steps
-        original: Callable[[], None] = attempt.actor.go
+        original: Callable[[], None] = attempt.actor.resume
 
-        def go() -> None:
+        def resume() -> None:
             nonlocal left
             left -= 1
             if left <= 0:
                 attempt.actor.killed = True
             original()
 
-        attempt.actor.go = go  # type: ignore[method-assign]
-        del world
+        attempt.actor.resume = resume  # type: ignore[method-assign]
 
 
-def _place(row: Row, count: int) -> int:
+def _partition_of(row: Row, count: int) -> int:
     if row.partition is not None:
         return row.partition
     assert row.key is not None
@@ -475,7 +477,7 @@ def _place(row: Row, count: int) -> int:
 
 
 def check(run: Run) -> None:
-    """Counted from the log itself."""
+    """Count rows in the log."""
     there: Counter[bytes] = Counter()
     values: dict[bytes, list[bytes]] = {}
     for partition in run.world.topics[TOPIC]:
@@ -508,7 +510,7 @@ def check(run: Run) -> None:
 
 
 def _check_order(run: Run, values: dict[bytes, list[bytes]]) -> None:
-    """Of what is there of each key: as in the input (a key is in one task, and in one partition)."""
+    """The rows of each key are in the order of the input: a key is in one task and one partition."""
     if run.story.explicit:
         return
     for key, found in values.items():
@@ -550,7 +552,7 @@ STORIES = {
         ),
         Story("permuted, then restored", _SOME, restarts=2, permuted=True, restored=True, batches=4, tasks=3),
         Story("permuted, expansion", _SOME, restarts=3, permuted=True, expands=True, tasks=3),
-        # Where a copy belongs that the driver misses is not known then: it is refused.
+        # The driver cannot know the partition of a missing copy, and refuses.
         Story(
             "permuted, expansion, equal rows",
             _SOME,
@@ -564,7 +566,7 @@ STORIES = {
             strict=False,
         ),
         Story("permuted, explicit partitions", _SOME, restarts=3, permuted=True, explicit=True, equal_rows=True),
-        # One copy of a row is found by several tasks; the driver appends what is missing.
+        # Several tasks find one copy of a row; the driver appends the missing ones.
         Story("equal rows in tasks", _SOME, restarts=3, dealt=True, equal_rows=True, tasks=3, speculation=0.2),
         Story("other splits", _SOME, restarts=4, changed_split=True, zombies=1.0, unmatched="compare"),
         Story("other splits, calm", _CALM, restarts=4, changed_split=True, unmatched="compare", tasks=1, zombies=0.5),
@@ -603,7 +605,7 @@ STORIES = {
         Story("changed split, calm", _CALM, restarts=4, changed_split=True, strict=False, zombies=0.5, tasks=1),
         Story("changed split, equal rows", _SOME, restarts=4, changed_split=True, strict=False, equal_rows=True),
         Story("changed split, then arranged", _SOME, restarts=4, changed_split=True, rescued=True, strict=False),
-        # Where rows without a key go depends on their task, so nothing of the old split may still be under way.
+        # The partition of rows without a key depends on their task, so no task of the old split may run.
         Story(
             "changed split, no keys",
             Faults(retriable=0.1),

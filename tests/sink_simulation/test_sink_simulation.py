@@ -1,4 +1,4 @@
-"""A few seeds of each story, and the rules broken one by one. `python -m tests.sink_simulation` has more."""
+"""A few seeds of each story, and the mutants. `python -m tests.sink_simulation` runs more seeds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.mutants import Mutant
+
 from .mixes import mixed
-from .mutants import MUTANTS, Mutant, hunt
+from .mutants import MUTANTS, hunt
 from .stories import STORIES, play
 
 _SEEDS = 6
@@ -30,13 +32,13 @@ def test_each_row_is_there_once_in_mixed_stories() -> None:
             raise
 
 
-@pytest.mark.no_cover  # of what is broken
+@pytest.mark.no_cover  # coverage of broken code means nothing
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_broken_rule_is_noticed(mutant: Mutant) -> None:
-    assert hunt(mutant, _HUNTING_SEEDS) is not None, f"nothing notices that {mutant.breaks}"
+def test_defect_is_detected(mutant: Mutant) -> None:
+    assert hunt(mutant, _HUNTING_SEEDS) is not None, f"not detected: {mutant.breaks}"
 
 
-def test_a_seed_is_a_story() -> None:
+def test_seed_gives_the_same_run_twice() -> None:
     one, other = (play(STORIES["zombies, other order"], 3) for _ in range(2))
     assert [p.stored for p in one.world.topics["t"]] != []
     assert (one.world.appends, one.world.refusals, one.found) == (
@@ -47,7 +49,7 @@ def test_a_seed_is_a_story() -> None:
 
 
 def test_keyless_rows_may_duplicate_after_changed_split() -> None:
-    """The limit that decision 13 tells of: they go to another partition then, where nobody sees the other's."""
+    """Decision 13, limits: with another split they belong to another partition, where no task searches for them."""
     story = replace(STORIES["changed split, no keys"], zombies=1.0, quiet=False)
 
     def try_seeds() -> None:

@@ -31,7 +31,11 @@ class Faults:
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._lane, args=(purpose, random.Random(f"{seed}/{purpose.__name__}"), pause))
-            for purpose, pause in ((self._broker, (4.0, 14.0)), (self._proxy, (5.0, 15.0)), (self._wire, (0.2, 1.5)))
+            for purpose, pause in (
+                (self.break_brokers, (4.0, 14.0)),
+                (self._proxy, (5.0, 15.0)),
+                (self.break_connections, (0.2, 1.5)),
+            )
         ]
 
     def start(self) -> None:
@@ -59,7 +63,7 @@ class Faults:
 
     # ---- brokers
 
-    def _broker(self, randomness: random.Random) -> None:
+    def break_brokers(self, randomness: random.Random) -> None:
         topic = randomness.choice(self._topics)
         anybody = randomness.choice(NODES)
         seconds = randomness.uniform(1.0, 12.0)
@@ -129,7 +133,7 @@ class Faults:
 
     # ---- connections
 
-    def _wire(self, randomness: random.Random) -> None:
+    def break_connections(self, randomness: random.Random) -> None:
         name = randomness.choice(PROXIES)
         hop = randomness.choice(["clients-proxy", "proxy-broker"])
         pipe = randomness.choice((self._stage.downstream if hop == "clients-proxy" else self._stage.upstream)[name])

@@ -154,7 +154,7 @@ class Stage:
 
     def _query(self, api_key: int, version: int, body: Fields) -> Fields | None:
         for node_id in NODES:
-            if self.kafka.running(node_id) and node_id not in self.kafka._paused:
+            if self.kafka.running(node_id) and not self.kafka.paused(node_id):
                 with contextlib.suppress(OSError, Closed), RawConnection(self.kafka.address(node_id), 5.0) as broker:
                     return broker.query(api_key, version, body)
         return None
@@ -201,7 +201,7 @@ class Stage:
     def mend(self) -> None:
         """Start everything that is down."""
         for node_id in NODES:
-            if node_id in self.kafka._paused:
+            if self.kafka.paused(node_id):
                 self.kafka.resume(node_id)
         for node_id in NODES:
             if not self.kafka.running(node_id):

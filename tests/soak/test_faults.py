@@ -50,7 +50,7 @@ def schedule(directory: Path, seed: int) -> list[tuple[str, str]]:
     recorder = Recorder(directory / "history.jsonl")
     faults = Faults(Stage(), ["one", "another"], seed, recorder)  # type: ignore[arg-type]
     faults.stop()  # skip all waits
-    for purpose in (faults._broker, faults._wire):
+    for purpose in (faults.break_brokers, faults.break_connections):
         randomness = random.Random(f"{seed}/{purpose.__name__}")
         for _ in range(100):
             purpose(randomness)

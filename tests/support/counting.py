@@ -28,7 +28,7 @@ class Counting:
         self.barriers: dict[str, AppendBarrier] = {}
         self.partition_counts: dict[str, int] = {}
         self.confirmed_at: dict[str, float] = {}
-        self.settling: set[str] = set()
+        self.just_expanded: set[str] = set()
         self.absent: set[TopicPartition] = set()
         self.served: dict[tuple[str | None, str], int] = {}
         self.guesses: list[tuple[str | None, str]] = []
@@ -53,7 +53,7 @@ class Counting:
         return False if self.confirmed_at.get(partition.topic, float("-inf")) >= queried_since else None
 
     def in_grace_period(self, topic: str, now: float) -> bool:
-        return topic in self.settling
+        return topic in self.just_expanded
 
     def served_count(self, connection: int, client_id: str | None, topic: str, now: float) -> int | None:
         return self.served.get((client_id, topic))

@@ -1,9 +1,8 @@
-"""`fencepost proxy` that dies, or stands still, at one step of an expansion: `python -m tests.support.dying_proxy`.
+"""`fencepost proxy` that dies, or stops, at one step of an expansion: `python -m tests.support.dying_proxy`.
 
-`$STOP_AT` is `STEP:WHEN:HOW`. STEP: one of `Step` (what it asks for is carried out), or `closed` (what says that this
-process lets nothing through). WHEN: `before` or `after` that is done. HOW: `die`, by SIGKILL; `die-once:PATH`, the same
-unless there is a file PATH, which appears; or a path: then `PATH.reached` appears, and it goes on once there is a file
-PATH.
+`$STOP_AT` is `STEP:WHEN:HOW`. STEP: one of `Step`, or `closed` (the record that this process's barrier is closed).
+WHEN: `before` or `after` the step. HOW: `die`, by SIGKILL; `die-once:PATH`, the same unless file PATH exists, which it
+creates; or a path: it creates `PATH.reached`, and continues once file PATH exists.
 """
 
 from __future__ import annotations
@@ -12,12 +11,14 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from fencepost_proxy.cli.main import main
 from fencepost_proxy.net.expansions import Expansions
 from fencepost_proxy.topics import expanding as ex
 from fencepost_proxy.topics.expansions import EXPANSION_CLOSED, Expansion
+from tests.support.mutants import Mutant, wrap
 
 STEP, WHEN, HOW = os.environ["STOP_AT"].split(":", 2)
 _PROBE_SECONDS = 0.02
@@ -40,22 +41,20 @@ async def _stop(step: str, when: str) -> None:
         await asyncio.sleep(_PROBE_SECONDS)
 
 
-answer, append = Expansions._answer, Expansions._append
+Carries = Callable[..., Awaitable[ex.Answer]]
 
 
-async def stopping_answer(self: Expansions, expansion: Expansion, requested: ex.Effect) -> ex.Answer:
+async def stopping_answer(answer: Carries, self: Expansions, expansion: Expansion, requested: ex.Effect) -> ex.Answer:
     step = self._procedures[expansion.proposal].step.value
     if step == ex.Step.CREATE.value and isinstance(requested, ex.Describe):
-        return await answer(
-            self, expansion, requested
-        )  # it only makes sure of the topic: what comes next is this step's
+        return await answer(self, expansion, requested)  # only verifies the topic; the step's request follows
     await _stop(step, "before")
     answered = await answer(self, expansion, requested)
     await _stop(step, "after")
     return answered
 
 
-async def stopping_append(self: Expansions, requested: ex.Append) -> ex.Answer:
+async def stopping_append(append: Carries, self: Expansions, requested: ex.Append) -> ex.Answer:
     closed = (
         requested.records[0].key.startswith(f"{EXPANSION_CLOSED}/".encode()) and requested.records[0].value is not None
     )
@@ -67,8 +66,11 @@ async def stopping_append(self: Expansions, requested: ex.Append) -> ex.Answer:
     return answered
 
 
-Expansions._answer = stopping_answer  # type: ignore[method-assign]
-Expansions._append = stopping_append  # type: ignore[method-assign]
+_answers = wrap(Expansions, "_answer", stopping_answer)
+_appends = wrap(Expansions, "_append", stopping_append)
+# For the whole process. Workers import this module (`dying_workers/`).
+_live = Mutant("dying proxy", "see the module", (), _answers, _appends).live()
+_live.__enter__()
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -392,10 +392,10 @@ class FakeCluster:
 
     # ---- the rest, by API
 
-    def _answer_api_versions(self, node_id: int, version: int, request: Message) -> Message:
+    def answer_api_versions(self, node_id: int, version: int, request: Message) -> Message:
         return self._api_versions()
 
-    def _answer_list_offsets(self, node_id: int, version: int, request: Message) -> Message:
+    def answer_list_offsets(self, node_id: int, version: int, request: Message) -> Message:
         def offset(topic: Message, requested: Message) -> Message:
             partition, error = self._led(topic.name, requested.partition_index, node_id, requested.current_leader_epoch)
             if partition is None:
@@ -412,7 +412,7 @@ class FakeCluster:
             ]
         )
 
-    def _answer_offset_for_leader_epoch(self, node_id: int, version: int, request: Message) -> Message:
+    def answer_offset_for_leader_epoch(self, node_id: int, version: int, request: Message) -> Message:
         def end(topic: Message, requested: Message) -> Message:
             partition, error = self._led(topic.topic, requested.partition, node_id, requested.current_leader_epoch)
             if partition is None:
@@ -434,7 +434,7 @@ class FakeCluster:
             return None, FENCED_EPOCH if epoch < _LEADER_EPOCH else UNKNOWN_EPOCH
         return partition, error
 
-    def _answer_describe_producers(self, node_id: int, version: int, request: Message) -> Message:
+    def answer_describe_producers(self, node_id: int, version: int, request: Message) -> Message:
         def producers(topic: Message, index: int) -> Message:
             partition, error = self.find(topic.name, NO_TOPIC_ID, index, node_id)
             active = [] if partition is None else partition.active_producers()
@@ -447,14 +447,14 @@ class FakeCluster:
             ]
         )
 
-    def _answer_find_coordinator(self, node_id: int, version: int, request: Message) -> Message:
+    def answer_find_coordinator(self, node_id: int, version: int, request: Message) -> Message:
         node = self._node_ids[0]
         there = {"node_id": node, "host": HOST, "port": self._ports[node]}
         return Message(
             **there, coordinators=[Message(key=key, **there) for key in getattr(request, "coordinator_keys", [])]
         )
 
-    def _answer_describe_transactions(self, node_id: int, version: int, request: Message) -> Message:
+    def answer_describe_transactions(self, node_id: int, version: int, request: Message) -> Message:
         return Message(
             transaction_states=[
                 Message(transactional_id=each, error_code=NO_SUCH_TRANSACTION, topics=[])
@@ -462,11 +462,11 @@ class FakeCluster:
             ]
         )
 
-    def _answer_init_producer_id(self, node_id: int, version: int, request: Message) -> Message:
+    def answer_init_producer_id(self, node_id: int, version: int, request: Message) -> Message:
         self._next_producer_id += 1
         return Message(producer_id=self._next_producer_id, producer_epoch=0)
 
-    def _answer_create_topics(self, node_id: int, version: int, request: Message) -> Message:
+    def answer_create_topics(self, node_id: int, version: int, request: Message) -> Message:
         results = []
         for requested in request.topics:
             if requested.name in self.topics:
@@ -489,7 +489,7 @@ class FakeCluster:
             )
         return Message(topics=results)
 
-    def _answer_describe_configs(self, node_id: int, version: int, request: Message) -> Message:
+    def answer_describe_configs(self, node_id: int, version: int, request: Message) -> Message:
         results = []
         for resource in request.resources:
             topic = self.topics.get(resource.resource_name)
@@ -510,15 +510,15 @@ class FakeCluster:
 
 
 _ANSWERS: Final[Mapping[int, Callable[[FakeCluster, int, int, Message], Message]]] = {
-    2: FakeCluster._answer_list_offsets,
-    10: FakeCluster._answer_find_coordinator,
-    18: FakeCluster._answer_api_versions,
-    19: FakeCluster._answer_create_topics,
-    22: FakeCluster._answer_init_producer_id,
-    23: FakeCluster._answer_offset_for_leader_epoch,
-    32: FakeCluster._answer_describe_configs,
-    61: FakeCluster._answer_describe_producers,
-    65: FakeCluster._answer_describe_transactions,
+    2: FakeCluster.answer_list_offsets,
+    10: FakeCluster.answer_find_coordinator,
+    18: FakeCluster.answer_api_versions,
+    19: FakeCluster.answer_create_topics,
+    22: FakeCluster.answer_init_producer_id,
+    23: FakeCluster.answer_offset_for_leader_epoch,
+    32: FakeCluster.answer_describe_configs,
+    61: FakeCluster.answer_describe_producers,
+    65: FakeCluster.answer_describe_transactions,
 }
 
 

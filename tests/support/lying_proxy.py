@@ -1,10 +1,9 @@
-"""`fencepost proxy` that does not do what it says, so that a proof can be seen to fail:
-`python -m tests.support.lying_proxy`.
+"""`fencepost proxy` with a defect, which a proof must detect: `python -m tests.support.lying_proxy`.
 
 `$LIE` is one of
 
-    commits     of the commits that are judged here, each third goes to Kafka as an abort; its client is told success
-    offsets     each TxnOffsetCommit of one partition goes to Kafka with offset 0 in it
+    commits     every third validated commit goes to Kafka as an abort; its client gets success
+    offsets     each TxnOffsetCommit of one partition goes to Kafka with offset 0
 """
 
 from __future__ import annotations
@@ -12,11 +11,13 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections.abc import Callable
 
 from fencepost_proxy.cli.main import main
 from fencepost_proxy.net.proxied_connection import ClientSocket
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.transactions import Ending
+from tests.support.mutants import Mutant, wrap
 
 LIE = os.environ["LIE"]
 #: The first EndTxn and the first TxnOffsetCommit with tagged fields, and the first with a leader epoch.
@@ -25,32 +26,29 @@ _TXN_OFFSET_COMMIT = (28).to_bytes(2)
 _LATER = 3
 
 _ends = itertools.count(1)
-_forward_end, _received = Session._forward_end, ClientSocket._received
 
 
-def forward_aborts(self: Session, ending: Ending) -> None:
+def forward_aborts(forward_end: Callable[..., None], session: Session, ending: Ending) -> None:
     if ending.commits and next(_ends) % _LATER == 0:
         frame = bytearray(ending.frame)
         frame[-2 if ending.pending_response.version >= _END_TXN_FLEXIBLE else -1] = False
         ending.frame = bytes(frame)
-    _forward_end(self, ending)
+    forward_end(session, ending)
 
 
-def receive_other_offsets(self: ClientSocket, data: memoryview) -> None:
-    """Clients send it at once and alone."""
+def receive_other_offsets(received: Callable[..., None], client: ClientSocket, data: memoryview) -> None:
+    """Clients send the whole request at once, and no other with it."""
     frame = bytes(data)
     if frame[4:6] == _TXN_OFFSET_COMMIT:
-        # Behind the offset: leader epoch (int32) from version 2 on, metadata ("" or null), and tagged fields thrice.
+        # After the offset: leader epoch (int32) from version 2 on, metadata ("" or null), three lists of tagged fields.
         version = int.from_bytes(frame[6:8])
-        behind = 4 * (version >= _OFFSETS_EPOCH) + (1 + 3 if version >= _OFFSETS_FLEXIBLE else 2)
-        data[-behind - 8 : -behind] = bytes(8)
-    _received(self, data)
+        rest = 4 * (version >= _OFFSETS_EPOCH) + (1 + 3 if version >= _OFFSETS_FLEXIBLE else 2)
+        data[-rest - 8 : -rest] = bytes(8)
+    received(client, data)
 
-
-if LIE == "commits":
-    Session._forward_end = forward_aborts  # type: ignore[method-assign]
-else:
-    ClientSocket._received = receive_other_offsets  # type: ignore[method-assign]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    commits = wrap(Session, "_forward_end", forward_aborts)
+    offsets = wrap(ClientSocket, "_received", receive_other_offsets)
+    with Mutant(LIE, "see the module", (), commits if LIE == "commits" else offsets).live():
+        sys.exit(main())

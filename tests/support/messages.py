@@ -94,12 +94,12 @@ class RawConnection:
 
     def __init__(self, address: Address, timeout_seconds: float = 60.0, *, enter: raw.Enter = raw.as_it_is) -> None:
         self.socket = enter(socket.create_connection(address, timeout_seconds))
-        self._next = 1000
+        self.next_correlation_id = 1000
 
     @classmethod
     def over(cls, opened: socket.socket) -> Self:
         connection = cls.__new__(cls)
-        connection.socket, connection._next = opened, 1000
+        connection.socket, connection.next_correlation_id = opened, 1000
         return connection
 
     def __enter__(self) -> Self:
@@ -112,10 +112,10 @@ class RawConnection:
 
     def ask_raw(self, api_key: int, version: int, body: Fields) -> bytes:
         """The response frame without its length. Raises Closed."""
-        self._next += 1
-        self.socket.sendall(encode_request(api_key, version, self._next, body))
+        self.next_correlation_id += 1
+        self.socket.sendall(encode_request(api_key, version, self.next_correlation_id, body))
         frame = self.receive()
-        assert struct.unpack_from(">i", frame) == (self._next,)
+        assert struct.unpack_from(">i", frame) == (self.next_correlation_id,)
         return frame
 
     def query(self, api_key: int, version: int, body: Fields) -> Fields:

@@ -35,8 +35,8 @@ def free_ports_in_a_row(count: int) -> int:
     for _ in range(_ATTEMPTS):
         first = random.choice(cluster.FREE_PORTS[:-count])
         row = range(first, first + count)
-        with cluster._port_lock:
-            if cluster._ports_given_out.isdisjoint(row) and all(map(cluster._is_free, row)):
-                cluster._ports_given_out.update(row)
+        with cluster.port_lock:
+            if cluster.ports_given_out.isdisjoint(row) and all(map(cluster.is_free, row)):
+                cluster.ports_given_out.update(row)
                 return first
     raise PortTakenError(f"no {count} free ports in a row within {cluster.FREE_PORTS}")

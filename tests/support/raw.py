@@ -543,9 +543,9 @@ class Log:
 
     def leader(self, topic: str, partition: int = 0) -> str:
         """Its leader's own address. Waits for one."""
-        return until(lambda: self._leader(topic, partition), f"{topic}-{partition} to have a leader")
+        return until(lambda: self.known_leader(topic, partition), f"{topic}-{partition} to have a leader")
 
-    def _leader(self, topic: str, partition: int) -> str | None:
+    def known_leader(self, topic: str, partition: int) -> str | None:
         for address in self._bootstrap:
             try:
                 with Connection(address) as connection:

@@ -1,9 +1,9 @@
-"""`fencepost proxy` whose judgements of commits stop where a test says: `python -m tests.support.stopping_validator`.
+"""`fencepost proxy` whose validations of commits stop where a test says: `python -m tests.support.stopping_validator`.
 
-`$STOPS` is a directory. While there is a file `stop` in it, a judgement that comes to the step and the moment that this
-names (`STEP:before` or `STEP:after`) waits; `reached-TRANSACTIONAL_ID` appears. `Stops` is the test's side of it.
+`$STOPS` is a directory. While it contains a file `stop`, a validation waits at the step that the file names
+(`STEP:before` or `STEP:after`), and creates `reached-TRANSACTIONAL_ID`. `Stops` is the test's side.
 
-Steps: what a judgement asks for, by name (`STEPS`), and `verdict`, when nothing is left but to let the commit through.
+Steps: the queries of a validation (`STEPS`), and `verdict`, when the commit may pass.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from fencepost_proxy.session.messages import ValidateCommit
 from fencepost_proxy.transactions import commit_validator as queries_to_send
 from fencepost_proxy.types import Monotonic
 from tests.kit.waiting import until
+from tests.support.mutants import Mutant, wrap
 
 STEPS: Final = {
     queries_to_send.ReadState: "state",
@@ -34,14 +36,14 @@ _PATIENCE_SECONDS = 60.0
 
 
 class Stops:
-    """While it is entered, judgements stop there."""
+    """While it is entered, validations stop there."""
 
     def __init__(self, directory: Path, where: str) -> None:
         self._directory = directory
         self._where = where
 
     def __enter__(self) -> Self:
-        # In one go: who looks must not find half of it.
+        # Renamed, so that no validation reads an incomplete file.
         new = self._directory / "new"
         new.write_text(self._where)
         new.rename(self._directory / "stop")
@@ -64,8 +66,7 @@ class Stops:
             )
 
 
-_validated: ContextVar[str] = ContextVar("judged")
-validate, answer = Commits.validate, Commits._answer
+_validated: ContextVar[str] = ContextVar("validated")
 
 
 async def _stop(step: str, when: str) -> None:
@@ -82,7 +83,9 @@ async def _stop(step: str, when: str) -> None:
         await asyncio.sleep(_PROBE_SECONDS)
 
 
-async def stopping_judge(self: Commits, requested: ValidateCommit) -> queries_to_send.Decision:
+async def stopping_validate(
+    validate: Callable[..., Awaitable[queries_to_send.Decision]], self: Commits, requested: ValidateCommit
+) -> queries_to_send.Decision:
     _validated.set(requested.transactional_id)
     decision = await validate(self, requested)
     if decision.outcome is queries_to_send.Outcome.PASS:
@@ -91,7 +94,10 @@ async def stopping_judge(self: Commits, requested: ValidateCommit) -> queries_to
 
 
 async def stopping_answer(
-    self: Commits, query: queries_to_send.CommitQuery, deadline: Monotonic
+    answer: Callable[..., Awaitable[queries_to_send.Answer]],
+    self: Commits,
+    query: queries_to_send.CommitQuery,
+    deadline: Monotonic,
 ) -> queries_to_send.Answer:
     await _stop(STEPS[type(query)], "before")
     answered = await answer(self, query, deadline)
@@ -100,6 +106,7 @@ async def stopping_answer(
 
 
 if __name__ == "__main__":
-    Commits.validate = stopping_judge  # type: ignore[method-assign]
-    Commits._answer = stopping_answer  # type: ignore[method-assign]
-    sys.exit(main())
+    validations = wrap(Commits, "validate", stopping_validate)
+    answers = wrap(Commits, "_answer", stopping_answer)
+    with Mutant("stopping validator", "see the module", (), validations, answers).live():
+        sys.exit(main())

@@ -90,7 +90,7 @@ class Stage3:
 
     @property
     def living(self) -> list[int]:
-        return [each for each in NODES if self.kafka.running(each) and each not in self.kafka._paused]
+        return [each for each in NODES if self.kafka.running(each) and not self.kafka.paused(each)]
 
     @property
     def log(self) -> Log:
@@ -209,7 +209,7 @@ class Stage3:
         for pipe in self.pipes.values():
             pipe.forget_faults()
         for node_id in NODES:
-            if node_id in self.kafka._paused:
+            if self.kafka.paused(node_id):
                 self.kafka.resume(node_id)
         for node_id in NODES:
             if not self.kafka.running(node_id):

@@ -1,4 +1,4 @@
-"""What a process takes for under way of clients' transactions, and the requests that are."""
+"""Appends and commits of transactions that a process counts as in progress, compared with its requests."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from fencepost_proxy.transactions.table import Open, Table
 
 
 def left_under_way(dispatcher: Dispatcher, table: Table) -> list[str]:
-    """Conditional appends and commits that no request has any more: they would keep their transactions from committing
-    for ever."""
-    requests = [
-        produce
-        for session in dispatcher.sessions.values()
-        for produce in (session._waiting_produce, *session._produce_in_flight.values())
-        if produce is not None
-    ]
-    held = {
+    """Conditional appends and commits without a request. They would block their transactions' commits indefinitely."""
+    sessions = dispatcher.sessions.values()
+    requested = {
         (t.transactional_id, *t.producer, t.partition, t.append.base_sequence)
-        for produce in requests
+        for session in sessions
+        for produce in session.produce_requests
         for t in produce.pending_appends.values()
     }
-    commits = [each for session in dispatcher.sessions.values() for each in session._commits.values()]
+    commits = [each for session in sessions for each in session.commits]
     unacknowledged = [
-        f"{transaction.transactional_id} that is to be committed is not heard of again"
-        for transaction in table._transactions.values()
+        f"the commit of {transaction.transactional_id} has no request"
+        for transaction in table
         if transaction.commits_sent > sum(each is transaction for each in commits)
     ]
     return unacknowledged + [
         f"{transaction.transactional_id} to {partition} (sequence {sequence}) is {state.name}"
-        for key, transaction in table._transactions.items()
+        for transaction in table
         for (partition, sequence), state in transaction.open.items()
-        if state in (Open.WAITING, Open.SENT) and (*key, partition, sequence) not in held
+        if state in (Open.WAITING, Open.SENT)
+        and (
+            transaction.transactional_id,
+            transaction.producer_id,
+            transaction.producer_epoch,
+            partition,
+            sequence,
+        )
+        not in requested
     ]

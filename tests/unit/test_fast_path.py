@@ -38,11 +38,11 @@ from fencepost_proxy.wire.produce import (
 )
 from tests.fuzz import dialogue as dialogue_module
 from tests.fuzz import sequencers
-from tests.fuzz.dialogue import NOW_MS, TOPIC_IDS, Asked, Dialogue, _Run
+from tests.fuzz.dialogue import NOW_MS, TOPIC_IDS, Dialogue, Requested, _Run
 from tests.fuzz.engine import Failure, Op, Program, Untraced
 from tests.fuzz.log import SHARED
-from tests.simulation.mutants import Patch
 from tests.support.batches import batch, expecting
+from tests.support.mutants import Change, Mutant, edit
 from tests.unit.test_session import Around, Unchanged, produce, produced
 
 _PROGRAMS = 40
@@ -438,7 +438,7 @@ class _Talk(_Run):
     def asked_for(self) -> list[tuple[int, str]]:
         """What went upstream: version and topic."""
         frames, _ = dialogue_module.frames_of(self.client.upstream_got, 8)
-        return [(Asked(frame).version, topic) for frame in frames for topic, _ in self._parts(Asked(frame))]
+        return [(Requested(frame).version, topic) for frame in frames for topic, _ in self._parts(Requested(frame))]
 
 
 def _append(
@@ -461,12 +461,12 @@ def _append(
 def test_long_client_id_hides_no_topic(version: int) -> None:
     talk, client_id = _Talk(), "c" * 5000
     # Given a request to a topic that is not guarded, and so much before its name that this is all that was looked at
-    talk.sends(_append("plain", 0, version=version, client_id=client_id))
-    assert talk.asked_for() == [(version, "plain")]
+    talk.sends(_append("relay", 0, version=version, client_id=client_id))
+    assert talk.asked_for() == [(version, "relay")]
     # When the next one of the client is for a guarded topic
     talk.sends(_append("required", 7, version=version, client_id=client_id, correlation_id=2))
     # Then it goes to its gate, which wants to know where the log ends
-    assert talk.asked_for() == [(version, "plain")]
+    assert talk.asked_for() == [(version, "relay")]
     assert [type(each.effect) for each in talk.control] == [g.ReadLogEnd]
 
 
@@ -505,10 +505,10 @@ def test_an_answer_about_another_topic_is_no_answer() -> None:
 
 def test_truncated_request_is_not_taken_for_its_predecessor() -> None:
     talk = _Talk()
-    usual = _append("plain", 0)
+    usual = _append("relay", 0)
     talk.sends(usual)
     # When a frame claims to be shorter, and the bytes behind its end go on as the one before did
-    length = usual.index(b"plain") + 2 - 4
+    length = usual.index(b"relay") + 2 - 4
     talk.sends(length.to_bytes(4, "big") + usual[4:])
     # Then it is malformed, and not for a broker to find out
     assert bytes(talk.client.upstream_got) == usual
@@ -621,69 +621,46 @@ def test_unreported_sequencer_decision_is_not_overtaken() -> None:
 # --- defects of the short way that only a comparison shows ------------------------------------------------------------
 
 
-def _differ(patch: Patch, run: Any) -> bool:
-    try:
-        run()
-    except (AssertionError, Failure):
-        return True
-    finally:
-        patch.undo()
+def _differ(defect: Change, run: Any) -> bool:
+    with Mutant("fast path", "", (), defect).live():
+        try:
+            run()
+        except (AssertionError, Failure):
+            return True
     return False
 
 
 _GATE_DEFECTS = {
-    "does not wait for what is queued": (
-        PartitionSequencer,
-        "take",
-        "self._waits_for_queued(pending, now) or ",
-        "",
+    "does not wait for what is queued": edit(
+        PartitionSequencer, "take", ("self._waits_for_queued(pending, now)", "False")
     ),
-    "ignores transactions": (
-        PartitionSequencer,
-        "_fence_at_end",
-        "self._another_transaction_is_open(pending, snapshot) or ",
-        "",
+    "ignores transactions": edit(
+        PartitionSequencer, "_fence_at_end", ("self._another_transaction_is_open(pending, snapshot)", "False")
     ),
-    "pipelines while unconfirmed": (PartitionSequencer, "take", " or not self._fits_with_in_flight(pending, now)", ""),
-    "forgets a producer whose sequences stay here": (
-        PartitionSequencer,
-        "take",
-        "self.memory.record_fenced(pending)",
-        "pass",
+    "pipelines while unconfirmed": edit(
+        PartitionSequencer, "take", ("not self._fits_with_in_flight(pending, now)", "False")
+    ),
+    "forgets a producer whose sequences stay here": edit(
+        PartitionSequencer, "take", ("self.memory.record_fenced(pending)", "pass")
     ),
 }
 _SESSION_DEFECTS = {
-    "takes any leader for the one that acknowledged": (
-        Session,
-        "_take_single",
-        "pending.leader_epoch = services.leader_epoch(key)",
-        "pass",
+    "takes any leader for the one that acknowledged": edit(
+        Session, "_take_single", ("pending.leader_epoch = services.leader_epoch(key)", "pass")
     ),
-    "uses topic ids where the broker cannot": (
-        Session,
-        "_take_single",
-        " or services.produce_version_max() < PRODUCE_BY_ID",
-        "",
+    "uses topic ids where the broker cannot": edit(
+        Session, "_take_single", ("services.produce_version_max() < PRODUCE_BY_ID", "False")
     ),
-    "does not remember the write authorization": (
-        Session,
-        "_end_single",
-        "self._may_write[single.pending.partition.topic] = now",
-        "pass",
+    "does not remember the write authorization": edit(
+        Session, "_end_single", ("self._may_write[single.pending.partition.topic] = now", "pass")
     ),
-    "loses a throttle time": (Session, "_end_single", "throttle=throttle", "throttle=0"),
-    "leaves an answer unsent": (Session, "take_down", " or (len(to_client) > 1 and to_client[1].done)", ""),
-    "overtakes a waiting request": (
-        Session,
-        "take_up",
-        "self._waiting_produce is not None\n        or self._client_paused\n        or ",
-        "",
+    "loses a throttle time": edit(Session, "_end_single", ("throttle", "0")),
+    "leaves an answer unsent": edit(Session, "take_down", ("len(to_client) > 1 and to_client[1].done", "False")),
+    "overtakes a waiting request": edit(
+        Session, "take_up", ("self._waiting_produce is not None", "False"), ("self._client_paused", "False")
     ),
-    "lets a client near the state topic": (
-        Session,
-        "take_up",
-        "if relayed_versions[2] and self._concerns_state_topic(data[at:end]):",
-        "if False:",
+    "lets a client near the state topic": edit(
+        Session, "take_up", ("self._concerns_state_topic(data[at:end])", "False")
     ),
 }
 
@@ -691,24 +668,15 @@ _SESSION_DEFECTS = {
 @pytest.mark.no_cover  # of what is broken
 @pytest.mark.parametrize("defect", _GATE_DEFECTS)
 def test_defective_sequencer_fast_path_is_noticed(defect: str) -> None:
-    primary, name, old, new = _GATE_DEFECTS[defect]
-
-    def noticed(seed: int) -> bool:
-        patch = Patch()
-        patch.edit(primary, name, (old, new))
-        return _differ(patch, lambda: _run_gates(seed))
-
-    assert any(noticed(seed) for seed in range(_GATE_PROGRAMS)), defect
+    assert any(_differ(_GATE_DEFECTS[defect], lambda seed=seed: _run_gates(seed)) for seed in range(_GATE_PROGRAMS)), (
+        defect
+    )
 
 
 @pytest.mark.no_cover  # of what is broken
 @pytest.mark.parametrize("defect", _SESSION_DEFECTS)
 def test_defective_session_fast_path_is_noticed(defect: str) -> None:
-    primary, name, old, new = _SESSION_DEFECTS[defect]
-
-    def noticed(seed: int) -> bool:
-        patch = Patch()
-        patch.edit(primary, name, (old, new))
-        return _differ(patch, lambda: _run_both(_Programs().program(seed)))
-
-    assert any(noticed(seed) for seed in range(_PROGRAMS)), defect
+    assert any(
+        _differ(_SESSION_DEFECTS[defect], lambda seed=seed: _run_both(_Programs().program(seed)))
+        for seed in range(_PROGRAMS)
+    ), defect

@@ -186,7 +186,7 @@ def test_ordered_topic_without_count_check_has_a_barrier() -> None:
 @pytest.mark.parametrize("codec", [0, 1, 4], ids=["plain", "gzip", "zstd"])
 def test_misplaced_key_is_refused_during_grace_period(codec: int) -> None:
     talk = Barriers()
-    talk.services.settling.add("hashed")
+    talk.services.just_expanded.add("hashed")
     misplaced = batch(b"v", b"w", key=_key(5, of=6), compression=codec)
 
     talk.client(query(("hashed", 2, misplaced)))
@@ -202,7 +202,7 @@ def test_misplaced_key_is_refused_during_grace_period(codec: int) -> None:
 
 def test_correct_or_missing_keys_are_accepted_during_grace() -> None:
     talk = Barriers()
-    talk.services.settling.add("hashed")
+    talk.services.just_expanded.add("hashed")
 
     talk.client(query(("hashed", 2, batch(b"v", key=_key(2, of=6)))))
     talk.client(query(("hashed", 2, batch(b"v")), correlation=2))
@@ -222,7 +222,7 @@ def test_keys_are_not_checked_after_grace_period() -> None:
 
 def test_keys_are_decompressed_under_the_bound() -> None:
     talk = Barriers(decompressed_bytes_max=1000)
-    talk.services.settling.add("hashed")
+    talk.services.just_expanded.add("hashed")
 
     talk.client(query(("hashed", 2, batch(bytes(5000), key=b"k", compression=1))))
     talk.read_elsewhere()

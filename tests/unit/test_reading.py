@@ -90,7 +90,7 @@ def test_policy_changed_during_reading_gets_retriable_error() -> None:
 
 def test_many_keys_are_placed_elsewhere() -> None:
     talk = Barriers(read_here_bytes_max=1000)
-    talk.services.settling.add("hashed")
+    talk.services.just_expanded.add("hashed")
     talk.client(query(("hashed", 2, bytewise.batch([bytewise.record(i, key=b"k%d" % i) for i in range(200)]))))
     talk.read_elsewhere()
     assert talk.refusals() == ["misplaced_key"]

@@ -232,6 +232,9 @@ class KafkaCluster:
         self._processes[node_id].stop_all_threads()
         self._paused.add(node_id)
 
+    def paused(self, node_id: int) -> bool:
+        return node_id in self._paused
+
     def resume(self, node_id: int) -> None:
         self._processes[node_id].signal(signal.SIGCONT)
         self._paused.discard(node_id)
@@ -461,24 +464,24 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n")
 
 
-_port_lock = threading.Lock()
-_ports_given_out: set[int] = set()
+port_lock = threading.Lock()
+ports_given_out: set[int] = set()
 
 
 def _free_ports(count: int, used: set[int]) -> list[int]:
     """Free ports that no other cluster of this process has chosen."""
     found: list[int] = []
-    with _port_lock:
+    with port_lock:
         for port in random.sample(FREE_PORTS, len(FREE_PORTS)):
-            if port not in used and port not in _ports_given_out and _is_free(port):
+            if port not in used and port not in ports_given_out and is_free(port):
                 found.append(port)
                 if len(found) == count:
-                    _ports_given_out.update(found)
+                    ports_given_out.update(found)
                     return found
     raise PortTakenError(f"no free port between {FREE_PORTS.start} and {FREE_PORTS.stop}")
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
     with socket.socket() as probe_socket:
         # As Java's server sockets: ignore connections of an earlier run in TIME_WAIT.
         probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -490,12 +493,12 @@ def _is_free(port: int) -> bool:
 
 
 def _all_free(ports: Sequence[int]) -> bool:
-    return all(_is_free(port) for port in ports)
+    return all(is_free(port) for port in ports)
 
 
 def _require_free(ports: Sequence[int]) -> None:
     for port in ports:
-        if not _is_free(port):
+        if not is_free(port):
             raise PortTakenError(f"port {port} on {HOST} is in use (stop the other process, or choose another port)")
 
 

@@ -113,6 +113,7 @@ from fencepost_proxy.sequencer.state import (
     MAY_BE_FINAL,
     POLICY,
     Phase,
+    SequencerView,
     pipeline_key_of,
     sent_after,
 )
@@ -133,6 +134,18 @@ class PartitionSequencer(InDoubtResolver):
         if pending.is_there or (not pending.kind.fenced and pending.kind is not AppendMode.TRANSACTIONAL_CONDITIONAL):
             return True
         return self._is_confirmed(pending, now) or self._snapshot_is_fresh(now)
+
+    def view(self, now: float) -> SequencerView:
+        return SequencerView(
+            queued=tuple(self._queue),
+            overtakable=frozenset(pending for pending in self._queue if self._waits_for_queued(pending, now)),
+            admitted=self._admitted,
+            in_flight=tuple(self._in_flight),
+            in_doubt=tuple(self._in_doubt_appends),
+            being_read=tuple(self._being_read),
+            fence_confirmed=now < self._confirmed_until,
+            read_at=None if self._snapshot is None else self._snapshot.requested_at,
+        )
 
     # ---- entry point
 

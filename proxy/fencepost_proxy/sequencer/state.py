@@ -14,6 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum, auto
+from typing import NamedTuple
 
 from fencepost_policies.append import Check, Facts, Refusal
 from fencepost_policies.conditional_publish import ConditionalPublish
@@ -61,6 +62,20 @@ BatchName = tuple[tuple[int, int] | None, int]
 _PREDECESSOR_FAILED = "PREDECESSOR_FAILED"
 POLICY = ConditionalPublish()
 DEFAULT_NAMES = HeaderNames()
+
+
+class SequencerView(NamedTuple):
+    """What a sequencer has in progress. `overtakable`: queued appends that let other pipelines pass. `read_at`: when
+    the last successful read of the log end was requested."""
+
+    queued: tuple[PendingAppend, ...]
+    overtakable: frozenset[PendingAppend]
+    admitted: PendingAppend | None
+    in_flight: tuple[PendingAppend, ...]
+    in_doubt: tuple[PendingAppend, ...]
+    being_read: tuple[PendingAppend, ...]
+    fence_confirmed: bool
+    read_at: float | None
 
 
 class SequencerState:

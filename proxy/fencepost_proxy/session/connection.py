@@ -203,6 +203,22 @@ class Connection:
         return [pending_response.api_key for pending_response in self._to_client]
 
     @property
+    def buffered_bytes(self) -> int:
+        """Bytes received from the client that are kept: the beginning of a frame."""
+        return self._client.buffered_bytes
+
+    @property
+    def produce_requests(self) -> list[ProduceExchange]:
+        """Produce requests with checked appends that wait, or are sent and not completely answered."""
+        waiting = () if self._waiting_produce is None else (self._waiting_produce,)
+        return [*waiting, *self._produce_in_flight.values()]
+
+    @property
+    def entered_barriers(self) -> int:
+        """Requests that have entered append barriers and not left them."""
+        return len(self._entered)
+
+    @property
     def passing_up_bytes(self) -> int:
         """How many of the client's next bytes are streamed to the broker; see `ClientPassed`."""
         return self._client.unseen_bytes

@@ -92,6 +92,11 @@ class AtTransactions(Logins):
         self._ending: Ending | None = None
         self._commits: dict[PendingResponse, Transaction] = {}
 
+    @property
+    def commits(self) -> list[Transaction]:
+        """Those whose commit Kafka has not answered."""
+        return list(self._commits.values())
+
     # ---- permissions
 
     def _needs_use_proof(self, request: ProduceRequest) -> bool:

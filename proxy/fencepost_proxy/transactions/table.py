@@ -19,6 +19,7 @@ topic, too (`topics/abort_only.py`), and the others are in the log.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from uuid import UUID, uuid4
@@ -123,6 +124,9 @@ class Table:
         self._queued_seconds = queued_seconds
         self._transactions: OrderedDict[tuple[str, int, int], Transaction] = OrderedDict()
         self._named: dict[UUID, Transaction] = {}  # by names of its state-topic records
+
+    def __iter__(self) -> Iterator[Transaction]:
+        return iter(self._transactions.values())
 
     def __len__(self) -> int:
         return len(self._transactions)

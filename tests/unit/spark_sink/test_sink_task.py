@@ -250,7 +250,7 @@ def test_older_batch_is_found_where_placed_before_expansion(count_checked: froze
     log = Log()
     for batch in range(2):
         write(log, probed(log, count_checked=count_checked), keyed(batch), batch=batch)
-    log.world.grow(TOPIC, 2)
+    log.world.expand(TOPIC, 2)
     done = write(log, probed(log, count_checked=count_checked), keyed(0), batch=0, partition=1)
     assert (done.found, done.appended) == (1, 0)
     with pytest.raises(SinkError, match="checkpoint was restored"):
@@ -419,9 +419,9 @@ def test_compacted_rows_are_not_appended_after_newer_ones(gone: str, query: str)
     if gone == "a batch":
         del stored[0]
     elif gone == "a record":
-        stored[0] = replace(first, bodies=first.bodies[1:], gone=1)
+        stored[0] = replace(first, bodies=first.bodies[1:], compacted=1)
     else:
-        stored[0] = replace(first, bodies=first.bodies[:-1], commit_tag=None, gone=1)
+        stored[0] = replace(first, bodies=first.bodies[:-1], commit_tag=None, compacted=1)
     before = lying(log)
     with pytest.raises(SinkError, match=r"was compacted since .* began.*sink.id"):
         write(log, probed(log), rows, query=query)
@@ -434,7 +434,7 @@ def test_compacted_topic_with_all_rows_left_is_accepted() -> None:
     write(log, seen, keyed(1), task=0)
     log.world.topics[TOPIC][0].append((b"\1other",), None)
     write(log, seen, keyed(2), task=1)
-    log.world.topics[TOPIC][0].stored[1] = Stored(1, (), None, gone=1)
+    log.world.topics[TOPIC][0].stored[1] = Stored(1, (), None, compacted=1)
     done = write(log, probed(log), keyed(1, 2), replace(PLAN, unmatched="compare"))
     assert (done.found, done.appended) == (2, 0)
 
