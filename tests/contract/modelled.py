@@ -34,7 +34,7 @@ class _World(World):
             proxies=1 + any(each.via == OTHER for each in row.sends),
             log_append_time=row.settings.log_append_time,
             slow_requests=0.0,
-            slow_links=0.0,
+            slow_connections=0.0,
             lossy_reads=0.0,
             start_offsets=(0,),
             refuse_whole_requests=row.scope == "request",
@@ -139,7 +139,7 @@ class ModelledLevel(WireLevel):
             assert reason in _NOT_COUNTED or _REASONS.get(reason, reason) in counted, (reason, counted)
 
     def now_ms(self) -> int:
-        return self.world.sim.wall_ms
+        return self.world.sim.unix_ms
 
     def new_producer(self) -> tuple[int, int]:
         return self.world.cluster.init_producer_id()

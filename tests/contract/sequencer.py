@@ -14,7 +14,7 @@ from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult
 from tests.conformance.model import ModelKafka
 from tests.contract.rows import CONFIGS, Level, Part, Row, Send
-from tests.simulation.clock import WALL_MINUS_MONOTONIC
+from tests.simulation.clock import UNIX_MINUS_MONOTONIC
 from tests.support import raw
 
 _SHARED = 7000
@@ -157,7 +157,7 @@ class SequencerLevel(Level):
             open_transactions=frozenset(),
             log_append_time=self.row.settings.log_append_time,
             expiration_seconds=_DAY_SECONDS,
-            clock_offset_seconds=WALL_MINUS_MONOTONIC,
+            clock_offset_seconds=UNIX_MINUS_MONOTONIC,
             transactions_as_of=self.now,
         )
 
