@@ -8,9 +8,10 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -21,6 +22,7 @@ from fencepost_proxy.net.tls import NotTls, TlsBuffers, TlsSocket, of_broker, of
 from tests.support.certificates import Authority, Certificate
 
 WAIT_SECONDS = 60.0
+T = TypeVar("T")
 CLOSED_EARLY = (ssl.SSLError, ConnectionError)
 
 
@@ -114,6 +116,56 @@ def empty(buffers: TlsBuffers) -> bool:
     return not buffers.incoming.pending and not buffers.outgoing.pending
 
 
+def conversation(
+    authority: Authority,
+    server: Certificate,
+    *,
+    client: Callable[[ssl.SSLSocket], object],
+    serve: Callable[[TlsSocket], Awaitable[T]],
+    buffers: TlsBuffers | None = None,
+) -> T:
+    """`client` has Python's own socket, in a thread; `serve` has ours. Both are closed at the end."""
+    near, far = tcp_pair()
+
+    def talk() -> None:
+        with trusting(authority).wrap_socket(far, server_hostname="localhost", suppress_ragged_eofs=False) as secured:
+            client(secured)
+
+    async def serve_secured() -> T:
+        sock = TlsSocket(near, listen(server), buffers or TlsBuffers())
+        await secure(sock)
+        try:
+            return await serve(sock)
+        finally:
+            sock.close()
+
+    with peer(talk) as raised:
+        result = asyncio.run(serve_secured())
+    assert raised == []
+    return result
+
+
+class Records:
+    """A TLS client that sends its records when the test says so."""
+
+    def __init__(self, context: ssl.SSLContext, far: socket.socket) -> None:
+        self._far, self._incoming, self.outgoing = far, ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self._incoming, self.outgoing, server_hostname="localhost")
+
+    def shake_hands(self) -> None:
+        while True:
+            try:
+                self.tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self.send()
+                self._incoming.write(self._far.recv(100_000))
+        self.send()
+
+    def send(self) -> None:
+        self._far.sendall(self.outgoing.read())
+
+
 @pytest.mark.parametrize("min_version", ["1.2", "1.3"])
 @pytest.mark.parametrize("as_server", [True, False])
 def test_bytes_arrive_as_they_were_sent(
@@ -195,35 +247,25 @@ def test_unread_bytes_equal_what_the_peer_sent(
 ) -> None:
     # Given: a client that has sent three requests, and one half of a fourth record.
     near, far = tcp_pair()
-    theirs = trusting(authority)
-    theirs.maximum_version = version
-    buffers = TlsBuffers()
+    context = trusting(authority)
+    context.maximum_version = version
+    client = Records(context, far)
     sent, read_first = threading.Event(), threading.Event()
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = theirs.wrap_bio(incoming, outgoing, server_hostname="localhost")
 
     def talk() -> None:
-        while True:
-            try:
-                client.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                far.sendall(outgoing.read())
-                incoming.write(far.recv(100_000))
-        far.sendall(outgoing.read())
-        client.write(b"a" * 1_000)
-        far.sendall(outgoing.read())
+        client.shake_hands()
+        client.tls.write(b"a" * 1_000)
+        client.send()
         assert read_first.wait(WAIT_SECONDS)
         for size in (10, 500, 3_000):
-            client.write(b"b" * size)
-        whole = outgoing.read()
-        client.write(b"c" * 200)
-        half = outgoing.read()
-        far.sendall(whole + half[:50])
+            client.tls.write(b"b" * size)
+        whole = client.outgoing.read()
+        client.tls.write(b"c" * 200)
+        far.sendall(whole + client.outgoing.read()[:50])
         sent.set()
 
     async def count() -> None:
-        sock = TlsSocket(near, listen(server), buffers)
+        sock = TlsSocket(near, listen(server), TlsBuffers())
         await secure(sock)
         assert await receive(sock, 1_000) == b"a" * 1_000
         assert sock.unread_bytes() == 0
@@ -242,47 +284,29 @@ def test_unread_bytes_equal_what_the_peer_sent(
 
 
 def test_closed_peer_is_distinguished_from_silent_one(authority: Authority, server: Certificate) -> None:
-    near, far = tcp_pair()
-
-    def talk() -> None:
-        secured = trusting(authority).wrap_socket(far, server_hostname="localhost", suppress_ragged_eofs=False)
+    def client(secured: ssl.SSLSocket) -> None:
         secured.sendall(b"last words")
         with suppress(ssl.SSLError):
             secured.unwrap()
-        secured.close()
 
-    async def apply_records() -> bytes:
-        sock = TlsSocket(near, listen(server), TlsBuffers())
-        await secure(sock)
-        words = await receive(sock, 1_000)  # until it is told the end
-        sock.close()
-        return words
+    received = conversation(authority, server, client=client, serve=lambda sock: receive(sock, 1_000))
 
-    with peer(talk) as raised:
-        assert asyncio.run(apply_records()) == b"last words"
-    assert raised == []
+    assert received == b"last words"
 
 
 def test_close_arriving_with_last_bytes_is_noticed(authority: Authority, server: Certificate) -> None:
-    """Its peer waits for ours, and sends nothing more: no event of the socket would tell."""
+    """The peer waits for our close and sends nothing more, so that no later event of the socket reports its close."""
     near, far = tcp_pair()
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = trusting(authority).wrap_bio(incoming, outgoing, server_hostname="localhost")
+    client = Records(trusting(authority), far)
 
     def talk() -> None:
-        while True:
-            try:
-                client.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                far.sendall(outgoing.read())
-                incoming.write(far.recv(100_000))
-        client.write(b"last words")
+        client.shake_hands()
+        client.tls.write(b"last words")
         with suppress(ssl.SSLError):
-            client.unwrap()
-        far.sendall(outgoing.read())
+            client.tls.unwrap()
+        client.send()
 
-    async def apply_records() -> None:
+    async def serve() -> None:
         sock = TlsSocket(near, listen(server), TlsBuffers())
         await secure(sock)
         assert await receive(sock, 10) == b"last words"
@@ -295,58 +319,44 @@ def test_close_arriving_with_last_bytes_is_noticed(authority: Authority, server:
         sock.close()
 
     with peer(talk) as raised:
-        asyncio.run(apply_records())
+        asyncio.run(serve())
     far.close()
     assert raised == []
 
 
 def test_close_is_signalled_to_the_peer(authority: Authority, server: Certificate) -> None:
-    near, far = tcp_pair()
-    last_observed = []
+    received = []
 
-    def talk() -> None:
-        with trusting(authority).wrap_socket(far, server_hostname="localhost", suppress_ragged_eofs=False) as secured:
-            last_observed.append(secured.recv(100))
-            last_observed.append(secured.recv(100))  # raises where the end comes without being told
+    def client(secured: ssl.SSLSocket) -> None:
+        received.append(secured.recv(100))
+        received.append(secured.recv(100))  # raises if the connection ends without a close message
 
-    async def speak() -> None:
-        sock = TlsSocket(near, listen(server), TlsBuffers())
-        await secure(sock)
+    async def serve(sock: TlsSocket) -> None:
         sock.send(b"last words")
-        sock.close()
 
-    with peer(talk) as raised:
-        asyncio.run(speak())
-    assert raised == []
-    assert last_observed == [b"last words", b""]
+    conversation(authority, server, client=client, serve=serve)
+
+    assert received == [b"last words", b""]
 
 
 def test_half_closed_socket_still_receives(authority: Authority, server: Certificate) -> None:
-    """As a side does that hangs up: its peer gets the last answer and the end, and may be sending meanwhile."""
-    near, far = tcp_pair()
-    last_observed = []
+    """`hang_up` does this: its peer gets the last response and the close, and may still be sending."""
+    received = []
 
-    def talk() -> None:
-        with trusting(authority).wrap_socket(far, server_hostname="localhost", suppress_ragged_eofs=False) as secured:
-            secured.sendall(b"a question")
-            last_observed.append(secured.recv(100))
-            secured.sendall(b"another one")
-            last_observed.append(secured.recv(100))
+    def client(secured: ssl.SSLSocket) -> None:
+        secured.sendall(b"a question")
+        received.append(secured.recv(100))
+        secured.sendall(b"another one")
+        received.append(secured.recv(100))
 
-    async def answer() -> bytes:
-        sock = TlsSocket(near, listen(server), TlsBuffers())
-        await secure(sock)
+    async def serve(sock: TlsSocket) -> bytes:
         assert await receive(sock, 10) == b"a question"
         sock.send(b"the last answer")
         sock.shutdown(socket.SHUT_WR)
-        rest = await receive(sock, 100)
-        sock.close()
-        return rest
+        return await receive(sock, 100)
 
-    with peer(talk) as raised:
-        assert asyncio.run(answer()) == b"another one"
-    assert raised == []
-    assert last_observed == [b"the last answer", b""]
+    assert conversation(authority, server, client=client, serve=serve) == b"another one"
+    assert received == [b"the last answer", b""]
 
 
 # --- handshakes that come to nothing ----------------------------------------------------------------------------------
@@ -515,7 +525,7 @@ def test_broker_receives_server_name_only_for_host_names(
 
 
 def test_unfinished_handshake_blocks_no_other_connection(authority: Authority, server: Certificate) -> None:
-    # Given: somebody who sends a byte now and then.
+    # Given: a client that sends a byte now and then.
     slow_near, slow_far = tcp_pair()
     buffers, context = TlsBuffers(), listen(server)
     slow_far.sendall(b"\x16\x03\x01\x02\x00\x01")
@@ -545,46 +555,34 @@ def test_unfinished_handshake_blocks_no_other_connection(authority: Authority, s
 
 
 def test_altered_record_ends_the_connection(authority: Authority, server: Certificate) -> None:
-    near, far = tcp_pair()
     buffers = TlsBuffers()
 
-    def talk() -> None:
-        secured = trusting(authority).wrap_socket(far, server_hostname="localhost")
-        raw = socket.socket(fileno=secured.detach())
-        raw.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
-        raw.close()
+    def client(secured: ssl.SSLSocket) -> None:
+        with socket.socket(fileno=secured.detach()) as raw:
+            raw.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
 
-    async def apply_records() -> None:
-        sock = TlsSocket(near, listen(server), buffers)
-        await secure(sock)
+    async def serve(sock: TlsSocket) -> None:
         with pytest.raises(ssl.SSLError):
             await receive(sock, 1)
-        sock.close()
 
-    with peer(talk) as raised:
-        asyncio.run(apply_records())
-    assert raised == []
+    conversation(authority, server, client=client, serve=serve, buffers=buffers)
     assert empty(buffers)
 
 
 def test_peer_ignoring_openssl_responses_is_closed(authority: Authority, server: Certificate) -> None:
-    near, far = tcp_pair()
     buffers = TlsBuffers()
     done = threading.Event()
 
-    def talk() -> None:
-        with trusting(authority).wrap_socket(far, server_hostname="localhost") as secured, suppress(OSError):
+    def client(secured: ssl.SSLSocket) -> None:
+        with suppress(OSError):
             while not done.is_set():
                 secured.sendall(b"again")
                 time.sleep(0.001)
 
-    async def apply_records() -> None:
-        sock = TlsSocket(near, listen(server), buffers)
-        await secure(sock)
-
+    async def serve(sock: TlsSocket) -> None:
         async def answer() -> None:
             while True:
-                # As it answers, say, somebody who begins a handshake again and again.
+                # OpenSSL writes this much if, say, its peer begins one handshake after another.
                 buffers.outgoing.write(bytes(16_384))
                 await receive(sock, 5)
 
@@ -593,11 +591,8 @@ def test_peer_ignoring_openssl_responses_is_closed(authority: Authority, server:
                 await answer()
         assert len(sock._unflushed) < 512 * 1024
         done.set()
-        sock.close()
 
-    with peer(talk) as raised:
-        asyncio.run(apply_records())
-    assert raised == []
+    conversation(authority, server, client=client, serve=serve, buffers=buffers)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
