@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.schema import Message
+from tests.support.event_loop import in_event_loop
 from tests.support.fake_cluster import FakeCluster
 from tests.support.waiting import until
 
@@ -61,23 +62,20 @@ class Brokers(FakeCluster):
         return answer
 
 
-Story = Callable[[Brokers, ControlClient], Awaitable[None]]
-
-
-def with_brokers(story: Story, *, brokers: int = 3, replicas: int = 3, in_sync: int = 2) -> None:
-    async def run() -> None:
-        kafka = Brokers(max(brokers, replicas), replicas, in_sync)
-        await kafka.start()
-        client = ControlClient([Address.parse(kafka.bootstrap.split(",")[0])], LIMITS)
-        try:
-            await client.start(timeout_seconds=60)
-            await client.refresh_metadata([NAME])
-            await story(kafka, client)
-        finally:
-            await client.close()
-            kafka.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def brokers_and_client(
+    *, brokers: int = 3, replicas: int = 3, in_sync: int = 2
+) -> AsyncIterator[tuple[Brokers, ControlClient]]:
+    kafka = Brokers(max(brokers, replicas), replicas, in_sync)
+    await kafka.start()
+    client = ControlClient([Address.parse(kafka.bootstrap.split(",")[0])], LIMITS)
+    try:
+        await client.start(timeout_seconds=60)
+        await client.refresh_metadata([NAME])
+        yield kafka, client
+    finally:
+        await client.close()
+        kafka.close()
 
 
 async def confirmed(client: ControlClient, in_sync: int = 2, seconds: float = 60.0) -> bool:
@@ -94,12 +92,13 @@ def who_were_asked(kafka: Brokers) -> list[int]:
 @pytest.mark.parametrize(
     ("replicas", "in_sync", "others"), [(3, 2, 1), (5, 2, 3), (5, 3, 2), (3, 1, 2), (3, 3, 0), (2, 2, 0), (1, 1, 0)]
 )
-def test_only_as_many_replicas_as_needed_are_queried(
+@in_event_loop
+async def test_only_as_many_replicas_as_needed_are_queried(
     replicas: int, in_sync: int, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "_ONE_MORE_SECONDS", 60.0)
 
-    async def story(kafka: Brokers, client: ControlClient) -> None:
+    async with brokers_and_client(replicas=replicas, in_sync=in_sync) as (kafka, client):
         assert await confirmed(client, in_sync)
         kafka.queried.clear()
 
@@ -111,11 +110,10 @@ def test_only_as_many_replicas_as_needed_are_queried(
         assert 1 not in queried
         assert len(kafka.queried) == 1 + others
 
-    with_brokers(story, replicas=replicas, in_sync=in_sync)
 
-
-def test_silent_replica_is_not_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
+@in_event_loop
+async def test_silent_replica_is_not_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with brokers_and_client() as (kafka, client):
         assert await confirmed(client)
         (first,) = who_were_asked(kafka)[-1:]
         kafka.silent.add(first)
@@ -127,23 +125,21 @@ def test_silent_replica_is_not_queried_again(monkeypatch: pytest.MonkeyPatch) ->
         assert await confirmed(client)
         assert who_were_asked(kafka) == [5 - first]
 
-    with_brokers(story)
 
-
-def test_too_few_that_answer_confirm_nothing() -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
+@in_event_loop
+async def test_too_few_that_answer_confirm_nothing() -> None:
+    async with brokers_and_client() as (kafka, client):
         kafka.silent |= {2, 3}
         assert not await confirmed(client, seconds=0.6)
 
         kafka.silent.clear()
         assert await confirmed(client)
 
-    with_brokers(story)
-
 
 @pytest.mark.parametrize("knows", [2, 3])
-def test_later_leader_is_accepted_from_any_replica(knows: int) -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
+@in_event_loop
+async def test_later_leader_is_accepted_from_any_replica(knows: int) -> None:
+    async with brokers_and_client() as (kafka, client):
         # Given that both others are needed, and one of them knows of an election that the leader does not know of
         kafka.epochs[knows] = 7
         querying = asyncio.create_task(confirmed(client, in_sync=1, seconds=3600))
@@ -156,11 +152,10 @@ def test_later_leader_is_accepted_from_any_replica(knows: int) -> None:
         assert not querying.done()
         querying.cancel()
 
-    with_brokers(story)
 
-
-def test_added_replicas_count_once_one_replica_reports_them() -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
+@in_event_loop
+async def test_added_replicas_count_once_one_replica_reports_them() -> None:
+    async with brokers_and_client(brokers=5) as (kafka, client):
         # Given two more replicas that are being made, of whom the leader has not heard: a later one may need only those
         kafka.replicas = {node_id: [1, 2, 3, 4, 5] for node_id in (2, 3)}
         kafka.silent |= {4, 5}
@@ -170,8 +165,6 @@ def test_added_replicas_count_once_one_replica_reports_them() -> None:
         kafka.queried.clear()
         assert await confirmed(client)
         assert {4, 5} & set(who_were_asked(kafka))
-
-    with_brokers(story, brokers=5)
 
 
 # --- the lease
@@ -187,8 +180,9 @@ async def followed(client: ControlClient, lease_seconds: float) -> AsyncIterator
         await state.close()
 
 
-def test_view_is_fresh_only_after_other_replicas_confirm() -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
+@in_event_loop
+async def test_view_is_fresh_only_after_other_replicas_confirm() -> None:
+    async with brokers_and_client() as (kafka, client):
         # Given that the others cannot be asked, and that the leader answers as ever
         kafka.silent |= {2, 3}
         async with followed(client, 30.0) as state:
@@ -199,78 +193,70 @@ def test_view_is_fresh_only_after_other_replicas_confirm() -> None:
             kafka.silent.clear()
             await until(lambda: state.fresh)
 
-    with_brokers(story)
+
+@in_event_loop
+async def test_view_is_as_old_as_its_confirmation() -> None:
+    async with brokers_and_client() as (kafka, client), followed(client, 1.0) as state:
+        await until(lambda: state.fresh)
+        kafka.silent |= {2, 3}
+        silent_at = time.monotonic()
+        await until(lambda: not state.fresh)
+        assert state.fresh_until <= silent_at + 1.0
+        # The leader's own word goes on.
+        await until(lambda: state._read_as_of > silent_at)
+
+        kafka.silent.clear()
+        await until(lambda: state.fresh)
 
 
-def test_view_is_as_old_as_its_confirmation() -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
-        async with followed(client, 1.0) as state:
-            await until(lambda: state.fresh)
-            kafka.silent |= {2, 3}
-            silent_at = time.monotonic()
-            await until(lambda: not state.fresh)
-            assert state.fresh_until <= silent_at + 1.0
-            # The leader's own word goes on.
-            await until(lambda: state._read_as_of > silent_at)
+@in_event_loop
+async def test_one_that_is_away_makes_no_gap() -> None:
+    async with brokers_and_client() as (kafka, client), followed(client, 30.0) as state:
+        (confirms,) = who_were_asked(kafka)[-1:]
+        kafka.silent.add(confirms)
+        silent_at = time.monotonic()
+        ends = []
 
-            kafka.silent.clear()
-            await until(lambda: state.fresh)
+        def renewed() -> bool:
+            ends.append(state.fresh_until - time.monotonic())
+            return state.fresh_until > silent_at + 30.0
 
-    with_brokers(story)
-
-
-def test_one_that_is_away_makes_no_gap() -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
-        async with followed(client, 30.0) as state:
-            (confirms,) = who_were_asked(kafka)[-1:]
-            kafka.silent.add(confirms)
-            silent_at = time.monotonic()
-            ends = []
-
-            def renewed() -> bool:
-                ends.append(state.fresh_until - time.monotonic())
-                return state.fresh_until > silent_at + 30.0
-
-            await until(renewed)
-            assert min(ends) > 0
-
-    with_brokers(story)
+        await until(renewed)
+        assert min(ends) > 0
 
 
 @pytest.mark.parametrize(("replicas", "in_sync"), [(1, 1), (1, 2), (3, 1)])
-def test_single_possible_leader_needs_no_confirmation(replicas: int, in_sync: int) -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
-        async with followed(client, 0.6) as state:
-            kafka.queried.clear()
-            assert state.fresh_until > float("-inf")
-            renewed = state.fresh_until
-            await until(lambda: state.fresh_until > renewed + 0.6)
-            assert LIST_OFFSETS not in {key for _, key in kafka.queried}
-            assert not who_were_asked(kafka)
-
-    with_brokers(story, replicas=replicas, in_sync=in_sync)
-
-
-def test_read_to_end_renews_the_lease() -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
-        async with followed(client, 3000.0) as state:  # the next question of its own would come in minutes
-            renewed = state.fresh_until
-            await state.read_to_end(timeout_seconds=60)
-            await until(lambda: state.fresh_until > renewed)
-
-    with_brokers(story)
+@in_event_loop
+async def test_single_possible_leader_needs_no_confirmation(replicas: int, in_sync: int) -> None:
+    async with (
+        brokers_and_client(replicas=replicas, in_sync=in_sync) as (kafka, client),
+        followed(client, 0.6) as state,
+    ):
+        kafka.queried.clear()
+        assert state.fresh_until > float("-inf")
+        renewed = state.fresh_until
+        await until(lambda: state.fresh_until > renewed + 0.6)
+        assert LIST_OFFSETS not in {key for _, key in kafka.queried}
+        assert not who_were_asked(kafka)
 
 
-def test_unread_end_does_not_renew_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
-        # Given a new leader whose high watermark was behind for a while: it told of an end that is there by now only
-        async with followed(client, 1.0) as state:
-            await until(lambda: state.fresh)
+@in_event_loop
+async def test_read_to_end_renews_the_lease() -> None:
+    # the next question of its own would come in minutes
+    async with brokers_and_client() as (_, client), followed(client, 3000.0) as state:
+        renewed = state.fresh_until
+        await state.read_to_end(timeout_seconds=60)
+        await until(lambda: state.fresh_until > renewed)
 
-            async def far_ahead(*args: object, **how: object) -> int:
-                return 10
 
-            monkeypatch.setattr(client, "confirmed_high_watermark", far_ahead)
-            await until(lambda: not state.fresh)
+@in_event_loop
+async def test_unread_end_does_not_renew_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a new leader whose high watermark was behind for a while: it told of an end that is there by now only
+    async with brokers_and_client() as (_, client), followed(client, 1.0) as state:
+        await until(lambda: state.fresh)
 
-    with_brokers(story)
+        async def far_ahead(*args: object, **how: object) -> int:
+            return 10
+
+        monkeypatch.setattr(client, "confirmed_high_watermark", far_ahead)
+        await until(lambda: not state.fresh)
