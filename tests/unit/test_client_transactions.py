@@ -224,9 +224,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("seed", range(400))
-def test_transaction_is_atomic_or_unknown_under_faults(
-    seed: int,
-) -> None:
+def test_transaction_is_atomic_or_unknown_under_faults(seed: int) -> None:
     rng = random.Random(seed)
     cluster = Cluster(rng)
     trouble = rng.choice([0.0, 0.2, 0.5])
@@ -395,12 +393,8 @@ def test_log_shows_how_a_transaction_ended(observation: Observation | None, ende
     ("error", "code", "retriable", "raised"),
     [
         (OffsetMismatch("t", 0, 7, 9), None, False, OffsetMismatch),
-        (
-            OffsetViolation("t", 0, 7, 9),
-            None,
-            False,
-            OffsetMismatch,
-        ),  # nobody will see it, so there is nothing to repair
+        # It is never committed, so there is nothing to repair.
+        (OffsetViolation("t", 0, 7, 9), None, False, OffsetMismatch),
         (RuntimeError(), 47, False, WriterFenced),
         (RuntimeError(), 90, False, WriterFenced),
         (RuntimeError(), 44, False, TransactionConflict),

@@ -21,13 +21,10 @@ import kafka.record.default_records
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from kafka.protocol.producer import ProduceRequest as KafkaPythonRequest
-from kafka.protocol.producer import ProduceResponse as KafkaPythonResponse
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import readers, writers
 
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
-from fencepost_proxy.types import NO_TOPIC_ID
 from fencepost_proxy.wire import primitives as p
 from fencepost_proxy.wire import produce
 from fencepost_proxy.wire.api_versions import restrict_api_versions
@@ -47,7 +44,6 @@ from fencepost_proxy.wire.control import (
 )
 from fencepost_proxy.wire.produce import (
     PartitionData,
-    ProducePeek,
     ProduceRequest,
     TopicData,
     encode_produce_request,
@@ -176,52 +172,6 @@ def _frame(request: ProduceRequest) -> memoryview:
 
 
 @some
-@given(plain_requests())
-def test_kafka_python_writes_the_same_produce_request(request: ProduceRequest) -> None:
-    topic_class = KafkaPythonRequest.TopicProduceData
-    theirs = KafkaPythonRequest(
-        version=request.api_version,
-        transactional_id=request.transactional_id,
-        acks=request.acks,
-        timeout_ms=request.timeout_ms,
-        topic_data=[
-            topic_class(
-                **({"topic_id": topic.topic_id} if request.api_version >= 13 else {"name": topic.name}),
-                partition_data=[
-                    topic_class.PartitionProduceData(
-                        index=data.partition, records=None if data.records is None else bytes(data.records)
-                    )
-                    for data in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ],
-    )
-    theirs.with_header(correlation_id=request.correlation_id, client_id=request.client_id)
-    frame = memoryview(bytes(theirs.encode(version=request.api_version, header=True, framed=True)))[4:]
-    assert frame == _frame(request)
-    assert parse_produce_request(frame) == request
-
-
-@some
-@given(plain_requests())
-def test_truncated_produce_is_peeked_parsed_or_refused(request: ProduceRequest) -> None:
-    frame = _frame(request)
-    first = request.topics[0].name if request.topics else ""
-    whole = ProducePeek(request.acks, request.transactional_id, len(request.topics), first)
-    known = False
-    for length in range(len(frame) + 1):
-        peek = peek_produce(frame[:length], len(frame))
-        assert peek in (None, whole)
-        assert peek is not None or not known, "it changed its mind"
-        known = peek is not None
-        if length < len(frame):
-            with pytest.raises(ClientProtocolError):
-                parse_produce_request(frame[:length])
-    assert known
-
-
-@some
 @given(plain_requests(), st.integers(0, 10))
 def test_fast_peek_equals_peek_field_by_field(request: ProduceRequest, more: int) -> None:
     frame = _frame(request)
@@ -257,26 +207,6 @@ def test_produce_written_by_kio_is_reencoded_unchanged(version: int, seed: int) 
     for length in range(0, len(body), 7):
         with pytest.raises(UpstreamProtocolError):
             parse_produce_response(memoryview(body)[:length], version)
-
-
-@some
-@given(st.sampled_from(VERSIONS), seeds)
-def test_kafka_python_decodes_produce_responses_alike(version: int, seed: int) -> None:
-    body = struct.pack(">i", 5) + (b"\0" if version >= 9 else b"")
-    body += by_kio(load_response_schema(PRODUCE, version), random.Random(seed))
-    ours = parse_produce_response(memoryview(body), version)
-    theirs = KafkaPythonResponse.decode(struct.pack(">i", len(body)) + body, version=version, header=True, framed=True)
-    reported = [
-        (topic.topic_id or NO_TOPIC_ID if version >= 13 else topic.name, each.index, each.error_code, each.base_offset)
-        for topic in theirs.responses
-        for each in topic.partition_responses
-    ]
-    assert reported == [
-        (topic.topic_id if version >= 13 else topic.name, each.partition, each.error_code, each.base_offset)
-        for topic in ours.topics
-        for each in topic.partitions
-    ]
-    assert theirs.throttle_time_ms == ours.throttle_time_ms
 
 
 @some
