@@ -95,6 +95,12 @@ def a_log(brokers: FakeCluster, patience_seconds: float = ANSWER_SECONDS, **opti
         yield log
 
 
+@pytest.fixture
+def log(brokers: Brokers) -> Iterator[Log]:
+    with a_log(brokers) as running:
+        yield running
+
+
 def chunk(value: str = "a") -> bytes:
     body = b"\x01" + bytes([2 * len(value)]) + value.encode() + b"\x00"
     # To brokers that know of no expectations: -1 is none, and they take nothing but 0.
@@ -103,51 +109,47 @@ def chunk(value: str = "a") -> bytes:
     return built
 
 
-def test_an_append_follows_the_leader(brokers: Brokers) -> None:
-    with a_log(brokers) as log:
-        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).base_offset == 0
-        # When it moves, the old leader says so: the caller hears of it, and of the next try the new one.
-        brokers.lead("t", 2)
-        refused = log.append("t", 0, chunk()).result(ANSWER_SECONDS)
-        appended = log.append("t", 0, chunk()).result(ANSWER_SECONDS)
+def test_an_append_follows_the_leader(brokers: Brokers, log: Log) -> None:
+    assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).base_offset == 0
+    # When it moves, the old leader says so: the caller hears of it, and of the next try the new one.
+    brokers.lead("t", 2)
+    refused = log.append("t", 0, chunk()).result(ANSWER_SECONDS)
+    appended = log.append("t", 0, chunk()).result(ANSWER_SECONDS)
 
     assert (refused.code, appended.code, appended.base_offset) == (NOT_LEADER, 0, 1)
     assert (brokers.queried[1, PRODUCE], brokers.queried[2, PRODUCE]) == (2, 1)
 
 
-def test_queries_follow_the_leader_automatically(brokers: Brokers) -> None:
-    with a_log(brokers) as log:
-        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
-        brokers.lead("t", 2)
-        assert log.offsets("t", [0]) == {0: (0, 1)}
-        brokers.lead("t", 1)
-        assert [each.commit_tag for each in log.read("t", 0, 0, 1)] == [b"m"]
-        brokers.lead("t", 2)
-        last_batch = log.last_batch("t", 0, 1)
+def test_queries_follow_the_leader_automatically(brokers: Brokers, log: Log) -> None:
+    assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
+    brokers.lead("t", 2)
+    assert log.offsets("t", [0]) == {0: (0, 1)}
+    brokers.lead("t", 1)
+    assert [each.commit_tag for each in log.read("t", 0, 0, 1)] == [b"m"]
+    brokers.lead("t", 2)
+    last_batch = log.last_batch("t", 0, 1)
 
     assert last_batch is not None
     assert last_batch.commit_tag == b"m"
 
 
-def test_each_partition_is_queried_at_its_leader(brokers: Brokers) -> None:
-    with a_log(brokers) as log:
-        assert log.append("u", 1, chunk()).result(ANSWER_SECONDS).code == 0
+def test_each_partition_is_queried_at_its_leader(brokers: Brokers, log: Log) -> None:
+    assert log.append("u", 1, chunk()).result(ANSWER_SECONDS).code == 0
 
-        assert log.offsets("u", [0, 1]) == {0: (0, 0), 1: (0, 1)}
+    assert log.offsets("u", [0, 1]) == {0: (0, 0), 1: (0, 1)}
 
     assert (brokers.queried[1, LIST_OFFSETS], brokers.queried[2, LIST_OFFSETS]) == (2, 2)
 
 
-def test_query_waits_until_partition_has_leader(brokers: Brokers) -> None:
-    with a_log(brokers) as log:
-        assert log.partition_count("t") == 1
-        brokers.lead("t", -1)
-        queried = log._submit(lambda wire: wire.offsets("t", [0]))
-        until(lambda: sum(brokers.queried[node, METADATA] for node in (1, 2)) > 5, "some tries")
-        assert not queried.done()
-        brokers.lead("t", 2)
+def test_query_waits_until_partition_has_leader(brokers: Brokers, log: Log) -> None:
+    assert log.partition_count("t") == 1
+    brokers.lead("t", -1)
+    queried = log._submit(lambda wire: wire.offsets("t", [0]))
+    until(lambda: sum(brokers.queried[node, METADATA] for node in (1, 2)) > 5, "some tries")
+    assert not queried.done()
+    brokers.lead("t", 2)
 
-        assert queried.result(ANSWER_SECONDS) == {0: (0, 0)}
+    assert queried.result(ANSWER_SECONDS) == {0: (0, 0)}
 
 
 @pytest.fixture
@@ -182,19 +184,18 @@ def test_leaderless_queries_back_off_and_time_out(brokers: Brokers, code: int) -
     assert brokers.told_of == {"t"}
 
 
-def test_append_is_sent_once_whatever_the_outcome(brokers: Brokers) -> None:
-    with a_log(brokers) as log:
-        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
-        log._submit(_hurried).result(ANSWER_SECONDS)
-        brokers.silent = {PRODUCE}
-        with pytest.raises(Unknown, match="t-0: no response from broker 1"):
-            log.append("t", 0, chunk()).result(ANSWER_SECONDS)
-        brokers.silent, brokers.dropping = set(), {PRODUCE}
-        with pytest.raises(Unknown, match="t-0: no response from broker 1"):
-            log.append("t", 0, chunk()).result(ANSWER_SECONDS)
-        brokers.dropping = set()
+def test_append_is_sent_once_whatever_the_outcome(brokers: Brokers, log: Log) -> None:
+    assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
+    log._submit(_hurried).result(ANSWER_SECONDS)
+    brokers.silent = {PRODUCE}
+    with pytest.raises(Unknown, match="t-0: no response from broker 1"):
+        log.append("t", 0, chunk()).result(ANSWER_SECONDS)
+    brokers.silent, brokers.dropping = set(), {PRODUCE}
+    with pytest.raises(Unknown, match="t-0: no response from broker 1"):
+        log.append("t", 0, chunk()).result(ANSWER_SECONDS)
+    brokers.dropping = set()
 
-        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).base_offset == 1
+    assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).base_offset == 1
 
     assert brokers.queried[1, PRODUCE] == 4
 
@@ -206,42 +207,39 @@ async def _hurried(wire: Any) -> None:
             connection._request_timeout = 0.2
 
 
-def test_query_is_retried_after_its_connection_breaks(brokers: Brokers) -> None:
-    with a_log(brokers) as log:
-        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
-        for api, query in {
-            LIST_OFFSETS: lambda: log.offsets("t", [0]),
-            FETCH: lambda: list(log.read("t", 0, 0, 1)),
-            METADATA: lambda: log.partition_count("t"),
-        }.items():
-            brokers.dropping = {api}
-            before = sum(brokers.queried[node, api] for node in (1, 2))
-            queried: list[object] = []
-            querying = threading.Thread(target=lambda query=query, queried=queried: queried.append(query()))  # type: ignore[misc]
-            querying.start()
-            until(lambda api=api, before=before: sum(brokers.queried[n, api] for n in (1, 2)) > before + 1, "two tries")  # type: ignore[misc]
-            brokers.dropping = set()
-            querying.join(ANSWER_SECONDS)
-            assert len(queried) == 1
+def test_query_is_retried_after_its_connection_breaks(brokers: Brokers, log: Log) -> None:
+    assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
+    for api, query in {
+        LIST_OFFSETS: lambda: log.offsets("t", [0]),
+        FETCH: lambda: list(log.read("t", 0, 0, 1)),
+        METADATA: lambda: log.partition_count("t"),
+    }.items():
+        brokers.dropping = {api}
+        before = sum(brokers.queried[node, api] for node in (1, 2))
+        queried: list[object] = []
+        querying = threading.Thread(target=lambda query=query, queried=queried: queried.append(query()))  # type: ignore[misc]
+        querying.start()
+        until(lambda api=api, before=before: sum(brokers.queried[n, api] for n in (1, 2)) > before + 1, "two tries")  # type: ignore[misc]
+        brokers.dropping = set()
+        querying.join(ANSWER_SECONDS)
+        assert len(queried) == 1
 
 
-def test_authorization_error_is_not_retried(brokers: Brokers) -> None:
+def test_authorization_error_is_not_retried(brokers: Brokers, log: Log) -> None:
     brokers.refusing = lambda: TOPIC_DENIED
-    with a_log(brokers) as log:
-        for query in (lambda: log.offsets("t", [0]), lambda: list(log.read("t", 0, 0, 1))):
-            with pytest.raises(LogRefused, match=r"topic t: TopicAuthorizationFailedError: .*allow READ, WRITE"):
-                query()
-        # What an append came to is its caller's to judge.
-        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == TOPIC_DENIED
+    for query in (lambda: log.offsets("t", [0]), lambda: list(log.read("t", 0, 0, 1))):
+        with pytest.raises(LogRefused, match=r"topic t: TopicAuthorizationFailedError: .*allow READ, WRITE"):
+            query()
+    # What an append came to is its caller's to judge.
+    assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == TOPIC_DENIED
 
 
-def test_moved_brokers_are_found_through_bootstrap_servers(brokers: Brokers) -> None:
-    with a_log(brokers) as log:
-        assert log.partition_count("t") == 1
-        # Where metadata say now that the brokers are, nobody listens; those given know better.
-        log._submit(_lost).result(ANSWER_SECONDS)
+def test_moved_brokers_are_found_through_bootstrap_servers(brokers: Brokers, log: Log) -> None:
+    assert log.partition_count("t") == 1
+    # Where metadata say now that the brokers are, nobody listens; those given know better.
+    log._submit(_lost).result(ANSWER_SECONDS)
 
-        assert log.offsets("t", [0]) == {0: (0, 0)}
+    assert log.offsets("t", [0]) == {0: (0, 0)}
 
 
 async def _lost(wire: Any) -> None:
@@ -251,19 +249,16 @@ async def _lost(wire: Any) -> None:
     cluster._brokers = {node: broker._replace(port=1) for node, broker in cluster._brokers.items()}
 
 
-def test_threads_share_a_log(brokers: Brokers) -> None:
+def test_threads_share_a_log(brokers: Brokers, log: Log) -> None:
     found: list[int] = []
-    with a_log(brokers) as log:
-        threads = [
-            threading.Thread(
-                target=lambda: found.append(log.append("u", 0, chunk()).result(ANSWER_SECONDS).base_offset)
-            )
-            for _ in range(20)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    threads = [
+        threading.Thread(target=lambda: found.append(log.append("u", 0, chunk()).result(ANSWER_SECONDS).base_offset))
+        for _ in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
     assert sorted(found) == list(range(20))
 
