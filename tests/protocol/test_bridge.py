@@ -1,4 +1,4 @@
-"""What comes over a bridge comes out at its other end, at that end's pace, until one of them ends."""
+"""A bridge relays bytes in both directions at the reader's pace, until one end closes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our own connections to brokers, against a scripted broker: what a failure means to the one who asked."""
+"""The proxy's own connections to a scripted broker: what a failure means to the caller."""
 
 from __future__ import annotations
 
@@ -172,11 +172,11 @@ async def test_connection_errors_are_reported_by_reason() -> None:
     assert await troubles(hang_up) == ["lost"]
     assert await troubles(nonsense) == ["protocol"]
     reported: list[str] = []
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # not listening: refused at once
+    with socket.socket() as refusing:
+        refusing.bind(("127.0.0.1", 0))  # not listening: refused at once
         access = Access(on_error=reported.append)
         with pytest.raises(UpstreamUnavailable):
-            await BrokerConnection.open(Address(*nobody.getsockname()), limits=LIMITS, client_id="", access=access)
+            await BrokerConnection.open(Address(*refusing.getsockname()), limits=LIMITS, client_id="", access=access)
     assert reported == ["unreachable"]
 
 
@@ -258,7 +258,7 @@ async def test_concurrent_pipelines_do_not_deadlock_at_the_limit() -> None:
     async with connected(slowly_at_first) as connection:
         singles = [asyncio.create_task(query(connection)) for _ in range(4)]
         await asyncio.sleep(0.01)
-        # If each took what came free, both would end up with two places of the three that they need.
+        # If each took what came free, both would get two of the three places that they need.
         pipelines = (connection.pipeline([ASK] * 3, deadline=deadline_in(PATIENCE_SECONDS)) for _ in range(2))
         assert [len(answers) for answers in await asyncio.gather(*pipelines)] == [3, 3]
         await asyncio.gather(*singles)
@@ -346,10 +346,10 @@ def test_refused_connection_is_retried_with_longer_pauses(monkeypatch: pytest.Mo
     monkeypatch.setattr(asyncio, "sleep", recorded)
 
     async def story() -> None:
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))  # not listening: refused at once
+        with socket.socket() as refusing:
+            refusing.bind(("127.0.0.1", 0))  # not listening: refused at once
             limits = replace(LIMITS, reconnect_backoff_min_seconds=0.02, reconnect_backoff_max_seconds=0.1)
-            proxied = PooledConnection(Address(*nobody.getsockname()), limits=limits, client_id="test")
+            proxied = PooledConnection(Address(*refusing.getsockname()), limits=limits, client_id="test")
             for _ in range(6):
                 with pytest.raises(UpstreamUnavailable, match="cannot connect"):
                     await proxied.connected(deadline_in(PATIENCE_SECONDS))
@@ -383,9 +383,9 @@ def test_request_on_a_closed_transport_is_not_sent(turns: int) -> None:
 
 @in_event_loop
 async def test_repeated_waits_for_a_failing_attempt_all_end() -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # not listening: refused at once
-        proxied = PooledConnection(Address(*nobody.getsockname()), limits=replace(LIMITS), client_id="test")
+    with socket.socket() as refusing:
+        refusing.bind(("127.0.0.1", 0))  # not listening: refused at once
+        proxied = PooledConnection(Address(*refusing.getsockname()), limits=replace(LIMITS), client_id="test")
 
         async def patient() -> None:
             for _ in range(3):

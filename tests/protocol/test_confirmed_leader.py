@@ -1,4 +1,4 @@
-"""Whether the leader of the state topic leads still, asked of others: played brokers that know different things."""
+"""Whether the leader of the state topic still leads, by fake brokers with different metadata."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.support.waiting import until
 NAME = "__state"
 STATE = TopicPartition(NAME, 0)
 LIST_OFFSETS = 2
-#: What is not confirmed is given up after the connection timeout. Nobody else asks for metadata meanwhile.
+#: A confirmation times out after the connection timeout. Nothing else requests metadata meanwhile.
 LIMITS = Limits(connect_timeout_seconds=2.0, metadata_refresh_seconds=3600.0)
 
 
 class Brokers(FakeCluster):
-    """Broker 1 leads the state topic. `epochs` – what a broker takes for its leader epoch, `replicas` – and for those
-    that hold it, if not what is so. `silent` – those that do not answer. `asked` – (broker, API key), in their order.
+    """Broker 1 leads the state topic. `epochs`, `replicas` – the leader epoch and the replicas in the metadata of a
+    broker, if they are wrong. `silent` – brokers that do not respond. `queried` – (broker, API key), in order.
     """
 
     def __init__(self, brokers: int, replicas: int, in_sync: int) -> None:
@@ -50,7 +50,7 @@ class Brokers(FakeCluster):
         if node_id in self.silent:
             return None
         self._answering = node_id
-        self.changed()  # each has an answer of its own
+        self.changed()  # each has another response
         return super().answer(node_id, frame)
 
     def _metadata(self, version: int, request: Message) -> Message:
@@ -85,7 +85,7 @@ async def confirmed(client: ControlClient, in_sync: int = 2, seconds: float = 60
         return False
 
 
-def who_were_asked(kafka: Brokers) -> list[int]:
+def queried_nodes(kafka: Brokers) -> list[int]:
     return [node_id for node_id, key in kafka.queried if key == METADATA]
 
 
@@ -105,7 +105,7 @@ async def test_only_as_many_replicas_as_needed_are_queried(
         assert await confirmed(client, in_sync)
 
         assert (1, LIST_OFFSETS) in kafka.queried
-        queried = who_were_asked(kafka)
+        queried = queried_nodes(kafka)
         assert len(queried) == len(set(queried)) == others
         assert 1 not in queried
         assert len(kafka.queried) == 1 + others
@@ -115,7 +115,7 @@ async def test_only_as_many_replicas_as_needed_are_queried(
 async def test_silent_replica_is_not_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with brokers_and_client() as (kafka, client):
         assert await confirmed(client)
-        (first,) = who_were_asked(kafka)[-1:]
+        (first,) = queried_nodes(kafka)[-1:]
         kafka.silent.add(first)
 
         assert await confirmed(client)
@@ -123,7 +123,7 @@ async def test_silent_replica_is_not_queried_again(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(control, "_ONE_MORE_SECONDS", 60.0)
         kafka.queried.clear()
         assert await confirmed(client)
-        assert who_were_asked(kafka) == [5 - first]
+        assert queried_nodes(kafka) == [5 - first]
 
 
 @in_event_loop
@@ -140,7 +140,7 @@ async def test_too_few_that_answer_confirm_nothing() -> None:
 @in_event_loop
 async def test_later_leader_is_accepted_from_any_replica(knows: int) -> None:
     async with brokers_and_client() as (kafka, client):
-        # Given that both others are needed, and one of them knows of an election that the leader does not know of
+        # Given that both others are needed, and one of them knows an election that the leader does not know
         kafka.epochs[knows] = 7
         querying = asyncio.create_task(confirmed(client, in_sync=1, seconds=3600))
 
@@ -156,7 +156,7 @@ async def test_later_leader_is_accepted_from_any_replica(knows: int) -> None:
 @in_event_loop
 async def test_added_replicas_count_once_one_replica_reports_them() -> None:
     async with brokers_and_client(brokers=5) as (kafka, client):
-        # Given two more replicas that are being made, of whom the leader has not heard: a later one may need only those
+        # Given two new replicas unknown to the leader: a later leader may need only those
         kafka.replicas = {node_id: [1, 2, 3, 4, 5] for node_id in (2, 3)}
         kafka.silent |= {4, 5}
         assert not await confirmed(client, seconds=0.6)
@@ -164,7 +164,7 @@ async def test_added_replicas_count_once_one_replica_reports_them() -> None:
         kafka.silent.clear()
         kafka.queried.clear()
         assert await confirmed(client)
-        assert {4, 5} & set(who_were_asked(kafka))
+        assert {4, 5} & set(queried_nodes(kafka))
 
 
 # --- the lease
@@ -183,7 +183,7 @@ async def followed(client: ControlClient, lease_seconds: float) -> AsyncIterator
 @in_event_loop
 async def test_view_is_fresh_only_after_other_replicas_confirm() -> None:
     async with brokers_and_client() as (kafka, client):
-        # Given that the others cannot be asked, and that the leader answers as ever
+        # Given other replicas that do not respond, and a leader that does
         kafka.silent |= {2, 3}
         async with followed(client, 30.0) as state:
             read = state._read_as_of
@@ -202,7 +202,7 @@ async def test_view_is_as_old_as_its_confirmation() -> None:
         silent_at = time.monotonic()
         await until(lambda: not state.fresh)
         assert state.fresh_until <= silent_at + 1.0
-        # The leader's own word goes on.
+        # The leader still responds.
         await until(lambda: state._read_as_of > silent_at)
 
         kafka.silent.clear()
@@ -212,7 +212,7 @@ async def test_view_is_as_old_as_its_confirmation() -> None:
 @in_event_loop
 async def test_one_that_is_away_makes_no_gap() -> None:
     async with brokers_and_client() as (kafka, client), followed(client, 30.0) as state:
-        (confirms,) = who_were_asked(kafka)[-1:]
+        (confirms,) = queried_nodes(kafka)[-1:]
         kafka.silent.add(confirms)
         silent_at = time.monotonic()
         ends = []
@@ -237,12 +237,12 @@ async def test_single_possible_leader_needs_no_confirmation(replicas: int, in_sy
         renewed = state.fresh_until
         await until(lambda: state.fresh_until > renewed + 0.6)
         assert LIST_OFFSETS not in {key for _, key in kafka.queried}
-        assert not who_were_asked(kafka)
+        assert not queried_nodes(kafka)
 
 
 @in_event_loop
 async def test_read_to_end_renews_the_lease() -> None:
-    # the next question of its own would come in minutes
+    # its next query would come in minutes
     async with brokers_and_client() as (_, client), followed(client, 3000.0) as state:
         renewed = state.fresh_until
         await state.read_to_end(timeout_seconds=60)
@@ -251,7 +251,7 @@ async def test_read_to_end_renews_the_lease() -> None:
 
 @in_event_loop
 async def test_unread_end_does_not_renew_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a new leader whose high watermark was behind for a while: it told of an end that is there by now only
+    # Given a new leader whose high watermark lagged: the end that it reported is not read yet
     async with brokers_and_client() as (_, client), followed(client, 1.0) as state:
         await until(lambda: state.fresh)
 

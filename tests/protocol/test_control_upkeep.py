@@ -1,4 +1,4 @@
-"""What the control client does again and again, against the fake cluster: no more than there is news."""
+"""The repeated work of the control client, against the fake cluster."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     keys: list[int] = []
     decode = wire.decode_response
 
-    def decode_and_note(api_key: int, version: int, body: memoryview) -> Any:
+    def decode_and_record(api_key: int, version: int, body: memoryview) -> Any:
         keys.append(api_key)
         return decode(api_key, version, body)
 
-    monkeypatch.setattr(wire, "decode_response", decode_and_note)
+    monkeypatch.setattr(wire, "decode_response", decode_and_record)
     return keys
 
 
 @in_event_loop
 async def test_unchanged_metadata_is_not_decoded(decoded: list[int]) -> None:
     async with fake_kafka() as (_, client):
-        # Given two questions that are asked by turns, as housekeeping does
+        # Given two alternating queries, as housekeeping has them
         known = await client.refresh_metadata(["orders", "payments"])
         await client.refresh_metadata(["orders"])
         decoded.clear()
@@ -85,7 +85,7 @@ async def test_changed_metadata_between_equal_responses_is_applied() -> None:
 @in_event_loop
 async def test_repeated_response_is_applied_after_other_changes() -> None:
     async with fake_kafka() as (kafka, client):
-        # Given that all topics were asked for, and one of them was gone at another question
+        # Given that one topic was deleted between two queries
         await client.refresh_metadata(None)
         orders = kafka.topics.pop("orders")
         kafka.changed()
@@ -118,7 +118,7 @@ async def test_newest_version_is_known_after_all_brokers_report() -> None:
         kafka.changed()
         await kafka.start()
         await client.refresh_metadata([])
-        assert client.version_max(PRODUCE) == 0, "the new broker has not told yet"
+        assert client.version_max(PRODUCE) == 0, "the new broker has not reported yet"
 
         await client._greet_brokers()
         assert client.version_max(PRODUCE) == 13
@@ -152,12 +152,14 @@ async def test_start_does_not_wait_at_state_topic_end(monkeypatch: pytest.Monkey
     waits: list[int] = []
     encode = wire.encode_request_frame
 
-    def encode_and_note(api_key: int, version: int, correlation_id: int, client_id: str | None, message: Any) -> bytes:
+    def encode_and_record(
+        api_key: int, version: int, correlation_id: int, client_id: str | None, message: Any
+    ) -> bytes:
         if api_key == FETCH:
             waits.append(message.max_wait_ms)
         return encode(api_key, version, correlation_id, client_id, message)
 
-    monkeypatch.setattr(wire, "encode_request_frame", encode_and_note)
+    monkeypatch.setattr(wire, "encode_request_frame", encode_and_record)
 
     async with fake_kafka() as (_, client):
         # Given a state topic with nothing in it, as after a first start that was cut short

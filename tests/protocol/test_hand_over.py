@@ -1,4 +1,4 @@
-"""A connection goes from process to process: two links on real sockets, packets over a socket pair between them."""
+"""A connection migrates between processes: two proxied connections on real sockets, packets over a socket pair."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GUARDED = produce(("guarded", 0, expecting(5, b"a")), correlation=7)
 
 
 class Other(Driver):
-    """Not the owner: what its session hands over is kept."""
+    """Not the primary worker: the connections that its session migrates are kept."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Other(Driver):
 
 
 class TakesOver(Driver):
-    """The owner."""
+    """The primary worker."""
 
     def take_over(self, packet: Packet) -> None:
         migrated: MigratedSockets = packet.message()
@@ -128,14 +128,14 @@ async def test_buffered_bytes_and_partial_frame_migrate_with_connection() -> Non
     assert proxied.upstream is not None
     proxied.upstream.abort()
     await asyncio.sleep(0)
-    assert await asyncio.get_running_loop().sock_recv(sockets.client, 1) == b"", "nobody else holds the socket"
+    assert await asyncio.get_running_loop().sock_recv(sockets.client, 1) == b"", "no other process has the socket"
     sockets.client.close()
     sockets.broker.close()
 
 
 @in_event_loop
 async def test_unsent_response_bytes_migrate_with_connection() -> None:
-    """An answer larger than the kernel takes: the rest of it is the owner's to write, in order."""
+    """The response is larger than the kernel's buffers: the primary worker writes the rest, in order."""
     sockets = Pair()
     sockets.driver = other = Other()
     sockets.accept()

@@ -1,4 +1,4 @@
-"""A link on real sockets: what passes, what is spliced, what waits, and sides that come, go and stall out of step."""
+"""A proxied connection on real sockets: relayed, spliced and buffered bytes, and sockets that open, close and stall."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def response(correlation_id: int, payload: bytes = b"") -> bytes:
 
 
 class Driver:
-    """Events go to the link's session at once, commands back to the link."""
+    """Passes events to the session and its commands back, at once."""
 
     def __init__(self, **services: Any) -> None:
         self.traffic = Traffic()
@@ -151,7 +151,7 @@ async def test_relayed_requests_and_responses_cause_no_events() -> None:
 @pytest.mark.parametrize("splice", [True, False], ids=["spliced", "read"])
 @in_event_loop
 async def test_a_large_frame_arrives_as_it_was_sent(splice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In both directions, beside small ones, in one piece or in many."""
+    """In both directions, between small ones, in one piece or in many."""
     monkeypatch.setattr(side_module, "_CAN_SPLICE", splice)
     async with pair(frame_bytes_max=1 << 30) as sockets:
         for number, size in enumerate((1, SPLICE_BYTES_MIN, 700_001, 3, 5_000_000, 2)):
@@ -255,7 +255,7 @@ async def test_client_closed_before_upstream_connects_leaks_nothing() -> None:
 @pytest.mark.parametrize("first", ["client", "broker"])
 @in_event_loop
 async def test_proxied_connection_is_closed_once_by_either_end(first: str) -> None:
-    """A link that is forgotten counts against `connections_max` for ever."""
+    """A connection that is never closed would always count against `connections_max`."""
     async with pair() as sockets:
         await send(sockets.client, request(1))
         await receive(sockets.broker, len(request(1)))
@@ -271,13 +271,13 @@ async def test_client_closed_by_proxy_gets_no_session() -> None:
         sockets.proxied.client.close(1.0)
         await until(lambda: sockets.driver.closed == [sockets.proxied])
         sockets.connect()
-        assert sockets.driver.opened == [], "a session that nobody would ever end"
+        assert sockets.driver.opened == [], "a session that would never be closed"
         assert sockets.proxied.upstream is None
 
 
 @in_event_loop
 async def test_client_that_does_not_read_is_not_read() -> None:
-    """Some answers are made here: without this they would pile up however still upstream is."""
+    """The proxy makes some responses itself. Without this they would accumulate."""
     async with pair() as sockets:
         sockets.proxied.perform(messages.ToClient([b"x" * SIZE]))
         await send(sockets.client, request(1))

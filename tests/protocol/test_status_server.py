@@ -1,4 +1,4 @@
-"""The status page over a real socket: what it shows, and what it does with a client that means no good."""
+"""The status page over a real socket: its contents, and its limits for hostile clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A link with TLS on both sides, whose peers hand each record to the kernel by itself, as Java does."""
+"""A proxied connection with TLS on both sides, whose peers send each record separately, as Java does."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def secured_link(authority: Authority, server: Certificate, *, narrow: boo
 
 
 async def _one_by_one(records: list[bytes], far: Far, near: Counted) -> None:
-    """Each is in the link's socket before the next is sent, and the event loop has had its turn."""
+    """Each is received before the next is sent, and the event loop has run meanwhile."""
 
     def is_there(reads: int, byte_count: int) -> bool:
         return near.reads > reads or unread(near) >= byte_count
@@ -201,7 +201,7 @@ async def test_trickling_tls_records_are_relayed(authority: Authority, server: C
         assert upstream is not None
         # When: nothing more has come for some seconds.
         upstream.take_trickle(time.monotonic() + 5.0)
-        # Then: they have arrived, and the link has heard of them.
+        # Then: they have arrived.
         assert await receiving == frame[: 3 * RECORD_BYTES]
         # And: the rest, when it comes.
         receiving = asyncio.create_task(both.client.receive(len(frame) - 3 * RECORD_BYTES))
@@ -249,7 +249,7 @@ async def test_close_within_a_frame_is_noticed(authority: Authority, server: Cer
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_more_is_expected_than_must_come(seed: int) -> None:
-    """Whatever sizes records have, wherever the stream is cut: else the last of a frame would be waited for in vain."""
+    """For any sizes of records, wherever the stream is cut. Otherwise the proxy would wait indefinitely."""
     rng = random.Random(seed)
     overhead = rng.choice((16, 17, 24))
     largest = rng.random() < 0.3

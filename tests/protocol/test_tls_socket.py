@@ -1,4 +1,4 @@
-"""A socket that speaks TLS behaves as one that does not: against Python's own, over real sockets, in any pieces."""
+"""A TLS socket behaves as a plain one: against Python's implementation, over real sockets, in any pieces."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 @contextmanager
 def peer(work: Callable[[], object]) -> Iterator[list[BaseException]]:
-    """Runs in a thread beside; what it raises is told at the end."""
+    """Runs in a thread. What it raises is in the list."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -75,7 +75,7 @@ def peer(work: Callable[[], object]) -> Iterator[list[BaseException]]:
 
 
 async def _until(sock: TlsSocket, work: Callable[[], int], *, to_write: bool = False) -> int:
-    """What `work` gives once the socket lets it, as an event loop would ask it."""
+    """The result of `work` once the socket is ready."""
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -91,7 +91,7 @@ async def _until(sock: TlsSocket, work: Callable[[], int], *, to_write: bool = F
 
 
 async def send_all(sock: TlsSocket, data: bytes, rng: random.Random) -> None:
-    """In pieces that are cut anew whenever one was not taken whole: a side does that, too."""
+    """In pieces that are cut again when one was taken in part, as the product does."""
     rest = memoryview(data)
     while rest:
         piece = rest[: rng.choice((1, 7, 100, 5_000, 200_000))]
@@ -371,7 +371,7 @@ def fails(ours: ssl.SSLContext, name: str | None, talk: Callable[[socket.socket]
         sock = TlsSocket(near, ours, buffers, name)
         try:
             await secure(sock)
-            await receive(sock, 1)  # with TLS 1.3 a client's handshake ends before its certificate is looked at
+            await receive(sock, 1)  # with TLS 1.3 a client's handshake ends before its certificate is checked
         except OSError as error:
             return error
         finally:
@@ -423,8 +423,8 @@ def test_a_client_that_leaves(server: Certificate) -> None:
 
 
 def test_clients_certificates(authority: Authority, server: Certificate, tmp_path: Path) -> None:
-    # Given: listeners that ask for certificates of one authority.
-    stranger = Authority(tmp_path / "stranger").sign("mallory")
+    # Given: listeners that request certificates of one authority.
+    other = Authority(tmp_path / "stranger").sign("mallory")
     friend, old = authority.sign("friend"), authority.sign("old", days=-1)
     required = listen(server, client_certificates="required", client_ca_file=authority.file)
     optional = listen(server, client_certificates="optional", client_ca_file=authority.file)
@@ -435,13 +435,13 @@ def test_clients_certificates(authority: Authority, server: Certificate, tmp_pat
             context.load_cert_chain(certificate.certificate, certificate.key)
         return as_client(context)
 
-    # Then: who shows none, a stranger's or an old one is told apart.
+    # Then: no certificate, an untrusted one and an expired one have different reasons.
     assert of_client(fails(required, None, showing(None)))[0] == "no_certificate"
     for context in (required, optional):
-        assert of_client(fails(context, None, showing(stranger)))[0] == "untrusted"
+        assert of_client(fails(context, None, showing(other)))[0] == "untrusted"
         kind, words = of_client(fails(context, None, showing(old)))
         assert (kind, "expired" in words) == ("untrusted", True)
-    # And: whoever may come in, does.
+    # And: authorized clients are accepted.
     for context, certificate in ((required, friend), (optional, friend), (optional, None)):
         near, far = tcp_pair()
 
@@ -474,27 +474,27 @@ def test_nothing_in_common(authority: Authority, server: Certificate) -> None:
 
 def test_untrusted_broker_is_classified_by_cause(authority: Authority, server: Certificate, tmp_path: Path) -> None:
     elsewhere = authority.sign("elsewhere", names="DNS:kafka-7.example.com")
-    strangers = Authority(tmp_path / "strangers").sign("stranger")
+    others = Authority(tmp_path / "others").sign("stranger")
 
     kind, words = of_broker(fails(trusting(authority), "localhost", as_server(listen(elsewhere))))
     assert (kind, "localhost" in words, "check_hostname" in words) == ("hostname_mismatch", True, True)
     kind, words = of_broker(fails(trusting(authority), "127.0.0.1", as_server(listen(elsewhere))))
     assert kind == "hostname_mismatch"
-    kind, words = of_broker(fails(trusting(authority), "localhost", as_server(listen(strangers))))
+    kind, words = of_broker(fails(trusting(authority), "localhost", as_server(listen(others))))
     assert (kind, "ca_file" in words) == ("untrusted", True)
-    # One that has ended.
+    # An expired one.
     old = authority.sign("old", days=-1)
     assert of_broker(fails(trusting(authority), "localhost", as_server(listen(old)))) == (
         "untrusted",
         "its certificate is not valid now: certificate has expired",
     )
-    # Where the host's name is not looked at, its signature still is.
+    # Without a check of the host name, the signature is still checked.
     careless = trusting(authority, check_hostname=False)
-    assert of_broker(fails(careless, "localhost", as_server(listen(strangers))))[0] == "untrusted"
-    # A broker that asks for a certificate which is not shown.
+    assert of_broker(fails(careless, "localhost", as_server(listen(others))))[0] == "untrusted"
+    # A broker that requires a certificate.
     strict = listen(server, client_certificates="required", client_ca_file=authority.file)
     assert of_broker(fails(trusting(authority), "localhost", as_server(strict)))[0] == "certificate_required"
-    # Nobody who speaks TLS.
+    # A server without TLS.
     assert of_broker(fails(trusting(authority), "localhost", lambda far: far.sendall(bytes(8))))[0] == "not_tls"
 
 

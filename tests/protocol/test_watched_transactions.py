@@ -1,4 +1,4 @@
-"""What the status page and the metrics say of transactions, over a real socket."""
+"""Transactions on the status page and in the metrics, over a real socket."""
 
 from __future__ import annotations
 

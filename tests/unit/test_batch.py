@@ -253,7 +253,7 @@ NOT_A_NUMBER = "is not an ASCII decimal number of at most 19 digits"
     ],
 )
 def test_an_unreadable_expectation_names_record_and_reason(value: bytes | None, reason: str) -> None:
-    """Of the record no more than twenty bytes of that header are told."""
+    """With at most twenty bytes of the header."""
     scan = _scan(_saying((), [("fencepost-expected-offset", value)], _expect(b"not looked at")))
     assert scan.unreadable is not None
     assert (scan.unreadable.record, scan.unreadable.header) == (1, "fencepost-expected-offset")
@@ -414,14 +414,14 @@ SAYING = _expect(b"41")
 def test_record_count_must_match_the_header(
     build: Callable[[Headers], memoryview], reason: str, headers: Headers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where all records are looked at. Kafka looks at all of them in any case (`test_malformed_records.py`)."""
+    """If all records are read. Kafka always reads all (`test_malformed_records.py`)."""
     monkeypatch.setattr(product, "_WALKED_RECORDS_MAX", 1 << 40)
     with pytest.raises(MalformedBatch, match=reason):
         _scan(build(headers))
 
 
 def _broken(body: bytes) -> memoryview:
-    """A record with this behind its offset delta, whose value or header names one of ours so that it is looked at."""
+    """A record with this after its offset delta. It contains the name of one of our headers, so that it is read."""
     body = b"\0\0\0" + body
     return _batch([varint(len(body)) + body])
 
@@ -664,7 +664,7 @@ def test_a_fetch_answer_falls_into_its_complete_batches() -> None:
 
 # --- work is bounded --------------------------------------------------------------------------------------------------
 
-#: With the shortest of records, whose offset deltas nobody looks at.
+#: The shortest record; its offset delta is not read.
 TINY = _record(0, key=None, value=None)
 
 

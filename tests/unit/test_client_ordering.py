@@ -1,4 +1,4 @@
-"""Which partitions of a growing topic a consumer of the library may read yet: the decisions, without a client."""
+"""Which partitions of an expanded topic a consumer of the library may read: the decisions, without a client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control messages that take long are worked on in a thread: what waits meanwhile, and in which order it goes on."""
+"""Large control messages are processed in a thread: what waits meanwhile, and in which order it continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows to record batches and back, judged by the parsers of aiokafka and kafka-python."""
+"""Rows to record batches and back, compared with the parsers of aiokafka and kafka-python."""
 
 from __future__ import annotations
 

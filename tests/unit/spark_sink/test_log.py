@@ -1,4 +1,4 @@
-"""What the sink's log does when leaders move, brokers go and answers stay away: on brokers that do as they are told."""
+"""The sink's log when leaders move, brokers stop and responses are missing, on scripted brokers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ANSWER_SECONDS = 60.0
 
 
 class Brokers(FakeCluster):
-    """In a thread of their own. `asked` – how often each broker got each API; `told_of` – of which topics they gave
-    metadata, None for all. `refusing` – an error code for whatever
-    is about a partition; `dropping`, `silent` – APIs whose requests close the connection, or are not answered."""
+    """In a thread. `queried` – requests by broker and API; `described` – the topics whose metadata was requested,
+    None for all; `refusing` – an error code for each request about a partition; `dropping`, `silent` – APIs whose
+    requests close the connection, or get no response."""
 
     def __init__(self, brokers: int = 2, **topics: int) -> None:
         super().__init__(brokers, topics)
         self.queried: Counter[tuple[int, int]] = Counter()
-        self.told_of: set[str | None] = set()
+        self.described: set[str | None] = set()
         self.refusing: Callable[[], int] = lambda: 0
         self.dropping: set[int] = set()
         self.silent: set[int] = set()
@@ -54,7 +54,7 @@ class Brokers(FakeCluster):
 
     async def _ended(self) -> None:
         self.close()
-        # Those who are connected leave first.
+        # Connections close before the loop does.
         transports = self._loop._transports  # type: ignore[attr-defined]
         while any(not each.is_closing() for each in list(transports.values())):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -71,11 +71,11 @@ class Brokers(FakeCluster):
         (key,) = struct.unpack_from(">h", frame)
         self.queried[node_id, key] += 1
         if key in self.dropping:
-            raise ValueError("as told")
+            raise ValueError("dropped")
         return None if key in self.silent else super().answer(node_id, frame)
 
     def _metadata(self, version: int, request: Any) -> Any:
-        self.told_of |= {None} if request.topics is None else {topic.name for topic in request.topics}
+        self.described |= {None} if request.topics is None else {topic.name for topic in request.topics}
         return super()._metadata(version, request)
 
     def find(self, name: str | None, topic_id: Any, index: int, node_id: int) -> Any:
@@ -103,7 +103,7 @@ def log(brokers: Brokers) -> Iterator[Log]:
 
 def chunk(value: str = "a") -> bytes:
     body = b"\x01" + bytes([2 * len(value)]) + value.encode() + b"\x00"
-    # To brokers that know of no expectations: -1 is none, and they take nothing but 0.
+    # These brokers accept no other base offset than 0.
     built = build([body], commit_tag=b"m", expected=0, now_ms=int(time.time() * 1000))
     assert built[:8] == bytes(8)
     return built
@@ -111,7 +111,7 @@ def chunk(value: str = "a") -> bytes:
 
 def test_an_append_follows_the_leader(brokers: Brokers, log: Log) -> None:
     assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).base_offset == 0
-    # When it moves, the old leader says so: the caller hears of it, and of the next try the new one.
+    # After the leader has moved, the old one refuses, and the next append goes to the new one.
     brokers.lead("t", 2)
     refused = log.append("t", 0, chunk()).result(ANSWER_SECONDS)
     appended = log.append("t", 0, chunk()).result(ANSWER_SECONDS)
@@ -154,7 +154,7 @@ def test_query_waits_until_partition_has_leader(brokers: Brokers, log: Log) -> N
 
 @pytest.fixture
 def time_is_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a log time goes by only while it pauses, however busy the machine is."""
+    """Time passes for the log only while it pauses, however busy the machine is."""
     now, sleep = [0.0], asyncio.sleep
 
     async def pause(seconds: float) -> None:
@@ -171,7 +171,7 @@ def time_is_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("code", [LEADER_NOT_AVAILABLE, NOT_LEADER])
 def test_leaderless_queries_back_off_and_time_out(brokers: Brokers, code: int) -> None:
     brokers.refusing = lambda: code
-    # Whatever the user says of metadata: nobody needs those of the whole cluster.
+    # Whatever the user configures, the sink needs no metadata of other topics.
     with a_log(brokers, patience_seconds=1.0, metadata_max_age_ms=20) as log:
         with pytest.raises(CannotReach, match=r"the log ends of topic t: .*tried for 1 s"):
             log.offsets("t", [0])
@@ -181,7 +181,7 @@ def test_leaderless_queries_back_off_and_time_out(brokers: Brokers, code: int) -
     # With growing pauses: of 0.05 s each there would be 40 and 20.
     assert 3 <= brokers.queried[1, LIST_OFFSETS] <= 20
     assert 3 <= brokers.queried[1, FETCH] <= 10
-    assert brokers.told_of == {"t"}
+    assert brokers.described == {"t"}
 
 
 def test_append_is_sent_once_whatever_the_outcome(brokers: Brokers, log: Log) -> None:
@@ -230,13 +230,13 @@ def test_authorization_error_is_not_retried(brokers: Brokers, log: Log) -> None:
     for query in (lambda: log.offsets("t", [0]), lambda: list(log.read("t", 0, 0, 1))):
         with pytest.raises(LogRefused, match=r"topic t: TopicAuthorizationFailedError: .*allow READ, WRITE"):
             query()
-    # What an append came to is its caller's to judge.
+    # The caller decides what the result of an append means.
     assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == TOPIC_DENIED
 
 
 def test_moved_brokers_are_found_through_bootstrap_servers(brokers: Brokers, log: Log) -> None:
     assert log.partition_count("t") == 1
-    # Where metadata say now that the brokers are, nobody listens; those given know better.
+    # The addresses in the metadata are outdated now; the bootstrap servers are not.
     log._submit(_lost).result(ANSWER_SECONDS)
 
     assert log.offsets("t", [0]) == {0: (0, 0)}

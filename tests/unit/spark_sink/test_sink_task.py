@@ -1,4 +1,4 @@
-"""One task and the log, without Spark and without threads: what it appends, what it recognises, what it refuses."""
+"""One task and the log, without Spark and threads: what it appends, finds in the log and refuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOPIC = "t"
 
 
 class Log(ModelLog):
-    """Answers at once. `script`: what becomes of the next appends instead."""
+    """Responds at once. `script`: other results of the next appends."""
 
     def __init__(self, partitions: int = 1) -> None:
         self.world = World(1, Faults())
@@ -111,7 +111,7 @@ def test_rows_are_appended_in_batches_of_requested_size(log: Log) -> None:
     assert (done.rows, done.appended, done.found) == (30, 30, 0)
     assert done.appends > 1
     assert [batch.expected for batch in log.sent][:2] == [0, len(log.sent[0].bodies)]
-    assert log.reads == []  # nobody disturbed, nothing looked up
+    assert log.reads == []  # without another writer, nothing is read
 
 
 @pytest.mark.parametrize("appended_batch", [True, False])
@@ -203,7 +203,7 @@ def test_different_split_is_refused_before_appending(log: Log) -> None:
     with pytest.raises(SinkError, match=r"split into tasks differently"):
         write(log, probed(log), values(3, 4), task=1)
     assert log.bodies() == values(1, 2, 3)
-    # Who knows that equal rows are in two tasks says so.
+    # The option is for data that has equal rows in two tasks.
     write(log, probed(log), values(3, 4), replace(PLAN, same_split=True), task=1)
     assert log.bodies() == values(1, 2, 3, 3, 4)
 
@@ -326,7 +326,7 @@ def test_driver_remembers_commit_tag_after_retention(log: Log) -> None:
 @pytest.mark.parametrize("foreign", [0, 3], ids=["nothing else", "others' records after"])
 @pytest.mark.parametrize("batch", [0, 2])
 def test_a_batch_deleted_unread_is_not_appended_again(batch: int, foreign: int, query: str) -> None:
-    """The driver looked, appended the batch and did not commit; retention deleted all; the session tries again."""
+    """The driver probed the log, appended the batch and did not commit. Retention deleted all. The session retries."""
     log, remembered = Log(2), Remembered()
     if batch:
         write(log, probed(log), keyed(*range(20)), batch=batch - 1, query=query)
@@ -346,7 +346,7 @@ def test_a_batch_deleted_unread_is_not_appended_again(batch: int, foreign: int, 
 
 
 def test_first_run_option_appends_only_deleted_rows() -> None:
-    """With `first.run=true` a stream that was half written goes on behind what retention has deleted."""
+    """The rest of a half-written stream is appended."""
     log = Log(2)
     write(log, probed(log), keyed(*range(20)))
     partition, other = log.world.topics[TOPIC]
@@ -374,7 +374,7 @@ def test_load_with_lost_records_suggests_another_sink_id(log: Log) -> None:
 
 
 def test_sink_found_in_one_partition_is_sought_everywhere() -> None:
-    """Whoever says that a load never ran, although it did."""
+    """`never_ran` is wrong: the load ran."""
     log = Log(2)
     for partition in range(2):
         write(log, probed(log), keyed(partition), task=partition, partition=partition)
@@ -384,7 +384,7 @@ def test_sink_found_in_one_partition_is_sought_everywhere() -> None:
 
 
 def test_remembered_foreign_records_do_not_hide_own_rows(log: Log) -> None:
-    """A load that never ran, until it was tried a moment ago by the same process."""
+    """A load whose first run was in the same process."""
     remembered = Remembered()
     log.world.topics[TOPIC][0].append((b"\1other",), None)
     write(log, probed(log, never_ran=True, remembered=remembered), keyed(1), query="")
@@ -439,7 +439,7 @@ def test_arranged_rows_report_every_begun_partition() -> None:
 
 
 def test_task_of_new_split_appends_nothing_before_matching(log: Log) -> None:
-    """Else the batch had rows of two splits, and neither could go on with it."""
+    """Otherwise the batch would have rows of two splits, and neither could continue."""
     write(log, probed(log), values(1, 2, 3), task=0)
     with pytest.raises(SinkError, match=r"split into tasks differently.*last resort"):
         write(log, probed(log), values(*range(50, 90), 3), task=2)
@@ -517,7 +517,7 @@ def test_equal_rows_found_twice_are_completed_before_commit(log: Log) -> None:
     assert lying(log) == Counter(keyed(7, 7, 1, 2))
     assert resolve(log, *done) == Compared(found=1, unknown=0, appended=0)  # a commit may come twice
 
-    # The next run, as the driver died before Spark had noted it.
+    # The next run: the driver died before Spark recorded the commit.
     seen = probed(log)
     done = [write(log, seen, keyed(7, 1), task=0), write(log, seen, keyed(7, 2), task=1)]
     resolve(log, *done)
@@ -564,11 +564,11 @@ def test_rows_are_compared_individually_rather_than_by_number(log: Log) -> None:
 
 
 def test_driver_append_after_an_expansion_is_refused(log: Log) -> None:
-    """Else a task of another run, that knows of the growth, may look for the row where it belongs now."""
+    """Otherwise a task of another run that knows the expansion may search for the row in its new partition."""
     write(log, probed(log), keyed(7), task=0)
     seen = probed(log, count_checked=frozenset([TOPIC]))
     done = [write(log, seen, keyed(7), task=0), write(log, seen, keyed(7), task=1)]
-    # The topic grows, and a task of another run writes behind.
+    # The topic is expanded, and a task of another run appends.
     [at] = log.world.topics[TOPIC]
     commit_tag = CommitTag.decode(at.stored[0].commit_tag or b"")
     at.append(tuple(keyed(8)), replace(commit_tag, run="later", task=1, over=2).encode())
