@@ -23,12 +23,10 @@ from benchmarks.results import (
     Row,
     at_least,
     at_most,
-    goal_lines,
     ratios,
     with_goals,
 )
 from benchmarks.routes import Peer, PeersError, filled, given_route, read_peers
-from benchmarks.workloads import rotated
 
 PEERS_FILE = Path(routes.__file__).with_name("peers.toml")
 
@@ -77,20 +75,6 @@ def test_p99_goal_is_the_better_peers_value() -> None:
     assert product.goal is None
 
 
-def test_goals_are_listed_as_met_or_missed() -> None:
-    lines = goal_lines(
-        [
-            Row("start", "fencepost", "s", (0.31,), at_most(0.5)),
-            Row("consume", "fencepost", OF_DIRECT, (0.85, 0.87, 0.86), at_least(0.9)),
-            Row("consume", "direct", "MiB/s", (600.0,)),
-        ]
-    )
-    assert lines[2:] == [
-        "| start | fencepost | s | ≤ 0.5 | 0.31 | met |",
-        "| consume | fencepost | of direct | ≥ 0.9 | 0.86 (0.85–0.87) | **missed** |",
-    ]
-
-
 def test_workloads_match_patterns_and_quick_skips_longest() -> None:
     assert command.chosen_workloads(["produce*"], quick=False) == ["produce", "produce 100 B"]
     assert command.chosen_workloads([], quick=False) == [*command.WORKLOADS, "scaling", "workers"]
@@ -122,33 +106,6 @@ def test_report_lists_missing_and_failed_measurements() -> None:
     assert "**Failed: consume: it hung**" in text
     assert "`python -m benchmarks --quick` at commit `0123456789ab+`" in text
     assert "## Produce, 1 KB records\n\nWith these settings.\n\n| | MiB/s |" in text
-
-
-def test_a_report_is_written_twice_under_its_date(tmp_path: Path) -> None:
-    report = _report(Row("produce", "direct", "MiB/s", (176.0,)))
-    written = command.write(report, tmp_path / "results")
-    assert written.name == "2026-01-02-0304.md"
-    assert written.read_text("utf-8") == report.to_markdown()
-    assert Report.from_json(written.with_suffix(".json").read_text("utf-8")) == report
-
-
-def test_publishing_replaces_what_was_published_before(tmp_path: Path) -> None:
-    # given the page of the docs, as it is kept
-    page = tmp_path / "performance.md"
-    kept = command.PAGE.read_text("utf-8")
-    page.write_text(kept)
-    # when two runs are published
-    command.publish(_report(Row("produce", "direct", "MiB/s", (100.0,))), page)
-    command.publish(_report(Row("produce", "direct", "MiB/s", (176.0,))), page)
-    # then the page has the second one's summary, below its own headings, and is otherwise as it was
-    text = page.read_text("utf-8")
-    assert "\n### Comparison\n" in text
-    assert "`benchmarks/results/2026-01-02-0304.md`" in text
-    assert "| direct | 176 |" in text
-    assert "| direct | 100 |" not in text
-    assert text.startswith(kept.partition("<!-- published")[0])
-    assert text.endswith(kept.partition("<!-- … to here -->")[2])
-    assert "176" in (tmp_path / "performance.svg").read_text("utf-8")
 
 
 def test_page_without_markers_is_not_overwritten(tmp_path: Path) -> None:
@@ -209,12 +166,6 @@ def test_placeholders_are_replaced_and_misspelt_ones_reported() -> None:
     assert filled("${host}:${port} $$5 {}", {"host": "h", "port": "1"}) == "h:1 $5 {}"
     with pytest.raises(PeersError, match=r"prot.*known: host, port"):
         filled("${prot}", {"host": "h", "port": "1"})
-
-
-def test_each_round_begins_with_another() -> None:
-    assert [rotated("abc", by)[0] for by in range(4)] == ["a", "b", "c", "a"]
-    assert sorted(rotated("abc", 2)) == ["a", "b", "c"]
-    assert rotated([], 3) == []
 
 
 # --- what the tools print ---------------------------------------------------------------------------------------------
