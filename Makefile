@@ -16,7 +16,7 @@ ALL_AT_ONCE := -n $(WORKERS)
 KAFKA_VERSIONS_OLDER := 4.2.2 4.1.2 4.0.2 3.9.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-all test-fast test-kafka test-brokers simulate fuzz mutants soak order-proof eos-proof sasl-ssl-proof releases test-foreign spark-faults crash-steps docs dist lint lock clean
+.PHONY: help demo bench test test-all test-stopped test-fast test-kafka test-brokers simulate fuzz mutants soak order-proof eos-proof sasl-ssl-proof releases test-foreign spark-faults crash-steps docs dist lint lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -33,6 +33,9 @@ test: lint jars  ## lint, then the tests in tests/quick.txt, with real Kafka and
 
 test-all: lint jars  ## lint, then every test and its long form, with coverage; continues after an interruption: hours
 	@$(KEEP_BYTECODE) $(BIN)/python -m tests.all --coverage -- $(ALL_AT_ONCE)
+
+test-stopped: jars  ## FILES=… (tests/quick.txt) while processes of the run are stopped at random for up to 3 s (SEED=…)
+	@$(KEEP_BYTECODE) $(BIN)/python -m tests.stopped $(if $(SEED),--seed $(SEED)) -- $(ALL_AT_ONCE) -m "not soak" $(or $(FILES),@tests/quick.txt)
 
 test-fast: $(VENV)/.installed-all  ## only the tests that need no Kafka, Spark or Docker
 	@$(PYTEST) $(ALL_AT_ONCE) -m "not kafka and not spark and not docker and not soak"

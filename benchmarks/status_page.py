@@ -26,9 +26,10 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from benchmarks.scaling import cpu_seconds, rss_kb
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, batch, until
+from tests.support.raw import Connection, batch
 
 _TIMES: Final = 30
 _PATHS: Final = (
@@ -77,7 +78,7 @@ def fill(bootstrap: str, topics: int, partitions: int) -> None:
             return False
         return True
 
-    until(switch_on, "checks to be switched on", within_seconds=_PATIENCE_SECONDS)
+    until(switch_on, "checks to be switched on", seconds=_PATIENCE_SECONDS)
     with Connection(bootstrap, timeout_seconds=_PATIENCE_SECONDS) as client:
         for name in names:
             left = set(range(partitions))
@@ -88,7 +89,7 @@ def fill(bootstrap: str, topics: int, partitions: int) -> None:
                 left -= {partition for (_, partition), answer in answers.items() if not answer.error_code}
                 return not left
 
-            until(append, f"every partition of {name} to be appended to", within_seconds=_PATIENCE_SECONDS)
+            until(append, f"every partition of {name} to be appended to", seconds=_PATIENCE_SECONDS)
             refused = client.produce({name: dict.fromkeys(range(partitions), again)}, timeout_ms=60_000)
             assert all(answer.error_code for answer in refused.values())
 

@@ -24,11 +24,12 @@ from typing import TypeVar
 from urllib.request import urlopen
 
 from tests.integration.test_equivalence import AT_MS, SCRIPTS, Stage, _addresses
+from tests.kit.waiting import until
 from tests.support.java_clients import JAVA_SCRIPTS, play_java
 from tests.support.kafka import unique_topic
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, until
+from tests.support.raw import Connection, Log
 from tests.support.sasl_ssl import ADMIN, MECHANISMS, Secured, sasl_ssl_kafka
 from tests.support.senders import Aiokafka, Confluent, JavaProducers, KafkaPython, Sender
 

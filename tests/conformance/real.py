@@ -42,6 +42,7 @@ from tests.conformance.driver import (
     Wire,
     stored_batches,
 )
+from tests.kit.waiting import until
 from tests.support import raw
 from tests.support.batches import now_ms
 from tests.support.kafka import unique_topic
@@ -135,7 +136,7 @@ class RealKafka(Kafka):
         """Brokers do it automatically (`producer.id.expiration.check.interval.ms`)."""
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        raw.until(condition, what, within_seconds=ANSWER_SECONDS)
+        until(condition, what, seconds=ANSWER_SECONDS)
 
     def pause(self, node: int) -> None:
         self.cluster.pause(node)
@@ -170,6 +171,19 @@ class RealKafka(Kafka):
             self.cluster.await_ready()
 
 
+def kafka_configs(settings: Settings) -> dict[str, str]:
+    configs = {"min.insync.replicas": str(settings.min_isr)}
+    if settings.log_append_time:
+        configs["message.timestamp.type"] = "LogAppendTime"
+    if settings.max_message_bytes is not None:
+        configs["max.message.bytes"] = str(settings.max_message_bytes)
+    if settings.gzip:
+        configs["compression.type"] = "gzip"
+    if settings.timestamp_after_max_ms is not None:
+        configs["message.timestamp.after.max.ms"] = str(settings.timestamp_after_max_ms)
+    return configs
+
+
 class RealTopic(Topic):
     def __init__(self, kafka: RealKafka, name: str, settings: Settings) -> None:
         self.kafka = kafka
@@ -178,20 +192,11 @@ class RealTopic(Topic):
         self._create()
 
     def _create(self) -> None:
-        settings = self.settings
-        configs = {"min.insync.replicas": str(settings.min_isr)}
-        if settings.log_append_time:
-            configs["message.timestamp.type"] = "LogAppendTime"
-        if settings.max_message_bytes is not None:
-            configs["max.message.bytes"] = str(settings.max_message_bytes)
-        if settings.gzip:
-            configs["compression.type"] = "gzip"
-        if settings.timestamp_after_max_ms is not None:
-            configs["message.timestamp.after.max.ms"] = str(settings.timestamp_after_max_ms)
+        settings, configs = self.settings, kafka_configs(self.settings)
         with self.kafka.some() as connection:
             answer = connection.create_topic(self.name, replicas=settings.replicas, configs=configs)
             assert answer == (OK, None), answer
-        raw.until(self._serves, f"{self.name} to be served", within_seconds=ANSWER_SECONDS)
+        until(self._serves, f"{self.name} to be served", seconds=ANSWER_SECONDS)
 
     def _serves(self) -> bool:
         """Metadata names a leader slightly before it serves, and followers join one by one."""
@@ -241,7 +246,7 @@ class RealTopic(Topic):
         def probe() -> int | None:
             return self.end_as_of(self.leader(), self.leader_epoch())
 
-        return int(raw.until(probe, "the log end", is_there=lambda o: o is not None, within_seconds=ANSWER_SECONDS))
+        return int(until(probe, "the log end", accept=lambda o: o is not None, seconds=ANSWER_SECONDS))
 
     def end_as_of(self, node: int, leader_epoch: int) -> int | None:
         answer = self._epoch_end(node, leader_epoch, leader_epoch)
@@ -262,11 +267,11 @@ class RealTopic(Topic):
 
     def high_watermark(self) -> int:
         """Unknown right after an election."""
-        found = raw.until(lambda: self._list(_LATEST), "the high watermark", is_there=lambda o: o is not None)
+        found = until(lambda: self._list(_LATEST), "the high watermark", accept=lambda o: o is not None)
         return int(found)
 
     def start(self) -> int:
-        found = raw.until(lambda: self._list(_EARLIEST), "the log start", is_there=lambda o: o is not None)
+        found = until(lambda: self._list(_EARLIEST), "the log start", accept=lambda o: o is not None)
         return int(found)
 
     def producers(self, node: int | None = None) -> dict[int, ProducerState]:
@@ -344,7 +349,7 @@ class RealTopic(Topic):
         old = self.topic_id
         with self.kafka.some() as connection:
             assert connection.delete_topic(self.name) == OK
-        raw.until(lambda: self._metadata().error_code == UNKNOWN_TOPIC, f"{self.name} to be deleted")
+        until(lambda: self._metadata().error_code == UNKNOWN_TOPIC, f"{self.name} to be deleted")
         self._create()
         assert self.topic_id != old
 
@@ -358,7 +363,7 @@ class RealTopic(Topic):
             metadata = self._metadata()
             return -1 if metadata.error_code or not metadata.partitions else int(metadata.partitions[0].leader_id)
 
-        return int(raw.until(probe, f"a leader of {self.name}", is_there=lambda n: n >= 0, within_seconds=40.0))
+        return int(until(probe, f"a leader of {self.name}", accept=lambda n: n >= 0, seconds=40.0))
 
     def leader_epoch(self) -> int:
         return int(self._partition().leader_epoch)
@@ -381,7 +386,7 @@ class RealTopic(Topic):
         with self.kafka.some() as connection:
             answer = query(connection, reassignment, 0)
             assert answer.error_code == OK
-            raw.until(lambda: list(self.replicas()) == replicas, "the new order of replicas")
+            until(lambda: list(self.replicas()) == replicas, "the new order of replicas")
             elected = ElectLeadersRequest.TopicPartitions
             election = ElectLeadersRequest(
                 election_type=0, topic_partitions=[elected(topic=self.name, partitions=[0])], timeout_ms=10_000
@@ -391,7 +396,7 @@ class RealTopic(Topic):
                 result = query(connection, election, 2).replica_election_results[0].partition_result[0]
                 return result.error_code in (OK, ELECTION_NOT_NEEDED)
 
-            raw.until(moved, f"{self.name} to move to {node}", within_seconds=ANSWER_SECONDS)
+            until(moved, f"{self.name} to move to {node}", seconds=ANSWER_SECONDS)
 
         def all_know() -> bool:
             if self.leader() != node:
@@ -401,7 +406,7 @@ class RealTopic(Topic):
             old_ones_know = all(self._epoch_end(each, epoch, epoch).error_code == NOT_LEADER for each in followers)
             return old_ones_know and self.end_as_of(node, epoch) is not None
 
-        raw.until(all_know, f"{self.name} to be led by {node}", within_seconds=ANSWER_SECONDS)
+        until(all_know, f"{self.name} to be led by {node}", seconds=ANSWER_SECONDS)
 
 
 class RealWire(Wire):
@@ -436,7 +441,7 @@ class RealTransaction(Transaction):
                 except AssertionError:
                     return None
 
-            producer = raw.until(begun, "a producer id", within_seconds=ANSWER_SECONDS)
+            producer = until(begun, "a producer id", seconds=ANSWER_SECONDS)
         self.producer_id, self.epoch = producer.id, producer.epoch
 
     def add(self, topic: Topic) -> None:
@@ -458,7 +463,7 @@ class RealTransaction(Transaction):
                 assert code == OK or code in _COORDINATOR_BUSY, code
                 return bool(code == OK)
 
-            raw.until(done, "the partition to be added", within_seconds=ANSWER_SECONDS)
+            until(done, "the partition to be added", seconds=ANSWER_SECONDS)
 
     def append(self, topic: Topic, records: bytes) -> Answer:
         """Retry while the coordinator still writes the previous transaction's markers (v2)."""
@@ -470,7 +475,7 @@ class RealTransaction(Transaction):
                 answer = connection.append(topic.name, records, version=version, transactional_id=self._name)
                 return None if answer.error_code in _COORDINATOR_BUSY else answer
 
-            return _read(raw.until(answered, "the transactional append", within_seconds=ANSWER_SECONDS))
+            return _read(until(answered, "the transactional append", seconds=ANSWER_SECONDS))
 
     def is_on(self, topic: Topic) -> bool:
         assert isinstance(topic, RealTopic)

@@ -22,10 +22,10 @@ import fencepost.aiokafka
 import fencepost.confluent
 import fencepost.kafka_python
 from fencepost import CheckIsOff, PartitionExpansion
+from tests.kit.waiting import until
 from tests.support.clients import LIBRARIES
 from tests.support.growing import partition_count
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import until
 
 pytestmark = [pytest.mark.kafka]
 each_library = pytest.mark.parametrize("library", LIBRARIES)
@@ -189,7 +189,7 @@ def grow(proxy: ProxyProcess, topic: str, to_count: int) -> None:
             admin.create_partitions({topic: NewPartitions(to_count)})
         return partition_count(proxy.bootstrap, topic) == to_count
 
-    until(grown, f"{topic} to grow to {to_count} partitions", within_seconds=_WAIT_SECONDS)
+    until(grown, f"{topic} to grow to {to_count} partitions", seconds=_WAIT_SECONDS)
 
 
 def write(proxy: ProxyProcess, topic: str, partition: int, count: int) -> None:

@@ -20,13 +20,14 @@ from kafka.admin import NewTopic
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.expansion.conftest import GROWING
 from tests.expansion.test_library_consumer import Reader, each_library, places, reader
+from tests.kit.waiting import until
 from tests.support.clients import LIBRARIES
 from tests.support.growing import expansions, grow
 from tests.support.grown import GrownTopic
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.members import MEMBERS
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, batch, until
+from tests.support.raw import Connection, Log, batch
 
 pytestmark = [pytest.mark.kafka]
 

@@ -27,7 +27,7 @@ from tests.fuzz.engine import CORPUS, Program, TooSlow, check_time, fuzz, slowes
 from tests.fuzz.large import READ, Large
 
 SEED = 1
-SHORT_RUN = {"session": 120, "sequencer": 500, "wire": 1500, "large": 30}
+SHORT_RUN = {"session": 120, "sequencer": 500, "wire": 1500, "large": 12}
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.json")), ids=lambda path: path.stem)

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, batch, until
+from tests.support.raw import Connection, batch
 
 pytestmark = pytest.mark.kafka
 
@@ -81,7 +82,7 @@ def test_sequencer_wait_is_measured_separately(scraped: Scraped, kafka: KafkaClu
 
     Tried again where the machine stood still as well: that looks like time of the proxy's own, or like too long a wait.
     """
-    until(lambda: waits_apart(scraped, kafka), "a wait that is told apart", within_seconds=120)
+    until(lambda: waits_apart(scraped, kafka), "a wait that is told apart", seconds=120)
 
 
 def waits_apart(scraped: Scraped, kafka: KafkaCluster) -> bool:

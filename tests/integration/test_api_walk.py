@@ -19,6 +19,7 @@ from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from fencepost_proxy.types import Address
 from fencepost_proxy.wire.apis import APIS
+from tests.kit.waiting import until
 from tests.pages.apis import handling_of
 from tests.support.batches import batch
 from tests.support.messages import Closed, Fields, RawConnection, decode_response, definitions
@@ -338,23 +339,17 @@ def moved_topic(
             replicas = [{"PartitionIndex": 0, "BrokerIds": [1, 2, 3]}]
             made = connection.query(19, 7, {"Topics": [{**assignment, "Assignments": replicas}]})
             assert made["Topics"][0]["ErrorCode"] == 0
-            _until(lambda: _leader(connection, topic) == 1)
+            until(lambda: _leader(connection, topic) == 1, "broker 1 to lead")
             again = {"Name": topic, "Partitions": [{"PartitionIndex": 0, "Replicas": [2, 1, 3]}]}
             assert connection.query(REASSIGN, 0, {"Topics": [again]})["ErrorCode"] == 0
             elected = {"TopicPartitions": [{"Topic": topic, "Partitions": [0]}], "TimeoutMs": 10_000}
-            _until(
+            until(
                 lambda: connection.query(ELECT_LEADERS, 2, elected) is not None and _leader(connection, topic) == 2,
+                "broker 2 to lead",
             )
         return topic, 1, 2
 
     return move
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.1)
 
 
 def _leader(connection: RawConnection, topic: str) -> int:

@@ -12,8 +12,9 @@ import confluent_kafka
 import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, until
+from tests.support.raw import Connection, Log
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 
@@ -98,7 +99,7 @@ def test_confluent_kafka_aborts_refused_transactions_and_commits_others(
             return False
         return True
 
-    until(third, "a commit", within_seconds=3 * PATIENCE_SECONDS)
+    until(third, "a commit", seconds=3 * PATIENCE_SECONDS)
     assert committed(kafka3, topic) == [*[b"first"] * 3, *[b"third"] * 3]
 
 

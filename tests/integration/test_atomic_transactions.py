@@ -18,10 +18,11 @@ import pytest
 from kafka.protocol.producer import EndTxnRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.kafka import running_kafka
 from tests.support.ports import free_port
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess, blocked_by
-from tests.support.raw import Connection, Log, batch, until
+from tests.support.raw import Connection, Log, batch
 from tests.support.stopping_validator import Stops
 from tests.support.transactions import Transactional, abort_as_an_admin, transaction_state
 
@@ -90,7 +91,7 @@ class Stage:
                     until(
                         lambda partition=partition: self._append_old(client, name, partition),
                         "a leader",
-                        within_seconds=PATIENCE_SECONDS,
+                        seconds=PATIENCE_SECONDS,
                     )
         return name
 
@@ -109,7 +110,7 @@ class Stage:
         until(
             lambda: self.state(transactional) in ("CompleteCommit", "CompleteAbort", "Empty"),
             "the markers",
-            within_seconds=PATIENCE_SECONDS,
+            seconds=PATIENCE_SECONDS,
         )
 
     def state(self, transactional: Transactional) -> str:
@@ -235,7 +236,7 @@ def test_refused_at_one_proxy_and_committed_through_another(killed: bool, protoc
         until(
             lambda: transactional.append(topic, b"c", expected=stage.log.end(topic)).error_code == OK,
             "an append",
-            within_seconds=PATIENCE_SECONDS,
+            seconds=PATIENCE_SECONDS,
         )
         through(stage.proxy, transactional)
         assert transactional.end(commit=True) == OK
@@ -273,7 +274,7 @@ def test_a_marker_in_the_middle_of_it(protocol: int, stage: Stage) -> None:
         assert transactional.append(topic, b"a", expected=2).error_code == OK
         assert transactional.append(topic, b"b", partition=1, expected=2).error_code == OK
         abort_as_an_admin(stage.cluster.bootstrap, topic, transactional.producer)
-        until(lambda: stage.log.end(topic) == 4, "the marker", within_seconds=PATIENCE_SECONDS)
+        until(lambda: stage.log.end(topic) == 4, "the marker", seconds=PATIENCE_SECONDS)
         assert transactional.end(commit=True) == REFUSED[protocol]
         assert transactional.end(commit=False) == OK
         stage.ended(transactional)
@@ -315,7 +316,7 @@ def test_retry_after_retriable_error_decides_the_commit(protocol: int, stage: St
                 until(
                     lambda end=end: transactional.append(topic, b"a", expected=end + 2).error_code == OK,
                     "its turn",
-                    within_seconds=PATIENCE_SECONDS,
+                    seconds=PATIENCE_SECONDS,
                 )
             through(stage.other, transactional)
             assert transactional.end(commit=True) == (OK if again else REFUSED[protocol])
@@ -347,7 +348,7 @@ def test_an_end_that_lies(protocol: int, stage: Stage) -> None:
             validated = until(
                 lambda version=version: end(transactional.name, producer.epoch, version),
                 "a judgement",
-                is_there=lambda code: code != CONCURRENT_TRANSACTIONS,
+                accept=lambda code: code != CONCURRENT_TRANSACTIONS,
             )
             assert validated == refused
             assert end(transactional.name, producer.epoch + 1, version) not in (OK, refused)
@@ -426,7 +427,7 @@ def test_commit_from_a_paused_proxy_ends_nothing(protocol: int, stage: Stage) ->
             until(
                 lambda: transactional.append(topic, b"b", expected=at).error_code == OK,
                 "the next one",
-                within_seconds=PATIENCE_SECONDS,
+                seconds=PATIENCE_SECONDS,
             )
         finally:
             stage.proxy.resume()
@@ -461,7 +462,7 @@ def test_commit_through_another_proxy_during_validation_succeeds(stage: Stage, t
         until(  # it has just started
             lambda: transactional.connection.append(topic, batch(b"old", expected=2)).error_code == OK,
             "an append",
-            within_seconds=PATIENCE_SECONDS,
+            seconds=PATIENCE_SECONDS,
         )
         assert transactional.append(topic, b"a", expected=3).error_code == OK
         who = transactional.producer

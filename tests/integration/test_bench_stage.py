@@ -12,18 +12,18 @@ from benchmarks.raw import Connection
 from benchmarks.routes import Peer, Route, StartError, free_ports, product
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
-from tests.support.forwarder import Forwarder
+from tests.kit.fault_proxy import FaultProxy
 from tests.support.kafka import running_kafka
 
 pytestmark = pytest.mark.kafka
 
 
 def test_listener_advertises_the_address_in_front(tmp_path: Path) -> None:
-    # given a forwarder that hands bytes on and rewrites nothing
-    with Forwarder() as tcp_peers:
+    # given a TCP proxy that rewrites nothing
+    with FaultProxy() as tcp_peers:
         in_front = Address("127.0.0.1", tcp_peers.port)
         with running_kafka(1, listeners={"FRONT": "PLAINTEXT"}, advertised={"FRONT": in_front}) as cluster:
-            tcp_peers.target = cluster.address(1, "FRONT")
+            tcp_peers.targets = (cluster.address(1, "FRONT"),)
             route = Route(Peer("plain", address=str(in_front)), port=0, upstream="", directory=tmp_path)
             # then clients who came through it are led to it, and others are not
             assert stage.await_kafka_through(route) == str(in_front)
@@ -34,10 +34,10 @@ def test_listener_advertises_the_address_in_front(tmp_path: Path) -> None:
 
 def test_route_that_redirects_to_kafka_is_not_measured() -> None:
     # given something that rewrites nothing, taken for a proxy that does
-    with Forwarder() as tcp_peers:
+    with FaultProxy() as tcp_peers:
         (kafka_port,) = free_ports(1)
-        tcp_peers.target = ("127.0.0.1", kafka_port)
-        given = Peer("plain", address=f"127.0.0.1:{tcp_peers.port}")
+        tcp_peers.targets = (("127.0.0.1", kafka_port),)
+        given = Peer("plain", address=tcp_peers.address)
         # when a run is set up with it
         with stage.Stage(stage.QUICK, [product(), given], kafka_port=kafka_port) as run:
             routes = [route.name for route in run.routes]
@@ -54,7 +54,7 @@ def test_only_a_single_broker_can_advertise_something_else() -> None:
 
 def test_route_that_does_not_reach_kafka_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "_ROUTE_SECONDS", 0.3)
-    with Forwarder() as nowhere:
-        route = Route(Peer("lost", address=f"127.0.0.1:{nowhere.port}"), port=0, upstream="", directory=tmp_path)
+    with FaultProxy() as nowhere:
+        route = Route(Peer("lost", address=nowhere.address), port=0, upstream="", directory=tmp_path)
         with pytest.raises(StartError, match="Kafka does not respond through lost"):
             stage.await_kafka_through(route)

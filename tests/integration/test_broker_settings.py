@@ -10,9 +10,10 @@ from kafka.protocol.admin import IncrementalAlterConfigsRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.integration.test_producer_state import PATIENCE_SECONDS, create, producers
+from tests.kit.waiting import until
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
-from tests.support.raw import Answer, Connection, Log, batch, settled, until
+from tests.support.raw import Answer, Connection, Log, batch, settled
 
 pytestmark = pytest.mark.kafka
 
@@ -76,7 +77,7 @@ def test_stale_append_after_lowered_producer_expiration(
     else:
         assert message.startswith(f"OFFSET_VIOLATION topic={topic} partition=0 expected=2 appended_at=5 "), message
         assert "producer.id.expiration.ms" in message
-        until(lambda: 'reason="Kafka had forgotten' in stale.log, "the log line", within_seconds=PATIENCE_SECONDS)
+        until(lambda: 'reason="Kafka had forgotten' in stale.log, "the log line", seconds=PATIENCE_SECONDS)
 
     end = log.end(topic)
     expect_at(end, other, topic)
@@ -87,8 +88,8 @@ def stale_append(client: Connection, cluster: KafkaCluster, stale: ProxyProcess,
     """At 2, where the log ended when its proxy saw it last."""
     log = Log(cluster.bootstrap)
     set_expiration(cluster, SECOND_MS)
-    until(lambda: not producers(log, topic), "Kafka to forget the fence", within_seconds=PATIENCE_SECONDS)
+    until(lambda: not producers(log, topic), "Kafka to forget the fence", seconds=PATIENCE_SECONDS)
     if known:
         changed = "producer.id.expiration.ms has changed"
-        until(lambda: changed in stale.log, "the setting to be read again", within_seconds=PATIENCE_SECONDS)
+        until(lambda: changed in stale.log, "the setting to be read again", seconds=PATIENCE_SECONDS)
     return settled(client, topic, batch(b"stale", expected=2))

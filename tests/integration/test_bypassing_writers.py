@@ -19,19 +19,9 @@ import pytest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
-from tests.support.raw import (
-    Answer,
-    Closed,
-    Connection,
-    Log,
-    Producer,
-    batch,
-    filled_topic,
-    produce_request,
-    settled,
-    until,
-)
+from tests.support.raw import Answer, Closed, Connection, Log, Producer, batch, filled_topic, produce_request, settled
 
 pytestmark = pytest.mark.kafka
 
@@ -238,7 +228,7 @@ def test_retry_appended_elsewhere_is_not_reported_as_refused(
             with log.connect(topic) as direct:
                 _unstamped(direct, topic, [b"around"])
             lost.send_produce({topic: {0: mine}})
-            until(lambda topic=topic: log.end(topic) == 5, "the append", within_seconds=60)
+            until(lambda topic=topic: log.end(topic) == 5, "the append", seconds=60)
 
         # At once, while the first try may not be answered yet, and later.
         for again in (settled(client, topic, mine), settled(client, topic, mine)):
@@ -378,7 +368,7 @@ def test_shared_producer_id_is_refused_on_unchecked_topics(
             liar.receive_produce()
     for topic in plain:
         assert log.values(topic) == [b"old"]
-    until(lambda: "PRODUCER_ID_TAKEN" in proxy.log, "the log line", within_seconds=60)
+    until(lambda: "PRODUCER_ID_TAKEN" in proxy.log, "the log line", seconds=60)
 
 
 def test_valid_bypassing_fence_is_an_ordinary_mismatch(

@@ -23,10 +23,11 @@ import pytest
 from fencepost_proxy.cli.main import main
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.topics.state import encode_topic_config
+from tests.kit.waiting import until
 from tests.support.certificates import Authority
 from tests.support.ports import free_port, free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, Record, batch, until
+from tests.support.raw import Connection, Log, Record, batch
 from tests.support.sasl_ssl import ADMIN, ALICE, BOB, CONTROL, Secured, password, sasl_ssl_kafka
 from tests.support.secured import allow
 from tests.support.tools import run_tools
@@ -84,7 +85,7 @@ def until_failed(config: str, directory: Path, requested: set[str]) -> Checked:
         observed.append(Checked(config, directory))
         return observed[-1].of("failed")
 
-    until(probe, f"failures of {requested}", within_seconds=120.0, is_there=lambda failed: set(failed) == requested)
+    until(probe, f"failures of {requested}", seconds=120.0, accept=lambda failed: set(failed) == requested)
     return observed[-1]
 
 
@@ -307,13 +308,13 @@ def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_p
         return [each["todo"] for each in observed[-1].findings if "kafka-acls" in each["todo"]]
 
     # When: an administrator runs what is suggested, as often as there is something new.
-    until(suggested, "findings", is_there=bool)
+    until(suggested, "findings", accept=bool)
     while new := [each for each in suggested() if each not in done]:
         done.update(new)
         run_tools([shlex.split(each.replace("admin.properties", str(login))) for each in new], tmp_path)
 
     # Then: nothing is left, once brokers know of it all.
-    until(suggested, "nothing to be left", is_there=lambda left: not left)
+    until(suggested, "nothing to be left", accept=lambda left: not left)
     assert observed[-1].status == 0
     stated = str(sorted(done))
     assert "--topic guarded- --resource-pattern-type prefixed" in stated
@@ -409,7 +410,7 @@ def test_topics_on_which_admins_have_set_a_check(secured: Secured, tmp_path: Pat
         known = until(
             lambda: admin.metadata(there, again, listed).topics,
             "brokers to know these topics",
-            is_there=lambda topics: not any(each.error_code for each in topics),
+            accept=lambda topics: not any(each.error_code for each in topics),
         )
         ids = {each.name: each.topic_id for each in known}
         for topic, topic_id, check in (

@@ -28,10 +28,11 @@ from kafka import KafkaProducer
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.tools import compile_java, run_java, run_tool
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.kafka import kafka_version, running_kafka
 from tests.support.messages import RawConnection
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
-from tests.support.raw import Answer, Connection, Log, Producer, batch, filled_topic, produce_request, settled, until
+from tests.support.raw import Answer, Connection, Log, Producer, batch, filled_topic, produce_request, settled
 from tests.support.transactions import (
     Transactional,
     abort_as_an_admin,
@@ -144,7 +145,7 @@ def beside_a_conditional_writer(address: str, topic: str, name: str = "w") -> It
         until(
             lambda: reported.accepted > before or writing.done(),
             "the writer to get on",
-            within_seconds=PATIENCE_SECONDS,
+            seconds=PATIENCE_SECONDS,
         )
 
     with ThreadPoolExecutor(1) as pool:
@@ -217,17 +218,18 @@ def test_conditional_appends_wait_for_the_marker(  # noqa: PLR0917
 
         for expected in (4, 5):
             meanwhile = client.append(topic, batch(b"mine", expected=expected), timeout_ms=3000)
-            assert meanwhile.error_code == NOT_LEADER, meanwhile
+            timed_out = way == "timeout" and log.end(topic) > 4  # already, on a busy machine
+            assert meanwhile.error_code in ((NOT_LEADER, POLICY_VIOLATION) if timed_out else (NOT_LEADER,)), meanwhile
 
         WAYS[way](transactional, cluster, topic)
-        until(lambda: log.end(topic) > 4, "the marker", within_seconds=PATIENCE_SECONDS)
+        until(lambda: log.end(topic) > 4, "the marker", seconds=PATIENCE_SECONDS)
         if way == "an admin's abort":
             # The coordinator knows nothing of it, and will have a second marker written.
             assert transaction_state(cluster.bootstrap, transactional.name)[0] == "Ongoing"
             between = client.append(topic, batch(b"between", expected=5), timeout_ms=3000)
             assert between.error_code == NOT_LEADER, between
             transactional.end(commit=False)
-            until(lambda: log.end(topic) > 5, "the second marker", within_seconds=PATIENCE_SECONDS)
+            until(lambda: log.end(topic) > 5, "the second marker", seconds=PATIENCE_SECONDS)
     end = log.end(topic)
     stale = settled(client, topic, batch(b"mine", expected=4))
     assert (stale.error_code, stale.base_offset) == (POLICY_VIOLATION, end)
@@ -289,7 +291,7 @@ def test_partition_added_but_never_written_gets_a_marker(  # noqa: PLR0917
         transactional.begin(topic)
         meanwhile = client.append(topic, batch(b"mine", expected=2), timeout_ms=3000)
         WAYS[way](transactional, cluster, topic)
-        until(lambda: log.end(topic) > 2, "the marker", within_seconds=PATIENCE_SECONDS)
+        until(lambda: log.end(topic) > 2, "the marker", seconds=PATIENCE_SECONDS)
     assert meanwhile.error_code == NOT_LEADER, meanwhile
     stale = settled(client, topic, batch(b"mine", expected=2))
     assert (stale.error_code, stale.base_offset) == (POLICY_VIOLATION, 3)
@@ -323,13 +325,13 @@ def test_conditional_writer_stays_correct_during_transaction_markers(  # noqa: P
                         transaction_state(cluster.bootstrap, transactional.name)[0] not in ("Ongoing", "PrepareCommit")
                     ),
                     "its end",
-                    within_seconds=PATIENCE_SECONDS,
+                    seconds=PATIENCE_SECONDS,
                 )
             before = reported.accepted
             until(
                 lambda before=before: reported.accepted > before,
                 "the writer to get on",
-                within_seconds=PATIENCE_SECONDS,
+                seconds=PATIENCE_SECONDS,
             )
     print(reported.check(log, topic))
 
@@ -341,7 +343,7 @@ def until_ok(append: Callable[[], Answer]) -> Answer:
         answer = append()
         return None if answer.error_code == NOT_LEADER else answer
 
-    found: Answer = until(queried, "an answer that is not retriable", within_seconds=PATIENCE_SECONDS)
+    found: Answer = until(queried, "an answer that is not retriable", seconds=PATIENCE_SECONDS)
     return found
 
 
@@ -421,7 +423,7 @@ def test_the_proxy_restarts_while_a_transaction_is_open(
                     answer = client.append(topic, batch(b"mine", expected=expected), timeout_ms=3000)
                     assert answer.error_code == NOT_LEADER, answer
                 assert transactional.end(commit=True) == OK
-                until(lambda: log.end(topic) == 3, "the marker", within_seconds=PATIENCE_SECONDS)
+                until(lambda: log.end(topic) == 3, "the marker", seconds=PATIENCE_SECONDS)
                 assert settled(client, topic, batch(b"mine", expected=3))[:2] == (OK, 3)
     assert log.values(topic) == [b"old", b"txn", b"mine"]
 
@@ -437,12 +439,12 @@ def test_kafkas_own_tool_aborts_one(
         run_tool(
             "kafka-transactions", ["--bootstrap-server", proxy.bootstrap, "abort", *where], version=kafka_version()
         )
-        until(lambda: log.end(topic) == 3, "the marker", within_seconds=PATIENCE_SECONDS)
+        until(lambda: log.end(topic) == 3, "the marker", seconds=PATIENCE_SECONDS)
         transactional.end(commit=False)
     until(
         lambda: transaction_state(cluster.bootstrap, f"{topic}-txn")[0] == "CompleteAbort",
         "the coordinator",
-        within_seconds=PATIENCE_SECONDS,
+        seconds=PATIENCE_SECONDS,
     )
     end = log.end(topic)
     assert settled(client, topic, batch(b"mine", expected=end))[:2] == (OK, end)
@@ -472,7 +474,7 @@ def test_required_topics_are_never_added_to_a_transaction(
         assert transactional.append(plain, b"txn").error_code == OK
         assert transactional.end(commit=True) == REFUSED[1]  # a conditional append of it was refused
         assert transactional.end(commit=False) == OK
-    until(lambda: (log.end(plain), log.end(checked)) == (2, 1), "the markers", within_seconds=PATIENCE_SECONDS)
+    until(lambda: (log.end(plain), log.end(checked)) == (2, 1), "the markers", seconds=PATIENCE_SECONDS)
     assert client.append(required, batch(b"new", expected=3))[:2] == (OK, 3)
     assert settled(client, checked, batch(b"x", expected=1))[:2] == (OK, 1)
     assert log.values(required) == [b"old", b"old", b"new", b"new"]
@@ -497,7 +499,7 @@ def test_required_topic_refuses_appends_within_a_transaction(  # noqa: PLR0917
         if others:
             assert transactional.end(commit=True) == REFUSED[2]  # a conditional append of it was refused
             assert transactional.end(commit=False) == OK
-            until(lambda: log.end(others[0]) == 4, "the marker", within_seconds=PATIENCE_SECONDS)
+            until(lambda: log.end(others[0]) == 4, "the marker", seconds=PATIENCE_SECONDS)
         else:
             assert state == "Empty"
     assert client.append(required, batch(b"new", expected=2))[:2] == (OK, 2)
@@ -556,7 +558,7 @@ def test_transactions_in_opposite_partition_order_all_commit(  # noqa: PLR0917
     print(f"protocol {protocol}: committed {dict(committed)}, yielded {dict(yielded)}")
     assert committed == {"a": rounds, "b": rounds}
     for topic in topics:
-        until(partial(_appended_at_end, client, log, topic), "nobody's any more", within_seconds=PATIENCE_SECONDS)
+        until(partial(_appended_at_end, client, log, topic), "nobody's any more", seconds=PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
@@ -619,7 +621,7 @@ def test_conflicting_transaction_waits_only_without_earlier_appends(
         until(
             lambda: a.append(right, b"a", expected=log.end(right), timeout_ms=3000).error_code == OK,
             "the markers",
-            within_seconds=PATIENCE_SECONDS,
+            seconds=PATIENCE_SECONDS,
         )
 
 
@@ -633,7 +635,7 @@ def again(connection: Connection, transactional: Transactional, topic: str, reco
         answer: Answer = connection.receive_produce(version)[1][topic, 0]
         return None if answer.error_code in (NOT_LEADER, 51) else answer
 
-    found: Answer = until(queried, "an answer that is not retriable", within_seconds=PATIENCE_SECONDS)
+    found: Answer = until(queried, "an answer that is not retriable", seconds=PATIENCE_SECONDS)
     return found
 
 
@@ -789,7 +791,7 @@ def test_a_refusal_within_a_transaction_leaves_it_abortable(
         until(
             lambda: transaction_state(cluster.bootstrap, f"{topic}-txn")[0].startswith(("Complete", "Empty")),
             "the coordinator",
-            within_seconds=PATIENCE_SECONDS,
+            seconds=PATIENCE_SECONDS,
         )
         return log.end(topic)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
-from tests.support.framepipe import FramePipe
+from tests.kit.fault_proxy import FaultProxy, Hold
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, batch
 from tests.support.senders import CLIENTS, Client, JavaProducers, Seen, create_topic, documented, free_proxy_port
@@ -63,23 +63,23 @@ def mortal_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) 
 
 @dataclass
 class Front:
-    """A proxy that clients reach by pipes only: one for its bootstrap address, one for its broker's."""
+    """A proxy that clients reach only through fault proxies: one for its bootstrap address, one for its broker."""
 
     bootstrap: str
-    broker: FramePipe
+    broker: FaultProxy
     proxy: ProxyProcess
 
 
 @pytest.fixture(scope="module")
 def front(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    # The pipes have the proxy's ports on another loopback address, which is what it tells clients to connect to.
+    # The fault proxies have the proxy's ports on another loopback address, which the proxy advertises.
     host, port = "127.0.0.2", free_proxy_port()
     config = f'advertised_host = "{host}"\n{_CHECKED}'
     with ExitStack() as stack:
         directory = tmp_path_factory.mktemp("front")
         proxy = stack.enter_context(ProxyProcess(kafka.bootstrap, directory, config=config, port=port))
         bootstrap, broker = (
-            stack.enter_context(FramePipe(("127.0.0.1", each), host=host, port=each)) for each in (port, port + 2)
+            stack.enter_context(FaultProxy(("127.0.0.1", each), host=host, port=each)) for each in (port, port + 2)
         )
         yield Front(bootstrap.address, broker, proxy)
 
@@ -206,7 +206,7 @@ def test_no_pipelined_record_is_appended_after_a_gap(
             assert producer.send(topic, "warm", expected=offset).get().offset == offset
         assert raw.append(topic, batch(b"rival", expected=3)).error_code == 0
         # Those that send ahead of an answer are not answered before all three are on their way.
-        with front.broker.together(b"chain ", 3 if client.pipelines else 1):
+        with front.broker.add(Hold("request", b"chain ", count=3 if client.pipelines else 1)):
             sent = [producer.send(topic, f"chain {i}", expected=3 + i) for i in range(3)]
             first, *others = [each.get() for each in sent]
         then = producer.send(topic, "next", expected=Log(kafka.bootstrap).end(topic)).get()

@@ -1,8 +1,8 @@
-"""A lost acknowledgement, with every real client: what its user is told, and that the log has the record once.
+"""A lost acknowledgement, with every real client: what it reports, and that the record is in the log once.
 
-The answer to an append is cut off at a byte: on its way to the client, or on the way from Kafka to the proxy; the
-client retries. Then producers that change their epoch, and records that the application sends again. The table "After a
-lost acknowledgement" in docs/other-clients.md must equal the outcomes that these tests observe.
+The response to an append is cut at a byte, between proxy and client or between Kafka and proxy, and the client retries.
+Also: producers that change their epoch, and records that the application sends again. The table "After a lost
+acknowledgement" in docs/other-clients.md must equal the observed outcomes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from kafka.protocol.producer import ProduceRequest
 
 from fencepost import Record, RetryPolicy
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.fault_proxy import Cut, Drop, Fault, FaultProxy, Hold
+from tests.kit.waiting import until
 from tests.support import clients
 from tests.support.clients import LIBRARIES
-from tests.support.framepipe import Cut, FramePipe
 from tests.support.kafka import running_kafka
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, Logged, batch, read_batches, until
+from tests.support.raw import Connection, Log, Logged, batch, read_batches
 from tests.support.senders import (
     CLIENTS,
     Client,
@@ -62,7 +63,7 @@ GIVEN_UP = {
     "confluent-kafka, `enable.idempotence=true`": ("the same, next sequence", "refused", "success"),
 }
 _REFUSED = ("PolicyViolationException", "PolicyViolationError", "POLICY_VIOLATION", "OffsetMismatch")
-HOST = "127.0.0.2"  # where the pipes of the client hop are; the proxy has the same ports on 127.0.0.1
+HOST = "127.0.0.2"  # of the fault proxies for clients; the proxy has the same ports on 127.0.0.1
 _CONFIG = f"""
 advertised_host = "{HOST}"
 [limits]
@@ -76,17 +77,17 @@ each_client = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: clie
 
 @dataclass
 class Stage:
-    """client -> pipe -> proxy -> pipe -> Kafka."""
+    """client -> fault proxy -> proxy -> fault proxy -> Kafka."""
 
     kafka: KafkaCluster
     proxy: ProxyProcess
-    bootstrap: str  # what clients are given
-    pipes: dict[Hop, FramePipe]  # what appends go through
-    front: tuple[FramePipe, ...]
+    bootstrap: str  # for clients
+    pipes: dict[Hop, FaultProxy]  # between client and proxy, and between proxy and Kafka
+    front: tuple[FaultProxy, ...]
 
     @property
     def direct(self) -> str:
-        """The proxy's own address of its broker's listener, for those who are not to wait for the pipe."""
+        """The proxy's own address, without a fault proxy."""
         return f"127.0.0.1:{self.proxy.port}"
 
     def topic(self, name: str, partitions: int = 1) -> str:
@@ -95,35 +96,34 @@ class Stage:
     @contextmanager
     def nobody_gets_through(self) -> Iterator[None]:
         for pipe in self.front:
-            pipe.close()
+            pipe.refuse()
         try:
             yield
         finally:
             for pipe in self.front:
-                pipe.open()
+                pipe.accept()
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with ExitStack() as stack:
-        upstream = stack.enter_context(FramePipe())
+        upstream = stack.enter_context(FaultProxy())
         port = free_port()
         kafka = stack.enter_context(
             running_kafka(
                 1,
                 ports=[port],
                 listeners={"WIRE": "PLAINTEXT"},
-                # What Kafka tells the proxy to connect to is the pipe.
+                # Kafka advertises the fault proxy.
                 properties={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},WIRE://{upstream.address}"},
             )
         )
-        address = kafka.address(1, "WIRE")
-        upstream.target = (address.host, address.port)
+        upstream.targets = (kafka.address(1, "WIRE"),)
         proxy_port = free_proxy_port()
         directory = tmp_path_factory.mktemp("proxy")
         proxy = stack.enter_context(ProxyProcess(upstream.address, directory, config=_CONFIG, port=proxy_port))
         front = tuple(
-            stack.enter_context(FramePipe(("127.0.0.1", each), host=HOST, port=each))
+            stack.enter_context(FaultProxy(("127.0.0.1", each), host=HOST, port=each))
             for each in (proxy_port, proxy_port + 2)
         )
         yield Stage(kafka, proxy, front[0].address, {"client": front[1], "kafka": upstream}, front)
@@ -142,16 +142,12 @@ def _append(stage: Stage, topic: str, value: bytes, *, expected: int) -> None:
         assert answer.error_code in (0, 6), answer
         return answer.error_code == 0
 
-    until(tried, f"an append to {topic} at {expected}", within_seconds=60)
+    until(tried, f"an append to {topic} at {expected}", seconds=60)
 
 
-def _cuts(rng: random.Random) -> dict[str, Callable[[int], int]]:
-    """Where the answer ends, by name: length -> bytes that arrive."""
-    return {
-        "before its first byte": lambda length: 0,
-        "inside": lambda length: rng.randrange(1, length),
-        "behind its last byte": lambda length: length,
-    }
+def _cuts(rng: random.Random) -> dict[str, float]:
+    """Where the response ends, by name: the part that arrives."""
+    return {"before its first byte": 0.0, "inside": rng.uniform(0.001, 0.999), "behind its last byte": 1.0}
 
 
 def _reported(observed: Seen) -> str:
@@ -188,9 +184,9 @@ def test_lost_acknowledgement_outcome_matches_documentation(
         reported: dict[tuple[Hop, bool], list[str]] = {}
         for hop, pipe in stage.pipes.items():
             for named in (False, True):
-                for where, at in _cuts(rng).items():
+                for where, part in _cuts(rng).items():
                     value = f"{hop} {'named' if named else 'unnamed'} {where}"
-                    cut = pipe.cut_answer(value.encode(), at)
+                    cut = pipe.add(Cut("response", value.encode(), part=part))
                     sending = sender.send(
                         topic, value, expected=len(values), write_id=f"{topic} {value}" if named else None
                     )
@@ -224,7 +220,7 @@ def test_lost_acknowledgement_with_proxy_and_broker_killed(
     reported: dict[str, dict[bool, Seen]] = {client.name: {} for client in CLIENTS}
     with ExitStack() as stack:
         waiting, writing = [], []
-        hanging: list[Cut] = []
+        hanging: list[Fault] = []
         for client in CLIENTS:
             for named in (False, True):
                 topic = stage.topic(unique_topic("retry-killed"))
@@ -233,7 +229,7 @@ def test_lost_acknowledgement_with_proxy_and_broker_killed(
                 sender = stack.enter_context(closing(client.open(stage.bootstrap, java, **patient)))
                 assert sender.send(topic, "before", expected=0).get().offset == 0
                 value = f"mine in {topic}"
-                hanging.append(stage.pipes["client"].cut_answer(value.encode(), lambda length: 0, hang=True))
+                hanging.append(stage.pipes["client"].add(Drop("response", value.encode(), everything=True)))
                 sending = sender.send(topic, value, expected=1, write_id=f"the id of {value}" if named else None)
                 waiting.append((client, named, topic, value, sending))
         pool = stack.enter_context(ThreadPoolExecutor(len(LIBRARIES)))
@@ -244,7 +240,7 @@ def test_lost_acknowledgement_with_proxy_and_broker_killed(
             writer = stack.enter_context(closing(clients.log_writer(library, topic, stage.bootstrap, retry)))
             writer.read_to_end(lambda record: None)
             assert writer.append([Record(b"before")]) == 0
-            hanging.append(stage.pipes["client"].cut_answer(value.encode(), lambda length: 0, hang=True))
+            hanging.append(stage.pipes["client"].add(Drop("response", value.encode(), everything=True)))
             writing.append((topic, value, pool.submit(writer.append, [Record(value.encode())])))
         for cut in hanging:
             cut.wait()
@@ -308,7 +304,7 @@ def test_retry_after_refusal_on_another_partition_is_recognised(
             with closing(client.open(stage.bootstrap, java, **_WAITS_BEFORE_RETRIES[client.library])) as sender:
                 for partition in (0, 1):
                     assert sender.send(topic, "before", partition=partition, expected=0).get().offset == 0
-                cut = stage.pipes["client"].cut_answer(value.encode(), lambda length: 0)
+                cut = stage.pipes["client"].add(Cut("response", value.encode()))
                 sending = sender.send(topic, value, expected=1, write_id=f"{topic} id" if named else None)
                 cut.wait()
                 assert sender.send(topic, "wrong", partition=1, expected=7).get().error is not None
@@ -341,7 +337,7 @@ def test_resent_given_up_record_is_not_appended_twice(
                 pass  # a slow machine: it gave up too soon
             write_id = f"{topic} id" if named else None
             value = f"given up in {topic}"
-            hanging = stage.pipes["client"].cut_answer(value.encode(), lambda length: 0, hang=True)
+            hanging = stage.pipes["client"].add(Drop("response", value.encode(), everything=True))
             sending = sender.send(topic, value, expected=1, write_id=write_id)
             hanging.wait()
             with stage.nobody_gets_through():
@@ -377,7 +373,7 @@ def _comes_as(stage: Stage, value: str) -> str:
 
 def _tries(stage: Stage, value: str) -> list[Logged]:
     found = []
-    for frame in list(stage.pipes["client"].produced):
+    for frame in stage.pipes["client"].produced:
         if value.encode() in frame:
             request = ProduceRequest.decode(frame[4:], version=int.from_bytes(frame[6:8], "big"), header=True)
             found += read_batches(bytes(request.topic_data[0].partition_data[0].records))
@@ -399,8 +395,8 @@ def test_pipelined_retry_after_lost_refusal_is_appended_alone(
         assert sender.send(topic, "warm", expected=0).get().offset == 0
         assert raw.append(topic, batch(b"rival", expected=1)).error_code == 0
         one, two = f"link 1 of {topic}", f"link 2 of {topic}"
-        cut = stage.pipes["client"].cut_answer(two.encode(), lambda length: 0)
-        with stage.pipes["client"].together(b"link ", 2):
+        cut = stage.pipes["client"].add(Cut("response", two.encode()))
+        with stage.pipes["client"].add(Hold("request", b"link ", count=2)):
             first, second = sender.send(topic, one, expected=1), sender.send(topic, two, expected=2)
             cut.wait()
         assert first.get().error is not None

@@ -10,7 +10,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from kafka.admin import NewTopic
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
 from tests.support.ports import free_port, free_ports_in_a_row
@@ -51,16 +52,6 @@ def brokers_seen(proxy: ProxyProcess) -> dict[int, Address]:
     with RawConnection(Address.parse(proxy.bootstrap)) as connection:
         brokers = connection.query(METADATA, 9, {"Topics": []})["Brokers"]
     return {each["NodeId"]: Address(each["Host"], each["Port"]) for each in brokers}
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        with contextlib.suppress(OSError, Closed):
-            if found := condition():
-                return found
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.2)
 
 
 def answers(address: Address) -> bool:

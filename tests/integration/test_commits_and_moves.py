@@ -23,11 +23,12 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.instances import Process, Told
 from tests.support.kafka import unique_topic
 from tests.support.messages import RawConnection
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Producer, batch, produce_request, until
+from tests.support.raw import Connection, Producer, batch, produce_request
 from tests.support.stopping_validator import Stops
 from tests.support.three_brokers import NODES, PATIENCE_SECONDS, STAMPED, Stage3, leaders_listener
 from tests.support.transactions import transaction_state
@@ -165,7 +166,7 @@ class Stage:
                         return answer
             return None
 
-        return until(queried, f"the coordinator of {name}", within_seconds=PATIENCE_SECONDS)
+        return until(queried, f"the coordinator of {name}", seconds=PATIENCE_SECONDS)
 
     def begin(self, story: Story) -> None:
         init = InitProducerIdRequest(
@@ -197,9 +198,7 @@ class Stage:
                 answer = connection.receive_produce(version)[1][topic, story.partition]
             return None if answer.error_code in _AGAIN else answer.error_code
 
-        found: int = until(
-            appended, "an append", is_there=lambda each: each is not None, within_seconds=PATIENCE_SECONDS
-        )
+        found: int = until(appended, "an append", accept=lambda each: each is not None, seconds=PATIENCE_SECONDS)
         return found
 
     def end(self, story: Story, *, commit: bool) -> int:
@@ -275,7 +274,7 @@ class Stage:
                 until(
                     lambda topic=topic, story=story: self.is_stable(topic, story.partition),
                     f"no transaction to be open on {topic}-{story.partition}",
-                    within_seconds=PATIENCE_SECONDS,
+                    seconds=PATIENCE_SECONDS,
                 )
 
     def is_stable(self, topic: str, partition: int) -> bool:
@@ -326,7 +325,7 @@ class Stage:
                 with Connection(leaders_listener(self.proxy, topic)) as connection:
                     return connection.append(topic, records, partition=partition).error_code == OK
 
-            until(appended, f"{topic}-{partition} to go on", within_seconds=PATIENCE_SECONDS)
+            until(appended, f"{topic}-{partition} to go on", seconds=PATIENCE_SECONDS)
             self.visible[topic, partition].append(value)
 
 
@@ -435,7 +434,7 @@ def _await_sent(stage: Stage, going: Sequence[Story]) -> None:
         # API key, version, correlation id, client id; then the transactional id.
         end_txn = re.compile(rb"\x00\x1a\x00[\x00-\x05].{4}\x00.{1,60}?" + story.name.encode(), re.DOTALL)
         stage.kafka.until(
-            lambda end_txn=end_txn: any(end_txn.search(wire.sent) for wire in pipe._wires),
+            lambda end_txn=end_txn: any(end_txn.search(each.frame) for each in list(pipe.requests)),
             f"the commit of {story.name} to be sent",
         )
 

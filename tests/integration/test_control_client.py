@@ -29,7 +29,7 @@ from fencepost_proxy.net.control import (
 from fencepost_proxy.types import Address, LeaderEpoch, NodeId, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire.batch import fence_batch, parse_batch_header
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch, read_uncompressed_records
-from tests.support.waiting import until
+from tests.kit.waiting import until_async
 
 pytestmark = pytest.mark.kafka
 
@@ -175,7 +175,7 @@ def test_unknown_leader_epoch_is_waited_for(kafka: KafkaCluster) -> None:
                 await client.log_end(tp, timeout_seconds=0.5)
             return "error 75" in str(caught.value)
 
-        await until(refused)
+        await until_async(refused, "a refusal")
 
     with_client(kafka, story)
 
@@ -254,7 +254,7 @@ def test_open_transaction_is_listed_until_its_marker(kafka: KafkaCluster) -> Non
         async def none_open() -> bool:
             return not await client.open_transactions(tp)
 
-        await until(none_open)
+        await until_async(none_open, "no open transaction")
         # The marker took offset 2, and can be found like a batch.
         assert (await client.log_end(tp)).offset == 3
         marker = await client.read_batch(tp, Offset(2))
@@ -315,7 +315,7 @@ def test_unreplicated_record_counts_in_log_end_only(kafka3: KafkaCluster) -> Non
         async def replicated() -> bool:
             return await client.high_watermark(tp) == 2
 
-        await until(replicated)
+        await until_async(replicated, "all replicas")
         assert values_of(await client.read_batch(tp, Offset(1))) == [b"b"]
 
     with_client(kafka3, story)
@@ -333,7 +333,7 @@ def test_append_for_deleted_topic_is_refused_after_recreation(kafka: KafkaCluste
         async def gone() -> bool:
             return tp.topic not in (await client.refresh_metadata([tp.topic])).topics
 
-        await until(gone)
+        await until_async(gone, "the topic to be gone")
         await client.create_topic(tp.topic, partitions=1, replication_factor=1, configs={})
         assert (await client.log_end(tp)).offset == 0
 
@@ -426,7 +426,7 @@ def test_query_to_paused_broker_respects_its_time_limit(kafka: KafkaCluster) -> 
         async def appended() -> bool:
             return (await client.log_end(tp)).offset == 2
 
-        await until(appended)
+        await until_async(appended, "an append")
         assert values_of(await client.read_batch(tp, Offset(1))) == [b"in doubt"]
 
     with_client(kafka, story)
@@ -502,6 +502,6 @@ def test_partition_end_is_replicated_at_high_watermark(kafka3: KafkaCluster) -> 
             end = await client.partition_end(tp)
             return end.high_watermark == end.log_end.offset == 2
 
-        await until(replicated)
+        await until_async(replicated, "all replicas")
 
     with_client(kafka3, story)

@@ -16,11 +16,12 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
 
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.cut_off import CutOffCluster, cut_off_cluster
 from tests.support.kafka import unique_topic
 from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
-from tests.support.raw import Answer, Connection, Producer, batch, produce_request, until
+from tests.support.raw import Answer, Connection, Producer, batch, produce_request
 from tests.support.three_brokers import LIMITS, NODES
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
@@ -53,7 +54,7 @@ def lead(kafka: CutOffCluster, topic: str, node_id: int) -> None:
         query(kafka.wire(node_id), _ELECT_LEADERS, 2, elected)
         return all(leader(kafka.wire(each), topic) == node_id for each in NODES)
 
-    until(led, f"broker {node_id} to lead {topic}", within_seconds=_PATIENCE_SECONDS)
+    until(led, f"broker {node_id} to lead {topic}", seconds=_PATIENCE_SECONDS)
 
 
 def asked_again(query_message: Callable[[], Any], code: Callable[[Any], int]) -> Any:
@@ -61,7 +62,7 @@ def asked_again(query_message: Callable[[], Any], code: Callable[[Any], int]) ->
         answer = query_message()
         return None if code(answer) in _AGAIN else answer
 
-    return until(queried, "an answer", within_seconds=_PATIENCE_SECONDS)
+    return until(queried, "an answer", seconds=_PATIENCE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutOff]:
         until(
             lambda: leader(kafka.wire(here), STATE_TOPIC) in (here, there),
             "another leader",
-            within_seconds=_PATIENCE_SECONDS,
+            seconds=_PATIENCE_SECONDS,
         )
         informed = proxy("informed", here, there)
         yield CutOff(kafka, lost, (here, there), believing, informed, good, bad, plain)
@@ -134,7 +135,7 @@ def test_switched_on_check_applies_despite_old_leader_configs(cut_off: CutOff) -
         def switched() -> bool:
             return admin.alter_topic(cut_off.plain, {"fencepost.check.expected.offsets": "required"})[0] == OK
 
-        until(switched, "the topic to be switched", within_seconds=_PATIENCE_SECONDS)
+        until(switched, "the topic to be switched", seconds=_PATIENCE_SECONDS)
     assert cut_off.still_believed
 
     # Then the other proxy lets none through as before from the moment on that this is told, and comes to know of it.
@@ -156,7 +157,7 @@ def test_proxy_using_old_leader_refuses_invalid_commit(cut_off: CutOff) -> None:
             (found,) = client.query(FindCoordinatorRequest(key_type=1, coordinator_keys=[name]), 4).coordinators
         return int(found.node_id) if not found.error_code and found.node_id != lost else 0
 
-    node = until(coordinator, "a coordinator", within_seconds=_PATIENCE_SECONDS)
+    node = until(coordinator, "a coordinator", seconds=_PATIENCE_SECONDS)
 
     def at(address: str, request: Any, version: int) -> Any:
         with Connection(address) as client:

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.errors import ClusterError, PortTakenError, ToolError
 from fencepost_proxy.dev.tools import compile_java, run_java, run_tool
+from tests.kit.waiting import until
 from tests.support.kafka import kafka_version, running_kafka
 
 pytestmark = pytest.mark.kafka
@@ -48,15 +48,6 @@ def exists(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def answers(cluster: KafkaCluster, node_id: int, seconds: float) -> bool:
@@ -212,7 +203,7 @@ def test_more_listeners_and_server_properties(unique_topic: Callable[..., str]) 
         run_tool("kafka-topics", [*at, "--create", "--topic", topic], version=cluster.version)
         try:
             # A topic that was just created is not at once in every broker's metadata.
-            assert wait_until(lambda: authenticated.topics() == {topic}, 60)
+            until(lambda: authenticated.topics() == {topic}, f"{topic} to be known")
         finally:
             authenticated.close()
         with pytest.raises(ToolError, match="Could not match any topic-partitions"):
@@ -240,7 +231,7 @@ def test_brokers_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
         pid = int(parent.stdout.readline())
         assert exists(pid)
         os.kill(parent.pid, signal.SIGKILL)
-    assert wait_until(lambda: not exists(pid), 60)
+    until(lambda: not exists(pid), "the broker to end")
 
 
 def test_taken_port_is_named_before_kafka_starts() -> None:

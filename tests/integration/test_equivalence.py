@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import aiokafka
@@ -27,6 +28,7 @@ from kafka.errors import KafkaError
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until, until_async
 from tests.support.kafka import kafka_version, unique_topic
 from tests.support.messages import RawConnection
 from tests.support.proxy import ProxyProcess
@@ -88,28 +90,22 @@ class Stage:
 
 
 def _until_led(stage: Stage, topic: str) -> None:
-    """Kafka names leaders a moment before they take office; the first errors of that moment are nobody's business."""
+    """Metadata names leaders before they serve. Errors of that time are not compared."""
     with kafka_python_consumer(stage) as consumer:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while True:
+
+        def led() -> bool:
             found = consumer.partitions_for_topic(topic) or set()
-            try:
+            with suppress(KafkaError):
                 consumer.end_offsets([kafka_python.TopicPartition(topic, partition) for partition in found])
-            except KafkaError:
-                assert time.monotonic() < deadline
-            else:
-                if found:
-                    return
-            time.sleep(0.05)
+                return bool(found)
+            return False
+
+        until(led, f"leaders of {topic}", seconds=WAIT_SECONDS)
 
 
-def until_shown(text: str, query: Callable[[], Any]) -> Any:
-    """The broker that is asked hears of a change a moment after the one that made it."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while text not in repr(answer := query()):
-        assert time.monotonic() < deadline, answer
-        time.sleep(0.1)
-    return answer
+def _is_shown(configs: object) -> bool:
+    """A broker learns of a changed config later than the one that changed it."""
+    return "9876543210" in repr(configs)
 
 
 def outcome(action: Callable[[], Any]) -> Any:
@@ -284,7 +280,7 @@ def kp_admin(stage: Stage) -> Any:
             outcome(lambda: admin.create_partitions({topic: 4})),
             outcome(lambda: admin.create_partitions({topic: 1})),
             outcome(lambda: admin.alter_configs([change])),
-            until_shown("9876543210", lambda: admin.describe_configs([resource])),
+            until(lambda: admin.describe_configs([resource]), "the change", seconds=WAIT_SECONDS, accept=_is_shown),
             outcome(lambda: admin.delete_records({kafka_python.TopicPartition(topic, 0): 2})),
             outcome(lambda: admin.describe_groups([group])),
             outcome(lambda: [g for g in admin.list_groups() if group in str(g)]),
@@ -337,15 +333,6 @@ async def _outcome(action: Awaitable[Any]) -> Any:
         return await action
     except Exception as error:
         return type(error).__name__
-
-
-async def until_shown_async(text: str, query: Callable[[], Awaitable[Any]]) -> Any:
-    deadline = time.monotonic() + WAIT_SECONDS
-    answer = await query()
-    while text not in repr(answer):
-        assert time.monotonic() < deadline, answer
-        answer = await query()
-    return answer
 
 
 @in_asyncio
@@ -427,7 +414,9 @@ async def aio_admin(stage: Stage) -> Any:
             await _outcome(admin.create_topics([new(stage.name("wide"), 1, 77)])),
             await _outcome(admin.create_partitions({topic: aiokafka.admin.NewPartitions(4)})),
             await _outcome(admin.alter_configs([resource])),
-            await until_shown_async("9876543210", lambda: admin.describe_configs([resource])),
+            await until_async(
+                lambda: admin.describe_configs([resource]), "the change", seconds=WAIT_SECONDS, accept=_is_shown
+            ),
             await _outcome(admin.describe_consumer_groups([stage.name("nobody")])),
             await _outcome(admin.delete_topics([topic])),
         ]
@@ -586,7 +575,12 @@ def ck_admin(stage: Stage) -> Any:
         of(admin.create_partitions([confluent_admin.NewPartitions(topic, 4)])),
         of(admin.create_partitions([confluent_admin.NewPartitions(topic, 1)])),
         of(admin.incremental_alter_configs([change])),
-        until_shown("9876543210", lambda: [shown(each) for each in of(admin.describe_configs([resource]))]),
+        until(
+            lambda: [shown(each) for each in of(admin.describe_configs([resource]))],
+            "the change",
+            seconds=WAIT_SECONDS,
+            accept=_is_shown,
+        ),
         [each.offset for each in of(admin.list_offsets(latest))],
         [each.low_watermark for each in of(admin.delete_records([partition]))],
         of(admin.describe_acls(any_acl)),

@@ -12,9 +12,10 @@ from fencepost_proxy.config import Limits
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.net.control import ControlClient, Found, UpstreamUnavailable
 from fencepost_proxy.types import Address, Offset, ProducerId, TopicPartition
+from tests.kit.waiting import until
 from tests.support.fake_cluster import INVALID_RECORD, FakeClusterProcess
 from tests.support.kafka import unique_topic
-from tests.support.raw import Connection, Log, Producer, Record, batch, read_batches, until
+from tests.support.raw import Connection, Log, Producer, Record, batch, read_batches
 
 pytestmark = pytest.mark.kafka
 

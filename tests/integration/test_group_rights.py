@@ -13,10 +13,11 @@ import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
 from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Record, batch, until
+from tests.support.raw import Connection, Record, batch
 from tests.support.secured import User, proxy_of, secured_kafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(200)]

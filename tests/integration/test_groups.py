@@ -20,9 +20,10 @@ from kafka import KafkaAdminClient, TopicPartition
 from fencepost_proxy.cli.main import main
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.tools import compile_java, java_command
+from tests.kit.waiting import until
 from tests.support.grown import GrownTopic
 from tests.support.kafka import kafka_version, running_kafka
-from tests.support.members import MEMBERS, WAIT_SECONDS, Member, until
+from tests.support.members import MEMBERS, WAIT_SECONDS, Member
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 

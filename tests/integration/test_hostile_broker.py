@@ -17,8 +17,8 @@ import pytest
 from fencepost_proxy.types import Address
 from tests.integration.test_bad_input import NOISE_BYTES, rss_bytes
 from tests.integration.test_proxy_command import get, proxy
+from tests.kit.waiting import until
 from tests.support.ports import free_port
-from tests.support.raw import until
 
 pytestmark = [pytest.mark.no_cover, pytest.mark.timeout(200)]
 

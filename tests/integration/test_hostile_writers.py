@@ -22,6 +22,7 @@ import pytest
 from kafka.protocol.admin import CreatePartitionsRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support import raw
 from tests.support.hostile import WAYS, WIDE_PARTITIONS
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
@@ -131,5 +132,5 @@ def test_partition_added_at_kafka_accepts_first_append(
         requested = CreatePartitionsRequest.CreatePartitionsTopic(name=topic, count=2, assignments=None)
         answer = direct.query(CreatePartitionsRequest(topics=[requested], timeout_ms=10_000, validate_only=False), 3)
         assert answer.results[0].error_code == OK
-        raw.until(lambda: raw.Log(kafka.bootstrap).end(topic, 1) == 0, "the partition's leader", is_there=bool)
+        until(lambda: raw.Log(kafka.bootstrap).end(topic, 1) == 0, "the partition's leader", accept=bool)
         assert connection.append(topic, raw.batch(b"x"), partition=1).error_code == OK

@@ -14,12 +14,13 @@ from contextlib import closing
 
 import pytest
 
+from tests.kit.waiting import until
 from tests.support.clients import producer, read_all
 from tests.support.kafka import unique_topic
 from tests.support.old_kafka import OLD_FORMAT, OldKafka
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, batch, produce_request, until
+from tests.support.raw import Connection, batch
 from tests.support.senders import CLIENTS, Client, JavaProducers, Seen
 
 pytestmark = [
@@ -36,7 +37,7 @@ WITHOUT_PROXY = {
     "aiokafka, `enable_idempotence=True`": ("`UnsupportedForMessageFormatError`", "`ClusterAuthorizationFailedError`"),
     "confluent-kafka, `enable.idempotence=true`": ("`UNSUPPORTED_FOR_MESSAGE_FORMAT`", "`_PURGE_QUEUE`"),
 }
-OLD, NOT_PERMITTED, REFUSED = 43, 31, 44
+NOT_PERMITTED = 31
 IDEMPOTENT = [client for client in CLIENTS if client.idempotent and not client.ours]
 COUNT = 30
 _CONFIG = """
@@ -153,38 +154,6 @@ def test_fabricated_producer_id_grants_no_access(old: OldKafka, proxy: ProxyProc
         # What Kafka thinks of such an id where it is asked itself: as of any other.
         direct.client_id = "not-idempotent"
         assert direct.append(plain, batch(b"w", producer=made_up._replace(id=made_up.id ^ 1))).error_code == 0
-
-
-@pytest.mark.parametrize("version", [5, 7, 8])
-def test_required_idempotence_relays_the_refusal_of_kafka(old: OldKafka, proxy: ProxyProcess, version: int) -> None:
-    """`required` is never weakened: 43 goes through; who names no producer is refused, and told the log start."""
-    topic = create(old, "required", old_format=True)
-    with Connection(proxy.bootstrap) as connection:
-        named = connection.init_producer_id()
-        assert connection.append(topic, batch(b"v", producer=named), version=version).error_code == OLD
-        refusal = connection.append(topic, batch(b"v"), version=version)
-        assert (refusal.error_code, refusal.log_start_offset) == (REFUSED, 0)
-    assert read_all(old.bootstrap, topic) == []
-
-
-@pytest.mark.parametrize(
-    ("level", "records", "code"),
-    [(1, "idempotent", 0), (2, "idempotent", OLD), (0, "idempotent", OLD), (2, "plain", REFUSED)],
-)
-def test_a_request_may_say_its_level_itself(
-    level: int, records: str, code: int, old: OldKafka, proxy: ProxyProcess
-) -> None:
-    """Tagged field 254 of its header, on a topic of which nobody has said anything."""
-    topic = create(old, "plain", old_format=True)
-    with Connection(proxy.bootstrap) as connection:
-        made = batch(b"v", producer=connection.init_producer_id()) if records == "idempotent" else batch(b"v")
-        correlation_id, frame = connection.frame(produce_request({topic: {0: made}}, -1, 10_000, None, None), 9)
-        tags_at = 4 + 8 + 2 + len(connection.client_id)
-        assert frame[tags_at] == 0
-        tagged = frame[4:tags_at] + bytes([1, 0xFE, 1, 1, level]) + frame[tags_at + 1 :]
-        connection.socket.sendall(len(tagged).to_bytes(4, "big") + tagged)
-        answered, answers = connection.receive_produce(9)
-        assert (answered, answers[topic, 0].error_code) == (correlation_id, code)
 
 
 @pytest.mark.parametrize("library", ["kafka-python", "aiokafka", "confluent-kafka"])

@@ -13,10 +13,11 @@ import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.integration.test_producer_state import SETTINGS, delete_records, log_start, producers
+from tests.kit.waiting import until
 from tests.support.fake_cluster import FORGETFUL, FORGETS_EVERY, FakeClusterProcess
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, Producer, batch, until
+from tests.support.raw import Connection, Log, Producer, batch
 from tests.support.senders import CLIENTS, Client, JavaProducers, Seen, Sender
 from tests.support.three_brokers import Stage3, leaders_listener
 
@@ -101,7 +102,7 @@ def by_delete_records(log: Log, topic: str) -> None:
 def by_retention(log: Log, topic: str) -> None:
     with log.connect(topic) as direct:
         assert direct.alter_topic(topic, {"retention.ms": "1", "segment.ms": "50"}) == (0, None)
-        until(lambda: log_start(log, topic) == BEFORE, "the records to be deleted", within_seconds=90)
+        until(lambda: log_start(log, topic) == BEFORE, "the records to be deleted", seconds=90)
         assert direct.alter_topic(topic, {"retention.ms": "3600000"}) == (0, None)
 
 
@@ -120,7 +121,7 @@ def forgotten(forgetful: KafkaCluster, proxy: ProxyProcess, java: JavaProducers)
                 assert [each.offset for each in send(producer, topic, range(BEFORE))] == list(range(BEFORE))
                 made[client.name, prefix] = client, topic, producer
         for _, topic, _ in made.values():
-            until(lambda topic=topic: not producers(log, topic), "Kafka to forget", within_seconds=90)
+            until(lambda topic=topic: not producers(log, topic), "Kafka to forget", seconds=90)
         yield made
     gc.collect()
 
@@ -172,7 +173,7 @@ def test_every_answer_says_where_the_log_starts(proxy: ProxyProcess, forgetful: 
             refusal = until(
                 lambda version=version: connection.append(topic, batch(b"v"), version=version),
                 "a refusal that knows it",
-                is_there=lambda answer: answer.log_start_offset == 3,
+                accept=lambda answer: answer.log_start_offset == 3,
             )
             assert refusal.error_code == REFUSED
             gap = connection.append(
@@ -254,7 +255,7 @@ def test_records_lost_by_kafka_are_reported_lost(stage3: Stage3, java: JavaProdu
         for topic in topics.values():
             stage3.await_leader(topic, is_now=2)
             assert stage3.log.end(topic) == 3
-        found = until(append_raw, "an answer of the new leader", is_there=lambda code: code not in (3, 6, 7))
+        found = until(append_raw, "an answer of the new leader", accept=lambda code: code not in (3, 6, 7))
         assert found == OUT_OF_ORDER
         outcomes = {}
         for client in IDEMPOTENT:

@@ -1,8 +1,8 @@
-"""Appends whose outcome is in doubt: what the client is told is what the log has, or that it is not known.
+"""In-doubt appends: the response agrees with the log, or says that the outcome is unknown.
 
-Three brokers, two proxies, a pipe between them that fails at chosen bytes. What a client may be told: 0, and the append
-is where it expected to be; a refusal, and it is nowhere; 7, or nothing at all, and it is there or nowhere, once. And
-whatever happened, the next correct append works.
+Three brokers, two proxies, and before each broker a fault proxy, which fails at chosen bytes. A client may get: 0, and
+the record is at the expected offset; a refusal, and the record is not in the log; 7 or no response, and the record is
+at the expected offset or not in the log. After each fault, the next correct append succeeds.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from contextlib import suppress
 
 import pytest
 
-from tests.support.pipe import AnswerError, CutRequest, CutResponse, HoldRequest, HoldResponse
-from tests.support.raw import Answer, Closed, Connection, Producer, batch, produce_request, until
+from tests.kit.fault_proxy import Change, Cut, Direction, Hold, produce_error
+from tests.kit.waiting import until
+from tests.support.raw import Answer, Closed, Connection, Producer, batch, produce_request
 from tests.support.three_brokers import NODES, Stage3, leaders_listener, required_topic
 from tests.support.writers import (
     OK,
@@ -134,12 +135,13 @@ class Story:
 
 # --- the connection dies at a byte ------------------------------------------------------------------------------------
 
+DIRECTIONS: Sequence[Direction] = ("request", "response")
 PARTS = [0.0, 0.01, 0.5, 0.99, 1.0]
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(15, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_the_connection_is_lost_at_any_byte(rounds: int, stage3: Stage3, say: Say) -> None:
-    """Of the request, and of its answer; one append, or the third of a chain; warm and cold; named, idempotent."""
+    """Of request or response; one append, or the third of a pipeline; fence confirmed or not; named, idempotent."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -148,18 +150,18 @@ def test_the_connection_is_lost_at_any_byte(rounds: int, stage3: Stage3, say: Sa
     for run in range(rounds):
         parts = PARTS if run == 0 else [chance.random() for _ in range(4)]
         for part in parts:
-            for fault_class in (CutRequest, CutResponse):
+            for direction in DIRECTIONS:
                 for kind in ("one", "named", "idempotent", "chain", "cold"):
                     count = 5 if kind == "chain" else 1
                     with story.connect() as client:
                         end = story.warm(1 if kind == "cold" else 0)
                         values = [story.value(kind, end + i) for i in range(count)]
-                        fault = stage3.pipes[1].expect(fault_class(values[count // 2], part))
+                        fault = stage3.pipes[1].add(Cut(direction, values[count // 2], part=part))
                         producer = client.init_producer_id() if kind == "idempotent" else None
                         story.send(client, *values, at=end, named=kind in ("named", "cold"), producer=producer)
                         codes = story.apply_records(client, *values)
-                    fault.wait_happened()
-                    reported.setdefault(f"{fault_class.__name__} {kind}", set()).add(tuple(codes))
+                    fault.wait()
+                    reported.setdefault(f"{direction} {kind}", set()).add(tuple(codes))
     for what, codes_seen in reported.items():
         say(f"{what}: {sorted(codes_seen)}")
     story.end(say, "cut at a byte")
@@ -167,13 +169,13 @@ def test_the_connection_is_lost_at_any_byte(rounds: int, stage3: Stage3, say: Sa
 
 @pytest.mark.parametrize("beside", ["another wants the offset", "alone"])
 def test_lost_answer_delays_another_client_until_resolved(beside: str, stage3: Stage3, say: Say) -> None:
-    """The one that waits gets its turn only when the log has decided about the one before it."""
+    """The second append is admitted only after the first is resolved from the log."""
     story = Story(stage3)
     for part in (0.0, 0.5):
-        for fault_class in (CutRequest, CutResponse):
+        for direction in DIRECTIONS:
             end = story.warm()
             mine, other = story.value("mine", end), story.value("other", end)
-            stage3.pipes[1].expect(fault_class(mine, part))
+            stage3.pipes[1].add(Cut(direction, mine, part=part))
             with story.connect() as client, story.connect() as another:
                 story.send(client, mine, at=end)
                 if beside != "alone":
@@ -189,19 +191,21 @@ def test_lost_answer_delays_another_client_until_resolved(beside: str, stage3: S
 
 @pytest.mark.parametrize("tells_offset", [True, False], ids=["with the offset", "without"])
 def test_an_error_after_the_append_is_no_refusal(tells_offset: bool, stage3: Stage3, say: Say) -> None:
-    """The broker says 7, 20 or -1 of a batch that it has appended (6 only with its offset: else it has not)."""
+    """The broker responds 7, 20 or -1 to a batch that it has appended. 6 only with an offset: without, it has not."""
     story = Story(stage3)
     errors = [TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND, UNKNOWN_SERVER_ERROR]
     for error_code in [*errors, NOT_LEADER] if tells_offset else errors:
         for kind in ("bare", "named", "idempotent"):
             end = story.warm()
             value = story.value(f"error{error_code}", end)
-            fault = stage3.pipes[1].expect(AnswerError(value, error_code, tells_offset=tells_offset))
+            fault = stage3.pipes[1].add(
+                Change("response", value, change=produce_error(error_code, with_offset=tells_offset))
+            )
             with story.connect() as client:
                 producer = client.init_producer_id() if kind == "idempotent" else None
                 story.send(client, value, at=end, named=kind == "named", producer=producer)
                 codes = story.apply_records(client, value)
-            fault.wait_happened()
+            fault.wait()
             assert codes in ([OK], [TIMED_OUT], []), codes
             if kind == "named":
                 assert codes == [OK], "the log has it, under its name"
@@ -254,17 +258,17 @@ def test_appends_timed_out_by_paused_replicas_stay_consistent(stage3: Stage3, sa
 # --- the client is gone -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("held", [HoldRequest, HoldResponse], ids=["request on its way", "answer on its way"])
-def test_append_of_disconnected_client_keeps_its_offset(held: type[HoldRequest], stage3: Stage3, say: Say) -> None:
+@pytest.mark.parametrize("held", DIRECTIONS)
+def test_append_of_disconnected_client_keeps_its_offset(held: Direction, stage3: Stage3, say: Say) -> None:
     story = Story(stage3)
     for reset in (True, False):
         end = story.warm()
         gone, next_one = story.value("gone", end), story.value("next", end)
         client = story.connect()
-        with held(gone) as fault, story.connect() as another:
-            stage3.pipes[1].expect(fault)
+        with Hold(held, gone) as fault, story.connect() as another:
+            stage3.pipes[1].add(fault)
             story.send(client, gone, at=end)
-            fault.wait_happened()
+            fault.wait()
             if reset:
                 client.reset()
             else:
@@ -283,10 +287,10 @@ def test_append_queued_in_former_leader_stays_consistent(stage3: Stage3, say: Sa
     story = Story(stage3)
     client, end = story.warm_client()
     queued = [story.value("queued", end + i) for i in range(3)]
-    with HoldRequest(queued[0]) as fault:
-        stage3.pipes[1].expect(fault)
+    with Hold("request", queued[0]) as fault:
+        stage3.pipes[1].add(fault)
         story.send(client, *queued, at=end, timeout_ms=2_000)
-        fault.wait_happened()
+        fault.wait()
         stage3.kafka.pause(1)
     try:
         codes = story.apply_records(client, *queued)
@@ -329,20 +333,16 @@ def test_append_queued_in_only_replica_stays_consistent(seconds: int, stage3: St
         story.end(say, "queued in the only replica")
 
 
-@pytest.mark.parametrize(
-    "held",
-    [pytest.param(HoldRequest, marks=pytest.mark.soak), HoldResponse],
-    ids=["request on its way", "answer on its way"],
-)
-def test_broker_replaced_during_append_stays_consistent(held: type[HoldRequest], stage3: Stage3, say: Say) -> None:
-    """kill -9 of the leader; the wire to it is cut, or brings the dead broker's answer when another has written."""
+@pytest.mark.parametrize("held", [pytest.param("request", marks=pytest.mark.soak), "response"])
+def test_broker_replaced_during_append_stays_consistent(held: Direction, stage3: Stage3, say: Say) -> None:
+    """kill -9 of the leader. The held response of the dead broker arrives after another leader has appended."""
     story = Story(stage3)
     client, end = story.warm_client()
     values = [story.value("on-its-way", end + i) for i in range(3)]
-    with held(values[0]) as fault, client:
-        stage3.pipes[1].expect(fault)
+    with Hold(held, values[0]) as fault, client:
+        stage3.pipes[1].add(fault)
         story.send(client, *values, at=end, named=True)
-        fault.wait_happened()
+        fault.wait()
         stage3.kafka.kill(1)
         stage3.await_leader(story.topic, other_than=1)
         append_at_the_end(stage3.log, stage3.proxies[1], story.topic, "other", story.ledger)
@@ -361,10 +361,10 @@ def test_paused_leader_blocks_no_client_after_failover(stage3: Stage3) -> None:
     end = story.warm()
     value = story.value("in-flight", end)
     with story.connect() as client:
-        with HoldRequest(value) as fault:
-            stage3.pipes[1].expect(fault)
+        with Hold("request", value) as fault:
+            stage3.pipes[1].add(fault)
             story.send(client, value, at=end, timeout_ms=3_000)
-            fault.wait_happened()
+            fault.wait()
             stage3.kafka.pause(1)
         try:
             assert story.apply_records(client, value) == [TIMED_OUT]

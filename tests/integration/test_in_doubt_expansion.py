@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.growing import OK, check_log, counted, expansions, grow, grow_in_the_end, partition_count, writing
 from tests.support.kafka import unique_topic
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, Record, batch, produce_request, until
+from tests.support.raw import Connection, Log, Record, batch, produce_request
 from tests.support.transactions import Transactional
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]

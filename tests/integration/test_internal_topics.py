@@ -11,8 +11,9 @@ from kafka.protocol.metadata import MetadataRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.topics.virtual_configs import INTERNAL_TOPICS
+from tests.kit.waiting import until
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, until
+from tests.support.raw import Connection
 
 pytestmark = pytest.mark.kafka
 

@@ -17,12 +17,13 @@ from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.jars import RELEASES
 from fencepost_proxy.types import Address
 from fencepost_proxy.wire.apis import APIS, METADATA, PRODUCE
+from tests.kit.waiting import until
 from tests.releases import page, story
 from tests.releases.story import Front, Release
 from tests.support.future_broker import NEW_APIS, NEWER_BY, FutureBroker
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
-from tests.support.raw import Connection, Log, batch, until
+from tests.support.raw import Connection, Log, batch
 from tests.support.senders import CLIENTS, JavaProducers, create_topic
 
 pytestmark = [pytest.mark.kafka]
@@ -57,7 +58,7 @@ def of_today(broker: FutureBroker) -> Iterator[KafkaCluster]:
     """The broker behind it, at its own address."""
     advertised = {"FUTURE": Address.parse(broker.address)}
     with running_kafka(listeners={"FUTURE": "PLAINTEXT"}, advertised=advertised) as kafka:
-        broker.target = kafka.address(1, "FUTURE")
+        broker.targets = (kafka.address(1, "FUTURE"),)
         yield kafka
 
 

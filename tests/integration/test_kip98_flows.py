@@ -19,11 +19,12 @@ import pytest
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.tools import MAIN_CLASSES, compile_java, run_java
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.instances import CLIENTS, Process
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
 from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
-from tests.support.raw import Connection, Log, until
+from tests.support.raw import Connection, Log
 from tests.support.transactions import set_transaction_version
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
@@ -92,7 +93,7 @@ def _state(cluster: KafkaCluster, transactional_id: str) -> str:
         answer = _query(f"{found['Host']}:{found['Port']}", DESCRIBE_TRANSACTIONS, 0, body)["TransactionStates"][0]
         return None if answer["ErrorCode"] else str(answer["TransactionState"])
 
-    return str(until(answer, "the transaction coordinator", within_seconds=PATIENCE_SECONDS))
+    return str(until(answer, "the transaction coordinator", seconds=PATIENCE_SECONDS))
 
 
 def _committed(cluster: KafkaCluster, group: str, topic: str) -> int | None:
@@ -134,7 +135,7 @@ class Story:
         until(
             lambda: _last_stable_offset(self.cluster, self.topic) == Log(self.cluster.bootstrap).end(self.topic),
             "the last stable offset to reach the end",
-            within_seconds=PATIENCE_SECONDS,
+            seconds=PATIENCE_SECONDS,
         )
 
     def read(self, level: str, stop: str, idle_ms: int = 0) -> list[str]:
@@ -184,7 +185,7 @@ class Story:
             until(
                 lambda at=at, end=end: _committed(self.cluster, group, source) == at + (end == "commit"),
                 "the committed offset",
-                within_seconds=PATIENCE_SECONDS,
+                seconds=PATIENCE_SECONDS,
             )
         self.shown["offsets"] = "with the records"
 
@@ -221,7 +222,7 @@ class Story:
         self.second.do("init", "slow", name, SHORT_MS)
         self.second.do("begin", "slow")
         self.send(self.second, "slow", "too-late")
-        until(lambda: _state(self.cluster, name) == "CompleteAbort", "the timeout", within_seconds=PATIENCE_SECONDS)
+        until(lambda: _state(self.cluster, name) == "CompleteAbort", "the timeout", seconds=PATIENCE_SECONDS)
         reported = self.second.query("commit", "slow")
         assert not reported.ok, "it has committed what its coordinator aborted"
         self.shown["timed out"] = reported.error

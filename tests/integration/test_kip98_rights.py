@@ -13,10 +13,11 @@ import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
 from tests.support.messages import Fields
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
-from tests.support.raw import Log, Producer, batch, sign, until
+from tests.support.raw import Log, Producer, batch, sign
 from tests.support.secured import User, allow, proxy_of, secured_kafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(600)]
@@ -94,7 +95,7 @@ class Scene:
                 reported = self.as_user(user, side, api_key, version, body)
                 return None if _codes(reported) & LATER else reported
 
-            reported: Fields = until(answer, "an answer", within_seconds=60)
+            reported: Fields = until(answer, "an answer", seconds=60)
             return reported
 
         direct, proxied = map(query, self.sides)
@@ -107,7 +108,7 @@ class Scene:
             reported = self.as_user(user, side or self.through, INIT_PRODUCER_ID, 4, _init(name))
             return None if reported["ErrorCode"] in LATER else reported
 
-        reported = until(answer, "a coordinator", within_seconds=60)
+        reported = until(answer, "a coordinator", seconds=60)
         assert reported["ErrorCode"] == OK, reported
         return Producer(reported["ProducerId"], reported["ProducerEpoch"], 0)
 
@@ -116,7 +117,7 @@ class Scene:
             reported = self.as_user(user, self.through, END_TXN, version, _end(name, producer, commit=commit))
             return None if reported["ErrorCode"] in LATER else reported
 
-        reported: Fields = until(answer, "a coordinator", within_seconds=60)
+        reported: Fields = until(answer, "a coordinator", seconds=60)
         return int(reported["ErrorCode"])
 
     def add(self, user: str, name: str, producer: Producer, *topics: str) -> None:
@@ -125,7 +126,7 @@ class Scene:
             assert _codes(reported) <= {OK, *LATER}, reported
             return _codes(reported) == {OK}
 
-        until(answer, "a coordinator", within_seconds=60)
+        until(answer, "a coordinator", seconds=60)
 
     def produce(self, user: str, topic: str, records: bytes, name: str | None, side: Address | None = None) -> Fields:
         def answer() -> Fields | None:
@@ -133,7 +134,7 @@ class Scene:
             partition: Fields = reported["Responses"][0]["PartitionResponses"][0]
             return None if partition["ErrorCode"] == NOT_LEADER else partition  # the log end is not known yet
 
-        found: Fields = until(answer, "an answer", within_seconds=60)
+        found: Fields = until(answer, "an answer", seconds=60)
         return found
 
 
@@ -457,7 +458,7 @@ def test_refused_append_blocks_commit_through_another_connection(scene: Scene) -
     until(
         lambda: scene.produce("owner", scene.topic("checked"), right, scene.name)["ErrorCode"] == OK,
         "its place",
-        within_seconds=60,
+        seconds=60,
     )
     assert scene.end("owner", scene.name, producer, commit=True) == OK
 

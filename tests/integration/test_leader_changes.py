@@ -16,9 +16,10 @@ from functools import partial
 
 import pytest
 
-from tests.support.pipe import HoldRequest
+from tests.kit.fault_proxy import Hold
+from tests.kit.waiting import until
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Closed, Connection, batch, until
+from tests.support.raw import Closed, Connection, batch
 from tests.support.three_brokers import NODES, Stage3, leaders_listener, required_topic
 from tests.support.writers import (
     OK,
@@ -58,7 +59,7 @@ def load(stage: Stage3, topic: str, say: Say) -> Iterator[list[Writer]]:
     """Writers of all kinds while something happens; then their stories are compared with the log."""
     writers = all_kinds(stage.proxies, topic)
     with writing(*writers):
-        until(lambda: stage.log.end(topic) > 20, "the writers to get on", within_seconds=120)
+        until(lambda: stage.log.end(topic) > 20, "the writers to get on", seconds=120)
         yield writers
         stage.mend()
         await_more(stage, topic, writers, 60)
@@ -116,11 +117,11 @@ def test_leader_returning_between_check_and_append_misplaces_nothing(
         late = [value_of("late", run, end), value_of("too-late", run, end + 1)][: 1 + run % 2]
         for value in late:
             ledger.sent(value)
-        with HoldRequest(late[0]) as held, Connection(leaders_listener(first, topic)) as client:
-            stage3.pipes[1].expect(held)
+        with Hold("request", late[0]) as held, Connection(leaders_listener(first, topic)) as client:
+            stage3.pipes[1].add(held)
             # Leaders may take their time to move.
             client.send_produce({topic: {0: batch(*late, expected=end)}}, timeout_ms=60_000)
-            held.wait_seen()
+            held.wait_observed()
             stage3.lead(topic, 2)
             if tail == "another wrote":
                 # Two of them: a naive proxy cannot be right by chance.

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support import raw
 from tests.support.bytewise import CODECS, batch, framed, record, sized, varint
 
@@ -37,10 +38,10 @@ MALFORMED: dict[str, tuple[list[bytes], int]] = {
 def reported(connection: raw.Connection, topic: str, records: bytes) -> int:
     """By a leader that knows that it is one."""
     return int(
-        raw.until(
+        until(
             lambda: connection.append(topic, records).error_code,
             f"the leader of {topic}",
-            is_there=lambda code: code not in (None, UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NOT_LEADER),
+            accept=lambda code: code not in (None, UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NOT_LEADER),
         )
     )
 

@@ -22,11 +22,12 @@ from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.tools import compile_java, run_java
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from tests.integration.test_equivalence import _addresses
+from tests.kit.waiting import until
 from tests.support import connect
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, batch, until
+from tests.support.raw import Connection, Log, batch
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
 
@@ -110,7 +111,7 @@ def test_distributed_connect_is_exactly_once_across_a_restart(
 
     with connect.running(connect.DISTRIBUTED, tmp_path, settings) as worker:
         for each in (connect.file_source(source, topic), connect.file_sink(sink, topic)):
-            until(lambda each=each: _post(port, each), "the worker to take it", within_seconds=PATIENCE_SECONDS)  # type: ignore[misc]
+            until(lambda each=each: _post(port, each), "the worker to take it", seconds=PATIENCE_SECONDS)  # type: ignore[misc]
         _until_there(sink, LINES[:500], tmp_path)
         worker.signal(signal.SIGKILL)
         assert worker.wait(PATIENCE_SECONDS)
@@ -190,7 +191,7 @@ def _lines(file: Path) -> list[str]:
 
 def _until(there: Callable[[], object], what: str, directory: Path) -> None:
     try:
-        until(there, what, within_seconds=PATIENCE_SECONDS)
+        until(there, what, seconds=PATIENCE_SECONDS)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{connect.log_of(directory).read_text()[-6000:]}") from None
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +12,9 @@ from kafka.admin import NewPartitions, NewTopic
 from kafka.protocol.metadata import MetadataRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.wire.primitives import join_tags
-from fencepost_proxy.wire.produce import encode_produce_request, parse_produce_request
-from tests.support.kafka import kafka_version
+from tests.kit.waiting import until
 from tests.support.proxy import LEASE_SECONDS, ProxyProcess
-from tests.support.raw import Closed, Connection, Log, Record, batch, produce_request, until
+from tests.support.raw import Closed, Connection, Log, Record, batch
 
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
 
@@ -36,8 +32,7 @@ decompressed_bytes_max = 1000000
 "fencepost.check.partition.count" = "true"
 "fencepost.check.expected.offsets" = "true"
 """
-NOT_LEADER, INVALID_PARTITIONS, INVALID_RECORD, MISMATCH = 6, 37, 87, 44
-TAG = 253
+NOT_LEADER, INVALID_PARTITIONS = 6, 37
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two workers"])
@@ -92,48 +87,6 @@ def stated(count: object, *more: tuple[str, bytes], **settings: Any) -> bytes:
     return batch(Record(b"v", headers=[("fencepost-partition-count", str(count).encode()), *more]), **settings)
 
 
-def tagged(
-    connection: Connection, topic: str, contents: bytes, *, version: int = 9, records: bytes | None = None
-) -> None:
-    _, frame = connection.frame(produce_request({topic: {0: records or batch(b"v")}}), version)
-    request = parse_produce_request(memoryview(frame)[4:])
-    changed = replace(request, topics=(replace(request.topics[0], tags=join_tags([(TAG, contents)])),))
-    connection.socket.sendall(b"".join(encode_produce_request(changed)))
-
-
-#: Produce before transactions v2, and with them, where the release under test has that.
-VERSIONS = [9, 12] if not kafka_version().startswith("3.") else [9]
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_tagged_field_of_a_client_author_counts(topic: str, proxy: ProxyProcess, version: int) -> None:
-    for contents, code in ((struct.pack(">i", 3), 0), (struct.pack(">i", 2), 37), (b"\0\3", 87), (b"\xff" * 4, 87)):
-        with leader(proxy, topic) as client:
-            tagged(client, topic, contents, version=version)
-            ((_, answers),) = [client.receive_produce(version)]
-            assert answers[topic, 0].error_code == code, contents
-            if code == INVALID_PARTITIONS:
-                assert client.is_closed()
-
-
-def test_count_header_is_ignored_on_unchecked_topic(
-    kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]
-) -> None:
-    topic = _created(kafka, unique_topic("plain"))
-    with leader(proxy, topic) as client:
-        for reported in (2, "x", -1):
-            assert client.append(topic, stated(reported)).error_code == 0
-
-
-@pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
-def test_counts_and_keys_in_compressed_batches(topic: str, proxy: ProxyProcess, codec: int) -> None:
-    with leader(proxy, topic) as client:
-        assert client.append(topic, stated(3, codec=codec)).error_code == 0
-        answer = client.append(topic, stated(2, codec=codec))
-        assert answer.message == f"INVALID_PARTITION_COUNT topic={topic} partition=0 expected=2 actual=3"
-        assert client.is_closed()
-
-
 def test_batch_unpacking_too_much_is_refused_connection_stays(topic: str, proxy: ProxyProcess) -> None:
     with leader(proxy, topic) as client:
         bomb = batch(Record(bytes(5_000_000)), codec=1)
@@ -163,28 +116,6 @@ def test_pipelining_client_reads_answers_before_the_close(topic: str, proxy: Pro
             client.receive_frame()
     assert before is not None
     assert Log(kafka.bootstrap).end(topic) == (appended_batch or 0) + 1
-
-
-def test_stale_count_with_acks_0_closes_connection(topic: str, proxy: ProxyProcess, kafka: KafkaCluster) -> None:
-    with leader(proxy, topic) as client:
-        end = Log(kafka.bootstrap).end(topic)
-        client.send_produce({topic: {0: stated(3)}}, acks=0)
-        until(lambda: Log(kafka.bootstrap).end(topic) == (end or 0) + 1, "the append without an answer")
-        client.send_produce({topic: {0: stated(2)}}, acks=0)
-        assert client.is_closed()
-    assert Log(kafka.bootstrap).end(topic) == (end or 0) + 1
-
-
-def test_both_checks_on_one_topic(kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]) -> None:
-    topic = _created(kafka, unique_topic("both"))
-    with leader(proxy, topic) as client:
-        end = Log(kafka.bootstrap).end(topic) or 0
-        assert client.append(topic, stated(3, ("fencepost-expected-offset", b"%d" % end))).base_offset == end
-        mismatch = client.append(topic, stated(3, ("fencepost-expected-offset", b"%d" % end)))
-        assert (mismatch.error_code, mismatch.base_offset) == (MISMATCH, end + 1)
-        stale = client.append(topic, stated(2, ("fencepost-expected-offset", b"%d" % (end + 1))))
-        assert stale.error_code == INVALID_PARTITIONS
-        assert client.is_closed()
 
 
 def test_expansion_bypassing_the_proxy_is_detected(kafka: KafkaCluster, topic: str, proxy: ProxyProcess) -> None:

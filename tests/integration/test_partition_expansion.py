@@ -26,6 +26,7 @@ from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, R
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.tools import run_tool
 from fencepost_proxy.topics.expanding import Step
+from tests.kit.waiting import until
 from tests.support.growing import (
     INVALID_ASSIGNMENT,
     INVALID_PARTITIONS,
@@ -47,7 +48,7 @@ from tests.support.growing import (
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, until
+from tests.support.raw import Connection, Log
 from tests.support.transactions import Transactional
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
@@ -546,9 +547,7 @@ def test_expansion_through_two_proxies_keeps_order(kafka: KafkaCluster, tmp_path
                 for writer in writers:
                     writer.goes_on()
         # It may hear of the last one a moment later.
-        grown = until(
-            lambda: expansions(other.bootstrap, topic), "all to be known", is_there=lambda each: len(each) == 3
-        )
+        grown = until(lambda: expansions(other.bootstrap, topic), "all to be known", accept=lambda each: len(each) == 3)
         assert [each.to_count for each in grown] == [2, 3, 8]
         check_log(Log(kafka.bootstrap), topic, grown, writers)
 
@@ -567,7 +566,7 @@ def test_expansion_through_worker_processes_keeps_order(kafka: KafkaCluster, tmp
                     writer.goes_on()
         # Any worker answers, and one may be a moment behind another.
         grown = until(
-            lambda: expansions(proxy.bootstrap, topic), "both to be shown", is_there=lambda each: len(each) == 2
+            lambda: expansions(proxy.bootstrap, topic), "both to be shown", accept=lambda each: len(each) == 2
         )
         assert [each.to_count for each in grown] == [2, 5]
         check_log(Log(kafka.bootstrap), topic, grown, writers)
@@ -716,7 +715,7 @@ def test_the_broker_is_killed_at_a_step(tmp_path: Path, step: str) -> None:
                 return step in ("validate", "intent") and grow(proxy.bootstrap, topic, 3)[0] == OK
 
             until(lambda: partition_count(proxy.bootstrap, topic) > 0, "the topic to be there again")
-            until(ended, "the expansion to end", within_seconds=90)
+            until(ended, "the expansion to end", seconds=90)
             writers[0].goes_on()
         grown = expansions(proxy.bootstrap, topic)
         assert [(each.from_count, each.to_count, each.unordered) for each in grown] == [(1, 3, False)]

@@ -23,11 +23,12 @@ from kafka.protocol.admin import DeleteRecordsRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.batches import now_ms
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
-from tests.support.raw import Answer, Closed, Connection, Log, Record, batch, read_batches, until
+from tests.support.raw import Answer, Closed, Connection, Log, Record, batch, read_batches
 
 pytestmark = pytest.mark.kafka
 
@@ -93,7 +94,7 @@ def settled(address: str, topic: str, records: bytes, **settings: object) -> Ans
             last = connection.append(topic, records, **settings)
         return None if last.error_code in COME_AGAIN else last
 
-    found: Answer = until(answer, f"an answer from {topic} that is not retriable", within_seconds=PATIENCE_SECONDS)
+    found: Answer = until(answer, f"an answer from {topic} that is not retriable", seconds=PATIENCE_SECONDS)
     return found
 
 
@@ -252,7 +253,7 @@ def asked_of_the_leader(log: Log, topic: str, api_key: int, version: int, body: 
             answer: Fields = connection.query(api_key, version, body)["Topics"][0]["Partitions"][0]
         return None if answer["ErrorCode"] in (UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER) else answer
 
-    found: Fields = until(answered, f"the leader of {topic}", within_seconds=PATIENCE_SECONDS)
+    found: Fields = until(answered, f"the leader of {topic}", seconds=PATIENCE_SECONDS)
     assert found["ErrorCode"] == OK, found
     return found
 
@@ -291,10 +292,10 @@ def while_it_is_written_to(story: Story) -> Iterator[None]:
         writing = pool.submit(write)
         try:
             before = story.end
-            until(lambda: story.end > before or writing.done(), "the writer to get on", within_seconds=PATIENCE_SECONDS)
+            until(lambda: story.end > before or writing.done(), "the writer to get on", seconds=PATIENCE_SECONDS)
             yield
             before = story.end
-            until(lambda: story.end > before or writing.done(), "the writer to get on", within_seconds=PATIENCE_SECONDS)
+            until(lambda: story.end > before or writing.done(), "the writer to get on", seconds=PATIENCE_SECONDS)
         finally:
             done.set()
         writing.result()
@@ -314,7 +315,7 @@ def expired(cluster: KafkaCluster, proxies: list[ProxyProcess]) -> dict[str, Sto
         if name.endswith("deleted"):
             delete_records(story.log, story.topic)
     for story in stories.values():
-        until(lambda story=story: not producers(story.log, story.topic), "Kafka to forget", within_seconds=90)
+        until(lambda story=story: not producers(story.log, story.topic), "Kafka to forget", seconds=90)
     return stories
 
 
@@ -341,7 +342,7 @@ def test_records_that_are_deleted(prefix: str, how: str, report: Tell) -> None:
 
         for _ in range(3):
             before = log_start(story.log, story.topic)
-            until(partial(deleted, before), "records to be deleted", within_seconds=PATIENCE_SECONDS)
+            until(partial(deleted, before), "records to be deleted", seconds=PATIENCE_SECONDS)
         if how == "retention":
             assert direct.alter_topic(story.topic, {"retention.ms": None, "segment.ms": None}) == (OK, None)
     delete_records(story.log, story.topic)
@@ -382,7 +383,7 @@ def test_a_log_that_is_compacted(prefix: str, report: Tell) -> None:
     """Batches vanish and are emptied behind its writer; where the log ends does not change."""
     story = report(prefix, key=b"the same", configs=COMPACTED)
     with while_it_is_written_to(story):
-        until(lambda: story.end > 0 and is_compacted(story), "compaction", within_seconds=PATIENCE_SECONDS)
+        until(lambda: story.end > 0 and is_compacted(story), "compaction", seconds=PATIENCE_SECONDS)
     assert_right(story, gone=True)
 
 
@@ -405,7 +406,7 @@ def test_log_append_time_comes_and_goes(prefix: str, report: Tell) -> None:
         for kind in (LOG_APPEND_TIME, CREATE_TIME, LOG_APPEND_TIME):
             assert direct.alter_topic(story.topic, kind) == (OK, None)
             before = story.end
-            until(lambda before=before: story.end > before + 5, "the writer to get on", within_seconds=PATIENCE_SECONDS)
+            until(lambda before=before: story.end > before + 5, "the writer to get on", seconds=PATIENCE_SECONDS)
     assert_right(story)
 
 
@@ -458,18 +459,18 @@ def test_a_topic_is_created_again_under_its_writer(prefix: str, by: str, report:
         try:
             with Connection(story.addresses[0] if by == "the proxy" else log.leader(topic)) as admin:
                 for _ in range(2):
-                    until(lambda: log.end(topic) > 10, "the writer to get on", within_seconds=PATIENCE_SECONDS)
+                    until(lambda: log.end(topic) > 10, "the writer to get on", seconds=PATIENCE_SECONDS)
                     old_id = topic_id(log, topic)
                     assert admin.delete_topic(topic) == OK
-                    until(lambda: admin.create_topic(topic)[0] == OK, "the new topic", within_seconds=PATIENCE_SECONDS)
+                    until(lambda: admin.create_topic(topic)[0] == OK, "the new topic", seconds=PATIENCE_SECONDS)
                     until(
                         lambda old_id=old_id: topic_id(log, topic) not in (None, old_id),
                         "its id",
-                        within_seconds=PATIENCE_SECONDS,
+                        seconds=PATIENCE_SECONDS,
                     )
                     created = time.monotonic()
-                    until(lambda: log.end(topic) > 0, "the writer to get on", within_seconds=PATIENCE_SECONDS)
-            until(lambda: log.end(topic) > 10, "the writer to get on", within_seconds=PATIENCE_SECONDS)
+                    until(lambda: log.end(topic) > 0, "the writer to get on", seconds=PATIENCE_SECONDS)
+            until(lambda: log.end(topic) > 10, "the writer to get on", seconds=PATIENCE_SECONDS)
         finally:
             done.set()
         writing.result()
@@ -536,7 +537,7 @@ def _before_the_restart(prefix: str, history: str, report: Tell) -> Story:
         delete_records(story.log, story.topic)
     elif history == "compacted":
         with while_it_is_written_to(story):
-            until(lambda: is_compacted(story), "compaction", within_seconds=PATIENCE_SECONDS)
+            until(lambda: is_compacted(story), "compaction", seconds=PATIENCE_SECONDS)
     return story
 
 

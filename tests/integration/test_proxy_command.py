@@ -19,10 +19,11 @@ import pytest
 from confluent_kafka import Producer
 
 from fencepost_proxy.dev.cluster import KafkaCluster
-from tests.support.forwarder import Forwarder
+from tests.kit.fault_proxy import FaultProxy
+from tests.kit.waiting import until
 from tests.support.ports import free_port, free_ports_in_a_row
 from tests.support.proxy import GUARDED_FOR_LONG
-from tests.support.raw import Connection, Log, batch, produce_request, until
+from tests.support.raw import Connection, Log, batch, produce_request
 
 pytestmark = pytest.mark.kafka
 
@@ -108,8 +109,7 @@ def test_proxy_waiting_for_kafka_serves_once_it_starts(workers: int, kafka: Kafk
             assert code == 503
             assert f"127.0.0.1:{absent}: cannot connect: Connection refused" in reason
 
-        with Forwarder(absent) as kafka_is_there:
-            kafka_is_there.target = tuple(kafka.address(1))
+        with FaultProxy(kafka.address(1), port=absent):
             ready(process)
             until(lambda: get(status, "/readyz")[0] == 200, "it to be ready")
             process.send_signal(signal.SIGINT)

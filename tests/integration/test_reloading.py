@@ -12,8 +12,9 @@ import pytest
 from kafka.protocol.metadata import ApiVersionsRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Closed, Connection, until
+from tests.support.raw import Closed, Connection
 
 pytestmark = pytest.mark.kafka
 

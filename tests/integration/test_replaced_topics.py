@@ -10,9 +10,10 @@ from urllib.request import urlopen
 import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, batch, settled, until
+from tests.support.raw import Connection, Log, batch, settled
 
 pytestmark = pytest.mark.kafka
 
@@ -68,7 +69,7 @@ def test_topic_replaced_at_kafka_stays_checked_until_decided(
     with Connection(one.bootstrap) as admin:
         for topic in topics:
             assert admin.create_topic(topic, configs={CHECK: "required"}) == (OK, None)
-            assert admin.append(topic, batch(b"old", expected=0)).error_code == OK
+            assert settled(admin, topic, batch(b"old", expected=0)).error_code == OK
     for topic in topics:
         created_again_at_kafka(log, topic)
 

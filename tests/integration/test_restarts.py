@@ -21,9 +21,10 @@ import pytest
 from kafka.protocol.admin import DeleteRecordsRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, Record, batch, until
+from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, Record, batch
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(480)]
 
@@ -74,7 +75,7 @@ def reported(client: Connection, topic: str, records: bytes) -> Answer:
         last = client.append(topic, records)
         return None if last.error_code == NOT_LEADER else last
 
-    found: Answer = until(answer, f"an answer from {topic}", within_seconds=PATIENCE_SECONDS)
+    found: Answer = until(answer, f"an answer from {topic}", seconds=PATIENCE_SECONDS)
     return found
 
 
@@ -261,7 +262,7 @@ def test_the_proxy_is_killed_at_any_moment(
                     or any(task.done() for task in tasks)
                 ),
                 "the writers to get on",
-                within_seconds=PATIENCE_SECONDS,
+                seconds=PATIENCE_SECONDS,
             )
 
         try:
@@ -313,7 +314,7 @@ def test_takeover_waits_for_possibly_queued_appends(
 
         def accepted_at_once(topic: str) -> None:
             """The log end may have to be read first."""
-            until(lambda: accepted(topic), f"an append to {topic}", within_seconds=TAKEOVER_SECONDS / 2)
+            until(lambda: accepted(topic), f"an append to {topic}", seconds=TAKEOVER_SECONDS / 2)
 
         assert proxy.stop() == 0
         proxy.restart()
@@ -328,7 +329,7 @@ def test_takeover_waits_for_possibly_queued_appends(
             assert (waits.message or "").startswith("TRY_AGAIN"), waits
             assert reported(client, checked, batch(b"says nothing")).error_code == OK
         accepted_at_once(required)
-        until(lambda: accepted(checked), "the end of the takeover", within_seconds=PATIENCE_SECONDS)
+        until(lambda: accepted(checked), "the end of the takeover", seconds=PATIENCE_SECONDS)
 
 
 def test_a_broker_that_hangs_while_the_proxy_starts(
@@ -362,7 +363,7 @@ def test_a_broker_that_hangs_while_the_proxy_starts(
         until(
             lambda: client.append(topic, batch(b"x", expected=0))[:2] == (OK, 0),
             "the broker to be itself again",
-            within_seconds=PATIENCE_SECONDS,
+            seconds=PATIENCE_SECONDS,
         )
 
 
@@ -380,7 +381,7 @@ def test_kafka_is_not_there_at_the_start(
         with ThreadPoolExecutor(1) as pool:
             starting = pool.submit(proxy.restart)
             address = f"127.0.0.1:{proxy.port}"
-            early = until(lambda: Connection(address, timeout_seconds=60), "the port", within_seconds=PATIENCE_SECONDS)
+            early = until(lambda: Connection(address, timeout_seconds=60), "the port", seconds=PATIENCE_SECONDS)
             early.send_produce({topic: {0: batch(b"unguarded")}})
             early.socket.settimeout(2.0)
             with pytest.raises(TimeoutError):
@@ -462,10 +463,10 @@ def test_a_state_topic_that_cannot_be_relied_on(
                 until(
                     lambda: client.append(topic, batch(b"y", expected=next(at))).error_code == NOT_LEADER,
                     "appends to be answered 6",
-                    within_seconds=PATIENCE_SECONDS,
+                    seconds=PATIENCE_SECONDS,
                 )
                 # For good, and not for want of time.
-                until(lambda: "state topic failed" in proxy.log, "it to be told", within_seconds=PATIENCE_SECONDS)
+                until(lambda: "state topic failed" in proxy.log, "it to be told", seconds=PATIENCE_SECONDS)
                 end = log.end(topic)
                 for records in (batch(b"unguarded"), batch(b"late", expected=end)):
                     answer = client.append(topic, records)
@@ -476,7 +477,7 @@ def test_a_state_topic_that_cannot_be_relied_on(
         own.mkdir()
         with ThreadPoolExecutor(1) as pool:
             starting = pool.submit(ProxyProcess, cluster.bootstrap, own, config=CONFIG)
-            until(lambda: reason in logged(own), "it to say what is wrong", within_seconds=PATIENCE_SECONDS)
+            until(lambda: reason in logged(own), "it to say what is wrong", seconds=PATIENCE_SECONDS)
             assert not starting.done(), logged(own)
             start_anew(direct)
             with starting.result(PATIENCE_SECONDS) as proxy:

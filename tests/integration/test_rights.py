@@ -19,11 +19,12 @@ import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
 from tests.support.ports import free_port
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
-from tests.support.raw import Producer, Record, batch, until
+from tests.support.raw import Producer, Record, batch
 from tests.support.secured import User, allow, deny, proxy_of, secured_kafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]

@@ -29,11 +29,12 @@ from fencepost_proxy.net.broker import PLAINTEXT, Access, BrokerConnection, Upst
 from fencepost_proxy.net.certificates import upstream_context
 from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.schema import Message
+from tests.kit.waiting import until
 from tests.support.certificates import Authority
 from tests.support.old_clients import RELEASES, run_old_client
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Closed, Connection, Log, batch, produce_request, until
+from tests.support.raw import Closed, Connection, Log, batch, produce_request
 from tests.support.sasl_ssl import (
     ADMIN,
     ALICE,
@@ -422,12 +423,12 @@ def test_invalid_credential_files_are_retried_until_valid(secured: Secured, tmp_
         starting = pool.submit(ProxyProcess, upstream, tmp_path, config=config)
 
         # Then: it says why it is not ready.
-        until(lambda: page(status, "readyz"), "the reason", is_there=lambda text: "is not trusted" in (text or ""))
+        until(lambda: page(status, "readyz"), "the reason", accept=lambda text: "is not trusted" in (text or ""))
 
         # When: the one file is put right, the other one is what is left, and nothing is said of the password.
         trusted.write_bytes(secured.authority.file.read_bytes())
         stated = until(
-            lambda: page(status, "readyz"), "the reason", is_there=lambda text: "Invalid username" in (text or "")
+            lambda: page(status, "readyz"), "the reason", accept=lambda text: "Invalid username" in (text or "")
         )
         assert "SASL PLAIN as control: Authentication failed: Invalid username or password" in stated
 

@@ -15,11 +15,12 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.kit.fault_proxy import Cut, Hold
+from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
-from tests.support.pipe import CutResponse, HoldRequest, HoldResponse
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Answer, Closed, Connection, batch, until
+from tests.support.raw import Answer, Closed, Connection, batch
 from tests.support.three_brokers import PATIENCE_SECONDS, STAMPED, Stage3, leaders_listener, required_topic
 from tests.support.writers import (
     OK,
@@ -175,14 +176,14 @@ def test_a_zombie_with_requests_in_its_sockets(where: str, fenced: bool, stage3:
             rival.api_versions()
             end = append_at_the_end(stage3.log, zombie, topic, f"warm{run}", ledger) + 1
             late = [value_of(f"late{i}", run, end + i) for i in range(3)]
-            held = stage3.pipes[1].expect(HoldRequest(late[0]))
+            held = stage3.pipes[1].add(Hold("request", late[0]))
             if where == "unread by it":
                 zombie.pause()
             for i, value in enumerate(late):
                 ledger.sent(value)
                 client.send_produce({topic: {0: batch(value, expected=end + i)}})
             if where != "unread by it":
-                held.wait_seen()
+                held.wait_observed()
                 zombie.pause()
             try:
                 for i in range(4):
@@ -227,19 +228,19 @@ def test_queued_append_of_dead_proxy_is_reported_violation(stage3: Stage3, say: 
     end = append_at_the_end(stage3.log, living, topic, "warm", ledger) + 1
     x, c = value_of("x", 0, None), value_of("c", 0, end)
     with (
-        HoldRequest(x) as x_held,
-        HoldRequest(c) as c_held,
+        Hold("request", x) as x_held,
+        Hold("request", c) as c_held,
         Connection(leaders_listener(dying, topic)) as idempotent,
         Connection(leaders_listener(living, topic)) as client,
     ):
         for held in (x_held, c_held):
-            stage3.pipes[1].expect(held)
+            stage3.pipes[1].add(held)
         ledger.sent(x)
         idempotent.send_produce({topic: {0: batch(x, producer=idempotent.init_producer_id())}})
-        x_held.wait_seen()
+        x_held.wait_observed()
         ledger.sent(c)
         client.send_produce({topic: {0: batch(c, expected=end)}})
-        c_held.wait_seen()
+        c_held.wait_observed()
         x_held.release()
         until(lambda: stage3.log.end(topic) == end + 1, "what was on its way to land")
         dying.kill()
@@ -269,21 +270,21 @@ def test_the_same_on_a_required_topic_cannot_happen(stage3: Stage3) -> None:
     end = append_at_the_end(stage3.log, dying, topic, "warm", ledger) + 1
     x, c = value_of("x", 0, end), value_of("c", 0, end)
     with (
-        HoldRequest(x) as x_held,
-        HoldRequest(c) as c_held,
+        Hold("request", x) as x_held,
+        Hold("request", c) as c_held,
         Connection(leaders_listener(dying, topic)) as one,
         Connection(leaders_listener(living, topic)) as client,
     ):
         refused = one.append(topic, batch(b"never", producer=one.init_producer_id()))
         assert (refused.error_code, (refused.message or "").split(" ")[0]) == (POLICY_VIOLATION, "EXPECTATION_REQUIRED")
         for held in (x_held, c_held):
-            stage3.pipes[1].expect(held)
+            stage3.pipes[1].add(held)
         ledger.sent(x)
         one.send_produce({topic: {0: batch(x, expected=end)}})
-        x_held.wait_seen()
+        x_held.wait_observed()
         ledger.sent(c)
         client.send_produce({topic: {0: batch(c, expected=end)}})
-        c_held.wait_seen()
+        c_held.wait_observed()
         x_held.release()
         until(lambda: stage3.log.end(topic) == end + 1, "what was on its way to land")
         dying.kill()
@@ -321,16 +322,16 @@ def test_a_retry_through_another_proxy(how: str, kind: str, stage3: Stage3) -> N
         producer = client.init_producer_id() if kind == "idempotent" else None
         records = batch(value, expected=end, write_id=name, producer=producer)
         if how == "the wire was cut":
-            fault = stage3.pipes[1].expect(CutResponse(value, 0.0))
+            fault = stage3.pipes[1].add(Cut("response", value))
             client.send_produce({topic: {0: records}})
-            fault.wait_happened()
+            fault.wait()
             with suppress(Closed, TimeoutError):
                 assert client.receive_produce()[1][topic, 0].error_code in (OK, TIMED_OUT)
         else:
-            with HoldResponse(value) as held:
-                stage3.pipes[1].expect(held)
+            with Hold("response", value) as held:
+                stage3.pipes[1].add(held)
                 client.send_produce({topic: {0: records}})
-                held.wait_happened()
+                held.wait()
                 first.kill()
     append_at_the_end(stage3.log, second, topic, "behind", ledger)
     with Connection(leaders_listener(second, topic)) as client:

@@ -29,10 +29,11 @@ from fencepost.spark import register, stated
 from fencepost.spark.errors import SinkError
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.jars import fetch
+from tests.kit.waiting import until
 from tests.support import spark as support
 from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Log, until
+from tests.support.raw import Log
 from tests.support.sasl_ssl import ADMIN, sasl_ssl_kafka
 from tests.support.spark import QUERY_SECONDS, SETTINGS, TEST_SECONDS, Read, append, contents, running_spark
 
@@ -389,7 +390,7 @@ def test_killed_driver_with_kafka_source_resumes_without_refusal(  # noqa: PLR09
     count = 10 + len(topic_partitions) * each
     stream = start()
     try:
-        until(lambda: stream.poll() is not None or there() > count // 10, "some rows", within_seconds=QUERY_SECONDS)
+        until(lambda: stream.poll() is not None or there() > count // 10, "some rows", seconds=QUERY_SECONDS)
     finally:
         end(stream)
     assert count // 10 < there() < count, output.read_text()[-3000:]
@@ -504,10 +505,10 @@ def test_running_stream_reads_partitions_of_an_expansion(
     runner = threading.Thread(target=follow)
     runner.start()
     try:
-        until(lambda: len(contents(kafka, target)[0]) == 1, "the first row", within_seconds=QUERY_SECONDS)
+        until(lambda: len(contents(kafka, target)[0]) == 1, "the first row", seconds=QUERY_SECONDS)
         support.grow(proxy.bootstrap, source, 4)
         append(proxy.bootstrap, source, 3, b"after")
-        until(lambda: len(contents(kafka, target)[0]) == 2, "the row of a new partition", within_seconds=QUERY_SECONDS)
+        until(lambda: len(contents(kafka, target)[0]) == 2, "the row of a new partition", seconds=QUERY_SECONDS)
     finally:
         stream.history = lambda *_: None  # so that it starts no other
         for query in spark.streams.active:
@@ -641,7 +642,7 @@ def test_bulk_load_continues_after_appends_of_another_writer(
     log = Log(kafka.bootstrap)
 
     def interfere() -> None:
-        until(lambda: log.end(topic) >= 100, "the load to have begun", within_seconds=QUERY_SECONDS, pause_seconds=0)
+        until(lambda: log.end(topic) >= 100, "the load to have begun", seconds=QUERY_SECONDS, pause_seconds=0)
         for _ in range(5):
             before.append(log.end(topic))
             append(proxy.bootstrap, topic, 0, b"other")
@@ -700,11 +701,13 @@ def test_bulk_load_survives_killed_driver_worker_and_proxy(
         logs = Log(kafka.bootstrap)
 
         def wait_for(count: int) -> None:
-            deadline = time.monotonic() + QUERY_SECONDS
-            while (there := sum(logs.end(topic, partition) for partition in range(PARTITIONS))) < count:
-                assert load.poll() is None, f"ended with {there} of {count} rows:\n{output.read_text()[-3000:]}"
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            def appended() -> bool:
+                there = sum(logs.end(topic, partition) for partition in range(PARTITIONS))
+                ended = there < count and load.poll() is not None
+                assert not ended, f"ended with {there} of {count} rows:\n{output.read_text()[-3000:]}"
+                return there >= count
+
+            until(appended, f"{count} rows", seconds=QUERY_SECONDS, pause_seconds=0.02)
 
         def kill_a_worker() -> bool:
             """One that has a task: it was forked by the daemon of Spark's workers."""

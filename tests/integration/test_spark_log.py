@@ -22,11 +22,12 @@ from fencepost.spark.encoding import build
 from fencepost.spark.errors import CannotReach, LogRefused, Unknown
 from fencepost.spark.log import Answer, Log, OffsetsDeleted
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support import raw
 from tests.support.kafka import running_kafka
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import LZ4, ZSTD, Connection, Record, batch, until
+from tests.support.raw import LZ4, ZSTD, Connection, Record, batch
 from tests.support.transactions import Transactional
 
 pytestmark = pytest.mark.kafka
@@ -297,7 +298,7 @@ def test_what_was_compacted_leaves_gaps(log: Log, client: Connection, unique_top
         return next(log.read(name, 0, 0, end))
 
     # When the cleaner has been there.
-    until(compacted, "the cleaner", within_seconds=90, pause_seconds=0.2)
+    until(compacted, "the cleaner", seconds=90, pause_seconds=0.2)
 
     # Then what is left is read, and the mark went with the record that had it.
     assert (first().base_offset, first().next_offset, first().commit_tag) == (0, 3, None)

@@ -41,7 +41,7 @@ from fencepost_proxy.topics.state import (
 from fencepost_proxy.types import ProducerId, TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch
-from tests.support.waiting import until
+from tests.kit.waiting import until_async
 
 pytestmark = pytest.mark.kafka
 
@@ -95,7 +95,7 @@ def test_it_is_created_durable_and_compacted(kafka3: KafkaCluster, name: str) ->
     async def story() -> None:
         async with process(kafka3, name) as one:
             await one.state.start()
-            await until(lambda: one.state.fresh)
+            await until_async(lambda: one.state.fresh, "a fresh state")
             info = one.control.topic(name)
             assert info is not None
             assert (info.partition_count, info.replication_factor) == (1, 3)
@@ -113,7 +113,7 @@ def test_stored_records_reach_every_process(kafka: KafkaCluster, name: str) -> N
             assert await one.state.append([config("a"), config("b")]) == [0, 1]
             assert set(one.state.view.topic_configs) == {"a", "b"}
             assert await two.state.append([config("a", "true")]) == [2]
-            await until(lambda: one.state.view.next_offset == 3)
+            await until_async(lambda: one.state.view.next_offset == 3, "offset 3")
             assert one.state.view.topic_configs["a"].configs == {"fencepost.check.expected.offsets": "true"}
             assert one.changes == two.changes == [config("a"), config("b"), config("a", "true")]
 
@@ -197,12 +197,12 @@ def test_view_expires_while_broker_is_paused_and_recovers(kafka: KafkaCluster, n
             await one.state.start()
             await one.state.append([config("before")])
             await asyncio.sleep(LEASE_SECONDS * 1.5)
-            await until(lambda: one.state.fresh)  # following it must keep it fresh
+            await until_async(lambda: one.state.fresh, "a fresh state")  # following it must keep it fresh
 
             kafka.pause(1)
             try:
                 paused_at = time.monotonic()
-                await until(lambda: not one.state.fresh)
+                await until_async(lambda: not one.state.fresh, "a stale state")
                 # A question that was sent before the pause counts from when it was sent.
                 assert one.state.fresh_until <= paused_at + LEASE_SECONDS
                 with pytest.raises(OutcomeUnknown):
@@ -212,9 +212,9 @@ def test_view_expires_while_broker_is_paused_and_recovers(kafka: KafkaCluster, n
             finally:
                 kafka.resume(1)
 
-            await until(lambda: one.state.fresh)
+            await until_async(lambda: one.state.fresh, "a fresh state")
             # It had reached the broker's queue. In doubt means just that.
-            await until(lambda: "in-doubt" in one.state.view.topic_configs)
+            await until_async(lambda: "in-doubt" in one.state.view.topic_configs, "the in-doubt config")
             assert one.state.failure is None
 
     asyncio.run(story())
@@ -234,7 +234,7 @@ def test_start_waits_for_a_living_broker(kafka: KafkaCluster, name: str, monkeyp
             # Then the topic is created when they are back, on as many as there are
             await one.state.start()
             assert len(queried) > 2
-            await until(lambda: one.state.fresh)
+            await until_async(lambda: one.state.fresh, "a fresh state")
 
     asyncio.run(story())
 
@@ -262,7 +262,7 @@ def test_what_it_has_just_created_is_waited_for(
                 # When it has created it, it waits: it knows that it is there
                 await one.state.start()
                 assert queried
-                await until(lambda: one.state.fresh)
+                await until_async(lambda: one.state.fresh, "a fresh state")
             else:
                 # Where somebody else says that it exists, this process may not see it: it says so
                 monkeypatch.setattr(ControlClient, "create_topic", created_by_another)
@@ -279,7 +279,7 @@ def test_freshness_counts_from_the_request_time(kafka: KafkaCluster, name: str) 
             # A start's own question was answered at once. Idle, the broker holds each of those behind it for 250 ms: an
             # append elsewhere may come in between.
             started_with = one.state.fresh_until
-            await until(lambda: one.state.fresh_until > started_with)
+            await until_async(lambda: one.state.fresh_until > started_with, "a renewed lease")
             left = []
             until_then = time.monotonic() + 1.0
             while time.monotonic() < until_then:
@@ -343,7 +343,10 @@ def test_it_follows_a_leader_that_moves(kafka3: KafkaCluster, name: str) -> None
             await asyncio.to_thread(kafka3.shut_down, leader.node_id)
             try:
                 stopped_at = time.monotonic()
-                await until(lambda: one.state.fresh_until > stopped_at + LEASE_SECONDS)
+                await until_async(
+                    lambda: one.state.fresh_until > stopped_at + LEASE_SECONDS,
+                    "a renewed lease",
+                )
                 await one.state.append([config("after")], timeout_seconds=60)
                 assert set(one.state.view.topic_configs) == {"before", "after"}
             finally:
@@ -360,13 +363,16 @@ def test_replica_restarts_leave_no_gap_in_freshness(kafka3: KafkaCluster, name: 
         async with process(kafka3, name) as one:
             one.state._lease_seconds = lease_seconds
             await one.state.start()
-            gaps = asyncio.create_task(until(lambda: not one.state.fresh, seconds=3600))
+            gaps = asyncio.create_task(until_async(lambda: not one.state.fresh, "a stale state", seconds=3600))
             for node_id in (1, 2, 3):
                 await asyncio.to_thread(kafka3.shut_down, node_id)
                 try:
                     stopped_at = time.monotonic()
                     # What makes it fresher was asked while that broker was away.
-                    await until(lambda stopped_at=stopped_at: one.state.fresh_until > stopped_at + lease_seconds)
+                    await until_async(
+                        lambda stopped_at=stopped_at: one.state.fresh_until > stopped_at + lease_seconds,
+                        "a renewed lease",
+                    )
                 finally:
                     await asyncio.to_thread(kafka3.restart, node_id)
             assert not gaps.done(), "the view has been too old meanwhile"
@@ -383,12 +389,12 @@ def test_deleted_topic_is_waited_for_and_replacement_refused(
             await one.state.start()
             await one.state.append([config("guarded")])
             await confirmed(kafka, lambda admin: admin.delete_topics([name]))
-            await until(lambda: not one.state.fresh)
-            await until(lambda: "state topic is missing" in caplog.text)
+            await until_async(lambda: not one.state.fresh, "a stale state")
+            await until_async(lambda: "state topic is missing" in caplog.text, "the log line")
             assert one.state.failure is None
 
             await successor.state.start()
-            await until(lambda: one.state.failure is not None)
+            await until_async(lambda: one.state.failure is not None, "a failure")
             assert "created again" in str(one.state.failure)
             await asyncio.sleep(0.5)
             assert not one.state.fresh
@@ -408,7 +414,7 @@ def test_lost_records_are_not_overlooked(kafka: KafkaCluster, name: str) -> None
             # Kafka refuses DeleteRecords on a topic that is only compacted; an operator can find a way.
             await alter(kafka, name, "delete")
             await confirmed(kafka, lambda admin: admin.delete_records([ConfluentPartition(name, 0, 1)]))
-            await until(lambda: one.state.failure is not None)
+            await until_async(lambda: one.state.failure is not None, "a failure")
             assert "lost records" in str(one.state.failure)
             assert not await becomes_fresh(one)
 
@@ -460,7 +466,7 @@ def test_another_clusters_records_are_not_taken(kafka: KafkaCluster, name: str) 
             foreign = encode_producer_id(uuid4(), "some-other-cluster", ProducerId(4))
             with pytest.raises((StateError, OutcomeUnknown)):
                 await one.state.append([foreign])
-            await until(lambda: one.state.failure is not None)
+            await until_async(lambda: one.state.failure is not None, "a failure")
             assert "some-other-cluster" in str(one.state.failure)
             with pytest.raises(StateError, match="some-other-cluster"):
                 await two.state.start()
@@ -480,7 +486,7 @@ def test_an_unreadable_batch_closes_it(kafka: KafkaCluster, name: str) -> None:
             # The broker compresses it, and what it unpacks to has no bound.
             batch = encode_uncompressed_batch([(b"topic-config/a", b"{}")], int(time.time() * 1000))
             assert (await one.control.produce(tp, batch, timeout_ms=5_000)).error_code == 0
-            await until(lambda: one.state.failure is not None)
+            await until_async(lambda: one.state.failure is not None, "a failure")
             assert "compression.type must be" in str(one.state.failure)
 
     asyncio.run(story())
@@ -495,14 +501,14 @@ def test_processes_see_each_other_and_get_distinct_ids(kafka: KafkaCluster, name
             await one.state.start()
             assert not one.state.alone(time.monotonic())  # nobody could know of it yet
             assert await one.state.enter() is False
-            await until(lambda: one.state.alone(time.monotonic()))
+            await until_async(lambda: one.state.alone(time.monotonic()), "no other live process")
             await two.state.start()
             assert await two.state.enter() is True
             assert not two.state.alone(time.monotonic())
-            await until(lambda: not one.state.alone(time.monotonic()))
+            await until_async(lambda: not one.state.alone(time.monotonic()), "another live process")
             assert {one.state.instance_id, two.state.instance_id} == {1, 2}
             await two.state.leave()
-            await until(lambda: one.state.alone(time.monotonic()))
+            await until_async(lambda: one.state.alone(time.monotonic()), "no other live process")
 
     asyncio.run(story())
 
@@ -520,10 +526,10 @@ def test_process_without_heartbeats_is_dead_after_a_time(
             async with process(kafka, name) as two:
                 await two.state.start()
                 await two.state.enter()
-                await until(lambda: not one.state.alone(time.monotonic()))
+                await until_async(lambda: not one.state.alone(time.monotonic()), "another live process")
                 await asyncio.sleep(11)
                 assert not one.state.alone(time.monotonic())  # it gives signs
-            await until(lambda: one.state.alone(time.monotonic()))
+            await until_async(lambda: one.state.alone(time.monotonic()), "no other live process")
 
     asyncio.run(story())
 
@@ -541,8 +547,11 @@ def test_long_dead_process_is_ignored_and_removed(
         async with process(kafka, name) as two:
             await two.state.start()
             assert await two.state.enter() is False
-            await until(lambda: two.state.alone(time.monotonic()))
-            await until(lambda: encode_heartbeat_tombstone(ghost) in two.changes)
+            await until_async(lambda: two.state.alone(time.monotonic()), "no other live process")
+            await until_async(
+                lambda: encode_heartbeat_tombstone(ghost) in two.changes,
+                "the dead process's tombstone",
+            )
 
     asyncio.run(story())
 
@@ -556,8 +565,8 @@ def test_process_that_cannot_send_heartbeats_stops_serving(
         async with process(kafka, name) as one:
             await one.state.start()
             await one.state.enter()
-            await until(lambda: one.state.fresh)
-            await until(lambda: not one.state.fresh)
+            await until_async(lambda: one.state.fresh, "a fresh state")
+            await until_async(lambda: not one.state.fresh, "a stale state")
 
     asyncio.run(story())
 
@@ -591,14 +600,17 @@ def test_unacknowledged_process_serves_only_after_reading_its_record(
             monkeypatch.setattr(one.control, "produce", produces)
             await one.state.enter()
             # However fresh its view is: an expansion that begins now is in it only by and by, and ends without it.
-            await until(lambda: one.state._fresh_until > time.monotonic())
+            await until_async(lambda: one.state._fresh_until > time.monotonic(), "a lease")
             assert not one.state.fresh
             assert one.state.unacknowledged
             assert two.state.may_append(time.monotonic()) == frozenset()
 
             may_pass.set()
-            await until(lambda: one.state.fresh)
-            await until(lambda: two.state.may_append(time.monotonic()) == {one.state.process})
+            await until_async(lambda: one.state.fresh, "a fresh state")
+            await until_async(
+                lambda: two.state.may_append(time.monotonic()) == {one.state.process},
+                "the other process to be known",
+            )
 
     asyncio.run(story())
 
@@ -623,7 +635,10 @@ def test_abandoned_process_name_is_not_waited_for(
             monkeypatch.setattr(one.control, "produce", lost)
             await one.state.enter()
             assert not one.state.unacknowledged  # under its old name the others know it
-            await until(lambda: two.state.may_append(time.monotonic()) == {one.state.process})
+            await until_async(
+                lambda: two.state.may_append(time.monotonic()) == {one.state.process},
+                "the other process to be known",
+            )
 
     asyncio.run(story())
 
@@ -657,7 +672,9 @@ def test_exhausted_instance_id_is_renewed(kafka: KafkaCluster, name: str) -> Non
             assert (one.state.instance_id, one.state.instance_id_expires) == (1, True)
             await one.state.enter()
             assert (one.state.instance_id, one.state.instance_id_expires) == (202, False)
-            await until(lambda: one.state.alone(time.monotonic()))  # not beside its former self
+            await until_async(
+                lambda: one.state.alone(time.monotonic()), "no other live process"
+            )  # not beside its former self
             await one.state.append([encode_process(uuid4(), 0) for _ in range(254)])
             assert one.state.instance_id == 0  # the next one would have it
 

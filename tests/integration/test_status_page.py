@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from kafka import KafkaAdminClient
 
 from fencepost_proxy.cli.main import main
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.fake_cluster import FakeClusterProcess
 from tests.support.kafka import unique_topic
 from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
-from tests.support.raw import Connection, batch, until
+from tests.support.raw import Connection, batch
 
 pytestmark = pytest.mark.kafka
 
@@ -45,10 +46,6 @@ class Shown(ProxyProcess):
         return found
 
 
-def eventually(what: str, found: Callable[[], Any]) -> Any:
-    return until(found, what, within_seconds=_PATIENCE_SECONDS)
-
-
 @pytest.fixture(scope="module")
 def page(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     with Shown(kafka.bootstrap, tmp_path_factory.mktemp("page"), "--workers", "2") as proxy:
@@ -60,8 +57,8 @@ def appended(client: Connection, topic: str, expected: int) -> int:
     code: int = until(
         lambda: client.append(topic, batch(b"secret", expected=expected), timeout_ms=60_000).error_code,
         "an answer",
-        is_there=lambda found: found not in (None, 3, 5, 6),
-        within_seconds=_PATIENCE_SECONDS,
+        accept=lambda found: found not in (None, 3, 5, 6),
+        seconds=_PATIENCE_SECONDS,
     )
     return code
 
@@ -83,7 +80,9 @@ def test_log_ends_and_refusals_shown_for_all_workers(
             assert appended(client, topic, 9) == 44
 
         # Then the page has each of them once, with the software that it named, wherever it is served by now
-        found = eventually("all clients", lambda: _all(4, page.rows("clients", search=f"{topic}-writer")))
+        found = until(
+            lambda: _all(4, page.rows("clients", search=f"{topic}-writer")), "all clients", seconds=_PATIENCE_SECONDS
+        )
         assert [(each["client_id"], each["software"], each["version"]) for each in found] == [
             (f"{topic}-writer-{number}", "raw", "1") for number in range(4)
         ]
@@ -110,7 +109,7 @@ def test_log_ends_and_refusals_shown_for_all_workers(
             assert "secret" not in page.text(path), path
 
     # And clients that have left are gone.
-    eventually("nobody left", lambda: not page.rows("clients", search=f"{topic}-writer"))
+    until(lambda: not page.rows("clients", search=f"{topic}-writer"), "nobody left", seconds=_PATIENCE_SECONDS)
 
 
 def _all(count: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
@@ -125,7 +124,11 @@ def test_clients_of_every_day_say_what_they_are(page: Shown) -> None:
         admin.list_topics()
         librdkafka.list_topics(timeout=_PATIENCE_SECONDS)
         for client_id, software in ((of_python, "kafka-python"), (of_librdkafka, "confluent-kafka-python")):
-            found = eventually(client_id, lambda name=client_id: _all(1, page.rows("clients", search=name)[:1]))
+            found = until(
+                lambda name=client_id: _all(1, page.rows("clients", search=name)[:1]),
+                client_id,
+                seconds=_PATIENCE_SECONDS,
+            )
             assert found[0]["software"] == software
         assert "kafka-python" in page.text("/")
     finally:
@@ -145,7 +148,11 @@ def test_unreachable_broker_is_named_with_suggested_action(tmp_path: Path) -> No
                 client.recv(1)  # until it is closed
             return [each["what"] for each in json.loads(proxy.text("/status.json"))["problems"]]
 
-        eventually("its name", lambda: any(f"Broker {broker['node_id']}" in each for each in problems()))
+        until(
+            lambda: any(f"Broker {broker['node_id']}" in each for each in problems()),
+            "its name",
+            seconds=_PATIENCE_SECONDS,
+        )
         assert "Is that broker up" in proxy.text("/")
         assert "degraded" in proxy.text("/") or "Not ready" in proxy.text("/")
 

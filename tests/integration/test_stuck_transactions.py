@@ -22,11 +22,12 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.jars import DEFAULT_VERSION
 from fencepost_proxy.dev.tools import run_tool
+from tests.kit.waiting import until
 from tests.support.instances import Process
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
 from tests.support.ports import free_port
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
-from tests.support.raw import Answer, Connection, Log, Producer, batch, until
+from tests.support.raw import Answer, Connection, Log, Producer, batch
 from tests.support.transactions import Transactional, open_transactions, transaction_state
 
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers, pytest.mark.timeout(600)]
@@ -72,7 +73,7 @@ class Page:
             found = self.metrics()
             return found if found.get(name) == requested else None
 
-        return until(there, f"{name} {requested}", within_seconds=_PATIENCE_SECONDS)
+        return until(there, f"{name} {requested}", seconds=_PATIENCE_SECONDS)
 
 
 def create(kafka: KafkaCluster, topic: str) -> None:
@@ -126,7 +127,7 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
         until(
             lambda: page.metrics()["fencepost_kafka_open_transaction_age_seconds_max"] > 0,
             "its age",
-            within_seconds=_PATIENCE_SECONDS,
+            seconds=_PATIENCE_SECONDS,
         )
         assert name in page.text("/")
 
@@ -151,7 +152,7 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
         until(
             lambda: transaction_state(trusting_kafka.bootstrap, name) == ("CompleteCommit", set()),
             "the end of the transaction",
-            within_seconds=_PATIENCE_SECONDS,
+            seconds=_PATIENCE_SECONDS,
         )
 
         # and one of a producer that no coordinator has ever heard of,
@@ -198,7 +199,7 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
         assert lag not in observed
         # and conditional appends go on behind its marker.
         appended_batch = until(
-            lambda: conditional(proxy, topic, 5), "its turn", is_there=lambda answer: answer.error_code != NOT_LEADER
+            lambda: conditional(proxy, topic, 5), "its turn", accept=lambda answer: answer.error_code != NOT_LEADER
         )
         assert (appended_batch.error_code, appended_batch.base_offset) == (0, 5)
         assert transactions("hanging", "--bootstrap", proxy.bootstrap)[0] == 0
@@ -222,13 +223,13 @@ def test_abort_only_transaction_is_shown_until_aborted(trusting_kafka: KafkaClus
         producer.begin(topic)
         until(lambda: producer.append(topic, b"a", expected=7).error_code == OFFSET_MISMATCH, "where the log ends")
 
-        (found,) = until(shown, "it on the page", within_seconds=_PATIENCE_SECONDS)
+        (found,) = until(shown, "it on the page", seconds=_PATIENCE_SECONDS)
         assert (found["transactional_id"], found["producer_id"]) == (name, producer.producer.id)
         assert "expected=7" in found["why"]
         assert name in page.text("/")
 
         assert producer.end(commit=False) == 0
-        until(lambda: not shown(), "it gone", within_seconds=_PATIENCE_SECONDS)
+        until(lambda: not shown(), "it gone", seconds=_PATIENCE_SECONDS)
 
 
 def test_one_worker_watches_transactions_for_all(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
@@ -405,7 +406,7 @@ def test_partition_without_leader_gets_marker_or_hangs(version: str, skips_it: b
         kafka.pause(3)
         others = ",".join(str(kafka.address(each)) for each in (1, 2))
         log = Log(others)
-        until(lambda: not log._leader(away, 0), "nobody to lead", within_seconds=_PATIENCE_SECONDS)
+        until(lambda: not log._leader(away, 0), "nobody to lead", seconds=_PATIENCE_SECONDS)
 
         # When it commits
         producers.do("commit", "cut")
@@ -413,8 +414,8 @@ def test_partition_without_leader_gets_marker_or_hangs(version: str, skips_it: b
         described = until(
             lambda: of_json("describe", cut, "--bootstrap", others),
             ended,
-            is_there=lambda found: found["state"] == ended,
-            within_seconds=_PATIENCE_SECONDS,
+            accept=lambda found: found["state"] == ended,
+            seconds=_PATIENCE_SECONDS,
         )
         assert [(each["topic"], each["leader"]) for each in described["partitions"]] == (
             [] if skips_it else [(away, None)]
@@ -430,5 +431,5 @@ def test_partition_without_leader_gets_marker_or_hangs(version: str, skips_it: b
             assert (found["topic"], found["start_offset"], found["transactional_id"]) == (away, 0, cut)
             assert open_transactions(log.leader(away), away) == {found["producer_id"]}
         else:
-            until(lambda: not open_transactions(log.leader(away), away), "the marker", within_seconds=_PATIENCE_SECONDS)
+            until(lambda: not open_transactions(log.leader(away), away), "the marker", seconds=_PATIENCE_SECONDS)
             assert log.batches(away)[-1].is_control

@@ -1,7 +1,7 @@
 """Compare-and-append over several partitions with each of the three client libraries, and what they do with a commit
 that is refused, lost, or never heard of again.
 
-Kafka itself says what is in the log. A pipe between the proxy and Kafka decides what becomes of a commit.
+The log is read from Kafka directly. A fault proxy between the proxy and Kafka refuses or loses commits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gc
 import os
 import re
 import subprocess
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -45,11 +45,13 @@ from fencepost_proxy.dev.jars import OLD_CLIENTS_LOCK, RELEASES, classpath
 from fencepost_proxy.dev.java import QUICK_JVM, find_jdk
 from fencepost_proxy.dev.tools import compile_java, run_java
 from fencepost_proxy.types import Address
+from tests.kit.fault_proxy import Cut, Direction, FaultProxy
+from tests.kit.waiting import until
 from tests.support.clients import LIBRARIES
-from tests.support.endings import EndTxnPipe
+from tests.support.endings import END_TXN, commits, refuse_commit, version_of
 from tests.support.kafka import kafka_version, running_kafka
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
-from tests.support.raw import Connection, Log, until
+from tests.support.raw import Connection, Log
 from tests.support.transactions import set_transaction_version, transaction_state
 
 pytestmark = [
@@ -116,26 +118,24 @@ def reader_of(library: str, bootstrap: str, topic: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def pipe() -> Iterator[EndTxnPipe]:
-    with EndTxnPipe() as made:
+def pipe() -> Iterator[FaultProxy]:
+    with FaultProxy() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def own_kafka(pipe: EndTxnPipe) -> Iterator[KafkaCluster]:
+def own_kafka(pipe: FaultProxy) -> Iterator[KafkaCluster]:
     in_front = Address("127.0.0.1", pipe.port)
     with running_kafka(1, listeners={"WIRE": "PLAINTEXT"}, advertised={"WIRE": in_front}) as cluster:
-        address = cluster.address(1, "WIRE")
-        pipe.target = (address.host, address.port)
+        pipe.targets = (cluster.address(1, "WIRE"),)
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def own_proxy(
-    pipe: EndTxnPipe, own_kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory
+    pipe: FaultProxy, own_kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProxyProcess]:
-    upstream = f"127.0.0.1:{pipe.port}"
-    with ProxyProcess(upstream, tmp_path_factory.mktemp("proxy"), config=GUARDED_BY_NAME) as process:
+    with ProxyProcess(pipe.address, tmp_path_factory.mktemp("proxy"), config=GUARDED_BY_NAME) as process:
         yield process
 
 
@@ -172,7 +172,7 @@ class Committed:
         self._topic = topic
 
     def __call__(self) -> list[list[bytes]]:
-        until(self._all_ended, "the markers", within_seconds=PATIENCE_SECONDS)
+        until(self._all_ended, "the markers", seconds=PATIENCE_SECONDS)
         return [self._values(partition) for partition in (0, 1)]
 
     def _all_ended(self) -> bool:
@@ -261,17 +261,16 @@ def _append_at_the_ends(writer: Any, reader: Any, value: bytes) -> dict[Place, i
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_refused_commit_appends_nothing_and_writer_continues(  # noqa: PLR0917
-    library: str, pipe: EndTxnPipe, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str, committed: Committed
+    library: str, pipe: FaultProxy, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str, committed: Committed
 ) -> None:
     with (
         closing(writer_of(library, own_proxy.bootstrap, f"{topic}-w")) as writer,
         closing(reader_of(library, own_proxy.bootstrap, topic)) as reader,
     ):
-        refused = len(pipe.refused)
-        pipe.refuse_next_commit()
+        refused = pipe.add(refuse_commit())
         with pytest.raises(TransactionConflict, match="commit refused"):
             writer.append({(topic, 0): (0, records(b"no")), (topic, 1): (0, records(b"no"))})
-        assert len(pipe.refused) == refused + 1
+        assert refused.happened.is_set()
         # It has aborted by then: nobody has to wait for a timeout.
         until(lambda: transaction_state(own_kafka.bootstrap, f"{topic}-w")[0] != "Ongoing", "the abort")
         retrying(lambda: _append_at_the_ends(writer, reader, b"yes"), POLICY)
@@ -283,7 +282,7 @@ def test_refused_commit_appends_nothing_and_writer_continues(  # noqa: PLR0917
 )
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_commit_with_lost_answer_is_resolved(  # noqa: PLR0917
-    library: str, after: bool, pipe: EndTxnPipe, own_proxy: ProxyProcess, topic: str, committed: Committed
+    library: str, after: bool, pipe: FaultProxy, own_proxy: ProxyProcess, topic: str, committed: Committed
 ) -> None:
     """For longer than the writer waits for an answer nothing gets through. Then a new producer, and the log, tell."""
     with (
@@ -292,8 +291,8 @@ def test_commit_with_lost_answer_is_resolved(  # noqa: PLR0917
         ThreadPoolExecutor(1) as pool,
     ):
         writer.append({(topic, 0): (0, records(b"first")), (topic, 1): (0, records(b"first"))})
-        pipe.break_at_next_commit(after=after)
-        healed = pool.submit(_heal, pipe, HASTY.attempt_seconds + 1.5)
+        fault = pipe.add(broken_commit("response" if after else "request"))
+        healed = pool.submit(_heal, pipe, fault, HASTY.attempt_seconds + 1.5)
         requested = {(topic, 0): (2, records(b"second")), (topic, 1): (2, records(b"second"))}
         if after:
             assert writer.append(requested) == {(topic, 0): 2, (topic, 1): 2}
@@ -306,34 +305,39 @@ def test_commit_with_lost_answer_is_resolved(  # noqa: PLR0917
     assert committed() == [expected, expected]
 
 
-def _heal(pipe: EndTxnPipe, after_seconds: float) -> None:
-    assert pipe.struck.wait(PATIENCE_SECONDS)
-    threading.Event().wait(after_seconds)
-    pipe.open()
+def broken_commit(direction: Direction) -> Cut:
+    """Closes all connections, and new ones until `accept`: before the commit is sent on, or once it was answered."""
+    return Cut(direction, api_key=END_TXN, when=commits, refuse=True)
+
+
+def _heal(pipe: FaultProxy, fault: Cut, after_seconds: float) -> None:
+    fault.wait()
+    time.sleep(after_seconds)
+    pipe.accept()
 
 
 @pytest.mark.parametrize(
     "library", [LIBRARIES[0], *(pytest.param(each, marks=pytest.mark.soak) for each in LIBRARIES[1:])]
 )
 def test_unresolvable_outcome_is_unknown_until_read_back(
-    library: str, pipe: EndTxnPipe, own_proxy: ProxyProcess, topic: str, committed: Committed
+    library: str, pipe: FaultProxy, own_proxy: ProxyProcess, topic: str, committed: Committed
 ) -> None:
     gives_up = RetryPolicy(attempt_seconds=4, total_seconds=8)
     with (
         closing(writer_of(library, own_proxy.bootstrap, f"{topic}-w", gives_up)) as writer,
         closing(reader_of(library, own_proxy.bootstrap, topic)) as reader,
     ):
-        pipe.break_at_next_commit(after=True)
+        pipe.add(broken_commit("response"))
         try:
             with pytest.raises(OutcomeUnknown) as unknown:
                 writer.append({(topic, 0): (0, records(b"first")), (topic, 1): (0, records(b"first"))})
             assert unknown.value.expected == {(topic, 0): 0, (topic, 1): 0}
         finally:
-            pipe.open()
+            pipe.accept()
         read: list[LogRecord] = []
-        until(lambda: reader.read_to_end(lambda _, r: read.append(r)) and len(read) == 2, "it", within_seconds=60)
+        until(lambda: reader.read_to_end(lambda _, r: read.append(r)) and len(read) == 2, "it", seconds=60)
         assert all(("fencepost-write-id", unknown.value.write_id) in record.headers for record in read)
-        until(lambda: _appended(writer, reader, b"second"), "the writer to go on", within_seconds=PATIENCE_SECONDS)
+        until(lambda: _appended(writer, reader, b"second"), "the writer to go on", seconds=PATIENCE_SECONDS)
     assert committed() == [[b"first", b"second"]] * 2
 
 
@@ -485,7 +489,7 @@ def test_refused_commit_outcome_of_other_producers(  # noqa: PLR0917
     version: int,
     raised: str,
     goes_on: bool,
-    pipe: EndTxnPipe,
+    pipe: FaultProxy,
     own_proxy: ProxyProcess,
     topic: str,
     committed: Committed,
@@ -493,10 +497,10 @@ def test_refused_commit_outcome_of_other_producers(  # noqa: PLR0917
     client = made(own_proxy.bootstrap, f"{topic}-w")
     with closing(client):
         client.send(topic, b"no")
-        pipe.refuse_next_commit()
+        refused = pipe.add(refuse_commit())
         with pytest.raises(Exception, match=re.escape(raised)) as refusal:
             client.commit()
-        assert pipe.refused[-1] == version
+        assert version_of(refused.request) == version
         if goes_on:
             assert refusal.value.args[0].txn_requires_abort()
             client.abort()
@@ -544,20 +548,20 @@ def test_what_java_sees_of_a_refused_commit(  # noqa: PLR0917
     transactions: int,
     version: int,
     raised: str,
-    pipe: EndTxnPipe,
+    pipe: FaultProxy,
     own_kafka: KafkaCluster,
     own_proxy: ProxyProcess,
     topic: str,
     committed: Committed,
 ) -> None:
     set_transaction_version(own_kafka.bootstrap, transactions)
-    pipe.refuse_next_commit()
+    refused = pipe.add(refuse_commit())
     try:
         steps = ["begin", f"{topic}=0", "commit", "abort", "begin", f"{topic}=2", "commit"]
         reported = _java_client(release, [own_proxy.bootstrap, f"{topic}-w", *steps])
     finally:
         set_transaction_version(own_kafka.bootstrap, 2)
-    assert pipe.refused[-1] == version
+    assert version_of(refused.request) == version
     assert reported[2].startswith(raised)
     assert [*reported[:2], *reported[3:]] == ["ok", "ok 0", "ok", "ok", "ok 2", "ok"]
     assert committed()[0] == [b"expects 2"]

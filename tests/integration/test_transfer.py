@@ -19,11 +19,11 @@ from fencepost import LogRecord, Record
 from fencepost.kafka_python import LogReader, TransactionalWriter
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.tools import compile_java, run_java
+from tests.kit.waiting import until
 from tests.support.clients import set_check
 from tests.support.kafka import kafka_version
 from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import until
 from tests.support.transactions import set_transaction_version
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]

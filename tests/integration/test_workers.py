@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
 from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import GUARDED_BY_NAME, READY_SECONDS, ProxyProcess
-from tests.support.raw import Answer, Closed, Connection, Log, Producer, batch, produce_request, until
+from tests.support.raw import Answer, Closed, Connection, Log, Producer, batch, produce_request
 from tests.support.three_brokers import leaders_listener
 from tests.support.transactions import Transactional
 from tests.support.writers import (
@@ -278,7 +279,7 @@ def await_end(log: Log, topic: str, end: int, writers: Sequence[Writer]) -> None
             each.raise_failure()
         return log.end(topic) >= end
 
-    until(there, f"{topic} to grow to {end}", within_seconds=120.0)
+    until(there, f"{topic} to grow to {end}", seconds=120.0)
 
 
 @pytest.mark.parametrize("protocol", [1, 2])

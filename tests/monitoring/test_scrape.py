@@ -20,11 +20,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fencepost_proxy.net.exposition import TABLE
+from tests.kit.waiting import until
 from tests.monitoring.prometheus import PROMTOOL, RULES, metrics_in, promtool, queries
 from tests.support.fake_cluster import FakeClusterProcess
 from tests.support.ports import free_port
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
-from tests.support.raw import Answer, Connection, batch, until
+from tests.support.raw import Answer, Connection, batch
 
 NOT_LEADER, POLICY_VIOLATION = 6, 44
 PARTITIONS, SHOWN = 3, 2
@@ -112,7 +113,7 @@ def test_scrape_shows_appends_with_limited_partitions(proxies: tuple[Watched, Wa
             ]
 
         what = "all three partitions to be told of"
-        after = until(proxy.scrape, what, is_there=lambda text: expanded(text) == [1, PARTITIONS, PARTITIONS - SHOWN])
+        after = until(proxy.scrape, what, accept=lambda text: expanded(text) == [1, PARTITIONS, PARTITIONS - SHOWN])
     assert total(after, "fencepost_requests_total", api="Produce", version="9") >= 5
     assert total(after, "fencepost_partition_log_end_offset", topic=topic, partition="0") == 2
     assert total(after, "fencepost_partition_log_end_offset", topic=topic) == 3

@@ -30,6 +30,7 @@ from kafka.errors import KafkaError
 from fencepost import jump_hash
 from fencepost_policies.partitioners import Partitioner, partition_for
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.order_proof.members import BROKER_PROPERTIES, AppendMode, Group
 from tests.order_proof.observed import NANOS, WARM_UP, Decision, Grown, Seen, validate
 from tests.order_proof.writers import PATIENCE_SECONDS, WRITERS, Asking, Place, Work, Writer
@@ -190,7 +191,7 @@ class Stage:
         with closing(KafkaAdminClient(bootstrap_servers=self.bootstraps[0])) as admin:
             admin.create_topics([NewTopic(topic, partitions, self.replicas)])
         for bootstrap in self.bootstraps:
-            _until(lambda b=bootstrap: self.count(topic, b) == partitions, _GROW_SECONDS, f"{topic} did not appear")  # type: ignore[misc]
+            until(lambda b=bootstrap: self.count(topic, b) == partitions, f"{topic} to appear", seconds=_GROW_SECONDS)
 
     def count(self, topic: str, bootstrap: str) -> int:
         with closing(KafkaAdminClient(bootstrap_servers=bootstrap)) as admin:
@@ -231,7 +232,7 @@ class Stage:
         def steps() -> list[str]:
             return re.findall(rf"expansion step topic={topic} step=(\w+)", driver.log[log_bytes:])
 
-        _until(lambda: step in steps(), _GROW_SECONDS, f"{topic} does not come to {step}", look_seconds=0.001)
+        until(lambda: step in steps(), f"{topic} to reach {step}", seconds=_GROW_SECONDS, pause_seconds=0.001)
         if what == "broker":
             node_id = self._leader(topic)
             self.kafka.kill(node_id)
@@ -358,7 +359,8 @@ def run(
         for writer in writers:
             writer.end()
         everything = {key: count for writer in writers for key, count in writer.written.items()}
-        _until(lambda: all(group.has_all(everything) for group in groups), plan.patience_seconds, None)
+        with contextlib.suppress(AssertionError):  # the result shows what is missing
+            until(lambda: all(group.has_all(everything) for group in groups), "all", seconds=plan.patience_seconds)
         blocked = ", ".join(f"{each:.2f}" for each in stage.blocked_seconds(topic))
         say(f"  {topic}: appends were blocked for {blocked} s" if ordered else f"  {topic}: done")
         return Result(
@@ -433,8 +435,8 @@ def _lag(groups: Sequence[Group], writers: Sequence[Writer], plan: Plan, partiti
         rounds = int(plan.lag_seconds * plan.rounds_per_second)
         # They begin at once, but need not be equally fast.
         target = writer.rounds + (rounds if writer is writers[0] else 1)
-        what = f"{writer.name} stands still"
-        _until(lambda w=writer, t=target: w.rounds >= t or w.error is not None, PATIENCE_SECONDS, what)  # type: ignore[misc]
+        what = f"{writer.name} to go on"
+        until(lambda w=writer, t=target: w.rounds >= t or w.error is not None, what, seconds=PATIENCE_SECONDS)
 
 
 def _pace(groups: Sequence[Group], seconds: float, below: int) -> None:
@@ -471,20 +473,6 @@ def _until_each(
             stuck = "; ".join(f"{group.id} has seen {group.standing()}" for group in left)
             raise NeverHappened(f"never {what} within {plan.patience_seconds:g} s: {stuck} (logs: {left[0].directory})")
         time.sleep(_POLL_SECONDS)
-
-
-def _until(
-    condition: Callable[[], bool], seconds: float, otherwise: str | None, *, look_seconds: float = _POLL_SECONDS
-) -> bool:
-    """`otherwise` – what to fail with; None where the caller goes on."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() >= deadline:
-            if otherwise is not None:
-                raise NeverHappened(f"{otherwise} within {seconds:g} s")
-            return False
-        time.sleep(look_seconds)
-    return True
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from fencepost_proxy.net.bridge import Bridge
 from fencepost_proxy.net.certificates import listener_context
 from fencepost_proxy.net.proxied_socket import UNSENT_BYTES_MAX, Buffers
 from fencepost_proxy.net.tls import TlsSocket, secure
+from tests.kit.waiting import until_async
 from tests.support.certificates import Authority
 from tests.support.event_loop import in_event_loop
-from tests.support.waiting import until
 
 WAIT_SECONDS = 60.0
 
@@ -54,9 +54,6 @@ class Scene:
         self.far = self.bridge.far
         self.far.settimeout(WAIT_SECONDS)
 
-    async def until_ended(self) -> None:
-        await until(lambda: bool(self.ended))
-
 
 def receive(sock: socket.socket, size: int) -> bytes:
     received = bytearray()
@@ -81,7 +78,7 @@ async def test_bytes_pass_both_ways_and_ends_too(contexts: tuple[ssl.SSLContext,
     scene.far.sendall(b"last words")
     scene.far.close()
     assert await asyncio.to_thread(receive, scene.client, 1_000) == b"last words"
-    await scene.until_ended()
+    await until_async(lambda: scene.ended, "the bridge to end")
     scene.client.close()
 
 
@@ -92,7 +89,7 @@ async def test_a_client_that_ends(contexts: tuple[ssl.SSLContext, ssl.SSLContext
     scene.client.sendall(b"last words")
     scene.client.close()
     assert await asyncio.to_thread(receive, scene.far, 1_000) == b"last words"
-    await scene.until_ended()
+    await until_async(lambda: scene.ended, "the bridge to end")
     scene.far.close()
 
 
@@ -118,6 +115,6 @@ async def test_unread_peer_blocks_the_sender(contexts: tuple[ssl.SSLContext, ssl
     await asyncio.sleep(0.01)
     assert not scene.ended
     scene.bridge.close_stuck(now + 121.0, drain_seconds=60.0, idle_seconds=60.0)
-    await scene.until_ended()
+    await until_async(lambda: scene.ended, "the bridge to end")
     scene.client.close()
     scene.far.close()

@@ -28,8 +28,8 @@ from fencepost_proxy.types import Address
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import API_VERSIONS, INIT_PRODUCER_ID
 from fencepost_proxy.wire.schema import Message
+from tests.kit.waiting import until_async
 from tests.support.event_loop import in_event_loop
-from tests.support.waiting import until
 
 #: For what must happen: a busy machine takes its time.
 PATIENCE_SECONDS = 60.0
@@ -183,7 +183,7 @@ async def test_closing_an_idle_connection_is_no_error() -> None:
     access = Access(on_error=reported.append)
     async with connected(done, access=access) as connection:
         await query(connection)
-        await until(lambda: connection.closed)
+        await until_async(lambda: connection.closed, "the connection to close")
     async with connected(echo, access=access) as connection:
         await query(connection)
     assert reported == []
@@ -232,7 +232,7 @@ async def test_no_more_than_the_limit_is_ever_unanswered() -> None:
 
     async with connected(count) as connection:
         results = await asyncio.gather(*(query(connection, 0.2) for _ in range(10)), return_exceptions=True)
-        await until(lambda: observed >= LIMITS.control_in_flight_max)
+        await until_async(lambda: observed >= LIMITS.control_in_flight_max, "the limit to be reached")
         assert observed == LIMITS.control_in_flight_max
         sent = [each for each in results if isinstance(each, OutcomeUnknown)]
         assert len(sent) == LIMITS.control_in_flight_max

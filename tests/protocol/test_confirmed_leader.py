@@ -19,9 +19,9 @@ from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.schema import Message
+from tests.kit.waiting import until_async
 from tests.support.event_loop import in_event_loop
 from tests.support.fake_cluster import FakeCluster
-from tests.support.waiting import until
 
 NAME = "__state"
 STATE = TopicPartition(NAME, 0)
@@ -148,7 +148,7 @@ async def test_later_leader_is_accepted_from_any_replica(knows: int) -> None:
             leader = client.leader(STATE)
             return leader is not None and leader.leader_epoch == 7
 
-        await until(believed)
+        await until_async(believed, "the old leader to respond")
         assert not querying.done()
         querying.cancel()
 
@@ -187,26 +187,26 @@ async def test_view_is_fresh_only_after_other_replicas_confirm() -> None:
         kafka.silent |= {2, 3}
         async with followed(client, 30.0) as state:
             read = state._read_as_of
-            await until(lambda: state._read_as_of > read)
+            await until_async(lambda: state._read_as_of > read, "another read")
             assert not state.fresh
 
             kafka.silent.clear()
-            await until(lambda: state.fresh)
+            await until_async(lambda: state.fresh, "a fresh state")
 
 
 @in_event_loop
 async def test_view_is_as_old_as_its_confirmation() -> None:
     async with brokers_and_client() as (kafka, client), followed(client, 1.0) as state:
-        await until(lambda: state.fresh)
+        await until_async(lambda: state.fresh, "a fresh state")
         kafka.silent |= {2, 3}
         silent_at = time.monotonic()
-        await until(lambda: not state.fresh)
+        await until_async(lambda: not state.fresh, "a stale state")
         assert state.fresh_until <= silent_at + 1.0
         # The leader still responds.
-        await until(lambda: state._read_as_of > silent_at)
+        await until_async(lambda: state._read_as_of > silent_at, "a read after the silence")
 
         kafka.silent.clear()
-        await until(lambda: state.fresh)
+        await until_async(lambda: state.fresh, "a fresh state")
 
 
 @in_event_loop
@@ -221,7 +221,7 @@ async def test_one_that_is_away_makes_no_gap() -> None:
             ends.append(state.fresh_until - time.monotonic())
             return state.fresh_until > silent_at + 30.0
 
-        await until(renewed)
+        await until_async(renewed, "a renewed lease")
         assert min(ends) > 0
 
 
@@ -235,7 +235,7 @@ async def test_single_possible_leader_needs_no_confirmation(replicas: int, in_sy
         kafka.queried.clear()
         assert state.fresh_until > float("-inf")
         renewed = state.fresh_until
-        await until(lambda: state.fresh_until > renewed + 0.6)
+        await until_async(lambda: state.fresh_until > renewed + 0.6, "the next renewal")
         assert LIST_OFFSETS not in {key for _, key in kafka.queried}
         assert not queried_nodes(kafka)
 
@@ -246,17 +246,17 @@ async def test_read_to_end_renews_the_lease() -> None:
     async with brokers_and_client() as (_, client), followed(client, 3000.0) as state:
         renewed = state.fresh_until
         await state.read_to_end(timeout_seconds=60)
-        await until(lambda: state.fresh_until > renewed)
+        await until_async(lambda: state.fresh_until > renewed, "the next renewal")
 
 
 @in_event_loop
 async def test_unread_end_does_not_renew_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a new leader whose high watermark lagged: the end that it reported is not read yet
     async with brokers_and_client() as (_, client), followed(client, 1.0) as state:
-        await until(lambda: state.fresh)
+        await until_async(lambda: state.fresh, "a fresh state")
 
         async def far_ahead(*args: object, **how: object) -> int:
             return 10
 
         monkeypatch.setattr(client, "confirmed_high_watermark", far_ahead)
-        await until(lambda: not state.fresh)
+        await until_async(lambda: not state.fresh, "a stale state")

@@ -17,10 +17,10 @@ from fencepost_proxy.net.worker import MigratedSockets
 from fencepost_proxy.session import messages
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import Address, NodeId
+from tests.kit.waiting import until_async
 from tests.protocol.test_proxied_connection import SIZE, Driver, Pair, receive, request, response, send
 from tests.support.batches import expecting
 from tests.support.event_loop import in_event_loop
-from tests.support.waiting import until
 from tests.unit.test_session import Unchanged, produce
 
 GUARDED = produce(("guarded", 0, expecting(5, b"a")), correlation=7)
@@ -106,7 +106,7 @@ async def test_buffered_bytes_and_partial_frame_migrate_with_connection() -> Non
     assert await receive(sockets.broker, len(request(1))) == request(1)
     await send(sockets.broker, response(1))
     assert await receive(sockets.client, len(response(1))) == response(1)
-    await until(lambda: bool(other.packets))
+    await until_async(lambda: bool(other.packets), "a packet")
     assert other.closed == [sockets.proxied]
     await send(sockets.client, GUARDED[60:])  # while it is on its way
     kept: list[bytes] = []
@@ -119,7 +119,7 @@ async def test_buffered_bytes_and_partial_frame_migrate_with_connection() -> Non
 
     primary.session_event = keep  # type: ignore[method-assign]
     primary.take_over(through_a_socket_pair(other.packets[0]))
-    await until(lambda: len(b"".join(kept)) >= len(GUARDED))
+    await until_async(lambda: len(b"".join(kept)) >= len(GUARDED), "all bytes")
 
     assert b"".join(kept) == GUARDED
     proxied = primary.opened[0]
@@ -150,7 +150,7 @@ async def test_unsent_response_bytes_migrate_with_connection() -> None:
     already = len(reading.result())
     primary = TakesOver()
     reading = asyncio.create_task(receive(sockets.client, len(big) - already))
-    await until(lambda: bool(other.packets))
+    await until_async(lambda: bool(other.packets), "a packet")
     migrated = through_a_socket_pair(other.packets[0])
     primary.take_over(migrated)
     rest = await reading
@@ -223,7 +223,7 @@ async def test_channel_buffers_in_order_up_to_a_bound(
     assert sent >= 200
     got: list[int] = []
     reader = Channel(far, lambda packet: got.append(packet.message()[0]))
-    await until(lambda: len(got) >= sent)
+    await until_async(lambda: len(got) >= sent, "all requests")
     assert got == list(range(sent))
     assert channel.send(Packet.of("n", (sent, b"")))
     channel.close()
@@ -236,7 +236,7 @@ async def test_closed_channel_is_reported_once_and_sends_nothing() -> None:
     ends: list[None] = []
     channel = Channel(near, lambda packet: None, lambda: ends.append(None))
     far.close()
-    await until(lambda: bool(ends))
+    await until_async(lambda: bool(ends), "the end")
     one, other = socket.socketpair()
     assert not channel.send(Packet.of("kind", None, [one]))
     with other:
@@ -256,7 +256,7 @@ async def test_unreceivable_sockets_are_closed_and_channel_continues(monkeypatch
     another, its_other = socket.socketpair()
     send_packet(far, Packet.of("two sockets", None, [one, another]))
     send_packet(far, Packet.of("none"))
-    await until(lambda: bool(got))
+    await until_async(lambda: bool(got), "a connection")
     assert got == ["none"]
     assert other.recv(1) == b""
     assert its_other.recv(1) == b""

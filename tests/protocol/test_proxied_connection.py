@@ -19,8 +19,8 @@ from fencepost_proxy.net.proxied_socket import SPLICE_BYTES_MIN, UNSENT_BYTES_MA
 from fencepost_proxy.session import messages
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until_async
 from tests.support.event_loop import in_event_loop
-from tests.support.waiting import until
 from tests.unit.test_session import Around, Unchanged
 
 #: More than the kernel takes off a sender's hands on loopback.
@@ -179,7 +179,7 @@ async def test_slow_reader_costs_bounded_memory_and_loses_nothing(
         await receive(sockets.broker, len(request(1)))
         answer = response(1, os.urandom(1 << 16) * (SIZE >> 16))
         sending = asyncio.create_task(send(sockets.broker, answer))
-        await until(lambda: bool(upstream.paused))
+        await until_async(lambda: bool(upstream.paused), "reading from Kafka to pause")
         assert not sending.done()
         assert sockets.proxied.client._unsent_bytes <= UNSENT_BYTES_MAX + side_module._PIPE_BYTES
         assert await receive(sockets.client, len(answer)) == answer
@@ -213,7 +213,7 @@ async def test_broker_closing_during_splice_leaves_pipes_clean(end: str) -> None
         sending = asyncio.create_task(send(sockets.broker, response(1, b"x" * SIZE)))
         upstream = sockets.proxied.upstream
         assert upstream is not None
-        await until(lambda: bool(upstream.paused))
+        await until_async(lambda: bool(upstream.paused), "reading from Kafka to pause")
         if end == "abort":
             sockets.proxied.client.abort()
             upstream.abort()
@@ -223,7 +223,7 @@ async def test_broker_closing_during_splice_leaves_pipes_clean(end: str) -> None
         with suppress(asyncio.CancelledError, OSError):
             await sending
         sockets.broker.close()
-        await until(lambda: sockets.driver.closed == [sockets.proxied])
+        await until_async(lambda: sockets.driver.closed == [sockets.proxied], "the connection to close")
         assert all(pipe.filled_bytes == 0 for pipe in sockets.buffers.pipes._kept)
         assert not _open_pipes() - {fd for pipe in sockets.buffers.pipes._kept for fd in _fds(pipe)} - before
 
@@ -249,7 +249,7 @@ async def test_client_closed_before_upstream_connects_leaks_nothing() -> None:
     async with pair(connected=False) as sockets:
         sockets.client.close()
         sockets.connect()
-        await until(lambda: sockets.driver.closed == [sockets.proxied])
+        await until_async(lambda: sockets.driver.closed == [sockets.proxied], "the connection to close")
 
 
 @pytest.mark.parametrize("first", ["client", "broker"])
@@ -260,7 +260,7 @@ async def test_proxied_connection_is_closed_once_by_either_end(first: str) -> No
         await send(sockets.client, request(1))
         await receive(sockets.broker, len(request(1)))
         getattr(sockets, first).close()
-        await until(lambda: bool(sockets.driver.closed))
+        await until_async(lambda: bool(sockets.driver.closed), "a connection to close")
         await asyncio.sleep(0.05)
         assert sockets.driver.closed == [sockets.proxied]
 
@@ -269,7 +269,7 @@ async def test_proxied_connection_is_closed_once_by_either_end(first: str) -> No
 async def test_client_closed_by_proxy_gets_no_session() -> None:
     async with pair(connected=False) as sockets:
         sockets.proxied.client.close(1.0)
-        await until(lambda: sockets.driver.closed == [sockets.proxied])
+        await until_async(lambda: sockets.driver.closed == [sockets.proxied], "the connection to close")
         sockets.connect()
         assert sockets.driver.opened == [], "a session that would never be closed"
         assert sockets.proxied.upstream is None
@@ -285,7 +285,9 @@ async def test_client_that_does_not_read_is_not_read() -> None:
         assert sockets.driver.traffic.bytes_to_kafka == 0
 
         await receive(sockets.client, SIZE)
-        await until(lambda: sockets.driver.traffic.bytes_to_kafka == len(request(1)))
+        await until_async(
+            lambda: sockets.driver.traffic.bytes_to_kafka == len(request(1)), "the request to reach Kafka"
+        )
 
 
 @in_event_loop
@@ -319,6 +321,6 @@ async def test_lost_socket_is_reported_once_outside_writes() -> None:
             assert lost == []
         side.abort()
         side.close(1.0)
-        await until(lambda: bool(lost))
+        await until_async(lambda: bool(lost), "the connection to be lost")
         await asyncio.sleep(0)
         assert len(lost) == 1

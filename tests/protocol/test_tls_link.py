@@ -21,11 +21,11 @@ from fencepost_proxy.net.proxied_connection import ProxiedConnection
 from fencepost_proxy.net.proxied_socket import RECEIVE_BUFFER_BYTES, UNSENT_BYTES_MAX, Buffers
 from fencepost_proxy.net.tls import TlsBuffers, TlsSocket, _Records, secure
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until_async
 from tests.protocol.test_proxied_connection import Driver, _tcp_pair, request, response
 from tests.protocol.test_tls_socket import authority, listen, server, tcp_pair, trusting
 from tests.support.certificates import Authority, Certificate
 from tests.support.event_loop import in_event_loop
-from tests.support.waiting import until
 
 __all__ = ["authority", "server"]  # fixtures
 
@@ -154,7 +154,7 @@ async def _one_by_one(records: list[bytes], far: Far, near: Counted) -> None:
     for record in records:
         there = partial(is_there, near.reads, unread(near) + len(record))
         await asyncio.get_running_loop().sock_sendall(far.sock, record)
-        await until(there)
+        await until_async(there, "the record to arrive")
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -222,7 +222,7 @@ async def test_a_client_that_reads_nothing_costs_bounded_memory(authority: Autho
 
         # When: its client reads nothing of a long answer.
         answering = asyncio.create_task(answer())
-        await until(lambda: bool(upstream.paused))
+        await until_async(lambda: bool(upstream.paused), "reading from Kafka to pause")
         # Then: no more than one read beyond the bound is kept, and one encrypted piece; the broker waits.
         assert not answering.done()
         assert both.proxied.client._unsent_bytes <= UNSENT_BYTES_MAX + RECEIVE_BUFFER_BYTES
@@ -244,7 +244,9 @@ async def test_close_within_a_frame_is_noticed(authority: Authority, server: Cer
         assert worth_an_event(both.near_broker) > RECORD_BYTES
         both.broker.sock.close()
         await receiving
-        await until(lambda: both.proxied.upstream is not None and both.proxied.upstream.ended)
+        await until_async(
+            lambda: both.proxied.upstream is not None and both.proxied.upstream.ended, "the upstream connection to end"
+        )
 
 
 @pytest.mark.parametrize("seed", range(20))

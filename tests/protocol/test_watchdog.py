@@ -13,8 +13,8 @@ import pytest
 from fencepost_proxy import logs
 from fencepost_proxy.net import watchdog as product
 from fencepost_proxy.net.watchdog import LATE_SECONDS, Watchdog, frame_of
+from tests.kit.waiting import until_async
 from tests.support.event_loop import in_event_loop
-from tests.support.waiting import until
 
 _LONGEST_SECONDS = 20.0
 
@@ -51,7 +51,7 @@ async def test_long_callback_is_measured_and_its_frame_named(caplog: pytest.LogC
     with caplog.at_level(logging.WARNING, "fencepost"):
         watchdog.start()
         asyncio.get_running_loop().call_soon(_in_the_product, clock)
-        await until(lambda: any(each > LATE_SECONDS for each in late))
+        await until_async(lambda: any(each > LATE_SECONDS for each in late), "a late report")
         watchdog.stop()
 
     first = _fields(caplog, "the event loop was late")[0]
@@ -75,7 +75,7 @@ async def test_blocked_event_loop_is_logged_while_blocked(
     with caplog.at_level(logging.WARNING, "fencepost"):
         watchdog.start()
         asyncio.get_running_loop().call_soon(_in_the_product, stands)
-        await until(lambda: bool(_fields(caplog, "the event loop was late")))
+        await until_async(lambda: bool(_fields(caplog, "the event loop was late")), "the log line")
         watchdog.stop()
 
     standing = _fields(caplog, "the event loop is blocked")[0]
@@ -89,7 +89,7 @@ async def test_punctual_event_loop_is_measured_and_not_logged(caplog: pytest.Log
     watchdog = Watchdog(late.append)
     with caplog.at_level(logging.WARNING, "fencepost"):
         watchdog.start()
-        await until(lambda: len(late) >= 2)
+        await until_async(lambda: len(late) >= 2, "two reports")
         watchdog.stop()
 
     # A busy machine may be late; what is logged is what was measured.
@@ -124,7 +124,7 @@ async def test_stopped_watchdog_leaves_no_thread_and_no_timer() -> None:
 
     watchdog = Watchdog(late.append)
     watchdog.start()
-    await until(lambda: bool(late))
+    await until_async(lambda: bool(late), "a report")
     assert "watchdog" in {each.name for each in threading.enumerate()}
     watchdog.stop()
     assert watchdog._timer is not None

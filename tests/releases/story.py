@@ -19,11 +19,12 @@ import confluent_kafka
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.integration.test_equivalence import AT_MS, SCRIPTS, Stage, _addresses
+from tests.kit.waiting import until
 from tests.support.growing import check_log, counted, expansions, grow_in_the_end, writing
 from tests.support.java_clients import JAVA_SCRIPTS, play_java
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, batch, until
+from tests.support.raw import Connection, Log, batch
 from tests.support.senders import CLIENTS, Client, JavaProducers, create_topic
 from tests.support.transactions import Transactional
 
@@ -258,7 +259,7 @@ def expansion(where: Front) -> None:
         until(
             lambda: requested <= group.numbers or group.failure,
             "the group to read it all",
-            within_seconds=_READ_SECONDS,
+            seconds=_READ_SECONDS,
         )
         assert group.failure is None, group.failure
     finally:

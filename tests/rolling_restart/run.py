@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kit.waiting import until
 from tests.rolling_restart.transactions import (
     PARTITIONS,
     Committed,
@@ -23,7 +24,7 @@ from tests.soak.java import JavaProducers
 from tests.support.kafka import unique_topic
 from tests.support.members import MEMBERS, Member
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, until
+from tests.support.raw import Connection, Log
 
 PATIENCE_SECONDS = 150.0
 #: Appends of each writer that must come before and after each step, so that each step happens under load.
@@ -183,7 +184,11 @@ def run(
                       ((plain_topic, 3), *((topic, 1) for topic in own.values()))}  # fmt: skip
             expected = Counter(value for _, value in stored[plain_topic])
             for name, member in groups.items():
-                _await(lambda m=member: len({each.value for each in m.read}) >= len(expected), f"{name} to read all")
+                until(
+                    lambda m=member: len({each.value for each in m.read}) >= len(expected),
+                    f"{name} to read all",
+                    seconds=PATIENCE_SECONDS,
+                )
     return Result(
         tuple(_written(writer, stored[writer.topic]) for writer in writers if writer.topic in stored),
         tuple(counted(each, each.committed()) for each in commits),
@@ -198,18 +203,22 @@ def _created(proxy: ProxyProcess, topic: str, partitions: int) -> str:
     return topic
 
 
-def _await(condition: Callable[[], object], what: str) -> None:
-    until(condition, what, within_seconds=PATIENCE_SECONDS)
-
-
 def _go_on(writers: Sequence[Writer], groups: Mapping[str, Member]) -> None:
     """All of them, from now on: what was on its way is not counted."""
     before = {writer: writer.appended for writer in writers}
     read = {name: len(member.read) for name, member in groups.items()}
     for writer in writers:
-        _await(lambda w=writer: w.appended >= before[w] + _GO_ON or w.ledger.failed, f"{writer.name} to go on")
+        until(
+            lambda w=writer: w.appended >= before[w] + _GO_ON or w.ledger.failed,
+            f"{writer.name} to go on",
+            seconds=PATIENCE_SECONDS,
+        )
     for name, member in groups.items():
-        _await(lambda n=name, m=member: len(m.read) >= read[n] + _GO_ON, f"{name} to read on: {member.errors[-5:]}")
+        until(
+            lambda n=name, m=member: len(m.read) >= read[n] + _GO_ON,
+            f"{name} to read on: {member.errors[-5:]}",
+            seconds=PATIENCE_SECONDS,
+        )
 
 
 @contextmanager

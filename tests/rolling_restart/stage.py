@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tests.kit.fault_proxy import FaultProxy
 from tests.rolling_restart.run import EVERYBODY
-from tests.support.balancer import HOST, Balancer
 from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
 
@@ -17,6 +17,7 @@ from tests.support.proxy import ProxyProcess
 Know = Literal["both", "first", "balancer"]
 #: The bootstrap listener's, and those of brokers.
 _PORTS = 7
+HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ def two_proxies(kafka: str, directory: Path, config: str, *, know: Know = "both"
             proxies.append(stack.enter_context(proxy))
         first, second = proxies
         if balanced:
-            stack.enter_context(Balancer(hosts, port, _PORTS))
+            for each in range(port, port + _PORTS):
+                stack.enter_context(FaultProxy(*((host, each) for host in hosts), port=each, raw=True))
         bootstrap = {
             "both": f"{first.bootstrap},{second.bootstrap}",
             "first": first.bootstrap,

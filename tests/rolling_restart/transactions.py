@@ -20,9 +20,10 @@ from typing import Protocol
 
 from kafka import KafkaConsumer, TopicPartition
 
+from tests.kit.waiting import until
 from tests.rolling_restart.writers import Aiokafka, Confluent, Java, KafkaPython, Sending, Writer
 from tests.soak.java import JavaProducers
-from tests.support.raw import Log, until
+from tests.support.raw import Log
 
 PARTITIONS = 3
 _RECORDS = 6
@@ -121,8 +122,8 @@ class _Java(Java):
             self._next = until(
                 self._where_it_ends,
                 "an end behind a marker",
-                within_seconds=_PATIENCE_SECONDS,
-                is_there=lambda found: found is not None,
+                seconds=_PATIENCE_SECONDS,
+                accept=lambda found: found is not None,
             )
         self._do("begin")
 

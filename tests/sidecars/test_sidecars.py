@@ -14,12 +14,12 @@ import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.sidecars.run import Check, run
 from tests.sidecars.stage import CLIENTS, Sidecars, Way, addresses_told, sidecars
 from tests.support.messages import Fields, RawConnection
 from tests.support.ports import free_port
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
-from tests.support.raw import until
 from tests.support.three_brokers import NODES
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]

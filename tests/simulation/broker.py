@@ -38,7 +38,7 @@ NOT_ENOUGH_REPLICAS, AFTER_APPEND, CORRUPT, TOO_LARGE, SERVER_ERROR = 19, 20, 2,
 DENIED, INVALID_TIMESTAMP = 29, 32
 OUT_OF_ORDER, WRONG_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING = 45, 47, 48, 49
 CONCURRENT_TRANSACTIONS, DENIED_TRANSACTIONAL_ID, PRODUCER_FENCED = 51, 53, 90
-INVALID_RECORD, UNKNOWN_TOPIC_ID = 87, 100
+OLD_FORMAT, INVALID_RECORD, UNKNOWN_TOPIC_ID = 43, 87, 100
 _SEQUENCES = 1 << 31
 _REMEMBERED_BATCHES = 5
 _CODEC, _GZIP, _LOG_APPEND_TIME, _KNOWN_ATTRIBUTES = 0x07, 0x01, 0x08, 0x7F
@@ -54,6 +54,7 @@ class Settings:
     max_message_bytes: int | None = None
     timestamp_after_max_ms: int | None = None
     gzip: bool = False
+    old_format: bool = False  # message format before 0.11: no producer ids
 
 
 @dataclass(slots=True)
@@ -592,6 +593,8 @@ class Cluster:
         if not records:
             return INVALID_RECORD
         header = parse_batch_header(memoryview(records))
+        if settings.old_format and header.producer_id >= 0:
+            return OLD_FORMAT
         if header.is_transactional and not self._in_transaction(header, partition.name):
             v2 = self._v2(header.producer_id)
             return CONCURRENT_TRANSACTIONS if v2 and self.busy(header.producer_id) else INVALID_TXN_STATE

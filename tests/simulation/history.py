@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from fencepost_policies.append import Check
@@ -118,6 +119,7 @@ class History:
         #: By connection: bytes that the client had sent when each response left (`ProxiedConnection.answered`).
         self.proxied_connections: dict[Connection, dict[int, int]] = {}
         self.compacted: list[tuple[Partition, LogBatch]] = []
+        self.refusals: Counter[str] = Counter()  # by reason
 
     def tried(self, write: Write, now: float, proxy: int | None) -> Try:
         attempt = Try(write, now, proxy)

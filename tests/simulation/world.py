@@ -339,8 +339,9 @@ class Proxy(Counting):
         return self.dispatcher.barrier(topic)
 
     def new_barrier(self, topic: str) -> AppendBarrier:
+        if self.world.barriers is None:
+            return super().new_barrier(topic)
         clear_at = self.started_at + self.in_doubt_seconds if self.incarnation > 1 else float("-inf")
-        assert self.world.barriers is not None
         return self.world.barriers.new_barrier(topic, self.in_doubt_seconds, clear_at, self.sim.now)
 
     def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
@@ -436,7 +437,10 @@ class Proxy(Counting):
                 if not self._refreshing:
                     self._refreshing = True
                     self.later(self.sim.between(0.005, 0.1), self._refresh_all)
-            case sessions.Count() | sessions.Downgraded():
+            case sessions.Count(what, label):
+                if what == "refusal":
+                    self.world.history.refusals[label] += 1
+            case sessions.Downgraded():
                 pass
             case sessions.Store():
                 self._store(connection, command)

@@ -1,13 +1,13 @@
 """History checks on a real cluster: `make soak MINUTES=20`, or `python -m tests.soak --minutes 20 --seed 7`.
 
-Three brokers, two proxies, and pipes that can cut or delay any connection at a given byte. Real clients of every kind
-compete for the same partitions while brokers, proxies and connections fail on a schedule from a seed. At the end, every
-response is compared with Kafka's log.
+Three brokers, two proxies, and fault proxies (`tests/kit`) that can cut or delay any connection at a given byte. Real
+clients of every kind compete for the same partitions while brokers, proxies and connections fail on a schedule from a
+seed. At the end, every response is compared with Kafka's log.
 
 | file | contents |
 |---|---|
 | `run.py` | one run, from the start to the result |
-| `stage.py`, `pipe.py` | brokers, proxies, connections |
+| `stage.py` | brokers, proxies, connections |
 | `writers.py`, `java.py` | the clients, and how they classify responses |
 | `faults.py` | the schedule of faults |
 | `history.py`, `log.py` | responses and log, as two files of JSON lines |

@@ -11,12 +11,14 @@ import random
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tests.soak.history import Recorder
-from tests.soak.pipe import Fault
 from tests.soak.stage import NODES, PROXIES, Stage
 
 _IN_SYNC_SECONDS = 20.0
+#: A fault that hits no connection for this long is discarded.
+_ARMED_SECONDS = 5.0
 
 
 class Faults:
@@ -131,19 +133,25 @@ class Faults:
         name = randomness.choice(PROXIES)
         hop = randomness.choice(["clients-proxy", "proxy-broker"])
         pipe = randomness.choice((self._stage.downstream if hop == "clients-proxy" else self._stage.upstream)[name])
-        kind = randomness.choices(["cut", "stall", "deaf", "refuse"], weights=[6, 4, 3, 1])[0]
+        kind = randomness.choices(["Cut", "Hold", "Drop", "refuse"], weights=[6, 4, 3, 1])[0]
         seconds = randomness.choice([0.05, 0.3, 1.0, 3.0, 9.0])
-        fault = Fault(
-            "cut" if kind == "refuse" else kind,  # type: ignore[arg-type] - one of them
-            randomness.choice(["up", "down"]),
-            randomness.choice(
+        fault: dict[str, Any] = {
+            "direction": randomness.choice(["request", "response"]),
+            "after": randomness.choice(
                 [0, 1, 4, randomness.randrange(64), randomness.randrange(600), randomness.randrange(5000)]
             ),
-            seconds,
-            randomness.random() < 0.5,
-        )
+            "within_seconds": _ARMED_SECONDS,
+        }
+        reset = randomness.random() < 0.5
         if kind == "refuse":
-            self._stage.pipes.refuse(pipe, min(seconds, 3.0))
+            fault = {"seconds": min(seconds, 3.0)}
+            self._stage.pipes.refuse(pipe, **fault)
         else:
-            self._stage.pipes.arm(pipe, fault)
-        self._record(f"{hop} {kind}", f"{pipe}: {fault}")
+            if kind != "Cut":
+                fault["seconds"] = seconds
+            if kind != "Hold":
+                fault["reset"] = reset
+            if kind == "Drop":
+                fault["everything"] = True
+            self._stage.pipes.add(pipe, kind, **fault)
+        self._record(f"{hop} {kind.lower()}", f"{pipe}: {fault}")

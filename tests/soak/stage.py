@@ -1,9 +1,9 @@
-"""Three brokers, two proxies, and a faulty pipe in each of their connections.
+"""Three brokers, two proxies, and a fault proxy in each of their connections.
 
-    client → pipe (127.0.0.2, the proxy's ports) → proxy → pipe (the broker's advertised address) → broker
+    client → fault proxy (127.0.0.2, the proxy's ports) → proxy → fault proxy (the broker's advertised address) → broker
 
 Each proxy has its own listener on each broker, so that it can be cut off alone. Another listener, without
-pipes, serves to read the log and control faults.
+fault proxies, serves to read the log and control faults.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from pathlib import Path
 from typing import Self
 
 from fencepost_proxy.dev.cluster import KafkaCluster, _free_ports
-from tests.soak.pipe import PipeProcess
+from tests.kit.fault_proxy import FaultProxies
+from tests.kit.waiting import until
 from tests.support.kafka import kafka_version
 from tests.support.messages import Closed, Fields, RawConnection
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, until
+from tests.support.raw import Connection, Log
 
 NODES = (1, 2, 3)
-#: The address that clients connect to. Another loopback address, so that pipes can use the proxies' ports.
+#: The address that clients connect to. Another loopback address, so that fault proxies can use the proxies' ports.
 CLIENTS_HOST = "127.0.0.2"
 PROXIES = ("a", "b")
 _PATIENCE_SECONDS = 90.0
@@ -63,7 +64,7 @@ drain_seconds = 3.0
 
 
 class _Cluster(KafkaCluster):
-    """Advertises the pipes instead of the brokers."""
+    """Advertises the fault proxies instead of the brokers."""
 
     def __init__(self, pipes: Mapping[tuple[str, int], int]) -> None:
         super().__init__(
@@ -81,7 +82,7 @@ class _Cluster(KafkaCluster):
 
 
 class Stage:
-    """`proxies` by name. `upstream`, `downstream`: names of their pipes on both sides.
+    """`proxies` by name. `upstream`, `downstream`: names of their fault proxies on both sides.
 
     `fencing` False: the proxies compare offsets without Kafka, so that the checker finds violations.
     """
@@ -108,7 +109,7 @@ class Stage:
         self._stack.close()
 
     def _start(self) -> None:
-        self.pipes = self._stack.enter_context(PipeProcess())
+        self.pipes = self._stack.enter_context(FaultProxies())
         wires = [(proxy, node_id) for proxy in PROXIES for node_id in NODES]
         ports = dict(zip(wires, _free_ports(len(wires), set()), strict=True))
         self.kafka = self._stack.enter_context(_Cluster(ports))
@@ -140,14 +141,14 @@ class Stage:
             self.downstream.setdefault(name, []).append(pipe)
 
     def bootstrap(self, proxy: str) -> str:
-        """The address of the pipe to the proxy."""
+        """The address of the fault proxy before the proxy."""
         return f"{CLIENTS_HOST}:{self.proxies[proxy].port}"
 
     def create(self, topic: str, leader: int) -> None:
         on = [leader, *(node_id for node_id in NODES if node_id != leader)]
         with Connection(f"127.0.0.1:{self.proxies['a'].port}") as connection:
             assert connection.create_topic(topic, on=on) == (0, None)
-        until(lambda: self.leader(topic) == leader, f"{topic} to have a leader", within_seconds=_PATIENCE_SECONDS)
+        until(lambda: self.leader(topic) == leader, f"{topic} to have a leader", seconds=_PATIENCE_SECONDS)
 
     # ---- queries to a running broker
 

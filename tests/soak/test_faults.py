@@ -26,7 +26,7 @@ class Stage:
         self.kafka = Kafka()
         self.armed: list[Any] = []
         self.pipes = SimpleNamespace(
-            arm=lambda pipe, fault: self.armed.append((pipe, fault)),
+            add=lambda pipe, kind, **fault: self.armed.append((pipe, kind, fault)),
             refuse=lambda pipe, seconds: self.armed.append((pipe, seconds)),
         )
         self.downstream = {name: [f"clients to {name} {number}" for number in range(4)] for name in PROXIES}
@@ -67,6 +67,6 @@ def test_seed_determines_the_fault_schedule(tmp_path: Path) -> None:
 
 def test_every_kind_of_fault_comes(tmp_path: Path) -> None:
     kinds = {kind for kind, _ in schedule(tmp_path, 3)}
-    hops = {f"{hop} {kind}" for hop in ("clients-proxy", "proxy-broker") for kind in ("cut", "stall", "deaf", "refuse")}
+    hops = {f"{hop} {kind}" for hop in ("clients-proxy", "proxy-broker") for kind in ("cut", "hold", "drop", "refuse")}
     whom = {f"broker {what} ({who})" for what in ("killed", "paused") for who in ("leader", "controller", "any")}
     assert kinds == hops | whom | {"leader moved"}

@@ -18,9 +18,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from fencepost.spark import stated
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.jars import fetch
 from fencepost_proxy.dev.java import find_jdk
+from tests.kit import waiting
 from tests.spark_faults import gates
 from tests.spark_faults.query import FENCEPOST, ROWS_AT_ONCE
 from tests.support.kafka import running_kafka, unique_topic
@@ -42,6 +44,7 @@ from tests.support.raw import Connection
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 300.0
 _POLL_SECONDS = 0.25
+until = partial(waiting.until, seconds=PATIENCE_SECONDS, pause_seconds=_POLL_SECONDS)
 PARTITIONS = 2
 TASKS = 2
 KEYS = 20
@@ -79,14 +82,6 @@ class QueryFailed(Exception):
     def reason(self) -> str:
         """What the sink said, without Spark's frames around it; else Spark's first line."""
         return stated(self) or self.reported.strip().partition("\n")[0]
-
-
-def until(happened: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        if time.monotonic() > deadline:
-            raise NeverHappened(f"not within {seconds:g} s: {what}")
-        time.sleep(_POLL_SECONDS)
 
 
 # --- Spark ------------------------------------------------------------------------------------------------------------

@@ -1,19 +1,15 @@
-"""A Kafka of the future: what a real broker tells of its APIs is passed on with APIs and versions that nobody knows.
-
-Stands between the proxy and the broker. Whatever is asked of the broker goes by, and is remembered.
-"""
+"""A Kafka of the future: a real broker behind a proxy that adds unknown APIs and versions to ApiVersions responses."""
 
 from __future__ import annotations
 
-import socket
+import math
 import struct
 
-from tests.support import pipe
-from tests.support.pipe import Pipe
+from tests.kit.fault_proxy import Change, FaultProxy
 
-#: API keys that no Kafka has, and the versions told of them.
+#: API keys that no Kafka has, and their versions.
 NEW_APIS = {95: (0, 0), 96: (0, 3), 1200: (7, 9)}
-#: By so much each version that the broker tells is raised.
+#: Added to the highest version of each API.
 NEWER_BY = 3
 _API_VERSIONS = 18
 _FLEXIBLE_FROM = 3
@@ -21,37 +17,20 @@ _UNSUPPORTED_VERSION = 35
 _ENTRY = struct.Struct(">hhh")
 
 
-class FutureBroker(Pipe):
-    """`asked` – API key and version of each request that the broker got."""
-
+class FutureBroker(FaultProxy):
     def __init__(self) -> None:
         super().__init__()
-        self.queried: set[tuple[int, int]] = set()
+        self.add(Change("response", api_key=_API_VERSIONS, times=math.inf, change=of_the_future))
 
-    def _wire(self, near: socket.socket, far: socket.socket) -> _FutureWire:
-        return _FutureWire(near, far, self)
-
-
-class _FutureWire(pipe._FrameWire):
-    def __init__(self, near: socket.socket, far: socket.socket, future: FutureBroker) -> None:
-        self._future = future
-        self._versions: dict[bytes, int] = {}  # correlation id -> of the ApiVersions that is asked
-        super().__init__(near, far, future)
-
-    def _request(self, frame: bytes) -> bytes:
-        key, version = struct.unpack_from(">hh", frame, 4)
-        self._future.queried.add((key, version))
-        if key == _API_VERSIONS:
-            self._versions[frame[8:12]] = version
-        return super()._request(frame)
-
-    def _response(self, frame: bytes) -> bytes:
-        version = self._versions.pop(frame[4:8], None)
-        return super()._response(frame if version is None else of_the_future(frame, version))
+    @property
+    def queried(self) -> set[tuple[int, int]]:
+        """API key and version of each request that the broker got."""
+        return {struct.unpack_from(">hh", frame, 4) for _, frame in list(self.requests)}
 
 
-def of_the_future(frame: bytes, version: int) -> bytes:
-    """An answer to ApiVersions, told by a later Kafka."""
+def of_the_future(request: bytes, frame: bytes) -> bytes:
+    """The ApiVersions response of a later Kafka."""
+    (version,) = struct.unpack_from(">h", request, 6)
     (error_code,) = struct.unpack_from(">h", frame, 8)
     flexible = version >= _FLEXIBLE_FROM and error_code != _UNSUPPORTED_VERSION
     at = 10

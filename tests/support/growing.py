@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from kafka.protocol.admin import CreatePartitionsRequest
 
-from tests.support.raw import Closed, Connection, Log, Record, batch, until
+from tests.kit.waiting import until
+from tests.support.raw import Closed, Connection, Log, Record, batch
 
 OK, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT, TOPIC_AUTHORIZATION_FAILED = 0, 3, 6, 7, 29
 INVALID_PARTITIONS, INVALID_ASSIGNMENT, POLICY_VIOLATION = 37, 39, 44
@@ -78,7 +79,7 @@ def grow_in_the_end(address: str, topic: str, count: int) -> None:
             each.to_count == count for each in expansions(address, topic)
         )
 
-    until(grown, f"{topic} to grow to {count}", within_seconds=120)
+    until(grown, f"{topic} to grow to {count}", seconds=120)
 
 
 class Grown(NamedTuple):

@@ -12,7 +12,7 @@ from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, NewPa
 from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset
-from tests.support.members import until
+from tests.kit.waiting import until
 
 STATE_TOPIC = "__fencepost_state"
 

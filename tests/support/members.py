@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,7 @@ from kafka import KafkaConsumer
 from kafka.errors import KafkaConnectionError
 
 from fencepost_proxy.dev.tools import compile_java, java_command
+from tests.kit.waiting import until
 from tests.support.rejoining import keep_on_joining
 
 WAIT_SECONDS = 90.0
@@ -72,13 +72,6 @@ class Member:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, what
-        time.sleep(0.02)
 
 
 class _Threaded(Member):

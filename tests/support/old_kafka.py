@@ -21,9 +21,9 @@ from fencepost_proxy.dev.java import QUICK_JVM, find_jdk, logging_flags
 from fencepost_proxy.dev.process import SupervisedProcess
 from fencepost_proxy.dev.tools import compile_java
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.messages import RawConnection
 from tests.support.ports import free_port
-from tests.support.raw import until
 
 OLD_FORMAT = {"message.format.version": "0.10.2"}
 _AUTHORIZER = Path(__file__).parents[1] / "java" / "NotIdempotent.java"
@@ -88,7 +88,7 @@ class OldKafka:
         self._await(self._zookeeper_port)
         self._run("kafka.Kafka", broker)
         self._await(self._port)
-        until(self._sees_itself, "the broker to register", within_seconds=_START_SECONDS)
+        until(self._sees_itself, "the broker to register", seconds=_START_SECONDS)
 
     def _run(self, main: str, config: Path) -> None:
         flags = ["-Xmx512m", *QUICK_JVM, *logging_flags("WARN", to_stderr=False)]

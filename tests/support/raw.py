@@ -1,4 +1,4 @@
-"""A raw Kafka client: blocking sockets, one request as one frame, nothing retried, nothing hidden.
+"""A raw Kafka client: blocking sockets, one request as one frame, nothing retried (but see `produce`).
 
 Judges what the proxy did, so it shares no code with it: messages are kafka-python's, record batches aiokafka's.
 """
@@ -65,6 +65,8 @@ from kafka.protocol.sasl import (
     SaslHandshakeResponse,
 )
 
+from tests.kit.waiting import until
+
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 CODECS = {"none": 0, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
 
@@ -92,6 +94,7 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 #: Of a partition just created: unknown, without a leader, or its leader does not know of that, or of its epoch.
 _NOT_YET = frozenset({3, 5, 6, 74, 75})
 _LEADERS_SECONDS = 30.0
+_CONFIGS_SECONDS = 60.0
 _OK, _NOT_LEADER = 0, 6
 _Headers = Sequence[tuple[str, bytes | None]]
 
@@ -207,7 +210,7 @@ def read_batches(data: bytes) -> Iterator[Logged]:
 # --- one connection ---------------------------------------------------------------------------------------------------
 
 
-class Closed(Exception):
+class Closed(ConnectionError):
     """The peer closed the connection."""
 
 
@@ -220,6 +223,11 @@ class Answer(NamedTuple):
     log_start_offset: int | None
     message: str | None
     record_errors: tuple[object, ...]
+
+    @property
+    def lacks_configs(self) -> bool:
+        """A proxy that was stopped for as long as its lease answers so, as on a busy machine. Nothing was appended."""
+        return (self.message or "").startswith("TRY_AGAIN the proxy has not (re)read its topic configs")
 
 
 #: topic -> partition -> batch
@@ -344,10 +352,20 @@ class Connection:
         }
 
     def produce(self, batches: Batches, *, version: int = 9, **settings: Any) -> dict[tuple[str, int], Answer]:
-        sent = self.send_produce(batches, version=version, **settings)
-        correlation_id, answers = self.receive_produce(version)
-        assert correlation_id == sent, f"answer {correlation_id} to request {sent}"
-        return answers
+        """Repeats the request while a proxy has not (re)read its topic configs: nothing was appended."""
+        deadline = time.monotonic() + _CONFIGS_SECONDS
+        while True:
+            sent = self.send_produce(batches, version=version, **settings)
+            correlation_id, answers = self.receive_produce(version)
+            assert correlation_id == sent, f"answer {correlation_id} to request {sent}"
+            lacks_configs = any(each.lacks_configs for each in answers.values())
+            if (
+                not lacks_configs
+                or not all(each.error_code for each in answers.values())
+                or time.monotonic() > deadline
+            ):
+                return answers
+            time.sleep(0.05)
 
     def append(self, topic: str, records: bytes, *, partition: int = 0, **settings: Any) -> Answer:
         """Produce of one batch to one partition."""
@@ -545,7 +563,7 @@ class Log:
 
     def end(self, topic: str, partition: int = 0) -> int:
         """The log end offset (not the high watermark)."""
-        return until(lambda: self._end(topic, partition), f"the log end of {topic}-{partition}", is_there=_not_none)
+        return until(lambda: self._end(topic, partition), f"the log end of {topic}-{partition}", accept=_not_none)
 
     def _end(self, topic: str, partition: int) -> int | None:
         with self.connect(topic, partition) as connection:
@@ -602,32 +620,11 @@ def _not_none(value: object) -> bool:
     return value is not None
 
 
-def until(
-    probe: Callable[[], Any],
-    what: str,
-    *,
-    within_seconds: float = 60.0,
-    is_there: Callable[[Any], bool] = bool,
-    pause_seconds: float = 0.05,
-) -> Any:
-    """Looks again and again; gives back what was found."""
-    deadline = time.monotonic() + within_seconds
-    while True:
-        found = None
-        with contextlib.suppress(OSError, Closed):
-            found = probe()
-        if is_there(found):
-            return found
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {within_seconds:g} s for {what}; last seen: {found!r}")
-        time.sleep(pause_seconds)
-
-
-def settled(client: Connection, topic: str, records: bytes) -> Answer:
+def settled(client: Connection, topic: str, records: bytes, **settings: Any) -> Answer:
     """What an append comes to: 6 says that nothing was appended and that it may come again."""
 
     def answer() -> Answer | None:
-        last = client.append(topic, records)
+        last = client.append(topic, records, **settings)
         return None if last.error_code == _NOT_LEADER else last
 
     found: Answer = until(answer, "an answer that is not retriable")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.kafka import running_kafka
 from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import until
 
 PASSWORD = "secret"
 _SASL_HANDSHAKE, _SASL_AUTHENTICATE, _DESCRIBE_ACLS, _CREATE_ACLS = 17, 36, 29, 30

@@ -25,9 +25,10 @@ import fencepost.aiokafka
 import fencepost.confluent
 import fencepost.kafka_python
 from fencepost_proxy.dev.tools import compile_java, java_command
+from tests.kit.waiting import until
 from tests.support.kafka import kafka_version
 from tests.support.ports import free_ports_in_a_row
-from tests.support.raw import Connection, until
+from tests.support.raw import Connection
 
 WAIT_SECONDS = 120.0
 _JAVA_SOURCE = Path(__file__).parents[1] / "java" / "ScriptedProducers.java"

@@ -17,8 +17,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support import growing
-from tests.support.raw import until
 
 #: Of one query of a few hundred rows, on a machine that has other things to do.
 QUERY_SECONDS = 600.0
@@ -83,7 +83,7 @@ def grow(bootstrap: str, topic: str, count: int) -> None:
         growing.grow(bootstrap, topic, count, timeout_ms=60_000)
         return growing.partition_count(bootstrap, topic) == count
 
-    until(grown, f"{topic} to grow to {count} partitions", within_seconds=180)
+    until(grown, f"{topic} to grow to {count} partitions", seconds=180)
 
 
 def contents(kafka: KafkaCluster, topic: str) -> dict[int, list[Read]]:

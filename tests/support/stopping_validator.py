@@ -21,7 +21,7 @@ from fencepost_proxy.net.transactions import Commits
 from fencepost_proxy.session.messages import ValidateCommit
 from fencepost_proxy.transactions import commit_validator as queries_to_send
 from fencepost_proxy.types import Monotonic
-from tests.support.raw import until
+from tests.kit.waiting import until
 
 STEPS: Final = {
     queries_to_send.ReadState: "state",
@@ -60,7 +60,7 @@ class Stops:
             until(
                 (self._directory / f"reached-{name}").exists,
                 f"the commit of {name} to come to {self._where}",
-                within_seconds=_PATIENCE_SECONDS,
+                seconds=_PATIENCE_SECONDS,
             )
 
 

@@ -1,6 +1,6 @@
-"""Three brokers that tests take apart, each behind a pipe of its own, and two proxies that know them by those pipes.
+"""Three brokers, each behind a fault proxy, and two proxies that connect through these.
 
-Every node is broker and controller. One cluster for all tests of a run: the fixture `stage3` mends what each breaks.
+Every node is broker and controller. All tests of a run share one cluster; the fixture `stage3` repairs it after each.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 
 from fencepost_proxy.dev.cluster import KafkaCluster, _free_ports
 from fencepost_proxy.types import Address
+from tests.kit.fault_proxy import FaultProxy
+from tests.kit.waiting import until
 from tests.support.kafka import kafka_version, unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
-from tests.support.pipe import Pipe
 from tests.support.proxy import GUARDED_BY_NAME, LEASE_SECONDS, ProxyProcess
-from tests.support.raw import Connection, Log, until
+from tests.support.raw import Connection, Log
 
 NODES = (1, 2, 3)
 #: For what a broker does after a session (4 s) has ended, on a busy machine.
@@ -52,9 +53,9 @@ _PROPERTIES = {
 
 
 class PipedCluster(KafkaCluster):
-    """Its listener WIRE is advertised as the pipes in front of it."""
+    """Its listener WIRE advertises the fault proxies."""
 
-    def __init__(self, pipes: Mapping[int, Pipe]) -> None:
+    def __init__(self, pipes: Mapping[int, FaultProxy]) -> None:
         super().__init__(len(pipes), version=kafka_version(), listeners={"WIRE": "PLAINTEXT"}, properties=_PROPERTIES)
         self._pipes = pipes
 
@@ -65,7 +66,7 @@ class PipedCluster(KafkaCluster):
 
 class Stage3:
     def __init__(
-        self, kafka: KafkaCluster, pipes: Mapping[int, Pipe], start: Callable[[str, str], ProxyProcess]
+        self, kafka: KafkaCluster, pipes: Mapping[int, FaultProxy], start: Callable[[str, str], ProxyProcess]
     ) -> None:
         self.kafka = kafka
         self.pipes = pipes
@@ -103,7 +104,7 @@ class Stage3:
                     return connection.query(api_key, version, body)
             return None
 
-        found: Fields = until(answer, "any broker to answer", within_seconds=PATIENCE_SECONDS)
+        found: Fields = until(answer, "any broker to answer", seconds=PATIENCE_SECONDS)
         return found
 
     def partition(self, topic: str, partition: int = 0) -> Fields:
@@ -124,13 +125,11 @@ class Stage3:
             answer = self.query(_DESCRIBE_QUORUM, 1, {"Topics": topics})
             return int(answer["Topics"][0]["Partitions"][0]["LeaderId"]) if answer["Topics"] else -1
 
-        found: int = until(
-            leader, "an active controller", is_there=lambda each: each in NODES, within_seconds=PATIENCE_SECONDS
-        )
+        found: int = until(leader, "an active controller", accept=lambda each: each in NODES, seconds=PATIENCE_SECONDS)
         return found
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
-        return until(condition, what, within_seconds=PATIENCE_SECONDS)
+        return until(condition, what, seconds=PATIENCE_SECONDS)
 
     def log_end_of(self, topic: str, node_id: int) -> int:
         """As this broker has it, if it believes that it leads."""
@@ -226,10 +225,10 @@ class Stage3:
 @contextmanager
 def three_brokers(directory: Path) -> Iterator[Stage3]:
     with ExitStack() as stack:
-        pipes = {node_id: stack.enter_context(Pipe()) for node_id in NODES}
+        pipes = {node_id: stack.enter_context(FaultProxy()) for node_id in NODES}
         kafka = stack.enter_context(PipedCluster(pipes))
         for node_id, pipe in pipes.items():
-            pipe.target = kafka.address(node_id, "WIRE")
+            pipe.targets = (kafka.address(node_id, "WIRE"),)
         bootstrap = ",".join(pipe.address for pipe in pipes.values())
 
         def start(name: str, config: str) -> ProxyProcess:

@@ -8,8 +8,9 @@ from typing import Any
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.messages import RawConnection
-from tests.support.raw import Answer, Connection, Producer, batch, produce_request, until
+from tests.support.raw import Answer, Connection, Producer, batch, produce_request
 
 OK, CONCURRENT_TRANSACTIONS, NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, LOADING = 0, 51, 16, 15, 14
 _WAIT = frozenset({CONCURRENT_TRANSACTIONS, NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, LOADING})
@@ -99,7 +100,7 @@ class Transactional:
             batches.setdefault(topic, {})[partition] = records
         version = 12 if self.protocol == 2 else 11
         answers: dict[tuple[str, int], Answer] = {}
-        while not answers or any(answer.error_code in _WAIT for answer in answers.values()):
+        while not answers or any(each.error_code in _WAIT or each.lacks_configs for each in answers.values()):
             sent = self.connection.send(produce_request(batches, -1, timeout_ms, self.name), version)
             correlation_id, answers = self.connection.receive_produce(version)
             assert correlation_id == sent
@@ -129,7 +130,7 @@ class Transactional:
             answer = self.connection.query(request, version)
             return None if code(answer) in _WAIT else answer
 
-        return until(queried, "the transaction coordinator", within_seconds=_PATIENCE_SECONDS)
+        return until(queried, "the transaction coordinator", seconds=_PATIENCE_SECONDS)
 
 
 def _added(answer: Any) -> dict[tuple[str, int], int]:

@@ -15,6 +15,7 @@ from typing import Final
 from uuid import UUID
 
 from fencepost_proxy.types import Address
+from tests.kit.waiting import until
 from tests.support.batches import batch, now_ms
 from tests.support.messages import Fields, RawConnection
 
@@ -89,17 +90,16 @@ class ProxiedSocket:
             self._until_led(connection, len(replicas))
 
     def _until_led(self, connection: RawConnection, in_sync: int) -> None:
-        """Leaders are named a moment before they take office, and followers join one by one."""
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
+        """Metadata names leaders before they serve, and followers join one by one."""
+
+        def led() -> bool:
             requested = {"Topics": [{"Name": self.topic}], "AllowAutoTopicCreation": False}
             partitions = connection.query(METADATA, 9, requested)["Topics"][0]["Partitions"]
             queried = {"Topics": [{"Name": self.topic, "Partitions": [_at(0, Timestamp=-1), _at(1, Timestamp=-1)]}]}
             offsets = connection.query(2, 4, {"ReplicaId": -1, **queried})["Topics"][0]["Partitions"]
-            if all(len(p["IsrNodes"]) == in_sync for p in partitions) and not any(p["ErrorCode"] for p in offsets):
-                return
-            time.sleep(0.1)
-        raise AssertionError(f"{self.topic} is not led: {partitions} {offsets}")
+            return all(len(p["IsrNodes"]) == in_sync for p in partitions) and not any(p["ErrorCode"] for p in offsets)
+
+        until(led, f"{self.topic} to be led", seconds=20)
 
 
 def _at(index: int, **more: object) -> Fields:

@@ -79,9 +79,11 @@ def in_project(directory: Path, tests: str) -> None:
 
 
 def test_interrupted_run_continues(tmp_path: Path) -> None:
-    passes, fails, waits = "def test_a(): pass", "def test_b(): assert 0", "def test_c(): __import__('time').sleep(1)"
-    in_project(tmp_path, "\n".join([passes, fails, waits, "def test_d(): pass"]))
-    assert "1 failed, 2 passed, 1 skipped" in run(tmp_path, "--minutes=0.01")
+    passes, fails = "def test_a(): pass", "def test_b(): assert 0"
+    lasts_long = "def test_c(): results.time = SimpleNamespace(time=lambda: 1e99)"
+    imports = "from types import SimpleNamespace; from tests.support import results"
+    in_project(tmp_path, "\n".join([imports, passes, fails, lasts_long, "def test_d(): pass"]))
+    assert "1 failed, 2 passed, 1 skipped" in run(tmp_path, "--minutes=60")
     assert "1 failed, 1 passed, 2 deselected" in run(tmp_path, "--resume")
     assert results.read(tmp_path / "r.jsonl").passed == {f"test_it.py::test_{name}" for name in "acd"}
     (tmp_path / "r.jsonl").write_text('{"code": "other"}\n{"id": "test_it.py::test_a", "outcome": "passed"}\n')

@@ -20,7 +20,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 
-from fencepost_policies.append import Contradiction, Unreadable
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
 from fencepost_proxy.wire import batch as product
 from fencepost_proxy.wire.batch import (
@@ -202,116 +201,6 @@ def _expect(*values: bytes) -> Headers:
     return [("fencepost-expected-offset", value) for value in values]
 
 
-@pytest.mark.parametrize(
-    ("records", "expected", "contradiction"),
-    [
-        pytest.param([()], None, None, id="no-expectation"),
-        pytest.param([_expect(b"0")], 0, None, id="zero-is-an-expectation"),
-        pytest.param([_expect(b"41")], 41, None, id="one-record"),
-        pytest.param([_expect(b"41"), (), ()], 41, None, id="first-record-sets-the-rest"),
-        pytest.param([(), (), _expect(b"43")], 41, None, id="last-record-sets-those-before"),
-        pytest.param([_expect(b"41"), _expect(b"42"), _expect(b"43")], 41, None, id="all-agree"),
-        pytest.param([_expect(b"-1")], None, None, id="minus-one-is-no-expectation"),
-        pytest.param([_expect(b"-1"), _expect(b"7")], 6, None, id="later-record-states-an-expectation"),
-        pytest.param([_expect(b"7"), _expect(b"-1")], 7, None, id="minus-one-does-not-contradict"),
-        pytest.param([(), (), _expect(b"1")], -1, None, id="too-small-for-its-place"),
-        pytest.param([_expect(b"0041")], 41, None, id="leading-zeros"),
-        pytest.param([_expect(b"9223372036854775807")], 2**63 - 1, None, id="largest"),
-        pytest.param([_expect(b"5"), _expect(b"5")], 5, Contradiction(1, 5, 1), id="same-value-at-another-place"),
-        pytest.param(
-            [_expect(b"5"), (), _expect(b"8"), _expect(b"100")], 5, Contradiction(2, 8, 2), id="first-contradiction"
-        ),
-    ],
-)
-def test_what_a_batch_expects(
-    records: list[Headers], expected: int | None, contradiction: Contradiction | None
-) -> None:
-    scan = _scan(_saying(*records))
-    assert (scan.expected_base_offset, scan.contradiction, scan.unreadable) == (expected, contradiction, None)
-
-
-NOT_A_NUMBER = "is not an ASCII decimal number of at most 19 digits"
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (b"", f"'' {NOT_A_NUMBER}"),
-        (b"+1", NOT_A_NUMBER),
-        (b" 1", NOT_A_NUMBER),
-        (b"1_0", NOT_A_NUMBER),
-        (b"1.0", NOT_A_NUMBER),
-        (b"-2", NOT_A_NUMBER),
-        (b"-01", NOT_A_NUMBER),
-        (b"0x10", NOT_A_NUMBER),
-        ("١".encode(), NOT_A_NUMBER),
-        (b"\0\0\0\0\0\0\0\x29", r"'\x00\x00\x00\x00\x00\x00\x00)' " + NOT_A_NUMBER),
-        (b"9223372036854775808", "9223372036854775808 does not fit 64 bits"),
-        (b"0" * 20, "'" + "0" * 20 + f"' {NOT_A_NUMBER}"),
-        (b"secret" * 1000, f"'secretsecretsecretse'… {NOT_A_NUMBER}"),
-        (None, "value is null"),
-    ],
-)
-def test_an_unreadable_expectation_names_record_and_reason(value: bytes | None, reason: str) -> None:
-    """With at most twenty bytes of the header."""
-    scan = _scan(_saying((), [("fencepost-expected-offset", value)], _expect(b"not looked at")))
-    assert scan.unreadable is not None
-    assert (scan.unreadable.record, scan.unreadable.header) == (1, "fencepost-expected-offset")
-    assert scan.unreadable.reason.endswith(reason)
-    assert len(scan.unreadable.reason) < 160
-    assert scan.expected_base_offset is None
-
-
-@pytest.mark.parametrize("name", ["fencepost-expected-offset", "fencepost-partition-count", "fencepost-write-id"])
-def test_duplicate_header_is_unreadable_even_when_equal(name: str) -> None:
-    scan = _scan(_saying((), [(name, b"6"), ("other", b""), (name, b"6")]))
-    assert scan.unreadable == Unreadable(1, name, "duplicate header in one record")
-
-
-@pytest.mark.parametrize(
-    ("records", "count", "unreadable"),
-    [
-        ([[("fencepost-partition-count", b"6")], ()], 6, None),
-        ([[("fencepost-partition-count", b"6")], [("fencepost-partition-count", b"6")]], 6, None),
-        (
-            [[("fencepost-partition-count", b"6")], [("fencepost-partition-count", b"8")]],
-            6,
-            (1, "8 contradicts 6 in an earlier record"),
-        ),
-        ([[("fencepost-partition-count", b"0")]], None, (0, "0 is not a number of partitions")),
-        ([[("fencepost-partition-count", b"2147483648")]], None, (0, "2147483648 is not a number of partitions")),
-        ([[("fencepost-partition-count", b"-1")]], None, (0, "at least one partition")),
-        ([[("fencepost-partition-count", b"six")]], None, (0, NOT_A_NUMBER)),
-        ([[("fencepost-partition-count", None)]], None, (0, "value is null")),
-    ],
-)
-def test_partition_counts(records: list[Headers], count: int | None, unreadable: tuple[int, str] | None) -> None:
-    scan = _scan(_saying(*records))
-    assert scan.partition_count == count
-    if unreadable is None:
-        assert scan.unreadable is None
-    else:
-        assert scan.unreadable is not None
-        assert scan.unreadable.record == unreadable[0]
-        assert scan.unreadable.header == "fencepost-partition-count"
-        assert scan.unreadable.reason.endswith(unreadable[1])
-
-
-@pytest.mark.parametrize(
-    ("records", "write_id", "reason"),
-    [
-        ([(), [("fencepost-write-id", b"\xff\0a")], [("fencepost-write-id", b"b")]], b"\xff\0a", None),
-        ([[("fencepost-write-id", b"-1")]], b"-1", None),
-        ([[("fencepost-write-id", b"")]], None, "value is empty"),
-        ([[("fencepost-write-id", None)]], None, "value is null"),
-    ],
-)
-def test_first_write_id_names_the_batch(records: list[Headers], write_id: bytes | None, reason: str | None) -> None:
-    scan = _scan(_saying(*records))
-    assert scan.write_id == write_id
-    assert (scan.unreadable.reason if scan.unreadable else None) == reason
-
-
 def test_header_names_can_be_configured() -> None:
     names = HeaderNames(b"x-expect", b"x-count", b"x-id")
     batch = _saying(
@@ -327,34 +216,6 @@ def test_header_name_inside_value_is_ignored() -> None:
     records = [_record(0, value=text, key=text), _record(1, [("note", text)]), _record(2, _expect(b"12"))]
     scan = _scan(_batch(records))
     assert (scan.expected_base_offset, scan.write_id, scan.unreadable) == (10, None, None)
-
-
-@pytest.mark.parametrize(
-    ("base_offset", "source_is_base", "headers", "expected"),
-    [
-        pytest.param(0, False, (), None, id="every-client-writes-0"),
-        pytest.param(57, False, (), 57, id="above-0-is-an-expectation"),
-        pytest.param(-1, False, (), None, id="minus-one-is-no-expectation"),
-        pytest.param(0, True, (), 0, id="literal-0"),
-        pytest.param(57, True, (), 57, id="literal-57"),
-        pytest.param(-1, True, (), None, id="literal-minus-one-is-no-expectation"),
-        pytest.param(57, True, _expect(b"41"), 41, id="header-takes-precedence"),
-        pytest.param(57, False, _expect(b"41"), 41, id="header-takes-precedence-without-base-source"),
-        pytest.param(57, True, _expect(b"-1"), 57, id="header-of-minus-one-defers-to-base-offset"),
-    ],
-)
-def test_base_offset_as_source_of_expected_offset(
-    base_offset: int, source_is_base: bool, headers: Headers, expected: int | None
-) -> None:
-    scan = _scan(_batch([_record(0, headers)], base_offset=base_offset), source_is_base=source_is_base)
-    assert (scan.expected_base_offset, scan.unreadable, scan.contradiction) == (expected, None, None)
-
-
-@pytest.mark.parametrize("source_is_base", [False, True])
-def test_a_base_offset_below_minus_one_is_unreadable(source_is_base: bool) -> None:
-    scan = _scan(_batch([_record(0)], base_offset=-2), source_is_base=source_is_base)
-    assert scan.unreadable == Unreadable(0, "baseOffset", "-2 is not an offset (-1: no expectation)")
-    assert scan.expected_base_offset is None
 
 
 # --- walking over the records -----------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from kafka.protocol.producer import ProduceResponse
 from fencepost_policies.append import Check
 from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_idempotence
 from fencepost_proxy.addresses import AddressBook
-from fencepost_proxy.errors import ClientProtocolError
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.session import Session
@@ -152,19 +151,6 @@ def test_the_policy(producer_id: int, level: Level, code: int | None) -> None:
     assert (None if refusal is None else refusal.error_code) == code
 
 
-def test_batch_without_required_producer_id_is_refused() -> None:
-    talk = Levels()
-    talk.client(query(("required", 0, batch(b"v")), ("plain", 0, batch(b"v"))))
-    talk.counted()
-    request = talk.up()
-    assert [topic.name for topic in request.topics] == ["plain"]
-    talk.kafka(produced(("plain", 0, 0, 3)))
-    code, base, message = talk.reported()["required", 0]
-    assert (code, base) == (POLICY_VIOLATION, -1)
-    assert message is not None
-    assert message.startswith("IDEMPOTENCE_REQUIRED topic=required partition=0: ")
-
-
 def test_idempotent_and_transactional_batches_pass() -> None:
     talk = Levels()
     for correlation, records in enumerate([idempotent(), idempotent(sequence=1, transactional=True)]):
@@ -193,24 +179,7 @@ def test_topic_checks_are_hidden_from_unauthorized_clients() -> None:
         assert talk.reported() == {("required", 0): (NOT_AUTHORIZED, -1, None)}
 
 
-def test_refused_acks_0_append_closes_the_connection() -> None:
-    talk = Levels()
-    talk.client(query(("required", 0, batch(b"v")), acks=0))
-    talk.counted()
-    closed = talk.next(m.CloseClient)
-    assert closed.fault is ClientProtocolError
-    assert "IDEMPOTENCE_REQUIRED" in closed.reason
-
-
 # --------------------------------------------------------------------------------------------------- levels of requests
-
-
-@pytest.mark.parametrize("topic", ["plain", "safe"])
-def test_request_may_require_more_than_its_topic(topic: str) -> None:
-    talk = Levels()
-    talk.client(query((topic, 0, batch(b"v")), level=b"\2"))
-    talk.counted()
-    assert talk.reported()[topic, 0][0] == POLICY_VIOLATION
 
 
 @pytest.mark.parametrize("level", [b"\0", b"\1", b"\2"])
@@ -220,39 +189,6 @@ def test_level_field_is_removed_and_others_are_forwarded(level: bytes) -> None:
     request = talk.up()
     assert request.header_tags == join_tags([(7, b"theirs"), (300, b"later")])
     assert producer(request)[0] == 9
-
-
-@pytest.mark.parametrize("level", [b"\0", b"\1"])
-def test_request_level_cannot_weaken_the_topic(level: bytes) -> None:
-    talk = Levels()
-    talk.client(query(("required", 0, batch(b"v")), level=level))
-    talk.counted()
-    assert talk.reported()["required", 0][0] == POLICY_VIOLATION
-
-
-def test_request_level_may_strengthen_off_and_safe() -> None:
-    talk = Levels()
-    talk.client(query(("plain", 0, idempotent()), level=b"\1"))
-    talk.upstream()
-    talk.kafka(produced(("plain", 0, OLD_FORMAT, -1)))
-    talk.downgraded("plain")
-    assert producer(talk.up()) == NOBODY
-    talk.kafka(produced(("plain", 0, 0, 5)))
-    talk.answer()
-    talk.client(query(("safe", 0, idempotent()), level=b"\2", correlation=2))
-    talk.upstream()
-    talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), correlation=2))
-    assert talk.reported()["safe", 0][0] == OLD_FORMAT
-
-
-@pytest.mark.parametrize("level", [b"", b"\3", b"\xff", b"\0\0"])
-def test_a_level_that_cannot_be_read_is_refused(level: bytes) -> None:
-    talk = Levels()
-    talk.client(query(("plain", 0, idempotent()), level=level))
-    talk.counted()
-    code, _, message = talk.reported()["plain", 0]
-    assert code == INVALID_RECORD
-    assert "tagged field 254 is an int8" in (message or "")
 
 
 def test_level_is_readable_before_the_request_completes() -> None:
@@ -284,12 +220,6 @@ def test_level_field_affects_only_its_own_request() -> None:
             talk.commands.clear()
         if correlation == 1:
             talk.session._may_write["plain"] = float("inf")
-
-
-def test_naming_a_partition_twice_ends_the_connection() -> None:
-    talk = Levels()
-    talk.client(query(("safe", 0, idempotent()), ("safe", 0, idempotent())))
-    assert "twice" in talk.next(m.CloseClient).reason
 
 
 # --------------------------------------------------------------------------------------------------- sent without an id
@@ -571,24 +501,6 @@ def test_made_up_ids_are_unique_and_not_kafkas() -> None:
     ids = {make_up_producer_id() for _ in range(1000)}
     assert len(ids) == 1000
     assert all(MADE_UP_IDS_FROM <= each < 1 << 63 for each in ids)
-
-
-def test_made_up_id_is_removed_on_safe_topic() -> None:
-    talk = Levels()
-    talk.client(query(("safe", 0, idempotent(producer_id=MADE_UP)), ("plain", 0, batch(b"v"))))
-    talk.downgraded("safe", "not_permitted")
-    assert producer(talk.up()) == NOBODY
-
-
-@pytest.mark.parametrize("topic", ["required", "guarded", "guarded-required", "counted"])
-def test_made_up_id_is_refused_on_other_topics(topic: str) -> None:
-    talk = Levels()
-    talk.client(query((topic, 0, idempotent(producer_id=MADE_UP))))
-    talk.counted()
-    code, _, message = talk.reported()[topic, 0]
-    assert code == NOT_PERMITTED
-    assert "fencepost.idempotence.level=safe" in (message or "")
-    talk.silent()
 
 
 def test_safe_count_checked_topic_removes_made_up_id() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from fencepost_policies.append import Check
 from fencepost_policies.partitioners import Partitioner, partition_for
-from fencepost_proxy.errors import ClientProtocolError
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection, ForControl
@@ -34,7 +33,7 @@ from fencepost_proxy.wire.produce import (
 from tests.support.batches import batch, expecting
 from tests.unit.test_session import HEARTBEAT, Around, Talk, Unchanged, produced, read, request, response
 
-NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_PARTITIONS, POLICY_VIOLATION, INVALID_RECORD = 6, 7, 29, 37, 44, 87
+NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_PARTITIONS, INVALID_RECORD = 6, 7, 29, 37, 87
 COUNT_TAG = 253
 METADATA = 3
 _POLICIES = {
@@ -160,45 +159,6 @@ def test_partition_count_field_is_removed_and_others_kept() -> None:
     assert talk.sent_up().topics[0].tags == join_tags([(7, b"theirs"), (300, b"later")])
 
 
-@pytest.mark.parametrize("how", ["header", "tag"])
-@pytest.mark.parametrize("topic", ["counted", "required", "both", "hashed"])
-def test_stale_count_is_refused_and_closes_connection(topic: str, how: str) -> None:
-    talk = Barriers()
-    records = saying(3) if how == "header" else batch(b"v")
-
-    talk.client(query((topic, 2, records), instance_id=struct.pack(">i", 3) if how == "tag" else None))
-
-    assert talk.refusals() == ["invalid_partition_count"]
-    talk.next(m.ReadClient)
-    message = f"INVALID_PARTITION_COUNT topic={topic} partition=2 expected=3 actual=6"
-    assert talk.reported() == {(topic, 2): (INVALID_PARTITIONS, -1, message)}
-    talk.hangs_up()
-    talk.silent()
-    assert talk.barrier(topic).empty(talk.now)
-
-
-@pytest.mark.parametrize(
-    ("instance_id", "reason"),
-    [
-        (b"", "tagged field 253 has 0 bytes; it is an int32"),
-        (b"\0\0\6", "tagged field 253 has 3 bytes; it is an int32"),
-        (b"\0\0\0\0\6", "tagged field 253 has 5 bytes; it is an int32"),
-        (struct.pack(">i", 0), "0 is not a number of partitions"),
-        (struct.pack(">i", -1), "-1 is not a number of partitions"),
-        (struct.pack(">i", -(2**31)), "-2147483648 is not a number of partitions"),
-    ],
-)
-def test_unreadable_partition_count_field_is_refused(instance_id: bytes, reason: str) -> None:
-    talk = Barriers()
-
-    talk.client(query(("counted", 2, batch(b"v")), instance_id=instance_id))
-
-    assert talk.refusals() == ["partition_count_unreadable"]
-    message = f"PARTITION_COUNT_UNREADABLE topic=counted partition=2: {reason}"
-    assert talk.reported() == {("counted", 2): (INVALID_RECORD, -1, message)}
-    talk.silent()
-
-
 def test_a_tagged_field_that_occurs_twice_is_refused() -> None:
     talk = Barriers()
     six = struct.pack(">i", 6)
@@ -209,83 +169,6 @@ def test_a_tagged_field_that_occurs_twice_is_refused() -> None:
 
     assert talk.refusals() == ["partition_count_unreadable"]
     assert talk.reported()[("counted", 2)][0] == INVALID_RECORD
-
-
-@pytest.mark.parametrize(
-    ("stated", "code"),
-    [
-        ("2147483647", INVALID_PARTITIONS),
-        ("2147483648", INVALID_RECORD),
-        ("99999999999999999999", INVALID_RECORD),
-        ("0", INVALID_RECORD),
-        ("-1", INVALID_RECORD),
-        ("-6", INVALID_RECORD),
-        ("+6", INVALID_RECORD),
-        (" 6", INVALID_RECORD),
-        ("6.0", INVALID_RECORD),
-        ("", INVALID_RECORD),
-        ("006", 0),
-    ],
-)
-def test_absurd_counts_in_a_header(stated: str, code: int) -> None:
-    talk = Barriers()
-
-    talk.client(query(("counted", 2, saying(stated))))
-    talk.refusals()
-    if code == INVALID_PARTITIONS:
-        talk.next(m.ReadClient)
-    if code:
-        assert talk.reported()[("counted", 2)][0] == code
-    else:
-        talk.sent_up()
-
-
-def test_duplicate_partition_count_header_is_refused() -> None:
-    talk = Barriers()
-    twice = batch(b"v", headers=[[("fencepost-partition-count", b"6"), ("fencepost-partition-count", b"6")]])
-
-    talk.client(query(("counted", 2, twice)))
-
-    assert talk.refusals() == ["header_unreadable"]
-    message = (
-        "HEADER_UNREADABLE topic=counted partition=2 record=0 header=fencepost-partition-count: "
-        "duplicate header in one record"
-    )
-    assert talk.reported() == {("counted", 2): (INVALID_RECORD, -1, message)}
-
-
-def test_headers_of_switched_off_checks_are_ignored() -> None:
-    talk = Barriers()
-    records = batch(
-        b"v",
-        headers=[
-            [
-                ("fencepost-expected-offset", b"nonsense"),
-                ("fencepost-write-id", b""),
-                ("fencepost-partition-count", b"3"),
-            ]
-        ],
-    )
-
-    talk.client(query(("counted", 2, records)))
-
-    assert talk.refusals() == ["invalid_partition_count"], "it is found behind what cannot be read"
-
-
-def test_missing_count_is_accepted_unless_required() -> None:
-    talk = Barriers()
-
-    talk.client(query(("counted", 2, batch(b"v"))))
-    talk.sent_up()
-    talk.kafka(produced(("counted", 2, 0, 41)))
-    talk.answer()
-    talk.client(query(("required", 2, batch(b"v")), correlation=2))
-
-    assert talk.refusals() == ["partition_count_required"]
-    ((code, _, message),) = talk.reported().values()
-    assert code == POLICY_VIOLATION
-    assert "record header fencepost-partition-count" in (message or "")
-    talk.silent()
 
 
 def test_ordered_topic_without_count_check_has_a_barrier() -> None:
@@ -672,23 +555,6 @@ def test_refusal_by_the_sequencer_leaves_the_barrier() -> None:
     assert talk.barrier("both").empty(talk.now)
 
 
-def test_count_is_checked_before_the_expected_offset() -> None:
-    talk = Barriers()
-
-    talk.client(
-        query(
-            (
-                "both",
-                0,
-                batch(b"v", headers=[[("fencepost-expected-offset", b"41"), ("fencepost-partition-count", b"3")]]),
-            )
-        )
-    )
-
-    assert talk.refusals() == ["invalid_partition_count"]
-    assert not [command for command in talk.commands if isinstance(command, m.ToSequencer)]
-
-
 # ---------------------------------------------------------------------------------------------------- hanging up
 
 
@@ -717,34 +583,6 @@ def test_earlier_requests_are_answered_before_the_refusal() -> None:
     assert read(answers[first:])[("counted", 2)][0] == INVALID_PARTITIONS
     talk.hangs_up()
     talk.silent()
-
-
-def test_partitions_of_one_request_stand_alone() -> None:
-    talk = Barriers()
-
-    talk.client(query(("counted", 0, saying(6)), ("counted", 2, saying(3)), ("plain", 0, batch(b"v"))))
-
-    talk.refusals()
-    talk.next(m.ReadClient)
-    up = talk.sent_up()
-    assert [(t.name, [p.partition for p in t.partitions]) for t in up.topics] == [("counted", [0]), ("plain", [0])]
-    talk.silent()
-    talk.kafka(produced(("counted", 0, 0, 7), ("plain", 0, 0, 8)))
-    reported = talk.reported()
-    assert [reported[key][0] for key in (("counted", 0), ("counted", 2), ("plain", 0))] == [0, INVALID_PARTITIONS, 0]
-    talk.hangs_up()
-
-
-def test_one_mismatch_refuses_whole_request_when_configured() -> None:
-    talk = Barriers(refuse_whole_requests=True)
-
-    talk.client(query(("counted", 0, saying(6)), ("counted", 2, saying(3))))
-
-    talk.refusals()
-    talk.next(m.ReadClient)
-    reported = talk.reported()
-    assert {code for code, _, _ in reported.values()} == {INVALID_PARTITIONS}
-    assert talk.barrier().empty(talk.now)
 
 
 def test_silent_broker_does_not_delay_the_close_indefinitely() -> None:
@@ -780,19 +618,6 @@ def test_actual_count_is_shown_only_to_authorized_writers() -> None:
     assert talk.reported() == {("counted", 2): (NOT_AUTHORIZED, -1, None)}
 
 
-def test_stale_count_with_acks_0_closes_the_connection() -> None:
-    talk = Barriers()
-
-    talk.client(query(("counted", 2, saying(3)), acks=0))
-
-    talk.refusals()
-    talk.next(m.ReadClient)
-    closed = talk.next(m.CloseClient)
-    assert closed.fault is ClientProtocolError
-    assert "INVALID_PARTITION_COUNT" in closed.reason
-    assert talk.barrier().empty(talk.now)
-
-
 def test_acks_0_is_sent_as_all_and_tracked() -> None:
     talk = Barriers()
 
@@ -803,14 +628,6 @@ def test_acks_0_is_sent_as_all_and_tracked() -> None:
 
     talk.silent()
     assert talk.barrier().empty(talk.now)
-
-
-def test_partition_named_twice_costs_the_connection() -> None:
-    for parts in ([("counted", 2, saying(6)), ("counted", 2, saying(6))],):
-        talk = Barriers()
-        talk.client(query(*parts))
-        assert talk.next(m.CloseClient).fault is ClientProtocolError
-        assert talk.barrier().empty(talk.now)
 
 
 # ----------------------------------------------------------------------------------------------- no way around the door

@@ -24,8 +24,8 @@ from fencepost_proxy.transactions.commit_validator import V2_FROM, Logged, LogIs
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import Offset, TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames, scan_batch
+from tests.kit.waiting import until_async
 from tests.support.batches import batch, expecting
-from tests.support.waiting import until
 
 TP = TopicPartition("orders", 0)
 ID, EPOCH = 7, 3
@@ -178,7 +178,7 @@ def test_batch_is_unpacked_once_despite_a_cancelled_commit(scans: Scans, monkeyp
     async def story() -> LogIs:
         commits = commits_on(log)
         first_try = asyncio.create_task(read(commits))
-        await until(third.is_set)
+        await until_async(third.is_set, "the third read")
         first_try.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first_try
@@ -198,7 +198,7 @@ def test_repeated_commit_tries_read_each_batch_once(scans: Scans, monkeypatch: p
 
     async def both(offset: int) -> None:
         """The first fetch of each try is answered when there are two."""
-        await until(lambda: len(log.offsets) >= 2)
+        await until_async(lambda: len(log.offsets) >= 2, "two reads")
 
     log = Log([at(START + i, compression=GZIP, size=2_000_000) for i in range(5)], before_fetch=both)
 

@@ -246,86 +246,6 @@ def test_earlier_log_end_is_not_reported_as_actual() -> None:
     assert pending.sent_at is None
 
 
-def test_append_after_another_process_moved_log_is_accepted() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(15, b"a"))
-    talk.snapshot(15, next_sequence=15)
-    assert talk.admitted(pending) == g.Fence(SHARED, 0, 15)
-
-
-def test_old_expectation_is_looked_up_before_refusal() -> None:
-    talk = warm(10)
-    records = expecting(4, b"a")
-    pending = talk.offer(records)
-    talk.snapshot(10, next_sequence=10)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 4)
-    talk.report(g.BatchRead(pending, in_log(expecting(4, b"somebody else's"), 4)))
-    assert "POSSIBLY_YOURS" not in talk.mismatch(pending, expected=4, actual=10)
-
-
-def test_equal_records_without_write_id_are_possibly_yours() -> None:
-    talk = warm(10)
-    records = expecting(4, b"a")
-    pending = talk.offer(records)
-    talk.snapshot(10, next_sequence=10)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, in_log(records, 4)))
-    assert talk.mismatch(pending, expected=4, actual=10).endswith("POSSIBLY_YOURS")
-
-
-def test_same_write_id_with_same_records_is_retry() -> None:
-    talk = warm(10)
-    records = expecting(4, b"a", write_id=b"w1")
-    pending = talk.offer(records)
-    talk.snapshot(10, next_sequence=10)
-    talk.next(g.ReadBatch)
-    # Stamped by an earlier process, under another epoch: what names the write is in the records.
-    talk.report(g.BatchRead(pending, in_log(records, 4, g.Fence(SHARED, 2, 0))))
-    talk.accepted(pending, 4)
-
-
-def test_named_retry_with_another_timestamp_is_recognised() -> None:
-    """A restarted client has the records, their names and their place again, but not the clock of its first try."""
-    talk = warm(10)
-    first = expecting(4, b"a", write_id=b"w1", timestamp_ms=now_ms() - 60_000)
-    pending = talk.offer(expecting(4, b"a", write_id=b"w1"))
-    talk.snapshot(10, next_sequence=10)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, in_log(first, 4)))
-    talk.accepted(pending, 4)
-
-
-def test_named_retry_is_found_at_its_remembered_offset() -> None:
-    talk = warm(10)
-    first = expecting(10, b"a", write_id=b"w1", timestamp_ms=now_ms() - 60_000)
-    appended_batch = talk.offer(first)
-    talk.admitted(appended_batch)
-    talk.kafka(appended_batch, base_offset=10)
-    talk.accepted(appended_batch, 10)
-    again = talk.offer(expecting(10, b"a", write_id=b"w1"), connection=2)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(again, in_log(first, 10)))
-    talk.accepted(again, 10)
-
-
-def test_same_write_id_with_other_records_is_mismatch() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(4, b"a", write_id=b"w1"))
-    talk.snapshot(10, next_sequence=10)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, in_log(expecting(4, b"b", write_id=b"w1"), 4)))
-    talk.mismatch(pending, expected=4, actual=10)
-
-
-def test_batch_containing_the_offset_is_no_retry() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(4, b"a", write_id=b"w1"))
-    talk.snapshot(10, next_sequence=10)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, in_log(expecting(3, b"x", b"a", write_id=b"w1"), 3)))
-    talk.mismatch(pending, expected=4, actual=10)
-
-
 def test_unreadable_batch_at_offset_gives_retriable_error() -> None:
     talk = warm(10)
     pending = talk.offer(expecting(11, b"a"), wait=1.0)
@@ -339,23 +259,6 @@ def test_unreadable_batch_at_offset_gives_retriable_error() -> None:
     talk.now += 1.0
     talk.report(g.Tick())
     assert talk.answered(pending).error_code == NOT_LEADER
-
-
-def test_missing_expectation_is_refused_where_required() -> None:
-    talk = warm(10)
-    result = talk.answered(talk.offer(batch(b"x")))
-    assert result.error_code == POLICY_VIOLATION
-    assert (result.error_message or "").startswith("EXPECTATION_REQUIRED topic=orders partition=3")
-
-
-def test_contradictory_expectations_are_always_a_mismatch() -> None:
-    talk = warm(10)
-    contradicting = batch(
-        b"a", b"b", headers=[[("fencepost-expected-offset", b"10")], [("fencepost-expected-offset", b"12")]]
-    )
-    pending = talk.offer(contradicting)
-    talk.snapshot(10, next_sequence=10)
-    assert "expected=12 actual=11 record=1" in (talk.answered(pending).error_message or "")
 
 
 # ------------------------------------------------------------------- rule 1: an answer speaks of a batch sent once
@@ -865,15 +768,6 @@ def test_connection_lost_after_answer_leaves_nothing_in_doubt() -> None:
 # ----------------------------------------------------------------------- rules 2 and 3: what makes Kafka forget
 
 
-@pytest.mark.parametrize("timestamp_ms", [-1, now_ms() - 13 * 3600 * 1000], ids=["missing", "old"])
-def test_fenced_append_with_old_timestamp_is_refused(timestamp_ms: int) -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(10, b"a", timestamp_ms=timestamp_ms))
-    result = talk.answered(pending)
-    assert result.error_code == OLD_TIMESTAMP
-    assert "producer.id.expiration.ms" in (result.error_message or "")
-
-
 def test_the_limit_for_timestamps_moves_with_the_clock() -> None:
     talk = warm(10)
     stamp_ms = now_ms()
@@ -1112,20 +1006,6 @@ def test_violation_is_reported_without_a_known_author() -> None:
     talk.report(g.Tick())
     assert talk.next(g.Violation) == g.Violation(TP, 10, 11)
     assert "appended_at=11 producer_id=unknown" in (talk.answered(pending).error_message or "")
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_retry_of_a_violation_gets_the_same_answer(named: bool) -> None:
-    talk = warm(10, Check.ON)
-    records = expecting(10, b"a", write_id=b"w") if named else expecting(10, b"a", producer=(5, 0, 0))
-    pending = talk.offer(records)
-    talk.admitted(pending)
-    talk.kafka(pending, base_offset=11)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, in_log(batch(b"theirs"), 10, g.Fence(99, 0, 0))))
-    talk.next(g.Violation)
-    reported = talk.answered(pending)
-    assert talk.answered(talk.offer(records, connection=2)) == reported
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -1436,19 +1316,6 @@ def test_producer_continues_after_a_refused_conditional_batch() -> None:
 # ----------------------------------------------------------------------------------------------------------- retries
 
 
-def test_retry_is_recognised_by_producer_epoch_and_sequence() -> None:
-    talk = warm(10)
-    records = expecting(10, b"a", producer=(5, 0, 0))
-    first = talk.offer(records)
-    talk.admitted(first)
-    talk.kafka(first, base_offset=10)
-    talk.accepted(first, 10)
-    talk.append(11, b"another's", connection=3)
-    retry = talk.offer(records, connection=2)
-    talk.accepted(retry, 10)
-    talk.silent()
-
-
 def test_retry_waits_for_the_first_try_in_flight() -> None:
     talk = warm(10)
     records = expecting(10, b"a", producer=(5, 0, 0))
@@ -1459,16 +1326,6 @@ def test_retry_waits_for_the_first_try_in_flight() -> None:
     talk.kafka(first, base_offset=10)
     talk.accepted(first, 10)
     talk.accepted(retry, 10)
-
-
-def test_reused_sequence_with_other_records_is_no_retry() -> None:
-    talk = warm(10)
-    first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
-    talk.admitted(first)
-    talk.kafka(first, base_offset=10)
-    talk.accepted(first, 10)
-    other = talk.offer(expecting(11, b"b", producer=(5, 0, 0)))
-    assert talk.admitted(other) == g.Fence(SHARED, 0, 11)
 
 
 def test_what_was_truncated_is_not_remembered() -> None:

@@ -811,13 +811,6 @@ def test_batch_sent_before_reading_a_failure_fails_too() -> None:
 # ----------------------------------------------------------------------------------------------------------- acks=0
 
 
-def test_expectation_with_acks_0_closes_connection_unsent() -> None:
-    talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), acks=0))
-    assert talk.next(m.CloseClient).fault is ClientProtocolError
-    talk.silent()
-
-
 def test_checked_acks_0_append_is_acknowledged_internally() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, batch(b"x")), acks=0))
@@ -830,14 +823,6 @@ def test_checked_acks_0_append_is_acknowledged_internally() -> None:
     talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
     talk.silent()
     assert talk.session.drained
-
-
-def test_failed_acks_0_append_closes_the_connection() -> None:
-    talk = Talk()
-    talk.client(produce(("guarded-a", 0, batch(b"x")), acks=0))
-    talk.refuse(talk.submitted())
-    talk.counted()
-    assert "acks=0" in talk.next(m.CloseClient).reason
 
 
 # ------------------------------------------------------------------------------------------------------------- ends
@@ -1287,13 +1272,6 @@ def test_what_is_not_advertised_ends_the_connection(api_key: int, version: int) 
     talk.client(request(api_key, version, 1))
     assert talk.next(m.CloseClient).fault is ClientProtocolError
     talk.silent()
-
-
-def test_a_partition_named_twice_ends_the_connection() -> None:
-    talk = Talk()
-    twice = produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-a", 0, expecting(6, b"y")))
-    talk.client(twice)
-    assert "guarded-a-0 twice" in talk.next(m.CloseClient).reason
 
 
 def test_memory_that_is_not_there_is_waited_for() -> None:

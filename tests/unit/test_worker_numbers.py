@@ -17,7 +17,7 @@ from fencepost_proxy.net.metrics import AddressNumbers, Metrics, PartitionNumber
 from fencepost_proxy.net.worker import AWAY, LOAD_BYTES, Worker
 from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
-from tests.support.waiting import until
+from tests.kit.waiting import until_async
 
 
 def counted(times: int) -> Metrics:
@@ -143,7 +143,7 @@ def test_connection_not_taken_by_others_is_accepted() -> None:
         with ExitStack() as stack:
             for _ in range(3):
                 stack.enter_context(socket.create_connection(listener.getsockname()))
-            await until(lambda: len(taken) == 3)
+            await until_async(lambda: len(taken) == 3, "three connections")
         assert len(queried) >= 3
         acceptor.close()
         for each in (*taken, listener):

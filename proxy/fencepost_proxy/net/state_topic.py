@@ -474,13 +474,7 @@ class StateTopic:
             await asyncio.sleep(_UNACKNOWLEDGED_SECONDS if self.unacknowledged else _HEARTBEAT_SECONDS)
             sent_at = time.monotonic()
             former = frozenset(self._former)
-            # Remove crashed processes, or the list would be unbounded. Wait until their requests are finished:
-            # a tombstone states a clean end.
-            over = max(_DEAD_SECONDS, _SILENT_SECONDS_MAX + self._limits.takeover_seconds + _HEARTBEAT_SECONDS)
-            ended = [
-                *(each for each, last_observed in self._others.items() if sent_at - last_observed >= over),
-                *former,
-            ]
+            ended = [*self._long_dead(sent_at), *former]
             assert self._process is not None
             try:
                 await self.append(
@@ -490,6 +484,17 @@ class StateTopic:
                 self._former -= former
             except (UpstreamUnavailable, StateError) as error:
                 _limited_log.warning("heartbeat", "heartbeat not stored", reason=error)
+
+    def _long_dead(self, now: float) -> list[UUID]:
+        """Crashed processes, to be removed, or the list would be unbounded.
+
+        Their requests must be finished: a tombstone states a clean end. None with an outdated view: if this process was
+        suspended, it has yet to read the heartbeats that the others sent meanwhile.
+        """
+        over = max(_DEAD_SECONDS, _SILENT_SECONDS_MAX + self._limits.takeover_seconds + _HEARTBEAT_SECONDS)
+        if now >= self._fresh_until:
+            return []
+        return [each for each, last_observed in self._others.items() if now - last_observed >= over]
 
     def _observe_record(self, record: StateRecord) -> None:
         beat = heartbeat(record)

@@ -18,8 +18,8 @@ from fencepost.spark import log as module
 from fencepost.spark.encoding import build
 from fencepost.spark.errors import CannotReach, LogRefused, SinkError, Unknown
 from fencepost.spark.log import Log
+from tests.kit.waiting import until
 from tests.support.fake_cluster import FakeCluster
-from tests.support.raw import until
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS = 0, 1, 2, 3, 18
 LEADER_NOT_AVAILABLE, NOT_LEADER, TOPIC_DENIED = 5, 6, 29

@@ -1,0 +1,61 @@
+"""Rows on real Kafka: raw connections to a proxy process, and the log read at Kafka's own address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kafka.protocol.admin import DeleteRecordsRequest
+
+from tests.conformance.real import kafka_configs
+from tests.contract.rows import CONFIGS, OTHER, Row
+from tests.contract.wire import WireLevel
+from tests.support import raw
+from tests.support.kafka import unique_topic
+from tests.support.proxy import ProxyProcess
+
+#: A config file: names of topics begin with that of their configs. Long leases, because no row changes configs.
+CONFIG = "config_lease_seconds = 30.0\n" + "\n".join(
+    f'[topics."{name}--*"]\n' + "".join(f'"{key}" = "{value}"\n' for key, value in configs.items())
+    for name, configs in CONFIGS.items()
+    if configs
+)
+
+
+class RealLevel(WireLevel):
+    """`other`: starts the other process, which has `refusal_scope = "request"`."""
+
+    def __init__(self, row: Row, kafka: str, proxy: ProxyProcess, other: Callable[[], ProxyProcess]) -> None:
+        def connect(via: str) -> raw.Connection:
+            process = other() if via == OTHER or row.scope == "request" else proxy
+            return raw.Connection(process.bootstrap)
+
+        super().__init__(row, unique_topic(f"{row.topic}--"), connect)
+        self._log = raw.Log(kafka)
+        self.second_topic = unique_topic(f"{row.second}--")
+        configs = kafka_configs(row.settings)
+        for name in {self.place(partition)[0] for partition in row.logs}:
+            created = self.connection("first").create_topic(name, partitions=row.partitions, configs=configs)
+            assert created == (0, None), created
+        self.fill()
+
+    def new_producer(self) -> tuple[int, int]:
+        producer = self.connection("first").init_producer_id()
+        return producer.id, producer.epoch
+
+    def shared_producer(self) -> tuple[int, int]:
+        last = self._log.batches(self.topic)[-1]
+        return last.producer_id, last.producer_epoch
+
+    def stored(self, partition: int) -> list[raw.Logged]:
+        return self._log.batches(*self.place(partition), self.log_start)
+
+    def bypass(self, records: bytes) -> int:
+        with self._log.connect(self.topic) as direct:
+            return direct.append(self.topic, records).base_offset
+
+    def delete_records(self, before: int) -> None:
+        topic = DeleteRecordsRequest.DeleteRecordsTopic
+        partition = topic.DeleteRecordsPartition(partition_index=0, offset=before)
+        deleted = topic(name=self.topic, partitions=[partition])
+        with self._log.connect(self.topic) as direct:
+            direct.query(DeleteRecordsRequest(topics=[deleted], timeout_ms=10_000), 2)
