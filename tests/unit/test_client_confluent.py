@@ -12,6 +12,7 @@ from fencepost.confluent import LogEnds
     [
         pytest.param([(41, 57), (42, 58), (43, 59)], [57, 57, 57], id="one batch"),
         pytest.param([(41, 57), (42, 58), (43, 57), (44, 58)], [57, 57, 57, 57], id="next batch"),
+        pytest.param([(41, 57), (42, 58), (43, 60), (44, 61)], [57, 57, 60, 60], id="next batch after an append"),
     ],
 )
 def test_refused_batch_reports_one_log_end(shown: list[tuple[int, int]], ends: list[int]) -> None:
