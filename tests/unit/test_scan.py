@@ -245,57 +245,45 @@ def test_misplaced_record_with_matching_expectation_is_malformed(count: int, tim
         assert last_observed(built([*rows[:-1], rows[-1]._replace(place=place)])) is None
 
 
-#: What the header of the second record says where the first expects offset 41.
+def _write_id(value: bytes | None) -> Header:
+    return b"fencepost-write-id", value
+
+
+EXPECTS_41 = Row((_expect(41),))
+#: Like the header of the second record.
 RESEMBLES = sized(b"fencepost-expected-offset") + sized(b"42")
+#: The length of its name, after the header's 1, reads as the missing digit of 10.
+ONE = Row(((b"fencepost-expected-offset", b"1"), (b"n" * 24, b"")))
+UNREADABLE = Row(((b"fencepost-expected-offset", b"?"),))
+NEAR_THE_END = [Row((_expect(INT64_MAX - 2 + i),)) for i in range(5)]
+MISLEADING = {
+    "header after a value that resembles it": (
+        [EXPECTS_41, Row((_expect(50),), value=b"x" + RESEMBLES)],
+        Said(41, (1, 50)),
+    ),
+    "value that resembles the next header": (
+        [EXPECTS_41, Row(value=RESEMBLES), Row((_expect(44),))],
+        Said(41, (2, 44)),
+    ),
+    "headers after an unreadable one": (
+        [EXPECTS_41, UNREADABLE, Row((_expect(99), _write_id(b"w")))],
+        Said(41, unreadable=1),
+    ),
+    "offset beyond 64 bits": (NEAR_THE_END, Said(INT64_MAX - 2, unreadable=3)),
+    "number without its last digit": ([*(Row((_expect(7 + i),)) for i in range(3)), ONE], Said(7, (3, 1))),
+    "null write-id": ([Row((_write_id(each),)) for each in (b"a", b"b", None)], Said(write_id=b"a", unreadable=2)),
+    "empty write-id": ([Row((_write_id(each),)) for each in (b"a", b"b", b"")], Said(write_id=b"a", unreadable=2)),
+}
 
 
-@pytest.mark.parametrize(
-    ("rows", "stated"),
-    [
-        pytest.param(
-            [Row((_expect(41),)), Row((_expect(50),), value=b"x" + RESEMBLES)],
-            Said(41, (1, 50)),
-            id="header after a value that resembles it",
-        ),
-        pytest.param(
-            [Row((_expect(41),)), Row(value=RESEMBLES), Row((_expect(44),))],
-            Said(41, (2, 44)),
-            id="value that resembles the header of the next record",
-        ),
-        pytest.param(
-            [
-                Row((_expect(41),)),
-                Row(((b"fencepost-expected-offset", b"?"),)),
-                Row((_expect(99), (b"fencepost-write-id", b"w"))),
-            ],
-            Said(41, unreadable=1),
-            id="headers after an unreadable one",
-        ),
-        pytest.param(
-            [Row((_expect(INT64_MAX - 2 + i),)) for i in range(5)],
-            Said(INT64_MAX - 2, unreadable=3),
-            id="offset beyond 64 bits",
-        ),
-        pytest.param(
-            [
-                *(Row((_expect(7 + i),)) for i in range(3)),
-                Row(((b"fencepost-expected-offset", b"1"), (b"n" * 24, b""))),  # whose name has the length b"0"
-            ],
-            Said(7, (3, 1)),
-            id="truncated number before a byte that completes it",
-        ),
-        *(
-            pytest.param(
-                [Row(((b"fencepost-write-id", each),)) for each in (b"a", b"b", value)],
-                Said(write_id=b"a", unreadable=2),
-                id=f"later write-id {value!r}",
-            )
-            for value in (None, b"")
-        ),
-    ],
-)
-def test_misleading_records_are_read_correctly(rows: list[Row], stated: Said) -> None:
+@pytest.mark.parametrize("name", MISLEADING)
+def test_misleading_records_are_read_correctly(name: str) -> None:
+    rows, stated = MISLEADING[name]
     assert last_observed(built(rows)) == stated
+
+
+def test_offsets_reach_the_end_of_64_bits() -> None:
+    assert last_observed(built(NEAR_THE_END[:3])) == Said(INT64_MAX - 2)
 
 
 def test_name_across_two_records_is_no_header() -> None:
