@@ -1,4 +1,4 @@
-"""A proxy in front of each Kafka that tests share."""
+"""Proxies for the shared Kafka clusters."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def proxy_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def proxied(kafka: KafkaCluster, proxy_directory: Path) -> Iterator[ProxyProcess]:
-    """In front of `kafka`, nothing guarded, and shared: leave it running."""
+    """A shared proxy for `kafka` without topic checks. Tests must leave it running."""
     with ProxyProcess(kafka.bootstrap, proxy_directory) as proxy:
         yield proxy
 
 
 @pytest.fixture(scope="module")
 def proxied3(kafka3: KafkaCluster, proxy_directory: Path) -> Iterator[ProxyProcess]:
-    """In front of `kafka3`, as `proxied`."""
+    """As `proxied`, for `kafka3`."""
     with ProxyProcess(kafka3.bootstrap, proxy_directory) as proxy:
         yield proxy
 
@@ -39,6 +39,6 @@ def shared_stage3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage3]:
 
 @pytest.fixture
 def stage3(shared_stage3: Stage3) -> Iterator[Stage3]:
-    """Three brokers to kill, stop and cut off, and two proxies in front of them: mended after each test."""
+    """Three brokers that a test may kill, stop or cut off, and two proxies. All are restored after each test."""
     yield shared_stage3
     shared_stage3.mend()

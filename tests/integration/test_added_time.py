@@ -1,4 +1,4 @@
-"""The time that the proxy adds, as its metrics tell it: each request and each answer once, waiting at a gate apart."""
+"""Metrics of the time that the proxy adds: one sample per request and response, with sequencer waits apart."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.support.raw import Connection, batch
 
 pytestmark = pytest.mark.kafka
 
-#: The lease outlives stalls of the machine.
+#: The lease outlasts stalls of the machine.
 CONFIG = 'config_lease_seconds = 60.0\n[topics."guarded-*"]\n"fencepost.check.expected.offsets" = "true"\n'
-#: Less than the longest wait at a gate.
-HELD_SECONDS = 1.5
+#: Less than the longest wait for a partition sequencer.
+PAUSED_SECONDS = 1.5
 
 
 class Scraped:
-    """One proxy, and what its metrics say has been added since the last look."""
+    """One proxy, and the increase of its metrics since the previous scrape."""
 
     def __init__(self, proxy: ProxyProcess, port: int) -> None:
         self.proxy = proxy
@@ -74,15 +74,15 @@ def test_each_request_and_response_is_measured_once(
     assert more["added_response count"] == 20
     assert more["sequencer_wait count"] == (20 if prefix == "guarded" else 0)
     for direction in ("added_request", "added_response"):
-        assert 0 < more[f"{direction} sum"] < 20, "seconds, and Kafka's own time is not in it"
+        assert 0 < more[f"{direction} sum"] < 20, "the sum is not in seconds or includes Kafka's time"
 
 
 def test_sequencer_wait_is_measured_separately(scraped: Scraped, kafka: KafkaCluster) -> None:
-    """The second append waits for the outcome of the first, which a broker that stands still holds back.
+    """The second append waits for the outcome of the first, which a paused broker delays.
 
-    Tried again where the machine stood still as well: that looks like time of the proxy's own, or like too long a wait.
+    The test retries: a stall of the machine looks like added time or a longer wait.
     """
-    until(lambda: waits_apart(scraped, kafka), "a wait that is told apart", seconds=120)
+    until(lambda: waits_apart(scraped, kafka), "a wait that is measured separately", seconds=120)
 
 
 def waits_apart(scraped: Scraped, kafka: KafkaCluster) -> bool:
@@ -101,13 +101,13 @@ def waits_apart(scraped: Scraped, kafka: KafkaCluster) -> bool:
         try:
             first.send_produce({topic: {0: batch(b"b", expected=1)}})
             second.send_produce({topic: {0: batch(b"c", expected=2)}})
-            time.sleep(HELD_SECONDS)
+            time.sleep(PAUSED_SECONDS)
         finally:
             kafka.resume(1)
         answers = [each.receive_produce()[1][topic, 0].error_code for each in (first, second)]
         more = scraped.more()
     assert more["added_request count"] == 2
-    apart = more["sequencer_wait sum"] > HELD_SECONDS / 2 > more["added_request sum"]
+    apart = more["sequencer_wait sum"] > PAUSED_SECONDS / 2 > more["added_request sum"]
     return answers == [0, 0] and apart
 
 

@@ -1,7 +1,7 @@
-"""A walk over every API and version that a real broker advertises, direct and through the proxy.
+"""Every API and version that a broker advertises, sent directly and through the proxy.
 
-Each is relayed, rewritten or withheld exactly as `wire/apis.py` says; what is answered is what the broker answers, and
-no answer names a broker's own address. With `-s` the table of what was walked is printed.
+The proxy relays, rewrites or hides each of them as `wire/apis.py` states. Its responses equal the broker's and contain
+no broker address. `-s` prints the table.
 """
 
 from __future__ import annotations
@@ -31,32 +31,30 @@ pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
 PRODUCE, FETCH, METADATA, FIND_COORDINATOR, API_VERSIONS = 0, 1, 3, 10, 18
 DESCRIBE_CONFIGS, ELECT_LEADERS, REASSIGN = 32, 43, 45
 PRODUCE_VERSION_MIN = 3
-#: Waits for a coordinator to finish what was asked before, or for followers to catch up.
+#: Time for a coordinator to finish earlier requests, or for replicas to catch up.
 PATIENCE_SECONDS = 60.0
 #: Coordinator loading, transaction still completing.
 BUSY = {14, 51}
-#: A follower may have heard of one side's change and not yet of the other's.
+#: A broker may have applied the change of only one route.
 CATCH_UP_SECONDS = 60.0
 
-#: What differs between any two answers of Kafka itself.
+#: Fields that differ between any two responses of Kafka.
 VOLATILE = {"ThrottleTimeMs", "ControllerId", "ProducerId", "MemberId", "ClientInstanceId", "SubscriptionId"}
 VOLATILE_OF = {
     "JoinGroup": {"Leader"},
     "DescribeQuorum": {"LogEndOffset", "HighWatermark", "LastFetchTimestamp", "LastCaughtUpTimestamp"},
     "DescribeLogDirs": {"UsableBytes", "TotalBytes"},
     "DescribeProducers": {"LastTimestamp"},
-    # The group's partition of the offsets topic follows from its name.
+    # The group's partition of the offsets topic depends on its name.
     "DescribeTransactions": {"TransactionStartTimeMs", "Partitions"},
     "ConsumerGroupHeartbeat": {"HeartbeatIntervalMs"},
-    # A heartbeat that is asked again, since the coordinator was loading, may have made a member before.
+    # A heartbeat that is repeated while the coordinator loads may already have created a member.
     "ConsumerGroupDescribe": {"Members", "GroupEpoch", "AssignmentEpoch"},
 }
 LISTS_EVERYTHING = {"ListGroups": "GroupId", "ListTransactions": "TransactionalId"}
 
 
 class Addresses:
-    """Of the brokers, and of the listeners that stand for them."""
-
     def __init__(self, kafka: KafkaCluster, proxy: ProxyProcess) -> None:
         self.direct = {node_id: kafka.address(node_id) for node_id in kafka.node_ids}
         with RawConnection(Address.parse(proxy.bootstrap)) as connection:
@@ -64,7 +62,7 @@ class Addresses:
         self.proxied = {each["NodeId"]: Address(each["Host"], each["Port"]) for each in brokers}
         assert self.proxied.keys() == self.direct.keys()
         assert not set(self.proxied.values()) & set(self.direct.values())
-        # Kafka names a controller's own listener; the proxy has one for each broker.
+        # Kafka returns the controllers' listeners. The proxy has one listener for each broker.
         controllers = {node_id: kafka.address(node_id, "CONTROLLER") for node_id in kafka.node_ids}
         self.names = {
             address: f"broker {node_id}"
@@ -97,7 +95,7 @@ def advertised(kafka3: KafkaCluster) -> dict[int, tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def sides(kafka3: KafkaCluster) -> dict[str, ProxiedSocket]:
-    """Broker 1 leads and coordinates for both."""
+    """Broker 1 is leader and coordinator on both routes."""
     both = {name: ProxiedSocket(name, 1, kafka3.address(1)) for name in ("d", "p")}
     for side in both.values():
         side.set_up([1, 2, 3])
@@ -123,7 +121,7 @@ def test_client_gets_versions_common_to_table_and_broker(
     for address in addresses.proxied.values():
         assert _versions(address) == common
 
-    print(f"\n{'key':>3} {'API':38} {'broker':>7} {'told':>7}  what is done, and why")
+    print(f"\n{'key':>3} {'API':38} {'broker':>7} {'proxy':>7}  handling and reason")
     for key, (low, high) in sorted(advertised.items()):
         api = APIS.get(key)
         reported = "{}-{}".format(*common[key]) if key in common else "-"
@@ -132,12 +130,12 @@ def test_client_gets_versions_common_to_table_and_broker(
     assert len(common) > 50
 
 
-Ask = Callable[[str, int, int, int, Fields], "bytes | str"]
+Query = Callable[[str, int, int, int, Fields], "bytes | str"]
 
 
 @pytest.fixture(scope="module")
-def query(addresses: Addresses) -> Iterator[Ask]:
-    """Sends a body to a broker, direct (`d`) or through its listener (`p`): the frame of the answer, or "closed"."""
+def query(addresses: Addresses) -> Iterator[Query]:
+    """Send a body to a broker directly (`d`) or through its listener (`p`). Return the response frame or "closed"."""
     connections: dict[tuple[str, int], RawConnection] = {}
 
     def send(side: str, broker: int, key: int, version: int, body: Fields) -> bytes | str:
@@ -156,7 +154,7 @@ def query(addresses: Addresses) -> Iterator[Ask]:
 
 
 def _normal(value: Any, api: str, addresses: Addresses) -> Any:
-    """What is left when the two sides' names, ids and addresses are the same, and lists are in one order."""
+    """Replace names, ids and addresses that differ between the routes, and sort lists."""
     if isinstance(value, dict):
         kept = {
             key: _normal(each, api, addresses)
@@ -185,7 +183,6 @@ def _is_compared(item: Any, api: str) -> bool:
 
 
 def _difference(direct: Any, proxied: Any, where: str = "") -> str:
-    """The first, for the reader of a failure."""
     if isinstance(direct, dict) and isinstance(proxied, dict) and direct.keys() == proxied.keys():
         pairs = [(f"{where}.{key}", direct[key], proxied[key]) for key in direct]
     elif isinstance(direct, list) and isinstance(proxied, list) and len(direct) == len(proxied):
@@ -197,13 +194,13 @@ def _difference(direct: Any, proxied: Any, where: str = "") -> str:
 
 def _errors(value: Any) -> set[int]:
     if isinstance(value, dict):
-        own = {each for key, each in value.items() if key == "ErrorCode"}
-        return own.union(*map(_errors, value.values()))
+        codes = {each for key, each in value.items() if key == "ErrorCode"}
+        return codes.union(*map(_errors, value.values()))
     return set().union(*map(_errors, value)) if isinstance(value, list) else set()
 
 
-def _answer(query: Ask, addresses: Addresses, side: str, where: tuple[int, int, int], body: Fields) -> Any:
-    """The broker's answer, once it is not busy with what was asked before."""
+def _answer(query: Query, addresses: Addresses, side: str, where: tuple[int, int, int], body: Fields) -> Any:
+    """The broker's response, after it finished earlier requests."""
     broker, key, version = where
     name = definitions()[key].name
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -212,7 +209,7 @@ def _answer(query: Ask, addresses: Addresses, side: str, where: tuple[int, int, 
         if isinstance(frame, str):
             return frame
         if side == "p":
-            assert not addresses.leaks(frame), f"{name} v{version} names a broker: {addresses.leaks(frame)}"
+            assert not addresses.leaks(frame), f"{name} v{version} contains broker addresses: {addresses.leaks(frame)}"
         answer = decode_response(key, version, frame)
         if not _errors(answer) & BUSY or time.monotonic() > deadline:
             return _normal(answer, name, addresses)
@@ -230,16 +227,16 @@ def test_every_answer_is_the_brokers_own(
     sides: dict[str, ProxiedSocket],
     addresses: Addresses,
     advertised: dict[int, tuple[int, int]],
-    query: Ask,
+    query: Query,
 ) -> None:
-    """Broker 1 leads and coordinates; broker 2 answers most of it with an error that may name the leader."""
+    """Broker 1 is leader and coordinator. Broker 2 mostly responds with errors, some of which name the leader."""
     queried, different = 0, []
     for key, (low, high) in sorted(advertised.items()):
         api = APIS.get(key)
         if api is None or api.gated or key == API_VERSIONS:
             continue
         bodies = BODIES.get(api.name, lambda side, version: [{}])
-        # Kafka 3.9 still takes Produce 0–2, from before record batches; the proxy only names them, as 4.x does.
+        # Kafka 3.9 accepts Produce 0–2 (before record batches). The proxy only advertises them, like Kafka 4.x.
         lowest = PRODUCE_VERSION_MIN if key == PRODUCE else api.min_version
         for version in range(max(low, lowest), min(high, api.max_version) + 1):
             pairs = zip(bodies(sides["d"], version), bodies(sides["p"], version), strict=True)
@@ -296,7 +293,7 @@ def test_too_new_api_versions_request_answered_like_kafka(addresses: Addresses) 
 
 
 def test_topic_listing_lacks_only_the_state_topic(
-    addresses: Addresses, advertised: dict[int, tuple[int, int]], query: Ask
+    addresses: Addresses, advertised: dict[int, tuple[int, int]], query: Query
 ) -> None:
     def listed(side: str, version: int) -> dict[str, Any]:
         frame = query(side, 1, METADATA, version, {"Topics": None})
@@ -311,8 +308,8 @@ def test_topic_listing_lacks_only_the_state_topic(
         assert proxied == {name: direct[name] for name in proxied}
 
 
-def test_address_config_values_are_not_rewritten(addresses: Addresses, query: Ask) -> None:
-    """The one exception: what an operator reads in a broker's own configs is the truth about that broker."""
+def test_address_config_values_are_not_rewritten(addresses: Addresses, query: Query) -> None:
+    """The exception: a broker's configs keep the broker's real addresses, for operators."""
     body = {"Resources": [{"ResourceType": 4, "ResourceName": "1", "ConfigurationKeys": None}]}
     answers = []
     for side in ("d", "p"):
@@ -330,7 +327,7 @@ def test_address_config_values_are_not_rewritten(addresses: Addresses, query: As
 def moved_topic(
     kafka3: KafkaCluster, proxied3: ProxyProcess, unique_topic: Callable[..., str]
 ) -> Callable[[], tuple[str, int, int]]:
-    """Makes a topic led by broker 1 and moves its leader to broker 2 by a preferred election: (topic, old, new)."""
+    """Create a topic led by broker 1 and move its leader to broker 2 by preferred election: (topic, old, new)."""
 
     def move() -> tuple[str, int, int]:
         topic = unique_topic("moved")
@@ -362,9 +359,9 @@ def test_moved_leader_is_named_with_proxy_listener(
     moved_topic: Callable[[], tuple[str, int, int]],
     addresses: Addresses,
     advertised: dict[int, tuple[int, int]],
-    query: Ask,
+    query: Query,
 ) -> None:
-    """KIP-951: Produce v10+ tells where the leader went, in `node_endpoints`, a tagged field behind all else."""
+    """KIP-951: Produce v10+ names the new leader in `node_endpoints`, a tagged field at the end."""
     topic, old, new = moved_topic()
     records = bytes(batch(b"late"))
     data = [{"Name": topic, "PartitionData": [{"Index": 0, "Records": records}]}]
@@ -378,7 +375,7 @@ def test_moved_leader_is_named_with_proxy_listener(
         answer = decode_response(PRODUCE, version, proxied)
         assert answer["Responses"][0]["PartitionResponses"][0]["ErrorCode"] == 6
         if version >= 10:
-            assert addresses.leaks(direct), "or there is nothing to see"
+            assert addresses.leaks(direct), "Kafka's response contains no address: the test proves nothing"
             (endpoint,) = answer["NodeEndpoints"]
             assert endpoint["NodeId"] == new
             assert Address(endpoint["Host"], endpoint["Port"]) == addresses.proxied[new]

@@ -1,4 +1,4 @@
-"""Transactions with expectations on three brokers, by clients as they are, also one that ignores its answers."""
+"""Transactions with expected offsets on three brokers, by unmodified clients. One client ignores refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTITIONS = range(3)
 
 @pytest.fixture
 def topic(kafka3: KafkaCluster, proxy3: ProxyProcess, unique_topic: Callable[..., str]) -> str:
-    """Three partitions, led by three brokers mostly."""
+    """A topic with three partitions, usually led by three brokers."""
     name = unique_topic("checked")
     with Connection(proxy3.bootstrap) as client:
         assert client.create_topic(name, partitions=len(PARTITIONS), replicas=3) == (0, None)
@@ -34,7 +34,7 @@ def topic(kafka3: KafkaCluster, proxy3: ProxyProcess, unique_topic: Callable[...
 
 
 def committed(kafka: KafkaCluster, topic: str) -> list[bytes]:
-    """All that a consumer gets that reads committed, once every partition's end is stable."""
+    """All records that a read_committed consumer gets, once every partition's end is stable."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": kafka.bootstrap,
@@ -65,7 +65,7 @@ def committed(kafka: KafkaCluster, topic: str) -> list[bytes]:
 def test_confluent_kafka_aborts_refused_transactions_and_commits_others(
     kafka3: KafkaCluster, proxy3: ProxyProcess, topic: str
 ) -> None:
-    """Refused on one of three brokers, all of it is aborted, by the same producer that commits afterwards."""
+    """A refusal by one of three brokers aborts the whole transaction. The same producer commits the next one."""
     producer = confluent_kafka.Producer(
         {"bootstrap.servers": proxy3.bootstrap, "transactional.id": f"{topic}-txn", "log_level": 0}
     )
@@ -93,7 +93,7 @@ def test_confluent_kafka_aborts_refused_transactions_and_commits_others(
         try:
             producer.commit_transaction(PATIENCE_SECONDS)
         except confluent_kafka.KafkaException as failed:
-            # A marker of the aborted one came between, or librdkafka counts its refused batch among the sequences: 45.
+            # An abort marker moved the end, or librdkafka counts its refused batch among the sequences (45).
             print(f"{time.monotonic():.1f}: {failed}")
             producer.abort_transaction(PATIENCE_SECONDS)
             return False
@@ -106,7 +106,7 @@ def test_confluent_kafka_aborts_refused_transactions_and_commits_others(
 def test_aiokafka_commit_after_ignored_refusal_is_refused(
     kafka3: KafkaCluster, proxy3: ProxyProcess, topic: str
 ) -> None:
-    """Its own transaction manager would let the commit go, with what has landed."""
+    """aiokafka's transaction manager would commit the records that were appended."""
 
     async def story() -> None:
         producer = aiokafka.AIOKafkaProducer(bootstrap_servers=proxy3.bootstrap, transactional_id=f"{topic}-txn")
@@ -120,7 +120,7 @@ def test_aiokafka_commit_after_ignored_refusal_is_refused(
                 await asyncio.wait_for(producer.commit_transaction(), PATIENCE_SECONDS)
         finally:
             await producer.stop()
-        # A new one of that name ends what the old one left.
+        # A new producer with the same transactional id aborts the open transaction.
         successor = aiokafka.AIOKafkaProducer(bootstrap_servers=proxy3.bootstrap, transactional_id=f"{topic}-txn")
         await successor.start()
         await successor.stop()

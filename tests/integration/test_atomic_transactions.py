@@ -1,7 +1,7 @@
-"""Transactions with expectations on several partitions: all hold and it commits, or the commit is refused.
+"""Transactions with expected offsets on several partitions commit only if all offsets match.
 
-By raw requests of both protocols, through one proxy, through two, and around them. What was committed is asked of Kafka
-itself, without a proxy.
+The tests send raw requests of both protocols through one proxy, through two, and directly. They read committed records
+from Kafka directly.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tests.support.transactions import Transactional, abort_as_an_admin, transac
 pytestmark = pytest.mark.kafka
 
 OK, NOT_LEADER, POLICY_VIOLATION, CONCURRENT_TRANSACTIONS, UNKNOWN_PRODUCER_ID, ABORTABLE = 0, 6, 44, 51, 59, 120
-#: Kafka's own answers where it has ended the transaction itself.
+#: Kafka's errors after it aborted the transaction on timeout.
 FENCED = (47, 48, 90)
 PATIENCE_SECONDS = 60.0
 COMMIT_WAIT_SECONDS = 2.0
 CONFIG = f"{GUARDED_FOR_LONG}\n[limits]\ntakeover_seconds = 0.5\ncommit_wait_seconds = {COMMIT_WAIT_SECONDS}\n"
-#: What a refused commit is told, by the protocol: EndTxn v3, v5.
+#: Error of a refused commit, by protocol: EndTxn v3, v5.
 REFUSED = {1: UNKNOWN_PRODUCER_ID, 2: ABORTABLE}
 
 both_protocols = pytest.mark.parametrize("protocol", [1, 2])
@@ -48,7 +48,6 @@ def cluster() -> Iterator[KafkaCluster]:
 
 @pytest.fixture(scope="module")
 def proxies(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ProxyProcess]]:
-    """Two of one cluster."""
     directory = tmp_path_factory.mktemp("atomic")
     with (
         ProxyProcess(cluster.bootstrap, directory, config=CONFIG) as one,
@@ -62,8 +61,6 @@ def proxies(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @dataclass
 class Stage:
-    """Kafka, two proxies of it, and names that nobody else uses."""
-
     cluster: KafkaCluster
     proxies: list[ProxyProcess]
     unique: Callable[..., str]
@@ -81,7 +78,7 @@ class Stage:
         return Log(self.cluster.bootstrap)
 
     def topic(self, prefix: str = "checked") -> str:
-        """Two partitions, guarded by its name, two records in each."""
+        """A checked topic with two partitions and two records in each."""
         name = self.unique(prefix)
         with Connection(self.proxy.bootstrap) as client:
             assert client.create_topic(name, partitions=2) == (OK, None)
@@ -100,13 +97,13 @@ class Stage:
         records = batch(b"old", base_offset=-1 if topic.startswith("base") else 0)
         return client.append(topic, records, partition=partition).error_code == OK
 
-    def producer(self, protocol: int, *, services: bool = False) -> Transactional:
-        """`services` – around the proxy."""
-        address = self.cluster.bootstrap if services else self.proxy.bootstrap
+    def producer(self, protocol: int, *, direct: bool = False) -> Transactional:
+        """`direct` – directly to Kafka."""
+        address = self.cluster.bootstrap if direct else self.proxy.bootstrap
         return Transactional(address, self.unique("txn"), protocol=protocol)
 
     def ended(self, transactional: Transactional) -> None:
-        """Its markers are there."""
+        """Wait for the transaction's markers."""
         until(
             lambda: self.state(transactional) in ("CompleteCommit", "CompleteAbort", "Empty"),
             "the markers",
@@ -117,7 +114,7 @@ class Stage:
         return transaction_state(self.cluster.bootstrap, transactional.name)[0]
 
     def committed(self, topic: str) -> list[list[bytes | None]]:
-        """What a consumer gets that reads committed, of each partition."""
+        """The records of each partition that a read_committed consumer gets."""
         return [self._committed(topic, partition) for partition in range(2)]
 
     def _committed(self, topic: str, partition: int) -> list[bytes | None]:
@@ -141,7 +138,7 @@ class Stage:
                 values.append(message.value())
         finally:
             consumer.close()
-        raise AssertionError("the end was not reached")
+        raise AssertionError("the consumer did not reach the end of the partition")
 
 
 @pytest.fixture
@@ -155,7 +152,7 @@ def begin(transactional: Transactional, topic: str) -> None:
 
 
 def through(proxy: ProxyProcess, transactional: Transactional) -> Transactional:
-    """The same producer, by another way."""
+    """The same producer over another proxy."""
     return by(proxy.bootstrap, transactional)
 
 
@@ -169,7 +166,7 @@ def by(address: str, transactional: Transactional) -> Transactional:
 def test_all_hold_and_it_commits(protocol: int, stage: Stage) -> None:
     topic = stage.topic()
     with stage.producer(protocol) as transactional:
-        for end in (2, 4, 6):  # each leaves a marker behind
+        for end in (2, 4, 6):  # each transaction leaves a marker
             begin(transactional, topic)
             answers = transactional.append_all({(topic, 0): ([b"a"], end), (topic, 1): ([b"b"], end)})
             assert [(a.error_code, a.base_offset) for a in answers.values()] == [(OK, end)] * 2
@@ -190,7 +187,7 @@ def test_one_refused_append_hides_the_whole_transaction(protocol: int, stage: St
         assert stage.state(transactional) == "Ongoing"
         assert transactional.end(commit=False) == OK
         stage.ended(transactional)
-        # The next one of the same producer is another one.
+        # The producer's next transaction is independent.
         begin(transactional, topic)
         at = {partition: stage.log.end(topic, partition) for partition in range(2)}
         answers = transactional.append_all({(topic, partition): ([b"c"], end) for partition, end in at.items()})
@@ -202,7 +199,7 @@ def test_one_refused_append_hides_the_whole_transaction(protocol: int, stage: St
 
 @both_protocols
 def test_transaction_with_only_refusals_can_only_abort(protocol: int, stage: Stage) -> None:
-    """Under transactions v2 its coordinator has not heard of it then."""
+    """With transactions v2 the coordinator does not know of the transaction then."""
     topic = stage.topic()
     with stage.producer(protocol) as transactional:
         begin(transactional, topic)
@@ -231,7 +228,7 @@ def test_refused_at_one_proxy_and_committed_through_another(killed: bool, protoc
             through(stage.other, transactional)
         assert transactional.end(commit=False) == OK
         stage.ended(transactional)
-        # v1 goes on with the same epoch: what was said of the one before is gone, wherever the next one goes.
+        # v1 keeps its epoch: the refusal of the previous transaction does not apply to the next one at either proxy.
         begin(transactional, topic)
         until(
             lambda: transactional.append(topic, b"c", expected=stage.log.end(topic)).error_code == OK,
@@ -246,9 +243,9 @@ def test_refused_at_one_proxy_and_committed_through_another(killed: bool, protoc
 
 @both_protocols
 def test_appends_that_no_proxy_knows_of(protocol: int, stage: Stage) -> None:
-    """As after a proxy that died before it could say a word. The log tells by their headers."""
+    """As after a crash of the proxy before it stored the refusal. The record headers show the expected offsets."""
     topic = stage.topic()
-    with stage.producer(protocol, services=True) as transactional:
+    with stage.producer(protocol, direct=True) as transactional:
         begin(transactional, topic)
         assert transactional.append(topic, b"a", expected=2).base_offset == 2
         assert transactional.append(topic, b"b", partition=1).base_offset == 2
@@ -267,7 +264,7 @@ def test_appends_that_no_proxy_knows_of(protocol: int, stage: Stage) -> None:
 
 @both_protocols
 def test_a_marker_in_the_middle_of_it(protocol: int, stage: Stage) -> None:
-    """An administrator aborts its part on a partition: what it appended there cannot be committed any more."""
+    """An administrator aborts the transaction on one partition. Its records there can no longer be committed."""
     topic = stage.topic()
     with stage.producer(protocol) as transactional:
         begin(transactional, topic)
@@ -298,7 +295,7 @@ def test_base_offset_source_commits_only_through_same_proxy(protocol: int, stage
 
 @both_protocols
 def test_retry_after_retriable_error_decides_the_commit(protocol: int, stage: Stage) -> None:
-    """Told 6 at one proxy, it landed: the other one finds it in the log. Where it did not, there is no commit."""
+    """One proxy returns error 6, then the other resolves the append from the log. It commits only if it finds it."""
     topic = stage.topic()
     with (
         stage.producer(2) as in_the_way,
@@ -315,7 +312,7 @@ def test_retry_after_retriable_error_decides_the_commit(protocol: int, stage: St
             if again:
                 until(
                     lambda end=end: transactional.append(topic, b"a", expected=end + 2).error_code == OK,
-                    "its turn",
+                    "admission of its append",
                     seconds=PATIENCE_SECONDS,
                 )
             through(stage.other, transactional)
@@ -328,7 +325,7 @@ def test_retry_after_retriable_error_decides_the_commit(protocol: int, stage: St
 
 @both_protocols
 def test_an_end_that_lies(protocol: int, stage: Stage) -> None:
-    """Epochs that are not its own, transactions that are not there, the same commit twice: never a commit more."""
+    """Wrong epochs, unknown transactions and repeated commits commit nothing else."""
     topic = stage.topic()
     with stage.producer(protocol) as transactional:
         begin(transactional, topic)
@@ -344,10 +341,10 @@ def test_an_end_that_lies(protocol: int, stage: Stage) -> None:
 
         for version in (0, 1, 2, 3, 4, 5):
             refused = ABORTABLE if version >= 4 else UNKNOWN_PRODUCER_ID
-            # CONCURRENT_TRANSACTIONS: it could not be judged in time.
+            # CONCURRENT_TRANSACTIONS: validation did not finish in time.
             validated = until(
                 lambda version=version: end(transactional.name, producer.epoch, version),
-                "a judgement",
+                "validation of the commit",
                 accept=lambda code: code != CONCURRENT_TRANSACTIONS,
             )
             assert validated == refused
@@ -363,16 +360,16 @@ def test_an_end_that_lies(protocol: int, stage: Stage) -> None:
         before = transactional.producer
         assert transactional.end(commit=True) == OK
         transactional.producer = before
-        assert transactional.end(commit=True) == OK  # as Kafka has it: a retry of what was done
+        assert transactional.end(commit=True) == OK  # as in Kafka: a retry of a completed commit
         stage.ended(transactional)
     assert stage.committed(topic)[0] == [b"old", b"old", b"c"]
 
 
 @pytest.mark.parametrize(
-    "asked_seconds", [0.0, pytest.param(120.0, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
+    "retry_seconds", [0.0, pytest.param(120.0, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
 )
-def test_commit_waits_while_kafka_cannot_be_queried(asked_seconds: float, stage: Stage) -> None:
-    """A commit that cannot be judged is not let through, however often the client asks again."""
+def test_commit_waits_while_kafka_cannot_be_queried(retry_seconds: float, stage: Stage) -> None:
+    """The proxy never relays a commit that it cannot validate, however often the client retries."""
     topic = stage.topic()
     with stage.producer(2) as transactional:
         begin(transactional, topic)
@@ -386,25 +383,26 @@ def test_commit_waits_while_kafka_cannot_be_queried(asked_seconds: float, stage:
         )
         stage.cluster.pause(1)
         try:
-            asked_until = time.monotonic() + asked_seconds
+            retry_until = time.monotonic() + retry_seconds
             while True:
                 assert transactional.connection.query(request, 5).error_code == CONCURRENT_TRANSACTIONS
-                if time.monotonic() >= asked_until:
+                if time.monotonic() >= retry_until:
                     break
         finally:
             stage.cluster.resume(1)
-        if not asked_seconds:
+        if not retry_seconds:
             assert stage.state(transactional) == "Ongoing"
-        # Meanwhile its coordinator may have found that it took too long, and fenced it.
+        # The coordinator may have fenced the producer on timeout.
         ended = transactional.end(commit=True)
-        assert ended == OK or (asked_seconds and ended in FENCED)
+        assert ended == OK or (retry_seconds and ended in FENCED)
         stage.ended(transactional)
     assert stage.committed(topic)[0] == [b"old", b"old", *([b"a"] if ended == OK else [])]
 
 
 @both_protocols
 def test_commit_from_a_paused_proxy_ends_nothing(protocol: int, stage: Stage) -> None:
-    """Its client gives up, aborts elsewhere and begins anew. What the proxy finds when it wakes up ends nothing."""
+    """1. The proxy pauses with a commit. 2. The client aborts through another proxy and starts a new transaction.
+    3. The paused proxy resumes: its commit ends nothing."""
     topic = stage.topic()
     with stage.producer(protocol) as transactional:
         begin(transactional, topic)
@@ -426,18 +424,18 @@ def test_commit_from_a_paused_proxy_ends_nothing(protocol: int, stage: Stage) ->
             at = stage.log.end(topic)
             until(
                 lambda: transactional.append(topic, b"b", expected=at).error_code == OK,
-                "the next one",
+                "the next append",
                 seconds=PATIENCE_SECONDS,
             )
         finally:
             stage.proxy.resume()
-        with stage.producer(protocol) as another:  # judged behind what was there before
+        with stage.producer(protocol) as another:  # validated after the earlier commit
             elsewhere = stage.topic()
             begin(another, elsewhere)
             assert another.append(elsewhere, b"x", expected=2).error_code == OK
             assert another.end(commit=True) == OK
         assert stage.state(transactional) == "Ongoing"
-        end = stage.log.end(topic, 1)  # v1 left a marker there
+        end = stage.log.end(topic, 1)  # v1 wrote a marker there
         assert transactional.append(topic, b"c", partition=1, expected=end).error_code == OK
         assert transactional.end(commit=True) == OK
         stage.ended(transactional)
@@ -446,8 +444,8 @@ def test_commit_from_a_paused_proxy_ends_nothing(protocol: int, stage: Stage) ->
 
 @pytest.mark.soak
 def test_commit_through_another_proxy_during_validation_succeeds(stage: Stage, tmp_path: Path) -> None:
-    """Its first commit sits in a queue, its connection breaks, its client asks again elsewhere. There the coordinator
-    has been asked when the first one comes through: of what is committed nobody may be told that it is not."""
+    """1. The first commit waits in a queue and its connection breaks. 2. The client retries through another proxy,
+    which sends the commit to the coordinator. 3. The first commit is validated: it must not report a failure."""
     topic, stops = stage.topic(), tmp_path / "stops"
     stops.mkdir()
     validating = ProxyProcess(
@@ -459,15 +457,15 @@ def test_commit_through_another_proxy_during_validation_succeeds(stage: Stage, t
     )
     with validating, stage.producer(2) as transactional:
         through(validating, transactional)
-        until(  # it has just started
+        until(  # the proxy has just started
             lambda: transactional.connection.append(topic, batch(b"old", expected=2)).error_code == OK,
             "an append",
             seconds=PATIENCE_SECONDS,
         )
         assert transactional.append(topic, b"a", expected=3).error_code == OK
-        who = transactional.producer
+        identity = transactional.producer
         again = EndTxnRequest(
-            transactional_id=transactional.name, producer_id=who.id, producer_epoch=who.epoch, committed=True
+            transactional_id=transactional.name, producer_id=identity.id, producer_epoch=identity.epoch, committed=True
         )
         with Connection(validating.bootstrap) as second, Stops(stops, "producers:before") as stopped:
             second.send(again, 5)
@@ -476,16 +474,16 @@ def test_commit_through_another_proxy_during_validation_succeeds(stage: Stage, t
             stage.ended(transactional)
             stopped.release()
             assert second.receive(EndTxnRequest, 5)[1].error_code == CONCURRENT_TRANSACTIONS
-            assert second.query(again, 5).error_code == OK  # Kafka's own answer to one that is asked for once more
+            assert second.query(again, 5).error_code == OK  # Kafka's response to a repeated commit
     assert stage.committed(topic)[0] == [b"old", b"old", b"old", b"a"]
 
 
 def test_validating_much_unpacked_data_blocks_no_client(
     cluster: KafkaCluster, tmp_path: Path, unique_topic: Callable[..., str]
 ) -> None:
-    """540 MiB in 0.5 MB, appended through one proxy and committed through another, which has to read them.
+    """540 MiB in 0.5 MB, appended through one proxy and committed through another, which must read them.
 
-    That takes longer than one try of the commit may.
+    That takes longer than one attempt of the commit.
     """
     gzip, unpacked_bytes, batches = 1, 90 << 20, 6
     status = free_port()

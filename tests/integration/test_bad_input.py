@@ -1,6 +1,6 @@
-"""Peers that break the protocol, or lean on it: a logged reason, bounded memory, and a neighbour that notices nothing.
+"""Clients that violate the protocol or overload the proxy: it logs a reason, bounds memory and serves other clients.
 
-The proxy here has small limits, so that each of them is reached.
+The proxy has small limits, so that the tests reach them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ CONNECTIONS_MAX = 40
 PER_ADDRESS_MAX = 36
 IN_FLIGHT_MAX = 5
 UNPACKED_BYTES_MAX = 1_000_000
-#: For a frame that is held in memory, and for requests of the proxy's own: a busy machine must not come near it.
+#: Limit for a buffered frame and for the proxy's own requests. A busy machine must not reach it.
 FRAME_SECONDS = 8
-#: Before a client's first byte, and in which nothing moves: nor must those that mind their own business.
+#: Limits before a client's first byte and without any data. Well-behaved clients must not reach them.
 HANDSHAKE_SECONDS, IDLE_SECONDS = 10, 16
-#: A Kafka that is asked for all it can give answers the proxy late, too; what that costs is not looked at here.
+#: A fully loaded Kafka also delays its responses to the proxy. These tests do not measure that.
 CONFIG = f"""
 config_lease_seconds = 30.0
 [limits]
@@ -56,10 +56,10 @@ request_timeout_seconds = {FRAME_SECONDS}
 [log]
 level = "debug"
 """
-#: Buffers of the kernel and of the allocator's making; what a leak would have to exceed.
+#: Buffers of the kernel and of the allocator. A leak must exceed this.
 NOISE_BYTES = 25 * 1024 * 1024
 NEVER_READING = 8
-#: The proxy's own connections to Kafka come and go.
+#: The proxy opens and closes its own connections to Kafka.
 OWN_SOCKETS = 3
 PATIENCE_SECONDS = 60.0
 SEED = 20_260
@@ -75,20 +75,20 @@ def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def listener(proxy: ProxyProcess) -> Address:
-    """Of the one broker, since appends go to a leader."""
+    """The listener of the only broker, since appends go to a leader."""
     give_up = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             with RawConnection(Address.parse(proxy.bootstrap)) as connection:
                 (broker,) = connection.query(METADATA, 9, {"Topics": []})["Brokers"]
             return Address(broker["Host"], broker["Port"])
-        except Closed:  # a machine so busy that a second's silence is nobody's fault
+        except Closed:  # a busy machine can cause a second of silence
             assert time.monotonic() < give_up
 
 
 @pytest.fixture(scope="module")
 def make_topic(kafka: KafkaCluster) -> Callable[[str], str]:
-    """Directly, one partition; ready for appends when it returns."""
+    """Create a one-partition topic directly in Kafka and wait until it accepts appends."""
 
     def make(name: str) -> str:
         with RawConnection(kafka.address(1)) as connection:
@@ -115,7 +115,7 @@ def _produce(topic: str, *values: bytes, acks: int = 1) -> Fields:
 
 
 class Neighbour(threading.Thread):
-    """A client that minds its own business on one connection: metadata, an append, the log's end, over and over."""
+    """A well-behaved client on one connection. It repeats Metadata, Produce and ListOffsets."""
 
     def __init__(self, address: Address, topic: str) -> None:
         super().__init__(daemon=True)
@@ -142,7 +142,7 @@ class Neighbour(threading.Thread):
         goal = self.rounds + count
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self.rounds < goal and self.failure is None:
-            assert time.monotonic() < deadline, "the neighbour waits for an answer"
+            assert time.monotonic() < deadline, "the neighbour got no response in time"
             time.sleep(0.01)
         assert self.failure is None, repr(self.failure)
 
@@ -155,7 +155,7 @@ class Neighbour(threading.Thread):
 def neighbour(
     listener: Address, make_topic: Callable[[str], str], unique_topic: Callable[..., str]
 ) -> Iterator[Neighbour]:
-    """Was there before, is there after, and was answered meanwhile."""
+    """A client that connects before the test and gets responses during and after it."""
     beside = Neighbour(listener, make_topic(unique_topic("neighbour")))
     beside.start()
     beside.await_rounds(3)
@@ -174,7 +174,7 @@ def connected(address: Address, source: str = "127.0.0.1") -> Iterator[socket.so
 
 
 def is_closed(sock: socket.socket) -> bool:
-    """Within `PATIENCE_SECONDS`; what came before the end is skipped."""
+    """Whether the peer closes within `PATIENCE_SECONDS`. Data before that is skipped."""
     try:
         while sock.recv(65536):
             pass
@@ -195,7 +195,7 @@ def rss_bytes(pid: int) -> int:
 def open_sockets(pid: int) -> int:
     count = 0
     for proxied in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
             count += proxied.readlink().name.startswith("socket:")
     return count
 
@@ -203,7 +203,7 @@ def open_sockets(pid: int) -> int:
 def await_sockets(proxy: ProxyProcess, count: int) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while open_sockets(proxy.pid) > count + OWN_SOCKETS:
-        assert time.monotonic() < deadline, "connections of clients that left are still there"
+        assert time.monotonic() < deadline, "connections of closed clients are still open"
         time.sleep(0.1)
 
 
@@ -242,7 +242,7 @@ def test_frame_above_the_limit_is_refused_by_length(
 def test_frame_just_below_the_limit_is_relayed(
     listener: Address, make_topic: Callable[[str], str], unique_topic: Callable[..., str], neighbour: Neighbour
 ) -> None:
-    """Kafka itself finds it too large, and says so."""
+    """Kafka refuses it as too large."""
     topic = make_topic(unique_topic("large"))
     with RawConnection(listener) as connection:
         response = connection.query(PRODUCE, 9, _produce(topic, b"x" * (FRAME_BYTES_MAX - 200)))
@@ -262,7 +262,7 @@ def test_produce_cut_off_at_any_byte_appends_nothing(
         with connected(listener) as sock:
             sock.sendall(frame[:cut])
             sock.shutdown(socket.SHUT_WR)
-            assert is_closed(sock)  # one after the other: faster than it lets them in, they would be too many
+            assert is_closed(sock)  # one at a time, to stay below the connection limit
     await_sockets(proxy, before)
 
     with RawConnection(kafka.address(1)) as connection:
@@ -286,15 +286,15 @@ def test_client_stalled_within_a_frame_is_closed(
 def test_client_trickling_a_buffered_frame_is_closed(
     proxy: ProxyProcess, listener: Address, neighbour: Neighbour
 ) -> None:
-    """It never falls silent, and would hold its share of everybody's memory for as long as it likes."""
+    """A client that sends slowly without a pause would occupy shared memory indefinitely."""
     frame = encode_request(PRODUCE, 9, 1, _produce("guarded-nowhere", b"x" * 1000))
     give_up = time.monotonic() + FRAME_SECONDS + 3 * PATIENCE_SECONDS
-    # Once more where a busy machine made it fall silent for a second, which is another reason.
+    # Repeat if a busy machine paused the client for a second, which closes it for another reason.
     while f"a frame was not complete within {FRAME_SECONDS} s (limits.request_timeout_seconds)" not in proxy.log:
         with connected(listener) as sock, contextlib.suppress(ConnectionError):
             sock.sendall(frame[:200])
             for byte in frame[200:-1]:
-                assert time.monotonic() < give_up, "it may go on for ever"
+                assert time.monotonic() < give_up, "the proxy does not close the connection"
                 sock.sendall(bytes([byte]))
                 time.sleep(0.2)
 
@@ -309,7 +309,7 @@ def test_batch_unpacking_beyond_the_limit_is_refused(
     with RawConnection(listener) as connection:
         body = {"Acks": 1, "TimeoutMs": 5_000, "TopicData": [{"Name": topic, "PartitionData": data}]}
         (result,) = connection.query(PRODUCE, 9, body)["Responses"][0]["PartitionResponses"]
-        # Who has not proved that he may write is told what Kafka says of an empty batch; who has, why.
+        # A client without proven write access gets Kafka's error for an empty batch. Others get the reason.
         response = connection.query(PRODUCE, 9, _produce(topic, b"value"))
         assert response["Responses"][0]["PartitionResponses"][0]["ErrorCode"] == 0
         (again,) = connection.query(PRODUCE, 9, body)["Responses"][0]["PartitionResponses"]
@@ -338,7 +338,7 @@ def test_many_partitions_pass_or_close_their_connection(
     make_topic: Callable[[str], str],
     unique_topic: Callable[..., str],
 ) -> None:
-    """65,536 partitions that are not there: Kafka answers for each, unless a topic is one that the proxy checks."""
+    """65,536 missing partitions: Kafka responds for each, unless one of the topics is checked."""
     count = 65_536 // 2
     entries = b"".join(struct.pack(">ii", partition, -1) for partition in range(1, 1 + count))
 
@@ -381,7 +381,7 @@ def test_an_api_or_version_that_is_not_served(
     with connected(listener) as sock:
         sock.sendall(struct.pack(">ihhih", 14, api_key, version, 1, -1) + b"\0" * 4)
         assert is_closed(sock)
-    # Keys that differ by their numbers alone are logged together.
+    # Keys that differ only in their numbers are logged together.
     name = APIS[api_key].name if api_key in APIS else "api key"
     await_logged(proxy, f'reason="{name}')
 
@@ -412,7 +412,7 @@ def test_garbage_instead_of_a_request(kind: str, proxy: ProxyProcess, listener: 
 def test_requests_with_broken_bytes_are_answered_or_closed(
     proxy: ProxyProcess, kafka: KafkaCluster, listener: Address, neighbour: Neighbour
 ) -> None:
-    """Every API that is read here, valid but for a few bytes: whatever comes of it, it is not a crash."""
+    """Valid requests of every API that the proxy decodes, with a few bytes changed, never crash it."""
     print(f"seed {SEED}")
     chance = random.Random(SEED)
     side = ProxiedSocket("x", 1, kafka.address(1))
@@ -428,7 +428,7 @@ def test_requests_with_broken_bytes_are_answered_or_closed(
             for body in bodies:
                 frame = bytearray(encode_request(key, version, 77, body))
                 for _ in range(chance.randint(1, 4)):
-                    # The head stays, so that it gets beyond it: length, API, version, correlation id.
+                    # Keep length, API key, version and correlation id, so that the proxy decodes the rest.
                     frame[chance.randrange(12, len(frame))] = chance.randrange(256)
                 with connected(listener) as sock:
                     sock.sendall(frame)
@@ -438,19 +438,18 @@ def test_requests_with_broken_bytes_are_answered_or_closed(
                     except ConnectionError:
                         outcomes["closed"] += 1
                     except TimeoutError:
-                        outcomes["nothing"] += 1  # acks=0 now, or a wait of its own asking
+                        outcomes["nothing"] += 1  # the changed request has acks=0 or a long wait
     print(outcomes)
     assert min(outcomes["answered"], outcomes["closed"]) > 10
     assert outcomes["nothing"] < 10
     assert "Traceback" not in proxy.log
 
 
-# --- too much of it ---------------------------------------------------------------------------------------------------
+# --- overload ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def big_topic(kafka: KafkaCluster, make_topic: Callable[[str], str]) -> str:
-    """30 MB."""
     topic = make_topic("bad-input-big")
     with RawConnection(kafka.address(1)) as connection:
         for _ in range(60):
@@ -459,7 +458,7 @@ def big_topic(kafka: KafkaCluster, make_topic: Callable[[str], str]) -> str:
 
 
 def _never_reading(listener: Address, requests: bytes, seconds: float, probe: Callable[[], None]) -> None:
-    """Some clients send as much as is taken, for so long, and read nothing."""
+    """Clients that send as much as possible for some seconds and read nothing."""
     with contextlib.ExitStack() as stack:
         left = {}
         for _ in range(NEVER_READING):
@@ -497,7 +496,7 @@ def test_client_that_never_reads_costs_bounded_memory(
     _never_reading(listener, requests[what], 3.0, lambda: observed.append(rss_bytes(proxy.pid)))
 
     print(f"{what}: {(max(observed) - before) / 1e6:.1f} MB more at most")
-    # Per client what is written and not taken, and what the kernel's buffers do not tell.
+    # Unsent data per client, and kernel buffers that are not reported.
     assert max(observed) - before < NOISE_BYTES
     await_sockets(proxy, sockets)
 
@@ -506,7 +505,7 @@ def test_client_that_never_reads_costs_bounded_memory(
 def test_announced_frames_without_data_block_no_other_client(
     proxy: ProxyProcess, listener: Address, neighbour: Neighbour
 ) -> None:
-    """`buffered_bytes_max` is reached by two of them; small requests pass all the same, and large ones soon after."""
+    """Two of them reach `buffered_bytes_max`. Small requests still pass, and large ones pass soon after."""
     before = rss_bytes(proxy.pid)
     with contextlib.ExitStack() as stack:
         stalled = [stack.enter_context(connected(listener)) for _ in range(4)]
@@ -534,7 +533,7 @@ def test_half_open_connections_are_closed_and_block_none(
         neighbour.await_rounds(5)
         assert all(is_closed(sock) for sock in many)
         await_logged(proxy, f"the client sent nothing for {HANDSHAKE_SECONDS} s (limits.handshake_seconds)")
-        assert ask_once_let_in(listener, METADATA, 9, {"Topics": []})["Brokers"]
+        assert query_once_accepted(listener, METADATA, 9, {"Topics": []})["Brokers"]
 
 
 @pytest.mark.brokers
@@ -544,37 +543,37 @@ def test_one_address_does_not_take_all_connections(
     with contextlib.ExitStack() as stack:
         many = [stack.enter_context(connected(listener, "127.0.0.9")) for _ in range(PER_ADDRESS_MAX + 20)]
         await_logged(proxy, "address_connections_max is reached peer=127.0.0.9:")
-        assert ask_once_let_in(listener, METADATA, 9, {"Topics": []})["Brokers"]
+        assert query_once_accepted(listener, METADATA, 9, {"Topics": []})["Brokers"]
         neighbour.await_rounds(5)
     del many
-    await_let_in(listener, "127.0.0.9")
+    await_accepted(listener, "127.0.0.9")
 
 
-def await_let_in(listener: Address, source: str) -> None:
+def await_accepted(listener: Address, source: str) -> None:
     give_up = time.monotonic() + PATIENCE_SECONDS
     while True:
         with connected(listener, source) as sock, contextlib.suppress(ConnectionError):
             sock.sendall(struct.pack(">ihhih", 11, API_VERSIONS, 0, 1, -1) + b"\0")
             if sock.recv(4):
                 return
-        assert time.monotonic() < give_up, "who had too many is not let in any more"
+        assert time.monotonic() < give_up, "the proxy accepts no connection after the excess was closed"
         time.sleep(0.05)
 
 
-def ask_once_let_in(listener: Address, api_key: int, version: int, body: Fields) -> Fields:
-    """Clients hear that they are closed before they are counted as gone."""
+def query_once_accepted(listener: Address, api_key: int, version: int, body: Fields) -> Fields:
+    """Clients observe the close of a connection before the proxy subtracts it."""
     give_up = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             with RawConnection(listener) as connection:
                 return connection.query(api_key, version, body)
         except (Closed, ConnectionError):
-            assert time.monotonic() < give_up, "nobody is let in"
+            assert time.monotonic() < give_up, "the proxy accepts no connection"
             time.sleep(0.05)
 
 
 def test_requests_above_in_flight_limit_answered_in_order(listener: Address, neighbour: Neighbour) -> None:
-    """`in_flight_requests_max` makes the client wait; it refuses nothing."""
+    """`in_flight_requests_max` delays the client and refuses nothing."""
     count = 40 * IN_FLIGHT_MAX
     with RawConnection(listener) as connection:
         connection.socket.sendall(
@@ -597,6 +596,6 @@ def test_short_connections_leak_no_memory_or_sockets(proxy: ProxyProcess, listen
     for _ in range(500):
         with connected(listener):
             pass
-    ask_once_let_in(listener, METADATA, 9, {"Topics": []})  # it has come to the last of them
+    query_once_accepted(listener, METADATA, 9, {"Topics": []})  # the last connection is served
     await_sockets(proxy, sockets)
     assert rss_bytes(proxy.pid) - before < NOISE_BYTES

@@ -1,4 +1,4 @@
-"""What `make bench` stands on: a Kafka that advertises what is in front of it, and routes that really are ones."""
+"""The set-up of `make bench`: Kafka advertises the address of the route, and each route really relays."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.kafka
 
 
 def test_listener_advertises_the_address_in_front(tmp_path: Path) -> None:
-    # given a TCP proxy that rewrites nothing
+    # given a TCP proxy that does not rewrite
     with FaultProxy() as tcp_peers:
         in_front = Address("127.0.0.1", tcp_peers.port)
         with running_kafka(1, listeners={"FRONT": "PLAINTEXT"}, advertised={"FRONT": in_front}) as cluster:
             tcp_peers.targets = (cluster.address(1, "FRONT"),)
             route = Route(Peer("plain", address=str(in_front)), port=0, upstream="", directory=tmp_path)
-            # then clients who came through it are led to it, and others are not
+            # then its clients are directed to it, and direct clients are not
             assert stage.await_kafka_through(route) == str(in_front)
             for address, reported in ((str(in_front), str(in_front)), (cluster.bootstrap, cluster.bootstrap)):
                 with contextlib.closing(Connection(address)) as connection:
@@ -33,7 +33,7 @@ def test_listener_advertises_the_address_in_front(tmp_path: Path) -> None:
 
 
 def test_route_that_redirects_to_kafka_is_not_measured() -> None:
-    # given something that rewrites nothing, taken for a proxy that does
+    # given a TCP proxy that does not rewrite, configured as a proxy that does
     with FaultProxy() as tcp_peers:
         (kafka_port,) = free_ports(1)
         tcp_peers.targets = (("127.0.0.1", kafka_port),)
@@ -41,7 +41,7 @@ def test_route_that_redirects_to_kafka_is_not_measured() -> None:
         # when a run is set up with it
         with stage.Stage(stage.QUICK, [product(), given], kafka_port=kafka_port) as run:
             routes = [route.name for route in run.routes]
-    # then it is left out, and the result says why
+    # then it is skipped, and the result states the reason
     assert "returns Kafka's own addresses" in run.missing["plain"]
     assert routes == ["direct", "fencepost"]
     assert not run.product.running

@@ -1,4 +1,4 @@
-"""Each benchmark runs to its end, as short as it goes. What it measures is not looked at."""
+"""Each benchmark runs to its end with the smallest workload. Its measurements are not checked."""
 
 from __future__ import annotations
 

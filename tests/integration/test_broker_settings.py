@@ -1,4 +1,4 @@
-"""Broker settings that Kafka's comparison relies on, changed while brokers and proxies run."""
+"""Broker settings that fencing relies on, changed while brokers and proxies run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONFIG = f"{GUARDED_BY_NAME}\n[limits]\ntakeover_seconds = 0.5\n"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
-    """It looks for expired producers several times a second: for Kafka's day, until a test lowers that."""
+    """Kafka checks for expired producers several times a second, after a day by default until a test lowers that."""
     with running_kafka(1, properties={"producer.id.expiration.check.interval.ms": "200"}) as running:
         yield running
 
@@ -39,7 +39,7 @@ def proxies(cluster: KafkaCluster, tmp_path: Path) -> Iterator[list[ProxyProcess
 
 
 def set_expiration(cluster: KafkaCluster, milliseconds: str | None) -> None:
-    """Of all brokers, as `kafka-configs.sh --entity-default --alter` does it; None: Kafka's own again."""
+    """Change all brokers, as `kafka-configs.sh --entity-default --alter` does. None restores Kafka's default."""
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource
     operation = int(milliseconds is None)  # 1: delete
     config = resource.AlterableConfig(name="producer.id.expiration.ms", config_operation=operation, value=milliseconds)
@@ -59,12 +59,12 @@ def expect_at(end: int, proxy: ProxyProcess, topic: str) -> None:
 def test_stale_append_after_lowered_producer_expiration(
     known: bool, cluster: KafkaCluster, proxies: list[ProxyProcess]
 ) -> None:
-    """A proxy that has read the new value refuses; one that has not names the cause at least."""
+    """A proxy that has read the new value refuses the append. One that has not returns an error with the cause."""
     stale, other = proxies
     log, topic = Log(cluster.bootstrap), unique_topic("required")
     create(stale.bootstrap, log, topic)
-    with Connection(stale.bootstrap) as client:  # a fence is not relied on over a connection opened later
-        for end in (0, 1):  # once it has appended, the proxy knows the leader's epoch
+    with Connection(stale.bootstrap) as client:  # the proxy does not rely on fences over a connection opened later
+        for end in (0, 1):  # after an append, the proxy knows the leader's epoch
             assert settled(client, topic, batch(b"%d" % end, expected=end)).base_offset == end
         for end in (2, 3, 4):
             expect_at(end, other, topic)
@@ -85,7 +85,7 @@ def test_stale_append_after_lowered_producer_expiration(
 
 
 def stale_append(client: Connection, cluster: KafkaCluster, stale: ProxyProcess, topic: str, *, known: bool) -> Answer:
-    """At 2, where the log ended when its proxy saw it last."""
+    """Append at 2, the log end that its proxy observed last."""
     log = Log(cluster.bootstrap)
     set_expiration(cluster, SECOND_MS)
     until(lambda: not producers(log, topic), "Kafka to forget the fence", seconds=PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""`fencepost check` against a real Kafka with TLS, logins and an authorizer: a set-up that works, and broken ones."""
+"""`fencepost check` against a Kafka with TLS, SASL and an authorizer, with correct and incorrect configurations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.kafka
 TOPIC = 2
 READ, WRITE, CREATE, DESCRIBE, DESCRIBE_CONFIGS = 3, 4, 5, 8, 10
 STATE_TOPIC = "__fencepost_state"
-GUARDED = '[topics."guarded-*"]\n"fencepost.check.expected.offsets" = "required"\n'
+CHECKED_TOPICS = '[topics."guarded-*"]\n"fencepost.check.expected.offsets" = "required"\n'
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,6 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 class Checked:
-    """What it said, and how it ended."""
-
     def __init__(self, config: str, directory: Path, *options: str) -> None:
         self.file = directory / "fencepost.toml"
         self.file.write_text(config)
@@ -63,13 +61,13 @@ class Checked:
         return done.returncode, done.stdout
 
     def text(self) -> str:
-        """For people; it ends in the same way."""
+        """The text output; its exit status is the same."""
         status, reported = self._run()
         assert status == self.status
         return reported
 
     def of(self, state: str) -> dict[str, str]:
-        """What → what was said, of those in that state."""
+        """Subject → message of the findings in that state."""
         return {each["what"]: each["reported"] for each in self.findings if each["state"] == state}
 
     def todo(self, what: str) -> str:
@@ -77,7 +75,7 @@ class Checked:
 
 
 def until_failed(config: str, directory: Path, requested: set[str]) -> Checked:
-    """ACLs take a moment to reach the broker."""
+    """Repeat until ACL changes reach the broker."""
 
     observed: list[Checked] = []
 
@@ -90,7 +88,7 @@ def until_failed(config: str, directory: Path, requested: set[str]) -> Checked:
 
 
 def listening(connect_seconds: int = 60) -> str:
-    """A machine may be busy, and a check asks once."""
+    """The check connects once, and a busy machine may need longer."""
     return f"""
 listen = "127.0.0.1:{free_ports_in_a_row(4)}"
 limits.connect_timeout_seconds = {connect_seconds}
@@ -98,7 +96,7 @@ limits.connect_timeout_seconds = {connect_seconds}
 
 
 def by(user: str, secured: Secured, directory: Path, more: str = "", connect_seconds: int = 60) -> str:
-    """Of a proxy that logs in as that user."""
+    """The config of a proxy that logs in as that user."""
     (secret := directory / "password").write_text(password(user) + "\n")
     secret.chmod(0o600)
     return f"""
@@ -119,26 +117,26 @@ def test_a_set_up_that_works(secured: Secured, tmp_path: Path) -> None:
     secret = secured.login_files()[0]
     secret.chmod(0o600)
     secured.server.key.chmod(0o600)
-    # The host is one that the certificate of the listeners is for.
+    # The listeners' certificate is for this host.
     more = f'upstream = "{secured.kafka.bootstrap_of("SECURED")}"\nadvertised_host = "localhost"\n{listening()}'
-    config = secured.proxy_config(more=more) + GUARDED
+    config = secured.proxy_config(more=more) + CHECKED_TOPICS
 
     checked = Checked(config, tmp_path)
 
     assert checked.status == 0
     assert checked.of("failed") == {}
-    well = checked.of("ok")
+    succeeded = checked.of("ok")
     upstream = secured.kafka.bootstrap_of("SECURED")
-    assert well[f"upstream {upstream}"] == f"TLSv1.3, SASL PLAIN as {CONTROL}, cluster {secured.kafka.cluster_id}"
-    assert secured.kafka.cluster_id in well["cluster"]
-    assert "has all required APIs" in well[f"broker 1 at {upstream}"]
-    assert well["a producer id"] == "allowed (IDEMPOTENT_WRITE)"
-    assert "is free" in well["listener for clients"]
-    assert "is free" in well["listener for broker 1"]
-    assert "is valid until" in well["listen_tls.certificate_file"]
+    assert succeeded[f"upstream {upstream}"] == f"TLSv1.3, SASL PLAIN as {CONTROL}, cluster {secured.kafka.cluster_id}"
+    assert secured.kafka.cluster_id in succeeded["cluster"]
+    assert "has all required APIs" in succeeded[f"broker 1 at {upstream}"]
+    assert succeeded["a producer id"] == "allowed (IDEMPOTENT_WRITE)"
+    assert "is free" in succeeded["listener for clients"]
+    assert "is free" in succeeded["listener for broker 1"]
+    assert "is valid until" in succeeded["listen_tls.certificate_file"]
     assert "guarded-*" in checked.of("unknown")["topics in the file"]
-    # And: nothing of it is done, however often it is asked.
-    assert "does not exist yet, and may be created" in well[f"state topic {STATE_TOPIC}"]
+    # And: the check changes nothing, however often it runs.
+    assert "does not exist yet, and may be created" in succeeded[f"state topic {STATE_TOPIC}"]
     assert f"state topic {STATE_TOPIC}: does not exist yet" in checked.text()
 
 
@@ -182,8 +180,8 @@ def test_java_client_properties_connect_each_command(
 def test_kafka_without_authorizer_succeeds_and_proxy_upstream_fails(
     kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
 ) -> None:
-    direct = Checked(f'upstream = "{kafka.bootstrap}"\n{listening()}{GUARDED}', tmp_path)
-    by_mistake = Checked(f'upstream = "{proxied.bootstrap}"\n{listening()}{GUARDED}', tmp_path)
+    direct = Checked(f'upstream = "{kafka.bootstrap}"\n{listening()}{CHECKED_TOPICS}', tmp_path)
+    by_mistake = Checked(f'upstream = "{proxied.bootstrap}"\n{listening()}{CHECKED_TOPICS}', tmp_path)
 
     assert (direct.status, direct.of("failed"), direct.of("unknown")) == (0, {}, {})
     assert "all operations are allowed" in direct.of("ok")["authorizer"]
@@ -206,7 +204,7 @@ def test_broker_certificate_of_an_unknown_ca_fails(secured: Secured, tmp_path: P
 
 @contextmanager
 def tls_server(context: ssl.SSLContext) -> Iterator[int]:
-    """Speaks TLS and nothing else; its port."""
+    """A server that completes TLS handshakes and does nothing else; yields its port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -235,7 +233,7 @@ def test_brokers_whose_certificate_is_for_another_name(secured: Secured, tmp_pat
 
 
 def test_a_sidecar_before_a_listener_without_tls(secured: Secured, tmp_path: Path) -> None:
-    """Others of Kafka have it. The proxy has one table for both."""
+    """Kafka's other listeners have TLS. The proxy has one TLS configuration for both."""
     broker = secured.kafka.address(1, "LOOPBACK")
     what = f"sidecar of {broker}"
     beside = f'mode = "sidecar"\nbroker = "{broker}"\nadvertised_host = "127.0.0.1"\n'
@@ -248,19 +246,19 @@ def test_a_sidecar_before_a_listener_without_tls(secured: Secured, tmp_path: Pat
 
     checked = Checked(f"{beside}broker_tls = false\n" + by(CONTROL, secured, tmp_path), tmp_path)
 
-    assert "does not advertise this sidecar" in checked.of("failed")[what], "it got in"
+    assert "does not advertise this sidecar" in checked.of("failed")[what], "the proxy could not connect"
 
 
 @pytest.mark.brokers
 def test_missing_acl_is_reported_with_its_command(secured: Secured, tmp_path: Path) -> None:
-    # Given: a topic that the file guards, and a user whom nobody has given anything.
+    # Given: a topic that the file checks, and a user without ACLs.
     topic = "guarded-orders"
     with Connection(secured.kafka.bootstrap) as admin:
         assert admin.create_topic(topic) == (0, None)
     until(lambda: Log(secured.kafka.bootstrap).end(topic) == 0, f"the leader of {topic}")
-    config = by(ALICE, secured, tmp_path, GUARDED)
+    config = by(ALICE, secured, tmp_path, CHECKED_TOPICS)
 
-    # When: it may nothing.
+    # When: the user has no operation.
     checked = Checked(config, tmp_path)
 
     # Then:
@@ -274,7 +272,7 @@ def test_missing_acl_is_reported_with_its_command(secured: Secured, tmp_path: Pa
     assert "transactional ids" in checked.of("warning")
     assert "consumer groups" in checked.of("unknown")
 
-    # When: it may see what it may not write, and create what it may not read.
+    # When: the user can describe a topic without WRITE, and create the state topic without READ.
     for operation in (DESCRIBE, READ):
         allow(secured.kafka, ALICE, TOPIC, topic, operation)
     for operation in (DESCRIBE, CREATE, WRITE):
@@ -284,19 +282,19 @@ def test_missing_acl_is_reported_with_its_command(secured: Secured, tmp_path: Pa
     assert checked.of("failed")["topics in the file"] == f"the proxy may not WRITE: {topic}"
     assert f"--operation Write --topic {topic}" in checked.todo("topics in the file")
 
-    # When: all is done that it said.
+    # When: all suggested ACLs exist.
     allow(secured.kafka, ALICE, TOPIC, topic, WRITE)
     allow(secured.kafka, ALICE, TOPIC, STATE_TOPIC, READ)
     assert until_failed(config, tmp_path, set()).status == 0
 
 
 def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_path: Path) -> None:
-    # Given: topics that the file guards, some of which are there; one that nobody guards; and a user without rights.
+    # Given: checked topics, some of which exist, an unchecked topic, and a user without ACLs.
     with Connection(secured.kafka.bootstrap) as admin:
         for name in ("guarded-1", "guarded-2", "other"):
             assert admin.create_topic(name) == (0, None)
     absent = '[topics."ordered-*"]\n"fencepost.ordered.partition.expansion" = "true"\n'
-    config = f'status = "127.0.0.1:{free_port()}"\n' + by(BOB, secured, tmp_path, GUARDED + absent)
+    config = f'status = "127.0.0.1:{free_port()}"\n' + by(BOB, secured, tmp_path, CHECKED_TOPICS + absent)
     (login := tmp_path / "admin.properties").write_text(
         "".join(f"{key}={value}\n" for key, value in secured.java(ADMIN).items())
     )
@@ -307,14 +305,14 @@ def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_p
         observed.append(Checked(config, tmp_path))
         return [each["todo"] for each in observed[-1].findings if "kafka-acls" in each["todo"]]
 
-    # When: an administrator runs what is suggested, as often as there is something new.
+    # When: an administrator runs the suggested commands until there are no new ones.
     until(suggested, "findings", accept=bool)
     while new := [each for each in suggested() if each not in done]:
         done.update(new)
         run_tools([shlex.split(each.replace("admin.properties", str(login))) for each in new], tmp_path)
 
-    # Then: nothing is left, once brokers know of it all.
-    until(suggested, "nothing to be left", accept=lambda left: not left)
+    # Then: no finding remains, once the brokers know all ACLs.
+    until(suggested, "no more findings", accept=lambda left: not left)
     assert observed[-1].status == 0
     stated = str(sorted(done))
     assert "--topic guarded- --resource-pattern-type prefixed" in stated
@@ -335,19 +333,19 @@ def test_taken_ports_and_servers_that_are_not_there(secured: Secured, tmp_path: 
         none = Checked(impatient.replace(upstream, f"{absent},{silent}"), tmp_path)
         running = Checked(config, tmp_path, "--running")
 
-    # One server of two is enough for a proxy to start; not for a port that is taken.
+    # A proxy starts with one of two servers, but not with a port that is in use.
     assert some.status == 1
     assert set(some.of("failed")) == {"listener for broker 1"}
     assert "another process listens there" in some.of("failed")["listener for broker 1"]
     assert "--running" in some.todo("listener for broker 1")
     assert "refused" in some.of("warning")[f"upstream {absent}"]
-    # Nobody answers: what depends on it is not known.
+    # No server responds: everything that depends on it is unknown.
     assert none.status == 1
     assert {f"upstream {absent}", f"upstream {silent}"} <= set(none.of("failed"))
     assert "nothing listens there" in none.todo(f"upstream {absent}")
     assert "no connection within 1 s" in none.of("failed")[f"upstream {silent}"]
     assert "listeners for brokers" in none.of("unknown")
-    # Of a proxy that runs, ports are to be taken; the bootstrap listener is not.
+    # A running proxy occupies its ports. Its bootstrap listener is missing.
     assert running.of("ok")["listener for broker 1"] == f"127.0.0.1:{port}: in use"
     assert "nothing listens there" in running.of("failed")["listener for clients"]
 
@@ -375,7 +373,7 @@ def test_it_ends_when_its_time_is_up(secured: Secured, tmp_path: Path) -> None:
 
     assert checked.status == 1
     assert "check not finished within 1 s" in checked.of("failed")["time"]
-    # What is of this machine is told all the same.
+    # Findings about the local machine are still reported.
     assert "is free" in checked.of("ok")["listener for clients"]
 
 
@@ -393,7 +391,7 @@ def test_invalid_configuration_is_reported_with_line_numbers(tmp_path: Path) -> 
 
 @contextmanager
 def without_state_topic(admin: Connection) -> Iterator[None]:
-    """Afterwards: others look at what is done where there is none."""
+    """Delete the state topic afterwards: other tests check a cluster without it."""
     try:
         yield
     finally:
@@ -401,7 +399,7 @@ def without_state_topic(admin: Connection) -> Iterator[None]:
 
 
 def test_topics_on_which_admins_have_set_a_check(secured: Secured, tmp_path: Path) -> None:
-    # Given: what a proxy has stored: of a topic that is there, of another incarnation of one, of what the file guards.
+    # Given: stored checks of an existing topic, of a recreated topic, and of a topic in the file.
     there, again, listed = "set-orders", "set-again", "guarded-but-off"
     with Connection(secured.kafka.bootstrap) as admin, without_state_topic(admin):
         assert admin.create_topic(STATE_TOPIC, configs={"cleanup.policy": "compact"}) == (0, None)
@@ -419,7 +417,7 @@ def test_topics_on_which_admins_have_set_a_check(secured: Secured, tmp_path: Pat
             (listed, ids[listed], "false"),
         ):
             key, value = encode_topic_config(topic, topic_id, {"fencepost.check.expected.offsets": check})
-            # Asked again as long as it has no leader yet: nothing is appended then.
+            # Retry while the state topic has no leader: then nothing is appended.
             stored = partial(admin.append, STATE_TOPIC, batch(Record(value, key=key)))
             until(lambda stored=stored: stored().error_code == 0, f"{topic} to be stored")  # type: ignore[misc]
         for operation in (DESCRIBE, READ, WRITE):
@@ -427,18 +425,18 @@ def test_topics_on_which_admins_have_set_a_check(secured: Secured, tmp_path: Pat
         for topic in (there, again, listed):
             allow(secured.kafka, ALICE, TOPIC, topic, DESCRIBE)
         allow(secured.kafka, ALICE, TOPIC, listed, WRITE)
-        config = by(ALICE, secured, tmp_path, GUARDED)
+        config = by(ALICE, secured, tmp_path, CHECKED_TOPICS)
 
-        # Then: rights are missing on the first and on the new topic of a known name, which keeps its checks.
+        # Then: ACLs are missing on the first topic and on the recreated topic, which keeps its checks.
         checked = until_failed(config, tmp_path, {"topics set by admins"})
         assert checked.of("failed")["topics set by admins"] == f"the proxy may not READ and WRITE: {again}, {there}"
-        asked_for = f"--operation Read --operation Write --topic {again} --topic {there}"
-        assert asked_for in checked.todo("topics set by admins")
+        suggested_options = f"--operation Read --operation Write --topic {again} --topic {there}"
+        assert suggested_options in checked.todo("topics set by admins")
         stated = str(checked.findings)
         assert f"unchecked despite the file: {listed}" in stated
-        assert f"has min.insync.replicas=1: {there}" not in stated  # its configs may not be read
+        assert f"has min.insync.replicas=1: {there}" not in stated  # the user cannot read its configs
 
-        # When: it may read them.
+        # When: the user can read them.
         for topic, operation in product((there, again), (READ, WRITE, DESCRIBE_CONFIGS)):
             allow(secured.kafka, ALICE, TOPIC, topic, operation)
         checked = until_failed(config, tmp_path, set())

@@ -1,7 +1,7 @@
-"""Transactions on guarded topics: their markers take offsets and pass no gate, whoever has them written and whenever.
+"""Transactions on checked topics: markers take offsets and never pass a partition sequencer.
 
-On `true` topics others' conditional appends wait (6) until the marker is there, and then go on. `required` topics
-refuse transactions before Kafka hears of them. The truth is the log, asked without the proxy.
+On `true` topics conditional appends of other producers wait (6) until the marker is written. `required` topics refuse
+transactions before Kafka receives them. The expected state is the partition's log, read from Kafka directly.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from tests.support.transactions import (
 pytestmark = pytest.mark.kafka
 
 OK, NOT_LEADER, DENIED, POLICY_VIOLATION = 0, 6, 29, 44
-#: Kafka gives out ids from 0 on.
+#: Kafka assigns ids from 0.
 FOREIGN_PRODUCER_ID = 1 << 40
 STATE_TOPIC = "__fencepost_state"
-#: What a refused commit is told, by the protocol: EndTxn v3, v5.
+#: Error of a refused commit, by protocol: EndTxn v3, v5.
 REFUSED = {1: 59, 2: 120}
 JAVA = Path(__file__).parents[1] / "java" / "ConditionalTransactions.java"
-#: Others' proxies come and go beside the ones here: what those left in the queue is not what is tried.
+#: Other tests start and stop proxies of this cluster. Their left-over fences are not tested here.
 CONFIG = f"{GUARDED_FOR_LONG}\n[limits]\ntakeover_seconds = 0.5\n"
 PATIENCE_SECONDS = 60.0
-#: Long enough for a write on a busy machine, short enough to be waited for.
+#: Long enough for a write on a busy machine, short enough for a test.
 SHORT_TRANSACTION_MS = 12_000
 SEED = 20_262
 
@@ -63,7 +63,7 @@ NewTopic = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
-    """One broker, whose coordinator looks for transactions that ran out of time every fifth of a second."""
+    """One broker whose coordinator checks for timed-out transactions every 0.2 s."""
     often = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
     with running_kafka(1, properties=often) as running:
         yield running
@@ -90,7 +90,7 @@ def client(proxy: ProxyProcess) -> Iterator[Connection]:
 
 @pytest.fixture
 def new_topic(client: Connection, log: Log, unique_topic: Callable[..., str]) -> NewTopic:
-    """`new_topic("checked", length=2)`: guarded by its name, with so many records appended through the proxy."""
+    """`new_topic("checked", length=2)`: a checked topic with so many records, appended through the proxy."""
 
     def create(prefix: str, *, length: int = 0) -> str:
         return filled_topic(client, log, unique_topic(prefix), length)
@@ -99,8 +99,8 @@ def new_topic(client: Connection, log: Log, unique_topic: Callable[..., str]) ->
 
 
 @dataclass
-class Told:
-    """What conditional writers were told of their values."""
+class Responses:
+    """The responses to conditional writers, by value."""
 
     answers: dict[bytes, Answer] = field(default_factory=dict)
 
@@ -109,7 +109,7 @@ class Told:
         return sum(answer.error_code == OK for answer in list(self.answers.values()))
 
     def check(self, log: Log, topic: str) -> Counter[str]:
-        """Accepted where it was expected, refused nowhere; none landed elsewhere, since all of it passed one proxy."""
+        """Accepted values are at their expected offsets, refused ones are absent. One proxy causes no violations."""
         there = {
             value: each.base_offset + delta for each in log.batches(topic) for delta, value in enumerate(each.values)
         }
@@ -125,9 +125,9 @@ class Told:
 
 
 @contextmanager
-def beside_a_conditional_writer(address: str, topic: str, name: str = "w") -> Iterator[Told]:
-    """One append after the other at the end that it was last told, from before the block begins until after it ends."""
-    reported = Told()
+def beside_a_conditional_writer(address: str, topic: str, name: str = "w") -> Iterator[Responses]:
+    """Append serially at the last reported end, from before the block starts until after it ends."""
+    reported = Responses()
     done = threading.Event()
 
     def write() -> None:
@@ -144,7 +144,7 @@ def beside_a_conditional_writer(address: str, topic: str, name: str = "w") -> It
         before = reported.accepted
         until(
             lambda: reported.accepted > before or writing.done(),
-            "the writer to get on",
+            "progress of the writer",
             seconds=PATIENCE_SECONDS,
         )
 
@@ -159,7 +159,7 @@ def beside_a_conditional_writer(address: str, topic: str, name: str = "w") -> It
         writing.result()
 
 
-# --- every way to end -------------------------------------------------------------------------------------------------
+# --- all ways to end a transaction ------------------------------------------------------------------------------------
 
 
 def _commit(transactional: Transactional, cluster: KafkaCluster, topic: str) -> None:
@@ -171,7 +171,7 @@ def _abort(transactional: Transactional, cluster: KafkaCluster, topic: str) -> N
 
 
 def _time_out(transactional: Transactional, cluster: KafkaCluster, topic: str) -> None:
-    """Nobody does anything; the coordinator does it."""
+    """The client does nothing; the coordinator aborts."""
 
 
 def _fence(transactional: Transactional, cluster: KafkaCluster, topic: str) -> None:
@@ -212,19 +212,19 @@ def test_conditional_appends_wait_for_the_marker(  # noqa: PLR0917
         transactional.begin(topic)
         assert transactional.append(topic, b"t0", expected=2)[:2] == (OK, 2)
         assert transactional.append(topic, b"t1")[:2] == (OK, 3)
-        if way != "commit":  # it would be refused: see test_atomic_transactions.py
+        if way != "commit":  # a refused append would prevent it: see test_atomic_transactions.py
             wrong = transactional.append(topic, b"wrong", expected=2)
             assert (wrong.error_code, wrong.base_offset) == (POLICY_VIOLATION, 4)
 
         for expected in (4, 5):
             meanwhile = client.append(topic, batch(b"mine", expected=expected), timeout_ms=3000)
-            timed_out = way == "timeout" and log.end(topic) > 4  # already, on a busy machine
+            timed_out = way == "timeout" and log.end(topic) > 4  # a busy machine may be this late
             assert meanwhile.error_code in ((NOT_LEADER, POLICY_VIOLATION) if timed_out else (NOT_LEADER,)), meanwhile
 
         WAYS[way](transactional, cluster, topic)
         until(lambda: log.end(topic) > 4, "the marker", seconds=PATIENCE_SECONDS)
         if way == "an admin's abort":
-            # The coordinator knows nothing of it, and will have a second marker written.
+            # The coordinator does not know of this marker and writes a second one.
             assert transaction_state(cluster.bootstrap, transactional.name)[0] == "Ongoing"
             between = client.append(topic, batch(b"between", expected=5), timeout_ms=3000)
             assert between.error_code == NOT_LEADER, between
@@ -253,7 +253,7 @@ def test_admin_markers_through_the_proxy_displace_no_append(
         for _ in range(60):
             before = reported.accepted
             assert write_abort_marker(admin, topic, Producer(FOREIGN_PRODUCER_ID, 0, 0)) == OK
-            until(lambda before=before: reported.accepted > before, "the writer to get on")  # type: ignore[misc]
+            until(lambda before=before: reported.accepted > before, "progress of the writer")  # type: ignore[misc]
     codes = reported.check(log, topic)
     assert codes.keys() <= {"OK", "OFFSET_MISMATCH", "TRY_AGAIN"}, codes
     assert sum(batch.is_control for batch in log.batches(topic)) == 60
@@ -284,7 +284,7 @@ def test_partition_added_but_never_written_gets_a_marker(  # noqa: PLR0917
     new_topic: NewTopic,
     unique_topic: Callable[..., str],
 ) -> None:
-    """Its leader knows of no transaction, and gets a marker all the same: only who saw the request can expect it."""
+    """The leader knows of no transaction but gets a marker. Only the proxy that relayed the request can expect it."""
     topic = new_topic("checked", length=2)
     timeout_ms = SHORT_TRANSACTION_MS if way == "timeout" else 60_000
     with Transactional(proxy.bootstrap, unique_topic("txn"), protocol=1, timeout_ms=timeout_ms) as transactional:
@@ -310,7 +310,7 @@ def test_conditional_writer_stays_correct_during_transaction_markers(  # noqa: P
     new_topic: NewTopic,
     unique_topic: Callable[..., str],
 ) -> None:
-    """It never stops trying: whatever moment the marker is written at, no append lands where it did not expect to."""
+    """The writer appends continuously. Whenever the marker is written, no append misses its expected offset."""
     topic = new_topic("checked")
     with beside_a_conditional_writer(proxy.bootstrap, topic) as reported:
         for _ in range(10):
@@ -330,14 +330,14 @@ def test_conditional_writer_stays_correct_during_transaction_markers(  # noqa: P
             before = reported.accepted
             until(
                 lambda before=before: reported.accepted > before,
-                "the writer to get on",
+                "progress of the writer",
                 seconds=PATIENCE_SECONDS,
             )
     print(reported.check(log, topic))
 
 
 def until_ok(append: Callable[[], Answer]) -> Answer:
-    """6: another is on its way there."""
+    """Retry on 6, which another append in progress causes."""
 
     def queried() -> Answer | None:
         answer = append()
@@ -350,7 +350,7 @@ def until_ok(append: Callable[[], Answer]) -> Answer:
 def test_transactions_of_both_protocols_and_conditional_writers(
     cluster: KafkaCluster, proxy: ProxyProcess, log: Log, new_topic: NewTopic, unique_topic: Callable[..., str]
 ) -> None:
-    """At random: conditional within and without transactions, committed, aborted, fenced, never written to."""
+    """Random conditional appends, with and without transactions that commit, abort, are fenced or stay empty."""
     print(f"seed {SEED}")
     topic = new_topic("checked")
     codes: Counter[int] = Counter()
@@ -370,7 +370,7 @@ def test_transactions_of_both_protocols_and_conditional_writers(
                     codes[answer.error_code] += 1
                     assert answer.error_code in (OK, NOT_LEADER, POLICY_VIOLATION), answer
                     if "OFFSET_VIOLATION" in (answer.message or ""):
-                        # It was under way already when the other one joined.
+                        # The append was in progress when the other transaction added the partition.
                         assert answer.message.endswith("the marker of another transaction came between"), answer
                         met_a_marker.append(protocol)
                     appended += answer.error_code == OK
@@ -389,7 +389,7 @@ def test_transactions_of_both_protocols_and_conditional_writers(
                     elif refused:
                         assert reported == REFUSED[protocol]
                     else:
-                        assert reported in (OK, REFUSED[protocol])  # it came again, or did not
+                        assert reported in (OK, REFUSED[protocol])  # depending on a retry of that append
                     if reported != OK:
                         assert transactional.end(commit=False) == OK
 
@@ -407,7 +407,7 @@ def test_transactions_of_both_protocols_and_conditional_writers(
 def test_the_proxy_restarts_while_a_transaction_is_open(
     cluster: KafkaCluster, log: Log, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    """The next process saw nothing of it: the partition's leader knows."""
+    """The new process has no state of the transaction. It learns of it from the partition's leader."""
     topic = unique_topic("checked")
     with ProxyProcess(cluster.bootstrap, tmp_path, config=CONFIG) as proxy:
         with Connection(proxy.bootstrap) as client:
@@ -431,7 +431,7 @@ def test_the_proxy_restarts_while_a_transaction_is_open(
 def test_kafkas_own_tool_aborts_one(
     cluster: KafkaCluster, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
-    """Through the proxy, as an operator would."""
+    """An operator runs `kafka-transactions.sh` through the proxy."""
     topic = new_topic("checked", length=1)
     with Transactional(proxy.bootstrap, f"{topic}-txn") as transactional:
         assert transactional.append(topic, b"txn").base_offset == 1
@@ -450,20 +450,20 @@ def test_kafkas_own_tool_aborts_one(
     assert settled(client, topic, batch(b"mine", expected=end))[:2] == (OK, end)
 
 
-# --- topics that take none --------------------------------------------------------------------------------------------
+# --- topics that refuse transactions ----------------------------------------------------------------------------------
 
 
 def test_required_topics_are_never_added_to_a_transaction(
     cluster: KafkaCluster, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
-    """Else its coordinator would write a marker there, whatever became of the writes. The others are added."""
-    required, plain, checked = new_topic("required", length=2), new_topic("plain"), new_topic("checked")
+    """An added partition gets a marker even without writes. The request's other topics are added."""
+    required, unchecked_topic, checked = new_topic("required", length=2), new_topic("plain"), new_topic("checked")
     with Transactional(proxy.bootstrap, f"{required}-txn", protocol=1) as transactional:
         assert transactional.add({required: [0]}) == {(required, 0): POLICY_VIOLATION}
         assert transaction_state(cluster.bootstrap, transactional.name)[1] == set()
-        codes = transactional.add({plain: [0], required: [0], checked: [0]})
-        assert codes == {(plain, 0): OK, (required, 0): POLICY_VIOLATION, (checked, 0): OK}
-        added = {(plain, 0), (checked, 0)}
+        codes = transactional.add({unchecked_topic: [0], required: [0], checked: [0]})
+        assert codes == {(unchecked_topic, 0): OK, (required, 0): POLICY_VIOLATION, (checked, 0): OK}
+        added = {(unchecked_topic, 0), (checked, 0)}
         assert transaction_state(cluster.bootstrap, transactional.name) == ("Ongoing", added)
 
         refused = transactional.append(required, b"txn", expected=2)
@@ -471,10 +471,10 @@ def test_required_topics_are_never_added_to_a_transaction(
         assert (refused.message or "").startswith("TRANSACTIONS_NOT_SUPPORTED")
         assert client.append(required, batch(b"new", expected=2))[:2] == (OK, 2)
         assert client.append(checked, batch(b"x", expected=0), timeout_ms=3000).error_code == NOT_LEADER
-        assert transactional.append(plain, b"txn").error_code == OK
-        assert transactional.end(commit=True) == REFUSED[1]  # a conditional append of it was refused
+        assert transactional.append(unchecked_topic, b"txn").error_code == OK
+        assert transactional.end(commit=True) == REFUSED[1]  # the proxy refused a conditional append
         assert transactional.end(commit=False) == OK
-    until(lambda: (log.end(plain), log.end(checked)) == (2, 1), "the markers", seconds=PATIENCE_SECONDS)
+    until(lambda: (log.end(unchecked_topic), log.end(checked)) == (2, 1), "the markers", seconds=PATIENCE_SECONDS)
     assert client.append(required, batch(b"new", expected=3))[:2] == (OK, 3)
     assert settled(client, checked, batch(b"x", expected=1))[:2] == (OK, 1)
     assert log.values(required) == [b"old", b"old", b"new", b"new"]
@@ -484,7 +484,7 @@ def test_required_topics_are_never_added_to_a_transaction(
 def test_required_topic_refuses_appends_within_a_transaction(  # noqa: PLR0917
     beside: Sequence[str], cluster: KafkaCluster, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
-    """Transactions v2: the first write would add the partition, and it is refused before Kafka sees it."""
+    """Transactions v2: the first write would add the partition. The proxy refuses it before Kafka receives it."""
     required, others = new_topic("required", length=2), [new_topic(prefix) for prefix in beside]
     with Transactional(proxy.bootstrap, f"{required}-txn") as transactional:
         for expected in (None, 2, 7):
@@ -497,7 +497,7 @@ def test_required_topic_refuses_appends_within_a_transaction(  # noqa: PLR0917
         state, partitions = transaction_state(cluster.bootstrap, transactional.name)
         assert partitions == {(topic, 0) for topic in others}
         if others:
-            assert transactional.end(commit=True) == REFUSED[2]  # a conditional append of it was refused
+            assert transactional.end(commit=True) == REFUSED[2]  # the proxy refused a conditional append
             assert transactional.end(commit=False) == OK
             until(lambda: log.end(others[0]) == 4, "the marker", seconds=PATIENCE_SECONDS)
         else:
@@ -506,11 +506,11 @@ def test_required_topic_refuses_appends_within_a_transaction(  # noqa: PLR0917
     assert log.values(required) == [b"old", b"old", b"new"]
 
 
-# --- two that want the same -------------------------------------------------------------------------------------------
+# --- conflicting transactions -----------------------------------------------------------------------------------------
 
 
 def _appended_at_end(client: Connection, log: Log, topic: str) -> bool:
-    """Under v1 an EndTxn is answered before its markers are written, so the end may move once more."""
+    """With v1, EndTxn returns before the markers are written, so the end may still move."""
     answer = client.append(topic, batch(b"mine", expected=log.end(topic)))
     assert answer.error_code in (OK, NOT_LEADER, POLICY_VIOLATION), answer
     return answer.error_code == OK
@@ -521,7 +521,7 @@ def _appended_at_end(client: Connection, log: Log, topic: str) -> bool:
 def test_transactions_in_opposite_partition_order_all_commit(  # noqa: PLR0917
     protocol: int, conditional: bool, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
-    """Neither waits for what the other has while it holds what that one wants: it is told to come again, and yields."""
+    """Neither waits for a partition while it occupies one that the other needs: one gets an error and aborts."""
     topics = [new_topic("checked"), new_topic("checked")]
     start_line = threading.Barrier(2, timeout=PATIENCE_SECONDS)
     committed: Counter[str] = Counter()
@@ -540,7 +540,7 @@ def test_transactions_in_opposite_partition_order_all_commit(  # noqa: PLR0917
                         expected = log.end(topic) if conditional else None
                         answer = transactional.append(topic, name.encode(), expected=expected, timeout_ms=3000)
                         assert answer.error_code in (OK, NOT_LEADER, POLICY_VIOLATION), answer
-                        # Under v1 the other one may have joined, written nothing, and leave its marker in between.
+                        # With v1 the other transaction may have added the partition only to write its marker there.
                         assert protocol == 1 or "OFFSET_VIOLATION" not in (answer.message or ""), answer
                         codes.append(answer.error_code)
                         if answer.error_code != OK:
@@ -558,14 +558,14 @@ def test_transactions_in_opposite_partition_order_all_commit(  # noqa: PLR0917
     print(f"protocol {protocol}: committed {dict(committed)}, yielded {dict(yielded)}")
     assert committed == {"a": rounds, "b": rounds}
     for topic in topics:
-        until(partial(_appended_at_end, client, log, topic), "nobody's any more", seconds=PATIENCE_SECONDS)
+        until(partial(_appended_at_end, client, log, topic), "end of the transactions", seconds=PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_two_transactions_whose_requests_name_the_same_partitions(
     protocol: int, proxy: ProxyProcess, log: Log, new_topic: NewTopic
 ) -> None:
-    """Both partitions in one request, in opposite order: turns are taken in an order that is the same for all."""
+    """Both partitions in one request, in opposite order: the proxy always queues them in the same order."""
     topics = [new_topic("checked"), new_topic("checked")]
 
     def writer(name: str, order: list[str]) -> int:
@@ -579,7 +579,7 @@ def test_two_transactions_whose_requests_name_the_same_partitions(
                 codes = [answers[topic, 0].error_code for topic in order]
                 assert set(codes) <= {OK, NOT_LEADER, POLICY_VIOLATION}, answers
                 violated = [each for each in answers.values() if "OFFSET_VIOLATION" in (each.message or "")]
-                assert protocol == 1 or not violated  # under v1: the other one's marker, where it only joined
+                assert protocol == 1 or not violated  # v1: the marker of the other transaction, if it is empty
                 done = codes == [OK, OK]
                 assert transactional.end(commit=done) == OK
                 committed += done
@@ -598,7 +598,7 @@ def test_two_transactions_whose_requests_name_the_same_partitions(
 def test_conflicting_transaction_waits_only_without_earlier_appends(
     protocol: int, cluster: KafkaCluster, proxy: ProxyProcess, log: Log, new_topic: NewTopic
 ) -> None:
-    """Two that own what the other wants: both are told to abort. One of them does, and begins anew: it waits (6)."""
+    """Each transaction occupies the other's partition: both must abort. One aborts and begins again: it waits (6)."""
     left, right = new_topic("checked"), new_topic("checked")
     with (
         Transactional(proxy.bootstrap, f"{left}-a", protocol=protocol) as a,
@@ -626,7 +626,6 @@ def test_conflicting_transaction_waits_only_without_earlier_appends(
 
 
 def again(connection: Connection, transactional: Transactional, topic: str, records: bytes) -> Answer:
-    """The same batch once more, byte for byte."""
     version = 12 if transactional.protocol == 2 else 11
     request = produce_request({topic: {0: records}}, -1, 10_000, transactional.name)
 
@@ -643,7 +642,7 @@ def again(connection: Connection, transactional: Transactional, topic: str, reco
 def test_transactional_retry_gets_the_first_outcome(
     protocol: int, cluster: KafkaCluster, proxy: ProxyProcess, log: Log, new_topic: NewTopic
 ) -> None:
-    """By another connection, or a process that never saw it: where it was expected, 0; elsewhere, a violation."""
+    """Over another connection or through an instance without state: 0 at its expected offset, else a violation."""
     topic, other = new_topic("checked", length=2), new_topic("checked", length=2)
     with Transactional(proxy.bootstrap, f"{topic}-txn", protocol=protocol) as transactional:
         transactional.begin(topic, other)
@@ -662,13 +661,13 @@ def test_transactional_retry_gets_the_first_outcome(
     assert log.values(topic) == [b"old", b"old", b"x", b"y"]
 
 
-# --- real clients: refused within a transaction, abort, go on ---------------------------------------------------------
+# --- clients after a refusal in a transaction -------------------------------------------------------------------------
 
 
-#: How many more transactions each loses behind a refused one: they do not take back the refused batch's sequence
-#: number, so that the next first batch meets a gap (45). So it is without the proxy too, behind a batch that a broker
-#: refuses. Those that begin anew then go on; aiokafka never does.
-LOST_BEHIND_IT: dict[str, int | None] = {"confluent-kafka": 1, "kafka-python": 1, "aiokafka": None}
+#: Transactions that each client loses after a refused one. It does not reuse the refused batch's sequence number, so
+#: that its next first batch has a sequence gap (45). The same happens without the proxy, after a batch that a broker
+#: refuses. Clients that begin a new transaction recover, except aiokafka.
+LOST_AFTERWARDS: dict[str, int | None] = {"confluent-kafka": 1, "kafka-python": 1, "aiokafka": None}
 TRIES_MAX = 3
 
 
@@ -781,13 +780,13 @@ CLIENTS: dict[str, Any] = {"confluent-kafka": _Confluent, "aiokafka": _Aiokafka,
 def test_a_refusal_within_a_transaction_leaves_it_abortable(
     name: str, cluster: KafkaCluster, proxy: ProxyProcess, log: Log, new_topic: NewTopic
 ) -> None:
-    """With the same producer object: the refused transaction is aborted, and a later one is committed."""
+    """The same producer object aborts the refused transaction and commits a later one."""
     topic = new_topic("checked")
     client = CLIENTS[name](proxy.bootstrap, topic)
     failed: list[str] = []
 
     def ended() -> int:
-        """Where the log ends once the marker is there."""
+        """The log end once the marker is written."""
         until(
             lambda: transaction_state(cluster.bootstrap, f"{topic}-txn")[0].startswith(("Complete", "Empty")),
             "the coordinator",
@@ -806,7 +805,7 @@ def test_a_refusal_within_a_transaction_leaves_it_abortable(
         committed = False
         while not committed and len(failed) < TRIES_MAX:
             end = ended()
-            # kafka-python may be about to get a new epoch, and says so.
+            # kafka-python raises an error while it gets a new epoch.
             until(lambda: done(client.begin, client.failures), "a transaction to begin")
             try:
                 assert client.send(end) == end
@@ -815,14 +814,14 @@ def test_a_refusal_within_a_transaction_leaves_it_abortable(
                 committed = True
             except client.failures as failure:
                 failed.append(repr(failure))
-                done(client.abort, client.failures)  # or it has ended by that new epoch
+                done(client.abort, client.failures)  # unless the new epoch has ended it
     finally:
         client.close()
-    print(f"{name}: {refusal.value!r}; lost behind it: {failed}")
-    lost = LOST_BEHIND_IT[name]
+    print(f"{name}: {refusal.value!r}; lost afterwards: {failed}")
+    lost = LOST_AFTERWARDS[name]
     assert (committed, len(failed)) == ((False, TRIES_MAX) if lost is None else (True, lost))
     values = [b"expects %d" % each for each in ((0, end, end + 1) if committed else (0,))]
-    until(lambda: log.values(topic) == values, "what was committed and aborted, and nothing else")
+    until(lambda: log.values(topic) == values, "exactly the committed and aborted records")
 
 
 def done(act: Callable[[], None], failures: tuple[type[Exception], ...]) -> bool:
@@ -833,7 +832,7 @@ def done(act: Callable[[], None], failures: tuple[type[Exception], ...]) -> bool
     return True
 
 
-#: begin, one that holds and one that does not, abort; then a whole transaction. The abort's marker takes offset 1.
+#: Begin, a matching append, a stale one, abort, then a whole transaction. The abort's marker takes offset 1.
 SCRIPT = ("begin", 0, 99, "abort", "begin", 2, 3, "commit")
 
 
@@ -841,7 +840,7 @@ SCRIPT = ("begin", 0, 99, "abort", "begin", 2, 3, "commit")
 def test_a_java_producer_aborts_and_goes_on(
     version: int, cluster: KafkaCluster, proxy: ProxyProcess, log: Log, new_topic: NewTopic
 ) -> None:
-    """In clusters of both transaction versions."""
+    """On clusters of both transaction versions."""
     set_transaction_version(cluster.bootstrap, version)
     topic = new_topic("checked")
     release = kafka_version()

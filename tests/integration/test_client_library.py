@@ -1,6 +1,6 @@
-"""The client library through a real proxy to a real Kafka, with each of the three client libraries.
+"""The client library through a proxy to Kafka, with each of the three Kafka clients.
 
-Everything is read back from Kafka itself. The cluster is this module's own: some tests stop it.
+The tests read results from Kafka directly. This module has a separate cluster, since some tests stop it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.support.senders import free_proxy_port
 
 pytestmark = [pytest.mark.kafka, pytest.mark.parametrize("library", LIBRARIES)]
 
-#: From birth: switching a check on by hand waits until every proxy of the cluster knows.
+#: Checked from creation: a check that is switched on later waits for every proxy of the cluster.
 _CHECKED = """
 [topics."client-*"]
 "fencepost.check.expected.offsets" = "required"
@@ -68,7 +68,7 @@ def own_proxy(own_kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def topic(own_proxy: ProxyProcess, unique_topic: Callable[..., str]) -> str:
-    """One partition, `fencepost.check.expected.offsets=required`."""
+    """A topic with one partition and `fencepost.check.expected.offsets=required`."""
     return clients.create_topic(own_proxy.bootstrap, unique_topic("client"))
 
 
@@ -106,7 +106,7 @@ def test_record_is_appended_at_expected_offset_or_refused(
     refused = caught.value
     assert (refused.topic, refused.partition, refused.expected, refused.actual) == (topic, 0, 0, 1)
     assert not refused.possibly_yours
-    assert refused.__cause__ is not None, "the library's own exception is kept"
+    assert refused.__cause__ is not None, "the library's exception is lost"
 
     early = producer.send(topic, b"early", partition=0, expected_offset=7)
     producer.resolve()
@@ -145,7 +145,7 @@ def test_stale_batch_refuses_each_record_with_its_expectation(
 def test_sends_in_separate_batches_are_decided_separately(
     producer: Producer, own_kafka: KafkaCluster, topic: str
 ) -> None:
-    """A rival took offset 0: what expected 0 is refused, what expected 1 may fit. Who minds waits, or uses a log."""
+    """A rival took offset 0: the record that expected 0 is refused, and the one that expected 1 may be appended."""
     _append_as_rival(own_kafka, topic)
     outcomes = []
     for i in range(3):
@@ -231,10 +231,10 @@ def test_acks_0_is_not_possible(library: str) -> None:
 def test_sends_ahead_of_an_answer_fall_together(
     library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
 ) -> None:
-    """Several batches in flight, where the library can: each refusal is an OffsetMismatch of its own `expected`."""
+    """Several batches in flight, if the library allows it. Each refusal is an OffsetMismatch with that `expected`."""
     settings = {
         "kafka-python": {"max_in_flight_requests_per_connection": 5, "batch_size": 1},
-        "aiokafka": {"max_batch_size": 1},  # one in flight, always
+        "aiokafka": {"max_batch_size": 1},  # always one in flight
         "confluent-kafka": {"max_in_flight_requests_per_connection": 5, "batch_num_messages": 1},
     }
     with closing(clients.producer(library, own_proxy.bootstrap, **settings[library])) as eager:
@@ -277,7 +277,7 @@ def test_second_log_writer_fences_the_first(
             first.append([Record(b"still not")])
         missed: list[LogRecord] = []
         assert first.read_to_end(missed.append) == 4
-        assert [r.value for r in missed] == [b"d"], "its own appends are not read again"
+        assert [r.value for r in missed] == [b"d"], "the writer reads its own appends again"
         assert first.append([Record(b"e")]) == 4
         assert first.next_offset == 5
     assert [value for _, value in clients.read_all(own_kafka.bootstrap, topic)] == [b"a", b"b", b"c", b"d", b"e"]
@@ -305,14 +305,14 @@ def test_append_too_large_for_one_batch_is_refused(
         log.read_to_end(_nothing)
         with pytest.raises(BatchTooLarge, match="limit is 2000"):
             log.append([Record(b"x" * 300)] * 10)
-        assert log.append([Record(b"x" * 300)] * 2) == 0, "and the writer goes on"
+        assert log.append([Record(b"x" * 300)] * 2) == 0, "the writer does not continue"
 
 
 @_LEAKS_SOCKETS
 def test_in_doubt_append_at_paused_broker_is_resolved(
     library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
 ) -> None:
-    """Sent, no answer: the client gives up and its tries sit in the broker's queue. Then the broker goes on."""
+    """1. The client sends and times out; its attempts stay in the broker's queue. 2. The broker resumes."""
     with closing(clients.log_writer(library, topic, own_proxy.bootstrap, IMPATIENT)) as log:
         log.read_to_end(_nothing)
         assert log.append([Record(b"before")]) == 0
@@ -370,7 +370,7 @@ def test_log_writer_survives_killed_and_restarted_proxy(
 def test_transaction_markers_are_offsets_too(
     library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, unique_topic: Callable[..., str]
 ) -> None:
-    """Committed records are read, aborted ones are not, and the next append expects the offset behind the marker."""
+    """Committed records are read, aborted ones are not. The next append expects the offset after the marker."""
     topic = clients.create_topic(own_proxy.bootstrap, unique_topic("plain-markers"))
     with closing(KafkaProducer(bootstrap_servers=own_kafka.bootstrap, transactional_id=f"txn-{topic}")) as writer:
         writer.init_transactions()

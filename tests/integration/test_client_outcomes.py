@@ -1,4 +1,4 @@
-"""What the user of each client sees of a refusal, and what the same producer object can do afterwards.
+"""What each client's user observes of a refusal, and whether the same producer object can continue.
 
 The table "After a refusal" in docs/other-clients.md must equal the outcomes that these tests observe. They also verify
 its sections on pipelined appends and on appends with and without an expected offset.
@@ -55,7 +55,7 @@ def java() -> Iterator[JavaProducers]:
 
 @pytest.fixture(scope="module")
 def mortal_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """Killed and started again by tests, on the same ports."""
+    """Tests kill and restart this proxy on the same ports."""
     directory = tmp_path_factory.mktemp("proxy")
     with ProxyProcess(kafka.bootstrap, directory, config=_CHECKED, port=free_proxy_port()) as process:
         yield process
@@ -63,7 +63,7 @@ def mortal_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) 
 
 @dataclass
 class Front:
-    """A proxy that clients reach only through fault proxies: one for its bootstrap address, one for its broker."""
+    """A proxy that clients reach only through two fault proxies: for its bootstrap address and for its broker."""
 
     bootstrap: str
     broker: FaultProxy
@@ -72,7 +72,7 @@ class Front:
 
 @pytest.fixture(scope="module")
 def front(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    # The fault proxies have the proxy's ports on another loopback address, which the proxy advertises.
+    # The fault proxies use the proxy's ports on another loopback address, which the proxy advertises.
     host, port = "127.0.0.2", free_proxy_port()
     config = f'advertised_host = "{host}"\n{_CHECKED}'
     with ExitStack() as stack:
@@ -114,9 +114,9 @@ def test_refusal_matches_the_documented_client_outcome(
         assert send(0, 1).offset == 0
         refusal = send(7)
         same, other = send(1), send(1, 1)
-        nothing_said = send(None), send(None, 1)
+        unconditional = send(None), send(None, 1)
         send(7)
-        mortal_proxy.kill()  # after the refusal, before the next send, which is tried while nobody listens
+        mortal_proxy.kill()  # after the refusal; the next send starts while no proxy listens
         after_the_kill = [
             send(3, while_down=mortal_proxy.restart),
             send(None),
@@ -130,13 +130,13 @@ def test_refusal_matches_the_documented_client_outcome(
         assert "msg.offset()=1 " in refusal.shown
     elif client.ours:
         assert refusal.shown.endswith("expected offset 7, but the log end offset is 1")
-    rest = same, other, *nothing_said, *after_the_kill
+    rest = same, other, *unconditional, *after_the_kill
     assert all(each.error is None for each in rest) or all(each.error is not None for each in rest)
     row = {"client": client.name, "exception": _brief(refusal), "can send again": _yes(*rest)}
     print(f"| {' | '.join(row.values())} |")
     log = Log(kafka.bootstrap)
     for partition in (0, 1):
-        # What was told is what is there: every success at its offset, no refused record anywhere.
+        # The log equals the reports: each success is at its offset, and refused records are absent.
         reported = {
             observed.offset: value.encode()
             for where, value, observed in queried
@@ -158,9 +158,9 @@ def test_mixed_expectations_across_proxy_kill_match_documentation(
     java: JavaProducers,
     unique_topic: Callable[..., str],
 ) -> None:
-    """Kafka sees an idempotent producer's own sequences only in sends without one: behind the others it meets a gap.
+    """Kafka receives an idempotent producer's sequences only in appends without an expected offset.
 
-    The proxy takes care of that as long as it remembers.
+    The conditional appends leave sequence gaps, which the proxy corrects while it remembers the producer.
     """
     topic, log = create_topic(mortal_proxy.bootstrap, unique_topic("outcome-mixed")), Log(kafka.bootstrap)
     reported: list[Seen] = []
@@ -196,7 +196,7 @@ def _short(observed: Seen) -> str:
 def test_no_pipelined_record_is_appended_after_a_gap(
     client: Client, front: Front, kafka: KafkaCluster, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
-    """A rival takes the offset of the first. The others expect what would fit, if they were alone."""
+    """A rival takes the first record's offset. The others expect offsets that would match without the first."""
     topic = create_topic(front.proxy.bootstrap, unique_topic("outcome-chain"))
     with (
         Connection(front.proxy.bootstrap) as raw,
@@ -205,7 +205,7 @@ def test_no_pipelined_record_is_appended_after_a_gap(
         for offset in range(3):
             assert producer.send(topic, "warm", expected=offset).get().offset == offset
         assert raw.append(topic, batch(b"rival", expected=3)).error_code == 0
-        # Those that send ahead of an answer are not answered before all three are on their way.
+        # Clients that pipeline get no response before all three requests are sent.
         with front.broker.add(Hold("request", b"chain ", count=3 if client.pipelines else 1)):
             sent = [producer.send(topic, f"chain {i}", expected=3 + i) for i in range(3)]
             first, *others = [each.get() for each in sent]

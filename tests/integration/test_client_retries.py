@@ -1,7 +1,7 @@
-"""A lost acknowledgement, with every real client: what it reports, and that the record is in the log once.
+"""A lost acknowledgement, with every client: what it reports, and that the record is in the log once.
 
 The response to an append is cut at a byte, between proxy and client or between Kafka and proxy, and the client retries.
-Also: producers that change their epoch, and records that the application sends again. The table "After a lost
+Further tests cover changed producer epochs and records that the application sends again. The table "After a lost
 acknowledgement" in docs/other-clients.md must equal the observed outcomes.
 """
 
@@ -55,15 +55,15 @@ IDENTITY = {
     "aiokafka, `enable_idempotence=True`": ("the same, same sequence", "success", "success"),
     "confluent-kafka, `enable.idempotence=true`": ("the next epoch", "refused", "success"),
 }
-#: The same of a record that the application sends again after a delivery timeout.
+#: The same for a record that the application sends again after a delivery timeout.
 GIVEN_UP = {
     "Java (default: idempotent)": ("the next epoch", "refused", "success"),
-    "kafka-python (default: idempotent)": ("not at all",),  # it sends nothing any more
+    "kafka-python (default: idempotent)": ("not at all",),  # it stops sending
     "aiokafka, `enable_idempotence=True`": (),  # it never times out
     "confluent-kafka, `enable.idempotence=true`": ("the same, next sequence", "refused", "success"),
 }
 _REFUSED = ("PolicyViolationException", "PolicyViolationError", "POLICY_VIOLATION", "OffsetMismatch")
-HOST = "127.0.0.2"  # of the fault proxies for clients; the proxy has the same ports on 127.0.0.1
+HOST = "127.0.0.2"  # of the clients' fault proxies; the proxy has the same ports on 127.0.0.1
 _CONFIG = f"""
 advertised_host = "{HOST}"
 [limits]
@@ -94,7 +94,7 @@ class Stage:
         return create_topic(self.direct, name, partitions)
 
     @contextmanager
-    def nobody_gets_through(self) -> Iterator[None]:
+    def connections_blocked(self) -> Iterator[None]:
         for pipe in self.front:
             pipe.refuse()
         try:
@@ -146,12 +146,12 @@ def _append(stage: Stage, topic: str, value: bytes, *, expected: int) -> None:
 
 
 def _cuts(rng: random.Random) -> dict[str, float]:
-    """Where the response ends, by name: the part that arrives."""
+    """How much of the response arrives, by name."""
     return {"before its first byte": 0.0, "inside": rng.uniform(0.001, 0.999), "behind its last byte": 1.0}
 
 
 def _reported(observed: Seen) -> str:
-    """What the tables say of an outcome."""
+    """An outcome in the words of the tables."""
     if observed.error is None:
         return "success"
     if observed.error not in _REFUSED:
@@ -160,7 +160,7 @@ def _reported(observed: Seen) -> str:
 
 
 def _may_miss_the_last_answer(client: Client, observed: Seen) -> bool:
-    """kafka-python may not read an answer that arrived whole, if the connection ends right behind it."""
+    """kafka-python may drop a complete response if the connection closes directly after it."""
     return client.library == "kafka-python" and observed.error is not None
 
 
@@ -193,7 +193,7 @@ def test_lost_acknowledgement_outcome_matches_documentation(
                     cut.wait()
                     observed = sending.get()
                     print(f"    {value} -> {observed}")
-                    # Whatever is told: it was appended, at that offset, once.
+                    # Whatever the client reports, the record was appended once, at that offset.
                     if observed.error is None:
                         assert observed.offset == len(values)
                     values.append(value)
@@ -214,8 +214,8 @@ def test_lost_acknowledgement_outcome_matches_documentation(
 def test_lost_acknowledgement_with_proxy_and_broker_killed(
     stage: Stage, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
-    """All clients at once: each has an append in the log whose answer hangs. Proxy and broker are killed and started
-    again, others append behind it, and only then do the clients get through to send it again."""
+    """1. Each client has an append in the log whose response is delayed. 2. Proxy and broker are killed and restarted.
+    3. Other producers append. 4. The clients reconnect and retry."""
     log = Log(stage.kafka.bootstrap)
     reported: dict[str, dict[bool, Seen]] = {client.name: {} for client in CLIENTS}
     with ExitStack() as stack:
@@ -224,7 +224,7 @@ def test_lost_acknowledgement_with_proxy_and_broker_killed(
         for client in CLIENTS:
             for named in (False, True):
                 topic = stage.topic(unique_topic("retry-killed"))
-                # aiokafka, not idempotent, gives a record up after this time.
+                # aiokafka without idempotence fails the record after this time.
                 patient = {"request_timeout_ms": 120_000} if client.library == "aiokafka" else {}
                 sender = stack.enter_context(closing(client.open(stage.bootstrap, java, **patient)))
                 assert sender.send(topic, "before", expected=0).get().offset == 0
@@ -235,7 +235,7 @@ def test_lost_acknowledgement_with_proxy_and_broker_killed(
         pool = stack.enter_context(ThreadPoolExecutor(len(LIBRARIES)))
         for library in LIBRARIES:
             topic, value = stage.topic(unique_topic("retry-killed-log")), f"mine by {library}"
-            # Patient enough not to have settled it before everything is killed.
+            # Its attempt must not end before the kill.
             retry = RetryPolicy(attempt_seconds=90, total_seconds=180)
             writer = stack.enter_context(closing(clients.log_writer(library, topic, stage.bootstrap, retry)))
             writer.read_to_end(lambda record: None)
@@ -244,7 +244,7 @@ def test_lost_acknowledgement_with_proxy_and_broker_killed(
             writing.append((topic, value, pool.submit(writer.append, [Record(value.encode())])))
         for cut in hanging:
             cut.wait()
-        with stage.nobody_gets_through():
+        with stage.connections_blocked():
             stage.proxy.kill()
             stage.kafka.kill(1)
             stage.kafka.restart(1)
@@ -270,14 +270,14 @@ def test_lost_acknowledgement_with_proxy_and_broker_killed(
 
 # --- new producer ids and epochs --------------------------------------------------------------------------------------
 
-#: How each can be made to give a record up soon. aiokafka, when idempotent, sends it again for ever.
+#: Settings with which a client soon fails a record. Idempotent aiokafka retries indefinitely.
 _GIVES_UP = {
     "java": {"delivery_timeout_ms": 3000, "request_timeout_ms": 2500, "linger_ms": 0},
     "kafka-python": {"delivery_timeout_ms": 3000, "request_timeout_ms": 2500},
     "confluent-kafka": {"message_timeout_ms": 3000, "reconnect_backoff_max_ms": 100},
 }
 _TIMEOUTS = ("TimeoutException", "_MSG_TIMED_OUT")
-#: A record that is to be sent again waits that long, and the next one does not.
+#: A retry waits this long, and the next record does not.
 _WAITS_BEFORE_RETRIES = {
     "java": {"retry_backoff_ms": 2000, "retry_backoff_max_ms": 2000, "linger_ms": 0},
     "kafka-python": {"retry_backoff_ms": 2000},
@@ -295,7 +295,8 @@ each_idempotent = pytest.mark.parametrize(
 def test_retry_after_refusal_on_another_partition_is_recognised(
     client: Client, stage: Stage, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
-    """A record is in the log, its acknowledgement lost. Before it comes again, one to another partition is refused."""
+    """1. A record is appended and its acknowledgement lost. 2. A record for another partition is refused.
+    3. The client retries the first record."""
     changes, reported = [], []
     for named in (False, True):
         for _ in range(10):
@@ -308,13 +309,13 @@ def test_retry_after_refusal_on_another_partition_is_recognised(
                 sending = sender.send(topic, value, expected=1, write_id=f"{topic} id" if named else None)
                 cut.wait()
                 assert sender.send(topic, "wrong", partition=1, expected=7).get().error is not None
-                # aiokafka has one request at a time on its way to a broker: nothing overtakes a retry.
+                # aiokafka has one request to a broker in flight: nothing overtakes a retry.
                 overtaken = len(_tries(stage, value)) == 1 or client.library == "aiokafka"
                 observed = sending.get()
             if overtaken:
                 break
         else:
-            pytest.fail("its retry came before the refusal, every time")
+            pytest.fail("the retry preceded the refusal in every attempt")
         print(f"    {client.name}, {'named' if named else 'unnamed'}: {observed}")
         reported.append(_reported(observed))
         changes.append(_comes_as(stage, value))
@@ -326,27 +327,27 @@ def test_retry_after_refusal_on_another_partition_is_recognised(
 def test_resent_given_up_record_is_not_appended_twice(
     client: Client, stage: Stage, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
-    """The one that was given up is in the log. What the user sends is another batch, by another epoch perhaps."""
+    """The record that timed out is in the log. The user's repeat is a new batch, possibly with a new epoch."""
     changes, reported = [], []
-    # kafka-python sends nothing any more: asked once, since that takes its time.
+    # kafka-python stops sending: one variant is enough, since it takes long.
     variants = {"aiokafka": (), "kafka-python": (False,)}.get(client.library, (False, True))
     for named in variants:
         topic = stage.topic(unique_topic("retry-given-up"))
         with closing(client.open(stage.bootstrap, java, **_GIVES_UP[client.library])) as sender:
             while sender.send(topic, "before", expected=0, write_id=f"{topic} before").get().offset != 0:
-                pass  # a slow machine: it gave up too soon
+                pass  # a slow machine: the client timed out too soon
             write_id = f"{topic} id" if named else None
             value = f"given up in {topic}"
             hanging = stage.pipes["client"].add(Drop("response", value.encode(), everything=True))
             sending = sender.send(topic, value, expected=1, write_id=write_id)
             hanging.wait()
-            with stage.nobody_gets_through():
+            with stage.connections_blocked():
                 assert sending.get().error is not None
             again = sender.send(topic, value, expected=1, write_id=write_id)
             while client.library != "kafka-python" and again.get().error in _TIMEOUTS:  # a slow machine
                 again = sender.send(topic, value, expected=1, write_id=write_id)
             if client.library == "kafka-python":
-                # It waits for a new producer id and never asks for one; the same without a proxy.
+                # It waits for a new producer id but never requests one. The same happens without a proxy.
                 with pytest.raises(AssertionError, match="nothing yet"):
                     again.get(3)
                 changes.append(_comes_as(stage, value))
@@ -359,7 +360,7 @@ def test_resent_given_up_record_is_not_appended_twice(
 
 
 def _comes_as(stage: Stage, value: str) -> str:
-    """How the last batch with this value calls itself, compared with the first."""
+    """Producer id, epoch and sequence of the last batch with this value, compared with the first."""
     tries = _tries(stage, value)
     if len(tries) == 1:
         return "not at all"
@@ -386,7 +387,7 @@ def _tries(stage: Stage, value: str) -> list[Logged]:
 def test_pipelined_retry_after_lost_refusal_is_appended_alone(
     client: Client, stage: Stage, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
-    """What is sent again on a new connection stands for itself: nothing tells it from a new record of a new epoch."""
+    """A retry on a new connection is independent: it cannot be distinguished from a new record of a new epoch."""
     topic = stage.topic(unique_topic("retry-chain"))
     with (
         Connection(stage.direct) as raw,

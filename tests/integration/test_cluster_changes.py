@@ -1,6 +1,6 @@
-"""Brokers that come, go and move: listeners follow, and clients recover as they would without the proxy.
+"""Brokers that start, stop and move: listeners follow, and clients recover as without the proxy.
 
-A cluster of its own, since it is taken apart.
+This module has a separate cluster, since it stops brokers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PATIENCE_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
-    # One replica of the offsets: a group whose broker is down has no coordinator, and Kafka says so.
+    # One replica of the offsets topic: a group whose broker is down has no coordinator, and Kafka reports that.
     with running_kafka(3, properties={"offsets.topic.replication.factor": "1"}) as running:
         yield running
 
@@ -48,7 +48,7 @@ def proxy(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> It
         yield running
 
 
-def brokers_seen(proxy: ProxyProcess) -> dict[int, Address]:
+def brokers_listed(proxy: ProxyProcess) -> dict[int, Address]:
     with RawConnection(Address.parse(proxy.bootstrap)) as connection:
         brokers = connection.query(METADATA, 9, {"Topics": []})["Brokers"]
     return {each["NodeId"]: Address(each["Host"], each["Port"]) for each in brokers}
@@ -60,7 +60,7 @@ def answers(address: Address) -> bool:
 
 
 class Clients:
-    """One producer of each library, kept open while the cluster changes; each appends to all three partitions."""
+    """One producer of each library, open while the cluster changes. Each appends to all three partitions."""
 
     def __init__(self, bootstrap: str) -> None:
         self.topic = unique_topic("changes")
@@ -80,7 +80,6 @@ class Clients:
         return producer
 
     def append(self) -> None:
-        """Nine records that are acknowledged, however long that takes."""
         for partition in range(3):
             self._kafka_python.send(self.topic, b"kafka-python", partition=partition).get(PATIENCE_SECONDS)
             self._loop.run_until_complete(self._aiokafka.send_and_wait(self.topic, b"aiokafka", partition=partition))
@@ -93,7 +92,7 @@ class Clients:
             self.sent += 3
 
     def read(self) -> int:
-        """How many records there are, read through the proxy by a new consumer."""
+        """The number of records that a new consumer reads through the proxy."""
         partitions = [kafka_python.TopicPartition(self.topic, partition) for partition in range(3)]
         consumer = kafka_python.KafkaConsumer(bootstrap_servers=self._bootstrap, auto_offset_reset="earliest")
         try:
@@ -122,11 +121,11 @@ def clients(proxy: ProxyProcess) -> Iterator[Clients]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_clients_continue_while_a_broker_is_down(cluster: KafkaCluster, proxy: ProxyProcess, clients: Clients) -> None:
-    before = brokers_seen(proxy)
+    before = brokers_listed(proxy)
     cluster.shut_down(2)
     clients.append()
 
-    # Its listener is there still, and tells nobody anything while its broker is away.
+    # Its listener remains but serves no request while the broker is down.
     with contextlib.suppress(OSError, Closed):
         assert not answers(before[2])
 
@@ -134,31 +133,31 @@ def test_clients_continue_while_a_broker_is_down(cluster: KafkaCluster, proxy: P
         names = [f"group-{number}" for number in range(30)]
         found = connection.query(FIND_COORDINATOR, 4, {"CoordinatorKeys": names})["Coordinators"]
     lost = [each for each in found if each["ErrorCode"]]
-    assert lost, "a group whose coordinator is away"
+    assert lost, "the group still has a coordinator although its broker is down"
     assert {(each["ErrorCode"], each["Host"], each["Port"]) for each in lost} == {(15, "", -1)}
 
     cluster.restart(2)
-    until(lambda: brokers_seen(proxy) == before and answers(before[2]), "broker 2 behind its listener again")
+    until(lambda: brokers_listed(proxy) == before and answers(before[2]), "broker 2 to respond through its listener")
     clients.append()
     assert clients.read() >= clients.sent
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_moved_broker_keeps_its_proxy_listener(cluster: KafkaCluster, proxy: ProxyProcess, clients: Clients) -> None:
-    before = brokers_seen(proxy)
+    before = brokers_listed(proxy)
     old = cluster.address(3)
     cluster.shut_down(3)
     new = move(cluster, 3)
     cluster.restart(3)
 
     assert new != old
-    until(lambda: brokers_seen(proxy) == before and answers(before[3]), "broker 3 behind its listener again")
+    until(lambda: brokers_listed(proxy) == before and answers(before[3]), "broker 3 to respond through its listener")
     clients.append()
     assert clients.read() >= clients.sent
 
 
 def move(cluster: KafkaCluster, node_id: int) -> Address:
-    """Another port for a broker that is down."""
+    """Give a stopped broker another port."""
     old = cluster.address(node_id)
     new_port = free_port()
     file = cluster.data / f"node-{node_id}" / "server.properties"
@@ -169,14 +168,14 @@ def move(cluster: KafkaCluster, node_id: int) -> Address:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_new_broker_gets_a_listener(cluster: KafkaCluster, proxy: ProxyProcess, clients: Clients) -> None:
-    known = brokers_seen(proxy)
+    known = brokers_listed(proxy)
     node_id = cluster.add_broker()
 
     everybody = known.keys() | {node_id}
-    observed = until(lambda: found if (found := brokers_seen(proxy)).keys() == everybody else None, "the new broker")
+    observed = until(lambda: found if (found := brokers_listed(proxy)).keys() == everybody else None, "the new broker")
 
     assert observed[node_id] != cluster.address(node_id)
-    until(lambda: answers(observed[node_id]), "it to answer behind its listener")
+    until(lambda: answers(observed[node_id]), "the new broker to respond through its listener")
     topic = unique_topic("on-the-new-broker")
     with RawConnection(observed[node_id]) as connection:
         requested: Fields = {"Name": topic, "NumPartitions": -1, "ReplicationFactor": -1}
@@ -190,7 +189,7 @@ def test_a_new_broker_gets_a_listener(cluster: KafkaCluster, proxy: ProxyProcess
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_proxy_may_be_started_before_its_kafka(tmp_path: Path) -> None:
-    """Clients of a proxy without a Kafka wait in the kernel's queue or are sent away; then all is well."""
+    """Without Kafka, clients of the proxy wait in the kernel's queue or are disconnected. Later they are served."""
     port, listen = free_port(), free_ports_in_a_row(7)
     with (tmp_path / "proxy.log").open("w") as log:
         process = subprocess.Popen(
@@ -205,11 +204,11 @@ def test_a_proxy_may_be_started_before_its_kafka(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         time.sleep(1.0)
-        assert process.poll() is None, "it waits"
+        assert process.poll() is None, "the proxy exits without Kafka"
         with running_kafka(1, ports=[port]):
             assert process.stdout.readline() == f"ready bootstrap=127.0.0.1:{listen}\n"
-            until(lambda: answers(Address("127.0.0.1", listen)), "it to answer")
-        # And Kafka is gone again: whoever connects now is sent away, as by a broker that is down.
+            until(lambda: answers(Address("127.0.0.1", listen)), "the proxy to respond")
+        # And Kafka is down again: new connections are closed, as by a broker that is down.
         with pytest.raises((OSError, Closed)), RawConnection(Address("127.0.0.1", listen), 10.0) as connection:
             connection.query(METADATA, 9, {"Topics": []})
         assert process.poll() is None

@@ -1,9 +1,9 @@
-"""Leaders and coordinators that move, die or stand still while commits are judged, at each step of a judgement.
+"""Leaders and coordinators that move, die or pause during each step of the validation of commits.
 
-Eight transactions at once, each on two partitions with an expectation on both: of real clients, all of whose appends
-the judging proxy has seen; of raw producers around it, whose appends only the log knows; some of them violated, some
-refused at another proxy. All judgements stop at one step, the cluster changes, they go on. Then those that hold have
-committed, of the others nothing is visible to who reads committed, and no partition has an open transaction.
+Eight concurrent transactions append to two partitions each, with an expected offset on both. Some clients append
+through the validating proxy. Raw producers bypass it, so that only the log shows their appends. Some appends have stale
+offsets, and some are refused by another proxy. All validations stop at one step, the cluster changes, and they resume.
+Then exactly the matching transactions are committed and visible, and no partition has an open transaction.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tests.support.transactions import transaction_state
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(600)]
 
 OK, POLICY_VIOLATION, UNKNOWN_PRODUCER_ID, ABORTABLE = 0, 44, 59, 120
-#: Whoever is told so asks again, where the coordinator or the leader is then.
+#: Retriable errors: the request is repeated at the current coordinator or leader.
 _AGAIN = frozenset({3, 5, 6, 7, 14, 15, 16, 19, 20, 51})
 TRANSACTION_STATE, STATE_TOPIC = "__transaction_state", "__fencepost_state"
 FIRST, SECOND, COORDINATOR = NODES
 _ELECT_LEADERS, _REASSIGN = 43, 45
-#: A judgement takes as long as the move in the middle of it.
+#: A validation takes as long as the cluster change during it.
 CONFIG = f"{STAMPED}\ncommit_wait_seconds = 60.0\n"
 _TRANSACTION_PARTITIONS = 5
 
@@ -49,7 +49,7 @@ _numbers = count(1)
 
 
 def transactional_id(prefix: str) -> str:
-    """One whose coordinator leads partition 0 of the transaction log: of which broker that is, the test decides."""
+    """An id whose coordinator is the leader of partition 0 of the transaction log. The test chooses that leader."""
     while True:
         name = f"{prefix}-{next(_numbers)}"
         hashed = 0
@@ -59,15 +59,15 @@ def transactional_id(prefix: str) -> str:
             return name
 
 
-# --- the eight --------------------------------------------------------------------------------------------------------
+# --- the eight transactions -------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Story:
-    """One transaction. `holds` – its expectations do. `seen` – its appends pass the proxy that judges.
+    """One transaction. `holds` – its expected offsets match. `observed` – it appends through the validating proxy.
 
-    `partition` – of both topics. `timeout_ms` – mostly longer than anything here takes: it ends because its client ends
-    it. `outcome` – once it has ended: "committed", or how its commit was refused.
+    `partition` – of both topics. `timeout_ms` – longer than most tests, so that the client ends the transaction.
+    `outcome` – set at its end: "committed", or the error of the commit.
     """
 
     partition: int
@@ -92,7 +92,7 @@ class Story:
         return True
 
     @property
-    def who(self) -> str:
+    def label(self) -> str:
         where = self.client or ("refused elsewhere" if self.refused_elsewhere else "around")
         return f"{where} v{self.protocol} {'holds' if self.holds else 'does not hold'}"
 
@@ -112,18 +112,18 @@ def stories() -> list[Story]:
 
 @dataclass
 class Stage:
-    """Two topics that are led by brokers of their own, and a third broker that leads the coordinators' log."""
+    """Two topics with different leaders, and a third broker that leads the transaction log."""
 
     kafka: Stage3
     proxy: ProxyProcess
     stops: Path
     clients: Mapping[str, Process]
     topics: tuple[str, str]
-    #: By topic and partition, what has to be visible.
+    #: By topic and partition, the records that must be visible.
     visible: dict[tuple[str, int], list[bytes]]
 
     def elect(self, topic: str, leader: int, partitions: Sequence[int]) -> None:
-        """All of these partitions are led by that broker; nothing else of them moves."""
+        """Make that broker the leader of these partitions. No other partition moves."""
         replicas = [leader, *(each for each in NODES if each != leader)]
         requested = [{"PartitionIndex": each, "Replicas": replicas} for each in partitions]
         self.kafka.query(_REASSIGN, 0, {"TimeoutMs": 20_000, "Topics": [{"Name": topic, "Partitions": requested}]})
@@ -135,22 +135,22 @@ class Stage:
 
         self.kafka.until(led, f"broker {leader} to lead {topic}")
 
-    def place(self) -> None:
-        """Everything where the moves move it away from."""
+    def elect_all(self) -> None:
+        """Put all leaders where the moves start."""
         everywhere = range(len(stories()))
         for topic, leader in zip(self.topics, (FIRST, SECOND), strict=True):
             self.elect(topic, leader, everywhere)
         self.elect(TRANSACTION_STATE, COORDINATOR, [0])
         self.elect(STATE_TOPIC, FIRST, [0])
 
-    # ---- raw requests, wherever they belong at the moment
+    # ---- raw requests to the current coordinator or leader
 
     def _bootstrap(self, proxy: ProxyProcess | None) -> list[str]:
         if proxy is not None:
             return [proxy.bootstrap]
         return [str(self.kafka.kafka.address(each)) for each in self.kafka.living]
 
-    def ask_coordinator(
+    def query_coordinator(
         self, name: str, request: Any, version: int, code: Callable[[Any], int], proxy: ProxyProcess | None = None
     ) -> Any:
         def queried() -> Any:
@@ -172,7 +172,7 @@ class Stage:
         init = InitProducerIdRequest(
             transactional_id=story.name, transaction_timeout_ms=story.timeout_ms, producer_id=-1, producer_epoch=-1
         )
-        answer = self.ask_coordinator(story.name, init, 4, lambda found: int(found.error_code))
+        answer = self.query_coordinator(story.name, init, 4, lambda found: int(found.error_code))
         assert answer.error_code == OK, answer
         story.producer = Producer(answer.producer_id, answer.producer_epoch, 0)
         if story.protocol == 1:
@@ -183,10 +183,9 @@ class Stage:
                 v3_and_below_producer_epoch=story.producer.epoch,
                 v3_and_below_topics=[topic(name=each, partitions=[story.partition]) for each in self.topics],
             )
-            self.ask_coordinator(story.name, add, 3, lambda found: max(_added(found)))
+            self.query_coordinator(story.name, add, 3, lambda found: max(_added(found)))
 
     def append(self, story: Story, topic: str, value: bytes, expected: int, proxy: ProxyProcess | None) -> int:
-        """Its error code."""
         records = batch(value, expected=expected, producer=story.producer, transactional=True)
         request = produce_request({topic: {story.partition: records}}, -1, 10_000, story.name)
         version = 12 if story.protocol == 2 else 11
@@ -202,9 +201,9 @@ class Stage:
         return found
 
     def end(self, story: Story, *, commit: bool) -> int:
-        """Through the proxy that judges."""
+        """Through the validating proxy."""
         request, version = self._end_txn(story, commit=commit), 5 if story.protocol == 2 else 3
-        answer = self.ask_coordinator(story.name, request, version, lambda found: int(found.error_code), self.proxy)
+        answer = self.query_coordinator(story.name, request, version, lambda found: int(found.error_code), self.proxy)
         return int(answer.error_code)
 
     @staticmethod
@@ -216,10 +215,10 @@ class Stage:
             committed=commit,
         )
 
-    # ---- a story
+    # ---- one transaction
 
     def write(self, story: Story) -> None:
-        """Up to its commit."""
+        """All requests before the commit."""
         story.name = transactional_id(f"{self.topics[0]}-{story.partition}")
         ends = [self.kafka.log.end(topic, story.partition) for topic in self.topics]
         values = self.values(story)
@@ -243,7 +242,7 @@ class Stage:
         return [f"{story.name}-{where}".encode() for where in ("first", "second")]
 
     def commit(self, story: Story) -> None:
-        """To its end, however often it has to be asked for."""
+        """Repeat the commit until it has an outcome."""
         if story.client:
             story.outcome = self._committed_by(self.clients[story.client], story.name)
             return
@@ -252,28 +251,27 @@ class Stage:
         if code == (ABORTABLE if story.protocol == 2 else UNKNOWN_PRODUCER_ID):
             assert self.end(story, commit=False) == OK
 
-    def leave_behind(self, story: Story) -> None:
-        """Asks for its commit, and goes away when that is being judged."""
+    def commit_and_disconnect(self, story: Story) -> None:
         find = FindCoordinatorRequest(key_type=1, coordinator_keys=[story.name])
         with Connection(self.proxy.bootstrap) as connection:
             (found,) = connection.query(find, 4).coordinators
         with Connection(f"{found.host}:{found.port}") as connection:
             connection.send(self._end_txn(story, commit=True), 5 if story.protocol == 2 else 3)
-            until((self.stops / f"reached-{story.name}").exists, "its commit to be judged")
+            until((self.stops / f"reached-{story.name}").exists, "validation of its commit")
 
     def _committed_by(self, process: Process, name: str) -> str:
         reported: Told = process.query("commit", name)
         process.query("close", name)
         return "committed" if reported.ok else reported.text
 
-    # ---- what came of it
+    # ---- results
 
     def all_has_ended(self) -> None:
         for story in stories():
             for topic in self.topics:
                 until(
                     lambda topic=topic, story=story: self.is_stable(topic, story.partition),
-                    f"no transaction to be open on {topic}-{story.partition}",
+                    f"no open transaction on {topic}-{story.partition}",
                     seconds=PATIENCE_SECONDS,
                 )
 
@@ -287,7 +285,7 @@ class Stage:
             return int(connection.query(2, 4, body)["Topics"][0]["Partitions"][0]["Offset"])
 
     def committed(self) -> dict[tuple[str, int], list[bytes]]:
-        """What a consumer of Kafka itself gets that reads committed."""
+        """The records that a read_committed consumer reads from Kafka directly."""
         consumer = confluent_kafka.Consumer(
             {
                 "bootstrap.servers": self.kafka.kafka.bootstrap,
@@ -317,7 +315,7 @@ class Stage:
         return found
 
     def goes_on(self, value: bytes) -> None:
-        """A conditional append to every partition, through the proxy that has judged."""
+        """Append conditionally to every partition through the validating proxy."""
         for topic, partition in self.visible:
 
             def appended(topic: str = topic, partition: int = partition) -> bool:
@@ -371,11 +369,11 @@ def validating(shared_stage3: Stage3, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture
 def stage(validating: Stage, stage3: Stage3) -> Stage:
     assert stage3 is validating.kafka
-    validating.place()
+    validating.elect_all()
     return validating
 
 
-# --- the moves --------------------------------------------------------------------------------------------------------
+# --- cluster changes --------------------------------------------------------------------------------------------------
 
 
 def leaders_elected(stage: Stage, going: Sequence[Story], release: Callable[[], None]) -> None:
@@ -412,7 +410,7 @@ def state_topic_elected(stage: Stage, going: Sequence[Story], release: Callable[
 
 
 def coordinator_dies_with_it(stage: Stage, going: Sequence[Story], release: Callable[[], None]) -> None:
-    """The commits are in its socket when it dies: nobody can know what became of them."""
+    """The commits are in the coordinator's socket when it dies, so their outcome is unknown."""
     stage.kafka.kafka.pause(COORDINATOR)
     release()
     _await_sent(stage, going)
@@ -420,7 +418,7 @@ def coordinator_dies_with_it(stage: Stage, going: Sequence[Story], release: Call
 
 
 def coordinator_wakes_up_with_it(stage: Stage, going: Sequence[Story], release: Callable[[], None]) -> None:
-    """The commits are in its socket while another one takes its place; then it finds them."""
+    """1. The commits arrive in the paused coordinator's socket. 2. Another broker replaces it. 3. It resumes."""
     stage.kafka.kafka.pause(COORDINATOR)
     stage.kafka.await_leader(TRANSACTION_STATE, other_than=COORDINATOR)
     release()
@@ -431,7 +429,7 @@ def coordinator_wakes_up_with_it(stage: Stage, going: Sequence[Story], release: 
 def _await_sent(stage: Stage, going: Sequence[Story]) -> None:
     pipe = stage.kafka.pipes[COORDINATOR]
     for story in going:
-        # API key, version, correlation id, client id; then the transactional id.
+        # API key, version, correlation id, client id, transactional id.
         end_txn = re.compile(rb"\x00\x1a\x00[\x00-\x05].{4}\x00.{1,60}?" + story.name.encode(), re.DOTALL)
         stage.kafka.until(
             lambda end_txn=end_txn: any(end_txn.search(each.frame) for each in list(pipe.requests)),
@@ -476,15 +474,15 @@ def test_what_holds_commits_and_nothing_else_becomes_visible(
         with Stops(stage.stops, step) as stops:
             ends = [pool.submit(stage.commit, story) for story in eight]
             stops.await_reached(*(story.name for story in going))
-            # When the cluster changes in the middle of the judgements
+            # When the cluster changes during the validations
             move(stage, going, stops.release)
         for end in ends:
             end.result()
-    say("; ".join(f"{story.who}: {story.outcome}" for story in eight))
+    say("; ".join(f"{story.label}: {story.outcome}" for story in eight))
 
-    # Then those that hold have committed, and only those; the proxy itself has refused the others
+    # Then exactly the matching transactions are committed, and the proxy has refused the others
     assert {story.outcome for story in eight} == {"committed", f"refused {ABORTABLE}", f"refused {UNKNOWN_PRODUCER_ID}"}
-    assert {story.who for story in eight if story.outcome == "committed"} == {s.who for s in eight if s.holds}
+    assert {story.label for story in eight if story.outcome == "committed"} == {s.label for s in eight if s.holds}
     stage.kafka.mend()
     stage.all_has_ended()
     for story in eight:
@@ -492,33 +490,33 @@ def test_what_holds_commits_and_nothing_else_becomes_visible(
             for topic, value in zip(stage.topics, stage.values(story), strict=True):
                 stage.visible[topic, story.partition].append(value)
     assert stage.committed() == stage.visible
-    # and appends go on.
+    # and appends continue.
     stage.goes_on(b"after")
     assert stage.committed() == stage.visible
 
 
 def test_transaction_timed_out_during_validation_is_not_committed(stage: Stage, say: Callable[[str], None]) -> None:
-    """The coordinator moves, and its successor aborts what nobody ends: also what has been found to hold."""
-    # Given transactions with little time, and one whose client goes away
+    """The coordinator moves. Its successor aborts timed-out transactions, including successfully validated ones."""
+    # Given transactions with a short timeout, and one whose client disconnects
     soon = [story for story in stories() if story.holds]
     for story in soon:
         story.timeout_ms = 5_000
-    *waiting, leaving = soon
+    *waiting, disconnecting = soon
     with ThreadPoolExecutor(len(soon)) as pool:
         list(pool.map(stage.write, soon))
         with Stops(stage.stops, "verdict:after") as stops:
             ends = [pool.submit(stage.commit, story) for story in waiting]
-            stage.leave_behind(leaving)
+            stage.commit_and_disconnect(disconnecting)
             stops.await_reached(*(story.name for story in soon))
-            # When the coordinator moves and their time is over, and only then they are let through
+            # When the coordinator moves and they time out before the proxy relays the commits
             stage.elect(TRANSACTION_STATE, SECOND, [0])
             stage.all_has_ended()
             stops.release()
         for end in ends:
             end.result()
-    say("; ".join(f"{story.who}: {story.outcome}" for story in waiting))
+    say("; ".join(f"{story.label}: {story.outcome}" for story in waiting))
 
-    # Then nobody is told that it has committed, and nothing is visible.
+    # Then no client gets a success, and nothing is visible.
     assert "committed" not in {story.outcome for story in waiting}
     stage.all_has_ended()
     assert stage.committed() == stage.visible
@@ -528,8 +526,8 @@ def test_transaction_timed_out_during_validation_is_not_committed(stage: Stage, 
 
 @pytest.mark.soak
 def test_commit_waits_for_a_partition_without_leader(stage: Stage) -> None:
-    """Kafka would let it commit, and give that partition no marker (KAFKA-20734): half of it would be visible."""
-    kafka, proxy = stage.kafka, stage.kafka.proxies[0]  # which does not judge for long
+    """Kafka would commit without a marker on that partition (KAFKA-20734): half of the transaction would be visible."""
+    kafka, proxy = stage.kafka, stage.kafka.proxies[0]  # its time limit for validation is short
     alone = unique_topic("checked")
     with Connection(proxy.bootstrap) as admin:
         configs = {"min.insync.replicas": "1"}
@@ -538,7 +536,7 @@ def test_commit_waits_for_a_partition_without_leader(stage: Stage) -> None:
     kafka.await_leader(alone, is_now=COORDINATOR)
     stage.elect(TRANSACTION_STATE, SECOND, [0])
 
-    # Given transactions that hold, of which one partition has lost its only broker
+    # Given matching transactions, one partition of which has lost its only broker
     two = [Story(2, 2, holds=True), Story(3, 1, holds=True)]
     here = (stage.topics[0], alone)
     visible = {(topic, s.partition): stage.visible.get((topic, s.partition), []) for topic in here for s in two}
@@ -546,15 +544,15 @@ def test_commit_waits_for_a_partition_without_leader(stage: Stage) -> None:
     for story in two:
         stage.write(story)
     kafka.kafka.pause(COORDINATOR)
-    kafka.until(lambda: kafka.leader(alone) not in NODES, "nobody to lead")
+    kafka.until(lambda: kafka.leader(alone) not in NODES, "loss of the leader")
 
-    # When their clients commit, then they are told to ask again
+    # When their clients commit, then they get a retriable error
     with ThreadPoolExecutor(len(two)) as pool:
         ends = [pool.submit(stage.commit, story) for story in two]
-        kafka.until(lambda: "commit deferred" in proxy.log, "a commit to be put off")
+        kafka.until(lambda: "commit deferred" in proxy.log, "a deferred commit")
         states = {transaction_state(str(kafka.kafka.address(SECOND)), story.name)[0] for story in two}
         assert states == {"Ongoing"}
-        # until the broker is back: then all of it is there.
+        # until the broker is back: then everything is committed.
         kafka.kafka.resume(COORDINATOR)
         for end in ends:
             end.result()

@@ -1,7 +1,7 @@
-"""docker-compose.yml for real, where a Docker daemon answers: what clients get, and what they cannot reach.
+"""docker-compose.yml on a Docker daemon: what clients get and what they cannot reach.
 
-The images are the environment's (FENCEPOST_IMAGE, FENCEPOST_SPARK_IMAGE, FENCEPOST_KAFKA_IMAGE) where it names them. If
-not, the proxy's and Spark's are built from this work tree on FENCEPOST_BASE_IMAGE.
+FENCEPOST_IMAGE, FENCEPOST_SPARK_IMAGE and FENCEPOST_KAFKA_IMAGE name the images. Without them, the images of the proxy
+and of Spark are built from this work tree on FENCEPOST_BASE_IMAGE.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 HEALTHY_SECONDS = 120.0
-#: The first run of a machine with a registry fetches and builds the images.
+#: The first run on a machine with a registry pulls and builds the images.
 UP_SECONDS = 840.0
-#: Asks for ApiVersions at HOST PORT and prints whether a Kafka answered. That a connection opens says nothing: behind
-#: the route to nowhere there may be a gateway that takes any.
-ASK_KAFKA = """
+#: Send ApiVersions to HOST PORT and print whether Kafka responds. An open connection proves nothing: a gateway on the
+#: route may accept any.
+QUERY_KAFKA = """
 import socket, sys
 try:
     with socket.create_connection((sys.argv[1], int(sys.argv[2])), 3) as kafka:
         kafka.sendall(bytes.fromhex("0000000a 0012 0000 0fe9ce90 0000"))
         print("Kafka" if kafka.recv(8)[4:] == bytes.fromhex("0fe9ce90") else "something else")
 except OSError as error:
-    print("nobody:", error)
+    print("no connection:", error)
 """
 ROWS = 1000
 PARTITIONS = 4
@@ -65,7 +65,7 @@ def _run(command: Sequence[str], seconds: float, **environment: str) -> subproce
 
 
 def _compose_command() -> list[str]:
-    """Skips the test where there is no Docker to run it with."""
+    """Skip the test without Docker."""
     if shutil.which("docker") is None:
         pytest.skip("no docker command: install Docker to run this test")
     daemon = _run(["docker", "version", "--format", "{{.Server.Version}}"], 30)
@@ -79,7 +79,7 @@ def _compose_command() -> list[str]:
 
 
 def _need(variable: str) -> None:
-    """Skips the test where an image that is not ours to build, named as in the compose file, is not to be had."""
+    """Skip the test if a third-party image of the compose file is not available."""
     default = re.search(rf"\$\{{{variable}:-(.+)\}}", (ROOT / "docker-compose.yml").read_text())
     assert default is not None
     image = os.environ.get(variable) or default[1]
@@ -88,18 +88,18 @@ def _need(variable: str) -> None:
     pulled = _run(["docker", "pull", "--quiet", image], UP_SECONDS)
     if pulled.returncode:
         pytest.skip(
-            f"image {image} is not here and cannot be pulled ({pulled.stderr.strip()}): deploy/docker/README.md tells "
+            f"image {image} is not here and cannot be pulled ({pulled.stderr.strip()}): deploy/docker/README.md shows "
             f"how to make images without a registry; name them by {variable}"
         )
 
 
 class Stack:
-    """The services of docker-compose.yml as a project of their own, on free ports."""
+    """The services of docker-compose.yml as a separate project, on free ports."""
 
     def __init__(self, command: list[str], data: Path) -> None:
         self.project = f"fencepost-test-{os.getpid()}"
         self._command = [*command, "-f", str(ROOT / "docker-compose.yml"), "-p", self.project]
-        port = free_ports_in_a_row(3)  # the last one is broker 1's
+        port = free_ports_in_a_row(3)  # the last one is for broker 1
         self.bootstrap = f"{HOST}:{port}"
         self.status_port = free_port()
         self._environment = {
@@ -110,7 +110,6 @@ class Stack:
         }
 
     def compose(self, *arguments: str, seconds: float = UP_SECONDS) -> str:
-        """Gives what it printed on stdout."""
         done = _run([*self._command, *arguments], seconds, **self._environment)
         if done.returncode:
             raise AssertionError(f"compose {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
@@ -133,7 +132,6 @@ class Stack:
         return found[0]
 
     def addresses(self, service: str) -> list[str]:
-        """The container's own, one per network."""
         return [network["IPAddress"] for network in self.inspect(service)["NetworkSettings"]["Networks"].values()]
 
     def spark(self, *arguments: str) -> str:
@@ -149,7 +147,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     if to_build:
         _need("FENCEPOST_BASE_IMAGE")
     data = tmp_path_factory.mktemp("data")
-    data.chmod(0o755)  # the job is not the user that runs the tests
+    data.chmod(0o755)  # the job runs as another user than the tests
     stack = Stack(command, data)
     try:
         if to_build:
@@ -159,7 +157,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             csv.writer(file).writerows([("id", "name"), *((i, f"name {i}") for i in range(ROWS))])
         yield stack
     finally:
-        # The job's volume belongs to a profile, which `down` forgets where it is not named.
+        # The job's volume belongs to a profile, which `down` ignores unless it is named.
         stack.compose("--profile", "jobs", "down", "-v", "--remove-orphans", seconds=120)
 
 
@@ -184,7 +182,7 @@ def test_conditional_append_is_accepted_and_stale_one_refused(stack: Stack) -> N
 
 def test_kafka_is_reached_from_the_proxy_alone(stack: Stack) -> None:
     assert not any((stack.inspect("kafka")["NetworkSettings"]["Ports"] or {}).values()), "Kafka has a published port"
-    query = ("-c", ASK_KAFKA)
+    query = ("-c", QUERY_KAFKA)
     port = stack.bootstrap.partition(":")[2]
     for target in stack.addresses("kafka"):
         assert "Kafka" not in _run([sys.executable, *query, target, "9092"], 30).stdout, (
@@ -192,7 +190,7 @@ def test_kafka_is_reached_from_the_proxy_alone(stack: Stack) -> None:
         )
         assert "Kafka" not in stack.spark("python3", *query, target, "9092"), f"a job reaches it at {target}"
     assert "Kafka" not in stack.spark("python3", *query, "kafka", "9092")
-    # The same question where the answer is yes.
+    # The same query where Kafka is reachable.
     assert "Kafka" in _run([sys.executable, *query, HOST, port], 30).stdout
     assert "Kafka" in stack.compose("exec", "-T", "proxy", "python3", *query, "kafka", "9092")
     assert "Kafka" in stack.spark("python3", *query, "proxy-jobs", "19092")
@@ -212,7 +210,7 @@ def test_no_container_runs_as_root(stack: Stack) -> None:
 
 
 def test_image_runs_alone_with_minimal_rights(stack: Stack) -> None:
-    """With no right and nothing to write to, it gets healthy by its own word, and ends well when it is told to."""
+    """Without rights and writable files, the proxy reports that it is healthy and exits cleanly on request."""
     name = f"{stack.project}-alone"
     image = os.environ.get("FENCEPOST_IMAGE") or "fencepost:local"
     rights = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
@@ -255,7 +253,7 @@ def test_image_runs_alone_with_minimal_rights(stack: Stack) -> None:
 
 
 def test_every_spark_job_runs(stack: Stack) -> None:
-    topic = "checked-rows"  # from birth, by deploy/fencepost.toml
+    topic = "checked-rows"  # checked from creation, by deploy/fencepost.toml
     with closing(KafkaAdminClient(bootstrap_servers=stack.bootstrap)) as admin:
         admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
 

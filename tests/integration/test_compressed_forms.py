@@ -1,4 +1,4 @@
-"""Every form of a compressed batch, odd and broken ones too: a checked topic answers what Kafka alone answers."""
+"""Every form of a compressed batch, also unusual and corrupt ones: a checked topic responds as Kafka does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.proxy import ProxyProcess
 pytestmark = pytest.mark.kafka
 
 UNKNOWN_SERVER_ERROR, OK, INVALID_RECORD = -1, 0, 87
-#: Forms that a checked topic answers in another way, and its answer; docs/contract.md says why.
+#: Forms for which a checked topic responds differently, and its error code; docs/contract.md states the reasons.
 OTHERWISE: dict[str, int] = {}
 
 
@@ -39,4 +39,4 @@ def test_checked_topic_accepts_the_compressed_forms_of_kafka(
     print("\n" + "\n".join(f"| {form} | {direct[form]} | {proxied[form]} |" for form in FORMS))
     assert proxied == direct | OTHERWISE
     assert ends[0] == ends[1]
-    assert set(direct.values()) == {UNKNOWN_SERVER_ERROR, OK, INVALID_RECORD}, "else this would prove little"
+    assert set(direct.values()) == {UNKNOWN_SERVER_ERROR, OK, INVALID_RECORD}, "the forms do not cover all outcomes"

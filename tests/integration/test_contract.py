@@ -1,6 +1,6 @@
 """The contract (docs/contract.md) beyond single appends (`tests/contract`): transactions, configs, the state topic.
 
-Raw sockets, on real Kafka. Every test reads at Kafka's own address what was appended.
+The tests use raw sockets on a real Kafka, and read appended records from Kafka directly.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TOPIC_AUTHORIZATION_FAILED, INVALID_CONFIG, POLICY_VIOLATION = 29, 40, 44
 CHECK = "fencepost.check.expected.offsets"
 SOURCE = "fencepost.expected.offsets.source"
 STATE_TOPIC = "__fencepost_state"
-#: The value of records that must not get into it.
+#: The value of records that must not enter the state topic.
 FORGED = b'{"forged": true}'
 
 NewTopic = Callable[..., str]
@@ -62,7 +62,7 @@ def client(proxy: ProxyProcess) -> Iterator[Connection]:
 
 @pytest.fixture
 def new_topic(client: Connection, log: Log, unique_topic: Callable[..., str]) -> NewTopic:
-    """`new_topic("required")`: created through the proxy, guarded by the glob that its name begins with."""
+    """`new_topic("required")`: created through the proxy, checked by the pattern that matches its prefix."""
 
     def create(prefix: str, *, partitions: int = 1, length: int = 0, **configs: str) -> str:
         name = unique_topic(prefix)
@@ -78,7 +78,7 @@ def new_topic(client: Connection, log: Log, unique_topic: Callable[..., str]) ->
 
 
 def assert_refused(answer: Answer, code: int, message: str, *, base_offset: int = -1) -> None:
-    """`message` is how the answer's begins."""
+    """`message` is a prefix of the response's message."""
     assert (answer.error_code, answer.base_offset) == (code, base_offset), answer
     assert answer.message is not None
     assert answer.message.startswith(message), answer
@@ -89,7 +89,7 @@ def assert_refused(answer: Answer, code: int, message: str, *, base_offset: int 
 
 
 def test_acks_1_goes_up_as_all(kafka3: KafkaCluster, proxy3: ProxyProcess, unique_topic: Callable[..., str]) -> None:
-    """With a follower that does not answer, acks=1 is done at once and acks=all is not."""
+    """With a paused follower replica, acks=1 completes immediately and acks=all does not."""
     log3 = Log(kafka3.bootstrap)
     leader, duplicate_waiter, _ = kafka3.node_ids
     topics = {prefix: unique_topic(prefix) for prefix in ("plain", "required", "checked")}
@@ -127,7 +127,7 @@ def _answers_within(connection: Connection, seconds: float) -> bool:
 
 
 def _leader_through(proxy: ProxyProcess, topic: str) -> Connection:
-    """To the proxy's listener for the partition's leader."""
+    """A connection to the proxy's listener for the partition's leader."""
     with Connection(proxy.bootstrap) as connection:
         metadata = connection.metadata(topic)
     leader_id = metadata.topics[0].partitions[0].leader_id
@@ -183,7 +183,7 @@ def test_answers_keep_the_order_of_requests(client: Connection, log: Log, new_to
         got, answer = client.receive(kind, version)
         assert got == correlation_id
         if kind is ProduceRequest and answer.responses[0].name == plain:
-            # A proxy that stood still for as long as its lease must not know yet what is guarded.
+            # A proxy that paused for longer than its lease responds NOT_LEADER until it knows the checks.
             code = answer.responses[0].partition_responses[0].error_code
             assert code in (OK, NOT_LEADER)
             appended += code == OK
@@ -196,7 +196,7 @@ def test_answers_keep_the_order_of_requests(client: Connection, log: Log, new_to
 def test_topic_checked_by_pattern_logs_replication_warning(
     proxy: ProxyProcess, client: Connection, new_topic: NewTopic
 ) -> None:
-    """One broker: it has one replica. As soon as the topic is used; the file may name what there is not yet."""
+    """One broker means one replica. The warning is logged at first use, since the file may name missing topics."""
     topic = new_topic("checked")
     assert client.append(topic, batch(b"a", expected=0)).error_code == OK
     until(
@@ -217,7 +217,7 @@ def _begin(client: Connection, topic: str, name: str, producer: Producer, expect
 
     def begun() -> bool:
         code = client.query(request, 3).results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
-        assert code in (expected, 51), code  # CONCURRENT_TRANSACTIONS: the one before is being ended
+        assert code in (expected, 51), code  # CONCURRENT_TRANSACTIONS: the previous transaction is still ending
         return bool(code == expected)
 
     until(begun, "the transaction to begin")
@@ -227,8 +227,8 @@ def _end(client: Connection, name: str, producer: Producer, *, commit: bool) -> 
     request = EndTxnRequest(
         transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=commit
     )
-    # CONCURRENT_TRANSACTIONS: it could not be judged in time.
-    code = until(lambda: client.query(request, 3).error_code, "it to end", accept=lambda code: code != 51)
+    # CONCURRENT_TRANSACTIONS: validation did not finish in time.
+    code = until(lambda: client.query(request, 3).error_code, "the transaction to end", accept=lambda code: code != 51)
     assert code == OK
 
 
@@ -241,7 +241,7 @@ def test_a_transaction_on_a_required_topic_is_refused(
     records = batch(b"x", expected=1, producer=producer, transactional=True)
     answer = client.append(topic, records, transactional_id=name)
     assert_refused(answer, POLICY_VIOLATION, f"TRANSACTIONS_NOT_SUPPORTED topic={topic} partition=0")
-    # What the client's abort would have left there, had the partition been added, is a marker.
+    # If the partition had been added, the client's abort would have left a marker there.
     assert b"x" not in log.values(topic)
     assert client.append(topic, batch(b"y", expected=1)).error_code == OK
 
@@ -255,7 +255,7 @@ def test_a_transaction_on_a_checked_topic(  # noqa: PLR0917
     new_topic: NewTopic,
     unique_topic: Callable[..., str],
 ) -> None:
-    """Expectations work within it; others' have to wait for its marker, which takes an offset."""
+    """Expected offsets work in a transaction. Other appends wait for its marker, which takes an offset."""
     topic, name = new_topic("checked", length=1), unique_topic("txn")
     with Connection(proxy.bootstrap) as transactional:
         producer = until(lambda: transactional.init_producer_id(name), "a producer id")
@@ -266,7 +266,7 @@ def test_a_transaction_on_a_checked_topic(  # noqa: PLR0917
 
         first = batch(b"t0", expected=1, producer=producer, transactional=True)
         assert append(first)[:2] == (OK, 1)
-        if not commit:  # its commit would be refused: see test_atomic_transactions.py
+        if not commit:  # the refused append would prevent a commit: see test_atomic_transactions.py
             wrong = batch(b"bad", expected=9, producer=producer._replace(sequence=1), transactional=True)
             assert_refused(append(wrong), POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=2)
         second = batch(b"t1", producer=producer._replace(sequence=1), transactional=True)
@@ -278,7 +278,7 @@ def test_a_transaction_on_a_checked_topic(  # noqa: PLR0917
     until(lambda: log.end(topic) == 4, "the marker")
     reported = until(
         lambda: client.append(topic, batch(b"mine", expected=3)),
-        "the proxy to know of it",
+        "the proxy to read the new log end",
         accept=lambda answer: answer is not None and answer.error_code != NOT_LEADER,
     )
     assert_refused(reported, POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=4)
@@ -286,7 +286,7 @@ def test_a_transaction_on_a_checked_topic(  # noqa: PLR0917
     assert log.values(topic) == [b"old", b"t0", b"t1", b"mine"]
 
 
-# --- the check comes and goes -----------------------------------------------------------------------------------------
+# --- changes of the check ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("incremental", [True, pytest.param(False, marks=pytest.mark.soak)])
@@ -329,8 +329,8 @@ def test_recreated_topic_starts_at_offset_zero(by: str, client: Connection, log:
         until(lambda: direct.metadata(topic).topics[0].topic_id not in (old_id, None), "the new topic")
     assert log.end(topic) == 0
 
-    def settled(records: bytes) -> Answer:
-        """A retriable answer is allowed while the proxy finds out; a success or a refusal has to be right."""
+    def final(records: bytes) -> Answer:
+        """Retry while the proxy is uncertain. The first final response must be right."""
 
         def answer() -> Answer | None:
             last = client.append(topic, records)
@@ -339,9 +339,9 @@ def test_recreated_topic_starts_at_offset_zero(by: str, client: Connection, log:
         answered: Answer = until(answer, "an answer that is not retriable")
         return answered
 
-    assert_refused(settled(batch(b"x", expected=3)), POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=0)
-    assert settled(batch(b"new", expected=0))[:2] == (OK, 0)
-    assert settled(batch(b"newer", expected=1))[:2] == (OK, 1)
+    assert_refused(final(batch(b"x", expected=3)), POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=0)
+    assert final(batch(b"new", expected=0))[:2] == (OK, 0)
+    assert final(batch(b"newer", expected=1))[:2] == (OK, 1)
     assert log.values(topic) == [b"new", b"newer"]
 
 
@@ -394,7 +394,7 @@ def test_validate_only_changes_nothing(incremental: bool, client: Connection, ne
 
 
 def test_a_config_is_taken_back(client: Connection, new_topic: NewTopic) -> None:
-    """Deleted by the incremental API, left out in the older one, which replaces them all: the file's value again."""
+    """Deletion in the incremental API, or omission in the legacy API, restores the file's value."""
     topic = new_topic("required")
     assert client.alter_topic(topic, {CHECK: "true"}) == (OK, None)
     assert client.describe_topic(topic)[CHECK] == "true"
@@ -438,7 +438,7 @@ def test_config_survives_restart_and_ends_with_its_topic(
 def test_recreated_topic_is_checked_by_every_instance(
     kafka: KafkaCluster, log: Log, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    """The other process has appended to the one before it, so it knows an id by that name."""
+    """The other instance has appended to the deleted topic, so that it knows the old topic id."""
     topic, lease = unique_topic("plain"), "config_lease_seconds = 1.0"
     with (
         ProxyProcess(kafka.bootstrap, tmp_path, config=lease) as one,
@@ -494,7 +494,7 @@ def test_the_state_topic_is_closed_to_clients(client: Connection, log: Log) -> N
     )
     fetched = client.query(fetch, 11).responses[0].partitions[0]
     assert (fetched.error_code, bytes(fetched.records or b"")) == (TOPIC_AUTHORIZATION_FAILED, b"")
-    assert FORGED not in log.values(STATE_TOPIC)  # its end moves meanwhile: proxies say that they are there
+    assert FORGED not in log.values(STATE_TOPIC)  # the end moves, since proxies write heartbeats
 
 
 @pytest.mark.parametrize("version", [9, 13])
@@ -511,24 +511,24 @@ def test_state_topic_append_in_mixed_request_is_refused(
             assert other.is_closed()
         except Closed:
             pass
-    if version < 13:  # as long as newer versions are not served
+    if version < 13:  # newer versions are not served
         answers = client.produce({plain: {0: batch(b"x")}, STATE_TOPIC: {0: state}}, version=version)
         assert answers[STATE_TOPIC, 0].error_code == TOPIC_AUTHORIZATION_FAILED
         assert answers[plain, 0].error_code == OK
-    assert FORGED not in log.values(STATE_TOPIC)  # its end moves meanwhile: proxies say that they are there
+    assert FORGED not in log.values(STATE_TOPIC)  # the end moves, since proxies write heartbeats
 
 
-# --- what expects nothing, and has no producer id ---------------------------------------------------------------------
+# --- batches without expected offset and producer id ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gap", ["corrupt", "too large", "malformed"])
 def test_unconditional_batches_are_answered_as_by_kafka(
     gap: str, kafka: KafkaCluster, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
-    """30 batches, sent ahead of their answers; every tenth is one that Kafka refuses."""
+    """30 pipelined batches, of which Kafka refuses every tenth."""
     checked, direct = new_topic("checked", max_message_bytes="2000"), new_topic("plain", max_message_bytes="2000")
     good = batch(b"good")
-    malformed = bytearray(good[:-1] + b"\x09")  # a header count, and no headers
+    malformed = bytearray(good[:-1] + b"\x09")  # a header count without headers
     sign(malformed)
     bad = {"corrupt": good[:-1] + b"!", "too large": batch(b"x" * 3000), "malformed": bytes(malformed)}[gap]
     answers = []

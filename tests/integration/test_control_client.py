@@ -1,4 +1,4 @@
-"""The control client against real Kafka: exact where it answers, bounded where it cannot."""
+"""The control client against a real Kafka: exact results, and bounded waits when Kafka does not respond."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def paused(kafka: KafkaCluster, *nodes: int) -> Iterator[None]:
     try:
         for node in nodes:
             kafka.pause(node)
-        time.sleep(0.1)  # the signal is sent; every thread has to notice it
+        time.sleep(0.1)  # until every thread has received the signal
         yield
     finally:
         for node in nodes:
@@ -72,7 +72,7 @@ async def new_topic(client: ControlClient, *, replicas: int = 1, **configs: str)
     settings = {key.replace("_", "."): value for key, value in configs.items()}
     assert await client.create_topic(name, partitions=1, replication_factor=replicas, configs=settings)
     tp = TopicPartition(name, 0)
-    # Every broker has heard of it, and one leads it.
+    # Every broker knows the topic, and it has a leader.
     await client.log_end(tp)
     return tp
 
@@ -109,7 +109,7 @@ def test_log_end_is_right_after_each_append(kafka: KafkaCluster) -> None:
 
 
 def believe(client: ControlClient, tp: TopicPartition, leader: Leader) -> None:
-    """Makes the client believe in another leader, as if its metadata were old (or from a broker that is ahead)."""
+    """Replace the client's leader by a false one, as from outdated metadata or from a broker that is ahead."""
     info = client.topic(tp.topic)
     assert info is not None
     partition = replace(info.partitions[tp.partition], leader=leader)
@@ -125,7 +125,7 @@ def test_leader_move_is_followed_by_every_query(kafka3: KafkaCluster) -> None:
 
         await asyncio.to_thread(kafka3.shut_down, before.node_id)
         try:
-            # The client is not told: it still believes in the old leader and its epoch.
+            # The client is not informed: it still uses the old leader and its epoch.
             believe(client, tp, Leader(before.node_id, before.leader_epoch))
             after = await client.log_end(tp)
             assert after.offset == before.offset == 1
@@ -154,7 +154,7 @@ def test_a_follower_is_never_taken_for_the_leader(kafka3: KafkaCluster) -> None:
         end = await client.log_end(tp)
         duplicate_waiter = next(NodeId(node) for node in kafka3.node_ids if node != end.node_id)
 
-        # A follower answers DescribeProducers, and there is nothing in that request to fence it with.
+        # A follower replica responds to DescribeProducers, and that request has no epoch to fence it.
         believe(client, tp, Leader(duplicate_waiter, end.leader_epoch))
         reading = await client.read_partition(tp)
 
@@ -167,7 +167,7 @@ def test_unknown_leader_epoch_is_waited_for(kafka: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client)
         end = await client.log_end(tp)
-        # As if metadata of a broker that is ahead had named the next epoch: no older answer may replace it.
+        # As if metadata of a broker that is ahead had named the next epoch: no older response may replace it.
         believe(client, tp, Leader(end.node_id, LeaderEpoch(end.leader_epoch + 1)))
 
         async def refused() -> bool:
@@ -255,7 +255,7 @@ def test_open_transaction_is_listed_until_its_marker(kafka: KafkaCluster) -> Non
             return not await client.open_transactions(tp)
 
         await until_async(none_open, "no open transaction")
-        # The marker took offset 2, and can be found like a batch.
+        # The marker took offset 2 and can be read like a batch.
         assert (await client.log_end(tp)).offset == 3
         marker = await client.read_batch(tp, Offset(2))
         assert isinstance(marker, Found)
@@ -330,10 +330,10 @@ def test_append_for_deleted_topic_is_refused_after_recreation(kafka: KafkaCluste
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         await asyncio.to_thread(lambda: [f.result(90) for f in admin.delete_topics([tp.topic]).values()])
 
-        async def gone() -> bool:
+        async def deleted() -> bool:
             return tp.topic not in (await client.refresh_metadata([tp.topic])).topics
 
-        await until_async(gone, "the topic to be gone")
+        await until_async(deleted, "deletion of the topic")
         await client.create_topic(tp.topic, partitions=1, replication_factor=1, configs={})
         assert (await client.log_end(tp)).offset == 0
 
@@ -399,13 +399,13 @@ def test_concurrent_metadata_refreshes_share_few_requests(kafka: KafkaCluster, m
         tps = [await new_topic(client) for _ in range(3)]
         monkeypatch.setattr(client, "_adopt", counting)
         results = await asyncio.gather(*(client.refresh_metadata([tps[n % 3].topic]) for n in range(60)))
-        assert queried <= 6, "of sixty; now and then it asks by itself"
+        assert queried <= 6, "60 refreshes share too few requests (a few periodic ones are included)"
         assert all(tps[n % 3].topic in result.topics for n, result in enumerate(results))
 
     with_client(kafka, story)
 
 
-# --- when Kafka does not answer ---------------------------------------------------------------------------------------
+# --- when Kafka does not respond --------------------------------------------------------------------------------------
 
 
 def test_query_to_paused_broker_respects_its_time_limit(kafka: KafkaCluster) -> None:
@@ -422,7 +422,7 @@ def test_query_to_paused_broker_respects_its_time_limit(kafka: KafkaCluster) -> 
                 await client.produce(tp, batch(b"in doubt"), timeout_ms=100)
             assert time.monotonic() - started_at < LIMITS.request_timeout_seconds
 
-        # It was only in doubt: the broker appends it once it runs again.
+        # The append was in doubt: the broker appends it when it resumes.
         async def appended() -> bool:
             return (await client.log_end(tp)).offset == 2
 
@@ -461,22 +461,22 @@ def test_start_says_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
     assert "waiting for Kafka" in caplog.text
 
 
-# --- partitions that are added ----------------------------------------------------------------------------------------
+# --- added partitions -------------------------------------------------------------------------------------------------
 
 
 def test_partitions_are_validated_then_created_then_there_already(kafka: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client)
         [node_id] = kafka.node_ids
-        places = [[NodeId(node_id)], [NodeId(node_id)]]
+        replica_ids = [[NodeId(node_id)], [NodeId(node_id)]]
 
-        async def create(count: int, places: list[list[NodeId]] | None, *, validate_only: bool) -> int:
-            return (await client.create_partitions(tp.topic, count, places, validate_only=validate_only))[0]
+        async def create(count: int, replica_ids: list[list[NodeId]] | None, *, validate_only: bool) -> int:
+            return (await client.create_partitions(tp.topic, count, replica_ids, validate_only=validate_only))[0]
 
-        assert await create(3, places, validate_only=True) == 0
+        assert await create(3, replica_ids, validate_only=True) == 0
         assert (await client.refresh_metadata([tp.topic])).topics[tp.topic].partition_count == 1
         assert await create(3, [[NodeId(99)], [NodeId(99)]], validate_only=False) == 39
-        assert await create(3, places, validate_only=False) == 0
+        assert await create(3, replica_ids, validate_only=False) == 0
         code, message = await client.create_partitions(tp.topic, 3, None, validate_only=True)
         assert (code, message) == (37, "Topic already has 3 partition(s).")
         assert (await client.create_partitions("there-is-none", 3, None, validate_only=True))[0] == 3
@@ -485,8 +485,8 @@ def test_partitions_are_validated_then_created_then_there_already(kafka: KafkaCl
 
 
 def test_partition_end_is_replicated_at_high_watermark(kafka3: KafkaCluster) -> None:
-    """Given a follower that stands still, when a record is appended with acks=1, then the log ends behind the high
-    watermark until the follower has it."""
+    """Given a paused replica, when a record is appended with acks=1, then the high watermark stays below the log end
+    until the replica has it."""
 
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client, replicas=3)

@@ -1,4 +1,4 @@
-"""What control messages stand on in a real Kafka: we read all its answers, and its authorizer says what we rely on."""
+"""Control messages against a real Kafka: every response can be decoded, and its authorizer behaves as we assume."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PROPERTIES = {
 
 
 class Connection:
-    """Asks a broker with our own codec, one request at a time."""
+    """Sends one request at a time to a broker with the proxy's codec."""
 
     def __init__(self, address: Address) -> None:
         self._socket = socket.create_connection(address, 30)
@@ -57,8 +57,8 @@ class Connection:
     def close(self) -> None:
         self._socket.close()
 
-    def ask_raw(self, api_key: int, version: int, request: Message) -> bytes:
-        """The body of the answer."""
+    def query_raw(self, api_key: int, version: int, request: Message) -> bytes:
+        """The body of the response."""
         self._next += 1
         self._socket.sendall(encode_request_frame(api_key, version, self._next, "test", request))
         (length,) = struct.unpack(">i", self._read(4))
@@ -68,7 +68,7 @@ class Connection:
         return frame[header.body_offset :]
 
     def query(self, api_key: int, version: int, request: Message) -> Message:
-        return decode_response(api_key, version, self.ask_raw(api_key, version, request))
+        return decode_response(api_key, version, self.query_raw(api_key, version, request))
 
     def _read(self, count: int) -> bytes:
         data = b""
@@ -81,23 +81,22 @@ class Connection:
 
 
 @pytest.fixture(scope="module")
-def guarded_kafka() -> Iterator[KafkaCluster]:
+def secured_kafka() -> Iterator[KafkaCluster]:
     with running_kafka(properties=PROPERTIES, listeners={"SASL": "SASL_PLAINTEXT"}) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def admin(guarded_kafka: KafkaCluster) -> Iterator[Connection]:
-    """May do everything."""
-    connection = Connection(guarded_kafka.address(1))
+def admin(secured_kafka: KafkaCluster) -> Iterator[Connection]:
+    connection = Connection(secured_kafka.address(1))
     yield connection
     connection.close()
 
 
 @pytest.fixture
-def reader(guarded_kafka: KafkaCluster) -> Iterator[Connection]:
-    """May do nothing at all."""
-    connection = Connection(guarded_kafka.address(1, "SASL"))
+def reader(secured_kafka: KafkaCluster) -> Iterator[Connection]:
+    """A user without any rights."""
+    connection = Connection(secured_kafka.address(1, "SASL"))
     connection.query(SASL_HANDSHAKE, 1, Message(mechanism="PLAIN"))
     assert connection.query(SASL_AUTHENTICATE, 2, Message(auth_bytes=b"\0reader\0secret")).error_code == 0
     yield connection
@@ -142,7 +141,7 @@ def config_of(admin: Connection, topic: str, name: str) -> str:
 
 
 def set_config(admin: Connection, topic: str, name: str, value: str) -> None:
-    """Returns once the broker shows it: it learns of changes in their order, a moment after the controller."""
+    """Return once the broker shows the value: brokers apply changes in order, shortly after the controller."""
     configs = [Message(name=name, value=value, config_operation=0)]
     change = Message(resources=[Message(resource_type=TOPIC, resource_name=topic, configs=configs)])
     assert admin.query(apis.INCREMENTAL_ALTER_CONFIGS, 1, change).responses[0].error_code == 0
@@ -178,9 +177,9 @@ def test_unknown_config_keys_describe_no_configs(admin: Connection, topic: str) 
     assert len(shown([])) > 20
 
 
-#: Where an empty request gets no answer: brokers close the connection over an empty filter of ACLs (these are "any"),
-#: and older ones (3.9, 4.0) never answer an OffsetFetch for no group.
-ASKED = {
+#: Requests for APIs whose empty request gets no response: brokers close the connection over an empty filter of ACLs
+#: (these are "any"), and older ones (3.9, 4.0) never respond to an OffsetFetch without groups.
+REQUESTS = {
     29: Message(resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1),
     9: Message(group_id="g", groups=[Message(group_id="g", topics=[])]),
 }
@@ -195,9 +194,9 @@ def test_every_real_broker_response_is_reencoded_unchanged(admin: Connection) ->
         readable = codec_versions(entry.api_key)
         if readable is None or entry.api_key == apis.PRODUCE:
             continue
-        request = ASKED.get(entry.api_key, Message())
+        request = REQUESTS.get(entry.api_key, Message())
         for version in range(max(entry.min_version, readable[0]), min(entry.max_version, readable[1]) + 1):
-            body = admin.ask_raw(entry.api_key, version, request)
+            body = admin.query_raw(entry.api_key, version, request)
             message = decode_response(entry.api_key, version, body)
             assert encode_response(entry.api_key, version, message) == body, (APIS[entry.api_key].name, version)
             read.append((entry.api_key, version))
@@ -206,7 +205,7 @@ def test_every_real_broker_response_is_reencoded_unchanged(admin: Connection) ->
 
 
 @pytest.mark.brokers
-def test_rewritten_response_never_names_the_broker(guarded_kafka: KafkaCluster, admin: Connection, topic: str) -> None:
+def test_rewritten_response_never_names_the_broker(secured_kafka: KafkaCluster, admin: Connection, topic: str) -> None:
     book = AddressBook(19092, advertised_host="proxy.example.com")
     queried = [
         *((apis.METADATA, v, Message(topics=None if v else [])) for v in range(14)),
@@ -222,15 +221,15 @@ def test_rewritten_response_never_names_the_broker(guarded_kafka: KafkaCluster, 
         if (api_key, version) not in submitted:
             continue
         response = admin.query(api_key, version, request)
-        assert guarded_kafka.address(1).host in repr(response), "or there is nothing to see"
+        assert secured_kafka.address(1).host in repr(response), "the response contains no address: nothing is tested"
         learn_brokers(api_key, response, book)
         rewrite_response(api_key, response, book, "127.0.0.2")
 
         reported = encode_response(api_key, version, response)
 
-        assert guarded_kafka.address(1).host.encode() not in reported
+        assert secured_kafka.address(1).host.encode() not in reported
         assert b"proxy.example.com" in reported
-    assert book.nodes == {1: guarded_kafka.address(1)}
+    assert book.nodes == {1: secured_kafka.address(1)}
 
 
 @pytest.mark.brokers
@@ -247,7 +246,7 @@ def versions_in(submitted: Message) -> set[tuple[int, int]]:
     return {(each.api_key, v) for each in submitted.api_keys for v in range(each.min_version, each.max_version + 1)}
 
 
-# --- Kafka's own message definitions, out of the locked jar -----------------------------------------------------------
+# --- Kafka's message definitions, from the locked jar -----------------------------------------------------------------
 
 ADDRESSES_REPLACED = {apis.PRODUCE, apis.METADATA, apis.FIND_COORDINATOR, apis.DESCRIBE_CLUSTER, apis.DESCRIBE_QUORUM}
 #: Not a broker's address: see `wire/apis.py`.
@@ -283,7 +282,7 @@ def within(version: int, versions: str) -> bool:
 
 def test_no_served_version_names_an_unreplaced_broker_address() -> None:
     definitions = response_definitions()
-    assert set(definitions) == set(APIS), "a new Kafka has new APIs: look at each, and give it its row"
+    assert set(definitions) == set(APIS), "this Kafka has other APIs: review each and add its row to the table"
     observed = set()
     for api_key, definition in definitions.items():
         structs = {each["name"]: each["fields"] for each in definition.get("commonStructs", [])}
@@ -294,7 +293,7 @@ def test_no_served_version_names_an_unreplaced_broker_address() -> None:
             if fields:
                 observed.add((api_key, version))
             if apis.serves(api_key, version) and fields:
-                assert api_key in ADDRESSES_REPLACED, f"{APIS[api_key].name} v{version} answers with {fields}"
+                assert api_key in ADDRESSES_REPLACED, f"{APIS[api_key].name} v{version} returns {fields}"
     assert {(apis.FETCH, 16), (apis.PRODUCE, 10), (55, 2), (78, 1), (79, 1), (apis.METADATA, 0)} <= observed
 
 
@@ -303,7 +302,7 @@ def test_table_serves_newest_versions_except_for_stated_reasons() -> None:
         api = APIS[api_key]
         assert definition["name"] == f"{api.name}Response"
         newest = max((v for v in range(100) if within(v, definition["validVersions"])), default=0)
-        assert api.reason or api.max_version == newest, f"{api.name} stops at {api.max_version} of {newest}: say why"
+        assert api.reason or api.max_version == newest, f"{api.name} stops at {api.max_version} of {newest}: no reason"
         assert api.gated or api.max_version <= newest
 
 

@@ -1,7 +1,7 @@
-"""The leader of the state topic is cut off from the other brokers, but not from a proxy that believes in it.
+"""The leader of the state topic is cut off from the other brokers, but not from a proxy with outdated metadata.
 
-Nobody tells such a broker that it leads no more, so it goes on answering, and so does its metadata. What others have
-stored meanwhile with the new leader counts all the same where something is to be known as of now.
+The isolated broker does not learn that it lost leadership: it still responds, with outdated metadata. Records that
+other instances store with the new leader must still take effect where the proxy needs the current state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def query(address: str, api_key: int, version: int, body: Fields) -> Fields:
 
 
 def leader(address: str, topic: str) -> int:
-    """Of partition 0, as this broker has it."""
+    """The leader of partition 0 in this broker's metadata."""
     (found,) = query(address, _METADATA, 9, {"Topics": [{"Name": topic}]})["Topics"]
     return int(found["Partitions"][0]["LeaderId"]) if found["Partitions"] else -1
 
@@ -57,7 +57,7 @@ def lead(kafka: CutOffCluster, topic: str, node_id: int) -> None:
     until(led, f"broker {node_id} to lead {topic}", seconds=_PATIENCE_SECONDS)
 
 
-def asked_again(query_message: Callable[[], Any], code: Callable[[Any], int]) -> Any:
+def retried(query_message: Callable[[], Any], code: Callable[[Any], int]) -> Any:
     def queried() -> Any:
         answer = query_message()
         return None if code(answer) in _AGAIN else answer
@@ -67,7 +67,7 @@ def asked_again(query_message: Callable[[], Any], code: Callable[[Any], int]) ->
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """`believing` – proxies, one per story, that ask `lost` first. `informed` asks the `others` alone."""
+    """`believing` – proxies, one per test, that query `lost` first. `informed` queries only the `others`."""
 
     kafka: CutOffCluster
     lost: int
@@ -76,7 +76,7 @@ class CutOff:
     informed: ProxyProcess
     good: str
     bad: str
-    plain: str
+    unchecked: str
 
     @property
     def still_believed(self) -> bool:
@@ -85,7 +85,7 @@ class CutOff:
 
 @pytest.fixture(scope="module")
 def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutOff]:
-    """A state topic whose leader is cut off from the other brokers, and not from the proxies that believe in it."""
+    """A state topic whose leader is cut off from the other brokers, but not from the `believing` proxies."""
     with cut_off_cluster() as kafka, ExitStack() as stack:
 
         def proxy(name: str, *nodes: int) -> ProxyProcess:
@@ -97,14 +97,14 @@ def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutOff]:
         lost = NODES[0]
         here, there = (each for each in NODES if each != lost)
         believing = proxy("believing", lost, here, there), proxy("believing too", lost, here, there)
-        good, bad, plain = unique_topic("checked"), unique_topic("checked"), unique_topic("plain")
+        good, bad, unchecked = unique_topic("checked"), unique_topic("checked"), unique_topic("plain")
         with Connection(believing[0].bootstrap) as admin:
             assert admin.create_topic(good, on=[here, there, lost]) == (OK, None)
             assert admin.create_topic(bad, on=[there, here, lost]) == (OK, None)
-            assert admin.create_topic(plain, on=[here, there, lost]) == (OK, None)
+            assert admin.create_topic(unchecked, on=[here, there, lost]) == (OK, None)
         lead(kafka, STATE_TOPIC, lost)
         for each in believing:
-            assert unconditional(each, here, plain) == OK
+            assert unconditional(each, here, unchecked) == OK
 
         kafka.cut_off(lost)
         until(
@@ -113,33 +113,33 @@ def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutOff]:
             seconds=_PATIENCE_SECONDS,
         )
         informed = proxy("informed", here, there)
-        yield CutOff(kafka, lost, (here, there), believing, informed, good, bad, plain)
+        yield CutOff(kafka, lost, (here, there), believing, informed, good, bad, unchecked)
 
 
 def unconditional(proxy: ProxyProcess, led_by: int, topic: str) -> int:
-    """What an append without an expectation is told in the end."""
+    """The final error code of an append without an expected offset."""
 
     def append() -> Answer:
         with Connection(f"127.0.0.1:{proxy.port + 1 + led_by}") as client:
             return client.append(topic, batch(b"anything"), acks=-1)
 
-    return int(asked_again(append, lambda answer: int(answer.error_code)).error_code)
+    return int(retried(append, lambda answer: int(answer.error_code)).error_code)
 
 
 def test_switched_on_check_applies_despite_old_leader_configs(cut_off: CutOff) -> None:
-    # Given a topic that was not checked until it was switched on through the proxy that knows,
+    # Given a topic whose check was switched on later, through the informed proxy,
     here, _ = cut_off.others
     proxy = cut_off.believing[0]
     with Connection(cut_off.informed.bootstrap) as admin:
 
         def switched() -> bool:
-            return admin.alter_topic(cut_off.plain, {"fencepost.check.expected.offsets": "required"})[0] == OK
+            return admin.alter_topic(cut_off.unchecked, {"fencepost.check.expected.offsets": "required"})[0] == OK
 
-        until(switched, "the topic to be switched", seconds=_PATIENCE_SECONDS)
+        until(switched, "the check to be switched on", seconds=_PATIENCE_SECONDS)
     assert cut_off.still_believed
 
-    # Then the other proxy lets none through as before from the moment on that this is told, and comes to know of it.
-    assert unconditional(proxy, here, cut_off.plain) == POLICY_VIOLATION
+    # Then the other proxy accepts no unchecked append from then on, and learns of the check.
+    assert unconditional(proxy, here, cut_off.unchecked) == POLICY_VIOLATION
     assert cut_off.still_believed
 
 
@@ -149,7 +149,7 @@ def test_proxy_using_old_leader_refuses_invalid_commit(cut_off: CutOff) -> None:
     good, bad = cut_off.good, cut_off.bad
     assert cut_off.still_believed
 
-    # Given that a transaction appends through a proxy that knows, once where it expects to and once not,
+    # Given a transaction through the informed proxy, with one matching and one stale expected offset,
     name = unique_topic("txn")
 
     def coordinator() -> int:
@@ -166,7 +166,7 @@ def test_proxy_using_old_leader_refuses_invalid_commit(cut_off: CutOff) -> None:
     init = InitProducerIdRequest(
         transactional_id=name, transaction_timeout_ms=300_000, producer_id=-1, producer_epoch=-1
     )
-    found = asked_again(lambda: at(kafka.wire(node), init, 4), lambda answer: int(answer.error_code))
+    found = retried(lambda: at(kafka.wire(node), init, 4), lambda answer: int(answer.error_code))
     producer = Producer(found.producer_id, found.producer_epoch, 0)
 
     def append(topic: str, led_by: int, expected: int) -> Answer:
@@ -177,17 +177,17 @@ def test_proxy_using_old_leader_refuses_invalid_commit(cut_off: CutOff) -> None:
             return client.receive_produce(12)[1][topic, 0]
 
     for topic, led_by, expected, code in ((good, here, 0, OK), (bad, there, 3, POLICY_VIOLATION)):
-        reported = asked_again(
+        reported = retried(
             lambda topic=topic, led_by=led_by, expected=expected: append(topic, led_by, expected),
             lambda answer: int(answer.error_code),
         )
         assert reported.error_code == code, reported
 
-    # Then the other proxy does not let it commit.
+    # Then the other proxy refuses the commit.
     commit = EndTxnRequest(
         transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=True
     )
     address = f"127.0.0.1:{believing.port + 1 + node}"
-    reported = asked_again(lambda: at(address, commit, 5), lambda answer: int(answer.error_code))
+    reported = retried(lambda: at(address, commit, 5), lambda answer: int(answer.error_code))
     assert reported.error_code == ABORTABLE
     assert cut_off.still_believed

@@ -1,4 +1,4 @@
-"""`fencepost demo` cleans up after itself, and its proof tells a good topic from a bad one."""
+"""`fencepost demo` cleans up, and its proof distinguishes correct topics from wrong ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from fencepost_proxy.dev.proof import Proof, read_back, row_hash
 
 
 def processes_about(path: Path) -> list[str]:
-    """Command lines of the processes that mention `path`."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -45,7 +44,7 @@ def test_interrupted_demo_leaves_no_process_or_file(tmp_path: Path, number: sign
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
         start_new_session=True,
-        # A shell's background jobs, these tests perhaps, ignore SIGINT, and so would all that they start.
+        # A shell's background jobs ignore SIGINT, and so do their children. This test may be one.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no lock is taken in it
     )
     try:
@@ -53,7 +52,7 @@ def test_interrupted_demo_leaves_no_process_or_file(tmp_path: Path, number: sign
         for line in demo.stdout:
             if "PySpark, process" in line:
                 break
-        # In the middle of Spark's start: a shell, then a JVM, then Python below it.
+        # During the start of Spark, which is a shell, then a JVM, then Python.
         deadline = time.monotonic() + 120
         while not any("bulk_load.py" in each for each in processes_about(tmp_path)) and time.monotonic() < deadline:
             time.sleep(0.1)

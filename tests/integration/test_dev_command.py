@@ -1,4 +1,4 @@
-"""`fencepost dev` as its user sees it: one line when it is ready, one line when it cannot be, nothing left behind."""
+"""`fencepost dev` from the user's view: one line when it is ready or fails, and no process or file left."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ def fencepost(*arguments: str) -> list[str]:
 
 
 def brokers_under(data: Path) -> list[int]:
-    """Ids of the Java processes whose command line names that directory."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
                 command = (process / "cmdline").read_bytes()
             except OSError:
-                continue  # ended while we looked
+                continue  # it ended during the search
             if f"{data}/node-".encode() in command:
                 found.append(int(process.name))
     return found
@@ -56,10 +55,10 @@ def test_dev_reports_ready_and_stops_on_signal(tmp_path: Path, stop_signal: sign
             producer.close()
             assert len(brokers_under(data)) == 1
 
-            # As a terminal does it: to everybody in the group.
+            # Like a terminal: signal the whole process group.
             os.killpg(process.pid, stop_signal)
             assert process.wait(timeout=90) == 0
-            assert process.stdout.read() == "", "one line on standard output, and no more"
+            assert process.stdout.read() == "", "standard output has more than one line"
         finally:
             process.kill()
     assert brokers_under(data) == []

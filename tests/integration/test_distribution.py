@@ -1,4 +1,4 @@
-"""What is shipped: wheel and sdist, what is in them, and each extra in an environment that has nothing else."""
+"""Wheel and sdist, their contents, and each extra in an environment that contains nothing else."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(*command: object, cwd: Path = ROOT, **environment: str) -> str:
 
 
 def bare() -> dict[str, str]:
-    """Without what would find this work tree."""
+    """The environment without variables that lead to this work tree."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -89,7 +89,7 @@ def test_wheel_contains_packages_type_markers_and_licence(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in names} == {*PACKAGES, information}
     assert {f"{each}/py.typed" for each in PACKAGES} <= names
     assert f"{information}/licenses/LICENSE" in names
-    # Each module that is in the work tree, and what they read beside them; nothing that was built or left there.
+    # All modules in the work tree and the files that they read, but no build output.
     there = run("git", "ls-files", "client/fencepost", "policies", "proxy").split()
     new = run("git", "ls-files", "--others", "--exclude-standard", "client/fencepost", "policies", "proxy").split()
     entered = {name for name in names if not name.startswith(information)}
@@ -113,9 +113,9 @@ def test_the_sdist_makes_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path
 
 
 def environment(directory: Path, wheel: Path, extras: str, lock: str) -> Path:
-    """The programs of a new environment with fencepost[extras] alone, of the versions that the lock pins.
+    """The scripts directory of a new environment with only fencepost[extras], in the locked versions.
 
-    They are what this environment was made of, so uv has them and asks nobody. Where it has not, pip gets them.
+    The test environment uses the same versions, so uv takes them from its cache. Otherwise pip downloads them.
     """
     venv.create(directory, symlinks=True)
     programs = directory / "bin"
@@ -138,7 +138,7 @@ def test_commands_run_where_nothing_else_is_installed(installed: Path, tmp_path:
     assert run(installed / "fencepost", "--version", cwd=tmp_path).startswith("fencepost 0.")
     assert "--upstream" in run(installed / "fencepost", "proxy", "--help", cwd=tmp_path)
     assert "_shtab_fencepost" in run(installed / "fencepost", "completion", "bash", cwd=tmp_path)
-    # What a command lacks is a line for its user.
+    # A missing dependency is reported in one line.
     demo = subprocess.run(
         [installed / "fencepost", "demo"], cwd=tmp_path, env=bare(), capture_output=True, text=True, check=False
     )
@@ -148,7 +148,7 @@ def test_commands_run_where_nothing_else_is_installed(installed: Path, tmp_path:
 
 @pytest.fixture
 def proxy(installed: Path, kafka: KafkaCluster, tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """Where it serves, and its status page. Started as systemd does it, and ended so: it is told of both."""
+    """Its bootstrap address and status page. The proxy starts and stops as under systemd, which it notifies of both."""
     port = free_ports_in_a_row(4)
     bootstrap, status = f"127.0.0.1:{port}", f"127.0.0.1:{port + 3}"
     options = ("--listen", bootstrap, "--status", status)
@@ -190,7 +190,7 @@ def test_proxy_from_wheel_checks_expected_offsets(installed: Path, proxy: tuple[
 
 @pytest.mark.kafka
 def test_dev_command_from_its_extras_alone(wheel: Path, tmp_path: Path) -> None:
-    """`fencepost dev`: Kafka's jars by jgo, and the proxy."""
+    """`fencepost dev`: the proxy, and Kafka's jars fetched by jgo."""
     programs = environment(tmp_path / "environment", wheel, "proxy,dev", "run.txt")
     with subprocess.Popen(
         [programs / "fencepost", "dev", "--listen", f"127.0.0.1:{free_ports_in_a_row(3)}"],
@@ -217,7 +217,7 @@ def test_dev_command_from_its_extras_alone(wheel: Path, tmp_path: Path) -> None:
 def test_every_spark_job_from_its_extra_alone(
     wheel: Path, kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
 ) -> None:
-    """From locks/spark.txt, without what the tests' environment has beside it."""
+    """From locks/spark.txt, without the other packages of the test environment."""
     programs = environment(tmp_path / "environment", wheel, "spark", "spark.txt")
     loaded, copied = (create_topic(proxied.bootstrap, each, check="true") for each in ("loaded.rows", "copied.rows"))
     rows = tmp_path / "rows.csv"

@@ -1,4 +1,4 @@
-"""What the pages show, run as it stands there: the quickstart from its first line, and each of Kafka's own tools."""
+"""The documentation's examples run unchanged: the whole quickstart, and the commands of Kafka's tools."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _KNOWN_SECONDS = 90.0
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """Before a Kafka of its own: a topic that grows would wait for proxies that others have killed before theirs."""
+    """A proxy with a separate Kafka: an expansion would wait for the killed proxies of other tests."""
     with running_kafka(1) as kafka, ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy")) as process:
         yield process
 
 
 def test_the_quickstart_does_what_it_says(proxy: ProxyProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    """A block of Python; then, if it raises or prints, what it says."""
+    """A Python block, followed by its output or error if it has any."""
     shown = [block for block in blocks(QUICKSTART) if block.language in ("python", "text")]
     names: dict[str, object] = {}
     topic = unique_topic("orders")
@@ -128,7 +128,7 @@ def test_readme_spark_load_is_resumable(proxy: ProxyProcess) -> None:
 
 
 class _State:
-    """The application's state in the examples: it decides on nothing but the number of records."""
+    """The application's state in the examples: it depends only on the number of records."""
 
     def __init__(self) -> None:
         self.applied = 0
@@ -178,7 +178,7 @@ def test_python_examples_of_client_pages_run(proxy: ProxyProcess, capsys: pytest
         except (OffsetMismatch, _Handled) as error:
             outcomes.append((type(error).__name__, str(error)))
         producer = names.pop("producer", None)
-        if hasattr(producer, "close"):  # aiokafka's is closed by its context
+        if hasattr(producer, "close"):  # aiokafka's producer is closed by its context
             producer.flush()
             producer.close()
 
@@ -196,7 +196,7 @@ async def _awaited(running: Any) -> None:
 
 
 def test_kafkas_own_tools_do_what_pages_say(proxy: ProxyProcess, tmp_path: Path) -> None:
-    """One after the other, page by page, each page with topics of its own; those that it does not create are there."""
+    """Page by page, in order, with separate topics. The test creates topics that the page does not create."""
     prefix = unique_topic("docs")
     shown = [each for each in commands() if re.match(r"kafka-(topics|configs)", each.text)]
     given = [_with_names(each, prefix, proxy.bootstrap) for each in shown]
@@ -207,7 +207,7 @@ def test_kafkas_own_tools_do_what_pages_say(proxy: ProxyProcess, tmp_path: Path)
         made = topics - {words[_named(words)] for words in creating}
         admin.create_topics([NewTopic(topic, 2, 1) for topic in sorted(made)])
         run_tools(creating, tmp_path)
-        # A broker learns of a topic a moment after the controller.
+        # Brokers learn of a topic shortly after the controller.
         give_up = time.monotonic() + _KNOWN_SECONDS
         while any(each.get("error_code") for each in admin.describe_topics(sorted(topics))):
             assert time.monotonic() < give_up
@@ -216,11 +216,11 @@ def test_kafkas_own_tools_do_what_pages_say(proxy: ProxyProcess, tmp_path: Path)
         run_tools(others, tmp_path)
 
         counts = {each["name"]: len(each["partitions"]) for each in admin.describe_topics(sorted(topics))}
-    grown = {
+    expanded = {
         words[_named(words)]: int(words[words.index("--partitions") + 1]) for words in given if "--partitions" in words
     }
-    assert grown.items() <= counts.items()
-    assert len(grown) >= 3
+    assert expanded.items() <= counts.items()
+    assert len(expanded) >= 3
 
 
 def _with_names(command: Command, prefix: str, bootstrap: str) -> list[str]:
@@ -232,5 +232,5 @@ def _with_names(command: Command, prefix: str, bootstrap: str) -> list[str]:
 
 
 def _named(words: list[str]) -> int:
-    """Where the topic's name stands."""
+    """The index of the topic name."""
     return words.index("--entity-name" if "--entity-name" in words else "--topic") + 1

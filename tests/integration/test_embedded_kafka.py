@@ -1,4 +1,4 @@
-"""The embedded Kafka is a real one, does as it is told, and leaves nothing behind."""
+"""The embedded Kafka is a real one, follows its options, and leaves no process or file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ pytestmark = pytest.mark.kafka
 
 
 def produce(bootstrap: str, topic: str, *values: bytes) -> list[int]:
-    """Offsets of the values, in partition 0."""
     producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all")
     try:
         return [producer.send(topic, value, partition=0).get(timeout=90).offset for value in values]
@@ -33,7 +32,6 @@ def produce(bootstrap: str, topic: str, *values: bytes) -> list[int]:
 
 
 def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
-    """The first records of partition 0."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=60_000)
     try:
         consumer.assign([TopicPartition(topic, 0)])
@@ -43,7 +41,7 @@ def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
 
 
 def exists(pid: int) -> bool:
-    """Whether a process runs; one that has ended and waits to be collected does not."""
+    """Whether a process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -51,7 +49,7 @@ def exists(pid: int) -> bool:
 
 
 def answers(cluster: KafkaCluster, node_id: int, seconds: float) -> bool:
-    """Whether a broker sends anything at all to an ApiVersions v0 within that time."""
+    """Whether a broker responds to an ApiVersions v0 in time."""
     with socket.create_connection(cluster.address(node_id), 60) as connection:
         connection.sendall(bytes.fromhex("0000000a 0012 0000 00000001 ffff"))
         connection.settimeout(seconds)
@@ -141,7 +139,7 @@ def test_a_paused_broker_can_be_stopped() -> None:
     assert not data.exists()
 
 
-@pytest.mark.soak  # clusters of other tests do, too
+@pytest.mark.soak  # clusters of other tests also do this
 def test_three_brokers_lose_one_and_gain_one(unique_topic: Callable[..., str]) -> None:
     topic = unique_topic()
     with running_kafka(3) as cluster:
@@ -202,7 +200,7 @@ def test_more_listeners_and_server_properties(unique_topic: Callable[..., str]) 
         at = ["--bootstrap-server", cluster.bootstrap]
         run_tool("kafka-topics", [*at, "--create", "--topic", topic], version=cluster.version)
         try:
-            # A topic that was just created is not at once in every broker's metadata.
+            # A new topic is not immediately in every broker's metadata.
             until(lambda: authenticated.topics() == {topic}, f"{topic} to be known")
         finally:
             authenticated.close()
@@ -216,7 +214,7 @@ def test_brokers_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from fencepost_proxy.dev.cluster import KafkaCluster\n"
         "cluster = KafkaCluster(version=sys.argv[1], data=Path(sys.argv[2]))\n"
-        # As asyncio.to_thread and fixtures do: the thread that started the brokers is gone when they are used.
+        # As with asyncio.to_thread and fixtures: the thread that started the brokers has ended when they are used.
         "starter = threading.Thread(target=cluster.start)\n"
         "starter.start(); starter.join()\n"
         "time.sleep(1)\n"
@@ -254,5 +252,5 @@ def test_invalid_kafka_setting_is_reported_with_log_path() -> None:
     with pytest.raises(ClusterError, match=r"(?s)log\.segment\.bytes.*\(see (.*)\)") as raised:
         cluster.start()
     assert "\n" not in str(raised.value)
-    assert cluster.data.exists(), "the log that the error names must still be there"
+    assert cluster.data.exists(), "the log file in the error message is missing"
     shutil.rmtree(cluster.data)

@@ -1,7 +1,7 @@
-"""A proxy that nobody notices: the same scripts by the same clients, direct and proxied, have equal results.
+"""Transparency: the same scripts by the same clients have equal results directly and through the proxy.
 
-`SCRIPTS` is the table. A script is given a `Stage` (where to connect, and names of its own) and returns what its user
-saw. Names and brokers' addresses are made equal before two results are compared, nothing else is.
+`SCRIPTS` is the table. A script gets a `Stage` (bootstrap address and unique names) and returns what its user observed.
+Only names and broker addresses are normalized before the comparison.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.support.sasl_ssl import ADMIN, Secured, SecuredConnection
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
 
 WAIT_SECONDS = 90.0
-#: An hour ago: what is older than the retention may be deleted by the broker while a script runs.
+#: An hour ago: the broker may delete records older than the retention during a script.
 AT_MS = int(time.time()) * 1000 - 3_600_000
 LARGE, TOO_LARGE = 900_000, 1_500_000
 HEADERS = [("a", b"1"), ("a", b"2"), ("empty", b""), ("null", None)]
@@ -47,9 +47,9 @@ METADATA = 3
 
 
 class Stage:
-    """`name("x")` is a name of this stage's own: a topic, a group, a transactional id.
+    """`name("x")` is a unique name for a topic, a group or a transactional id.
 
-    `kafka_python`, `aiokafka`, `confluent`, `java` – where and how each of them connects.
+    `kafka_python`, `aiokafka`, `confluent`, `java` – connection settings of each client.
     """
 
     def __init__(self, bootstrap: str, brokers: int, secured: Secured | None = None, mechanism: str = "") -> None:
@@ -69,7 +69,7 @@ class Stage:
         return f"{self._prefix}-{what}"
 
     def topic(self, what: str = "topic", partitions: int = 2) -> str:
-        """Created by the client at hand's cluster: kafka-python's admin, for all clients alike."""
+        """Create a topic with kafka-python's admin client, for all clients."""
         admin = kafka_python.KafkaAdminClient(**self.kafka_python)
         try:
             admin.create_topics(
@@ -81,7 +81,7 @@ class Stage:
         return self.name(what)
 
     def plain(self, value: Any, brokers: dict[str, str]) -> str:
-        """Text with this stage's names and addresses replaced."""
+        """The text of a value, with this stage's names and addresses replaced."""
         text = repr(value).replace(self._prefix, "stage")
         for address, name in brokers.items():
             host, _, port = address.rpartition(":")
@@ -90,7 +90,7 @@ class Stage:
 
 
 def _until_led(stage: Stage, topic: str) -> None:
-    """Metadata names leaders before they serve. Errors of that time are not compared."""
+    """Wait until leaders serve. Metadata names them earlier, and errors until then are not compared."""
     with kafka_python_consumer(stage) as consumer:
 
         def led() -> bool:
@@ -104,12 +104,12 @@ def _until_led(stage: Stage, topic: str) -> None:
 
 
 def _is_shown(configs: object) -> bool:
-    """A broker learns of a changed config later than the one that changed it."""
+    """Whether the broker shows a changed config. It learns of it after the controller."""
     return "9876543210" in repr(configs)
 
 
 def outcome(action: Callable[[], Any]) -> Any:
-    """What it gave, or the class (and Kafka's code) of what it raised."""
+    """The result, or the class (and Kafka's code) of the exception."""
     try:
         return action()
     except confluent_kafka.KafkaException as error:
@@ -134,7 +134,7 @@ class kafka_python_consumer:
 
 
 def _read(stage: Stage, topic: str, **settings: Any) -> list[Any]:
-    """All of a topic, by hand-assigned partitions."""
+    """All records of a topic, with manual assignment."""
     with kafka_python_consumer(stage, **settings) as consumer:
         partitions = [kafka_python.TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic))]
         consumer.assign(partitions)
@@ -150,7 +150,7 @@ def _read(stage: Stage, topic: str, **settings: Any) -> list[Any]:
 
 
 def _produced(stage: Stage) -> Any:
-    """What three clients' `produce` wrote. Appends that nobody confirms overtake each other between connections."""
+    """The records of the clients' `produce` scripts, sorted: unacknowledged appends overtake each other."""
     unconfirmed = _resolved(lambda: _read(stage, stage.name("unconfirmed")), 15)
     return _read(stage, stage.name("confirmed")), sorted((p, *rest) for p, _, *rest in unconfirmed)
 
@@ -203,7 +203,7 @@ def kp_transactions(stage: Stage) -> Any:
 
 
 def _resolved(read: Callable[[], list[Any]], count: int) -> list[Any]:
-    """Markers follow a commit a moment later; until then the last stable offset lags."""
+    """Read until the markers are written, shortly after the commit. Until then the last stable offset lags."""
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         found = read()
@@ -229,7 +229,7 @@ def kp_group(stage: Stage) -> Any:
             committed = [consumer.committed(kafka_python.TopicPartition(topic, p)) for p in (0, 1)]
             observed.append((len(values), sum(offset or 0 for offset in committed)))
             observed.append(values)
-    # Which of the two partitions comes first is a matter of timing, which records come twice or never is not.
+    # The order of the two partitions depends on timing; duplicates and missing records do not.
     return [observed[0], observed[2], sorted(observed[1] + observed[3])]
 
 
@@ -244,7 +244,7 @@ def kp_seek_and_times(stage: Stage) -> Any:
         times = consumer.offsets_for_times({first: AT_MS + 8, second: AT_MS + 10_000})
         consumer.seek(first, 10_000)
         deadline = time.monotonic() + WAIT_SECONDS
-        while not consumer.poll(300):  # out of range: from the beginning again
+        while not consumer.poll(300):  # out of range: it restarts at the beginning
             assert time.monotonic() < deadline
         return [
             (record.offset, record.value),
@@ -310,7 +310,7 @@ def _brokers_of(described: dict[str, Any]) -> list[Any]:
 
 
 def _fill(stage: Stage, topic: str, count: int) -> None:
-    """`count` records over two partitions, one per batch, with timestamps that rise by one."""
+    """Write `count` records to two partitions, one per batch, with timestamps that increase by one."""
     producer = kafka_python.KafkaProducer(**stage.kafka_python, batch_size=0, enable_idempotence=False)
     for number in range(count):
         producer.send(topic, b"%03d" % number, partition=number % 2, timestamp_ms=AT_MS + number).get(WAIT_SECONDS)
@@ -346,7 +346,7 @@ async def aio_produce(stage: Stage) -> Any:
                 for number in range(3):
                     value = f"{acks} {compression} {number} ".encode() * 20
                     met = await producer.send_and_wait(topic, value, b"k", number % 2, AT_MS + number, NOT_NULL)
-                    # Without an answer there is no offset.
+                    # Without an acknowledgement there is no offset.
                     sent.append(met and (met.partition, met.offset))
     return sent, await asyncio.to_thread(_produced, stage)
 
@@ -427,7 +427,7 @@ async def aio_admin(stage: Stage) -> Any:
 
 
 def _without_throttle(value: Any) -> Any:
-    """Answers of aiokafka are bare structs: as text, all the same to the eye that knows what Kafka itself varies."""
+    """The text of an aiokafka response, without fields that vary in Kafka."""
     return re.sub(r"throttle_time_ms=\d+", "", str(value))
 
 
@@ -551,7 +551,7 @@ def ck_admin(stage: Stage) -> Any:
         return [outcome(lambda future=future: future.result(WAIT_SECONDS)) for future in futures.values()]
 
     def shown(configs: Any) -> Any:
-        # What the proxy adds is virtual topic configs, and nothing else.
+        # The proxy adds only virtual topic configs.
         return sorted(
             (e.name, e.value, e.source, e.is_default) for e in configs.values() if e.name not in VIRTUAL_CONFIGS
         )
@@ -617,7 +617,7 @@ SCRIPTS: dict[str, Callable[[Stage], Any]] = {
 
 
 def _addresses(bootstrap: str, secured: Secured | None = None) -> dict[str, str]:
-    """Address → name, the bootstrap listener included."""
+    """Address → name, including the bootstrap listener."""
     first = bootstrap.partition(",")[0]
     if secured is None:
         with RawConnection(Address.parse(first)) as connection:

@@ -1,4 +1,4 @@
-"""The fake cluster answers as real Kafka does, where the proxy and its benchmarks look: one script for both."""
+"""The fake cluster responds like a real Kafka to what the proxy and its benchmarks send: one script runs on both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.raw import Connection, Log, Producer, Record, batch, read_bat
 pytestmark = pytest.mark.kafka
 
 LIMITS = replace(Limits(), request_timeout_seconds=10.0)
-Told = list[tuple[str, object]]
+Reports = list[tuple[str, object]]
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,9 @@ def test_an_error_without_an_answer_closes_the_connection(kafka: KafkaCluster, f
             assert client.is_closed()
 
 
-def produce_and_fetch(bootstrap: str) -> Told:
+def produce_and_fetch(bootstrap: str) -> Reports:
     topic = unique_topic("fake")
-    reported: Told = []
+    reported: Reports = []
 
     def report(what: str, answer: object) -> None:
         reported.append((what, answer))
@@ -63,8 +63,8 @@ def produce_and_fetch(bootstrap: str) -> Told:
 
         def append(what: str, records: bytes, partition: int = 0) -> None:
             answer = client.append(topic, records, partition=partition)
-            # Of a duplicate it says when it was first appended, else -1: which of them, not when.
-            observed = _whether_told(answer.log_append_time_ms)
+            # A response to a duplicate has the time of the first append, others have -1. Only this is compared.
+            observed = _whether_present(answer.log_append_time_ms)
             report(what, (answer.error_code, answer.base_offset, observed, answer.log_start_offset))
 
         append("first", batch(b"a", b"b"))
@@ -81,7 +81,7 @@ def produce_and_fetch(bootstrap: str) -> Told:
         append("higher epoch", batch(b"g", producer=Producer(one.id, 1, 0)))
         append("older epoch", batch(b"h", producer=Producer(one.id, 0, 80)))
         append("before the wrap", batch(b"i", producer=Producer(two.id, 0, 2**31 - 1)))
-        append("behind the wrap", batch(b"j", producer=Producer(two.id, 0, 0)))
+        append("after the wrap", batch(b"j", producer=Producer(two.id, 0, 0)))
         for number in range(5):
             append(f"more {number}", batch(b"k", producer=Producer(two.id, 0, 1 + number)))
         append("one of the last five", batch(b"k", producer=Producer(two.id, 0, 1)))
@@ -94,18 +94,18 @@ def produce_and_fetch(bootstrap: str) -> Told:
     return reported
 
 
-def _whether_told(log_append_time_ms: int) -> str:
+def _whether_present(log_append_time_ms: int) -> str:
     return "none" if log_append_time_ms == -1 else "some"
 
 
 def _until_led(client: Connection, topic: str) -> None:
-    """A leader takes its role a moment after metadata names it: till then an append is answered 3 or 6."""
+    """Wait for leaders. Metadata names a leader shortly before it serves; until then an append gets 3 or 6."""
 
     def led() -> bool:
         described = client.metadata(topic).topics[0]
         if described.error_code or any(each.leader_id < 0 for each in described.partitions):
             return False
-        # Not a batch, so nothing is appended.
+        # An invalid batch, so that nothing is appended.
         return all(
             client.append(topic, batch(b"a", base_offset=1), partition=each.partition_index).error_code
             == INVALID_RECORD
@@ -115,9 +115,9 @@ def _until_led(client: Connection, topic: str) -> None:
     until(led, f"{topic} to have leaders that know it")
 
 
-async def queries(bootstrap: str) -> Told:
+async def queries(bootstrap: str) -> Reports:
     topic = unique_topic("fake")
-    reported: Told = []
+    reported: Reports = []
     client = ControlClient([Address.parse(each) for each in bootstrap.split(",")], LIMITS)
     try:
         await client.start(timeout_seconds=60)
@@ -139,7 +139,7 @@ async def queries(bootstrap: str) -> Told:
         assert isinstance(found, Found)
         reported.append(("batch", [(each.base_offset, each.values) for each in read_batches(found.batch)]))
         reported.append(("not yet", await client.read_batch(tp, Offset(2))))
-        reported.append(("far behind the end", await client.read_batch(tp, Offset(1_000))))
+        reported.append(("far after the end", await client.read_batch(tp, Offset(1_000))))
         reported.append(("facts", asdict(await client.topic_facts(topic))))
         reported.append(("of many", sorted(await client.facts_of_topics([topic, "no-such-topic"])) == [topic]))
         reported.append(("brokers", asdict(await client.broker_facts())))
@@ -149,7 +149,7 @@ async def queries(bootstrap: str) -> Told:
         except UpstreamUnavailable as error:
             reported.append(("missing", error.error_code))
         same = False
-        for _ in range(10):  # now and then it asks for all topics by itself, and has other metadata then
+        for _ in range(10):  # a periodic refresh of all topics may replace the metadata in between
             again = await client.refresh_metadata([topic])
             same = same or await client.refresh_metadata([topic]) is again
         reported.append(("the same bytes again", same))

@@ -1,4 +1,4 @@
-"""Real Kafka and the bytes that we write: it takes stamped batches, and gives back what our digest recognises."""
+"""A real Kafka accepts the proxy's fenced batches and returns them so that the digest recognises them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _topic(connection: raw.Connection, name: str, configs: dict[str, str]) -> UU
 def _append(
     connection: raw.Connection, version: int, name: str, topic_id: UUID, records: bytes | bytearray
 ) -> PartitionResult:
-    """With our codec. The leader that Metadata names may not have accepted the role yet."""
+    """Append with the proxy's codec, and retry until the leader in Metadata has accepted its role."""
     partition = PartitionData(0, memoryview(records))
     topic = TopicData("", topic_id, (partition,)) if version >= 13 else TopicData(name, None, (partition,))
     deadline = time.monotonic() + 60
@@ -90,7 +90,7 @@ def _fetch(connection: raw.Connection, name: str) -> list[tuple[BatchHeader, mem
 
 
 def _batches() -> list[bytes]:
-    """One of each codec, of records that are worth compressing."""
+    """One batch of each codec, with compressible records."""
     now_ms = int(time.time() * 1000)
     records = [
         raw.Record(b"value %d " % i * 20, key=b"k%d" % i, headers=[("h", b"1")], timestamp_ms=now_ms + 90 * i - 500)
@@ -115,8 +115,8 @@ def _batches() -> list[bytes]:
 def test_fenced_batches_are_appended_and_recognised_again(
     kafka: KafkaCluster, unique_topic: Callable[..., str], version: int, configs: dict[str, str]
 ) -> None:
-    """Each expected offset is the sequence of its batch; the broker checks both the CRC and the sequence."""
-    sent = _batches() if version >= 7 else _batches()[:-1]  # zstd is allowed from v7 on
+    """The expected offset of each batch is its sequence. The broker checks the CRC and the sequence."""
+    sent = _batches() if version >= 7 else _batches()[:-1]  # zstd requires v7
     name = unique_topic("stamped")
     ignore_timestamps = "message.timestamp.type" in configs
     with raw.Connection(kafka.bootstrap) as connection:
@@ -192,7 +192,7 @@ def _java(bootstrap: str, topic: str, count: int) -> list[bytes]:
 
 
 def test_consumers_accept_batches_with_an_instance_id(kafka: KafkaCluster, unique_topic: Callable[..., str]) -> None:
-    """A batch of each codec, with every bit of the tag set; Java by its console consumer."""
+    """A batch of each codec, with all bits of the instance id set. Java reads with the console consumer."""
     name = unique_topic("tagged")
     with raw.Connection(kafka.bootstrap) as connection:
         topic_id = _topic(connection, name, {})
@@ -212,7 +212,7 @@ def test_consumers_accept_batches_with_an_instance_id(kafka: KafkaCluster, uniqu
 def test_broker_computes_same_newest_timestamp_as_proxy(
     kafka: KafkaCluster, unique_topic: Callable[..., str], compression: str
 ) -> None:
-    """The batch's own header lies about it, and its base is not the first record's timestamp."""
+    """The batch header states a wrong timestamp, and its base timestamp is not the first record's."""
     now_ms = int(time.time() * 1000)
     batch = bytearray(raw.batch(*(raw.Record(b"v", timestamp_ms=now_ms + delta) for delta in (0, 5, -20))))
     batch[61 + 2] = 2 * 9  # the first record's delta: length, attributes, then 9 in zigzag

@@ -1,4 +1,4 @@
-"""The fastest suite of `make test-foreign`: kafka-python's own tests come out the same through the proxy."""
+"""The fastest suite of `make test-foreign`: kafka-python's tests have the same results through the proxy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What Kafka's authorizer says of members of groups holds through the proxy: withholding widens nobody's rights.
+"""Kafka's authorizer decides for group members also through the proxy: gated assignments extend no user's rights.
 
-Clients are Kafka's users, and the proxy is one of its own: how, is in `tests/support/secured.py`.
+Clients log in as Kafka users, and the proxy as another one: see `tests/support/secured.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 class Scene:
-    """A topic and a group of one member, which has read and committed two of five records."""
+    """A topic and a group with one member, which has read and committed two of five records."""
 
     def __init__(self, kafka: KafkaCluster, proxy: ProxyProcess) -> None:
         self.kafka, self.proxy = kafka, proxy
@@ -81,16 +81,16 @@ class Scene:
         with RawConnection(self.kafka.address(1)) as admin:
             assert admin.query(CREATE_ACLS, 2, {"Creations": [acl]})["Results"][0]["ErrorCode"] == 0
 
-    def grow(self) -> None:
+    def expand(self) -> None:
         with User(self.through, "admin") as admin:
             requested = {"Name": self.topic, "Count": 2, "Assignments": None}
-            grown = admin.query(
+            response = admin.query(
                 CREATE_PARTITIONS, 1, {"Topics": [requested], "TimeoutMs": 30_000, "ValidateOnly": False}
             )
-            assert grown["Results"][0]["ErrorCode"] == 0, grown
+            assert response["Results"][0]["ErrorCode"] == 0, response
 
     def join(self, member: User) -> Fields:
-        """With an assignment that it makes itself: all partitions. Gives back who it is, and what it was told."""
+        """Join with an assignment of all partitions. Return the member's identity and the response."""
         protocols = [{"Name": "range", "Metadata": struct.pack(">hih", 0, 1, len(self.topic)) + self.topic.encode()}]
         requested = {
             "GroupId": self.group,
@@ -107,21 +107,21 @@ class Scene:
             return bool(joined["ErrorCode"] == 0)
 
         until(in_it, "a coordinator")
-        who = {"GroupId": self.group, "GenerationId": joined["GenerationId"], "MemberId": joined["MemberId"]}
-        own = {"MemberId": joined["MemberId"], "Assignment": self.assignment(0, 1)}
-        return who, member.query(SYNC, 2, who | {"Assignments": [own]})  # type: ignore[return-value]
+        identity = {"GroupId": self.group, "GenerationId": joined["GenerationId"], "MemberId": joined["MemberId"]}
+        assigned = {"MemberId": joined["MemberId"], "Assignment": self.assignment(0, 1)}
+        return identity, member.query(SYNC, 2, identity | {"Assignments": [assigned]})  # type: ignore[return-value]
 
     def assignment(self, *partitions: int) -> bytes:
         name = self.topic.encode()
         numbers = struct.pack(f">i{len(partitions)}i", len(partitions), *partitions)
         return struct.pack(">hih", 0, 1, len(name)) + name + numbers + struct.pack(">i", -1)
 
-    def commit(self, member: User, who: Fields, offset: int) -> None:
+    def commit(self, member: User, identity: Fields, offset: int) -> None:
         partition = {"PartitionIndex": 0, "CommittedOffset": offset, "CommittedMetadata": ""}
         queried = {
-            "GroupId": who["GroupId"],
-            "GenerationIdOrMemberEpoch": who["GenerationId"],
-            "MemberId": who["MemberId"],
+            "GroupId": identity["GroupId"],
+            "GenerationIdOrMemberEpoch": identity["GenerationId"],
+            "MemberId": identity["MemberId"],
             "RetentionTimeMs": -1,
             "Topics": [{"Name": self.topic, "Partitions": [partition]}],
         }
@@ -145,27 +145,26 @@ def scene(kafka: KafkaCluster, proxy: ProxyProcess) -> Scene:
 
 
 def _codes(answer: Any) -> set[int]:
-    """All error codes in an answer."""
     if isinstance(answer, dict):
-        own = {value for name, value in answer.items() if name == "ErrorCode"}
-        return own.union(*map(_codes, answer.values())) if answer else own
+        codes = {value for name, value in answer.items() if name == "ErrorCode"}
+        return codes.union(*map(_codes, answer.values())) if answer else codes
     return set().union(*map(_codes, answer)) if isinstance(answer, list) else set()
 
 
 def test_unauthorized_group_reader_gets_the_refusals_of_kafka(scene: Scene) -> None:
-    """Given a group from which a partition is withheld, when a stranger asks in its name and in its member's, then each
-    answer is Kafka's refusal, in the same words as Kafka's own."""
-    scene.grow()
+    """Given a group with a gated partition, when an unauthorized client uses the group's and the member's ids, then
+    each response is Kafka's refusal, unchanged."""
+    scene.expand()
     with User(scene.through, "member") as member:
-        who, synced = scene.join(member)
-        scene.commit(member, who, 2)
-        assert synced["Assignment"] == scene.assignment(0), f"nothing is withheld: {scene.proxy.log}"
+        identity, synced = scene.join(member)
+        scene.commit(member, identity, 2)
+        assert synced["Assignment"] == scene.assignment(0), f"no partition is gated: {scene.proxy.log}"
         queried = [
-            (SYNC, 2, who | {"Assignments": []}),
-            (SYNC, 5, who | {"ProtocolType": "consumer", "ProtocolName": "range", "Assignments": []}),
-            (HEARTBEAT, 4, who),
+            (SYNC, 2, identity | {"Assignments": []}),
+            (SYNC, 5, identity | {"ProtocolType": "consumer", "ProtocolName": "range", "Assignments": []}),
+            (HEARTBEAT, 4, identity),
             *((OFFSET_FETCH, version, scene.fetch(version)) for version in (1, 5, 7, 8, 9)),
-            (LEAVE, 2, {"GroupId": scene.group, "MemberId": who["MemberId"]}),
+            (LEAVE, 2, {"GroupId": scene.group, "MemberId": identity["MemberId"]}),
             (
                 CONSUMER_HEARTBEAT,
                 0,
@@ -184,18 +183,18 @@ def test_unauthorized_group_reader_gets_the_refusals_of_kafka(scene: Scene) -> N
                 reported = one.query(api_key, version, body)
                 assert other.query(api_key, version, body) == reported, (api_key, version)
                 assert GROUP_AUTHORIZATION_FAILED in _codes(reported), (api_key, version, reported)
-        assert member.query(HEARTBEAT, 4, who)["ErrorCode"] == 0, "nobody has disturbed it"
+        assert member.query(HEARTBEAT, 4, identity)["ErrorCode"] == 0, "the requests disturbed the member"
 
 
 def test_start_offset_requires_permission_to_describe_the_topic(scene: Scene) -> None:
-    """Given one who may read the group and not the topic; its member is told where the new partition begins."""
-    scene.grow()
+    """Given a user that may read the group but not the topic. The member gets the new partition's start offset."""
+    scene.expand()
     with User(scene.through, "member") as member:
-        who, _ = scene.join(member)
-        scene.commit(member, who, 2)
+        identity, _ = scene.join(member)
+        scene.commit(member, identity, 2)
         for version in (5, 8):
             offsets = _offsets(member.query(OFFSET_FETCH, version, scene.fetch(version)))
-            assert offsets == {0: (2, 0), 1: (0, 0)}, "the proxy has its say here, else this would prove nothing"
+            assert offsets == {0: (2, 0), 1: (0, 0)}, "the proxy does not change the member's offsets"
             with User(scene.direct, "member") as direct:
                 assert _offsets(direct.query(OFFSET_FETCH, version, scene.fetch(version)))[1] == (-1, 0)
             with User(scene.direct, "halfway") as one, User(scene.through, "halfway") as other:
@@ -214,27 +213,27 @@ def _offsets(answer: Fields) -> dict[int, tuple[int, int]]:
 
 
 def test_revoked_member_gets_refusal_instead_of_rebalance(scene: Scene) -> None:
-    """Given a partition that its group may have by now, when the member asks, then Kafka's refusal comes before it."""
-    scene.grow()
+    """Given a partition that is no longer gated, when the revoked member sends a heartbeat, then it gets a refusal."""
+    scene.expand()
     with User(scene.through, "member") as member:
-        who, _ = scene.join(member)
-        scene.commit(member, who, 2)
-        scene.commit(member, who, 5)
-        until(lambda: f"gated partition assigned group={scene.group}" in scene.proxy.log, "the group to be let in")
+        identity, _ = scene.join(member)
+        scene.commit(member, identity, 2)
+        scene.commit(member, identity, 5)
+        until(lambda: f"gated partition assigned group={scene.group}" in scene.proxy.log, "assignment of the partition")
         scene.may("member", GROUP, scene.group, READ, DENY)
         with User(scene.direct, "member") as direct:
             refused = {"ThrottleTimeMs": 0, "ErrorCode": GROUP_AUTHORIZATION_FAILED}
-            until(lambda: direct.query(HEARTBEAT, 4, who) == refused, "the ACL to hold")
-        assert member.query(HEARTBEAT, 4, who) == refused
-        synced = member.query(SYNC, 2, who | {"Assignments": []})
+            until(lambda: direct.query(HEARTBEAT, 4, identity) == refused, "the ACL to take effect")
+        assert member.query(HEARTBEAT, 4, identity) == refused
+        synced = member.query(SYNC, 2, identity | {"Assignments": []})
         assert (synced["ErrorCode"], synced["Assignment"]) == (GROUP_AUTHORIZATION_FAILED, b"")
 
 
 def test_permitted_member_gets_rebalance_for_the_new_partition(scene: Scene) -> None:
-    """Without which the one above would prove nothing."""
-    scene.grow()
+    """The counterpart of the previous test: with permission, the member gets the rebalance."""
+    scene.expand()
     with User(scene.through, "member") as member:
-        who, _ = scene.join(member)
-        scene.commit(member, who, 5)
-        until(lambda: f"gated partition assigned group={scene.group}" in scene.proxy.log, "the group to be let in")
-        assert member.query(HEARTBEAT, 4, who)["ErrorCode"] == REBALANCE_IN_PROGRESS
+        identity, _ = scene.join(member)
+        scene.commit(member, identity, 5)
+        until(lambda: f"gated partition assigned group={scene.group}" in scene.proxy.log, "assignment of the partition")
+        assert member.query(HEARTBEAT, 4, identity)["ErrorCode"] == REBALANCE_IN_PROGRESS

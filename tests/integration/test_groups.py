@@ -1,4 +1,4 @@
-"""New partitions are kept from a group until it has read the prior ones: every client, against real Kafka."""
+"""A group does not get new partitions until it has read the prior partitions: all clients, on a real Kafka."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.proxy import ProxyProcess
 pytestmark = pytest.mark.kafka
 
 _JAVA = Path(__file__).parent.parent / "java"
-#: Rebalances at once, and KIP-848 heartbeats that a test can wait for.
+#: Immediate rebalances, and short KIP-848 heartbeat intervals.
 _BROKER = {
     "group.initial.rebalance.delay.ms": "0",
     "group.consumer.min.heartbeat.interval.ms": "300",
@@ -72,12 +72,12 @@ def _offsets(member: Member, partition: int) -> list[int]:
 def _commit_until(member: Member, condition: Callable[[], bool], proxy: ProxyProcess) -> None:
     give_up = time.monotonic() + WAIT_SECONDS
     while not condition():
-        assert time.monotonic() < give_up, f"it did not come: {member.read[-3:]} {member.errors}\n{proxy.log}"
+        assert time.monotonic() < give_up, f"timed out: {member.read[-3:]} {member.errors}\n{proxy.log}"
         member.commit()
         time.sleep(0.1)
 
 
-#: In Kafka 3.9 the new protocol is a preview that librdkafka does not speak: without a proxy it gets nothing either.
+#: In Kafka 3.9 the new protocol is a preview without librdkafka support, with and without a proxy.
 _TOO_NEW = {"librdkafka-consumer-protocol"} if kafka_version().startswith("3.") else set()
 
 
@@ -97,16 +97,16 @@ def test_new_partition_is_assigned_after_prior_partition_commits(
         topic.write(1, 5)
         until(lambda: len(member.read) == 20, f"only {member.read} was read: {member.errors}")
 
-        # When the topic grows, and the new partition is written to.
+        # When the topic is expanded, and the new partition is written to.
         topic.grow(3)
         topic.write(2, 7)
 
-        # Then it is withheld: what was read is not committed yet.
-        until(lambda: _gated(proxy, group), f"nothing was withheld: {member.errors}\n{proxy.log}")
+        # Then the new partition is gated: the records that were read are not committed yet.
+        until(lambda: _gated(proxy, group), f"no partition was gated: {member.errors}\n{proxy.log}")
         assert not member.read_of(2)
         assert 2 not in member.assigned
 
-        # Until it is (again, where the rebalance made it begin at its commits): then all of it comes.
+        # After the commit (repeated if the rebalance reset the member to its commits) all records arrive.
         _commit_until(member, lambda: len(member.read_of(2)) == 7, proxy)
         assert _offsets(member, 2) == list(range(7))
         for prior_partition in (0, 1):
@@ -114,10 +114,10 @@ def test_new_partition_is_assigned_after_prior_partition_commits(
         until(lambda: member.assigned == {0, 1, 2}, f"it has {member.assigned}")
 
 
-# ---- what would wedge a group, or make it skip something
+# ---- conditions that could block a group or make it skip records
 
 
-#: Fast to start, in this process, and it commits "the last record's offset plus one" and nothing else.
+#: This client starts fast, runs in this process, and commits only the last record's offset plus one.
 _CLIENT = "librdkafka-eager"
 
 
@@ -126,11 +126,11 @@ def _member(proxy: ProxyProcess, topic: GrownTopic, group: str, reset: str = "ea
 
 
 def _commit(kafka: KafkaCluster, group: str, topic: str, offsets: dict[int, int]) -> None:
-    """By hand, as an admin does for a group without members."""
+    """Commit for a group without members, as an admin does."""
     consumer = confluent_kafka.Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group})
     try:
-        places = [confluent_kafka.TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
-        consumer.commit(offsets=places, asynchronous=False)
+        positions = [confluent_kafka.TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
+        consumer.commit(offsets=positions, asynchronous=False)
     finally:
         consumer.close()
 
@@ -160,12 +160,12 @@ def _gets_the_new_partition(member: Member, count: int, proxy: ProxyProcess, par
 def test_a_prior_partition_may_end_in_a_transaction(
     commit: bool, topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
 ) -> None:
-    # Given a prior partition that ends in a marker, behind records that are committed or aborted.
+    # Given a prior partition that ends in a marker, after records that are committed or aborted.
     group = f"ends-{topic.name}"
     topic.write(0, 5)
     _transaction(groups_kafka, topic.name, 0, 3, commit=commit)
     end = 8 if commit else 5
-    # And a group that committed "the last record plus one": it will never commit more.
+    # And a group that committed the last record's offset plus one: it will never commit more.
     _commit(groups_kafka, group, topic.name, {0: end, 1: 0})
 
     topic.grow(3)
@@ -195,7 +195,7 @@ def test_records_before_an_aborted_end_are_waited_for(
 def test_what_retention_took_is_not_waited_for(
     topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
 ) -> None:
-    # Given a group in the middle of a prior partition, of which all is deleted before it is read.
+    # Given a group in the middle of a prior partition whose records are all deleted before it reads them.
     group = f"expired-{topic.name}"
     topic.write(0, 10)
     _commit(groups_kafka, group, topic.name, {0: 4})
@@ -213,7 +213,7 @@ def test_what_retention_took_is_not_waited_for(
 def test_what_was_truncated_is_not_waited_for(
     topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
 ) -> None:
-    # Given a threshold that lies above the log's end, as after an unclean leader election.
+    # Given a threshold above the log end, as after an unclean leader election.
     group = f"truncated-{topic.name}"
     topic.write(0, 5)
     _commit(groups_kafka, group, topic.name, {0: 5})
@@ -224,7 +224,7 @@ def test_what_was_truncated_is_not_waited_for(
 
 
 def test_compacted_records_are_not_waited_for_after_reading(groups_kafka: KafkaCluster, proxy: ProxyProcess) -> None:
-    # Given a compacted topic, a group before five records, and a threshold behind them.
+    # Given a compacted topic, a group before five records, and a threshold after them.
     configs = {
         "cleanup.policy": "compact",
         "segment.ms": "100",
@@ -239,14 +239,14 @@ def test_compacted_records_are_not_waited_for_after_reading(groups_kafka: KafkaC
     topic.write(2, 4)
     with _member(proxy, topic, group) as member:
         until(lambda: _gated(proxy, group), proxy.log)
-        # When compaction takes them, since their key got a newer record, and the group still commits nothing.
+        # When compaction removes them, since their key got a newer record, and the group does not commit.
         topic.write(0, 1)
         for _ in range(100):
             topic.write(0, 1)
             if member.read_of(2):
                 break
             time.sleep(0.3)
-        # Then it gets the new partition.
+        # Then the group gets the new partition.
         _gets_the_new_partition(member, 4, proxy)
 
 
@@ -260,13 +260,13 @@ def test_latest_group_reads_whole_new_partition(client: str, topic: GrownTopic, 
             topic.write(0, 1)
             time.sleep(0.2)
         member.commit()
-        # When the topic grows, and the new partition is written to before the group may have it.
+        # When the topic is expanded, and the new partition is written to while it is gated.
         before = topic.end(0)
         topic.write(0, 3)
         topic.grow(3)
         topic.write(2, 4)
         until(lambda: any(each.offset >= before for each in member.read_of(0)), f"{member.errors}")
-        # Then it gets all of it.
+        # Then the group reads all of it.
         _commit_until(member, lambda: len(member.read_of(2)) >= 4, proxy)
         assert _offsets(member, 2) == [0, 1, 2, 3]
 
@@ -291,11 +291,11 @@ def test_group_reset_to_the_start_waits_again(
     topic.grow(3)
     topic.write(2, 5)
     group = f"reset-{topic.name}"
-    # Sent back on a prior partition, but in the middle of the new one: as KIP-253 has it, it goes on.
+    # Reset on a prior partition, but in the middle of the new one: as KIP-253 specifies, it continues.
     _commit(groups_kafka, group, topic.name, {0: 0, 1: 0, 2: 3})
     with _member(proxy, topic, group) as member:
         until(lambda: len(member.read_of(2)) == 2, f"{member.errors}")
-    # Sent back everywhere: it begins anew, in order.
+    # Reset on all partitions: it reads them in order again.
     _commit(groups_kafka, group, topic.name, {0: 0, 1: 0, 2: 0})
     with _member(proxy, topic, group) as member:
         until(lambda: len(member.read_of(0)) == 5, f"{member.errors}")
@@ -306,7 +306,7 @@ def test_group_reset_to_the_start_waits_again(
 def test_several_expansions_open_one_after_the_other(
     topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
 ) -> None:
-    # Given a topic that grew twice while its group was away.
+    # Given a topic that was expanded twice while its group was not running.
     group = f"twice-{topic.name}"
     topic.write(0, 3)
     _commit(groups_kafka, group, topic.name, {0: 0, 1: 0})
@@ -330,19 +330,19 @@ def test_restarted_proxy_assigns_what_it_had_gated(client: str, groups_kafka: Ka
         topic.grow(3)
         topic.write(2, 5)
         with MEMBERS[client](proxy.bootstrap, topic.name, group, "earliest") as member:
-            # Given a member that holds less than its coordinator thinks, and whose proxy dies.
+            # Given a member with fewer partitions than its coordinator assigned, and whose proxy dies.
             until(lambda: len(member.read_of(0)) == 5 and _gated(proxy, group), f"{member.errors}\n{proxy.log}")
             proxy.kill()
             proxy.restart()
-            # When it goes on with the same generation through a new process, and commits.
+            # When it continues with the same generation through a new process, and commits.
             _commit_until(member, lambda: len(member.read_of(2)) == 5, proxy)
-            # Then it got the rest from that one, and has read nothing of it twice.
+            # Then it gets the rest through that process, and reads none of it twice.
             assert _offsets(member, 2) == list(range(5))
 
 
 @pytest.fixture
 def impatient(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
-    """Waits for a group that commits nothing for a few seconds only: more than a busy machine needs to see it wait."""
+    """A proxy that waits only 12 seconds for a group's commits: longer than a busy machine needs to observe it."""
     config = "[limits]\ngated_without_commit_seconds = 12.0\ngated_without_progress_seconds = 12.0\n"
     with ProxyProcess(groups_kafka.bootstrap, tmp_path, config=config) as proxy:
         yield proxy
@@ -350,7 +350,7 @@ def impatient(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProce
 
 @pytest.fixture
 def watched(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
-    """Has a status page, whose URL is its `status`."""
+    """A proxy with a status page, whose URL is its `status`."""
     port = free_port()
     (tmp_path / "token").write_text("let-them-go\n")
     config = f'status = "127.0.0.1:{port}"\nstatus_token_file = "{tmp_path}/token"\n'
@@ -372,19 +372,19 @@ def test_group_without_commits_gets_new_partition_after_timeout(topic: GrownTopi
 
 
 def test_member_committing_only_on_records_gets_new_partition(topic: GrownTopic, impatient: ProxyProcess) -> None:
-    """As franz-go does whose poll blocks: what was polled is committed by the next poll that returns something."""
+    """Like franz-go with a blocking poll: records are committed by the next poll that returns records."""
     group = f"blocking-{topic.name}"
     topic.write(0, 5)
     topic.write(1, 5)
     settings: dict[str, Any] = {"bootstrap.servers": impatient.bootstrap, "group.id": group}
     settings |= {"auto.offset.reset": "earliest"}
     settings |= {"topic.metadata.refresh.interval.ms": 500, "enable.auto.commit": False}
-    # An eager member would be given its last records again by the rebalance, and commit them.
+    # A rebalance would make an eager member read its last records again, and commit them.
     consumer = confluent_kafka.Consumer(settings | {"partition.assignment.strategy": "cooperative-sticky"})
     read: dict[int, list[int]] = {}
     polled: list[confluent_kafka.Message] = []
     give_up = time.monotonic() + WAIT_SECONDS
-    grown = False
+    expanded = False
     try:
         consumer.subscribe([topic.name])
         while len(read.get(2, [])) < 5:
@@ -395,10 +395,10 @@ def test_member_committing_only_on_records_gets_new_partition(topic: GrownTopic,
             polled = records or polled
             for each in records:
                 read.setdefault(each.partition(), []).append(each.offset())
-            if not grown and len({*read.get(0, ())}) == len({*read.get(1, ())}) == 5:
+            if not expanded and len({*read.get(0, ())}) == len({*read.get(1, ())}) == 5:
                 topic.grow(3)
                 topic.write(2, 5)
-                grown = True
+                expanded = True
     finally:
         consumer.close()
     assert _gated(impatient, group)
@@ -407,7 +407,7 @@ def test_member_committing_only_on_records_gets_new_partition(topic: GrownTopic,
 
 
 def test_latest_group_without_commits_does_not_wait(topic: GrownTopic, proxy: ProxyProcess) -> None:
-    # Given prior partitions with records, and a group that began behind them, and so has nothing to commit.
+    # Given prior partitions with records, and a group that started after them and so has nothing to commit.
     group = f"idle-{topic.name}"
     topic.write(0, 5)
     topic.write(1, 5)
@@ -438,8 +438,8 @@ def test_operator_sees_waiting_group_and_forces_its_assignment(
         (waiting,) = _waiting(url, group)
         assert (waiting["topic"], waiting["partition"]) == (topic.name, 2)
         assert waiting["records_max"] == 7
-        # At least: groups of other stories on this Kafka may wait as well.
-        until(lambda: _metric(url, "gated_partitions") >= 1, "the metric to say so")
+        # At least one: groups of other tests on this Kafka may wait as well.
+        until(lambda: _metric(url, "gated_partitions") >= 1, "the metric of gated partitions")
         released_total = _metric(url, "gated_partitions_released_total")
 
         address = url.removeprefix("http://")
@@ -450,11 +450,11 @@ def test_operator_sees_waiting_group_and_forces_its_assignment(
         assert main(["expansions", "--bootstrap", watched.bootstrap, "--topic", topic.name]) == 0
         assert f"  {topic.name}  2 -> 3" in capsys.readouterr().out
 
-        # What Kafka's own tools show of its commits is Kafka's: nothing is committed yet.
+        # Kafka's tools show Kafka's commits: nothing is committed yet.
         assert _committed(groups_kafka.bootstrap, group) == _committed(watched.bootstrap, group) == {}
         named = [TopicPartition(topic.name, 2)]
         assert _committed(groups_kafka.bootstrap, group, named) == {2: -1}
-        assert _committed(watched.bootstrap, group, named) == {2: 0}  # as a member is told: it may be one
+        assert _committed(watched.bootstrap, group, named) == {2: 0}  # the client may be a member, and gets the same
 
         release = ["expansions", "open", topic.name, group, "--status", address]
         assert main(release) == 2
@@ -464,7 +464,7 @@ def test_operator_sees_waiting_group_and_forces_its_assignment(
 
         _gets_the_new_partition(member, 5, watched)
         until(lambda: not _waiting(url, group), watched.log)
-        until(lambda: _metric(url, "gated_partitions_released_total") > released_total, "the metric to say so")
+        until(lambda: _metric(url, "gated_partitions_released_total") > released_total, "the metric of released ones")
     assert main(["expansions", "--bootstrap", watched.bootstrap, "--json"]) == 0
     of_all = json.loads(capsys.readouterr().out)["expansions"]
     assert {each["topic"]: each["thresholds"] for each in of_all}[topic.name] == [7, 0]
@@ -490,16 +490,16 @@ def _waiting(url: str, group: str) -> list[dict[str, Any]]:
         return [each for each in json.load(answer)["gated"] if each["group"] == group]
 
 
-# ---- members that come and go
+# ---- members that join and leave
 
 
 @pytest.mark.parametrize("client", ["librdkafka-consumer-protocol", "java-consumer-protocol"])
 def test_gated_partition_moving_between_members_is_eventually_read(
     client: str, topic: GrownTopic, proxy: ProxyProcess
 ) -> None:
-    # Given a member of the new protocol from which all of the new partitions are withheld.
+    # Given a member of the new protocol for which all new partitions are gated.
     group = f"moves-{client}-{topic.name}"
-    # It was there before the topic grew, and has said what it holds before anything was withheld from it.
+    # It joined before the expansion, and has reported its partitions before any was gated.
     topic.write(0, 3)
     start = MEMBERS[client]
     with start(proxy.bootstrap, topic.name, group, "earliest") as one:
@@ -508,12 +508,12 @@ def test_gated_partition_moving_between_members_is_eventually_read(
         topic.write(2, 3)
         topic.write(3, 3)
         until(lambda: _gated(proxy, group, 2) and _gated(proxy, group, 3), proxy.log)
-        # When a second one joins: the coordinator takes partitions from the first, withheld ones perhaps, and gives
-        # them to the second one as soon as the first has given them up.
+        # When a second one joins: the coordinator revokes partitions from the first, possibly gated ones, and assigns
+        # them to the second as soon as the first has released them.
         with start(proxy.bootstrap, topic.name, group, "earliest") as two:
-            until(lambda: _both_settled(proxy, topic, group), "the coordinator waits for a member")
+            until(lambda: _both_stable(proxy, topic, group), "the coordinator waits for a member")
             until(lambda: one.assigned | two.assigned == {0, 1}, f"{one.assigned} {two.assigned}")
-            # Then both get what is theirs, once the priors are read.
+            # Then both get their partitions, once the prior partitions are read.
             give_up = time.monotonic() + WAIT_SECONDS
             while one.assigned | two.assigned != {0, 1, 2, 3}:
                 assert time.monotonic() < give_up, (
@@ -527,16 +527,16 @@ def test_gated_partition_moving_between_members_is_eventually_read(
                 until(lambda p=partition: {*_offsets(one, p), *_offsets(two, p)} == {0, 1, 2}, f"{one.read} {two.read}")
 
 
-def _both_settled(proxy: ProxyProcess, topic: GrownTopic, group: str) -> bool:
+def _both_stable(proxy: ProxyProcess, topic: GrownTopic, group: str) -> bool:
     described = _described(topic.kafka, group)
     if described is None:
         return False
-    held = [len(each.assignment.topic_partitions) for each in described.members]
-    return held == [2, 2] and described.state.name == "STABLE"
+    assigned_counts = [len(each.assignment.topic_partitions) for each in described.members]
+    return assigned_counts == [2, 2] and described.state.name == "STABLE"
 
 
 def _described(address: str, group: str) -> Any:
-    """None: its coordinator cannot tell just now."""
+    """None if the coordinator is not available."""
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": address})
     try:
         return admin.describe_consumer_groups([group])[group].result()
@@ -550,8 +550,8 @@ def _described(address: str, group: str) -> Any:
 def test_streams_application_is_not_gated_but_logged(
     groups_kafka: KafkaCluster, proxy: ProxyProcess, tmp_path: Path
 ) -> None:
-    # Given Kafka Streams on an ordered topic. (Streams pins the count of its own topics: more input partitions than it
-    # began with are an error of its own where it groups by key, so this one only maps.)
+    # Given Kafka Streams on an ordered topic. (Streams fixes the count of its internal topics: added input partitions
+    # are an error for an application that groups by key, so this one only maps.)
     topic = GrownTopic(groups_kafka.bootstrap, proxy.bootstrap, f"streams-{uuid4().hex[:8]}", 2)
     topic.write(0, 3)
     group = f"app-{topic.name}"
@@ -564,7 +564,7 @@ def test_streams_application_is_not_gated_but_logged(
             assert process.stdout is not None
             observed = [process.stdout.readline().split() for _ in range(3)]
             assert [each[0] for each in observed] == ["mapped"] * 3
-            # When the topic grows, then the application reads the new partition, at once.
+            # When the topic is expanded, then the application reads the new partition immediately.
             topic.grow(4)
             topic.write(2, 3)
             observed = [process.stdout.readline().split() for _ in range(3)]
@@ -579,7 +579,7 @@ def test_streams_application_is_not_gated_but_logged(
     "client", [pytest.param("librdkafka-eager", marks=pytest.mark.soak), "librdkafka-consumer-protocol"]
 )
 def test_assignments_are_gated_across_workers(client: str, groups_kafka: KafkaCluster, tmp_path: Path) -> None:
-    # Given a proxy of two worker processes, and a group of two members, who may be at either.
+    # Given a proxy with two worker processes, and a group with two members, each connected to either of them.
     port = free_port()
     (token := tmp_path / "token").write_text("s3cret\n")
     config = f'status = "127.0.0.1:{port}"\nstatus_token_file = "{token}"\nworkers = 2\n'
@@ -598,12 +598,12 @@ def test_assignments_are_gated_across_workers(client: str, groups_kafka: KafkaCl
             topic.write(2, 3)
             topic.write(3, 3)
             until(lambda: {each["partition"] for each in _waiting(url, group)} == {2, 3}, proxy.log)
-            # When an operator opens the gate, at the supervisor's status page.
+            # When an operator releases the partitions at the supervisor's status page.
             path = f"/groups/{quote(group, safe='')}/release?topic={topic.name}"
             shown = {"Authorization": "Bearer s3cret"}
             with urlopen(Request(url + path, method="POST", headers=shown), timeout=60) as answer:
                 assert b"requested" in answer.read()
-            # Then all workers learn of it, and each brings its members to ask again, or tells them.
+            # Then all workers learn of it and make their members rebalance.
             until(lambda: one.assigned | two.assigned == {0, 1, 2, 3}, f"{one.assigned} {two.assigned}\n{proxy.log}")
             for partition in (2, 3):
                 requested = {0, 1, 2}
@@ -629,6 +629,6 @@ def test_a_coordinator_that_moves_forgets_nothing(client: str, tmp_path: Path) -
             until(lambda: _described(kafka.bootstrap, group) is not None, "its coordinator to be known")
             kafka.kill(_described(kafka.bootstrap, group).coordinator.id)
             assert not member.read_of(2)
-            # Then the group gets it once it has committed, as before.
+            # Then the group gets it once it has committed, as usual.
             _commit_until(member, lambda: len(member.read_of(2)) == 3, proxy)
             assert _offsets(member, 2) == [0, 1, 2]

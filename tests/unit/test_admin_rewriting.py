@@ -1,11 +1,8 @@
-"""Admin requests through the plans: what Kafka sees of them, what the client is told, what is stored.
-
-Every message goes through the codec on its way in and out, in every version that is served.
-"""
+"""Plans of admin requests: what Kafka gets, what the client gets, what is stored. Messages pass the codec both ways."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -51,7 +48,7 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 
 @dataclass
 class World:
-    """One proxy's knowledge, and one exchange of a request and Kafka's answer through it."""
+    """One proxy's knowledge; a request and Kafka's answer pass through it."""
 
     stored: Mapping[str, str] = field(default_factory=dict)
     file: Mapping[str, str] = field(default_factory=dict)
@@ -74,6 +71,29 @@ class World:
         self.changes = plan.finish(response)
         return decode_response(api_key, version, encode_response(api_key, version, response))
 
+    def create(self, *topics: Message, answers: Sequence[Message] = (), version: int = 7, **more: object) -> Message:
+        return self.rewriter(
+            CREATE_TOPICS, version, Message(topics=list(topics), timeout_ms=1, **more), Message(topics=list(answers))
+        )
+
+    def alter(
+        self, api_key: int, *resources: Message, answers: Sequence[Message] = (), version: int = 1, **more: object
+    ) -> Message:
+        request = Message(resources=list(resources), **more)
+        return self.rewriter(api_key, version, request, Message(responses=list(answers)))
+
+    def describe(self, *results: Message, version: int = 4, keys: Sequence[str] | None = None, **more: bool) -> Message:
+        """The resources that Kafka answers with."""
+        resources = [
+            Message(resource_type=each.resource_type, resource_name=each.resource_name, configuration_keys=keys)
+            for each in results
+        ]
+        return self.rewriter(DESCRIBE_CONFIGS, version, Message(resources=resources, **more), Message(results=results))
+
+    def delete(self, *topics: Message, answers: Sequence[Message], version: int = 6, **more: object) -> None:
+        request = Message(topics=list(topics), **more)
+        self.rewriter(DELETE_TOPICS, version, request, Message(responses=list(answers)))
+
 
 def config(name: str, value: str | None, **more: object) -> Message:
     return Message(name=name, value=value, **more)
@@ -85,19 +105,13 @@ def versions(api_key: int) -> range:
 
 @pytest.mark.parametrize("api_key", [CREATE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
 def test_virtual_configs_of_internal_topics_are_refused(api_key: int) -> None:
-    created = api_key == CREATE_TOPICS
-    requested = config(CHECK, "true", **({"config_operation": SET} if api_key == INCREMENTAL_ALTER_CONFIGS else {}))
+    world, created, requested = World(), api_key == CREATE_TOPICS, config(CHECK, "true")
+
     if created:
-        topic = Message(name="__consumer_offsets", num_partitions=1, replication_factor=1, configs=[requested])
-        request, answer = Message(topics=[topic], timeout_ms=1), Message(topics=[])
+        (reported,) = world.create(creatable("__consumer_offsets", requested)).topics
     else:
-        resource = Message(resource_type=TOPIC, resource_name="__consumer_offsets", configs=[requested])
-        request, answer = Message(resources=[resource]), Message(responses=[])
-    world = World()
+        (reported,) = world.alter(api_key, resource("__consumer_offsets", requested)).responses
 
-    response = world.rewriter(api_key, versions(api_key)[-1], request, answer)
-
-    (reported,) = response.topics if created else response.responses
     assert (reported.error_code, world.changes) == (40, [])
     assert "__consumer_offsets is internal to Kafka" in reported.error_message
     assert not (world.forwarded.topics if created else world.forwarded.resources)
@@ -109,7 +123,7 @@ def names(messages: list[Message]) -> list[str]:
 
 def test_planned_and_closed_apis_match_the_api_table() -> None:
     plans = {key for key, api in APIS.items() if Handling.REWRITE_REQUEST in api.handling}
-    looked_into = {key for key, api in APIS.items() if api.handling is Handling.INSPECT_REQUEST}
+    inspected = {key for key, api in APIS.items() if api.handling is Handling.INSPECT_REQUEST}
 
     assert plans == {
         ADD_PARTITIONS_TO_TXN,
@@ -121,7 +135,7 @@ def test_planned_and_closed_apis_match_the_api_table() -> None:
         CREATE_PARTITIONS,
         WRITE_TXN_MARKERS,
     }
-    assert looked_into == set(CLOSED_APIS)
+    assert inspected == set(CLOSED_APIS)
     assert plan_request(METADATA, 12, Message(), World().known()) is None
 
 
@@ -129,7 +143,7 @@ def test_planned_and_closed_apis_match_the_api_table() -> None:
 
 
 def added(world: World, *names: str, fresh: bool = True) -> tuple[Plan, dict[str, list[int]]]:
-    """The plan, and the error codes that the client is told, where Kafka adds whatever it sees."""
+    """The plan, and the error codes for the client, where Kafka adds whatever it gets."""
     topics = [Message(name=name, partitions=[1, 2]) for name in names]
     queried = Message(v3_and_below_transactional_id="app", v3_and_below_producer_id=5, v3_and_below_topics=topics)
     request = decode_request(ADD_PARTITIONS_TO_TXN, 3, encode_request(ADD_PARTITIONS_TO_TXN, 3, queried))
@@ -247,17 +261,13 @@ def test_created_topics_virtual_configs_are_stored_not_forwarded(version: int) -
     queried = creatable("orders", config("retention.ms", "1000"), config(CHECK, "TRUE"), config(SOURCE, "base"))
     kafkas = Message(name="orders", topic_id=ORDERS, configs=[config("retention.ms", "1000", config_source=1)])
 
-    answer = world.rewriter(
-        CREATE_TOPICS,
-        version,
-        Message(topics=[queried, creatable("payments")], timeout_ms=1),
-        Message(topics=[kafkas, Message(name="payments", topic_id=PAYMENTS, configs=[])]),
-    )
+    others = Message(name="payments", topic_id=PAYMENTS, configs=[])
+    answer = world.create(queried, creatable("payments"), answers=[kafkas, others], version=version)
 
     assert names(world.forwarded.topics) == ["orders", "payments"]
     assert names(world.forwarded.topics[0].configs) == ["retention.ms"]
-    told_id = ORDERS if version >= 7 else None
-    assert world.changes == [TopicConfigChange("orders", told_id, {CHECK: "true", SOURCE: "base"}, replace=True)]
+    reported_id = ORDERS if version >= 7 else None
+    assert world.changes == [TopicConfigChange("orders", reported_id, {CHECK: "true", SOURCE: "base"}, replace=True)]
     if version >= 5:
         shown = [(each.name, each.value, each.config_source) for each in answer.topics[0].configs]
         assert shown == [("retention.ms", "1000", 1), (CHECK, "true", 1), (SOURCE, "base", 1), *DEFAULTS[2:]]
@@ -268,12 +278,7 @@ def test_created_topics_virtual_configs_are_stored_not_forwarded(version: int) -
 def test_file_configs_are_shown_at_creation_not_stored() -> None:
     world = World(file={CHECK: "required"})
 
-    answer = world.rewriter(
-        CREATE_TOPICS,
-        7,
-        Message(topics=[creatable("orders")]),
-        Message(topics=[Message(name="orders", topic_id=ORDERS, configs=[])]),
-    )
+    answer = world.create(creatable("orders"), answers=[Message(name="orders", topic_id=ORDERS, configs=[])])
 
     assert (answer.topics[0].configs[0].value, answer.topics[0].configs[0].config_source) == ("required", 4)
     assert world.changes == []
@@ -283,14 +288,10 @@ def test_file_configs_are_shown_at_creation_not_stored() -> None:
 @pytest.mark.parametrize("value", ["maybe", "", None])
 def test_topic_with_invalid_virtual_config_is_not_created(version: int, value: str | None) -> None:
     world = World()
-    wrong = creatable("orders", config(CHECK, value))
+    wrong, right = creatable("orders", config(CHECK, value)), creatable("payments", config(CHECK, "true"))
+    kafkas = Message(name="payments", topic_id=PAYMENTS, configs=None if version >= 5 else [])
 
-    answer = world.rewriter(
-        CREATE_TOPICS,
-        version,
-        Message(topics=[wrong, creatable("payments", config(CHECK, "true"))]),
-        Message(topics=[Message(name="payments", topic_id=PAYMENTS, configs=None if version >= 5 else [])]),
-    )
+    answer = world.create(wrong, right, answers=[kafkas], version=version)
 
     assert names(world.forwarded.topics) == ["payments"]
     reported = {each.name: (each.error_code, each.error_message) for each in answer.topics}
@@ -303,12 +304,7 @@ def test_topic_with_invalid_virtual_config_is_not_created(version: int, value: s
 def test_duplicate_topic_is_not_created_from_valid_entry() -> None:
     world = World()
 
-    world.rewriter(
-        CREATE_TOPICS,
-        7,
-        Message(topics=[creatable("orders", config(CHECK, "maybe")), creatable("orders")]),
-        Message(topics=[]),
-    )
+    world.create(creatable("orders", config(CHECK, "maybe")), creatable("orders"))
 
     assert world.forwarded.topics == []
 
@@ -323,9 +319,9 @@ def test_duplicate_topic_is_not_created_from_valid_entry() -> None:
 )
 def test_uncreated_topic_stores_no_configs(answer: Message, validate_only: bool) -> None:
     world = World()
-    request = Message(topics=[creatable("orders", config(CHECK, "true"))], validate_only=validate_only)
+    requested = creatable("orders", config(CHECK, "true"))
 
-    reported = world.rewriter(CREATE_TOPICS, 7, request, Message(topics=[answer]))
+    reported = world.create(requested, answers=[answer], validate_only=validate_only)
 
     assert world.changes == []
     assert world.forwarded.validate_only is validate_only
@@ -335,9 +331,7 @@ def test_uncreated_topic_stores_no_configs(answer: Message, validate_only: bool)
 def test_virtual_configs_are_hidden_without_describe_permission() -> None:
     hidden = Message(name="orders", topic_id=ORDERS, topic_config_error_code=29, configs=[])
 
-    reported = World().rewriter(
-        CREATE_TOPICS, 7, Message(topics=[creatable("orders", config(CHECK, "true"))]), Message(topics=[hidden])
-    )
+    reported = World().create(creatable("orders", config(CHECK, "true")), answers=[hidden])
 
     assert reported.topics[0].configs == []
 
@@ -357,32 +351,18 @@ def codes(answer: Message) -> dict[str, tuple[int, str | None]]:
     return {each.resource_name: (each.error_code, each.error_message) for each in answer.responses}
 
 
-def test_config_without_prefix_is_stored_as_canonical() -> None:
-    world = World()
-    ops = [config("check.expected.offsets", "true", config_operation=SET)]
-
-    world.rewriter(
-        INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=[resource("orders", *ops)]), Message(responses=[done("orders")])
-    )
-
-    assert world.changes == [TopicConfigChange("orders", None, {CHECK: "true"}, frozenset())]
-
-
+@pytest.mark.parametrize("name", [CHECK, CHECK.removeprefix("fencepost.")])
 @pytest.mark.parametrize("version", versions(INCREMENTAL_ALTER_CONFIGS))
-def test_incremental_changes_are_taken_out_and_stored(version: int) -> None:
+def test_incremental_changes_are_taken_out_and_stored(version: int, name: str) -> None:
     world = World()
     ops = [
         config("retention.ms", "5", config_operation=SET),
-        config(CHECK, "Required", config_operation=SET),
+        config(name, "Required", config_operation=SET),
         config(SOURCE, None, config_operation=DELETE),
     ]
 
-    answer = world.rewriter(
-        INCREMENTAL_ALTER_CONFIGS,
-        version,
-        Message(resources=[resource("orders", *ops)]),
-        Message(responses=[done("orders")]),
-    )
+    requested = resource("orders", *ops)
+    answer = world.alter(INCREMENTAL_ALTER_CONFIGS, requested, answers=[done("orders")], version=version)
 
     assert names(world.forwarded.resources[0].configs) == ["retention.ms"]
     assert world.changes == [TopicConfigChange("orders", None, {CHECK: "required"}, frozenset({SOURCE}))]
@@ -394,12 +374,8 @@ def test_virtual_only_change_still_checks_kafka_authorization(api_key: int) -> N
     for error_code, stored in ((0, 1), (29, 0), (3, 0)):
         world = World()
 
-        answer = world.rewriter(
-            api_key,
-            0,
-            Message(resources=[resource("orders", config(CHECK, "true"))]),
-            Message(responses=[done("orders", error_code=error_code)]),
-        )
+        requested, kafkas = resource("orders", config(CHECK, "true")), done("orders", error_code=error_code)
+        answer = world.alter(api_key, requested, answers=[kafkas], version=0)
 
         assert names(world.forwarded.resources[0].configs) == []
         assert world.forwarded.resources[0].resource_name == "orders"
@@ -412,13 +388,9 @@ def test_virtual_only_change_still_checks_kafka_authorization(api_key: int) -> N
 def test_invalid_value_blocks_its_topic_only(api_key: int, version: int) -> None:
     world = World()
     wrong = resource("orders", config("retention.ms", "5"), config(CHECK, "perhaps"))
+    right = resource("payments", config(CHECK, "true"))
 
-    answer = world.rewriter(
-        api_key,
-        version,
-        Message(resources=[wrong, resource("payments", config(CHECK, "true"))]),
-        Message(responses=[done("payments")]),
-    )
+    answer = world.alter(api_key, wrong, right, answers=[done("payments")], version=version)
 
     assert [each.resource_name for each in world.forwarded.resources] == ["payments"]
     assert codes(answer)["payments"] == (0, None)
@@ -429,33 +401,28 @@ def test_invalid_value_blocks_its_topic_only(api_key: int, version: int) -> None
 
 @pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
 @pytest.mark.parametrize(
-    ("configs", "error_code", "part"),
+    ("configs", "part"),
     [
-        ([config(CHECK, "true"), config(CHECK, "false")], 42, "duplicate config keys"),
-        ([config(CHECK, None)], 42, f"Null value not supported for : {CHECK}"),
+        ([config(CHECK, "true"), config(CHECK, "false")], "duplicate config keys"),
+        ([config(CHECK, None)], f"Null value not supported for : {CHECK}"),
     ],
 )
-def test_virtual_configs_have_kafkas_duplicate_and_null_rules(
-    api_key: int, configs: list[Message], error_code: int, part: str
-) -> None:
+def test_virtual_configs_have_kafkas_duplicate_and_null_rules(api_key: int, configs: list[Message], part: str) -> None:
     world = World()
 
-    answer = world.rewriter(api_key, 0, Message(resources=[resource("orders", *configs)]), Message(responses=[]))
+    answer = world.alter(api_key, resource("orders", *configs), version=0)
 
     assert world.forwarded.resources == []
-    assert codes(answer)["orders"][0] == error_code
+    assert codes(answer)["orders"][0] == 42
     assert part in (codes(answer)["orders"][1] or "")
     assert world.changes == []
 
 
 @pytest.mark.parametrize(("operation", "called"), [(APPEND, "APPEND"), (SUBTRACT, "SUBTRACT"), (9, "operation 9")])
 def test_no_virtual_config_is_a_list(operation: int, called: str) -> None:
-    world = World()
-    ops = [config(CHECK, "true", config_operation=operation)]
+    requested = resource("orders", config(CHECK, "true", config_operation=operation))
 
-    answer = world.rewriter(
-        INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=[resource("orders", *ops)]), Message(responses=[])
-    )
+    answer = World().alter(INCREMENTAL_ALTER_CONFIGS, requested)
 
     assert codes(answer)["orders"] == (40, f"Can't {called} to key {CHECK} because its type is not LIST.")
 
@@ -463,12 +430,9 @@ def test_no_virtual_config_is_a_list(operation: int, called: str) -> None:
 @pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
 def test_validate_only_reports_errors_and_stores_nothing(api_key: int) -> None:
     world = World()
-    request = Message(
-        resources=[resource("orders", config(CHECK, "true")), resource("payments", config(CHECK, "no way"))],
-        validate_only=True,
-    )
+    right, wrong = resource("orders", config(CHECK, "true")), resource("payments", config(CHECK, "no way"))
 
-    answer = world.rewriter(api_key, 1, request, Message(responses=[done("orders")]))
+    answer = world.alter(api_key, right, wrong, answers=[done("orders")], validate_only=True)
 
     assert world.forwarded.validate_only is True
     assert {name: code for name, (code, _) in codes(answer).items()} == {"orders": 0, "payments": 40}
@@ -477,26 +441,21 @@ def test_validate_only_reports_errors_and_stores_nothing(api_key: int) -> None:
 
 def test_the_legacy_call_replaces_all_that_is_set() -> None:
     world = World(stored={CHECK: "true"})
-    request = Message(resources=[resource("orders", config(SOURCE, "base"))])
 
-    world.rewriter(ALTER_CONFIGS, 2, request, Message(responses=[done("orders")]))
-    assert world.changes == [TopicConfigChange("orders", None, {SOURCE: "base"}, replace=True)]
+    def changes(topic: str, name: str, value: str) -> list[TopicConfigChange]:
+        world.alter(ALTER_CONFIGS, resource(topic, config(name, value)), answers=[done(topic)], version=2)
+        return world.changes
 
-    request = Message(resources=[resource("orders", config("retention.ms", "5"))])
-    world.rewriter(ALTER_CONFIGS, 2, request, Message(responses=[done("orders")]))
-    assert world.changes == [TopicConfigChange("orders", None, {}, replace=True)]
-
-    request = Message(resources=[resource("payments", config("retention.ms", "5"))])
-    world.rewriter(ALTER_CONFIGS, 2, request, Message(responses=[done("payments")]))
-    assert world.changes == [], "nothing was set, nothing is to be stored"
+    assert changes("orders", SOURCE, "base") == [TopicConfigChange("orders", None, {SOURCE: "base"}, replace=True)]
+    assert changes("orders", "retention.ms", "5") == [TopicConfigChange("orders", None, {}, replace=True)]
+    assert changes("payments", "retention.ms", "5") == [], "nothing was set, nothing is to be stored"
 
 
 @pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
 def test_configs_of_brokers_are_none_of_ours(api_key: int) -> None:
     world = World()
-    request = Message(resources=[resource("1", config(CHECK, "true"), kind=BROKER)])
 
-    world.rewriter(api_key, 1, request, Message(responses=[done("1", kind=BROKER)]))
+    world.alter(api_key, resource("1", config(CHECK, "true"), kind=BROKER), answers=[done("1", kind=BROKER)])
 
     assert names(world.forwarded.resources[0].configs) == [CHECK]
     assert world.changes == []
@@ -524,12 +483,7 @@ RETENTION = config("retention.ms", "1000", config_source=5)
 def test_virtual_configs_are_shown_with_their_source(
     version: int, stored: Mapping[str, str], file: Mapping[str, str], value: str, source: int
 ) -> None:
-    answer = World(stored=stored, file=file).rewriter(
-        DESCRIBE_CONFIGS,
-        version,
-        Message(resources=[Message(resource_type=TOPIC, resource_name="orders", configuration_keys=None)]),
-        Message(results=[described("orders", RETENTION)]),
-    )
+    answer = World(stored=stored, file=file).describe(described("orders", RETENTION), version=version)
 
     shown = {each.name: each for each in answer.results[0].configs}
     assert list(shown) == ["retention.ms", *VIRTUAL_CONFIGS]
@@ -554,28 +508,16 @@ def test_virtual_configs_are_shown_with_their_source(
 def test_only_requested_configs_are_shown(keys: list[str] | None, shown: list[str]) -> None:
     world = World()
 
-    answer = world.rewriter(
-        DESCRIBE_CONFIGS,
-        4,
-        Message(resources=[Message(resource_type=TOPIC, resource_name="orders", configuration_keys=keys)]),
-        Message(results=[described("orders")]),
-    )
+    answer = world.describe(described("orders"), keys=keys)
 
     assert names(answer.results[0].configs) == shown
-    # An empty list would ask Kafka for everything: our names stay in it, and match nothing there.
+    # An empty list would query everything: the virtual names stay in it, and match nothing at Kafka.
     assert world.forwarded.resources[0].configuration_keys == keys
 
 
 def test_requested_synonyms_and_documentation_are_returned() -> None:
-    answer = World(stored={CHECK: "true"}, file={CHECK: "required"}).rewriter(
-        DESCRIBE_CONFIGS,
-        4,
-        Message(
-            resources=[Message(resource_type=TOPIC, resource_name="orders", configuration_keys=[CHECK])],
-            include_synonyms=True,
-            include_documentation=True,
-        ),
-        Message(results=[described("orders")]),
+    answer = World(stored={CHECK: "true"}, file={CHECK: "required"}).describe(
+        described("orders"), keys=[CHECK], include_synonyms=True, include_documentation=True
     )
 
     shown = answer.results[0].configs[0]
@@ -588,17 +530,7 @@ def test_requested_synonyms_and_documentation_are_returned() -> None:
 
 
 def test_errors_and_other_resources_are_left_alone() -> None:
-    answer = World().rewriter(
-        DESCRIBE_CONFIGS,
-        4,
-        Message(
-            resources=[
-                Message(resource_type=TOPIC, resource_name="gone", configuration_keys=None),
-                Message(resource_type=BROKER, resource_name="1", configuration_keys=None),
-            ]
-        ),
-        Message(results=[described("gone", error_code=3), described("1", RETENTION, kind=BROKER)]),
-    )
+    answer = World().describe(described("absent", error_code=3), described("1", RETENTION, kind=BROKER))
 
     assert [(each.error_code, names(each.configs)) for each in answer.results] == [(3, []), (0, ["retention.ms"])]
 
@@ -609,21 +541,12 @@ def test_errors_and_other_resources_are_left_alone() -> None:
 @pytest.mark.parametrize("version", versions(DELETE_TOPICS))
 def test_what_was_deleted_is_known_by_its_id(version: int) -> None:
     world = World()
-    by_name = Message(topics=[Message(name="orders"), Message(name="payments")], topic_names=["orders", "payments"])
-    if version >= 6:
-        by_name.topic_names = []
+    topics = [Message(name="orders"), Message(name="payments")]
+    deleted = Message(name="orders", topic_id=ORDERS if version >= 6 else NO_TOPIC_ID)
+    denied = Message(name="payments", error_code=29)
 
-    world.rewriter(
-        DELETE_TOPICS,
-        version,
-        by_name,
-        Message(
-            responses=[
-                Message(name="orders", topic_id=ORDERS if version >= 6 else NO_TOPIC_ID),
-                Message(name="payments", error_code=29),
-            ]
-        ),
-    )
+    by_name = [] if version >= 6 else names(topics)
+    world.delete(*topics, answers=[deleted, denied], version=version, topic_names=by_name)
 
     assert world.changes == [TopicConfigChange("orders", ORDERS, deleted=True)]
 
@@ -631,8 +554,7 @@ def test_what_was_deleted_is_known_by_its_id(version: int) -> None:
 def test_deleting_a_replaced_topic_ends_its_inheritance() -> None:
     world = World(stored={CHECK: "true"})
 
-    by_id, answer = Message(name=None, topic_id=PAYMENTS), Message(name="orders", topic_id=PAYMENTS)
-    world.rewriter(DELETE_TOPICS, 6, Message(topics=[by_id]), Message(responses=[answer]))
+    world.delete(Message(name=None, topic_id=PAYMENTS), answers=[Message(name="orders", topic_id=PAYMENTS)])
 
     assert world.changes == [TopicConfigChange("orders", PAYMENTS, deleted=True, inherited_from=ORDERS)]
 
@@ -640,12 +562,8 @@ def test_deleting_a_replaced_topic_ends_its_inheritance() -> None:
 def test_a_topic_deleted_by_its_id() -> None:
     world = World()
 
-    world.rewriter(
-        DELETE_TOPICS,
-        6,
-        Message(topics=[Message(name=None, topic_id=ORDERS)]),
-        Message(responses=[Message(name=None, topic_id=ORDERS)]),
-    )
+    by_id = Message(name=None, topic_id=ORDERS)
+    world.delete(by_id, answers=[by_id])
 
     assert world.forwarded.topics[0].topic_id == ORDERS
     assert world.changes == [TopicConfigChange(None, ORDERS, deleted=True)]
@@ -653,7 +571,26 @@ def test_a_topic_deleted_by_its_id() -> None:
 
 # --- the state topic --------------------------------------------------------------------------------------------------
 
-BY_NAME = {"resource_type": TOPIC, "resource_name": STATE_TOPIC}
+
+def both(key: str, **fields: object) -> list[Message]:
+    """An entry of `orders` and one of the state topic; `key` is the field of the name."""
+    return [Message(**{key: name}, **fields) for name in ("orders", STATE_TOPIC)]
+
+
+def of_partitions(key: str) -> tuple[Message, Message]:
+    """Topics with partitions; `key` is the field of the number."""
+    name = "topic" if key == "partition" else "name"
+    answered = [Message(**{name: "orders"}, partitions=[Message(**{key: 0})])]
+    return Message(topics=both(name, partitions=[Message(**{key: 0})])), Message(topics=answered)
+
+
+def fetch(*topics: Mapping[str, object]) -> tuple[Message, Message]:
+    requested = [Message(**each, partitions=[Message(partition=1)]) for each in topics]
+    return Message(topics=requested), Message(responses=[Message(**topics[0], partitions=[Message(partition_index=1)])])
+
+
+RESOURCES = [resource("orders"), resource(STATE_TOPIC, config("retention.ms", "1"))]
+ON_ORDERS = Message(name="orders", partitions=[Message(partition_index=1)])
 CLOSED = [
     (
         CREATE_TOPICS,
@@ -661,12 +598,7 @@ CLOSED = [
         Message(topics=[creatable("orders"), creatable(STATE_TOPIC)]),
         Message(topics=[Message(name="orders", configs=[])]),
     ),
-    (
-        DELETE_TOPICS,
-        5,
-        Message(topic_names=["orders", STATE_TOPIC]),
-        Message(responses=[Message(name="orders")]),
-    ),
+    (DELETE_TOPICS, 5, Message(topic_names=["orders", STATE_TOPIC]), Message(responses=[Message(name="orders")])),
     (
         DELETE_TOPICS,
         6,
@@ -676,44 +608,17 @@ CLOSED = [
     (
         DESCRIBE_CONFIGS,
         4,
-        Message(resources=[Message(resource_type=TOPIC, resource_name="orders"), Message(**BY_NAME)]),
+        Message(resources=both("resource_name", resource_type=TOPIC)),
         Message(results=[described("orders")]),
     ),
-    (
-        ALTER_CONFIGS,
-        2,
-        Message(resources=[resource("orders"), resource(STATE_TOPIC, config("retention.ms", "1"))]),
-        Message(responses=[done("orders")]),
-    ),
-    (
-        INCREMENTAL_ALTER_CONFIGS,
-        1,
-        Message(resources=[resource("orders"), resource(STATE_TOPIC, config("retention.ms", "1"))]),
-        Message(responses=[done("orders")]),
-    ),
-    (
-        CREATE_PARTITIONS,
-        3,
-        Message(topics=[Message(name="orders", count=2), Message(name=STATE_TOPIC, count=2)]),
-        Message(results=[Message(name="orders")]),
-    ),
-    (
-        DELETE_RECORDS,
-        2,
-        Message(
-            topics=[
-                Message(name="orders", partitions=[Message(partition_index=0)]),
-                Message(name=STATE_TOPIC, partitions=[Message(partition_index=0)]),
-            ]
-        ),
-        Message(topics=[Message(name="orders", partitions=[Message(partition_index=0)])]),
-    ),
+    (ALTER_CONFIGS, 2, Message(resources=RESOURCES), Message(responses=[done("orders")])),
+    (INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=RESOURCES), Message(responses=[done("orders")])),
+    (CREATE_PARTITIONS, 3, Message(topics=both("name", count=2)), Message(results=[Message(name="orders")])),
+    (DELETE_RECORDS, 2, *of_partitions("partition_index")),
     (
         ADD_PARTITIONS_TO_TXN,
         3,
-        Message(
-            v3_and_below_topics=[Message(name="orders", partitions=[1]), Message(name=STATE_TOPIC, partitions=[0])]
-        ),
+        Message(v3_and_below_topics=both("name", partitions=[1])),
         Message(
             results_by_topic_v3_and_below=[
                 Message(name="orders", results_by_partition=[Message(partition_index=1)]),
@@ -723,80 +628,14 @@ CLOSED = [
     (
         WRITE_TXN_MARKERS,
         1,
-        Message(
-            markers=[
-                Message(
-                    producer_id=5,
-                    topics=[
-                        Message(name="orders", partition_indexes=[1]),
-                        Message(name=STATE_TOPIC, partition_indexes=[0]),
-                    ],
-                )
-            ]
-        ),
-        Message(
-            markers=[Message(producer_id=5, topics=[Message(name="orders", partitions=[Message(partition_index=1)])])]
-        ),
+        Message(markers=[Message(producer_id=5, topics=both("name", partition_indexes=[1]))]),
+        Message(markers=[Message(producer_id=5, topics=[ON_ORDERS])]),
     ),
-    (
-        FETCH,
-        12,
-        Message(
-            topics=[
-                Message(topic="orders", partitions=[Message(partition=1)]),
-                Message(topic=STATE_TOPIC, partitions=[Message(partition=0)]),
-            ]
-        ),
-        Message(responses=[Message(topic="orders", partitions=[Message(partition_index=1)])]),
-    ),
-    (
-        FETCH,
-        13,
-        Message(
-            topics=[
-                Message(topic_id=ORDERS, partitions=[Message(partition=1)]),
-                Message(topic_id=STATE, partitions=[Message(partition=0)]),
-            ]
-        ),
-        Message(responses=[Message(topic_id=ORDERS, partitions=[Message(partition_index=1)])]),
-    ),
-]
-
-
-CLOSED += [
-    (
-        LIST_OFFSETS,
-        5,
-        Message(
-            topics=[
-                Message(name="orders", partitions=[Message(partition_index=1)]),
-                Message(name=STATE_TOPIC, partitions=[Message(partition_index=0)]),
-            ]
-        ),
-        Message(topics=[Message(name="orders", partitions=[Message(partition_index=1)])]),
-    ),
-    (
-        OFFSET_FOR_LEADER_EPOCH,
-        4,
-        Message(
-            topics=[
-                Message(topic="orders", partitions=[Message(partition=1)]),
-                Message(topic=STATE_TOPIC, partitions=[Message(partition=0)]),
-            ]
-        ),
-        Message(topics=[Message(topic="orders", partitions=[Message(partition=1)])]),
-    ),
-    (
-        DESCRIBE_PRODUCERS,
-        0,
-        Message(
-            topics=[
-                Message(name="orders", partition_indexes=[1]),
-                Message(name=STATE_TOPIC, partition_indexes=[0]),
-            ]
-        ),
-        Message(topics=[Message(name="orders", partitions=[Message(partition_index=1)])]),
-    ),
+    (FETCH, 12, *fetch({"topic": "orders"}, {"topic": STATE_TOPIC})),
+    (FETCH, 13, *fetch({"topic_id": ORDERS}, {"topic_id": STATE})),
+    (LIST_OFFSETS, 5, *of_partitions("partition_index")),
+    (OFFSET_FOR_LEADER_EPOCH, 4, *of_partitions("partition")),
+    (DESCRIBE_PRODUCERS, 0, Message(topics=both("name", partition_indexes=[1])), Message(topics=[ON_ORDERS])),
 ]
 
 
@@ -842,14 +681,6 @@ def test_every_inspected_or_rewritten_api_is_covered() -> None:
         DESCRIBE_TOPIC_PARTITIONS,
         CONSUMER_GROUP_HEARTBEAT,
     }
-
-
-def test_state_topic_is_found_in_request_bytes() -> None:
-    known = World().known()
-
-    assert not mentions(encode_request(METADATA, 12, Message(topics=[Message(name="orders")])), known)
-    assert mentions(encode_request(METADATA, 12, Message(topics=[Message(name=STATE_TOPIC)])), known)
-    assert mentions(encode_request(METADATA, 12, Message(topics=[Message(name=None, topic_id=STATE)])), known)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""Whatever is said of why a process is not ready has its advice: the reasons are read from the sources.
-
-A reason that is told somewhere tomorrow, and of which nobody has said what to do, fails here.
-"""
+"""Every reason why a process is not ready has an advice. The reasons are read from the sources."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from fencepost_proxy.topics.planning import Known
 
 ROOT = Path(fencepost_proxy.__file__).parent
 #: Where `ProxyApp._not_ready` and the supervisor take reasons from, each by the place that says them.
-TOLD_BY = {"failure", "problem", "waits_because", "_waits_because"}
+SOURCES = {"failure", "problem", "waits_because", "_waits_because"}
 
 
 @cache
@@ -30,7 +27,7 @@ def tree(file: str) -> ast.Module:
 
 
 def texts(node: ast.AST) -> Iterator[str]:
-    """What the expression may be, with `…` for each value that is put into it; nothing for None and for other names."""
+    """The possible values, with `…` for each inserted value; nothing for None and for other names."""
     match node:
         case ast.Constant(value=str() as text):
             yield text
@@ -57,7 +54,7 @@ def function(file: str, name: str) -> ast.AST:
 
 
 def returned(file: str, name: str) -> Iterator[str]:
-    """And what local names stand for, where the function gives that back."""
+    """And the values of local names that the function returns."""
     named: dict[str, ast.expr] = {}
     for each in ast.walk(function(file, name)):
         if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
@@ -111,7 +108,7 @@ def reasons() -> set[str]:
     assert len(whats) == 2, whats
     waiting = {f"{what}: …" for what in whats}
     assert len(stated) > 8, stated
-    # Of a state topic that cannot be relied on: a process that runs tells it as it is, one that starts says more.
+    # Of a state topic that cannot be relied on: a running process reports it unchanged, a starting one adds a prefix.
     at_a_start = {f"the state topic __fencepost_state cannot be used: {each}" for each in stated}
     return {each for each in own | stated | waiting | at_a_start if any(map(str.isalpha, each))}
 
@@ -123,7 +120,7 @@ def _until_kafka_can() -> Iterator[ast.AST]:
 
 
 REASONS = sorted(reasons())
-#: What a proxy tells of the state topic whoever asks, another proxy too.
+#: A proxy's answer to any client that requests the state topic, another proxy too.
 BY_A_PROXY = denied_message(cast(Known, SimpleNamespace(state_topic="s")))
 
 
@@ -138,14 +135,14 @@ def test_what_is_unknown_leads_to_the_log() -> None:
 
 
 def test_reasons_cover_every_source_of_unreadiness() -> None:
-    """Else one of them would be missing above without anybody seeing it."""
+    """A missing source would remove its reasons from the test above."""
     queried = {
         each.attr
         for each in ast.walk(function("net/app.py", "_not_ready"))
         if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Attribute | ast.Name)
     }
     states = {"_to_end", "_control", "cluster_id", "config", "upstream", "_bootstrap", "_state", "_sidecar", "queried"}
-    assert queried - states - {"unacknowledged", "fresh"} == TOLD_BY
+    assert queried - states - {"unacknowledged", "fresh"} == SOURCES
     for begins in (
         "waiting for Kafka",
         "it is shutting down",
@@ -174,6 +171,10 @@ def test_reasons_cover_every_source_of_unreadiness() -> None:
             "set it to Kafka's own brokers",
         ),
         ("s was deleted and created again: what it held is gone", "restart every proxy"),
+        ("it is shutting down", "the proxy was stopped"),
+        ("the state topic was not read recently enough: appends are blocked", "the state topic have a leader"),
+        ("the heartbeat of this process could not be stored yet: appends are blocked", "WRITE"),
+        ("the primary worker is starting", "Wait a moment"),
     ],
 )
 def test_the_advice_is_about_what_went_wrong(reason: str, helps: str) -> None:
@@ -181,22 +182,22 @@ def test_the_advice_is_about_what_went_wrong(reason: str, helps: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "helps"),
+    ("stated", "helps"),
     [
         ("it closed the connection during the TLS handshake: EOF; does it speak TLS (upstream_tls)?", "broker_tls"),
         ("its certificate is for another name: IP (upstream_tls.check_hostname)", "127.0.0.1"),
         ("cannot connect: Connect call failed", "nothing listens there"),
     ],
 )
-def test_sidecar_advice_names_its_brokers_listener(said: str, helps: str) -> None:
-    assert helps in advice.of_connection(said, of_sidecar=True)
+def test_sidecar_advice_names_its_brokers_listener(stated: str, helps: str) -> None:
+    assert helps in advice.of_connection(stated, of_sidecar=True)
 
 
 def test_warnings_have_an_advice() -> None:
-    said = {*returned("net/supervisor.py", "_snapshot"), *generated("net/supervisor.py", "_snapshot")}
-    said = {each for each in said if each.startswith("worker")} | {*generated("net/expansions.py", "warnings")}
-    assert len(said) == 2, said
-    for each in said:
+    stated = {*returned("net/supervisor.py", "_snapshot"), *generated("net/supervisor.py", "_snapshot")}
+    stated = {each for each in stated if each.startswith("worker")} | {*generated("net/expansions.py", "warnings")}
+    assert len(stated) == 2, stated
+    for each in stated:
         assert advice.of_warning(each), each
 
 

@@ -1,4 +1,4 @@
-"""Dialogues of consumer groups: what their coordinator answers, and what the members get of it."""
+"""Dialogues of consumer groups: the coordinator's answers, and what the members get."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ P0, P2, P3 = (TopicPartition("orders", each) for each in (0, 2, 3))
 
 @dataclass
 class Grown:
-    """`orders` has grown from 2 to 4 partitions."""
+    """`orders` was expanded from 2 to 4 partitions."""
 
     first_new: int = 2
     names: dict[UUID, str] = field(default_factory=lambda: {ID: "orders"})
@@ -57,7 +57,7 @@ class Grown:
 
 
 class Played:
-    """A desk, and messages that go over the wire as real ones do: encoded and decoded."""
+    """An assignment filter; messages are encoded and decoded."""
 
     def __init__(self) -> None:
         self.watch = Watch()
@@ -69,6 +69,11 @@ class Played:
         if plan.forward is not None:
             encode_request(api_key, version, plan.forward)
         return plan
+
+    def released(self) -> None:
+        """The state topic alone showed a gated partition, which is gated no longer."""
+        self.watch.record("g", frozenset({P2}))
+        self.watch.update("g", frozenset())
 
     def heartbeat(self, member: str = "m", generation: int = 3) -> int:
         request = Message(group_id="g", generation_id=generation, member_id=member)
@@ -136,11 +141,9 @@ def test_response_without_new_partitions_stays_unchanged(answer: Message) -> Non
 
 @pytest.mark.parametrize("assignment", [b"", b"not an assignment", _bytes(0, 1), _bytes(0, 2, tasks=bytes(range(88)))])
 def test_rejoined_member_need_not_rejoin_again(assignment: bytes) -> None:
-    """Given a process that knows of a group by the state topic only, and a member that is assigned nothing: leaders may
-    leave such members out. When it has joined again, then it has all that there is for it."""
+    """Leaders may assign nothing to such members."""
     played = Played()
-    played.watch.record("g", frozenset({P2}))
-    played.watch.update("g", frozenset())
+    played.released()
     assert played.heartbeat() == 27
     played.queries_to_send(apis.SYNC_GROUP, 5, _sync(5)).finish(_synced(5, assignment))
     assert played.heartbeat() == 0
@@ -220,25 +223,17 @@ def test_revoked_gated_partition_is_acknowledged_for_consumer() -> None:
     assert played.queries_to_send(key, 1, _beat(silent=True)).forward is None
 
 
-def test_consumer_from_before_restart_is_queried() -> None:
+@pytest.mark.parametrize(("assigned", "gets"), [(((ID, (0, 2)),), [0, 2]), (None, None)], ids=["found", "failed query"])
+def test_consumer_from_before_restart_is_queried(
+    assigned: tuple[tuple[UUID, tuple[int, ...]], ...] | None, gets: list[int] | None
+) -> None:
     played = Played()
-    played.watch.record("g", frozenset({P2}))
-    played.watch.update("g", frozenset())
+    played.released()
     answer = _beaten(silent=True)
     outcome = played.queries_to_send(apis.CONSUMER_GROUP_HEARTBEAT, 1, _beat(silent=True)).finish(answer)
     assert outcome.query_message == WhatIsAssigned("g", "m")
-    outcome.complete(IsAssigned(((ID, (0, 2)),)))
-    assert _partitions(answer) == [0, 2]
-
-
-def test_consumer_with_failed_query_stays_unchanged() -> None:
-    played = Played()
-    played.watch.record("g", frozenset({P2}))
-    played.watch.update("g", frozenset())
-    answer = _beaten(silent=True)
-    outcome = played.queries_to_send(apis.CONSUMER_GROUP_HEARTBEAT, 1, _beat(silent=True)).finish(answer)
-    outcome.complete(IsAssigned(None))
-    assert _partitions(answer) is None
+    outcome.complete(IsAssigned(assigned))
+    assert _partitions(answer) == gets
 
 
 @pytest.mark.parametrize("answer", [_beaten(silent=True, error_code=110), _beaten(1), _beaten(silent=True)])
@@ -276,29 +271,21 @@ def _reported(version: int, answer: Message) -> tuple[int, list[int]]:
     return error, [entry.committed_offset for entry in entries]
 
 
+@pytest.mark.parametrize(
+    ("beginnings", "reported"),
+    [({P2: 11}, (0, [-1, 11, 5])), (None, (14, [-1, -1, 5])), ({}, (0, [-1, -1, 5]))],
+    ids=["known", "unknown: it retries", "a new group: by its policy"],
+)
 @pytest.mark.parametrize("version", range(1, 11))
-def test_missing_commit_on_new_partition_becomes_its_beginning(version: int) -> None:
+def test_missing_commit_on_new_partition_becomes_its_beginning(
+    version: int, beginnings: dict[TopicPartition, int] | None, reported: tuple[int, list[int]]
+) -> None:
     answer = _fetched(version, (0, -1), (2, -1), (3, 5))
     outcome = Played().queries_to_send(apis.OFFSET_FETCH, version, _fetch(version)).finish(answer)
     assert outcome.query_message == WhereToBegin("g", (P2,))
-    outcome.complete(Beginnings({P2: 11}))
-    assert _reported(version, answer) == (0, [-1, 11, 5])
+    outcome.complete(Beginnings(beginnings))
+    assert _reported(version, answer) == reported
     encode_response(apis.OFFSET_FETCH, version, answer)
-
-
-@pytest.mark.parametrize("version", range(1, 11))
-def test_unknown_beginning_makes_the_member_retry(version: int) -> None:
-    answer = _fetched(version, (0, -1), (2, -1))
-    outcome = Played().queries_to_send(apis.OFFSET_FETCH, version, _fetch(version)).finish(answer)
-    outcome.complete(Beginnings(None))
-    assert _reported(version, answer) == (14, [-1, -1])
-
-
-def test_new_group_begins_by_its_own_policy() -> None:
-    answer = _fetched(9, (2, -1))
-    outcome = Played().queries_to_send(apis.OFFSET_FETCH, 9, _fetch(9)).finish(answer)
-    outcome.complete(Beginnings({}))
-    assert _reported(9, answer) == (0, [-1])
 
 
 @pytest.mark.parametrize(
@@ -331,7 +318,7 @@ def test_log_end_query_is_noticed() -> None:
 
 
 def test_denied_log_end_query_is_not_noticed() -> None:
-    """Under the name of a group's client, one without any right would end what the group is kept waiting for."""
+    """A client without rights could otherwise release a group's partitions by using its client id."""
     topic = Message(name="orders", partitions=[Message(partition_index=0, timestamp=-1)])
     denied = Message(name="orders", partitions=[Message(partition_index=0, error_code=29)])
     answer = _over_the_wire(apis.LIST_OFFSETS, 7, Message(topics=[denied]))

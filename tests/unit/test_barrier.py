@@ -1,4 +1,4 @@
-"""The door of a counted topic: what an expansion may rely on once it is empty."""
+"""The append barrier of a topic: what an expansion may rely on once it is empty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fencepost completion`: the shells themselves are asked what they would complete."""
+"""`fencepost completion`, run by the shells."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from fencepost_proxy.cli import main
 
-#: What bash does when somebody presses Tab behind these words.
+#: What bash does at Tab after these words.
 _PRESS_TAB = """
 source "$1"; shift
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
@@ -38,7 +38,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def tab(script: Path, *words: str, where: Path) -> set[str]:
-    """What bash offers behind the last of `words`."""
+    """What bash suggests after the last of `words`."""
     done = subprocess.run(
         ["bash", "--norc", "-c", _PRESS_TAB, "bash", str(script), *words],
         cwd=where,

@@ -1,4 +1,4 @@
-"""`fencepost proxy`: from words on the command line to a configuration, or to one helpful line."""
+"""`fencepost proxy`: from the command line to a configuration, or to a one-line error."""
 
 from __future__ import annotations
 
@@ -34,16 +34,6 @@ def test_every_option_reaches_the_configuration() -> None:
     assert (config.log.level, config.log.format) == ("debug", "json")
 
 
-def test_omitted_options_come_from_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "f.toml"
-    file.write_text('upstream = "a:1"\nlisten = "b:2"\n[log]\nlevel = "error"\n', encoding="utf-8")
-
-    config = proxy.config_from(parse(f"--config={file}", "--listen=c:3", "--log-format=json"))
-
-    assert (config.upstream, config.listen) == ((Address("a", 1),), Address("c", 3))
-    assert (config.log.level, config.log.format) == ("error", "json")
-
-
 def test_virtual_configs_in_the_file_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "f.toml"
     file.write_text('upstream = "a:1"\n[topics."x"]\n"fencepost.check.expected.offsets" = "yes"\n', encoding="utf-8")
@@ -59,16 +49,6 @@ def test_users_mistake_is_one_line_and_status_2(capsys: pytest.CaptureFixture[st
     assert captured.out == ""
     assert captured.err.splitlines() == [captured.err.strip()]
     assert "--bootstrap-server HOST:PORT" in captured.err
-
-
-def test_help_teaches_by_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        parse("--help")
-
-    text = capsys.readouterr().out
-    assert "fencepost proxy --bootstrap-server localhost:9092 --listen localhost:19092" in text
-    assert "ready bootstrap=HOST:PORT" in text
-    assert "unsafe" not in text
 
 
 def test_the_example_file_in_the_help_loads(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`fencepost status` and `fencepost topics`: what they print, for whom, and what they say where nobody answers."""
+"""`fencepost status` and `fencepost topics`, and what all commands share: help and an unreachable proxy."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def test_watch_repeats_and_survives_an_unreachable_proxy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with status_page(HEALTHY, ROWS) as address:
-        well = status_client.status_page(address)
-    answers = iter([well, status_client.CannotQuery("gone"), well | {"state": "degraded"}])
+        healthy = status_client.status_page(address)
+    answers = iter([healthy, status_client.CannotQuery("unreachable"), healthy | {"state": "degraded"}])
 
     def probe(_: Address) -> dict[str, Any]:
         answer = next(answers, None)
@@ -148,10 +148,10 @@ def test_watch_repeats_and_survives_an_unreachable_proxy(
 
     captured = capsys.readouterr()
     assert [json.loads(line)["state"] for line in captured.out.splitlines()] == ["healthy", "degraded"]
-    assert captured.err == "fencepost: gone\n"
+    assert captured.err == "fencepost: unreachable\n"
 
 
-@pytest.mark.parametrize("command", ["status", "topics"])
+@pytest.mark.parametrize("command", ["status", "topics", "expansions", "transactions"])
 def test_unreachable_proxy_is_one_line_and_status_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     address = f"127.0.0.1:{free_port()}"
     assert main([command, "--status", address]) == 2
@@ -161,11 +161,24 @@ def test_unreachable_proxy_is_one_line_and_status_2(command: str, capsys: pytest
     assert line.endswith(f"(check that the proxy runs with --status {address})")
 
 
-@pytest.mark.parametrize("command", ["status", "topics"])
-def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
+@pytest.mark.parametrize(
+    ("command", "parts"),
+    [
+        ("status", ["--watch", "--json", "127.0.0.1:8080"]),
+        ("topics", ["--watch", "--json", "127.0.0.1:8080"]),
+        ("expansions", ["thresholds", "--json", "--bootstrap-server", "fencepost expansions open orders billing"]),
+        ("check", ["fencepost check --config fencepost.toml", "exit code: 0"]),
+        ("config", []),
+        ("config explain", []),
+        ("config show", []),
+        ("proxy", ["proxy --bootstrap-server localhost:9092 --listen localhost:19092", "ready bootstrap=HOST:PORT"]),
+    ],
+)
+def test_help_teaches_by_examples(command: str, parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([*command.split(), "--help"])
 
-    reported = capsys.readouterr().out
-    for word in ("examples:", "--watch", "--json", "127.0.0.1:8080"):
-        assert word in reported
+    text = capsys.readouterr().out
+    assert f"fencepost {command}" in text.split("examples:")[1]
+    assert [part for part in parts if part not in text] == []
+    assert "unsafe" not in text

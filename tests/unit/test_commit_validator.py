@@ -1,4 +1,4 @@
-"""May it commit? Each way to find out, and each way to be lied to."""
+"""The decision on a commit: each source of facts, and each way in which it can mislead."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def append(partition: TopicPartition, sequence: int, expected: int | None, *, co
 
 @dataclass
 class World:
-    """What there is to find out. By default: the transaction is on A, and nothing is known of it here."""
+    """All facts. By default the transaction is on A, and this process knows nothing of it."""
 
     table: Table = field(default_factory=Table)
     abort_only_records: tuple[AbortOnly, ...] | None = ()
     transaction: TransactionIs = field(default_factory=lambda: ON_A)
-    transaction_then: TransactionIs | None = None  # when its coordinator is asked once more
+    transaction_then: TransactionIs | None = None  # when its coordinator is queried again
     producers: dict[TopicPartition, ProducerAt | None] = field(default_factory=dict)
     logs: dict[TopicPartition, tuple[Logged, ...] | None] = field(default_factory=dict)
     out_of_range: bool = False
@@ -66,7 +66,7 @@ class World:
     queried: list[CommitQuery] = field(default_factory=list)
 
     def lands(self, partition: TopicPartition, sequence: int, expected: int | None, at: int, *, count: int = 1) -> None:
-        """An append that passed this process."""
+        """An append through this process."""
         one = append(partition, sequence, expected, count=count)
         self.table.submitted(TXN, one)
         self.table.sent(TXN, one)
@@ -82,7 +82,7 @@ class World:
         validate = self.validate()
         stated = validate.begin()
         while not isinstance(stated, Decision):
-            assert stated, "nothing is asked, and nothing said"
+            assert stated, "no query and no decision"
             queries_to_send, stated = stated, ()
             for query in queries_to_send:
                 self.queried.append(query)
@@ -132,8 +132,9 @@ def test_commit_passes_when_every_append_passed_here() -> None:
 
 
 def test_empty_transaction_after_possible_commit_is_deferred() -> None:
-    """Given T1, committed by another process that died before anybody heard of it, and T2 of the same epoch, begun by a
-    request of T1's that came late: a refusal would say that T1 was not committed."""
+    """1. T1 was committed by another process, which died before the answer.
+    2. A late request of T1 began T2 under the same epoch.
+    3. A refusal would say that T1 was not committed."""
     world = World(v2=False, abort_only_records=(abort_only((A, 0)),), producers={A: ProducerAt(EPOCH, 1, None)})
     assert world.decision().outcome is Outcome.LATER
     for producer in (None, ProducerAt(EPOCH, -1, None), ProducerAt(EPOCH - 1, 1, None)):
@@ -171,7 +172,7 @@ def test_unrecorded_refusal_is_reported_immediately() -> None:
 
 
 def test_what_was_refused_may_be_another_transactions() -> None:
-    """v1: refused here, aborted through another process, the next one of that producer has the same epoch."""
+    """v1: refused here and aborted through another process; the producer's next transaction has the same epoch."""
     world = World(v2=False, producers={A: ProducerAt(EPOCH, 0, 10)}, logs={A: (logged(10, 0, 10),)})
     transaction = world.table.failed(TXN, append(A, 0, 5), 44, "OFFSET_MISMATCH", was_sent=False)
     recorded = world.table.record_to_store(transaction)
@@ -184,7 +185,7 @@ def test_what_was_refused_may_be_another_transactions() -> None:
 
 
 def test_append_in_progress_defers_the_commit() -> None:
-    """It may be a late try of what landed through another process, which has sent the commit to Kafka and died."""
+    """It may be a late attempt of a batch appended through another process, which sent the commit and died."""
     world = World()
     world.table.submitted(TXN, append(A, 0, 5))
     assert world.decision().outcome is Outcome.LATER
@@ -214,7 +215,7 @@ def test_append_at_another_offset_refuses_the_commit() -> None:
 
 
 def test_commit_sent_to_kafka_before_is_never_refused() -> None:
-    """Its answer was lost: it may be on its way, and a refusal would say for certain that nothing was committed."""
+    """Its answer was lost, so a refusal could be wrong."""
     world = World(producers={A: ProducerAt(EPOCH, 0, 10)})
     world.lands(A, 0, 10, 10)
     world.may_be_committed = True
@@ -233,13 +234,14 @@ PREPARED_V2 = replace(COMMITTED_V2, state="PrepareCommit")
 @pytest.mark.parametrize("then", [COMMITTED_V2, PREPARED_V2, TransactionIs(known=False)])
 @pytest.mark.parametrize("passed_here", [True, False])
 def test_commit_completed_during_validation_is_deferred(then: TransactionIs, passed_here: bool) -> None:
-    """Its commit went to another process, whose connection broke. It comes out of a broker's queue between what the
-    coordinator says and what the leaders say: its marker there looks like an end before its time."""
+    """The commit was queued in a broker and takes effect between the coordinator's answer and the leaders': its
+    marker looks
+    like an early end."""
     world = World(producers={A: ProducerAt(EPOCH + 1, -1, None)}, transaction_then=then)
     if passed_here:
         world.lands(A, 0, 10, 10)
     else:
-        world.abort_only_records = (abort_only((A, 0)),)  # told to come again, and landed then
+        world.abort_only_records = (abort_only((A, 0)),)  # refused retriably, then appended
     assert world.decision().outcome is Outcome.LATER
     world.transaction, world.transaction_then = COMMITTED_V2, None
     assert world.decision().outcome is Outcome.PASS, "Kafka itself answers"
@@ -258,7 +260,7 @@ def test_v1_commit_completed_during_validation_is_deferred() -> None:
 
 
 def test_later_findings_do_not_undo_a_refusal() -> None:
-    """One partition refuses it; what the log of another one shows comes while its coordinator is asked once more."""
+    """One partition refuses; the log of another one arrives while the coordinator is queried again."""
     both = replace(ON_A, partitions=frozenset({A, B}))
     world = World(transaction=both, producers=dict.fromkeys((A, B), ProducerAt(EPOCH, 0, 10)))
     validate = world.validate()
@@ -275,27 +277,23 @@ def test_later_findings_do_not_undo_a_refusal() -> None:
 
 
 def test_another_transactional_id_with_this_producer_id() -> None:
-    """What is known of the producer is not told to a stranger: Kafka refuses it."""
+    """Kafka refuses it; it must not learn of the producer's state."""
     world = World(transaction=TransactionIs(True), abort_only_records=(abort_only(transactional_id="transfer"),))
     world.table.failed("another", append(A, 0, 5), 44, "OFFSET_MISMATCH", was_sent=False)
     world.abort_only_records = (abort_only(transactional_id="another"),)
     assert world.decision().outcome is Outcome.PASS
 
 
-# ---- what other processes have noted
+# ---- what other processes have recorded
 
 
-def test_refused_elsewhere() -> None:
-    world = World(abort_only_records=(abort_only(),))
+@pytest.mark.parametrize("state", ["Ongoing", "Empty", "CompleteCommit", "CompleteAbort", ""])
+def test_refused_elsewhere(state: str) -> None:
+    """A coordinator that does not know of the transaction would call the commit of nothing a success."""
+    partitions = frozenset({A} if state == "Ongoing" else ())
+    world = World(abort_only_records=(abort_only(),), transaction=TransactionIs(True, ID, EPOCH, state, partitions))
     assert world.decision().outcome is Outcome.REFUSE
     assert world.decision().abort_only_transactions
-
-
-@pytest.mark.parametrize("state", ["Empty", "CompleteCommit", "CompleteAbort", ""])
-def test_refused_elsewhere_and_nothing_was_appended(state: str) -> None:
-    """Its coordinator has not heard of it, and would call the commit of nothing a success."""
-    world = World(abort_only_records=(abort_only(),), transaction=TransactionIs(True, ID, EPOCH, state))
-    assert world.decision().outcome is Outcome.REFUSE
 
 
 def test_append_refused_retriably_elsewhere_then_appended_passes() -> None:
@@ -318,7 +316,6 @@ def test_append_refused_retriably_elsewhere_and_missing_is_unresolved(log: tuple
 
 
 def test_missing_append_is_unresolved_though_others_passed_here() -> None:
-    """That nothing is missing of what landed does not tell that nothing else should have."""
     world = World(
         abort_only_records=(abort_only((A, 1)),),
         producers={A: ProducerAt(EPOCH, 0, 10)},
@@ -349,7 +346,7 @@ def test_own_abort_only_record_is_resolved_from_memory() -> None:
     assert not any(isinstance(query, ReadBack) for query in world.queried)
 
 
-# ---- what only the log can tell
+# ---- what only the log shows
 
 
 def test_batches_that_passed_here_are_not_unpacked_again() -> None:
@@ -387,7 +384,7 @@ def test_violation_at_another_process_is_found_in_log() -> None:
 
 
 def test_violation_between_two_passed_appends_is_found() -> None:
-    """First and last are as known here; that they are not neighbours tells that one is missing."""
+    """The first and the last are known here, but are not adjacent."""
     log = (logged(10, 0, 10), logged(12, 1, 11), logged(13, 2, 13))
     world = World(producers={A: ProducerAt(EPOCH, 2, 10)}, logs={A: log})
     world.lands(A, 0, 10, 10)
@@ -408,7 +405,7 @@ def test_violation_on_another_partition_is_found() -> None:
     )
     world.lands(A, 0, 10, 10)
     assert world.decision().reason == "violation"
-    assert QueryProducers(ID, (A, B)) in world.queried  # the other topic is nobody's concern
+    assert QueryProducers(ID, (A, B)) in world.queried  # the other topic is not checked
 
 
 def test_expected_offset_missing_from_log_cannot_be_proved() -> None:
@@ -436,7 +433,7 @@ def test_log_and_leader_disagreeing_defers_the_commit(log: tuple[Logged, ...]) -
 
 
 def test_a_marker_before_its_time_under_v2() -> None:
-    """Each transaction has an epoch of its own: what has ended of this epoch was a part of this one."""
+    """Each transaction has a different epoch, so what ended in this epoch was part of this one."""
     world = World(producers={A: ProducerAt(EPOCH, 0, None)})
     assert world.decision().reason == "aborted"
     world.lands(A, 0, 10, 10)
@@ -444,13 +441,13 @@ def test_a_marker_before_its_time_under_v2() -> None:
 
 
 def test_append_after_early_marker_is_aborted_under_v2() -> None:
-    """Its first sequence is 0; the log from what is open on begins with another."""
+    """Its first sequence is 0; the open part of the log begins with another."""
     world = World(producers={A: ProducerAt(EPOCH, 1, 12)}, logs={A: (logged(12, 1, 12),)})
     assert world.decision().reason == "aborted"
 
 
 def test_previous_v1_transaction_ended_at_another_process() -> None:
-    """Appends of both passed here, and the epoch is the same. The marker between tells."""
+    """Both have the same epoch; only the marker separates them."""
     log = (logged(10, 0, 10), marker(11, Marker.COMMIT), logged(12, 1, 12))
     world = World(v2=False, producers={A: ProducerAt(EPOCH, 1, 12)}, logs={A: log})
     world.lands(A, 0, 10, 10)
@@ -474,7 +471,7 @@ def test_partly_aborted_v1_transaction_is_refused() -> None:
 
 
 def test_added_but_unwritten_partition_passes() -> None:
-    """Also by an earlier transaction of that epoch, which is over."""
+    """Also if an earlier transaction of that epoch wrote it."""
     world = World(v2=False, producers={A: None})
     assert world.decision().outcome is Outcome.PASS
     world.producers = {A: ProducerAt(EPOCH, 4, None)}
@@ -482,13 +479,13 @@ def test_added_but_unwritten_partition_passes() -> None:
 
 
 def test_partition_unknown_to_coordinator_cannot_be_proved() -> None:
-    """Its marker will never come to B: what it appended there would not be committed with the rest."""
+    """B gets no marker, so its append would not be committed with the rest."""
     world = World(producers={A: None, B: ProducerAt(EPOCH, 0, 10)})
     world.lands(B, 0, 10, 10)
     assert world.decision().reason == "cannot_be_proved"
 
 
-# ---- nothing to judge, or nothing to judge by
+# ---- nothing to decide, or unknown facts
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One table of keys: what is told of them, where their values come from, and all that is wrong at once."""
+"""The table of configuration keys: documentation, sources of values, and all errors at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.cli import config as command
 from fencepost_proxy.cli import proxy
 from fencepost_proxy.cli.main import main
 from fencepost_proxy.config import ProxyConfig, Refused
@@ -75,7 +74,7 @@ def test_command_line_options_match_the_key_table() -> None:
     assert options - {"-h", "--help", "--upstream"} - files == {key.option for key in SHOWN if key.option}
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
+# --- what is explained ------------------------------------------------------------------------------------------------
 
 
 def test_the_reference_page_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,7 +195,7 @@ def test_two_variables_of_a_key_are_refused() -> None:
 
 
 def test_foreign_environment_variables_are_ignored() -> None:
-    """Kubernetes tells every container of every service, and ours is likely to be called fencepost."""
+    """Kubernetes sets variables of every service in every container, and the service is likely called fencepost."""
     load(
         None,
         {"upstream": "a:1"},
@@ -214,7 +213,7 @@ def test_foreign_environment_variables_are_ignored() -> None:
 
 
 def test_variables_used_in_repository_are_no_errors() -> None:
-    """In compose files, scripts and tests: they may be exported where a proxy is started."""
+    """They may be exported where a proxy starts."""
     used = set()
     for pattern in ("*.yml", "*.md", "Makefile", "deploy/**/*", "docs/*.md", "tests/**/*.py", "proxy/**/*.py"):
         for file in ROOT.glob(pattern):
@@ -372,12 +371,3 @@ def test_the_file_that_is_deployed_is_valid() -> None:
     loaded = read(ROOT / "deploy" / "fencepost.toml", check_topic_config=check_topic_config)
 
     assert loaded.config.configs_for("checked-orders") == {"fencepost.check.expected.offsets": "required"}
-
-
-def test_help_teaches_by_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser(prog="fencepost")
-    command.add_parser(parser.add_subparsers(required=True))
-    for words in (["config", "--help"], ["config", "explain", "--help"], ["config", "show", "--help"]):
-        with pytest.raises(SystemExit, match="0"):
-            parser.parse_args(words)
-        assert "fencepost config" in capsys.readouterr().out.split("examples:")[1]

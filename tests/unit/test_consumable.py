@@ -40,7 +40,7 @@ def _data(base: int, count: int, producer: int) -> bytes:
         ([_batch(0, 5)], [], 3, 2),
         ([_batch(0, 5), _batch(5, 5)], [], 5, 4),
         ([], [], 5, None),
-        ([_batch(7, 1)], [], 5, None),  # all that was below is gone
+        ([_batch(7, 1)], [], 5, None),  # everything below was deleted
         ([_batch(0, 5), _data(5, 1, 1), _marker(6, 1)], [], 7, 5),
         ([_batch(0, 5), _data(5, 1, 1), _marker(6, 1)], [(1, 5)], 7, 4),
         ([_data(0, 2, 1), _data(2, 2, 2), _marker(4, 1)], [(1, 0)], 5, 3),

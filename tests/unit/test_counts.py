@@ -1,4 +1,4 @@
-"""What a process knows of partition counts: which source is believed, when a topic settles, what clients were told."""
+"""Partition counts of a process: which source holds, grace periods, and the counts that clients were served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ME, ANOTHER = Client("10.0.0.1", "app"), Client("10.0.0.2", "app")
 
 @dataclass
 class World:
-    """One topic `orders`, as metadata and the state topic tell of it."""
+    """One topic `orders`, in metadata and in the state topic."""
 
     last_observed: tuple[UUID, int] | None = (ORDERS, 2)
     history: ExpansionHistory = NO_EXPANSIONS
@@ -52,9 +52,9 @@ def test_the_largest_count_that_is_known_is_true() -> None:
     assert world.count() == 2
 
     world.history = ExpansionHistory(count=3)
-    assert world.count() == 3, "metadata lags behind the expansion"
+    assert world.count() == 3, "metadata lags"
     world.last_observed = (ORDERS, 8)
-    assert world.count() == 8, "it has grown around the proxy"
+    assert world.count() == 8, "it was expanded at Kafka"
     world.last_observed = (ORDERS, 3)
     assert world.count() == 8, "partitions are never taken away: this broker lags"
 
@@ -79,7 +79,7 @@ def test_recreated_topic_has_its_own_count() -> None:
 
 def test_grace_period_starts_when_expansion_is_observed() -> None:
     world = World()
-    assert not world.in_grace_period(), "nobody knows that it ever grew"
+    assert not world.in_grace_period(), "no expansion is known"
 
     world.last_observed = (ORDERS, 3)
     assert world.in_grace_period(NOW + 1)
@@ -92,7 +92,7 @@ def test_grace_period_after_restart_follows_last_expansion() -> None:
     assert World(last_observed=(ORDERS, 3), history=ExpansionHistory(3, (ended,))).in_grace_period()
     assert not World(last_observed=(ORDERS, 3), history=ExpansionHistory(3, (ended,))).counts.in_grace_period(
         "orders", NOW
-    ), "nobody has asked"
+    ), "no query yet"
     long_ago = _expansion(3, ended_at_ms=NOW_MS - 901_000)
     assert not World(last_observed=(ORDERS, 3), history=ExpansionHistory(3, (long_ago,))).in_grace_period()
     ahead = _expansion(3, ended_at_ms=NOW_MS + 5000)
@@ -110,9 +110,9 @@ def test_count_is_confirmed_by_a_later_query() -> None:
     world.counts.confirm("orders", NOW, NOW + 1)
 
     assert world.counts.confirmed_since("orders", NOW)
-    assert not world.counts.confirmed_since("orders", NOW + 0.5), "it was asked before"
+    assert not world.counts.confirmed_since("orders", NOW + 0.5), "that query was earlier"
     world.counts.confirm("orders", NOW - 5, NOW + 2)
-    assert world.counts.confirmed_since("orders", NOW), "an older question changes nothing"
+    assert world.counts.confirmed_since("orders", NOW), "an older query changes nothing"
     world.counts.forget("orders")
     assert not world.counts.confirmed_since("orders", NOW)
 
@@ -124,7 +124,7 @@ def test_absence_of_a_topic_can_be_confirmed() -> None:
     assert not world.counts.confirmed_since("orders", NOW + 0.5)
 
     world.last_observed = (ORDERS, 2)
-    assert not world.counts.confirmed_since("orders", NOW), "it is another question now"
+    assert not world.counts.confirmed_since("orders", NOW), "the topic exists now"
 
 
 def test_a_pending_expansion_confirms_nothing_and_breaks_nothing() -> None:

@@ -1,4 +1,4 @@
-"""CreatePartitions of counted topics, and how the growth of a topic is shown: what goes to Kafka, what is told."""
+"""CreatePartitions of topics with partition-count checks, and how expansions are shown."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def answered(*names: str, code: int = 0) -> Message:
 
 
 def test_kafka_only_validates_an_ordered_expansion() -> None:
-    places = [Message(broker_ids=[1, 2])]
+    replicas = [Message(broker_ids=[1, 2])]
 
-    plan = queried(topic("grows", 3, places))
+    plan = queried(topic("grows", 3, replicas))
 
     assert plan.forward.validate_only
     assert names(plan.forward) == ["grows"]
@@ -130,13 +130,13 @@ def test_other_topics_are_forwarded_first_and_responses_merged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked_for", "validate_only"), [(["plain"], False), (["grows"], True), (["plain", "grows"], True)]
+    ("requested", "validate_only"), [(["plain"], False), (["grows"], True), (["plain", "grows"], True)]
 )
-def test_unchecked_or_validate_only_requests_are_forwarded(asked_for: list[str], validate_only: bool) -> None:
-    plan = queried(*map(topic, asked_for), validate_only=validate_only)
+def test_unchecked_or_validate_only_requests_are_forwarded(requested: list[str], validate_only: bool) -> None:
+    plan = queried(*map(topic, requested), validate_only=validate_only)
 
     assert plan.expansions is None
-    assert names(plan.forward) == asked_for
+    assert names(plan.forward) == requested
     assert plan.forward.validate_only is validate_only
 
 
@@ -175,7 +175,9 @@ def test_pending_expansion_refuses_any_other() -> None:
 
     assert plan.expansions is not None
     assert names(plan.expansions.first) == ["plain"]
-    assert (names(plan.forward), plan.forward.validate_only) == (["grows"], True), "Kafka says who may hear of it"
+    assert (names(plan.forward), plan.forward.validate_only) == (["grows"], True), (
+        "Kafka decides whether this client may know"
+    )
     for stated in (Error.NONE, Error.INVALID_PARTITIONS):
         response = answered("grows", code=stated)
         plan.finish(response)
@@ -204,16 +206,7 @@ def test_request_is_retriable_while_checks_are_unknown() -> None:
     assert [each.error_code for each in response.results] == [Error.REQUEST_TIMED_OUT]
 
 
-def test_the_state_topic_is_closed() -> None:
-    plan = queried(topic("__state"), topic("grows"))
-
-    assert names(plan.forward) == ["grows"]
-    response = answered("grows")
-    plan.finish(response)
-    assert response.results[-1].error_code == Error.TOPIC_AUTHORIZATION_FAILED
-
-
-# --- how growth is shown ----------------------------------------------------------------------------------------------
+# --- how expansions are shown -----------------------------------------------------------------------------------------
 
 
 def described(topic: str, services: Known, keys: list[str] | None = None) -> dict[str, Message]:

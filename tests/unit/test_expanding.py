@@ -1,10 +1,7 @@
-"""Topics grow in a model: two proxy processes, writers behind each, a transaction, a Kafka that may not answer.
+"""Expansions in a model: two proxy processes with writers, a transaction, and a Kafka that may not answer.
 
-The procedure is stopped before and after each of its effects, by the death of the process that drives it or of the
-other one; whoever is left (or starts anew) carries on. What must hold in the end, each time: the expansion has ended,
-nothing that was placed under the old count lies behind a threshold, nothing under the new one before it, and writers
-may write.
-"""
+The procedure stops before and after each effect, by the death of the driver or of the other process. In the end the
+expansion has ended, thresholds separate records of the old count from those of the new one, and writers may write."""
 
 from __future__ import annotations
 
@@ -25,9 +22,9 @@ from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, ProducerEpo
 
 TOPIC_ID = UUID(int=0x70)
 WAIT_SECONDS = 60.0
-DOUBT_SECONDS = 30.0
-#: After its last sign of life a process may append for 75 s, and what it sent may be in a queue.
-GONE_SECONDS = 75.0 + DOUBT_SECONDS
+IN_DOUBT_SECONDS = 30.0
+#: After its last heartbeat a process may append for 75 s, and what it sent may be in a queue.
+DEAD_SECONDS = 75.0 + IN_DOUBT_SECONDS
 STEP_SECONDS = 0.05
 #: How long an append is on its way, and one whose connection broke at the most.
 ON_ITS_WAY_SECONDS = 0.3
@@ -37,7 +34,7 @@ TRANSACTIONAL = ProducerId(7), ProducerEpoch(0)
 
 @dataclass
 class Kafka:
-    """One topic. `logs` – per partition the count that each record was placed under."""
+    """One topic. `logs` – per partition, the count under which each record was placed."""
 
     topic_id: UUID | None = TOPIC_ID
     logs: list[list[int]] = field(default_factory=lambda: [[2, 2], [2]])
@@ -46,7 +43,7 @@ class Kafka:
     leaderless_until: float = 0.0
     #: What the controller says instead of creating; None: nothing is wrong.
     refuses: ex.Refused | None = None
-    #: Metadata that is behind shows so many partitions.
+    #: Lagging metadata shows so many partitions.
     metadata_shows: int | None = None
     created: Counter[int] = field(default_factory=Counter)
 
@@ -55,7 +52,7 @@ class Kafka:
         return len(self.logs)
 
     def create(self, requested: ex.CreatePartitions) -> ex.Answer:
-        if self.topic_id is None:  # it goes by the name: a topic that was created anew would do
+        if self.topic_id is None:  # it goes by the name: a recreated topic would do
             return ex.Refused(Error.UNKNOWN_TOPIC_OR_PARTITION, None)
         if self.refuses is not None:
             return self.refuses
@@ -69,17 +66,17 @@ class Kafka:
 
 @dataclass
 class Flight:
-    """An append on its way; `count` – that it was placed under."""
+    """An append on its way; `count` – under which it was placed."""
 
     process: Process
     number: int
     partition: int
     count: int
-    lands_at: float
+    appended_at: float
 
 
 class World:
-    """Everything there is. Times are seconds from the start."""
+    """Times are seconds from the start."""
 
     def __init__(self, processes: int = 2) -> None:
         self.now = 0.0
@@ -109,9 +106,9 @@ class World:
         return self.view.history("orders", TOPIC_ID)
 
     def may_append(self) -> list[Process]:
-        """As the others know it."""
+        """As the other processes know it."""
         known = [each for each in self.processes if each.known]
-        return [each for each in known if each.died_at is None or self.now < each.died_at + each.gone_seconds]
+        return [each for each in known if each.died_at is None or self.now < each.died_at + each.dead_seconds]
 
     def living(self) -> list[Process]:
         return [each for each in self.processes if each.died_at is None]
@@ -121,7 +118,7 @@ class World:
         while not until():
             assert self.now < end, f"it never came: {[each.state for each in self.processes]} {self.history}"
             self.now += STEP_SECONDS
-            for flight in [each for each in self.flights if each.lands_at <= self.now]:
+            for flight in [each for each in self.flights if each.appended_at <= self.now]:
                 self.flights.remove(flight)
                 self.kafka.logs[flight.partition].append(flight.count)
                 flight.process.appended_batch(flight)
@@ -132,31 +129,31 @@ class World:
                 process.close_barrier()
                 process.drive()
 
-    def expand(self, to: int, driver: int = 0) -> None:
-        self.processes[driver].begin(to)
+    def expand(self, to: int, driver: int = 0) -> ex.Procedure:
+        return self.processes[driver].begin(to)
 
     def check(self) -> None:
-        """Thresholds tell the old count's records from the new one's, in each expansion that ended well."""
+        """Of each expansion that succeeded."""
         for expansion in self.history.ordered:
             for prior_partition, threshold in enumerate(expansion.thresholds):
                 log = self.kafka.logs[prior_partition]
                 assert all(count <= expansion.from_count for count in log[:threshold]), "placed under the new count"
-                assert all(count >= expansion.to_count for count in log[threshold:]), "behind the threshold"
+                assert all(count >= expansion.to_count for count in log[threshold:]), "after the threshold"
             for created_partitions in expansion.created_partitions:
                 assert all(count >= expansion.to_count for count in self.kafka.logs[created_partitions])
 
 
 class Process:
-    """A proxy process with a writer behind it that never rests."""
+    """A proxy process with a writer that never pauses."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.name = world.new_id()
-        self.barrier = AppendBarrier("orders", in_doubt_seconds=DOUBT_SECONDS)
+        self.barrier = AppendBarrier("orders", in_doubt_seconds=IN_DOUBT_SECONDS)
         self.closing: ex.Closing | None = None
         self.procedure: ex.Procedure | None = None
         self.died_at: float | None = None
-        self.gone_seconds = GONE_SECONDS
+        self.dead_seconds = DEAD_SECONDS
         self.crash_at: tuple[int, str] | None = None
         self.unanswered_at: tuple[int, str] | None = None
         #: False: its first record is lost, or on its way.
@@ -204,7 +201,7 @@ class Process:
         self.died_at = self.world.now
         for flight in self.world.flights:
             if flight.process is self:
-                flight.lands_at = self.world.now + IN_A_QUEUE_SECONDS
+                flight.appended_at = self.world.now + IN_A_QUEUE_SECONDS
 
     # ---- what it does about an expansion
 
@@ -216,19 +213,20 @@ class Process:
         if isinstance(requested, ex.Append):
             self.carry_out(requested)
         elif isinstance(requested, ex.ProbeTransactions):
-            hold = closing.handle(self.look_at_transactions(), world.now)
+            hold = closing.handle(self.probe_transactions(), world.now)
             if hold is not None:
                 self.barrier.close(world.now, but_for=hold.but_for)
 
-    def look_at_transactions(self) -> ex.TransactionsOpen:
+    def probe_transactions(self) -> ex.TransactionsOpen:
         until = self.world.kafka.transaction_until
         return ex.TransactionsOpen({} if until is None or until <= self.world.now else {1: [TRANSACTIONAL]})
 
-    def begin(self, to: int) -> None:
+    def begin(self, to: int) -> ex.Procedure:
         world = self.world
         history = world.history
         expansion = Expansion("orders", TOPIC_ID, history.count or 2, to, world.new_id(), 0, process=self.name)
-        self.procedure = self._procedure(expansion)
+        self.procedure = procedure = self._procedure(expansion)
+        return procedure
 
     def _procedure(self, expansion: Expansion, *, taken_over: bool = False) -> ex.Procedure:
         world = self.world
@@ -236,7 +234,7 @@ class Process:
             expansion,
             world.now,
             wait_seconds=WAIT_SECONDS,
-            in_doubt_seconds=DOUBT_SECONDS,
+            in_doubt_seconds=IN_DOUBT_SECONDS,
             new_id=world.new_id,
             clock_ms=lambda: int(world.now * 1000),
             taken_over=taken_over,
@@ -265,7 +263,7 @@ class Process:
                 self.procedure.handle(answer, world.now)
 
     def carry_out(self, requested: ex.Effect) -> ex.Answer | None:
-        """None: it died, before or after it was done."""
+        """None: the process died, before or after it."""
         number, self.world.effects = self.world.effects, self.world.effects + 1
         if self.crash_at == (number, "before"):
             self.die()
@@ -290,17 +288,15 @@ class Process:
                 leaderless = (shown - 1,) if now < kafka.leaderless_until else ()
                 return ex.Described(kafka.topic_id, shown, leaderless)
             case ex.ProbeTransactions():
-                return self.look_at_transactions()
+                return self.probe_transactions()
             case ex.CreatePartitions():
                 return kafka.create(requested)
             case ex.ReadEnds() if kafka.topic_id is None:
                 return ex.Unanswered("no such topic")
             case ex.ReadEnds(partitions):
                 ends = [LogEndOffset(len(kafka.logs[each])) for each in partitions]
-                kafka.unreplicated, behind = max(0, kafka.unreplicated - 1), kafka.unreplicated
-                return ex.Ends(
-                    tuple(ex.PartitionEnd(LeaderEpoch(3), end, Offset(max(0, end - behind))) for end in ends)
-                )
+                kafka.unreplicated, lag = max(0, kafka.unreplicated - 1), kafka.unreplicated
+                return ex.Ends(tuple(ex.PartitionEnd(LeaderEpoch(3), end, Offset(max(0, end - lag))) for end in ends))
 
 
 def expanded(world: World, to: int) -> Callable[[], bool]:
@@ -312,7 +308,7 @@ def over(world: World) -> Callable[[], bool]:
 
 
 def writes_on(world: World) -> None:
-    """Whoever lives writes, under the count that the topic has."""
+    """Every live process appends, under the current count."""
     before = [each.written for each in world.living()]
     world.run(lambda: all(each.written > old + 3 for each, old in zip(world.living(), before, strict=True)))
 
@@ -353,7 +349,7 @@ def test_thresholds_await_transactions_leaders_and_replication() -> None:
 
 
 def scene() -> World:
-    """Writers at work, a transaction open for a while, and a moment until leaders are there."""
+    """Writers at work; a transaction and missing leaders for a while."""
     world = World()
     world.kafka.transaction_until = 2.0
     world.kafka.leaderless_until = 3.0
@@ -384,18 +380,18 @@ def test_expansion_ends_in_order_after_any_crash(effect: int, when: str, then: s
     world.run(lambda: over(world)() or len(world.living()) < 2)
     dead = [each for each in world.processes if each.died_at is not None]
     if then == "it restarts":
-        for each in dead:  # on the same machine: that it is gone is known at once, what it sent may be queued
-            each.gone_seconds = DOUBT_SECONDS
+        for each in dead:  # on the same machine: its death is known at once, what it sent may be queued
+            each.dead_seconds = IN_DOUBT_SECONDS
             world.processes.append(Process(world))
     if world.history.pending is not None:
         world.run(lambda: world.history.pending is None)
     writes_on(world)
 
-    # Whether it was given up since the dead process cannot say that its door is closed, or has grown: never between.
+    # It was abandoned, since the dead process cannot report its barrier closed, or it succeeded: never between.
     assert world.history.count in {None, 2, 3}
     assert world.kafka.count == (world.history.count or 2)
     world.check()
-    # And the topic can grow once more.
+    # And the topic can expand again.
     world.ended.clear()
     world.run(lambda: world.may_append() == world.living())
     world.expand(6, driver=world.processes.index(world.living()[0]))
@@ -405,11 +401,9 @@ def test_expansion_ends_in_order_after_any_crash(effect: int, when: str, then: s
 
 
 def test_the_enumeration_stops_in_every_step() -> None:
-    """Given the run that is stopped everywhere, then there is no step that it does not go through (but giving up)."""
+    """The run that is stopped everywhere goes through every step except those of abandoning."""
     world = scene()
-    world.expand(3)
-    procedure = world.processes[0].procedure
-    assert procedure is not None
+    procedure = world.expand(3)
     world.run(over(world))
 
     assert set(procedure.took) == set(ex.Step) - {ex.Step.ABANDON, ex.Step.PROBE}
@@ -425,7 +419,7 @@ def test_expansion_survives_any_unanswered_query(effect: int, what: str) -> None
     world.expand(3)
 
     world.run(over(world))
-    if world.history.count is None:  # Kafka could not be asked at the beginning: nothing has been touched
+    if world.history.count is None:  # the first query failed: nothing has changed
         assert world.ended.pop().result in {ex.Result.REFUSED, ex.Result.UNKNOWN}
         world.expand(3)
     world.run(expanded(world, 3))
@@ -437,8 +431,9 @@ def test_expansion_survives_any_unanswered_query(effect: int, what: str) -> None
 
 @pytest.mark.parametrize("serves_unknown", [False, True], ids=["with the rule", "without the rule"])
 def test_process_unknown_to_the_others_serves_no_client(serves_unknown: bool) -> None:
-    """Given a process whose first record is in doubt, and whose view may be seconds old, when the topic grows, then
-    nobody waits for it: had it let anything through, that would lie behind a threshold (`StateTopic.enter`)."""
+    """Its first record is in doubt and its view may be seconds old, so an expansion does not wait for it. An append
+    of it would
+    be after a threshold (`StateTopic.enter`)."""
     world = World()
     unknown = Process(world)
     unknown.known, unknown.serves_unknown, unknown.deaf_until = False, serves_unknown, 6.0
@@ -449,11 +444,11 @@ def test_process_unknown_to_the_others_serves_no_client(serves_unknown: bool) ->
     world.run(expanded(world, 3))
     assert world.now < unknown.deaf_until
     world.run(lambda: world.now > unknown.deaf_until)
-    unknown.known = True  # it has read its own record back, and with it all that stands before
+    unknown.known = True  # it has read back its first record, and all before
     writes_on(world)
 
     if serves_unknown:
-        with pytest.raises(AssertionError, match="behind the threshold"):
+        with pytest.raises(AssertionError, match="after the threshold"):
             world.check()
     else:
         world.check()
@@ -488,20 +483,17 @@ def test_silent_process_fails_expansion_and_retry_succeeds() -> None:
 
     assert str(world.processes[1].name) in (world.ended[0].message or "")
     world.run(lambda: world.may_append() == world.living())
-    world.ended.clear()
     world.expand(3)
-    world.run(over(world))
-    assert world.ended[0].result is ex.Result.DONE
+    world.run(lambda: len(world.ended) == 2)
+    assert world.ended[1].result is ex.Result.DONE
 
 
 @pytest.mark.parametrize("step", [ex.Step.VALIDATE, ex.Step.CREATE])
 def test_kafkas_refusal_is_reported_with_its_message(step: ex.Step) -> None:
     world = World()
     refusal = ex.Refused(Error.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")
-    world.expand(3)
+    procedure = world.expand(3)
     if step is ex.Step.CREATE:
-        procedure = world.processes[0].procedure
-        assert procedure is not None
         world.run(lambda: procedure.step is ex.Step.BARRIERS)
     world.kafka.refuses = refusal
     world.run(over(world))
@@ -516,15 +508,13 @@ def test_kafkas_refusal_is_reported_with_its_message(step: ex.Step) -> None:
 
 
 def test_stale_metadata_does_not_abandon_created_partitions() -> None:
-    """Given a driver that died behind CREATE, when the next one is shown the old count by a broker that is behind and a
-    transaction keeps it from going on, then the controller is asked before anything is opened at the old count."""
+    """1. A driver dies after CREATE.
+    2. The next driver reads the old count from a lagging broker, and a transaction delays it.
+    3. It must query the controller before it opens barriers at the old count."""
     world = World()
-    world.expand(3)
-    first = world.processes[0]
-    assert first.procedure is not None
-    procedure = first.procedure
+    procedure = world.expand(3)
     world.run(lambda: procedure.step is ex.Step.LEADERS)
-    first.die()
+    world.processes[0].die()
     world.kafka.metadata_shows = 2
     world.kafka.transaction_until = world.now + WAIT_SECONDS + 5.0
     second = world.processes[1]
@@ -539,7 +529,7 @@ def test_stale_metadata_does_not_abandon_created_partitions() -> None:
     world.check()
 
 
-# --- others ---------------------------------------------------------------------------------------------------------
+# --- others -----------------------------------------------------------------------------------------------------------
 
 
 def test_second_concurrent_expansion_is_refused_permanently() -> None:
@@ -554,7 +544,7 @@ def test_second_concurrent_expansion_is_refused_permanently() -> None:
     assert refused.code == Error.INVALID_PARTITIONS
     assert (refused.message or "").startswith("EXPANSION_IN_PROGRESS topic=orders")
     assert world.history.count == world.kafka.count == 3
-    # Read anew from the beginning, the state topic says the same.
+    # Reading the state topic from the beginning gives the same.
     again = StateView("cluster")
     for offset, record in enumerate(world.records):
         again.apply(Offset(offset), *record)
@@ -575,9 +565,7 @@ def test_a_topic_that_is_deleted_meanwhile(step: ex.Step, created_anew: bool) ->
     world = World()
     world.kafka.leaderless_until = 20.0
     world.kafka.unreplicated = 5
-    world.expand(3)
-    procedure = world.processes[0].procedure
-    assert procedure is not None
+    procedure = world.expand(3)
     world.run(lambda: procedure.step is step)
     created_before = dict(world.kafka.created)
     world.kafka.topic_id = UUID(int=0x71) if created_anew else None
@@ -586,15 +574,13 @@ def test_a_topic_that_is_deleted_meanwhile(step: ex.Step, created_anew: bool) ->
 
     assert (world.ended[0].result, world.ended[0].code) == (ex.Result.FAILED, Error.UNKNOWN_TOPIC_OR_PARTITION)
     assert "was deleted" in (world.ended[0].message or "")
-    assert world.kafka.created == created_before, "its successor grew"
+    assert world.kafka.created == created_before, "its successor was expanded"
 
 
 def test_topic_deleted_through_proxy_ends_its_expansion() -> None:
     world = World()
     world.kafka.transaction_until = 1e9
-    world.expand(3)
-    procedure = world.processes[0].procedure
-    assert procedure is not None
+    procedure = world.expand(3)
     world.run(lambda: procedure.step is ex.Step.BARRIERS)
 
     for record in world.view.records_of([TopicConfigChange("orders", TOPIC_ID, deleted=True)]):
@@ -622,13 +608,10 @@ def test_direct_expansion_during_wait_ends_as_unordered() -> None:
 
 def test_slow_driver_stops_after_takeover() -> None:
     world = World()
-    world.expand(3)
-    slow = world.processes[0]
-    procedure = slow.procedure
-    assert procedure is not None
+    procedure, slow = world.expand(3), world.processes[0]
     world.run(lambda: procedure.step is ex.Step.LEADERS)
     slow.died_at = world.now  # so it seems to the other
-    slow.gone_seconds = 0.0
+    slow.dead_seconds = 0.0
     world.run(expanded(world, 3))
     slow.died_at = None
     slow.view_changed()
@@ -640,9 +623,7 @@ def test_slow_driver_stops_after_takeover() -> None:
 
 def test_first_of_two_concurrent_claims_drives() -> None:
     world = World(processes=3)
-    world.expand(3)
-    procedure = world.processes[0].procedure
-    assert procedure is not None
+    procedure = world.expand(3)
     world.run(lambda: procedure.step is ex.Step.BARRIERS)
     history = world.history
     claims = []
@@ -660,7 +641,7 @@ def test_first_of_two_concurrent_claims_drives() -> None:
 
 
 def test_barrier_is_reported_closed_after_final_transaction_probe() -> None:
-    """Given a batch inside that opens a transaction when it lands, and a look before that, then it looks again."""
+    """A batch that entered earlier may open a transaction when it is appended."""
     expansion = Expansion("orders", TOPIC_ID, 2, 3, UUID(int=1), 0, process=UUID(int=2))
     view = StateView("cluster")
     view.apply(Offset(0), *encode_expansion(expansion))
@@ -699,26 +680,33 @@ def machine(*, now: float = 0.0, taken_over: bool = True) -> ex.Procedure:
         PENDING,
         now,
         wait_seconds=WAIT_SECONDS,
-        in_doubt_seconds=DOUBT_SECONDS,
+        in_doubt_seconds=IN_DOUBT_SECONDS,
         new_id=lambda: next(names),
         clock_ms=lambda: 1_000,
         taken_over=taken_over,
     )
 
 
+def goes_on(procedure: ex.Procedure, *answers: ex.Answer, now: float = 0.0) -> ex.Procedure:
+    """Its next effects get these answers."""
+    for answer in answers:
+        procedure.query(begun(), now)
+        procedure.handle(answer, now)
+    return procedure
+
+
+OLD_COUNT, NEW_COUNT, NO_TRANSACTION = ex.Described(TOPIC_ID, 2), ex.Described(TOPIC_ID, 3), ex.TransactionsOpen({})
+
+
 def at_ends() -> ex.Procedure:
-    procedure = machine()
-    assert procedure.query(begun(), 0.0) == ex.Describe()
-    procedure.handle(ex.Described(TOPIC_ID, 3), 0.0)
-    assert procedure.query(begun(), 0.0) == ex.Describe()
-    procedure.handle(ex.Described(TOPIC_ID, 3), 0.0)
+    procedure = goes_on(machine(), NEW_COUNT, NEW_COUNT)
     assert procedure.query(begun(), 0.0) == ex.ReadEnds(range(2))
     return procedure
 
 
-def is_still_there(procedure: ex.Procedure, now: float) -> None:
-    assert procedure.query(begun(), now) == ex.Describe()
-    procedure.handle(ex.Described(TOPIC_ID, 2), now)
+def at_create() -> ex.Procedure:
+    """Its intent is stored, and no transaction is open."""
+    return goes_on(machine(taken_over=False), ex.Created(), ex.Appended(), NO_TRANSACTION)
 
 
 def end(log_end: int, high_watermark: int, epoch: int = 3) -> ex.PartitionEnd:
@@ -726,7 +714,7 @@ def end(log_end: int, high_watermark: int, epoch: int = 3) -> ex.PartitionEnd:
 
 
 def test_unreplicated_log_end_is_no_threshold() -> None:
-    """Given a tail that no follower has, when its leader goes and the tail with it, then the new end counts."""
+    """Without its leader, records that no follower has are lost: the new end counts."""
     procedure = at_ends()
 
     procedure.handle(ex.Ends((end(10, 10), end(20, 15))), 0.0)
@@ -751,18 +739,12 @@ def test_abandoning_waits_for_previous_drivers_requests() -> None:
 
     requested = procedure.query(begun(closed=()), 1.1)
 
-    assert requested == ex.Wait(DOUBT_SECONDS, "a request of another process may still be queued in Kafka")
+    assert requested == ex.Wait(IN_DOUBT_SECONDS, "a request of another process may still be queued in Kafka")
     assert procedure.query(begun(closed=()), late) == ex.CreatePartitions(3, None, validate_only=True)
 
 
 def test_undescribable_topic_before_create_times_out() -> None:
-    procedure = machine(taken_over=False)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Created(), 0.0)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Appended(), 0.0)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.TransactionsOpen({}), 0.0)
+    procedure = at_create()
     for now in (1.0, WAIT_SECONDS - 1.0, WAIT_SECONDS + 1.0):
         assert procedure.step is ex.Step.CREATE
         assert procedure.query(begun(), now) == ex.Describe()
@@ -772,25 +754,17 @@ def test_undescribable_topic_before_create_times_out() -> None:
 
 
 def test_abandoning_waits_for_an_unanswered_create() -> None:
-    procedure = machine(taken_over=False)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Created(), 0.0)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Appended(), 0.0)
-    assert procedure.query(begun(), 0.0) == ex.ProbeTransactions(range(2))
-    procedure.handle(ex.TransactionsOpen({}), 0.0)
-    is_still_there(procedure, 0.0)
+    procedure = goes_on(at_create(), OLD_COUNT)
     assert procedure.query(begun(), 0.0) == ex.CreatePartitions(3, None, validate_only=False)
     queried_at = WAIT_SECONDS - 1.0
     procedure.handle(ex.Unanswered("the connection broke"), queried_at)
-    assert procedure.query(begun(), queried_at + 1.0) == ex.Describe()
-    procedure.handle(ex.Described(TOPIC_ID, 2), queried_at + 2.0)
-    assert procedure.query(begun(), queried_at + 2.0) == ex.ProbeTransactions(range(2))
-    procedure.handle(ex.TransactionsOpen({0: [TRANSACTIONAL]}), queried_at + 2.0)
+    goes_on(procedure, OLD_COUNT, ex.TransactionsOpen({0: [TRANSACTIONAL]}), now=queried_at + 2.0)
 
     requested = procedure.query(begun(), queried_at + 2.0)
 
-    assert requested == ex.Wait(queried_at + DOUBT_SECONDS, "a request of another process may still be queued in Kafka")
+    assert requested == ex.Wait(
+        queried_at + IN_DOUBT_SECONDS, "a request of another process may still be queued in Kafka"
+    )
 
 
 @pytest.mark.parametrize(
@@ -802,9 +776,7 @@ def test_abandoning_waits_for_an_unanswered_create() -> None:
     ids=["deleted meanwhile", "another was first"],
 )
 def test_an_intent_that_the_view_does_not_have(history: ex.ExpansionHistory, reported: tuple[ex.Result, Error]) -> None:
-    procedure = machine(taken_over=False)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Created(), 0.0)
+    procedure = goes_on(machine(taken_over=False), ex.Created())
     assert isinstance(procedure.query(begun(), 0.0), ex.Append)
     procedure.handle(ex.Appended(), 0.0)
 
@@ -823,37 +795,21 @@ def test_driver_stops_when_another_drives() -> None:
     assert (ended.result, ended.code) == (ex.Result.SUPERSEDED, Error.REQUEST_TIMED_OUT)
 
 
-def test_missing_topic_is_requeried_before_it_is_gone() -> None:
-    procedure = machine()
-    for now in (0.0, 1.0, 2.0):
-        assert procedure.query(begun(), now) == ex.Describe()
-        procedure.handle(ex.Described(None), now)
+def test_missing_topic_is_requeried_before_it_is_deleted() -> None:
+    missing = ex.Described(None)
 
-    assert procedure.query(begun(), 3.0) == ex.Describe()
-    procedure.handle(ex.Described(TOPIC_ID, 3), 3.0)
-
-    assert procedure.step is ex.Step.BARRIERS
-    # But when it stays away, it is gone.
-    procedure = machine()
-    for now in (0.0, 1.0, 2.0, 3.0):
-        procedure.query(begun(), now)
-        procedure.handle(ex.Described(None), now)
-    assert procedure.step is ex.Step.STORE
+    assert goes_on(machine(), missing, missing, missing, NEW_COUNT).step is ex.Step.BARRIERS
+    # But when it stays missing, it is deleted.
+    assert goes_on(machine(), missing, missing, missing, missing).step is ex.Step.STORE
 
 
 def test_stale_view_ends_no_expansion() -> None:
-    """Given a driver that found that it cannot be done, and then was stopped for so long that another one took over and
-    created the partitions. When it goes on, its word that the topic is as it was would be the first one, and open all
-    doors at the old count."""
-    procedure = machine()
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.TransactionsOpen({}), 0.0)
-    is_still_there(procedure, 0.0)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Refused(Error.TOPIC_AUTHORIZATION_FAILED, None), 0.0)
-    now = DOUBT_SECONDS + 1.0
+    """1. A driver finds that the expansion is impossible, and is stopped.
+    2. Another one takes over and creates the partitions.
+    3. The first would report the topic unchanged, and open all barriers at the old count."""
+    refused = ex.Refused(Error.TOPIC_AUTHORIZATION_FAILED, None)
+    procedure = goes_on(machine(), OLD_COUNT, NO_TRANSACTION, OLD_COUNT, refused)
+    now = IN_DOUBT_SECONDS + 1.0
     assert procedure.query(begun(), now) == ex.CreatePartitions(3, None, validate_only=True)
     procedure.handle(ex.Created(), now)
     outdated = ex.World(begun().history, frozenset({ME}), (), fresh=False)
@@ -866,34 +822,25 @@ def test_stale_view_ends_no_expansion() -> None:
 
 
 def test_stale_view_creates_no_partitions() -> None:
-    procedure = machine()
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.TransactionsOpen({}), 0.0)
+    procedure = goes_on(machine(), OLD_COUNT, NO_TRANSACTION)
     outdated = ex.World(begun().history, frozenset({ME}), (), fresh=False)
 
     assert isinstance(procedure.query(outdated, 0.0), ex.Wait)
-    is_still_there(procedure, 0.1)
+    assert procedure.query(begun(), 0.1) == ex.Describe()
+    procedure.handle(OLD_COUNT, 0.1)
     assert isinstance(procedure.query(outdated, 0.1), ex.Wait)
     assert procedure.query(begun(), 0.2) == ex.CreatePartitions(3, None, validate_only=False)
 
 
 def test_existing_partitions_are_probed_while_metadata_lags() -> None:
-    procedure = machine()
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
-    procedure.query(begun(), 0.0)
-    procedure.handle(ex.TransactionsOpen({}), 0.0)
-    is_still_there(procedure, 0.0)
+    procedure = goes_on(machine(), OLD_COUNT, NO_TRANSACTION, OLD_COUNT)
     assert procedure.query(begun(), 0.0) == ex.CreatePartitions(3, None, validate_only=False)
     procedure.handle(ex.Refused(Error.INVALID_PARTITIONS, "Topic already has 3 partition(s)."), 0.0)
 
-    assert procedure.query(begun(), 1.0) == ex.Describe()
-    procedure.handle(ex.Described(TOPIC_ID, 2), 1.0)
+    goes_on(procedure, OLD_COUNT, now=1.0)
     assert procedure.step is ex.Step.PROBE
     assert procedure.query(begun(), 2.0) == ex.Describe()
-    procedure.handle(ex.Described(TOPIC_ID, 3), 2.0)
+    procedure.handle(NEW_COUNT, 2.0)
     procedure.query(begun(), 2.0)
 
     assert procedure.step is ex.Step.LEADERS

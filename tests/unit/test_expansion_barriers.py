@@ -1,4 +1,4 @@
-"""Which doors a process keeps closed, by what it reads of expansions."""
+"""Which barriers a process keeps closed, by the expansions that it reads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fencepost_proxy.topics.state import StateView, TopicConfigChange
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset
 
 OLD, NEW = UUID(int=7), UUID(int=8)
-SOMEBODY = UUID(int=2)
-BEFORE = Expansion("orders", OLD, 1, 2, UUID(int=3), 0, process=SOMEBODY)
-AFTER = Expansion("orders", NEW, 3, 6, UUID(int=4), 0, process=SOMEBODY)
+PROCESS = UUID(int=2)
+BEFORE = Expansion("orders", OLD, 1, 2, UUID(int=3), 0, process=PROCESS)
+AFTER = Expansion("orders", NEW, 3, 6, UUID(int=4), 0, process=PROCESS)
 
 
 class Process:
-    """`barriers` – the count that each is open with, None for a closed one; `said` – all that was done to them."""
+    """`barriers` – the open count of each, None if closed; `stated` – all that happened to them."""
 
     def __init__(self) -> None:
         self.view = StateView("cluster")
@@ -74,7 +74,7 @@ def test_barrier_is_closed_from_intent_to_end(process: Process) -> None:
 
 @pytest.mark.parametrize("end", ["failed", "forgotten"])
 def test_end_of_predecessors_expansion_opens_no_barrier(process: Process, end: str) -> None:
-    """Given a topic that was deleted around the proxy while it grew, created anew, and is to grow as well."""
+    """A topic was deleted at Kafka during its expansion, and its successor expands too."""
     process.reads(encode_expansion(BEFORE))
     process.reads(encode_expansion(AFTER))
     process.stated.clear()

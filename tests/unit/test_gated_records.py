@@ -1,4 +1,4 @@
-"""What the state topic says of groups that wait for new partitions."""
+"""Records of the state topic about groups with gated partitions."""
 
 from __future__ import annotations
 

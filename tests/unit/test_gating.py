@@ -1,4 +1,4 @@
-"""Whether a group may have a new partition: the decision as a table."""
+"""The decision whether a group may have a new partition, as a table."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _all_records(expansion: Expansion = _FIRST) -> dict[int, RemainingRecords]:
             ExpansionHistory(3, (_expansion(2, 3, unordered=True),)),
             2,
             None,
-        ),  # nothing is known of where the priors ended
+        ),  # the ends of the prior partitions are unknown
     ],
 )
 def test_only_partitions_from_ordered_expansions_are_evaluated(
@@ -70,7 +70,7 @@ def test_only_partitions_from_ordered_expansions_are_evaluated(
     assert brought_by(history, partition) == brought
 
 
-# ---- whether it is withheld
+# ---- whether it is gated
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_only_uncommitted_prior_partitions_may_be_passed() -> None:
     assert decide(_FIRST, 2, Progress({0: 4}, {}, passed), _all_records()).why is Why.PRIOR_PARTITIONS
 
 
-def test_unsearched_prior_partition_gates_and_is_searched() -> None:
+def test_unsearched_prior_partition_delays_and_is_searched() -> None:
     decision = decide(_FIRST, 2, Progress({0: 4, 1: 20}, {}), {})
     assert decision.why is Why.UNKNOWN
     assert decision.searches == (Search(0, 4, 10),)
@@ -132,7 +132,7 @@ def test_unsearched_prior_partition_gates_and_is_searched() -> None:
         (10, None, 9, None),
         (8, None, 8, False),  # two markers, say
         (8, None, 7, None),
-        (4, 6, 3, True),  # something to read lies above, wherever else
+        (4, 6, 3, True),  # a record is above, wherever else
         (4, 6, 6, True),
         (4, 6, 7, False),
         (4, 6, 0, True),

@@ -1,4 +1,4 @@
-"""The bytes that a group's leader assigns to a member: cut down, and otherwise kept to the byte."""
+"""The assignment bytes of a group's leader: reduced, and otherwise unchanged to the byte."""
 
 from __future__ import annotations
 

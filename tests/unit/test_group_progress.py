@@ -1,8 +1,7 @@
-"""How far groups are, in stories: Kafka is asked, and members get what they were assigned, or wait for it."""
+"""Stories of group progress: Kafka is queried, and members get their assignment or wait."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 from uuid import UUID
@@ -16,11 +15,13 @@ from fencepost_proxy.net.control import Fetched, UpstreamUnavailable
 from fencepost_proxy.net.groups import GroupProgressTracker
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion, encode_partition_count
+from fencepost_proxy.topics.gated import encode_gated
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, TopicPartition
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch
+from tests.kit.waiting import in_event_loop
 
 ORDERS, OTHERS, ANEW = UUID(int=7), UUID(int=8), UUID(int=9)
 P0, P1, P2, P3 = (TopicPartition("orders", each) for each in range(4))
@@ -30,7 +31,7 @@ _PATIENCE_SECONDS = 3600.0
 
 
 class Clock:
-    """In place of the module `time`."""
+    """In end_of_log of the module `time`."""
 
     def __init__(self) -> None:
         self.passed = 0.0
@@ -69,10 +70,9 @@ class State:
 
 
 class Kafka:
-    """In place of the control client. `broken` – topics of which nothing can be found out, with Kafka's error code.
+    """In end_of_log of the control client. `broken` – topics that cannot be queried, with Kafka's error code.
 
-    `meanwhile` – happens once, while commits are looked up.
-    """
+    `meanwhile` – happens once, during a query of commits."""
 
     def __init__(self) -> None:
         self.commits: dict[TopicPartition, int] = {}
@@ -108,7 +108,7 @@ class Story:
         self.clock, self.state, self.kafka = clock, state, kafka
         self.ids = {"orders": ORDERS, "others": OTHERS}
         self.metrics = Metrics()
-        self.keeper = GroupProgressTracker(
+        self.tracker = GroupProgressTracker(
             kafka,  # type: ignore[arg-type]
             Limits(
                 gated_without_commit_seconds=_IMPATIENCE_SECONDS,
@@ -119,24 +119,24 @@ class Story:
             topic_id=self.ids.get,
             metrics=self.metrics,
         )
-        self.watch = self.keeper.watch
-        self.keeper.attach(state)  # type: ignore[arg-type]
-        self.keeper.refresh()
+        self.watch = self.tracker.watch
+        self.tracker.attach(state)  # type: ignore[arg-type]
+        self.tracker.refresh()
 
     async def queries_to_send(self, *partitions: TopicPartition) -> frozenset[TopicPartition]:
-        """Its member is about to get these: which of them it does not get."""
-        reply = await self.keeper.answer(MayHave("billing", "client", partitions), "10.0.0.1")
-        self.keeper.refresh()
+        """The member is about to get these; returns the gated ones."""
+        reply = await self.tracker.answer(MayHave("billing", "client", partitions), "10.0.0.1")
+        self.tracker.refresh()
         assert isinstance(reply, GatedPartitions)
         return reply.partitions
 
     async def probes(self, *, last_observed: bool = True) -> frozenset[TopicPartition]:
-        """The process looks whether it may have what it waits for: what is still withheld."""
-        if last_observed:
+        """The process probes what the group waits for; returns what is still gated."""
+        if last_observed and "billing" in self.watch.groups:
             self.watch.groups["billing"].active_at = self.clock.monotonic()
-        await self.keeper._probe("billing")
-        await self.keeper._store_what_is_due()
-        self.keeper.refresh()
+        await self.tracker._probe("billing")
+        await self.tracker._store_what_is_due()
+        self.tracker.refresh()
         return self.gated
 
     @property
@@ -147,7 +147,7 @@ class Story:
 
 @pytest.fixture
 def story(monkeypatch: pytest.MonkeyPatch) -> Story:
-    """`orders` has grown from 1 to 2 partitions, `others` too: ten records lie in each of their first ones."""
+    """`orders` and `others` were expanded from 1 to 2 partitions; ten records are in each prior partition."""
     clock, state = Clock(), State()
     monkeypatch.setattr(groups, "time", clock)
     state.grow("orders", ORDERS, 1, 2, 10)
@@ -158,178 +158,155 @@ def story(monkeypatch: pytest.MonkeyPatch) -> Story:
 # --- what is released -------------------------------------------------------------------------------------------------
 
 
-def test_partition_gated_during_probe_is_not_released(story: Story) -> None:
-    """Given a look that began for one partition, when another one is withheld before it ends, then a KIP-848 member is
-    not told of that one by its next heartbeat."""
+@in_event_loop
+async def test_partition_gated_during_probe_is_not_released(story: Story) -> None:
+    """A probe began for one partition, and another one is gated before it ends. A KIP-848 member must not get the
+    latter with
+    its next heartbeat."""
+    story.kafka.commits = {P0: 5, Q0: 5}
+    assert await story.queries_to_send(P1) == {P1}
 
-    async def reported() -> None:
-        story.kafka.commits = {P0: 5, Q0: 5}
-        assert await story.queries_to_send(P1) == {P1}
+    async def meanwhile() -> None:
+        assert await story.queries_to_send(Q1) == {Q1}
+        story.watch.consumer_assigned("billing", "m", ((OTHERS, (0, 1)),), ((OTHERS, (0,)),), frozenset({Q1}))
 
-        async def meanwhile() -> None:
-            assert await story.queries_to_send(Q1) == {Q1}
-            story.watch.consumer_assigned("billing", "m", ((OTHERS, (0, 1)),), ((OTHERS, (0,)),), frozenset({Q1}))
+    story.kafka.meanwhile = meanwhile
+    assert await story.probes() == {P1, Q1}
+    assert story.watch.consumer_gets("billing", "m", story.tracker.topic_ids()) is None
 
-        story.kafka.meanwhile = meanwhile
-        assert await story.probes() == {P1, Q1}
-        assert story.watch.consumer_gets("billing", "m", story.keeper.topic_ids()) is None
-
-        story.kafka.commits[Q0] = 10
-        assert await story.probes() == {P1}
-        assert story.watch.consumer_gets("billing", "m", story.keeper.topic_ids()) == ((OTHERS, (0, 1)),)
-
-    asyncio.run(reported())
+    story.kafka.commits[Q0] = 10
+    assert await story.probes() == {P1}
+    assert story.watch.consumer_gets("billing", "m", story.tracker.topic_ids()) == ((OTHERS, (0, 1)),)
 
 
-def test_older_probe_does_not_release_others_gated_partitions(story: Story) -> None:
-    """Given two processes, all members at the one; it withholds a partition, the other one reads of it and looks; then
-    it withholds another. When it dies and a KIP-848 member comes over, then it is not told of either."""
+@in_event_loop
+async def test_older_probe_does_not_release_others_gated_partitions(story: Story) -> None:
+    """1. All members are at one process, where a partition is gated.
+    2. The other process reads that, and probes.
+    3. Another partition is gated at the first process, which dies; a KIP-848 member comes to the other process."""
+    story.kafka.commits = {P0: 5, Q0: 5}
+    other = Story(story.clock, story.state, story.kafka)
+    await story.queries_to_send(P1)
+    other.tracker.refresh()
+    assert await other.probes(last_observed=False) == {P1}
+    await story.queries_to_send(Q1)
+    other.tracker.refresh()
+    await other.probes(last_observed=False)
 
-    async def reported() -> None:
-        story.kafka.commits = {P0: 5, Q0: 5}
-        other = Story(story.clock, story.state, story.kafka)
-        await story.queries_to_send(P1)
-        other.keeper.refresh()
-        assert await other.probes(last_observed=False) == {P1}
-        await story.queries_to_send(Q1)
-        other.keeper.refresh()
-        await other.probes(last_observed=False)
-
-        assert not other.watch.consumer_is_unknown("billing", "m")
-        assert not other.watch.must_rejoin("billing", "m", 5, story.clock.monotonic())
-        assert other.gated == {P1, Q1}
-
-    asyncio.run(reported())
+    assert not other.watch.consumer_is_unknown("billing", "m")
+    assert not other.watch.must_rejoin("billing", "m", 5, story.clock.monotonic())
+    assert other.gated == {P1, Q1}
 
 
-def test_unqueryable_topic_does_not_delay_others(story: Story) -> None:
-    """Given a group of two topics of which one has been deleted, or has a partition without a leader."""
+@in_event_loop
+async def test_unqueryable_topic_does_not_delay_others(story: Story) -> None:
+    """One of two topics was deleted, or has a partition without a leader."""
+    story.kafka.commits = {P0: 5, Q0: 5}
+    assert await story.queries_to_send(P1, Q1) == {P1, Q1}
+    story.kafka.broken["others"] = None
+    story.kafka.commits[P0] = 10
 
-    async def reported() -> None:
-        story.kafka.commits = {P0: 5, Q0: 5}
-        assert await story.queries_to_send(P1, Q1) == {P1, Q1}
-        story.kafka.broken["others"] = None
-        story.kafka.commits[P0] = 10
-
-        assert await story.probes() == {Q1}
-        assert await story.queries_to_send(P1, Q1) == {Q1}
-
-    asyncio.run(reported())
+    assert await story.probes() == {Q1}
+    assert await story.queries_to_send(P1, Q1) == {Q1}
 
 
-def test_unauthorized_topic_releases_only_its_own_partitions(story: Story) -> None:
-    async def reported() -> None:
-        story.kafka.commits = {P0: 5}
-        story.kafka.broken["others"] = 29
-        assert await story.queries_to_send(P1, Q1) == {P1, Q1}
-        assert await story.probes() == {P1, Q1}
+@in_event_loop
+async def test_unauthorized_topic_releases_only_its_own_partitions(story: Story) -> None:
+    story.kafka.commits = {P0: 5}
+    story.kafka.broken["others"] = 29
+    assert await story.queries_to_send(P1, Q1) == {P1, Q1}
+    assert await story.probes() == {P1, Q1}
 
-        story.clock.passed += _IMPATIENCE_SECONDS + 1
-        await story.probes()
-        assert await story.queries_to_send(P1, Q1) == {P1}
-        assert await story.probes() == {P1}
-
-    asyncio.run(reported())
+    story.clock.passed += _IMPATIENCE_SECONDS + 1
+    await story.probes()
+    assert await story.queries_to_send(P1, Q1) == {P1}
+    assert await story.probes() == {P1}
 
 
-def test_group_reset_to_partition_start_waits_again(story: Story) -> None:
-    """Given a new partition whose first records have expired, and old ones whose have not."""
-
-    async def reported() -> None:
-        story.kafka.starts[P1] = 5
-        story.kafka.commits = {P0: 0, P1: 5}
-        assert await story.queries_to_send(P1) == {P1}
-        story.kafka.commits[P1] = 6
-        assert await story.queries_to_send(P1) == set()
-
-    asyncio.run(reported())
+@in_event_loop
+async def test_group_reset_to_partition_start_waits_again(story: Story) -> None:
+    """The first records of the new partition have expired, those of the prior ones have not."""
+    story.kafka.starts[P1] = 5
+    story.kafka.commits = {P0: 0, P1: 5}
+    assert await story.queries_to_send(P1) == {P1}
+    story.kafka.commits[P1] = 6
+    assert await story.queries_to_send(P1) == set()
 
 
 # --- groups without commits -------------------------------------------------------------------------------------------
 
 
-def test_gated_prior_partition_does_not_time_out(story: Story) -> None:
-    """Given two expansions, and a group that lags before the first for longer than one without commits is waited for:
-    when it is done there, it gets what that brought; what the second brought waits until those are read."""
+@in_event_loop
+async def test_gated_prior_partition_does_not_time_out(story: Story) -> None:
+    """Two expansions, and a group that lags in the first for longer than a group without commits is waited for."""
+    story.state.grow("orders", ORDERS, 2, 4, 10, 5)
+    story.tracker.refresh()
+    story.kafka.commits = {P0: 5}
+    assert await story.queries_to_send(P1, P2, P3) == {P1, P2, P3}
+    for _ in range(3):
+        story.clock.passed += _IMPATIENCE_SECONDS
+        story.kafka.commits[P0] += 1
+        assert await story.probes() == {P1, P2, P3}
 
-    async def reported() -> None:
-        story.state.grow("orders", ORDERS, 2, 4, 10, 5)
-        story.keeper.refresh()
-        story.kafka.commits = {P0: 5}
-        assert await story.queries_to_send(P1, P2, P3) == {P1, P2, P3}
-        for _ in range(3):
-            story.clock.passed += _IMPATIENCE_SECONDS
-            story.kafka.commits[P0] += 1
-            assert await story.probes() == {P1, P2, P3}
-
-        story.kafka.commits[P0] = 10
-        assert await story.probes() == {P2, P3}
-        story.clock.passed += 1
-        assert await story.queries_to_send(P1, P2, P3) == {P2, P3}
-        assert await story.probes() == {P2, P3}
-        story.kafka.commits[P1] = 4
-        assert await story.probes() == {P2, P3}
-        story.kafka.commits[P1] = 5
-        assert await story.probes() == set()
-
-    asyncio.run(reported())
+    story.kafka.commits[P0] = 10
+    assert await story.probes() == {P2, P3}
+    story.clock.passed += 1
+    assert await story.queries_to_send(P1, P2, P3) == {P2, P3}
+    assert await story.probes() == {P2, P3}
+    story.kafka.commits[P1] = 4
+    assert await story.probes() == {P2, P3}
+    story.kafka.commits[P1] = 5
+    assert await story.probes() == set()
 
 
-def test_commit_timeout_starts_after_all_other_waits(story: Story) -> None:
-    async def reported() -> None:
-        story.state.grow("orders", ORDERS, 2, 4, 10, 5)
-        story.keeper.refresh()
-        story.kafka.commits = {P0: 5}
-        await story.queries_to_send(P1, P2)
-        story.clock.passed += 2 * _IMPATIENCE_SECONDS
-        story.kafka.commits = {P0: 10}
-        await story.probes()
-        await story.probes()
+@in_event_loop
+async def test_commit_timeout_starts_after_all_other_waits(story: Story) -> None:
+    story.state.grow("orders", ORDERS, 2, 4, 10, 5)
+    story.tracker.refresh()
+    story.kafka.commits = {P0: 5}
+    await story.queries_to_send(P1, P2)
+    story.clock.passed += 2 * _IMPATIENCE_SECONDS
+    story.kafka.commits = {P0: 10}
+    await story.probes()
+    await story.probes()
 
-        story.clock.passed += _IMPATIENCE_SECONDS - 1
-        assert await story.probes() == {P2}
-        story.clock.passed += 2
-        assert await story.probes() == set()
-        # For good: whoever asks next need not wait.
-        assert await Story(story.clock, story.state, story.kafka).queries_to_send(P2) == set()
-
-    asyncio.run(reported())
+    story.clock.passed += _IMPATIENCE_SECONDS - 1
+    assert await story.probes() == {P2}
+    story.clock.passed += 2
+    assert await story.probes() == set()
+    # Permanently: the next member does not wait.
+    assert await Story(story.clock, story.state, story.kafka).queries_to_send(P2) == set()
 
 
-def test_group_without_further_commits_times_out(story: Story) -> None:
+@in_event_loop
+async def test_group_without_further_commits_times_out(story: Story) -> None:
     """A client that commits only when records arrive never commits the last ones."""
-
-    async def reported() -> None:
-        story.kafka.commits = {P0: 5}
-        await story.queries_to_send(P1)
-        assert await story.probes() == {P1}
-        story.clock.passed += _PATIENCE_SECONDS - 1
-        story.kafka.commits = {P0: 6}  # each commit begins the wait again
-        assert await story.probes() == {P1}
-        story.clock.passed += _PATIENCE_SECONDS - 1
-        assert await story.probes() == {P1}
-        (waiting,) = story.keeper.waiting()
-        stood = f"no further commit for {_PATIENCE_SECONDS - 1:.0f} s"
-        assert waiting.waits == (f"partition 0: committed 6, threshold 10, {stood}",)
-        story.clock.passed += 2
-        assert await story.probes() == set()
-        assert story.metrics.partitions_timed_out.value == 1
-        assert await Story(story.clock, story.state, story.kafka).queries_to_send(P1) == set()
-
-    asyncio.run(reported())
+    story.kafka.commits = {P0: 5}
+    await story.queries_to_send(P1)
+    assert await story.probes() == {P1}
+    story.clock.passed += _PATIENCE_SECONDS - 1
+    story.kafka.commits = {P0: 6}  # each commit begins the wait again
+    assert await story.probes() == {P1}
+    story.clock.passed += _PATIENCE_SECONDS - 1
+    assert await story.probes() == {P1}
+    (waiting,) = story.tracker.waiting()
+    stood = f"no further commit for {_PATIENCE_SECONDS - 1:.0f} s"
+    assert waiting.waits == (f"partition 0: committed 6, threshold 10, {stood}",)
+    story.clock.passed += 2
+    assert await story.probes() == set()
+    assert story.metrics.partitions_timed_out.value == 1
+    assert await Story(story.clock, story.state, story.kafka).queries_to_send(P1) == set()
 
 
-def test_stopped_groups_timeout_starts_at_its_return(story: Story) -> None:
-    async def reported() -> None:
-        story.kafka.commits = {P0: 5}
-        await story.queries_to_send(P1)
-        await story.probes()
-        story.clock.passed += 2 * _PATIENCE_SECONDS
-        assert await story.probes(last_observed=False) == {P1}
-        assert await story.queries_to_send(P1) == {P1}
-        assert await story.probes() == {P1}
-
-    asyncio.run(reported())
+@in_event_loop
+async def test_stopped_groups_timeout_starts_at_its_return(story: Story) -> None:
+    story.kafka.commits = {P0: 5}
+    await story.queries_to_send(P1)
+    await story.probes()
+    story.clock.passed += 2 * _PATIENCE_SECONDS
+    assert await story.probes(last_observed=False) == {P1}
+    assert await story.queries_to_send(P1) == {P1}
+    assert await story.probes() == {P1}
 
 
 @pytest.mark.parametrize(
@@ -342,87 +319,134 @@ def test_stopped_groups_timeout_starts_at_its_return(story: Story) -> None:
         ([], True),
     ],
 )
-def test_only_pure_log_end_query_begins_at_end(story: Story, looked_up: list[str], waits: bool) -> None:
-    """A client that begins at the beginning may ask for the end to see how far it has to go, as
-    `get_watermark_offsets` does; or another one on its machine has the same name."""
-
-    async def reported() -> None:
-        for place in looked_up:
-            ends, others = ((P0,), ()) if place == "end" else ((), (P0,))
-            story.keeper.notice(LookedUp("client", ends, others), "10.0.0.1")  # type: ignore[arg-type]
-        assert (await story.queries_to_send(P1) == {P1}) is waits
-
-    asyncio.run(reported())
+@in_event_loop
+async def test_only_pure_log_end_query_begins_at_end(story: Story, looked_up: list[str], waits: bool) -> None:
+    """A client that begins at the beginning may query the end too (`get_watermark_offsets`), or share its client id."""
+    for end_of_log in looked_up:
+        ends, others = ((P0,), ()) if end_of_log == "end" else ((), (P0,))
+        story.tracker.notice(LookedUp("client", ends, others), "10.0.0.1")  # type: ignore[arg-type]
+    assert (await story.queries_to_send(P1) == {P1}) is waits
 
 
 # --- what is remembered by name ---------------------------------------------------------------------------------------
 
 
-def test_release_does_not_apply_to_recreated_topic(story: Story) -> None:
-    """Given a group that was let go, unseen; when the topic is deleted, created and grown anew, then it waits anew."""
+@in_event_loop
+async def test_release_does_not_apply_to_recreated_topic(story: Story) -> None:
+    story.kafka.broken["orders"] = 29
+    await story.queries_to_send(P1)
+    await story.probes()
+    story.clock.passed += _IMPATIENCE_SECONDS + 1
+    await story.probes()
+    assert await story.queries_to_send(P1) == set()
 
-    async def reported() -> None:
-        story.kafka.broken["orders"] = 29
-        await story.queries_to_send(P1)
-        await story.probes()
-        story.clock.passed += _IMPATIENCE_SECONDS + 1
-        await story.probes()
-        assert await story.queries_to_send(P1) == set()
-
-        del story.kafka.broken["orders"]
-        story.ids["orders"] = ANEW
-        story.state.grow("orders", ANEW, 1, 2, 10)
-        story.keeper.refresh()
-        assert await story.queries_to_send(P1) == {P1}
-
-    asyncio.run(reported())
+    del story.kafka.broken["orders"]
+    story.ids["orders"] = ANEW
+    story.state.grow("orders", ANEW, 1, 2, 10)
+    story.tracker.refresh()
+    assert await story.queries_to_send(P1) == {P1}
 
 
-def test_predecessors_log_start_is_ignored(story: Story) -> None:
-    async def reported() -> None:
-        story.kafka.starts[P0] = 8
-        assert await story.queries_to_send(P1) == {P1}
-        story.kafka.starts[P0] = 0
-        story.ids["orders"] = ANEW
-        story.state.grow("orders", ANEW, 1, 2, 4)
-        story.keeper.refresh()
-        assert await story.queries_to_send(P1) == {P1}
-
-    asyncio.run(reported())
+@in_event_loop
+async def test_predecessors_log_start_is_ignored(story: Story) -> None:
+    story.kafka.starts[P0] = 8
+    assert await story.queries_to_send(P1) == {P1}
+    story.kafka.starts[P0] = 0
+    story.ids["orders"] = ANEW
+    story.state.grow("orders", ANEW, 1, 2, 4)
+    story.tracker.refresh()
+    assert await story.queries_to_send(P1) == {P1}
 
 
 # --- what operators see -----------------------------------------------------------------------------------------------
 
 
-def test_inactive_group_is_not_shown_as_waiting(story: Story) -> None:
-    async def reported() -> None:
-        await story.queries_to_send(P1)
+@in_event_loop
+async def test_inactive_group_is_not_shown_as_waiting(story: Story) -> None:
+    await story.queries_to_send(P1)
+    await story.probes()
+    assert [each.group for each in story.tracker.waiting()] == ["billing"]
+    assert story.metrics.partitions_gated.value == 1
+
+    story.clock.passed += 121
+    await story.probes(last_observed=False)
+    assert story.tracker.waiting() == []
+    assert story.metrics.partitions_gated.value == 0
+
+    story.clock.passed += 60
+    await story.probes()
+    assert [each.seconds for each in story.tracker.waiting()] == [181]
+    assert story.metrics.partitions_gated.value == 1
+
+
+@in_event_loop
+async def test_absent_group_is_forgotten_after_a_day(story: Story) -> None:
+    await story.queries_to_send(P1)
+    await story.probes()
+    story.clock.passed += 86_401
+    await story.tracker._tidy(story.clock.monotonic())
+    story.tracker.refresh()
+    await story.probes(last_observed=False)
+    assert "billing" not in story.watch.groups
+    assert not story.tracker._stories
+
+
+# --- what the state topic keeps ---------------------------------------------------------------------------------------
+
+
+def recorded(story: Story) -> set[str]:
+    return set(story.state.view.groups.groups)
+
+
+@in_event_loop
+async def test_gated_record_is_kept_half_an_hour_longer(story: Story) -> None:
+    """A member that has been silent since has less than the coordinator assigned, and may return by any process."""
+    story.kafka.commits = {P0: 5}
+    assert await story.queries_to_send(P1) == {P1}
+    assert recorded(story) == {"billing"}
+
+    story.kafka.commits[P0] = 10
+    for _ in range(29):
         await story.probes()
-        assert [each.group for each in story.keeper.waiting()] == ["billing"]
-        assert story.metrics.partitions_gated.value == 1
+        story.clock.passed += 60.0
+    assert recorded(story) == {"billing"}
+    story.clock.passed += 60.0
+    await story.probes()
 
-        story.clock.passed += 121
-        await story.probes(last_observed=False)
-        assert story.keeper.waiting() == []
-        assert story.metrics.partitions_gated.value == 0
-
-        story.clock.passed += 60
-        await story.probes()
-        assert [each.seconds for each in story.keeper.waiting()] == [181]
-        assert story.metrics.partitions_gated.value == 1
-
-    asyncio.run(reported())
+    assert not recorded(story)
+    assert "billing" not in story.watch.groups
+    assert not story.tracker.waiting()
 
 
-def test_absent_group_is_forgotten_after_a_day(story: Story) -> None:
-    async def reported() -> None:
-        await story.queries_to_send(P1)
-        await story.probes()
-        story.clock.passed += 86_401
-        await story.keeper._tidy(story.clock.monotonic())
-        story.keeper.refresh()
-        await story.probes(last_observed=False)
-        assert "billing" not in story.watch.groups
-        assert not story.keeper._stories
+@in_event_loop
+async def test_gating_again_restarts_the_half_hour(story: Story) -> None:
+    """The group is reset before its end."""
+    story.kafka.commits = {P0: 5}
+    await story.queries_to_send(P1)
+    story.kafka.commits[P0] = 10
+    await story.probes()
+    story.clock.passed += 29 * 60.0
+    story.kafka.commits[P0] = 5
+    assert await story.queries_to_send(P1) == {P1}
+    story.clock.passed += 2 * 60.0
+    story.kafka.commits[P0] = 10
+    await story.probes()
 
-    asyncio.run(reported())
+    assert recorded(story) == {"billing"}
+
+
+@in_event_loop
+async def test_groups_inactive_for_a_day_are_removed(story: Story) -> None:
+    await story.queries_to_send(P1)
+    now_ms, day_ms = int(story.clock.time() * 1000), 86_400_000
+    for group, at_ms in (("old", now_ms - day_ms - 1000), ("younger", now_ms - day_ms + 60_000)):
+        story.state.append_now([encode_gated(group, [P1], story.ids, at_ms)])
+    story.tracker.refresh()
+
+    await story.tracker._tidy(story.clock.monotonic())
+    assert recorded(story) == {"billing", "younger"}
+
+    story.clock.passed += 2 * 86_400
+    story.watch.groups["billing"].active_at = story.clock.monotonic() - 1
+    await story.tracker._tidy(story.clock.monotonic())
+    assert recorded(story) == {"billing"}

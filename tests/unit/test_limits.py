@@ -1,7 +1,6 @@
-"""Limits that are reached, and what happens there: those that no other test has for its subject.
-
-Sockets' and processes' limits are reached in `tests/integration/test_bad_input.py` and `tests/protocol`.
-"""
+"""Limits that no other test covers, each reached. Limits of sockets and processes:
+`tests/integration/test_bad_input.py` and
+`tests/protocol`."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import struct
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProt
 from fencepost_proxy.net.app import Proxy
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session import dispatcher as switch_module
+from fencepost_proxy.session import dispatcher as dispatcher_module
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.produce_exchange import AppendDraft, make_pending_append
@@ -33,7 +32,7 @@ from fencepost_proxy.wire.produce import PartitionData
 from tests.support.batches import batch, expecting
 from tests.unit.test_control_codec import uvarint
 from tests.unit.test_sequencer import TP, Talk
-from tests.unit.test_session import HEARTBEAT, Around, Unchanged, is_checked, produce, request
+from tests.unit.test_session import HEARTBEAT, Around, Unchanged, produce, request
 from tests.unit.test_session import Talk as SessionTalk
 
 MESSAGE_TOO_LARGE, TIMED_OUT = 10, 7
@@ -73,10 +72,6 @@ def test_configured_limits_apply_to_sequencers_and_sessions() -> None:
     assert not proxy.reserve(1)
 
 
-def test_every_limit_has_its_words() -> None:
-    assert all(each.metadata["doc"] for each in fields(Limits))
-
-
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
@@ -86,7 +81,7 @@ def _describe_configs(count: int) -> bytes:
 
 
 def test_request_above_element_limit_is_refused_before_allocation() -> None:
-    """A hundred megabytes of the smallest there are would take gigabytes, and a minute of everybody's time."""
+    """100 MB of the smallest elements would take gigabytes, and a minute of the event loop."""
     assert len(decode_request(DESCRIBE_CONFIGS, 3, _describe_configs(ITEMS_MAX)).resources) == ITEMS_MAX
     body = _describe_configs(ITEMS_MAX + 1)
     with at_most(2 * len(body)), pytest.raises(LimitError, match=f"array elements than the limit .{ITEMS_MAX}."):
@@ -137,7 +132,7 @@ def test_decompression_beyond_the_limit_is_refused_with_error() -> None:
 @pytest.mark.parametrize(("timeout_ms", "wait"), [(30_000, 5.0), (3_000, 1.0), (0, 0.0)])
 def test_append_deadline_is_limit_or_third_of_timeout(timeout_ms: int, wait: float) -> None:
     talk = SessionTalk()
-    (pending,) = is_checked(talk, timeout_ms=timeout_ms)
+    pending = talk.submits(timeout_ms=timeout_ms)
     assert pending.deadline == pytest.approx(talk.now + wait)
 
 
@@ -151,10 +146,9 @@ def test_frame_above_limit_closes_connection_before_buffering() -> None:
 
 
 def test_buffered_response_above_limit_closes_connection() -> None:
-    """A broker that lies about lengths, or whoever sits at its address. What only passes is not held, however long."""
+    """Relayed responses are not buffered and have no limit."""
     talk = SessionTalk(frame_bytes_max=1_000)
-    is_checked(talk, correlation=7)
-    talk.upstream()
+    talk.sends(correlation=7)
     talk.kafka(struct.pack(">ii", 2_000_000_000, 7))
     (closed,) = [each for each in talk.commands if isinstance(each, m.CloseClient)]
     assert closed.fault is UpstreamProtocolError
@@ -168,7 +162,7 @@ def test_buffered_response_above_limit_closes_connection() -> None:
 
 
 def test_broken_request_releases_shared_memory() -> None:
-    """One that cannot be answered, and one that cannot be read: their connections end, what they held is given back."""
+    """Of a request that cannot be answered, and of requests that cannot be read."""
     for broken in (
         produce(("guarded-a", 0, expecting(5, b"x")), acks=0),
         produce(("guarded-a", 0, batch(b"x")), ("guarded-a", 0, batch(b"x"))),
@@ -183,11 +177,11 @@ def test_broken_request_releases_shared_memory() -> None:
         assert talk.services.free_bytes == free
 
 
-# --- gates ------------------------------------------------------------------------------------------------------------
+# --- sequencers -------------------------------------------------------------------------------------------------------
 
 
 def _limited(**limits: Any) -> Talk:
-    """A warm gate: the log ends at 10."""
+    """A sequencer with a confirmed fence; the log ends at 10."""
     talk = Talk(sequencer=PartitionSequencer(TP, g.SequencerLimits(**limits)))
     pending = talk.offer(expecting(9, b"first"))
     talk.snapshot(9)
@@ -249,15 +243,15 @@ def test_sequencer_remembers_bounded_batches_and_producers() -> None:
 
 
 def test_idle_sequencers_are_dropped_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of topics are the clients' to choose, as far as patterns guard what there is not yet."""
-    monkeypatch.setattr(switch_module, "_IDLE_SEQUENCERS_MAX", 4)
+    """Clients choose topic names that match a pattern."""
+    monkeypatch.setattr(dispatcher_module, "_IDLE_SEQUENCERS_MAX", 4)
     services = Around()
     dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     for number in range(1, 12):
         dispatcher.open(number, "proxy.local", 100.0)
         data = produce((f"guarded-{number}", 0, batch(b"x")))
         dispatcher.session_event(number, m.ClientBytes(memoryview(data)), 100.0)
-        if number != 3:  # who still waits keeps his gate
+        if number != 3:  # an append that waits keeps its sequencer
             dispatcher.session_event(number, m.ClientLost(), 100.0)
         assert len(dispatcher.sequencers) <= 4
     assert TopicPartition("guarded-3", 0) in dispatcher.sequencers

@@ -1,4 +1,4 @@
-"""Logins: clients' own, which pass through a session alone; and the proxy's, step by step."""
+"""Logins: clients' logins through a session, and the proxy's login, step by step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fencepost_proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from fencepost_proxy.wire.control import decode_request, encode_response_frame, parse_request_header
 from fencepost_proxy.wire.produce import PartitionResult
 from fencepost_proxy.wire.schema import Message
-from tests.unit.test_session import HEARTBEAT, Talk, expecting, is_checked, produce, produced, read, request, response
+from tests.unit.test_session import HEARTBEAT, Talk, expecting, produce, produced, read, request, response
 
 HANDSHAKE = request(SASL_HANDSHAKE, 1, 7, b"\0\5PLAIN")
 AUTHENTICATE = request(SASL_AUTHENTICATE, 1, 8, b"\0\0\0\x04\0a\0b")
@@ -29,7 +29,7 @@ AUTHENTICATE = request(SASL_AUTHENTICATE, 1, 8, b"\0\0\0\x04\0a\0b")
 
 
 class Waiting(Talk):
-    """Whether its client is read is kept apart: a request that waits says so at each try."""
+    """Keeps ReadClient apart: a request that waits repeats it at each try."""
 
     reads = True
 
@@ -41,44 +41,46 @@ class Waiting(Talk):
         self.commands = [each for each in self.commands if not isinstance(each, m.ReadClient)]
 
 
+def relays(talk: Talk, query: bytes, answer: bytes) -> None:
+    talk.client(query)
+    assert talk.upstream() == query
+    talk.kafka(answer)
+    assert talk.answer() == answer
+
+
+def logs_in(talk: Talk, answer: bytes, version: int = 2) -> None:
+    relays(talk, request(SASL_AUTHENTICATE, version, 8, b"\0\0\0\0\0"), answer)
+
+
 def test_login_is_relayed_unchanged() -> None:
     talk = Talk()
-
-    talk.client(HANDSHAKE)
-    assert talk.upstream() == HANDSHAKE
-    talk.kafka(response(7, b"handshake"))
-    assert talk.answer() == response(7, b"handshake")
-    talk.client(AUTHENTICATE)
-    assert talk.upstream() == AUTHENTICATE
-    talk.kafka(response(8, b"authenticate"))
-    assert talk.answer() == response(8, b"authenticate")
-
+    relays(talk, HANDSHAKE, response(7, b"handshake"))
+    relays(talk, AUTHENTICATE, response(8, b"authenticate"))
     talk.silent()
     assert talk.session.drained
 
 
 def test_login_waits_for_possible_resends() -> None:
-    # Given: an append whose stamp Kafka may refuse, and a login right behind it.
+    # Given: an append whose fence Kafka may refuse, and a login right after it.
     talk = Waiting()
-    (pending,) = is_checked(talk)
-    talk.upstream()
+    pending = talk.sends()
     talk.client(HANDSHAKE)
     talk.silent()
     assert not talk.reads
 
-    # When: Kafka refuses it, and the gate lets it go once more.
+    # When: Kafka refuses it, and it is admitted again.
     talk.kafka(produced(("guarded-a", 0, 45, -1)))
     talk.next(m.ToSequencer)
     talk.grant(pending)
     talk.sent(pending)
 
-    # Then: it goes up, and nothing of the login.
+    # Then: it is sent, and nothing of the login.
     assert HANDSHAKE not in talk.upstream()
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
     assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
     talk.silent()
 
-    # And: the login goes up once that was answered.
+    # And: the login is sent once the append is answered.
     talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5, -1, 0), None))
     assert {type(each) for each in talk.commands} == {m.ToUpstream, m.ToClient}
     talk.commands.sort(key=lambda each: isinstance(each, m.ToClient))
@@ -113,21 +115,17 @@ def logged_in(lifetime_ms: int, version: int = 2) -> bytes:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_appends_end_when_the_login_expires(version: int) -> None:
-    # Given: a login of three seconds, and an append of two seconds later, which is on its way.
+    # Given: a login of three seconds, and an append after two seconds, which is in flight.
     talk = Waiting()
-    talk.client(request(SASL_AUTHENTICATE, version, 8, b"\0\0\0\0\0"))
-    talk.upstream()
-    talk.kafka(logged_in(3000, version))
-    assert talk.answer() == logged_in(3000, version)
+    logs_in(talk, logged_in(3000, version), version)
     talk.now += 2.0
-    (pending,) = is_checked(talk)
-    talk.upstream()
+    pending = talk.sends()
 
-    # When: there is another one when it has ended.
+    # When: another append follows after its end.
     talk.now += 1.0
     talk.client(produce(("guarded-a", 0, expecting(6, b"y"))))
 
-    # Then: that is not sent. Kafka would close the connection, and nobody know what became of it.
+    # Then: that is not sent. Kafka would close the connection, and its outcome would be unknown.
     talk.silent()
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
     assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
@@ -145,30 +143,20 @@ def test_appends_end_when_the_login_expires(version: int) -> None:
 def test_new_login_restarts_its_lifetime() -> None:
     talk = Waiting()
     for lifetime_ms in (3000, 10_000):
-        talk.client(request(SASL_AUTHENTICATE, 2, 8, b"\0\0\0"))
-        talk.upstream()
-        talk.kafka(logged_in(lifetime_ms))
-        talk.answer()
+        logs_in(talk, logged_in(lifetime_ms))
         talk.now += 2.9
     talk.now += 6.0
 
-    is_checked(talk)
-
-    assert talk.upstream()
+    talk.sends()
 
 
 @pytest.mark.parametrize("answer", [logged_in(0), response(8, b"what is this")])
 def test_login_without_lifetime_does_not_expire(answer: bytes) -> None:
     talk = Waiting()
-    talk.client(request(SASL_AUTHENTICATE, 2, 8, b"\0\0\0"))
-    talk.upstream()
-    talk.kafka(answer)
-    assert talk.answer() == answer
+    logs_in(talk, answer)
     talk.now += 1e6
 
-    is_checked(talk)
-
-    assert talk.upstream()
+    talk.sends()
 
 
 # --- clients' of SaslHandshake v0 -------------------------------------------------------------------------------------
@@ -205,12 +193,17 @@ def reported(frame: bytes) -> tuple[int, int, bytes]:
     return header.api_version, header.correlation_id, bytes(message.auth_bytes)
 
 
-def begun(mechanism: str) -> Waiting:
-    """Kafka takes logins by it, and the client of SaslHandshake v0 is to send its first token."""
-    talk = Waiting()
-    talk.client(handshake(mechanism))
+def begins(talk: Talk, mechanism: str, answer: bytes, version: int = 0) -> None:
+    """A handshake. A client of version 0 gets version 1 of Kafka."""
+    talk.client(handshake(mechanism, version))
     assert talk.upstream() == handshake(mechanism, 1)
-    talk.kafka(handshaken())
+    talk.kafka(answer)
+
+
+def begun(mechanism: str, version: int = 0) -> Waiting:
+    """Kafka supports the mechanism, and the client is to send its first token."""
+    talk = Waiting()
+    begins(talk, mechanism, handshaken(), version)
     assert talk.answer() == handshaken()
     return talk
 
@@ -243,7 +236,7 @@ def test_bare_tokens_are_relayed_as_requests(mechanism: str, steps: list[tuple[b
             talk.kafka(reply[at : at + cut])
         assert talk.answer() == bare(answer)
     talk.silent()
-    if mechanism == "GSSAPI":  # a last token without an answer, with a request behind it
+    if mechanism == "GSSAPI":  # a last token without an answer, and a request after it
         talk.client(bare(b"chosen layer") + request(HEARTBEAT, 4, 9))
         assert reported(talk.upstream()) == (1, len(steps), b"chosen layer")
         talk.silent()
@@ -279,11 +272,7 @@ def test_request_like_bare_token_stays_a_token() -> None:
 )
 def test_failed_login_names_its_principal(version: int, mechanism: str, tokens: list[bytes], principal: str) -> None:
     # Given: tokens that Kafka refuses at the last one.
-    talk = Waiting()
-    talk.client(handshake(mechanism, version))
-    talk.upstream()
-    talk.kafka(handshaken())
-    talk.answer()
+    talk = begun(mechanism, version)
 
     for number, token in enumerate(tokens):
         as_request = request(SASL_AUTHENTICATE, 1, number, bare(token))
@@ -308,14 +297,11 @@ def test_failed_login_names_its_principal(version: int, mechanism: str, tokens: 
 @pytest.mark.parametrize("version", [0, 1])
 def test_mechanism_that_kafka_refuses_begins_no_tokens(version: int) -> None:
     talk = Waiting()
-    talk.client(handshake("AWS_MSK_IAM", version))
-    talk.upstream()
-    talk.kafka(handshaken(33))
+    begins(talk, "AWS_MSK_IAM", handshaken(33), version)
 
     assert talk.next(m.LoginFailed).reason == "error 33: this listener takes PLAIN, SCRAM-SHA-256"
     assert talk.answer() == handshaken(33)
-    talk.client(request(HEARTBEAT, 4, 9))
-    assert talk.upstream() == request(HEARTBEAT, 4, 9)
+    relays(talk, request(HEARTBEAT, 4, 9), response(9))
 
 
 @pytest.mark.parametrize("length", [-1, 1 << 21])
@@ -329,10 +315,8 @@ def test_bare_token_of_impossible_length_is_refused(length: int) -> None:
 
 def test_bare_tokens_of_an_unknown_mechanism_are_refused() -> None:
     talk = Waiting()
-    talk.client(handshake("OWN"))
-    talk.upstream()
 
-    talk.kafka(handshaken())
+    begins(talk, "CUSTOM", handshaken())
 
     assert "use a client that supports SaslHandshake v1" in talk.next(m.CloseClient).reason
 
@@ -381,7 +365,7 @@ def test_process_that_ends_does_not_wait_for_tokens(queried: bool) -> None:
     assert talk.next(m.CloseClient).hang_up
 
 
-def test_client_leaving_during_login_frees_memory() -> None:
+def test_client_lost_during_login_frees_memory() -> None:
     talk = begun("OAUTHBEARER")
     talk.client(bare(LONG)[:-1])
     assert talk.services.free_bytes == (1 << 20) - len(LONG)
@@ -406,7 +390,7 @@ def test_tls_on_plaintext_listener_is_named_as_reason() -> None:
 
 
 class Broker:
-    """Takes one user with one password; `handshake` and `steps` are what it answers."""
+    """Accepts one user with one password; `steps` are its answers."""
 
     def __init__(self, *steps: Callable[[bytes], Message], mechanisms: tuple[str, ...] = ()) -> None:
         self.mechanisms = mechanisms

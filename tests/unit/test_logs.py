@@ -1,4 +1,4 @@
-"""Log lines: one per event, whatever a peer put into a name."""
+"""Log lines: one per event, whatever text a client chose."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fencepost_proxy import logs
 
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    # What others of this process have left out is not told here.
+    # Suppressed lines of the process's other logs are not reported here.
     monkeypatch.setattr(logs, "_rate_limited", WeakSet())
     handlers = logging.getLogger().handlers
     before = handlers[:]
@@ -23,16 +23,20 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     handlers[:] = before
 
 
+@pytest.fixture
+def console(stream: io.StringIO) -> io.StringIO:
+    logs.setup("info", "console", stream)
+    return stream
+
+
 def lines(stream: io.StringIO) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_event_is_one_line_of_key_values(stream: io.StringIO) -> None:
-    logs.setup("info", "console", stream)
-
+def test_event_is_one_line_of_key_values(console: io.StringIO) -> None:
     logs.get("net.control").warning("connection lost", broker="kafka-1:9092", reason="closed by peer", tries=3)
 
-    (line,) = lines(stream)
+    (line,) = lines(console)
     assert line.endswith('WARNING net.control connection lost broker=kafka-1:9092 reason="closed by peer" tries=3')
 
 
@@ -61,23 +65,19 @@ def test_json_keeps_numbers_and_its_own_keys(stream: io.StringIO) -> None:
     assert (entry["event"], entry["logger"]) == ("closed", "session")
 
 
-def test_a_long_value_is_cut(stream: io.StringIO) -> None:
-    logs.setup("info", "console", stream)
-
+def test_a_long_value_is_cut(console: io.StringIO) -> None:
     logs.get("session").info("hello", client_id="a" * 100_000)
 
-    assert len(stream.getvalue()) < 1_000
+    assert len(console.getvalue()) < 1_000
 
 
-def test_a_stack_trace_stays_below_its_event(stream: io.StringIO) -> None:
-    logs.setup("info", "console", stream)
-
+def test_a_stack_trace_stays_below_its_event(console: io.StringIO) -> None:
     try:
         raise ValueError("bad\n2026-01-01 ERROR forged")
     except ValueError as error:
         logs.get("session").crash("our own fault", error, connection=4)
 
-    first, *rest = lines(stream)
+    first, *rest = lines(console)
     assert "our own fault connection=4" in first
     assert rest
     assert all(line.startswith("    ") for line in rest)
@@ -92,8 +92,7 @@ def test_below_its_level_nothing_is_written(stream: io.StringIO) -> None:
     assert stream.getvalue() == ""
 
 
-def test_repeated_peer_events_are_logged_once_per_interval(stream: io.StringIO) -> None:
-    logs.setup("info", "console", stream)
+def test_repeated_peer_events_are_logged_once_per_interval(console: io.StringIO) -> None:
     now = 100.0
     limited = logs.RateLimitedLog(logs.get("session"), interval_seconds=10, clock=lambda: now)
 
@@ -103,25 +102,23 @@ def test_repeated_peer_events_are_logged_once_per_interval(stream: io.StringIO) 
     now = 110.0
     limited.warning("bad frame", "bad frame", size=-2)
 
-    assert [line.split("session ")[1] for line in lines(stream)] == [
+    assert [line.split("session ")[1] for line in lines(console)] == [
         "bad frame size=-1",
         "something else",
         "bad frame size=-2 suppressed=4",
     ]
 
 
-def test_the_memory_of_what_was_logged_is_bounded(stream: io.StringIO) -> None:
-    logs.setup("info", "console", stream)
+def test_the_memory_of_what_was_logged_is_bounded(console: io.StringIO) -> None:
     limited = logs.RateLimitedLog(logs.get("session"), keys_max=2, clock=lambda: 0.0)
 
     for key in ("a", "b", "c", "c", "a"):
         limited.info(key, "event", key=key)
 
-    assert [line[-1] for line in lines(stream)] == ["a", "b", "c", "a"]
+    assert [line[-1] for line in lines(console)] == ["a", "b", "c", "a"]
 
 
-def test_suppressed_lines_are_reported_without_a_later_event(stream: io.StringIO) -> None:
-    logs.setup("info", "console", stream)
+def test_suppressed_lines_are_reported_without_a_later_event(console: io.StringIO) -> None:
     now = 100.0
     limited = logs.RateLimitedLog(logs.get("session"), interval_seconds=10, clock=lambda: now)
     left_out = logs.lines()["left_out"]
@@ -133,23 +130,22 @@ def test_suppressed_lines_are_reported_without_a_later_event(stream: io.StringIO
     logs.report_suppressed()
     logs.report_suppressed()
 
-    # Its last line is the last of them, and stands for three others.
-    assert [line.split("session ")[1] for line in lines(stream)] == [
+    # The last of them is logged, and stands for three others.
+    assert [line.split("session ")[1] for line in lines(console)] == [
         "bad frame size=0",
         "bad frame size=4 suppressed=3",
     ]
     assert logs.lines()["left_out"] - left_out == 3
 
 
-def test_suppressed_lines_are_reported_at_shutdown(stream: io.StringIO) -> None:
-    logs.setup("info", "console", stream)
+def test_suppressed_lines_are_reported_at_shutdown(console: io.StringIO) -> None:
     limited = logs.RateLimitedLog(logs.get("session"), clock=lambda: 100.0)
 
     for size in range(2):
         limited.warning("bad frame", "bad frame", size=size)
     logs.report_suppressed(at_once=True)
 
-    assert [line.split("session ")[1] for line in lines(stream)] == ["bad frame size=0", "bad frame size=1"]
+    assert [line.split("session ")[1] for line in lines(console)] == ["bad frame size=0", "bad frame size=1"]
 
 
 @pytest.mark.parametrize("style", ["console", "json"])
@@ -165,7 +161,7 @@ def test_no_event_can_flood_the_log(stream: io.StringIO, style: str) -> None:
     log.info("another event")
     logs.report_suppressed(at_once=True)
 
-    # Then three are left out, counted, and told with the fields that every line has
+    # Then three are left out, counted, and reported with the fields of every line
     *_, last, another, reported = lines(stream)
     assert f"group-{logs.EVENT_LINES_MAX - 1}" in last
     assert "another event" in another
@@ -185,13 +181,11 @@ def test_no_event_can_flood_the_log(stream: io.StringIO, style: str) -> None:
     assert after["left_out"] - before["left_out"] == 3
 
 
-def test_library_lines_are_rate_limited(stream: io.StringIO) -> None:
-    logs.setup("info", "console", stream)
-
+def test_library_lines_are_rate_limited(console: io.StringIO) -> None:
     for number in range(logs.EVENT_LINES_MAX + 1):
         logging.getLogger("some.library").warning("cannot do %s", number)
 
-    assert len(lines(stream)) == logs.EVENT_LINES_MAX
+    assert len(lines(console)) == logs.EVENT_LINES_MAX
 
 
 def test_json_stays_json_whatever_number_a_field_has(stream: io.StringIO) -> None:

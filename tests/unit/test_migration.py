@@ -1,4 +1,4 @@
-"""Dialogues of a session beside the owner process: what it hands over, when, and how the owner's session goes on."""
+"""A session of another worker than the primary one: what it migrates, when, and how the primary's session continues."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ GUARDED = produce(("guarded", 0, expecting(5, b"a")), correlation=7)
 FREE = 1 << 20
 
 
-class Beside(Talk):
-    """A session of a process that is not the owner."""
+class Secondary(Talk):
+    """A session of another worker than the primary one."""
 
     def __init__(self, rewriters: Any = None, **services: Any) -> None:
         super().__init__(**services)
@@ -41,9 +41,13 @@ class Beside(Talk):
         assert self.services.free_bytes == FREE, "memory was not given back"
         return migrated
 
+    def migrates(self) -> m.MigratedConnection:
+        self.next(m.ReadClient)
+        return self.migrated()
 
-class Owner(Talk):
-    """Goes on with what another process had."""
+
+class Primary(Talk):
+    """Continues a migrated connection."""
 
     def __init__(self, migrated: m.MigratedConnection, **services: Any) -> None:
         super().__init__(**services)
@@ -52,7 +56,7 @@ class Owner(Talk):
 
 
 def test_unchecked_append_does_not_migrate() -> None:
-    talk = Beside()
+    talk = Secondary()
     talk.client(produce(("plain", 0, batch(b"a"))))
     talk.upstream()
     talk.kafka(produced(("plain", 0, 0, 3)))
@@ -60,44 +64,34 @@ def test_unchecked_append_does_not_migrate() -> None:
     talk.silent()
 
 
-def test_append_to_true_topic_migrates_before_processing() -> None:
-    talk = Beside()
-
-    talk.client(GUARDED)
-
-    assert talk.next(m.ReadClient) == m.ReadClient(False)
-    assert talk.migrated().unread == GUARDED
-
-
 def test_an_append_to_a_required_topic_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Around, "policy", lambda self, topic: TopicPolicy(Check.REQUIRED))
-    talk = Beside()
+    talk = Secondary()
     talk.client(GUARDED)
     talk.submitted()
 
 
 @pytest.mark.parametrize("arrived", [30, 60, len(GUARDED) - 1])
 def test_partial_frame_migrates_with_its_connection(arrived: int) -> None:
-    """The owner's session gets the rest from the socket, as if it had been there from the start."""
-    talk = Beside()
+    """The primary's session reads the rest from the socket."""
+    talk = Secondary()
     talk.client(GUARDED[:arrived])
     if not talk.commands:  # not even its topic is known yet
         talk.client(GUARDED[arrived : arrived + 40])
         arrived += 40
-    talk.next(m.ReadClient)
-    migrated = talk.migrated()
+    migrated = talk.migrates()
     assert migrated.unread == GUARDED[:arrived]
 
-    primary = Owner(migrated)
+    primary = Primary(migrated)
     primary.silent()
     primary.client(GUARDED[arrived:])
     assert primary.submitted().append.expected_base_offset == 5
 
 
 def test_migration_waits_for_requests_in_progress() -> None:
-    talk = Beside()
-    behind = request(HEARTBEAT, 4, 8)
-    talk.client(request(HEARTBEAT, 4, 1) + request(HEARTBEAT, 4, 2) + GUARDED + behind)
+    talk = Secondary()
+    after = request(HEARTBEAT, 4, 8)
+    talk.client(request(HEARTBEAT, 4, 1) + request(HEARTBEAT, 4, 2) + GUARDED + after)
     talk.next(m.ReadClient)
     talk.upstream()
     talk.silent()
@@ -110,9 +104,9 @@ def test_migration_waits_for_requests_in_progress() -> None:
     talk.kafka(response(2))
     assert talk.answer() == response(2)
     migrated = talk.migrated()
-    assert migrated.unread == GUARDED + behind + request(HEARTBEAT, 4, 9)
+    assert migrated.unread == GUARDED + after + request(HEARTBEAT, 4, 9)
 
-    primary = Owner(migrated)
+    primary = Primary(migrated)
     pending = primary.submitted()
     primary.next(m.ReadClient)
     primary.grant(pending)
@@ -120,30 +114,36 @@ def test_migration_waits_for_requests_in_progress() -> None:
 
 
 def test_collected_request_migrates_whole() -> None:
-    """Several topics: only all of it tells whether one of them is the owner's."""
-    talk = Beside()
+    """With several topics, only the whole request shows whether one of them is checked."""
+    talk = Secondary()
     both = produce(("plain", 0, batch(b"a")), ("guarded", 0, expecting(5, b"a")), correlation=7)
-    behind = request(HEARTBEAT, 4, 8)
+    after = request(HEARTBEAT, 4, 8)
 
     talk.client(both[:100])
     talk.silent()
-    talk.client(both[100:] + behind)
+    talk.client(both[100:] + after)
 
-    talk.next(m.ReadClient)
-    migrated = talk.migrated()
-    assert migrated.unread == both + behind
-    assert Owner(migrated).submitted().append.expected_base_offset == 5
+    migrated = talk.migrates()
+    assert migrated.unread == both + after
+    assert Primary(migrated).submitted().append.expected_base_offset == 5
 
 
-@pytest.mark.parametrize("api_key", [CREATE_TOPICS, DELETE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
-def test_config_changes_migrate_to_primary_worker(api_key: int) -> None:
-    talk = Beside()
-    queried = request(
-        api_key, {CREATE_TOPICS: 5, DELETE_TOPICS: 4, ALTER_CONFIGS: 1, INCREMENTAL_ALTER_CONFIGS: 1}[api_key], 3
-    )
-    talk.client(queried)
-    talk.next(m.ReadClient)
-    assert talk.migrated().unread == queried
+@pytest.mark.parametrize(
+    "query",
+    [
+        GUARDED,
+        request(CREATE_TOPICS, 5, 3),
+        request(DELETE_TOPICS, 4, 3),
+        request(ALTER_CONFIGS, 1, 3),
+        request(INCREMENTAL_ALTER_CONFIGS, 1, 3),
+    ],
+    ids=["append to a true topic", "CreateTopics", "DeleteTopics", "AlterConfigs", "IncrementalAlterConfigs"],
+)
+def test_request_for_primary_worker_migrates_before_processing(query: bytes) -> None:
+    talk = Secondary()
+    talk.client(query)
+    assert talk.next(m.ReadClient) == m.ReadClient(False)
+    assert talk.migrated().unread == query
 
 
 def test_transaction_adding_checked_partitions_migrates() -> None:
@@ -152,52 +152,39 @@ def test_transaction_adding_checked_partitions_migrates() -> None:
             joins = Joins("tx", (TopicPartition("guarded", 0),))
             return RequestRewriter(b"to Kafka", finish=lambda found: Finished(b""), joins=joins)
 
-    talk = Beside(Joining())
+    talk = Secondary(Joining())
     queried = request(ADD_PARTITIONS_TO_TXN, 3, 3)
     talk.client(queried)
-    talk.next(m.ReadClient)
-    assert talk.migrated().unread == queried
+    assert talk.migrates().unread == queried
 
 
-def test_client_leaving_during_migration_is_not_migrated() -> None:
-    talk = Beside()
+@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+def test_connection_lost_meanwhile_is_not_migrated(end: m.Event) -> None:
+    talk = Secondary()
     talk.client(request(HEARTBEAT, 4, 1) + GUARDED)
     talk.next(m.ReadClient)
     talk.upstream()
-    talk.report(m.ClientLost())
-    talk.next(m.CloseUpstream)
+    talk.report(end)
+    talk.next(m.CloseUpstream if isinstance(end, m.ClientLost) else m.CloseClient)
     talk.silent()
-    assert talk.session.finished
-
-
-def test_a_broker_that_leaves_meanwhile_ends_the_connection() -> None:
-    talk = Beside()
-    talk.client(request(HEARTBEAT, 4, 1) + GUARDED)
-    talk.next(m.ReadClient)
-    talk.upstream()
-    talk.report(m.UpstreamLost("it broke"))
-    talk.next(m.CloseClient)
-    talk.silent()
+    assert talk.session.finished is isinstance(end, m.ClientLost)
 
 
 def test_a_right_that_was_proved_stays_proved() -> None:
-    """Else a refusal would ask Kafka once more."""
-    talk = Beside()
+    talk = Secondary()
     talk.session._may_write["guarded"] = float("inf")
     talk.client(GUARDED)
-    talk.next(m.ReadClient)
-    primary = Owner(talk.migrated())
-    primary.refuse(primary.submitted())
-    primary.counted()
+    primary = Primary(talk.migrates())
+    primary.refused(primary.submitted())
     primary.answer()
     primary.silent()
 
 
 def test_failed_pipeline_stays_failed_after_migration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loses on a `required` topic; its client sent B before it could know, behind what makes them go over."""
+    """A fails on a `required` topic; B was sent before that was read, after the append that migrates the connection."""
     policies = {"required": TopicPolicy(Check.REQUIRED), "guarded": TopicPolicy(Check.ON)}
     monkeypatch.setattr(Around, "policy", lambda self, topic: policies.get(topic))
-    talk = Beside()
+    talk = Secondary()
     talk.session._may_write["required"] = float("inf")
     a = produce(("required", 0, expecting(5, b"a")), correlation=1)
     b = produce(("required", 0, expecting(6, b"a")), correlation=2)
@@ -205,19 +192,18 @@ def test_failed_pipeline_stays_failed_after_migration(monkeypatch: pytest.Monkey
     talk.client(a + GUARDED + b)
     pending = talk.submitted()
     talk.next(m.ReadClient)
-    talk.refuse(pending)
-    talk.counted()
+    talk.refused(pending)
     talk.next(m.ReadClient)
     talk.answer()
     migrated = talk.migrated()
     assert migrated.unread == GUARDED + b
 
-    primary = Owner(migrated)
+    primary = Primary(migrated)
     is_checked = primary.submitted()
     primary.next(m.ReadClient)
     primary.grant(is_checked)
     primary.sent(is_checked)
-    assert primary.next(m.Count).label == "predecessor_failed", "B was offered"
+    assert primary.next(m.Count).label == "predecessor_failed", "B was submitted"
     primary.next(m.ReadClient)
     primary.upstream()
     primary.kafka(produced(("guarded", 0, 0, 5), correlation=7))

@@ -1,4 +1,4 @@
-"""Where clients log in: nothing of theirs comes to a door or a gate before Kafka has said that they may write."""
+"""Where clients log in, no append reaches a barrier or a sequencer before Kafka has confirmed WRITE."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import MARKER, TopicPartition
-from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, PRODUCE, SASL_AUTHENTICATE, WRITE_TXN_MARKERS
+from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, PRODUCE, WRITE_TXN_MARKERS
 from fencepost_proxy.wire.control import decode_request, encode_response_frame, parse_request_header
-from fencepost_proxy.wire.produce import PartitionResult, ProduceRequest, parse_produce_request
+from fencepost_proxy.wire.produce import PartitionResult, parse_produce_request
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
 from tests.unit import test_partition_counts as barriers
 from tests.unit import test_session_transactions as transactions
-from tests.unit.test_logins import AUTHENTICATE, HANDSHAKE, logged_in
+from tests.unit.test_logins import AUTHENTICATE, HANDSHAKE, logged_in, logs_in, relays
 from tests.unit.test_session import (
     HEARTBEAT,
     INVALID_RECORD,
@@ -41,7 +41,7 @@ AT_5 = PartitionResult(0, 0, 5)
 
 
 class Proving(Talk):
-    """Of a client that Kafka knows by a login of its own. Whether it is read is no matter here."""
+    """A client with a login. Whether it is read does not matter here."""
 
     def __init__(self, **services: Any) -> None:
         super().__init__(clients_log_in=True, **services)
@@ -53,11 +53,13 @@ class Proving(Talk):
     def appends(self, at: int = 5, *, topic: str = TOPIC, correlation: int = 1, **options: Any) -> None:
         self.client(produce((topic, 0, expecting(at, b"x")), correlation=correlation, **options))
 
-    def sent_up(self) -> ProduceRequest:
-        return parse_produce_request(memoryview(self.upstream())[4:])
+    def queries_first(self, at: int = 5, **options: Any) -> None:
+        """An append for which Kafka is queried first."""
+        self.appends(at, **options)
+        assert self.queried() == [options.get("topic", TOPIC)]
 
     def queried(self) -> list[str]:
-        """The topics that Kafka is asked about, by a request that appends nothing."""
+        """The topics of a query that appends nothing."""
         probe = self.sent_up()
         assert (probe.acks, probe.transactional_id) == (1, None)
         assert not any(data.records for topic in probe.topics for data in topic.partitions)
@@ -71,35 +73,28 @@ class Proving(Talk):
 
 
 def allowed(**services: Any) -> Proving:
-    """Of one that has proved it."""
+    """Of a client that has proved WRITE."""
     talk = Proving(**services)
     talk.session._may_write[TOPIC] = talk.now
     return talk
 
 
-def admitted(talk: Proving) -> g.PendingAppend:
-    pending = talk.submitted()
-    talk.grant(pending)
-    return pending
-
-
-# --- before a gate ----------------------------------------------------------------------------------------------------
+# --- before a sequencer -----------------------------------------------------------------------------------------------
 
 
 def test_kafka_authorizes_an_append_before_it_is_queued() -> None:
-    # Given: a connection of which nothing is known, an append on it, and something behind it.
+    # Given: an append on a new connection, and a request after it.
     talk = Proving()
     talk.appends()
     talk.client(request(HEARTBEAT, 4, 2))
 
-    # Then: Kafka is asked, no gate hears of it, and nothing behind it is read.
+    # Then: Kafka is queried, nothing is submitted, and the request after it is not read.
     assert talk.queried() == [TOPIC]
     talk.silent()
 
-    # And: when Kafka has said that it may write, it is an append as any other.
+    # And: once Kafka has confirmed WRITE, the append is processed.
     talk.says((TOPIC, MAY))
-    pending = admitted(talk)
-    talk.sent(pending)
+    pending = talk.admitted()
     sent = talk.upstream()
     assert sent.endswith(request(HEARTBEAT, 4, 2))
     assert parse_produce_request(memoryview(sent)[4 : -len(request(HEARTBEAT, 4, 2))]).acks == -1
@@ -115,8 +110,7 @@ def test_kafka_authorizes_an_append_before_it_is_queued() -> None:
 
 def test_kafka_authorizes_once_per_connection_and_topic() -> None:
     talk = Proving()
-    talk.appends()
-    assert talk.queried() == [TOPIC]
+    talk.queries_first()
     talk.says((TOPIC, MAY))
     talk.report(m.AppendCompleted(talk.submitted(), AT_5, None))
     talk.answer()
@@ -131,11 +125,10 @@ def test_kafka_authorizes_once_per_connection_and_topic() -> None:
 
 
 def test_append_without_login_never_reaches_the_sequencer() -> None:
-    """Kafka ends the connection, whatever comes on it."""
+    """Kafka closes the connection."""
     for acks in (-1, 0, 1):
         talk = Proving()
-        talk.appends(acks=acks)
-        talk.queried()
+        talk.queries_first(acks=acks)
         talk.report(m.UpstreamLost("Kafka closed the connection"))
         assert isinstance(talk.next(m.CloseClient), m.CloseClient)
         talk.silent()
@@ -143,46 +136,39 @@ def test_append_without_login_never_reaches_the_sequencer() -> None:
 
 
 def test_half_a_login_is_none() -> None:
-    """With SCRAM the server's first message comes before it has seen a proof of the password."""
+    """The first SCRAM message of the server precedes the proof of the password."""
     talk = Proving()
-    for query, answer in ((HANDSHAKE, response(7, b"\0\0\0\0\0\0")), (AUTHENTICATE, logged_in(0, 1))):
-        talk.client(query)
-        assert talk.upstream() == query
-        talk.kafka(answer)
-        assert talk.answer() == answer
+    relays(talk, HANDSHAKE, response(7, b"\0\0\0\0\0\0"))
+    relays(talk, AUTHENTICATE, logged_in(0, 1))
 
-    talk.appends()
-
-    assert talk.queried() == [TOPIC]
+    talk.queries_first()
     talk.silent()
 
 
 @pytest.mark.parametrize("code", [-1, 33, ILLEGAL_SASL_STATE, 35, 58])
 def test_answer_during_a_login_proves_no_permission(code: int) -> None:
-    """After a handshake it says 34 to any request, and then ends the connection."""
+    """After a handshake Kafka answers 34 to any request, and closes the connection."""
     talk = Proving()
-    talk.appends()
-    talk.queried()
+    talk.queries_first()
     talk.says((TOPIC, code))
     assert talk.reported() == {(TOPIC, 0): (code, -1, None)}
     talk.silent()
 
-    # Nor before a refusal is told, where nobody was asked first.
+    # Nor before a refusal is answered, where clients do not log in.
     talk = Proving()
     talk.services.clients_log_in = False
     talk.appends()
-    talk.refuse(talk.submitted())
-    talk.counted()
+    talk.refused(talk.submitted())
     assert talk.queried() == [TOPIC]
     talk.says((TOPIC, code))
     assert talk.reported() == {(TOPIC, 0): (code, -1, None)}
 
     # Nor of a transactional id.
-    strangers = transactions.strangers_talk()
-    strangers.client(transactions.append())
-    strangers.upstream()
-    strangers.kafka(transactions.ended(code, version=1))
-    assert read(strangers.answer(), 11) == {(TOPIC, 0): (transactions.DENIED, -1, None)}
+    unproved = transactions.unproved_talk()
+    unproved.client(transactions.append())
+    unproved.upstream()
+    unproved.kafka(transactions.ended(code, version=1))
+    assert read(unproved.answer(), 11) == {(TOPIC, 0): (transactions.DENIED, -1, None)}
 
 
 @pytest.mark.parametrize("login", [HANDSHAKE, AUTHENTICATE], ids=["handshake", "authenticate"])
@@ -191,41 +177,23 @@ def test_append_during_reauthentication_is_not_queued(login: bytes) -> None:
     talk.client(login)
     assert talk.upstream() == login
 
-    talk.appends()
-
-    assert talk.queried() == [TOPIC]
+    talk.queries_first()
     talk.silent()
 
 
-def test_nothing_is_queried_when_clients_do_not_authenticate() -> None:
-    talk = Talk()
-    talk.client(produce((TOPIC, 0, expecting(5, b"x"))))
-    talk.submitted()
-    talk.silent()
-
-
-def test_nothing_is_queried_before_the_configs_are_known() -> None:
-    talk = Proving(is_fresh=False)
-    talk.appends()
-    talk.counted()
-    assert talk.reported()[TOPIC, 0][0] == NOT_LEADER
-
-
-# --- who may not ------------------------------------------------------------------------------------------------------
+# --- without permission -----------------------------------------------------------------------------------------------
 
 
 def test_unauthorized_append_is_refused_before_it_is_queued() -> None:
     talk = Proving()
     for _ in range(2):
-        talk.appends()
-        assert talk.queried() == [TOPIC]
+        talk.queries_first()
         talk.says((TOPIC, MAY_NOT))
         assert talk.reported() == {(TOPIC, 0): (MAY_NOT, -1, None)}
         talk.silent()
     assert talk.services.free_bytes == 1 << 20
 
-    talk.appends(acks=0)
-    talk.queried()
+    talk.queries_first(acks=0)
     talk.says((TOPIC, MAY_NOT))
     assert talk.next(m.CloseClient).fault is ClientProtocolError
     talk.silent()
@@ -233,36 +201,31 @@ def test_unauthorized_append_is_refused_before_it_is_queued() -> None:
 
 @pytest.mark.parametrize("whole", [False, True], ids=["partition", "request"])
 def test_other_partitions_of_the_request_proceed_after_refusal(whole: bool) -> None:
-    """Whatever `refusal_scope` is: that is about what the proxy refuses."""
+    """`refusal_scope` is for refusals by the proxy."""
     talk = Proving(refuse_whole_requests=whole)
     more = ("guarded-b", 0, expecting(7, b"y")), ("plain", 0, batch(b"z"))
     talk.client(produce((TOPIC, 0, expecting(5, b"x")), *more))
     talk.queried()
     talk.says((TOPIC, MAY_NOT), ("guarded-b", MAY))
 
-    pending = admitted(talk)
+    pending = talk.admitted()
     assert pending.partition.topic == "guarded-b"
-    talk.sent(pending)
     assert [topic.name for topic in talk.sent_up().topics] == ["guarded-b", "plain"]
-    talk.kafka(produced(("guarded-b", 0, 0, 7), ("plain", 0, 0, 9)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 7), None))
+    talk.completed(pending, produced(("guarded-b", 0, 0, 7), ("plain", 0, 0, 9)), PartitionResult(0, 0, 7))
 
     reported = {name: answer[:2] for (name, _), answer in talk.reported().items()}
     assert reported == {TOPIC: (MAY_NOT, -1), "guarded-b": (0, 7), "plain": (0, 9)}
 
 
 def test_append_sent_after_an_unauthorized_one_is_refused() -> None:
-    """Another writer may have won its place, and its client the right, before that comes."""
+    """By then another writer may be at its offset, and the client may have the right."""
     talk = Proving()
     talk.services.unread = 1000
-    talk.appends(5)
-    talk.queried()
+    talk.queries_first(5)
     talk.says((TOPIC, MAY_NOT))
     talk.reported()
 
-    talk.appends(6, correlation=2)
-    talk.queried()
+    talk.queries_first(6, correlation=2)
     talk.says((TOPIC, MAY), correlation=2)
 
     talk.counted()
@@ -273,23 +236,20 @@ def test_append_sent_after_an_unauthorized_one_is_refused() -> None:
 def test_a_refusal_takes_the_right_away() -> None:
     talk = allowed()
     talk.appends()
-    pending = admitted(talk)
-    talk.sent(pending)
+    pending = talk.admitted()
     talk.upstream()
     talk.says((TOPIC, MAY_NOT))
     talk.next(m.ToSequencer)
     talk.report(m.AppendCompleted(pending, PartitionResult(0, MAY_NOT), None))
     talk.reported()
 
-    talk.appends(correlation=2)
-
-    assert talk.queried() == [TOPIC]
+    talk.queries_first(correlation=2)
     talk.silent()
 
 
 def test_a_denied_append_spoils_no_transaction() -> None:
-    """It may be another's, who has the right."""
-    talk = transactions.new_talk(clients_log_in=True)
+    """The transaction may belong to another client, which has the right."""
+    talk = transactions.proved_talk(clients_log_in=True)
     talk.client(transactions.append())
     assert parse_produce_request(memoryview(talk.upstream())[4:]).transactional_id is None
     talk.kafka(produced((TOPIC, 0, MAY_NOT, -1)))
@@ -299,7 +259,7 @@ def test_a_denied_append_spoils_no_transaction() -> None:
 
 @pytest.mark.parametrize("stated", [MAY, MAY_NOT])
 def test_transaction_joins_no_partition_without_write_permission(stated: int) -> None:
-    """Others' appends would wait for what Kafka does not add."""
+    """Appends would wait for partitions that Kafka does not add."""
     talk = Proving()
     talk.session = Session(1, "proxy.local", talk.services, Joining(b""), 0.0)  # type: ignore[arg-type]
     talk.session._may_use = "app"
@@ -320,7 +280,7 @@ def test_transaction_joins_no_partition_without_write_permission(stated: int) ->
 
 @pytest.mark.parametrize("error", [3, 31])
 def test_only_authorized_markers_make_appends_wait(error: int) -> None:
-    """Kafka refuses the others, in its own words."""
+    """Kafka refuses the others."""
     talk = Proving()
     talk.session = Session(1, "proxy.local", talk.services, Joining(b"", MARKER), 0.0)  # type: ignore[arg-type]
     queried = request(WRITE_TXN_MARKERS, 1, 1)
@@ -343,7 +303,7 @@ def test_only_authorized_markers_make_appends_wait(error: int) -> None:
 
 
 def test_unauthorized_append_does_not_enter_the_barrier() -> None:
-    """Nor is it sent away, since what it says of the count is out of date."""
+    """Nor is it refused for its outdated partition count."""
     talk = barriers.Barriers(may_write=False, clients_log_in=True)
     talk.client(barriers.query(("counted", 2, barriers.saying(3)), ("plain", 0, batch(b"z"))))
     assert [topic.name for topic in talk.sent_up().topics] == ["counted"]
@@ -358,27 +318,23 @@ def test_unauthorized_append_does_not_enter_the_barrier() -> None:
     assert not [each for each in talk.commands if isinstance(each, m.CloseClient)]
 
 
-# --- where Kafka does not say -----------------------------------------------------------------------------------------
+# --- where Kafka does not answer --------------------------------------------------------------------------------------
 
 
 def test_unanswered_permission_query_closes_the_connection() -> None:
     talk = Proving()
-    talk.appends(timeout_ms=1000)
-    talk.queried()
+    talk.queries_first(timeout_ms=1000)
     assert talk.session.needs_ticks
-    talk.now += 0.8
-    talk.report(m.Tick())
+    talk.tick(0.8)
     talk.silent()
-    talk.now += 0.2
-    talk.report(m.Tick())
+    talk.tick(0.2)
     assert "may write a topic" in talk.next(m.CloseClient).reason
     talk.silent()
 
 
 def test_client_lost_during_permission_query_is_not_queued() -> None:
     talk = Proving()
-    talk.appends()
-    talk.queried()
+    talk.queries_first()
     talk.report(m.ClientLost())
     talk.says((TOPIC, MAY))
     assert [each for each in talk.commands if not isinstance(each, m.CloseUpstream)] == []
@@ -387,17 +343,15 @@ def test_client_lost_during_permission_query_is_not_queued() -> None:
 
 def test_permission_answer_without_the_topic_is_broker_error() -> None:
     talk = Proving()
-    talk.appends()
-    talk.queried()
+    talk.queries_first()
     talk.says(("guarded-b", MAY))
     assert talk.next(m.CloseClient).fault is UpstreamProtocolError
 
 
-# --- the short way ----------------------------------------------------------------------------------------------------
+# --- the fast path ----------------------------------------------------------------------------------------------------
 
 
 def test_fast_path_requires_a_proven_permission() -> None:
-    """Else the bytes of its next append would be enough to let it pass."""
     talk = Proving(newest_produce=13)
     talk.appends(correlation=1)
     assert talk.session._known.is_checked is False
@@ -417,10 +371,7 @@ def test_fast_path_requires_a_proven_permission() -> None:
 
 def waits_past_its_login() -> tuple[Proving, g.PendingAppend]:
     talk = Proving()
-    talk.client(request(SASL_AUTHENTICATE, 2, 8, b"\0\0\0"))
-    talk.upstream()
-    talk.kafka(logged_in(3000))
-    talk.answer()
+    logs_in(talk, logged_in(3000))
     talk.session._may_write[TOPIC] = talk.now
     talk.now += 2.0
     talk.client(produce((TOPIC, 0, expecting(5, b"x")), ("plain", 0, batch(b"y")), timeout_ms=30_000))
@@ -429,11 +380,11 @@ def waits_past_its_login() -> tuple[Proving, g.PendingAppend]:
 
 @pytest.mark.parametrize("seconds", [1.0, 100.0])
 def test_append_waiting_past_its_login_is_not_sent(seconds: float) -> None:
-    """Sent, it would be in doubt; now its client may send it again."""
+    """Sent, it would be in doubt; unsent, the client may repeat it."""
     talk, pending = waits_past_its_login()
     talk.now += seconds
     talk.grant(pending)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    talk.canceled(pending)
     talk.counted()
     reported = talk.reported()
     assert {key: answer[0] for key, answer in reported.items()} == {(TOPIC, 0): NOT_LEADER, ("plain", 0): NOT_LEADER}
@@ -465,6 +416,6 @@ def test_append_is_not_resent_after_its_login_ends() -> None:
 
     assert talk.next(m.TopicStale).topic == TOPIC
     talk.counted()
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    talk.canceled(pending)
     assert {key: answer[0] for key, answer in talk.reported().items()} == {(TOPIC, 0): NOT_LEADER, ("plain", 0): 0}
     talk.silent()

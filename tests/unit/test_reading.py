@@ -1,4 +1,4 @@
-"""Batches that take long to read are read outside the event loop; their connection waits meanwhile."""
+"""Batches that take long to read are read outside the event loop; their connection waits."""
 
 from __future__ import annotations
 
@@ -35,12 +35,6 @@ LARGE = expecting(7, b"v" * 3000)
 @pytest.fixture
 def talk() -> Talk:
     return Talk(read_here_bytes_max=1000)
-
-
-def test_large_batch_is_submitted_after_reading(talk: Talk) -> None:
-    talk.client(produce(("guarded", 0, LARGE)))
-    talk.read_elsewhere()
-    assert talk.submitted().append.expected_base_offset == 7
 
 
 def test_request_after_large_batch_does_not_overtake_it(talk: Talk) -> None:

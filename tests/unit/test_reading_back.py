@@ -1,4 +1,4 @@
-"""What a commit needs from the log: read once, outside the event loop, however often its client asks."""
+"""A commit's log is read once, outside the event loop, however often the client repeats the commit."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ TP = TopicPartition("orders", 0)
 ID, EPOCH = 7, 3
 START = 10
 GZIP = 1
-ASK = ReadBack(ID, TP, START)
+QUERY = ReadBack(ID, TP, START)
 
 
 def at(offset: int, *, compression: int = 0, size: int = 1) -> bytes:
-    """Of the transaction, one record that expects to lie there."""
+    """One record of the transaction that expects this offset."""
     producer = ID, EPOCH, offset - START
     return bytes(expecting(offset, b"v" * size, base_offset=offset, producer=producer, compression=compression))
 
 
 @dataclass
 class Log:
-    """The control client, as far as it reads logs. A fetch gives `fetched` batches."""
+    """The control client, as far as it reads logs. A fetch returns `fetched` batches."""
 
     batches: Sequence[bytes]
     fetched: int = 100
@@ -76,7 +76,7 @@ class Log:
 
 @dataclass
 class Scans:
-    """Batches that were unpacked, and in which threads."""
+    """The batches that were unpacked, and their threads."""
 
     offsets: list[int] = field(default_factory=list)
     threads: set[int] = field(default_factory=set)
@@ -100,7 +100,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> Scans:
 
 
 class State:
-    """The state topic, which says nothing."""
+    """An empty state topic."""
 
     fresh = True
     view: Any = SimpleNamespace(abort_only_records=SimpleNamespace(of=lambda *_: ()))
@@ -125,7 +125,7 @@ def commits_on(log: Log, limits: Limits | None = None) -> Commits:
     return commits
 
 
-async def read(commits: Commits, query: ReadBack = ASK) -> LogIs:
+async def read(commits: Commits, query: ReadBack = QUERY) -> LogIs:
     return await commits._read_back(query, deadline_in(60.0))
 
 
@@ -163,15 +163,15 @@ def test_next_try_goes_on_where_a_fetch_failed(scans: Scans) -> None:
 
 
 def test_batch_is_unpacked_once_despite_a_cancelled_commit(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each slice is one batch; the commit is given up while the third is unpacked, by its deadline."""
+    """Each slice is one batch; the commit reaches its deadline during the third."""
     monkeypatch.setattr(product, "_SLICE_SECONDS", 0.0)
     log = Log([at(START + i, compression=GZIP, size=2_000_000) for i in range(5)])
-    third, go_on = threading.Event(), threading.Event()
+    third, proceed = threading.Event(), threading.Event()
 
     def blocks() -> None:
         if len(scans.offsets) == 3:
             third.set()
-            assert go_on.wait(60)
+            assert proceed.wait(60)
 
     scans.then = blocks
 
@@ -184,7 +184,7 @@ def test_batch_is_unpacked_once_despite_a_cancelled_commit(scans: Scans, monkeyp
             await first_try
         second_try = asyncio.create_task(read(commits))
         await asyncio.sleep(0)
-        go_on.set()
+        proceed.set()
         return await second_try
 
     found = asyncio.run(story())
@@ -257,7 +257,7 @@ def test_another_leader_is_read_from_the_start(scans: Scans) -> None:
 
 
 def test_slow_commit_succeeds_at_a_later_try(scans: Scans) -> None:
-    """And what was read for it is forgotten then."""
+    """Then its log is forgotten."""
     log = Log([at(START + i, compression=GZIP, size=2_000_000) for i in range(6)])
     scans.then = lambda: time.sleep(0.3)
     requested = ValidateCommit(1, "transfer", ID, EPOCH, V2_FROM)

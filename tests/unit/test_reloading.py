@@ -1,4 +1,4 @@
-"""SIGHUP: what a running proxy takes over of a changed file, what needs a restart, and what a wrong file does."""
+"""SIGHUP: what a running proxy applies of a changed file, what needs a restart, and invalid files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fencepost_proxy.net.app import Proxy
 from tests.support.certificates import Authority
 
 Write = Callable[[str], Path]
-#: What `Proxy.reload` looks after, or asks the configuration for each time.
+#: Applied by `Proxy.reload`, or read from the configuration each time.
 LIVE = {
     "limits.connections_max",
     "limits.address_connections_max",
@@ -109,7 +109,7 @@ def test_tls_cannot_be_switched_on_in_running_proxy(write: Write) -> None:
 
 
 def test_change_invalid_without_restart_is_refused(write: Write) -> None:
-    """Smaller frames in less memory: the memory alone would not hold a frame of the size that is allowed still."""
+    """The smaller memory applies at once and would not hold a frame of the size that applies until the restart."""
     running = loaded(write(""))
     requested = loaded(write("[limits]\nframe_bytes_max = 1000000\nbuffered_bytes_max = 2000000\n"))
 
@@ -133,18 +133,18 @@ def test_reloaded_file_applies_unless_it_is_invalid(write: Write, caplog: pytest
         caplog.clear()
         return found
 
-    # When: it changes, one line tells how.
+    # When: it changes, one line reports that.
     write("[limits]\ndrain_seconds = 4\n")
     assert running.reread().limits.drain_seconds == 4.0
     assert stated() == [
         ("configuration reloaded", {"file": str(file), "changed": "limits.drain_seconds: 3.0 → 4.0"}),
     ]
 
-    # When: it does not, that is told too.
+    # When: it does not change, that is logged too.
     running.reread()
     assert stated() == [("configuration reloaded", {"file": str(file), "changed": "nothing"})]
 
-    # When: it is wrong, everything stays, and each error is told with its line.
+    # When: it is invalid, nothing changes, and each error is logged with its line.
     write("[limits]\ndrain_seconds = 5\nheader_secs = 1\nhandshake_seconds = 0\n")
     before = running.config
     assert running.reread() is before
@@ -185,7 +185,7 @@ def test_unusable_certificate_prevents_the_whole_reload(
 
 
 def test_reload_signal_during_start_is_applied_later(write: Write) -> None:
-    """systemd reloads whenever somebody says so, and by default this signal ends a process."""
+    """By default this signal ends a process."""
     file = write("")
     before = signal.getsignal(signal.SIGHUP)
     reloads: list[str] = []
@@ -212,7 +212,7 @@ def test_reload_signal_during_start_is_applied_later(write: Write) -> None:
 def test_proxy_uses_reloaded_limits_certificates_and_logging(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it does not ask the configuration for each time."""
+    """What the proxy keeps outside the configuration."""
     authority = Authority(tmp_path / "authority")
     one, two = authority.sign("one", days=5), authority.sign("two", days=10)
     text = '[listen_tls]\ncertificate_file = "{}"\nkey_file = "{}"\n[limits]\n{}'
@@ -233,7 +233,7 @@ def test_proxy_uses_reloaded_limits_certificates_and_logging(
         assert (proxy.config, proxy.in_flight_requests_max, proxy.sequencer_wait_max_seconds) == (after, 7, 1.0)
         assert proxy._certificates.listener is not context
         assert proxy._certificates.not_after() != ends
-        # What is held already counts.
+        # Bytes that are already buffered count.
         assert not proxy.reserve(100_000_001)
         assert proxy.reserve(100_000_000)
         await proxy.close()

@@ -1,4 +1,4 @@
-"""Dialogues with one session: bytes and verdicts in, commands out. Frames are made and read by kafka-python's codec."""
+"""Dialogues with one session: bytes and decisions in, commands out. kafka-python's codec makes and reads the frames."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, END_TXN, WRITE_TXN_
 from fencepost_proxy.wire.batch import HeaderNames, parse_batch_header
 from fencepost_proxy.wire.control import encode_request_frame, encode_response_frame
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult, parse_produce_request
+from fencepost_proxy.wire.produce import ProduceRequest as ProduceRequestFrame
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
 from tests.support.counting import Counting
@@ -42,7 +43,7 @@ NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_RECORD = 6, 7, 29, 87
 
 @dataclass
 class Around(Counting):
-    """A process in which `guarded-*` topics are guarded and the gates' verdicts come from the test."""
+    """The services of a process in which `guarded-*` topics are checked; the test decides for the sequencers."""
 
     frame_bytes_max: int = 1 << 20
     in_flight_requests_max: int = 10
@@ -122,7 +123,7 @@ class Around(Counting):
 
 
 class Unchanged:
-    """Exchanges that let everything pass as it is."""
+    """Rewriters that change nothing."""
 
     def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
         return RequestRewriter(struct.pack(">i", len(frame)) + bytes(frame))
@@ -147,12 +148,12 @@ class Talk:
         self.report(m.UpstreamBytes(memoryview(data)))
 
     def may_write(self, *topics: str) -> Self:
-        """Kafka has said so a moment ago."""
+        """Kafka has just confirmed it."""
         self.session._may_write |= dict.fromkeys(topics, self.now)
         return self
 
     def next(self, kind: type[C]) -> C:
-        assert self.commands, f"nothing was asked for, expected {kind.__name__}"
+        assert self.commands, f"no command, expected {kind.__name__}"
         command = self.commands.pop(0)
         assert isinstance(command, kind), f"expected {kind.__name__}, got {command}"
         return command
@@ -184,11 +185,65 @@ class Talk:
         for pending in pending_appends:
             assert self.next(m.ToSequencer) == m.ToSequencer(pending, g.Sent(pending))
 
+    def submits(self, at: int = 5, **options: Any) -> g.PendingAppend:
+        """The client sends a batch for `guarded-a` 0 that expects to lie there."""
+        self.client(produce(("guarded-a", 0, expecting(at, b"x")), **options))
+        return self.submitted()
+
+    def sends(self, **options: Any) -> g.PendingAppend:
+        """It is admitted too, and goes to Kafka."""
+        pending = self.submits(**options)
+        self.grant(pending)
+        self.sent(pending)
+        self.upstream()
+        return pending
+
+    def half_admitted(self) -> tuple[g.PendingAppend, g.PendingAppend]:
+        """Of a request to `guarded-a` 0 and `guarded-b` 1: the first append is admitted, the second one waits."""
+        self.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
+        first = self.submitted()
+        self.grant(first)
+        return first, self.submitted()
+
+    def lost(self, pending: g.PendingAppend) -> None:
+        assert self.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
+
+    def canceled(self, *pending_appends: g.PendingAppend) -> None:
+        for pending in pending_appends:
+            assert self.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+
+    def admitted(self, *, fenced: bool = True) -> g.PendingAppend:
+        """The next append is submitted, admitted and sent; its bytes are left."""
+        pending = self.submitted()
+        if fenced:
+            self.grant(pending)
+        else:
+            self.report(m.AppendAdmitted(pending))
+        self.sent(pending)
+        return pending
+
+    def sent_up(self) -> ProduceRequestFrame:
+        return parse_produce_request(memoryview(self.upstream())[4:])
+
+    def refused(self, pending: g.PendingAppend) -> None:
+        self.refuse(pending)
+        self.counted()
+
+    def completed(self, pending: g.PendingAppend, answer: bytes, result: PartitionResult) -> None:
+        """Kafka answers, and `result` is the sequencer's last word."""
+        self.kafka(answer)
+        self.next(m.ToSequencer)
+        self.report(m.AppendCompleted(pending, result, None))
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.report(m.Tick())
+
     def counted(self) -> None:
         self.next(m.Count)
 
     def read_elsewhere(self) -> None:
-        """What takes long is read, in some thread, and the session goes on."""
+        """The session goes on after a thread has read the batches."""
         requested = self.next(m.ReadBatches)
         requested.read()
         self.report(m.BatchesRead(requested.token))
@@ -196,6 +251,20 @@ class Talk:
 
 def frame(body: bytes) -> bytes:
     return struct.pack(">i", len(body)) + body
+
+
+def frames(data: bytes) -> list[bytes]:
+    found = []
+    while data:
+        length = 4 + int.from_bytes(data[:4], "big")
+        found.append(data[:length])
+        data = data[length:]
+    return found
+
+
+def to_client(talk: Talk) -> list[bytes]:
+    """All answers, among other commands."""
+    return frames(b"".join(bytes(chunk) for c in talk.commands if isinstance(c, m.ToClient) for chunk in c.chunks))
 
 
 def request(api_key: int, version: int, correlation: int, body: bytes = b"") -> bytes:
@@ -274,23 +343,23 @@ def read(answer: bytes, version: int = 9) -> dict[tuple[str, int], tuple[int, in
     }
 
 
-# ------------------------------------------------------------------------------------------------------- cut through
+def outcomes(answer: bytes) -> dict[tuple[str, int], tuple[int, int]]:
+    """Errors and base offsets."""
+    return {key: value[:2] for key, value in read(answer).items()}
+
+
+# ---------------------------------------------------------------------------------------------------------- cut through
 
 
 def test_frame_without_handling_is_streamed_both_ways() -> None:
     talk = Talk()
-    query = request(HEARTBEAT, 4, 1, b"x" * 100)
-    talk.client(query[:20])
-    assert talk.upstream() == query[:20]
-    talk.client(query[20:50])
-    assert talk.upstream() == query[20:50]
-    talk.client(query[50:])
-    assert talk.upstream() == query[50:]
-    reply = response(1, b"y" * 100)
-    talk.kafka(reply[:9])
-    assert talk.answer() == reply[:9]
-    talk.kafka(reply[9:])
-    assert talk.answer() == reply[9:]
+    query, reply = request(HEARTBEAT, 4, 1, b"x" * 100), response(1, b"y" * 100)
+    for piece in (query[:20], query[20:50], query[50:]):
+        talk.client(piece)
+        assert talk.upstream() == piece
+    for piece in (reply[:9], reply[9:]):
+        talk.kafka(piece)
+        assert talk.answer() == piece
     assert talk.session.drained
 
 
@@ -308,7 +377,7 @@ def test_unchecked_produce_is_streamed_once_topic_is_known() -> None:
 
 
 def relayed(talk: Talk, data: bytes, cut: int) -> bytes:
-    """What reaches Kafka of these bytes, which come in pieces, as a connection hands them to its session."""
+    """What reaches Kafka of bytes that arrive in pieces."""
     up = b""
     for at in range(0, len(data), cut):
         piece = memoryview(data[at : at + cut])
@@ -325,7 +394,7 @@ def relayed(talk: Talk, data: bytes, cut: int) -> bytes:
 @pytest.mark.parametrize("version", [3, 8, 9, 12])
 @pytest.mark.parametrize("partitions", [1, 3, 101])
 def test_relayed_produce_with_shared_producer_id_is_refused(partitions: int, version: int, cut: int) -> None:
-    """In whatever pieces it comes, in the last of its partitions, after requests that began the same."""
+    """In the last of its partitions, after requests with the same beginning."""
     talk = Talk()
     good, bad = (batch(b"v" * 100, producer=(producer_id, 32_767, 0)) for producer_id in (6999, 7000))
     entries = [("plain", number, good) for number in range(partitions - 1)]
@@ -342,15 +411,6 @@ def test_collected_produce_with_shared_producer_id_is_refused() -> None:
     talk = Talk()
     talk.client(produce(("plain", 0, batch(b"v")), ("other", 0, batch(b"v", producer=(7000, 32_767, 0)))))
     assert "PRODUCER_ID_TAKEN" in talk.next(m.CloseClient).reason
-
-
-def test_produce_start_is_buffered_until_topic_is_known() -> None:
-    talk = Talk()
-    query = produce(("plain", 0, batch(b"v")))
-    for byte in range(30):
-        talk.client(query[byte : byte + 1])
-    talk.client(query[30:])
-    assert b"".join(b"".join(c.chunks) for c in talk.commands if isinstance(c, m.ToUpstream)) == query
 
 
 def test_addresses_in_a_produce_answer_become_ours() -> None:
@@ -374,20 +434,11 @@ def test_acks_0_has_no_answer_to_wait_for() -> None:
     assert talk.answer() == reply
 
 
-# ------------------------------------------------------------------------------------------------------ guarded Produce
+# ------------------------------------------------------------------------------------------------------ checked Produce
 
 
-def guarded_plain(talk: Talk, **options: Any) -> list[g.PendingAppend]:
-    """As `guarded`, one batch without an expectation."""
-    talk.client(produce(("guarded-a", 0, batch(b"x")), **options))
-    pending = talk.submitted()
-    talk.grant(pending)
-    talk.sent(pending)
-    return [pending]
-
-
-def is_checked(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -> list[g.PendingAppend]:
-    """Sends a Produce to `guarded-a` 0 (and more) and lets every gate grant it; what was sent upstream is left."""
+def append(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -> list[g.PendingAppend]:
+    """A Produce to `guarded-a` 0 (and more), every append of which is admitted; what was sent upstream is left."""
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), *more, **options))
     pending_appends = []
     while (
@@ -403,8 +454,8 @@ def is_checked(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -
 
 def test_checked_batch_is_fenced_and_sent_as_all() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk, acks=1)
-    sent = parse_produce_request(memoryview(talk.upstream())[4:])
+    (pending,) = append(talk, acks=1)
+    sent = talk.sent_up()
     assert sent.acks == -1
     (data,) = sent.topics[0].partitions
     assert data.records is not None
@@ -412,7 +463,7 @@ def test_checked_batch_is_fenced_and_sent_as_all() -> None:
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7000, 0, 5)
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
     assert talk.next(m.ToSequencer).event == g.Answered(pending, PartitionResult(0, 0, 5, -1, 0))
-    talk.silent()  # the gate has the last word
+    talk.silent()  # the sequencer decides
     talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5, -1, 0), None))
     assert read(talk.answer()) == {("guarded-a", 0): (0, 5, None)}
     assert talk.services.free_bytes == 1 << 20
@@ -420,8 +471,8 @@ def test_checked_batch_is_fenced_and_sent_as_all() -> None:
 
 def test_topic_id_is_used_upstream_and_name_downstream() -> None:
     talk = Talk(newest_produce=13)
-    (pending,) = is_checked(talk)
-    sent = parse_produce_request(memoryview(talk.upstream())[4:])
+    (pending,) = append(talk)
+    sent = talk.sent_up()
     assert (sent.api_version, sent.topics[0].topic_id) == (13, T_ID)
     talk.kafka(produced(("", 0, 100, -1), version=13, by_id=True))
     assert talk.next(m.TopicStale).topic == "guarded-a"
@@ -429,7 +480,7 @@ def test_topic_id_is_used_upstream_and_name_downstream() -> None:
     assert isinstance(answered, g.Answered)
     assert answered.result.error_code == 3  # a client that names topics knows no UNKNOWN_TOPIC_ID
     talk.report(m.AppendCompleted(pending, answered.result, None))
-    # The topic is unknown, so nobody can have proved WRITE for it; but Kafka itself has answered.
+    # WRITE cannot be proved for an unknown topic, but Kafka itself has answered.
     assert read(talk.answer())[("guarded-a", 0)][0] == 3
 
 
@@ -447,17 +498,15 @@ def test_requests_after_a_waiting_append_are_not_read() -> None:
 
 def test_early_answer_stays_in_the_socket() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk)
-    talk.upstream()
+    pending = talk.sends()
     talk.client(request(HEARTBEAT, 4, 2))
     talk.upstream()
     reply = response(2, b"y" * 50)
     talk.kafka(produced(("guarded-a", 0, 45, -1)) + reply)
     assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
     assert not talk.next(m.ReadUpstream).on
-    talk.silent()  # the gate looks into the log
-    talk.refuse(pending)
-    talk.counted()
+    talk.silent()  # the sequencer reads the log
+    talk.refused(pending)
     assert talk.next(m.ReadUpstream).on
     answers = talk.answer()
     assert answers.endswith(reply)
@@ -466,17 +515,14 @@ def test_early_answer_stays_in_the_socket() -> None:
 
 def test_refused_fence_is_replaced_and_sent_again() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk)
-    talk.upstream()
+    pending = talk.sends()
     talk.kafka(produced(("guarded-a", 0, 47, -1)))
     talk.next(m.ToSequencer)
     talk.grant(pending, sequence=0)
     assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Sent(pending))
-    again = parse_produce_request(memoryview(talk.upstream())[4:])
+    again = talk.sent_up()
     assert parse_batch_header(again.topics[0].partitions[0].records or memoryview(b"")).base_sequence == 0
-    talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
+    talk.completed(pending, produced(("guarded-a", 0, 0, 5)), PartitionResult(0, 0, 5))
     assert read(talk.answer())[("guarded-a", 0)][:2] == (0, 5)
 
 
@@ -486,42 +532,39 @@ def test_refused_and_accepted_partitions_share_one_response() -> None:
         produce(("guarded-b", 1, expecting(9, b"x")), ("guarded-a", 0, expecting(5, b"x")), ("plain", 2, batch(b"p")))
     )
     first = talk.submitted()
-    assert first.partition == TopicPartition("guarded-a", 0)  # turns are taken in order, whatever the request's
-    talk.refuse(first)
-    talk.counted()
-    second = talk.submitted()
-    talk.grant(second)
-    talk.sent(second)
-    sent = parse_produce_request(memoryview(talk.upstream())[4:])
+    assert first.partition == TopicPartition("guarded-a", 0)  # in the order of partitions, not of the request
+    talk.refused(first)
+    second = talk.admitted()
+    sent = talk.sent_up()
     assert {(t.name, p.partition) for t in sent.topics for p in t.partitions} == {("guarded-b", 1), ("plain", 2)}
-    talk.kafka(produced(("guarded-b", 1, 0, 9), ("plain", 2, 0, 100)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(second, PartitionResult(1, 0, 9), None))
-    probe = parse_produce_request(memoryview(talk.upstream())[4:])
-    assert [t.name for t in probe.topics] == ["guarded-a"]  # WRITE for guarded-b was proved by the append itself
+    talk.completed(second, produced(("guarded-b", 1, 0, 9), ("plain", 2, 0, 100)), PartitionResult(1, 0, 9))
+    probe = talk.sent_up()
+    assert [t.name for t in probe.topics] == ["guarded-a"]  # WRITE for the second was proved by the append itself
     talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
-    assert {key: value[:2] for key, value in read(talk.answer()).items()} == {
-        ("guarded-a", 0): (44, 57),
-        ("guarded-b", 1): (0, 9),
-        ("plain", 2): (0, 100),
-    }
+    assert outcomes(talk.answer()) == {("guarded-a", 0): (44, 57), ("guarded-b", 1): (0, 9), ("plain", 2): (0, 100)}
 
 
 def test_one_mismatch_refuses_whole_request_when_configured() -> None:
     talk = Talk(refuse_whole_requests=True)
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
-    first = talk.submitted()
-    talk.grant(first)
-    second = talk.submitted()
-    talk.refuse(second)
-    talk.counted()
-    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Canceled(first))
-    probe = parse_produce_request(memoryview(talk.upstream())[4:])
+    first, second = talk.half_admitted()
+    talk.refused(second)
+    talk.canceled(first)
+    probe = talk.sent_up()
     assert all(p.records is not None and len(p.records) == 0 for t in probe.topics for p in t.partitions)
     talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1), ("guarded-b", 1, INVALID_RECORD, -1)))
     got = read(talk.answer())
     assert {key: value[0] for key, value in got.items()} == {("guarded-a", 0): 44, ("guarded-b", 1): 44}
     assert (got["guarded-a", 0][2] or "").startswith("WHOLE_REQUEST_REFUSED")
+
+
+def read_later(talk: Talk, second: bytes) -> tuple[int, str]:
+    """The error of a batch that was sent before the failure was read, and the first word of its message."""
+    talk.commands.clear()
+    talk.services.unread = 0
+    talk.client(second)
+    talk.counted()
+    ((code, _, message),) = read(talk.answer()).values()
+    return code, (message or "").split()[0]
 
 
 @pytest.mark.parametrize("why", ["the whole request", "its batch"])
@@ -538,11 +581,7 @@ def test_append_after_an_unsent_batch_fails_too(why: str) -> None:
         damaged[-1] ^= 1
         talk.services.unread = len(second)
         talk.client(produce(("guarded-a", 0, memoryview(bytes(damaged)))))
-    talk.commands.clear()
-    talk.services.unread = 0
-    talk.client(second)
-    talk.counted()
-    assert (read(talk.answer())["guarded-a", 0][2] or "").startswith("PREDECESSOR_FAILED")
+    assert read_later(talk, second)[1] == "PREDECESSOR_FAILED"
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=3))  # sent knowing it
     talk.submitted()
 
@@ -551,167 +590,104 @@ def test_known_retry_does_not_refuse_the_whole_request() -> None:
     talk = Talk(refuse_whole_requests=True).may_write("guarded-a")
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
     first = talk.submitted()
-    talk.report(m.AppendCompleted(first, PartitionResult(0, 0, 5), None))  # its first try had landed
-    second = talk.submitted()
-    talk.grant(second)
-    talk.sent(second)
+    talk.report(m.AppendCompleted(first, PartitionResult(0, 0, 5), None))  # its first attempt was appended
+    second = talk.admitted()
     talk.upstream()
-    talk.kafka(produced(("guarded-b", 1, 0, 9)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(second, PartitionResult(1, 0, 9), None))
-    assert {key: value[:2] for key, value in read(talk.answer()).items()} == {
-        ("guarded-a", 0): (0, 5),
-        ("guarded-b", 1): (0, 9),
-    }
-
-
-def test_unauthorized_writer_receives_no_offset() -> None:
-    talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    talk.refuse(talk.submitted())
-    talk.counted()
-    probe = parse_produce_request(memoryview(talk.upstream())[4:])
-    assert [(p.partition, bytes(p.records or b"")) for p in probe.topics[0].partitions] == [(0, b"")]
-    talk.kafka(produced(("guarded-a", 0, NOT_AUTHORIZED, -1)))
-    assert read(talk.answer()) == {("guarded-a", 0): (NOT_AUTHORIZED, -1, None)}
+    talk.completed(second, produced(("guarded-b", 1, 0, 9)), PartitionResult(1, 0, 9))
+    assert outcomes(talk.answer()) == {("guarded-a", 0): (0, 5), ("guarded-b", 1): (0, 9)}
 
 
 def test_write_is_proved_once_a_connection() -> None:
     talk = Talk()
     for correlation in (1, 2):
-        talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=correlation))
-        talk.refuse(talk.submitted())
-        talk.counted()
+        talk.refused(talk.submits(correlation=correlation))
         if correlation == 1:
             talk.upstream()
             talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
         assert read(talk.answer())[("guarded-a", 0)][:2] == (44, 57)
 
 
-def told_to_try_again() -> Talk:
+TRY_AGAIN = PartitionResult(0, NOT_LEADER, error_message="TRY_AGAIN a transaction is open")
+
+
+@pytest.mark.parametrize("stated", [INVALID_RECORD, NOT_AUTHORIZED])
+@pytest.mark.parametrize(
+    ("result", "refusal"),
+    [(MISMATCH, "offset_mismatch"), (TRY_AGAIN, "try_again"), (PartitionResult(0, 0, 5), None)],
+    ids=["mismatch", "try again", "retry of an appended batch"],
+)
+def test_outcome_is_for_authorized_writers_only(result: PartitionResult, refusal: str | None, stated: int) -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    pending = talk.submitted()
-    message = "TRY_AGAIN a transaction is open"
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, NOT_LEADER, error_message=message), "try_again"))
-    talk.counted()
-    talk.upstream()
-    return talk
+    result = replace(result, partition=0)
+    talk.report(m.AppendCompleted(talk.submitted(), result, refusal))
+    if refusal:
+        talk.counted()
+    assert [(p.partition, bytes(p.records or b"")) for p in talk.sent_up().topics[0].partitions] == [(0, b"")]
+    talk.kafka(produced(("guarded-a", 0, stated, -1)))
+    allowed = (result.error_code, result.base_offset, result.error_message)
+    assert read(talk.answer())["guarded-a", 0] == (allowed if stated == INVALID_RECORD else (NOT_AUTHORIZED, -1, None))
 
 
-def test_authorized_writer_gets_a_retry_reason() -> None:
-    talk = told_to_try_again()
-    talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
-    assert read(talk.answer()) == {("guarded-a", 0): (NOT_LEADER, -1, "TRY_AGAIN a transaction is open")}
-
-
-def test_unauthorized_writer_gets_no_retry_reason() -> None:
-    talk = told_to_try_again()
-    talk.kafka(produced(("guarded-a", 0, NOT_AUTHORIZED, -1)))
-    assert read(talk.answer()) == {("guarded-a", 0): (NOT_AUTHORIZED, -1, None)}
-
-
-def test_silent_kafka_gives_retriable_error_without_reason() -> None:
-    talk = told_to_try_again()
-    talk.now += 0.9
-    talk.report(m.Tick())
-    talk.silent()
-    talk.now += 0.2
-    talk.report(m.Tick())
-    talk.counted()
-    code, _, message = read(talk.answer())[("guarded-a", 0)]
-    assert (code, "transaction" in (message or "")) == (NOT_LEADER, False)
-
-
-def test_known_retry_offset_is_for_authorized_writers_only() -> None:
-    """Who may not write, but knows what another has written, would hear by it where that is."""
-    for stated, reported in ((INVALID_RECORD, (0, 5, None)), (NOT_AUTHORIZED, (NOT_AUTHORIZED, -1, None))):
-        talk = Talk()
-        talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-        talk.report(
-            m.AppendCompleted(talk.submitted(), PartitionResult(0, 0, 5), None)
-        )  # a retry: its first try had landed
-        talk.upstream()
-        talk.kafka(produced(("guarded-a", 0, stated, -1)))
-        assert read(talk.answer()) == {("guarded-a", 0): reported}
-
-
-def test_unauthorized_state_topic_append_costs_one_query() -> None:
+@pytest.mark.parametrize(
+    ("result", "silent_seconds"), [(MISMATCH, 2.2), (TRY_AGAIN, 0.3)], ids=["mismatch", "try again"]
+)
+def test_silent_kafka_gives_retriable_error_without_reason(result: PartitionResult, silent_seconds: float) -> None:
     talk = Talk()
-    talk.client(produce(("__state", 0, batch(b"x"))))
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
+    talk.report(m.AppendCompleted(talk.submitted(), replace(result, partition=0), "refused"))
     talk.counted()
-    assert b"__state" in talk.upstream()
-    talk.kafka(produced(("__state", 0, NOT_AUTHORIZED, -1)))
-    assert read(talk.answer()) == {("__state", 0): (NOT_AUTHORIZED, -1, None)}
+    talk.upstream()
+    talk.tick(silent_seconds)
+    talk.silent()
+    talk.tick(0.8)
+    talk.counted()
+    code, base_offset, message = read(talk.answer())[("guarded-a", 0)]
+    assert (code, base_offset) == (NOT_LEADER, -1)
+    assert (message or "").startswith("TRY_AGAIN")
+    assert "transaction" not in (message or "")
+    talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
     talk.silent()
 
 
-def test_denied_write_permission_must_be_proved_again() -> None:
-    """Given one who may write, when Kafka refuses an append of its, then the next refusal tells it nothing."""
-    talk = Talk().may_write("guarded-a")
-    (pending,) = is_checked(talk)
-    talk.upstream()
-    talk.kafka(produced(("guarded-a", 0, NOT_AUTHORIZED, -1)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, NOT_AUTHORIZED), None))
-    talk.answer()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=2))
-    talk.refuse(talk.submitted())
+@pytest.mark.parametrize("stated", [INVALID_RECORD, NOT_AUTHORIZED])
+def test_unauthorized_state_topic_append_costs_one_query(stated: int) -> None:
+    talk = Talk()
+    talk.client(produce(("__state", 0, batch(b"unguard everything"))))
     talk.counted()
-    assert b"guarded-a" in talk.upstream(), "nothing is told before Kafka was asked"
+    query = talk.upstream()
+    assert b"__state" in query
+    assert b"unguard" not in query
+    talk.kafka(produced(("__state", 0, stated, -1)))
+    code, base_offset, message = read(talk.answer())[("__state", 0)]
+    assert (code, base_offset, message is None) == (NOT_AUTHORIZED, -1, stated == NOT_AUTHORIZED)
     talk.silent()
 
 
 def test_write_permission_expires_after_a_time() -> None:
-    """Else who is only ever refused here would be told for ever where the log ends, whatever became of its right."""
+    """A client that is only ever refused here would otherwise keep reading the log end after its right is revoked."""
     talk = Talk().may_write("guarded-a")
     for seconds, queried in ((29.0, False), (2.0, True)):
         talk.now += seconds
-        talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-        talk.refuse(talk.submitted())
-        talk.counted()
+        talk.refused(talk.submits())
         if not queried:
             assert read(talk.answer())[("guarded-a", 0)][:2] == (44, 57)
     assert b"guarded-a" in talk.upstream()
     talk.silent()
 
 
-def test_unproved_refusal_becomes_a_retriable_error() -> None:
-    talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), timeout_ms=1000))
-    talk.refuse(talk.submitted())
-    talk.counted()
-    talk.upstream()
-    talk.now += 0.95
-    talk.report(m.Tick())
-    talk.counted()
-    code, base_offset, message = read(talk.answer())[("guarded-a", 0)]
-    assert (code, base_offset) == (6, -1)
-    assert (message or "").startswith("TRY_AGAIN")
-    talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
-    talk.silent()
-
-
-def test_the_state_topic_is_closed_to_writers() -> None:
-    talk = Talk()
-    talk.client(produce(("__state", 0, batch(b"unguard everything"))))
-    talk.counted()
-    assert b"unguard" not in talk.upstream(), "who may not write it, or has not logged in, hears so from Kafka"
-    talk.kafka(produced(("__state", 0, INVALID_RECORD, -1)))
-    assert read(talk.answer())[("__state", 0)][0] == NOT_AUTHORIZED
-
-
-def test_nothing_is_sent_while_configs_are_unknown() -> None:
-    talk = Talk(is_fresh=False)
+@pytest.mark.parametrize("clients_log_in", [False, True])
+def test_nothing_is_sent_while_configs_are_unknown(clients_log_in: bool) -> None:
+    talk = Talk(is_fresh=False, clients_log_in=clients_log_in)
     talk.client(produce(("plain", 0, batch(b"p")), ("guarded-a", 0, batch(b"x"))))
     talk.counted()
-    assert {key: value[0] for key, value in read(talk.answer()).items()} == {("plain", 0): 6, ("guarded-a", 0): 6}
+    assert outcomes(talk.answer()) == {("plain", 0): (6, -1), ("guarded-a", 0): (6, -1)}
 
 
-@pytest.mark.parametrize("topic", ["guarded-a", "a topic that only then is known to be guarded"])
+@pytest.mark.parametrize("topic", ["guarded-a", "a topic whose check is known only then"])
 def test_append_after_refusal_for_unknown_configs_fails_too(topic: str) -> None:
-    """Given A, refused since the configs are too old, and B, sent behind it and read when they are not any more, then B
-    falls too: where A should lie another writer's record may be by now, and B would land behind that one."""
+    """Given A, refused because the configs are too old, and B, sent after A and read with newer configs: another
+    writer's record may be at A's offset, and B would be appended after that record."""
     talk = Talk(is_fresh=False)
     second = produce((topic, 0, expecting(6, b"y")), correlation=2)
     talk.services.unread = len(second)
@@ -719,20 +695,16 @@ def test_append_after_refusal_for_unknown_configs_fails_too(topic: str) -> None:
     talk.counted()
     assert read(talk.answer())[topic, 0][0] == 6
 
-    talk.services.is_fresh, talk.services.unread = True, 0
+    talk.services.is_fresh = True
     talk.services.policy = lambda name: TopicPolicy(Check.ON)  # type: ignore[method-assign]
-    talk.client(second)
-    talk.counted()
-
-    code, _, message = read(talk.answer())[topic, 0]
-    assert (code, (message or "").split()[0]) == (6, "PREDECESSOR_FAILED")
+    assert read_later(talk, second) == (NOT_LEADER, "PREDECESSOR_FAILED")
     talk.client(produce((topic, 0, expecting(6, b"y")), correlation=3))  # sent knowing it
     assert talk.submitted().append.expected_base_offset == 6
     assert not talk.session._failed_pipelines
 
 
 def test_acks_0_append_waits_for_the_configs() -> None:
-    """Refused, it would be lost: its client would never hear of it."""
+    """A refusal would lose it: the client gets no answer."""
     talk = Talk(is_fresh=False)
     query = produce(("plain", 0, batch(b"p")), acks=0)
     talk.client(query)
@@ -748,17 +720,16 @@ def test_acks_0_append_waits_for_the_configs() -> None:
 
 def test_expired_admission_is_returned_and_requested_again() -> None:
     talk = Talk(grants_hold=False)
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    pending = talk.submitted()
+    pending = talk.submits()
     talk.grant(pending)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    talk.canceled(pending)
     assert talk.submitted() is pending
     talk.silent()
 
 
 @pytest.mark.parametrize("where", ["read together", "in the socket"])
 def test_appends_sent_before_a_refusal_fail_with_it(where: str) -> None:
-    """The second would fit now, behind another writer's record; but its client thinks that the first lies there."""
+    """The second would fit after another writer's record, but its client expects the first there."""
     talk = Talk()
     first = produce(("guarded-a", 0, expecting(5, b"x")), correlation=1)
     second = produce(("guarded-a", 0, expecting(6, b"y")), ("guarded-a", 1, expecting(0, b"z")), correlation=2)
@@ -772,11 +743,9 @@ def test_appends_sent_before_a_refusal_fail_with_it(where: str) -> None:
     others = [
         c.event.pending for c in talk.commands if isinstance(c, m.ToSequencer) and isinstance(c.event, g.Submitted)
     ]
-    assert [pending.partition.partition for pending in others] == [1]  # another partition is another chain
+    assert [pending.partition.partition for pending in others] == [1]  # another partition is another pipeline
     talk.refuse(others[0])
-    reported = b"".join(bytes(chunk) for c in talk.commands if isinstance(c, m.ToClient) for chunk in c.chunks)
-    behind = reported[4 + int.from_bytes(reported[:4], "big") :]
-    code, base_offset, message = read(behind)[("guarded-a", 0)]
+    code, base_offset, message = read(to_client(talk)[1])[("guarded-a", 0)]
     assert (code, base_offset) == (44, -1)
     assert (message or "").startswith("PREDECESSOR_FAILED OFFSET_MISMATCH")
     talk.commands.clear()
@@ -786,52 +755,41 @@ def test_appends_sent_before_a_refusal_fail_with_it(where: str) -> None:
 
 def test_batch_sent_before_reading_a_failure_fails_too() -> None:
     talk = Talk()
-    first, slow = is_checked(talk, ("guarded-b", 0, expecting(9, b"y")))
+    first, slow = append(talk, ("guarded-b", 0, expecting(9, b"y")))
     talk.upstream()
     talk.kafka(produced(("guarded-a", 0, 45, -1), ("guarded-b", 0, 45, -1)))
     talk.commands.clear()
-    talk.refuse(first)  # the other partition is still being looked at, so the client has no answer yet
-    talk.counted()
+    talk.refused(first)  # the other partition is not decided, so the client has no answer yet
     talk.client(produce(("guarded-a", 0, expecting(57, b"sent before the refusal was read")), correlation=2))
     talk.counted()
-    talk.refuse(slow)
-    talk.counted()
-    both = talk.answer()
-    first_length = 4 + int.from_bytes(both[:4], "big")
-    assert read(both[:first_length]) == {
-        ("guarded-a", 0): (44, 57, MISMATCH.error_message),
-        ("guarded-b", 0): (44, 57, MISMATCH.error_message),
-    }
-    code, _, message = read(both[first_length:])["guarded-a", 0]
+    talk.refused(slow)
+    one, other = frames(talk.answer())
+    assert read(one) == dict.fromkeys([("guarded-a", 0), ("guarded-b", 0)], (44, 57, MISMATCH.error_message))
+    code, _, message = read(other)["guarded-a", 0]
     assert (code, (message or "").split()[0]) == (44, "PREDECESSOR_FAILED")
     talk.client(produce(("guarded-a", 0, expecting(57, b"sent after it")), correlation=3))
     talk.submitted()
 
 
-# ----------------------------------------------------------------------------------------------------------- acks=0
+# --------------------------------------------------------------------------------------------------------------- acks=0
 
 
 def test_checked_acks_0_append_is_acknowledged_internally() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, batch(b"x")), acks=0))
-    pending = talk.submitted()
-    talk.grant(pending)
-    talk.sent(pending)
-    assert parse_produce_request(memoryview(talk.upstream())[4:]).acks == -1
-    talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
+    pending = talk.admitted()
+    assert talk.sent_up().acks == -1
+    talk.completed(pending, produced(("guarded-a", 0, 0, 5)), PartitionResult(0, 0, 5))
     talk.silent()
     assert talk.session.drained
 
 
-# ------------------------------------------------------------------------------------------------------------- ends
+# ----------------------------------------------------------------------------------------------------------------- ends
 
 
 def test_lost_client_keeps_upstream_until_outcome_is_known() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk)
-    talk.upstream()
+    pending = talk.sends()
     talk.report(m.ClientLost())
     talk.silent()
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
@@ -844,62 +802,34 @@ def test_lost_client_keeps_upstream_until_outcome_is_known() -> None:
 
 def test_silent_upstream_of_lost_client_is_closed_eventually() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk)
-    talk.upstream()
+    pending = talk.sends()
     talk.report(m.ClientLost())
-    talk.now += talk.services.request_timeout_seconds + 1
-    talk.report(m.Tick())
+    talk.tick(talk.services.request_timeout_seconds + 1)
     talk.next(m.CloseUpstream)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
-
-
-def test_lost_client_cancels_its_waiting_appends() -> None:
-    talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 0, expecting(5, b"x"))))
-    first = talk.submitted()
-    talk.grant(first)
-    second = talk.submitted()
-    talk.report(m.ClientLost())
-    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Canceled(first))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
-    talk.next(m.CloseUpstream)
-    assert talk.services.free_bytes == 1 << 20
-
-
-def test_admission_for_lost_client_is_canceled() -> None:
-    talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    pending = talk.submitted()
-    talk.report(m.ClientLost())
-    talk.commands.clear()
-    talk.grant(pending)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    talk.lost(pending)
 
 
 def test_append_on_broken_connection_is_in_doubt() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk)
-    talk.upstream()
+    pending = talk.sends()
     talk.report(m.UpstreamLost("the broker closed the connection"))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
+    talk.lost(pending)
     assert talk.next(m.CloseClient).fault is None
     talk.report(m.ClientLost())
     assert talk.session.finished
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_broken_upstream_cancels_waiting_appends_at_once() -> None:
+@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("the broker closed the connection")])
+def test_lost_connection_cancels_waiting_appends_at_once(end: m.Event) -> None:
     talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 0, expecting(5, b"x"))))
-    first = talk.submitted()
-    talk.grant(first)
-    second = talk.submitted()
-    talk.report(m.UpstreamLost("the broker closed the connection"))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Canceled(first))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
-    talk.next(m.CloseClient)
+    first, second = talk.half_admitted()
+    talk.report(end)
+    talk.canceled(first, second)
+    talk.next(m.CloseUpstream if isinstance(end, m.ClientLost) else m.CloseClient)
+    assert talk.services.free_bytes == 1 << 20
     talk.grant(second)  # was on its way
-    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
+    talk.canceled(second)
     talk.silent()
 
 
@@ -915,91 +845,81 @@ def test_unread_requests_of_lost_client_are_dropped() -> None:
 
 def test_late_outcome_is_answered_as_timed_out() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk, timeout_ms=1000)
-    talk.upstream()
-    talk.now += 0.95
-    talk.report(m.Tick())
-    assert talk.next(m.ToSequencer) == m.ToSequencer(
-        pending, g.Lost(pending)
-    )  # others must not wait for a broker that stands still
+    pending = talk.sends(timeout_ms=1000)
+    talk.tick(0.95)
+    talk.lost(pending)  # others must not wait for a stalled broker
     talk.counted()
     assert read(talk.answer())[("guarded-a", 0)][0] == TIMED_OUT
-    talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
-    talk.silent()  # told once
+    talk.completed(pending, produced(("guarded-a", 0, 0, 5)), PartitionResult(0, 0, 5))
+    talk.silent()
     assert talk.session.drained
 
 
 def test_append_after_an_unknown_one_fails_too() -> None:
-    """It was not read before, since another append stood at its gate. Where the first should lie may be another's."""
+    """It was not read earlier because another append waited. Another writer's record may be where the first was
+    expected."""
     talk = Talk().may_write("guarded-a", "guarded-b")
-    (first,) = is_checked(talk, timeout_ms=1000)
-    talk.upstream()
+    first = talk.sends(timeout_ms=1000)
     talk.client(
         produce(("guarded-b", 0, expecting(1, b"y")), correlation=2, timeout_ms=9000)
         + produce(("guarded-a", 0, expecting(6, b"z")), correlation=3)
     )
     waiting = talk.submitted()
     assert not talk.next(m.ReadClient).on
-    talk.now += 0.95
-    talk.report(m.Tick())
-    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Lost(first))
+    talk.tick(0.95)
+    talk.lost(first)
     talk.commands.clear()
     talk.refuse(waiting)
     assert not [c for c in talk.commands if isinstance(c, m.ToSequencer)]
-    both = b"".join(bytes(chunk) for c in talk.commands if isinstance(c, m.ToClient) for chunk in c.chunks)
-    code, _, message = read(both[4 + int.from_bytes(both[:4], "big") :])["guarded-a", 0]
+    code, _, message = read(to_client(talk)[1])["guarded-a", 0]
     assert (code, (message or "").split()[0]) == (TIMED_OUT, "PREDECESSOR_FAILED")
 
 
 def test_append_submitted_before_predecessors_end_fails_too() -> None:
-    """Two requests to two partitions each. At one of them the second's turn has come, so its other batch is offered
-    at the other, where the first's has just ended: the gate has nothing against it any more."""
+    """1. Each of two requests has two partitions.
+    2. The second is admitted at one of them and submitted at the other.
+    3. There the first fails, so the sequencer would admit the second."""
     talk = Talk().may_write("guarded-a", "guarded-b")
-    _, first = is_checked(talk, ("guarded-b", 0, expecting(5, b"x")))
+    _, first = append(talk, ("guarded-b", 0, expecting(5, b"x")))
     talk.upstream()
     talk.client(produce(("guarded-a", 0, expecting(6, b"y")), ("guarded-b", 0, expecting(6, b"y")), correlation=2))
     talk.grant(talk.submitted())
     crossing = talk.submitted()
-    talk.refuse(first)
-    talk.counted()
+    talk.refused(first)
     talk.grant(crossing)
     talk.counted()
-    assert talk.next(m.ToSequencer) == m.ToSequencer(crossing, g.Canceled(crossing))
+    talk.canceled(crossing)
     assert isinstance(talk.next(m.ToSequencer).event, g.Sent)
-    sent = parse_produce_request(memoryview(talk.upstream())[4:])
+    sent = talk.sent_up()
     assert [topic.name for topic in sent.topics] == ["guarded-a"]
     talk.silent()
 
 
 def test_unawaited_append_also_times_out() -> None:
     talk = Talk()
-    (pending,) = guarded_plain(talk, acks=0, timeout_ms=1000)
+    talk.client(produce(("guarded-a", 0, batch(b"x")), acks=0, timeout_ms=1000))
+    pending = talk.admitted()
     talk.upstream()
-    talk.now += 0.95
-    talk.report(m.Tick())
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
+    talk.tick(0.95)
+    talk.lost(pending)
     talk.silent()
 
 
 def test_admission_after_the_answer_is_canceled() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk, timeout_ms=1000)
-    talk.upstream()
-    talk.now += 0.95
-    talk.report(m.Tick())
+    pending = talk.sends(timeout_ms=1000)
+    talk.tick(0.95)
     talk.commands.clear()
     talk.report(m.AppendAdmitted(pending))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    talk.canceled(pending)
     talk.silent()
 
 
-# ------------------------------------------------------------------------------------------- requests of our own beside
+# ----------------------------------------------------------------------------------------- requests of the proxy itself
 
 
-def half_a_frame_behind(talk: Talk) -> bytes:
-    """The client has begun its next request, which is streamed; gives back the rest of it."""
+def half_a_later_frame(talk: Talk) -> bytes:
+    """The client has begun its next request, which is streamed; returns the rest of it."""
     query = request(HEARTBEAT, 4, 2, b"x" * 100)
     talk.client(query[:40])
     assert talk.upstream() == query[:40]
@@ -1008,11 +928,9 @@ def half_a_frame_behind(talk: Talk) -> bytes:
 
 def test_permission_probe_is_not_written_within_client_frame() -> None:
     talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    pending = talk.submitted()
+    pending = talk.submits()
     rest = request(HEARTBEAT, 4, 2, b"x" * 100)
-    talk.refuse(pending)  # this asks for the proof
-    talk.counted()
+    talk.refused(pending)  # this queries the permission
     probe = talk.upstream()
     talk.client(rest[:40])
     assert talk.upstream() == rest[:40]
@@ -1023,9 +941,8 @@ def test_permission_probe_is_not_written_within_client_frame() -> None:
 
 def test_permission_probe_waits_for_half_sent_frame() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk)
-    talk.upstream()
-    rest = half_a_frame_behind(talk)
+    pending = talk.sends()
+    rest = half_a_later_frame(talk)
     talk.report(m.AppendCompleted(pending, replace(MISMATCH, partition=0), "offset_mismatch"))
     talk.counted()
     talk.silent()
@@ -1037,17 +954,16 @@ def test_permission_probe_waits_for_half_sent_frame() -> None:
 
 def test_append_is_not_resent_within_client_frame() -> None:
     talk = Talk().may_write("guarded-a")
-    (pending,) = is_checked(talk)
-    talk.upstream()
-    half_a_frame_behind(talk)
+    pending = talk.sends()
+    half_a_later_frame(talk)
     talk.report(m.AppendAdmitted(pending))
     assert talk.next(m.TopicStale) == m.TopicStale("guarded-a")
     talk.counted()
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    talk.canceled(pending)
     assert read(talk.answer())[("guarded-a", 0)][0] == NOT_LEADER
 
 
-# ---------------------------------------------------------------------------------------------------- transactions v1
+# ------------------------------------------------------------------------------------------------------ transactions v1
 
 
 class Joining(Unchanged):
@@ -1086,7 +1002,7 @@ def joining(*, put_off: bytes = b"") -> Talk:
 
 @pytest.mark.parametrize("allowed", [True, False])
 def test_only_authorized_transactions_reach_the_sequencers(allowed: bool) -> None:
-    """Who may not is left to Kafka, which says so. Others' appends would wait for what never joins."""
+    """Kafka refuses the others. Appends would wait for a transaction that never joins."""
     talk = about_to_join()
     assert talk.next(m.ReadClient) == m.ReadClient(False)
     assert struct.unpack(">hh", talk.upstream()[4:8]) == (END_TXN, 1)
@@ -1103,37 +1019,29 @@ def test_only_authorized_transactions_reach_the_sequencers(allowed: bool) -> Non
     talk.silent()
 
 
-@pytest.mark.parametrize("end", ["answered", "upstream lost", "client gone"])
+@pytest.mark.parametrize("end", ["answered", "upstream lost", "client lost"])
 def test_sequencers_learn_of_transaction_begin_and_end(end: str) -> None:
-    talk = joining()
-    talk.report(m.MayJoin(WHERE))
-    assert talk.next(m.ReadClient) == m.ReadClient(True)
-    talk.upstream()
-    if end == "answered":
-        talk.kafka(response(1))
-        assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=True))
-        assert talk.answer() == response(1)
-    else:
-        talk.report(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
-        assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=False))
-
-
-def test_transaction_joins_after_sequencers_agree() -> None:
     talk = joining()
     talk.silent()
     assert talk.session.needs_ticks
     talk.report(m.MayJoin(WHERE))
     assert talk.next(m.ReadClient) == m.ReadClient(True)
     assert talk.upstream() == request(ADD_PARTITIONS_TO_TXN, 3, 1) + request(METADATA, 9, 2)
+    if end == "answered":
+        talk.kafka(response(1))
+    else:
+        talk.report(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
+    assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=end == "answered"))
+    if end == "answered":
+        assert talk.answer() == response(1)
 
 
-@pytest.mark.parametrize("end", ["too long", "upstream lost", "client gone"])
+@pytest.mark.parametrize("end", ["too long", "upstream lost", "client lost"])
 def test_join_is_not_sent_after_timeout_or_disconnect(end: str) -> None:
-    """And its gates need not expect its marker: its coordinator has never been asked."""
+    """The sequencers need not expect a marker: the coordinator got no request."""
     talk = joining(put_off=response(1))
     if end == "too long":
-        talk.now += talk.services.sequencer_wait_max_seconds + 0.1
-        talk.report(m.Tick())
+        talk.tick(talk.services.sequencer_wait_max_seconds + 0.1)
     else:
         talk.report(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
     assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=True))
@@ -1145,36 +1053,29 @@ def test_join_is_not_sent_after_timeout_or_disconnect(end: str) -> None:
     assert not [each for each in talk.commands if isinstance(each, m.ToUpstream)]
 
 
-# ------------------------------------------------------------------------------------- topics whose ids are not known
+# --------------------------------------------------------------------------------------- topics whose ids are not known
 
 
 def test_unchecked_topic_without_id_is_sent_by_name() -> None:
     talk = Talk(newest_produce=13, unknown_topics=frozenset({"plain"}))
-    pending_appends = is_checked(talk, ("plain", 0, batch(b"v")))
-    sent = talk.upstream()
-    length = int.from_bytes(sent[:4], "big")
-    first = parse_produce_request(memoryview(sent[4 : 4 + length]))
-    second = parse_produce_request(memoryview(sent[8 + length :]))
+    pending_appends = append(talk, ("plain", 0, batch(b"v")))
+    first, second = (parse_produce_request(memoryview(each)[4:]) for each in frames(talk.upstream()))
     assert (first.api_version, first.topics[0].topic_id, first.acks) == (13, T_ID, -1)
     assert (second.api_version, [topic.name for topic in second.topics]) == (9, ["plain"])
     talk.kafka(produced(("guarded-a", 0, 0, 5), version=13, by_id=True))
     talk.kafka(produced(("plain", 0, 0, 70)))
     talk.next(m.ToSequencer)
     talk.report(m.AppendCompleted(pending_appends[0], PartitionResult(0, 0, 5), None))
-    assert {key: value[:2] for key, value in read(talk.answer()).items()} == {
-        ("guarded-a", 0): (0, 5),
-        ("plain", 0): (0, 70),
-    }
+    assert outcomes(talk.answer()) == {("guarded-a", 0): (0, 5), ("plain", 0): (0, 70)}
 
 
 def test_checked_topic_without_id_gets_retriable_error() -> None:
     talk = Talk(newest_produce=13, unknown_topics=frozenset({"guarded-a"})).may_write("guarded-a")
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
-    pending = talk.submitted()
+    pending = talk.submits()
     talk.grant(pending)
     assert talk.next(m.TopicStale) == m.TopicStale("guarded-a")
     talk.counted()
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+    talk.canceled(pending)
     assert read(talk.answer())[("guarded-a", 0)][0] == NOT_LEADER
 
 
@@ -1184,34 +1085,21 @@ def test_append_after_unknown_topic_id_fails_too() -> None:
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
     talk.services.unread = len(second)
     talk.grant(talk.submitted())
-    talk.commands.clear()
-    talk.services.unknown_topics, talk.services.unread = frozenset(), 0
-    talk.client(second)
-    talk.counted()
-    code, _, message = read(talk.answer())["guarded-a", 0]
-    assert (code, (message or "").split()[0]) == (NOT_LEADER, "PREDECESSOR_FAILED")
+    talk.services.unknown_topics = frozenset()
+    assert read_later(talk, second) == (NOT_LEADER, "PREDECESSOR_FAILED")
 
 
-# ---------------------------------------------------------------------------------------------- its memory, its chains
-
-
-def test_unreadable_request_frees_its_memory() -> None:
-    talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), acks=0))
-    assert talk.next(m.CloseClient).fault is not None
-    talk.report(m.ClientLost())
-    talk.report(m.UpstreamLost("closed"))
-    assert talk.services.free_bytes == 1 << 20
+# ---------------------------------------------------------------------------------------------------- memory, pipelines
 
 
 def test_pipelined_appends_fail_with_the_same_message() -> None:
     talk = Talk(newest_produce=12).may_write("guarded-a")
-    pipeline_key = [expecting(6 + i, b"x") for i in range(3)]  # behind one that failed
-    talk.client(b"".join(produce(("guarded-a", 0, each), correlation=1 + i) for i, each in enumerate(pipeline_key)))
+    batches = [expecting(6 + i, b"x") for i in range(3)]  # after one that failed
+    talk.client(b"".join(produce(("guarded-a", 0, each), correlation=1 + i) for i, each in enumerate(batches)))
     second = talk.submitted()
-    behind = "PREDECESSOR_FAILED TRY_AGAIN later"  # what the gate says of it
+    behind = "PREDECESSOR_FAILED TRY_AGAIN later"  # the sequencer's message
     talk.report(m.AppendCompleted(second, PartitionResult(0, NOT_LEADER, error_message=behind), None))
-    answers = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
+    answers = b"".join(to_client(talk))
     assert answers.count(behind.encode()) == 3
     assert b"PREDECESSOR_FAILED PREDECESSOR_FAILED" not in answers
 
@@ -1219,22 +1107,20 @@ def test_pipelined_appends_fail_with_the_same_message() -> None:
 def test_append_waiting_at_another_sequencer_still_fails() -> None:
     talk = Talk().may_write("guarded-b")
     talk.client(produce(("guarded-b", 0, expecting(5, b"x"))))
-    first = talk.submitted()
-    talk.grant(first)
-    talk.sent(first)
+    first = talk.admitted()
     talk.upstream()
     talk.client(produce(("guarded-a", 0, expecting(1, b"y")), ("guarded-b", 0, expecting(6, b"z")), correlation=2))
     waiting = talk.submitted()  # at guarded-a
     talk.report(m.AppendCompleted(first, PartitionResult(0, NOT_LEADER, -1), None))
     assert read(talk.answer())[("guarded-b", 0)][0] == NOT_LEADER
     talk.grant(waiting)
-    talk.counted()  # the other one is never offered
+    talk.counted()  # the other one is never submitted
     talk.sent(waiting)
     sent = talk.upstream()
     assert [topic.name for topic in parse_produce_request(memoryview(sent[4:])).topics] == ["guarded-a"]
 
 
-# ----------------------------------------------------------------------------------------------------------- bad peers
+# ------------------------------------------------------------------------------------------------------------ bad peers
 
 
 def test_unexpected_answer_ends_the_connection() -> None:
@@ -1247,14 +1133,13 @@ def test_unexpected_answer_ends_the_connection() -> None:
 
 def test_invalid_answer_during_close_fails_the_append() -> None:
     talk = Talk()
-    (pending,) = is_checked(talk)
-    talk.upstream()
+    pending = talk.sends()
     talk.client(b"\x00")  # what follows is no frame
     talk.client(struct.pack(">i", talk.services.frame_bytes_max)[1:])
     talk.client(struct.pack(">hhi", 32_000, 0, 9))
     assert talk.next(m.CloseClient).fault is ClientProtocolError
     talk.kafka(produced(("guarded-a", 1, 0, 5)))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
+    talk.lost(pending)
     talk.next(m.CloseUpstream)
 
 
@@ -1306,14 +1191,14 @@ def test_time_of_buffered_frame_is_reported() -> None:
 
 
 class AnswersHere:
-    """Exchanges that ask Kafka nothing."""
+    """Rewriters that answer without Kafka."""
 
     def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
         return RequestRewriter(None, answer=b"\0\0\0\4" + bytes(frame[4:8]))
 
 
 def test_answers_made_here_stop_at_the_quota() -> None:
-    """256 KB of the smallest requests once held up all other connections, until the lease of the configs ran out."""
+    """256 KB of the smallest requests blocked all other connections until the config lease expired."""
     talk = Talk()
     talk.session = Session(1, "proxy.local", talk.services, AnswersHere(), 0.0)  # type: ignore[arg-type]
     talk.client(b"".join(request(METADATA, 9, correlation) for correlation in range(50)))
@@ -1330,7 +1215,7 @@ def test_answers_made_here_stop_at_the_quota() -> None:
 
 
 class ChangesAnswers:
-    """Exchanges that decode every answer of Kafka's."""
+    """Rewriters that decode every answer of Kafka."""
 
     def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
         forward = struct.pack(">i", len(frame)) + bytes(frame)
@@ -1338,7 +1223,7 @@ class ChangesAnswers:
 
 
 def changing(queried: int = 10) -> Talk:
-    """A session that has sent so many requests whose answers are decoded, and has its whole quota."""
+    """Has sent that many requests whose answers are decoded, and has its whole quota."""
     talk = Talk(in_flight_requests_max=100)
     talk.session = Session(1, "proxy.local", talk.services, ChangesAnswers(), 0.0)  # type: ignore[arg-type]
     talk.client(b"".join(request(METADATA, 9, correlation) for correlation in range(queried)))
@@ -1392,7 +1277,7 @@ def test_relayed_answers_need_no_quota() -> None:
 
 
 def test_one_session_at_a_time_gets_new_quota() -> None:
-    """A hundred clients that ask for all metadata and never read left 0 appends a second to another client."""
+    """With a hundred clients that query all metadata and never read, another client had 0 appends per second."""
     services = Around(in_flight_requests_max=100)
     dispatcher = Dispatcher(services, ChangesAnswers(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     queried = b"".join(request(METADATA, 9, correlation) for correlation in range(10))
@@ -1453,7 +1338,7 @@ def test_absent_partitions_are_answered_before_waiting() -> None:
     talk.services.frame_bytes_max = talk.services.free_bytes = 1 << 24
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), *absent))
     talk.read_elsewhere()
-    assert talk.next(m.TopicStale).topic == "guarded-b"  # once, and nothing is offered meanwhile
+    assert talk.next(m.TopicStale).topic == "guarded-b"  # once, and nothing is submitted meanwhile
     talk.silent()
     assert talk.session.needs_ticks
     talk.services.confirmed_at["guarded-b"] = talk.now
@@ -1465,9 +1350,7 @@ def test_absent_partitions_are_answered_before_waiting() -> None:
     talk.grant(pending)
     talk.sent(pending)
     talk.upstream()
-    talk.kafka(produced(("guarded-a", 0, 0, 5)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
+    talk.completed(pending, produced(("guarded-a", 0, 0, 5)), PartitionResult(0, 0, 5))
     got = read(talk.answer())
     assert got.pop(("guarded-a", 0)) == (0, 5, None)
     assert set(got.values()) == {(UNKNOWN_PARTITION, -1, None)}
@@ -1517,30 +1400,23 @@ def test_append_after_one_to_absent_partition_fails_too() -> None:
     talk.report(m.TopicNews())
     talk.counted()
     assert read(talk.answer())[ABSENT][0] == UNKNOWN_PARTITION
-    talk.services.unread, talk.services.absent = 0, set()
-    talk.commands.clear()
-    talk.client(second)
-    talk.counted()
-    assert read(talk.answer())[ABSENT][0] == UNKNOWN_PARTITION  # it would have been appended without its predecessor
+    talk.services.absent = set()
+    assert read_later(talk, second)[0] == UNKNOWN_PARTITION  # it would have been appended without its predecessor
 
 
 def test_unproved_success_is_unknown_and_not_retriable() -> None:
-    """Kafka has answered -1 and appended; the gate has found it; Kafka does not say whether the client may write."""
+    """Kafka answered -1 and appended; the sequencer found the batch; Kafka does not confirm WRITE."""
     talk = Talk()
-    (pending,) = is_checked(talk)
-    talk.upstream()
-    talk.kafka(produced(("guarded-a", 0, -1, -1)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
+    pending = talk.sends()
+    talk.completed(pending, produced(("guarded-a", 0, -1, -1)), PartitionResult(0, 0, 5))
     assert partitions_of(talk.upstream()) == {("guarded-a", 0)}  # an empty append: whether it may
-    talk.now += 3.0
-    talk.report(m.Tick())
+    talk.tick(3.0)
     talk.counted()
     assert read(talk.answer())["guarded-a", 0][0] == TIMED_OUT
 
 
 def in_part() -> tuple[Talk, g.PendingAppend, g.PendingAppend]:
-    """An append to guarded-a was sent ahead of the one to guarded-b, which waits."""
+    """An append to guarded-a was sent before the one to guarded-b, which waits."""
     talk = Talk().may_write("guarded-a", "guarded-b")
     talk.client(
         produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x")), ("plain", 2, batch(b"p")))
@@ -1549,11 +1425,9 @@ def in_part() -> tuple[Talk, g.PendingAppend, g.PendingAppend]:
     talk.grant(first)
     second = talk.submitted()
     assert talk.session.needs_ticks
-    talk.now += 0.01
-    talk.report(m.Tick())
+    talk.tick(0.01)
     talk.silent()
-    talk.now += 0.02
-    talk.report(m.Tick())
+    talk.tick(0.02)
     talk.sent(first)
     return talk, first, second
 
@@ -1573,11 +1447,8 @@ def test_admitted_append_is_sent_before_slow_one() -> None:
     talk.grant(second)
     talk.sent(second)
     assert partitions_of(talk.upstream()) == {("guarded-b", 1)}
-    talk.kafka(produced(("guarded-b", 1, 0, 9)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(second, PartitionResult(1, 0, 9), None))
-    got = {key: value[:2] for key, value in read(talk.answer()).items()}
-    assert got == {("guarded-a", 0): (0, 5), ("guarded-b", 1): (0, 9), ("plain", 2): (0, 70)}
+    talk.completed(second, produced(("guarded-b", 1, 0, 9)), PartitionResult(1, 0, 9))
+    assert outcomes(talk.answer()) == {("guarded-a", 0): (0, 5), ("guarded-b", 1): (0, 9), ("plain", 2): (0, 70)}
     assert talk.services.free_bytes == 1 << 20
 
 
@@ -1585,8 +1456,8 @@ def test_drain_reports_sent_appends_unknown_and_unsent_retriable() -> None:
     talk, first, second = in_part()
     talk.upstream()
     talk.report(m.Drain(talk.now + 0.05))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Lost(first))  # its outcome is read from the log
+    talk.canceled(second)
+    talk.lost(first)  # its outcome is read from the log
     talk.counted()
     assert not talk.next(m.ReadClient).on
     got = {key: value[0] for key, value in read(talk.answer()).items()}
@@ -1596,9 +1467,9 @@ def test_drain_reports_sent_appends_unknown_and_unsent_retriable() -> None:
 def test_lost_upstream_leaves_only_sent_appends_in_doubt() -> None:
     talk, first, second = in_part()
     talk.upstream()
-    talk.report(m.UpstreamLost("gone"))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
-    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Lost(first))
+    talk.report(m.UpstreamLost("lost"))
+    talk.canceled(second)
+    talk.lost(first)
     assert isinstance(talk.next(m.CloseClient), m.CloseClient)
     talk.silent()
 
@@ -1609,16 +1480,14 @@ def test_lost_client_cancels_only_unsent_appends(answered: bool) -> None:
     talk.upstream()
 
     def answer() -> None:
-        talk.kafka(produced(("guarded-a", 0, 0, 5), ("plain", 2, 0, 70)))
-        talk.next(m.ToSequencer)
-        talk.report(m.AppendCompleted(first, PartitionResult(0, 0, 5), None))
+        talk.completed(first, produced(("guarded-a", 0, 0, 5), ("plain", 2, 0, 70)), PartitionResult(0, 0, 5))
 
     if answered:
         answer()
     talk.report(m.ClientLost())
-    assert talk.next(m.ToSequencer) == m.ToSequencer(second, g.Canceled(second))
+    talk.canceled(second)
     if not answered:
-        talk.silent()  # what Kafka says of the first is still read
+        talk.silent()  # Kafka's answer to the first is still read
         answer()
     talk.next(m.CloseUpstream)
     assert talk.services.free_bytes == 1 << 20
@@ -1626,18 +1495,12 @@ def test_lost_client_cancels_only_unsent_appends(answered: bool) -> None:
 
 def test_whole_request_blocks_no_partition_while_waiting() -> None:
     talk = Talk(refuse_whole_requests=True)
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
-    first = talk.submitted()
-    talk.grant(first)
-    second = talk.submitted()
-    talk.now += 0.03
-    talk.report(m.Tick())
-    assert talk.next(m.ToSequencer) == m.ToSequencer(first, g.Canceled(first))
+    first, second = talk.half_admitted()
+    talk.tick(0.03)
+    talk.canceled(first)
     talk.silent()
     talk.grant(second)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(
-        second, g.Canceled(second)
-    )  # or two requests could wait for each other
+    talk.canceled(second)  # or two requests could wait for each other
     assert talk.submitted() is first
     talk.grant(first)
     assert talk.submitted() is second

@@ -1,4 +1,4 @@
-"""A session whose client is a member of a group: what is looked into, and in which order answers leave."""
+"""A session whose client is a group member: what is inspected, and the order of answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SYNC = Message(group_id="g", generation_id=3, member_id="m", protocol_type="con
 
 @dataclass
 class Talk(SessionTalk):
-    """With the desk of a process in which `orders` has grown."""
+    """With the assignment filter of a process in which `orders` is expanded."""
 
     watch: Watch = field(default_factory=Watch)
 
@@ -56,7 +56,7 @@ class Talk(SessionTalk):
         self.now = 100.0
 
     def query(self, api_key: int, version: int, correlation_id: int, message: Message) -> bytes:
-        """What goes up is what came: gives back those bytes."""
+        """It is forwarded unchanged; returns its bytes."""
         frame = encode_request_frame(api_key, version, correlation_id, "app", message)
         self.client(frame)
         assert self.upstream() == frame
@@ -86,13 +86,13 @@ def test_assignment_waits_for_gating_and_keeps_response_order() -> None:
     talk.silent()
 
 
-@pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("it broke")])
-def test_reply_after_the_end_changes_nothing(gone: m.Event) -> None:
+@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+def test_reply_after_the_end_changes_nothing(end: m.Event) -> None:
     talk = Talk()
     talk.query(apis.SYNC_GROUP, 3, 1, _SYNC)
     talk.reported(apis.SYNC_GROUP, 3, 1, Message(assignment=_ASSIGNED))
     query = talk.next(m.GroupQuery)
-    talk.report(gone)
+    talk.report(end)
     talk.commands.clear()
     talk.report(m.Replied(query.token, GatedPartitions(frozenset())))
     assert not [each for each in talk.commands if isinstance(each, m.ToUpstream)]
@@ -138,8 +138,8 @@ def test_unreadable_version_is_relayed() -> None:
 
 
 def test_group_requests_are_relayed_without_expansions() -> None:
-    # While no topic is to grow in order, requests of groups are whole frames that just pass, many at a time. But for
-    # those whose answer may assign the state topic.
+    # Without ordered expansions, group requests are relayed as whole frames, except those whose answer may assign the
+    # state topic.
     for api_key in FOLLOWING - {apis.CONSUMER_GROUP_HEARTBEAT}:
         assert api_key in RELAYED_VERSIONS
         assert api_key not in relayed_versions_without(FOLLOWING)
@@ -156,12 +156,12 @@ def test_group_requests_are_relayed_without_expansions() -> None:
     assert talk.session.take_up(memoryview(frame * 2), 100.0)[0] == 2 * len(frame)
 
 
-@pytest.mark.parametrize("with_desk", [False, True])
-def test_the_state_topic_is_not_assigned(with_desk: bool) -> None:
-    """Whether or not a topic grows: neither what the member subscribes to, and says that it holds, nor what it gets."""
+@pytest.mark.parametrize("expanded", [False, True])
+def test_the_state_topic_is_not_assigned(expanded: bool) -> None:
+    """It is removed from subscriptions, owned partitions and assignments, with and without expansions."""
     state, other = UUID(int=9), UUID(int=8)
     known = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__state", state)
-    assignment_filter = AssignmentFilter(Watch(), Grown(), lambda: 100.0) if with_desk else None
+    assignment_filter = AssignmentFilter(Watch(), Grown(), lambda: 100.0) if expanded else None
     rewriters = RequestRewriters(AddressBook(1), lambda: known, frozenset[int], lambda nodes: None, assignment_filter)
     key = apis.CONSUMER_GROUP_HEARTBEAT
     both = [Message(topic_id=state, partitions=[0]), Message(topic_id=other, partitions=[0])]
@@ -182,7 +182,7 @@ def test_the_state_topic_is_not_assigned(with_desk: bool) -> None:
         key, 1, 7, Message(member_id="m", member_epoch=2, assignment=Message(topic_partitions=both[1:]))
     )
     alone = Message(member_id="m", member_epoch=2)
-    plain = rewriters.begin(key, 1, memoryview(encode_request_frame(key, 1, 8, "app", Message(group_id="g")))[4:], "")
-    assert plain.finish is not None
+    alone_ = rewriters.begin(key, 1, memoryview(encode_request_frame(key, 1, 8, "app", Message(group_id="g")))[4:], "")
+    assert alone_.finish is not None
     frame = encode_response_frame(key, 1, 8, alone)
-    assert plain.finish(memoryview(frame)[4:]).answer == frame
+    assert alone_.finish(memoryview(frame)[4:]).answer == frame

@@ -1,4 +1,4 @@
-"""A session's part in commits: what is held, what is answered here, what is noted before it is told."""
+"""Transactions in a session: paused commits, local answers, and records that are stored before the answer."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ REFUSE = Decision(Outcome.REFUSE, "append_refused", "OFFSET_MISMATCH …")
 LATER = Decision(Outcome.LATER, "unknown")
 
 
-def new_talk(**services: Any) -> Talk:
-    """Of a client that Kafka has let use its transactional id."""
-    talk = strangers_talk(**services)
+def proved_talk(**services: Any) -> Talk:
+    """Kafka has let this client use its transactional id."""
+    talk = unproved_talk(**services)
     talk.session._may_use = TXN
     return talk
 
 
-def strangers_talk(**services: Any) -> Talk:
+def unproved_talk(**services: Any) -> Talk:
     return Talk(relayed_versions=but_for(RELAYED_VERSIONS, END_TXN), **services)
 
 
@@ -56,23 +56,36 @@ def code(answer: bytes, version: int = 3) -> int:
     return int(EndTxnResponse.decode(answer, version=version, header=True, framed=True).error_code)
 
 
+def produce(
+    batches: dict[str, dict[int, bytes]], *, acks: int = -1, transactional_id: str | None = TXN, correlation: int = 1
+) -> bytes:
+    message = produce_request(batches, acks, 3000, transactional_id)
+    message.with_header(correlation_id=correlation, client_id="test")
+    return bytes(message.encode(version=11, header=True, framed=True))
+
+
 def append(
     *partitions: int, expected: int | None = 5, correlation: int = 1, sequence: int = 0, corrupt: bool = False
 ) -> bytes:
     records = bytearray(batch(b"x", expected=expected, producer=Producer(ID, EPOCH, sequence), transactional=True))
     if corrupt:
         records[-1] ^= 1
-    batches = {"guarded-a": dict.fromkeys(partitions or (0,), bytes(records))}
-    message = produce_request(batches, -1, 3000, TXN)
-    message.with_header(correlation_id=correlation, client_id="test")
-    return bytes(message.encode(version=11, header=True, framed=True))
+    return produce({"guarded-a": dict.fromkeys(partitions or (0,), bytes(records))}, correlation=correlation)
+
+
+def commits(talk: Talk, decision: Decision = PASS, **how: int) -> m.ValidateCommit:
+    """The client commits, and the commit is decided."""
+    talk.client(end_txn(**how))
+    queried = talk.next(m.ValidateCommit)
+    talk.report(m.CommitDecided(queried.token, decision))
+    return queried
 
 
 # ---- commits
 
 
 def test_commit_waits_for_its_decision() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(end_txn() + request(HEARTBEAT, 4, 2))
     assert talk.next(m.ValidateCommit) == m.ValidateCommit(1, TXN, ID, EPOCH, 3)
     assert talk.next(m.ReadClient) == m.ReadClient(False)
@@ -89,10 +102,8 @@ def test_commit_waits_for_its_decision() -> None:
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 5])
 @pytest.mark.parametrize("decision", [REFUSE, LATER])
 def test_undecided_or_refused_commit_is_answered_locally(decision: Decision, version: int) -> None:
-    talk = new_talk()
-    talk.client(end_txn(version=version))
-    talk.next(m.ValidateCommit)
-    talk.report(m.CommitDecided(1, decision))
+    talk = proved_talk()
+    commits(talk, decision, version=version)
     refused = ABORTABLE if version >= 4 else UNKNOWN_PRODUCER_ID
     if decision is REFUSE:
         assert talk.next(m.Count).label == "commit_refused"
@@ -105,12 +116,10 @@ def test_undecided_or_refused_commit_is_answered_locally(decision: Decision, ver
 
 
 def test_its_answer_waits_for_those_before_it() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(request(HEARTBEAT, 4, 1))
     talk.upstream()
-    talk.client(end_txn(correlation=2))
-    talk.next(m.ValidateCommit)
-    talk.report(m.CommitDecided(1, REFUSE))
+    commits(talk, REFUSE, correlation=2)
     talk.counted()
     talk.silent()
     talk.kafka(response(1))
@@ -120,14 +129,14 @@ def test_its_answer_waits_for_those_before_it() -> None:
 
 
 def test_an_abort_goes_to_kafka_at_once() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(end_txn(commit=False))
     assert talk.upstream() == end_txn(commit=False)
 
 
 def test_v1_abort_is_answered_after_abort_only_cleared() -> None:
-    """Its next transaction has the same epoch."""
-    talk = new_talk()
+    """The next transaction has the same epoch."""
+    talk = proved_talk()
     talk.client(end_txn(commit=False))
     talk.upstream()
     talk.kafka(ended(OK))
@@ -139,7 +148,7 @@ def test_v1_abort_is_answered_after_abort_only_cleared() -> None:
 
 @pytest.mark.parametrize("commit", [False, True])
 def test_v2_need_not_wait_for_that(commit: bool) -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(end_txn(commit=commit, version=5))
     if commit:
         talk.next(m.ValidateCommit)
@@ -151,7 +160,7 @@ def test_v2_need_not_wait_for_that(commit: bool) -> None:
 
 
 def test_end_refused_by_kafka_changes_nothing() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     land(talk)
     for correlation, commit in ((2, False), (3, True)):
         talk.client(end_txn(commit=commit, correlation=correlation))
@@ -166,50 +175,39 @@ def test_end_refused_by_kafka_changes_nothing() -> None:
     talk.silent()
 
 
-@pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
-def test_commit_on_broken_connection_counts_as_queued_temporarily(gone: m.Event) -> None:
-    """Given a commit that nobody hears of again: it may be committed, and asked for again elsewhere. What comes then is
-    the next transaction, under v1 of the same epoch."""
-    talk = new_talk()
+@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+def test_commit_on_broken_connection_counts_as_queued_temporarily(end: m.Event) -> None:
+    """The commit may take effect and may be repeated elsewhere. Under v1 the next transaction has the same epoch."""
+    talk = proved_talk()
     talk.services.transactions = Table(queued_seconds=35.0)
     land(talk)
-    talk.client(end_txn(correlation=2))
-    assert not talk.next(m.ValidateCommit).may_be_committed
-    talk.report(m.CommitDecided(1, PASS))
+    assert not commits(talk, correlation=2).may_be_committed
     talk.upstream()
-    talk.report(gone)
-    later = new_talk()
+    talk.report(end)
+    later = proved_talk()
     later.services.transactions, later.now = talk.services.transactions, talk.now + 34.9
-    later.client(end_txn())
-    assert later.next(m.ValidateCommit).may_be_committed
-    later.report(m.CommitDecided(1, LATER))
+    assert commits(later, LATER).may_be_committed
     later.answer()
     later.now += 0.2
-    later.client(end_txn())
-    assert not later.next(m.ValidateCommit).may_be_committed
-    later.report(m.CommitDecided(2, LATER))
+    assert not commits(later, LATER).may_be_committed
     later.answer()
     later.client(append(sequence=1))
     assert later.submitted().append.base_sequence == 1
 
 
-@pytest.mark.parametrize("gone", [None, m.ClientLost(), m.UpstreamLost("gone")])
-def test_commit_validated_elsewhere_also_counts_as_queued(gone: m.Event | None) -> None:
-    """Given a transaction of which this process knows nothing, and its commit on its way to Kafka."""
-    talk = new_talk()
+@pytest.mark.parametrize("end", [None, m.ClientLost(), m.UpstreamLost("it broke")])
+def test_commit_validated_elsewhere_also_counts_as_queued(end: m.Event | None) -> None:
+    """This process has no state of the transaction; its commit is on its way to Kafka."""
+    talk = proved_talk()
     talk.services.transactions = Table(queued_seconds=35.0)
-    talk.client(end_txn())
-    assert not talk.next(m.ValidateCommit).may_be_committed
-    talk.report(m.CommitDecided(1, PASS))
+    assert not commits(talk).may_be_committed
     talk.upstream()
-    if gone is not None:
-        talk.report(gone)
-    # Then: it is never refused for certain, and nothing is appended behind it.
-    later = new_talk()
+    if end is not None:
+        talk.report(end)
+    # Then: it is never refused for certain, and nothing is appended after it.
+    later = proved_talk()
     later.services.transactions, later.now = talk.services.transactions, talk.now
-    later.client(end_txn())
-    assert later.next(m.ValidateCommit).may_be_committed
-    later.report(m.CommitDecided(1, LATER))
+    assert commits(later, LATER).may_be_committed
     later.answer()
     later.client(append())
     later.counted()
@@ -217,10 +215,8 @@ def test_commit_validated_elsewhere_also_counts_as_queued(gone: m.Event | None) 
 
 
 def test_refused_foreign_commit_leaves_no_state() -> None:
-    talk = new_talk()
-    talk.client(end_txn())
-    talk.next(m.ValidateCommit)
-    talk.report(m.CommitDecided(1, PASS))
+    talk = proved_talk()
+    commits(talk)
     talk.upstream()
     talk.kafka(ended(CONCURRENT))
     talk.answer()
@@ -228,31 +224,29 @@ def test_refused_foreign_commit_leaves_no_state() -> None:
 
 
 def test_successful_end_forgets_the_transaction() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     land(talk)
-    talk.client(end_txn(correlation=2))
-    talk.next(m.ValidateCommit)
-    talk.report(m.CommitDecided(1, PASS))
+    commits(talk, correlation=2)
     talk.upstream()
     talk.kafka(ended(OK, correlation=2))
     talk.answer()
     assert talk.services.transactions.of(TXN, ID, EPOCH) is None
 
 
-@pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
-def test_late_commit_decision_changes_nothing(gone: m.Event) -> None:
-    talk = new_talk()
+@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+def test_late_commit_decision_changes_nothing(end: m.Event) -> None:
+    talk = proved_talk()
     talk.client(end_txn())
     talk.next(m.ValidateCommit)
-    talk.report(gone)
+    talk.report(end)
     talk.commands.clear()
     talk.report(m.CommitDecided(1, PASS))
     assert not any(isinstance(command, m.ToUpstream | m.ToClient) for command in talk.commands)
 
 
 def test_a_client_that_left_commits_nothing_more() -> None:
-    """It may ask elsewhere, and be in its next transaction by now."""
-    talk = new_talk()
+    """The client may have committed elsewhere and begun its next transaction."""
+    talk = proved_talk()
     talk.client(append() + end_txn(correlation=2))
     pending = talk.submitted()
     talk.commands.clear()
@@ -267,7 +261,7 @@ def test_a_client_that_left_commits_nothing_more() -> None:
 
 
 def test_commit_on_other_worker_migrates_to_primary() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.session._primary = False
     talk.client(end_txn())
     assert talk.next(m.ReadClient) == m.ReadClient(False)
@@ -283,12 +277,19 @@ def transaction(talk: Talk) -> Any:
     return found
 
 
+def send(talk: Talk) -> g.PendingAppend:
+    talk.client(append())
+    pending = talk.admitted(fenced=False)
+    talk.upstream()
+    return pending
+
+
 def may_be_committed(talk: Talk) -> bool:
     return talk.services.transactions.may_be_committed(TXN, ID, EPOCH, talk.now)
 
 
 def land(talk: Talk, sequence: int = 0) -> None:
-    """One append that lands at 5."""
+    """An append at 5."""
     talk.client(append(sequence=sequence))
     pending = talk.submitted()
     assert transaction(talk).under_way
@@ -296,14 +297,12 @@ def land(talk: Talk, sequence: int = 0) -> None:
     talk.sent(pending)
     talk.upstream()
     assert transaction(talk).has_partitions
-    talk.kafka(produced(("guarded-a", 0, OK, 5), version=11))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, OK, 5), None))
+    talk.completed(pending, produced(("guarded-a", 0, OK, 5), version=11), PartitionResult(0, OK, 5))
     assert read(talk.answer(), 11)["guarded-a", 0][:2] == (OK, 5)
 
 
 def refuse(talk: Talk, error: int = POLICY_VIOLATION, **settings: Any) -> AbortOnly:
-    """One that its gate refuses; gives back what is noted of it. Nothing is told yet."""
+    """The sequencer refuses an append; returns the record to store. Nothing is answered yet."""
     talk.client(append(**settings))
     pending = talk.submitted()
     talk.report(
@@ -315,21 +314,21 @@ def refuse(talk: Talk, error: int = POLICY_VIOLATION, **settings: Any) -> AbortO
 
 
 def prove(talk: Talk) -> None:
-    """That it may write there, where that was not known."""
+    """WRITE, where it is not yet proved."""
     if talk.commands and isinstance(talk.commands[0], m.ToUpstream):
         talk.upstream()
         talk.kafka(produced(("guarded-a", 0, 87, -1), version=9))
 
 
 def test_appended_batch_is_recorded_in_its_transaction() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     land(talk)
     assert [(w.first_offset, w.last_sequence) for w in transaction(talk).written.values()] == [(5, 0)]
     talk.silent()
 
 
 def test_refusal_is_recorded_before_it_is_answered() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     abort_only = refuse(talk)
     assert (abort_only.transactional_id, abort_only.producer_id, abort_only.producer_epoch) == (TXN, ID, EPOCH)
     assert abort_only.pending is None
@@ -339,21 +338,21 @@ def test_refusal_is_recorded_before_it_is_answered() -> None:
 
 
 def test_unstorable_refusal_becomes_a_retriable_error() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     refuse(talk)
     talk.report(m.AbortOnlyRecorded(1, False))
     error, base_offset, message = read(talk.answer(), 11)["guarded-a", 0]
     assert (error, base_offset) == (NOT_LEADER, -1)
     assert (message or "").startswith("TRY_AGAIN")
-    # The same again: it is noted anew, by another name.
+    # The next refusal is recorded under another name.
     refuse(talk)
     talk.report(m.AbortOnlyRecorded(2, True))
     assert read(talk.answer(), 11)["guarded-a", 0][0] == POLICY_VIOLATION
 
 
 def test_repeated_refusal_is_recorded_once() -> None:
-    """Its client neither aborts it nor stops: what is kept of it, by every process, does not grow."""
-    talk, view = new_talk(), AbortOnlyView()
+    """The client neither aborts nor stops; the state in every process stays bounded."""
+    talk, view = proved_talk(), AbortOnlyView()
     for number in range(1, 50):
         talk.client(append())
         end = m.AppendCompleted(
@@ -362,21 +361,21 @@ def test_repeated_refusal_is_recorded_once() -> None:
         talk.report(end)
         talk.counted()
         prove(talk)
-        note = talk.next(m.RecordAbortOnly)
-        for record in encode_abort_only_record(note.abort_only, note.instead_of):
+        recording = talk.next(m.RecordAbortOnly)
+        for record in encode_abort_only_record(recording.abort_only, recording.instead_of):
             view.apply(record.key.decode(), record.value)
             if (name := cleared(record)) is not None:
                 talk.services.transactions.cleared(name)
-        talk.report(m.AbortOnlyRecorded(note.token, True))
+        talk.report(m.AbortOnlyRecorded(recording.token, True))
         assert read(talk.answer(), 11)["guarded-a", 0][0] == POLICY_VIOLATION
-        assert [each.name for each in view.of(ID, EPOCH)] == [note.abort_only.name], f"refused {number} times"
+        assert [each.name for each in view.of(ID, EPOCH)] == [recording.abort_only.name], f"refused {number} times"
         assert transaction(talk).refused
         assert len(transaction(talk).names) == 1
 
 
 def test_retriable_refusal_replaces_no_other_record() -> None:
-    """Who has told its client so last knows nothing of what became of the others."""
-    talk = new_talk()
+    """It says nothing about the outcome of the others."""
+    talk = proved_talk()
     refuse(talk, NOT_LEADER)
     talk.report(m.AbortOnlyRecorded(1, True))
     talk.answer()
@@ -387,10 +386,9 @@ def test_retriable_refusal_replaces_no_other_record() -> None:
 
 
 def test_late_abort_only_record_gives_retriable_error() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     refuse(talk)
-    talk.now += 3
-    talk.report(m.Tick())
+    talk.tick(3)
     talk.counted()
     assert read(talk.answer(), 11)["guarded-a", 0][0] == NOT_LEADER
     talk.report(m.AbortOnlyRecorded(1, True))
@@ -399,7 +397,7 @@ def test_late_abort_only_record_gives_retriable_error() -> None:
 
 
 def test_retriable_error_is_answered_even_if_unrecorded() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     abort_only = refuse(talk, NOT_LEADER)
     assert abort_only.pending is not None
     talk.report(m.AbortOnlyRecorded(1, False))
@@ -407,21 +405,17 @@ def test_retriable_error_is_answered_even_if_unrecorded() -> None:
 
 
 def test_failed_unconditional_append_is_not_a_refusal() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(append(expected=None))
-    pending = talk.submitted()
-    talk.report(m.AppendAdmitted(pending))
-    talk.sent(pending)
+    pending = talk.admitted(fenced=False)
     talk.upstream()
-    talk.kafka(produced(("guarded-a", 0, 10, -1), version=11))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 10), None))
+    talk.completed(pending, produced(("guarded-a", 0, 10, -1), version=11), PartitionResult(0, 10))
     assert read(talk.answer(), 11)["guarded-a", 0][0] == 10
     assert transaction(talk).refused is None
 
 
 def test_unreadable_batch_is_handled_as_conditional() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(append(corrupt=True))
     talk.counted()
     abort_only = talk.next(m.RecordAbortOnly).abort_only
@@ -431,115 +425,97 @@ def test_unreadable_batch_is_handled_as_conditional() -> None:
 
 
 def test_unanswered_append_is_pending_until_outcome_is_known() -> None:
-    talk = new_talk()
-    talk.client(append())
-    pending = talk.submitted()
-    talk.report(m.AppendAdmitted(pending))
-    talk.sent(pending)
-    talk.upstream()
-    talk.now += 3
-    talk.report(m.Tick())
+    talk = proved_talk()
+    pending = send(talk)
+    talk.tick(3)
     assert talk.next(m.ToSequencer).event == g.Lost(pending)
     talk.counted()
-    note = talk.next(m.RecordAbortOnly)
-    assert note.abort_only.pending is not None
+    recording = talk.next(m.RecordAbortOnly)
+    assert recording.abort_only.pending is not None
     assert read(talk.answer(), 11)["guarded-a", 0][0] == 7
     assert transaction(talk).pending
     talk.report(m.AppendCompleted(pending, PartitionResult(0, OK, 5), None))
     assert not transaction(talk).pending
-    talk.report(m.AbortOnlyRecorded(note.token, True))
+    talk.report(m.AbortOnlyRecorded(recording.token, True))
     talk.silent()
 
 
 def test_a_client_that_left_is_not_waited_for() -> None:
-    talk = new_talk()
-    talk.client(append())
-    pending = talk.submitted()
-    talk.report(m.AppendAdmitted(pending))
-    talk.sent(pending)
-    talk.upstream()
+    talk = proved_talk()
+    pending = send(talk)
     talk.report(m.ClientLost())
-    talk.kafka(produced(("guarded-a", 0, OK, 6), version=11))
-    talk.next(m.ToSequencer)
-    talk.report(
-        m.AppendCompleted(pending, PartitionResult(0, POLICY_VIOLATION, 6, error_message="OFFSET_VIOLATION"), None)
+    talk.completed(
+        pending,
+        produced(("guarded-a", 0, OK, 6), version=11),
+        PartitionResult(0, POLICY_VIOLATION, 6, error_message="OFFSET_VIOLATION"),
     )
     assert talk.next(m.RecordAbortOnly).abort_only.reason == "OFFSET_VIOLATION"
     talk.next(m.CloseUpstream)
 
 
 def test_a_broken_connection_leaves_it_to_the_log() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(append())
     pending = talk.submitted()
     talk.report(m.AppendAdmitted(pending))
-    talk.report(m.UpstreamLost("gone"))
+    talk.report(m.UpstreamLost("it broke"))
     assert transaction(talk).under_way is None
     assert transaction(talk).pending
 
 
-@pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
-def test_unsent_refusal_does_not_delay_the_commit(gone: m.Event) -> None:
-    """Of two partitions the first has refused it, the second lets it wait, and the connection breaks."""
-    talk = new_talk()
+@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+def test_unsent_refusal_does_not_delay_the_commit(end: m.Event) -> None:
+    """The first partition refuses, the append to the second waits, and the connection breaks."""
+    talk = proved_talk()
     talk.client(append(0, 1))
-    talk.report(
-        m.AppendCompleted(talk.submitted(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="…"), "mismatch")
-    )
-    talk.counted()
+    talk.refused(talk.submitted())
     talk.submitted()
     assert transaction(talk).under_way
-    talk.report(gone)
+    talk.report(end)
     assert transaction(talk).under_way is None
     assert len(transaction(talk).pending) == 2
 
 
 def test_refusal_with_a_lost_append_delays_no_commit() -> None:
-    """Of two partitions the first has refused it, the second was sent, and Kafka's connection breaks."""
-    talk = new_talk()
+    """The first partition refuses, the append to the second was sent, and the upstream connection breaks."""
+    talk = proved_talk()
     send_beside_a_refusal(talk)
-    talk.report(m.UpstreamLost("gone"))
+    talk.report(m.UpstreamLost("it broke"))
     assert transaction(talk).under_way is None
     assert len(transaction(talk).pending) == 2
 
 
 def test_unstored_refusal_with_unanswered_append_becomes_retriable() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     pending = send_beside_a_refusal(talk)
-    talk.now += 3
-    talk.report(m.Tick())
+    talk.tick(3)
     assert talk.next(m.ToSequencer).event == g.Lost(pending)
     talk.counted()
-    note = talk.next(m.RecordAbortOnly)
-    assert note.abort_only.pending is not None
-    assert {partition.partition for partition, _ in note.abort_only.pending} == {0, 1}
+    recording = talk.next(m.RecordAbortOnly)
+    assert recording.abort_only.pending is not None
+    assert {partition.partition for partition, _ in recording.abort_only.pending} == {0, 1}
     reported = read(talk.answer(), 11)
     assert [reported["guarded-a", each][0] for each in (0, 1)] == [NOT_LEADER, REQUEST_TIMED_OUT]
     assert transaction(talk).under_way is None
-    # Its gate finds out what became of the second.
+    # The sequencer resolves the second.
     talk.report(m.AppendCompleted(pending, PartitionResult(1, OK, 5), None))
     assert {partition.partition for partition, _ in transaction(talk).pending} == {0}
 
 
 def send_beside_a_refusal(talk: Talk) -> g.PendingAppend:
-    """Of two partitions the first has refused it; gives back what was sent to the second."""
+    """The first partition refuses; returns the append that was sent to the second."""
     land(talk)  # it has proved that it may write there
     talk.client(append(0, 1, sequence=1))
-    talk.report(
-        m.AppendCompleted(talk.submitted(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="…"), "mismatch")
-    )
-    talk.counted()
-    pending = talk.submitted()
-    talk.report(m.AppendAdmitted(pending))
-    talk.sent(pending)
+    talk.refused(talk.submitted())
+    pending = talk.admitted(fenced=False)
     talk.upstream()
     assert transaction(talk).under_way
     return pending
 
 
 def test_append_during_its_commit_gets_retriable_error() -> None:
-    """The commit was judged without it, and may be on its way."""
-    talk = new_talk()
+    """The commit was validated without it."""
+    talk = proved_talk()
     land(talk)
     talk.services.transactions.commit_sent(TXN, ID, EPOCH)
     talk.client(append(sequence=1, correlation=1))
@@ -552,20 +528,16 @@ def test_append_during_its_commit_gets_retriable_error() -> None:
 
 
 def test_several_partitions_are_answered_together() -> None:
-    talk = new_talk()
+    talk = proved_talk()
     talk.client(append(0, 1))
     first = talk.submitted()
     talk.report(
         m.AppendCompleted(first, PartitionResult(0, POLICY_VIOLATION, 57, error_message="OFFSET_MISMATCH"), "x")
     )
     talk.counted()
-    second = talk.submitted()
-    talk.report(m.AppendAdmitted(second))
-    talk.sent(second)
+    second = talk.admitted(fenced=False)
     talk.upstream()
-    talk.kafka(produced(("guarded-a", 1, OK, 5), version=11))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(second, PartitionResult(1, OK, 5), None))
+    talk.completed(second, produced(("guarded-a", 1, OK, 5), version=11), PartitionResult(1, OK, 5))
     talk.next(m.RecordAbortOnly)
     talk.silent()
     talk.report(m.AbortOnlyRecorded(1, False))
@@ -573,26 +545,31 @@ def test_several_partitions_are_answered_together() -> None:
     assert [reported["guarded-a", each][0] for each in (0, 1)] == [NOT_LEADER, OK]
 
 
-# ---- who may speak
+# ---- permissions
 
 
 def proof(talk: Talk) -> Any:
-    """What Kafka is asked: the abort of a producer that there is not."""
+    """The permission query: an abort of a producer that does not exist."""
     queried = EndTxnRequest.decode(talk.upstream(), version=1, header=True, framed=True)
     assert (queried.transactional_id, queried.committed) == (TXN, False)
     assert (queried.producer_id, queried.producer_epoch) == (-1, -1)
     return queried
 
 
-@pytest.mark.parametrize("stated", [WRONG_COORDINATOR, INVALID_PRODUCER_ID_MAPPING, LOADING])
-def test_transactional_id_permission_is_queried_once(stated: int) -> None:
-    """Whatever it says but that: it has looked at the right first."""
-    talk = strangers_talk()
-    talk.client(end_txn(correlation=2) + request(HEARTBEAT, 4, 3))
-    assert talk.next(m.ReadClient) == m.ReadClient(False)
+def stated(talk: Talk, error: int, correlation: int = 1) -> None:
+    """Kafka's answer to the query whether this client may use its transactional id."""
     proof(talk)
     talk.silent()
-    talk.kafka(ended(stated, version=1, correlation=2))
+    talk.kafka(ended(error, version=1, correlation=correlation))
+
+
+@pytest.mark.parametrize("error", [WRONG_COORDINATOR, INVALID_PRODUCER_ID_MAPPING, LOADING])
+def test_transactional_id_permission_is_queried_once(error: int) -> None:
+    """Any other error than DENIED proves it: Kafka checks the right first."""
+    talk = unproved_talk()
+    talk.client(end_txn(correlation=2) + request(HEARTBEAT, 4, 3))
+    assert talk.next(m.ReadClient) == m.ReadClient(False)
+    stated(talk, error, 2)
     assert talk.next(m.ValidateCommit) == m.ValidateCommit(1, TXN, ID, EPOCH, 3)
     talk.silent()
     talk.report(m.CommitDecided(1, REFUSE))
@@ -613,12 +590,11 @@ def test_transactional_id_permission_is_queried_once(stated: int) -> None:
 
 @pytest.mark.parametrize("version", [0, 3, 4, 5])
 def test_unauthorized_commit_is_answered_like_kafka(version: int) -> None:
-    talk = strangers_talk()
+    talk = unproved_talk()
     talk.services.transactions.appended_batch(TXN, APPEND, 5)
-    for correlation in (1, 2):  # it does not get used to it
+    for correlation in (1, 2):  # every time
         talk.client(end_txn(version=version, correlation=correlation))
-        proof(talk)
-        talk.kafka(ended(DENIED, version=1, correlation=correlation))
+        stated(talk, DENIED, correlation)
         answer = talk.answer()
         assert code(answer, version) == DENIED
         if version >= 5:
@@ -631,14 +607,12 @@ def test_unauthorized_commit_is_answered_like_kafka(version: int) -> None:
 
 @pytest.mark.parametrize("records", ["conditional", "unconditional", "corrupt"])
 def test_unauthorized_append_does_not_reach_the_sequencer(records: str) -> None:
-    talk = strangers_talk()
+    talk = unproved_talk()
     talk.services.transactions.appended_batch(TXN, APPEND, 5)
     expected = None if records == "unconditional" else 77
     talk.client(append(0, 1, expected=expected, sequence=1, corrupt=records == "corrupt") + request(HEARTBEAT, 4, 2))
     assert talk.next(m.ReadClient) == m.ReadClient(False)
-    proof(talk)
-    talk.silent()
-    talk.kafka(ended(DENIED, version=1))
+    stated(talk, DENIED)
     assert talk.next(m.ReadClient) == m.ReadClient(True)
     assert talk.upstream() == request(HEARTBEAT, 4, 2)
     reported = read(talk.answer(), 11)
@@ -649,54 +623,41 @@ def test_unauthorized_append_does_not_reach_the_sequencer(records: str) -> None:
 
 
 def test_authorized_append_reaches_the_sequencer_after_proof() -> None:
-    talk = strangers_talk()
+    talk = unproved_talk()
     talk.client(append(correlation=7))
-    proof(talk)
-    talk.silent()
-    talk.kafka(ended(WRONG_COORDINATOR, version=1, correlation=7))
+    stated(talk, WRONG_COORDINATOR, 7)
     pending = talk.submitted()
     assert pending.append.expected_base_offset == 5
     talk.silent()
 
 
 def test_unchecked_transactions_need_no_permission_query() -> None:
-    talk = strangers_talk()
-    records = batch(b"x", producer=Producer(ID, EPOCH, 0), transactional=True)
-    for topic, transactional in (("plain", True), ("guarded-a", False)):
-        data = records if transactional else batch(b"x", expected=5)
-        message = produce_request({topic: {0: bytes(data)}}, -1, 3000, TXN)
-        message.with_header(correlation_id=1, client_id="test")
-        frame = bytes(message.encode(version=11, header=True, framed=True))
-        talk.client(frame)
-        if transactional:
-            assert talk.upstream() == frame
-        else:
-            talk.submitted()
+    talk = unproved_talk()
+    transactional = produce({"plain": {0: _transactional()}})
+    talk.client(transactional)
+    assert talk.upstream() == transactional
+    talk.client(produce({"guarded-a": {0: bytes(batch(b"x", expected=5))}}))
+    talk.submitted()
 
 
 def test_unauthorized_acks_0_append_closes_the_connection() -> None:
-    """As Kafka: what cannot be answered costs the connection."""
-    talk = strangers_talk()
-    message = produce_request({"guarded-a": {0: bytes(_transactional())}}, 0, 3000, TXN)
-    message.with_header(correlation_id=1, client_id="test")
-    talk.client(bytes(message.encode(version=11, header=True, framed=True)))
-    proof(talk)
-    talk.kafka(ended(DENIED, version=1))
+    """As Kafka does."""
+    talk = unproved_talk()
+    talk.client(produce({"guarded-a": {0: _transactional()}}, acks=0))
+    stated(talk, DENIED)
     assert "acks=0" in talk.next(m.CloseClient).reason
 
 
 @pytest.mark.parametrize("what", [append(), end_txn()], ids=["append", "commit"])
 def test_unanswered_permission_query_closes_the_connection(what: bytes) -> None:
-    """Nothing is told: it could be the owner, whose transaction would have to remember."""
-    talk = strangers_talk()
+    """A refusal would have to be recorded if this client owns the transaction."""
+    talk = unproved_talk()
     talk.client(what)
     proof(talk)
     assert talk.session.needs_ticks
-    talk.now += talk.services.request_timeout_seconds - 1
-    talk.report(m.Tick())
+    talk.tick(talk.services.request_timeout_seconds - 1)
     talk.silent()
-    talk.now += 2
-    talk.report(m.Tick())
+    talk.tick(2)
     closed = talk.next(m.CloseClient)
     assert "transactional id" in closed.reason
     assert closed.fault is None
@@ -704,15 +665,15 @@ def test_unanswered_permission_query_closes_the_connection(what: bytes) -> None:
 
 
 @pytest.mark.parametrize("what", [append(), end_txn()], ids=["append", "commit"])
-@pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("gone")])
-def test_lost_connection_ends_the_permission_query(what: bytes, gone: m.Event) -> None:
-    talk = strangers_talk()
+@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+def test_lost_connection_ends_the_permission_query(what: bytes, end: m.Event) -> None:
+    talk = unproved_talk()
     free_bytes = talk.services.free_bytes
     talk.client(what)
     proof(talk)
-    talk.report(gone)
+    talk.report(end)
     talk.commands.clear()
-    if isinstance(gone, m.ClientLost):
+    if isinstance(end, m.ClientLost):
         talk.kafka(ended(INVALID_PRODUCER_ID_MAPPING, version=1))
     talk.silent()
     assert len(talk.services.transactions) == 0
@@ -721,11 +682,10 @@ def test_lost_connection_ends_the_permission_query(what: bytes, gone: m.Event) -
 
 
 def test_append_waiting_for_permission_fails_with_its_predecessor() -> None:
-    """B was sent behind A by one that did not know that A fails. It waits for Kafka's word on its id when A fails."""
-    talk = strangers_talk()
-    first = produce_request({"guarded-a": {0: bytes(_chained(5, 0))}}, -1, 3000, None)
-    first.with_header(correlation_id=1, client_id="test")
-    talk.client(bytes(first.encode(version=11, header=True, framed=True)))
+    """B was sent before A's failure was read; A fails while B waits for the permission."""
+    talk = unproved_talk()
+    first = bytes(batch(b"x", expected=5, producer=Producer(ID, EPOCH, 0)))
+    talk.client(produce({"guarded-a": {0: first}}, transactional_id=None))
     pending = talk.submitted()
     talk.grant(pending)
     talk.sent(pending)
@@ -739,12 +699,10 @@ def test_append_waiting_for_permission_fails_with_its_predecessor() -> None:
     talk.counted()
     assert read(talk.answer(), 11)["guarded-a", 0][0] == NOT_LEADER
     talk.kafka(ended(INVALID_PRODUCER_ID_MAPPING, version=1, correlation=2))
-    assert not any(isinstance(each, m.ToSequencer) for each in talk.commands), "it would land without the one before it"
+    assert not any(isinstance(each, m.ToSequencer) for each in talk.commands), (
+        "it would be appended without its predecessor"
+    )
 
 
 def _transactional() -> bytes:
     return bytes(batch(b"x", producer=Producer(ID, EPOCH, 0), transactional=True))
-
-
-def _chained(expected: int, sequence: int) -> bytes:
-    return bytes(batch(b"x", expected=expected, producer=Producer(ID, EPOCH, sequence)))

@@ -1,4 +1,4 @@
-"""The state topic's records, and the view that they add up to."""
+"""Records of the state topic, and the view that results."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_older_bases_are_dropped_for_a_newer_one() -> None:
 
 
 def test_older_bases_are_dropped_in_bounded_batches() -> None:
-    """A partition may have thousands, of a version that kept them all."""
+    """Older versions kept all of them."""
     view = view_of(*(base(A, epoch, 10) for epoch in range(5_000)))
     older = view.older_fence_bases(ORDERS, 0, ProducerEpoch(5_000))
     assert len(older) == 1_000
@@ -136,7 +136,7 @@ def test_a_deleted_producer_id_is_not_served() -> None:
         view_of(producer(A, 10), StateRecord(producer(A, 10).key, None))
 
 
-# --- stamp bases ------------------------------------------------------------------------------------------------------
+# --- fence bases ------------------------------------------------------------------------------------------------------
 
 
 def test_fence_base_belongs_to_one_topic_id_partition() -> None:

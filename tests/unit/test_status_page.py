@@ -1,4 +1,4 @@
-"""The status page: what it says first, what it never lets through, and how little it takes however much there is."""
+"""The status page: its first lines, escaping, accessibility and size."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from fencepost_proxy.transactions.watched import (
     HangingTransaction,
     LaggingPartition,
     OpenTransaction,
-    TransactionsReport,
 )
+from fencepost_proxy.transactions.watching import Pace, TransactionMonitor
 from fencepost_proxy.types import Address, LeaderEpoch, NodeId, TopicPartition
 from fencepost_proxy.wire.api_versions import Software, introduced
 from fencepost_proxy.wire.apis import API_VERSIONS
@@ -58,28 +58,7 @@ NOW_MS = int(NOW * 1000)
 #: What a peer may call itself, a topic, a group.
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>&amp;\x1b[2J\N{RIGHT-TO-LEFT OVERRIDE}"
 HEALTHY = StatusSnapshot(version="1", uptime_seconds=1.0, cluster_id="c", bootstrap=Address("proxy", 19092))
-NOTHING_OPEN = TransactionsReport(
-    producer_ids=0,
-    partitions=0,
-    partitions_unreadable=0,
-    partitions_left_out=0,
-    lagging_partitions=0,
-    lag_total=0,
-    lag_max=0,
-    lag_seconds_max=0.0,
-    transactional_ids={},
-    open_transactions=0,
-    oldest_seconds=0.0,
-    hanging_by_reason={},
-    open=(),
-    hanging=(),
-    lagging=(),
-    most_producers=(),
-    sweep_seconds=None,
-    sweep_age_seconds=None,
-    requests=0,
-    problem=None,
-)
+NOTHING_OPEN = TransactionMonitor(Pace(1.0)).report(0.0, 0.0, 0)
 EMPTY: Mapping[What, Listed] = dict.fromkeys(
     ("topics", "partitions", "refusals", "software", "clients", "expansions", "groups"), Listed()
 )
@@ -103,12 +82,7 @@ def test_healthy_state_shows_no_problems() -> None:
 @pytest.mark.parametrize(
     ("reason", "advice"),
     [
-        ("waiting for Kafka at kafka:9092: refused", "is Kafka running"),
-        ("it is shutting down", "the proxy was stopped"),
         ("reading the state topic", "may the proxy&#x27;s user READ it?"),
-        ("the state topic was not read recently enough: appends are blocked", "the state topic have a leader"),
-        ("the heartbeat of this process could not be stored yet: appends are blocked", "WRITE"),
-        ("the primary worker is starting", "Wait a moment"),
         ("a reason of tomorrow", "The log gives the reason"),
     ],
 )
@@ -134,7 +108,7 @@ def problems_of(**process: Any) -> list[Problem]:
 
 def test_healthy_process_reports_no_problems() -> None:
     assert not problems_of(most_from=("10.0.0.7", 89))
-    # Where one address may have all connections, it is told of all of them.
+    # Where one address may have all connections, only the total is reported.
     assert not list(of_process(Limits(), connections=3, buffered_bytes=0, brokers=(), certificate_ends=(), now=NOW))
 
 
@@ -170,10 +144,10 @@ def test_only_overlong_waits_are_reported() -> None:
     young = diagnose(HEALTHY, [replace(PENDING, at_ms=NOW_MS - 2_000)], [replace(LAGS, seconds=60.0)], NOW)
     assert not young
 
-    held, waits = diagnose(HEALTHY, [PENDING], [LAGS, replace(LAGS, partition=3)], NOW)
-    assert held.bad
-    assert "clicks blocked for 40 s by its expansion to 4 partitions" in held.what
-    assert "The expansion waits: process(es) 7." in held.do
+    blocked, waits = diagnose(HEALTHY, [PENDING], [LAGS, replace(LAGS, partition=3)], NOW)
+    assert blocked.bad
+    assert "clicks blocked for 40 s by its expansion to 4 partitions" in blocked.what
+    assert "The expansion waits: process(es) 7." in blocked.do
     assert not waits.bad
     # What is pasted into a shell does only what it says.
     assert "fencepost expansions open clicks 'reports; rm -rf /' --status " in waits.do
@@ -201,9 +175,11 @@ def test_violation_is_bad_for_an_hour_then_warning() -> None:
 
 
 def test_the_worst_comes_first_and_decides() -> None:
-    snapshot = replace(HEALTHY, warnings=("look",), problems=(Problem(False, "mild", ""), Problem(True, "bad", "act")))
+    snapshot = replace(
+        HEALTHY, warnings=("check it",), problems=(Problem(False, "mild", ""), Problem(True, "bad", "act"))
+    )
     problems = diagnose(snapshot, [], [], NOW)
-    assert [each.what for each in problems] == ["bad", "mild", "look"]
+    assert [each.what for each in problems] == ["bad", "mild", "check it"]
     assert page.state_of(snapshot, problems) == page.DEGRADED
     assert page.state_of(snapshot, problems[1:]) == page.WARNING
     assert page.state_of(replace(snapshot, not_ready=("x",)), ()) == page.NOT_READY
@@ -227,7 +203,7 @@ ROWS: Mapping[What, tuple[Any, ...]] = {
 
 
 class _Reader(HTMLParser):
-    """What a browser makes of it."""
+    """Parses as a browser does."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -265,7 +241,7 @@ def every_page() -> Iterator[page.Page]:
     yield shown(evil, {what: Listed(len(rows), rows) for what, rows in ROWS.items()})
     for what, rows in ROWS.items():
         if what == "software":
-            continue  # has no page of its own
+            continue  # has no page
         requested = PageRequest(what, search=EVIL, topic=EVIL, offset=1, limit=1)
         yield page.list_page(requested, Listed(9, rows), NOW)
 
@@ -352,7 +328,7 @@ def test_scriptless_first_page_reloads_and_forms_stay() -> None:
 
 
 class _Proxy:
-    """Of `topics`, each with so many partitions; gates where a test wants them."""
+    """Topics with that many partitions; sequencers where a test opens them."""
 
     def __init__(self, topics: Mapping[str, int]) -> None:
         leader = PartitionInfo(Leader(NodeId(1), LeaderEpoch(0)), (NodeId(1),), (NodeId(1),))
@@ -389,6 +365,10 @@ class _Proxy:
 
 def names(listed: Listed) -> list[str]:
     return [each.topic for each in listed.rows]
+
+
+def of_workers(requested: PageRequest, *workers: _Proxy) -> Listed:
+    return merged(requested, [each.lists.found(requested, with_names=True) for each in workers])
 
 
 def test_topics_are_paged_and_searched_by_name() -> None:
@@ -443,18 +423,15 @@ def test_rows_of_several_workers_are_merged(monkeypatch: pytest.MonkeyPatch) -> 
     other.refuse("b", 1)
     other.refuse("b", 1)
 
-    def queried(requested: PageRequest) -> Listed:
-        return merged(requested, [each.lists.found(requested, with_names=True) for each in (primary, other)])
-
-    pages = [queried(PageRequest("topics", offset=offset, limit=2)) for offset in (0, 2)]
+    pages = [of_workers(PageRequest("topics", offset=offset, limit=2), primary, other) for offset in (0, 2)]
     assert [names(each) for each in pages] == [["a", "b"], ["c", "d"]]
     assert [each.matching for each in pages] == [4, 4]
-    (b,) = queried(PageRequest("topics", topic="b")).rows
+    (b,) = of_workers(PageRequest("topics", topic="b"), primary, other).rows
     assert (b.log_end_offsets, b.ends_known, b.refusals, b.last_refusal.partition) == (17, 2, 3, 1)
-    zero, one = queried(PageRequest("partitions", topic="b")).rows
+    zero, one = of_workers(PageRequest("partitions", topic="b"), primary, other).rows
     assert (zero.log_end_offset, zero.refusals, one.refusals) == (12, 1, 2)
-    assert [each.partition for each in queried(PageRequest("refusals")).rows] == [1, 0]
-    assert queried(PageRequest("refusals")).matching == 2
+    assert [each.partition for each in of_workers(PageRequest("refusals"), primary, other).rows] == [1, 0]
+    assert of_workers(PageRequest("refusals"), primary, other).matching == 2
 
 
 def test_the_same_group_through_two_workers_waits_once() -> None:
@@ -462,11 +439,10 @@ def test_the_same_group_through_two_workers_waits_once() -> None:
     primary.gated, other.gated = [LAGS], [LAGS, replace(LAGS, group="z")]
     primary.expansions, other.expansions = [PENDING], [replace(PENDING, step=None)]
 
-    def queried(requested: PageRequest) -> Listed:
-        return merged(requested, [each.lists.found(requested, with_names=True) for each in (primary, other)])
-
-    assert [each.group for each in queried(PageRequest("groups")).rows] == [LAGS.group, "z"]
-    assert queried(PageRequest("expansions")) == Listed(1, (PENDING,)), "the owner knows at which step it is"
+    assert [each.group for each in of_workers(PageRequest("groups"), primary, other).rows] == [LAGS.group, "z"]
+    assert of_workers(PageRequest("expansions"), primary, other) == Listed(1, (PENDING,)), (
+        "the primary worker knows the step"
+    )
 
 
 def test_a_page_of_ten_thousand_partitions_is_small() -> None:
@@ -486,7 +462,7 @@ def test_a_page_of_ten_thousand_partitions_is_small() -> None:
     assert len(page.html(page.list_page(PageRequest("partitions"), partitions, NOW), "1")) < 60_000
 
 
-# --- who is there -----------------------------------------------------------------------------------------------------
+# --- clients ----------------------------------------------------------------------------------------------------------
 
 
 def hello(version: int, name: str = "apache-kafka-java", number: str = "4.3.1") -> memoryview:

@@ -1,4 +1,4 @@
-"""A change of virtual configs whose client waits for an answer: it gets one, whatever happens here."""
+"""Stored virtual configs: answers, inherited checks, and warnings."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def test_a_change_that_crashes_here_is_answered(
 ) -> None:
     async def store() -> list[object]:
         proxy = Proxy(ProxyConfig(upstream=(Address("127.0.0.1", 1),)))
-        told: list[object] = []
-        monkeypatch.setattr(proxy, "session_event", lambda connection, event: told.append(event))
+        reported_: list[object] = []
+        monkeypatch.setattr(proxy, "session_event", lambda connection, event: reported_.append(event))
         await proxy._store(1, Store(token=5, changes=()))  # before there is a state topic: a mistake of our own
-        return told
+        return reported_
 
     with caplog.at_level(logging.ERROR):
-        told = asyncio.run(store())
+        reported_ = asyncio.run(store())
 
-    assert told == [Stored(5, "internal error, see the proxy's log")]
+    assert reported_ == [Stored(5, "internal error, see the proxy's log")]
     assert "storing virtual configs crashed" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""What a process knows of transactions, and what the state topic says of them."""
+"""Transactions as a process knows them, and their records in the state topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fencepost_proxy.topics.abort_only import (
 )
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView
-from fencepost_proxy.transactions.table import Open, Table
+from fencepost_proxy.transactions.table import Open, Table, Transaction
 from fencepost_proxy.types import Offset, TopicPartition
 
 TXN = "transfer"
@@ -36,30 +36,35 @@ ONE = Append(
 SEQUENCED = replace(ONE, expected_base_offset=None)
 
 
-# ---- who owns partitions
+def known(table: Table) -> Transaction:
+    transaction = table.of(TXN, 7, 3)
+    assert transaction is not None
+    return transaction
+
+
+def recorded(table: Table, transaction: Transaction) -> AbortOnly:
+    record = table.record_to_store(transaction)
+    assert record is not None
+    return record
+
+
+# ---- ownership of partitions
 
 
 def test_transaction_owns_partitions_after_possible_append() -> None:
     table = Table()
     assert not table.owns(TXN, 7, 3)
-    table.submitted(TXN, ONE)
-    assert not table.owns(TXN, 7, 3)
-    table.sent(TXN, ONE)
-    assert table.owns(TXN, 7, 3)
-    table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=True)
-    assert not table.owns(TXN, 7, 3)
-    table.failed(TXN, ONE, 7, "OUTCOME_UNKNOWN", was_sent=True)
-    assert table.owns(TXN, 7, 3)
-    table.ended(TXN, 7, 3)
-    assert not table.owns(TXN, 7, 3)
-
-
-def test_an_append_without_an_expectation_owns_too() -> None:
-    table = Table()
-    table.submitted(TXN, SEQUENCED)
-    assert not table.owns(TXN, 7, 3)
-    table.sent(TXN, SEQUENCED)
-    assert table.owns(TXN, 7, 3)
+    for happens, owns in (
+        (lambda: table.submitted(TXN, ONE), False),
+        (lambda: table.sent(TXN, ONE), True),
+        (lambda: table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=True), False),
+        (lambda: table.failed(TXN, ONE, 7, "OUTCOME_UNKNOWN", was_sent=True), True),
+        (lambda: table.ended(TXN, 7, 3), False),
+        (lambda: table.submitted(TXN, SEQUENCED), False),
+        (lambda: table.sent(TXN, SEQUENCED), True),
+    ):
+        happens()
+        assert table.owns(TXN, 7, 3) is owns
 
 
 def test_a_newer_epoch_is_another_transaction() -> None:
@@ -76,15 +81,14 @@ def test_least_recently_used_transaction_is_dropped() -> None:
     assert [table.owns(TXN, each, 3) for each in (1, 2, 3)] == [True, False, True]
 
 
-# ---- what landed
+# ---- what was appended
 
 
 def test_batches_that_follow_each_other_are_whole() -> None:
     table = Table()
     for sequence, at in ((0, 10), (2, 12), (0, 10), (4, 14)):  # the third: a retry of the first
         table.appended_batch(TXN, replace(ONE, base_sequence=sequence, expected_base_offset=at), at)
-    transaction = table.of(TXN, 7, 3)
-    assert transaction is not None
+    transaction = known(table)
     written = transaction.written[A]
     assert (written.first_offset, written.first_sequence, written.last_sequence, written.whole) == (10, 0, 5, True)
     table.appended_batch(TXN, replace(ONE, base_sequence=8, expected_base_offset=None), 20)
@@ -92,18 +96,16 @@ def test_batches_that_follow_each_other_are_whole() -> None:
     assert transaction.refused is None
 
 
-# ---- what is noted
+# ---- what is recorded
 
 
 def test_each_refusal_is_recorded_under_another_name() -> None:
-    """It may be the next transaction already, and what was said of the one before about to be taken back."""
+    """The next transaction may have begun, and the first record may be about to be cleared."""
     table = Table()
     transaction = table.failed(TXN, ONE, 44, "OFFSET_MISMATCH", was_sent=False)
-    first = table.record_to_store(transaction)
+    first = recorded(table, transaction)
     table.failed(TXN, ONE, 44, "OFFSET_MISMATCH", was_sent=False)
-    second = table.record_to_store(transaction)
-    assert first is not None
-    assert second is not None
+    second = recorded(table, transaction)
     assert first.pending is None
     assert first.name != second.name
     table.cleared(first.name)
@@ -114,38 +116,35 @@ def test_each_refusal_is_recorded_under_another_name() -> None:
 
 def test_retriable_batch_is_recorded_once() -> None:
     table = Table()
-    transaction = table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)
-    recorded = table.record_to_store(transaction)
-    assert recorded is not None
-    assert recorded.pending == {(A, 0)}
+    assert recorded(table, table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)).pending == {(A, 0)}
     table.submitted(TXN, ONE)
     assert table.record_to_store(table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)) is None
-    more = table.record_to_store(table.failed(TXN, replace(ONE, base_sequence=2), 51, "CONCURRENT", was_sent=True))
-    assert more is not None
-    assert more.pending == {(A, 0), (A, 2)}
+    other = table.failed(TXN, replace(ONE, base_sequence=2), 51, "CONCURRENT", was_sent=True)
+    assert recorded(table, other).pending == {(A, 0), (A, 2)}
 
 
-def test_unstored_record_is_made_again() -> None:
+def test_unstored_record_is_made_again_until_appended() -> None:
     table = Table()
     transaction = table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)
-    recorded = table.record_to_store(transaction)
-    assert recorded is not None
-    table.not_recorded(transaction, recorded)
-    assert table.record_to_store(transaction) is not None
-
-
-def test_appended_batch_needs_no_record() -> None:
-    table = Table()
-    transaction = table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)
+    table.not_recorded(transaction, recorded(table, transaction))
+    table.not_recorded(transaction, recorded(table, transaction))
     table.appended_batch(TXN, ONE, 10)
     assert table.record_to_store(transaction) is None
 
 
-def test_too_many_retriable_batches_count_as_refusal() -> None:
+@pytest.mark.parametrize("answered", [True, False])
+def test_too_many_pending_appends_count_as_refusal(answered: bool) -> None:
     table = Table()
     for sequence in range(PENDING_MAX + 2):
-        transaction = table.failed(TXN, replace(ONE, base_sequence=2 * sequence), 6, "TRY_AGAIN", was_sent=False)
-    assert transaction.refused == "TRY_AGAIN"
+        one = replace(ONE, base_sequence=2 * sequence)
+        if answered:
+            table.failed(TXN, one, 6, "TRY_AGAIN", was_sent=False)
+        else:
+            table.submitted(TXN, one)
+            table.over(TXN, one)
+    transaction = known(table)
+    assert transaction.refused == "TRY_AGAIN" if answered else transaction.refused
+    assert len(transaction.open) == PENDING_MAX + answered
 
 
 @pytest.mark.parametrize("sent", [False, True])
@@ -155,12 +154,11 @@ def test_broken_connection_leaves_the_append_pending(sent: bool) -> None:
     if sent:
         table.sent(TXN, ONE)
     table.over(TXN, ONE)
-    transaction = table.of(TXN, 7, 3)
-    assert transaction is not None
+    transaction = known(table)
     assert transaction.under_way is None
     assert transaction.pending == {(A, 0)}
     assert table.owns(TXN, 7, 3) == sent
-    table.over(TXN, replace(ONE, producer_id=8))  # of nobody
+    table.over(TXN, replace(ONE, producer_id=8))  # unknown
 
 
 def test_end_of_request_keeps_reported_outcomes() -> None:
@@ -177,78 +175,60 @@ def test_end_of_request_keeps_reported_outcomes() -> None:
     assert transaction.refused == "OFFSET_MISMATCH"
 
 
-def test_too_many_unanswered_appends_count_as_refusal() -> None:
-    table = Table()
-    for sequence in range(PENDING_MAX + 2):
-        one = replace(ONE, base_sequence=2 * sequence)
-        table.submitted(TXN, one)
-        table.over(TXN, one)
-    transaction = table.of(TXN, 7, 3)
-    assert transaction is not None
-    assert transaction.refused is not None
-    assert len(transaction.open) == PENDING_MAX
-
-
 def test_foreign_transactional_id_ends_no_append_in_flight() -> None:
     table = Table()
     table.submitted(TXN, ONE)
     table.over("another", ONE)
-    transaction = table.of(TXN, 7, 3)
-    assert transaction is not None
-    assert transaction.under_way == (A, 0)
+    assert known(table).under_way == (A, 0)
 
 
 @pytest.mark.parametrize("code", [49, 53])
 def test_unauthorized_append_does_not_affect_the_transaction(code: int) -> None:
-    """Kafka says that the batch is of no transaction of this producer."""
+    """Kafka assigns the batch to no transaction of this producer."""
     table = Table()
     table.appended_batch(TXN, ONE, 10)
-    stranger = replace(ONE, base_sequence=9)
-    table.submitted(TXN, stranger)
-    table.sent(TXN, stranger)
-    transaction = table.failed(TXN, stranger, code, "not authorized", was_sent=True)
+    foreign = replace(ONE, base_sequence=9)
+    table.submitted(TXN, foreign)
+    table.sent(TXN, foreign)
+    transaction = table.failed(TXN, foreign, code, "not authorized", was_sent=True)
     assert table.record_to_store(transaction) is None
     assert (transaction.refused, dict(transaction.open)) == (None, {})
 
 
-@pytest.mark.parametrize("stranger_first", [False, True])
+@pytest.mark.parametrize("other_first", [False, True])
 @pytest.mark.parametrize("epoch", [3, 4])
-def test_producer_id_is_tracked_per_transactional_id(stranger_first: bool, epoch: int) -> None:
-    """Whatever one says of another's producer, the next epoch included, stands beside its own transactional id."""
+def test_producer_id_is_tracked_per_transactional_id(other_first: bool, epoch: int) -> None:
     table = Table()
-    if not stranger_first:
+    if not other_first:
         table.appended_batch(TXN, ONE, 10)
-    stranger = replace(ONE, producer_epoch=epoch, base_sequence=2)
-    table.submitted("another", stranger)
-    other = table.failed("another", stranger, 44, "OFFSET_MISMATCH", was_sent=False)
-    recorded = table.record_to_store(other)
-    assert recorded is not None
-    assert recorded.transactional_id == "another"
-    if stranger_first:
+    foreign = replace(ONE, producer_epoch=epoch, base_sequence=2)
+    table.submitted("another", foreign)
+    other = table.failed("another", foreign, 44, "OFFSET_MISMATCH", was_sent=False)
+    record = recorded(table, other)
+    assert record.transactional_id == "another"
+    if other_first:
         table.appended_batch(TXN, ONE, 10)
-    transaction = table.of(TXN, 7, 3)
-    assert transaction is not None
+    transaction = known(table)
     assert (transaction.transactional_id, transaction.refused, transaction.under_way) == (TXN, None, None)
     assert table.owns(TXN, 7, 3)
     assert not table.owns("another", 7, epoch)
-    table.cleared(recorded.name)
+    table.cleared(record.name)
     assert table.of("another", 7, epoch) is None
     assert table.of(TXN, 7, 3) is transaction
 
 
 def test_sequencers_producer_id_refusal_counts_for_named_id() -> None:
-    """Kafka has not said it: the gate may have heard an old word."""
+    """The sequencer's knowledge may be outdated."""
     table = Table()
     assert table.failed(TXN, ONE, 49, "ANOTHERS_PRODUCER", was_sent=False).refused == "ANOTHERS_PRODUCER"
 
 
 def test_dropped_transaction_takes_its_names_along() -> None:
     table = Table(transactions_max=1)
-    recorded = table.record_to_store(table.failed(TXN, ONE, 44, "OFFSET_MISMATCH", was_sent=False))
-    assert recorded is not None
+    dropped = recorded(table, table.failed(TXN, ONE, 44, "OFFSET_MISMATCH", was_sent=False))
     kept = table.failed(TXN, replace(ONE, producer_id=8), 44, "OFFSET_MISMATCH", was_sent=False)
     assert len(table) == 1
-    table.cleared(recorded.name)
+    table.cleared(dropped.name)
     assert table.of(TXN, 8, 3) is kept
     assert not table._named
 
@@ -276,7 +256,7 @@ def test_abort_only_records_decode_to_what_was_encoded() -> None:
 
 
 def test_tombstone_of_one_transaction_keeps_the_next() -> None:
-    """v1: T1 is refused and aborted, T2 of the same epoch is refused; that T1 ended is stored late."""
+    """v1: T1 is refused and aborted, T2 of the same epoch is refused; the end of T1 is stored late."""
     view = AbortOnlyView()
     view.apply(ABORT_ONLY.key.decode(), encode_abort_only(ABORT_ONLY).value)
     late = encode_abort_only_tombstones(view.of(7, 3))

@@ -1,4 +1,4 @@
-"""The table of virtual topic configs: what may be set, what it comes to, what an admin is warned of."""
+"""The table of virtual topic configs: values, policies, and warnings for operators."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import pytest
 
 from fencepost_policies.append import Check
 from fencepost_policies.partitioners import Partitioner
-from fencepost_proxy.config.reading import load
-from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.topics.virtual_configs import (
     UNCHECKED,
     VIRTUAL_CONFIGS,
@@ -70,6 +68,7 @@ def test_defaults_are_values() -> None:
 @pytest.mark.parametrize(
     ("configs", "policy"),
     [
+        ({}, UNCHECKED),
         ({}, TopicPolicy(Check.OFF, source_is_base=False)),
         ({"fencepost.check.expected.offsets": "true"}, TopicPolicy(Check.ON, source_is_base=False)),
         ({"fencepost.check.expected.offsets": "REQUIRED"}, TopicPolicy(Check.REQUIRED, source_is_base=False)),
@@ -87,23 +86,6 @@ def test_what_configs_come_to(configs: dict[str, str], policy: TopicPolicy) -> N
     assert TopicPolicy.of(configs) == policy
     assert policy.is_checked is (policy.check is not Check.OFF)
     assert policy.checks_count is (policy.ordered or policy.count_check is not Check.OFF)
-
-
-def test_topic_is_unchecked_by_default() -> None:
-    assert TopicPolicy.of({}) == UNCHECKED
-    assert not UNCHECKED.is_checked
-
-
-def test_config_file_is_validated_by_the_same_table() -> None:
-    upstream = {"upstream": ["localhost:9092"]}
-    good = {**upstream, "topics": {"orders-*": {"fencepost.check.expected.offsets": "required"}}}
-    bad = {**upstream, "topics": {"orders-*": {"fencepost.check.expected.offsets": "maybe"}}}
-
-    assert load(overrides=good, check_topic_config=check_topic_config).configs_for("orders-eu") == {
-        "fencepost.check.expected.offsets": "required"
-    }
-    with pytest.raises(ConfigError, match="must be false, true or required"):
-        load(overrides=bad, check_topic_config=check_topic_config)
 
 
 @pytest.mark.parametrize(

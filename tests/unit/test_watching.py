@@ -1,4 +1,4 @@
-"""Transactions watched: what is asked, how gently, and from what it is concluded that one hangs."""
+"""The transaction monitor: its queries, their rate, and how it concludes that a transaction hangs."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def described(name: str, *partitions: TopicPartition, producer: int = 7, started
 
 
 def open_from(offset: int, *, producer: int = 7, end: int | None = None) -> PartitionProbe:
-    """What a leader shows: nothing committed from `offset` on."""
+    """A leader's probe: nothing is committed from `offset` on."""
     here = OpenInLog(ProducerId(producer), 0, 0, Offset(offset), 1)
     return PartitionProbe(Offset(offset + 1 if end is None else end), Offset(offset), 1, (here,))
 
 
 @dataclass
 class Cluster:
-    """What there is, and a clock. Every question is answered at once, unless its broker is silent."""
+    """A cluster and a clock. Every query is answered at once, unless its broker is silent."""
 
     probes: dict[TopicPartition, PartitionProbe | int] = field(default_factory=dict)
     leaders: dict[TopicPartition, NodeId] = field(default_factory=dict)
@@ -105,10 +105,10 @@ class Cluster:
                 return Descriptions([each for each in self.transactions[node_id] if each.transactional_id in names])
 
     def query(self) -> None:
-        """Until nothing more is to be asked at this moment."""
+        """Until the monitor has no query at this moment."""
         while queries := self.watching.next(self.transactions, self.now):
             nodes = [query_message.node_id for query_message in queries if not isinstance(query_message, FindLeaders)]
-            assert len(nodes) == len(set(nodes)), "a broker is asked one thing at a time"
+            assert len(nodes) == len(set(nodes)), "one query per broker at a time"
             for query_message in queries:
                 self.queried.append((self.now, query_message))
                 if self.timeout_seconds and getattr(query_message, "node_id", None) in self.silent:
@@ -186,13 +186,13 @@ def test_old_description_is_not_reported_for_next_transaction(monkeypatch: pytes
     # Given more open transactions than are described in one round, among them one that goes on for a while
     kafka = Cluster({P0: EMPTY})
     kafka.transactions[ONE] = [described(f"id-{each}", started_at=kafka.now) for each in range(240)]
-    # When many rounds have gone by, in turns
+    # When many rounds have passed
     kafka.run(200)
-    # Then ages are told of those only that were described a moment ago
+    # Then only recently described ones have an age
     ages = [each.age_seconds for each in kafka.watching.report(kafka.now, kafka.now * 1000, 100_000).open]
     assert len(ages) == 240
     assert 0 < sum(each is not None for each in ages) <= 120
-    # and each had its turn.
+    # and each was described.
     queried = {
         name for _, each in kafka.queried if isinstance(each, DescribeTransactions) for name in each.transactional_ids
     }
@@ -203,27 +203,27 @@ def test_old_description_is_not_reported_for_next_transaction(monkeypatch: pytes
 
 
 def hanging(**settings: object) -> Cluster:
-    """Open in the log of orders-0; its coordinator has ended the last one of this producer."""
+    """Open in the log of orders-0; the coordinator has ended this producer's last transaction."""
     kafka = Cluster({P0: open_from(5), P1: EMPTY}, **settings)  # type: ignore[arg-type]
     kafka.transactions[TWO] = [replace(described("payments"), state="CompleteCommit", started_at_ms=-1)]
     return kafka
 
 
-def test_what_no_coordinator_knows_of_hangs() -> None:
+@pytest.mark.parametrize(
+    ("listed", "name", "why"),
+    [(True, "payments", UNKNOWN_TO_COORDINATOR), (False, None, watching.NOT_LISTED)],
+    ids=["ended", "expired or hidden"],
+)
+def test_what_no_coordinator_knows_of_hangs(listed: bool, name: str | None, why: str) -> None:
     kafka = hanging()
+    if not listed:
+        kafka.transactions[TWO] = []
     kafka.run(60)
 
     (found,) = kafka.report.hanging
     assert (found.topic, found.partition, found.start_offset, found.producer_id) == ("orders", 0, 5, 7)
-    assert (found.transactional_id, found.why) == ("payments", UNKNOWN_TO_COORDINATOR)
-    assert kafka.report.hanging_by_reason[UNKNOWN_TO_COORDINATOR] == 1
-
-
-def test_expired_or_hidden_transactional_id_is_reported_unlisted() -> None:
-    kafka = hanging()
-    kafka.transactions[TWO] = []
-    kafka.run(60)
-    assert [(each.transactional_id, each.why) for each in kafka.report.hanging] == [(None, watching.NOT_LISTED)]
+    assert (found.transactional_id, found.why) == (name, why)
+    assert kafka.report.hanging_by_reason[why] == 1
 
 
 def test_aborted_hanging_transaction_is_no_longer_reported() -> None:
@@ -235,23 +235,17 @@ def test_aborted_hanging_transaction_is_no_longer_reported() -> None:
     assert not kafka.watching.undecided
 
 
-def test_transaction_known_to_its_coordinator_does_not_hang() -> None:
+@pytest.mark.parametrize(("partition", "hangs"), [(P0, 0), (P1, 1)])
+def test_coordinators_transaction_hangs_only_on_other_partitions(partition: TopicPartition, hangs: int) -> None:
     kafka = hanging()
-    kafka.transactions[TWO] = [described("payments", P0, started_at=kafka.now)]
+    kafka.transactions[TWO] = [described("payments", partition, started_at=kafka.now)]
     kafka.run(60)
-    assert not kafka.report.hanging
-
-
-def test_transaction_on_another_partition_does_not_prevent_hanging() -> None:
-    kafka = hanging()
-    kafka.transactions[TWO] = [described("payments", P1, started_at=kafka.now)]
-    kafka.run(60)
-    assert len(kafka.report.hanging) == 1
+    assert len(kafka.report.hanging) == hangs
 
 
 @pytest.mark.parametrize("inquiry", [1, 2])
 def test_a_marker_that_comes_late_is_waited_for(inquiry: int) -> None:
-    # Given a leader whose log shows the transaction until just after its coordinator was asked
+    # Given a leader whose log shows the transaction until just after the query of its coordinator
     kafka = hanging()
     inquiries = []
 
@@ -270,12 +264,12 @@ def test_a_marker_that_comes_late_is_waited_for(inquiry: int) -> None:
 
 
 def test_consecutive_transactions_on_a_partition_do_not_hang() -> None:
-    # Given a producer that has a new transaction each time somebody looks, always over when its coordinator is asked
+    # Given a producer with a new transaction at each probe, which has ended at each query of its coordinator
     kafka = hanging()
 
     def another(query_message: Query) -> None:
         assert not kafka.report.hanging
-        # Nor is anybody bothered about what was there once.
+        # Nor is an earlier transaction queried.
         assert not isinstance(query_message, ListTransactions) or not query_message.producer_ids
         if isinstance(query_message, ProbePartitions):
             kafka.probes[P0] = open_from(round(kafka.now) * 10)
@@ -284,23 +278,14 @@ def test_consecutive_transactions_on_a_partition_do_not_hang() -> None:
     kafka.run(90)
 
 
-@pytest.mark.parametrize("which", [ONE, TWO])
-def test_nothing_is_concluded_while_a_broker_is_silent(which: NodeId) -> None:
+@pytest.mark.parametrize(("silent", "coordinators"), [({ONE}, True), ({TWO}, True), (set(), False)])
+def test_nothing_is_concluded_without_brokers_or_coordinators(silent: set[NodeId], coordinators: bool) -> None:
     kafka = hanging()
-    kafka.run(5)  # looked at once
-    kafka.silent = {which}
+    kafka.run(5)  # probed once
+    kafka.silent, kafka.coordinators = silent, coordinators
     kafka.run(90)
     assert not kafka.report.hanging
-    kafka.silent = set()
-    kafka.run(60)
-    assert len(kafka.report.hanging) == 1
-
-
-def test_while_transactions_have_no_coordinator_nothing_is_concluded() -> None:
-    kafka = hanging(coordinators=False)
-    kafka.run(90)
-    assert not kafka.report.hanging
-    kafka.coordinators = True
+    kafka.silent, kafka.coordinators = set(), True
     kafka.run(60)
     assert len(kafka.report.hanging) == 1
 
@@ -414,21 +399,21 @@ def test_a_topic_that_was_deleted_is_forgotten() -> None:
 
 
 def test_a_broker_that_leaves_stops_nothing() -> None:
-    # Given a round with questions for both brokers
+    # Given a round with queries for both brokers
     kafka = Cluster({P0: EMPTY, P1: open_from(5)}, leaders={P0: ONE, P1: TWO})
     kafka.transactions[TWO] = [described("payments", P1, started_at=kafka.now)]
     kafka.run(20)
     queries = kafka.watching.next([ONE, TWO], kafka.now)
-    # When one leaves, some of its questions asked and some not
+    # When one broker leaves, with some of its queries sent and some not
     assert ListTransactions(TWO, watching.OPEN_STATES) in queries
     kafka.leaders[P1] = ONE
     payments = kafka.transactions.pop(TWO)
     kafka.transactions[ONE] = payments
     kafka.watching.next([ONE], kafka.now)
     for query_message in queries:
-        gone = getattr(query_message, "node_id", None) == TWO
-        kafka.watching.answered(query_message, None if gone else kafka.answer(query_message), kafka.now)
-    # Then what it led and coordinated is looked at where it is now
+        left = getattr(query_message, "node_id", None) == TWO
+        kafka.watching.answered(query_message, None if left else kafka.answer(query_message), kafka.now)
+    # Then its partitions and transactions are probed at their new broker
     kafka.run(60)
     assert kafka.report.partitions == 2
     assert [each.coordinator for each in kafka.report.open] == [ONE]
@@ -445,9 +430,9 @@ def test_transactions_of_silent_coordinator_stay_reported() -> None:
 
 
 def test_silent_broker_does_not_delay_reports_of_others() -> None:
-    behind_two = [TopicPartition("shipments", each) for each in range(300)]
-    kafka = Cluster({P0: open_from(5), **{each: open_from(5, producer=8) for each in behind_two}})
-    kafka.leaders.update(dict.fromkeys(behind_two, TWO))
+    of_two = [TopicPartition("shipments", each) for each in range(300)]
+    kafka = Cluster({P0: open_from(5), **{each: open_from(5, producer=8) for each in of_two}})
+    kafka.leaders.update(dict.fromkeys(of_two, TWO))
     kafka.transactions[ONE] = [described("payments", P0, started_at=kafka.now - 1000)]
     kafka.run(15)
 
