@@ -1,4 +1,4 @@
-"""What comes over a bridge comes out at its other end, at that end's pace, until one of them ends."""
+"""A bridge relays bytes in both directions at the reader's pace, until one end closes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from fencepost_proxy.net.proxied_socket import UNSENT_BYTES_MAX, Buffers
 from fencepost_proxy.net.tls import TlsSocket, secure
 from tests.kit.waiting import until_async
 from tests.support.certificates import Authority
+from tests.support.event_loop import in_event_loop
 
 WAIT_SECONDS = 60.0
 
@@ -61,68 +62,59 @@ def receive(sock: socket.socket, size: int) -> bytes:
     return bytes(received)
 
 
-def test_bytes_pass_both_ways_and_ends_too(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+@in_event_loop
+async def test_bytes_pass_both_ways_and_ends_too(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     up, down = (random.Random(seed).randbytes(2_000_000) for seed in (1, 2))
-
-    async def play() -> tuple[bytes, bytes, bytes]:
-        scene = Scene()
-        await scene.begin(contexts)
-        _, at_far = await asyncio.gather(
-            asyncio.to_thread(scene.client.sendall, up), asyncio.to_thread(receive, scene.far, len(up))
-        )
-        _, at_client = await asyncio.gather(
-            asyncio.to_thread(scene.far.sendall, down), asyncio.to_thread(receive, scene.client, len(down))
-        )
-        # The other process sends its last words and ends: the client gets them, and is told the end.
-        scene.far.sendall(b"last words")
-        scene.far.close()
-        last = await asyncio.to_thread(receive, scene.client, 1_000)
-        await until_async(lambda: scene.ended, "the bridge to end")
-        scene.client.close()
-        return at_far, at_client, last
-
-    assert asyncio.run(play()) == (up, down, b"last words")
+    scene = Scene()
+    await scene.begin(contexts)
+    _, at_far = await asyncio.gather(
+        asyncio.to_thread(scene.client.sendall, up), asyncio.to_thread(receive, scene.far, len(up))
+    )
+    _, at_client = await asyncio.gather(
+        asyncio.to_thread(scene.far.sendall, down), asyncio.to_thread(receive, scene.client, len(down))
+    )
+    assert (at_far, at_client) == (up, down)
+    # When the other process sends its last bytes and closes, the client receives both.
+    scene.far.sendall(b"last words")
+    scene.far.close()
+    assert await asyncio.to_thread(receive, scene.client, 1_000) == b"last words"
+    await until_async(lambda: scene.ended, "the bridge to end")
+    scene.client.close()
 
 
-def test_a_client_that_ends(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
-    async def play() -> bytes:
-        scene = Scene()
-        await scene.begin(contexts)
-        scene.client.sendall(b"last words")
-        scene.client.close()
-        last_observed = await asyncio.to_thread(receive, scene.far, 1_000)
-        await until_async(lambda: scene.ended, "the bridge to end")
-        scene.far.close()
-        return last_observed
-
-    assert asyncio.run(play()) == b"last words"
+@in_event_loop
+async def test_a_client_that_ends(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    scene = Scene()
+    await scene.begin(contexts)
+    scene.client.sendall(b"last words")
+    scene.client.close()
+    assert await asyncio.to_thread(receive, scene.far, 1_000) == b"last words"
+    await until_async(lambda: scene.ended, "the bridge to end")
+    scene.far.close()
 
 
-def test_unread_peer_blocks_the_sender(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
-    async def play() -> int:
-        scene = Scene()
-        await scene.begin(contexts)
-        scene.client.setblocking(False)
-        sent, silent_since = 0, time.monotonic()
-        # Until nothing more is taken for a while: the kernel's buffers are full, and nothing is kept beside them.
-        while time.monotonic() - silent_since < 1.0:
-            await asyncio.sleep(0.005)
-            try:
-                sent += scene.client.send(bytes(65_536))
-                silent_since = time.monotonic()
-            except (ssl.SSLWantWriteError, BlockingIOError):
-                continue
-        kept = max(end._unsent_bytes for end in scene.bridge._ends)
-        assert 0 < kept <= UNSENT_BYTES_MAX + 256 * 1024
-        # And where that goes on for ever, it is ended.
-        now = time.monotonic()
-        scene.bridge.close_stuck(now, drain_seconds=60.0, idle_seconds=60.0)
-        await asyncio.sleep(0.01)
-        assert not scene.ended
-        scene.bridge.close_stuck(now + 121.0, drain_seconds=60.0, idle_seconds=60.0)
-        await until_async(lambda: scene.ended, "the bridge to end")
-        scene.client.close()
-        scene.far.close()
-        return sent
-
-    assert asyncio.run(play()) > UNSENT_BYTES_MAX
+@in_event_loop
+async def test_unread_peer_blocks_the_sender(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    scene = Scene()
+    await scene.begin(contexts)
+    scene.client.setblocking(False)
+    sent, silent_since = 0, time.monotonic()
+    # Until nothing more is taken for a second: the kernel's buffers are full, and the bridge buffers little more.
+    while time.monotonic() - silent_since < 1.0:
+        await asyncio.sleep(0.005)
+        try:
+            sent += scene.client.send(bytes(65_536))
+            silent_since = time.monotonic()
+        except (ssl.SSLWantWriteError, BlockingIOError):
+            continue
+    assert sent > UNSENT_BYTES_MAX
+    assert 0 < max(end._unsent_bytes for end in scene.bridge._ends) <= UNSENT_BYTES_MAX + 256 * 1024
+    # A bridge that stays blocked is closed.
+    now = time.monotonic()
+    scene.bridge.close_stuck(now, drain_seconds=60.0, idle_seconds=60.0)
+    await asyncio.sleep(0.01)
+    assert not scene.ended
+    scene.bridge.close_stuck(now + 121.0, drain_seconds=60.0, idle_seconds=60.0)
+    await until_async(lambda: scene.ended, "the bridge to end")
+    scene.client.close()
+    scene.far.close()

@@ -1,4 +1,4 @@
-"""Our own connections to brokers, against a scripted broker: what a failure means to the one who asked."""
+"""The proxy's own connections to a scripted broker: what a failure means to the caller."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import API_VERSIONS, INIT_PRODUCER_ID
 from fencepost_proxy.wire.schema import Message
 from tests.kit.waiting import until_async
+from tests.support.event_loop import in_event_loop
 
 #: For what must happen: a busy machine takes its time.
 PATIENCE_SECONDS = 60.0
@@ -38,6 +39,7 @@ LIMITS = replace(
     request_timeout_seconds=PATIENCE_SECONDS,
     control_in_flight_max=4,
 )
+
 ASK = Call(INIT_PRODUCER_ID, 4, Message(transactional_id=None, transaction_timeout_ms=0))
 
 Script = Callable[["Peer"], Awaitable[None]]
@@ -120,43 +122,31 @@ async def query(connection: BrokerConnection, seconds: float = PATIENCE_SECONDS)
     return await connection.request(*ASK, deadline=deadline_in(seconds))
 
 
-def test_responses_arrive_in_request_order() -> None:
-    async def story() -> None:
-        async with connected(echo) as connection:
-            answers = await asyncio.gather(*(query(connection) for _ in range(20)))
-            ids = [each.producer_id for each in answers]
-            assert ids == sorted(set(ids))
-            pair = await connection.pipeline([ASK, ASK], deadline=deadline_in(PATIENCE_SECONDS))
-            assert pair[1].producer_id == pair[0].producer_id + 1
-
-    asyncio.run(story())
+@in_event_loop
+async def test_responses_arrive_in_request_order() -> None:
+    async with connected(echo) as connection:
+        answers = await asyncio.gather(*(query(connection) for _ in range(20)))
+        ids = [each.producer_id for each in answers]
+        assert ids == sorted(set(ids))
+        pair = await connection.pipeline([ASK, ASK], deadline=deadline_in(PATIENCE_SECONDS))
+        assert pair[1].producer_id == pair[0].producer_id + 1
 
 
-def test_request_without_an_answer_has_unknown_outcome() -> None:
-    async def story() -> None:
-        async with connected(silence) as connection:
-            with pytest.raises(OutcomeUnknown, match="no answer to InitProducerId in time"):
-                await query(connection, 0.05)
-
-    asyncio.run(story())
-
-
-def test_broken_connection_leaves_sent_request_in_doubt() -> None:
+@in_event_loop
+async def test_broken_connection_leaves_sent_request_in_doubt() -> None:
     async def hang_up(peer: Peer) -> None:
         await peer.read()
 
-    async def story() -> None:
-        async with connected(hang_up) as connection:
-            with pytest.raises(OutcomeUnknown, match="closed by the broker"):
-                await query(connection)
-            with pytest.raises(UpstreamUnavailable) as caught:
-                await query(connection)
-            assert not isinstance(caught.value, OutcomeUnknown)
-
-    asyncio.run(story())
+    async with connected(hang_up) as connection:
+        with pytest.raises(OutcomeUnknown, match="closed by the broker"):
+            await query(connection)
+        with pytest.raises(UpstreamUnavailable) as caught:
+            await query(connection)
+        assert not isinstance(caught.value, OutcomeUnknown)
 
 
-def test_connection_errors_are_reported_by_reason() -> None:
+@in_event_loop
+async def test_connection_errors_are_reported_by_reason() -> None:
     async def hang_up(peer: Peer) -> None:
         await peer.read()
 
@@ -172,74 +162,66 @@ def test_connection_errors_are_reported_by_reason() -> None:
                 await query(connection)
         return reported
 
-    async def story() -> None:
-        assert await troubles(hang_up) == ["lost"]
-        assert await troubles(nonsense) == ["protocol"]
-        reported: list[str] = []
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))  # not listening: refused at once
-            access = Access(on_error=reported.append)
-            with pytest.raises(UpstreamUnavailable):
-                await BrokerConnection.open(Address(*nobody.getsockname()), limits=LIMITS, client_id="", access=access)
-        assert reported == ["unreachable"]
-
-    asyncio.run(story())
+    assert await troubles(hang_up) == ["lost"]
+    assert await troubles(nonsense) == ["protocol"]
+    reported: list[str] = []
+    with socket.socket() as refusing:
+        refusing.bind(("127.0.0.1", 0))  # not listening: refused at once
+        access = Access(on_error=reported.append)
+        with pytest.raises(UpstreamUnavailable):
+            await BrokerConnection.open(Address(*refusing.getsockname()), limits=LIMITS, client_id="", access=access)
+    assert reported == ["unreachable"]
 
 
-def test_closing_an_idle_connection_is_no_error() -> None:
+@in_event_loop
+async def test_closing_an_idle_connection_is_no_error() -> None:
     async def done(peer: Peer) -> None:
         peer.answer(await peer.read())
         await peer.writer.drain()
 
-    async def story() -> None:
-        reported: list[str] = []
-        access = Access(on_error=reported.append)
-        async with connected(done, access=access) as connection:
-            await query(connection)
-            await until_async(lambda: connection.closed, "the connection to close")
-        async with connected(echo, access=access) as connection:
-            await query(connection)
-        assert reported == []
-
-    asyncio.run(story())
+    reported: list[str] = []
+    access = Access(on_error=reported.append)
+    async with connected(done, access=access) as connection:
+        await query(connection)
+        await until_async(lambda: connection.closed, "the connection to close")
+    async with connected(echo, access=access) as connection:
+        await query(connection)
+    assert reported == []
 
 
-def test_late_answer_is_dropped_and_connection_stays() -> None:
-    async def story() -> None:
-        too_late = asyncio.Event()
+@in_event_loop
+async def test_late_answer_is_dropped_and_connection_stays() -> None:
+    too_late = asyncio.Event()
 
-        async def slow_once(peer: Peer) -> None:
-            first = await peer.read()
-            await too_late.wait()
-            peer.answer(first, producer_id=111)
-            await echo(peer)
+    async def slow_once(peer: Peer) -> None:
+        first = await peer.read()
+        await too_late.wait()
+        peer.answer(first, producer_id=111)
+        await echo(peer)
 
-        async with connected(slow_once) as connection:
-            with pytest.raises(OutcomeUnknown):
-                await query(connection, 0.05)
-            too_late.set()
-            assert (await query(connection)).producer_id != 111
-            assert not connection.closed
-
-    asyncio.run(story())
+    async with connected(slow_once) as connection:
+        with pytest.raises(OutcomeUnknown, match="no answer to InitProducerId in time"):
+            await query(connection, 0.05)
+        too_late.set()
+        assert (await query(connection)).producer_id != 111
+        assert not connection.closed
 
 
-def test_silent_connection_is_closed_and_fails_its_requests() -> None:
-    async def story() -> None:
-        async with connected(silence, replace(LIMITS, request_timeout_seconds=0.3)) as connection:
-            waiting = asyncio.create_task(query(connection))
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while not connection.closed:
-                    with pytest.raises(UpstreamUnavailable):
-                        await query(connection, 0.05)
-            with pytest.raises(OutcomeUnknown, match=r"limits\.request_timeout_seconds"):
-                await waiting
-            assert connection.closed
-
-    asyncio.run(story())
+@in_event_loop
+async def test_silent_connection_is_closed_and_fails_its_requests() -> None:
+    async with connected(silence, replace(LIMITS, request_timeout_seconds=0.3)) as connection:
+        waiting = asyncio.create_task(query(connection))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not connection.closed:
+                with pytest.raises(UpstreamUnavailable):
+                    await query(connection, 0.05)
+        with pytest.raises(OutcomeUnknown, match=r"limits\.request_timeout_seconds"):
+            await waiting
+        assert connection.closed
 
 
-def test_no_more_than_the_limit_is_ever_unanswered() -> None:
+@in_event_loop
+async def test_no_more_than_the_limit_is_ever_unanswered() -> None:
     observed = 0
 
     async def count(peer: Peer) -> None:
@@ -248,19 +230,17 @@ def test_no_more_than_the_limit_is_ever_unanswered() -> None:
             await peer.read()
             observed += 1
 
-    async def story() -> None:
-        async with connected(count) as connection:
-            results = await asyncio.gather(*(query(connection, 0.2) for _ in range(10)), return_exceptions=True)
-            await until_async(lambda: observed >= LIMITS.control_in_flight_max, "the limit to be reached")
-            assert observed == LIMITS.control_in_flight_max
-            sent = [each for each in results if isinstance(each, OutcomeUnknown)]
-            assert len(sent) == LIMITS.control_in_flight_max
-            assert all("limits.control_in_flight_max" in str(each) for each in results if each not in sent)
-
-    asyncio.run(story())
+    async with connected(count) as connection:
+        results = await asyncio.gather(*(query(connection, 0.2) for _ in range(10)), return_exceptions=True)
+        await until_async(lambda: observed >= LIMITS.control_in_flight_max, "the limit to be reached")
+        assert observed == LIMITS.control_in_flight_max
+        sent = [each for each in results if isinstance(each, OutcomeUnknown)]
+        assert len(sent) == LIMITS.control_in_flight_max
+        assert all("limits.control_in_flight_max" in str(each) for each in results if each not in sent)
 
 
-def test_concurrent_pipelines_do_not_deadlock_at_the_limit() -> None:
+@in_event_loop
+async def test_concurrent_pipelines_do_not_deadlock_at_the_limit() -> None:
     async def slowly_at_first(peer: Peer) -> None:
         held = [await peer.read() for _ in range(4)]
         for correlation_id in held:
@@ -268,16 +248,13 @@ def test_concurrent_pipelines_do_not_deadlock_at_the_limit() -> None:
             peer.answer(correlation_id)
         await echo(peer)
 
-    async def story() -> None:
-        async with connected(slowly_at_first) as connection:
-            singles = [asyncio.create_task(query(connection)) for _ in range(4)]
-            await asyncio.sleep(0.01)
-            # If each took what came free, both would end up with two places of the three that they need.
-            pipelines = (connection.pipeline([ASK] * 3, deadline=deadline_in(PATIENCE_SECONDS)) for _ in range(2))
-            assert [len(answers) for answers in await asyncio.gather(*pipelines)] == [3, 3]
-            await asyncio.gather(*singles)
-
-    asyncio.run(story())
+    async with connected(slowly_at_first) as connection:
+        singles = [asyncio.create_task(query(connection)) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        # If each took what came free, both would get two of the three places that they need.
+        pipelines = (connection.pipeline([ASK] * 3, deadline=deadline_in(PATIENCE_SECONDS)) for _ in range(2))
+        assert [len(answers) for answers in await asyncio.gather(*pipelines)] == [3, 3]
+        await asyncio.gather(*singles)
 
 
 @pytest.mark.parametrize(
@@ -289,30 +266,26 @@ def test_concurrent_pipelines_do_not_deadlock_at_the_limit() -> None:
         (struct.pack(">iib", 5, 2, 0), "malformed"),
     ],
 )
-def test_non_kafka_server_fails_only_its_connection(frame: bytes, reason: str) -> None:
+@in_event_loop
+async def test_non_kafka_server_fails_only_its_connection(frame: bytes, reason: str) -> None:
     async def nonsense(peer: Peer) -> None:
         await peer.read()
         peer.writer.write(frame)
         await asyncio.sleep(2 * PATIENCE_SECONDS)
 
-    async def story() -> None:
-        async with connected(nonsense) as connection:
-            with pytest.raises(OutcomeUnknown, match="is not talking Kafka's protocol") as caught:
-                await query(connection)
-            assert reason in str(caught.value)
-
-    asyncio.run(story())
+    async with connected(nonsense) as connection:
+        with pytest.raises(OutcomeUnknown, match="is not talking Kafka's protocol") as caught:
+            await query(connection)
+        assert reason in str(caught.value)
 
 
-def test_unsupported_version_is_reported() -> None:
-    async def story() -> None:
-        async with connected(echo) as connection:
-            assert connection.version(INIT_PRODUCER_ID, at_most=9) == 4
-            with pytest.raises(UpstreamUnavailable, match="too old or too new") as caught:
-                connection.version(INIT_PRODUCER_ID, at_least=5, at_most=9)
-            assert caught.value.error_code == 35
-
-    asyncio.run(story())
+@in_event_loop
+async def test_unsupported_version_is_reported() -> None:
+    async with connected(echo) as connection:
+        assert connection.version(INIT_PRODUCER_ID, at_most=9) == 4
+        with pytest.raises(UpstreamUnavailable, match="too old or too new") as caught:
+            connection.version(INIT_PRODUCER_ID, at_least=5, at_most=9)
+        assert caught.value.error_code == 35
 
 
 def test_greeting_without_an_answer_leaves_nothing_in_doubt() -> None:
@@ -327,35 +300,32 @@ def test_greeting_without_an_answer_leaves_nothing_in_doubt() -> None:
         asyncio.run(story(Address(*never_accepts.getsockname())))
 
 
-def test_waiters_share_one_attempt_despite_short_deadline() -> None:
+@in_event_loop
+async def test_waiters_share_one_attempt_despite_short_deadline() -> None:
     attempts = 0
+    spoiled = asyncio.Event()
 
-    async def story() -> None:
-        spoiled = asyncio.Event()
+    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal attempts
+        attempts += 1
+        await spoiled.wait()
+        peer = Peer(reader, writer)
+        peer.hello(await peer.read())
+        await reader.read()
+        writer.transport.abort()
 
-        async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal attempts
-            attempts += 1
-            await spoiled.wait()
-            peer = Peer(reader, writer)
-            peer.hello(await peer.read())
-            await reader.read()
-            writer.transport.abort()
-
-        server = await asyncio.start_server(late, "127.0.0.1", 0)
-        proxied = PooledConnection(Address(*server.sockets[0].getsockname()[:2]), limits=LIMITS, client_id="test")
-        hurried = asyncio.create_task(proxied.connected(deadline_in(0.02)))
-        waiting = [asyncio.create_task(proxied.connected(deadline_in(PATIENCE_SECONDS))) for _ in range(2)]
-        with pytest.raises(UpstreamUnavailable, match="not connected in time"):
-            await hurried
-        spoiled.set()
-        patient = await asyncio.gather(*waiting)
-        assert patient[0] is patient[1] is proxied.connection
-        assert attempts == 1
-        await proxied.close()
-        server.close()
-
-    asyncio.run(story())
+    server = await asyncio.start_server(late, "127.0.0.1", 0)
+    proxied = PooledConnection(Address(*server.sockets[0].getsockname()[:2]), limits=LIMITS, client_id="test")
+    hurried = asyncio.create_task(proxied.connected(deadline_in(0.02)))
+    waiting = [asyncio.create_task(proxied.connected(deadline_in(PATIENCE_SECONDS))) for _ in range(2)]
+    with pytest.raises(UpstreamUnavailable, match="not connected in time"):
+        await hurried
+    spoiled.set()
+    patient = await asyncio.gather(*waiting)
+    assert patient[0] is patient[1] is proxied.connection
+    assert attempts == 1
+    await proxied.close()
+    server.close()
 
 
 def test_refused_connection_is_retried_with_longer_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,10 +339,10 @@ def test_refused_connection_is_retried_with_longer_pauses(monkeypatch: pytest.Mo
     monkeypatch.setattr(asyncio, "sleep", recorded)
 
     async def story() -> None:
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))  # not listening: refused at once
+        with socket.socket() as refusing:
+            refusing.bind(("127.0.0.1", 0))  # not listening: refused at once
             limits = replace(LIMITS, reconnect_backoff_min_seconds=0.02, reconnect_backoff_max_seconds=0.1)
-            proxied = PooledConnection(Address(*nobody.getsockname()), limits=limits, client_id="test")
+            proxied = PooledConnection(Address(*refusing.getsockname()), limits=limits, client_id="test")
             for _ in range(6):
                 with pytest.raises(UpstreamUnavailable, match="cannot connect"):
                     await proxied.connected(deadline_in(PATIENCE_SECONDS))
@@ -404,18 +374,16 @@ def test_request_on_a_closed_transport_is_not_sent(turns: int) -> None:
         runner.run(story())
 
 
-def test_repeated_waits_for_a_failing_attempt_all_end() -> None:
-    async def story() -> None:
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))  # not listening: refused at once
-            proxied = PooledConnection(Address(*nobody.getsockname()), limits=replace(LIMITS), client_id="test")
+@in_event_loop
+async def test_repeated_waits_for_a_failing_attempt_all_end() -> None:
+    with socket.socket() as refusing:
+        refusing.bind(("127.0.0.1", 0))  # not listening: refused at once
+        proxied = PooledConnection(Address(*refusing.getsockname()), limits=replace(LIMITS), client_id="test")
 
-            async def patient() -> None:
-                for _ in range(3):
-                    with contextlib.suppress(UpstreamUnavailable):
-                        await proxied.connected(deadline_in(PATIENCE_SECONDS))
+        async def patient() -> None:
+            for _ in range(3):
+                with contextlib.suppress(UpstreamUnavailable):
+                    await proxied.connected(deadline_in(PATIENCE_SECONDS))
 
-            await asyncio.gather(*(patient() for _ in range(5)))
-            await proxied.close()
-
-    asyncio.run(story())
+        await asyncio.gather(*(patient() for _ in range(5)))
+        await proxied.close()

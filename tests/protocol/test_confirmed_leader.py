@@ -1,10 +1,10 @@
-"""Whether the leader of the state topic leads still, asked of others: played brokers that know different things."""
+"""Whether the leader of the state topic still leads, by fake brokers with different metadata."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,18 +20,19 @@ from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.schema import Message
 from tests.kit.waiting import until_async
+from tests.support.event_loop import in_event_loop
 from tests.support.fake_cluster import FakeCluster
 
 NAME = "__state"
 STATE = TopicPartition(NAME, 0)
 LIST_OFFSETS = 2
-#: What is not confirmed is given up after the connection timeout. Nobody else asks for metadata meanwhile.
+#: A confirmation times out after the connection timeout. Nothing else requests metadata meanwhile.
 LIMITS = Limits(connect_timeout_seconds=2.0, metadata_refresh_seconds=3600.0)
 
 
 class Brokers(FakeCluster):
-    """Broker 1 leads the state topic. `epochs` – what a broker takes for its leader epoch, `replicas` – and for those
-    that hold it, if not what is so. `silent` – those that do not answer. `asked` – (broker, API key), in their order.
+    """Broker 1 leads the state topic. `epochs`, `replicas` – the leader epoch and the replicas in the metadata of a
+    broker, if they are wrong. `silent` – brokers that do not respond. `queried` – (broker, API key), in order.
     """
 
     def __init__(self, brokers: int, replicas: int, in_sync: int) -> None:
@@ -49,7 +50,7 @@ class Brokers(FakeCluster):
         if node_id in self.silent:
             return None
         self._answering = node_id
-        self.changed()  # each has an answer of its own
+        self.changed()  # each has another response
         return super().answer(node_id, frame)
 
     def _metadata(self, version: int, request: Message) -> Message:
@@ -61,23 +62,20 @@ class Brokers(FakeCluster):
         return answer
 
 
-Story = Callable[[Brokers, ControlClient], Awaitable[None]]
-
-
-def with_brokers(story: Story, *, brokers: int = 3, replicas: int = 3, in_sync: int = 2) -> None:
-    async def run() -> None:
-        kafka = Brokers(max(brokers, replicas), replicas, in_sync)
-        await kafka.start()
-        client = ControlClient([Address.parse(kafka.bootstrap.split(",")[0])], LIMITS)
-        try:
-            await client.start(timeout_seconds=60)
-            await client.refresh_metadata([NAME])
-            await story(kafka, client)
-        finally:
-            await client.close()
-            kafka.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def brokers_and_client(
+    *, brokers: int = 3, replicas: int = 3, in_sync: int = 2
+) -> AsyncIterator[tuple[Brokers, ControlClient]]:
+    kafka = Brokers(max(brokers, replicas), replicas, in_sync)
+    await kafka.start()
+    client = ControlClient([Address.parse(kafka.bootstrap.split(",")[0])], LIMITS)
+    try:
+        await client.start(timeout_seconds=60)
+        await client.refresh_metadata([NAME])
+        yield kafka, client
+    finally:
+        await client.close()
+        kafka.close()
 
 
 async def confirmed(client: ControlClient, in_sync: int = 2, seconds: float = 60.0) -> bool:
@@ -87,37 +85,37 @@ async def confirmed(client: ControlClient, in_sync: int = 2, seconds: float = 60
         return False
 
 
-def who_were_asked(kafka: Brokers) -> list[int]:
+def queried_nodes(kafka: Brokers) -> list[int]:
     return [node_id for node_id, key in kafka.queried if key == METADATA]
 
 
 @pytest.mark.parametrize(
     ("replicas", "in_sync", "others"), [(3, 2, 1), (5, 2, 3), (5, 3, 2), (3, 1, 2), (3, 3, 0), (2, 2, 0), (1, 1, 0)]
 )
-def test_only_as_many_replicas_as_needed_are_queried(
+@in_event_loop
+async def test_only_as_many_replicas_as_needed_are_queried(
     replicas: int, in_sync: int, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "_ONE_MORE_SECONDS", 60.0)
 
-    async def story(kafka: Brokers, client: ControlClient) -> None:
+    async with brokers_and_client(replicas=replicas, in_sync=in_sync) as (kafka, client):
         assert await confirmed(client, in_sync)
         kafka.queried.clear()
 
         assert await confirmed(client, in_sync)
 
         assert (1, LIST_OFFSETS) in kafka.queried
-        queried = who_were_asked(kafka)
+        queried = queried_nodes(kafka)
         assert len(queried) == len(set(queried)) == others
         assert 1 not in queried
         assert len(kafka.queried) == 1 + others
 
-    with_brokers(story, replicas=replicas, in_sync=in_sync)
 
-
-def test_silent_replica_is_not_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
+@in_event_loop
+async def test_silent_replica_is_not_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with brokers_and_client() as (kafka, client):
         assert await confirmed(client)
-        (first,) = who_were_asked(kafka)[-1:]
+        (first,) = queried_nodes(kafka)[-1:]
         kafka.silent.add(first)
 
         assert await confirmed(client)
@@ -125,26 +123,24 @@ def test_silent_replica_is_not_queried_again(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(control, "_ONE_MORE_SECONDS", 60.0)
         kafka.queried.clear()
         assert await confirmed(client)
-        assert who_were_asked(kafka) == [5 - first]
-
-    with_brokers(story)
+        assert queried_nodes(kafka) == [5 - first]
 
 
-def test_too_few_that_answer_confirm_nothing() -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
+@in_event_loop
+async def test_too_few_that_answer_confirm_nothing() -> None:
+    async with brokers_and_client() as (kafka, client):
         kafka.silent |= {2, 3}
         assert not await confirmed(client, seconds=0.6)
 
         kafka.silent.clear()
         assert await confirmed(client)
 
-    with_brokers(story)
-
 
 @pytest.mark.parametrize("knows", [2, 3])
-def test_later_leader_is_accepted_from_any_replica(knows: int) -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
-        # Given that both others are needed, and one of them knows of an election that the leader does not know of
+@in_event_loop
+async def test_later_leader_is_accepted_from_any_replica(knows: int) -> None:
+    async with brokers_and_client() as (kafka, client):
+        # Given that both others are needed, and one of them knows an election that the leader does not know
         kafka.epochs[knows] = 7
         querying = asyncio.create_task(confirmed(client, in_sync=1, seconds=3600))
 
@@ -156,12 +152,11 @@ def test_later_leader_is_accepted_from_any_replica(knows: int) -> None:
         assert not querying.done()
         querying.cancel()
 
-    with_brokers(story)
 
-
-def test_added_replicas_count_once_one_replica_reports_them() -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
-        # Given two more replicas that are being made, of whom the leader has not heard: a later one may need only those
+@in_event_loop
+async def test_added_replicas_count_once_one_replica_reports_them() -> None:
+    async with brokers_and_client(brokers=5) as (kafka, client):
+        # Given two new replicas unknown to the leader: a later leader may need only those
         kafka.replicas = {node_id: [1, 2, 3, 4, 5] for node_id in (2, 3)}
         kafka.silent |= {4, 5}
         assert not await confirmed(client, seconds=0.6)
@@ -169,9 +164,7 @@ def test_added_replicas_count_once_one_replica_reports_them() -> None:
         kafka.silent.clear()
         kafka.queried.clear()
         assert await confirmed(client)
-        assert {4, 5} & set(who_were_asked(kafka))
-
-    with_brokers(story, brokers=5)
+        assert {4, 5} & set(queried_nodes(kafka))
 
 
 # --- the lease
@@ -187,9 +180,10 @@ async def followed(client: ControlClient, lease_seconds: float) -> AsyncIterator
         await state.close()
 
 
-def test_view_is_fresh_only_after_other_replicas_confirm() -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
-        # Given that the others cannot be asked, and that the leader answers as ever
+@in_event_loop
+async def test_view_is_fresh_only_after_other_replicas_confirm() -> None:
+    async with brokers_and_client() as (kafka, client):
+        # Given other replicas that do not respond, and a leader that does
         kafka.silent |= {2, 3}
         async with followed(client, 30.0) as state:
             read = state._read_as_of
@@ -199,78 +193,70 @@ def test_view_is_fresh_only_after_other_replicas_confirm() -> None:
             kafka.silent.clear()
             await until_async(lambda: state.fresh, "a fresh state")
 
-    with_brokers(story)
+
+@in_event_loop
+async def test_view_is_as_old_as_its_confirmation() -> None:
+    async with brokers_and_client() as (kafka, client), followed(client, 1.0) as state:
+        await until_async(lambda: state.fresh, "a fresh state")
+        kafka.silent |= {2, 3}
+        silent_at = time.monotonic()
+        await until_async(lambda: not state.fresh, "a stale state")
+        assert state.fresh_until <= silent_at + 1.0
+        # The leader still responds.
+        await until_async(lambda: state._read_as_of > silent_at, "a read after the silence")
+
+        kafka.silent.clear()
+        await until_async(lambda: state.fresh, "a fresh state")
 
 
-def test_view_is_as_old_as_its_confirmation() -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
-        async with followed(client, 1.0) as state:
-            await until_async(lambda: state.fresh, "a fresh state")
-            kafka.silent |= {2, 3}
-            silent_at = time.monotonic()
-            await until_async(lambda: not state.fresh, "a stale state")
-            assert state.fresh_until <= silent_at + 1.0
-            # The leader's own word goes on.
-            await until_async(lambda: state._read_as_of > silent_at, "a read after the silence")
+@in_event_loop
+async def test_one_that_is_away_makes_no_gap() -> None:
+    async with brokers_and_client() as (kafka, client), followed(client, 30.0) as state:
+        (confirms,) = queried_nodes(kafka)[-1:]
+        kafka.silent.add(confirms)
+        silent_at = time.monotonic()
+        ends = []
 
-            kafka.silent.clear()
-            await until_async(lambda: state.fresh, "a fresh state")
+        def renewed() -> bool:
+            ends.append(state.fresh_until - time.monotonic())
+            return state.fresh_until > silent_at + 30.0
 
-    with_brokers(story)
-
-
-def test_one_that_is_away_makes_no_gap() -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
-        async with followed(client, 30.0) as state:
-            (confirms,) = who_were_asked(kafka)[-1:]
-            kafka.silent.add(confirms)
-            silent_at = time.monotonic()
-            ends = []
-
-            def renewed() -> bool:
-                ends.append(state.fresh_until - time.monotonic())
-                return state.fresh_until > silent_at + 30.0
-
-            await until_async(renewed, "a renewed lease")
-            assert min(ends) > 0
-
-    with_brokers(story)
+        await until_async(renewed, "a renewed lease")
+        assert min(ends) > 0
 
 
 @pytest.mark.parametrize(("replicas", "in_sync"), [(1, 1), (1, 2), (3, 1)])
-def test_single_possible_leader_needs_no_confirmation(replicas: int, in_sync: int) -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
-        async with followed(client, 0.6) as state:
-            kafka.queried.clear()
-            assert state.fresh_until > float("-inf")
-            renewed = state.fresh_until
-            await until_async(lambda: state.fresh_until > renewed + 0.6, "the next renewal")
-            assert LIST_OFFSETS not in {key for _, key in kafka.queried}
-            assert not who_were_asked(kafka)
-
-    with_brokers(story, replicas=replicas, in_sync=in_sync)
-
-
-def test_read_to_end_renews_the_lease() -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
-        async with followed(client, 3000.0) as state:  # the next question of its own would come in minutes
-            renewed = state.fresh_until
-            await state.read_to_end(timeout_seconds=60)
-            await until_async(lambda: state.fresh_until > renewed, "the next renewal")
-
-    with_brokers(story)
+@in_event_loop
+async def test_single_possible_leader_needs_no_confirmation(replicas: int, in_sync: int) -> None:
+    async with (
+        brokers_and_client(replicas=replicas, in_sync=in_sync) as (kafka, client),
+        followed(client, 0.6) as state,
+    ):
+        kafka.queried.clear()
+        assert state.fresh_until > float("-inf")
+        renewed = state.fresh_until
+        await until_async(lambda: state.fresh_until > renewed + 0.6, "the next renewal")
+        assert LIST_OFFSETS not in {key for _, key in kafka.queried}
+        assert not queried_nodes(kafka)
 
 
-def test_unread_end_does_not_renew_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(kafka: Brokers, client: ControlClient) -> None:
-        # Given a new leader whose high watermark was behind for a while: it told of an end that is there by now only
-        async with followed(client, 1.0) as state:
-            await until_async(lambda: state.fresh, "a fresh state")
+@in_event_loop
+async def test_read_to_end_renews_the_lease() -> None:
+    # its next query would come in minutes
+    async with brokers_and_client() as (_, client), followed(client, 3000.0) as state:
+        renewed = state.fresh_until
+        await state.read_to_end(timeout_seconds=60)
+        await until_async(lambda: state.fresh_until > renewed, "the next renewal")
 
-            async def far_ahead(*args: object, **how: object) -> int:
-                return 10
 
-            monkeypatch.setattr(client, "confirmed_high_watermark", far_ahead)
-            await until_async(lambda: not state.fresh, "a stale state")
+@in_event_loop
+async def test_unread_end_does_not_renew_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a new leader whose high watermark lagged: the end that it reported is not read yet
+    async with brokers_and_client() as (_, client), followed(client, 1.0) as state:
+        await until_async(lambda: state.fresh, "a fresh state")
 
-    with_brokers(story)
+        async def far_ahead(*args: object, **how: object) -> int:
+            return 10
+
+        monkeypatch.setattr(client, "confirmed_high_watermark", far_ahead)
+        await until_async(lambda: not state.fresh, "a stale state")

@@ -1,9 +1,9 @@
-"""What the control client does again and again, against the fake cluster: no more than there is news."""
+"""The repeated work of the control client, against the fake cluster."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -19,24 +19,21 @@ from fencepost_proxy.types import Address, Monotonic, TopicPartition
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import FETCH, METADATA, PRODUCE
 from fencepost_proxy.wire.batch import HeaderNames
+from tests.support.event_loop import in_event_loop
 from tests.support.fake_cluster import FakeCluster
 
-Story = Callable[[FakeCluster, ControlClient], Awaitable[None]]
 
-
-def with_client(story: Story, *, brokers: int = 1) -> None:
-    async def run() -> None:
-        kafka = FakeCluster(brokers, {"orders": 3, "payments": 2})
-        await kafka.start()
-        client = ControlClient([Address.parse(kafka.bootstrap.split(",")[0])], Limits())
-        try:
-            await client.start(timeout_seconds=60)
-            await story(kafka, client)
-        finally:
-            await client.close()
-            kafka.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def fake_kafka(*, brokers: int = 1) -> AsyncIterator[tuple[FakeCluster, ControlClient]]:
+    kafka = FakeCluster(brokers, {"orders": 3, "payments": 2})
+    await kafka.start()
+    client = ControlClient([Address.parse(kafka.bootstrap.split(",")[0])], Limits())
+    try:
+        await client.start(timeout_seconds=60)
+        yield kafka, client
+    finally:
+        await client.close()
+        kafka.close()
 
 
 @pytest.fixture
@@ -45,17 +42,18 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     keys: list[int] = []
     decode = wire.decode_response
 
-    def decode_and_note(api_key: int, version: int, body: memoryview) -> Any:
+    def decode_and_record(api_key: int, version: int, body: memoryview) -> Any:
         keys.append(api_key)
         return decode(api_key, version, body)
 
-    monkeypatch.setattr(wire, "decode_response", decode_and_note)
+    monkeypatch.setattr(wire, "decode_response", decode_and_record)
     return keys
 
 
-def test_unchanged_metadata_is_not_decoded(decoded: list[int]) -> None:
-    async def story(kafka: FakeCluster, client: ControlClient) -> None:
-        # Given two questions that are asked by turns, as housekeeping does
+@in_event_loop
+async def test_unchanged_metadata_is_not_decoded(decoded: list[int]) -> None:
+    async with fake_kafka() as (_, client):
+        # Given two alternating queries, as housekeeping has them
         known = await client.refresh_metadata(["orders", "payments"])
         await client.refresh_metadata(["orders"])
         decoded.clear()
@@ -66,11 +64,10 @@ def test_unchanged_metadata_is_not_decoded(decoded: list[int]) -> None:
 
         assert METADATA not in decoded
 
-    with_client(story)
 
-
-def test_changed_metadata_between_equal_responses_is_applied() -> None:
-    async def story(kafka: FakeCluster, client: ControlClient) -> None:
+@in_event_loop
+async def test_changed_metadata_between_equal_responses_is_applied() -> None:
+    async with fake_kafka(brokers=2) as (kafka, client):
         await client.refresh_metadata(["orders"])
         first = kafka.topics["orders"].partitions[0]
         led_by_two = TopicPartition("orders", 0)
@@ -84,12 +81,11 @@ def test_changed_metadata_between_equal_responses_is_applied() -> None:
             assert reported is not None
             assert reported.node_id == leader
 
-    with_client(story, brokers=2)
 
-
-def test_repeated_response_is_applied_after_other_changes() -> None:
-    async def story(kafka: FakeCluster, client: ControlClient) -> None:
-        # Given that all topics were asked for, and one of them was gone at another question
+@in_event_loop
+async def test_repeated_response_is_applied_after_other_changes() -> None:
+    async with fake_kafka() as (kafka, client):
+        # Given that one topic was deleted between two queries
         await client.refresh_metadata(None)
         orders = kafka.topics.pop("orders")
         kafka.changed()
@@ -103,37 +99,34 @@ def test_repeated_response_is_applied_after_other_changes() -> None:
 
         assert client.topic("orders") is not None
 
-    with_client(story)
 
-
-def test_few_metadata_queries_are_remembered() -> None:
-    async def story(kafka: FakeCluster, client: ControlClient) -> None:
+@in_event_loop
+async def test_few_metadata_queries_are_remembered() -> None:
+    async with fake_kafka() as (_, client):
         for number in range(50):
             await client.refresh_metadata([f"no-such-topic-{number}"])
 
         assert len(client._reported._answers) <= control._QUERIES_REMEMBERED
 
-    with_client(story)
 
-
-def test_newest_version_is_known_after_all_brokers_report() -> None:
-    async def story(kafka: FakeCluster, client: ControlClient) -> None:
+@in_event_loop
+async def test_newest_version_is_known_after_all_brokers_report() -> None:
+    async with fake_kafka(brokers=2) as (kafka, client):
         assert client.version_max(PRODUCE) == 13
 
         kafka.add_broker()
         kafka.changed()
         await kafka.start()
         await client.refresh_metadata([])
-        assert client.version_max(PRODUCE) == 0, "the new broker has not told yet"
+        assert client.version_max(PRODUCE) == 0, "the new broker has not reported yet"
 
         await client._greet_brokers()
         assert client.version_max(PRODUCE) == 13
 
-    with_client(story, brokers=2)
 
-
-def test_topic_configs_are_read_together_and_changes_reported(decoded: list[int]) -> None:
-    async def story(kafka: FakeCluster, client: ControlClient) -> None:
+@in_event_loop
+async def test_topic_configs_are_read_together_and_changes_reported(decoded: list[int]) -> None:
+    async with fake_kafka() as (kafka, client):
         reads = LogReader(
             client,
             StateTopic(client, name="s", lease_seconds=1, limits=Limits()),
@@ -153,21 +146,22 @@ def test_topic_configs_are_read_together_and_changes_reported(decoded: list[int]
         assert facts.log_append_time
         assert await reads.changed_facts(["orders", "payments"]) == []
 
-    with_client(story)
 
-
-def test_start_does_not_wait_at_state_topic_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_event_loop
+async def test_start_does_not_wait_at_state_topic_end(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     encode = wire.encode_request_frame
 
-    def encode_and_note(api_key: int, version: int, correlation_id: int, client_id: str | None, message: Any) -> bytes:
+    def encode_and_record(
+        api_key: int, version: int, correlation_id: int, client_id: str | None, message: Any
+    ) -> bytes:
         if api_key == FETCH:
             waits.append(message.max_wait_ms)
         return encode(api_key, version, correlation_id, client_id, message)
 
-    monkeypatch.setattr(wire, "encode_request_frame", encode_and_note)
+    monkeypatch.setattr(wire, "encode_request_frame", encode_and_record)
 
-    async def story(kafka: FakeCluster, client: ControlClient) -> None:
+    async with fake_kafka() as (_, client):
         # Given a state topic with nothing in it, as after a first start that was cut short
         state = StateTopic(client, name="__state", lease_seconds=3.0, limits=Limits())
         try:
@@ -179,5 +173,3 @@ def test_start_does_not_wait_at_state_topic_end(monkeypatch: pytest.MonkeyPatch)
             assert set(waits[1:]) == {250}
         finally:
             await state.close()
-
-    with_client(story)

@@ -1,12 +1,10 @@
-"""A connection goes from process to process: two links on real sockets, packets over a socket pair between them."""
+"""A connection migrates between processes: two proxied connections on real sockets, packets over a socket pair."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 
@@ -22,17 +20,14 @@ from fencepost_proxy.types import Address, NodeId
 from tests.kit.waiting import until_async
 from tests.protocol.test_proxied_connection import SIZE, Driver, Pair, receive, request, response, send
 from tests.support.batches import expecting
+from tests.support.event_loop import in_event_loop
 from tests.unit.test_session import Unchanged, produce
 
 GUARDED = produce(("guarded", 0, expecting(5, b"a")), correlation=7)
 
 
-def reported(story: Callable[[], Any]) -> None:
-    asyncio.run(story())
-
-
 class Other(Driver):
-    """Not the owner: what its session hands over is kept."""
+    """Not the primary worker: the connections that its session migrates are kept."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +54,7 @@ class Other(Driver):
 
 
 class TakesOver(Driver):
-    """The owner."""
+    """The primary worker."""
 
     def take_over(self, packet: Packet) -> None:
         migrated: MigratedSockets = packet.message()
@@ -99,96 +94,89 @@ def through_a_socket_pair(packet: Packet) -> Packet:
     return found
 
 
-def test_buffered_bytes_and_partial_frame_migrate_with_connection() -> None:
-    async def story() -> None:
-        sockets = Pair()
-        sockets.driver = other = Other()
-        sockets.accept()
-        sockets.connect()
-        primary = TakesOver()
+@in_event_loop
+async def test_buffered_bytes_and_partial_frame_migrate_with_connection() -> None:
+    sockets = Pair()
+    sockets.driver = other = Other()
+    sockets.accept()
+    sockets.connect()
+    primary = TakesOver()
 
-        await send(sockets.client, request(1) + GUARDED[:60])
-        assert await receive(sockets.broker, len(request(1))) == request(1)
-        await send(sockets.broker, response(1))
-        assert await receive(sockets.client, len(response(1))) == response(1)
-        await until_async(lambda: bool(other.packets), "a packet")
-        assert other.closed == [sockets.proxied]
-        await send(sockets.client, GUARDED[60:])  # while it is on its way
-        kept: list[bytes] = []
-        original = primary.session_event
+    await send(sockets.client, request(1) + GUARDED[:60])
+    assert await receive(sockets.broker, len(request(1))) == request(1)
+    await send(sockets.broker, response(1))
+    assert await receive(sockets.client, len(response(1))) == response(1)
+    await until_async(lambda: bool(other.packets), "a packet")
+    assert other.closed == [sockets.proxied]
+    await send(sockets.client, GUARDED[60:])  # while it is on its way
+    kept: list[bytes] = []
+    original = primary.session_event
 
-        def keep(connection: int, event: messages.Event) -> None:
-            if isinstance(event, messages.ClientBytes):
-                kept.append(bytes(event.data))
-            original(connection, event)
+    def keep(connection: int, event: messages.Event) -> None:
+        if isinstance(event, messages.ClientBytes):
+            kept.append(bytes(event.data))
+        original(connection, event)
 
-        primary.session_event = keep  # type: ignore[method-assign]
-        primary.take_over(through_a_socket_pair(other.packets[0]))
-        await until_async(lambda: len(b"".join(kept)) >= len(GUARDED), "all bytes")
+    primary.session_event = keep  # type: ignore[method-assign]
+    primary.take_over(through_a_socket_pair(other.packets[0]))
+    await until_async(lambda: len(b"".join(kept)) >= len(GUARDED), "all bytes")
 
-        assert b"".join(kept) == GUARDED
-        proxied = primary.opened[0]
-        assert proxied.peer == Address("client", 1)
-        proxied.client.abort()
-        assert proxied.upstream is not None
-        proxied.upstream.abort()
-        await asyncio.sleep(0)
-        assert await asyncio.get_running_loop().sock_recv(sockets.client, 1) == b"", "nobody else holds the socket"
-        sockets.client.close()
-        sockets.broker.close()
-
-    reported(story)
+    assert b"".join(kept) == GUARDED
+    proxied = primary.opened[0]
+    assert proxied.peer == Address("client", 1)
+    proxied.client.abort()
+    assert proxied.upstream is not None
+    proxied.upstream.abort()
+    await asyncio.sleep(0)
+    assert await asyncio.get_running_loop().sock_recv(sockets.client, 1) == b"", "no other process has the socket"
+    sockets.client.close()
+    sockets.broker.close()
 
 
-def test_unsent_response_bytes_migrate_with_connection() -> None:
-    """An answer larger than the kernel takes: the rest of it is the owner's to write, in order."""
+@in_event_loop
+async def test_unsent_response_bytes_migrate_with_connection() -> None:
+    """The response is larger than the kernel's buffers: the primary worker writes the rest, in order."""
+    sockets = Pair()
+    sockets.driver = other = Other()
+    sockets.accept()
+    sockets.connect()
+    big = response(1, bytes(SIZE))
 
-    async def story() -> None:
-        sockets = Pair()
-        sockets.driver = other = Other()
-        sockets.accept()
-        sockets.connect()
-        big = response(1, bytes(SIZE))
-
-        await send(sockets.client, request(1) + GUARDED)
-        await receive(sockets.broker, len(request(1)))
-        sending = asyncio.create_task(send(sockets.broker, big))
-        reading = asyncio.create_task(receive(sockets.client, len(big) // 2))
-        assert await reading == big[: len(reading.result())]
-        already = len(reading.result())
-        primary = TakesOver()
-        reading = asyncio.create_task(receive(sockets.client, len(big) - already))
-        await until_async(lambda: bool(other.packets), "a packet")
-        migrated = through_a_socket_pair(other.packets[0])
-        primary.take_over(migrated)
-        rest = await reading
-        await sending
-        assert rest == big[already:]
-        assert primary.opened
-        primary.opened[0].client.abort()
-        assert primary.opened[0].upstream is not None
-        primary.opened[0].upstream.abort()
-        await asyncio.sleep(0)
-        sockets.client.close()
-        sockets.broker.close()
-
-    reported(story)
+    await send(sockets.client, request(1) + GUARDED)
+    await receive(sockets.broker, len(request(1)))
+    sending = asyncio.create_task(send(sockets.broker, big))
+    reading = asyncio.create_task(receive(sockets.client, len(big) // 2))
+    assert await reading == big[: len(reading.result())]
+    already = len(reading.result())
+    primary = TakesOver()
+    reading = asyncio.create_task(receive(sockets.client, len(big) - already))
+    await until_async(lambda: bool(other.packets), "a packet")
+    migrated = through_a_socket_pair(other.packets[0])
+    primary.take_over(migrated)
+    rest = await reading
+    await sending
+    assert rest == big[already:]
+    assert primary.opened
+    primary.opened[0].client.abort()
+    assert primary.opened[0].upstream is not None
+    primary.opened[0].upstream.abort()
+    await asyncio.sleep(0)
+    sockets.client.close()
+    sockets.broker.close()
 
 
-def test_connection_with_closing_upstream_is_not_migrated() -> None:
-    async def story() -> None:
-        sockets = Pair()
-        sockets.accept()
-        sockets.connect()
-        assert sockets.proxied.upstream is not None
-        sockets.proxied.upstream.close(1.0)
-        assert sockets.proxied.detach() is None
-        async with asyncio.timeout(60):
-            assert await asyncio.get_running_loop().sock_recv(sockets.client, 1) == b""
-        sockets.close()
-        await asyncio.sleep(0)
-
-    reported(story)
+@in_event_loop
+async def test_connection_with_closing_upstream_is_not_migrated() -> None:
+    sockets = Pair()
+    sockets.accept()
+    sockets.connect()
+    assert sockets.proxied.upstream is not None
+    sockets.proxied.upstream.close(1.0)
+    assert sockets.proxied.detach() is None
+    async with asyncio.timeout(60):
+        assert await asyncio.get_running_loop().sock_recv(sockets.client, 1) == b""
+    sockets.close()
+    await asyncio.sleep(0)
 
 
 # --- packets ----------------------------------------------------------------------------------------------------------
@@ -222,64 +210,56 @@ def test_a_configuration_goes_from_process_to_process() -> None:
     assert through_a_socket_pair(Packet.of("start", config)).message() == config
 
 
-def test_channel_buffers_in_order_up_to_a_bound(
+@in_event_loop
+async def test_channel_buffers_in_order_up_to_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(channel_module, "_WAITING_MAX", 200)
-
-    async def story() -> None:
-        near, far = pair()
-        channel = Channel(near, lambda packet: None)
-        sent = 0
-        while channel.send(Packet.of("n", (sent, b"x" * 10_000))):
-            sent += 1
-        assert sent >= 200
-        got: list[int] = []
-        reader = Channel(far, lambda packet: got.append(packet.message()[0]))
-        await until_async(lambda: len(got) >= sent, "all requests")
-        assert got == list(range(sent))
-        assert channel.send(Packet.of("n", (sent, b"")))
-        channel.close()
-        reader.close()
-
-    reported(story)
+    near, far = pair()
+    channel = Channel(near, lambda packet: None)
+    sent = 0
+    while channel.send(Packet.of("n", (sent, b"x" * 10_000))):
+        sent += 1
+    assert sent >= 200
+    got: list[int] = []
+    reader = Channel(far, lambda packet: got.append(packet.message()[0]))
+    await until_async(lambda: len(got) >= sent, "all requests")
+    assert got == list(range(sent))
+    assert channel.send(Packet.of("n", (sent, b"")))
+    channel.close()
+    reader.close()
 
 
-def test_closed_channel_is_reported_once_and_sends_nothing() -> None:
-    async def story() -> None:
-        near, far = pair()
-        ends: list[None] = []
-        channel = Channel(near, lambda packet: None, lambda: ends.append(None))
-        far.close()
-        await until_async(lambda: bool(ends), "the end")
-        one, other = socket.socketpair()
-        assert not channel.send(Packet.of("kind", None, [one]))
-        with other:
-            assert other.recv(1) == b""
-        channel.close()
-        assert len(ends) == 1
-
-    reported(story)
+@in_event_loop
+async def test_closed_channel_is_reported_once_and_sends_nothing() -> None:
+    near, far = pair()
+    ends: list[None] = []
+    channel = Channel(near, lambda packet: None, lambda: ends.append(None))
+    far.close()
+    await until_async(lambda: bool(ends), "the end")
+    one, other = socket.socketpair()
+    assert not channel.send(Packet.of("kind", None, [one]))
+    with other:
+        assert other.recv(1) == b""
+    channel.close()
+    assert len(ends) == 1
 
 
-def test_unreceivable_sockets_are_closed_and_channel_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_event_loop
+async def test_unreceivable_sockets_are_closed_and_channel_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a process without file descriptors left receives them."""
     monkeypatch.setattr(channel_module, "_SOCKETS_MAX", 1)
-
-    async def story() -> None:
-        near, far = pair()
-        got: list[str] = []
-        channel = Channel(near, lambda packet: got.append(packet.kind))
-        one, other = socket.socketpair()
-        another, its_other = socket.socketpair()
-        send_packet(far, Packet.of("two sockets", None, [one, another]))
-        send_packet(far, Packet.of("none"))
-        await until_async(lambda: bool(got), "a connection")
-        assert got == ["none"]
-        assert other.recv(1) == b""
-        assert its_other.recv(1) == b""
-        for each in (far, other, its_other):
-            each.close()
-        channel.close()
-
-    reported(story)
+    near, far = pair()
+    got: list[str] = []
+    channel = Channel(near, lambda packet: got.append(packet.kind))
+    one, other = socket.socketpair()
+    another, its_other = socket.socketpair()
+    send_packet(far, Packet.of("two sockets", None, [one, another]))
+    send_packet(far, Packet.of("none"))
+    await until_async(lambda: bool(got), "a connection")
+    assert got == ["none"]
+    assert other.recv(1) == b""
+    assert its_other.recv(1) == b""
+    for each in (far, other, its_other):
+        each.close()
+    channel.close()

@@ -1,4 +1,4 @@
-"""A link on real sockets: what passes, what is spliced, what waits, and sides that come, go and stall out of step."""
+"""A proxied connection on real sockets: relayed, spliced and buffered bytes, and sockets that open, close and stall."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from fencepost_proxy.session import messages
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until_async
+from tests.support.event_loop import in_event_loop
 from tests.unit.test_session import Around, Unchanged
 
 #: More than the kernel takes off a sender's hands on loopback.
@@ -38,7 +39,7 @@ def response(correlation_id: int, payload: bytes = b"") -> bytes:
 
 
 class Driver:
-    """Events go to the link's session at once, commands back to the link."""
+    """Passes events to the session and its commands back, at once."""
 
     def __init__(self, **services: Any) -> None:
         self.traffic = Traffic()
@@ -131,116 +132,100 @@ async def receive(sock: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def reported(story: Callable[[], Any]) -> None:
-    asyncio.run(story())
-
-
 # --- what passes ------------------------------------------------------------------------------------------------------
 
 
-def test_relayed_requests_and_responses_cause_no_events() -> None:
-    async def story() -> None:
-        async with pair() as sockets:
-            for number in range(3):
-                await send(sockets.client, request(number))
-                assert await receive(sockets.broker, len(request(number))) == request(number)
-                await send(sockets.broker, response(number, b"answer"))
-                assert await receive(sockets.client, len(response(number, b"answer"))) == response(number, b"answer")
-            assert sockets.driver.events == []
-            assert sockets.driver.traffic.bytes_to_kafka == 3 * len(request(0))
-            assert sockets.driver.traffic.bytes_to_clients == 3 * len(response(0, b"answer"))
-
-    reported(story)
+@in_event_loop
+async def test_relayed_requests_and_responses_cause_no_events() -> None:
+    async with pair() as sockets:
+        for number in range(3):
+            await send(sockets.client, request(number))
+            assert await receive(sockets.broker, len(request(number))) == request(number)
+            await send(sockets.broker, response(number, b"answer"))
+            assert await receive(sockets.client, len(response(number, b"answer"))) == response(number, b"answer")
+        assert sockets.driver.events == []
+        assert sockets.driver.traffic.bytes_to_kafka == 3 * len(request(0))
+        assert sockets.driver.traffic.bytes_to_clients == 3 * len(response(0, b"answer"))
 
 
 @pytest.mark.parametrize("splice", [True, False], ids=["spliced", "read"])
-def test_a_large_frame_arrives_as_it_was_sent(splice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In both directions, beside small ones, in one piece or in many."""
+@in_event_loop
+async def test_a_large_frame_arrives_as_it_was_sent(splice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both directions, between small ones, in one piece or in many."""
     monkeypatch.setattr(side_module, "_CAN_SPLICE", splice)
-
-    async def story() -> None:
-        async with pair(frame_bytes_max=1 << 30) as sockets:
-            for number, size in enumerate((1, SPLICE_BYTES_MIN, 700_001, 3, 5_000_000, 2)):
-                there, back = request(number, os.urandom(size)), response(number, os.urandom(size))
-                sending = asyncio.create_task(send(sockets.client, there))
-                assert await receive(sockets.broker, len(there)) == there
-                await sending
-                answering = asyncio.create_task(send(sockets.broker, back))
-                assert await receive(sockets.client, len(back)) == back
-                await answering
-            events = sockets.driver.observed(messages.ClientPassed), sockets.driver.observed(messages.UpstreamPassed)
-            assert all(events) if splice else events == ([], [])
-
-    reported(story)
-
-
-@pytest.mark.parametrize("splice", [True, False], ids=["spliced", "read"])
-def test_slow_reader_costs_bounded_memory_and_loses_nothing(splice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_module, "_CAN_SPLICE", splice)
-
-    async def story() -> None:
-        async with pair() as sockets:
-            upstream = sockets.proxied.upstream
-            assert upstream is not None
-            await send(sockets.client, request(1))
-            await receive(sockets.broker, len(request(1)))
-            answer = response(1, os.urandom(1 << 16) * (SIZE >> 16))
-            sending = asyncio.create_task(send(sockets.broker, answer))
-            await until_async(lambda: bool(upstream.paused), "reading from Kafka to pause")
-            assert not sending.done()
-            assert sockets.proxied.client._unsent_bytes <= UNSENT_BYTES_MAX + side_module._PIPE_BYTES
-            assert await receive(sockets.client, len(answer)) == answer
+    async with pair(frame_bytes_max=1 << 30) as sockets:
+        for number, size in enumerate((1, SPLICE_BYTES_MIN, 700_001, 3, 5_000_000, 2)):
+            there, back = request(number, os.urandom(size)), response(number, os.urandom(size))
+            sending = asyncio.create_task(send(sockets.client, there))
+            assert await receive(sockets.broker, len(there)) == there
             await sending
-            assert sockets.proxied.client._unsent_bytes == 0
+            answering = asyncio.create_task(send(sockets.broker, back))
+            assert await receive(sockets.client, len(back)) == back
+            await answering
+        events = sockets.driver.observed(messages.ClientPassed), sockets.driver.observed(messages.UpstreamPassed)
+        assert all(events) if splice else events == ([], [])
 
-    reported(story)
+
+@pytest.mark.parametrize("splice", [True, False], ids=["spliced", "read"])
+@in_event_loop
+async def test_slow_reader_costs_bounded_memory_and_loses_nothing(
+    splice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_module, "_CAN_SPLICE", splice)
+    async with pair() as sockets:
+        upstream = sockets.proxied.upstream
+        assert upstream is not None
+        await send(sockets.client, request(1))
+        await receive(sockets.broker, len(request(1)))
+        answer = response(1, os.urandom(1 << 16) * (SIZE >> 16))
+        sending = asyncio.create_task(send(sockets.broker, answer))
+        await until_async(lambda: bool(upstream.paused), "reading from Kafka to pause")
+        assert not sending.done()
+        assert sockets.proxied.client._unsent_bytes <= UNSENT_BYTES_MAX + side_module._PIPE_BYTES
+        assert await receive(sockets.client, len(answer)) == answer
+        await sending
+        assert sockets.proxied.client._unsent_bytes == 0
 
 
-def test_data_is_relayed_when_no_pipe_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_event_loop
+async def test_data_is_relayed_when_no_pipe_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file descriptors are used up, say."""
 
     def no_pipe(flags: int) -> tuple[int, int]:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "pipe2", no_pipe)
-
-    async def story() -> None:
-        async with pair(frame_bytes_max=1 << 30) as sockets:
-            there = request(1, os.urandom(2_000_000))
-            sending = asyncio.create_task(send(sockets.client, there))
-            assert await receive(sockets.broker, len(there)) == there
-            await sending
-
-    reported(story)
+    async with pair(frame_bytes_max=1 << 30) as sockets:
+        there = request(1, os.urandom(2_000_000))
+        sending = asyncio.create_task(send(sockets.client, there))
+        assert await receive(sockets.broker, len(there)) == there
+        await sending
 
 
 @pytest.mark.parametrize("end", ["close", "abort"])
-def test_broker_closing_during_splice_leaves_pipes_clean(end: str) -> None:
-    """What is half in a pipe must never come out on another connection."""
-
-    async def story() -> None:
-        async with pair() as sockets:
-            await send(sockets.client, request(1))
-            await receive(sockets.broker, len(request(1)))
-            sending = asyncio.create_task(send(sockets.broker, response(1, b"x" * SIZE)))
-            upstream = sockets.proxied.upstream
-            assert upstream is not None
-            await until_async(lambda: bool(upstream.paused), "reading from Kafka to pause")
-            if end == "abort":
-                sockets.proxied.client.abort()
-                upstream.abort()
-            else:
-                sockets.client.close()
-            sending.cancel()
-            with suppress(asyncio.CancelledError, OSError):
-                await sending
-            sockets.broker.close()
-            await until_async(lambda: sockets.driver.closed == [sockets.proxied], "the connection to close")
-            assert all(pipe.filled_bytes == 0 for pipe in sockets.buffers.pipes._kept)
-            assert not _open_pipes() - {fd for pipe in sockets.buffers.pipes._kept for fd in _fds(pipe)} - before
-
+@in_event_loop
+async def test_broker_closing_during_splice_leaves_pipes_clean(end: str) -> None:
+    """Bytes left in a pipe must never appear on another connection."""
     before = _open_pipes()
-    reported(story)
+    async with pair() as sockets:
+        await send(sockets.client, request(1))
+        await receive(sockets.broker, len(request(1)))
+        sending = asyncio.create_task(send(sockets.broker, response(1, b"x" * SIZE)))
+        upstream = sockets.proxied.upstream
+        assert upstream is not None
+        await until_async(lambda: bool(upstream.paused), "reading from Kafka to pause")
+        if end == "abort":
+            sockets.proxied.client.abort()
+            upstream.abort()
+        else:
+            sockets.client.close()
+        sending.cancel()
+        with suppress(asyncio.CancelledError, OSError):
+            await sending
+        sockets.broker.close()
+        await until_async(lambda: sockets.driver.closed == [sockets.proxied], "the connection to close")
+        assert all(pipe.filled_bytes == 0 for pipe in sockets.buffers.pipes._kept)
+        assert not _open_pipes() - {fd for pipe in sockets.buffers.pipes._kept for fd in _fds(pipe)} - before
 
 
 def _fds(pipe: Pipe) -> tuple[int, int]:
@@ -259,107 +244,83 @@ def _open_pipes() -> set[int]:
 # --- out of step ------------------------------------------------------------------------------------------------------
 
 
-def test_client_closed_before_upstream_connects_leaks_nothing() -> None:
-    async def story() -> None:
-        async with pair(connected=False) as sockets:
-            sockets.client.close()
-            sockets.connect()
-            await until_async(lambda: sockets.driver.closed == [sockets.proxied], "the connection to close")
-
-    reported(story)
+@in_event_loop
+async def test_client_closed_before_upstream_connects_leaks_nothing() -> None:
+    async with pair(connected=False) as sockets:
+        sockets.client.close()
+        sockets.connect()
+        await until_async(lambda: sockets.driver.closed == [sockets.proxied], "the connection to close")
 
 
 @pytest.mark.parametrize("first", ["client", "broker"])
-def test_proxied_connection_is_closed_once_by_either_end(first: str) -> None:
-    """A link that is forgotten counts against `connections_max` for ever."""
-
-    async def story() -> None:
-        async with pair() as sockets:
-            await send(sockets.client, request(1))
-            await receive(sockets.broker, len(request(1)))
-            getattr(sockets, first).close()
-            await until_async(lambda: bool(sockets.driver.closed), "a connection to close")
-            await asyncio.sleep(0.05)
-            assert sockets.driver.closed == [sockets.proxied]
-
-    reported(story)
+@in_event_loop
+async def test_proxied_connection_is_closed_once_by_either_end(first: str) -> None:
+    """A connection that is never closed would always count against `connections_max`."""
+    async with pair() as sockets:
+        await send(sockets.client, request(1))
+        await receive(sockets.broker, len(request(1)))
+        getattr(sockets, first).close()
+        await until_async(lambda: bool(sockets.driver.closed), "a connection to close")
+        await asyncio.sleep(0.05)
+        assert sockets.driver.closed == [sockets.proxied]
 
 
-def test_client_closed_by_proxy_gets_no_session() -> None:
-    async def story() -> None:
-        async with pair(connected=False) as sockets:
-            sockets.proxied.client.close(1.0)
-            await until_async(lambda: sockets.driver.closed == [sockets.proxied], "the connection to close")
-            sockets.connect()
-            assert sockets.driver.opened == [], "a session that nobody would ever end"
-            assert sockets.proxied.upstream is None
-
-    reported(story)
+@in_event_loop
+async def test_client_closed_by_proxy_gets_no_session() -> None:
+    async with pair(connected=False) as sockets:
+        sockets.proxied.client.close(1.0)
+        await until_async(lambda: sockets.driver.closed == [sockets.proxied], "the connection to close")
+        sockets.connect()
+        assert sockets.driver.opened == [], "a session that would never be closed"
+        assert sockets.proxied.upstream is None
 
 
-def test_client_that_does_not_read_is_not_read() -> None:
-    """Some answers are made here: without this they would pile up however still upstream is."""
+@in_event_loop
+async def test_client_that_does_not_read_is_not_read() -> None:
+    """The proxy makes some responses itself. Without this they would accumulate."""
+    async with pair() as sockets:
+        sockets.proxied.perform(messages.ToClient([b"x" * SIZE]))
+        await send(sockets.client, request(1))
+        await asyncio.sleep(0.05)
+        assert sockets.driver.traffic.bytes_to_kafka == 0
 
-    async def story() -> None:
-        async with pair() as sockets:
-            sockets.proxied.perform(messages.ToClient([b"x" * SIZE]))
-            await send(sockets.client, request(1))
-            await asyncio.sleep(0.05)
-            assert sockets.driver.traffic.bytes_to_kafka == 0
-
-            await receive(sockets.client, SIZE)
-            await until_async(
-                lambda: sockets.driver.traffic.bytes_to_kafka == len(request(1)),
-                "the request to reach Kafka",
-            )
-
-    reported(story)
+        await receive(sockets.client, SIZE)
+        await until_async(
+            lambda: sockets.driver.traffic.bytes_to_kafka == len(request(1)), "the request to reach Kafka"
+        )
 
 
-def test_what_was_written_goes_out_before_the_close() -> None:
-    async def story() -> None:
-        async with pair() as sockets:
-            sockets.proxied.perform(messages.ToClient([b"first", b"x" * SIZE]))
-            sockets.proxied.perform(messages.CloseClient("enough"))
-            assert await receive(sockets.client, 5 + SIZE) == b"first" + b"x" * SIZE
-            assert await asyncio.get_running_loop().sock_recv(sockets.client, 1) == b""
-
-    reported(story)
-
-
-def test_partially_written_chunks_keep_their_order() -> None:
-    async def story() -> None:
-        async with pair() as sockets:
-            chunks = [bytes([number]) * (SIZE // 8) for number in range(8)]
-            sockets.proxied.perform(messages.ToClient([*chunks, b"end"]))
-            sockets.proxied.perform(messages.ToClient([b"more"]))
-            whole = b"".join(chunks) + b"end" + b"more"
-            assert await receive(sockets.client, len(whole)) == whole
-
-    reported(story)
+@in_event_loop
+async def test_chunks_are_sent_in_order_before_the_close() -> None:
+    async with pair() as sockets:
+        chunks = [bytes([number]) * (SIZE // 8) for number in range(8)]  # more than the kernel takes at once
+        sockets.proxied.perform(messages.ToClient([*chunks, b"end"]))
+        sockets.proxied.perform(messages.ToClient([b"more"]))
+        sockets.proxied.perform(messages.CloseClient("enough"))
+        whole = b"".join(chunks) + b"end" + b"more"
+        assert await receive(sockets.client, len(whole)) == whole
+        assert await asyncio.get_running_loop().sock_recv(sockets.client, 1) == b""
 
 
-def test_lost_socket_is_reported_once_outside_writes() -> None:
-    async def story() -> None:
-        async with pair() as sockets:
-            lost: list[object] = []
+@in_event_loop
+async def test_lost_socket_is_reported_once_outside_writes() -> None:
+    async with pair() as sockets:
+        lost: list[object] = []
 
-            class Watched(ProxiedSocket):
-                def _lost(self, error: OSError | None) -> None:
-                    lost.append(error)
+        class Watched(ProxiedSocket):
+            def _lost(self, error: OSError | None) -> None:
+                lost.append(error)
 
-            far, near = _tcp_pair()
-            side = Watched(near, sockets.buffers, asyncio.get_running_loop())
-            side.start()
-            far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            far.close()  # by a reset
-            for _ in range(3):
-                side.send(b"anything")
-                assert lost == []
-            side.abort()
-            side.close(1.0)
-            await until_async(lambda: bool(lost), "the connection to be lost")
-            await asyncio.sleep(0)
-            assert len(lost) == 1
-
-    reported(story)
+        far, near = _tcp_pair()
+        side = Watched(near, sockets.buffers, asyncio.get_running_loop())
+        side.start()
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        far.close()  # by a reset
+        for _ in range(3):
+            side.send(b"anything")
+            assert lost == []
+        side.abort()
+        side.close(1.0)
+        await until_async(lambda: bool(lost), "the connection to be lost")
+        await asyncio.sleep(0)
+        assert len(lost) == 1

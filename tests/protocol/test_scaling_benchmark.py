@@ -1,4 +1,4 @@
-"""The benchmark of growth runs and tells what it promises; how large the figures are is nobody's business here."""
+"""The scaling benchmark runs and reports each measure; its figures are not tested."""
 
 from __future__ import annotations
 

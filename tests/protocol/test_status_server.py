@@ -1,12 +1,12 @@
-"""The status page over a real socket: what it shows, and what it does with a client that means no good."""
+"""The status page over a real socket: its contents, and its limits for hostile clients."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from fencepost_proxy.net.status import (
 )
 from fencepost_proxy.types import Address, Monotonic, NodeId
 from fencepost_proxy.wire.apis import API_VERSIONS, PRODUCE, UNKNOWN_VERSION
+from tests.support.event_loop import in_event_loop
 from tests.support.status import lists as canned
 
 READY = StatusSnapshot(
@@ -41,18 +42,18 @@ READY = StatusSnapshot(
 TOPICS = (CheckedTopicStatus("<script>alert(1)</script>", "required", 6),)
 
 
-def with_server(
-    story: Callable[[Address], Awaitable[None]], snapshot: StatusSnapshot = READY, metrics: Metrics | None = None
-) -> None:
-    async def run() -> None:
-        server = StatusServer(lambda: snapshot, metrics or Metrics(), lists=canned({"topics": TOPICS}))
-        address = await server.start(Address("127.0.0.1", 0))
-        try:
-            await story(address)
-        finally:
-            await server.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def status_server(
+    snapshot: Callable[[], StatusSnapshot] = lambda: READY,
+    metrics: Metrics | None = None,
+    host: str = "127.0.0.1",
+    **more: Any,
+) -> AsyncIterator[Address]:
+    server = StatusServer(snapshot, metrics or Metrics(), **{"lists": canned({"topics": TOPICS}), **more})
+    try:
+        yield await server.start(Address(host, 0))
+    finally:
+        await server.close()
 
 
 async def send(address: Address, request: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -71,8 +72,9 @@ async def get(address: Address, path: str, method: str = "GET") -> tuple[int, di
     return await send(address, f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
 
-def test_the_page_shows_the_state_and_escapes_names() -> None:
-    async def story(address: Address) -> None:
+@in_event_loop
+async def test_the_page_shows_the_state_and_escapes_names() -> None:
+    async with status_server() as address:
         status, headers, body = await get(address, "/")
         page = body.decode()
         assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -91,11 +93,10 @@ def test_the_page_shows_the_state_and_escapes_names() -> None:
         assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
         assert "Not ready" not in page
 
-    with_server(story)
 
-
-def test_the_same_in_json() -> None:
-    async def story(address: Address) -> None:
+@in_event_loop
+async def test_the_same_in_json() -> None:
+    async with status_server() as address:
         _, headers, body = await get(address, "/status.json?x=1")
         status: dict[str, Any] = json.loads(body)
         assert headers["content-type"] == "application/json"
@@ -109,25 +110,21 @@ def test_the_same_in_json() -> None:
         assert status["checked_topics"][0]["topic"] == "<script>alert(1)</script>"
         assert status["refusals"] == {"offset_mismatch": 4}
 
-    with_server(story)
 
-
-def test_readiness_is_503_with_reasons_and_liveness_200() -> None:
-    async def story(address: Address) -> None:
+@in_event_loop
+async def test_readiness_is_503_with_reasons_and_liveness_200() -> None:
+    async with status_server(lambda: replace(READY, not_ready=("the state topic is not loaded",))) as address:
         status, _, body = await get(address, "/readyz")
         assert (status, body) == (503, b"not ready\nthe state topic is not loaded\n")
         assert (await get(address, "/livez"))[0] == 200
         assert "the state topic is not loaded" in (await get(address, "/"))[2].decode()
 
-    with_server(story, replace(READY, not_ready=("the state topic is not loaded",)))
-
-    async def ready(address: Address) -> None:
+    async with status_server() as address:
         assert (await get(address, "/readyz"))[::2] == (200, b"ready\n")
 
-    with_server(ready)
 
-
-def test_metrics_show_recorded_values() -> None:
+@in_event_loop
+async def test_metrics_show_recorded_values() -> None:
     metrics = Metrics(state_fresh_until=lambda: Monotonic(time.monotonic() + 1000))
     metrics.traffic.bytes_to_kafka += 1_000
     metrics.traffic.requests[PRODUCE][9] += 2
@@ -136,7 +133,7 @@ def test_metrics_show_recorded_values() -> None:
     metrics.violations.inc()
     metrics.sequencer_wait_seconds.observe(0.003)
 
-    async def story(address: Address) -> None:
+    async with status_server(metrics=metrics) as address:
         _, headers, body = await get(address, "/metrics")
         assert headers["content-type"].startswith("text/plain; version=0.0.4")
         lines = body.decode().splitlines()
@@ -149,8 +146,6 @@ def test_metrics_show_recorded_values() -> None:
         assert 'fencepost_sequencer_wait_seconds_bucket{le="0.005"} 1.0' in lines
         lease = next(line for line in lines if line.startswith("fencepost_state_lease_seconds "))
         assert 900 < float(lease.split()[1]) <= 1000
-
-    with_server(story, metrics=metrics)
 
 
 def test_number_of_reasons_is_bounded() -> None:
@@ -178,25 +173,24 @@ def test_number_of_reasons_is_bounded() -> None:
         (b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n", 431),
     ],
 )
-def test_invalid_http_request_is_refused(request_bytes: bytes, expected: int) -> None:
-    async def story(address: Address) -> None:
+@in_event_loop
+async def test_invalid_http_request_is_refused(request_bytes: bytes, expected: int) -> None:
+    async with status_server() as address:
         assert (await send(address, request_bytes))[0] == expected
 
-    with_server(story)
 
-
-def test_head_has_the_length_but_no_body() -> None:
-    async def story(address: Address) -> None:
+@in_event_loop
+async def test_head_has_the_length_but_no_body() -> None:
+    async with status_server() as address:
         status, headers, body = await get(address, "/livez", "HEAD")
         assert (status, headers["content-length"], body) == (200, "3", b"")
 
-    with_server(story)
 
-
-def test_unfinished_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_event_loop
+async def test_unfinished_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_REQUEST_SECONDS", 0.1)
 
-    async def story(address: Address) -> None:
+    async with status_server() as address:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"GET / HT")
         async with asyncio.timeout(60):
@@ -204,30 +198,23 @@ def test_unfinished_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert await reader.read() == b""
         writer.close()
 
-    with_server(story)
 
-
-def test_page_slower_than_the_request_limit_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_event_loop
+async def test_page_slower_than_the_request_limit_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_REQUEST_SECONDS", 2.0)
 
-    async def run() -> None:
-        async def refresh() -> None:
-            await asyncio.sleep(2.2)
+    async def refresh() -> None:
+        await asyncio.sleep(2.2)
 
-        server = StatusServer(lambda: READY, Metrics(), refresh=refresh)
-        address = await server.start(Address("127.0.0.1", 0))
-        try:
-            assert (await get(address, "/readyz"))[0] == 200
-        finally:
-            await server.close()
-
-    asyncio.run(run())
+    async with status_server(refresh=refresh) as address:
+        assert (await get(address, "/readyz"))[0] == 200
 
 
-def test_silent_connections_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_event_loop
+async def test_silent_connections_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_REQUEST_SECONDS", 600.0)
 
-    async def story(address: Address) -> None:
+    async with status_server() as address:
         silent = [await asyncio.open_connection(*address) for _ in range(64)]
         for _ in range(42):
             assert (await get(address, "/livez"))[0] == 200
@@ -239,21 +226,18 @@ def test_silent_connections_do_not_keep_others_out(monkeypatch: pytest.MonkeyPat
         for _, each in silent:
             each.close()
 
-    with_server(story)
 
+@in_event_loop
+async def test_health_is_answered_while_all_else_is_busy() -> None:
+    go_on = asyncio.Event()
+    busy = asyncio.Semaphore(0)
 
-def test_health_is_answered_while_all_else_is_busy() -> None:
-    async def run() -> None:
-        go_on = asyncio.Event()
-        busy = asyncio.Semaphore(0)
+    async def lists(requested: Sequence[PageRequest]) -> Sequence[Listed]:
+        busy.release()
+        await go_on.wait()
+        return [Listed() for _ in requested]
 
-        async def lists(requested: Sequence[PageRequest]) -> Sequence[Listed]:
-            busy.release()
-            await go_on.wait()
-            return [Listed() for _ in requested]
-
-        server = StatusServer(lambda: READY, Metrics(), lists=lists)
-        address = await server.start(Address("127.0.0.1", 0))
+    async with status_server(lists=lists) as address:
         pages = [asyncio.create_task(get(address, "/topics.json")) for _ in range(32)]
         for _ in pages:
             await busy.acquire()
@@ -263,46 +247,28 @@ def test_health_is_answered_while_all_else_is_busy() -> None:
 
         go_on.set()
         assert {status for status, _, _ in await asyncio.gather(*pages)} == {200}
-        await server.close()
-
-    asyncio.run(run())
 
 
-def test_snapshot_crash_is_500_and_server_continues() -> None:
-    async def run() -> None:
-        def crash() -> StatusSnapshot:
-            raise RuntimeError("boom")
+@in_event_loop
+async def test_snapshot_crash_is_500_and_server_continues() -> None:
+    def crash() -> StatusSnapshot:
+        raise RuntimeError("boom")
 
-        server = StatusServer(crash, Metrics())
-        address = await server.start(Address("127.0.0.1", 0))
+    async with status_server(crash) as address:
         status, _, body = await get(address, "/")
         assert status == 500
         assert b"boom" not in body
         assert (await get(address, "/livez"))[0] == 200
-        await server.close()
-
-    asyncio.run(run())
 
 
 # ---- lists, a page at a time
 
 
-def with_rows(story: Callable[[Address], Awaitable[None]], what: str, rows: Sequence[Any]) -> None:
-    async def run() -> None:
-        server = StatusServer(lambda: READY, Metrics(), lists=canned({what: rows}))
-        address = await server.start(Address("127.0.0.1", 0))
-        try:
-            await story(address)
-        finally:
-            await server.close()
-
-    asyncio.run(run())
-
-
-def test_list_comes_in_linked_parts() -> None:
+@in_event_loop
+async def test_list_comes_in_linked_parts() -> None:
     rows = [CheckedTopicStatus(f"orders-{number:05}", "required", 1) for number in range(1_234)]
 
-    async def story(address: Address) -> None:
+    async with status_server(lists=canned({"topics": rows})) as address:
         found: list[str] = []
         target: str | None = "/topics.json?limit=500"
         while target is not None:
@@ -318,30 +284,28 @@ def test_list_comes_in_linked_parts() -> None:
         assert 'href="/topics?offset=100&amp;limit=50">next</a>' in page
         assert 'href="/topics?limit=50">previous</a>' in page
 
-    with_rows(story, "topics", rows)
-
 
 @pytest.mark.parametrize(
     "target",
     ["/", "/status.json", "/?live=1", "/topics", "/topics.json?limit=500", "/topics?limit=500&live=1"],
 )
-def test_page_size_is_bounded_for_any_rows(target: str) -> None:
+@in_event_loop
+async def test_page_size_is_bounded_for_any_rows(target: str) -> None:
     rows = [CheckedTopicStatus("\N{SNOWMAN}" * 5_000 + str(number), "required", 1) for number in range(600)]
 
-    async def story(address: Address) -> None:
+    async with status_server(lists=canned({"topics": rows})) as address:
         status, _, body = await get(address, target)
         assert status == 200
         assert len(body) < 2_000_000
 
-    with_rows(story, "topics", rows)
 
-
-def test_many_thresholds_are_served_whole_in_small_parts() -> None:
+@in_event_loop
+async def test_many_thresholds_are_served_whole_in_small_parts() -> None:
     rows = [
         ExpansionStatus(f"t{number}", 15_000, 30_000, "done", 0, thresholds=tuple(range(15_000))) for number in range(4)
     ]
 
-    async def story(address: Address) -> None:
+    async with status_server(lists=canned({"expansions": rows})) as address:
         found: list[Any] = []
         target: str | None = "/expansions.json"
         while target is not None:
@@ -352,31 +316,27 @@ def test_many_thresholds_are_served_whole_in_small_parts() -> None:
         assert [(each["topic"], len(each["thresholds"])) for each in found] == [(f"t{n}", 15_000) for n in range(4)]
         assert len(json.loads((await get(address, "/status.json"))[2])["expansions"]) == 1
 
-    with_rows(story, "expansions", rows)
-
 
 @pytest.mark.parametrize(
     "query",
     ["limit=0", "limit=501", "offset=-1", "offset=100001", "limit=1e3", "limit=\u0663", "&".join(["a=1"] * 17)],
 )
-def test_numbers_are_numbers_within_their_bounds(query: str) -> None:
-    async def story(address: Address) -> None:
+@in_event_loop
+async def test_numbers_are_numbers_within_their_bounds(query: str) -> None:
+    async with status_server(lists=canned({"topics": []})) as address:
         request = f"GET /topics.json?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
         assert (await send(address, request))[0] == 400
 
-    with_rows(story, "topics", [])
 
-
-def test_live_script_gets_the_sections_to_replace() -> None:
-    async def story(address: Address) -> None:
+@in_event_loop
+async def test_live_script_gets_the_sections_to_replace() -> None:
+    async with status_server() as address:
         _, headers, body = await get(address, "/?live=1")
         answer = json.loads(body)
         assert headers["content-type"] == "application/json"
         page = (await get(address, "/"))[2].decode()
         assert all(f'<section id="{name}"' in page for name in answer["sections"])
         assert answer["title"].startswith("✓ Healthy")
-
-    with_server(story)
 
 
 # ---- whom it answers
@@ -396,61 +356,40 @@ def test_live_script_gets_the_sections_to_replace() -> None:
         ("Host: 127.0.0.1.example.org\r\n", 421),
     ],
 )
-def test_dns_rebinding_site_cannot_read_the_page(host: str, expected: int) -> None:
-    async def story(address: Address) -> None:
+@in_event_loop
+async def test_dns_rebinding_site_cannot_read_the_page(host: str, expected: int) -> None:
+    async with status_server() as address:
         for target in ("/", "/status.json", "/topics.json", "/metrics", "/readyz"):
             status, _, body = await send(address, f"GET {target} HTTP/1.1\r\n{host}\r\n".encode())
             assert status == expected, target
             assert (b"kafka-1" in body) <= (expected == 200)
 
-    with_server(story)
 
-
-def test_status_page_reachable_from_elsewhere_is_warned_once(capsys: pytest.CaptureFixture[str]) -> None:
-    async def run() -> None:
-        server = StatusServer(lambda: READY, Metrics())
-        address = await server.start(Address("0.0.0.0", 0))
-        try:
-            request = b"GET /status.json HTTP/1.1\r\nHost: fencepost.monitoring:8080\r\n\r\n"
-            assert (await send(Address("127.0.0.1", address.port), request))[0] == 200
-        finally:
-            await server.close()
-
+@in_event_loop
+async def test_status_page_reachable_from_elsewhere_is_warned_once(capsys: pytest.CaptureFixture[str]) -> None:
     logs.setup("info", "console")
-    asyncio.run(run())
+    async with status_server(host="0.0.0.0") as address:
+        request = b"GET /status.json HTTP/1.1\r\nHost: fencepost.monitoring:8080\r\n\r\n"
+        assert (await send(Address("127.0.0.1", address.port), request))[0] == 200
     assert capsys.readouterr().err.count("status page is reachable from other machines") == 1
 
 
 # ---- the one thing that an operator can do here
 
 
-class _Operator:
-    """A server that opens gates, and what it was asked to open."""
-
-    def __init__(self) -> None:
-        self.released: list[tuple[str, str]] = []
-
-    async def release(self, group: str, topic: str) -> str:
-        self.released.append((group, topic))
-        return "done"
-
-
-def _post(
+async def _post(
     target: str, *, method: str = "POST", head: str = "", token_file: Path | None = None
 ) -> tuple[int, list[tuple[str, str]]]:
-    operator = _Operator()
+    """The status of the response, and the partitions that the server released."""
+    released: list[tuple[str, str]] = []
 
-    async def ask() -> int:
-        snapshot = StatusSnapshot("0", 1.0, None, None)
-        server = StatusServer(lambda: snapshot, Metrics(), release=operator.release, token_file=token_file)
-        address = await server.start(Address("127.0.0.1", 0))
-        try:
-            request = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n{head}\r\n"
-            return (await send(address, request.encode()))[0]
-        finally:
-            await server.close()
+    async def release(group: str, topic: str) -> str:
+        released.append((group, topic))
+        return "done"
 
-    return asyncio.run(ask()), operator.released
+    async with status_server(release=release, token_file=token_file) as address:
+        request = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n{head}\r\n"
+        return (await send(address, request.encode()))[0], released
 
 
 TOKEN = "Authorization: Bearer s3cret\r\n"
@@ -470,8 +409,11 @@ def token_file(tmp_path: Path) -> Path:
         ("/groups/a/release/release?topic=t", ("a/release", "t")),
     ],
 )
-def test_an_operator_lets_a_group_have_new_partitions(target: str, released: tuple[str, str], token_file: Path) -> None:
-    assert _post(target, head=TOKEN, token_file=token_file) == (200, [released])
+@in_event_loop
+async def test_an_operator_lets_a_group_have_new_partitions(
+    target: str, released: tuple[str, str], token_file: Path
+) -> None:
+    assert await _post(target, head=TOKEN, token_file=token_file) == (200, [released])
 
 
 @pytest.mark.parametrize(
@@ -489,8 +431,9 @@ def test_an_operator_lets_a_group_have_new_partitions(target: str, released: tup
         ("/groups/g/release?topic=a", "POST", "origin: null\r\n", 403),
     ],
 )
-def test_nothing_else_does_anything(target: str, method: str, head: str, status: int, token_file: Path) -> None:
-    assert _post(target, method=method, head=TOKEN + head, token_file=token_file) == (status, [])
+@in_event_loop
+async def test_nothing_else_does_anything(target: str, method: str, head: str, status: int, token_file: Path) -> None:
+    assert await _post(target, method=method, head=TOKEN + head, token_file=token_file) == (status, [])
 
 
 @pytest.mark.parametrize(
@@ -505,10 +448,11 @@ def test_nothing_else_does_anything(target: str, method: str, head: str, status:
         ("authorization:bearer  s3cret\r\n", "token", 200),
     ],
 )
-def test_action_needs_the_configured_token(head: str, configured: str, status: int, token_file: Path) -> None:
+@in_event_loop
+async def test_action_needs_the_configured_token(head: str, configured: str, status: int, token_file: Path) -> None:
     file = token_file.parent / configured if configured else None
 
-    answered, released = _post("/groups/g/release?topic=a", head=head, token_file=file)
+    answered, released = await _post("/groups/g/release?topic=a", head=head, token_file=file)
 
     assert answered == status
     assert bool(released) is (status == 200)

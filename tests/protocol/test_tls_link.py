@@ -1,4 +1,4 @@
-"""A link with TLS on both sides, whose peers hand each record to the kernel by itself, as Java does."""
+"""A proxied connection with TLS on both sides, whose peers send each record separately, as Java does."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from fencepost_proxy.net.proxied_socket import RECEIVE_BUFFER_BYTES, UNSENT_BYTE
 from fencepost_proxy.net.tls import TlsBuffers, TlsSocket, _Records, secure
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until_async
-from tests.protocol.test_proxied_connection import Driver, _tcp_pair, reported, request, response
+from tests.protocol.test_proxied_connection import Driver, _tcp_pair, request, response
 from tests.protocol.test_tls_socket import authority, listen, server, tcp_pair, trusting
 from tests.support.certificates import Authority, Certificate
+from tests.support.event_loop import in_event_loop
 
 __all__ = ["authority", "server"]  # fixtures
 
@@ -145,7 +146,7 @@ async def secured_link(authority: Authority, server: Certificate, *, narrow: boo
 
 
 async def _one_by_one(records: list[bytes], far: Far, near: Counted) -> None:
-    """Each is in the link's socket before the next is sent, and the event loop has had its turn."""
+    """Each is received before the next is sent, and the event loop has run meanwhile."""
 
     def is_there(reads: int, byte_count: int) -> bool:
         return near.reads > reads or unread(near) >= byte_count
@@ -159,107 +160,98 @@ async def _one_by_one(records: list[bytes], far: Far, near: Counted) -> None:
 
 
 @pytest.mark.parametrize("direction", ["answer", "request"])
-def test_many_tls_records_are_read_and_written_together(
+@in_event_loop
+async def test_many_tls_records_are_read_and_written_together(
     authority: Authority, server: Certificate, direction: str
 ) -> None:
-    async def story() -> None:
-        async with secured_link(authority, server) as both:
-            # Given: a frame of 1 MB, in 65 records.
-            if direction == "answer":
-                await both.query()
-                frame = response(1, os.urandom(ANSWER_BYTES))
-                far, near, to, out = both.broker, both.near_broker, both.client, both.near_client
-            else:
-                frame = request(1, os.urandom(ANSWER_BYTES))
-                far, near, to, out = both.client, both.near_client, both.broker, both.near_broker
-            reads, writes = near.reads, out.writes
-            # When: they come one by one.
-            receiving = asyncio.create_task(to.receive(len(frame)))
-            records = far.records(frame)
-            await _one_by_one(records, far, near)
-            # Then: it arrives to its last byte, by few reads and few writes.
-            assert await receiving == frame
-            assert len(records) == 65
-            assert near.reads - reads <= 20
-            assert out.writes - writes <= 20
-            # And: the next byte of whatever comes is worth an event again.
-            assert worth_an_event(near) == 1
+    async with secured_link(authority, server) as both:
+        # Given: a frame of 1 MB, in 65 records.
+        if direction == "answer":
             await both.query()
-
-    reported(story)
-
-
-def test_trickling_tls_records_are_relayed(authority: Authority, server: Certificate) -> None:
-    async def story() -> None:
-        async with secured_link(authority, server) as both:
-            # Given: of an answer three records have come, and no more.
-            await both.query()
-            frame = response(1, os.urandom(ANSWER_BYTES // 4))
-            records = both.broker.records(frame)
-            receiving = asyncio.create_task(both.client.receive(3 * RECORD_BYTES))
-            await _one_by_one(records[:3], both.broker, both.near_broker)
-            upstream = both.proxied.upstream
-            assert upstream is not None
-            # When: nothing more has come for some seconds.
-            upstream.take_trickle(time.monotonic() + 5.0)
-            # Then: they have arrived, and the link has heard of them.
-            assert await receiving == frame[: 3 * RECORD_BYTES]
-            # And: the rest, when it comes.
-            receiving = asyncio.create_task(both.client.receive(len(frame) - 3 * RECORD_BYTES))
-            await _one_by_one(records[3:], both.broker, both.near_broker)
-            assert await receiving == frame[3 * RECORD_BYTES :]
-
-    reported(story)
+            frame = response(1, os.urandom(ANSWER_BYTES))
+            far, near, to, out = both.broker, both.near_broker, both.client, both.near_client
+        else:
+            frame = request(1, os.urandom(ANSWER_BYTES))
+            far, near, to, out = both.client, both.near_client, both.broker, both.near_broker
+        reads, writes = near.reads, out.writes
+        # When: they come one by one.
+        receiving = asyncio.create_task(to.receive(len(frame)))
+        records = far.records(frame)
+        await _one_by_one(records, far, near)
+        # Then: it arrives to its last byte, by few reads and few writes.
+        assert await receiving == frame
+        assert len(records) == 65
+        assert near.reads - reads <= 20
+        assert out.writes - writes <= 20
+        # And: the next byte of whatever comes is worth an event again.
+        assert worth_an_event(near) == 1
+        await both.query()
 
 
-def test_a_client_that_reads_nothing_costs_bounded_memory(authority: Authority, server: Certificate) -> None:
-    async def story() -> None:
-        async with secured_link(authority, server, narrow=True) as both:
-            await both.query()
-            upstream, frame = both.proxied.upstream, response(1, os.urandom(4 * ANSWER_BYTES))
-            assert upstream is not None
-
-            async def answer() -> None:
-                for record in both.broker.records(frame):
-                    await asyncio.get_running_loop().sock_sendall(both.broker.sock, record)
-
-            # When: its client reads nothing of a long answer.
-            answering = asyncio.create_task(answer())
-            await until_async(lambda: bool(upstream.paused), "reading from Kafka to pause")
-            # Then: no more than one read beyond the bound is kept, and one encrypted piece; the broker waits.
-            assert not answering.done()
-            assert both.proxied.client._unsent_bytes <= UNSENT_BYTES_MAX + RECEIVE_BUFFER_BYTES
-            assert len(both.near_client._unflushed) <= RECEIVE_BUFFER_BYTES
-            # And: nothing is lost.
-            assert await both.client.receive(len(frame)) == frame
-            await answering
-            assert not both.proxied.client.unsent
-            assert both.near_client._unflushed == b""
-
-    reported(story)
+@in_event_loop
+async def test_trickling_tls_records_are_relayed(authority: Authority, server: Certificate) -> None:
+    async with secured_link(authority, server) as both:
+        # Given: of an answer three records have come, and no more.
+        await both.query()
+        frame = response(1, os.urandom(ANSWER_BYTES // 4))
+        records = both.broker.records(frame)
+        receiving = asyncio.create_task(both.client.receive(3 * RECORD_BYTES))
+        await _one_by_one(records[:3], both.broker, both.near_broker)
+        upstream = both.proxied.upstream
+        assert upstream is not None
+        # When: nothing more has come for some seconds.
+        upstream.take_trickle(time.monotonic() + 5.0)
+        # Then: they have arrived.
+        assert await receiving == frame[: 3 * RECORD_BYTES]
+        # And: the rest, when it comes.
+        receiving = asyncio.create_task(both.client.receive(len(frame) - 3 * RECORD_BYTES))
+        await _one_by_one(records[3:], both.broker, both.near_broker)
+        assert await receiving == frame[3 * RECORD_BYTES :]
 
 
-def test_close_within_a_frame_is_noticed(authority: Authority, server: Certificate) -> None:
-    async def story() -> None:
-        async with secured_link(authority, server) as both:
-            await both.query()
-            records = both.broker.records(response(1, os.urandom(ANSWER_BYTES // 4)))
-            receiving = asyncio.create_task(both.client.receive(2 * RECORD_BYTES))
-            await _one_by_one(records[:2], both.broker, both.near_broker)
-            assert worth_an_event(both.near_broker) > RECORD_BYTES
-            both.broker.sock.close()
-            await receiving
-            await until_async(
-                lambda: both.proxied.upstream is not None and both.proxied.upstream.ended,
-                "the upstream connection to end",
-            )
+@in_event_loop
+async def test_a_client_that_reads_nothing_costs_bounded_memory(authority: Authority, server: Certificate) -> None:
+    async with secured_link(authority, server, narrow=True) as both:
+        await both.query()
+        upstream, frame = both.proxied.upstream, response(1, os.urandom(4 * ANSWER_BYTES))
+        assert upstream is not None
 
-    reported(story)
+        async def answer() -> None:
+            for record in both.broker.records(frame):
+                await asyncio.get_running_loop().sock_sendall(both.broker.sock, record)
+
+        # When: its client reads nothing of a long answer.
+        answering = asyncio.create_task(answer())
+        await until_async(lambda: bool(upstream.paused), "reading from Kafka to pause")
+        # Then: no more than one read beyond the bound is kept, and one encrypted piece; the broker waits.
+        assert not answering.done()
+        assert both.proxied.client._unsent_bytes <= UNSENT_BYTES_MAX + RECEIVE_BUFFER_BYTES
+        assert len(both.near_client._unflushed) <= RECEIVE_BUFFER_BYTES
+        # And: nothing is lost.
+        assert await both.client.receive(len(frame)) == frame
+        await answering
+        assert not both.proxied.client.unsent
+        assert both.near_client._unflushed == b""
+
+
+@in_event_loop
+async def test_close_within_a_frame_is_noticed(authority: Authority, server: Certificate) -> None:
+    async with secured_link(authority, server) as both:
+        await both.query()
+        records = both.broker.records(response(1, os.urandom(ANSWER_BYTES // 4)))
+        receiving = asyncio.create_task(both.client.receive(2 * RECORD_BYTES))
+        await _one_by_one(records[:2], both.broker, both.near_broker)
+        assert worth_an_event(both.near_broker) > RECORD_BYTES
+        both.broker.sock.close()
+        await receiving
+        await until_async(
+            lambda: both.proxied.upstream is not None and both.proxied.upstream.ended, "the upstream connection to end"
+        )
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_more_is_expected_than_must_come(seed: int) -> None:
-    """Whatever sizes records have, wherever the stream is cut: else the last of a frame would be waited for in vain."""
+    """For any sizes of records, wherever the stream is cut. Otherwise the proxy would wait indefinitely."""
     rng = random.Random(seed)
     overhead = rng.choice((16, 17, 24))
     largest = rng.random() < 0.3

@@ -1,4 +1,4 @@
-"""A socket that speaks TLS behaves as one that does not: against Python's own, over real sockets, in any pieces."""
+"""A TLS socket behaves as a plain one: against Python's implementation, over real sockets, in any pieces."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -21,6 +22,7 @@ from fencepost_proxy.net.tls import NotTls, TlsBuffers, TlsSocket, of_broker, of
 from tests.support.certificates import Authority, Certificate
 
 WAIT_SECONDS = 60.0
+T = TypeVar("T")
 CLOSED_EARLY = (ssl.SSLError, ConnectionError)
 
 
@@ -56,7 +58,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 @contextmanager
 def peer(work: Callable[[], object]) -> Iterator[list[BaseException]]:
-    """Runs in a thread beside; what it raises is told at the end."""
+    """Runs in a thread. What it raises is in the list."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -73,7 +75,7 @@ def peer(work: Callable[[], object]) -> Iterator[list[BaseException]]:
 
 
 async def _until(sock: TlsSocket, work: Callable[[], int], *, to_write: bool = False) -> int:
-    """What `work` gives once the socket lets it, as an event loop would ask it."""
+    """The result of `work` once the socket is ready."""
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -89,7 +91,7 @@ async def _until(sock: TlsSocket, work: Callable[[], int], *, to_write: bool = F
 
 
 async def send_all(sock: TlsSocket, data: bytes, rng: random.Random) -> None:
-    """In pieces that are cut anew whenever one was not taken whole: a side does that, too."""
+    """In pieces that are cut again when one was taken in part, as the product does."""
     rest = memoryview(data)
     while rest:
         piece = rest[: rng.choice((1, 7, 100, 5_000, 200_000))]
@@ -112,6 +114,56 @@ async def receive(sock: TlsSocket, size: int) -> bytes:
 
 def empty(buffers: TlsBuffers) -> bool:
     return not buffers.incoming.pending and not buffers.outgoing.pending
+
+
+def conversation(
+    authority: Authority,
+    server: Certificate,
+    *,
+    client: Callable[[ssl.SSLSocket], object],
+    serve: Callable[[TlsSocket], Awaitable[T]],
+    buffers: TlsBuffers | None = None,
+) -> T:
+    """`client` has Python's own socket, in a thread; `serve` has ours. Both are closed at the end."""
+    near, far = tcp_pair()
+
+    def talk() -> None:
+        with trusting(authority).wrap_socket(far, server_hostname="localhost", suppress_ragged_eofs=False) as secured:
+            client(secured)
+
+    async def serve_secured() -> T:
+        sock = TlsSocket(near, listen(server), buffers or TlsBuffers())
+        await secure(sock)
+        try:
+            return await serve(sock)
+        finally:
+            sock.close()
+
+    with peer(talk) as raised:
+        result = asyncio.run(serve_secured())
+    assert raised == []
+    return result
+
+
+class Records:
+    """A TLS client that sends its records when the test says so."""
+
+    def __init__(self, context: ssl.SSLContext, far: socket.socket) -> None:
+        self._far, self._incoming, self.outgoing = far, ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self._incoming, self.outgoing, server_hostname="localhost")
+
+    def shake_hands(self) -> None:
+        while True:
+            try:
+                self.tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self.send()
+                self._incoming.write(self._far.recv(100_000))
+        self.send()
+
+    def send(self) -> None:
+        self._far.sendall(self.outgoing.read())
 
 
 @pytest.mark.parametrize("min_version", ["1.2", "1.3"])
@@ -195,35 +247,25 @@ def test_unread_bytes_equal_what_the_peer_sent(
 ) -> None:
     # Given: a client that has sent three requests, and one half of a fourth record.
     near, far = tcp_pair()
-    theirs = trusting(authority)
-    theirs.maximum_version = version
-    buffers = TlsBuffers()
+    context = trusting(authority)
+    context.maximum_version = version
+    client = Records(context, far)
     sent, read_first = threading.Event(), threading.Event()
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = theirs.wrap_bio(incoming, outgoing, server_hostname="localhost")
 
     def talk() -> None:
-        while True:
-            try:
-                client.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                far.sendall(outgoing.read())
-                incoming.write(far.recv(100_000))
-        far.sendall(outgoing.read())
-        client.write(b"a" * 1_000)
-        far.sendall(outgoing.read())
+        client.shake_hands()
+        client.tls.write(b"a" * 1_000)
+        client.send()
         assert read_first.wait(WAIT_SECONDS)
         for size in (10, 500, 3_000):
-            client.write(b"b" * size)
-        whole = outgoing.read()
-        client.write(b"c" * 200)
-        half = outgoing.read()
-        far.sendall(whole + half[:50])
+            client.tls.write(b"b" * size)
+        whole = client.outgoing.read()
+        client.tls.write(b"c" * 200)
+        far.sendall(whole + client.outgoing.read()[:50])
         sent.set()
 
     async def count() -> None:
-        sock = TlsSocket(near, listen(server), buffers)
+        sock = TlsSocket(near, listen(server), TlsBuffers())
         await secure(sock)
         assert await receive(sock, 1_000) == b"a" * 1_000
         assert sock.unread_bytes() == 0
@@ -242,47 +284,29 @@ def test_unread_bytes_equal_what_the_peer_sent(
 
 
 def test_closed_peer_is_distinguished_from_silent_one(authority: Authority, server: Certificate) -> None:
-    near, far = tcp_pair()
-
-    def talk() -> None:
-        secured = trusting(authority).wrap_socket(far, server_hostname="localhost", suppress_ragged_eofs=False)
+    def client(secured: ssl.SSLSocket) -> None:
         secured.sendall(b"last words")
         with suppress(ssl.SSLError):
             secured.unwrap()
-        secured.close()
 
-    async def apply_records() -> bytes:
-        sock = TlsSocket(near, listen(server), TlsBuffers())
-        await secure(sock)
-        words = await receive(sock, 1_000)  # until it is told the end
-        sock.close()
-        return words
+    received = conversation(authority, server, client=client, serve=lambda sock: receive(sock, 1_000))
 
-    with peer(talk) as raised:
-        assert asyncio.run(apply_records()) == b"last words"
-    assert raised == []
+    assert received == b"last words"
 
 
 def test_close_arriving_with_last_bytes_is_noticed(authority: Authority, server: Certificate) -> None:
-    """Its peer waits for ours, and sends nothing more: no event of the socket would tell."""
+    """The peer waits for our close and sends nothing more, so that no later event of the socket reports its close."""
     near, far = tcp_pair()
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = trusting(authority).wrap_bio(incoming, outgoing, server_hostname="localhost")
+    client = Records(trusting(authority), far)
 
     def talk() -> None:
-        while True:
-            try:
-                client.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                far.sendall(outgoing.read())
-                incoming.write(far.recv(100_000))
-        client.write(b"last words")
+        client.shake_hands()
+        client.tls.write(b"last words")
         with suppress(ssl.SSLError):
-            client.unwrap()
-        far.sendall(outgoing.read())
+            client.tls.unwrap()
+        client.send()
 
-    async def apply_records() -> None:
+    async def serve() -> None:
         sock = TlsSocket(near, listen(server), TlsBuffers())
         await secure(sock)
         assert await receive(sock, 10) == b"last words"
@@ -295,58 +319,44 @@ def test_close_arriving_with_last_bytes_is_noticed(authority: Authority, server:
         sock.close()
 
     with peer(talk) as raised:
-        asyncio.run(apply_records())
+        asyncio.run(serve())
     far.close()
     assert raised == []
 
 
 def test_close_is_signalled_to_the_peer(authority: Authority, server: Certificate) -> None:
-    near, far = tcp_pair()
-    last_observed = []
+    received = []
 
-    def talk() -> None:
-        with trusting(authority).wrap_socket(far, server_hostname="localhost", suppress_ragged_eofs=False) as secured:
-            last_observed.append(secured.recv(100))
-            last_observed.append(secured.recv(100))  # raises where the end comes without being told
+    def client(secured: ssl.SSLSocket) -> None:
+        received.append(secured.recv(100))
+        received.append(secured.recv(100))  # raises if the connection ends without a close message
 
-    async def speak() -> None:
-        sock = TlsSocket(near, listen(server), TlsBuffers())
-        await secure(sock)
+    async def serve(sock: TlsSocket) -> None:
         sock.send(b"last words")
-        sock.close()
 
-    with peer(talk) as raised:
-        asyncio.run(speak())
-    assert raised == []
-    assert last_observed == [b"last words", b""]
+    conversation(authority, server, client=client, serve=serve)
+
+    assert received == [b"last words", b""]
 
 
 def test_half_closed_socket_still_receives(authority: Authority, server: Certificate) -> None:
-    """As a side does that hangs up: its peer gets the last answer and the end, and may be sending meanwhile."""
-    near, far = tcp_pair()
-    last_observed = []
+    """`hang_up` does this: its peer gets the last response and the close, and may still be sending."""
+    received = []
 
-    def talk() -> None:
-        with trusting(authority).wrap_socket(far, server_hostname="localhost", suppress_ragged_eofs=False) as secured:
-            secured.sendall(b"a question")
-            last_observed.append(secured.recv(100))
-            secured.sendall(b"another one")
-            last_observed.append(secured.recv(100))
+    def client(secured: ssl.SSLSocket) -> None:
+        secured.sendall(b"a question")
+        received.append(secured.recv(100))
+        secured.sendall(b"another one")
+        received.append(secured.recv(100))
 
-    async def answer() -> bytes:
-        sock = TlsSocket(near, listen(server), TlsBuffers())
-        await secure(sock)
+    async def serve(sock: TlsSocket) -> bytes:
         assert await receive(sock, 10) == b"a question"
         sock.send(b"the last answer")
         sock.shutdown(socket.SHUT_WR)
-        rest = await receive(sock, 100)
-        sock.close()
-        return rest
+        return await receive(sock, 100)
 
-    with peer(talk) as raised:
-        assert asyncio.run(answer()) == b"another one"
-    assert raised == []
-    assert last_observed == [b"the last answer", b""]
+    assert conversation(authority, server, client=client, serve=serve) == b"another one"
+    assert received == [b"the last answer", b""]
 
 
 # --- handshakes that come to nothing ----------------------------------------------------------------------------------
@@ -361,7 +371,7 @@ def fails(ours: ssl.SSLContext, name: str | None, talk: Callable[[socket.socket]
         sock = TlsSocket(near, ours, buffers, name)
         try:
             await secure(sock)
-            await receive(sock, 1)  # with TLS 1.3 a client's handshake ends before its certificate is looked at
+            await receive(sock, 1)  # with TLS 1.3 a client's handshake ends before its certificate is checked
         except OSError as error:
             return error
         finally:
@@ -413,8 +423,8 @@ def test_a_client_that_leaves(server: Certificate) -> None:
 
 
 def test_clients_certificates(authority: Authority, server: Certificate, tmp_path: Path) -> None:
-    # Given: listeners that ask for certificates of one authority.
-    stranger = Authority(tmp_path / "stranger").sign("mallory")
+    # Given: listeners that request certificates of one authority.
+    other = Authority(tmp_path / "stranger").sign("mallory")
     friend, old = authority.sign("friend"), authority.sign("old", days=-1)
     required = listen(server, client_certificates="required", client_ca_file=authority.file)
     optional = listen(server, client_certificates="optional", client_ca_file=authority.file)
@@ -425,13 +435,13 @@ def test_clients_certificates(authority: Authority, server: Certificate, tmp_pat
             context.load_cert_chain(certificate.certificate, certificate.key)
         return as_client(context)
 
-    # Then: who shows none, a stranger's or an old one is told apart.
+    # Then: no certificate, an untrusted one and an expired one have different reasons.
     assert of_client(fails(required, None, showing(None)))[0] == "no_certificate"
     for context in (required, optional):
-        assert of_client(fails(context, None, showing(stranger)))[0] == "untrusted"
+        assert of_client(fails(context, None, showing(other)))[0] == "untrusted"
         kind, words = of_client(fails(context, None, showing(old)))
         assert (kind, "expired" in words) == ("untrusted", True)
-    # And: whoever may come in, does.
+    # And: authorized clients are accepted.
     for context, certificate in ((required, friend), (optional, friend), (optional, None)):
         near, far = tcp_pair()
 
@@ -464,27 +474,27 @@ def test_nothing_in_common(authority: Authority, server: Certificate) -> None:
 
 def test_untrusted_broker_is_classified_by_cause(authority: Authority, server: Certificate, tmp_path: Path) -> None:
     elsewhere = authority.sign("elsewhere", names="DNS:kafka-7.example.com")
-    strangers = Authority(tmp_path / "strangers").sign("stranger")
+    others = Authority(tmp_path / "others").sign("stranger")
 
     kind, words = of_broker(fails(trusting(authority), "localhost", as_server(listen(elsewhere))))
     assert (kind, "localhost" in words, "check_hostname" in words) == ("hostname_mismatch", True, True)
     kind, words = of_broker(fails(trusting(authority), "127.0.0.1", as_server(listen(elsewhere))))
     assert kind == "hostname_mismatch"
-    kind, words = of_broker(fails(trusting(authority), "localhost", as_server(listen(strangers))))
+    kind, words = of_broker(fails(trusting(authority), "localhost", as_server(listen(others))))
     assert (kind, "ca_file" in words) == ("untrusted", True)
-    # One that has ended.
+    # An expired one.
     old = authority.sign("old", days=-1)
     assert of_broker(fails(trusting(authority), "localhost", as_server(listen(old)))) == (
         "untrusted",
         "its certificate is not valid now: certificate has expired",
     )
-    # Where the host's name is not looked at, its signature still is.
+    # Without a check of the host name, the signature is still checked.
     careless = trusting(authority, check_hostname=False)
-    assert of_broker(fails(careless, "localhost", as_server(listen(strangers))))[0] == "untrusted"
-    # A broker that asks for a certificate which is not shown.
+    assert of_broker(fails(careless, "localhost", as_server(listen(others))))[0] == "untrusted"
+    # A broker that requires a certificate.
     strict = listen(server, client_certificates="required", client_ca_file=authority.file)
     assert of_broker(fails(trusting(authority), "localhost", as_server(strict)))[0] == "certificate_required"
-    # Nobody who speaks TLS.
+    # A server without TLS.
     assert of_broker(fails(trusting(authority), "localhost", lambda far: far.sendall(bytes(8))))[0] == "not_tls"
 
 
@@ -515,7 +525,7 @@ def test_broker_receives_server_name_only_for_host_names(
 
 
 def test_unfinished_handshake_blocks_no_other_connection(authority: Authority, server: Certificate) -> None:
-    # Given: somebody who sends a byte now and then.
+    # Given: a client that sends a byte now and then.
     slow_near, slow_far = tcp_pair()
     buffers, context = TlsBuffers(), listen(server)
     slow_far.sendall(b"\x16\x03\x01\x02\x00\x01")
@@ -545,46 +555,34 @@ def test_unfinished_handshake_blocks_no_other_connection(authority: Authority, s
 
 
 def test_altered_record_ends_the_connection(authority: Authority, server: Certificate) -> None:
-    near, far = tcp_pair()
     buffers = TlsBuffers()
 
-    def talk() -> None:
-        secured = trusting(authority).wrap_socket(far, server_hostname="localhost")
-        raw = socket.socket(fileno=secured.detach())
-        raw.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
-        raw.close()
+    def client(secured: ssl.SSLSocket) -> None:
+        with socket.socket(fileno=secured.detach()) as raw:
+            raw.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
 
-    async def apply_records() -> None:
-        sock = TlsSocket(near, listen(server), buffers)
-        await secure(sock)
+    async def serve(sock: TlsSocket) -> None:
         with pytest.raises(ssl.SSLError):
             await receive(sock, 1)
-        sock.close()
 
-    with peer(talk) as raised:
-        asyncio.run(apply_records())
-    assert raised == []
+    conversation(authority, server, client=client, serve=serve, buffers=buffers)
     assert empty(buffers)
 
 
 def test_peer_ignoring_openssl_responses_is_closed(authority: Authority, server: Certificate) -> None:
-    near, far = tcp_pair()
     buffers = TlsBuffers()
     done = threading.Event()
 
-    def talk() -> None:
-        with trusting(authority).wrap_socket(far, server_hostname="localhost") as secured, suppress(OSError):
+    def client(secured: ssl.SSLSocket) -> None:
+        with suppress(OSError):
             while not done.is_set():
                 secured.sendall(b"again")
                 time.sleep(0.001)
 
-    async def apply_records() -> None:
-        sock = TlsSocket(near, listen(server), buffers)
-        await secure(sock)
-
+    async def serve(sock: TlsSocket) -> None:
         async def answer() -> None:
             while True:
-                # As it answers, say, somebody who begins a handshake again and again.
+                # OpenSSL writes this much if, say, its peer begins one handshake after another.
                 buffers.outgoing.write(bytes(16_384))
                 await receive(sock, 5)
 
@@ -593,11 +591,8 @@ def test_peer_ignoring_openssl_responses_is_closed(authority: Authority, server:
                 await answer()
         assert len(sock._unflushed) < 512 * 1024
         done.set()
-        sock.close()
 
-    with peer(talk) as raised:
-        asyncio.run(apply_records())
-    assert raised == []
+    conversation(authority, server, client=client, serve=serve, buffers=buffers)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from fencepost_proxy import logs
 from fencepost_proxy.net import watchdog as product
 from fencepost_proxy.net.watchdog import LATE_SECONDS, Watchdog, frame_of
 from tests.kit.waiting import until_async
+from tests.support.event_loop import in_event_loop
 
 _LONGEST_SECONDS = 20.0
 
@@ -37,7 +38,8 @@ def _no_line_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "_limited_log", logs.RateLimitedLog(logs.get("net.watchdog")))
 
 
-def test_long_callback_is_measured_and_its_frame_named(caplog: pytest.LogCaptureFixture) -> None:
+@in_event_loop
+async def test_long_callback_is_measured_and_its_frame_named(caplog: pytest.LogCaptureFixture) -> None:
     late: list[float] = []
 
     def clock() -> float:
@@ -45,15 +47,12 @@ def test_long_callback_is_measured_and_its_frame_named(caplog: pytest.LogCapture
         _spin_until(lambda: watchdog._sample is not None)
         return 0.0
 
-    async def run() -> None:
+    watchdog = Watchdog(late.append)
+    with caplog.at_level(logging.WARNING, "fencepost"):
         watchdog.start()
         asyncio.get_running_loop().call_soon(_in_the_product, clock)
         await until_async(lambda: any(each > LATE_SECONDS for each in late), "a late report")
         watchdog.stop()
-
-    watchdog = Watchdog(late.append)
-    with caplog.at_level(logging.WARNING, "fencepost"):
-        asyncio.run(run())
 
     first = _fields(caplog, "the event loop was late")[0]
     assert str(first["frame"]).startswith("fencepost_proxy/logs.py:")
@@ -62,7 +61,8 @@ def test_long_callback_is_measured_and_its_frame_named(caplog: pytest.LogCapture
     assert 0 < float(str(first["cpu_seconds"])) <= float(str(first["late_seconds"])) + product.REFRESH_SECONDS + 0.1
 
 
-def test_blocked_event_loop_is_logged_while_blocked(
+@in_event_loop
+async def test_blocked_event_loop_is_logged_while_blocked(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(product, "STUCK_SECONDS", 0.1)
@@ -71,31 +71,26 @@ def test_blocked_event_loop_is_logged_while_blocked(
         _spin_until(lambda: bool(_fields(caplog, "the event loop is blocked")))
         return 0.0
 
-    async def run() -> None:
+    watchdog = Watchdog(lambda late: None)
+    with caplog.at_level(logging.WARNING, "fencepost"):
         watchdog.start()
         asyncio.get_running_loop().call_soon(_in_the_product, stands)
         await until_async(lambda: bool(_fields(caplog, "the event loop was late")), "the log line")
         watchdog.stop()
 
-    watchdog = Watchdog(lambda late: None)
-    with caplog.at_level(logging.WARNING, "fencepost"):
-        asyncio.run(run())
-
     standing = _fields(caplog, "the event loop is blocked")[0]
     assert str(standing["frame"]).endswith(" RateLimitedLog._limited")
 
 
-def test_punctual_event_loop_is_measured_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+@in_event_loop
+async def test_punctual_event_loop_is_measured_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     late: list[float] = []
-
-    async def run() -> None:
-        watchdog.start()
-        await until_async(lambda: len(late) >= 2, "two reports")
-        watchdog.stop()
 
     watchdog = Watchdog(late.append)
     with caplog.at_level(logging.WARNING, "fencepost"):
-        asyncio.run(run())
+        watchdog.start()
+        await until_async(lambda: len(late) >= 2, "two reports")
+        watchdog.stop()
 
     # A busy machine may be late; what is logged is what was measured.
     assert bool(_fields(caplog, "the event loop was late")) is any(each > LATE_SECONDS for each in late)
@@ -123,20 +118,17 @@ def _uvloop() -> asyncio.AbstractEventLoop:
     return pytest.importorskip("uvloop").new_event_loop()  # type: ignore[no-any-return]
 
 
-def test_stopped_watchdog_leaves_no_thread_and_no_timer() -> None:
+@in_event_loop
+async def test_stopped_watchdog_leaves_no_thread_and_no_timer() -> None:
     late: list[float] = []
 
-    async def run() -> None:
-        watchdog.start()
-        await until_async(lambda: bool(late), "a report")
-        assert "watchdog" in {each.name for each in threading.enumerate()}
-        watchdog.stop()
-        assert watchdog._timer is not None
-        assert watchdog._timer.cancelled()
-
     watchdog = Watchdog(late.append)
-    asyncio.run(run())
-
+    watchdog.start()
+    await until_async(lambda: bool(late), "a report")
+    assert "watchdog" in {each.name for each in threading.enumerate()}
+    watchdog.stop()
+    assert watchdog._timer is not None
+    assert watchdog._timer.cancelled()
     assert "watchdog" not in {each.name for each in threading.enumerate()}
 
 

@@ -1,4 +1,4 @@
-"""What the status page and the metrics say of transactions, over a real socket."""
+"""Transactions on the status page and in the metrics, over a real socket."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fencepost_proxy.transactions.watched import (
     PartitionProducers,
     TransactionsReport,
 )
-from fencepost_proxy.types import Address
-from tests.protocol.test_status_server import READY, get, with_server
+from tests.protocol.test_status_server import READY, get, status_server
+from tests.support.event_loop import in_event_loop
 
 SEEN = TransactionsReport(
     producer_ids=30_001,
@@ -42,8 +42,9 @@ SEEN = TransactionsReport(
 )
 
 
-def test_page_shows_hanging_transactions_and_escapes_names() -> None:
-    async def story(address: Address) -> None:
+@in_event_loop
+async def test_page_shows_hanging_transactions_and_escapes_names() -> None:
+    async with status_server(lambda: replace(READY, transactions=SEEN)) as address:
         page = (await get(address, "/"))[2].decode()
         for text in (
             "orders-3",
@@ -59,23 +60,21 @@ def test_page_shows_hanging_transactions_and_escapes_names() -> None:
         (hanging,) = json.loads((await get(address, "/status.json"))[2])["transactions"]["hanging"]
         assert (hanging["topic"], hanging["start_offset"], hanging["why"]) == ("orders", 41, UNKNOWN_TO_COORDINATOR)
 
-    with_server(story, replace(READY, transactions=SEEN))
 
-
-def test_page_without_transaction_watch_omits_transactions() -> None:
-    async def story(address: Address) -> None:
+@in_event_loop
+async def test_page_without_transaction_watch_omits_transactions() -> None:
+    async with status_server() as address:
         assert "Transactions of the cluster" not in (await get(address, "/"))[2].decode()
         assert json.loads((await get(address, "/status.json"))[2])["transactions"] is None
         assert b"fencepost_kafka" not in (await get(address, "/metrics"))[2]
 
-    with_server(story)
 
-
-def test_transaction_metrics_follow_the_kip_without_transactional_ids() -> None:
+@in_event_loop
+async def test_transaction_metrics_follow_the_kip_without_transactional_ids() -> None:
     metrics = Metrics()
     metrics.transactions = lambda: SEEN
 
-    async def story(address: Address) -> None:
+    async with status_server(metrics=metrics) as address:
         text = (await get(address, "/metrics"))[2].decode()
         for line in (
             "fencepost_kafka_producer_ids 30001.0",
@@ -90,5 +89,3 @@ def test_transaction_metrics_follow_the_kip_without_transactional_ids() -> None:
         ):
             assert f"\n{line}\n" in text
         assert "evil" not in text
-
-    with_server(story, metrics=metrics)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 Header = tuple[str, bytes]
+#: Timestamp, key, value, headers.
+Row = tuple[int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
 #: offset and length before what the CRC covers, in a v2 batch
 _CRC_AT = 17
 
@@ -45,6 +48,25 @@ def batch(
     built = bytearray(builder.build())
     struct.pack_into(">q", built, 0, base_offset)
     return memoryview(bytes(built))
+
+
+def built_by(
+    builder_class: Any, rows: Sequence[Row], *, codec: int = 0, producer: tuple[int, int, int] = (-1, -1, -1)
+) -> memoryview:
+    """By a client library's builder."""
+    producer_id, producer_epoch, base_sequence = producer
+    builder = builder_class(
+        magic=2,
+        compression_type=codec,
+        is_transactional=0,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        batch_size=1 << 24,
+    )
+    for index, (timestamp, key, value, headers) in enumerate(rows):
+        assert builder.append(index, timestamp, key, value, list(headers))
+    return memoryview(bytes(builder.build()))
 
 
 def expecting(offset: int, *values: bytes, write_id: bytes | None = None, **more: object) -> memoryview:

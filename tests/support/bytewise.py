@@ -61,15 +61,20 @@ def batch(
     records: Sequence[bytes],
     *,
     base_offset: int = 0,
+    attributes: int = 0,
     base_timestamp_ms: int = NOW_MS,
     max_timestamp_ms: int = -1,
     count: int | None = None,
+    last_offset_delta: int | None = None,
     codec: str = "none",
+    magic: int = 2,
 ) -> memoryview:
     """`count` is what the batch claims, where that is not how many records it has."""
     count = len(records) if count is None else count
+    last_offset_delta = count - 1 if last_offset_delta is None else last_offset_delta
     number, compress = CODECS[codec]
     covered = struct.pack(
-        ">hiqqqhii", number, count - 1, base_timestamp_ms, max_timestamp_ms, -1, -1, -1, count
+        ">hiqqqhii", attributes | number, last_offset_delta, base_timestamp_ms, max_timestamp_ms, -1, -1, -1, count
     ) + compress(b"".join(records))
-    return memoryview(struct.pack(">qiibI", base_offset, len(covered) + 9, -1, 2, crc32c.crc32c(covered)) + covered)
+    head = struct.pack(">qiibI", base_offset, len(covered) + 9, -1, magic, crc32c.crc32c(covered))
+    return memoryview(head + covered)

@@ -1,4 +1,4 @@
-"""Clients are told of listeners here and never of a broker's own address."""
+"""Responses name the proxy's listeners, never the address of a broker."""
 
 from __future__ import annotations
 

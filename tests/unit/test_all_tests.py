@@ -44,22 +44,6 @@ def test_files_for_a_change_come_first() -> None:
     assert ordered.index("tests/soak/test_soak.py") < ordered.index("tests/integration/test_spark.py")
 
 
-def test_order_of_other_files_depends_on_commit() -> None:
-    assert all_tests.in_order(LATER, [], "one") != all_tests.in_order(LATER, [], "two")
-
-
-def test_passed_tests_are_read_from_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "results.jsonl"
-    lines = [
-        {"code": "c"},
-        *({"id": name, "outcome": name, "seconds": 1.0} for name in ("passed", "failed", "no time")),
-    ]
-    file.write_text("\n".join(map(json.dumps, lines)) + '\n{"id": "cut o')
-    assert results.read(file).code == "c"
-    assert results.read(file).passed == {"passed"}
-    assert results.read(tmp_path / "absent") == (None, {})
-
-
 def test_later_result_of_a_test_counts(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     again = [{"id": "tests/unit/a", "outcome": outcome, "seconds": 1.0} for outcome in ("passed", "failed")]

@@ -1,4 +1,4 @@
-"""The table of APIs, held against Kafka's message definitions as another project (kio) generated them."""
+"""The table of APIs, compared with Kafka's message definitions as another project (kio) generated them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOT_A_BROKER = {
 ADDRESSES_REPLACED = {"Metadata", "FindCoordinator", "DescribeCluster", "DescribeQuorum", "Produce"}
 
 
-#: What Kafka 4.4 added, and kio does not have: held against Kafka's own definitions in the integration tests.
+#: What Kafka 4.4 added, and kio does not have: compared with Kafka's own definitions in the integration tests.
 NEWER_THAN_KIO = {28: 6, 42: 3, 88: 1, 89: 1, 93: 0, 94: 0}
 
 

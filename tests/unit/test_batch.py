@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import aiokafka.record.default_records
-import crc32c
 import kafka.record.default_records
 import pytest
 from confluent_kafka import Producer
@@ -39,7 +38,9 @@ from fencepost_proxy.wire.batch import (
     verify_crc,
     zero_base_offset,
 )
-from tests.support.bytewise import sized, varint
+from tests.support.batches import built_by
+from tests.support.bytewise import batch as _batch
+from tests.support.bytewise import record, sized, varint
 
 NOW_MS = 1_700_000_000_000
 LIMIT = 16 << 20
@@ -50,39 +51,11 @@ each_codec = pytest.mark.parametrize("codec", list(CODECS))
 Headers = Sequence[tuple[str, bytes | None]]
 
 
+def _record(offset_delta: int, headers: Headers = (), **more: Any) -> bytes:
+    return record(offset_delta, [(name.encode(), value) for name, value in headers], **more)
+
+
 # --- batches, byte by byte --------------------------------------------------------------------------------------------
-
-
-def _record(
-    offset_delta: int,
-    headers: Headers = (),
-    *,
-    timestamp_delta: int = 0,
-    key: bytes | None = None,
-    value: bytes | None = b"value",
-) -> bytes:
-    body = b"\0" + varint(timestamp_delta) + varint(offset_delta) + sized(key) + sized(value)
-    body += varint(len(headers)) + b"".join(sized(name.encode()) + sized(data) for name, data in headers)
-    return varint(len(body)) + body
-
-
-def _batch(
-    records: Sequence[bytes],
-    *,
-    base_offset: int = 0,
-    attributes: int = 0,
-    base_timestamp_ms: int = NOW_MS,
-    count: int | None = None,
-    last_offset_delta: int | None = None,
-    producer: tuple[int, int, int] = (-1, -1, -1),
-    magic: int = 2,
-) -> memoryview:
-    count = len(records) if count is None else count
-    last_offset_delta = count - 1 if last_offset_delta is None else last_offset_delta
-    covered = struct.pack(">hiqqqhii", attributes, last_offset_delta, base_timestamp_ms, -1, *producer, count)
-    covered += b"".join(records)
-    head = struct.pack(">qiibI", base_offset, len(covered) + 9, -1, magic, crc32c.crc32c(covered))
-    return memoryview(head + covered)
 
 
 def _saying(*headers: Headers) -> memoryview:
@@ -100,26 +73,11 @@ Built = list[tuple[int, bytes | None, bytes | None, Headers]]  # timestamp, key,
 
 
 def _by_kafka_python(codec: int, records: Built) -> memoryview:
-    return _by_builder(kafka.record.default_records.DefaultRecordBatchBuilder, codec, records)
+    return built_by(kafka.record.default_records.DefaultRecordBatchBuilder, records, codec=codec)
 
 
 def _by_aiokafka(codec: int, records: Built) -> memoryview:
-    return _by_builder(aiokafka.record.default_records.DefaultRecordBatchBuilder, codec, records)
-
-
-def _by_builder(builder_class: Any, codec: int, records: Built) -> memoryview:
-    builder = builder_class(
-        magic=2,
-        compression_type=codec,
-        is_transactional=0,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        batch_size=LIMIT,
-    )
-    for i, (timestamp, key, value, headers) in enumerate(records):
-        assert builder.append(i, timestamp, key, value, list(headers))
-    return memoryview(bytes(builder.build()))
+    return built_by(aiokafka.record.default_records.DefaultRecordBatchBuilder, records, codec=codec)
 
 
 def _by_librdkafka(codec: str, records: Built) -> memoryview:
@@ -192,24 +150,6 @@ def test_what_real_producers_write_is_read(producer: str, codec: str) -> None:
     assert scan.max_timestamp_ms == NOW_MS + 70 * 199
     assert verify_crc(batch)
     assert _digest(batch) == _digest(_by_kafka_python(0, FLIGHTS))
-
-
-def test_header_matches_kafka_pythons_reader() -> None:
-    builder = kafka.record.default_records.DefaultRecordBatchBuilder(2, 1, True, 12, 3, 44, LIMIT)
-    for i in range(50):
-        builder.append(i, NOW_MS + i, None, b"v" * 50, [])
-    batch = memoryview(bytes(builder.build()))
-    theirs = kafka.record.default_records.DefaultRecordBatch(batch)
-    header = require_single_batch(batch)
-    assert header == parse_batch_header(batch)
-    assert (header.base_offset, header.last_offset_delta, header.record_count) == (0, 49, theirs.records_count)
-    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (12, 3, 44)
-    assert (header.base_timestamp_ms, header.max_timestamp_ms) == (theirs.first_timestamp, theirs.max_timestamp)
-    assert (header.crc, header.attributes, header.magic) == (theirs.crc, theirs.attributes, 2)
-    assert header.batch_length + 12 == theirs.size_in_bytes
-    assert (header.compression, header.is_transactional, header.is_control, header.is_log_append_time) == (
-        (1, True, False, False)
-    )
 
 
 @pytest.mark.parametrize(
@@ -335,14 +275,14 @@ SAYING = _expect(b"41")
 def test_record_count_must_match_the_header(
     build: Callable[[Headers], memoryview], reason: str, headers: Headers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where all records are looked at. Kafka looks at all of them in any case (`test_malformed_records.py`)."""
+    """If all records are read. Kafka always reads all (`test_malformed_records.py`)."""
     monkeypatch.setattr(product, "_WALKED_RECORDS_MAX", 1 << 40)
     with pytest.raises(MalformedBatch, match=reason):
         _scan(build(headers))
 
 
 def _broken(body: bytes) -> memoryview:
-    """A record with this behind its offset delta, whose value or header names one of ours so that it is looked at."""
+    """A record with this after its offset delta. It contains the name of one of our headers, so that it is read."""
     body = b"\0\0\0" + body
     return _batch([varint(len(body)) + body])
 
@@ -585,7 +525,7 @@ def test_a_fetch_answer_falls_into_its_complete_batches() -> None:
 
 # --- work is bounded --------------------------------------------------------------------------------------------------
 
-#: With the shortest of records, whose offset deltas nobody looks at.
+#: The shortest record; its offset delta is not read.
 TINY = _record(0, key=None, value=None)
 
 

@@ -1,4 +1,4 @@
-"""The log writer's decisions: what a try at an append means once the log was looked at."""
+"""The log writer's decisions: what the result of an append means after the log was read."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_anothers_record_there_is_a_refusal(reply: Refused | MaybeAppended, obse
         (SEQUENCED, NOTHING_YET, Decision.REFUSED),
         (SEQUENCED, GAP, Decision.REFUSED),
         (SEQUENCED, DELETED, Decision.REFUSED),
-        (MUTE, NOTHING_YET, Decision.UNDECIDED),  # the library's first send may have landed and not be replicated
+        (MUTE, NOTHING_YET, Decision.UNDECIDED),  # the library's first send may be appended and not replicated
         (MUTE, MARKER_LAST, Decision.REFUSED),
         (MUTE, GAP, Decision.REFUSED),
         (MUTE, DELETED, Decision.DELETED),
@@ -163,7 +163,7 @@ def test_in_doubt_append_retries_with_backoff_until_timeout() -> None:
 
 
 def test_refusal_stays_in_doubt_with_unreadable_log() -> None:
-    """The refusal may speak of the library's second send, and the first may have landed."""
+    """The refusal may be of the library's second send, and the first may be appended."""
     append = _begun()
     assert isinstance(append.validate(MUTE, None, now=100.0), Again)
     with pytest.raises(InDoubt):

@@ -38,11 +38,16 @@ def test_contradicting_setting_is_an_error(stated: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "producer", [fencepost.kafka_python.ConditionalProducer, fencepost.kafka_python.OrderedProducer]
+    ("producer", "option"),
+    [
+        (fencepost.kafka_python.ConditionalProducer, {"idempotence": "required"}),
+        (fencepost.kafka_python.ConditionalProducer, {"enable_idempotence": True}),
+        (fencepost.kafka_python.OrderedProducer, {"idempotence": "required"}),
+    ],
 )
-def test_kafka_python_refuses_required_idempotence(producer: type) -> None:
+def test_kafka_python_refuses_required_idempotence(producer: type, option: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="unusable after its first refusal"):
-        producer(bootstrap_servers="127.0.0.1:1", idempotence="required")
+        producer(bootstrap_servers="127.0.0.1:1", **option)
 
 
 @pytest.mark.parametrize("producer", [fencepost.confluent.ConditionalProducer, fencepost.confluent.OrderedProducer])

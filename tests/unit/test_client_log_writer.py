@@ -1,7 +1,7 @@
-"""A log writer over a partition that does everything a real one can do to it, in memory, with a clock of its own.
+"""A log writer over a partition in memory, with every fault of a real one.
 
-The stand-in gives each offset once, as the proxy does. What it takes away: answers, requests, whole reads; what it
-adds: requests that land late, after the writer gave up on them, and other writers.
+The stand-in gives each offset once, as the proxy does. It drops responses, requests and reads, appends late requests
+after the writer gave up on them, and has other writers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Partition:
 
     @classmethod
     def quiet(cls) -> Partition:
-        """Nothing happens here but what the test does."""
+        """Without faults."""
         partition = cls(random.Random(0))
         partition.something_happens = lambda: None  # type: ignore[method-assign]
         return partition
@@ -161,7 +161,7 @@ def test_append_happens_once_or_fails_under_faults(seed: int) -> None:
         assert entry is not None
         assert entry[0] == value, "acknowledged, and something else is there"
         assert there.count(value) == 1
-    assert not [value for value in refused if value in there], "told to be refused, and it is in the log"
+    assert not [value for value in refused if value in there], "reported as refused, and it is in the log"
     assert all(there.count(value) <= 1 for value in in_doubt)
     # What it read, together with what it wrote, is the log from the start without a gap.
     mine = {offset for offset, _ in own}
@@ -182,14 +182,14 @@ def test_writer_without_answers_reads_outcome_after_in_doubt() -> None:
         writer.append([Record(b"x")])
     with pytest.raises(NotAtEnd):
         writer.append([Record(b"y")])
-    partition.log.append((b"x", caught.value.write_id))  # it was queued, and lands now
+    partition.log.append((b"x", caught.value.write_id))  # it was queued, and is appended now
     read: list[LogRecord] = []
     assert writer.read_to_end(read.append) == 1
     assert [record.value for record in read] == [b"x"]
 
 
 def test_retry_repeats_write_id_and_timestamps(clock: SimpleNamespace) -> None:
-    """Otherwise the proxy could not tell that it is one."""
+    """Otherwise the proxy could not recognize it."""
     partition = Partition.quiet()
     writer = FakeLogWriter(partition, trouble=0.0)
     writer.read_to_end(lambda record: None)

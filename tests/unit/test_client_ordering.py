@@ -1,4 +1,4 @@
-"""Which partitions of a growing topic a consumer of the library may read yet: the decisions, without a client."""
+"""Which partitions of an expanded topic a consumer of the library may read: the decisions, without a client."""
 
 from __future__ import annotations
 
@@ -21,41 +21,34 @@ def order(count: int, *expansions: PartitionExpansion) -> TopicOrder:
     return made
 
 
-def test_original_partitions_do_not_wait() -> None:
-    assert [order(3, TO_THREE).waiting(p, {}) for p in (0, 1)] == [None, None]
-    assert order(3).waiting(2, {}) is None
+PENDING = PartitionExpansion(3, 4, None)
 
 
 @pytest.mark.parametrize(
-    ("positions", "behind"),
+    ("grown", "partition", "positions", "waits"),
     [
-        ({}, {0: (None, 57), 1: (None, 80)}),
-        ({0: 57, 1: None}, {1: (None, 80)}),
-        ({0: 57, 1: 79}, {1: (79, 80)}),
-        ({0: 57, 1: 80}, None),
-        ({0: 1000, 1: 1000}, None),
+        pytest.param(order(3, TO_THREE), 0, {}, None, id="original partition"),
+        pytest.param(order(3, TO_THREE), 1, {}, None, id="other original partition"),
+        pytest.param(order(3), 2, {}, None, id="no expansion"),
+        pytest.param(order(3, TO_THREE), 2, {}, {0: (None, 57), 1: (None, 80)}, id="no position"),
+        pytest.param(order(3, TO_THREE), 2, {0: 57, 1: None}, {1: (None, 80)}, id="one position"),
+        pytest.param(order(3, TO_THREE), 2, {0: 57, 1: 79}, {1: (79, 80)}, id="one position below its threshold"),
+        pytest.param(order(3, TO_THREE), 2, {0: 57, 1: 80}, None, id="positions at their thresholds"),
+        pytest.param(order(3, TO_THREE), 2, {0: 1000, 1: 1000}, None, id="positions above their thresholds"),
+        pytest.param(order(2, PartitionExpansion(1, 2, (0,), 1)), 1, {}, None, id="empty prior partition"),
+        pytest.param(order(4, TO_THREE, TO_FOUR), 3, {0: 60, 1: 90, 2: 4}, {2: (4, 5)}, id="second expansion"),
+        pytest.param(order(4, TO_THREE, TO_FOUR), 2, {0: 60, 1: 90, 2: 4}, None, id="first of two expansions"),
+        pytest.param(order(4, TO_THREE, PENDING), 3, dict.fromkeys(range(3), 999), {}, id="pending expansion"),
+        pytest.param(order(3, PartitionExpansion(2, 3, None, 1, unordered=True)), 2, {}, None, id="unordered"),
     ],
 )
-def test_new_partition_waits_for_prior_partition_positions(
-    positions: dict[int, int | None], behind: dict[int, tuple[int | None, int]] | None
+def test_partition_waits_for_the_positions_of_its_expansion(
+    grown: TopicOrder,
+    partition: int,
+    positions: dict[int, int | None],
+    waits: dict[int, tuple[int | None, int]] | None,
 ) -> None:
-    assert order(3, TO_THREE).waiting(2, positions) == (Waiting(2, behind) if behind else None)
-
-
-def test_empty_prior_partition_is_not_awaited() -> None:
-    assert order(2, PartitionExpansion(1, 2, (0,), 1)).waiting(1, {}) is None
-
-
-def test_partition_waits_for_its_own_expansion() -> None:
-    grown = order(4, TO_THREE, TO_FOUR)
-    assert grown.waiting(3, {0: 60, 1: 90, 2: 4}) == Waiting(3, {2: (4, 5)})
-    assert grown.waiting(2, {0: 60, 1: 90, 2: 4}) is None
-
-
-def test_partition_of_pending_expansion_waits() -> None:
-    pending = PartitionExpansion(3, 4, None)
-    assert pending.pending
-    assert order(4, TO_THREE, pending).waiting(3, {0: 999, 1: 999, 2: 999}) == Waiting(3, {})
+    assert grown.waiting(partition, positions) == (None if waits is None else Waiting(partition, waits))
 
 
 def test_undescribed_partition_waits_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -68,10 +61,6 @@ def test_undescribed_partition_waits_and_is_logged(caplog: pytest.LogCaptureFixt
         assert not caplog.messages
         grown.unexplained([waits], 131.0)
     assert "t-3 is not read" in caplog.text
-
-
-def test_unordered_expansion_blocks_nothing() -> None:
-    assert order(3, PartitionExpansion(2, 3, None, 1, unordered=True)).waiting(2, {}) is None
 
 
 def test_described_expansion_is_known_before_metadata() -> None:
@@ -123,6 +112,7 @@ def test_expansions_are_parsed_from_proxy_json() -> None:
     assert first == TO_THREE
     assert (second.unordered, second.thresholds, second.pending) == (True, None, False)
     assert third.pending
+    assert PENDING.pending
 
 
 @pytest.mark.parametrize("text", ["[", "[{}]", '[{"from":"a"}]', "3"])

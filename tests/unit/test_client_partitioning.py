@@ -1,4 +1,4 @@
-"""The library's ordered producers, without a client: where keys go, and what happens when they must go elsewhere."""
+"""The library's ordered producers, without a client: the partitions of keys, and what an expansion changes."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ def test_refused_records_are_resent_in_order_first() -> None:
     for key in (2, 3, 2, 3):
         assert story.submit(key)
     first, second, third, fourth = story.records
-    story.sends.ended(first)  # appended before the topic grew
+    story.sends.ended(first)  # appended before the expansion
     story.sends.refuse(third)
-    assert not story.submit(2)  # held back: it would overtake the third
+    assert not story.submit(2)  # not sent: it would overtake the third
     assert not story.sends.drained
     story.sends.refuse(second)
     assert story.next() is None
     story.sends.refuse(fourth, "INVALID_PARTITION_COUNT topic=t partition=1 expected=2 actual=4")
     assert story.sends.drained
 
-    assert story.sends.update_count(3, 1.0) == []  # metadata is behind what the refusal said
+    assert story.sends.update_count(3, 1.0) == []  # the metadata are older than the refusal
     assert story.next() is None
     assert story.sends.update_count(4, 2.0) == []
     assert [story.next() for _ in range(5)] == [(1, 3, 4), (2, 2, 4), (3, 3, 4), (4, 2, 4), None]
@@ -127,7 +127,7 @@ def test_timed_out_record_fails_and_others_continue() -> None:
     story.submit(2, deadline=50.0)
     assert story.sends.update_count(2, 4.0) == []
     assert story.sends.update_count(2, 5.0) == [story.records[0]]
-    assert story.next() == (1, 0, 2)  # it will hear for itself
+    assert story.next() == (1, 0, 2)  # it is refused when it is sent
     error = count_changed(story.records[0], 2, "tried for 5 s")
     assert str(error) == "t-0: not appended: partitioned for 2 partitions, the topic has 2; tried for 5 s"
 

@@ -122,7 +122,8 @@ def test_unchecked_topic_error_names_reason_and_remedy(configs: dict[str, str | 
 _IMPORTS = """
 import sys
 import fencepost
-bad = [m for m in sys.modules if m.split(".")[0] in ("kafka", "aiokafka", "confluent_kafka", "fencepost_proxy")]
+unwanted = ("kafka", "aiokafka", "confluent_kafka", "fencepost_proxy", "pyspark", "pyarrow", "numpy")
+bad = [m for m in sys.modules if m.split(".")[0] in unwanted or m.startswith("fencepost.spark")]
 assert not bad, bad
 """
 

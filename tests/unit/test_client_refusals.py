@@ -17,71 +17,50 @@ def _append(expected: int, contradiction: Contradiction | None = None) -> Append
     return Append("orders", 3, 5, expected, contradiction)
 
 
-def test_the_message_of_a_mismatch_is_read() -> None:
-    stated = offset_mismatch(_append(41), 57)
-    error = refusal("orders", 3, 41, code=stated.error_code, message=stated.message)
+MISMATCH = offset_mismatch(_append(41), 57).message
+POSSIBLY_YOURS = offset_mismatch(_append(41), 57, possibly_yours=True).message
+NEXT_FITS = offset_mismatch(_append(41), 42).message
+VIOLATION = "OFFSET_VIOLATION topic=orders partition=3 expected=41 appended_at=60: a writer went around the proxy"
+#: Records expecting 41 and 50 in one batch, while the log ends at 41: `actual` is the offset of record 1.
+CONTRADICTED = offset_mismatch(_append(41, Contradiction(record=1, expected=50, offset_delta=1)), 41).message
+
+
+@pytest.mark.parametrize(
+    ("expected", "message", "log_end", "reported", "stated"),
+    [
+        (41, MISMATCH, None, (57, False), "expected offset 41, but the log end offset is 57"),
+        (41, POSSIBLY_YOURS, None, (57, True), "read them before writing again"),
+        # Three sends expecting 41, 42, 43 in one batch: the server names the first only.
+        (43, MISMATCH, None, (57, False), "expected=41"),
+        (41, CONTRADICTED, None, (41, False), "another record of the same batch was refused"),
+        # Sent 41 and 42 without waiting while the log ends at 42: 41 does not fit, and 42 must not follow a gap.
+        (42, f"PREDECESSOR_FAILED {NEXT_FITS}", None, (42, None), "an earlier append was refused"),
+        (42, f"PREDECESSOR_FAILED {VIOLATION}", None, (None, None), ""),
+        (41, None, 57, (57, None), ""),
+        (41, None, None, (None, None), ""),
+    ],
+)
+def test_policy_violation_becomes_a_mismatch(
+    expected: int,
+    message: str | None,
+    log_end: int | None,
+    reported: tuple[int | None, bool | None],
+    stated: str,
+) -> None:
+    error = refusal("orders", 3, expected, code=44, message=message, log_end=log_end)
     assert isinstance(error, OffsetMismatch)
-    assert (error.topic, error.partition, error.expected, error.actual) == ("orders", 3, 41, 57)
-    assert error.possibly_yours is False
-    assert str(error) == "orders-3: expected offset 41, but the log end offset is 57"
+    assert (error.topic, error.partition, error.expected) == ("orders", 3, expected)
+    assert (error.actual, error.possibly_yours) == reported
+    assert stated in str(error)
 
 
-def test_possibly_yours_is_read_and_explained() -> None:
-    stated = offset_mismatch(_append(41), 57, possibly_yours=True)
-    error = refusal("orders", 3, 41, code=stated.error_code, message=stated.message)
-    assert isinstance(error, OffsetMismatch)
-    assert error.possibly_yours is True
-    assert "read them before writing again" in str(error)
-
-
-def test_later_record_reports_own_expectation_and_log_end() -> None:
-    """Three sends expecting 41, 42, 43 in one batch: the server names the first only."""
-    stated = offset_mismatch(_append(41), 57)
-    error = refusal("orders", 3, 43, code=44, message=stated.message)
-    assert isinstance(error, OffsetMismatch)
-    assert (error.expected, error.actual) == (43, 57)
-    assert "expected=41" in str(error)
-
-
-def test_fitting_record_in_refused_batch_explains_refusal() -> None:
-    """Sent 41 and 50 in one batch while the log ends at 41: `actual` in the message is the offset of record 1."""
-    stated = offset_mismatch(_append(41, Contradiction(record=1, expected=50, offset_delta=1)), 41)
-    assert "actual=42 record=1" in stated.message
-    error = refusal("orders", 3, 41, code=44, message=stated.message)
-    assert isinstance(error, OffsetMismatch)
-    assert error.actual == 41
-    assert "another record of the same batch was refused" in str(error)
-    assert stated.message in str(error)
-
-
-def test_record_after_refused_predecessor_is_a_mismatch() -> None:
-    """Sent 41 and 42 without waiting while the log ends at 42: 41 does not fit, and 42 must not land behind a hole."""
-    stated = offset_mismatch(_append(41), 42)
-    error = refusal("orders", 3, 42, code=44, message=f"PREDECESSOR_FAILED {stated.message}")
-    assert isinstance(error, OffsetMismatch)
-    assert (error.expected, error.actual, error.possibly_yours) == (42, 42, None)
-    assert "an earlier append was refused" in str(error)
-
-
-def test_record_after_misplaced_predecessor_is_a_mismatch() -> None:
-    violation = "OFFSET_VIOLATION topic=orders partition=3 expected=41 appended_at=60: a writer went around the proxy"
-    error = refusal("orders", 3, 42, code=44, message=f"PREDECESSOR_FAILED {violation}")
-    assert isinstance(error, OffsetMismatch)
-    assert (error.expected, error.actual, error.possibly_yours) == (42, None, None)
-
-
-def test_policy_violation_without_message_is_unexplained_mismatch() -> None:
-    error = refusal("orders", 3, 41, code=44, message=None, log_end=57)
-    assert isinstance(error, OffsetMismatch)
-    assert (error.actual, error.possibly_yours) == (57, None)
-    unknown = refusal("orders", 3, 41, code=44, message=None)
-    assert isinstance(unknown, OffsetMismatch)
-    assert unknown.actual is None
+def test_mismatch_of_another_record_quotes_the_message() -> None:
+    assert "actual=42 record=1" in CONTRADICTED
+    assert CONTRADICTED in str(refusal("orders", 3, 41, code=44, message=CONTRADICTED))
 
 
 def test_append_at_another_offset_is_a_violation() -> None:
-    message = "OFFSET_VIOLATION topic=orders partition=3 expected=41 appended_at=60: a writer went around the proxy"
-    error = refusal("orders", 3, 41, code=44, message=message)
+    error = refusal("orders", 3, 41, code=44, message=VIOLATION)
     assert isinstance(error, OffsetViolation)
     assert (error.expected, error.appended_at) == (41, 60)
 

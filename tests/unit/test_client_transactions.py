@@ -1,8 +1,8 @@
-"""A transactional writer over partitions and a coordinator that do everything real ones can do to it, in memory.
+"""A transactional writer over partitions and a coordinator in memory, with every fault of real ones.
 
-The stand-in keeps what Kafka and the proxy promise: an append is made where it was expected or not at all, a commit of
-an older epoch is refused, and a new producer of the same name first ends what the one before left. What it takes away:
-answers, requests, whole reads, aborts; what it adds: commits that come late, and other writers.
+The stand-in keeps what Kafka and the proxy promise: an append is made at its expected offset or not at all, a commit of
+an older epoch is refused, and a new producer of the same name first ends the open transaction. It drops responses,
+requests, reads and aborts, has late commits and other writers.
 """
 
 from __future__ import annotations
@@ -224,9 +224,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("seed", range(400))
-def test_transaction_is_atomic_or_unknown_under_faults(
-    seed: int,
-) -> None:
+def test_transaction_is_atomic_or_unknown_under_faults(seed: int) -> None:
     rng = random.Random(seed)
     cluster = Cluster(rng)
     trouble = rng.choice([0.0, 0.2, 0.5])
@@ -247,7 +245,7 @@ def test_transaction_is_atomic_or_unknown_under_faults(
             for place, offset in expected.items()
         }
         if rng.random() < 0.1:
-            cluster.initialise()  # somebody with the same name
+            cluster.initialise()  # another producer with the same name
         try:
             offsets = writer.append(requested)
         except (OffsetMismatch, TransactionAborted):
@@ -270,8 +268,8 @@ def test_transaction_is_atomic_or_unknown_under_faults(
     cluster.initialise()
     there = cluster.there()
     values = [value for _, _, value in there]
-    assert set(done) <= set(there), "told to be committed, and it is not there"
-    assert not [value for value in nothing if value in values], "told to be aborted, and it is there"
+    assert set(done) <= set(there), "reported as committed, and it is not there"
+    assert not [value for value in nothing if value in values], "reported as aborted, and it is there"
     for value in unknown:
         assert {partition for partition, _, each in there if each == value} in (set(), {0, 1}), "half of it is there"
 
@@ -311,7 +309,7 @@ def test_commit_without_any_response_is_unknown(clock: SimpleNamespace) -> None:
         writer.append({(TOPIC, 0): (2, [Record(b"x")]), (TOPIC, 1): (0, [Record(b"x")])})
     assert clock.seconds >= POLICY.total_seconds
     assert caught.value.expected == {(TOPIC, 0): 2, (TOPIC, 1): 0}
-    # The next append ends it before it begins, so that it cannot be committed behind its back.
+    # The next append first ends that transaction, so that it cannot be committed later.
     writer._open_producer = healthy  # type: ignore[method-assign]
     del writer._commit
     with pytest.raises(OffsetMismatch):
@@ -395,12 +393,8 @@ def test_log_shows_how_a_transaction_ended(observation: Observation | None, ende
     ("error", "code", "retriable", "raised"),
     [
         (OffsetMismatch("t", 0, 7, 9), None, False, OffsetMismatch),
-        (
-            OffsetViolation("t", 0, 7, 9),
-            None,
-            False,
-            OffsetMismatch,
-        ),  # nobody will see it, so there is nothing to repair
+        # It is never committed, so there is nothing to repair.
+        (OffsetViolation("t", 0, 7, 9), None, False, OffsetMismatch),
         (RuntimeError(), 47, False, WriterFenced),
         (RuntimeError(), 90, False, WriterFenced),
         (RuntimeError(), 44, False, TransactionConflict),

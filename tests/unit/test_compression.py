@@ -262,7 +262,7 @@ def test_gzip_with_trailing_bytes_has_same_bound(size: int, random_bytes: bool) 
 
 
 def test_many_gzip_members_take_linear_time() -> None:
-    """Not each of them as long as all that is behind it."""
+    """The time for each does not depend on the bytes after it."""
     packed = memoryview(gzip.compress(b"x") * 20_000 + b"trailing")
     began = time.process_time()
     assert len(decompress(GZIP, packed, bytes_max=LIMIT)) == 20_000

@@ -1,4 +1,4 @@
-"""However a stream is split, its frames are the same, and what passes is exactly the bytes."""
+"""However a stream is split, its frames are the same, and relayed bytes are unchanged."""
 
 from __future__ import annotations
 

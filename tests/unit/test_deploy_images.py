@@ -1,4 +1,4 @@
-"""deploy/docker/ and docker-compose.yml, as far as reading tells: who runs what, and with what rights.
+"""deploy/docker/ and docker-compose.yml, as text: commands, users and permissions.
 
 `tests/integration/test_compose.py` runs them, where there is a Docker daemon.
 """
@@ -46,7 +46,7 @@ def compose() -> dict[str, Any]:
 def test_images_run_unprivileged_and_entrypoints_get_signals(dockerfile: Path) -> None:
     stage = last_stage(dockerfile)
     assert stage["USER"] not in ("root", "0")
-    # A form with a shell would be the one who gets SIGTERM.
+    # In the form with a shell, the shell would get SIGTERM.
     assert json.loads(stage["ENTRYPOINT"])
     for word, rest in instructions(dockerfile):
         assert word != "ADD", rest
@@ -128,5 +128,5 @@ def test_prometheus_scrapes_every_proxy_and_grafana_queries_prometheus(compose: 
     (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text("utf-8"))["datasources"]
     assert source["url"] == "http://prometheus:9090"
     assert set(services["grafana"]["networks"]) & set(services["prometheus"]["networks"])
-    # Both are there only for who asks for them.
+    # Both are optional.
     assert services["prometheus"]["profiles"] == services["grafana"]["profiles"] == ["monitoring"]

@@ -1,4 +1,4 @@
-"""deploy/systemd/: what systemd itself says of the unit, and whether it agrees with the proxy."""
+"""deploy/systemd/: checks by systemd, and agreement with the proxy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def systemd_version() -> int:
 
 @pytest.fixture(scope="module")
 def service() -> dict[str, str]:
-    # The last one counts where a key stands twice: no test asks for such a one.
+    # The last one counts if a key is repeated: no test reads such a key.
     parser = RawConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read(UNIT)
@@ -54,7 +54,7 @@ def test_descriptor_limit_covers_clients_and_broker_connections(service: dict[st
     assert int(service["LimitNOFILE"]) > 4 * Limits().connections_max
 
 
-@pytest.mark.skipif(systemd_version() < 250, reason="no systemd here that looks at a unit without running it")
+@pytest.mark.skipif(systemd_version() < 250, reason="no systemd here that checks a unit without running it")
 def test_systemd_verifies_the_unit_and_its_hardening(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
     # What it starts is not installed here.

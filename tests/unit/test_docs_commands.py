@@ -64,7 +64,7 @@ RUN_BY: Final = {
     r"\.venv/bin/python -m pytest -m docker": f"{_IMAGES}::pytest.mark.docker",
 }
 
-#: Commands that no test runs: they change the machine, or want a cluster. Why, and what is looked at instead.
+#: Commands that no test runs, because they change the machine or need a cluster, and what is tested instead.
 NOT_RUN: Final = {
     r"install .*(fencepost\.service|/etc/fencepost)( .*)?": "writes to /etc; see tests/unit/test_deploy_systemd.py",
     r"docker-compose --profile monitoring up -d": "needs images of others; see tests/unit/test_deploy_images.py",
@@ -89,19 +89,19 @@ def test_there_are_commands() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_states_its_language(page: Path) -> None:
-    """Or a command could stand in one that nobody looks into."""
+    """Otherwise a command could be in a block that no test reads."""
     for block in blocks(page):
         assert block.language, f"{block.where}: write ```{SHELL} for commands, ```text for what they print"
         assert block.language not in ("bash", "shell", "console", "shell-session"), f"{block.where}: write ```{SHELL}"
 
 
 def test_every_documented_command_has_a_runner() -> None:
-    nobody = {
+    without_runner = {
         each.text: each.where
         for each in COMMANDS
         if sum(re.fullmatch(pattern, each.text) is not None for pattern in (*RUN_BY, *NOT_RUN)) != 1
     }
-    assert not nobody, "say in RUN_BY, once, by which test each is run"
+    assert not without_runner, "say in RUN_BY, once, by which test each is run"
 
 
 def test_every_runner_pattern_matches_a_command() -> None:
@@ -118,7 +118,7 @@ def test_named_runners_exist(who: str) -> None:
 
 
 def spans() -> list[tuple[str, str]]:
-    """What is said of `fencepost` within sentences and tables."""
+    """Commands within sentences and tables."""
     return [
         (f"{page.relative_to(ROOT)}", found[1]) for page in PAGES for found in SPANS.finditer(page.read_text("utf-8"))
     ]

@@ -1,4 +1,4 @@
-"""`make docs`: the site is built as it is there, and asks nothing of a network."""
+"""`make docs` builds the site without errors, and its pages load nothing from a network."""
 
 from __future__ import annotations
 

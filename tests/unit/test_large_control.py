@@ -1,4 +1,4 @@
-"""Control messages that take long are worked on in a thread: what waits meanwhile, and in which order it goes on."""
+"""Large control messages are processed in a thread: what waits meanwhile, and in which order it continues."""
 
 from __future__ import annotations
 
@@ -85,6 +85,28 @@ def _ask_metadata(correlation: int = 1) -> bytes:
     return encode_request_frame(METADATA, 12, correlation, "app", Message(topics=None))
 
 
+def _queried_metadata(talk: Talk) -> None:
+    """A large response is there, and is not read yet."""
+    talk.client(_ask_metadata())
+    talk.upstream()
+    talk.kafka(_metadata(MANY))
+
+
+def _creating(talk: Talk) -> m.ReadBatches:
+    """A large request was sent, and its response is to be read in a thread."""
+    talk.client(_create_topics(MANY))
+    talk.read_elsewhere()
+    talk.upstream()
+    talk.kafka(_topics_created(MANY))
+    return talk.next(m.ReadBatches)
+
+
+def _finish(talk: Talk, requested: m.ReadBatches) -> None:
+    """The thread is done."""
+    requested.read()
+    talk.report(m.BatchesRead(requested.token))
+
+
 def test_nothing_is_read_while_large_request_is_planned() -> None:
     talk = _talk()
     queried = _create_topics(MANY)
@@ -94,8 +116,7 @@ def test_nothing_is_read_while_large_request_is_planned() -> None:
     assert not talk.next(m.ReadClient).on
     talk.silent()
     assert talk.session.waits
-    requested.read()
-    talk.report(m.BatchesRead(requested.token))
+    _finish(talk, requested)
     assert talk.next(m.ReadClient).on
     sent = talk.upstream()
     assert sent.endswith(request(HEARTBEAT, 4, 2))
@@ -133,9 +154,10 @@ def test_responses_keep_their_order_around_threaded_one() -> None:
     talk.kafka(_metadata(MANY, 1) + response(2) + _metadata(MANY, 3))
     requested = talk.next(m.ReadBatches)
     assert not talk.next(m.ReadUpstream).on
-    talk.silent()  # one at a time: the others stay with the broker
-    requested.read()
-    talk.report(m.BatchesRead(requested.token))
+    # One at a time, because each may take as much memory as the largest response. The others stay with the broker.
+    talk.report(m.Tick())
+    talk.silent()
+    _finish(talk, requested)
     assert m.ReadUpstream(True) in talk.commands
     second = next(each for each in talk.commands if isinstance(each, m.ReadBatches))
     answers = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
@@ -151,22 +173,6 @@ def test_responses_keep_their_order_around_threaded_one() -> None:
     assert found == [1, 2, 3]
 
 
-def test_responses_are_processed_in_thread_one_by_one() -> None:
-    """Each may take as much memory as the largest answer."""
-    talk = _talk()
-    talk.client(_ask_metadata(1) + _ask_metadata(2))
-    talk.commands.clear()
-    talk.kafka(_metadata(MANY, 1) + _metadata(MANY, 2))
-    requested = talk.next(m.ReadBatches)
-    assert not talk.next(m.ReadUpstream).on
-    talk.silent()
-    talk.report(m.Tick())
-    talk.silent()
-    requested.read()
-    talk.report(m.BatchesRead(requested.token))
-    assert [type(each) for each in talk.commands] == [m.ReadBatches, m.ReadUpstream, m.ToClient]
-
-
 def test_listeners_for_large_metadata_open_in_event_loop() -> None:
     called: list[int] = []
 
@@ -175,9 +181,7 @@ def test_listeners_for_large_metadata_open_in_event_loop() -> None:
         return call()
 
     talk = _talk(in_loop)
-    talk.client(_ask_metadata())
-    talk.upstream()
-    talk.kafka(_metadata(MANY))
+    _queried_metadata(talk)
     assert not called
     talk.read_elsewhere()
     assert called == [1]
@@ -188,32 +192,22 @@ def test_listeners_for_large_metadata_open_in_event_loop() -> None:
 
 def test_configs_are_stored_though_client_left_meanwhile() -> None:
     talk = _talk()
-    talk.client(_create_topics(MANY))
-    talk.read_elsewhere()
-    talk.upstream()
-    talk.kafka(_topics_created(MANY))
-    requested = talk.next(m.ReadBatches)
+    requested = _creating(talk)
     talk.report(m.ClientLost())
     talk.silent()
-    requested.read()
-    talk.report(m.BatchesRead(requested.token))
+    _finish(talk, requested)
     assert len(talk.next(m.Store).changes) == MANY
     talk.next(m.CloseUpstream)
 
 
 def test_configs_are_stored_though_both_sides_closed_meanwhile() -> None:
     talk = _talk()
-    talk.client(_create_topics(MANY))
-    talk.read_elsewhere()
-    talk.upstream()
-    talk.kafka(_topics_created(MANY))
-    requested = talk.next(m.ReadBatches)
+    requested = _creating(talk)
     talk.report(m.UpstreamLost("closed"))
     talk.next(m.CloseClient)
     talk.report(m.ClientLost())
     assert not talk.session.finished
-    requested.read()
-    talk.report(m.BatchesRead(requested.token))
+    _finish(talk, requested)
     assert len(talk.next(m.Store).changes) == MANY
     assert talk.session.finished
 
@@ -227,23 +221,19 @@ def test_request_of_departed_client_is_not_sent() -> None:
     talk.report(m.ClientLost())
     talk.next(m.CloseUpstream)
     assert talk.services.free_bytes == free
-    requested.read()
-    talk.report(m.BatchesRead(requested.token))
+    _finish(talk, requested)
     talk.silent()
 
 
 def test_session_does_not_drain_before_answer_is_made() -> None:
     talk = _talk()
-    talk.client(_ask_metadata())
-    talk.upstream()
-    talk.kafka(_metadata(MANY))
+    _queried_metadata(talk)
     requested = talk.next(m.ReadBatches)
     talk.report(m.Drain(talk.now + 10))
     assert not talk.next(m.ReadClient).on
     talk.silent()
     assert not talk.session.drained
-    requested.read()
-    talk.report(m.BatchesRead(requested.token))
+    _finish(talk, requested)
     assert len(talk.answer()) > HERE_BYTES_MAX
     assert talk.session.drained
 
@@ -371,6 +361,5 @@ def test_lost_client_reserves_no_memory_during_work() -> None:
     talk.report(m.ClientLost())
     talk.kafka(response(2))  # no client to wait for, and nothing that would release its memory
     assert talk.services.free_bytes == free
-    requested.read()
-    talk.report(m.BatchesRead(requested.token))
+    _finish(talk, requested)
     assert talk.services.free_bytes == free

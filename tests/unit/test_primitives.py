@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fencepost_proxy.wire.primitives import (
     TAGS_MAX,
@@ -26,8 +24,6 @@ from fencepost_proxy.wire.primitives import (
     split_tags,
     write_compact_nullable_string,
     write_nullable_string,
-    write_uvarint,
-    write_varlong,
 )
 
 
@@ -65,21 +61,6 @@ def test_integers_of_variable_length(read: Callable[[bytes, int], tuple[int, int
 def test_integers_that_are_too_large(read: Callable[[bytes, int], tuple[int, int]], data: bytes, reason: str) -> None:
     with pytest.raises(Malformed, match=reason):
         read(data, 0)
-
-
-@given(st.integers(-(2**63), 2**63 - 1))
-def test_a_varlong_is_read_as_it_was_written(value: int) -> None:
-    out = bytearray()
-    write_varlong(out, value)
-    assert read_varlong(out, 0) == (value, len(out))
-
-
-@given(st.integers(0, 2**32 - 1))
-def test_a_uvarint_is_read_as_it_was_written(value: int) -> None:
-    out = bytearray()
-    write_uvarint(out, value)
-    assert read_uvarint(out, 0) == (value, len(out))
-    assert len(out) <= 5
 
 
 def test_string_may_have_at_most_32767_bytes() -> None:

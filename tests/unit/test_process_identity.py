@@ -1,4 +1,4 @@
-"""Whether a process is gone, told by where it runs."""
+"""Whether a process is dead, by its identity."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import pytest
 
 from fencepost_proxy.net import proxied_socket as side_module
 from fencepost_proxy.net.proxied_socket import Buffers, ProxiedSocket
+from tests.support.event_loop import in_event_loop
 
 
 class _Writer(ProxiedSocket):
@@ -21,26 +22,37 @@ class _Writer(ProxiedSocket):
         self.error = error
 
 
-async def _written(chunks: list[bytes | memoryview]) -> tuple[bytes, OSError | None]:
-    """What arrives of them, and what went wrong."""
-    loop = asyncio.get_running_loop()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        near, (far, _) = socket.create_connection(server.getsockname()), server.accept()
-    with far:
-        side = _Writer(near, Buffers(), loop)
-        side.write(chunks)
-        side.close(0.0)
-        far.setblocking(False)
-        got = b""
-        while data := await loop.sock_recv(far, 65536):
-            got += data
-    return got, side.error
+@contextlib.contextmanager
+def _connected(
+    near_host: str = "127.0.0.1", far_host: str = "127.0.0.1"
+) -> Iterator[tuple[socket.socket, socket.socket]]:
+    with (
+        socket.create_server((far_host, 0)) as server,
+        socket.create_connection(server.getsockname(), source_address=(near_host, 0)) as near,
+        server.accept()[0] as far,
+    ):
+        yield near, far
+
+
+async def _received(far: socket.socket) -> bytes:
+    """Until the connection ends."""
+    far.setblocking(False)
+    got = b""
+    while data := await asyncio.get_running_loop().sock_recv(far, 65536):
+        got += data
+    return got
 
 
 @pytest.mark.parametrize("count", [1, 2, 1024, 1025, 5000])
-def test_more_chunks_than_a_system_call_takes(count: int) -> None:
+@in_event_loop
+async def test_more_chunks_than_a_system_call_takes(count: int) -> None:
     chunks: list[bytes | memoryview] = [b"%04d" % each for each in range(count)]
-    assert asyncio.run(_written(chunks)) == (b"".join(chunks), None)
+    with _connected() as (near, far):
+        side = _Writer(near, Buffers(), asyncio.get_running_loop())
+        side.write(chunks)
+        side.close(0.0)
+        assert await _received(far) == b"".join(chunks)
+    assert side.error is None
 
 
 class _Hanging(ProxiedSocket):
@@ -62,65 +74,43 @@ class _Hanging(ProxiedSocket):
         self.ended_at_last.set()
 
 
-async def _hung_up(answer: bytes, sent_after: bytes) -> tuple[bytes, _Hanging]:
-    """What arrives at a client that reads nothing before it has sent all, and then only its answer and the end."""
+@pytest.mark.parametrize("answer_bytes", [10, 8_000_000])
+@in_event_loop
+async def test_hung_up_client_gets_answer_without_a_reset(answer_bytes: int) -> None:
+    """The client reads only after it has sent everything."""
     loop = asyncio.get_running_loop()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        near, (far, _) = socket.create_connection(server.getsockname()), server.accept()
-    far.setblocking(False)
-    with far:
+    with _connected() as (near, far):
+        far.setblocking(False)
         side = _Hanging(near, Buffers(), loop)
         side.start()
-        side.write([answer])
+        side.write([bytes(answer_bytes)])
         side.hang_up(0.0)
-        await loop.sock_sendall(far, sent_after)
-        got = b""
-        while data := await loop.sock_recv(far, 65536):
-            got += data
-        await loop.sock_sendall(far, sent_after)  # a connection that was reset would say so here
+        await loop.sock_sendall(far, bytes(3_000_000))
+        assert len(await _received(far)) == answer_bytes
+        await loop.sock_sendall(far, bytes(3_000_000))  # raises if the connection was reset
         assert not side.lost
-    await side.ended_at_last.wait()
-    return got, side
+        far.close()
+        await side.ended_at_last.wait()
 
-
-@pytest.mark.parametrize("answer_bytes", [10, 8_000_000])
-def test_hung_up_client_gets_answer_without_a_reset(answer_bytes: int) -> None:
-    got, side = asyncio.run(_hung_up(bytes(answer_bytes), bytes(3_000_000)))
-
-    assert len(got) == answer_bytes
     assert side.received == b""
     assert side.lost == [None]
     assert side.closing_since == 0.0
 
 
-def test_client_that_ignores_the_close_is_cut_off() -> None:
-    async def cut() -> list[OSError | None]:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            near, (far, _) = socket.create_connection(server.getsockname()), server.accept()
-        with far:
-            side = _Hanging(near, Buffers(), asyncio.get_running_loop())
-            side.start()
-            side.hang_up(0.0)
-            side.hang_up(1.0)
-            assert side.closing_since == 0.0
-            side.abort()
-            await asyncio.sleep(0)
-        return side.lost
-
-    assert asyncio.run(cut()) == [None]
+@in_event_loop
+async def test_client_that_ignores_the_close_is_cut_off() -> None:
+    with _connected() as (near, _):
+        side = _Hanging(near, Buffers(), asyncio.get_running_loop())
+        side.start()
+        side.hang_up(0.0)
+        side.hang_up(1.0)
+        assert side.closing_since == 0.0
+        side.abort()
+        await asyncio.sleep(0)
+        assert side.lost == [None]
 
 
 # --- pacing: of use on a path that can be full, a timer for nothing within a host -------------------------------------
-
-
-@contextlib.contextmanager
-def _sockets(near_host: str, far_host: str) -> Iterator[tuple[socket.socket, socket.socket]]:
-    with (
-        socket.create_server((far_host, 0)) as server,
-        socket.create_connection(server.getsockname(), source_address=(near_host, 0)) as near,
-        server.accept()[0] as far,
-    ):
-        yield near, far
 
 
 def _congestion_control(sock: socket.socket) -> bytes:
@@ -144,7 +134,7 @@ class TestPacing:
     def test_what_stays_on_this_host_is_not_paced(self, host: str) -> None:
         if not _is_there(b"bbr"):
             pytest.skip("this host has no BBR, or does not let this account choose it")
-        with _sockets(host, host) as (near, far):
+        with _connected(host, host) as (near, far):
             for sock in (near, far):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
                 asyncio.run(_made(sock))
@@ -153,7 +143,7 @@ class TestPacing:
     def test_between_two_addresses_the_administrators_choice_stays(self) -> None:
         if not _is_there(b"bbr"):
             pytest.skip("this host has no BBR, or does not let this account choose it")
-        with _sockets("127.0.0.1", "127.0.0.2") as (near, _):
+        with _connected("127.0.0.1", "127.0.0.2") as (near, _):
             near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
             asyncio.run(_made(near))
             assert _congestion_control(near) == b"bbr"
@@ -161,13 +151,13 @@ class TestPacing:
     def test_non_pacing_congestion_control_stays_unchanged(self) -> None:
         if not _is_there(b"cubic"):
             pytest.skip("this host has no CUBIC, or does not let this account choose it")
-        with _sockets("127.0.0.1", "127.0.0.1") as (near, _):
+        with _connected() as (near, _):
             near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
             asyncio.run(_made(near))
             assert _congestion_control(near) == b"cubic"
 
     def test_peer_already_disconnected_raises_nothing_at_start(self) -> None:
-        with _sockets("127.0.0.1", "127.0.0.1") as (near, far):
+        with _connected() as (near, far):
             far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             far.close()  # by a reset: the connection has no peer any more
             asyncio.run(_made(near))
@@ -189,24 +179,23 @@ class _Counting(ProxiedSocket):
     def _lost(self, error: OSError | None) -> None: ...
 
 
-def test_slow_bytes_are_read_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One connection's requests must not keep the others waiting for all that its socket holds."""
+@in_event_loop
+async def test_slow_bytes_are_read_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other connections must not wait for all requests that one socket has."""
     clock = [100.0]
     monkeypatch.setattr(side_module, "monotonic", lambda: clock[0])
 
-    async def read() -> list[int]:
-        near, far = socket.socketpair()
-        with near, far:
-            near.setblocking(False)
-            far.sendall(bytes(60_000))
-            side = _Counting(near, asyncio.get_running_loop(), clock)
-            side.seconds = 0.06
-            side._read_bytes_max = 30_000
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        far.sendall(bytes(60_000))
+        side = _Counting(near, asyncio.get_running_loop(), clock)
+        side.seconds = 0.06
+        side._read_bytes_max = 30_000
+        side._readable()
+        side._readable()
+        side.seconds = 0.0
+        for _ in range(3):
             side._readable()
-            side._readable()
-            side.seconds = 0.0
-            for _ in range(3):
-                side._readable()
-        return side.reads
 
-    assert asyncio.run(read()) == [30_000, 1024, 1024, 2048, 4096]
+    assert side.reads == [30_000, 1024, 1024, 2048, 4096]

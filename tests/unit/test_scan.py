@@ -245,20 +245,48 @@ def test_misplaced_record_with_matching_expectation_is_malformed(count: int, tim
         assert last_observed(built([*rows[:-1], rows[-1]._replace(place=place)])) is None
 
 
-def test_header_after_a_similar_value_is_found() -> None:
-    """The value says 42, as it should; the header behind says 50."""
-    probes = sized(b"fencepost-expected-offset") + sized(b"42")
-    rows = [Row((_expect(41),)), Row((_expect(50),), value=b"x" + probes)]
-    assert last_observed(built(rows)) == Said(41, (1, 50))
+def _write_id(value: bytes | None) -> Header:
+    return b"fencepost-write-id", value
 
 
-def test_value_resembling_the_next_records_header_is_ignored() -> None:
-    probes = sized(b"fencepost-expected-offset") + sized(b"42")
-    rows = [Row((_expect(41),)), Row(value=probes), Row((_expect(44),))]
-    assert last_observed(built(rows)) == Said(41, (2, 44))
+EXPECTS_41 = Row((_expect(41),))
+#: Like the header of the second record.
+RESEMBLES = sized(b"fencepost-expected-offset") + sized(b"42")
+#: The length of its name, after the header's 1, reads as the missing digit of 10.
+ONE = Row(((b"fencepost-expected-offset", b"1"), (b"n" * 24, b"")))
+UNREADABLE = Row(((b"fencepost-expected-offset", b"?"),))
+NEAR_THE_END = [Row((_expect(INT64_MAX - 2 + i),)) for i in range(5)]
+MISLEADING = {
+    "header after a value that resembles it": (
+        [EXPECTS_41, Row((_expect(50),), value=b"x" + RESEMBLES)],
+        Said(41, (1, 50)),
+    ),
+    "value that resembles the next header": (
+        [EXPECTS_41, Row(value=RESEMBLES), Row((_expect(44),))],
+        Said(41, (2, 44)),
+    ),
+    "headers after an unreadable one": (
+        [EXPECTS_41, UNREADABLE, Row((_expect(99), _write_id(b"w")))],
+        Said(41, unreadable=1),
+    ),
+    "offset beyond 64 bits": (NEAR_THE_END, Said(INT64_MAX - 2, unreadable=3)),
+    "number without its last digit": ([*(Row((_expect(7 + i),)) for i in range(3)), ONE], Said(7, (3, 1))),
+    "null write-id": ([Row((_write_id(each),)) for each in (b"a", b"b", None)], Said(write_id=b"a", unreadable=2)),
+    "empty write-id": ([Row((_write_id(each),)) for each in (b"a", b"b", b"")], Said(write_id=b"a", unreadable=2)),
+}
 
 
-def test_a_name_across_two_records_is_nobodys() -> None:
+@pytest.mark.parametrize("name", MISLEADING)
+def test_misleading_records_are_read_correctly(name: str) -> None:
+    rows, stated = MISLEADING[name]
+    assert last_observed(built(rows)) == stated
+
+
+def test_offsets_reach_the_end_of_64_bits() -> None:
+    assert last_observed(built(NEAR_THE_END[:3])) == Said(INT64_MAX - 2)
+
+
+def test_name_across_two_records_is_no_header() -> None:
     """Its first bytes end one record, its last are the length and the body of the next."""
     tail = b"expect"
     head = framed(b"\0\0\x02" + sized(None) + sized(b"v") + b"\0")
@@ -273,38 +301,6 @@ def test_overlong_header_name_length_is_accepted() -> None:
     """Kafka reads such a length, too."""
     body = b"\0\0\x02" + sized(None) + sized(b"v") + varint(1) + b"\x9e\x00expected-offset" + sized(b"50")
     assert last_observed(batch([record(0, [_expect(41)]), framed(body)])) == Said(41, (1, 50))
-
-
-def test_headers_after_an_unreadable_one_are_ignored() -> None:
-    rows = [
-        Row((_expect(41),)),
-        Row(((b"fencepost-expected-offset", b"?"),)),
-        Row((_expect(99), (b"fencepost-write-id", b"w"))),
-    ]
-    assert last_observed(built(rows)) == Said(41, unreadable=1)
-
-
-def test_offsets_end_where_64_bits_do() -> None:
-    rows = [Row((_expect(INT64_MAX - 2 + i),)) for i in range(5)]
-    assert last_observed(built(rows[:3])) == Said(INT64_MAX - 2)
-    assert last_observed(built(rows)) == Said(INT64_MAX - 2, unreadable=3)
-
-
-def test_truncated_number_is_not_completed_by_following_byte() -> None:
-    """Where 10 is due the header says 1, and the length of the next header's name reads as a 0."""
-    assert sized(b"n" * 24)[:1] == b"0"
-    rows = [*(Row((_expect(7 + i),)) for i in range(3)), Row(((b"fencepost-expected-offset", b"1"), (b"n" * 24, b"")))]
-    assert last_observed(built(rows)) == Said(7, (3, 1))
-
-
-@pytest.mark.parametrize("value", [None, b""])
-def test_later_write_id_null_or_empty_is_unreadable(value: bytes | None) -> None:
-    rows = [
-        Row(((b"fencepost-write-id", b"a"),)),
-        Row(((b"fencepost-write-id", b"b"),)),
-        Row(((b"fencepost-write-id", value),)),
-    ]
-    assert last_observed(built(rows)) == Said(write_id=b"a", unreadable=2)
 
 
 @pytest.mark.parametrize("name", [b"fencepost-expected-offset", b"fencepost-partition-count", b"fencepost-write-id"])

@@ -1,8 +1,12 @@
-"""Batches of our own making, against another implementation's reading and writing."""
+"""Uncompressed batches, written and read by another implementation."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.record.default_records import DefaultRecordBatchBuilder
+from kafka.record.memory_records import MemoryRecords
 
 from fencepost_proxy.types import Offset
 from fencepost_proxy.wire.batch import MalformedBatch, parse_batch_header, require_single_batch
@@ -11,6 +15,8 @@ from fencepost_proxy.wire.uncompressed_batch import (
     encode_uncompressed_batch,
     read_uncompressed_records,
 )
+from tests.support.batches import built_by
+from tests.support.properties import some
 
 RECORDS: list[tuple[bytes | None, bytes | None]] = [(b"k", b"v"), (None, b""), (b"x" * 300, None)]
 
@@ -20,33 +26,27 @@ def read(batch: bytes) -> list[StateTopicRecord]:
     return list(read_uncompressed_records(parse_batch_header(view), view))
 
 
-def test_kafka_python_reads_what_we_write() -> None:
-    records = pytest.importorskip("kafka.record.memory_records").MemoryRecords(encode_uncompressed_batch(RECORDS, 1234))
-    batch = records.next_batch()
+@some
+@given(st.lists(st.tuples(st.none() | st.binary(max_size=300), st.none() | st.binary(max_size=300)), min_size=1))
+def test_kafka_python_reads_what_we_write(pairs: list[tuple[bytes | None, bytes | None]]) -> None:
+    written = encode_uncompressed_batch(pairs, 1234)
+    batch = MemoryRecords(written).next_batch()
 
     assert batch.validate_crc()
     assert [(r.offset, r.timestamp, r.key, r.value) for r in batch] == [
-        (offset, 1234, key, value) for offset, (key, value) in enumerate(RECORDS)
+        (offset, 1234, key, value) for offset, (key, value) in enumerate(pairs)
     ]
+    header = require_single_batch(memoryview(written))
+    assert (header.record_count, header.producer_id, header.max_timestamp_ms) == (len(pairs), -1, 1234)
+    assert [(each.key, each.value) for each in read(written)] == pairs
 
 
 def test_kafka_python_batch_with_headers_is_readable() -> None:
-    builder = pytest.importorskip("kafka.record.default_records").DefaultRecordBatchBuilder(
-        magic=2, compression_type=0, is_transactional=False, producer_id=5, producer_epoch=0, base_sequence=9,
-        batch_size=100_000,
-    )  # fmt: skip
-    for offset, (key, value) in enumerate(RECORDS):
-        builder.append(offset, timestamp=77 + offset, key=key, value=value, headers=[("h", b"1")])
-    batch = bytearray(builder.build())
+    rows = [(77 + offset, key, value, [("h", b"1")]) for offset, (key, value) in enumerate(RECORDS)]
+    batch = bytearray(built_by(DefaultRecordBatchBuilder, rows, producer=(5, 0, 9)))
     batch[0:8] = (41).to_bytes(8, "big")  # as the log has it
 
     assert read(bytes(batch)) == [StateTopicRecord(Offset(41 + offset), *pair) for offset, pair in enumerate(RECORDS)]
-
-
-def test_encoded_batch_meets_the_single_batch_rules() -> None:
-    header = require_single_batch(memoryview(encode_uncompressed_batch(RECORDS, 5)))
-
-    assert (header.record_count, header.producer_id, header.max_timestamp_ms) == (3, -1, 5)
 
 
 def test_every_damaged_byte_after_the_crc_is_noticed() -> None:

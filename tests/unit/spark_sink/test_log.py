@@ -1,4 +1,4 @@
-"""What the sink's log does when leaders move, brokers go and answers stay away: on brokers that do as they are told."""
+"""The sink's log when leaders move, brokers stop and responses are missing, on scripted brokers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ANSWER_SECONDS = 60.0
 
 
 class Brokers(FakeCluster):
-    """In a thread of their own. `asked` – how often each broker got each API; `told_of` – of which topics they gave
-    metadata, None for all. `refusing` – an error code for whatever
-    is about a partition; `dropping`, `silent` – APIs whose requests close the connection, or are not answered."""
+    """In a thread. `queried` – requests by broker and API; `described` – the topics whose metadata was requested,
+    None for all; `refusing` – an error code for each request about a partition; `dropping`, `silent` – APIs whose
+    requests close the connection, or get no response."""
 
     def __init__(self, brokers: int = 2, **topics: int) -> None:
         super().__init__(brokers, topics)
         self.queried: Counter[tuple[int, int]] = Counter()
-        self.told_of: set[str | None] = set()
+        self.described: set[str | None] = set()
         self.refusing: Callable[[], int] = lambda: 0
         self.dropping: set[int] = set()
         self.silent: set[int] = set()
@@ -54,7 +54,7 @@ class Brokers(FakeCluster):
 
     async def _ended(self) -> None:
         self.close()
-        # Those who are connected leave first.
+        # Connections close before the loop does.
         transports = self._loop._transports  # type: ignore[attr-defined]
         while any(not each.is_closing() for each in list(transports.values())):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -71,11 +71,11 @@ class Brokers(FakeCluster):
         (key,) = struct.unpack_from(">h", frame)
         self.queried[node_id, key] += 1
         if key in self.dropping:
-            raise ValueError("as told")
+            raise ValueError("dropped")
         return None if key in self.silent else super().answer(node_id, frame)
 
     def _metadata(self, version: int, request: Any) -> Any:
-        self.told_of |= {None} if request.topics is None else {topic.name for topic in request.topics}
+        self.described |= {None} if request.topics is None else {topic.name for topic in request.topics}
         return super()._metadata(version, request)
 
     def find(self, name: str | None, topic_id: Any, index: int, node_id: int) -> Any:
@@ -95,64 +95,66 @@ def a_log(brokers: FakeCluster, patience_seconds: float = ANSWER_SECONDS, **opti
         yield log
 
 
+@pytest.fixture
+def log(brokers: Brokers) -> Iterator[Log]:
+    with a_log(brokers) as running:
+        yield running
+
+
 def chunk(value: str = "a") -> bytes:
     body = b"\x01" + bytes([2 * len(value)]) + value.encode() + b"\x00"
-    # To brokers that know of no expectations: -1 is none, and they take nothing but 0.
+    # These brokers accept no other base offset than 0.
     built = build([body], commit_tag=b"m", expected=0, now_ms=int(time.time() * 1000))
     assert built[:8] == bytes(8)
     return built
 
 
-def test_an_append_follows_the_leader(brokers: Brokers) -> None:
-    with a_log(brokers) as log:
-        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).base_offset == 0
-        # When it moves, the old leader says so: the caller hears of it, and of the next try the new one.
-        brokers.lead("t", 2)
-        refused = log.append("t", 0, chunk()).result(ANSWER_SECONDS)
-        appended = log.append("t", 0, chunk()).result(ANSWER_SECONDS)
+def test_an_append_follows_the_leader(brokers: Brokers, log: Log) -> None:
+    assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).base_offset == 0
+    # After the leader has moved, the old one refuses, and the next append goes to the new one.
+    brokers.lead("t", 2)
+    refused = log.append("t", 0, chunk()).result(ANSWER_SECONDS)
+    appended = log.append("t", 0, chunk()).result(ANSWER_SECONDS)
 
     assert (refused.code, appended.code, appended.base_offset) == (NOT_LEADER, 0, 1)
     assert (brokers.queried[1, PRODUCE], brokers.queried[2, PRODUCE]) == (2, 1)
 
 
-def test_queries_follow_the_leader_automatically(brokers: Brokers) -> None:
-    with a_log(brokers) as log:
-        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
-        brokers.lead("t", 2)
-        assert log.offsets("t", [0]) == {0: (0, 1)}
-        brokers.lead("t", 1)
-        assert [each.commit_tag for each in log.read("t", 0, 0, 1)] == [b"m"]
-        brokers.lead("t", 2)
-        last_batch = log.last_batch("t", 0, 1)
+def test_queries_follow_the_leader_automatically(brokers: Brokers, log: Log) -> None:
+    assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
+    brokers.lead("t", 2)
+    assert log.offsets("t", [0]) == {0: (0, 1)}
+    brokers.lead("t", 1)
+    assert [each.commit_tag for each in log.read("t", 0, 0, 1)] == [b"m"]
+    brokers.lead("t", 2)
+    last_batch = log.last_batch("t", 0, 1)
 
     assert last_batch is not None
     assert last_batch.commit_tag == b"m"
 
 
-def test_each_partition_is_queried_at_its_leader(brokers: Brokers) -> None:
-    with a_log(brokers) as log:
-        assert log.append("u", 1, chunk()).result(ANSWER_SECONDS).code == 0
+def test_each_partition_is_queried_at_its_leader(brokers: Brokers, log: Log) -> None:
+    assert log.append("u", 1, chunk()).result(ANSWER_SECONDS).code == 0
 
-        assert log.offsets("u", [0, 1]) == {0: (0, 0), 1: (0, 1)}
+    assert log.offsets("u", [0, 1]) == {0: (0, 0), 1: (0, 1)}
 
     assert (brokers.queried[1, LIST_OFFSETS], brokers.queried[2, LIST_OFFSETS]) == (2, 2)
 
 
-def test_query_waits_until_partition_has_leader(brokers: Brokers) -> None:
-    with a_log(brokers) as log:
-        assert log.partition_count("t") == 1
-        brokers.lead("t", -1)
-        queried = log._submit(lambda wire: wire.offsets("t", [0]))
-        until(lambda: sum(brokers.queried[node, METADATA] for node in (1, 2)) > 5, "some tries")
-        assert not queried.done()
-        brokers.lead("t", 2)
+def test_query_waits_until_partition_has_leader(brokers: Brokers, log: Log) -> None:
+    assert log.partition_count("t") == 1
+    brokers.lead("t", -1)
+    queried = log._submit(lambda wire: wire.offsets("t", [0]))
+    until(lambda: sum(brokers.queried[node, METADATA] for node in (1, 2)) > 5, "some tries")
+    assert not queried.done()
+    brokers.lead("t", 2)
 
-        assert queried.result(ANSWER_SECONDS) == {0: (0, 0)}
+    assert queried.result(ANSWER_SECONDS) == {0: (0, 0)}
 
 
 @pytest.fixture
 def time_is_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a log time goes by only while it pauses, however busy the machine is."""
+    """Time passes for the log only while it pauses, however busy the machine is."""
     now, sleep = [0.0], asyncio.sleep
 
     async def pause(seconds: float) -> None:
@@ -169,7 +171,7 @@ def time_is_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("code", [LEADER_NOT_AVAILABLE, NOT_LEADER])
 def test_leaderless_queries_back_off_and_time_out(brokers: Brokers, code: int) -> None:
     brokers.refusing = lambda: code
-    # Whatever the user says of metadata: nobody needs those of the whole cluster.
+    # Whatever the user configures, the sink needs no metadata of other topics.
     with a_log(brokers, patience_seconds=1.0, metadata_max_age_ms=20) as log:
         with pytest.raises(CannotReach, match=r"the log ends of topic t: .*tried for 1 s"):
             log.offsets("t", [0])
@@ -179,22 +181,21 @@ def test_leaderless_queries_back_off_and_time_out(brokers: Brokers, code: int) -
     # With growing pauses: of 0.05 s each there would be 40 and 20.
     assert 3 <= brokers.queried[1, LIST_OFFSETS] <= 20
     assert 3 <= brokers.queried[1, FETCH] <= 10
-    assert brokers.told_of == {"t"}
+    assert brokers.described == {"t"}
 
 
-def test_append_is_sent_once_whatever_the_outcome(brokers: Brokers) -> None:
-    with a_log(brokers) as log:
-        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
-        log._submit(_hurried).result(ANSWER_SECONDS)
-        brokers.silent = {PRODUCE}
-        with pytest.raises(Unknown, match="t-0: no response from broker 1"):
-            log.append("t", 0, chunk()).result(ANSWER_SECONDS)
-        brokers.silent, brokers.dropping = set(), {PRODUCE}
-        with pytest.raises(Unknown, match="t-0: no response from broker 1"):
-            log.append("t", 0, chunk()).result(ANSWER_SECONDS)
-        brokers.dropping = set()
+def test_append_is_sent_once_whatever_the_outcome(brokers: Brokers, log: Log) -> None:
+    assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
+    log._submit(_hurried).result(ANSWER_SECONDS)
+    brokers.silent = {PRODUCE}
+    with pytest.raises(Unknown, match="t-0: no response from broker 1"):
+        log.append("t", 0, chunk()).result(ANSWER_SECONDS)
+    brokers.silent, brokers.dropping = set(), {PRODUCE}
+    with pytest.raises(Unknown, match="t-0: no response from broker 1"):
+        log.append("t", 0, chunk()).result(ANSWER_SECONDS)
+    brokers.dropping = set()
 
-        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).base_offset == 1
+    assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).base_offset == 1
 
     assert brokers.queried[1, PRODUCE] == 4
 
@@ -206,42 +207,39 @@ async def _hurried(wire: Any) -> None:
             connection._request_timeout = 0.2
 
 
-def test_query_is_retried_after_its_connection_breaks(brokers: Brokers) -> None:
-    with a_log(brokers) as log:
-        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
-        for api, query in {
-            LIST_OFFSETS: lambda: log.offsets("t", [0]),
-            FETCH: lambda: list(log.read("t", 0, 0, 1)),
-            METADATA: lambda: log.partition_count("t"),
-        }.items():
-            brokers.dropping = {api}
-            before = sum(brokers.queried[node, api] for node in (1, 2))
-            queried: list[object] = []
-            querying = threading.Thread(target=lambda query=query, queried=queried: queried.append(query()))  # type: ignore[misc]
-            querying.start()
-            until(lambda api=api, before=before: sum(brokers.queried[n, api] for n in (1, 2)) > before + 1, "two tries")  # type: ignore[misc]
-            brokers.dropping = set()
-            querying.join(ANSWER_SECONDS)
-            assert len(queried) == 1
+def test_query_is_retried_after_its_connection_breaks(brokers: Brokers, log: Log) -> None:
+    assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
+    for api, query in {
+        LIST_OFFSETS: lambda: log.offsets("t", [0]),
+        FETCH: lambda: list(log.read("t", 0, 0, 1)),
+        METADATA: lambda: log.partition_count("t"),
+    }.items():
+        brokers.dropping = {api}
+        before = sum(brokers.queried[node, api] for node in (1, 2))
+        queried: list[object] = []
+        querying = threading.Thread(target=lambda query=query, queried=queried: queried.append(query()))  # type: ignore[misc]
+        querying.start()
+        until(lambda api=api, before=before: sum(brokers.queried[n, api] for n in (1, 2)) > before + 1, "two tries")  # type: ignore[misc]
+        brokers.dropping = set()
+        querying.join(ANSWER_SECONDS)
+        assert len(queried) == 1
 
 
-def test_authorization_error_is_not_retried(brokers: Brokers) -> None:
+def test_authorization_error_is_not_retried(brokers: Brokers, log: Log) -> None:
     brokers.refusing = lambda: TOPIC_DENIED
-    with a_log(brokers) as log:
-        for query in (lambda: log.offsets("t", [0]), lambda: list(log.read("t", 0, 0, 1))):
-            with pytest.raises(LogRefused, match=r"topic t: TopicAuthorizationFailedError: .*allow READ, WRITE"):
-                query()
-        # What an append came to is its caller's to judge.
-        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == TOPIC_DENIED
+    for query in (lambda: log.offsets("t", [0]), lambda: list(log.read("t", 0, 0, 1))):
+        with pytest.raises(LogRefused, match=r"topic t: TopicAuthorizationFailedError: .*allow READ, WRITE"):
+            query()
+    # The caller decides what the result of an append means.
+    assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == TOPIC_DENIED
 
 
-def test_moved_brokers_are_found_through_bootstrap_servers(brokers: Brokers) -> None:
-    with a_log(brokers) as log:
-        assert log.partition_count("t") == 1
-        # Where metadata say now that the brokers are, nobody listens; those given know better.
-        log._submit(_lost).result(ANSWER_SECONDS)
+def test_moved_brokers_are_found_through_bootstrap_servers(brokers: Brokers, log: Log) -> None:
+    assert log.partition_count("t") == 1
+    # The addresses in the metadata are outdated now; the bootstrap servers are not.
+    log._submit(_lost).result(ANSWER_SECONDS)
 
-        assert log.offsets("t", [0]) == {0: (0, 0)}
+    assert log.offsets("t", [0]) == {0: (0, 0)}
 
 
 async def _lost(wire: Any) -> None:
@@ -251,19 +249,16 @@ async def _lost(wire: Any) -> None:
     cluster._brokers = {node: broker._replace(port=1) for node, broker in cluster._brokers.items()}
 
 
-def test_threads_share_a_log(brokers: Brokers) -> None:
+def test_threads_share_a_log(brokers: Brokers, log: Log) -> None:
     found: list[int] = []
-    with a_log(brokers) as log:
-        threads = [
-            threading.Thread(
-                target=lambda: found.append(log.append("u", 0, chunk()).result(ANSWER_SECONDS).base_offset)
-            )
-            for _ in range(20)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    threads = [
+        threading.Thread(target=lambda: found.append(log.append("u", 0, chunk()).result(ANSWER_SECONDS).base_offset))
+        for _ in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
     assert sorted(found) == list(range(20))
 

@@ -1,4 +1,4 @@
-"""One task and the log, without Spark and without threads: what it appends, what it recognises, what it refuses."""
+"""One task and the log, without Spark and threads: what it appends, finds in the log and refuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOPIC = "t"
 
 
 class Log(ModelLog):
-    """Answers at once. `script`: what becomes of the next appends instead."""
+    """Responds at once. `script`: other results of the next appends."""
 
     def __init__(self, partitions: int = 1) -> None:
         self.world = World(1, Faults())
@@ -77,6 +77,11 @@ class Clock:
             self.time += seconds
 
 
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
 PLAN = Plan("s", patience_seconds=30, append_bytes_max=100, append_rows_max=1000)
 
 
@@ -100,19 +105,17 @@ def write(
     return one.finish()
 
 
-def test_rows_are_appended_in_batches_of_requested_size() -> None:
-    log = Log()
+def test_rows_are_appended_in_batches_of_requested_size(log: Log) -> None:
     done = write(log, probed(log), values(*range(30)))
     assert log.bodies() == values(*range(30))
     assert (done.rows, done.appended, done.found) == (30, 30, 0)
     assert done.appends > 1
     assert [batch.expected for batch in log.sent][:2] == [0, len(log.sent[0].bodies)]
-    assert log.reads == []  # nobody disturbed, nothing looked up
+    assert log.reads == []  # without another writer, nothing is read
 
 
 @pytest.mark.parametrize("appended_batch", [True, False])
-def test_after_a_lost_answer_the_log_decides(appended_batch: bool) -> None:
-    log = Log()
+def test_after_a_lost_answer_the_log_decides(log: Log, appended_batch: bool) -> None:
 
     def lost(at: Any, batch: Batch) -> Exception:
         if appended_batch:
@@ -125,8 +128,7 @@ def test_after_a_lost_answer_the_log_decides(appended_batch: bool) -> None:
     assert (done.found, done.appended) == ((3, 0) if appended_batch else (0, 3))
 
 
-def test_late_arriving_append_is_recognised() -> None:
-    log = Log()
+def test_late_arriving_append_is_recognised(log: Log) -> None:
     late: list[Batch] = []
 
     def lose(at: Any, batch: Batch) -> Exception:
@@ -142,8 +144,7 @@ def test_late_arriving_append_is_recognised() -> None:
     assert log.bodies() == values(1, 2, 3)
 
 
-def test_refusal_reads_only_the_last_batch() -> None:
-    log = Log()
+def test_refusal_reads_only_the_last_batch(log: Log) -> None:
     seen = probed(log)
     for task in (1, 2, 3):
         write(log, seen, values(*range(task * 100, task * 100 + 20)), task=task)
@@ -154,8 +155,7 @@ def test_refusal_reads_only_the_last_batch() -> None:
     assert log.bodies()[-2:] == values(1, 2)
 
 
-def test_second_attempt_finds_rows_before_other_batches() -> None:
-    log = Log()
+def test_second_attempt_finds_rows_before_other_batches(log: Log) -> None:
     seen = probed(log)
     write(log, seen, values(1, 2), task=0)
     write(log, seen, values(3, 4), task=1)
@@ -175,22 +175,19 @@ def test_second_attempt_finds_rows_before_other_batches() -> None:
         (Answer(0, 7), "nothing checked"),
     ],
 )
-def test_non_retriable_refusal_ends_the_task(answer: Answer, stated: str) -> None:
-    log = Log()
+def test_non_retriable_refusal_ends_the_task(log: Log, answer: Answer, stated: str) -> None:
     log.script = [lambda at, batch: answer]
     with pytest.raises(SinkError, match=stated):
         write(log, probed(log), values(1))
 
 
-def test_patience_ends_and_says_what_it_waited_for() -> None:
-    log = Log()
+def test_patience_ends_and_says_what_it_waited_for(log: Log) -> None:
     log.script = [lambda at, batch: Answer(6, -1, "NOT_LEADER")] * 1000
     with pytest.raises(SinkError, match=r"for 30 s .*NOT_LEADER"):
         write(log, probed(log), values(1))
 
 
-def test_permanently_faster_rival_is_not_waited_for_indefinitely() -> None:
-    log = Log()
+def test_permanently_faster_rival_is_not_waited_for_indefinitely(log: Log) -> None:
 
     def rival(at: Any, batch: Batch) -> Answer:
         at.append((b"\1rival",), None)
@@ -201,27 +198,24 @@ def test_permanently_faster_rival_is_not_waited_for_indefinitely() -> None:
         write(log, probed(log), values(1))
 
 
-def test_different_split_is_refused_before_appending() -> None:
-    log = Log()
+def test_different_split_is_refused_before_appending(log: Log) -> None:
     write(log, probed(log), values(1, 2, 3), task=0)
     with pytest.raises(SinkError, match=r"split into tasks differently"):
         write(log, probed(log), values(3, 4), task=1)
     assert log.bodies() == values(1, 2, 3)
-    # Who knows that equal rows are in two tasks says so.
+    # The option is for data that has equal rows in two tasks.
     write(log, probed(log), values(3, 4), replace(PLAN, same_split=True), task=1)
     assert log.bodies() == values(1, 2, 3, 3, 4)
 
 
-def test_two_tasks_may_have_equal_rows() -> None:
-    log = Log()
+def test_two_tasks_may_have_equal_rows(log: Log) -> None:
     seen = probed(log)
     write(log, seen, values(1, 1), task=0)
     write(log, seen, values(1), task=1)
     assert log.bodies() == values(1, 1, 1)
 
 
-def test_arranged_rows_know_no_tasks() -> None:
-    log = Log()
+def test_arranged_rows_know_no_tasks(log: Log) -> None:
     arranged = replace(PLAN, arranged=True)
     write(log, probed(log), values(1, 2), arranged, task=5)
     done = write(log, probed(log), values(2, 1, 3), arranged, task=0)
@@ -232,8 +226,7 @@ def test_arranged_rows_know_no_tasks() -> None:
         write(log, seen, values(1, 2, 3, 5), arranged, task=1)
 
 
-def test_older_batch_than_the_log_appends_nothing() -> None:
-    log = Log()
+def test_older_batch_than_the_log_appends_nothing(log: Log) -> None:
     for batch in range(4):
         write(log, probed(log), values(batch * 10, batch * 10 + 1), batch=batch)
     done = write(log, probed(log), values(11, 10), batch=1)
@@ -246,8 +239,7 @@ def test_older_batch_than_the_log_appends_nothing() -> None:
 
 
 @pytest.mark.parametrize("count_checked", [frozenset[str](), frozenset({TOPIC})])
-def test_older_batch_is_found_where_placed_before_expansion(count_checked: frozenset[str]) -> None:
-    log = Log()
+def test_older_batch_is_found_where_placed_before_expansion(log: Log, count_checked: frozenset[str]) -> None:
     for batch in range(2):
         write(log, probed(log, count_checked=count_checked), keyed(batch), batch=batch)
     log.world.expand(TOPIC, 2)
@@ -257,8 +249,7 @@ def test_older_batch_is_found_where_placed_before_expansion(count_checked: froze
         write(log, probed(log, count_checked=count_checked), keyed(0, 9), batch=0, partition=1)
 
 
-def test_a_driver_that_is_overtaken_stops() -> None:
-    log = Log()
+def test_a_driver_that_is_overtaken_stops(log: Log) -> None:
     old = probed(log)
     write(log, probed(log), values(1), batch=0)
     write(log, probed(log), values(2), batch=1)
@@ -267,8 +258,7 @@ def test_a_driver_that_is_overtaken_stops() -> None:
     assert log.bodies() == values(1, 2)
 
 
-def test_another_query_under_the_same_name_is_refused() -> None:
-    log = Log()
+def test_another_query_under_the_same_name_is_refused(log: Log) -> None:
     write(log, probed(log), values(1))
     with pytest.raises(SinkError, match=r"restore its checkpoint.*new sink.id"):
         write(log, probed(log), values(2), query="r")
@@ -281,8 +271,7 @@ def cut_off(log: Log) -> None:
     partition.stored.clear()
 
 
-def test_later_batch_is_refused_after_complete_deletion() -> None:
-    log = Log()
+def test_later_batch_is_refused_after_complete_deletion(log: Log) -> None:
     write(log, probed(log), values(1), batch=0)
     cut_off(log)
     with pytest.raises(SinkError, match=r"lost its records below offset 1.*first.run"):
@@ -291,8 +280,7 @@ def test_later_batch_is_refused_after_complete_deletion() -> None:
     assert log.bodies() == values(2)
 
 
-def test_half_written_batch_with_deleted_rows_is_refused() -> None:
-    log = Log()
+def test_half_written_batch_with_deleted_rows_is_refused(log: Log) -> None:
     write(log, probed(log), values(*range(20)))
     partition = log.world.topics[TOPIC][0]
     partition.start = partition.stored[0].next_offset
@@ -301,8 +289,7 @@ def test_half_written_batch_with_deleted_rows_is_refused() -> None:
         write(log, probed(log), values(*range(20)))
 
 
-def test_last_commit_tag_is_found_once_and_remembered() -> None:
-    log = Log()
+def test_last_commit_tag_is_found_once_and_remembered(log: Log) -> None:
     write(log, probed(log), values(1), batch=0)
     partition = log.world.topics[TOPIC][0]
     for _ in range(30):
@@ -316,8 +303,8 @@ def test_last_commit_tag_is_found_once_and_remembered() -> None:
     assert log.reads == [(31, 32)]
 
 
-def test_commit_tag_of_a_deleted_topic_is_forgotten() -> None:
-    log, remembered = Log(), Remembered()
+def test_commit_tag_of_a_deleted_topic_is_forgotten(log: Log) -> None:
+    remembered = Remembered()
     write(log, probed(log, remembered=remembered), values(1), batch=0)
     probed(log, remembered=remembered)
     log.world.topics[TOPIC] = [Partition()]
@@ -326,8 +313,8 @@ def test_commit_tag_of_a_deleted_topic_is_forgotten() -> None:
     assert probed(log, remembered=remembered).observations[TOPIC, 0].last is None
 
 
-def test_driver_remembers_commit_tag_after_retention() -> None:
-    log, remembered = Log(), Remembered()
+def test_driver_remembers_commit_tag_after_retention(log: Log) -> None:
+    remembered = Remembered()
     write(log, probed(log), values(1), batch=0)
     probed(log, remembered=remembered)
     cut_off(log)
@@ -339,7 +326,7 @@ def test_driver_remembers_commit_tag_after_retention() -> None:
 @pytest.mark.parametrize("foreign", [0, 3], ids=["nothing else", "others' records after"])
 @pytest.mark.parametrize("batch", [0, 2])
 def test_a_batch_deleted_unread_is_not_appended_again(batch: int, foreign: int, query: str) -> None:
-    """The driver looked, appended the batch and did not commit; retention deleted all; the session tries again."""
+    """The driver probed the log, appended the batch and did not commit. Retention deleted all. The session retries."""
     log, remembered = Log(2), Remembered()
     if batch:
         write(log, probed(log), keyed(*range(20)), batch=batch - 1, query=query)
@@ -359,7 +346,7 @@ def test_a_batch_deleted_unread_is_not_appended_again(batch: int, foreign: int, 
 
 
 def test_first_run_option_appends_only_deleted_rows() -> None:
-    """With `first.run=true` a stream that was half written goes on behind what retention has deleted."""
+    """The rest of a half-written stream is appended."""
     log = Log(2)
     write(log, probed(log), keyed(*range(20)))
     partition, other = log.world.topics[TOPIC]
@@ -377,8 +364,7 @@ def test_first_run_option_appends_only_deleted_rows() -> None:
     assert lying(log) == Counter([*keyed(*range(20)), b"\1other"])
 
 
-def test_load_with_lost_records_suggests_another_sink_id() -> None:
-    log = Log()
+def test_load_with_lost_records_suggests_another_sink_id(log: Log) -> None:
     write(log, probed(log), keyed(*range(20)), query="")
     partition = log.world.topics[TOPIC][0]
     partition.start = partition.stored.pop(0).next_offset
@@ -388,7 +374,7 @@ def test_load_with_lost_records_suggests_another_sink_id() -> None:
 
 
 def test_sink_found_in_one_partition_is_sought_everywhere() -> None:
-    """Whoever says that a load never ran, although it did."""
+    """`never_ran` is wrong: the load ran."""
     log = Log(2)
     for partition in range(2):
         write(log, probed(log), keyed(partition), task=partition, partition=partition)
@@ -397,9 +383,9 @@ def test_sink_found_in_one_partition_is_sought_everywhere() -> None:
     assert [seen.observations[TOPIC, number].last is not None for number in range(2)] == [True, True]
 
 
-def test_remembered_foreign_records_do_not_hide_own_rows() -> None:
-    """A load that never ran, until it was tried a moment ago by the same process."""
-    log, remembered = Log(), Remembered()
+def test_remembered_foreign_records_do_not_hide_own_rows(log: Log) -> None:
+    """A load whose first run was in the same process."""
+    remembered = Remembered()
     log.world.topics[TOPIC][0].append((b"\1other",), None)
     write(log, probed(log, never_ran=True, remembered=remembered), keyed(1), query="")
     log.world.topics[TOPIC][0].append((b"\1other",), None)
@@ -409,8 +395,7 @@ def test_remembered_foreign_records_do_not_hide_own_rows() -> None:
 
 @pytest.mark.parametrize("query", ["", "q"])
 @pytest.mark.parametrize("gone", ["a record", "a batch", "the last record of a batch"])
-def test_compacted_rows_are_not_appended_after_newer_ones(gone: str, query: str) -> None:
-    log = Log()
+def test_compacted_rows_are_not_appended_after_newer_ones(log: Log, gone: str, query: str) -> None:
     rows = [body(b"a", b"1"), *(body(b"b", b"%d" % number) for number in range(20)), body(b"a", b"2")]
     write(log, probed(log), rows, query=query)
     stored = log.world.topics[TOPIC][0].stored
@@ -428,8 +413,7 @@ def test_compacted_rows_are_not_appended_after_newer_ones(gone: str, query: str)
     assert lying(log) == before
 
 
-def test_compacted_topic_with_all_rows_left_is_accepted() -> None:
-    log = Log()
+def test_compacted_topic_with_all_rows_left_is_accepted(log: Log) -> None:
     seen = probed(log)
     write(log, seen, keyed(1), task=0)
     log.world.topics[TOPIC][0].append((b"\1other",), None)
@@ -454,24 +438,21 @@ def test_arranged_rows_report_every_begun_partition() -> None:
     assert write(log, probed(log), keyed(20), arranged, batch=2).begun == set()
 
 
-def test_task_of_new_split_appends_nothing_before_matching() -> None:
-    """Else the batch had rows of two splits, and neither could go on with it."""
-    log = Log()
+def test_task_of_new_split_appends_nothing_before_matching(log: Log) -> None:
+    """Otherwise the batch would have rows of two splits, and neither could continue."""
     write(log, probed(log), values(1, 2, 3), task=0)
     with pytest.raises(SinkError, match=r"split into tasks differently.*last resort"):
         write(log, probed(log), values(*range(50, 90), 3), task=2)
     assert log.bodies() == values(1, 2, 3)
 
 
-def test_first_run_does_not_read_foreign_records() -> None:
-    log = Log()
+def test_first_run_does_not_read_foreign_records(log: Log) -> None:
     log.world.topics[TOPIC][0].append((b"\1other",), None)
     assert probed(log, never_ran=True).observations[TOPIC, 0].last is None
     assert log.reads == []
 
 
-def test_log_shorter_than_acknowledged_raises() -> None:
-    log = Log()
+def test_log_shorter_than_acknowledged_raises(log: Log) -> None:
 
     def lost_data(at: Any, batch: Batch) -> Answer:
         at.end -= 1
@@ -497,8 +478,7 @@ def lying(log: Log) -> Counter[bytes]:
     return Counter(log.bodies())
 
 
-def test_renumbered_tasks_find_their_rows_and_continue() -> None:
-    log = Log()
+def test_renumbered_tasks_find_their_rows_and_continue(log: Log) -> None:
     seen = probed(log)
     write(log, seen, keyed(1, 2), task=0)
     write(log, seen, keyed(11), task=1)
@@ -513,8 +493,7 @@ def test_renumbered_tasks_find_their_rows_and_continue() -> None:
     assert lying(log) == Counter(keyed(1, 2, 3, 11, 12, 13))
 
 
-def test_unmatched_task_continues_and_records_uncertainty() -> None:
-    log = Log()
+def test_unmatched_task_continues_and_records_uncertainty(log: Log) -> None:
     write(log, probed(log), keyed(1, 2), task=0)
     seen = probed(log)
 
@@ -528,8 +507,7 @@ def test_unmatched_task_continues_and_records_uncertainty() -> None:
     assert lying(log) == Counter(keyed(1, 2, 3, 11, 12))
 
 
-def test_equal_rows_found_twice_are_completed_before_commit() -> None:
-    log = Log()
+def test_equal_rows_found_twice_are_completed_before_commit(log: Log) -> None:
     write(log, probed(log), keyed(7, 1), task=0)
     seen = probed(log)
     done = [write(log, seen, keyed(7, 1), task=0), write(log, seen, keyed(7, 2), task=1)]
@@ -539,15 +517,14 @@ def test_equal_rows_found_twice_are_completed_before_commit() -> None:
     assert lying(log) == Counter(keyed(7, 7, 1, 2))
     assert resolve(log, *done) == Compared(found=1, unknown=0, appended=0)  # a commit may come twice
 
-    # The next run, as the driver died before Spark had noted it.
+    # The next run: the driver died before Spark recorded the commit.
     seen = probed(log)
     done = [write(log, seen, keyed(7, 1), task=0), write(log, seen, keyed(7, 2), task=1)]
     resolve(log, *done)
     assert lying(log) == Counter(keyed(7, 7, 1, 2))
 
 
-def test_driver_appends_only_where_it_has_read() -> None:
-    log = Log()
+def test_driver_appends_only_where_it_has_read(log: Log) -> None:
     write(log, probed(log), keyed(7), task=0)
     old = probed(log)
     done = [write(log, old, keyed(7), task=0), write(log, old, keyed(7), task=1)]
@@ -563,8 +540,7 @@ def test_driver_appends_only_where_it_has_read() -> None:
     assert lying(log) == Counter({keyed(7)[0]: 2})
 
 
-def test_unmatched_rows_are_refused_unless_kept() -> None:
-    log = Log()
+def test_unmatched_rows_are_refused_unless_kept(log: Log) -> None:
     seen = probed(log)
     write(log, seen, keyed(1, 2), task=0)
     write(log, seen, keyed(11), task=1)
@@ -577,8 +553,7 @@ def test_unmatched_rows_are_refused_unless_kept() -> None:
     assert resolve(log, *done, plan=keep) == Compared(found=0, unknown=1, appended=0)
 
 
-def test_rows_are_compared_individually_rather_than_by_number() -> None:
-    log = Log()
+def test_rows_are_compared_individually_rather_than_by_number(log: Log) -> None:
     write(log, probed(log), keyed(7, 1, 2, 3), task=0)
     seen = probed(log)
     plan = replace(PLAN, unmatched="compare")
@@ -588,13 +563,12 @@ def test_rows_are_compared_individually_rather_than_by_number() -> None:
         resolve(log, *done, plan=plan)
 
 
-def test_driver_append_after_an_expansion_is_refused() -> None:
-    """Else a task of another run, that knows of the growth, may look for the row where it belongs now."""
-    log = Log()
+def test_driver_append_after_an_expansion_is_refused(log: Log) -> None:
+    """Otherwise a task of another run that knows the expansion may search for the row in its new partition."""
     write(log, probed(log), keyed(7), task=0)
     seen = probed(log, count_checked=frozenset([TOPIC]))
     done = [write(log, seen, keyed(7), task=0), write(log, seen, keyed(7), task=1)]
-    # The topic grows, and a task of another run writes behind.
+    # The topic is expanded, and a task of another run appends.
     [at] = log.world.topics[TOPIC]
     commit_tag = CommitTag.decode(at.stored[0].commit_tag or b"")
     at.append(tuple(keyed(8)), replace(commit_tag, run="later", task=1, over=2).encode())
@@ -615,8 +589,7 @@ def test_digests_ending_with_zeros_are_compared_like_others() -> None:
     assert _compare_rows(b"", b"") == ({}, 0)
 
 
-def test_overtaken_driver_appends_nothing() -> None:
-    log = Log()
+def test_overtaken_driver_appends_nothing(log: Log) -> None:
     write(log, probed(log), keyed(7), task=0)
     seen = probed(log)
     done = [write(log, seen, keyed(7), task=0), write(log, seen, keyed(7), task=1)]
@@ -626,8 +599,7 @@ def test_overtaken_driver_appends_nothing() -> None:
     assert lying(log) == Counter(keyed(7, 100))
 
 
-def test_rows_of_a_vanished_task_are_refused() -> None:
-    log = Log()
+def test_rows_of_a_vanished_task_are_refused(log: Log) -> None:
     seen = probed(log)
     write(log, seen, keyed(1), task=0)
     write(log, seen, keyed(11), task=1)
@@ -635,8 +607,7 @@ def test_rows_of_a_vanished_task_are_refused() -> None:
         resolve(log, write(log, probed(log), keyed(1), task=0))
 
 
-def test_unchanged_split_is_not_compared() -> None:
-    log = Log()
+def test_unchanged_split_is_not_compared(log: Log) -> None:
     seen = probed(log)
     for task in (0, 1):
         write(log, seen, keyed(task), task=task)
@@ -648,24 +619,21 @@ def test_unchanged_split_is_not_compared() -> None:
 
 
 @pytest.mark.parametrize("unmatched", ["auto", "refuse"])
-def test_load_with_other_rows_is_refused_before_appending(unmatched: str) -> None:
-    log = Log()
+def test_load_with_other_rows_is_refused_before_appending(log: Log, unmatched: str) -> None:
     write(log, probed(log), keyed(1, 2), task=0, query="")
     with pytest.raises(SinkError, match="does not have now"):
         write(log, probed(log), keyed(11, 12), replace(PLAN, unmatched=unmatched), task=0, query="")
     assert lying(log) == Counter(keyed(1, 2))
 
 
-def test_stream_with_one_different_row_is_refused() -> None:
-    log = Log()
+def test_stream_with_one_different_row_is_refused(log: Log) -> None:
     write(log, probed(log), keyed(*range(10)), task=0)
     with pytest.raises(SinkError, match="does not have now"):
         write(log, probed(log), keyed(*range(9), 99), task=0)
     assert lying(log) == Counter(keyed(*range(10)))
 
 
-def test_stream_refuses_other_data_after_complete_previous_batch() -> None:
-    log = Log()
+def test_stream_refuses_other_data_after_complete_previous_batch(log: Log) -> None:
     seen = probed(log)
     for task in (0, 1):
         write(log, seen, keyed(task), task=task, batch=0)
@@ -677,8 +645,7 @@ def test_stream_refuses_other_data_after_complete_previous_batch() -> None:
     assert lying(log) == Counter(keyed(0, 1, 10, 11))
 
 
-def test_stream_continues_in_task_with_other_keys() -> None:
-    log = Log()
+def test_stream_continues_in_task_with_other_keys(log: Log) -> None:
     write(log, probed(log), keyed(0), task=0, batch=0)  # the batch before had one task
     write(log, probed(log), keyed(10), task=0, batch=1)
     seen = probed(log)
@@ -687,8 +654,7 @@ def test_stream_continues_in_task_with_other_keys() -> None:
     assert resolve(log, one, other) == Compared(found=1, unknown=0, appended=0)
 
 
-def test_quiet_batch_does_not_reset_known_tasks() -> None:
-    log = Log()
+def test_quiet_batch_does_not_reset_known_tasks(log: Log) -> None:
     seen = probed(log)
     for task in (0, 1):
         write(log, seen, keyed(task), task=task, batch=0)
@@ -699,8 +665,7 @@ def test_quiet_batch_does_not_reset_known_tasks() -> None:
     assert one.appended == 1
 
 
-def test_stream_with_changing_data_is_refused() -> None:
-    log = Log()
+def test_stream_with_changing_data_is_refused(log: Log) -> None:
     write(log, probed(log), keyed(1, 2), task=0)
     write(log, probed(log), keyed(11, 12), task=0)
     with pytest.raises(SinkError, match="does not have now"):
@@ -708,8 +673,7 @@ def test_stream_with_changing_data_is_refused() -> None:
     assert lying(log) == Counter(keyed(1, 2, 11, 12))
 
 
-def test_a_complete_batch_is_found_under_whatever_number() -> None:
-    log = Log()
+def test_a_complete_batch_is_found_under_whatever_number(log: Log) -> None:
     for batch in range(3):
         seen = probed(log)
         write(log, seen, keyed(batch * 10), task=0, batch=batch)

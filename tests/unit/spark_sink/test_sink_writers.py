@@ -1,4 +1,4 @@
-"""What Spark is given on the driver, without Spark: what it sends to executors, and what it makes of their messages."""
+"""The objects that Spark gets on the driver, without Spark: what they send to executors and do with results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def writer(**more: str) -> _StreamWriter:
 
 @pytest.fixture
 def versions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The next one is whose that is asked."""
+    """Each query of the version takes the next one."""
     several: list[str] = []
     monkeypatch.setattr(datasource, "_version", lambda: several.pop(0))
     return several
@@ -111,7 +111,7 @@ def test_task_without_batch_identity_writes_nothing() -> None:
 @pytest.mark.usefixtures("no_kafka")
 @pytest.mark.parametrize("kind", [_BatchWriter, _StreamWriter])
 def test_first_run_means_never_ran_only_for_loads(kind: type[_Writer], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a load it says that it never ran; of a stream, that nothing of it was deleted."""
+    """For a load it means that it never ran, for a stream that no rows of it were deleted."""
     stated = []
 
     def probe(*_: Any, never_ran: bool, **__: Any) -> DriverProbe:
