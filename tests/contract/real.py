@@ -9,6 +9,7 @@ from kafka.protocol.admin import DeleteRecordsRequest
 from tests.conformance.real import kafka_configs
 from tests.contract.rows import CONFIGS, OTHER, Row
 from tests.contract.wire import WireLevel
+from tests.kit.waiting import until
 from tests.support import raw
 from tests.support.kafka import unique_topic
 from tests.support.proxy import ProxyProcess
@@ -19,6 +20,15 @@ CONFIG = "config_lease_seconds = 30.0\n" + "\n".join(
     for name, configs in CONFIGS.items()
     if configs
 )
+
+
+def await_first_append(proxy: ProxyProcess) -> None:
+    """Kafka and the proxy have just started: on a busy machine the first append may have to be tried again."""
+    topic = unique_topic("checked--")
+    with raw.Connection(proxy.bootstrap) as connection:
+        assert connection.create_topic(topic) == (0, None)
+        append = raw.batch(b"first", expected=0)
+        until(lambda: connection.append(topic, append).error_code == 0, "the first append")
 
 
 class RealLevel(WireLevel):

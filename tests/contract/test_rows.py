@@ -14,7 +14,7 @@ import pytest
 import tests.contract
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.contract.modelled import ModelledLevel
-from tests.contract.real import CONFIG, RealLevel
+from tests.contract.real import CONFIG, RealLevel, await_first_append
 from tests.contract.rows import CONFIGS, MODELLED, REAL, SEQUENCER, Row
 from tests.contract.sequencer import SequencerLevel
 from tests.support.proxy import ProxyProcess
@@ -59,6 +59,7 @@ def test_modelled_cluster(row: Row) -> None:
 @pytest.fixture(scope="module")
 def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("contract"), config=CONFIG) as process:
+        await_first_append(process)
         yield process
 
 
@@ -73,6 +74,7 @@ def other(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
                 config = 'refusal_scope = "request"\n' + CONFIG
                 process = ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("other"), config=config)
                 started.append(stack.enter_context(process))
+                await_first_append(process)
             return started[0]
 
         yield start

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from functools import wraps
 from typing import Any
 
 from fencepost_proxy.net.control import UpstreamUnavailable
@@ -64,16 +63,3 @@ async def until_async(
                 await asyncio.sleep(pause_seconds)
     except TimeoutError:
         raise AssertionError(f"waited {seconds:g} s for {what}; last result: {found!r}") from None
-
-
-def in_event_loop(story: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a coroutine as a test."""
-
-    @wraps(story)
-    def run(*arguments: object, **fixtures: object) -> None:
-        async def whole() -> None:
-            await story(*arguments, **fixtures)
-
-        asyncio.run(whole())
-
-    return run

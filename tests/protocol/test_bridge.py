@@ -16,9 +16,9 @@ from fencepost_proxy.net.bridge import Bridge
 from fencepost_proxy.net.certificates import listener_context
 from fencepost_proxy.net.proxied_socket import UNSENT_BYTES_MAX, Buffers
 from fencepost_proxy.net.tls import TlsSocket, secure
+from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 from tests.support.certificates import Authority
-from tests.support.event_loop import in_event_loop
 
 WAIT_SECONDS = 60.0
 

@@ -28,8 +28,8 @@ from fencepost_proxy.types import Address
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import API_VERSIONS, INIT_PRODUCER_ID
 from fencepost_proxy.wire.schema import Message
+from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
-from tests.support.event_loop import in_event_loop
 
 #: For what must happen: a busy machine takes its time.
 PATIENCE_SECONDS = 60.0

@@ -19,8 +19,8 @@ from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.schema import Message
+from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
-from tests.support.event_loop import in_event_loop
 from tests.support.fake_cluster import FakeCluster
 
 NAME = "__state"

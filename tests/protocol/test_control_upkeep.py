@@ -19,7 +19,7 @@ from fencepost_proxy.types import Address, Monotonic, TopicPartition
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import FETCH, METADATA, PRODUCE
 from fencepost_proxy.wire.batch import HeaderNames
-from tests.support.event_loop import in_event_loop
+from tests.kit.event_loop import in_event_loop
 from tests.support.fake_cluster import FakeCluster
 
 

@@ -17,10 +17,10 @@ from fencepost_proxy.net.worker import MigratedSockets
 from fencepost_proxy.session import messages
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import Address, NodeId
+from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 from tests.protocol.test_proxied_connection import SIZE, Driver, Pair, receive, request, response, send
 from tests.support.batches import expecting
-from tests.support.event_loop import in_event_loop
 from tests.unit.test_session import Unchanged, produce
 
 GUARDED = produce(("guarded", 0, expecting(5, b"a")), correlation=7)

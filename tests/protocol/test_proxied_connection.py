@@ -19,8 +19,8 @@ from fencepost_proxy.net.proxied_socket import SPLICE_BYTES_MIN, UNSENT_BYTES_MA
 from fencepost_proxy.session import messages
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import Address
+from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
-from tests.support.event_loop import in_event_loop
 from tests.unit.test_session import Around, Unchanged
 
 #: More than the kernel takes off a sender's hands on loopback.

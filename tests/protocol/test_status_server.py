@@ -27,7 +27,7 @@ from fencepost_proxy.net.status import (
 )
 from fencepost_proxy.types import Address, Monotonic, NodeId
 from fencepost_proxy.wire.apis import API_VERSIONS, PRODUCE, UNKNOWN_VERSION
-from tests.support.event_loop import in_event_loop
+from tests.kit.event_loop import in_event_loop
 from tests.support.status import lists as canned
 
 READY = StatusSnapshot(

@@ -21,11 +21,11 @@ from fencepost_proxy.net.proxied_connection import ProxiedConnection
 from fencepost_proxy.net.proxied_socket import RECEIVE_BUFFER_BYTES, UNSENT_BYTES_MAX, Buffers
 from fencepost_proxy.net.tls import TlsBuffers, TlsSocket, _Records, secure
 from fencepost_proxy.types import Address
+from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 from tests.protocol.test_proxied_connection import Driver, _tcp_pair, request, response
 from tests.protocol.test_tls_socket import authority, listen, server, tcp_pair, trusting
 from tests.support.certificates import Authority, Certificate
-from tests.support.event_loop import in_event_loop
 
 __all__ = ["authority", "server"]  # fixtures
 

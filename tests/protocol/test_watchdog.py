@@ -13,8 +13,8 @@ import pytest
 from fencepost_proxy import logs
 from fencepost_proxy.net import watchdog as product
 from fencepost_proxy.net.watchdog import LATE_SECONDS, Watchdog, frame_of
+from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
-from tests.support.event_loop import in_event_loop
 
 _LONGEST_SECONDS = 20.0
 

@@ -15,8 +15,8 @@ from fencepost_proxy.transactions.watched import (
     PartitionProducers,
     TransactionsReport,
 )
+from tests.kit.event_loop import in_event_loop
 from tests.protocol.test_status_server import READY, get, status_server
-from tests.support.event_loop import in_event_loop
 
 SEEN = TransactionsReport(
     producer_ids=30_001,

@@ -15,7 +15,7 @@ from fencepost_proxy.net.expansions import Expansions
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.topics.expansions import Expansion, encode_expansion, encode_failed, encode_partition_count
 from fencepost_proxy.topics.gated import encode_released
-from tests.kit.waiting import in_event_loop
+from tests.kit.event_loop import in_event_loop
 from tests.unit import test_group_progress as group_progress
 from tests.unit.test_group_progress import Clock
 

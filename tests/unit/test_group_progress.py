@@ -21,7 +21,7 @@ from fencepost_proxy.topics.state import StateView, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, TopicPartition
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch
-from tests.kit.waiting import in_event_loop
+from tests.kit.event_loop import in_event_loop
 
 ORDERS, OTHERS, ANEW = UUID(int=7), UUID(int=8), UUID(int=9)
 P0, P1, P2, P3 = (TopicPartition("orders", each) for each in range(4))

@@ -12,7 +12,7 @@ import pytest
 
 from fencepost_proxy.net import proxied_socket as side_module
 from fencepost_proxy.net.proxied_socket import Buffers, ProxiedSocket
-from tests.support.event_loop import in_event_loop
+from tests.kit.event_loop import in_event_loop
 
 
 class _Writer(ProxiedSocket):
