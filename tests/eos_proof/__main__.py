@@ -1,9 +1,10 @@
-"""`python -m tests.eos_proof`: exactly once, with applications, proxies and brokers killed. Prints the counts.
+"""`python -m tests.eos_proof`: exactly-once processing while applications, proxies and brokers are killed.
 
-Then two controls: the same applications without transactions (`--no-transactions`: only this), whose output must have
-numbers twice; and without a proxy (`--direct`: only this), to find out whether the proxy causes a standstill.
+Prints the counts. Then two controls run. Without transactions (`--no-transactions`: only this control), the output must
+contain numbers twice. Without a proxy (`--direct`: only this control), the run shows whether the proxy causes a
+standstill.
 
-Exit status 1: some input was not in the output exactly once, or was although there were no transactions.
+Exit status 1: with transactions, an input was not in the output exactly once; or without them, each input was.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The dashboard: what it asks for is there, in the rows that an operator looks for, with an explanation each."""
+"""The dashboard: its metrics exist, its rows are those that an operator expects, and each panel has a description."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_dashboard_queries_filter_by_job_and_instance() -> None:
     for title, query in queries():
         assert "$" not in query, (title, query)
         assert not unknown_in(query), (title, query)
-        # Of one job and the proxies that were chosen, whatever it is about.
+        # Each query selects one job and the chosen instances.
         for each in selectors(query):
             assert {'job="fencepost"', 'instance=~".*"'} <= {str(label) for label in each.matchers.matchers}, (
                 title,
