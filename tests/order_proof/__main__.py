@@ -1,8 +1,8 @@
-"""`python -m tests.order_proof`: do keys stay in order while their topic grows, for every client and group protocol?
+"""`python -m tests.order_proof`: do keys stay in order during an expansion, for every client and group protocol?
 
-Prints a table: clients × protocols, and what each group saw with ordered expansion on and off. Exit status 1: a group
-saw a key out of order, or missed a record, with the feature on; missed one where order is not promised; or saw none out
-of order with it off, so that the proof proves nothing.
+Prints a table: clients × protocols, and what each group read with ordered expansion on and off. Exit status 1: with
+ordered expansion, a group read a key out of order or missed a record. Or a group missed a record where no order is
+promised. Or no group read out of order with the feature off, so that the proof shows nothing.
 """
 
 from __future__ import annotations

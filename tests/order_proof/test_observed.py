@@ -1,4 +1,4 @@
-"""The order proof's judge, on made-up sights: a judge that cannot find anything proves nothing."""
+"""The order proof's comparison, with constructed observations: it must find every kind of fault."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_expelled_member_may_repeat_what_it_had_fetched() -> None:
     decision = validate(observed, {"k": 3}, [ONE_TO_TWO], [first, taken])
     assert decision.holds
     assert [each.member for each in decision.expelled] == ["a"]
-    # Who has it, or has it back, may not.
+    # A member that has the partition, or got it back, must not read out of order.
     for assigned in ([first], [first, taken, Assigned(13 * NANOS + 1, "a", frozenset({0}))]):
         assert [each.member for each in validate(observed, {"k": 3}, [ONE_TO_TWO], assigned).late] == ["a"]
 

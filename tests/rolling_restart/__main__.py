@@ -1,7 +1,7 @@
-"""`python -m tests.rolling_restart`: does anybody lose anything while two proxies are restarted one after the other?
+"""`python -m tests.rolling_restart`: does a client lose anything while two proxies are restarted in turn?
 
-Prints, for every client, what its writers were told and what is in Kafka, and what its consumer group has read. Exit
-status 1: a send failed, a record is there twice, out of order or not at all, or a group has missed one.
+Prints, for every client, its writers' outcomes, Kafka's log, and what its consumer group read. Exit status 1: a send
+failed; a record is missing, duplicated or out of order; or a group missed a record.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rolls, and what came of them: see the package."""
+"""Rolling restarts under load, and their results."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log
 
 PATIENCE_SECONDS = 150.0
-#: Appends of each writer that must come before and after each step, so that each step happens under load.
+#: Appends of each writer that are required before and after each step, so that each step happens under load.
 _GO_ON = 30
 _COMMIT_EVERY_SECONDS = 0.5
 #: One for each client.
 READERS = ("java-eager", "kafka-python", "aiokafka", "librdkafka-eager")
-#: Clients that ask the other addresses of `bootstrap.servers` when all brokers that they know of are gone: librdkafka
-#: at once, Java within a minute. kafka-python and aiokafka ask those again that they know.
+#: Clients that try the other addresses of `bootstrap.servers` when all known brokers are unreachable: librdkafka
+#: immediately, Java within a minute. kafka-python and aiokafka only retry the brokers that they know.
 ASK_THE_OTHER = ("java", "confluent-kafka", "librdkafka")
 EVERYBODY = (*ASK_THE_OTHER, "kafka-python", "aiokafka")
 
@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Written:
-    """What became of one writer's records, counted in Kafka. `pause` – the longest that an append took."""
+    """Results of one writer's records, counted in Kafka. `pause` – the longest duration of an append."""
 
     writer: str
     reported: int
@@ -61,7 +61,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Read:
-    """What one consumer group saw of the plain topic. `again` – records that it was given more than once."""
+    """What one consumer group read of the unchecked topic. `again` – records that it got more than once."""
 
     group: str
     in_kafka: int
@@ -139,10 +139,10 @@ def run(
     transacting: Sequence[str] = CLIENTS,
     say: Say = lambda text: None,
 ) -> Result:
-    """Rolls the proxies so often, while writers and readers go on that know `bootstrap`.
+    """Restart the proxies `rolls` times while writers and readers use `bootstrap`.
 
-    `kafka` – its own bootstrap address, by which everything is counted. `go_on_meanwhile` – clients that have to go on
-    while one of the proxies is down; all have to once it is back. Raises AssertionError where they do not.
+    `kafka` – Kafka's bootstrap address, used for counting. `go_on_meanwhile` – clients that must make progress while
+    one of the proxies is down; all must once it is back. Raises AssertionError otherwise.
     """
     log = Log(kafka)
     of_transactions = {each: _created(proxies[0], unique_topic(f"plain-{each}"), PARTITIONS) for each in transacting}
@@ -204,7 +204,7 @@ def _created(proxy: ProxyProcess, topic: str, partitions: int) -> str:
 
 
 def _go_on(writers: Sequence[Writer], groups: Mapping[str, Member]) -> None:
-    """All of them, from now on: what was on its way is not counted."""
+    """Wait for progress of all clients. Requests in flight at the call do not count."""
     before = {writer: writer.appended for writer in writers}
     read = {name: len(member.read) for name, member in groups.items()}
     for writer in writers:
@@ -223,7 +223,7 @@ def _go_on(writers: Sequence[Writer], groups: Mapping[str, Member]) -> None:
 
 @contextmanager
 def _committing(members: Collection[Member]) -> Iterator[None]:
-    """Each in a thread of its own, again and again; one that takes too long is told in the table."""
+    """Commit repeatedly, in one thread per member. The table shows commits that take too long."""
     end = threading.Event()
 
     def commit(member: Member) -> None:
@@ -271,7 +271,7 @@ def _written(writer: Writer, stored: Sequence[tuple[int, str]]) -> Written:
 def _read(name: str, member: Member, expected: Counter[str]) -> Read:
     times = Counter((each.partition, each.offset) for each in member.read)
     values = {each.value for each in member.read}
-    errors = [each for each in member.errors if not each.startswith("[")]  # what a Java client logs is not its commits'
+    errors = [each for each in member.errors if not each.startswith("[")]  # log lines of Java clients, not commits
     return Read(
         name,
         sum(expected.values()),

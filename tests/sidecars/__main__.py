@@ -1,7 +1,7 @@
-"""`python -m tests.sidecars`: three brokers, a sidecar before each, leaders that move under competing writers.
+"""`python -m tests.sidecars`: three brokers with a sidecar each, and leaders that move under competing writers.
 
-Prints what the writers were told, and what is in Kafka. Exit status 1: an append was accepted at another offset than it
-expected, an accepted one is not there, or a refused one is.
+Prints the writers' outcomes and Kafka's log. Exit status 1: an append was accepted at another offset than expected, an
+accepted record is missing, or a refused one is in the log.
 """
 
 from __future__ import annotations
