@@ -23,7 +23,7 @@ from tests.support.raw import Closed, Connection, batch
 _PROGRESS_SECONDS = 5.0
 _JOIN_SECONDS = 75.0
 _HEARTBEAT_SECONDS = 90.0
-#: Other writers may overtake a probe repeatedly: end them first.
+#: Other writers may overtake a probe repeatedly, so the probe ends them after this time.
 _RACE_SECONDS = 15.0
 #: Requests in flight after all clients and proxies ended have this long before the log is read.
 _LAST_SECONDS = 3.0

@@ -1,8 +1,8 @@
-"""Our sink with gates in it: what its class does is done by a subclass, in Spark's processes, between two gates each.
+"""Our sink with gates: a subclass calls each step of the sink between two gates, in Spark's processes.
 
-look, looked            in the driver: the writer is sent to the tasks, which is when it looks at the topic
-append, appended        in a task: one append is sent, and answered
-written                 in a task: the write is at its end, Spark does not know yet
+look, looked            in the driver: the writer is pickled for the tasks, and reads the topic
+append, appended        in a task: one append is sent and answered
+written                 in a task: the write is complete, but Spark does not know it yet
 commit, committed       in the driver
 """
 

@@ -1,4 +1,4 @@
-"""Faults in a row, and the table of what came of them."""
+"""Runs consecutive faults and prints their results as a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Outcome:
     refusal: str = ""
     then: str = ""
     at_refusal: Counts | None = None
-    #: It did not come to its end.
+    #: Why it did not complete.
     broken: str = ""
 
     @property
@@ -37,14 +37,14 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        """Our sink is exact under each; and the same counting finds Spark's own duplicates, where it was asked to."""
+        """Our sink is exact under each fault; and the same counting finds duplicates of Spark's sink, if run."""
         ours = all(each.exact for (_, sink), each in self.outcomes.items() if sink == FENCEPOST)
         theirs = [each for (_, sink), each in self.outcomes.items() if sink == KAFKA]
         return ours and (not theirs or any(each.counts.duplicated for each in theirs))
 
 
 class Row:
-    """Faults in a row, on one sink."""
+    """Consecutive faults on one sink."""
 
     def __init__(self, stage: Stage, sink: str) -> None:
         self._stage, self._sink = stage, sink

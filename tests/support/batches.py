@@ -1,4 +1,4 @@
-"""Record batches for tests, made by kafka-python's builder: not by the code under test."""
+"""Record batches for tests, made by kafka-python's builder, independently of the code under test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 Header = tuple[str, bytes]
-#: offset and length before what the CRC covers, in a v2 batch
+#: The length of the fields before the part that the CRC covers, in a v2 batch.
 _CRC_AT = 17
 
 
@@ -48,7 +48,7 @@ def batch(
 
 
 def expecting(offset: int, *values: bytes, write_id: bytes | None = None, **more: object) -> memoryview:
-    """A batch whose first record carries its expectation, and a write-id where one is given."""
+    """A batch whose first record has its expected offset, and a write-id if one is given."""
     own: list[Header] = [("fencepost-expected-offset", b"%d" % offset)]
     if write_id is not None:
         own.append(("fencepost-write-id", write_id))

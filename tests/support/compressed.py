@@ -1,6 +1,6 @@
-"""Compressed record batches in every form that a client may send: as libraries write them, odd, and broken.
+"""Compressed record batches in every form that a client may send: by libraries, unusual, and invalid.
 
-The forms differ in the framing alone. All claim `RECORDS` records, which come in one piece or in two.
+The forms differ only in their framing. All claim `RECORDS` records, in one or two blocks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def lz4(
     end: bool = True,
     dictionary: int | None = None,
 ) -> bytes:
-    """One frame. `flags`: version 1 and independent blocks. Checksums: what is to stand there, -1 for the right one."""
+    """One frame. `flags`: version 1 and independent blocks. Checksums: the value to write, -1 for the right one."""
     flags |= (content_size is not None) << 3 | (checksum is not None) << 2 | (block_checksum is not None) << 4
     flags |= dictionary is not None
     described = bytes([flags, block_size])
@@ -98,7 +98,7 @@ def _zstd(data: bytes) -> bytes:
 
 
 def _zstd_stored(data: bytes, *, checksum: int | None = None, content_size: int | None = None) -> bytes:
-    """One frame of one stored block, with what is to stand there."""
+    """One frame of one stored block, with these header fields."""
     descriptor = (content_size is not None) << 5 | (checksum is not None) << 2
     window_or_size = 0x58 if content_size is None else content_size
     out = struct.pack("<IBB", 0xFD2FB528, descriptor, window_or_size)

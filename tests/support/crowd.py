@@ -1,9 +1,10 @@
-"""Clients that misbehave, each in its way, until stdin ends.
+"""Clients that misbehave, each kind in one way, until stdin ends.
 
     python -m tests.support.crowd HOST:PORT PLAIN_TOPIC GUARDED_TOPIC SEED
 
-A process of its own, so that a good client beside them competes with them at the proxy and not for an interpreter.
-Whoever is closed comes again. Prints `ready` once each has connected, and at the end, as JSON, how often they came.
+A separate process, so that a well-behaved client competes with them at the proxy, not for a Python interpreter. A
+client whose connection is closed reconnects. Prints `ready` once each has connected, and at the end the numbers of
+connections as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.support.files import allow_open_files
 from tests.support.messages import encode_request
 
 PRODUCE, FETCH = 0, 1
-#: How many of each kind: a thousand altogether.
+#: Number of clients of each kind: a thousand altogether.
 KINDS = {
     "half-open": 350,
     "slow-loris": 200,
@@ -36,7 +37,7 @@ KINDS = {
     "comes and goes": 50,
 }
 _AGAIN_SECONDS = 1.0
-#: What one producer that never reads sends at most, so that the test's data are bounded.
+#: The most that one producer that never reads sends, which bounds the test's data.
 _PRODUCED_BYTES_MAX = 1_000_000
 _FETCHES = 30
 
@@ -118,7 +119,7 @@ class Crowd:
     async def _garbage(self, sock: socket.socket) -> None:
         noise = self.chance.randbytes(self.chance.choice((10, 1_000, 50_000)))
         if self.chance.random() < 0.5:
-            # Looks like a request of an API that is read here, and is none.
+            # Looks like a request of an API that the proxy decodes, but is invalid.
             noise = struct.pack(">ihhi", len(noise) + 8, self.chance.choice((0, 3, 19, 32)), 5, 1) + noise
         await asyncio.get_running_loop().sock_sendall(sock, noise)
         await self._closed(sock)
@@ -149,7 +150,7 @@ class Crowd:
                 sock, self.produce[: self.chance.randrange(len(self.produce))]
             )
         if self.chance.random() < 0.5:
-            # By a reset, not by a goodbye.
+            # Close with a reset.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 

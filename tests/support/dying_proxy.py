@@ -1,9 +1,8 @@
-"""`fencepost proxy` that dies, or stands still, at one step of an expansion: `python -m tests.support.dying_proxy`.
+"""`fencepost proxy` that dies or stops at one step of an expansion: `python -m tests.support.dying_proxy`.
 
-`$STOP_AT` is `STEP:WHEN:HOW`. STEP: one of `Step` (what it asks for is carried out), or `closed` (what says that this
-process lets nothing through). WHEN: `before` or `after` that is done. HOW: `die`, by SIGKILL; `die-once:PATH`, the same
-unless there is a file PATH, which appears; or a path: then `PATH.reached` appears, and it goes on once there is a file
-PATH.
+`$STOP_AT` is `STEP:WHEN:HOW`. STEP: one of `Step` (the requested action), or `closed` (reporting that this process
+blocks appends). WHEN: `before` or `after` the step. HOW: `die`, by SIGKILL; `die-once:PATH`, as `die` unless the file
+PATH exists, and creates it; or a path: then the proxy creates `PATH.reached`, and continues once the file PATH exists.
 """
 
 from __future__ import annotations
@@ -46,9 +45,7 @@ answer, append = Expansions._answer, Expansions._append
 async def stopping_answer(self: Expansions, expansion: Expansion, requested: ex.Effect) -> ex.Answer:
     step = self._procedures[expansion.proposal].step.value
     if step == ex.Step.CREATE.value and isinstance(requested, ex.Describe):
-        return await answer(
-            self, expansion, requested
-        )  # it only makes sure of the topic: what comes next is this step's
+        return await answer(self, expansion, requested)  # only verifies the topic: the next request is this step's
     await _stop(step, "before")
     answered = await answer(self, expansion, requested)
     await _stop(step, "after")
