@@ -1,10 +1,9 @@
-"""`fencepost proxy` that does not do what it says, so that a proof can be seen to fail:
-`python -m tests.support.lying_proxy`.
+"""`fencepost proxy` with an injected fault, which proves that a test detects it: `python -m tests.support.lying_proxy`.
 
 `$LIE` is one of
 
-    commits     of the commits that are judged here, each third goes to Kafka as an abort; its client is told success
-    offsets     each TxnOffsetCommit of one partition goes to Kafka with offset 0 in it
+    commits     every third commit that the validator decides on is sent to Kafka as an abort, and reported as success
+    offsets     every TxnOffsetCommit of one partition is sent to Kafka with offset 0
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.transactions import Ending
 
 LIE = os.environ["LIE"]
-#: The first EndTxn and the first TxnOffsetCommit with tagged fields, and the first with a leader epoch.
+#: The first EndTxn and TxnOffsetCommit versions with tagged fields, and the first with a leader epoch.
 _END_TXN_FLEXIBLE, _OFFSETS_FLEXIBLE, _OFFSETS_EPOCH = 3, 3, 2
 _TXN_OFFSET_COMMIT = (28).to_bytes(2)
 _LATER = 3
@@ -37,10 +36,11 @@ def forward_aborts(self: Session, ending: Ending) -> None:
 
 
 def receive_other_offsets(self: ClientSocket, data: memoryview) -> None:
-    """Clients send it at once and alone."""
+    """Each read has one whole TxnOffsetCommit, because clients send it alone."""
     frame = bytes(data)
     if frame[4:6] == _TXN_OFFSET_COMMIT:
-        # Behind the offset: leader epoch (int32) from version 2 on, metadata ("" or null), and tagged fields thrice.
+        # Fields after the offset: leader epoch (int32) from version 2 on, metadata ("" or null), and tagged fields
+        # three times.
         version = int.from_bytes(frame[6:8])
         behind = 4 * (version >= _OFFSETS_EPOCH) + (1 + 3 if version >= _OFFSETS_FLEXIBLE else 2)
         data[-behind - 8 : -behind] = bytes(8)

@@ -1,9 +1,9 @@
-"""`fencepost proxy` whose judgements of commits stop where a test says: `python -m tests.support.stopping_validator`.
+"""`fencepost proxy` whose commit validator stops at a given step: `python -m tests.support.stopping_validator`.
 
-`$STOPS` is a directory. While there is a file `stop` in it, a judgement that comes to the step and the moment that this
-names (`STEP:before` or `STEP:after`) waits; `reached-TRANSACTIONAL_ID` appears. `Stops` is the test's side of it.
+`$STOPS` is a directory. A file `stop` in it names a step and a moment, `STEP:before` or `STEP:after`. While it exists,
+each validation waits there and creates `reached-TRANSACTIONAL_ID`. `Stops` is the test's interface.
 
-Steps: what a judgement asks for, by name (`STEPS`), and `verdict`, when nothing is left but to let the commit through.
+Steps: the queries of a validation, by name (`STEPS`), and `verdict`, when only the commit itself remains.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _PATIENCE_SECONDS = 60.0
 
 
 class Stops:
-    """While it is entered, judgements stop there."""
+    """A context in which validations stop there."""
 
     def __init__(self, directory: Path, where: str) -> None:
         self._directory = directory
         self._where = where
 
     def __enter__(self) -> Self:
-        # In one go: who looks must not find half of it.
+        # Atomic, so that no process reads an incomplete file.
         new = self._directory / "new"
         new.write_text(self._where)
         new.rename(self._directory / "stop")

@@ -1,4 +1,4 @@
-"""What a process takes for under way of clients' transactions, and the requests that are."""
+"""Finds records of appends and commits in progress that no request accounts for."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from fencepost_proxy.transactions.table import Open, Table
 
 
 def left_under_way(dispatcher: Dispatcher, table: Table) -> list[str]:
-    """Conditional appends and commits that no request has any more: they would keep their transactions from committing
-    for ever."""
+    """Conditional appends and commits without a request: they would block the commit of their transactions
+    indefinitely."""
     requests = [
         produce
         for session in dispatcher.sessions.values()
