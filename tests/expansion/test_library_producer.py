@@ -90,7 +90,7 @@ def test_keys_stay_in_order_across_expansions(library: str, growing: ProxyProces
     assert [each.to_count for each in expansions] == counts[1:]
     values = in_order(found, expansions, PLACEMENTS[library])
     assert values == {key: list(range(1, rounds + 1)) for key in keys}
-    assert found[7], "nothing was ever placed over the last count"
+    assert found[7], "no record was placed with the last count"
 
 
 @each_library

@@ -272,7 +272,7 @@ class Stage:
                 stated = ask_to_grow(proxy.bootstrap, topic, to_count, timeout_ms=10_000)
             except (OSError, Closed) as error:
                 stated = error
-            assert time.monotonic() < deadline, f"{topic} has not grown to {to_count}: {stated}"
+            assert time.monotonic() < deadline, f"{topic} was not expanded to {to_count}: {stated}"
             time.sleep(_POLL_SECONDS)
 
     @property
@@ -403,7 +403,7 @@ def _of_all(decisions: Sequence[Decision]) -> Decision:
 def warm_up(bootstrap: str, topic: str, groups: Sequence[Group], plan: Plan) -> None:
     """Wait until each group reads each partition and has committed an offset of it.
 
-    A group with `latest` determines its start after the assignment. Without a commit, each later owner of the partition
+    A group with `latest` determines its start after the assignment. Without a commit, each later consumer of the partition
     would repeat that:
 
     1. The first member reads both partitions. 2. The second member joins and gets one of them. 3. It starts at the log

@@ -33,7 +33,7 @@ def test_without_ordered_expansion_groups_read_keys_unordered(stage: proof.Stage
     """Shows that the next test can fail."""
     result = proof.run(stage, kinds_named(_FEW), proof.OFF, ordered=False)
     for kind, decision in result.decisions.items():
-        assert decision.early, f"{kind.name} saw all in order by chance"
+        assert decision.early, f"{kind.name} read all in order by chance"
         assert not decision.missing
 
 
@@ -44,7 +44,7 @@ def test_with_ordered_expansion_groups_read_keys_in_order(stage: proof.Stage, sa
         assert decision.holds, f"{kind.name}: {decision.missing} missing, {decision.early[:5]}, {decision.late[:5]}"
     assert result.holds, result.late
     for writer in ("declared", "silent", "transactional"):
-        assert result.refused[writer], f"no record was refused for its partition count: {writer} never was behind"
+        assert result.refused[writer], f"no record was refused for its partition count: {writer} always knew the count"
 
 
 def test_warm_up_ends_after_every_partition_has_commit(stage: proof.Stage) -> None:

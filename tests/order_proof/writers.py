@@ -136,7 +136,7 @@ class ByRounds(Writer):
             left = list(failed)
             if not left:
                 return
-            assert time.monotonic() < deadline, f"{self.name}'s records are refused for ever: {set(failed.values())}"
+            assert time.monotonic() < deadline, f"{self.name}'s records are always refused: {set(failed.values())}"
             self.refused += len(left)
             time.sleep(_PAUSE_SECONDS)
             self._after_refusal()

@@ -61,7 +61,7 @@ PLAYED = (
 
 @dataclass
 class Release:
-    """`direct`, `proxied` – API key → offered versions. `observed` – step → `HOLDS`, `LACKING` or the failure."""
+    """`direct`, `proxied` – API key → supported versions. `observed` – step → `HOLDS`, `LACKING` or the failure."""
 
     version: str
     direct: Versions

@@ -108,7 +108,7 @@ def sidecars(directory: Path, workers: int = 1, way: Way = "plain") -> Iterator[
 
 @contextmanager
 def _secured(directory: Path, ports: Mapping[int, int], way: Way) -> Iterator[Secured]:
-    """Clients log in as ALICE, who may read and write topics and is no superuser."""
+    """Clients log in as ALICE, with read and write permissions, and not as a superuser."""
     authority = Authority(directory / "authority")
     server = authority.sign("server")
     listeners = {CLIENTS: "SASL_SSL" if way == "secured" else "SASL_PLAINTEXT", SECURED: "SASL_SSL"}

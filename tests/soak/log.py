@@ -57,7 +57,7 @@ def records(log: Log, topic: str) -> Iterator[tuple[int, str | None, int]]:
     give_up = time.monotonic() + _READ_SECONDS
     with log.connect(topic) as connection:
         while at < end:
-            assert time.monotonic() < give_up, f"{topic} could be read up to {at} only, its end is {end}"
+            assert time.monotonic() < give_up, f"{topic} was read up to {at} only, but its end is {end}"
             data = _batches(connection, topic, at)
             position = 0
             while len(data) - position >= _HEADER.size:

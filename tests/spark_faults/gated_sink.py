@@ -1,4 +1,4 @@
-"""Our sink with gates: a subclass calls each step of the sink between two gates, in Spark's processes.
+"""Our sink with points (gates.py): a subclass calls each step between two of them, in Spark's processes.
 
 look, looked            in the driver: the writer is pickled for the tasks, and reads the topic
 append, appended        in a task: one append is sent and answered
@@ -73,7 +73,7 @@ class GatedLoad(_Gated, DataSourceArrowWriter):  # type: ignore[misc]
 
 
 class _Looked:
-    """Pickled between two gates."""
+    """Pickled between two points."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

@@ -35,7 +35,7 @@ def point(name: str, batch: int | str, task: int | None = None) -> str:
 
 
 def passing(name: str) -> None:
-    """In a process under test: pass this point. Raises Struck if the test wants that."""
+    """In a process under test: pass this point. Raises Struck if the test injected that fault."""
     armed, taken = directory() / f"{name}.armed", directory() / f"{name}.taken"
     try:
         armed.rename(taken)

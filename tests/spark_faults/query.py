@@ -1,4 +1,4 @@
-"""The query under test, with gates among its rows. Drivers and workers import this module."""
+"""The query under test, with points among its rows. Drivers and workers import this module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batch_of(context: Any) -> str:
 
 
 def sequenced_topics(let_through: int) -> Any:
-    """Gates among a task's rows: `task` before the first, `rows` after `let_through` of them, `all` after the last."""
+    """Points among a task's rows: `task` before the first, `rows` after `let_through` of them, `all` after the last."""
 
     def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415

@@ -49,7 +49,7 @@ PARTITIONS = 2
 TASKS = 2
 KEYS = 20
 ROWS = 4000
-#: Rows of a task before its gate `rows`: more than the buffers before Kafka take, but not all.
+#: Rows of a task before its point `rows`: more than the buffers before Kafka take, but not all.
 LET_THROUGH = 1400
 _TEXT = "x" * 180
 #: The prefix that a changed query adds to each value.
@@ -474,7 +474,7 @@ class Trial:
         self.done(query, last)
 
     def reached(self, *names: str) -> int:
-        """Wait until a process is at one of these gates; return its id."""
+        """Wait until a process is at one of these points; return its id."""
         until(
             lambda: any(gates.reached(name) for name in names) or any(map(self._failed, self.queries)),
             f"somebody at {' or '.join(names)}",

@@ -82,7 +82,7 @@ class Outcome:
     def get(self) -> int:
         if self.error is not None:
             raise self.error
-        assert self.offset is not None, "not settled"
+        assert self.offset is not None, "not resolved"
         return self.offset
 
 

@@ -46,7 +46,7 @@ def of_the_future(request: bytes, frame: bytes) -> bytes:
         at += _ENTRY.size
         reported[key] = (low, high + NEWER_BY)
         if flexible:
-            assert frame[at] == 0, "Kafka tells more of an API than its versions: this has to learn of it"
+            assert frame[at] == 0, "Kafka's response has unknown fields of an API: add them here"
             at += 1
     reported |= NEW_APIS
     end = b"\0" if flexible else b""

@@ -210,7 +210,7 @@ def check_log(log: Log, topic: str, grown: Sequence[Grown], writers: Sequence[Wr
             for offset, under in placed:
                 behind = partition >= each.from_count or offset >= each.thresholds[partition]
                 assert (under >= each.to_count) == behind, (
-                    f"{topic}-{partition} at {offset}: placed under {under} partitions, growth was {each}"
+                    f"{topic}-{partition} at {offset}: placed under {under} partitions, the expansion was {each}"
                 )
     for writer in writers:
         lost = {(writer.name, number) for number in writer.acknowledged} - found

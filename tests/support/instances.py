@@ -105,7 +105,7 @@ class Process:
     def query(self, *command: object) -> Told:
         self.report(*command)
         reported = self.apply_records()
-        assert reported is not None, f"{self.client} said nothing to {command}: {self.log.read_text()[-2000:]}"
+        assert reported is not None, f"{self.client} sent no response to {command}: {self.log.read_text()[-2000:]}"
         return reported
 
     def do(self, *command: object) -> str:

@@ -309,7 +309,7 @@ class Connection:
     def query(self, request: Any, version: int) -> Any:
         sent = self.send(request, version)
         correlation_id, response = self.receive(type(request), version)
-        assert correlation_id == sent, f"answer {correlation_id} to request {sent}"
+        assert correlation_id == sent, f"response {correlation_id} to request {sent}"
         return response
 
     def is_closed(self, within_seconds: float = 60.0) -> bool:
@@ -357,7 +357,7 @@ class Connection:
         while True:
             sent = self.send_produce(batches, version=version, **settings)
             correlation_id, answers = self.receive_produce(version)
-            assert correlation_id == sent, f"answer {correlation_id} to request {sent}"
+            assert correlation_id == sent, f"response {correlation_id} to request {sent}"
             lacks_configs = any(each.lacks_configs for each in answers.values())
             if (
                 not lacks_configs
@@ -393,7 +393,7 @@ class Connection:
             transactional_id=transactional_id, transaction_timeout_ms=timeout_ms, producer_id=-1, producer_epoch=-1
         )
         answer = self.query(request, 4)
-        assert answer.error_code == 0, f"InitProducerId answered {answer.error_code}"
+        assert answer.error_code == 0, f"InitProducerId returned {answer.error_code}"
         return Producer(answer.producer_id, answer.producer_epoch, 0)
 
     def create_topic(
@@ -608,7 +608,7 @@ class Log:
                 found += [each for each in news if each.base_offset >= at]
                 if news:
                     at = news[-1].next_offset
-        assert at >= end, f"{topic}-{partition} could be read up to {at} only, its end is {end}"
+        assert at >= end, f"{topic}-{partition} was read up to {at} only, but its end is {end}"
         return found
 
     def values(self, topic: str, partition: int = 0) -> list[bytes | None]:

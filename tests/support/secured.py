@@ -36,7 +36,7 @@ def _properties(users: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def secured_kafka(users: Sequence[str]) -> Iterator[KafkaCluster]:
-    """`users` contains `admin`, who may do everything."""
+    """`users` contains `admin`, a superuser."""
     with running_kafka(properties=_properties(users), listeners={"SASL": "SASL_PLAINTEXT"}) as cluster:
         yield cluster
 

@@ -63,7 +63,7 @@ class Sending:
         self._ended.set()
 
     def get(self, seconds: float = WAIT_SECONDS) -> Seen:
-        assert self._ended.wait(seconds), "the client has told nothing yet"
+        assert self._ended.wait(seconds), "the client has reported no outcome yet"
         assert self._observed is not None
         return self._observed
 

@@ -105,24 +105,26 @@ class Ledger:
         there = offsets(log.batches(topic))
         for value, offset in (self.accepted | self.violated).items():
             assert (may_lose and value not in there) or there.get(value) == offset, (
-                f"{value!r} was told {offset}, the log has it at {there.get(value)}"
+                f"{value!r} was reported at {offset}, the log has it at {there.get(value)}"
             )
         appeared = self.refused & there.keys()
         assert not appeared, f"refused, and in the log: {appeared}"
         appeared = self.learned_absent & there.keys()
-        assert not appeared, f"told that it is not there, and in the log: {appeared}"
+        assert not appeared, f"reported as absent, and in the log: {appeared}"
         strangers = there.keys() - self.accepted.keys() - self.violated.keys() - self.unknown
-        assert not strangers, f"nobody wrote {strangers}"
+        assert not strangers, f"no writer wrote {strangers}"
         return [value for value, offset in there.items() if expected_of(value) not in (None, offset)]
 
     def check(self, log: Log, topic: str, *, may_lose: bool = False) -> None:
         """Accepted records are at their expected offsets; those with unknown outcomes are there or absent."""
         assert not self.violated
         wrong = {value: offset for value, offset in self.accepted.items() if expected_of(value) not in (None, offset)}
-        assert not wrong, f"accepted elsewhere than expected: {wrong}"
+        assert not wrong, f"accepted at another offset than expected: {wrong}"
         if not may_lose:
             winners = Counter(self.accepted.values())
-            assert not [offset for offset, count in winners.items() if count > 1], "an offset was won twice"
+            assert not [offset for offset, count in winners.items() if count > 1], (
+                "two appends were accepted at one offset"
+            )
         assert self.misplaced(log, topic, may_lose=may_lose) == []
         check_stamps(log.batches(topic))
 
@@ -140,7 +142,7 @@ def offsets(batches: Iterable[Logged]) -> dict[bytes, int]:
 def check_stamps(batches: Sequence[Logged]) -> None:
     """Offset and sequence advanced together: no new fence base was needed."""
     stamps = {(each.producer_id, each.producer_epoch, each.base_offset - each.base_sequence) for each in batches}
-    assert len(stamps) <= 1, f"(producer id, epoch, shift): {stamps}"
+    assert len(stamps) <= 1, f"(producer id, epoch, sequence offset): {stamps}"
     assert all(epoch == 0 and sequence_offset == 0 for _, epoch, sequence_offset in stamps), stamps
 
 
@@ -327,7 +329,7 @@ def append_at_the_end(
     deadline = time.monotonic() + within_seconds
     last: object = None
     while True:
-        assert time.monotonic() < deadline, f"{topic} takes no append through {proxy.bootstrap}; last: {last}"
+        assert time.monotonic() < deadline, f"{topic} accepts no append through {proxy.bootstrap}; last: {last}"
         end = log.end(topic)
         value = value_of(f"{who}-{proxy.port}", next(_numbers), end)
         ledger.sent(value)
