@@ -1,8 +1,7 @@
 """`python -m tests.eos_proof`: exactly-once processing while applications, proxies and brokers are killed.
 
-Prints the counts. Then two controls run. Without transactions (`--no-transactions`: only this control), the output must
-contain numbers twice. Without a proxy (`--direct`: only this control), the run shows whether the proxy causes a
-standstill.
+Prints the counts. Two controls follow. Without transactions (`--no-transactions`: only these), the output must contain
+numbers twice. Without a proxy (`--direct`: only this), the run shows whether the proxy causes a standstill.
 
 Exit status 1: with transactions, an input was not in the output exactly once; or without them, each input was.
 """

@@ -255,8 +255,7 @@ class Application:
                 break
 
     def _lay_zombies(self, done: int) -> None:
-        """End the zombies without transactions, which are never fenced. By now their successors have repeated some of
-        their work."""
+        """End the zombies without transactions, which are never fenced, after successors repeated some of their work."""
         if done >= _BESIDE_ZOMBIES:
             for zombie in self._zombies:
                 zombie.kill()
@@ -264,8 +263,7 @@ class Application:
 
 
 class Stage:
-    """Three brokers, and two proxies that applications choose at random; or no proxy, and applications connect to
-    Kafka."""
+    """Three brokers, and two proxies that applications choose at random; or no proxy between them and Kafka."""
 
     def __init__(self, kafka: KafkaCluster, proxies: Sequence[ProxyProcess], directory: Path) -> None:
         self.kafka, self.proxies, self.directory = kafka, proxies, directory
@@ -293,7 +291,6 @@ class Stage:
         return Stage(self.kafka, (), self.directory)
 
     def note(self, text: str) -> None:
-        """Write a line for the analysis of a failed run."""
         with (self.directory / "events.log").open("a") as log:
             log.write(f"{time.time():.3f} {time.monotonic() - self._began:.3f} {text}\n")
 
@@ -389,8 +386,7 @@ def run(stage: Stage, plan: Plan, say: Callable[[str], None] = lambda _: None) -
 
 
 def _replace(applications: Sequence[Application], feeder: Feeder) -> None:
-    """Replace the applications while input remains. Otherwise the predecessor finishes before its successor has
-    started."""
+    """Add input meanwhile. Otherwise a predecessor could finish before its successor has started."""
     for each in applications:
         each.replace()
     deadline = time.monotonic() + PATIENCE_SECONDS

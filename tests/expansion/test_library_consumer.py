@@ -239,9 +239,7 @@ def test_new_partition_waits_for_its_prior_partitions(library: str, growing: Pro
         give_up = time.monotonic() + _WAIT_SECONDS
         while set(consumer.waiting()) != {2, 3}:
             assert time.monotonic() < give_up, f"{first} came; {consumer.waiting()} wait"
-            assert not places(0, 0, 20) | places(1, 0, 10) <= set(first), (
-                "it read all records without observing the expansion"
-            )
+            assert not places(0, 0, 20) | places(1, 0, 10) <= set(first), "it read all, but observed no expansion"
             first += consumer.read(1.0)
         rest = read_all(consumer, 45 - len(first))
         assert consumer.waiting() == {}

@@ -18,8 +18,7 @@ from tests.support.clients import create_topic
 from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess
 
-#: Maximum number of runs. A test that fails in one of both setups runs again in both; it counts as passed if it passed
-#: once.
+#: Maximum number of runs. A test that fails in one setup runs again in both, and counts as passed if it passed once.
 TRIES = 3
 CHECKED = {"fencepost.check.expected.offsets": "true", "fencepost.ordered.partition.expansion": "true"}
 CONFIG = '[topics."*"]\n' + "".join(f'"{name}" = "{value}"\n' for name, value in CHECKED.items())

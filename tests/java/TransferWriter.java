@@ -21,9 +21,8 @@ import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * Compare-and-append over two partitions without the library, as in docs/other-clients.md. Arguments: bootstrap, topic,
- * name, number of transfers. Each moves 1 from one account to the other; a record is "NAME-NUMBER BALANCE". Prints how
- * often it decided.
+ * Compare-and-append over two partitions as in docs/other-clients.md. Arguments: bootstrap, topic, name, number of
+ * transfers. Each moves 1 between the accounts; a record is "NAME-NUMBER BALANCE". Prints the number of decisions.
  */
 public final class TransferWriter {
     private static final Comparator<TopicPartition> BY_TOPIC_AND_PARTITION =

@@ -98,7 +98,6 @@ def unknown_in(expression: str) -> list[str]:
 
 
 def panels() -> list[dict[str, Any]]:
-    """All panels, including rows."""
     dashboard = json.loads(DASHBOARD.read_text("utf-8"))
     found: list[dict[str, Any]] = dashboard["panels"]
     return found

@@ -226,8 +226,7 @@ def test_a_prometheus_evaluates_every_query_and_every_rule(proxies: tuple[Watche
     )
     try:
         until(scraped_for_a_while, "ten scrapes of each")
-        # Then both targets are up, and each query of the dashboard has a result, over a range as in a graph and at this
-        # moment
+        # Then both targets are up, and each query of the dashboard has a result, over a range and at one moment
         now = time.time()
         empty = []
         for title, query in queries():

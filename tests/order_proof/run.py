@@ -93,8 +93,7 @@ class Step:
 class Plan:
     """`lag_seconds` – how long groups are slow before and after each expansion. `patience_seconds` – limit for all
     awaited events. `keys` – of each writer. `commit_seconds` – of the groups' members in turn. `place` – the partition
-    of a key. `by_multiples` – whether all steps are such that a hash modulo the count moves keys to new partitions
-    only."""
+    of a key. `by_multiples` – whether a hash modulo the count moves keys to new partitions only, in all steps."""
 
     initial: int
     steps: tuple[Step, ...]
@@ -311,8 +310,7 @@ def run(
     """Raises AssertionError if an event did not happen at all. The result lists records that were read out of order."""
     topic = unique_topic((ORDERED if plan.by_multiples else ANY) if ordered else SEQUENCED)
     stage.create(topic, plan.initial)
-    # Half of the groups start at the latest offset: they would skip the records of a new partition without the proxy's
-    # start offset.
+    # Half of the groups use `latest`: without the proxy's start offset they would skip records of a new partition.
     groups = [
         Group(kind, stage.bootstraps, topic, stage.directory, "latest" if ordered and i % 2 else "earliest")
         for i, kind in enumerate(kinds)
@@ -403,11 +401,11 @@ def _of_all(decisions: Sequence[Decision]) -> Decision:
 def warm_up(bootstrap: str, topic: str, groups: Sequence[Group], plan: Plan) -> None:
     """Wait until each group reads each partition and has committed an offset of it.
 
-    A group with `latest` determines its start after the assignment. Without a commit, each later consumer of the partition
-    would repeat that:
+    A group with `latest` determines its start after the assignment. Without a commit, records are lost so:
 
-    1. The first member reads both partitions. 2. The second member joins and gets one of them. 3. It starts at the log
-    end, and no member reads what was written meanwhile, with or without ordered expansion.
+    1. The first member reads both partitions.
+    2. The second member joins and gets one of them.
+    3. It starts at the log end, and no member reads what was written meanwhile.
     """
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
     partitions = range(plan.initial)

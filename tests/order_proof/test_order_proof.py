@@ -1,7 +1,6 @@
 """The order promise: during expansions, every client's group reads each key in order, and reads all records.
 
-This is the short form. `make order-proof` runs every client and group protocol with more expansions, and prints the
-table.
+This is the short form. `make order-proof` runs every client and group protocol with more expansions.
 """
 
 from __future__ import annotations

@@ -149,8 +149,7 @@ class ByRounds(Writer):
 
 
 class Declared(ByRounds):
-    """`learns` – learns of an expansion only from refusals; otherwise it queries the partition count before every
-    round."""
+    """`learns` – learns the partition count only from refusals; otherwise it queries it before every round."""
 
     kind = "declared"
     learns = True
@@ -298,8 +297,7 @@ class Transactional(Declared):
         try:
             self._migrate(keys, outcomes)
             deadline = time.monotonic() + PATIENCE_SECONDS
-            # flush() does not work here: after one refusal, librdkafka sends no other record, and waits for their
-            # timeouts.
+            # flush() would wait: after one refusal, librdkafka sends no other record until they time out.
             while len(outcomes) < len(keys) and not any(outcomes.values()):
                 assert time.monotonic() < deadline, f"{self.name}'s records were not acknowledged"
                 self._producer.poll(_PAUSE_SECONDS)

@@ -102,8 +102,7 @@ def test_broker_not_advertising_its_sidecar_makes_it_unready(kafka: KafkaCluster
 
 
 def test_upstream_must_not_lead_through_sidecars(stage: Sidecars, tmp_path: Path) -> None:
-    """The state topic is unreachable for the proxies, too. The proxy waits for a correction, and reports what to
-    change."""
+    """The sidecar cannot reach the state topic there. It waits for a correction, and reports what to change."""
     one, status = stage.sidecar(1), free_port()
     one.stop()
     command = [sys.executable, "-m", "fencepost_proxy", "proxy", "--mode", "sidecar", "--listen", one.bootstrap]

@@ -60,8 +60,7 @@ def points(trial: Trial, where: str) -> list[str]:
 
 
 def half_written(trial: Trial, query: Query, action: str = WAIT) -> int:
-    """Begin a batch whose first rows of each task are in Kafka, and hold back task 0's other rows. Return the waiting
-    worker.
+    """Begin a batch: the first rows of each task are in Kafka, but task 0 is not finished. Return its waiting worker.
 
     Task 1 starts later. Otherwise the two would refuse each other's appends, and our sink retries only with more rows.
     """
@@ -156,8 +155,7 @@ def executor_killed(trial: Trial) -> None:
 
 
 def zombie_executor(trial: Trial) -> None:
-    """1. The executor stops. 2. The driver dies, and the query restarts elsewhere. 3. After its end the executor
-    resumes."""
+    """1. The executor stops. 2. The driver dies; the query completes elsewhere. 3. The executor resumes."""
     query = begun(trial)
     half_written(trial, query)
     old = trial.driver
@@ -191,8 +189,7 @@ def zombie_worker(trial: Trial) -> None:
 
 
 def zombie_driver(trial: Trial) -> None:
-    """1. The driver stops. 2. Another driver writes this batch and the next. 3. The driver resumes until Spark stops
-    it."""
+    """1. The driver stops. 2. Another driver writes this batch and the next. 3. It resumes until Spark stops it."""
     query = begun(trial)
     half_written(trial, query)
     old = trial.driver

@@ -11,7 +11,7 @@ import pyarrow as pa
 from tests.spark_faults import gates
 
 SCHEMA = "id BIGINT, key STRING, counter BIGINT, text STRING"
-#: Small, so that the rows before a gate reach Kafka soon.
+#: Small, so that the rows before a point reach Kafka soon.
 ROWS_AT_ONCE = 100
 BATCH_BYTES = 40 * 1024
 FENCEPOST, KAFKA = "fencepost", "kafka"

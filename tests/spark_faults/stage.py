@@ -169,7 +169,6 @@ class Driver:
         return found
 
     def end(self) -> None:
-        """End all of its processes."""
         while members := self.processes():
             for pid in members:
                 _signal(pid, signal.SIGKILL)
@@ -454,7 +453,6 @@ class Trial:
         until(lambda: query.done(batch) or self._failed(query), f"batch {batch} of {query.name} done")
 
     def fails(self, query: Query) -> QueryFailed:
-        """Wait until the query fails."""
         try:
             until(lambda: self._failed(query), f"{query.name} failed")
         except QueryFailed as failed:

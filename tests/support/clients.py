@@ -183,8 +183,6 @@ class AiokafkaProducer:
 
 
 class Log(Protocol):
-    """A log writer of one of the three libraries."""
-
     @property
     def next_offset(self) -> int | None: ...
 

@@ -98,7 +98,6 @@ def _zstd(data: bytes) -> bytes:
 
 
 def _zstd_stored(data: bytes, *, checksum: int | None = None, content_size: int | None = None) -> bytes:
-    """One frame of one stored block, with these header fields."""
     descriptor = (content_size is not None) << 5 | (checksum is not None) << 2
     window_or_size = 0x58 if content_size is None else content_size
     out = struct.pack("<IBB", 0xFD2FB528, descriptor, window_or_size)

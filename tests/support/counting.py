@@ -20,9 +20,8 @@ class StartsKnown(IdempotenceMemory):
 
 
 class Counting:
-    """Append barriers that open and close on a test's request. `partition_counts` – counts from metadata.
-    `confirmed_at` – the time of the last query. `absent` – topics that metadata lacks. `served` – counts reported to
-    clients."""
+    """Append barriers that the test controls. `partition_counts` – from metadata. `confirmed_at` – time of the last
+    query. `absent` – topics that metadata lacks. `served` – counts reported to clients."""
 
     def __init__(self) -> None:
         self.idempotence: IdempotenceMemory = StartsKnown()

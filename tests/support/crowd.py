@@ -2,9 +2,8 @@
 
     python -m tests.support.crowd HOST:PORT PLAIN_TOPIC GUARDED_TOPIC SEED
 
-A separate process, so that a well-behaved client competes with them at the proxy, not for a Python interpreter. A
-client whose connection is closed reconnects. Prints `ready` once each has connected, and at the end the numbers of
-connections as JSON.
+A separate process, so that a well-behaved client competes with them at the proxy, not for a Python interpreter. They
+reconnect after a close. Prints `ready` once each has connected, and at the end the numbers of connections as JSON.
 """
 
 from __future__ import annotations

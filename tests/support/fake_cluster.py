@@ -105,9 +105,8 @@ class _Producer:
 class Partition:
     """A log and its producers. `kept_max`: older batches are deleted, as by retention.
 
-    `forgets_every` – after so many records all of them are deleted, and their producers are forgotten, as in brokers
-    before 2.5. A producer that continues gets OUT_OF_ORDER_SEQUENCE_NUMBER, since an unknown producer must begin at 0
-    there.
+    `forgets_every` – number of records after which all are deleted, and their producers forgotten, as before Kafka 2.5.
+    A producer that continues gets OUT_OF_ORDER_SEQUENCE_NUMBER, since an unknown producer must begin at 0 there.
     """
 
     __slots__ = ("_producers", "_waiting", "batches", "forgets_every", "kept_max", "leader", "log_end", "replicas")

@@ -66,7 +66,6 @@ def _value(hint: object, kafka_type: str | None, rng: random.Random, words: tupl
 
 
 def by_kio(entity: type, rng: random.Random, words: tuple[str, ...] = ()) -> bytes:
-    """The encoded body of such a message."""
     out = io.BytesIO()
     entity_writer(entity)(out, made_up(entity, rng, words))
     return out.getvalue()

@@ -150,7 +150,6 @@ class ProxyProcess:
         return self._process.wait(_STOP_SECONDS)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(_STOP_SECONDS)
@@ -161,7 +160,6 @@ class ProxyProcess:
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def signal_reload(self) -> None:
-        """Send SIGHUP."""
         os.kill(self.pid, signal.SIGHUP)
 
     def resume(self) -> None:

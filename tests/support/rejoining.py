@@ -10,12 +10,12 @@ def keep_on_joining(consumer: KafkaConsumer) -> None:
 
     kafka-python 3.0.12 can lose a rejoin after a metadata change:
 
-    1. A topic's metadata changes, and the member begins to rejoin. 2. Kafka's responses take longer than that poll. 3.
-    Later polls compare with the new metadata, find no change, and do not continue the rejoin.
+    1. A topic's metadata changes, and the member begins to rejoin.
+    2. Kafka's responses take longer than that poll.
+    3. Later polls compare with the new metadata, find no change, and do not continue the rejoin.
 
-    The member keeps its former partitions and sends no heartbeats, and every commit is refused. This also happens
-    without a proxy, when a topic is expanded and the group's leader polls for less time than a rejoin takes. A consumer
-    that joins before it knows its topic rejoins immediately for the same reason, and then never gets partitions.
+    The member keeps its partitions and sends no heartbeats, and its commits are refused; without a proxy, too. A
+    consumer that joins before it knows its topic rejoins for the same reason, and then never gets partitions.
     """
     if consumer._coordinator.rejoining:
         consumer._coordinator.request_rejoin()

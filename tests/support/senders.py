@@ -36,8 +36,7 @@ _JAVA_SOURCE = Path(__file__).parents[1] / "java" / "ScriptedProducers.java"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The result of one send as its user gets it. `error`: the exception's class or the error's name; `shown`: other
-    details."""
+    """The result of one send. `error`: the exception's class or the error's name; `shown`: other details."""
 
     offset: int | None = None
     error: str | None = None
@@ -69,8 +68,6 @@ class Sending:
 
 
 class Sender(Protocol):
-    """One producer object."""
-
     def send(
         self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
     ) -> Sending: ...

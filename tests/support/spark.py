@@ -53,8 +53,6 @@ def running_spark(more: Mapping[str, str]) -> Iterator[Any]:
 
 
 class Read(NamedTuple):
-    """A record in Kafka."""
-
     offset: int
     key: bytes | None
     value: bytes | None

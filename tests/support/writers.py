@@ -122,9 +122,7 @@ class Ledger:
         assert not wrong, f"accepted at another offset than expected: {wrong}"
         if not may_lose:
             winners = Counter(self.accepted.values())
-            assert not [offset for offset, count in winners.items() if count > 1], (
-                "two appends were accepted at one offset"
-            )
+            assert not [offset for offset, count in winners.items() if count > 1], "two appends won one offset"
         assert self.misplaced(log, topic, may_lose=may_lose) == []
         check_stamps(log.batches(topic))
 
