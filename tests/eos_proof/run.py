@@ -255,7 +255,7 @@ class Application:
                 break
 
     def _lay_zombies(self, done: int) -> None:
-        """End the zombies without transactions, which are never fenced, after successors repeated some of their work."""
+        """End the zombies without transactions, which are never fenced, after successors repeated some work."""
         if done >= _BESIDE_ZOMBIES:
             for zombie in self._zombies:
                 zombie.kill()

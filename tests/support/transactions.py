@@ -189,7 +189,7 @@ def transaction_state(address: str, name: str) -> tuple[str, set[tuple[str, int]
 
 
 def set_transaction_version(address: str, level: int) -> None:
-    """The cluster's version: 1 for clients that add partitions themselves, 2 for KIP-890. Set it before they connect."""
+    """The cluster's version: 1 for clients that add partitions themselves, 2 for KIP-890. Set it before connecting."""
     with RawConnection(Address.parse(address)) as admin:
         update = {"Feature": "transaction.version", "MaxVersionLevel": level, "UpgradeType": 1 if level > 1 else 2}
         answer = admin.query(_UPDATE_FEATURES, 1, {"timeoutMs": 30_000, "FeatureUpdates": [update]})
