@@ -129,14 +129,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
 @contextmanager
 def _logs_as_they_were() -> Iterator[None]:
     """Restore the loggers: a command that runs in this process configures them."""
-    root, own = logging.getLogger(), logging.getLogger(fencepost_proxy.__name__)
-    handlers, levels = root.handlers[:], (root.level, own.level)
+    root, package = logging.getLogger(), logging.getLogger(fencepost_proxy.__name__)
+    handlers, levels = root.handlers[:], (root.level, package.level)
     try:
         yield
     finally:
         root.handlers[:] = handlers
         root.setLevel(levels[0])
-        own.setLevel(levels[1])
+        package.setLevel(levels[1])
         logging.captureWarnings(False)
 
 

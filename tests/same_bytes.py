@@ -40,7 +40,7 @@ def simulated(lines: Sequence[str]) -> list[str]:
 
 
 def fuzzed(lines: Sequence[str]) -> list[str]:
-    head = next(place for place, line in enumerate(lines) if line.startswith("target"))
+    head = next(index for index, line in enumerate(lines) if line.startswith("target"))
     names = lines[head].split()
     rows = [row for row in map(str.split, lines[head + 1 :]) if len(row) == len(names)]
     return [" ".join(word for name, word in zip(names, row, strict=True) if name in _FUZZER_COLUMNS) for row in rows]

@@ -249,7 +249,7 @@ def main() -> int:
         "logins",
         "connections",
     ]
-    rows = [[*who, *each.direct, *each.proxied, each.logins, each.connections] for who, each in anew.items()]
+    rows = [[*key, *each.direct, *each.proxied, each.logins, each.connections] for key, each in anew.items()]
     if anew:
         print("\n" + table(header, rows))
     holds = all(each == "equal" for found in observed.values() for each in found.values())

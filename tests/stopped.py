@@ -86,10 +86,10 @@ class Stopper:
 
     def work(self, seconds: tuple[float, float], gap_seconds: float, ends_at: float) -> None:
         while time.monotonic() < ends_at and not self._ended_after(self._rng.uniform(0, gap_seconds)):
-            length, place = self._rng.uniform(*seconds), self._rng.random()
+            length, choice = self._rng.uniform(*seconds), self._rng.random()
             processes = running_descendants(self._run.pid)
             if processes:
-                self._stop(processes[int(place * len(processes))], length)
+                self._stop(processes[int(choice * len(processes))], length)
 
     def _ended_after(self, seconds: float) -> bool:
         with suppress(subprocess.TimeoutExpired):

@@ -244,7 +244,7 @@ def test_new_partition_waits_for_its_prior_partitions(library: str, growing: Pro
         rest = read_all(consumer, 45 - len(first))
         assert consumer.waiting() == {}
     observed = [*first, *rest]
-    begins = min(observed.index(place) for place in places(2, 0, 5))
+    begins = min(observed.index(each) for each in places(2, 0, 5))
     assert places(0, 0, 20) | places(1, 0, 10) <= set(observed[:begins])
     assert set(observed) == places(0, 0, 25) | places(1, 0, 15) | places(2, 0, 5)
 

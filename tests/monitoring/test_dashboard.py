@@ -25,9 +25,9 @@ def test_dashboard_has_its_rows_and_panel_descriptions() -> None:
 def test_no_panel_lies_on_another() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in panels():
-        place = panel["gridPos"]
-        cells = {(place["x"] + dx, place["y"] + dy) for dx in range(place["w"]) for dy in range(place["h"])}
-        assert place["x"] + place["w"] <= 24, panel["title"]
+        position = panel["gridPos"]
+        cells = {(position["x"] + dx, position["y"] + dy) for dx in range(position["w"]) for dy in range(position["h"])}
+        assert position["x"] + position["w"] <= 24, panel["title"]
         assert not cells & taken, panel["title"]
         taken |= cells
 

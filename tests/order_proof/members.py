@@ -223,10 +223,10 @@ class Group:
 
     def holds_partitions(self, count: int) -> bool:
         """Whether all partitions are assigned, by the members' latest reports."""
-        held: set[int] = set()
+        assigned: set[int] = set()
         for member in self.members:
-            held |= member.assigned or frozenset()
-        return held.issuperset(range(count))
+            assigned |= member.assigned or frozenset()
+        return assigned.issuperset(range(count))
 
     def standing(self) -> str:
         """For each partition: the highest offset read, and the time since the last read."""

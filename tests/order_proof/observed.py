@@ -83,11 +83,11 @@ def parse(line: str, member: str = "") -> Seen | None:
 def validate(
     observed: Iterable[Seen],
     written: Mapping[str, int],
-    growths: Iterable[Grown] = (),
+    expansions: Iterable[Grown] = (),
     assigned: Iterable[Assigned] = (),
 ) -> Decision:
     """`written` – acknowledged records per key. `seen` – what one group read. Its assignments may be in any order."""
-    growths = list(growths)
+    expansions = list(expansions)
     assignments = sorted(assigned)
     decision = Decision(keys=len(written))
     reached: dict[str, int] = defaultdict(int)
@@ -98,7 +98,7 @@ def validate(
         decision.records += 1
         first.setdefault(record.partition, record.nanos)
         created_partitions = next(
-            (i for i, g in enumerate(growths, 1) if g.from_count <= record.partition < g.to_count), 0
+            (i for i, g in enumerate(expansions, 1) if g.from_count <= record.partition < g.to_count), 0
         )
         if record.counter in found[record.key]:
             decision.again += 1
@@ -110,18 +110,18 @@ def validate(
         found[record.key].add(record.counter)
         reached[record.key] = max(reached[record.key], record.counter)
     decision.missing = sum(count - len(found[key] & set(range(1, count + 1))) for key, count in written.items())
-    for grown in growths:
-        for partition in range(grown.from_count, grown.to_count):
+    for expansion in expansions:
+        for partition in range(expansion.from_count, expansion.to_count):
             if partition in first:
-                held = (first[partition] - grown.ended_nanos) / NANOS
-                decision.longest_hold_seconds = max(decision.longest_hold_seconds, held)
+                hold_seconds = (first[partition] - expansion.ended_nanos) / NANOS
+                decision.longest_hold_seconds = max(decision.longest_hold_seconds, hold_seconds)
     return decision
 
 
 def _expelled(record: Seen, assignments: list[Assigned]) -> bool:
     """Whether another member was assigned the partition after this member's last assignment."""
     before = [each for each in assignments if each.nanos < record.nanos]
-    own = max((each.nanos for each in before if each.member == record.member), default=0)
+    latest = max((each.nanos for each in before if each.member == record.member), default=0)
     return any(
-        each.nanos > own and each.member != record.member and record.partition in each.partitions for each in before
+        each.nanos > latest and each.member != record.member and record.partition in each.partitions for each in before
     )

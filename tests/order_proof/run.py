@@ -296,9 +296,9 @@ def stage(directory: Path, brokers: int = 1, proxies: int = 1) -> Iterator[Stage
         kafka = stack.enter_context(running_kafka(brokers, properties=BROKER_PROPERTIES))
         started = []
         for number in range(proxies):
-            own = directory / f"proxy-{number}"
-            own.mkdir()
-            started.append(stack.enter_context(ProxyProcess(kafka.bootstrap, own, config=PROXY_CONFIG)))
+            logs = directory / f"proxy-{number}"
+            logs.mkdir()
+            started.append(stack.enter_context(ProxyProcess(kafka.bootstrap, logs, config=PROXY_CONFIG)))
         ready = Stage(kafka, started, directory)
         yield ready
         ready.resolve()  # otherwise one would restart after the end
@@ -328,15 +328,15 @@ def run(
             writers.append(make(work))
             writers[-1].start()
         keys = [key for writer in writers for key in writer.written]
-        growths: list[Grown] = []
+        expansions: list[Grown] = []
         late: list[str] = []
         for step in plan.steps:
-            new = range(growths[-1].to_count if growths else plan.initial, step.to_count)
+            new = range(expansions[-1].to_count if expansions else plan.initial, step.to_count)
             used = {p for p in (plan.place(key, step.to_count) for key in keys) if p in new}
             assert used, f"no key moves to {new}"
             _lag(groups, writers, plan, new.start)
-            growths.append(stage.grow(topic, step.to_count, step.kill, say))
-            seconds = (growths[-1].ended_nanos - growths[-1].began_nanos) / NANOS
+            expansions.append(stage.grow(topic, step.to_count, step.kill, say))
+            seconds = (expansions[-1].ended_nanos - expansions[-1].began_nanos) / NANOS
             written = sum(sum(writer.written.values()) for writer in writers)
             say(f"  {topic}: {new.start} -> {new.stop} partitions in {seconds:.2f} s, {written} records written")
             for event in step.events:
@@ -354,7 +354,7 @@ def run(
                 # Continue: the partition may come later, and the result shows what is missing.
                 say(f"  {error}")
                 late.append(str(error))
-            say(f"  all of {new} seen {(time.monotonic_ns() - growths[-1].ended_nanos) / NANOS:.1f} s later")
+            say(f"  all of {new} seen {(time.monotonic_ns() - expansions[-1].ended_nanos) / NANOS:.1f} s later")
             stage.resolve()
         for writer in writers:
             writer.end()
@@ -364,15 +364,15 @@ def run(
         blocked = ", ".join(f"{each:.2f}" for each in stage.blocked_seconds(topic))
         say(f"  {topic}: appends were blocked for {blocked} s" if ordered else f"  {topic}: done")
         return Result(
-            {group.kind: validate(group.observed, everything, growths, group.assigned) for group in groups},
+            {group.kind: validate(group.observed, everything, expansions, group.assigned) for group in groups},
             {
                 writer.name: _of_all(
-                    [validate(_of(group, writer), writer.written, growths, group.assigned) for group in groups]
+                    [validate(_of(group, writer), writer.written, expansions, group.assigned) for group in groups]
                 )
                 for writer in writers
             },
             {writer.name: writer.refused for writer in writers},
-            growths,
+            expansions,
             late,
         )
     finally:

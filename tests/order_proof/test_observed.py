@@ -37,7 +37,8 @@ def test_reread_records_are_fine_until_key_moved_on() -> None:
 def test_expelled_member_may_repeat_what_it_had_fetched() -> None:
     reported = [(0, 1, "a"), (0, 1, "b"), (0, 2, "b"), (1, 3, "b"), (0, 2, "a")]
     observed = [
-        Seen(i * NANOS, partition, i, "k", counter, who) for i, (partition, counter, who) in enumerate(reported, 10)
+        Seen(i * NANOS, partition, i, "k", counter, member)
+        for i, (partition, counter, member) in enumerate(reported, 10)
     ]
     first, taken = Assigned(9 * NANOS, "a", frozenset({0})), Assigned(10 * NANOS + 1, "b", frozenset({0, 1}))
     decision = validate(observed, {"k": 3}, [ONE_TO_TWO], [first, taken])

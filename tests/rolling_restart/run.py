@@ -147,11 +147,11 @@ def run(
     log = Log(kafka)
     of_transactions = {each: _created(proxies[0], unique_topic(f"plain-{each}"), PARTITIONS) for each in transacting}
     plain_topic = _created(proxies[0], unique_topic("plain"), 3)
-    own = {client: _created(proxies[0], unique_topic(f"required-{client}"), 1) for client in clients}
+    required_topics = {client: _created(proxies[0], unique_topic(f"required-{client}"), 1) for client in clients}
     with ExitStack() as stack:
         java = stack.enter_context(JavaProducers(directory / "java.log"))
         writers: list[Writer] = [plain(client, bootstrap, plain_topic, java) for client in clients]
-        writers += [conditional(client, bootstrap, topic, java) for client, topic in own.items()]
+        writers += [conditional(client, bootstrap, topic, java) for client, topic in required_topics.items()]
         commits = [transactional(client, kafka, bootstrap, topic, java) for client, topic in of_transactions.items()]
         if "java" in transacting:
             checked = _created(proxies[0], unique_topic("checked"), 1)
@@ -181,7 +181,7 @@ def run(
                     say(f"roll {number + 1}: {proxy.bootstrap} was down; all go on")
             finish(writers)
             stored = {topic: _stored(log, topic, partitions) for topic, partitions in
-                      ((plain_topic, 3), *((topic, 1) for topic in own.values()))}  # fmt: skip
+                      ((plain_topic, 3), *((topic, 1) for topic in required_topics.values()))}  # fmt: skip
             expected = Counter(value for _, value in stored[plain_topic])
             for name, member in groups.items():
                 until(
@@ -250,16 +250,16 @@ def _stored(log: Log, topic: str, partitions: int) -> list[tuple[int, str]]:
 
 
 def _written(writer: Writer, stored: Sequence[tuple[int, str]]) -> Written:
-    own = [(partition, value) for partition, value in stored if value.startswith(f"{writer.name}/")]
-    times = Counter(value for _, value in own)
+    written = [(partition, value) for partition, value in stored if value.startswith(f"{writer.name}/")]
+    times = Counter(value for _, value in written)
     numbers: dict[int, list[int]] = {}
-    for partition, value in own:
+    for partition, value in written:
         numbers.setdefault(partition, []).append(int(value.rpartition("/")[2]))
     return Written(
         writer.name,
         len(writer.ledger.reported),
         len(writer.ledger.failed),
-        len(own),
+        len(written),
         sum(count - 1 for count in times.values()),
         sum(value not in times for value in writer.ledger.reported),
         sum(later < earlier for each in numbers.values() for earlier, later in itertools.pairwise(each)),

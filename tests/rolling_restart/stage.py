@@ -37,12 +37,12 @@ def two_proxies(kafka: str, directory: Path, config: str, *, know: Know = "both"
         hosts = ("127.0.0.2", "127.0.0.3")  # with a load balancer, both use the same ports
         proxies = []
         for number, host in enumerate(hosts):
-            own = directory / f"proxy-{number}"
-            own.mkdir()
+            logs = directory / f"proxy-{number}"
+            logs.mkdir()
             arguments = ["--workers", str(workers)]
             if balanced:
                 arguments += ["--listen", f"{host}:{port}", "--advertised-host", HOST]
-            proxy = ProxyProcess(kafka, own, config=config, port=port, arguments=tuple(arguments))
+            proxy = ProxyProcess(kafka, logs, config=config, port=port, arguments=tuple(arguments))
             proxies.append(stack.enter_context(proxy))
         first, second = proxies
         if balanced:

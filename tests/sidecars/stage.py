@@ -54,10 +54,10 @@ class AdvertisedCluster(KafkaCluster):
         self._sidecars = ports
 
     def _properties(self, node_id: int) -> dict[str, str]:
-        own = super()._properties(node_id)
-        advertised = dict(each.split("://") for each in own["advertised.listeners"].split(","))
+        properties = super()._properties(node_id)
+        advertised = dict(each.split("://") for each in properties["advertised.listeners"].split(","))
         advertised[CLIENTS] = f"127.0.0.1:{self._sidecars[node_id]}"
-        return own | {"advertised.listeners": ",".join(f"{name}://{at}" for name, at in advertised.items())}
+        return properties | {"advertised.listeners": ",".join(f"{name}://{at}" for name, at in advertised.items())}
 
 
 class Sidecars(Stage3):
@@ -95,10 +95,10 @@ def sidecars(directory: Path, workers: int = 1, way: Way = "plain") -> Iterator[
             config += f"broker_tls = {str(way == 'secured').lower()}\n" + secured.proxy_config(_CONTROL, more=STAMPED)
 
         def start(node_id: int) -> ProxyProcess:
-            own = directory / f"sidecar-{node_id}"
-            own.mkdir()
+            logs = directory / f"sidecar-{node_id}"
+            logs.mkdir()
             arguments = ("--mode", "sidecar", "--broker", str(kafka.address(node_id, CLIENTS)))
-            proxy = ProxyProcess(upstream, own, config=config, port=ports[node_id], arguments=arguments, enter=enter)
+            proxy = ProxyProcess(upstream, logs, config=config, port=ports[node_id], arguments=arguments, enter=enter)
             stack.callback(proxy.close)
             return proxy
 

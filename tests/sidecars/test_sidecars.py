@@ -69,10 +69,10 @@ def test_every_sidecar_reports_the_addresses_of_its_broker(stage: Sidecars) -> N
         (METADATA, 9, {"Topics": [], "AllowAutoTopicCreation": False}),
     )
     for node_id in NODES:
-        own, direct = stage.sidecar(node_id).bootstrap, stage.kafka.address(node_id, CLIENTS)
-        assert addresses_told(own) == reported
+        proxied, direct = stage.sidecar(node_id).bootstrap, stage.kafka.address(node_id, CLIENTS)
+        assert addresses_told(proxied) == reported
         for api_key, version, body in queried:
-            with RawConnection(Address.parse(own)) as through, RawConnection(direct) as beside:
+            with RawConnection(Address.parse(proxied)) as through, RawConnection(direct) as beside:
                 assert _places(through.query(api_key, version, body)) == _places(beside.query(api_key, version, body))
 
 

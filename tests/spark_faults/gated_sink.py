@@ -44,12 +44,12 @@ class _Gated:
         context = TaskContext.get()
         assert context is not None
         batch, task = batch_of(context), context.partitionId()
-        plain = Log.append
-        Log.append = _gated_append(plain, batch, task)  # type: ignore[method-assign]
+        unchanged = Log.append
+        Log.append = _gated_append(unchanged, batch, task)  # type: ignore[method-assign]
         try:
             message = self._inner.write(iterator)
         finally:
-            Log.append = plain  # type: ignore[method-assign]
+            Log.append = unchanged  # type: ignore[method-assign]
         gates.passing(point("written", batch, task))
         return message
 
@@ -87,13 +87,13 @@ class _Looked:
         return cloudpickle.loads, (pickled,)
 
 
-def _gated_append(plain: Any, batch: str, task: int) -> Any:
+def _gated_append(unchanged: Any, batch: str, task: int) -> Any:
     def append(log: Log, *what: Any) -> Future[Any]:
         gates.passing(point("append", batch, task))
-        answer: Future[Any] = plain(log, *what)
-        if gates.armed(gone := point("unheard", batch, task)):
+        answer: Future[Any] = unchanged(log, *what)
+        if gates.armed(name := point("unheard", batch, task)):
             answer.result()
-            gates.passing(gone)
+            gates.passing(name)
             answer = Future()
             answer.set_exception(Unknown("the answer is lost"))
         if gates.armed(after := point("appended", batch, task)):

@@ -100,7 +100,7 @@ def table(result: Result) -> Iterator[str]:
     names = {FENCEPOST: "`fencepost`", KAFKA: "Spark's `kafka`"}
     yield f"| fault | rows | {' | '.join(names[sink] for sink in result.sinks)} |"
     yield f"|---|{'---:|' * (1 + len(result.sinks))}"
-    notes: list[str] = []
+    refusals: list[str] = []
     others: dict[str, list[str]] = {}
     for fault in result.faults:
         found = {sink: result.outcomes.get((fault.name, sink)) for sink in result.sinks}
@@ -111,17 +111,19 @@ def table(result: Result) -> Iterator[str]:
         rows = next(each.counts.expected for each in found.values() if each is not None)
         cells = []
         for outcome in found.values():
-            note = ""
+            reference = ""
             if outcome is not None and outcome.refusal:
-                notes.append(f"[{len(notes) + 1}] `{fault.name}`: “{outcome.refusal}” Continued with {outcome.then}.")
-                note = f" [{len(notes)}]"
-            cells.append("–" if outcome is None else f"{_counts(outcome)}{note}")
+                refusals.append(
+                    f"[{len(refusals) + 1}] `{fault.name}`: “{outcome.refusal}” Continued with {outcome.then}."
+                )
+                reference = f" [{len(refusals)}]"
+            cells.append("–" if outcome is None else f"{_counts(outcome)}{reference}")
         yield f"| {fault.reported} | {rows} | {' | '.join(cells)} |"
     yield ""
     for tested, faults in others.items():
         if tested:
             yield f"{_EXACT} with {tested}: {'; '.join(faults)}."
-    yield from notes
+    yield from refusals
 
 
 _EXACT = "0/0/0"

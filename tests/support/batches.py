@@ -40,8 +40,8 @@ def batch(
     )
     at = now_ms() if timestamp_ms is None else timestamp_ms
     for delta, value in enumerate(values):
-        own = list(headers[delta]) if delta < len(headers) else []
-        builder.append(delta, at, key, value, own)
+        of_record = list(headers[delta]) if delta < len(headers) else []
+        builder.append(delta, at, key, value, of_record)
     built = bytearray(builder.build())
     struct.pack_into(">q", built, 0, base_offset)
     return memoryview(bytes(built))
@@ -49,7 +49,7 @@ def batch(
 
 def expecting(offset: int, *values: bytes, write_id: bytes | None = None, **more: object) -> memoryview:
     """A batch whose first record has its expected offset, and a write-id if one is given."""
-    own: list[Header] = [("fencepost-expected-offset", b"%d" % offset)]
+    first: list[Header] = [("fencepost-expected-offset", b"%d" % offset)]
     if write_id is not None:
-        own.append(("fencepost-write-id", write_id))
-    return batch(*values, headers=[own], **more)  # type: ignore[arg-type]
+        first.append(("fencepost-write-id", write_id))
+    return batch(*values, headers=[first], **more)  # type: ignore[arg-type]

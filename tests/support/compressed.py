@@ -32,12 +32,12 @@ def xxh32(data: bytes) -> int:
     if size < 16:
         found = five
     else:
-        lanes = [(one + two) & _MASK, two, 0, -one & _MASK]
+        accumulators = [(one + two) & _MASK, two, 0, -one & _MASK]
         while at + 16 <= size:
             for purpose, word in enumerate(struct.unpack_from("<4I", data, at)):
-                lanes[purpose] = rotated((lanes[purpose] + word * two) & _MASK, 13) * one & _MASK
+                accumulators[purpose] = rotated((accumulators[purpose] + word * two) & _MASK, 13) * one & _MASK
             at += 16
-        found = sum(rotated(value, bits) for value, bits in zip(lanes, (1, 7, 12, 18), strict=True)) & _MASK
+        found = sum(rotated(value, bits) for value, bits in zip(accumulators, (1, 7, 12, 18), strict=True)) & _MASK
     found = (found + size) & _MASK
     while at + 4 <= size:
         found = rotated((found + struct.unpack_from("<I", data, at)[0] * three) & _MASK, 17) * four & _MASK

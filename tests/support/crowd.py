@@ -42,7 +42,7 @@ _FETCHES = 30
 
 
 class Crowd:
-    def __init__(self, address: Address, plain: str, checked_topic: str, seed: int) -> None:
+    def __init__(self, address: Address, unchecked_topic: str, checked_topic: str, seed: int) -> None:
         self.address = address
         self.chance = random.Random(seed)
         self.connected: set[int] = set()
@@ -50,7 +50,10 @@ class Crowd:
         self.counts: Counter[str] = Counter()
         small = {"Index": 0, "Records": bytes(batch(b"x" * 2_000))}
         self.produce = encode_request(
-            PRODUCE, 9, 1, {"Acks": 1, "TimeoutMs": 5_000, "TopicData": [{"Name": plain, "PartitionData": [small]}]}
+            PRODUCE,
+            9,
+            1,
+            {"Acks": 1, "TimeoutMs": 5_000, "TopicData": [{"Name": unchecked_topic, "PartitionData": [small]}]},
         )
         large = {"Index": 0, "Records": bytes(batch(b"x" * 500_000))}
         self.held = encode_request(
@@ -61,7 +64,10 @@ class Crowd:
         )
         partition = {"Partition": 0, "FetchOffset": 0, "PartitionMaxBytes": 1_000_000}
         self.fetch = encode_request(
-            FETCH, 11, 1, {"MaxWaitMs": 0, "MinBytes": 1, "Topics": [{"Topic": plain, "Partitions": [partition]}]}
+            FETCH,
+            11,
+            1,
+            {"MaxWaitMs": 0, "MinBytes": 1, "Topics": [{"Topic": unchecked_topic, "Partitions": [partition]}]},
         )
 
     async def run(self, until: Awaitable[object]) -> None:
@@ -154,9 +160,9 @@ class Crowd:
 
 
 async def main() -> None:
-    address, plain, checked_topic, seed = sys.argv[1:]
+    address, unchecked_topic, checked_topic, seed = sys.argv[1:]
     allow_open_files(4_096)
-    crowd = Crowd(Address.parse(address), plain, checked_topic, int(seed))
+    crowd = Crowd(Address.parse(address), unchecked_topic, checked_topic, int(seed))
     await crowd.run(asyncio.to_thread(sys.stdin.read))
     print(json.dumps(crowd.counts), flush=True)
 

@@ -577,12 +577,12 @@ class _Waiting:
                     partition_index=requested.partition, error_code=error, high_watermark=-1, records=b""
                 )
             else:
-                room = (
+                bytes_max = (
                     min(requested.partition_max_bytes, self._request.max_bytes - size)
                     if size
                     else requested.partition_max_bytes
                 )
-                records = partition.read(requested.fetch_offset, room)
+                records = partition.read(requested.fetch_offset, bytes_max)
                 size += len(records)
                 reported = Message(
                     partition_index=requested.partition,

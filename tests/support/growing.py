@@ -52,13 +52,13 @@ def create_partitions(
 ) -> dict[str, tuple[int, str | None]]:
     """(error code, message) by topic."""
     topic = CreatePartitionsRequest.CreatePartitionsTopic
-    places = (
+    replicas = (
         None
         if assignments is None
         else [topic.CreatePartitionsAssignment(broker_ids=list(brokers)) for brokers in assignments]
     )
     request = CreatePartitionsRequest(
-        topics=[topic(name=name, count=count, assignments=places) for name, count in requested.items()],
+        topics=[topic(name=name, count=count, assignments=replicas) for name, count in requested.items()],
         timeout_ms=timeout_ms,
         validate_only=validate_only,
     )
@@ -74,12 +74,12 @@ def grow(address: str, topic: str, count: int, **settings: Any) -> tuple[int, st
 def grow_in_the_end(address: str, topic: str, count: int) -> None:
     """Repeat the request until the topic is expanded. After a lost response, the topic may be expanded already."""
 
-    def grown() -> bool:
+    def expanded() -> bool:
         return grow(address, topic, count)[0] == OK or any(
             each.to_count == count for each in expansions(address, topic)
         )
 
-    until(grown, f"{topic} to grow to {count}", seconds=120)
+    until(expanded, f"{topic} to grow to {count}", seconds=120)
 
 
 class Grown(NamedTuple):
@@ -208,8 +208,8 @@ def check_log(log: Log, topic: str, grown: Sequence[Grown], writers: Sequence[Wr
             continue
         for partition, placed in counts.items():
             for offset, under in placed:
-                behind = partition >= each.from_count or offset >= each.thresholds[partition]
-                assert (under >= each.to_count) == behind, (
+                after_threshold = partition >= each.from_count or offset >= each.thresholds[partition]
+                assert (under >= each.to_count) == after_threshold, (
                     f"{topic}-{partition} at {offset}: placed under {under} partitions, the expansion was {each}"
                 )
     for writer in writers:

@@ -134,13 +134,13 @@ def half_a_frame(address: str, topic: str) -> Iterator[None]:
     request = raw.produce_request({topic: {0: raw.batch(b"x" * 50_000)}}, -1, _TIMEOUT_MS, None, None)
     with raw.Connection(address) as connection:
         _, frame = connection.frame(request, 9)
-    places: dict[raw.Connection, int] = {}
+    offsets: dict[raw.Connection, int] = {}
 
     def one(connection: raw.Connection) -> None:
-        at = places.get(connection, 0)
+        at = offsets.get(connection, 0)
         until = len(frame) // 2 if not at else min(at + 1, len(frame) - 1)
         connection.socket.sendall(frame[at:until])
-        places[connection] = until
+        offsets[connection] = until
 
     return _many(address, one)
 

@@ -41,8 +41,8 @@ def receive_other_offsets(self: ClientSocket, data: memoryview) -> None:
     if frame[4:6] == _TXN_OFFSET_COMMIT:
         # After the offset: leader epoch (int32) from version 2 on, metadata ("" or null), and tagged fields thrice.
         version = int.from_bytes(frame[6:8])
-        behind = 4 * (version >= _OFFSETS_EPOCH) + (1 + 3 if version >= _OFFSETS_FLEXIBLE else 2)
-        data[-behind - 8 : -behind] = bytes(8)
+        after = 4 * (version >= _OFFSETS_EPOCH) + (1 + 3 if version >= _OFFSETS_FLEXIBLE else 2)
+        data[-after - 8 : -after] = bytes(8)
     _received(self, data)
 
 

@@ -41,13 +41,13 @@ def run_old_client(release: str, reported: Mapping[str, Any]) -> Any:
 def _python_with(release: str) -> Path:
     pinned = _HERE / f"{release}.txt"
     name = hashlib.sha256(pinned.read_bytes() + sys.version.encode()).hexdigest()[:16]
-    place = cache_directory() / "old_clients" / name
-    place.mkdir(parents=True, exist_ok=True)
-    python, complete = place / "bin" / "python", place / "complete"
-    with (place / "lock").open("w") as lock:
+    environment = cache_directory() / "old_clients" / name
+    environment.mkdir(parents=True, exist_ok=True)
+    python, complete = environment / "bin" / "python", environment / "complete"
+    with (environment / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not complete.exists():
-            subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True, timeout=_SECONDS)
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=_SECONDS)
             _install(release, pinned, python)
             complete.touch()
     return python

@@ -137,14 +137,14 @@ def batch(
     write_id: bytes | None = None,
 ) -> bytes:
     """One v2 record batch. `expected` and `write_id` become headers of the first record; `attributes` are or-ed in."""
-    who = producer or Producer(-1, -1, -1)
+    identity = producer or Producer(-1, -1, -1)
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=codec,
         is_transactional=transactional,
-        producer_id=who.id,
-        producer_epoch=who.epoch,
-        base_sequence=who.sequence,
+        producer_id=identity.id,
+        producer_epoch=identity.epoch,
+        base_sequence=identity.sequence,
         batch_size=1 << 30,
     )
     now_ms = int(time.time() * 1000)
@@ -489,9 +489,9 @@ class Connection:
             request = IncrementalAlterConfigsRequest(resources=[topic], validate_only=validate_only)
             answer = self.query(request, 1).responses[0]
         else:
-            plain = AlterConfigsRequest.AlterConfigsResource
-            entries = [plain.AlterableConfig(name=key, value=value) for key, value in configs.items()]
-            topic = plain(resource_type=2, resource_name=name, configs=entries)
+            legacy = AlterConfigsRequest.AlterConfigsResource
+            entries = [legacy.AlterableConfig(name=key, value=value) for key, value in configs.items()]
+            topic = legacy(resource_type=2, resource_name=name, configs=entries)
             answer = self.query(AlterConfigsRequest(resources=[topic], validate_only=validate_only), 2).responses[0]
         return answer.error_code, answer.error_message
 

@@ -100,9 +100,9 @@ class Secured:
     def proxy_config(self, mechanism: str = "PLAIN", listen: str = "", more: str = "") -> str:
         """`listen` – further lines of listen_tls."""
         secret, bearer = self.login_files()
-        who = f'username = "{CONTROL}"\npassword_file = "{secret}"'
+        login = f'username = "{CONTROL}"\npassword_file = "{secret}"'
         if mechanism == "OAUTHBEARER":
-            who = f'token_file = "{bearer}"'
+            login = f'token_file = "{bearer}"'
         return f"""
 {more}
 [listen_tls]
@@ -115,7 +115,7 @@ ca_file = "{self.authority.file}"
 
 [control_sasl]
 mechanism = "{mechanism}"
-{who}
+{login}
 """
 
     # ---- clients
@@ -175,16 +175,16 @@ mechanism = "{mechanism}"
         return settings | {"sasl.username": user, "sasl.password": password(user)}
 
     def java(self, user: str, mechanism: str = "PLAIN") -> dict[str, str]:
-        who = f'username="{user}" password="{password(user)}"'
+        options = f'username="{user}" password="{password(user)}"'
         module = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
         if mechanism == "OAUTHBEARER":
-            module, who = "oauthbearer.OAuthBearerLoginModule", f'unsecuredLoginStringClaim_sub="{user}"'
+            module, options = "oauthbearer.OAuthBearerLoginModule", f'unsecuredLoginStringClaim_sub="{user}"'
         return {
             "security.protocol": "SASL_SSL",
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(self.authority.file),
             "sasl.mechanism": mechanism,
-            "sasl.jaas.config": f"{_LOGIN_MODULE}.{module} required {who};",
+            "sasl.jaas.config": f"{_LOGIN_MODULE}.{module} required {options};",
         }
 
 

@@ -77,11 +77,11 @@ def create(bootstrap: str, *topics: str, partitions: int) -> None:
 def grow(bootstrap: str, topic: str, count: int) -> None:
     """Repeat the request: an expansion of an ordered topic waits for all proxies of this Kafka."""
 
-    def grown() -> bool:
+    def expanded() -> bool:
         growing.grow(bootstrap, topic, count, timeout_ms=60_000)
         return growing.partition_count(bootstrap, topic) == count
 
-    until(grown, f"{topic} to grow to {count} partitions", seconds=180)
+    until(expanded, f"{topic} to grow to {count} partitions", seconds=180)
 
 
 def contents(kafka: KafkaCluster, topic: str) -> dict[int, list[Read]]:

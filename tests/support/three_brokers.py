@@ -232,12 +232,12 @@ def three_brokers(directory: Path) -> Iterator[Stage3]:
         bootstrap = ",".join(pipe.address for pipe in pipes.values())
 
         def start(name: str, config: str) -> ProxyProcess:
-            own = directory / name
-            own.mkdir()
+            logs = directory / name
+            logs.mkdir()
             # All of its ports are chosen here, so that they are free for a restart.
             port, *listeners = _free_ports(1 + len(NODES), set())
             ports = "".join(f"{node_id} = {each}\n" for node_id, each in zip(NODES, listeners, strict=True))
-            proxy = ProxyProcess(bootstrap, own, config=f"{config}\n[broker_ports]\n{ports}", port=port)
+            proxy = ProxyProcess(bootstrap, logs, config=f"{config}\n[broker_ports]\n{ports}", port=port)
             stack.callback(proxy.close)
             with contextlib.suppress(Closed):
                 leaders_listener(proxy, "there-is-no-such-topic")  # learns the listeners

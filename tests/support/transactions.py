@@ -91,12 +91,12 @@ class Transactional:
         """Send one request. A refused append keeps its sequence for the retry; an OFFSET_VIOLATION has used it."""
         batches: dict[str, dict[int, bytes]] = {}
         for (topic, partition), (values, expected) in requested.items():
-            who = self.producer._replace(sequence=self.sequences.get((topic, partition), 0))
+            producer = self.producer._replace(sequence=self.sequences.get((topic, partition), 0))
             if self.source_is_base:
                 base = -1 if expected is None else expected
-                records = batch(*values, base_offset=base, producer=who, transactional=True, codec=codec)
+                records = batch(*values, base_offset=base, producer=producer, transactional=True, codec=codec)
             else:
-                records = batch(*values, expected=expected, producer=who, transactional=True, codec=codec)
+                records = batch(*values, expected=expected, producer=producer, transactional=True, codec=codec)
             batches.setdefault(topic, {})[partition] = records
         version = 12 if self.protocol == 2 else 11
         answers: dict[tuple[str, int], Answer] = {}

@@ -15,7 +15,7 @@ def left_under_way(dispatcher: Dispatcher, table: Table) -> list[str]:
         for produce in (session._waiting_produce, *session._produce_in_flight.values())
         if produce is not None
     ]
-    held = {
+    requested = {
         (t.transactional_id, *t.producer, t.partition, t.append.base_sequence)
         for produce in requests
         for t in produce.pending_appends.values()
@@ -30,5 +30,5 @@ def left_under_way(dispatcher: Dispatcher, table: Table) -> list[str]:
         f"{transaction.transactional_id} to {partition} (sequence {sequence}) is {state.name}"
         for key, transaction in table._transactions.items()
         for (partition, sequence), state in transaction.open.items()
-        if state in (Open.WAITING, Open.SENT) and (*key, partition, sequence) not in held
+        if state in (Open.WAITING, Open.SENT) and (*key, partition, sequence) not in requested
     ]

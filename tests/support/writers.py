@@ -111,8 +111,8 @@ class Ledger:
         assert not appeared, f"refused, and in the log: {appeared}"
         appeared = self.learned_absent & there.keys()
         assert not appeared, f"reported as absent, and in the log: {appeared}"
-        strangers = there.keys() - self.accepted.keys() - self.violated.keys() - self.unknown
-        assert not strangers, f"no writer wrote {strangers}"
+        unknown = there.keys() - self.accepted.keys() - self.violated.keys() - self.unknown
+        assert not unknown, f"no writer wrote {unknown}"
         return [value for value, offset in there.items() if expected_of(value) not in (None, offset)]
 
     def check(self, log: Log, topic: str, *, may_lose: bool = False) -> None:
@@ -139,9 +139,9 @@ def offsets(batches: Iterable[Logged]) -> dict[bytes, int]:
 
 def check_stamps(batches: Sequence[Logged]) -> None:
     """Offset and sequence advanced together: no new fence base was needed."""
-    stamps = {(each.producer_id, each.producer_epoch, each.base_offset - each.base_sequence) for each in batches}
-    assert len(stamps) <= 1, f"(producer id, epoch, sequence offset): {stamps}"
-    assert all(epoch == 0 and sequence_offset == 0 for _, epoch, sequence_offset in stamps), stamps
+    fences = {(each.producer_id, each.producer_epoch, each.base_offset - each.base_sequence) for each in batches}
+    assert len(fences) <= 1, f"(producer id, epoch, sequence offset): {fences}"
+    assert all(epoch == 0 and sequence_offset == 0 for _, epoch, sequence_offset in fences), fences
 
 
 class Writer:
@@ -266,12 +266,12 @@ class Writer:
             self._number += 1
             expected = self._end + i if self._conditional else None
             value = value_of(self.name, self._number, expected)
-            who = None
+            producer = None
             if self._producer is not None:
-                who = self._producer
-                self._producer = who._replace(sequence=who.sequence + 1)
+                producer = self._producer
+                self._producer = producer._replace(sequence=producer.sequence + 1)
             name = value if self._named else None
-            made.append((value, batch(value, expected=expected, producer=who, write_id=name)))
+            made.append((value, batch(value, expected=expected, producer=producer, write_id=name)))
         return made
 
     def _record(self, value: bytes, records: bytes, answer: Answer, *, again: bool) -> None:
@@ -318,7 +318,7 @@ def await_more(stage: Stage3, topic: str, writers: Sequence[Writer], appends: in
 
 
 def append_at_the_end(
-    log: Log, proxy: ProxyProcess, topic: str, who: str, ledger: Ledger, *, within_seconds: float = PATIENCE_SECONDS
+    log: Log, proxy: ProxyProcess, topic: str, name: str, ledger: Ledger, *, within_seconds: float = PATIENCE_SECONDS
 ) -> int:
     """The next correct append succeeds without a reset; return its offset.
 
@@ -329,7 +329,7 @@ def append_at_the_end(
     while True:
         assert time.monotonic() < deadline, f"{topic} accepts no append through {proxy.bootstrap}; last: {last}"
         end = log.end(topic)
-        value = value_of(f"{who}-{proxy.port}", next(_numbers), end)
+        value = value_of(f"{name}-{proxy.port}", next(_numbers), end)
         ledger.sent(value)
         try:
             address = leaders_listener(proxy, topic)
