@@ -25,7 +25,7 @@ PROOF, PLAIN, DIRECT = "through the proxy", "without transactions", "without the
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.eos_proof")
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--minutes", type=float, default=inf, help="nothing is killed any more after so long")
+    parser.add_argument("--minutes", type=float, default=inf, help="no kill after this time")
     parser.add_argument("--controls", type=int, default=8, metavar="KILLS", help="in each of the controls; 0: none")
     parser.add_argument("--clients", default=",".join(proof.CLIENTS), help="by commas")
     parser.add_argument("--victims", default=",".join(proof.VICTIMS), help="what is killed in turn, by commas")

@@ -245,7 +245,7 @@ class Application:
                 if reported.ok:
                     self._done(reported)
                     continue
-                self._stage.note(f"{self.client} {zombie.log.name}, a zombie, was told: {reported.text}")
+                self._stage.note(f"{self.client} {zombie.log.name}, a zombie, got: {reported.text}")
                 if FENCED.search(reported.text):
                     self.counts.fenced += 1
                 else:

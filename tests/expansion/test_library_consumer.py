@@ -189,7 +189,7 @@ def grow(proxy: ProxyProcess, topic: str, to_count: int) -> None:
             admin.create_partitions({topic: NewPartitions(to_count)})
         return partition_count(proxy.bootstrap, topic) == to_count
 
-    until(grown, f"{topic} to grow to {to_count} partitions", seconds=_WAIT_SECONDS)
+    until(grown, f"{topic} to be expanded to {to_count} partitions", seconds=_WAIT_SECONDS)
 
 
 def write(proxy: ProxyProcess, topic: str, partition: int, count: int) -> None:

@@ -146,9 +146,9 @@ def test_unclean_leader_truncates_prior_partition_below_threshold(client: str, t
         until(lambda: led_by(leader, in_sync=2), f"{topic} to appear")
         _append(first, topic, 0, [b"%d" % n for n in range(5)])
         kafka.kill(duplicate_waiter)
-        until(lambda: led_by(leader, in_sync=1), "the follower to be left behind")
+        until(lambda: led_by(leader, in_sync=1), "the follower to leave the in-sync replicas")
         _append(first, topic, 0, [b"%d" % n for n in range(5, 9)])
-        until(lambda: grow(proxy.bootstrap, topic, 2, assignments=[[1, leader]])[0] == 0, f"{topic} to grow")
+        until(lambda: grow(proxy.bootstrap, topic, 2, assignments=[[1, leader]])[0] == 0, f"{topic} to be expanded")
         assert [each.thresholds for each in expansions(proxy.bootstrap, topic)] == [(9,)]
 
         # When the leader fails permanently, and the replica that lacks the records becomes leader
@@ -167,5 +167,5 @@ def test_unclean_leader_truncates_prior_partition_below_threshold(client: str, t
         consumer_of_group.commit(offsets=[confluent_kafka.TopicPartition(topic, 0, 5)], asynchronous=False)
         consumer_of_group.close()
         with MEMBERS[client](proxy.bootstrap, topic, group, "earliest") as member:
-            until(lambda: len(member.read_of(1)) == 3, f"the new partition to come: {member.errors}")
+            until(lambda: len(member.read_of(1)) == 3, f"the new partition's records: {member.errors}")
             assert [each.partition for each in member.read] == [1] * 3

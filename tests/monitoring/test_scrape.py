@@ -110,7 +110,7 @@ def test_scrape_shows_appends_with_limited_partitions(proxies: tuple[Watched, Wa
                 )
             ]
 
-        what = "all three partitions to be told of"
+        what = "all three partitions to be reported"
         after = until(proxy.scrape, what, accept=lambda text: expanded(text) == [1, PARTITIONS, PARTITIONS - SHOWN])
     assert total(after, "fencepost_requests_total", api="Produce", version="9") >= 5
     assert total(after, "fencepost_partition_log_end_offset", topic=topic, partition="0") == 2
@@ -186,7 +186,7 @@ def test_broker_connection_errors_are_in_the_metrics(tmp_path: Path) -> None:
         assert reported("clients", "lost") == 1
         until(a_late_client_is_told, "a client that finds no broker")
         until(lambda: reported("proxy", "unreachable") >= 1, "the proxy's own connection to be missed")
-        until(lambda: "fencepost_requests_in_flight 0.0" in proxy.scrape(), "nothing to be in flight any more")
+        until(lambda: "fencepost_requests_in_flight 0.0" in proxy.scrape(), "no request in flight")
 
 
 @pytest.mark.soak

@@ -24,10 +24,10 @@ from tests.order_proof.observed import Decision
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.order_proof")
     parser.add_argument("--kinds", default="", help="beginnings of 'client protocol', by commas (default: all)")
-    parser.add_argument("--short", action="store_true", help="one growth instead of four")
+    parser.add_argument("--short", action="store_true", help="one expansion instead of four")
     parser.add_argument("--only", choices=["on", "off"], help="with the feature, or without")
     parser.add_argument("--brokers", type=int, default=1)
-    parser.add_argument("--proxies", type=int, default=1, choices=[1, 2], help="members and writers take turns at them")
+    parser.add_argument("--proxies", type=int, default=1, choices=[1, 2], help="members and writers use them in turn")
     parser.add_argument("--kills", action="store_true", help="all kinds of writers; proxies and brokers are killed")
     parser.add_argument("--at-once", type=int, default=3, metavar="N", help="groups that read a topic together")
     parser.add_argument("--rounds", type=int, default=1, help="how often all of it")

@@ -437,7 +437,7 @@ def _lag(groups: Sequence[Group], writers: Sequence[Writer], plan: Plan, partiti
         rounds = int(plan.lag_seconds * plan.rounds_per_second)
         # They start together, but may differ in speed.
         target = writer.rounds + (rounds if writer is writers[0] else 1)
-        what = f"{writer.name} to go on"
+        what = f"{writer.name} to continue"
         until(lambda w=writer, t=target: w.rounds >= t or w.error is not None, what, seconds=PATIENCE_SECONDS)
 
 

@@ -29,11 +29,11 @@ def main() -> int:
         "--know",
         choices=get_args(Know),
         default="both",
-        help="whose addresses clients are given: those of both proxies, of the first only (which is restarted like the "
-        "other), or that of a load balancer before both",
+        help="the clients' bootstrap addresses: of both proxies, of the first only, or of a load balancer",
     )
-    parser.add_argument("--stay-away", action="store_true", help="a proxy is started again only when those clients go "
-        "on without it that ask the other one; the rest waits")  # fmt: skip
+    parser.add_argument(
+        "--stay-away", action="store_true", help="restart a proxy after clients made progress through the other one"
+    )
     options = parser.parse_args()
     logging.basicConfig(level=logging.CRITICAL)
     directory = Path(tempfile.mkdtemp(prefix="fencepost-rolling-"))

@@ -178,7 +178,7 @@ def run(
                     )
                     proxy.restart()
                     _go_on(writers, groups)
-                    say(f"roll {number + 1}: {proxy.bootstrap} was down; all go on")
+                    say(f"roll {number + 1}: {proxy.bootstrap} was down; all clients continue")
             finish(writers)
             stored = {topic: _stored(log, topic, partitions) for topic, partitions in
                       ((plain_topic, 3), *((topic, 1) for topic in required_topics.values()))}  # fmt: skip
@@ -210,7 +210,7 @@ def _go_on(writers: Sequence[Writer], groups: Mapping[str, Member]) -> None:
     for writer in writers:
         until(
             lambda w=writer: w.appended >= before[w] + _GO_ON or w.ledger.failed,
-            f"{writer.name} to go on",
+            f"{writer.name} to continue",
             seconds=PATIENCE_SECONDS,
         )
     for name, member in groups.items():

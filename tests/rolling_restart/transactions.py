@@ -121,7 +121,7 @@ class _Java(Java):
         if self._expects and not self._is_known:
             self._next = until(
                 self._where_it_ends,
-                "an end behind a marker",
+                "a log end after a marker",
                 seconds=_PATIENCE_SECONDS,
                 accept=lambda found: found is not None,
             )

@@ -166,7 +166,7 @@ class Confluent:
         for each in values:
             self._producer.produce(self._topic, each.encode(), on_delivery=delivered)
         self._producer.flush(_TOLD_SECONDS)
-        return [reported.get(each, TimeoutError("never told")) for each in values]
+        return [reported.get(each, TimeoutError("no outcome")) for each in values]
 
     def close(self) -> None:
         self._producer.flush(_TOLD_SECONDS)

@@ -50,7 +50,7 @@ def passing(name: str) -> None:
     deadline = time.monotonic() + _WAIT_SECONDS
     while not (directory() / f"{name}.open").exists():
         if time.monotonic() > deadline or not directory().exists():
-            raise Struck(f"nobody opened {name}")
+            raise Struck(f"no test opened {name}")
         time.sleep(_POLL_SECONDS)
     if action == WAIT_AND_RAISE:
         raise Struck(f"at {name}")

@@ -194,7 +194,7 @@ class Driver:
         except queue.Empty:
             line = ""
         if not line:
-            raise NeverHappened(f"the driver said nothing:\n{self.log.read_text()[-3000:]}")
+            raise NeverHappened(f"the driver did not respond:\n{self.log.read_text()[-3000:]}")
         return json.loads(line)
 
 
@@ -462,7 +462,7 @@ class Trial:
     def _failed(self, query: Query) -> bool:
         state = self.driver.report("state", name=query.name)
         if not state["active"]:
-            raise QueryFailed(state["error"] or "ended by itself")
+            raise QueryFailed(state["error"] or "ended without an error")
         return False
 
     def run(self, query: Query, batches: int = 1) -> None:
@@ -475,7 +475,7 @@ class Trial:
         """Wait until a process is at one of these points; return its id."""
         until(
             lambda: any(gates.reached(name) for name in names) or any(map(self._failed, self.queries)),
-            f"somebody at {' or '.join(names)}",
+            f"a process at {' or '.join(names)}",
         )
         return next(pid for name in names if (pid := gates.reached(name)))
 

@@ -79,7 +79,7 @@ def grow_in_the_end(address: str, topic: str, count: int) -> None:
             each.to_count == count for each in expansions(address, topic)
         )
 
-    until(expanded, f"{topic} to grow to {count}", seconds=120)
+    until(expanded, f"{topic} to be expanded to {count}", seconds=120)
 
 
 class Grown(NamedTuple):

@@ -81,7 +81,7 @@ def grow(bootstrap: str, topic: str, count: int) -> None:
         growing.grow(bootstrap, topic, count, timeout_ms=60_000)
         return growing.partition_count(bootstrap, topic) == count
 
-    until(expanded, f"{topic} to grow to {count} partitions", seconds=180)
+    until(expanded, f"{topic} to be expanded to {count} partitions", seconds=180)
 
 
 def contents(kafka: KafkaCluster, topic: str) -> dict[int, list[Read]]:

@@ -59,7 +59,7 @@ class Stops:
         for name in transactional_ids:
             until(
                 (self._directory / f"reached-{name}").exists,
-                f"the commit of {name} to come to {self._where}",
+                f"the commit of {name} to reach {self._where}",
                 seconds=_PATIENCE_SECONDS,
             )
 

@@ -22,7 +22,7 @@ def left_under_way(dispatcher: Dispatcher, table: Table) -> list[str]:
     }
     commits = [each for session in dispatcher.sessions.values() for each in session._commits.values()]
     unacknowledged = [
-        f"{transaction.transactional_id} that is to be committed is not heard of again"
+        f"{transaction.transactional_id} has a commit without a request"
         for transaction in table._transactions.values()
         if transaction.commits_sent > sum(each is transaction for each in commits)
     ]
