@@ -247,7 +247,7 @@ class Transactions(Writer):
         self._drain()
 
     def _until_done(self, number: int) -> None:
-        """Repeat the transaction until it is committed."""
+        """Repeat the transaction until it has ended as intended."""
         attempt, aborts = 0, number % _ABORT_EVERY == _ABORT_EVERY - 1
         while not self._is_done(f"{self.name}/{number}.{attempt}", aborts=aborts):
             attempt += 1

@@ -404,7 +404,7 @@ class Trial:
         self.chained = chained
         #: The batch that the fault hits.
         self.at = 0
-        #: The sink's refusal, the reaction to it, and the previous counts.
+        #: The sink's refusal, the reaction to it, and the counts at the refusal.
         self.refusal = self.then = ""
         self.at_refusal: Counts | None = None
         self._counted_from = {query.name: query.rows for query in self.queries}
