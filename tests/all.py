@@ -1,8 +1,8 @@
-"""All tests, in one go or several: `make test-all`, and what `.ci/run` has time for after `make test`.
+"""Run all tests, in one or several runs: `make test-all`, and in `.ci/run` what fits its time limit after `make test`.
 
-Passed tests are recorded in build/test-all.jsonl: after an interruption the next run continues, until the code changes.
-The order: test files for the areas that changed since `--base`, then the others, shuffled by the commit, so that a time
-limit does not always leave out the same ones; then the long forms (marker soak).
+Passed tests are recorded in build/test-all.jsonl. An interrupted run continues there until the code changes. First come
+the test files for areas that changed since `--base`, then the others, shuffled by the commit so that a time limit cuts
+off different files each time. The long forms (marker soak) come last.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.support import results
 ROOT = results.ROOT
 RESULTS = ROOT / "build" / "test-all.jsonl"
 QUICK = ROOT / "tests" / "quick.txt"
-#: The longest form of a test takes so long.
+#: Duration of the longest soak test.
 _LONG_FORM_MINUTES = 15
 _COVERAGE = ("--cov", "--cov-append", "--cov-report=", "--cov-fail-under=0")
 _I = "tests/integration/test_"
-#: Which test files a change needs: paths of the product, and files or folders of tests. The first match counts, and
-#: each file that is not in `quick.txt` is in at least one row (`tests/unit/test_all_tests.py`).
+#: Paths of the product, and the test files or folders that a change there needs. The first match counts. Each file that
+#: is not in `quick.txt` is in at least one row (`tests/unit/test_all_tests.py`).
 AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("client/fencepost/spark", "spark_jobs"): (
         f"{_I}spark",
@@ -133,12 +133,11 @@ def test_files() -> list[str]:
 
 
 def quick_files() -> frozenset[str]:
-    """Files that `make test` runs."""
     return frozenset(file for file in test_files() if file.startswith(tuple(QUICK.read_text().split())))
 
 
 def in_order(files: Sequence[str], changed: Iterable[str], seed: str) -> list[str]:
-    """`files`, those that the changed paths need first."""
+    """Sort `files`: first those that the changed paths need."""
     needed: set[str] = set()
     for path in changed:
         tests = next((tests for product, tests in AREAS.items() if path.startswith(product)), ())
@@ -158,7 +157,7 @@ def _changed(base: str | None) -> list[str]:
 
 
 def summary(last: Mapping[str, Mapping[str, Any]]) -> str:
-    """One page about the last result of each test: per folder, failures, and the ten slowest tests."""
+    """One page about the last result of each test: failures per folder, and the ten slowest tests."""
     folders: dict[str, Counter[str]] = defaultdict(Counter)
     seconds: Counter[str] = Counter()
     for each in last.values():
@@ -200,7 +199,7 @@ def main() -> int:
         command = [sys.executable, "-m", "pytest", "-q", "-m", markers, f"--results={RESULTS}", "--resume", *limit]
         command += _COVERAGE if given.coverage else ()
         result = subprocess.run([*command, *given.options, *ordered], cwd=ROOT, check=False).returncode
-        status = status or (0 if result == 5 else result)  # 5: no test is left
+        status = status or (0 if result == 5 else result)  # 5: no test was left
         if result == 2:  # interrupted
             break
     print(summary(results.read(RESULTS).last))

@@ -1,4 +1,4 @@
-"""What tests share: a real Kafka of each size, started by the first test that asks for it."""
+"""Shared fixtures: one real Kafka of each size, started by the first test that uses it."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from tests.support import results, workers
 from tests.support.ports import own_ports
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
 
-#: By what coverage's `patch = subprocess` finds its way into child processes.
+#: coverage's `patch = subprocess` reads this variable in child processes.
 _COVERAGE = "COVERAGE_PROCESS_CONFIG"
 
 clusters.FREE_PORTS = own_ports()
 
 
 class _SocketOfKafkaPython(socket.socket):
-    """kafka-python forgets the socket of a connection that is refused, or not there yet when its client is closed."""
+    """kafka-python leaks the socket of a refused or unfinished connection when its client closes."""
 
     def __del__(self) -> None:
         self.close()
 
 
 class _TlsSocketOfKafkaPython(ssl.SSLSocket):
-    """The same socket, once TLS has taken it over."""
+    """The same socket after the TLS handshake."""
 
     def __del__(self) -> None:
         self.close()
@@ -54,8 +54,8 @@ def _tls_of_kafka_python(config: dict[str, Any], build: Any = KafkaSSLTransport.
 KafkaNetSocket.socket = lambda self, *arguments: _SocketOfKafkaPython(*arguments)  # type: ignore[method-assign]
 KafkaSSLTransport._build_ssl_context = staticmethod(_tls_of_kafka_python)  # type: ignore[method-assign]
 
-# Whatever else the machine does meanwhile; and the same examples each time, or a change would be blamed for what chance
-# has found. `make fuzz` draws others.
+# No deadline, because the machine may be busy. The examples are the same on each run, so that a change is not blamed
+# for a random find. `make fuzz` draws others.
 settings.register_profile(
     "busy",
     deadline=None,
@@ -77,12 +77,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in filter(_has_clients_of_others, items):
             item.add_marker(_LEAKS_ARE_SAID)
     if hasattr(config, "workerinput") and config.workerinput["ends_at"] == float("inf"):
-        items.sort(key=workers.longest_first)  # with a time limit the given order decides
+        items.sort(key=workers.longest_first)  # the given order decides what a time limit cuts off
 
 
-#: Sockets and coroutines that are forgotten are errors in tests of our own code. Clients of others forget some when a
-#: connection fails at the wrong moment, which is no test's fault: where such run, it is a warning, in the list that
-#: pytest prints at its end. FENCEPOST_LEAKS=fail makes it an error there too, and blames the test that has left them.
+#: Leaked sockets and coroutines are errors in tests of this repository's code. Other client libraries leak some when a
+#: connection fails at the wrong moment. Tests with such libraries report a warning instead. FENCEPOST_LEAKS=fail makes
+#: it an error there too, and names the test that leaked.
 _LEAKS_FAIL = os.environ.get("FENCEPOST_LEAKS") == "fail"
 _LEAKS_ARE_SAID = pytest.mark.filterwarnings(
     "default::ResourceWarning",
@@ -97,12 +97,12 @@ def _has_clients_of_others(item: pytest.Item) -> bool:
 
 def pytest_collection_finish() -> None:
     gc.collect()
-    gc.freeze()  # what is there stays there: looking for garbage after a test costs little then
+    gc.freeze()  # excludes existing objects, so that each collection after a test is cheap
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """What a test leaves is found now, not in whichever test Python happens to collect it."""
+    """Collect garbage after each test, so that a leak is reported for the test that caused it."""
     yield
     if _has_clients_of_others(item):
         gc.collect()
@@ -111,9 +111,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
-    """`no_cover`, of pytest-cov, for the processes that the test starts too: being measured takes most of their time.
+    """Apply pytest-cov's `no_cover` to child processes too, because measuring takes most of their time.
 
-    For tests of what other tests cover anyway, under many more faults and with many more clients.
+    For tests with many faults and clients whose code paths other tests cover.
     """
     covered = os.environ.get(_COVERAGE)
     if item.get_closest_marker("no_cover") is not None:
@@ -128,15 +128,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
 
 @contextmanager
 def _logs_as_they_were() -> Iterator[None]:
-    """A command that runs in this process sets up its logs: whoever comes next here would wait for his in vain."""
-    root, own = logging.getLogger(), logging.getLogger(fencepost_proxy.__name__)
-    handlers, levels = root.handlers[:], (root.level, own.level)
+    """Restore the loggers: a command that runs in this process configures them."""
+    root, package = logging.getLogger(), logging.getLogger(fencepost_proxy.__name__)
+    handlers, levels = root.handlers[:], (root.level, package.level)
     try:
         yield
     finally:
         root.handlers[:] = handlers
         root.setLevel(levels[0])
-        own.setLevel(levels[1])
+        package.setLevel(levels[1])
         logging.captureWarnings(False)
 
 
@@ -150,7 +150,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Saying:
-    """Prints what tests say, in the process that has the terminal."""
+    """Prints what tests report, in the process that has the terminal."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._plugins = config.pluginmanager
@@ -160,7 +160,7 @@ class _Saying:
         if terminal is None:
             return
         if report.failed:
-            terminal.write_line(f"\nFAILED {report.nodeid} ({report.when})")  # which, long before the end says why
+            terminal.write_line(f"\nFAILED {report.nodeid} ({report.when})")  # the reason follows at the end of the run
         if report.when == "teardown":
             for name, value in report.user_properties:
                 if name == "said":
@@ -169,23 +169,22 @@ class _Saying:
 
 @pytest.fixture
 def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Prints a line although the test passes, whichever process it runs in."""
+    """Print a line even if the test passes, from any worker process."""
     return lambda text: request.node.user_properties.append(("said", text))
 
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaCluster]:
-    """One broker. Shared by all: use topics of your own, and leave it running and unpaused."""
+    """One broker, shared by all tests. Use unique topics; leave it running and unpaused."""
     with support.running_kafka(1) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def kafka3() -> Iterator[KafkaCluster]:
-    """Three brokers. Shared by a file; whoever stops one starts it again.
+    """Three brokers, shared by one test file. A test that stops a broker starts it again.
 
-    Not by all, as `kafka`: three brokers without work take a tenth of a core, so until the end of a run they cost more
-    than to start them anew.
+    Three idle brokers take a tenth of a core, so sharing them for the whole run costs more than starting them per file.
     """
     with support.running_kafka(3) as cluster:
         yield cluster
@@ -193,19 +192,18 @@ def kafka3() -> Iterator[KafkaCluster]:
 
 @pytest.fixture
 def unique_topic() -> Callable[..., str]:
-    """`unique_topic("prefix")`: a name of its own for each call."""
+    """`unique_topic("prefix")` returns a different name on each call."""
     return support.unique_topic
 
 
 @pytest.fixture(scope="session")
 def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """The proxy in front of `kafka`, guarding topics by the beginning of their names (`GUARDED_BY_NAME`)."""
+    """A proxy for `kafka`, which checks topics by name prefix (`GUARDED_BY_NAME`)."""
     with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=GUARDED_BY_NAME) as process:
         yield process
 
 
 @pytest.fixture(scope="module")
 def proxy3(kafka3: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """The same in front of `kafka3`."""
     with ProxyProcess(kafka3.bootstrap, tmp_path_factory.mktemp("proxy3"), config=GUARDED_BY_NAME) as process:
         yield process

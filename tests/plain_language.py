@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-#: All its texts stand in the sources, too.
+#: The sources contain all its texts.
 GENERATED = ROOT / "docs" / "messages.md"
 CHECKED = ("proxy", "policies", "client", "spark_jobs", "examples", "benchmarks", "README.md", "docs", "deploy")
 SUFFIXES = frozenset(
@@ -44,7 +44,7 @@ class Retired(NamedTuple):
     files: str = ""
 
 
-#: Kafka's, Python's and other people's names stay: the fourth column says where.
+#: Names of Kafka, Python and other projects stay: `allowed` matches them.
 VOCABULARY = (
     Retired("room, rooms", "package, layer, module; `logger` in logs", "room for"),
     Retired("house, door plan", "codebase, package layout"),
@@ -216,7 +216,7 @@ class _Phrase(NamedTuple):
 
 
 def phrases() -> dict[str, list[_Phrase]]:
-    """By their first words."""
+    """Phrases by their first words."""
     found: dict[str, list[_Phrase]] = {}
     for row in VOCABULARY:
         allowed = (
@@ -233,7 +233,7 @@ def phrases() -> dict[str, list[_Phrase]]:
 PHRASES = phrases()
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-#: What stands in prose and is none: code spans, and words with an underscore, a dot or a capital inside.
+#: Parts of prose that are names: code spans, and words with an underscore, a dot or a capital inside.
 _SPAN = re.compile(r"`[^`\n]+`|\]\([^)\s]*\)|https?://\S+|\b\w*(?:_|[a-z][A-Z])\w*\b|\b\w+(?:\.\w+)+\b")
 _BETWEEN = re.compile(r"[\s#>*-]+")
 
@@ -278,7 +278,7 @@ def _is_allowed(phrase: _Phrase, text: str, start: int, end: int) -> bool:
 
 
 def findings_in(text: str, file: str) -> list[Finding]:
-    """In the contents of one file. Its name decides how it is read."""
+    """Findings in the contents of one file, whose name determines how it is parsed."""
     names: dict[str, int] = {}
     prose: list[tuple[int, str]] = []
     for line, piece, is_name in _python(text) if file.endswith(".py") else [(1, text, False)]:
@@ -306,7 +306,7 @@ def _python(source: str) -> Iterator[tuple[int, str, bool]]:
     comment, comment_line, last = "", 0, 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            # Lines of one comment are one text: a phrase may be broken across them.
+            # Consecutive comment lines are one text, because a phrase may be broken across them.
             if comment and token.start[0] != last + 1:
                 yield comment_line, comment, False
                 comment = ""

@@ -1,7 +1,7 @@
-"""`python -m tests.same_bytes CHECKOUT`: does this checkout do what another one does, byte for byte?
+"""`python -m tests.same_bytes CHECKOUT`: does this checkout behave exactly as another one, byte for byte?
 
-Each checkout runs its own simulation and fuzzer, on the same seeds. A run's digest covers every byte on every modelled
-wire, their order, and what was drawn at random. Exits with 1 at a difference, and prints the command that shows it.
+Each checkout runs its simulation and fuzzer on the same seeds. A run's digest covers every byte on every modelled wire,
+their order, and all random choices. Exits with 1 at a difference, and prints the command that shows it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def simulated(lines: Sequence[str]) -> list[str]:
 
 
 def fuzzed(lines: Sequence[str]) -> list[str]:
-    head = next(place for place, line in enumerate(lines) if line.startswith("target"))
+    head = next(index for index, line in enumerate(lines) if line.startswith("target"))
     names = lines[head].split()
     rows = [row for row in map(str.split, lines[head + 1 :]) if len(row) == len(names)]
     return [" ".join(word for name, word in zip(names, row, strict=True) if name in _FUZZER_COLUMNS) for row in rows]
 
 
 def difference(ours: Sequence[str], theirs: Sequence[str]) -> str:
-    """The first pair of lines that differ; empty where all are equal."""
+    """The first pair of lines that differ; empty if all are equal."""
     if not ours or len(ours) != len(theirs):
         return f"{len(ours)} runs here, {len(theirs)} there"
     return next((f"- {one}\n+ {other}" for one, other in zip(theirs, ours, strict=True) if one != other), "")

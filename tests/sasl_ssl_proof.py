@@ -1,8 +1,8 @@
-"""`python -m tests.sasl_ssl_proof`: is there nothing that a client of a Kafka with SASL_SSL notices of the proxy?
+"""`python -m tests.sasl_ssl_proof`: does a client of a Kafka with SASL_SSL observe any difference through the proxy?
 
-Prints two tables, from a Kafka of three brokers. Scripts of each client × mechanisms: whether what its user saw is
-equal, at Kafka and through the proxy. And clients whose logins end every few seconds while they append. Exit status 1:
-something differs, or an append failed.
+Prints two tables, from a Kafka of three brokers. The first compares scripts of each client × mechanism at Kafka and
+through the proxy. The second has clients whose logins expire every few seconds while they append. Exit status 1: a
+result differs, or an append failed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from tests.support.senders import Aiokafka, Confluent, JavaProducers, KafkaPytho
 T = TypeVar("T")
 GUARDS = '[topics."required-*"]\n"fencepost.check.expected.offsets" = "required"\n'
 CLIENTS = ("Java", "kafka-python", "aiokafka", "confluent-kafka")
-#: How long a login lasts, and how many a client should see. What is under way when the proxy stops sending, a little
-#: before a login ends, has to be through by then, on a busy machine too.
+#: The lifetime of a login, and the number of logins that a client should make. The proxy stops sending shortly before a
+#: login expires; requests in flight must complete by then, also on a busy machine.
 _LOGIN_SECONDS, _LOGINS = 6, 3
 
 
 def both(play: Callable[[str], T], direct: str, proxied: str) -> tuple[T, T]:
-    """What is played at Kafka, and at the proxy, at the same time."""
+    """Run the same script at Kafka and at the proxy, concurrently."""
     with ThreadPoolExecutor(2) as pool:
         observed = list(pool.map(play, [direct, proxied]))
     return observed[0], observed[1]
@@ -54,7 +54,7 @@ def both(play: Callable[[str], T], direct: str, proxied: str) -> tuple[T, T]:
 def play(
     scripts: Sequence[str], bootstrap: str, *, brokers: int, secured: Secured, mechanism: str, directory: Path
 ) -> dict[str, str]:
-    """Script → what the client's user saw, names and addresses made equal."""
+    """Script → what the client's user observed, with names and addresses made equal."""
     names = _addresses(bootstrap, secured)
     observed = {}
     for script in scripts:
@@ -74,7 +74,7 @@ def play(
 
 
 def opened(client: str, bootstrap: str, secured: Secured, mechanism: str, java: JavaProducers) -> tuple[Sender, int]:
-    """A producer of one record a batch, and how many of its appends are to be under way at once."""
+    """A producer of one record per batch, and its number of appends in flight."""
     match client:
         case "Java":
             return java.open(bootstrap, {**secured.java(ADMIN, mechanism), "batch.size": "0"}), 20
@@ -91,7 +91,7 @@ def opened(client: str, bootstrap: str, secured: Secured, mechanism: str, java: 
 def append_for_long(
     client: str, bootstrap: str, secured: Secured, mechanism: str, topic: str, *, is_checked: bool
 ) -> tuple[int, int]:
-    """How many appends were accepted, and how many were not: for as long as some logins last."""
+    """The numbers of accepted and failed appends during several logins."""
     until_time = time.monotonic() + _LOGINS * _LOGIN_SECONDS
     accepted = failed = 0
     with JavaProducers() as java:
@@ -113,7 +113,7 @@ def append_for_long(
 
 @dataclass(frozen=True)
 class LoggedIn:
-    """Of one client and mechanism. `logins`, `connections` – of the client, through the proxy."""
+    """Results for one client and mechanism. `logins`, `connections` – of the client, through the proxy."""
 
     direct: tuple[int, int]
     proxied: tuple[int, int]
@@ -127,7 +127,7 @@ class LoggedIn:
 
 
 def log_in_anew(client: str, secured: Secured, mechanism: str, proxy: ProxyProcess, status: int) -> LoggedIn:
-    """At Kafka as it is used there; through the proxy each append says where it is to be, too."""
+    """At Kafka with the usual configuration; through the proxy, each append also states its expected offset."""
     topics = {prefix: _created(secured, unique_topic(prefix)) for prefix in ("plain", "required")}
     before = _counted(status)
 
@@ -152,7 +152,7 @@ def _created(secured: Secured, name: str) -> str:
 
 
 def _counted(status: int) -> tuple[int, int]:
-    """Logins and connections of clients until now."""
+    """Logins and connections of clients so far."""
     with urlopen(f"http://127.0.0.1:{status}/metrics", timeout=60) as answer:
         text: str = answer.read().decode()
     logins = re.search(r'^fencepost_requests_total\{api="SaslHandshake".*\} ([\d.]+)', text, re.MULTILINE)
@@ -164,11 +164,11 @@ def _counted(status: int) -> tuple[int, int]:
 
 
 def compared(secured: Secured, brokers: int, mechanism: str, directory: Path, scripts: Sequence[str]) -> dict[str, str]:
-    """Script → "equal", or what each saw where they begin to differ. The proxy logs in by that mechanism, too."""
+    """Script → "equal", or the first difference. The proxy logs in by the same mechanism."""
     upstream = secured.kafka.bootstrap_of("SECURED")
     found = {}
     with ProxyProcess(upstream, directory, config=secured.proxy_config(mechanism)) as proxy:
-        # Those of Java in one go; each of the others by itself, so that one which fails is only itself.
+        # Java's scripts share one JVM. Each of the others runs alone, so that a failure affects only that script.
         java = [each for each in scripts if each in JAVA_SCRIPTS]
         for group in [java] * bool(java) + [[each] for each in scripts if each not in JAVA_SCRIPTS]:
             direct, proxied = both(
@@ -193,7 +193,7 @@ def _difference(direct: str, proxied: str) -> str:
 
 @contextmanager
 def short_logins(secured: Secured, directory: Path) -> Iterator[tuple[ProxyProcess, int]]:
-    """In front of the listener where logins end, the proxy's own too; and the port where it counts."""
+    """A proxy at the listener with short logins, which limits the proxy's logins too; and the port of its metrics."""
     status = free_port()
     config = secured.proxy_config("SCRAM-SHA-512", more=f'status = "127.0.0.1:{status}"') + GUARDS
     with ProxyProcess(secured.kafka.bootstrap_of("SHORT"), directory, config=config) as proxy:
@@ -213,7 +213,7 @@ def main() -> int:
     parser.add_argument("--only", choices=["scripts", "logins"], help="one of the two tables")
     options = parser.parse_args()
     logging.basicConfig(level=logging.CRITICAL)
-    # Kafka may not answer the end of a connection that comes on the heels of an append which nobody confirms.
+    # Kafka may not respond to a connection's TLS shutdown directly after an append without acknowledgement.
     asyncio.constants.SSL_SHUTDOWN_TIMEOUT = 1.0  # type: ignore[attr-defined]
     mechanisms, clients = options.mechanisms.split(","), options.clients.split(",")
     scripts = [each for each in (*JAVA_SCRIPTS, *SCRIPTS) if each.partition(":")[0] in clients]
@@ -221,7 +221,7 @@ def main() -> int:
     anew: dict[tuple[str, str], LoggedIn] = {}
     directory = Path(tempfile.mkdtemp(prefix="fencepost-sasl-ssl-"))
     started = time.monotonic()
-    # Without an authorizer: its rules are the cluster's, and both sides play at once.
+    # No authorizer: its rules apply to the whole cluster, and both setups run concurrently.
     properties = {
         "authorizer.class.name": "",
         "listener.name.short.connections.max.reauth.ms": str(_LOGIN_SECONDS * 1000),
@@ -249,7 +249,7 @@ def main() -> int:
         "logins",
         "connections",
     ]
-    rows = [[*who, *each.direct, *each.proxied, each.logins, each.connections] for who, each in anew.items()]
+    rows = [[*key, *each.direct, *each.proxied, each.logins, each.connections] for key, each in anew.items()]
     if anew:
         print("\n" + table(header, rows))
     holds = all(each == "equal" for found in observed.values() for each in found.values())

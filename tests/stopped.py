@@ -1,8 +1,8 @@
 """`python -m tests.stopped`: run pytest, and meanwhile stop processes of that run at random (SIGSTOP, then SIGCONT).
 
-A busy machine gives a process no time for seconds. A test that fails here waits for time where it should wait for a
-condition, or the product takes its own pause for a failure of others. `--seed` repeats gaps, lengths and choices.
-A process that a test stops itself stays stopped until that test resumes it. Needs Linux.
+A busy machine may suspend a process for seconds. A test that fails here waits for time instead of a condition, or the
+product mistakes its own pause for a failure of another process. `--seed` repeats gaps, lengths and choices. A process
+that a test stops itself stays stopped until that test resumes it. Needs Linux.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _process(pid: int) -> Process | None:
 
 
 def running_descendants(pid: int) -> list[Process]:
-    """The oldest first; neither stopped ones nor zombies."""
+    """Oldest first, without stopped processes and zombies."""
     children = defaultdict(list)
     for entry in Path("/proc").iterdir():
         process = _process(int(entry.name)) if entry.name.isdigit() else None
@@ -86,10 +86,10 @@ class Stopper:
 
     def work(self, seconds: tuple[float, float], gap_seconds: float, ends_at: float) -> None:
         while time.monotonic() < ends_at and not self._ended_after(self._rng.uniform(0, gap_seconds)):
-            length, place = self._rng.uniform(*seconds), self._rng.random()
+            length, choice = self._rng.uniform(*seconds), self._rng.random()
             processes = running_descendants(self._run.pid)
             if processes:
-                self._stop(processes[int(place * len(processes))], length)
+                self._stop(processes[int(choice * len(processes))], length)
 
     def _ended_after(self, seconds: float) -> bool:
         with suppress(subprocess.TimeoutExpired):
@@ -98,7 +98,7 @@ class Stopper:
 
     def _stop(self, process: Process, seconds: float) -> None:
         with suppress(ProcessLookupError):
-            fd = os.pidfd_open(process.pid)  # another process may get the number
+            fd = os.pidfd_open(process.pid)  # the kernel may reuse the number
             try:
                 now = _process(process.pid)
                 if now is None or now.started != process.started or self._by_test(process):
@@ -116,7 +116,7 @@ class Stopper:
         if self._by_test(process):
             return
         signal.pidfd_send_signal(fd, signal.SIGCONT)
-        if self._by_test(process):  # at the same moment
+        if self._by_test(process):  # the test stopped it concurrently
             signal.pidfd_send_signal(fd, signal.SIGSTOP)
 
     def _by_test(self, process: Process) -> bool:
@@ -150,7 +150,7 @@ def run(options: Sequence[str], *, seed: int, seconds: tuple[float, float], gap_
             if process.poll() is None:
                 print(f"ending pytest: {minutes:g} minutes have passed", file=sys.stderr)
                 process.send_signal(signal.SIGINT)
-        except KeyboardInterrupt:  # pytest has received it too
+        except KeyboardInterrupt:  # pytest received it too
             pass
         except SystemExit:
             process.send_signal(signal.SIGINT)
@@ -175,7 +175,7 @@ def main() -> int:
     parser.add_argument("options", nargs="*", help="files and options of pytest, after -- (@tests/quick.txt)")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background jobs, and so in pytest
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would pytest
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     return run(
         given.options or ["-m", "not soak", "@tests/quick.txt"],

@@ -1,2 +1,2 @@
-"""Exactly once, shown: what applications of every client wrote in transactions, while applications, proxies and brokers
-were killed. `python -m tests.eos_proof` prints the table."""
+"""Proves exactly-once processing: transactional applications of every client while applications, proxies and brokers
+are killed. `python -m tests.eos_proof` prints the table."""

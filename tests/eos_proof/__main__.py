@@ -1,9 +1,9 @@
-"""`python -m tests.eos_proof`: exactly once, with applications, proxies and brokers killed. Prints the counts.
+"""`python -m tests.eos_proof`: exactly-once processing while applications, proxies and brokers are killed.
 
-Then two controls: the same applications without transactions (`--no-transactions`: only this), whose output must have
-numbers twice; and without a proxy (`--direct`: only this), to find out whether the proxy causes a standstill.
+Prints the counts. Two controls follow. Without transactions (`--no-transactions`: only these), the output must contain
+numbers twice. Without a proxy (`--direct`: only this), the run shows whether the proxy causes a standstill.
 
-Exit status 1: some input was not in the output exactly once, or was although there were no transactions.
+Exit status 1: with transactions, an input was not in the output exactly once; or without them, each input was.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROOF, PLAIN, DIRECT = "through the proxy", "without transactions", "without the
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.eos_proof")
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--minutes", type=float, default=inf, help="nothing is killed any more after so long")
+    parser.add_argument("--minutes", type=float, default=inf, help="no kill after this time")
     parser.add_argument("--controls", type=int, default=8, metavar="KILLS", help="in each of the controls; 0: none")
     parser.add_argument("--clients", default=",".join(proof.CLIENTS), help="by commas")
     parser.add_argument("--victims", default=",".join(proof.VICTIMS), help="what is killed in turn, by commas")

@@ -1,17 +1,17 @@
-"""One run: applications consume a topic, transform and produce to another in transactions, and everything is killed.
+"""One run: applications consume a topic, transform and produce to another in transactions, while processes are killed.
 
-    input           numbers, written to a partition for each application, directly
-    applications    a process per client and partition, as KIP-98 has it: its transactional id goes with the partition.
-                    Reads, sends on, adds the offsets and commits. Who is killed, or gives up, is started anew, and then
-                    an earlier one of its kind is fenced
-    zombies         the next one starts while the one before it still lives, and works until it is fenced
-    kills           kill -9 of an application, a proxy or a broker in turn; the next when things go on again
-    output          read committed by a consumer of Kafka's own, asked directly: each number once
+    input           numbers, written directly to one partition per application
+    applications    one process per client and partition, with one transactional id per partition (KIP-98). It reads,
+                    produces, sends the offsets and commits. An application that is killed or gives up is restarted,
+                    which fences its predecessor
+    zombies         the successor starts while its predecessor still runs; the predecessor works until it is fenced
+    kills           kill -9 of an application, a proxy or a broker in turn; the next one after progress resumed
+    output          a Kafka consumer reads each number once, read committed, without a proxy
 
-The output topic checks expected offsets (`true`), so that each commit is judged on its way.
+The output topic checks expected offsets (`true`), so the commit validator decides on each commit.
 
-Two controls: `plain`, the same applications without transactions, whose output has numbers twice; and `direct`, without
-a proxy between them and Kafka, which tells whose doing a standstill is.
+Two controls: `plain`, the same applications without transactions, has numbers twice in its output. `direct`, without a
+proxy, shows whether the proxy causes a standstill.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from tests.support.transactional_worker import PLAIN
 
 TRANSACTION_MS = 10_000
 PATIENCE_SECONDS = 240.0
-#: An application that has something to do and does nothing for so long is killed, as a liveness probe would. To start
-#: may take longer: machines are busy.
+#: An application that has input and makes no progress for this long is killed, as a liveness probe would do. Starting
+#: may take longer on a busy machine.
 STANDSTILL_SECONDS = 30.0
 _START_SECONDS = 120.0
 _PROXIES = 2
 _POLL_SECONDS = 0.1
-#: Without transactions, a zombie is left alone until the next one has done so much beside it.
+#: Without transactions, a zombie runs until its successor has processed this many inputs.
 _BESIDE_ZOMBIES = 3
 _PROPERTIES = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
@@ -55,18 +55,18 @@ _PROPERTIES = {
 }
 
 VICTIMS = ("application", "proxy", "broker", "zombie")
-#: What a zombie is told, by client and version of the protocol.
+#: The error that a zombie gets, by client and protocol version.
 FENCED = re.compile(r"fenced|INVALID_PRODUCER_EPOCH|InvalidProducerEpoch|InvalidProducerIdMapping", re.IGNORECASE)
 
 
 class NeverHappened(AssertionError):
-    """Something that a run waits for."""
+    """An event that a run waits for did not happen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`kills` – of each client's part of the run; `per_kill` – inputs that each partition gets between two of them.
-    `plain` – without transactions: at least once. `seconds_max` – nothing is killed any more after so long."""
+    """`kills` – for each client. `per_kill` – inputs that each partition gets between two kills. `plain` – without
+    transactions: at least once. `seconds_max` – no kill after this time."""
 
     kills: int
     per_kill: int = 30
@@ -78,8 +78,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Stood:
-    """An application that stood still, had something to do, and was started again. `at` – the step of its loop that it
-    had begun, `after` – what was killed last."""
+    """An application that made no progress although it had input, and was restarted. `at` – the step of its loop that
+    it had begun. `after` – the last kill."""
 
     at: str
     after: str
@@ -90,24 +90,24 @@ class Stood:
 
 @dataclass(slots=True)
 class Counts:
-    """Of one client's partition."""
+    """Counts for one client's partition."""
 
     inputs: int = 0
     outputs: int = 0
     missing: int = 0
     twice: int = 0
-    #: Read uncommitted, without what was committed: what transactions that were aborted had written.
+    #: Records of aborted transactions: those that only read_uncommitted returns.
     aborted: int = 0
     out_of_order: int = 0
     transactions: int = 0
     started: int = 0
     killed: int = 0
     zombies: int = 0
-    #: Of those: told that they are.
+    #: Zombies that got an error because they are fenced.
     fenced: int = 0
     stood_still: Counter[Stood] = field(default_factory=Counter)
     gave_up: Counter[str] = field(default_factory=Counter)
-    #: By what was killed: the longest time until the first of the work that was there to be done then was done.
+    #: By kind of victim: the longest time until the first input that was available at the kill was processed.
     pauses: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -116,7 +116,7 @@ class Counts:
 
     @property
     def at_least_once(self) -> bool:
-        """And not exactly: what the applications without transactions are to show."""
+        """At least once but not exactly once: the expected result without transactions."""
         return self.inputs > 0 and self.twice > 0 and not self.missing
 
 
@@ -136,13 +136,13 @@ class Result:
 
 
 class Application:
-    """One client's, on its partition; started again by a thread of its own whenever it ends or gives up."""
+    """One client's application on its partition. A thread restarts it whenever it ends or gives up."""
 
     def __init__(self, stage: Stage, client: str, partition: int, source: str, target: str, *, plain: bool) -> None:
         self.client, self.partition = client, partition
         self.counts = Counts()
         self.reached = 0
-        #: When it got how far.
+        #: (time, offset) of its progress.
         self.progress: list[tuple[float, int]] = []
         self._stage = stage
         self._topics = source, target
@@ -161,7 +161,7 @@ class Application:
                 self._process.kill()
 
     def replace(self) -> None:
-        """Another one takes over, and nobody has told the one before."""
+        """Start a successor without notifying the running application."""
         with self._lock:
             if self._process is not None:
                 self.counts.zombies += 1
@@ -181,7 +181,7 @@ class Application:
         self._thread.join(30)
 
     def pause_seconds(self, since: float, offset: int) -> float:
-        """0: it was there already."""
+        """0 if the offset was reached before `since`."""
         moments = (moment for moment, reached in self.progress if reached >= offset and moment >= since)
         return next(moments, since) - since
 
@@ -193,7 +193,7 @@ class Application:
             try:
                 self._serve(process)
             except OSError:
-                pass  # killed as it was told something
+                pass  # killed while it got a command
             finally:
                 if process not in self._zombies:
                     process.kill()
@@ -239,13 +239,13 @@ class Application:
         self.progress.append((time.monotonic(), self.reached))
 
     def _hear_zombies(self) -> None:
-        """What they do before they are fenced is done, and counts: nobody does it again."""
+        """Count what zombies processed before they were fenced: their successors do not process it again."""
         for zombie in tuple(self._zombies):
             while (reported := zombie.apply_records(within_seconds=0)) is not None:
                 if reported.ok:
                     self._done(reported)
                     continue
-                self._stage.note(f"{self.client} {zombie.log.name}, a zombie, was told: {reported.text}")
+                self._stage.note(f"{self.client} {zombie.log.name}, a zombie, got: {reported.text}")
                 if FENCED.search(reported.text):
                     self.counts.fenced += 1
                 else:
@@ -255,7 +255,7 @@ class Application:
                 break
 
     def _lay_zombies(self, done: int) -> None:
-        """Nobody fences those without transactions: the next one has done some of the same work by now."""
+        """End the zombies without transactions, which are never fenced, after successors repeated some work."""
         if done >= _BESIDE_ZOMBIES:
             for zombie in self._zombies:
                 zombie.kill()
@@ -263,18 +263,16 @@ class Application:
 
 
 class Stage:
-    """Three brokers, and two proxies that applications choose of by chance; or none, and applications ask Kafka."""
+    """Three brokers, and two proxies that applications choose at random; or no proxy between them and Kafka."""
 
     def __init__(self, kafka: KafkaCluster, proxies: Sequence[ProxyProcess], directory: Path) -> None:
         self.kafka, self.proxies, self.directory = kafka, proxies, directory
-        #: How much input each partition has.
         self.written = 0
-        #: What was killed last.
         self.killed = "nothing"
         self._began = time.monotonic()
 
     def bootstrap(self) -> str:
-        """Of both, in any order."""
+        """The addresses of both proxies, in random order."""
         if not self.proxies:
             return self.kafka.bootstrap
         return ",".join(random.sample([each.bootstrap for each in self.proxies], len(self.proxies)))
@@ -293,14 +291,13 @@ class Stage:
         return Stage(self.kafka, (), self.directory)
 
     def note(self, text: str) -> None:
-        """For who looks into what went wrong."""
         with (self.directory / "events.log").open("a") as log:
             log.write(f"{time.time():.3f} {time.monotonic() - self._began:.3f} {text}\n")
 
 
 @contextmanager
 def stage(directory: Path, *, lie: str = "") -> Iterator[Stage]:
-    """`lie` – of proxies that do not do what they say, see `tests/support/lying_proxy.py`."""
+    """`lie` – the fault that `tests/support/lying_proxy.py` injects."""
     lying: dict[str, Any] = {"module": "tests.support.lying_proxy", "environment": {"LIE": lie}} if lie else {}
     with ExitStack() as stack:
         kafka = stack.enter_context(running_kafka(3, properties=_PROPERTIES))
@@ -319,7 +316,7 @@ def _made(directory: Path) -> Path:
 
 
 class Feeder:
-    """Writes the input: numbers from 0 on to each partition."""
+    """Writes the input: increasing numbers from 0 to each partition."""
 
     def __init__(self, stage: Stage, topic: str, partitions: int) -> None:
         self._stage = stage
@@ -371,7 +368,7 @@ def run(stage: Stage, plan: Plan, say: Callable[[str], None] = lambda _: None) -
                 "proxy": stage.kill_proxy,
                 "broker": stage.kill_broker,
             }[victim]()
-            # Not all of it: what is killed next is killed in the middle.
+            # Not all of the input: the next victim is killed while it processes.
             _all_reach(written - plan.per_kill + 1, victim, applications)
             pauses = {each.client: each.pause_seconds(since, written - plan.per_kill + 1) for each in applications}
             for each in applications:
@@ -389,7 +386,7 @@ def run(stage: Stage, plan: Plan, say: Callable[[str], None] = lambda _: None) -
 
 
 def _replace(applications: Sequence[Application], feeder: Feeder) -> None:
-    """While there is always something to do: else the one before does all of it before the next one has started."""
+    """Add input meanwhile. Otherwise a predecessor could finish before its successor has started."""
     for each in applications:
         each.replace()
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -422,7 +419,7 @@ def _count(bootstrap: str, topic: str, application: Application, written: int) -
 
 
 def _read(bootstrap: str, topic: str, partition: int, level: str) -> list[int]:
-    """Directly, to the last stable offset, or to the end."""
+    """Read directly from Kafka, to the last stable offset or to the end."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -471,7 +468,7 @@ def _stood_still(counts: Counts) -> str:
 
 
 def pauses_table(results: dict[str, Result]) -> list[str]:
-    """Longest pauses in seconds, by what was killed, of several runs."""
+    """Longest pauses in seconds, by kind of victim, for several runs."""
     clients = next(iter(results.values())).counts
     rows = ["| killed | run | " + " | ".join(clients) + " |", "|---|---|" + "---|" * len(clients)]
     for victim in VICTIMS:

@@ -1,6 +1,6 @@
-"""Exactly once: consume-transform-produce, its output read committed has each input once, whatever is killed.
+"""Exactly-once processing: the committed output has each input once although processes are killed.
 
-Short here; `make eos-proof` has every client and many more kills, and prints the table.
+This is the short form. `make eos-proof` runs every client with many more kills and prints the table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[proof.Stage]:
 
 
 def test_without_transactions_inputs_are_in_the_output_twice(stage: proof.Stage, say: Callable[[str], None]) -> None:
-    """So the next test can fail."""
+    """Shows that the next test can fail."""
     plan = proof.Plan(2, clients=("aiokafka", "kafka-python"), plain=True, victims=("application", "zombie"))
     result = proof.run(stage, plan)
     say("\n    ".join(proof.table(result)))
@@ -30,8 +30,8 @@ def test_without_transactions_inputs_are_in_the_output_twice(stage: proof.Stage,
 
 
 def test_each_input_is_once_in_the_output(stage: proof.Stage, say: Callable[[str], None]) -> None:
-    """Given applications of two clients, when they, a proxy and a broker are killed, and when others replace them while
-    they live: these are told so (the run waits for that)."""
+    """Given applications of two clients, when they, a proxy and a broker are killed, and successors start while they
+    run. The run waits until these zombies are fenced."""
     result = proof.run(stage, proof.Plan(4, clients=("aiokafka", "kafka-python")))
     say("\n    ".join([f"kills: {dict(result.kills)}", *proof.table(result)]))
     assert result.holds, result
@@ -41,7 +41,7 @@ def test_each_input_is_once_in_the_output(stage: proof.Stage, say: Callable[[str
 @pytest.mark.soak
 @pytest.mark.parametrize("lie", ["commits", "offsets"])
 def test_lying_proxy_is_detected(tmp_path: Path, lie: str, say: Callable[[str], None]) -> None:
-    """Given a proxy that aborts a third of the transactions, and says that they are committed; or commits offset 0."""
+    """Given a proxy that aborts a third of the transactions but reports success, or that commits offset 0."""
     with proof.stage(tmp_path, lie=lie) as stage:
         result = proof.run(stage, proof.Plan(2, victims=("application",)))
     say("\n    ".join(proof.table(result)))

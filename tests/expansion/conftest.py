@@ -1,4 +1,4 @@
-"""A Kafka and a proxy in front of it, where topics grow in order."""
+"""A Kafka, and a proxy with ordered partition expansion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
 
-#: By the beginning of their names: topics that grow in order; those whose producers' counts are checked as well.
+#: Topics by name prefix: ordered expansion, and ordered expansion with partition-count checks.
 GROWING = """
 config_lease_seconds = 3.0
 

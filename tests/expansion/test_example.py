@@ -1,4 +1,4 @@
-"""`examples/partition_expansion.py`, as a reader would run it."""
+"""Runs `examples/partition_expansion.py` as a user would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library's ordered consumers on topics that grow, through a real proxy, with each of the three clients."""
+"""The library's ordered consumers during expansions, through a real proxy, with each of the three clients."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ Place = tuple[int, int]
 
 
 class Reader(Protocol):
-    """An ordered consumer of one topic behind a common face."""
+    """Common interface of the ordered consumers, for one topic."""
 
     def read(self, seconds: float) -> list[Place]:
-        """What comes by one call."""
+        """The records that one call returns."""
         ...
 
     def waiting(self) -> dict[int, dict[int, tuple[int | None, int]]]:
-        """Partition → prior → (position, threshold)."""
+        """Partition → prior partition → (position, threshold)."""
         ...
 
     def commit(self) -> None: ...
@@ -109,7 +109,7 @@ class Confluent:
 
 
 class Aiokafka:
-    """In a loop of its own, which runs only while it is asked something."""
+    """Its event loop runs only during a call."""
 
     def __init__(self, bootstrap: str, topic: str, positions: dict[int, int], **options: Any) -> None:
         self._runner = asyncio.Runner()
@@ -166,20 +166,20 @@ def reader(
 
 @pytest.fixture
 def topic(growing: ProxyProcess, unique_topic: Callable[..., str]) -> str:
-    """Two partitions; grows in order."""
+    """A topic with two partitions and ordered expansion."""
     return create(growing, unique_topic("ordered"), 2)
 
 
 def create(proxy: ProxyProcess, topic: str, partitions: int) -> str:
     with closing(kafka_python.KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin:
         admin.create_topics([NewTopic(topic, partitions, 1)])
-    # A broker learns of it a moment after the controller.
+    # A broker gets the new count shortly after the controller.
     until(lambda: partition_count(proxy.bootstrap, topic) == partitions, f"{topic} to appear")
     return topic
 
 
 def grow(proxy: ProxyProcess, topic: str, to_count: int) -> None:
-    """As an admin client of kafka-python does, which gives up after half a minute: it is asked again then."""
+    """Repeat the request: kafka-python's admin client gives up after half a minute."""
 
     def grown() -> bool:
         with (
@@ -189,7 +189,7 @@ def grow(proxy: ProxyProcess, topic: str, to_count: int) -> None:
             admin.create_partitions({topic: NewPartitions(to_count)})
         return partition_count(proxy.bootstrap, topic) == to_count
 
-    until(grown, f"{topic} to grow to {to_count} partitions", seconds=_WAIT_SECONDS)
+    until(grown, f"{topic} to be expanded to {to_count} partitions", seconds=_WAIT_SECONDS)
 
 
 def write(proxy: ProxyProcess, topic: str, partition: int, count: int) -> None:
@@ -210,7 +210,7 @@ def write_in_transaction(proxy: ProxyProcess, topic: str, partition: int, count:
 
 
 def read_all(consumer: Reader, count: int) -> list[Place]:
-    """In the order in which they came; exactly `count`."""
+    """Exactly `count` records, in the order received."""
     found: list[Place] = []
     give_up = time.monotonic() + _WAIT_SECONDS
     while len(found) < count:
@@ -230,21 +230,21 @@ def test_new_partition_waits_for_its_prior_partitions(library: str, growing: Pro
     write(growing, topic, 1, 10)
     with closing(reader(library, growing, topic)) as consumer:
         first = read_all(consumer, 1) if library == "confluent-kafka" else consumer.read(_WAIT_SECONDS)
-        # When the topic grows while the consumer is still behind, and all partitions get more:
+        # When the topic is expanded while the consumer lags, and all partitions get more records:
         grow(growing, topic, 4)
         for partition in range(3):
             write(growing, topic, partition, 5)
-        time.sleep(0.3)  # until it is time to look for growth again
-        # Then it notices, while it is behind.
+        time.sleep(0.3)  # until the consumer's next check for an expansion is due
+        # Then it observes the expansion while it lags.
         give_up = time.monotonic() + _WAIT_SECONDS
         while set(consumer.waiting()) != {2, 3}:
             assert time.monotonic() < give_up, f"{first} came; {consumer.waiting()} wait"
-            assert not places(0, 0, 20) | places(1, 0, 10) <= set(first), "it has read all, and not noticed"
+            assert not places(0, 0, 20) | places(1, 0, 10) <= set(first), "it read all, but observed no expansion"
             first += consumer.read(1.0)
         rest = read_all(consumer, 45 - len(first))
         assert consumer.waiting() == {}
     observed = [*first, *rest]
-    begins = min(observed.index(place) for place in places(2, 0, 5))
+    begins = min(observed.index(each) for each in places(2, 0, 5))
     assert places(0, 0, 20) | places(1, 0, 10) <= set(observed[:begins])
     assert set(observed) == places(0, 0, 25) | places(1, 0, 15) | places(2, 0, 5)
 
@@ -274,7 +274,7 @@ def test_several_expansions_are_read_in_order(
             grow(growing, topic, larger)
     with closing(reader(library, growing, topic)) as consumer:
         observed = read_all(consumer, 4 * sum(counts))
-    # Partition 1 was there in three of the four generations, so it holds 12 records, and 8 lay before the last growth.
+    # Partition 1 existed in three of the four generations: it has 12 records, of which 8 precede the last expansion.
     for partition, prior_partition, threshold in ((1, 0, 4), (2, 0, 8), (3, 1, 4), (4, 0, 12), (5, 1, 8), (7, 2, 4)):
         assert places(prior_partition, 0, threshold) <= set(observed[: observed.index((partition, 0))]), (
             partition,
@@ -307,14 +307,14 @@ def test_processes_of_a_group_wait_for_commits(library: str, growing: ProxyProce
         closing(reader(library, growing, topic, partition_filter=lambda p: p >= 2, **shared)) as new,
     ):
         assert read_all(old, 2) == [(0, 0), (0, 1)]
-        assert new.read(1.5) == []  # nothing is committed yet
+        assert new.read(1.5) == []  # no offset is committed yet
         assert new.waiting() == {2: {0: (None, 3)}, 3: {0: (None, 3)}}
         give_up = time.monotonic() + _WAIT_SECONDS
         observed: list[Place] = []
         while not observed:
             assert time.monotonic() < give_up, new.waiting()
             old.read(0.2)
-            old.commit()  # behind the marker, too
+            old.commit()  # past the transaction marker, too
             observed = new.read(0.2)
         assert observed == [(2, 0)]
 

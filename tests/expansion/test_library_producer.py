@@ -1,4 +1,4 @@
-"""The library's ordered producers on topics that grow under them, through a real proxy, with each of three clients."""
+"""The library's ordered producers during expansions, through a real proxy, with each of the three clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLACEMENTS: dict[str, Partitioner] = {"kafka-python": murmur2, "aiokafka": murmu
 
 @pytest.fixture
 def topic(growing: ProxyProcess, unique_topic: Callable[..., str]) -> str:
-    """Two partitions; grows in order, and wants to be told the count of every record."""
+    """A topic with two partitions, ordered expansion and partition-count checks."""
     return create(growing, unique_topic("counted"), 2)
 
 
@@ -51,8 +51,8 @@ def read(proxy: ProxyProcess, topic: str, count: int) -> dict[int, list[tuple[st
 def in_order(
     found: dict[int, list[tuple[str, int]]], expansions: Sequence[PartitionExpansion], place: Partitioner
 ) -> dict[str, list[int]]:
-    """Key → its values along the topic's generations: of each, what lies on the key's partition between the thresholds
-    before and behind it. (There is nothing in the log but records: transactions are not used here.)"""
+    """Key → its values by generation of the topic: those on the key's partition of that generation, between the
+    thresholds that start and end it. (The log has only records, because these tests use no transactions.)"""
     values: dict[str, list[int]] = defaultdict(list)
     keys = {key for records in found.values() for key, _ in records}
     starts = [0] * len(found)
@@ -76,7 +76,7 @@ def test_keys_stay_in_order_across_expansions(library: str, growing: ProxyProces
             for key in keys:
                 sender.send(topic, key, str(number))
             if number in (30, 70):
-                # Beside the producer, which goes on sending over the count that it knows.
+                # Concurrently with the producer, which continues to send with the count that it knows.
                 grower = threading.Thread(target=grow, args=(growing, topic, counts[1 if number == 30 else 2]))
                 grower.start()
             time.sleep(0.005)
@@ -90,7 +90,7 @@ def test_keys_stay_in_order_across_expansions(library: str, growing: ProxyProces
     assert [each.to_count for each in expansions] == counts[1:]
     values = in_order(found, expansions, PLACEMENTS[library])
     assert values == {key: list(range(1, rounds + 1)) for key in keys}
-    assert found[7], "nothing was ever placed over the last count"
+    assert found[7], "no record was placed with the last count"
 
 
 @each_library

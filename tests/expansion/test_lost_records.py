@@ -1,6 +1,6 @@
-"""Prior partitions that lose what a new one waits for: compacted, expired, and truncated by an unclean leader election.
+"""Prior partitions that lose records below a threshold: compacted, expired, or truncated by an unclean leader election.
 
-The library's ordered consumers here, and a group where the log is truncated for real; other groups are in
+This file covers the library's ordered consumers, and a group where the log is really truncated. Other groups are in
 `tests/integration/test_groups.py`.
 """
 
@@ -36,7 +36,7 @@ _PATIENCE_SECONDS = 120.0
 
 @pytest.fixture(scope="module")
 def cleaning() -> Iterator[KafkaCluster]:
-    """Compacts at once what it may."""
+    """A broker that compacts logs as soon as possible."""
     with running_kafka(1, properties={"log.cleaner.backoff.ms": "200"}) as kafka:
         yield kafka
 
@@ -63,7 +63,7 @@ def _reads_until(consumer: Reader, requested: set[tuple[int, int]]) -> list[tupl
 
 @each_library
 def test_what_retention_took_is_not_waited_for(library: str, cleaning: KafkaCluster, proxy: ProxyProcess) -> None:
-    # Given a consumer in the middle of a prior partition, of which all is deleted before it is read.
+    # Given a consumer in the middle of a prior partition whose unread records are all deleted
     topic = _topic(cleaning, proxy)
     topic.write(0, 10)
     topic.grow(3)
@@ -71,7 +71,7 @@ def test_what_retention_took_is_not_waited_for(library: str, cleaning: KafkaClus
     with closing(KafkaAdminClient(bootstrap_servers=cleaning.bootstrap)) as admin:
         admin.delete_records({TopicPartition(topic.name, 0): 10})
     with closing(reader(library, proxy, topic.name, {0: 4})) as consumer:
-        # Then it reads the new one, from its beginning.
+        # Then it reads the new partition from its beginning
         assert _reads_until(consumer, places(2, 0, 4)) == sorted(places(2, 0, 4))
 
 
@@ -84,7 +84,7 @@ def test_what_compaction_took_is_not_waited_for(library: str, cleaning: KafkaClu
         "max.compaction.lag.ms": "1",
     }
     topic = _topic(cleaning, proxy, **configs)
-    # Given a prior partition with ten records of one key, all taken below the threshold since there are newer ones.
+    # Given a prior partition with ten records of one key, all below the threshold and compacted away
     topic.write(0, 10)
     topic.grow(3)
     topic.write(2, 4)
@@ -97,36 +97,36 @@ def test_what_compaction_took_is_not_waited_for(library: str, cleaning: KafkaClu
     until(all_taken, "compaction", pause_seconds=0.3)
     with closing(reader(library, proxy, topic.name, {0: 5})) as consumer:
         found = _reads_until(consumer, places(2, 0, 4))
-    # Then what is left of it comes first, and there is nothing below the threshold.
+    # Then it reads the remaining records of the prior partition first, none of them below the threshold
     assert [place for place in found if place[0] == 2] == sorted(places(2, 0, 4))
     assert all(offset >= 10 for partition, offset in found if partition == 0)
 
 
 @each_library
 def test_what_was_truncated_is_not_waited_for(library: str, cleaning: KafkaCluster, proxy: ProxyProcess) -> None:
-    # Given a threshold that lies above the log's end.
+    # Given a threshold above the log end
     topic = _topic(cleaning, proxy)
     topic.write(0, 5)
     topic.grow_by_hand(3, thresholds=[9, 0])
     topic.write(2, 4)
     with closing(reader(library, proxy, topic.name)) as consumer:
         found = _reads_until(consumer, places(2, 0, 4))
-    # Then what there is comes first.
+    # Then it reads the existing records first
     assert found == [*sorted(places(0, 0, 5)), *sorted(places(2, 0, 4))]
 
 
 def _append(address: str, topic: str, partition: int, values: list[bytes]) -> None:
     with Log(address).connect(topic, partition) as connection:
         for value in values:
-            # A broker may be named as a leader before it knows of it.
+            # A broker may be named as leader before it has learned that.
             until(lambda v=value: connection.append(topic, batch(v), partition=partition).error_code == 0, "an append")  # type: ignore[misc]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("client", [*LIBRARIES, "librdkafka-eager", "librdkafka-consumer-protocol"])
 def test_unclean_leader_truncates_prior_partition_below_threshold(client: str, tmp_path: Path) -> None:
-    # Given a prior partition on two brokers, of which the second is away while the last records are written, so that
-    # the topic grows with a threshold behind them. (State and groups live on the first broker, which stays.)
+    # Given a prior partition with two replicas: the second is down while the last records are written, and the
+    # expansion's threshold lies after them. (State topic and groups are on the first broker, which stays.)
     with running_kafka(1) as kafka, ProxyProcess(kafka.bootstrap, tmp_path, config=GROWING) as proxy:
         leader, duplicate_waiter = kafka.add_broker(), kafka.add_broker()
         topic, group = unique_topic("ordered"), f"truncated-{uuid4().hex[:8]}"
@@ -146,19 +146,19 @@ def test_unclean_leader_truncates_prior_partition_below_threshold(client: str, t
         until(lambda: led_by(leader, in_sync=2), f"{topic} to appear")
         _append(first, topic, 0, [b"%d" % n for n in range(5)])
         kafka.kill(duplicate_waiter)
-        until(lambda: led_by(leader, in_sync=1), "the follower to be left behind")
+        until(lambda: led_by(leader, in_sync=1), "the follower to leave the in-sync replicas")
         _append(first, topic, 0, [b"%d" % n for n in range(5, 9)])
-        until(lambda: grow(proxy.bootstrap, topic, 2, assignments=[[1, leader]])[0] == 0, f"{topic} to grow")
+        until(lambda: grow(proxy.bootstrap, topic, 2, assignments=[[1, leader]])[0] == 0, f"{topic} to be expanded")
         assert [each.thresholds for each in expansions(proxy.bootstrap, topic)] == [(9,)]
 
-        # When the leader dies for good, and the one that lacks them leads.
+        # When the leader fails permanently, and the replica that lacks the records becomes leader
         kafka.kill(leader)
         kafka.restart(duplicate_waiter, wait=False)
         until(lambda: led_by(duplicate_waiter, in_sync=1), "an unclean election")
         until(lambda: Log(first).end(topic, 0) == 5, "the log to be shorter")
         _append(first, topic, 1, [b"new"] * 3)
 
-        # Then who has read what is left need not wait for what is gone.
+        # Then a consumer that has read the remaining records does not wait for the lost ones
         if client in LIBRARIES:
             with closing(reader(client, proxy, topic, {0: 2})) as consumer:
                 assert _reads_until(consumer, places(1, 0, 3)) == [*sorted(places(0, 2, 5)), *sorted(places(1, 0, 3))]
@@ -167,5 +167,5 @@ def test_unclean_leader_truncates_prior_partition_below_threshold(client: str, t
         consumer_of_group.commit(offsets=[confluent_kafka.TopicPartition(topic, 0, 5)], asynchronous=False)
         consumer_of_group.close()
         with MEMBERS[client](proxy.bootstrap, topic, group, "earliest") as member:
-            until(lambda: len(member.read_of(1)) == 3, f"the new partition to come: {member.errors}")
+            until(lambda: len(member.read_of(1)) == 3, f"the new partition's records: {member.errors}")
             assert [each.partition for each in member.read] == [1] * 3

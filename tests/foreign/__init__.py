@@ -1,1 +1,1 @@
-"""Other projects' own tests, at Kafka and through the proxy (`make test-foreign`, docs/foreign-tests.md)."""
+"""Runs other projects' test suites at Kafka and through the proxy (`make test-foreign`, docs/foreign-tests.md)."""

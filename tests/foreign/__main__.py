@@ -1,6 +1,6 @@
-"""`python -m tests.foreign`: other projects' own tests, at Kafka and through the proxy, and a table of differences.
+"""`python -m tests.foreign`: run other projects' tests at Kafka and through the proxy, and print the differences.
 
-Exit status 1: a difference that `explained.py` does not explain, or a suite of which no test passes at Kafka.
+Exit status 1: `explained.py` does not explain a difference, or no test of a suite passes at Kafka.
 """
 
 from __future__ import annotations

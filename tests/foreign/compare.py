@@ -1,4 +1,4 @@
-"""A suite's tests on both sides: directly at Kafka, and through a proxy that checks and expands every topic."""
+"""Runs a suite's tests twice: directly at Kafka, and through a proxy that checks and expands every topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.clients import create_topic
 from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess
 
-#: In all. A test that fails on either side is run again on both, and counts as passed where it passed once.
+#: Maximum number of runs. A test that fails in one setup runs again in both, and counts as passed if it passed once.
 TRIES = 3
 CHECKED = {"fencepost.check.expected.offsets": "true", "fencepost.ordered.partition.expansion": "true"}
 CONFIG = '[topics."*"]\n' + "".join(f'"{name}" = "{value}"\n' for name, value in CHECKED.items())
@@ -26,7 +26,7 @@ CONFIG = '[topics."*"]\n' + "".join(f'"{name}" = "{value}"\n' for name, value in
 
 @dataclass(frozen=True)
 class Compared:
-    """What a suite's tests came to on both sides."""
+    """Results of a suite's tests in both setups."""
 
     suite: str
     version: str
@@ -45,7 +45,7 @@ class Compared:
 
 
 def compare(suite: Suite, root: Path, directory: Path, only: Sequence[str] | None = None) -> Compared:
-    """Each side has a Kafka of its own. Both run at once: the tests wait more than they work."""
+    """Each setup has a separate Kafka. Both run concurrently, because the tests mostly wait."""
     began = time.monotonic()
     with ExitStack() as stack:
         runs = {}
@@ -64,7 +64,7 @@ def compare(suite: Suite, root: Path, directory: Path, only: Sequence[str] | Non
             under_way = {side: pool.submit(suite.run, root, run, tests) for side, run in runs.items()}
             for side, ran in under_way.items():
                 found[side] |= {test: each for test, each in ran.result().items() if found[side].get(test) != PASSED}
-            for test in found["direct"].keys() ^ found["proxied"].keys():  # a run that ended before it
+            for test in found["direct"].keys() ^ found["proxied"].keys():  # a run that ended before this test
                 for outcomes in found.values():
                     outcomes.setdefault(test, FAILED)
             tests = sorted(test for test in found["direct"] if FAILED in (each[test] for each in found.values()))
@@ -75,7 +75,7 @@ def compare(suite: Suite, root: Path, directory: Path, only: Sequence[str] | Non
 
 
 def assert_checked(bootstrap: str) -> None:
-    """Or the proxy would only relay, and nothing could differ."""
+    """Without checks, the proxy would only relay, and the results could not differ."""
     topic = create_topic(bootstrap, "is-checked")
     with closing(KafkaAdminClient(bootstrap_servers=bootstrap)) as admin:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)

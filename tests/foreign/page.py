@@ -1,4 +1,4 @@
-"""The tables of a run, and docs/foreign-tests.md, which shows them."""
+"""The tables of a run, for docs/foreign-tests.md."""
 
 from __future__ import annotations
 

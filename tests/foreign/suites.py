@@ -1,7 +1,7 @@
-"""The table of suites: where each comes from, at which version, and how its tests are run at a bootstrap address.
+"""The test suites: source, version, and how to run each suite at a bootstrap address.
 
-Sources come from package registries by their ordinary clients, pinned by hash, and are kept in build/foreign. What no
-registry has is taken from a directory of checkouts (`--sources`), and skipped where that does not have it either.
+Sources come from package registries through their usual clients, pinned by hash, and are cached in build/foreign.
+Sources that no registry has come from a directory of checkouts (`--sources`). A suite is skipped if both lack it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pathlib import Path
 from fencepost_proxy.dev.jars import DEFAULT_VERSION
 
 GIVEN = Path(__file__).parent / "given"
-#: Of one test by its own process, and of one test in pytest.
+#: Limit for one test, in its process or in pytest.
 TEST_SECONDS = 180
-#: Of a whole run of pytest.
+#: Limit for one whole run of pytest.
 RUN_SECONDS = 1500
 BUILD_SECONDS = 1200
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -35,12 +35,12 @@ Outcomes = dict[str, str]
 
 
 class Missing(Exception):
-    """The suite cannot be run here: what it needs."""
+    """The suite cannot run here; the message says what it needs."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Where one side's tests run: `bootstrap`, and a directory for what they print."""
+    """One setup: `bootstrap`, and a directory for the output of its tests."""
 
     bootstrap: str
     directory: Path
@@ -48,9 +48,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Suite:
-    """`get` – its sources, built, below the first directory; the second has checkouts, if there is one.
+    """`get` – returns its sources, built below the first directory; the second directory has checkouts, if given.
 
-    `run` – the outcome of each of these tests, or of all of the suite's. `brokers`, `properties` – of Kafka.
+    `run` – returns the outcome of these tests, or of all tests of the suite. `brokers`, `properties` – of Kafka.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Suite:
 
 
 def command(*words: object, cwd: Path, log: Path, seconds: float = BUILD_SECONDS, **environment: str) -> int | None:
-    """Its exit code; None if it took too long. What it prints goes to the log."""
+    """Return the exit code, or None after the time limit. Output goes to the log."""
     with log.open("a") as out:
         process = subprocess.Popen(
             [str(each) for each in words],
@@ -103,7 +103,7 @@ def unpacked(archive: Path, sha256: str, into: Path) -> None:
 
 
 def checkout(sources: Path | None, name: str, needed: str, into: Path) -> None:
-    """Copies a checkout's tests; its packages have none."""
+    """Copy the tests from a checkout; the library's packages lack them."""
     if sources is None or not (sources / name / needed).exists():
         raise Missing(f"no package has its tests: needs a checkout of it as DIR/{name} and SOURCES=DIR")
     shutil.copytree(sources / name / "tests", into / "tests", dirs_exist_ok=True)
@@ -146,10 +146,10 @@ def get_kafka_python(into: Path, sources: Path | None) -> Path:
         build(*pip, "--no-binary", "kafka-python", f"kafka-python=={version}", cwd=into, log=into / "kafka-python.log")
         sha256 = "4ccda3616b9aa5c353d74a97f2770d6cd1b950890d77ab0e8890e09a48eeed65"
         unpacked(into / f"kafka_python-{version}.tar.gz", sha256, into)
-    # Both are missing in the sdist; without the first, Python's own package of this name is found.
+    # The sdist lacks both files. Without the first, Python would import its standard package of this name.
     (root / "test" / "__init__.py").touch()
     shutil.copy(GIVEN / "kafka_python_service.py", root / "test" / "service.py")
-    # Its broker has the id 0; ours begin with 1.
+    # The test assumes broker id 0; our broker ids start at 1.
     admin = root / "test" / "integration" / "test_admin_integration.py"
     admin.write_text(admin.read_text().replace("[[0], [0]]", "[[1], [1]]"))
     return root
@@ -204,7 +204,7 @@ def get_franz_go(into: Path, sources: Path | None) -> Path:
         found = json.loads(done.stdout)
         if found["Sum"] != "h1:1wTvyLTOxS0oJh5ro/DVt2JHVdx7/kGNtmtFhbcr0O0=":
             raise SystemExit(f"{module}: sum {found['Sum']} is not the expected one")
-        # The module cache is read-only, and shared.
+        # The module cache is shared and read-only.
         shutil.copytree(found["Dir"], root, copy_function=shutil.copyfile, dirs_exist_ok=True)
         for each in (root, *root.rglob("*")):
             each.chmod(0o755 if each.is_dir() else 0o644)
@@ -239,7 +239,7 @@ LIBRDKAFKA_TESTS = (  # noqa: SIM905
     "0065 0067 0069 0070 0073 0074 0082 0083 0084 0085 0086 0089 0090 0092 0093 0094 0099 0100 0102 "
     "0107 0110 0111 0112 0113 0114 0118 0120 0122 0125 0127 0129 0130 0132 0137 0140"
 ).split()
-#: The test of admin calls, call by call: the first that fails would end it.
+#: Run the test of admin calls call by call, because the first failing call would end the whole test.
 LIBRDKAFKA_ADMIN_CALLS = (  # noqa: SIM905
     "CreateTopics DeleteTopics CreatePartitions DescribeConfigs AlterConfigs IncrementalAlterConfigs ListOffsets "
     "CreateAcls DescribeAcls DeleteAcls DeleteRecords DeleteGroups DescribeTopics DescribeCluster ListConsumerGroups "
@@ -250,7 +250,7 @@ LIBRDKAFKA_TESTS += [f"0081/do_test_{each}" for each in LIBRDKAFKA_ADMIN_CALLS]
 
 
 def get_librdkafka(into: Path, sources: Path | None) -> Path:
-    """As Confluent's client for JavaScript bundles it."""
+    """Uses the copy that Confluent's JavaScript client bundles."""
     need("npm", "gcc", "g++", "make")
     package = "1.10.1"
     root = into / f"librdkafka-{LIBRDKAFKA.version}"
@@ -297,7 +297,7 @@ def run_librdkafka(
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-#: Some tests make ACLs; everybody may do everything.
+#: Some tests create ACLs; without any, every user may do everything.
 AUTHORIZER = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",

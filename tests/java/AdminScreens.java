@@ -33,12 +33,12 @@ import org.apache.kafka.common.quota.ClientQuotaFilter;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * The calls that admin tools with screens (Kafka UI, AKHQ, Redpanda Console) make of a cluster, by Java's Admin client.
- * Arguments: a file with the client's settings, a prefix for names. Prints a line "CALL: what it gave" for each.
+ * The calls of admin tools with a user interface (Kafka UI, AKHQ, Redpanda Console), with Java's Admin client.
+ * Arguments: a file with the client's settings, a prefix for names. Prints a line "CALL: result" for each.
  */
 public final class AdminScreens {
     private static final long PATIENCE_NANOS = 90_000_000_000L;
-    /** An hour ago: what is older than the retention may be deleted by the broker meanwhile. */
+    /** An hour ago: the broker may delete records that are older than the retention. */
     private static final long AT_MS = System.currentTimeMillis() - 3_600_000;
 
     public static void main(String[] args) throws Exception {
@@ -96,7 +96,7 @@ public final class AdminScreens {
     private void cluster() throws Exception {
         DescribeClusterOptions all = new DescribeClusterOptions().includeAuthorizedOperations(true);
         say("DescribeCluster: id", () -> admin.describeCluster(all).clusterId().get());
-        // Kafka leaves out a broker whose heartbeats are late, and so a partition's leader.
+        // Kafka omits a broker with late heartbeats, and so a partition's leader.
         say("DescribeCluster: nodes",
                 () -> nodes(until(() -> admin.describeCluster(all).nodes().get(), found -> !found.isEmpty())));
         say("DescribeCluster: controller",

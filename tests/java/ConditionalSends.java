@@ -8,9 +8,9 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * Sends one record per expectation to partition 0 of a topic and waits for each. Arguments: bootstrap, topic,
- * enable.idempotence, then what each record expects: an offset, or "-" for a record that says nothing. Prints a line for
- * each: "ok OFFSET", or the exception's class and its message. One producer object sends them all.
+ * Sends records sequentially to partition 0 of a topic, with one producer. Arguments: bootstrap, topic,
+ * enable.idempotence, then the expected offset of each record, or "-" for none. Prints a line for each: "ok OFFSET", or
+ * the exception's class and its message.
  */
 public final class ConditionalSends {
     public static void main(String[] args) throws Exception {

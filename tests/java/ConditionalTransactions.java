@@ -8,7 +8,7 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * One transactional producer that does what it is told. Arguments: bootstrap, transactional id, then steps: "begin",
+ * One transactional producer that runs commands. Arguments: bootstrap, transactional id, then steps: "begin",
  * "commit", "abort", or "TOPIC=EXPECTED" for a record to partition 0 that expects an offset ("-": none). Prints a line
  * for each: "ok", "ok OFFSET", or the exception's class and its message.
  */

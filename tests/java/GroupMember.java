@@ -12,10 +12,10 @@ import org.apache.kafka.common.errors.WakeupException;
 import org.apache.kafka.common.serialization.StringDeserializer;
 
 /**
- * A member of a consumer group that says what happens to it: topic, then consumer configs as name=value.
+ * A member of a consumer group that prints its events. Arguments: topic, then consumer configs as name=value.
  *
  * <p>Lines: {@code assigned t-0,t-1}, {@code revoked t-0}, {@code lost t-0}, {@code record t 0 17 key value}. A line
- * {@code commit} on stdin commits what was read ({@code committed} is answered); it leaves the group when stdin ends.
+ * {@code commit} on stdin commits the records read, and prints {@code committed}. It leaves the group when stdin ends.
  */
 public final class GroupMember {
     private static synchronized void say(String line) {

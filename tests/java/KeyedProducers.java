@@ -12,15 +12,15 @@ import org.apache.kafka.clients.producer.internals.BuiltInPartitioner;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * Kafka's own producer, which chooses partitions by its keys, led by a test line by line. Fields are separated by tabs:
+ * Kafka's producer with its default partitioner, controlled by lines of text with tab-separated fields:
  *
  *   open NAME BOOTSTRAP KEY=VALUE...
- *   send NAME TAG TOPIC KEY VALUE SAYS      SAYS: "count" – a header with the number of partitions that it knows; or "-"
+ *   send NAME TAG TOPIC KEY VALUE SAYS      SAYS: "count" – a header with its number of partitions; or "-"
  *   place KEY_IN_HEX COUNT
  *   close NAME
  *
- * A send is answered when it has ended, in any order: "TAG ok PARTITION OFFSET", or "TAG failed CLASS MESSAGE"; `place`
- * at once, by "PARTITION". The end of the input ends the program.
+ * Prints the outcome of each send, in any order: "TAG ok PARTITION OFFSET", or "TAG failed CLASS MESSAGE". `place` prints
+ * "PARTITION" immediately. The end of the input ends the program.
  */
 public final class KeyedProducers {
     public static void main(String[] args) throws Exception {

@@ -9,8 +9,8 @@ import org.apache.kafka.streams.processor.api.ProcessorSupplier;
 import org.apache.kafka.streams.processor.api.Record;
 
 /**
- * Kafka Streams without state: bootstrap, application id, input topic, output topic, state directory. Says
- * {@code mapped <partition> <offset>} of each record, until it is killed.
+ * Kafka Streams without state: bootstrap, application id, input topic, output topic, state directory. Prints
+ * {@code mapped <partition> <offset>} for each record, until it is killed.
  */
 public final class MapStream {
     public static void main(String[] args) throws Exception {

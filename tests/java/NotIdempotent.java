@@ -17,7 +17,7 @@ import org.apache.kafka.server.authorizer.AuthorizationResult;
 import org.apache.kafka.server.authorizer.Authorizer;
 import org.apache.kafka.server.authorizer.AuthorizerServerInfo;
 
-/** Of a broker: clients whose id begins with "not-idempotent" may write, but get no producer ids. Others may do everything. */
+/** A broker's authorizer: clients with ids "not-idempotent…" may write without producer ids; others may do all. */
 public final class NotIdempotent implements Authorizer {
     @Override
     public Map<Endpoint, ? extends CompletionStage<Void>> start(AuthorizerServerInfo server) {

@@ -14,11 +14,11 @@ import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.StringDeserializer;
 
 /**
- * A member of a consumer group that tells of each record it has handled. Arguments: TOPIC COMMIT-SECONDS KEY=VALUE ...
+ * A member of a consumer group that prints each handled record. Arguments: TOPIC COMMIT-SECONDS KEY=VALUE ...
  *
- * Prints, with System.nanoTime() (the system's monotonic clock) in front: "S nanos partition offset key value" behind each
- * record, "A nanos p,p,..." when it is assigned partitions. Obeys lines of standard input: "pace SECONDS BELOW", how long
- * a record of a partition below BELOW takes. Leaves the group when standard input ends.
+ * Prints "S nanos partition offset key value" after each record, and "A nanos p,p,..." after each assignment, with
+ * System.nanoTime() (the system's monotonic clock). "pace SECONDS BELOW" on standard input sets the duration of a record
+ * of a partition below BELOW. Leaves the group when standard input ends.
  */
 public final class OrderMember {
     private static volatile boolean ended = false;
@@ -93,7 +93,7 @@ public final class OrderMember {
                 paceBelow = Integer.parseInt(words[2]);
             }
         } catch (java.io.IOException gone) {
-            // As its end.
+            // The same as its end.
         }
         ended = true;
     }

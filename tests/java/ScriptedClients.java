@@ -36,8 +36,8 @@ import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
 /**
- * What the users of Kafka's own clients see, script by script: a file with the clients' settings, a prefix for names,
- * brokers, a time in ms, then the scripts' names. Prints, for each, "=== NAME" and lines of what was seen.
+ * Runs scripts with Kafka's clients. Arguments: a file with the clients' settings, a prefix for names, brokers, a time in
+ * ms, then the scripts' names. Prints, for each, "=== NAME" and the output that a user gets.
  */
 public final class ScriptedClients {
     private static final Duration WAIT = Duration.ofSeconds(90);
@@ -83,7 +83,7 @@ public final class ScriptedClients {
         seen.add(String.valueOf(what));
     }
 
-    /** What it gives, or the class of what it raises. */
+    /** Prints the result, or the exception's class. */
     private void outcome(Callable<?> action) throws Exception {
         try {
             say(action.call());
@@ -92,7 +92,7 @@ public final class ScriptedClients {
         }
     }
 
-    // ---- what scripts share
+    // ---- shared by scripts
 
     private Properties with(String... more) {
         Properties all = new Properties();
@@ -114,7 +114,7 @@ public final class ScriptedClients {
         return new KafkaConsumer<>(all, new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
 
-    /** Two partitions, once their leaders answer. */
+    /** Creates a topic of two partitions, and waits for their leaders. */
     private String topic(String what) throws Exception {
         String name = prefix + "-" + what;
         try (Admin admin = Admin.create(with())) {
@@ -172,7 +172,7 @@ public final class ScriptedClients {
                 + record.timestampType() + " " + headers + value;
     }
 
-    /** All of a topic. A commit's markers follow it a moment later: until then the last stable offset lags. */
+    /** Reads a whole topic. Until a commit's markers appear, the last stable offset lags. */
     private void read(String topic, int count, String level) throws Exception {
         try (KafkaConsumer<byte[], byte[]> consumer = consumer("isolation.level", level)) {
             consumer.assign(both(topic));
@@ -245,7 +245,7 @@ public final class ScriptedClients {
                 consumer.commitSync();
                 long committed = consumer.committed(Set.copyOf(both(topic)))
                         .values().stream().filter(each -> each != null).mapToLong(each -> each.offset()).sum();
-                // Which of the two partitions comes first is a matter of timing.
+                // The order of the two partitions depends on timing.
                 say(taken.size() + " taken, " + committed + " committed");
                 values.addAll(taken);
             }
@@ -300,7 +300,7 @@ public final class ScriptedClients {
             AlterConfigOp change =
                     new AlterConfigOp(new ConfigEntry("retention.ms", "9876543210"), AlterConfigOp.OpType.SET);
             outcome(() -> done(admin.incrementalAlterConfigs(Map.of(resource, List.of(change))).all()));
-            // The broker that is asked hears of a change a moment after the one that made it.
+            // The queried broker gets the change shortly after the broker that made it.
             say(await(() -> admin.describeConfigs(List.of(resource)).all().get().get(resource).get("retention.ms").value(),
                     "9876543210"::equals));
             outcome(() -> admin.listOffsets(Map.of(first, OffsetSpec.latest())).partitionResult(first).get().offset());
@@ -310,7 +310,7 @@ public final class ScriptedClients {
             outcome(() -> admin.listConsumerGroupOffsets(group).partitionsToOffsetAndMetadata().get());
             outcome(() -> done(admin.deleteConsumerGroups(List.of(group)).all()));
             outcome(() -> done(admin.describeAcls(AclBindingFilter.ANY).values()));
-            // Kafka leaves out a broker whose heartbeats are late.
+            // Kafka omits a broker with late heartbeats.
             outcome(() -> names(await(() -> admin.describeCluster().nodes().get(), found -> found.size() == brokers)));
             outcome(() -> admin.describeTopics(List.of(topic)).allTopicNames().get().get(topic).name());
             outcome(() -> done(admin.deleteTopics(List.of(topic)).all()));

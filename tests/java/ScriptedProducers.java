@@ -12,14 +12,13 @@ import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * Kafka's own producers, led by a test line by line. Fields are separated by tabs, "-" stands for nothing:
+ * Kafka's producers, controlled by lines of text with tab-separated fields, "-" for none:
  *
  *   open NAME BOOTSTRAP KEY=VALUE...
  *   send NAME TAG TOPIC PARTITION EXPECTED WRITE_ID VALUE
  *   close NAME
  *
- * Each send is answered when it has ended, in any order: "TAG ok OFFSET", or "TAG failed CLASS MESSAGE". The producer goes on
- * by itself meanwhile. The end of the input ends the program.
+ * Prints the outcome of each send, in any order: "TAG ok OFFSET", or "TAG failed CLASS MESSAGE". Ends with its input.
  */
 public final class ScriptedProducers {
     public static void main(String[] args) throws Exception {
@@ -51,7 +50,7 @@ public final class ScriptedProducers {
 
     private static void send(KafkaProducer<String, String> producer, String[] words) {
         String tag = words[2];
-        // A producer that fails in the middle of a send says so at once, and again of the record.
+        // A producer that fails during a send throws, and also completes the record with the error.
         AtomicBoolean told = new AtomicBoolean();
         ProducerRecord<String, String> record =
                 new ProducerRecord<>(words[3], Integer.parseInt(words[4]), null, words[7]);
@@ -65,7 +64,7 @@ public final class ScriptedProducers {
             producer.send(
                     record, (metadata, failure) -> tell(told, tag, failure, metadata == null ? -1 : metadata.offset()));
         } catch (KafkaException failure) {
-            // Whether a producer that has failed says so at once, wrapped, or of the record, is a race in it.
+            // By a race in the producer, a fatal error is thrown, thrown wrapped, or set as the record's error.
             boolean wraps = failure.getClass() == KafkaException.class && failure.getCause() instanceof KafkaException;
             tell(told, tag, wraps ? (KafkaException) failure.getCause() : failure, -1);
         } catch (RuntimeException failure) {

@@ -12,16 +12,16 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * Producers that do what they are told by lines of words on standard input, and answer each line with one that begins with
- * its first word, a number of the caller's:
+ * Producers controlled by lines on standard input. Each response line begins with the first word of its command, a number
+ * that the caller chose:
  *
  *   N open NAME KEY=VALUE ...                          a KafkaProducer with these settings
  *   N send NAME TOPIC PARTITION EXPECTED WRITE-ID VALUE   "-" for no expectation, no write-id
  *   N init NAME | begin NAME | commit NAME | abort NAME   transactions
  *   N close NAME
  *
- * Answers: "N ok OFFSET" (of a send), "N ok", or "N error CLASS MESSAGE". A send is answered when its outcome is known; the
- * lines of one producer are otherwise obeyed in their order, beside those of others. Ends with its input.
+ * Responses: "N ok OFFSET" (of a send), "N ok", or "N error CLASS MESSAGE". The response to a send follows its outcome.
+ * Other commands of one producer run in their order, concurrently with those of others. Ends with its input.
  */
 public final class SoakProducer {
     private final Map<String, KafkaProducer<String, String>> producers = new ConcurrentHashMap<>();

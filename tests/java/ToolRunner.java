@@ -9,8 +9,8 @@ import java.util.Arrays;
 import org.apache.kafka.common.utils.Exit;
 
 /**
- * Runs several of Kafka's command line tools, one after the other, in one JVM: starting one for each would take most of
- * the time. Argument: a file with one tool per line, fields separated by tabs: main class, standard input, arguments.
+ * Runs several of Kafka's command line tools in one JVM, because each JVM start takes seconds.
+ * Argument: a file with one tool per line, fields separated by tabs: main class, standard input, arguments.
  * Prints, per tool, a line "=== n code" and what the tool printed.
  */
 public final class ToolRunner {
@@ -20,10 +20,10 @@ public final class ToolRunner {
         }
     }
 
-    /** A line that is no tool: this word, then for how many milliseconds to wait. */
+    /** A pause instead of a tool: this word, then milliseconds. */
     private static final String PAUSE = "pause";
 
-    /** Of the tool at hand: the first counts, since some catch what ends them and exit again. */
+    /** The current tool's first exit code: some tools catch Ended and exit again. */
     private static Integer exitCode;
 
     private static void end(int code) {

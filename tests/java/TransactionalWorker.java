@@ -22,8 +22,8 @@ import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * A process with transactional producers that does what it is told, as tests/support/transactional_worker.py says, which
- * is its like for the Python clients. Argument: bootstrap.
+ * A process with transactional producers that runs the commands of tests/support/transactional_worker.py, its equivalent
+ * for the Python clients. Argument: bootstrap.
  */
 public final class TransactionalWorker {
     private static final long PATIENCE_SECONDS = 60;

@@ -21,8 +21,8 @@ import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * Compare-and-append over two partitions by hand, as docs/other-clients.md shows it. Arguments: bootstrap, topic, name, number of
- * transfers. Each moves 1 from one account to the other; a record is "NAME-NUMBER BALANCE". Prints how often it decided.
+ * Compare-and-append over two partitions as in docs/other-clients.md. Arguments: bootstrap, topic, name, number of
+ * transfers. Each moves 1 between the accounts; a record is "NAME-NUMBER BALANCE". Prints the number of decisions.
  */
 public final class TransferWriter {
     private static final Comparator<TopicPartition> BY_TOPIC_AND_PARTITION =
@@ -93,7 +93,7 @@ public final class TransferWriter {
             }
             behind.removeIf(partition -> consumer.position(partition) >= ends.get(partition));
         }
-        // What was read beyond them belongs to the next offset: expect what has been read, not less.
+        // Records may have been read past the ends: expect the current position.
         ends.replaceAll((partition, end) -> consumer.position(partition));
     }
 }

@@ -13,8 +13,8 @@ import org.apache.kafka.streams.kstream.KStream;
 import org.apache.kafka.streams.kstream.Produced;
 
 /**
- * Counts words with Kafka Streams, exactly once: bootstrap, application id, input topic, output topic, state directory,
- * how many words to count before it ends.
+ * Counts words with Kafka Streams, exactly once. Arguments: bootstrap, application id, input topic, output topic, state
+ * directory, how many words to count before it ends.
  */
 public final class WordCount {
     public static void main(String[] args) throws Exception {
@@ -43,7 +43,7 @@ public final class WordCount {
         KafkaStreams streams = new KafkaStreams(builder.build(), properties);
         streams.start();
         boolean done = all.await(60, TimeUnit.SECONDS);
-        // Closing commits what is under way.
+        // close() commits the records in progress.
         streams.close(Duration.ofSeconds(20));
         System.out.println(done ? "counted" : "not all came: " + all.getCount() + " are missing");
         Runtime.getRuntime().halt(done ? 0 : 1);

@@ -1,4 +1,4 @@
-"""What of Prometheus is at hand: its own tools where they are installed, and a parser of PromQL everywhere.
+"""Prometheus tools for tests: promtool if it is installed, and a PromQL parser.
 
 `promtool` comes with Prometheus; Debian has both in the package `prometheus`.
 """
@@ -21,11 +21,11 @@ RULES: Final = ROOT / "deploy" / "prometheus" / "alerts.rules.yml"
 DASHBOARD: Final = ROOT / "deploy" / "grafana" / "fencepost.json"
 PROMTOOL: Final = shutil.which("promtool")
 
-#: Grafana's variables, as one panel's query might have them.
+#: Grafana's variables, with values that a panel's query could have.
 _VARIABLES: Final = {"$__rate_interval": "1m", "$__range": "1h", "$job": "fencepost", "$instance": ".*"}
-#: Labels of every series: whose it is.
+#: Labels of every series, which identify its target.
 _WHOSE: Final = frozenset({"job", "instance"})
-#: By metric, as it is scraped, the labels that it has.
+#: Metric → its labels when scraped.
 LABELS: Final[Mapping[str, frozenset[str]]] = {
     name: _WHOSE | labels
     for section in TABLE
@@ -40,7 +40,7 @@ LABELS: Final[Mapping[str, frozenset[str]]] = {
         else ((shown.name, frozenset(shown.labels)),)
     )
 }
-#: Beside the proxy's own: Prometheus's word on the target, and what any process has.
+#: Metrics that are not the proxy's: Prometheus's metrics about the target, and metrics of every process.
 OTHERS: Final[Mapping[str, frozenset[str]]] = dict.fromkeys(
     (
         "up",
@@ -55,7 +55,7 @@ OTHERS: Final[Mapping[str, frozenset[str]]] = dict.fromkeys(
 
 
 def promtool(*arguments: str | Path, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-    """What it says is in stdout, errors too."""
+    """Output and errors are both in stdout."""
     assert PROMTOOL is not None
     return subprocess.run(
         [PROMTOOL, *map(str, arguments)],
@@ -68,7 +68,7 @@ def promtool(*arguments: str | Path, stdin: bytes | None = None) -> subprocess.C
 
 
 def selectors(expression: str) -> list[Any]:
-    """What is asked for. Raises ValueError for what is no PromQL: syntax, functions, and types of arguments."""
+    """The selectors of an expression. Raises ValueError for invalid PromQL: syntax, functions and argument types."""
     promql = pytest.importorskip("promql_parser", reason="it has no wheel for this machine")
     found: list[Any] = []
 
@@ -81,12 +81,11 @@ def selectors(expression: str) -> list[Any]:
 
 
 def metrics_in(expression: str) -> set[str]:
-    """The names of the metrics that are asked for."""
     return {each.name for each in selectors(expression) if each.name is not None}
 
 
 def unknown_in(expression: str) -> list[str]:
-    """Of the proxy's metrics and labels that an expression asks for, those that there are not."""
+    """The proxy's metrics and labels in an expression that do not exist."""
     unknown = []
     for each in selectors(expression):
         name = each.name or ""
@@ -99,14 +98,13 @@ def unknown_in(expression: str) -> list[str]:
 
 
 def panels() -> list[dict[str, Any]]:
-    """Rows, too."""
     dashboard = json.loads(DASHBOARD.read_text("utf-8"))
     found: list[dict[str, Any]] = dashboard["panels"]
     return found
 
 
 def queries() -> list[tuple[str, str]]:
-    """Panel and query, as Grafana would send it."""
+    """(panel, query), with the query as Grafana would send it."""
     return [(panel["title"], _filled(target["expr"])) for panel in panels() for target in panel.get("targets", ())]
 
 

@@ -1,7 +1,7 @@
-"""The alert rules: promtool takes them and plays their stories, where it is installed; each has its page.
+"""The alert rules: promtool, if installed, accepts them and runs their unit tests; each alert has a page.
 
-Without promtool it is checked that they are PromQL, that they ask for metrics and labels that there are, and that there
-are such stories (`alerts.test.yml`).
+Without promtool, these tests check that the rules are PromQL, that their metrics and labels exist, and that each rule
+has a unit test (`alerts.test.yml`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The dashboard: what it asks for is there, in the rows that an operator looks for, with an explanation each."""
+"""The dashboard: its metrics exist, its rows are those that an operator expects, and each panel has a description."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def test_dashboard_has_its_rows_and_panel_descriptions() -> None:
 def test_no_panel_lies_on_another() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in panels():
-        place = panel["gridPos"]
-        cells = {(place["x"] + dx, place["y"] + dy) for dx in range(place["w"]) for dy in range(place["h"])}
-        assert place["x"] + place["w"] <= 24, panel["title"]
+        position = panel["gridPos"]
+        cells = {(position["x"] + dx, position["y"] + dy) for dx in range(position["w"]) for dy in range(position["h"])}
+        assert position["x"] + position["w"] <= 24, panel["title"]
         assert not cells & taken, panel["title"]
         taken |= cells
 
@@ -36,7 +36,7 @@ def test_dashboard_queries_filter_by_job_and_instance() -> None:
     for title, query in queries():
         assert "$" not in query, (title, query)
         assert not unknown_in(query), (title, query)
-        # Of one job and the proxies that were chosen, whatever it is about.
+        # Each query selects one job and the chosen instances.
         for each in selectors(query):
             assert {'job="fencepost"', 'instance=~".*"'} <= {str(label) for label in each.matchers.matchers}, (
                 title,

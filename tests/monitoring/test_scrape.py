@@ -1,4 +1,4 @@
-"""What real proxies show of real work: the names that dashboard and alerts ask for, in a form that Prometheus takes."""
+"""Metrics of real proxies under load: those of dashboard and alerts exist, in a format that Prometheus accepts."""
 
 from __future__ import annotations
 
@@ -33,8 +33,6 @@ CONFIG = f"{GUARDED_FOR_LONG}\n[limits]\nmetric_partitions_shown_max = {SHOWN}\n
 
 
 class Watched(ProxyProcess):
-    """A proxy that is scraped."""
-
     def __init__(self, upstream: str, directory: Path, *arguments: str) -> None:
         self.status = f"127.0.0.1:{free_port()}"
         super().__init__(upstream, directory, config=CONFIG, arguments=("--status", self.status, *arguments))
@@ -47,7 +45,7 @@ class Watched(ProxyProcess):
 
 @pytest.fixture(scope="module")
 def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Watched, Watched]]:
-    """One process, and one of two workers. What Kafka it is that they stand before is all the same here."""
+    """A proxy with one process, and one with two workers. The kind of Kafka does not matter here."""
     with ExitStack() as stack:
         topics = {"required-by-one": PARTITIONS, "required-by-two": 1}
         kafka = stack.enter_context(FakeClusterProcess(brokers=1, topics=topics))
@@ -57,7 +55,7 @@ def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Watched,
 
 
 def append(connection: Connection, topic: str, partition: int, expected: int) -> Answer:
-    """3, 5 and 6 are answers while a topic, its leader or a gate is new."""
+    """Errors 3, 5 and 6 are retried: the topic, its leader or the partition sequencer may be new."""
 
     def answered() -> Answer | None:
         answer = connection.append(topic, batch(b"value", expected=expected), partition=partition)
@@ -80,7 +78,7 @@ def total(text: str, name: str, **labels: str) -> float:
 
 
 def names_in(text: str) -> set[str]:
-    """As PromQL asks for them; of families without a value yet, too."""
+    """Metric names as PromQL uses them, including families without a value yet."""
     found = set()
     for family in text_string_to_metric_families(text):
         found |= {family.name, f"{family.name}_total", f"{family.name}_info"}
@@ -89,19 +87,19 @@ def names_in(text: str) -> set[str]:
 
 
 def test_scrape_shows_appends_with_limited_partitions(proxies: tuple[Watched, Watched]) -> None:
-    # Given a guarded topic of three partitions, of which a scrape may name two
+    # Given a checked topic of three partitions, two of which a scrape may name
     proxy, _ = proxies
     topic = "required-by-one"
     with Connection(proxy.bootstrap) as connection:
         before = proxy.scrape()
 
-        # When each of them gets an append, the first a second one, and then one that expects what is no longer so
+        # When each partition gets an append, and the first a second one, and then one with an outdated expected offset
         for partition in range(PARTITIONS):
             assert append(connection, topic, partition, 0).base_offset == 0
         assert append(connection, topic, 0, 1).base_offset == 1
         assert append(connection, topic, 0, 1).error_code == POLICY_VIOLATION
 
-        # Then the scrape says so
+        # Then the scrape reports it
         def expanded(after: str) -> list[float]:
             return [
                 total(after, name, **labels) - total(before, name, **labels)
@@ -112,7 +110,7 @@ def test_scrape_shows_appends_with_limited_partitions(proxies: tuple[Watched, Wa
                 )
             ]
 
-        what = "all three partitions to be told of"
+        what = "all three partitions to be reported"
         after = until(proxy.scrape, what, accept=lambda text: expanded(text) == [1, PARTITIONS, PARTITIONS - SHOWN])
     assert total(after, "fencepost_requests_total", api="Produce", version="9") >= 5
     assert total(after, "fencepost_partition_log_end_offset", topic=topic, partition="0") == 2
@@ -157,12 +155,12 @@ def test_a_scrape_of_workers_is_their_sum(proxies: tuple[Watched, Watched]) -> N
     assert total(text, "fencepost_worker_client_connections", worker="0") > 0
     assert total(text, "fencepost_worker_client_connections", worker="1") > 0
     assert total(text, "fencepost_client_connections_max") == 2 * 2_000
-    # Both may know the partition: the one that appended last knows where it ends.
+    # Both may know the partition: the one that appended last knows its log end.
     assert total(text, "fencepost_partition_log_end_offset", topic=topic) == len(connections)
 
 
 def test_broker_connection_errors_are_in_the_metrics(tmp_path: Path) -> None:
-    # Given a request on its way to a broker that stands still
+    # Given a request in progress at a paused broker
     with FakeClusterProcess(topics={"plain": 1}) as kafka, Watched(kafka.bootstrap, tmp_path) as proxy:
         with Connection(proxy.bootstrap) as connection:
             connection.api_versions()
@@ -175,7 +173,7 @@ def test_broker_connection_errors_are_in_the_metrics(tmp_path: Path) -> None:
             os.kill(kafka.pid, signal.SIGKILL)
             assert connection.is_closed()
 
-        # Then that is told of its client, of those that come thereafter, and of the proxy's own connection
+        # Then the client's connection, later connections and the proxy's connection are counted with that reason
         def reported(of: str, reason: str) -> float:
             return total(proxy.scrape(), "fencepost_upstream_errors_total", of=of, reason=reason)
 
@@ -188,7 +186,7 @@ def test_broker_connection_errors_are_in_the_metrics(tmp_path: Path) -> None:
         assert reported("clients", "lost") == 1
         until(a_late_client_is_told, "a client that finds no broker")
         until(lambda: reported("proxy", "unreachable") >= 1, "the proxy's own connection to be missed")
-        until(lambda: "fencepost_requests_in_flight 0.0" in proxy.scrape(), "nothing to be in flight any more")
+        until(lambda: "fencepost_requests_in_flight 0.0" in proxy.scrape(), "no request in flight")
 
 
 @pytest.mark.soak
@@ -203,7 +201,7 @@ def test_a_prometheus_evaluates_every_query_and_every_rule(proxies: tuple[Watche
     config.write_text(json.dumps({"global": every, "rule_files": [str(RULES)], "scrape_configs": [scraped]}))
 
     def ask(path: str, **parameters: str) -> Any:
-        """What the API answers; an error is an answer, too."""
+        """The API's response; an error is a response, too."""
         url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url, timeout=60) as answer:
@@ -228,7 +226,7 @@ def test_a_prometheus_evaluates_every_query_and_every_rule(proxies: tuple[Watche
     )
     try:
         until(scraped_for_a_while, "ten scrapes of each")
-        # Then both are up, each query of the dashboard has an answer, over a time as in a graph, and as it is now
+        # Then both targets are up, and each query of the dashboard has a result, over a range and at one moment
         now = time.time()
         empty = []
         for title, query in queries():
@@ -238,7 +236,7 @@ def test_a_prometheus_evaluates_every_query_and_every_rule(proxies: tuple[Watche
             if not found["data"]["result"]:
                 empty.append((title, query))
 
-        # And every rule has been evaluated without an error
+        # And every rule was evaluated without an error
         def evaluated() -> list[Any] | None:
             rules = [rule for group in ask("rules")["data"]["groups"] for rule in group["rules"]]
             return rules if all(rule["health"] != "unknown" for rule in rules) else None

@@ -1,4 +1,4 @@
-"""Run by the Python of an old library's environment: log in by each mechanism, append one record each time.
+"""Log in by each mechanism and append one record each time, in the environment of an old library.
 
 Reads JSON from standard input: `library`, `bootstrap`, `topic`, `ca_file`, `user`, `password`, `token`, `mechanisms`.
 Record N expects offset N. Prints the offsets as JSON.
@@ -17,7 +17,7 @@ _SECONDS = 60.0
 
 
 class _Token:
-    """What kafka-python and aiokafka want a token from."""
+    """The token provider that kafka-python and aiokafka require."""
 
     def __init__(self, token: str) -> None:
         self._token = token

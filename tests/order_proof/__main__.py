@@ -1,8 +1,8 @@
-"""`python -m tests.order_proof`: do keys stay in order while their topic grows, for every client and group protocol?
+"""`python -m tests.order_proof`: do keys stay in order during an expansion, for every client and group protocol?
 
-Prints a table: clients × protocols, and what each group saw with ordered expansion on and off. Exit status 1: a group
-saw a key out of order, or missed a record, with the feature on; missed one where order is not promised; or saw none out
-of order with it off, so that the proof proves nothing.
+Prints a table: clients × protocols, and what each group read with ordered expansion on and off. Exit status 1: with
+ordered expansion, a group read a key out of order or missed a record. Or a group missed a record where no order is
+promised. Or no group read out of order with the feature off, so that the proof shows nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tests.order_proof.observed import Decision
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.order_proof")
     parser.add_argument("--kinds", default="", help="beginnings of 'client protocol', by commas (default: all)")
-    parser.add_argument("--short", action="store_true", help="one growth instead of four")
+    parser.add_argument("--short", action="store_true", help="one expansion instead of four")
     parser.add_argument("--only", choices=["on", "off"], help="with the feature, or without")
     parser.add_argument("--brokers", type=int, default=1)
-    parser.add_argument("--proxies", type=int, default=1, choices=[1, 2], help="members and writers take turns at them")
+    parser.add_argument("--proxies", type=int, default=1, choices=[1, 2], help="members and writers use them in turn")
     parser.add_argument("--kills", action="store_true", help="all kinds of writers; proxies and brokers are killed")
     parser.add_argument("--at-once", type=int, default=3, metavar="N", help="groups that read a topic together")
     parser.add_argument("--rounds", type=int, default=1, help="how often all of it")

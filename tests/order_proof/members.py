@@ -1,4 +1,4 @@
-"""Consumer groups of real clients: what there is to choose from, and their members as processes."""
+"""Consumer groups of real clients: the kinds, and their members as processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.kafka import kafka_version
 _JAVA_SOURCE = Path(__file__).parents[1] / "java" / "OrderMember.java"
 _REPOSITORY = Path(__file__).parents[2]
 _ASSIGNORS = "org.apache.kafka.clients.consumer."
-#: As short as brokers allow by default, so that a killed member is noticed soon.
+#: The minimum that brokers allow by default, so that a killed member is detected soon.
 _SESSION_MS = 6_000
 _HEARTBEAT_MS = 500
 _METADATA_MS = 1_000
@@ -32,7 +32,7 @@ _LEAVE_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class AppendMode:
-    """A client with a group protocol. `settings` beside those that every client needs, by the client's names."""
+    """A client with a group protocol. `settings`: in addition to those of every client, by the client's names."""
 
     client: str
     protocol: str
@@ -61,7 +61,7 @@ KINDS = (
     AppendMode("kafka-python", "cooperative", {**_CLASSIC_PYTHON, "assignor": "cooperative"}),
     AppendMode("aiokafka", "eager", _CLASSIC_PYTHON),
 )
-#: So that members of the new protocol come and go as fast as the others.
+#: Members of the new protocol join and leave as fast as the others.
 BROKER_PROPERTIES = {
     "group.consumer.min.session.timeout.ms": str(_SESSION_MS),
     "group.consumer.session.timeout.ms": str(_SESSION_MS),
@@ -98,7 +98,7 @@ def _command(group: Group, bootstrap: str, commit_seconds: float) -> list[str]:
 
 
 class Member:
-    """Start it in a thread that lives as long as it does."""
+    """Start it in a thread that lives as long as the member."""
 
     def __init__(self, group: Group, name: str, bootstrap: str, commit_seconds: float) -> None:
         self.name = name
@@ -123,11 +123,11 @@ class Member:
         return self._process.poll() is None
 
     def pace(self, seconds: float, below: int) -> None:
-        """How long it takes for a record of a partition below `below`."""
+        """Set how long the member takes for a record of a partition below `below`."""
         stdin = self._process.stdin
         assert stdin is not None
         if stdin.closed:
-            return  # it is about to leave
+            return  # it is leaving
         try:
             stdin.write(f"pace {seconds} {below}\n")
             stdin.flush()
@@ -140,14 +140,14 @@ class Member:
         self.end()
 
     def stop_reading_orders(self) -> None:
-        """It leaves its group."""
+        """The member then leaves its group."""
         stdin = self._process.stdin
         assert stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended
             stdin.close()
 
     def end(self) -> None:
-        """Waits until it has left; kills it if it does not."""
+        """Wait until the member has left; kill it after a timeout."""
         self.stop_reading_orders()
         try:
             self._process.wait(_LEAVE_SECONDS)
@@ -163,7 +163,7 @@ class Member:
         with stdout:
             for line in stdout:
                 if not line.endswith("\n"):
-                    return  # killed while it wrote
+                    return  # killed during the write
                 record = parse(line, self.name)
                 if record is not None:
                     self._group.saw(record)
@@ -176,8 +176,8 @@ class Member:
 
 
 class Group:
-    """The members of one group, those that are gone included, and what they have seen. `bootstraps` – the ways that its
-    members take in turn."""
+    """All members of one group, including earlier ones, and what they read. `bootstraps` – the addresses that members
+    use in turn."""
 
     def __init__(self, kind: AppendMode, bootstraps: Sequence[str], topic: str, directory: Path, reset: str) -> None:
         self.kind, self.topic, self.directory, self.reset = kind, topic, directory, reset
@@ -209,7 +209,7 @@ class Group:
             self._partitions.add(record.partition)
 
     def has_seen(self, partitions: Iterable[int]) -> bool:
-        """A record of each of them."""
+        """Whether the group read a record of each partition."""
         with self._lock:
             return self._partitions.issuperset(partitions)
 
@@ -222,14 +222,14 @@ class Group:
             return all(len(self._found[key]) >= count for key, count in written.items())
 
     def holds_partitions(self, count: int) -> bool:
-        """All are assigned, as the members have said so far."""
-        held: set[int] = set()
+        """Whether all partitions are assigned, by the members' latest reports."""
+        assigned: set[int] = set()
         for member in self.members:
-            held |= member.assigned or frozenset()
-        return held.issuperset(range(count))
+            assigned |= member.assigned or frozenset()
+        return assigned.issuperset(range(count))
 
     def standing(self) -> str:
-        """For each partition the highest offset seen, and how long ago a record of it was seen for the last time."""
+        """For each partition: the highest offset read, and the time since the last read."""
         with self._lock:
             last = {record.partition: record for record in self.observed}
             highest = {p: max(r.offset for r in self.observed if r.partition == p) for p in sorted(last)}
@@ -251,6 +251,6 @@ class Group:
 
 
 def kinds_named(pattern: str) -> tuple[AppendMode, ...]:
-    """By the beginning of their names, separated by commas; all where it is empty."""
+    """Kinds by comma-separated name prefixes; all if empty."""
     requested = [each for each in pattern.split(",") if each]
     return tuple(kind for kind in KINDS if not requested or any(kind.name.startswith(each) for each in requested))

@@ -1,7 +1,7 @@
-"""What a group has seen of each key, held against the order in which it was written.
+"""Compares the order in which a group read the records of each key with the order in which they were written.
 
-Members print a line behind each record that they have handled, with the system's monotonic clock, which all processes
-of a machine share. So the records of a group have one order in time, whichever member handled them.
+Members print a line after each record that they handled, with the system's monotonic clock, which all processes share.
+So the records of a group have one order in time, whichever member handled them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 NANOS = 1_000_000_000
-#: The key of records that are written before it begins, and are nobody's to judge.
+#: The key of records that are written before the run; the checks ignore them.
 WARM_UP = "warm-up"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Seen:
-    """A record, handled. `counter` counts the records of its key from 1 on. `member` – who of the group did it."""
+    """A handled record. `counter` counts the records of its key from 1 on. `member` – the member that handled it."""
 
     nanos: int
     partition: int
@@ -29,7 +29,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Assigned:
-    """All that a member of the group had from then on, as it was told."""
+    """The partitions that a member of the group has from this time on, as reported to it."""
 
     nanos: int
     member: str
@@ -38,7 +38,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """`began` and `ended`: when the request to add partitions was sent, and when it was answered."""
+    """`began`: when the request to add partitions was sent. `ended`: when its response arrived."""
 
     from_count: int
     to_count: int
@@ -48,12 +48,11 @@ class Grown:
 
 @dataclass(slots=True)
 class Decision:
-    """`early` – seen before the one that was written before it. `late` – seen again on a partition of the topic's
-    earlier days, after its key had been seen on a later one. `expelled` – the same, by a member that had lost the
-    partition to another one and did not know it yet: no coordinator can keep it from what it has fetched. `again` –
-    seen again, as at-least-once has it. `missing` – never seen. `longest_hold_seconds` – from the growth to the first
-    record of a new partition.
-    """
+    """`early` – read before the record that precedes it. `late` – read again on an earlier generation's partition,
+    after its key was read on a later one. `expelled` – as `late`, by a member that had lost the partition to another
+    member and did not know it yet: no coordinator can prevent that for fetched records. `again` – read repeatedly, as
+    at-least-once permits. `missing` – never read. `longest_hold_seconds` – from the expansion to the first record of a
+    new partition."""
 
     keys: int = 0
     records: int = 0
@@ -74,7 +73,7 @@ class Decision:
 
 
 def parse(line: str, member: str = "") -> Seen | None:
-    """A line of a member; None for one that tells of something else."""
+    """Parse a member's line; None if it is not about a record."""
     match line.split():
         case ["S", nanos, partition, offset, key, counter]:
             return Seen(int(nanos), int(partition), int(offset), key, int(counter), member)
@@ -84,11 +83,11 @@ def parse(line: str, member: str = "") -> Seen | None:
 def validate(
     observed: Iterable[Seen],
     written: Mapping[str, int],
-    growths: Iterable[Grown] = (),
+    expansions: Iterable[Grown] = (),
     assigned: Iterable[Assigned] = (),
 ) -> Decision:
-    """`written` – per key how many were acknowledged; `seen` by one group, and what its members had, in any order."""
-    growths = list(growths)
+    """`written` – acknowledged records per key. `seen` – what one group read. Its assignments may be in any order."""
+    expansions = list(expansions)
     assignments = sorted(assigned)
     decision = Decision(keys=len(written))
     reached: dict[str, int] = defaultdict(int)
@@ -99,7 +98,7 @@ def validate(
         decision.records += 1
         first.setdefault(record.partition, record.nanos)
         created_partitions = next(
-            (i for i, g in enumerate(growths, 1) if g.from_count <= record.partition < g.to_count), 0
+            (i for i, g in enumerate(expansions, 1) if g.from_count <= record.partition < g.to_count), 0
         )
         if record.counter in found[record.key]:
             decision.again += 1
@@ -111,18 +110,18 @@ def validate(
         found[record.key].add(record.counter)
         reached[record.key] = max(reached[record.key], record.counter)
     decision.missing = sum(count - len(found[key] & set(range(1, count + 1))) for key, count in written.items())
-    for grown in growths:
-        for partition in range(grown.from_count, grown.to_count):
+    for expansion in expansions:
+        for partition in range(expansion.from_count, expansion.to_count):
             if partition in first:
-                held = (first[partition] - grown.ended_nanos) / NANOS
-                decision.longest_hold_seconds = max(decision.longest_hold_seconds, held)
+                hold_seconds = (first[partition] - expansion.ended_nanos) / NANOS
+                decision.longest_hold_seconds = max(decision.longest_hold_seconds, hold_seconds)
     return decision
 
 
 def _expelled(record: Seen, assignments: list[Assigned]) -> bool:
-    """Whether another member was given the partition after this one heard of its own assignment for the last time."""
+    """Whether another member was assigned the partition after this member's last assignment."""
     before = [each for each in assignments if each.nanos < record.nanos]
-    own = max((each.nanos for each in before if each.member == record.member), default=0)
+    latest = max((each.nanos for each in before if each.member == record.member), default=0)
     return any(
-        each.nanos > own and each.member != record.member and record.partition in each.partitions for each in before
+        each.nanos > latest and each.member != record.member and record.partition in each.partitions for each in before
     )

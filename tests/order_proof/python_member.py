@@ -1,8 +1,8 @@
 """A member of a consumer group, as a process: `python -m tests.order_proof.python_member LIBRARY TOPIC COMMIT K=V …`.
 
-Speaks as `tests/java/OrderMember.java` does: prints "S nanos partition offset key counter" behind each record that it
-has handled and "A nanos p,p,…" when it is assigned partitions; obeys "pace SECONDS BELOW" on standard input, and leaves
-the group when that ends.
+It has the interface of `tests/java/OrderMember.java`. It prints "S nanos partition offset key counter" after each
+handled record, and "A nanos p,p,…" after each assignment. It accepts "pace SECONDS BELOW" on standard input, and leaves
+the group when standard input ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POLL_RECORDS = 10
 
 
 class Orders:
-    """What standard input says."""
+    """Commands from standard input."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -40,7 +40,7 @@ class Orders:
 
 
 class Commits:
-    """When it is time for one."""
+    """Determines when a commit is due."""
 
     def __init__(self, every_seconds: float) -> None:
         self._every, self._last = every_seconds, time.monotonic()
@@ -54,7 +54,7 @@ class Commits:
 
 
 def say(text: str) -> None:
-    # In one piece: killed at any moment, it leaves no half of a line behind.
+    # One write, so that a kill leaves no partial line.
     os.write(1, f"{text}\n".encode())
 
 
@@ -86,7 +86,7 @@ def kafka_python(topic: str, orders: Orders, commits: Commits, settings: dict[st
     class Listener(kafka.ConsumerRebalanceListener):  # type: ignore[misc]
         def on_partitions_revoked(self, revoked: Any) -> None:
             if revoked:
-                # Not commit(): that would wait for the thread which calls this.
+                # commit() would wait for the thread that calls this.
                 consumer.commit_async()
 
         def on_partitions_assigned(self, added: Any) -> None:
@@ -96,7 +96,7 @@ def kafka_python(topic: str, orders: Orders, commits: Commits, settings: dict[st
     while not orders.ended:
         try:
             polled = consumer.poll(int(POLL_SECONDS * 1000))
-        except kafka.errors.KafkaError as error:  # it raises also what passes, such as a connection that is refused
+        except kafka.errors.KafkaError as error:  # also raised for temporary failures, such as a refused connection
             print(f"poll: {error!r}", file=sys.stderr)
             time.sleep(POLL_SECONDS)
             continue
@@ -116,8 +116,8 @@ def confluent(topic: str, orders: Orders, commits: Commits, settings: dict[str, 
     import confluent_kafka  # noqa: PLC0415
 
     consumer = confluent_kafka.Consumer(settings)
-    # What is committed is what was handled, and not what the library believes: else nothing missing could be laid at
-    # anybody's door.
+    # Commits only handled records, whatever the library's position is: a missing record is then a fault of the broker
+    # or proxy.
     done: dict[int, int] = {}
 
     def commit() -> None:
@@ -172,8 +172,8 @@ def aiokafka(topic: str, orders: Orders, commits: Commits, settings: dict[str, A
             **settings, max_poll_records=POLL_RECORDS, partition_assignment_strategy=[RangePartitionAssignor]
         )
 
-        # Its rebalances do not wait for the next call, as those of the others do: they come between two records. What
-        # getmany() has returned by then, and nobody has handled, must neither be committed nor handled later.
+        # Rebalances of aiokafka happen between two records, not only during the next call. Records that getmany()
+        # returned before a rebalance and that are not handled yet must neither be committed nor handled later.
         done: dict[Any, int] = {}
         rebalances = 0
 

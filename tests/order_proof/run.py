@@ -1,12 +1,12 @@
-"""One run: a topic grows while producers write per-key counters and groups of several kinds read them.
+"""One run: a topic is expanded while producers write per-key counters and groups of several kinds read them.
 
     writers     `tests/order_proof/writers.py`: of one kind or of several at once
-    groups      two members each, slow: behind the writers when the topic grows
-    growth      kafka-python's admin client; meanwhile members join, leave, are killed, and commit slowly; a proxy or a
+    groups      two members each, slow, so that they lag when the topic is expanded
+    expansion   kafka-python's admin client; meanwhile members join, leave, are killed, and commit slowly; a proxy or a
                 broker may be killed at one of its steps
 
-In a run *without* the feature the topic is one that nobody orders, and the groups stand still on its prior partitions
-while they read the new one: what a lagging consumer does, made certain.
+In a run *without* the feature the topic has no ordered expansion, and the groups pause their prior partitions while
+they read the new one. That makes the reordering of a lagging consumer certain.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from tests.support.kafka import running_kafka, unique_topic
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Closed, Connection
 
-#: Topics whose names begin so grow in order, and know their producers' counts: by multiples (there, who says nothing is
-#: known to place keys by murmur2), or by any number.
+#: Name prefixes of topics with ordered expansion and partition-count checks. One expands by multiples (there, producers
+#: without a partition count are known to place keys by murmur2), the other to any count.
 ORDERED = "ordered"
 ANY = "any"
 SEQUENCED = "plain"
@@ -62,14 +62,14 @@ takeover_seconds = 5.0
 """
 _POLL_SECONDS = 0.05
 _GROW_SECONDS = 120.0
-#: For how long somebody who was killed is not there.
+#: How long a killed process is down.
 _AWAY_SECONDS = 4.0
-#: A record of a prior partition takes so long while a group lags.
+#: Duration of a record of a prior partition while a group lags.
 _LAG_SECONDS = 0.1
 
 
 def place_by_murmur2(key: str, count: int) -> int:
-    """As Java does, and kafka-python and aiokafka."""
+    """The default of Java, kafka-python and aiokafka."""
     partition = partition_for(Partitioner.MURMUR2, key.encode(), count)
     assert partition is not None
     return partition
@@ -81,8 +81,8 @@ def place_by_jump_hash(key: str, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The topic grows to `to_count`; while what came with it is withheld: `kill` or `leave` (the first member of each
-    group), `join` (one more). `kill` – what is killed while it grows: see `Stage.grow`."""
+    """An expansion to `to_count`. While its partitions are gated: `kill` or `leave` (the first member of each group),
+    `join` (one more). `kill` – what is killed during the expansion: see `Stage.grow`."""
 
     to_count: int
     events: tuple[str, ...] = ()
@@ -91,9 +91,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`lag_seconds` – how long groups are slow before and after each growth. `patience_seconds` – for all that must
-    happen in the end. `keys` – of each writer. `commit_seconds` – of the groups' members in turn. `place` – where keys
-    go; `by_multiples` – whether all steps are such that a hash modulo the count moves keys to new partitions only."""
+    """`lag_seconds` – how long groups are slow before and after each expansion. `patience_seconds` – limit for all
+    awaited events. `keys` – of each writer. `commit_seconds` – of the groups' members in turn. `place` – the partition
+    of a key. `by_multiples` – whether a hash modulo the count moves keys to new partitions only, in all steps."""
 
     initial: int
     steps: tuple[Step, ...]
@@ -111,8 +111,8 @@ class Plan:
         return all(larger % count == 0 for count, larger in pairwise(counts))
 
 
-#: Only by multiples: placed by a hash modulo the count, keys then move to new partitions only, which is what KIP-253
-#: keeps in order. From 2 to 3 they also move between the old ones.
+#: By multiples only. With a hash modulo the count, keys then move to new partitions only, which is the order that
+#: KIP-253 keeps. From 2 to 3 partitions, keys also move between the old ones.
 SHORT = Plan(
     2,
     (Step(4, ("kill", "join")),),
@@ -128,7 +128,7 @@ LONG = Plan(
     commit_seconds=(0.5, 4.0),
 )
 OFF = Plan(1, (Step(2),), keys=12)
-#: What else may happen, and everybody who writes: for two proxies, best before several brokers.
+#: More kinds of kills, and all kinds of writers: for two proxies, and preferably several brokers.
 KILLS = Plan(
     1,
     (
@@ -144,20 +144,20 @@ KILLS = Plan(
     commit_seconds=(0.5, 4.0),
     writers=tuple(WRITERS),
 )
-#: Any growth, where keys are placed so that they move to new partitions only.
+#: Any count, with a placement that moves keys to new partitions only.
 JUMPING = Plan(1, (Step(2), Step(3, ("join",)), Step(8, ("kill",))), keys=40, place=place_by_jump_hash)
-#: What is *not* kept in order, for information: keys that move between partitions that were there before.
+#: For information: keys that move between old partitions are *not* kept in order.
 BETWEEN_OLD = Plan(2, (Step(3),), keys=24)
 
 
 @dataclass(slots=True)
 class Result:
     decisions: dict[AppendMode, Decision]
-    #: By kind of writer: its records in all groups together, and how many of them were refused and sent again.
+    #: Kind of writer → its records in all groups together, and how many were refused and resent.
     writers: dict[str, Decision]
     refused: dict[str, int]
     growths: list[Grown] = field(default_factory=list)
-    #: What did not happen in time, though it may have later: partitions that were withheld for too long.
+    #: Events that were late, though they may have happened afterwards: partitions that were gated too long.
     late: list[str] = field(default_factory=list)
 
     @property
@@ -166,16 +166,16 @@ class Result:
 
     @property
     def complete(self) -> bool:
-        """Each group saw all of it, in whatever order."""
+        """Whether each group read all records, in any order."""
         return not self.late and not any(decision.missing for decision in self.decisions.values())
 
 
 class NeverHappened(AssertionError):
-    """Something that a run waits for."""
+    """An event that a run waits for did not happen."""
 
 
 class Stage:
-    """`proxies` – each is the way of every second member and writer, where there are two."""
+    """`proxies` – with two, members and writers use them in turn."""
 
     def __init__(self, kafka: KafkaCluster, proxies: Sequence[ProxyProcess], directory: Path) -> None:
         self.kafka, self.proxies, self.directory = kafka, list(proxies), directory
@@ -199,9 +199,9 @@ class Stage:
             return len(described["partitions"])
 
     def grow(self, topic: str, to_count: int, kill: str, say: Callable[[str], None]) -> Grown:
-        """Comes back when it has grown. The proxies take turns. `kill` – `WHAT at STEP`, or nothing: what dies by
-        SIGKILL as soon as the log tells of that step. `driver` (the proxy that was asked), `proxy` (the other one),
-        `broker` (that of partition 0)."""
+        """Returns when the topic is expanded. The proxies are used in turn. `kill` – `WHAT at STEP`, or empty: what
+        gets SIGKILL as soon as the log shows that step. WHAT: `driver` (the proxy that got the request), `proxy` (the
+        other one), `broker` (that of partition 0)."""
         driver = self.proxies[self._histories % len(self.proxies)]
         self._histories += 1
         from_count, began = self.count(topic, driver.bootstrap), time.monotonic_ns()
@@ -217,7 +217,7 @@ class Stage:
         return Grown(from_count, to_count, began, time.monotonic_ns())
 
     def _query(self, bootstrap: str, topic: str, to_count: int) -> None:
-        """By an admin client, who may get no answer."""
+        """Send the request with an admin client; the response may get lost."""
         with (
             contextlib.suppress(KafkaError),
             closing(
@@ -227,7 +227,7 @@ class Stage:
             admin.create_partitions({topic: NewPartitions(to_count)}, timeout_ms=int(_GROW_SECONDS * 1000) - 5000)
 
     def _kill(self, what: str, step: str, driver: ProxyProcess, topic: str, log_bytes: int) -> str:
-        """Gives back at which step that was, since the machine is busy and steps are short."""
+        """Return the step of the kill: on a busy machine a short step may be over."""
 
         def steps() -> list[str]:
             return re.findall(rf"expansion step topic={topic} step=(\w+)", driver.log[log_bytes:])
@@ -257,7 +257,7 @@ class Stage:
             return int(connection.metadata(topic).topics[0].partitions[0].leader_id)
 
     def _await_grown(self, topic: str, to_count: int) -> None:
-        """By a living proxy, asked again where the first one died before it had written down what was wanted."""
+        """Repeat the request at a live proxy if the first proxy died before it persisted the expansion."""
         deadline = time.monotonic() + _GROW_SECONDS
         stated: object = None
         while True:
@@ -271,7 +271,7 @@ class Stage:
                 stated = ask_to_grow(proxy.bootstrap, topic, to_count, timeout_ms=10_000)
             except (OSError, Closed) as error:
                 stated = error
-            assert time.monotonic() < deadline, f"{topic} has not grown to {to_count}: {stated}"
+            assert time.monotonic() < deadline, f"{topic} was not expanded to {to_count}: {stated}"
             time.sleep(_POLL_SECONDS)
 
     @property
@@ -279,13 +279,13 @@ class Stage:
         return [each.running for each in self.proxies]
 
     def resolve(self) -> None:
-        """Whoever was killed is there again."""
+        """Wait until every killed process runs again."""
         while self._coming_back:
             self._coming_back.pop().join(_GROW_SECONDS)
         self.kafka.await_ready()
 
     def blocked_seconds(self, topic: str) -> list[float]:
-        """Of each growth, as the logs have it."""
+        """Duration of the blocked appends in each expansion, from the logs."""
         found = re.compile(rf"expansion ended topic={topic} result=done .*?blocked_seconds=([\d.]+)")
         return [float(each) for proxy in self.proxies for each in found.findall(proxy.log)]
 
@@ -296,21 +296,21 @@ def stage(directory: Path, brokers: int = 1, proxies: int = 1) -> Iterator[Stage
         kafka = stack.enter_context(running_kafka(brokers, properties=BROKER_PROPERTIES))
         started = []
         for number in range(proxies):
-            own = directory / f"proxy-{number}"
-            own.mkdir()
-            started.append(stack.enter_context(ProxyProcess(kafka.bootstrap, own, config=PROXY_CONFIG)))
+            logs = directory / f"proxy-{number}"
+            logs.mkdir()
+            started.append(stack.enter_context(ProxyProcess(kafka.bootstrap, logs, config=PROXY_CONFIG)))
         ready = Stage(kafka, started, directory)
         yield ready
-        ready.resolve()  # or one would come back behind the end
+        ready.resolve()  # otherwise one would restart after the end
 
 
 def run(
     stage: Stage, kinds: Sequence[AppendMode], plan: Plan, *, ordered: bool, say: Callable[[str], None] = lambda _: None
 ) -> Result:
-    """Raises AssertionError where something did not happen at all; what was seen out of order is in the result."""
+    """Raises AssertionError if an event did not happen at all. The result lists records that were read out of order."""
     topic = unique_topic((ORDERED if plan.by_multiples else ANY) if ordered else SEQUENCED)
     stage.create(topic, plan.initial)
-    # Half of the groups would skip what a new partition already holds, were they not told where it begins.
+    # Half of the groups use `latest`: without the proxy's start offset they would skip records of a new partition.
     groups = [
         Group(kind, stage.bootstraps, topic, stage.directory, "latest" if ordered and i % 2 else "earliest")
         for i, kind in enumerate(kinds)
@@ -328,21 +328,21 @@ def run(
             writers.append(make(work))
             writers[-1].start()
         keys = [key for writer in writers for key in writer.written]
-        growths: list[Grown] = []
+        expansions: list[Grown] = []
         late: list[str] = []
         for step in plan.steps:
-            new = range(growths[-1].to_count if growths else plan.initial, step.to_count)
+            new = range(expansions[-1].to_count if expansions else plan.initial, step.to_count)
             used = {p for p in (plan.place(key, step.to_count) for key in keys) if p in new}
             assert used, f"no key moves to {new}"
             _lag(groups, writers, plan, new.start)
-            growths.append(stage.grow(topic, step.to_count, step.kill, say))
-            seconds = (growths[-1].ended_nanos - growths[-1].began_nanos) / NANOS
+            expansions.append(stage.grow(topic, step.to_count, step.kill, say))
+            seconds = (expansions[-1].ended_nanos - expansions[-1].began_nanos) / NANOS
             written = sum(sum(writer.written.values()) for writer in writers)
             say(f"  {topic}: {new.start} -> {new.stop} partitions in {seconds:.2f} s, {written} records written")
             for event in step.events:
                 _disturb(groups, event, plan)
             if ordered:
-                time.sleep(plan.lag_seconds)  # in which nothing of the new partitions may be seen
+                time.sleep(plan.lag_seconds)  # no record of the new partitions may be read meanwhile
             else:
                 _until_each(groups, partial(Group.has_seen_any, partitions=new), plan, f"saw any of {new}")
             _pace(groups, 0, 0)
@@ -351,10 +351,10 @@ def run(
             except NeverHappened as error:
                 if not ordered:
                     raise
-                # Go on: does it come later, is anything missing?
+                # Continue: the partition may come later, and the result shows what is missing.
                 say(f"  {error}")
                 late.append(str(error))
-            say(f"  all of {new} seen {(time.monotonic_ns() - growths[-1].ended_nanos) / NANOS:.1f} s later")
+            say(f"  all of {new} seen {(time.monotonic_ns() - expansions[-1].ended_nanos) / NANOS:.1f} s later")
             stage.resolve()
         for writer in writers:
             writer.end()
@@ -364,15 +364,15 @@ def run(
         blocked = ", ".join(f"{each:.2f}" for each in stage.blocked_seconds(topic))
         say(f"  {topic}: appends were blocked for {blocked} s" if ordered else f"  {topic}: done")
         return Result(
-            {group.kind: validate(group.observed, everything, growths, group.assigned) for group in groups},
+            {group.kind: validate(group.observed, everything, expansions, group.assigned) for group in groups},
             {
                 writer.name: _of_all(
-                    [validate(_of(group, writer), writer.written, growths, group.assigned) for group in groups]
+                    [validate(_of(group, writer), writer.written, expansions, group.assigned) for group in groups]
                 )
                 for writer in writers
             },
             {writer.name: writer.refused for writer in writers},
-            growths,
+            expansions,
             late,
         )
     finally:
@@ -399,11 +399,13 @@ def _of_all(decisions: Sequence[Decision]) -> Decision:
 
 
 def warm_up(bootstrap: str, topic: str, groups: Sequence[Group], plan: Plan) -> None:
-    """Until each group reads each partition, and has committed on it.
+    """Wait until each group reads each partition and has committed an offset of it.
 
-    One that begins at the latest offset finds that after it is assigned. Without a commit it would do so again for each
-    owner: the first member reads both partitions, the second joins, gets one of them, and begins at its end; what was
-    written meanwhile nobody ever sees, whoever keeps order.
+    A group with `latest` determines its start after the assignment. Without a commit, records are lost so:
+
+    1. The first member reads both partitions.
+    2. The second member joins and gets one of them.
+    3. It starts at the log end, and no member reads what was written meanwhile.
     """
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
     partitions = range(plan.initial)
@@ -422,20 +424,20 @@ def warm_up(bootstrap: str, topic: str, groups: Sequence[Group], plan: Plan) -> 
 
 
 def committed(admin: KafkaAdminClient, group: Group, partitions: Iterable[int]) -> bool:
-    """Whether the group has a commit on each of them."""
+    """Whether the group has committed an offset of each partition."""
     requested = [TopicPartition(group.topic, partition) for partition in partitions]
     offsets = admin.list_group_offsets({group.id: requested})[group.id]
     return all(each in offsets and offsets[each].offset >= 0 for each in requested)
 
 
 def _lag(groups: Sequence[Group], writers: Sequence[Writer], plan: Plan, partitions: int) -> None:
-    """Makes groups slow, and waits until the writers are well ahead of them."""
+    """Slow the groups down, and wait until the writers are ahead of them."""
     _pace(groups, _LAG_SECONDS, partitions)
     for writer in writers:
         rounds = int(plan.lag_seconds * plan.rounds_per_second)
-        # They begin at once, but need not be equally fast.
+        # They start together, but may differ in speed.
         target = writer.rounds + (rounds if writer is writers[0] else 1)
-        what = f"{writer.name} to go on"
+        what = f"{writer.name} to continue"
         until(lambda w=writer, t=target: w.rounds >= t or w.error is not None, what, seconds=PATIENCE_SECONDS)
 
 
@@ -479,7 +481,7 @@ def _until_each(
 
 
 def table(on: dict[AppendMode, Decision], off: dict[AppendMode, Decision]) -> list[str]:
-    """`on` and `off` – the verdicts with the feature on and off; either may lack a kind."""
+    """`on` and `off` – the decisions with the feature on and off; either may lack a kind."""
     head = ("client", "protocol", "keys", "records", "redelivered", "missing", "out of order: on", "off", "longest")
     rows = [head]
     for kind in dict.fromkeys((*on, *off)):
@@ -503,7 +505,7 @@ def table(on: dict[AppendMode, Decision], off: dict[AppendMode, Decision]) -> li
 
 
 def writers_table(results: Sequence[Result]) -> list[str]:
-    """By kind of writer: how many records, how often one was refused for its count, and what all groups saw of them."""
+    """By kind of writer: records, refusals for the partition count, and what all groups read."""
     rows = [("writer", "keys", "records", "refused", "missing", "out of order")]
     names = dict.fromkeys(name for result in results for name in result.writers)
     for name in names:

@@ -1,4 +1,4 @@
-"""What the order proof as a whole makes of its runs, without them."""
+"""Results and exit status of the order proof, without runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SEEN = Seen(1, 0, 0, "k", 2)
     ("between", "status"),
     [
         (Decision(), 0),
-        (Decision(early=[_SEEN]), 0),  # that is why `true` grows topics by multiples only
+        (Decision(early=[_SEEN]), 0),  # the reason that `true` expands topics by multiples only
         (Decision(missing=234), 1),
     ],
 )

@@ -1,4 +1,4 @@
-"""The order proof's judge, on made-up sights: a judge that cannot find anything proves nothing."""
+"""The order proof's comparison, with constructed observations: it must find every kind of fault."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ def test_reread_records_are_fine_until_key_moved_on() -> None:
 def test_expelled_member_may_repeat_what_it_had_fetched() -> None:
     reported = [(0, 1, "a"), (0, 1, "b"), (0, 2, "b"), (1, 3, "b"), (0, 2, "a")]
     observed = [
-        Seen(i * NANOS, partition, i, "k", counter, who) for i, (partition, counter, who) in enumerate(reported, 10)
+        Seen(i * NANOS, partition, i, "k", counter, member)
+        for i, (partition, counter, member) in enumerate(reported, 10)
     ]
     first, taken = Assigned(9 * NANOS, "a", frozenset({0})), Assigned(10 * NANOS + 1, "b", frozenset({0, 1}))
     decision = validate(observed, {"k": 3}, [ONE_TO_TWO], [first, taken])
     assert decision.holds
     assert [each.member for each in decision.expelled] == ["a"]
-    # Who has it, or has it back, may not.
+    # A member that has the partition, or got it back, must not read out of order.
     for assigned in ([first], [first, taken, Assigned(13 * NANOS + 1, "a", frozenset({0}))]):
         assert [each.member for each in validate(observed, {"k": 3}, [ONE_TO_TWO], assigned).late] == ["a"]
 

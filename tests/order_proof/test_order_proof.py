@@ -1,6 +1,6 @@
-"""The order claim: while a topic grows, every client's group sees each key in order, and sees all of it.
+"""The order promise: during expansions, every client's group reads each key in order, and reads all records.
 
-Short here; `make order-proof` has every client and group protocol, more growths, and prints the table.
+This is the short form. `make order-proof` runs every client and group protocol with more expansions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.kafka import unique_topic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
 
-#: One of each client and of each protocol, without a JVM for each member.
+#: One kind for each client and each protocol, without a JVM for each member.
 _FEW = "kafka-python eager,aiokafka,librdkafka cooperative,librdkafka consumer"
 
 
@@ -29,10 +29,10 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[proof.Stage]:
 
 
 def test_without_ordered_expansion_groups_read_keys_unordered(stage: proof.Stage) -> None:
-    """So the next test can fail."""
+    """Shows that the next test can fail."""
     result = proof.run(stage, kinds_named(_FEW), proof.OFF, ordered=False)
     for kind, decision in result.decisions.items():
-        assert decision.early, f"{kind.name} saw all in order by chance"
+        assert decision.early, f"{kind.name} read all in order by chance"
         assert not decision.missing
 
 
@@ -43,11 +43,11 @@ def test_with_ordered_expansion_groups_read_keys_in_order(stage: proof.Stage, sa
         assert decision.holds, f"{kind.name}: {decision.missing} missing, {decision.early[:5]}, {decision.late[:5]}"
     assert result.holds, result.late
     for writer in ("declared", "silent", "transactional"):
-        assert result.refused[writer], f"no record was refused for its partition count: {writer} never was behind"
+        assert result.refused[writer], f"no record was refused for its partition count: {writer} always knew the count"
 
 
 def test_warm_up_ends_after_every_partition_has_commit(stage: proof.Stage) -> None:
-    """Or a partition that a second member takes over would be read from its end: records missed, and nobody's fault."""
+    """Otherwise a second member would start at the log end of a partition, and miss records without any fault."""
     (kind,) = kinds_named("kafka-python cooperative")
     topic = unique_topic(proof.SEQUENCED)
     stage.create(topic, 2)

@@ -1,11 +1,11 @@
-"""Producers that write per-key counters through a growing topic, each kind as its users have it.
+"""Producers that write per-key counters to a topic that is expanded, each kind with its usual configuration.
 
-    declared        librdkafka; says over how many partitions it placed each record, and places again what is refused
-    silent          Java's own producer, which says nothing: the proxy places its keys anew while a grown topic settles
-    library …       the client library's OrderedProducer, which is never asked to wait between records
-    transactional   librdkafka; every round is one transaction, which is aborted and written anew when one is refused
+    declared        librdkafka; states the partition count of each record, and places it again after a refusal
+    silent          Kafka's Java producer, which states no count: the proxy places its keys during the grace period
+    library …       the client library's OrderedProducer, which never waits between records
+    transactional   librdkafka; each round is one transaction, which is aborted and repeated after a refusal
 
-Each has keys of its own, so all of them write to one topic at the same time.
+Each writer has separate keys, so all of them write to one topic at the same time.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ INVALID_PARTITIONS = 37
 #: (key, count) → partition.
 Place = Callable[[str, int], int]
 _PAUSE_SECONDS = 0.05
-#: Brokers and proxies may be killed and started again meanwhile.
+#: Brokers and proxies may be killed and restarted meanwhile.
 PATIENCE_SECONDS = 180.0
-#: librdkafka's: what it says of connections that break is no news here.
+#: Without librdkafka's log of broken connections, which are expected.
 _QUIET = {"log_level": 0}
-#: How many rounds the library is given at once.
+#: How many rounds the library gets at once.
 _BURST = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What to write. `count` – how many partitions the topic begins with."""
+    """What to write. `count` – the initial number of partitions."""
 
     bootstrap: str
     topic: str
@@ -53,8 +53,8 @@ class Work:
 
 
 class Writer:
-    """`written` – by key, how many of its records were acknowledged. `refused` – how often one was sent again because
-    of the topic's count (nobody sees that of the library's producers)."""
+    """`written` – acknowledged records by key. `refused` – how many records were resent because of the topic's count
+    (unknown for the library's producers)."""
 
     kind = ""
 
@@ -102,7 +102,7 @@ class Writer:
     def _close(self) -> None: ...
 
     def _round(self) -> None:
-        """One more record of each key, or several; comes back when all are acknowledged."""
+        """Write one or several more records of each key; return when all are acknowledged."""
         raise NotImplementedError
 
     def _learn_count(self, client: Any) -> None:
@@ -112,7 +112,7 @@ class Writer:
                 self._count = len(client.list_topics(self._topic, 10).topics[self._topic].partitions)
                 return
             except confluent_kafka.KafkaException:
-                # A refusal for its count closes a client's connection.
+                # A refusal for the partition count closes a client's connection.
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(_PAUSE_SECONDS)
@@ -122,8 +122,8 @@ class Writer:
 
 
 class ByRounds(Writer):
-    """One record per key and round; a round ends when all of it is acknowledged, so a key's records are in the order of
-    their counters whatever was sent again."""
+    """Sends one record per key and round. A round ends when all records are acknowledged, so resends do not change the
+    order of a key's records."""
 
     def _round(self) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -136,20 +136,20 @@ class ByRounds(Writer):
             left = list(failed)
             if not left:
                 return
-            assert time.monotonic() < deadline, f"{self.name}'s records are refused for ever: {set(failed.values())}"
+            assert time.monotonic() < deadline, f"{self.name}'s records are always refused: {set(failed.values())}"
             self.refused += len(left)
             time.sleep(_PAUSE_SECONDS)
             self._after_refusal()
 
     def _send(self, keys: list[str]) -> dict[str, str]:
-        """The next record of each; which failed, and why."""
+        """Send the next record of each key; return the failed ones, with the reason."""
         raise NotImplementedError
 
     def _after_refusal(self) -> None: ...
 
 
 class Declared(ByRounds):
-    """`learns` – of a growth by refusals alone; else it asks how many partitions there are before every round."""
+    """`learns` – learns the partition count only from refusals; otherwise it queries it before every round."""
 
     kind = "declared"
     learns = True
@@ -171,7 +171,7 @@ class Declared(ByRounds):
         return {key: error for key, error in outcomes.items() if error is not None}
 
     def _migrate(self, keys: list[str], outcomes: dict[str, str | None]) -> None:
-        """`outcomes` – by key, later: None, or what is wrong."""
+        """`outcomes` – by key, filled in later: None, or the error."""
 
         def delivered(key: str, error: confluent_kafka.KafkaError | None) -> None:
             outcomes[key] = None if error is None else error.name()
@@ -191,7 +191,7 @@ class Declared(ByRounds):
 
 
 class Asking(Declared):
-    """For a topic that nobody orders."""
+    """For a topic without ordered expansion."""
 
     learns = False
 
@@ -206,7 +206,7 @@ class Silent(ByRounds):
         self._java = java_process()
         self._answers: queue.Queue[list[str]] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
-        # The count is never looked up by the clock: a refusal tells.
+        # Metadata does not expire during a run: the producer learns the count from a refusal.
         self._report("open", "p", self._bootstrap, "metadata.max.age.ms=300000", "linger.ms=1")
 
     def _close(self) -> None:
@@ -242,7 +242,7 @@ class Silent(ByRounds):
 
 
 class Library(Writer):
-    """One record after the other; waits only to be told of all of a burst."""
+    """Sends records sequentially; waits only for the outcomes of a burst."""
 
     def __init__(self, work: Work, library: str) -> None:
         super().__init__(work)
@@ -272,7 +272,7 @@ class Library(Writer):
             self.written[key] += _BURST
 
     def _send(self, key: str, value: str) -> None:
-        """Now and then it asks whether the check is still on; where nobody can be asked, nothing is sent."""
+        """The library checks now and then whether the check is still on. It sends nothing while it cannot."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
@@ -297,7 +297,7 @@ class Transactional(Declared):
         try:
             self._migrate(keys, outcomes)
             deadline = time.monotonic() + PATIENCE_SECONDS
-            # Not flush(): once one is refused, librdkafka sends none of the others any more, and waits for their end.
+            # flush() would wait: after one refusal, librdkafka sends no other record until they time out.
             while len(outcomes) < len(keys) and not any(outcomes.values()):
                 assert time.monotonic() < deadline, f"{self.name}'s records were not acknowledged"
                 self._producer.poll(_PAUSE_SECONDS)
@@ -305,7 +305,7 @@ class Transactional(Declared):
                 self._again(lambda: self._producer.commit_transaction(10))
                 return {}
         except confluent_kafka.KafkaException as error:
-            # One that was refused while others were still handed over leaves a state that allows nothing but to abort.
+            # A refusal while other records were being queued leaves a state that permits only an abort.
             code = error.args[0].code()
             if not error.args[0].txn_requires_abort() and code != confluent_kafka.KafkaError._STATE:
                 raise
@@ -313,7 +313,7 @@ class Transactional(Declared):
         return dict.fromkeys(keys, next(filter(None, outcomes.values()), "aborted"))
 
     def _again(self, call: Callable[[], None]) -> None:
-        """Until it has an outcome: brokers may be away."""
+        """Repeat the call until it has an outcome, because brokers may be down."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The pages in `docs/` that are made from the sources: `python -m tests.pages` writes them."""
+"""Generates the pages in `docs/` that are made from the sources: `python -m tests.pages`."""
 
 from collections.abc import Callable, Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""`docs/api-table.md`, the table of APIs for a reader."""
+"""`docs/api-table.md`, the table of APIs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WORDS = {
 
 
 def handling_of(api: Api) -> str:
-    """In words, as the legend of the table explains them."""
+    """The handling in words, as the table's legend explains them."""
     return ", ".join(word for flag, word in _WORDS.items() if flag in api.handling) or "relayed"
 
 
@@ -46,7 +46,6 @@ def versions_of(api: Api) -> str:
 
 
 def page() -> str:
-    """The whole file."""
     rows = [
         f"| {api.key} | {api.name} | {versions_of(api)} | {handling_of(api)} | {api.reason} |\n"
         for api in APIS.values()

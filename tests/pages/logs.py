@@ -75,7 +75,6 @@ class _Event(NamedTuple):
 
 
 def page() -> str:
-    """The whole file."""
     return _HEAD + "".join(_row(each) for each in sorted(set(_events()), key=_order))
 
 
@@ -109,7 +108,7 @@ def _logger_of(tree: ast.Module) -> str | None:
 
 
 def is_logged(call: ast.Call) -> bool:
-    """By a call whose level is known."""
+    """Whether the call logs with a known level."""
     match call.func:
         case ast.Attribute(value=ast.Name(id=log), attr=level):
             return log in _LOGS and level in (*_LEVELS, "crash")

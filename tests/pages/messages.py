@@ -1,4 +1,4 @@
-"""`docs/messages.md`: every text that the product prints, shows or sends. They are read from the sources."""
+"""`docs/messages.md`: every text that the product prints, shows or sends, read from the sources."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _FILES: Final = {
     "cli/": "command line",
 }
 _HELP: Final = ("help", "description", "epilog", "title", "metavar")
-#: Of these no text is shown: patterns, type names, formats of bytes.
+#: Calls whose texts are not shown: patterns, type names and binary formats.
 _HIDDEN: Final = ("compile", "cast", "Struct", "TypeVar", "NewType", "dataclass", "get_context")
 
 _HEAD: Final = """\
@@ -66,7 +66,6 @@ class Text(NamedTuple):
 
 
 def page() -> str:
-    """The whole file."""
     found = sorted(set(texts()), key=lambda each: (list(KINDS).index(each.kind), each))
     kinds = {kind: list(of_kind) for kind, of_kind in groupby(found, lambda each: each.kind)}
     rows = [f"| {kind} | {covers} | {len(kinds[kind])} |\n" for kind, covers in KINDS.items()]
@@ -100,7 +99,7 @@ def texts_in(source: str, file: str, raised: set[str]) -> Iterator[Text]:
 
 
 def _raised(node: ast.AST) -> Iterator[str]:
-    """The names of what is called to raise, and of exception classes."""
+    """Names of functions whose result is raised, and of exception classes."""
     match node:
         case ast.Raise(exc=ast.Call(func=function)):
             yield _name(function)
@@ -132,7 +131,7 @@ class _Module:
             shown = re.sub(r"<[^>]*>?", " ", text) if self._is_page else text
             if _is_shown(shown, certain=kind not in ("other", self._kind) or self._is_page):
                 yield Text(kind, f"{self._path}:{scope}", _printable(shown))
-            # Texts inside its values are of the same kind, where they are more than a word.
+            # Texts of more than one word inside its values have the same kind.
             for value in _values(node):
                 yield from self._at(value, kind if kind == self._kind else "other", scope)
             return
@@ -172,7 +171,7 @@ def _name(function: ast.expr) -> str:
 
 
 def _text(node: ast.AST) -> str | None:
-    """With … for values; None where it is no text."""
+    """The text, with … for values; None if it is no text."""
     match node:
         case ast.Constant(value=str(text)):
             return text
@@ -185,7 +184,7 @@ def _text(node: ast.AST) -> str | None:
 
 
 def _values(node: ast.AST) -> Iterator[ast.AST]:
-    """What `_text` shows as …."""
+    """The parts that `_text` shows as …."""
     match node:
         case ast.JoinedStr(values=parts):
             yield from (part.value for part in parts if isinstance(part, ast.FormattedValue))
@@ -195,5 +194,5 @@ def _values(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_shown(text: str, *, certain: bool) -> bool:
-    """`certain` – by the call that it is an argument of; else it must have two words."""
+    """`certain` – the call makes it a text; otherwise it needs two words."""
     return bool(re.search(r"[A-Za-z]{2}" if certain else r"[A-Za-z…][,.:;)]? +\S*[A-Za-z]", text))

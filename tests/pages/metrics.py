@@ -49,7 +49,6 @@ The tables are generated from `proxy/fencepost_proxy/net/exposition.py`: change 
 
 
 def page() -> str:
-    """The whole file."""
     parts = [_HEAD]
     for section in TABLE:
         parts.append(

@@ -68,7 +68,7 @@ def _parts(text: str) -> tuple[str, str]:
 
 
 def documented(version: str) -> dict[int, str]:
-    """API key → its cell in the page, for APIs that the release offers."""
+    """API key → its cell in the page, for the APIs of the release."""
     lines = PAGE.read_text("utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     header = next(row for row in rows if row[0] == "API")

@@ -61,7 +61,7 @@ PLAYED = (
 
 @dataclass
 class Release:
-    """`direct`, `proxied` – API key → offered versions. `observed` – step → `HOLDS`, `LACKING` or the failure."""
+    """`direct`, `proxied` – API key → supported versions. `observed` – step → `HOLDS`, `LACKING` or the failure."""
 
     version: str
     direct: Versions
@@ -192,7 +192,7 @@ def conditional_append(client: Client) -> Callable[[Front], None]:
 
 
 def append_both_ways(client: Client, where: Front, java: JavaProducers) -> None:
-    """A matching expected offset is appended, another one is refused."""
+    """Append with a matching expected offset, and refuse another one."""
     topic = create_topic(where.proxy.bootstrap, unique_topic("required"))
     sender = client.open(where.proxy.bootstrap, java)
     try:

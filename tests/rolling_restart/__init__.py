@@ -1,5 +1,5 @@
-"""Two proxies in front of one Kafka are restarted, one after the other, under load of every client: what is lost of it?
+"""Two proxies of one Kafka are restarted in turn under load of every client: what is lost?
 
-`run.py` is the story, `writers.py` who writes; who reads is `tests/support/members.py`. What was appended is counted in
-Kafka itself, around both proxies.
+`run.py` runs the restarts, `writers.py` has the writers, and `tests/support/members.py` the readers. Appended records
+are counted in Kafka, without the proxies.
 """

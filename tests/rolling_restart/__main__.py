@@ -1,7 +1,7 @@
-"""`python -m tests.rolling_restart`: does anybody lose anything while two proxies are restarted one after the other?
+"""`python -m tests.rolling_restart`: does a client lose anything while two proxies are restarted in turn?
 
-Prints, for every client, what its writers were told and what is in Kafka, and what its consumer group has read. Exit
-status 1: a send failed, a record is there twice, out of order or not at all, or a group has missed one.
+Prints, for every client, its writers' outcomes, Kafka's log, and what its consumer group read. Exit status 1: a send
+failed; a record is missing, duplicated or out of order; or a group missed a record.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def main() -> int:
         "--know",
         choices=get_args(Know),
         default="both",
-        help="whose addresses clients are given: those of both proxies, of the first only (which is restarted like the "
-        "other), or that of a load balancer before both",
+        help="the clients' bootstrap addresses: of both proxies, of the first only, or of a load balancer",
     )
-    parser.add_argument("--stay-away", action="store_true", help="a proxy is started again only when those clients go "
-        "on without it that ask the other one; the rest waits")  # fmt: skip
+    parser.add_argument(
+        "--stay-away", action="store_true", help="restart a proxy after clients made progress through the other one"
+    )
     options = parser.parse_args()
     logging.basicConfig(level=logging.CRITICAL)
     directory = Path(tempfile.mkdtemp(prefix="fencepost-rolling-"))

@@ -1,4 +1,4 @@
-"""Rolls, and what came of them: see the package."""
+"""Rolling restarts under load, and their results."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log
 
 PATIENCE_SECONDS = 150.0
-#: Appends of each writer that must come before and after each step, so that each step happens under load.
+#: Appends of each writer that are required before and after each step, so that each step happens under load.
 _GO_ON = 30
 _COMMIT_EVERY_SECONDS = 0.5
 #: One for each client.
 READERS = ("java-eager", "kafka-python", "aiokafka", "librdkafka-eager")
-#: Clients that ask the other addresses of `bootstrap.servers` when all brokers that they know of are gone: librdkafka
-#: at once, Java within a minute. kafka-python and aiokafka ask those again that they know.
+#: Clients that try the other addresses of `bootstrap.servers` when all known brokers are unreachable: librdkafka
+#: immediately, Java within a minute. kafka-python and aiokafka only retry the brokers that they know.
 ASK_THE_OTHER = ("java", "confluent-kafka", "librdkafka")
 EVERYBODY = (*ASK_THE_OTHER, "kafka-python", "aiokafka")
 
@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Written:
-    """What became of one writer's records, counted in Kafka. `pause` – the longest that an append took."""
+    """Results of one writer's records, counted in Kafka. `pause` – the longest duration of an append."""
 
     writer: str
     reported: int
@@ -61,7 +61,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Read:
-    """What one consumer group saw of the plain topic. `again` – records that it was given more than once."""
+    """What one consumer group read of the unchecked topic. `again` – records that it got more than once."""
 
     group: str
     in_kafka: int
@@ -139,19 +139,19 @@ def run(
     transacting: Sequence[str] = CLIENTS,
     say: Say = lambda text: None,
 ) -> Result:
-    """Rolls the proxies so often, while writers and readers go on that know `bootstrap`.
+    """Restart the proxies `rolls` times while writers and readers use `bootstrap`.
 
-    `kafka` – its own bootstrap address, by which everything is counted. `go_on_meanwhile` – clients that have to go on
-    while one of the proxies is down; all have to once it is back. Raises AssertionError where they do not.
+    `kafka` – Kafka's bootstrap address, used for counting. `go_on_meanwhile` – clients that must make progress while
+    one of the proxies is down; all must once it is back. Raises AssertionError otherwise.
     """
     log = Log(kafka)
     of_transactions = {each: _created(proxies[0], unique_topic(f"plain-{each}"), PARTITIONS) for each in transacting}
     plain_topic = _created(proxies[0], unique_topic("plain"), 3)
-    own = {client: _created(proxies[0], unique_topic(f"required-{client}"), 1) for client in clients}
+    required_topics = {client: _created(proxies[0], unique_topic(f"required-{client}"), 1) for client in clients}
     with ExitStack() as stack:
         java = stack.enter_context(JavaProducers(directory / "java.log"))
         writers: list[Writer] = [plain(client, bootstrap, plain_topic, java) for client in clients]
-        writers += [conditional(client, bootstrap, topic, java) for client, topic in own.items()]
+        writers += [conditional(client, bootstrap, topic, java) for client, topic in required_topics.items()]
         commits = [transactional(client, kafka, bootstrap, topic, java) for client, topic in of_transactions.items()]
         if "java" in transacting:
             checked = _created(proxies[0], unique_topic("checked"), 1)
@@ -178,10 +178,10 @@ def run(
                     )
                     proxy.restart()
                     _go_on(writers, groups)
-                    say(f"roll {number + 1}: {proxy.bootstrap} was down; all go on")
+                    say(f"roll {number + 1}: {proxy.bootstrap} was down; all clients continue")
             finish(writers)
             stored = {topic: _stored(log, topic, partitions) for topic, partitions in
-                      ((plain_topic, 3), *((topic, 1) for topic in own.values()))}  # fmt: skip
+                      ((plain_topic, 3), *((topic, 1) for topic in required_topics.values()))}  # fmt: skip
             expected = Counter(value for _, value in stored[plain_topic])
             for name, member in groups.items():
                 until(
@@ -204,13 +204,13 @@ def _created(proxy: ProxyProcess, topic: str, partitions: int) -> str:
 
 
 def _go_on(writers: Sequence[Writer], groups: Mapping[str, Member]) -> None:
-    """All of them, from now on: what was on its way is not counted."""
+    """Wait for progress of all clients. Requests in flight at the call do not count."""
     before = {writer: writer.appended for writer in writers}
     read = {name: len(member.read) for name, member in groups.items()}
     for writer in writers:
         until(
             lambda w=writer: w.appended >= before[w] + _GO_ON or w.ledger.failed,
-            f"{writer.name} to go on",
+            f"{writer.name} to continue",
             seconds=PATIENCE_SECONDS,
         )
     for name, member in groups.items():
@@ -223,7 +223,7 @@ def _go_on(writers: Sequence[Writer], groups: Mapping[str, Member]) -> None:
 
 @contextmanager
 def _committing(members: Collection[Member]) -> Iterator[None]:
-    """Each in a thread of its own, again and again; one that takes too long is told in the table."""
+    """Commit repeatedly, in one thread per member. The table shows commits that take too long."""
     end = threading.Event()
 
     def commit(member: Member) -> None:
@@ -250,16 +250,16 @@ def _stored(log: Log, topic: str, partitions: int) -> list[tuple[int, str]]:
 
 
 def _written(writer: Writer, stored: Sequence[tuple[int, str]]) -> Written:
-    own = [(partition, value) for partition, value in stored if value.startswith(f"{writer.name}/")]
-    times = Counter(value for _, value in own)
+    written = [(partition, value) for partition, value in stored if value.startswith(f"{writer.name}/")]
+    times = Counter(value for _, value in written)
     numbers: dict[int, list[int]] = {}
-    for partition, value in own:
+    for partition, value in written:
         numbers.setdefault(partition, []).append(int(value.rpartition("/")[2]))
     return Written(
         writer.name,
         len(writer.ledger.reported),
         len(writer.ledger.failed),
-        len(own),
+        len(written),
         sum(count - 1 for count in times.values()),
         sum(value not in times for value in writer.ledger.reported),
         sum(later < earlier for each in numbers.values() for earlier, later in itertools.pairwise(each)),
@@ -271,7 +271,7 @@ def _written(writer: Writer, stored: Sequence[tuple[int, str]]) -> Written:
 def _read(name: str, member: Member, expected: Counter[str]) -> Read:
     times = Counter((each.partition, each.offset) for each in member.read)
     values = {each.value for each in member.read}
-    errors = [each for each in member.errors if not each.startswith("[")]  # what a Java client logs is not its commits'
+    errors = [each for each in member.errors if not each.startswith("[")]  # log lines of Java clients, not commits
     return Read(
         name,
         sum(expected.values()),

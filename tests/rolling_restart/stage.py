@@ -1,4 +1,4 @@
-"""Two proxies in front of one Kafka, and the address that their clients are given."""
+"""Two proxies of one Kafka, and the bootstrap address of their clients."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tests.rolling_restart.run import EVERYBODY
 from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
 
-#: Both proxies' addresses; that of the first only, which is restarted like the other; a load balancer's before both.
+#: Both proxies' addresses; only the first one's, which is restarted like the other; or a load balancer's.
 Know = Literal["both", "first", "balancer"]
-#: The bootstrap listener's, and those of brokers.
+#: The bootstrap listener's port, and those of brokers.
 _PORTS = 7
 HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """`go_on_meanwhile` – clients that have to go on while one of the proxies is down."""
+    """`go_on_meanwhile` – clients that must make progress while one of the proxies is down."""
 
     proxies: tuple[ProxyProcess, ProxyProcess]
     bootstrap: str
@@ -34,15 +34,15 @@ def two_proxies(kafka: str, directory: Path, config: str, *, know: Know = "both"
     with ExitStack() as stack:
         balanced = know == "balancer"
         port = free_ports_in_a_row(_PORTS) if balanced else 0
-        hosts = ("127.0.0.2", "127.0.0.3")  # where they are behind a balancer, on the same ports
+        hosts = ("127.0.0.2", "127.0.0.3")  # with a load balancer, both use the same ports
         proxies = []
         for number, host in enumerate(hosts):
-            own = directory / f"proxy-{number}"
-            own.mkdir()
+            logs = directory / f"proxy-{number}"
+            logs.mkdir()
             arguments = ["--workers", str(workers)]
             if balanced:
                 arguments += ["--listen", f"{host}:{port}", "--advertised-host", HOST]
-            proxy = ProxyProcess(kafka, own, config=config, port=port, arguments=tuple(arguments))
+            proxy = ProxyProcess(kafka, logs, config=config, port=port, arguments=tuple(arguments))
             proxies.append(stack.enter_context(proxy))
         first, second = proxies
         if balanced:

@@ -1,4 +1,4 @@
-"""Two proxies are restarted one after the other under load of every client: no failed send, no duplicate, no loss."""
+"""Two proxies are restarted in turn under load of every client: no failed send, no duplicate, no loss."""
 
 from __future__ import annotations
 

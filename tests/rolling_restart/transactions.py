@@ -1,9 +1,9 @@
-"""Producers of the four clients that commit one small transaction after the other, whatever happens.
+"""Producers of the four clients that commit small transactions sequentially, and continue after every error.
 
-Each does what its client's documentation says: a send or a commit that fails means that the transaction is aborted and
-done again; an abort that fails means a new producer with the same transactional id, which ends what the one before left
-open. Whether that was committed is then looked up, as an application looks up its offsets. Values carry the number of
-the try, so what is in Kafka of a try that did not count shows.
+Each follows its client's documentation. After a failed send or commit, the writer aborts the transaction and repeats
+it. After a failed abort, it creates a producer with the same transactional id, which ends the open transaction. The
+writer then reads whether that one was committed, as an application reads its offsets. Values contain the number of the
+attempt, so records of unsuccessful attempts are visible.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.support.raw import Log
 
 PARTITIONS = 3
 _RECORDS = 6
-#: Every so many the writer itself thinks better of it.
+#: The writer itself aborts every fifth transaction.
 _ABORT_EVERY = 5
-#: Longer than clients wait for a proxy that is restarted; kafka-python waits for ever for what it has lost.
+#: Longer than clients wait for a restarting proxy. kafka-python waits indefinitely for lost requests.
 _TOLD_SECONDS = 40.0
-#: A producer of Java's own waits for `max.block.ms`, 60 s.
+#: Kafka's Java producer waits for `max.block.ms`, 60 s.
 _JAVA_SECONDS = 130.0
 _TIMEOUT_MS = 120_000
 _PATIENCE_SECONDS = 150.0
@@ -102,7 +102,7 @@ class _Confluent(Confluent):
 
 
 class _Java(Java):
-    """`conditional` – all to one partition, and each record says its offset."""
+    """`conditional` – all records go to one partition, each with its expected offset."""
 
     def __init__(
         self, java: JavaProducers, kafka: str, bootstrap: str, topic: str, name: str, *, conditional: bool
@@ -121,14 +121,14 @@ class _Java(Java):
         if self._expects and not self._is_known:
             self._next = until(
                 self._where_it_ends,
-                "an end behind a marker",
+                "a log end after a marker",
                 seconds=_PATIENCE_SECONDS,
                 accept=lambda found: found is not None,
             )
         self._do("begin")
 
     def _where_it_ends(self) -> int | None:
-        """Markers come later than the answer to the end of their transaction."""
+        """Transaction markers appear later than the EndTxn response."""
         batches = self._log.batches(self._topic)
         if not batches:
             return 0
@@ -163,7 +163,7 @@ class _Java(Java):
     def _end(self, verb: str) -> None:
         is_known, self._is_known = self._is_known, False
         self._do(verb)
-        self._next += _RECORDS + 1  # its marker has an offset
+        self._next += _RECORDS + 1  # the marker takes an offset
         self._is_known = is_known
 
     def _do(self, verb: str) -> None:
@@ -171,7 +171,7 @@ class _Java(Java):
 
 
 def _bounded(call: Callable[[], object]) -> None:
-    """Of what has no limit itself. Raises TimeoutError."""
+    """Run a call that has no timeout. Raises TimeoutError."""
     reported: queue.Queue[Exception | None] = queue.Queue()
 
     def run() -> None:
@@ -193,10 +193,9 @@ def _bounded(call: Callable[[], object]) -> None:
 
 @dataclass
 class Tries:
-    """`committed` – try -> how many records, of those that their client called committed, or that were looked up.
-    `aborted` – by its writer's own will. `open_then` – those that were open when a proxy had ended. `again` – what was
-    told of those that were done again, by what was under way. `producers` – how many were begun after the first one.
-    """
+    """`committed` – attempt → number of records, of attempts that the client reported as committed or that were found
+    so. `aborted` – by the writer's decision. `open_then` – open when a proxy ended. `again` – errors of repeated
+    attempts, by operation. `producers` – how many were created after the first one."""
 
     committed: dict[str, int] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
@@ -208,7 +207,7 @@ class Tries:
 
 
 class Transactions(Writer):
-    """The only writer of its topic. A try is "NAME/NUMBER.TRY", and so its values begin."""
+    """The only writer of its topic. Values begin with the attempt, "NAME/NUMBER.TRY"."""
 
     def __init__(self, name: str, topic: str, partitions: int, kafka: str, start: Callable[[], Transacting]) -> None:
         self.partitions = partitions
@@ -225,14 +224,14 @@ class Transactions(Writer):
         return _RECORDS * len(self.tries.committed)
 
     def note_open(self) -> None:
-        """A proxy has ended: whatever is open now has to go on without it, or with the next one."""
+        """Record the open transaction when a proxy ended: it must continue through another proxy."""
         if self._open is not None:
             self.tries.open_then.add(self._open)
 
     def committed(self) -> list[tuple[int, str]]:
-        """(partition, value) of every record that a reader of committed ones gets of Kafka itself, in each log's order.
+        """(partition, value) of every record that a read_committed consumer gets from Kafka, in each log's order.
 
-        Waits for what is open.
+        Waits for open transactions.
         """
         return _committed(self._kafka, self.topic, self.partitions)
 
@@ -248,7 +247,7 @@ class Transactions(Writer):
         self._drain()
 
     def _until_done(self, number: int) -> None:
-        """Done by now, or to be done again: as often as it takes."""
+        """Repeat the transaction until it has ended as intended."""
         attempt, aborts = 0, number % _ABORT_EVERY == _ABORT_EVERY - 1
         while not self._is_done(f"{self.name}/{number}.{attempt}", aborts=aborts):
             attempt += 1
@@ -278,7 +277,7 @@ class Transactions(Writer):
             self._open = None
         if self._producer is None or self._is_aborted(self._producer):
             return False
-        # What has become of it is for the next producer to decide; it does so as it begins.
+        # The next producer determines the outcome when it starts.
         self._drain()
         self._renew()
         tries.looked_up += 1
@@ -335,7 +334,7 @@ def transactional(client: str, kafka: str, bootstrap: str, topic: str, java: Jav
 
 
 def conditional_transactions(kafka: str, bootstrap: str, topic: str, java: JavaProducers) -> Transactions:
-    """Java's. Each record says at which offset it must land."""
+    """Transactions of Kafka's Java producer, in which each record states its expected offset."""
     name = "java-conditional-transactions"
     return Transactions(name, topic, 1, kafka, lambda: _Java(java, kafka, bootstrap, topic, name, conditional=True))
 
@@ -359,10 +358,9 @@ def _committed(kafka: str, topic: str, partitions: int) -> list[tuple[int, str]]
 
 @dataclass(frozen=True)
 class Committed:
-    """What became of one writer's transactions, read committed. `open_then` – open when a proxy had ended, and
-    committed or aborted all the same. `torn` – of which there is a part, and not the rest; `shown` – records of tries
-    that were aborted; `lost`, `twice` – records.
-    """
+    """Results of one writer's transactions, read committed. `open_then` – open when a proxy ended, and committed or
+    aborted nevertheless. `torn` – transactions with only a part of their records. `shown` – records of aborted
+    attempts. `lost`, `twice` – records."""
 
     writer: str
     committed: int

@@ -1,8 +1,8 @@
-"""Producers of the four clients that go on writing whatever happens, and what each was told.
+"""Producers of the four clients that continue after every error, and the outcome of each send.
 
-Plain ones: the client as its users have it, with acks=all and idempotence, ten records under way at once. Conditional
-ones: every append names the offset at which it must land; the client library's `LogWriter`, for Java its own producer
-with the headers of the contract.
+Unconditional producers have the client's usual configuration, with acks=all and idempotence, and ten records in flight.
+Conditional ones state an expected offset for every append. They use the client library's `LogWriter`, or Kafka's Java
+producer with the headers of the contract.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.soak.java import JavaProducers
 from tests.support.clients import log_writer
 
 CLIENTS = ("java", "kafka-python", "aiokafka", "confluent-kafka")
-#: Longer than any client goes on trying by itself.
+#: Longer than the delivery timeout of any client.
 _TOLD_SECONDS = 180.0
 _AT_ONCE = 10
 _PAUSE_SECONDS = 0.05
@@ -32,7 +32,7 @@ _PAUSE_SECONDS = 0.05
 
 @dataclass
 class Ledger:
-    """`told` – value -> offset, of those that their client called appended. `failed` – value -> what it was told."""
+    """`reported` – value → offset, of sends that the client reported as appended. `failed` – value → error."""
 
     reported: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -40,14 +40,14 @@ class Ledger:
 
 
 class Sending(Protocol):
-    """Sends these and waits for all: for each its offset, or the error that its user sees."""
+    """Send all values and wait for all: for each, the offset or the error that a user gets."""
 
     def send(self, values: Sequence[str]) -> list[int | Exception]: ...
     def close(self) -> None: ...
 
 
 class Writer:
-    """Runs from its construction until `finish`. `name` begins its values; they are numbered."""
+    """Runs from its construction until `finish`. `name` is the prefix of its values, which are numbered."""
 
     def __init__(self, name: str, topic: str, start: Callable[[], Sending], at_once: int) -> None:
         self.name = name
@@ -166,14 +166,14 @@ class Confluent:
         for each in values:
             self._producer.produce(self._topic, each.encode(), on_delivery=delivered)
         self._producer.flush(_TOLD_SECONDS)
-        return [reported.get(each, TimeoutError("never told")) for each in values]
+        return [reported.get(each, TimeoutError("no outcome")) for each in values]
 
     def close(self) -> None:
         self._producer.flush(_TOLD_SECONDS)
 
 
 class Java:
-    """One producer of the JVM that all share. `expects` – it says at which offset each append must land."""
+    """One producer in the shared JVM. `expects` – whether it states the expected offset of each append."""
 
     def __init__(
         self, java: JavaProducers, name: str, bootstrap: str, topic: str, *, expects: bool = False, **more: Any
@@ -212,7 +212,7 @@ class Java:
 
 
 class _LogWriter:
-    """One record an append."""
+    """One record per append."""
 
     def __init__(self, client: str, bootstrap: str, topic: str) -> None:
         self._log = log_writer(client, topic, bootstrap)
@@ -232,7 +232,7 @@ class _LogWriter:
 
 
 def plain(client: str, bootstrap: str, topic: str, java: JavaProducers) -> Writer:
-    """Without expectations; batches of several records."""
+    """Without expected offsets; batches of several records."""
     name = f"{client}-plain"
     starts: dict[str, Callable[[], Sending]] = {
         "java": lambda: Java(java, name, bootstrap, topic, expects=False),
@@ -244,7 +244,7 @@ def plain(client: str, bootstrap: str, topic: str, java: JavaProducers) -> Write
 
 
 def conditional(client: str, bootstrap: str, topic: str, java: JavaProducers) -> Writer:
-    """Each append says at which offset it must land. The only writer of its topic."""
+    """Each append states its expected offset. The only writer of its topic."""
     name = f"{client}-conditional"
     if client == "java":
         return Writer(name, topic, lambda: Java(java, name, bootstrap, topic, expects=True), 1)
@@ -252,7 +252,7 @@ def conditional(client: str, bootstrap: str, topic: str, java: JavaProducers) ->
 
 
 def finish(writers: Sequence[Writer]) -> None:
-    """All of them, also where one does not end."""
+    """Finish all writers, also if one of them hangs."""
     with ExitStack() as stack:
         for writer in writers:
             stack.callback(writer.finish)

@@ -1,4 +1,4 @@
-"""Three brokers, a sidecar before each, leaders that move: is every conditional append where it expected to be?
+"""Three brokers with a sidecar each, and leaders that move: is every conditional append at its expected offset?
 
-`stage.py` has the cluster, `run.py` the story.
+`stage.py` has the cluster, `run.py` the run.
 """

@@ -1,7 +1,7 @@
-"""`python -m tests.sidecars`: three brokers, a sidecar before each, leaders that move under competing writers.
+"""`python -m tests.sidecars`: three brokers with a sidecar each, and leaders that move under competing writers.
 
-Prints what the writers were told, and what is in Kafka. Exit status 1: an append was accepted at another offset than it
-expected, an accepted one is not there, or a refused one is.
+Prints the writers' outcomes and Kafka's log. Exit status 1: an append was accepted at another offset than expected, an
+accepted record is missing, or a refused one is in the log.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def main() -> int:
     parser.add_argument("--check", choices=get_args(Check), default="required", help="of the topic")
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument(
-        "--secured", dest="way", action="store_const", const="secured", help="SASL_SSL before sidecars and behind them"
+        "--secured", dest="way", action="store_const", const="secured", help="SASL_SSL at sidecars and brokers"
     )
     ways.add_argument(
         "--loopback", dest="way", action="store_const", const="loopback",
-        help="the same, but for the listener right behind each sidecar, which is SASL_PLAINTEXT on the loopback",
+        help="the same, but sidecars connect to brokers by SASL_PLAINTEXT on the loopback",
     )  # fmt: skip
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="fencepost-sidecars-"))

@@ -1,4 +1,4 @@
-"""Competing conditional writers while leaders move from sidecar to sidecar, and what is in Kafka of it."""
+"""Competing conditional writers while leaders move between brokers with sidecars, and the resulting log."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from tests.support.three_brokers import NODES, required_topic
 from tests.support.writers import Ledger, Writer, append_at_the_end, await_more, expected_of, offsets, writing
 
 Say = Callable[[str], None]
-#: What the topic checks. true: somebody appends to it beside the others who expects nothing.
+#: The topic's check. true: an unconditional writer also appends to it.
 Check = Literal["required", "true"]
-#: Appends that must come after each step: it happened under load.
+#: Appends required after each step, so that each step happens under load.
 _GO_ON = 15
 _DOWN_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Result:
-    """`false_accepts` – called a success elsewhere than it expected, or an offset that two writers won. `lost` – called
-    a success, and not in Kafka. `appeared` – refused, and in Kafka. `detected` – appended elsewhere than expected, and
-    its writer was told so (OFFSET_VIOLATION), or nothing: never where Kafka compares.
-    """
+    """`false_accepts` – accepted at another offset than expected, or one of two accepted appends at one offset. `lost`
+    – accepted, and not in Kafka. `appeared` – refused, and in Kafka. `detected` – appended at another offset than
+    expected, with OFFSET_VIOLATION or without any response: impossible where Kafka compares the sequence."""
 
     moves: int
     restarts: int
@@ -62,7 +61,7 @@ class Result:
 
 
 def writers_of(stage: Sidecars, topic: str, check: Check) -> list[Writer]:
-    """One at a time and pipelined, idempotent, named and bare; all want the same offsets."""
+    """Sequential and pipelined, idempotent, with and without write-id; all compete for the same offsets."""
     there, back = list(stage.proxies), list(reversed(stage.proxies))
     beside = (
         []
@@ -87,9 +86,9 @@ def run(
     check: Check = "required",
     say: Say = lambda text: None,
 ) -> Result:
-    """Each round: the leader moves to every broker by election, then `restarts` are restarted, one after the other.
+    """Each round moves the leader to every broker by election, then restarts `restarts` in turn.
 
-    In every second round brokers are killed instead, and so are the sidecars of the brokers that are leaders then.
+    Every second round kills brokers instead, together with the sidecars of the current leaders.
     """
     topic = stage.create(required_topic() if check == "required" else unique_topic("checked"))
     writers = writers_of(stage, topic, check)
@@ -119,7 +118,7 @@ def run(
     say(str(ledger))
     result = _counted(stage.log, topic, ledger, check, moves=moves, restarts=restarted)
     if result.holds and check == "required":
-        ledger.check(stage.log, topic)  # and nobody ever had to agree on a new base of the stamps
+        ledger.check(stage.log, topic)  # and no new fence base was needed
     return result
 
 

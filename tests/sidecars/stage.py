@@ -1,6 +1,6 @@
-"""Three brokers whose listener for clients advertises the sidecar before it, and three sidecars.
+"""Three brokers whose client listener advertises their sidecars, and three sidecars.
 
-Sidecars talk to Kafka by the brokers' other listener. Writers find leaders by Kafka's own metadata.
+Sidecars connect to the brokers' other listener. Writers find leaders by Kafka's metadata.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tests.support.secured import allow
 from tests.support.three_brokers import NODES, STAMPED, Stage3
 
 CLIENTS, SECURED = "CLIENTS", "SECURED"
-#: How clients get in. secured: SASL_SSL at sidecars, and behind them. loopback: the brokers' listener behind the
-#: sidecars is SASL_PLAINTEXT, the one between brokers SASL_SSL.
+#: How clients connect. secured: SASL_SSL at sidecars and brokers. loopback: the brokers' listener for sidecars is
+#: SASL_PLAINTEXT, the one between brokers SASL_SSL.
 Way = Literal["plain", "secured", "loopback"]
-#: To read and write topics; to create them, and to get producer ids: resource type and name, operation.
+#: ACLs to read, write and create topics, and to get producer ids: resource type and name, operation.
 _ALICES_RIGHTS = ((2, "*", 3), (2, "*", 4), (4, "kafka-cluster", 5), (4, "kafka-cluster", 12))
 _CONTROL = "SCRAM-SHA-512"
 _PROPERTIES = {
-    # Leaders move when a test says so.
+    # Leaders move only on request of a test.
     "auto.leader.rebalance.enable": "false",
     "default.replication.factor": "3",
     "min.insync.replicas": "2",
@@ -40,7 +40,7 @@ _PROPERTIES = {
 
 
 class AdvertisedCluster(KafkaCluster):
-    """Its listener CLIENTS is advertised at these ports: its sidecars'."""
+    """Its listener CLIENTS advertises the ports of the sidecars."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class AdvertisedCluster(KafkaCluster):
         self._sidecars = ports
 
     def _properties(self, node_id: int) -> dict[str, str]:
-        own = super()._properties(node_id)
-        advertised = dict(each.split("://") for each in own["advertised.listeners"].split(","))
+        properties = super()._properties(node_id)
+        advertised = dict(each.split("://") for each in properties["advertised.listeners"].split(","))
         advertised[CLIENTS] = f"127.0.0.1:{self._sidecars[node_id]}"
-        return own | {"advertised.listeners": ",".join(f"{name}://{at}" for name, at in advertised.items())}
+        return properties | {"advertised.listeners": ",".join(f"{name}://{at}" for name, at in advertised.items())}
 
 
 class Sidecars(Stage3):
-    """As `Stage3`, but without pipes; `proxies` – by node id in their order."""
+    """As `Stage3`, but without fault proxies; `proxies` – ordered by node id."""
 
     def __init__(self, kafka: KafkaCluster, proxies: tuple[ProxyProcess, ...]) -> None:
         self.kafka = kafka
@@ -72,7 +72,7 @@ class Sidecars(Stage3):
         return self.proxies[node_id - 1]
 
     def restart_broker(self, node_id: int, *, kill: bool = False) -> None:
-        """As an operator does it, its leaders move away before it ends; not so with `kill`."""
+        """Without `kill`, the broker's leaders move away before it ends, as in a controlled restart."""
         if kill:
             self.kafka.kill(node_id)
         self.kafka.restart(node_id)
@@ -95,10 +95,10 @@ def sidecars(directory: Path, workers: int = 1, way: Way = "plain") -> Iterator[
             config += f"broker_tls = {str(way == 'secured').lower()}\n" + secured.proxy_config(_CONTROL, more=STAMPED)
 
         def start(node_id: int) -> ProxyProcess:
-            own = directory / f"sidecar-{node_id}"
-            own.mkdir()
+            logs = directory / f"sidecar-{node_id}"
+            logs.mkdir()
             arguments = ("--mode", "sidecar", "--broker", str(kafka.address(node_id, CLIENTS)))
-            proxy = ProxyProcess(upstream, own, config=config, port=ports[node_id], arguments=arguments, enter=enter)
+            proxy = ProxyProcess(upstream, logs, config=config, port=ports[node_id], arguments=arguments, enter=enter)
             stack.callback(proxy.close)
             return proxy
 
@@ -108,7 +108,7 @@ def sidecars(directory: Path, workers: int = 1, way: Way = "plain") -> Iterator[
 
 @contextmanager
 def _secured(directory: Path, ports: Mapping[int, int], way: Way) -> Iterator[Secured]:
-    """ALICE, as whom clients log in, may write topics and read them, and is nobody's superuser."""
+    """Clients log in as ALICE, with read and write permissions, and not as a superuser."""
     authority = Authority(directory / "authority")
     server = authority.sign("server")
     listeners = {CLIENTS: "SASL_SSL" if way == "secured" else "SASL_PLAINTEXT", SECURED: "SASL_SSL"}
@@ -121,6 +121,6 @@ def _secured(directory: Path, ports: Mapping[int, int], way: Way) -> Iterator[Se
 
 
 def addresses_told(address: str) -> dict[int, str]:
-    """By broker, as a client is told them at this address."""
+    """The address of each broker in the metadata at this address."""
     with contextlib.closing(Connection(address)) as connection:
         return {each.node_id: f"{each.host}:{each.port}" for each in connection.metadata().brokers}

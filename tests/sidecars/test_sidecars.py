@@ -1,4 +1,4 @@
-"""`mode = "sidecar"`: Kafka's own addresses pass, and conditional appends are right while leaders move."""
+"""`mode = "sidecar"`: Kafka's addresses are relayed unchanged, and conditional appends are right while leaders move."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_leaders_move_between_secured_multi_worker_sidecars(
 
 
 def test_every_sidecar_reports_the_addresses_of_its_broker(stage: Sidecars) -> None:
-    """Nothing is rewritten: where brokers and coordinators are, is what Kafka says of the listener behind."""
+    """The proxy rewrites no address: those of brokers and coordinators are Kafka's, for the listener of clients."""
     reported = {node_id: f"127.0.0.1:{stage.sidecar(node_id).port}" for node_id in NODES}
     queried: tuple[tuple[int, int, Fields], ...] = (
         (FIND_COORDINATOR, 4, {"KeyType": 0, "CoordinatorKeys": ["some-group"]}),
@@ -69,15 +69,15 @@ def test_every_sidecar_reports_the_addresses_of_its_broker(stage: Sidecars) -> N
         (METADATA, 9, {"Topics": [], "AllowAutoTopicCreation": False}),
     )
     for node_id in NODES:
-        own, direct = stage.sidecar(node_id).bootstrap, stage.kafka.address(node_id, CLIENTS)
-        assert addresses_told(own) == reported
+        proxied, direct = stage.sidecar(node_id).bootstrap, stage.kafka.address(node_id, CLIENTS)
+        assert addresses_told(proxied) == reported
         for api_key, version, body in queried:
-            with RawConnection(Address.parse(own)) as through, RawConnection(direct) as beside:
+            with RawConnection(Address.parse(proxied)) as through, RawConnection(direct) as beside:
                 assert _places(through.query(api_key, version, body)) == _places(beside.query(api_key, version, body))
 
 
 def _places(answer: Fields) -> set[tuple[str, int]]:
-    """Which broker calls itself the controller is chance."""
+    """Without the controller, which differs at random."""
     return {(each["Host"], each["Port"]) for each in (*answer.get("Brokers", ()), *answer.get("Coordinators", ()))}
 
 
@@ -88,7 +88,7 @@ def test_sidecar_hides_the_state_topic(stage: Sidecars) -> None:
 
 
 def test_broker_not_advertising_its_sidecar_makes_it_unready(kafka: KafkaCluster, tmp_path: Path) -> None:
-    """Clients would go around the proxy. It says so, and what to change; and is not ready."""
+    """Clients would bypass the proxy. It is not ready, and reports what to change."""
     status = free_port()
     arguments = ("--mode", "sidecar", "--broker", str(kafka.address(1)), "--status", f"127.0.0.1:{status}")
     config = f'advertised_host = "127.0.0.1"\n{GUARDED_BY_NAME}'
@@ -102,7 +102,7 @@ def test_broker_not_advertising_its_sidecar_makes_it_unready(kafka: KafkaCluster
 
 
 def test_upstream_must_not_lead_through_sidecars(stage: Sidecars, tmp_path: Path) -> None:
-    """There the state topic is closed, to proxies too. It waits for somebody to mend that, and says what to change."""
+    """The sidecar cannot reach the state topic there. It waits for a correction, and reports what to change."""
     one, status = stage.sidecar(1), free_port()
     one.stop()
     command = [sys.executable, "-m", "fencepost_proxy", "proxy", "--mode", "sidecar", "--listen", one.bootstrap]
@@ -126,7 +126,7 @@ def test_check_reports_whether_broker_advertises_its_sidecar(stage: Sidecars) ->
         command = [sys.executable, "-m", "fencepost_proxy", "check", "--mode", "sidecar", "--listen", listen]
         command += ["--upstream", stage.kafka.bootstrap, "--broker", str(stage.kafka.address(1, CLIENTS))]
         command += ["--advertised-host", "127.0.0.1", "--running"]
-        # A machine may be busy, and a check asks once.
+        # A check connects once, and the machine may be busy.
         patient = {**os.environ, "FENCEPOST_LIMITS__CONNECT_TIMEOUT_SECONDS": "60"}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=patient)
         return done.returncode, done.stdout

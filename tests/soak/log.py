@@ -57,7 +57,7 @@ def records(log: Log, topic: str) -> Iterator[tuple[int, str | None, int]]:
     give_up = time.monotonic() + _READ_SECONDS
     with log.connect(topic) as connection:
         while at < end:
-            assert time.monotonic() < give_up, f"{topic} could be read up to {at} only, its end is {end}"
+            assert time.monotonic() < give_up, f"{topic} was read up to {at} only, but its end is {end}"
             data = _batches(connection, topic, at)
             position = 0
             while len(data) - position >= _HEADER.size:
@@ -78,7 +78,7 @@ def records(log: Log, topic: str) -> Iterator[tuple[int, str | None, int]]:
 
 def committed(bootstrap: str, topic: str) -> set[int]:
     """Offsets that a read_committed consumer receives."""
-    place = TopicPartition(topic, 0)
+    partition = TopicPartition(topic, 0)
     consumer = KafkaConsumer(
         bootstrap_servers=bootstrap,
         isolation_level="read_committed",
@@ -88,14 +88,14 @@ def committed(bootstrap: str, topic: str) -> set[int]:
         max_partition_fetch_bytes=1 << 22,
     )
     try:
-        consumer.assign([place])
-        consumer.seek_to_beginning(place)
-        end = consumer.end_offsets([place])[place]
+        consumer.assign([partition])
+        consumer.seek_to_beginning(partition)
+        end = consumer.end_offsets([partition])[partition]
         found: set[int] = set()
         give_up = time.monotonic() + _READ_SECONDS
-        while consumer.position(place) < end:
+        while consumer.position(partition) < end:
             assert time.monotonic() < give_up, f"{topic}: committed records could not be read up to {end}"
-            found |= {record.offset for record in consumer.poll(500, max_records=5000).get(place, [])}
+            found |= {record.offset for record in consumer.poll(500, max_records=5000).get(partition, [])}
         return found
     finally:
         consumer.close()

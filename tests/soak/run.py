@@ -23,7 +23,7 @@ from tests.support.raw import Closed, Connection, batch
 _PROGRESS_SECONDS = 5.0
 _JOIN_SECONDS = 75.0
 _HEARTBEAT_SECONDS = 90.0
-#: Other writers may overtake a probe repeatedly: end them first.
+#: Other writers may overtake a probe repeatedly, so the probe ends them after this time.
 _RACE_SECONDS = 15.0
 #: Requests in flight after all clients and proxies ended have this long before the log is read.
 _LAST_SECONDS = 3.0
@@ -90,7 +90,7 @@ class Result:
         yield "transactions: " + _listed(self.transactions)
         yield f"faults: {self.faults.total()}: " + _listed(self.faults)
         yield "faults that met a connection: " + _listed(self.hits)
-        yield "clients opened anew after: " + _listed(self.renewed)
+        yield "clients reopened after: " + _listed(self.renewed)
         yield f"log: {sum(self.records.values())} records and markers: " + _listed(Counter(self.records))
         yield from (f"PROBLEM: {trouble}" for trouble in self.troubles)
         yield from checker.report(self.decision)
@@ -244,7 +244,7 @@ def _still_alive(stage: Stage, recorder: Recorder, over: threading.Event, say: S
     for topic, mode in TOPICS.items():
         for proxy in PROXIES if mode == "required" else PROXIES[:1]:
             if not append_at_last(stage, recorder, topic, proxy, over):
-                troubles.append(f"{topic} takes no appends through proxy {proxy} although all is mended")
+                troubles.append(f"{topic} takes no appends through proxy {proxy} after all repairs")
                 say(troubles[-1])
     return troubles
 

@@ -124,7 +124,7 @@ def test_only_stale_ends_read_by_clients_are_tolerated() -> None:
 
 
 def test_log_end_truncated_later_was_true() -> None:
-    """An append with unknown outcome was at 1, and a leader change removed it. Later another append is at 1."""
+    """1. An append with unknown outcome is at offset 1. 2. A leader change removes it. 3. Another append is at 1."""
     story = Story()
     story.op("a", expected=0)
     story.op("lost", expected=1, outcome=UNKNOWN)

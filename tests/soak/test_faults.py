@@ -68,5 +68,7 @@ def test_seed_determines_the_fault_schedule(tmp_path: Path) -> None:
 def test_every_kind_of_fault_comes(tmp_path: Path) -> None:
     kinds = {kind for kind, _ in schedule(tmp_path, 3)}
     hops = {f"{hop} {kind}" for hop in ("clients-proxy", "proxy-broker") for kind in ("cut", "hold", "drop", "refuse")}
-    whom = {f"broker {what} ({who})" for what in ("killed", "paused") for who in ("leader", "controller", "any")}
-    assert kinds == hops | whom | {"leader moved"}
+    expected = {
+        f"broker {what} ({target})" for what in ("killed", "paused") for target in ("leader", "controller", "any")
+    }
+    assert kinds == hops | expected | {"leader moved"}

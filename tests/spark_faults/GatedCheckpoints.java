@@ -7,7 +7,7 @@ import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileMana
 import org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager;
 
 /**
- * A checkpoint whose logs have gates (gates.py): `offsets.N` before Spark logs the offsets of micro-batch N,
+ * A checkpoint whose logs have points (gates.py): `offsets.N` before Spark logs the offsets of micro-batch N,
  * `commits.N` before it logs that the batch is done; `offsets-logged.N` and `commits-logged.N` after that.
  */
 public class GatedCheckpoints extends FileContextBasedCheckpointFileManager {

@@ -1,2 +1,2 @@
-"""The Spark sink under faults, beside Spark's own Kafka sink: rows missing, twice and out of order, counted from Kafka.
+"""The Spark sink and Spark's Kafka sink under faults: rows missing, duplicated and out of order, counted in Kafka.
 `python -m tests.spark_faults` prints the table."""

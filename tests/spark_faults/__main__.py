@@ -1,7 +1,7 @@
-"""`python -m tests.spark_faults`: each fault on our sink and on Spark's own. Prints the table, and what was refused.
+"""`python -m tests.spark_faults`: run each fault with both sinks. Prints the table, and the refusals.
 
-Exit status 1: with our sink, rows are missing, twice, out of order, or not the source's; or Spark's own sink shows no
-duplicates, so that the counting would prove nothing.
+Exit status 1: with our sink, rows are missing, duplicated, out of order or unknown; or Spark's sink shows no
+duplicates, so that the counting is no evidence.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A Spark driver of its own, told what to do line by line in JSON, so that it can be killed: `stage.Driver` has it.
+"""A separate Spark driver that can be killed. It reads commands as JSON lines, see `stage.Driver`.
 
-Arguments: the master, settings of Spark's as JSON. It answers each line with one.
+Arguments: the master, and Spark's settings as JSON. It answers each line with one.
 """
 
 from __future__ import annotations

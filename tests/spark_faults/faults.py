@@ -1,7 +1,7 @@
-"""The faults: what happens to a query that writes, one micro-batch after the other.
+"""The faults that hit a query while it writes one micro-batch after the other.
 
-Most strike in batch 1: batch 0 is done, and batch 2 comes after. Where our sink refuses to go on, the fault does what
-its message says, so that what is counted in the end is all of it.
+Most faults hit batch 1: batch 0 is complete, and batch 2 follows. Where our sink refuses to continue, the fault does
+what the refusal's message says, so that the final count covers all rows.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Fault:
     name: str
     reported: str
     happen: Callable[[Trial], None]
-    #: Of those that have such a point.
+    #: The sinks that have the fault's point.
     sinks: tuple[str, ...] = SINKS
     master: str = LOCAL
-    #: It needs a query that runs, and leaves one: faults in a row have the same.
+    #: The fault needs a running query and leaves one: consecutive faults share it.
     chained: bool = False
 
 
 def begun(trial: Trial) -> Query:
-    """A query that runs and has done some batches; the fault strikes in its next, `trial.at`."""
+    """A query that runs and has completed some batches; the fault hits its next one, `trial.at`."""
     if not trial.queries:
         trial.run(trial.query())
     [query] = trial.queries
@@ -43,26 +43,26 @@ def begun(trial: Trial) -> Query:
 
 
 def ended(trial: Trial, query: Query) -> None:
-    """It has done what it was struck in, and goes on."""
+    """Wait until the query has completed the faulty batch, and continues."""
     trial.done(query, trial.at)
     if not trial.chained:
         trial.done(query, query.more())
 
 
 def points(trial: Trial, where: str) -> list[str]:
-    """`NAME` – where a batch passes once; `NAME/0` – task 0; `NAME/*` – each task."""
+    """`NAME` – a point that a batch passes once; `NAME/0` – in task 0; `NAME/*` – in each task."""
     name, _, tasks = where.partition("/")
     if name in ("look", "looked"):
-        return [name]  # the sink does not know yet for which batch it looks
+        return [name]  # the sink does not know the batch number at this point
     if not tasks:
         return [point(name, trial.at)]
     return [point(name, trial.at, task) for task in (range(TASKS) if tasks == "*" else [int(tasks)])]
 
 
 def half_written(trial: Trial, query: Query, action: str = WAIT) -> int:
-    """A batch is begun: rows of each task lie in Kafka, and others of task 0 are to come; the worker that waits.
+    """Begin a batch: the first rows of each task are in Kafka, but task 0 is not finished. Return its waiting worker.
 
-    Task 1 comes later: the two would refuse each other's appends, and ours tries again only when there are more rows.
+    Task 1 starts later. Otherwise the two would refuse each other's appends, and our sink retries only with more rows.
     """
     [sequencer], [other] = points(trial, "rows/0"), points(trial, "task/1")
     gates.arm(sequencer, action)
@@ -94,7 +94,7 @@ def task_fails(trial: Trial) -> None:
 
 
 def strikes(trial: Trial, where: str, action: str = RAISE) -> None:
-    """At this point in the sink, once. Where it raises, Spark tries the task again."""
+    """One fault at this point in the sink. If it raises, Spark retries the task."""
     query = begun(trial)
     [sequencer] = points(trial, where)
     gates.arm(sequencer, action)
@@ -107,7 +107,7 @@ def strikes(trial: Trial, where: str, action: str = RAISE) -> None:
 
 
 def driver_killed(trial: Trial, where: str) -> None:
-    """When this point has been reached, by all."""
+    """Kill the driver when all have reached this point."""
     query = begun(trial)
     for sequencer in points(trial, where):
         gates.arm(sequencer)
@@ -155,7 +155,7 @@ def executor_killed(trial: Trial) -> None:
 
 
 def zombie_executor(trial: Trial) -> None:
-    """It stands still while the driver dies and the query is started again elsewhere; when all is done, it goes on."""
+    """1. The executor stops. 2. The driver dies; the query completes elsewhere. 3. The executor resumes."""
     query = begun(trial)
     half_written(trial, query)
     old = trial.driver
@@ -173,7 +173,7 @@ def zombie_executor(trial: Trial) -> None:
 
 
 def zombie_worker(trial: Trial) -> None:
-    """It is about to append when the driver dies; when the query has written all of it again, it appends."""
+    """1. A task is about to append. 2. The driver dies, and the query writes everything again. 3. The task appends."""
     query = begun(trial)
     [sequencer] = points(trial, "append/0")
     gates.arm(sequencer)
@@ -189,7 +189,7 @@ def zombie_worker(trial: Trial) -> None:
 
 
 def zombie_driver(trial: Trial) -> None:
-    """It stands still while another driver writes this batch and the next; then it goes on, until Spark stops it."""
+    """1. The driver stops. 2. Another driver writes this batch and the next. 3. It resumes until Spark stops it."""
     query = begun(trial)
     half_written(trial, query)
     old = trial.driver
@@ -209,7 +209,7 @@ def zombie_driver(trial: Trial) -> None:
 
 
 def speculation(trial: Trial) -> None:
-    """Task 0 stands still; when its copy runs, it goes on, and both write."""
+    """1. Task 0 stops. 2. Its speculative copy starts. 3. Task 0 resumes, and both write."""
     trial.driver_settings = {
         "spark_speculation": "true",
         "spark_speculation_quantile": "0.5",
@@ -228,7 +228,7 @@ def speculation(trial: Trial) -> None:
 
 
 def _backed_up(trial: Trial, query: Query, batches: int) -> str:
-    """The checkpoint as it was before so many batches that have been done since. The query is stopped."""
+    """Return the checkpoint as it was `batches` batches ago. The query is stopped."""
     trial.stop(query)
     backup = f"{query.checkpoint}-backup"
     shutil.copytree(query.checkpoint, backup)
@@ -240,7 +240,7 @@ def _backed_up(trial: Trial, query: Query, batches: int) -> str:
 
 
 def restored(trial: Trial, batches: int = 1) -> None:
-    """A checkpoint from before the last batches."""
+    """Restore a checkpoint from before the last batches."""
     query = begun(trial)
     backup = _backed_up(trial, query, batches)
     shutil.rmtree(query.checkpoint)
@@ -250,7 +250,7 @@ def restored(trial: Trial, batches: int = 1) -> None:
 
 
 def restored_otherwise(trial: Trial) -> None:
-    """And what was two batches is one now."""
+    """As `restored`, and two former batches become one."""
     query = begun(trial)
     backup = _backed_up(trial, query, 2)
 
@@ -272,7 +272,7 @@ def restored_otherwise(trial: Trial) -> None:
 
 
 def lost(trial: Trial, *, delete: bool) -> None:
-    """The query begins with no checkpoint, from the first row on."""
+    """Restart the query without a checkpoint, from the first row."""
     query = begun(trial)
     trial.done(query, query.more())
     trial.stop(query)
@@ -296,9 +296,10 @@ def lost(trial: Trial, *, delete: bool) -> None:
 def changed(
     trial: Trial, *, half: bool, tasks: int = TASKS, prefix: str = "", then: str = "", arranged: bool = False
 ) -> None:
-    """Started again otherwise: when a batch is done, or when it is half written and the driver has died.
+    """Restart the query with other settings: after a complete batch, or after a half-written one whose driver died.
 
-    `then` – what is done where our sink refuses to go on; empty: it does not."""
+    `then` – what resolves our sink's refusal; empty: it does not refuse.
+    """
     query = trial.query()
     query.arranged = arranged
     trial.run(query)

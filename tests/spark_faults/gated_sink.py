@@ -1,8 +1,8 @@
-"""Our sink with gates in it: what its class does is done by a subclass, in Spark's processes, between two gates each.
+"""Our sink with points (gates.py): a subclass calls each step between two of them, in Spark's processes.
 
-look, looked            in the driver: the writer is sent to the tasks, which is when it looks at the topic
-append, appended        in a task: one append is sent, and answered
-written                 in a task: the write is at its end, Spark does not know yet
+look, looked            in the driver: the writer is pickled for the tasks, and reads the topic
+append, appended        in a task: one append is sent and answered
+written                 in a task: the write is complete, but Spark does not know it yet
 commit, committed       in the driver
 """
 
@@ -44,12 +44,12 @@ class _Gated:
         context = TaskContext.get()
         assert context is not None
         batch, task = batch_of(context), context.partitionId()
-        plain = Log.append
-        Log.append = _gated_append(plain, batch, task)  # type: ignore[method-assign]
+        unchanged = Log.append
+        Log.append = _gated_append(unchanged, batch, task)  # type: ignore[method-assign]
         try:
             message = self._inner.write(iterator)
         finally:
-            Log.append = plain  # type: ignore[method-assign]
+            Log.append = unchanged  # type: ignore[method-assign]
         gates.passing(point("written", batch, task))
         return message
 
@@ -73,7 +73,7 @@ class GatedLoad(_Gated, DataSourceArrowWriter):  # type: ignore[misc]
 
 
 class _Looked:
-    """Pickled between two gates."""
+    """Pickled between two points."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -87,13 +87,13 @@ class _Looked:
         return cloudpickle.loads, (pickled,)
 
 
-def _gated_append(plain: Any, batch: str, task: int) -> Any:
+def _gated_append(unchanged: Any, batch: str, task: int) -> Any:
     def append(log: Log, *what: Any) -> Future[Any]:
         gates.passing(point("append", batch, task))
-        answer: Future[Any] = plain(log, *what)
-        if gates.armed(gone := point("unheard", batch, task)):
+        answer: Future[Any] = unchanged(log, *what)
+        if gates.armed(name := point("unheard", batch, task)):
             answer.result()
-            gates.passing(gone)
+            gates.passing(name)
             answer = Future()
             answer.set_exception(Unknown("the answer is lost"))
         if gates.armed(after := point("appended", batch, task)):

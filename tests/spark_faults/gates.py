@@ -1,12 +1,12 @@
-"""Points that Spark's processes pass, where a test lets one of them wait, raise or die.
+"""Points in Spark's processes where a test makes one process wait, raise or die.
 
-Tests, drivers, workers and (`GatedCheckpoints.java`) JVMs agree by files in one directory, `$FENCEPOST_FAULTS`:
+Tests, drivers, workers and (`GatedCheckpoints.java`) JVMs communicate by files in one directory, `$FENCEPOST_FAULTS`:
 
-    NAME.armed   what shall happen to who comes first; it is renamed, so that it happens to one alone
-    NAME.at      the id of the process that it happened to
-    NAME.open    who waits may go on
+    NAME.armed   the action for the first process there; it renames the file, so that only one process gets it
+    NAME.at      the id of that process
+    NAME.open    a waiting process may continue
 
-A point is named for the micro-batch, and for the task where there are several at once.
+The name of a point contains the micro-batch, and the task if there are several.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import time
 from pathlib import Path
 
 DIRECTORY = "FENCEPOST_FAULTS"
-#: What may happen: raise at once, wait, both, or nothing (who passes knows what to do).
+#: Actions: raise at once, wait, both, or none (the process acts itself).
 RAISE, WAIT, WAIT_AND_RAISE, PASS = "raise", "wait", "wait and raise", "pass"
 _WAIT_SECONDS = 300.0
 _POLL_SECONDS = 0.02
 
 
 class Struck(Exception):
-    """What a test lets happen."""
+    """The fault that a test injects."""
 
 
 def directory() -> Path:
@@ -35,7 +35,7 @@ def point(name: str, batch: int | str, task: int | None = None) -> str:
 
 
 def passing(name: str) -> None:
-    """In a process under test: here it is. Raises Struck where it shall."""
+    """In a process under test: pass this point. Raises Struck if the test injected that fault."""
     armed, taken = directory() / f"{name}.armed", directory() / f"{name}.taken"
     try:
         armed.rename(taken)
@@ -50,7 +50,7 @@ def passing(name: str) -> None:
     deadline = time.monotonic() + _WAIT_SECONDS
     while not (directory() / f"{name}.open").exists():
         if time.monotonic() > deadline or not directory().exists():
-            raise Struck(f"nobody opened {name}")
+            raise Struck(f"no test opened {name}")
         time.sleep(_POLL_SECONDS)
     if action == WAIT_AND_RAISE:
         raise Struck(f"at {name}")
@@ -61,7 +61,7 @@ def armed(name: str) -> bool:
 
 
 def note(name: str, text: str = "") -> None:
-    """In a process under test: that this has happened."""
+    """In a process under test: record an event."""
     _write(directory() / f"{name}.noted", text)
 
 
@@ -70,13 +70,13 @@ def arm(name: str, action: str = WAIT) -> None:
 
 
 def reached(name: str) -> int | None:
-    """The process that is, or was, at this point."""
+    """The process that is or was at this point."""
     file = directory() / f"{name}.at"
     return int(file.read_text()) if file.exists() else None
 
 
 def recorded(prefix: str) -> list[str]:
-    """What was noted under names that begin so."""
+    """The events whose names have this prefix."""
     return [file.read_text() for file in directory().glob(f"{prefix}*.noted")]
 
 
@@ -90,7 +90,7 @@ def clear() -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    """Whole or not at all, as others see it."""
+    """Write atomically."""
     part = file.with_suffix(f".{os.getpid()}.part")
     part.write_text(text)
     part.rename(file)

@@ -1,4 +1,4 @@
-"""What Spark runs: the query under test, with gates among its rows. Imported by drivers and by workers."""
+"""The query under test, with points among its rows. Drivers and workers import this module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from tests.spark_faults import gates
 
 SCHEMA = "id BIGINT, key STRING, counter BIGINT, text STRING"
-#: So that what has been let through lies in Kafka soon, however few rows a test has.
+#: Small, so that the rows before a point reach Kafka soon.
 ROWS_AT_ONCE = 100
 BATCH_BYTES = 40 * 1024
 FENCEPOST, KAFKA = "fencepost", "kafka"
@@ -24,7 +24,7 @@ def batch_of(context: Any) -> str:
 
 
 def sequenced_topics(let_through: int) -> Any:
-    """Gates around a task's rows: `task` before the first, `rows` after `let_through` of them, `all` after the last."""
+    """Points among a task's rows: `task` before the first, `rows` after `let_through` of them, `all` after the last."""
 
     def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415
@@ -47,7 +47,7 @@ def sequenced_topics(let_through: int) -> Any:
 
 
 class Running:
-    """A query that was started, or one write of `df.write` in a thread of its own."""
+    """A started query, or one `df.write` in a separate thread."""
 
     def __init__(self, spark: Any, requested: dict[str, Any]) -> None:
         self._spark = spark
@@ -76,7 +76,7 @@ class Running:
 
     def _load(self, requested: dict[str, Any]) -> None:
         try:
-            # Formats in Python are looked up in the session of the thread, and a new one has none.
+            # Spark looks up Python formats in the thread's session, and a new thread has none.
             self._spark._jvm.org.apache.spark.sql.SparkSession.setActiveSession(self._spark._jsparkSession)
             rows = self._spark.read.schema(SCHEMA).parquet(requested["source"])
             writer = _shaped(rows, requested).write.format(requested["sink"]).mode("append")
@@ -98,9 +98,9 @@ def _stream(spark: Any, requested: dict[str, Any]) -> Any:
 
 
 def _shaped(rows: Any, requested: dict[str, Any]) -> Any:
-    """`wanted` – a `stage.Query` as a dictionary, with what its trial adds."""
+    """`requested` – a `stage.Query` as a dictionary, with the settings of its trial."""
     value = f"concat('{requested['prefix']}', id, ' ', counter, ' ', text) AS value"
-    # One file is read by one task, so that each key's rows are in order behind the shuffle.
+    # One task reads a file, so each key's rows keep their order through the shuffle.
     placed = rows.repartition(requested["tasks"], "key").selectExpr("key", value)
     if requested["arranged"] and requested["sink"] == FENCEPOST:
         from fencepost.spark import arrange  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Faults in a row, and the table of what came of them."""
+"""Runs consecutive faults and prints their results as a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Outcome:
     refusal: str = ""
     then: str = ""
     at_refusal: Counts | None = None
-    #: It did not come to its end.
+    #: Why it did not complete.
     broken: str = ""
 
     @property
@@ -37,14 +37,14 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        """Our sink is exact under each; and the same counting finds Spark's own duplicates, where it was asked to."""
+        """Our sink is exact under each fault; and the same counting finds duplicates of Spark's sink, if run."""
         ours = all(each.exact for (_, sink), each in self.outcomes.items() if sink == FENCEPOST)
         theirs = [each for (_, sink), each in self.outcomes.items() if sink == KAFKA]
         return ours and (not theirs or any(each.counts.duplicated for each in theirs))
 
 
 class Row:
-    """Faults in a row, on one sink."""
+    """Consecutive faults on one sink."""
 
     def __init__(self, stage: Stage, sink: str) -> None:
         self._stage, self._sink = stage, sink
@@ -100,7 +100,7 @@ def table(result: Result) -> Iterator[str]:
     names = {FENCEPOST: "`fencepost`", KAFKA: "Spark's `kafka`"}
     yield f"| fault | rows | {' | '.join(names[sink] for sink in result.sinks)} |"
     yield f"|---|{'---:|' * (1 + len(result.sinks))}"
-    notes: list[str] = []
+    refusals: list[str] = []
     others: dict[str, list[str]] = {}
     for fault in result.faults:
         found = {sink: result.outcomes.get((fault.name, sink)) for sink in result.sinks}
@@ -111,17 +111,19 @@ def table(result: Result) -> Iterator[str]:
         rows = next(each.counts.expected for each in found.values() if each is not None)
         cells = []
         for outcome in found.values():
-            note = ""
+            reference = ""
             if outcome is not None and outcome.refusal:
-                notes.append(f"[{len(notes) + 1}] `{fault.name}`: “{outcome.refusal}” Continued with {outcome.then}.")
-                note = f" [{len(notes)}]"
-            cells.append("–" if outcome is None else f"{_counts(outcome)}{note}")
+                refusals.append(
+                    f"[{len(refusals) + 1}] `{fault.name}`: “{outcome.refusal}” Continued with {outcome.then}."
+                )
+                reference = f" [{len(refusals)}]"
+            cells.append("–" if outcome is None else f"{_counts(outcome)}{reference}")
         yield f"| {fault.reported} | {rows} | {' | '.join(cells)} |"
     yield ""
     for tested, faults in others.items():
         if tested:
             yield f"{_EXACT} with {tested}: {'; '.join(faults)}."
-    yield from notes
+    yield from refusals
 
 
 _EXACT = "0/0/0"

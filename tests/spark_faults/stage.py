@@ -1,8 +1,8 @@
-"""What a fault needs: Kafka, the proxy before it, Spark drivers that can be killed, a source, and a judge.
+"""The environment of a fault: Kafka, the proxy, Spark drivers that can be killed, a source, and the counting of rows.
 
-A **stage** has one Kafka and one proxy, and a driver that lives until a fault kills it. A **trial** is of one
-sink: a topic of its own, and queries that write to it what their sources have. A source is a directory; each of its
-files is one micro-batch. What came of it is counted from Kafka itself (`Trial.count`), never from what Spark says.
+A **stage** has one Kafka, one proxy, and a driver that runs until a fault kills it. A **trial** tests one sink. It has
+a topic, and queries that write their sources to it. A source is a directory, and each of its files is one micro-batch.
+`Trial.count` counts the rows in Kafka, independently of Spark's reports.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ PARTITIONS = 2
 TASKS = 2
 KEYS = 20
 ROWS = 4000
-#: What a task lets through before its gate `rows`: more than the buffers on the way to Kafka hold, and not all.
+#: Rows of a task before its point `rows`: more than the buffers before Kafka take, but not all.
 LET_THROUGH = 1400
 _TEXT = "x" * 180
-#: What a changed query puts before each value.
+#: The prefix that a changed query adds to each value.
 CHANGED = b"changed "
-#: Two tasks at once, and four attempts at each.
+#: Two concurrent tasks, with four attempts each.
 LOCAL = "local[2,4]"
-#: Executors of their own: JVMs beside the driver's.
+#: Separate executors: JVMs apart from the driver's.
 CLUSTER = "local-cluster[2,1,1024]"
-#: Workers that outlive drivers, with a host name each: no task has two attempts on one host. See `Standalone`.
+#: Workers that outlive drivers, with one host name each: a task never has two attempts on one host. See `Standalone`.
 STANDALONE = "standalone"
 _CONFIG = """
 [topics."faults-*"]
@@ -68,11 +68,11 @@ _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class NeverHappened(AssertionError):
-    """Something that a trial waits for."""
+    """An event that a trial waits for did not happen."""
 
 
 class QueryFailed(Exception):
-    """What the query ended with, as Spark tells it."""
+    """The error that ended a query, as Spark reports it."""
 
     def __init__(self, reported: str) -> None:
         super().__init__(reported)
@@ -80,7 +80,7 @@ class QueryFailed(Exception):
 
     @property
     def reason(self) -> str:
-        """What the sink said, without Spark's frames around it; else Spark's first line."""
+        """The sink's message without Spark's stack frames; otherwise Spark's first line."""
         return stated(self) or self.reported.strip().partition("\n")[0]
 
 
@@ -88,11 +88,11 @@ class QueryFailed(Exception):
 
 
 class Driver:
-    """`python -m tests.spark_faults.driver`: ready on construction."""
+    """Runs `python -m tests.spark_faults.driver`; ready on construction."""
 
     def __init__(self, directory: Path, master: str, extra: Mapping[str, str]) -> None:
         self.master, self.extra = master, dict(extra)
-        #: It lives, and is nobody's: the stage starts another one.
+        #: It runs, but no longer for the stage, which starts another one.
         self.forgotten = False
         self.log = directory / f"driver-{time.monotonic_ns()}.log"
         jars = ":".join(map(str, fetch("spark-kafka")))
@@ -146,7 +146,7 @@ class Driver:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL for the driver: Python and JVM. Those who work for it are not told."""
+        """Send SIGKILL to the driver's Python process and JVM, but not to its workers."""
         ours = self.processes()
         for pid in (self._process.pid, *(pid for pid, (parent, _) in ours.items() if parent == self._process.pid)):
             _signal(pid, signal.SIGKILL)
@@ -159,7 +159,7 @@ class Driver:
         return [pid for pid, (_, command) in self.processes().items() if "pyspark.daemon" in command]
 
     def processes(self) -> dict[int, tuple[int, str]]:
-        """Parent and command of each living process of its session."""
+        """Parent and command of each live process of its session."""
         found = {}
         for directory in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -169,7 +169,6 @@ class Driver:
         return found
 
     def end(self) -> None:
-        """Nobody of it is left."""
         while members := self.processes():
             for pid in members:
                 _signal(pid, signal.SIGKILL)
@@ -195,7 +194,7 @@ class Driver:
         except queue.Empty:
             line = ""
         if not line:
-            raise NeverHappened(f"the driver said nothing:\n{self.log.read_text()[-3000:]}")
+            raise NeverHappened(f"the driver did not respond:\n{self.log.read_text()[-3000:]}")
         return json.loads(line)
 
 
@@ -210,7 +209,7 @@ def _environment(directory: Path) -> dict[str, str]:
 
 
 class Standalone:
-    """A standalone cluster of Spark's: a master, and workers on addresses of their own."""
+    """A Spark standalone cluster: a master, and workers with separate addresses."""
 
     def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
         port = free_ports_in_a_row(2)
@@ -269,7 +268,7 @@ class Stage:
         self._standalone: Standalone | None = None
 
     def driver(self, master: str = LOCAL, **extra: str) -> Driver:
-        """One that is alive and of this kind: the one of before, where it is."""
+        """A live driver of this kind: the current one if it matches."""
         extra = {name.replace("_", "."): value for name, value in extra.items()}
         if master == STANDALONE:
             if self._standalone is None:
@@ -283,7 +282,7 @@ class Stage:
         return self._drivers[-1]
 
     def end_orphans(self) -> None:
-        """Whoever still works for a driver that was killed."""
+        """End the processes of killed drivers."""
         for each in self._drivers[:-1]:
             each.end()
         if self._drivers and not self._drivers[-1].running:
@@ -325,7 +324,7 @@ class Counts:
     expected: int
     missing: int
     duplicated: int
-    #: Records of a key behind a later one of the same key, in one partition.
+    #: Records after a later one of the same key, in one partition.
     out_of_order: int
     #: Records that no source has.
     foreign: int = 0
@@ -337,7 +336,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Query:
-    """A query that a trial starts, and may start again otherwise."""
+    """A query that a trial starts, and may restart with other settings."""
 
     name: str
     source: str
@@ -349,16 +348,16 @@ class Query:
     prefix: str = ""
     let_through: int = LET_THROUGH
     arranged: bool = False
-    #: `df.write`, once, of all that the source has.
+    #: One `df.write` of all rows of the source.
     load: bool = False
     options: dict[str, str] = field(default_factory=dict)
-    #: Micro-batches that have been made, and rows in them.
+    #: Micro-batches created, and the rows in them.
     batches: int = 0
     rows: int = 0
     newest: int = 0
 
     def more(self, rows: int = ROWS) -> int:
-        """The source has one micro-batch more; its number, as long as each was a batch of its own."""
+        """Add a micro-batch to the source. Return its number, provided that each file became one batch."""
         ids = range(self.first_id + self.rows, self.first_id + self.rows + rows)
         table = pa.table(
             {
@@ -371,7 +370,7 @@ class Query:
         file = Path(self.source) / f"{self.batches:04}.parquet"
         part = file.with_name(f".{file.name}")
         pq.write_table(table, part)
-        # Files of one source are taken in the order of their times.
+        # Spark reads the files of a source in the order of their times.
         when = time.time() - 1000 + self.batches
         os.utime(part, (when, when))
         part.rename(file)
@@ -385,7 +384,7 @@ class Query:
 
 
 class Trial:
-    """Faults on one sink, one after the other, on a topic of their own. `begin` before each."""
+    """Consecutive faults on one sink and one topic. Call `begin` before each."""
 
     def __init__(self, stage: Stage, sink: str, master: str = LOCAL) -> None:
         self.stage, self.sink, self.master = stage, sink, master
@@ -399,13 +398,13 @@ class Trial:
         self.begin(chained=False)
 
     def begin(self, *, chained: bool) -> None:
-        """`chained` – the next fault finds the query as this one leaves it."""
+        """`chained` – the next fault uses the query of this one."""
         gates.clear()
         self.stage.end_orphans()
         self.chained = chained
-        #: The batch in which it happens.
+        #: The batch that the fault hits.
         self.at = 0
-        #: What the sink refused, what was done then, and what there was before that.
+        #: The sink's refusal, the reaction to it, and the counts at the refusal.
         self.refusal = self.then = ""
         self.at_refusal: Counts | None = None
         self._counted_from = {query.name: query.rows for query in self.queries}
@@ -444,17 +443,16 @@ class Trial:
         self.driver.report("stop", name=query.name)
 
     def loaded(self, query: Query) -> None:
-        """Waits until a `df.write` has ended. Raises QueryFailed where it did by an error."""
+        """Wait until a `df.write` has ended. Raises QueryFailed if it failed."""
         until(lambda: not self.driver.report("state", name=query.name)["active"], f"the load {query.name} ended")
         if error := self.driver.report("state", name=query.name)["error"]:
             raise QueryFailed(error)
 
     def done(self, query: Query, batch: int) -> None:
-        """Waits until Spark has it that the batch is done. Raises QueryFailed where the query ends."""
+        """Wait until Spark has recorded the batch as complete. Raises QueryFailed if the query ends."""
         until(lambda: query.done(batch) or self._failed(query), f"batch {batch} of {query.name} done")
 
     def fails(self, query: Query) -> QueryFailed:
-        """Waits until the query ends by an error."""
         try:
             until(lambda: self._failed(query), f"{query.name} failed")
         except QueryFailed as failed:
@@ -464,25 +462,25 @@ class Trial:
     def _failed(self, query: Query) -> bool:
         state = self.driver.report("state", name=query.name)
         if not state["active"]:
-            raise QueryFailed(state["error"] or "ended by itself")
+            raise QueryFailed(state["error"] or "ended without an error")
         return False
 
     def run(self, query: Query, batches: int = 1) -> None:
-        """The query is started, and has done so many batches more."""
+        """Start the query and wait until it has completed so many more batches."""
         last = [query.more() for _ in range(batches)][-1]
         self.start(query)
         self.done(query, last)
 
     def reached(self, *names: str) -> int:
-        """Waits until somebody stands at one of these gates; who."""
+        """Wait until a process is at one of these points; return its id."""
         until(
             lambda: any(gates.reached(name) for name in names) or any(map(self._failed, self.queries)),
-            f"somebody at {' or '.join(names)}",
+            f"a process at {' or '.join(names)}",
         )
         return next(pid for name in names if (pid := gates.reached(name)))
 
     def has_written(self, query: Query, batch: int, task: int) -> None:
-        """Waits until some of the rows of this task, of the newest batch, are in Kafka."""
+        """Wait until some rows of this task, of the latest batch, are in Kafka."""
 
         def some() -> bool:
             keys = {key.encode() for key in gates.recorded(f"key.{batch}.{task}.")}
@@ -496,7 +494,7 @@ class Trial:
         until(some, f"rows of task {task} of batch {batch} in Kafka")
 
     def count(self) -> Counts:
-        """Of the rows that the sources got since `begin`."""
+        """Count the rows that the sources got since `begin`."""
         expected = {
             query.first_id + n
             for query in self.queries
@@ -522,14 +520,14 @@ class Trial:
         )
 
     def refused(self, query: Query, then: str) -> None:
-        """Our sink refuses to go on, and has appended nothing that was not due. `then` – what is done about it."""
+        """Expect that our sink refuses to continue, and has appended nothing wrong. `then` – the reaction to it."""
         self.refusal = self.fails(query).reason
         self.at_refusal = self.count()
         self.then = then
 
 
 def _number(value: bytes) -> int:
-    """Of the source's row."""
+    """The number of the source's row."""
     return int(value.removeprefix(CHANGED).split()[0])
 
 
@@ -545,7 +543,7 @@ def _reader(bootstrap: str) -> dict[str, Any]:
 
 
 def read(bootstrap: str, topic: str, partition: int) -> Iterator[tuple[bytes, bytes]]:
-    """Key and value of each record, from Kafka itself."""
+    """Key and value of each record, read directly from Kafka."""
     consumer = confluent_kafka.Consumer(_reader(bootstrap))
     consumer.assign([confluent_kafka.TopicPartition(topic, partition, confluent_kafka.OFFSET_BEGINNING)])
     deadline = time.monotonic() + PATIENCE_SECONDS

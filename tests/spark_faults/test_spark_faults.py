@@ -1,6 +1,6 @@
-"""The Spark sink under faults: each row of the source is in Kafka once, in order per key, whatever dies.
+"""The Spark sink under faults: each row of the source is in Kafka once, in order per key, although processes die.
 
-Short here; `make spark-faults` has every fault, also with Spark's own Kafka sink, and prints the table.
+This is the short form. `make spark-faults` runs every fault, also with Spark's Kafka sink, and prints the table.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def struck(ready: Stage, name: str, sink: str) -> run.Outcome:
 
 
 def test_zombie_appends_nothing_its_successor_has_written(ready: Stage, say: Callable[[str], None]) -> None:
-    """Given a driver killed when its task is about to append, when another wrote the batch, and the task goes on."""
+    """1. The driver dies when its task is about to append. 2. Another driver writes the batch. 3. The task resumes."""
     outcome = struck(ready, "zombie-append", FENCEPOST)
     say(run.reported(outcome))
     assert outcome.exact, outcome
 
 
 def test_unlogged_batch_is_duplicated_by_kafka_sink_only(ready: Stage, say: Callable[[str], None]) -> None:
-    """Given that Spark cannot log a batch that is written; else the counting would prove nothing."""
+    """Given a written batch that Spark cannot log. Shows that the counting finds duplicates."""
     ours, sparks = (struck(ready, "log-raises", sink) for sink in (FENCEPOST, KAFKA))
     say(f"ours: {run.reported(ours)}; Spark's: {run.reported(sparks)}")
     assert ours.exact, ours

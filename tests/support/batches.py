@@ -1,4 +1,4 @@
-"""Record batches for tests, made by kafka-python's builder: not by the code under test."""
+"""Record batches for tests, made by kafka-python's builder, independently of the code under test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 Header = tuple[str, bytes]
 #: Timestamp, key, value, headers.
 Row = tuple[int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
-#: offset and length before what the CRC covers, in a v2 batch
+#: The length of the fields before the part that the CRC covers, in a v2 batch.
 _CRC_AT = 17
 
 
@@ -43,8 +43,8 @@ def batch(
     )
     at = now_ms() if timestamp_ms is None else timestamp_ms
     for delta, value in enumerate(values):
-        own = list(headers[delta]) if delta < len(headers) else []
-        builder.append(delta, at, key, value, own)
+        of_record = list(headers[delta]) if delta < len(headers) else []
+        builder.append(delta, at, key, value, of_record)
     built = bytearray(builder.build())
     struct.pack_into(">q", built, 0, base_offset)
     return memoryview(bytes(built))
@@ -70,8 +70,8 @@ def built_by(
 
 
 def expecting(offset: int, *values: bytes, write_id: bytes | None = None, **more: object) -> memoryview:
-    """A batch whose first record carries its expectation, and a write-id where one is given."""
-    own: list[Header] = [("fencepost-expected-offset", b"%d" % offset)]
+    """A batch whose first record has its expected offset, and a write-id if one is given."""
+    first: list[Header] = [("fencepost-expected-offset", b"%d" % offset)]
     if write_id is not None:
-        own.append(("fencepost-write-id", write_id))
-    return batch(*values, headers=[own], **more)  # type: ignore[arg-type]
+        first.append(("fencepost-write-id", write_id))
+    return batch(*values, headers=[first], **more)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Record batches byte by byte, for tests that need odd or broken ones: no builder of a client's would make them."""
+"""Record batches built byte by byte, for tests with unusual or invalid batches that no client library builds."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NOW_MS = 1_700_000_000_000
 
 
 def _lz4(data: bytes) -> bytes:
-    """Kafka takes no frame whose blocks may be linked."""
+    """Kafka accepts only frames with independent blocks."""
     compressor = cramjam.lz4.Compressor(block_linked=False)
     compressor.compress(data)
     return bytes(compressor.finish())
 
 
-#: By the codec's number in a batch's attributes.
+#: Codec number in a batch's attributes → codec.
 CODECS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
     "none": (0, bytes),
     "gzip": (1, lambda data: bytes(cramjam.gzip.compress(data))),
@@ -69,7 +69,7 @@ def batch(
     codec: str = "none",
     magic: int = 2,
 ) -> memoryview:
-    """`count` is what the batch claims, where that is not how many records it has."""
+    """`count` is the number that the batch claims, if different from the number of its records."""
     count = len(records) if count is None else count
     last_offset_delta = count - 1 if last_offset_delta is None else last_offset_delta
     number, compress = CODECS[codec]

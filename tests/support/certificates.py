@@ -1,4 +1,4 @@
-"""Certificates for tests, made by the openssl that every machine has: authorities, servers', clients', wrong ones."""
+"""Certificates for tests, made by openssl: authorities, servers', clients' and invalid ones."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Elliptic curves: a key takes a millisecond, where RSA takes a second of a busy machine.
+#: Elliptic curves: an RSA key would take a second on a busy machine instead of a millisecond.
 _NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
 HERE = "IP:127.0.0.1,DNS:localhost"
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """`both` – key and certificate in one file, as Java's PEM key stores want them."""
+    """`both` – key and certificate in one file, as Java's PEM key stores require."""
 
     certificate: Path
     key: Path
@@ -21,7 +21,7 @@ class Certificate:
 
 
 class Authority:
-    """Who signs. `file` – its own certificate, for those who trust it."""
+    """A certificate authority. `file` – its certificate, for trust stores."""
 
     def __init__(self, directory: Path, name: str = "authority") -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ class Authority:
         )
 
     def _config(self, name: str) -> Path:
-        """What is in it, and nothing of this machine's own."""
+        """A complete config, independent of the machine's openssl config."""
         (file := self._directory / f"{name}.cnf").write_text(
             f"""[req]
 distinguished_name = who
@@ -51,7 +51,7 @@ subjectKeyIdentifier = hash
         return file
 
     def sign(self, name: str, *, names: str = HERE, days: int = 20, password: str | None = None) -> Certificate:
-        """`names` – whom it is for; `days` – for how long: it has ended if that is below 0."""
+        """`names` – the subject alternative names. `days` – the validity; negative for an expired certificate."""
         made = Certificate(*(self._directory / f"{name}.{end}" for end in ("pem", "key", "both.pem")))
         request, extensions = self._directory / f"{name}.csr", self._directory / f"{name}.ext"
         encrypted = ["-nodes"] if password is None else ["-passout", f"pass:{password}"]

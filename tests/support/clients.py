@@ -1,4 +1,4 @@
-"""One face for the three client libraries, so that a test can be told once and run with each."""
+"""One interface to the three client libraries, so that one test can run with each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def create_topic(bootstrap: str, topic: str, check: str | None = None, **configs
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         admin.create_topics([NewTopic(topic, 1, 1, topic_configs=configs)])
-        # The broker that is asked for the topic's configs learns of it a moment after the controller.
+        # The broker that returns the topic's configs learns of it shortly after the controller.
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
         give_up = time.monotonic() + WAIT_SECONDS
         while not admin.describe_configs([resource], config_filter="all")["topic"][topic]:
@@ -48,7 +48,7 @@ def set_check(bootstrap: str, topic: str, check: str) -> None:
 
 
 def read_all(bootstrap: str, topic: str, partition: int = 0) -> list[tuple[int, bytes]]:
-    """(offset, value) of every record, as any consumer sees them."""
+    """(offset, value) of every record, as a consumer gets them."""
     tp = TopicPartition(topic, partition)
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False)
     try:
@@ -73,7 +73,7 @@ def log_end(bootstrap: str, topic: str, partition: int = 0) -> int:
 
 
 class Outcome:
-    """What one send came to: `offset`, or `error`. Filled in by `Producer.resolve`."""
+    """The result of one send: `offset` or `error`. `Producer.resolve` sets it."""
 
     def __init__(self) -> None:
         self.offset: int | None = None
@@ -82,12 +82,12 @@ class Outcome:
     def get(self) -> int:
         if self.error is not None:
             raise self.error
-        assert self.offset is not None, "not settled"
+        assert self.offset is not None, "not resolved"
         return self.offset
 
 
 class Producer(Protocol):
-    """`send` hands a record over without waiting; `resolve` waits for all."""
+    """`send` submits a record without waiting; `resolve` waits for all."""
 
     def send(self, topic: str, value: bytes, **options: Any) -> Outcome: ...
 
@@ -148,7 +148,7 @@ class ConfluentProducer:
 
 
 class AiokafkaProducer:
-    """aiokafka in a loop of its own, which runs only while it is asked something."""
+    """aiokafka in a separate event loop, which runs only during a call."""
 
     def __init__(self, bootstrap: str, **configs: Any) -> None:
         self._runner = asyncio.Runner()
@@ -183,8 +183,6 @@ class AiokafkaProducer:
 
 
 class Log(Protocol):
-    """A log writer of any of the three."""
-
     @property
     def next_offset(self) -> int | None: ...
 
@@ -228,7 +226,7 @@ LIBRARIES = ("kafka-python", "aiokafka", "confluent-kafka")
 
 
 def producer(library: str, bootstrap: str, **configs: Any) -> Producer:
-    """A `ConditionalProducer` behind the common face."""
+    """A `ConditionalProducer` with the common interface."""
     kinds: dict[str, Callable[..., Producer]] = {
         "kafka-python": KafkaPythonProducer,
         "aiokafka": AiokafkaProducer,
@@ -238,7 +236,7 @@ def producer(library: str, bootstrap: str, **configs: Any) -> Producer:
 
 
 def log_writer(library: str, topic: str, bootstrap: str, retry: RetryPolicy | None = None) -> Log:
-    """A `LogWriter` of partition 0 behind the common face."""
+    """A `LogWriter` of partition 0 with the common interface."""
     retry = retry or RetryPolicy()
     if library == "kafka-python":
         return fencepost.kafka_python.LogWriter(topic, 0, bootstrap_servers=bootstrap, retry=retry)

@@ -1,6 +1,6 @@
-"""Compressed record batches in every form that a client may send: as libraries write them, odd, and broken.
+"""Compressed record batches in every form that a client may send: by libraries, unusual, and invalid.
 
-The forms differ in the framing alone. All claim `RECORDS` records, which come in one piece or in two.
+The forms differ only in their framing. All claim `RECORDS` records, in one or two blocks.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def xxh32(data: bytes) -> int:
     if size < 16:
         found = five
     else:
-        lanes = [(one + two) & _MASK, two, 0, -one & _MASK]
+        accumulators = [(one + two) & _MASK, two, 0, -one & _MASK]
         while at + 16 <= size:
             for purpose, word in enumerate(struct.unpack_from("<4I", data, at)):
-                lanes[purpose] = rotated((lanes[purpose] + word * two) & _MASK, 13) * one & _MASK
+                accumulators[purpose] = rotated((accumulators[purpose] + word * two) & _MASK, 13) * one & _MASK
             at += 16
-        found = sum(rotated(value, bits) for value, bits in zip(lanes, (1, 7, 12, 18), strict=True)) & _MASK
+        found = sum(rotated(value, bits) for value, bits in zip(accumulators, (1, 7, 12, 18), strict=True)) & _MASK
     found = (found + size) & _MASK
     while at + 4 <= size:
         found = rotated((found + struct.unpack_from("<I", data, at)[0] * three) & _MASK, 17) * four & _MASK
@@ -60,7 +60,7 @@ def lz4(
     end: bool = True,
     dictionary: int | None = None,
 ) -> bytes:
-    """One frame. `flags`: version 1 and independent blocks. Checksums: what is to stand there, -1 for the right one."""
+    """One frame. `flags`: version 1 and independent blocks. Checksums: the value to write, -1 for the right one."""
     flags |= (content_size is not None) << 3 | (checksum is not None) << 2 | (block_checksum is not None) << 4
     flags |= dictionary is not None
     described = bytes([flags, block_size])
@@ -98,7 +98,6 @@ def _zstd(data: bytes) -> bytes:
 
 
 def _zstd_stored(data: bytes, *, checksum: int | None = None, content_size: int | None = None) -> bytes:
-    """One frame of one stored block, with what is to stand there."""
     descriptor = (content_size is not None) << 5 | (checksum is not None) << 2
     window_or_size = 0x58 if content_size is None else content_size
     out = struct.pack("<IBB", 0xFD2FB528, descriptor, window_or_size)

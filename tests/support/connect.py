@@ -1,4 +1,4 @@
-"""Kafka Connect and MirrorMaker 2 as processes of their own, from the locked jars."""
+"""Kafka Connect and MirrorMaker 2 as separate processes, from the locked jars."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def worker(bootstrap: str, rest_port: int, more: Mapping[str, str]) -> dict[str,
         "key.converter": _STRINGS,
         "value.converter": _STRINGS,
         "offset.flush.interval.ms": "500",
-        # The connectors are on the class path, not in a directory of plugins.
+        # The connectors are on the class path, not in a plugin directory.
         "plugin.discovery": "only_scan",
         "listeners": f"HTTP://127.0.0.1:{rest_port}",
         **more,
@@ -44,20 +44,20 @@ def file_source(file: Path, topic: str) -> dict[str, str]:
 
 def file_sink(file: Path, topic: str) -> dict[str, str]:
     return {
-        # Of which its consumer group has its name: not one that another test left.
+        # Connect derives the consumer group from the name, so the name must be unique.
         "name": f"sink-{topic}",
         "connector.class": "org.apache.kafka.connect.file.FileStreamSinkConnector",
         "tasks.max": "1",
         "file": str(file),
         "topics": topic,
-        # What was there before the sink's group first came, too; and soon.
+        # Also reads records from before the group's start, and without delay.
         "consumer.override.auto.offset.reset": "earliest",
     }
 
 
 @contextmanager
 def running(main_class: str, directory: Path, settings: Sequence[Mapping[str, str]]) -> Iterator[SupervisedProcess]:
-    """Each of `settings` becomes a file; the first is the worker's. It logs to `log_of(directory)`."""
+    """Write each of `settings` to a file; the first is the worker's. It logs to `log_of(directory)`."""
     files = []
     for number, each in enumerate(settings):
         (file := directory / f"{number}.properties").write_text("".join(f"{k}={v}\n" for k, v in each.items()))

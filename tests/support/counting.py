@@ -1,4 +1,4 @@
-"""What a session asks of its process about counted topics, for tests whose surroundings are their own."""
+"""The services that a session needs for partition-count checks, for tests without a process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fencepost_proxy.types import TopicPartition
 
 
 class StartsKnown(IdempotenceMemory):
-    """Where every log starts is known: nobody has to be asked for it before a refusal is told."""
+    """Knows where every log starts, so that a refusal needs no query for it."""
 
     START = 0
 
@@ -20,8 +20,8 @@ class StartsKnown(IdempotenceMemory):
 
 
 class Counting:
-    """Doors that open and close as the test says; `partition_counts` is what metadata told, `confirmed_at` when it was
-    asked last, `absent` what it does not show, `served` what clients were told."""
+    """Append barriers that the test controls. `partition_counts` – from metadata. `confirmed_at` – time of the last
+    query. `absent` – topics that metadata lacks. `served` – counts reported to clients."""
 
     def __init__(self) -> None:
         self.idempotence: IdempotenceMemory = StartsKnown()

@@ -1,9 +1,9 @@
-"""Clients that misbehave, each in its way, until stdin ends.
+"""Clients that misbehave, each kind in one way, until stdin ends.
 
     python -m tests.support.crowd HOST:PORT PLAIN_TOPIC GUARDED_TOPIC SEED
 
-A process of its own, so that a good client beside them competes with them at the proxy and not for an interpreter.
-Whoever is closed comes again. Prints `ready` once each has connected, and at the end, as JSON, how often they came.
+A separate process, so that a well-behaved client competes with them at the proxy, not for a Python interpreter. They
+reconnect after a close. Prints `ready` once each has connected, and at the end the numbers of connections as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.files import allow_open_files
 from tests.support.messages import encode_request
 
 PRODUCE, FETCH = 0, 1
-#: How many of each kind: a thousand altogether.
+#: Number of clients of each kind: a thousand altogether.
 KINDS = {
     "half-open": 350,
     "slow-loris": 200,
@@ -36,13 +36,13 @@ KINDS = {
     "comes and goes": 50,
 }
 _AGAIN_SECONDS = 1.0
-#: What one producer that never reads sends at most, so that the test's data are bounded.
+#: The most that one producer that never reads sends, which bounds the test's data.
 _PRODUCED_BYTES_MAX = 1_000_000
 _FETCHES = 30
 
 
 class Crowd:
-    def __init__(self, address: Address, plain: str, checked_topic: str, seed: int) -> None:
+    def __init__(self, address: Address, unchecked_topic: str, checked_topic: str, seed: int) -> None:
         self.address = address
         self.chance = random.Random(seed)
         self.connected: set[int] = set()
@@ -50,7 +50,10 @@ class Crowd:
         self.counts: Counter[str] = Counter()
         small = {"Index": 0, "Records": bytes(batch(b"x" * 2_000))}
         self.produce = encode_request(
-            PRODUCE, 9, 1, {"Acks": 1, "TimeoutMs": 5_000, "TopicData": [{"Name": plain, "PartitionData": [small]}]}
+            PRODUCE,
+            9,
+            1,
+            {"Acks": 1, "TimeoutMs": 5_000, "TopicData": [{"Name": unchecked_topic, "PartitionData": [small]}]},
         )
         large = {"Index": 0, "Records": bytes(batch(b"x" * 500_000))}
         self.held = encode_request(
@@ -61,7 +64,10 @@ class Crowd:
         )
         partition = {"Partition": 0, "FetchOffset": 0, "PartitionMaxBytes": 1_000_000}
         self.fetch = encode_request(
-            FETCH, 11, 1, {"MaxWaitMs": 0, "MinBytes": 1, "Topics": [{"Topic": plain, "Partitions": [partition]}]}
+            FETCH,
+            11,
+            1,
+            {"MaxWaitMs": 0, "MinBytes": 1, "Topics": [{"Topic": unchecked_topic, "Partitions": [partition]}]},
         )
 
     async def run(self, until: Awaitable[object]) -> None:
@@ -118,7 +124,7 @@ class Crowd:
     async def _garbage(self, sock: socket.socket) -> None:
         noise = self.chance.randbytes(self.chance.choice((10, 1_000, 50_000)))
         if self.chance.random() < 0.5:
-            # Looks like a request of an API that is read here, and is none.
+            # Looks like a request of an API that the proxy decodes, but is invalid.
             noise = struct.pack(">ihhi", len(noise) + 8, self.chance.choice((0, 3, 19, 32)), 5, 1) + noise
         await asyncio.get_running_loop().sock_sendall(sock, noise)
         await self._closed(sock)
@@ -149,14 +155,14 @@ class Crowd:
                 sock, self.produce[: self.chance.randrange(len(self.produce))]
             )
         if self.chance.random() < 0.5:
-            # By a reset, not by a goodbye.
+            # Close with a reset.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 async def main() -> None:
-    address, plain, checked_topic, seed = sys.argv[1:]
+    address, unchecked_topic, checked_topic, seed = sys.argv[1:]
     allow_open_files(4_096)
-    crowd = Crowd(Address.parse(address), plain, checked_topic, int(seed))
+    crowd = Crowd(Address.parse(address), unchecked_topic, checked_topic, int(seed))
     await crowd.run(asyncio.to_thread(sys.stdin.read))
     print(json.dumps(crowd.counts), flush=True)
 

@@ -1,7 +1,7 @@
-"""Three brokers, of which one can be cut off from the others but stays reachable for clients.
+"""Three brokers, one of which can be isolated from the others but stays reachable for clients.
 
 Clients use the listener WIRE directly. Brokers and controllers reach each other through fault proxies, which close
-every connection from and to the broker that is cut off.
+every connection from and to the isolated broker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CutOffCluster(KafkaCluster):
         return str(self.address(node_id, "WIRE"))
 
     def cut_off(self, node_id: int) -> None:
-        """For good."""
+        """Isolate the broker permanently."""
         for node, pipe in [*self._controllers.items(), *self._replicas.items()]:
             if node == node_id:
                 pipe.refuse()

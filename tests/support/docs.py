@@ -1,4 +1,4 @@
-"""What README.md and the pages of docs/ show: their blocks of code, and the commands in them."""
+"""The code blocks of README.md and docs/, and the commands in them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Command:
 
 
 def blocks(*pages: Path) -> Iterator[Block]:
-    """Raises AssertionError for one that does not end."""
+    """Raises AssertionError for a block that does not end."""
     for page in pages or PAGES:
         fence, language, begun, lines = "", "", 0, list[str]()
         for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):

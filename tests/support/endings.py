@@ -12,7 +12,7 @@ UNKNOWN_PRODUCER_ID, TRANSACTION_ABORTABLE = 59, 120
 
 
 def refuse_commit() -> Respond:
-    """As the proxy does, so that each client that can continue does. The coordinator does not get the request."""
+    """Respond as the proxy does, so that a client can continue. The coordinator does not get the request."""
     return Respond("request", api_key=END_TXN, when=commits, respond=_refusal)
 
 
@@ -21,7 +21,7 @@ def version_of(request: bytes) -> int:
 
 
 def commits(request: bytes) -> bool:
-    """`committed` is the last field except for the tagged ones, of which no client sends any."""
+    """`committed` is the last field before the tagged fields, which no client sends."""
     return request[-2 if version_of(request) >= _FLEXIBLE_FROM else -1] == 1
 
 

@@ -1,14 +1,14 @@
-"""A Kafka cluster that is not there: any number of brokers and partitions, in one process that answers as Kafka would.
+"""A simulated Kafka cluster: any number of brokers and partitions in one process.
 
-For what real Kafka cannot show on one machine: a hundred brokers, ten thousand partitions, a start beside each of
-them. Logs are kept in memory, replication is told and not done, nobody fails. What it answers is held to what real
-Kafka answers by `tests/integration/test_fake_cluster.py`: one script of requests for both.
+For tests that real Kafka does not permit on one machine: a hundred brokers, ten thousand partitions, and frequent
+starts. Logs are in memory, replication is only reported, and nothing fails. `tests/integration/test_fake_cluster.py`
+compares the responses with real Kafka's, by one script of requests for both.
 
     with FakeClusterProcess(brokers=3, topics={"orders": 12}) as kafka:
         ... kafka.bootstrap ...
 
-A broker handles one request of a connection at a time and answers in their order; a Fetch waits for its bytes and
-holds up what follows it on its connection, as with Kafka.
+As in Kafka, a broker handles the requests of a connection sequentially. A Fetch waits for its bytes and delays the
+requests after it on its connection.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LENGTH: Final = struct.Struct(">i")
 _BASE_OFFSET: Final = struct.Struct(">q")
 _LEADER_EPOCH_AT: Final = 12
 _REMEMBERED_BATCHES: Final = 5
-#: How topics begin that forget, and after how many records they do.
+#: Prefix of topics that drop their records, and the number of records after which they do.
 FORGETFUL: Final = "forgetful-"
 FORGETS_EVERY: Final = 5
 _SEQUENCE_MAX: Final = 2**31 - 1
@@ -59,7 +59,7 @@ NONE, OFFSET_OUT_OF_RANGE, CORRUPT_MESSAGE, UNKNOWN_TOPIC, NOT_LEADER = 0, 1, 2,
 TOPIC_EXISTS, OUT_OF_ORDER, PRODUCER_FENCED, FENCED_EPOCH, UNKNOWN_EPOCH = 36, 45, 47, 74, 75
 INVALID_RECORD, UNKNOWN_TOPIC_ID, NO_SUCH_TRANSACTION = 87, 100, 105
 
-#: API key -> versions, those of Kafka 4.x as far as this cluster answers them.
+#: API key → versions: those of Kafka 4.x that this cluster implements.
 VERSIONS: Final[Mapping[int, tuple[int, int]]] = {
     0: (3, 13),
     1: (4, 17),
@@ -96,17 +96,17 @@ _SET_ON_TOPIC, _DEFAULT = 1, 5
 
 @dataclass(slots=True)
 class _Producer:
-    """What a leader remembers of one: `batches` are (first sequence, last sequence, base offset, timestamp)."""
+    """A leader's state for one producer: `batches` are (first sequence, last sequence, base offset, timestamp)."""
 
     epoch: int
     batches: deque[tuple[int, int, int, int]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_BATCHES))
 
 
 class Partition:
-    """A log and its producers. With `kept_max`, older batches are gone as if by retention.
+    """A log and its producers. `kept_max`: older batches are deleted, as by retention.
 
-    `forgets_every` – after so many records all of them are gone, and its producers are forgotten, as brokers before 2.5
-    do it: whoever goes on gets OUT_OF_ORDER_SEQUENCE_NUMBER, since a producer nobody knows has to begin at 0 there.
+    `forgets_every` – number of records after which all are deleted, and their producers forgotten, as before Kafka 2.5.
+    A producer that continues gets OUT_OF_ORDER_SEQUENCE_NUMBER, since an unknown producer must begin at 0 there.
     """
 
     __slots__ = ("_producers", "_waiting", "batches", "forgets_every", "kept_max", "leader", "log_end", "replicas")
@@ -119,7 +119,7 @@ class Partition:
         self.replicas = replicas
         self.kept_max = kept_max
         self.log_end = 0
-        self.batches: deque[tuple[int, int, bytes]] = deque()  # (base offset, offset behind it, batch)
+        self.batches: deque[tuple[int, int, bytes]] = deque()  # (base offset, next offset, batch)
         self._producers: dict[int, _Producer] = {}
         self._waiting: list[Callable[[], None]] = []
 
@@ -160,7 +160,7 @@ class Partition:
         return PartitionResult(index, NONE, base, -1, self.log_start)
 
     def _sequence(self, header: BatchHeader) -> tuple[int, int, int | None]:
-        """Base offset, error code, and when it was first appended if it was before."""
+        """Base offset, error code, and for a duplicate the timestamp of its first append."""
         base = self.log_end
         if header.producer_id < 0:
             return base, NONE, None
@@ -200,7 +200,7 @@ class Partition:
         ]
 
     def read(self, offset: int, bytes_max: int) -> bytes:
-        """Whole batches, the first whatever its size."""
+        """Whole batches, the first regardless of its size."""
         out: list[bytes] = []
         size = 0
         for _, end, data in self.batches:
@@ -213,7 +213,7 @@ class Partition:
         return b"".join(out)
 
     def when_appended(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Calls `wake` once, at the next append. Gives back what takes it off again."""
+        """Call `wake` once, at the next append. Returns a function that cancels it."""
         self._waiting.append(wake)
 
         def cancel() -> None:
@@ -235,9 +235,9 @@ class Topic:
 
 
 class FakeCluster:
-    """All brokers, on one event loop. `topics`: name -> number of partitions, leaders spread over the brokers in turn.
+    """All brokers, on one event loop. `topics`: name → number of partitions, with leaders distributed in turn.
 
-    `kept_max`: batches kept per partition, None for all; so that a long load does not fill the memory.
+    `kept_max`: batches kept per partition, None for all. Limits the memory of a long load.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class FakeCluster:
         self._servers: list[asyncio.Server] = []
         self.topics: dict[str, Topic] = {}
         self._by_id: dict[UUID, Topic] = {}
-        #: Encoded answers to Metadata, by version and request: the same question comes from thousands of clients.
+        #: Encoded Metadata responses by version and request: thousands of clients send the same request.
         self._reported: dict[tuple[int, bytes], bytes] = {}
         for name, partitions in (topics or {}).items():
             self.create(name, partitions)
@@ -270,11 +270,11 @@ class FakeCluster:
         return topic
 
     def changed(self) -> None:
-        """Somebody has changed what metadata tells."""
+        """Discard the encoded responses after a change of metadata."""
         self._reported.clear()
 
     def add_broker(self) -> None:
-        """One more, without partitions; `start` opens its listener."""
+        """Add a broker without partitions; `start` opens its listener."""
         self._node_ids.append(len(self._node_ids) + 1)
         self._reported.clear()
 
@@ -293,13 +293,13 @@ class FakeCluster:
 
     @property
     def bootstrap(self) -> str:
-        """The first broker's address, which is enough, and two more where there are."""
+        """The addresses of up to three brokers."""
         return ",".join(f"{HOST}:{port}" for port in list(self._ports.values())[:3])
 
     # ---- answers: bytes with their length, or a coroutine-free promise of them (`_Waiting`)
 
     def answer(self, node_id: int, frame: bytes) -> bytes | _Waiting | None:
-        """None: the request has no answer (acks=0). Raises ValueError or KeyError for what it does not understand."""
+        """None: the request has no response (acks=0). Raises ValueError or KeyError for unknown requests."""
         key, version, correlation_id = struct.unpack_from(">hhi", frame)
         if key == 0:
             return self._produce(node_id, frame, version)
@@ -307,7 +307,7 @@ class FakeCluster:
         first, last = VERSIONS[key]
         body = frame[header.body_offset :]
         if key == 18 and not first <= version <= last:
-            # KIP-511: told by v0, in which the client can read it, what the broker understands.
+            # KIP-511: report the supported versions in v0, which every client can read.
             return control.encode_response_frame(18, 0, correlation_id, self._api_versions(error_code=35))
         if not first <= version <= last:
             raise ValueError(f"version {version} of API {key} is not served")
@@ -523,7 +523,7 @@ _ANSWERS: Final[Mapping[int, Callable[[FakeCluster, int, int, Message], Message]
 
 
 class _Waiting:
-    """A Fetch: answered at once where there is enough or something is wrong, else at an append or in `max_wait_ms`."""
+    """A Fetch: answered immediately with enough bytes or an error, otherwise at an append or after `max_wait_ms`."""
 
     def __init__(self, cluster: FakeCluster, node_id: int, version: int, correlation_id: int, request: Message) -> None:
         self._cluster = cluster
@@ -577,12 +577,12 @@ class _Waiting:
                     partition_index=requested.partition, error_code=error, high_watermark=-1, records=b""
                 )
             else:
-                room = (
+                bytes_max = (
                     min(requested.partition_max_bytes, self._request.max_bytes - size)
                     if size
                     else requested.partition_max_bytes
                 )
-                records = partition.read(requested.fetch_offset, room)
+                records = partition.read(requested.fetch_offset, bytes_max)
                 size += len(records)
                 reported = Message(
                     partition_index=requested.partition,
@@ -600,7 +600,7 @@ class _Waiting:
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time; what it does not understand closes it, as Kafka does."""
+    """Handles one request at a time. An unknown request closes it, as in Kafka."""
 
     __slots__ = ("_buffer", "_busy", "_cluster", "_node_id", "_transport")
 
@@ -639,7 +639,7 @@ class _Connection(asyncio.Protocol):
     def _fetched(self, answer: bytes) -> None:
         self._busy = False
         if self._transport.is_closing():
-            return  # whoever asked has left meanwhile
+            return  # the client closed its connection meanwhile
         self._transport.write(answer)
         asyncio.get_running_loop().call_soon(self._pump)
 
@@ -648,7 +648,7 @@ class _Connection(asyncio.Protocol):
 
 
 class FakeClusterProcess:
-    """The cluster as a process of its own: what it costs is not in anybody's figures. Ready once constructed."""
+    """The cluster in a separate process, so that measurements exclude its costs. Ready on construction."""
 
     def __init__(
         self, *, brokers: int = 1, topics: Mapping[str, int] | None = None, kept_max: int | None = None

@@ -1,4 +1,4 @@
-"""Room for many sockets."""
+"""Limits on open files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import resource
 
 
 def allow_open_files(count: int) -> int:
-    """Raises the soft limit of this process, and of those it starts, as far as the hard one lets it. What it is now."""
+    """Raise the soft limit of this process and its children as far as the hard limit permits. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     requested = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < requested:

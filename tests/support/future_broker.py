@@ -1,4 +1,4 @@
-"""A Kafka of the future: a real broker behind a proxy that adds unknown APIs and versions to ApiVersions responses."""
+"""A later Kafka: a real broker with a proxy that adds unknown APIs and versions to ApiVersions responses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 
 from tests.kit.fault_proxy import Change, FaultProxy
 
-#: API keys that no Kafka has, and their versions.
+#: API keys that Kafka does not have, and their versions.
 NEW_APIS = {95: (0, 0), 96: (0, 3), 1200: (7, 9)}
 #: Added to the highest version of each API.
 NEWER_BY = 3
@@ -46,7 +46,7 @@ def of_the_future(request: bytes, frame: bytes) -> bytes:
         at += _ENTRY.size
         reported[key] = (low, high + NEWER_BY)
         if flexible:
-            assert frame[at] == 0, "Kafka tells more of an API than its versions: this has to learn of it"
+            assert frame[at] == 0, "Kafka's response has unknown fields of an API: add them here"
             at += 1
     reported |= NEW_APIS
     end = b"\0" if flexible else b""
@@ -57,7 +57,7 @@ def of_the_future(request: bytes, frame: bytes) -> bytes:
 
 
 def _uvarint(data: bytes, at: int) -> tuple[int, int]:
-    """The number, and where it ends."""
+    """The number, and the offset after it."""
     value = sequence_offset = 0
     while True:
         byte = data[at]

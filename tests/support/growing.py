@@ -1,4 +1,4 @@
-"""Topics that grow while they are written to: writers that say their count, and what the log must show afterwards."""
+"""Topics that are expanded during writes: writers that state their partition count, and checks of the resulting log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OK, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT, TOPIC_AUTHORIZATION_FAILED = 0, 3, 6, 
 INVALID_PARTITIONS, INVALID_ASSIGNMENT, POLICY_VIOLATION = 37, 39, 44
 _RETRIED = frozenset({UNKNOWN_TOPIC, 5, NOT_LEADER, TIMED_OUT, 19, 20})
 
-#: Counted from birth, by the beginning of their names: grown to any count, to multiples only. With short takeovers. A
+#: Topics with partition-count checks by name prefix, expanded to any count or by multiples only. Takeovers are short. A
 #: tool on a busy machine may take long between its connection and its first request.
 COUNTED_BY_NAME = """
 config_lease_seconds = 3.0
@@ -52,13 +52,13 @@ def create_partitions(
 ) -> dict[str, tuple[int, str | None]]:
     """(error code, message) by topic."""
     topic = CreatePartitionsRequest.CreatePartitionsTopic
-    places = (
+    replicas = (
         None
         if assignments is None
         else [topic.CreatePartitionsAssignment(broker_ids=list(brokers)) for brokers in assignments]
     )
     request = CreatePartitionsRequest(
-        topics=[topic(name=name, count=count, assignments=places) for name, count in requested.items()],
+        topics=[topic(name=name, count=count, assignments=replicas) for name, count in requested.items()],
         timeout_ms=timeout_ms,
         validate_only=validate_only,
     )
@@ -72,18 +72,18 @@ def grow(address: str, topic: str, count: int, **settings: Any) -> tuple[int, st
 
 
 def grow_in_the_end(address: str, topic: str, count: int) -> None:
-    """However often it must be asked. Who was not told in time what came of it finds that the topic has grown."""
+    """Repeat the request until the topic is expanded. After a lost response, the topic may be expanded already."""
 
-    def grown() -> bool:
+    def expanded() -> bool:
         return grow(address, topic, count)[0] == OK or any(
             each.to_count == count for each in expansions(address, topic)
         )
 
-    until(grown, f"{topic} to grow to {count}", seconds=120)
+    until(expanded, f"{topic} to be expanded to {count}", seconds=120)
 
 
 class Grown(NamedTuple):
-    """One expansion, as the topic's config tells it."""
+    """One expansion, as the topic's config reports it."""
 
     from_count: int
     to_count: int
@@ -108,10 +108,10 @@ def partition_count(address: str, topic: str) -> int:
 
 
 class Writer(threading.Thread):
-    """Appends one record after the other until it is stopped, and says with each how many partitions it knows of.
+    """Appends records sequentially until it is stopped, each with the number of partitions that it knows.
 
-    `acknowledged` – the values that Kafka said it has. A record's value is `NAME:NUMBER:COUNT`, and an unacknowledged
-    one is sent again, under the count of then.
+    `acknowledged` – the values that Kafka acknowledged. A record's value is `NAME:NUMBER:COUNT`. An unacknowledged
+    record is resent with the current count.
     """
 
     def __init__(self, name: str, address: str, topic: str, *, says_count: bool = True) -> None:
@@ -136,7 +136,7 @@ class Writer(threading.Thread):
             self.failure = error
 
     def _write_from(self, number: int) -> int:
-        """Until something goes wrong: gives back which record comes next."""
+        """Append until an error. Return the number of the next record."""
         with Connection(self.address, timeout_seconds=20) as connection:
             found = connection.metadata(self.topic).topics[0]
         count = len(found.partitions)
@@ -173,7 +173,7 @@ class Writer(threading.Thread):
             raise self.failure
 
     def goes_on(self) -> None:
-        """It appends something that it had not when this was called."""
+        """Wait until it appends a record after this call."""
         before = len(self.acknowledged)
         until(lambda: len(self.acknowledged) > before + 1 or self.failure is not None, f"{self.name} to append")
 
@@ -192,7 +192,7 @@ def writing(addresses: Sequence[str], topic: str) -> Iterator[list[Writer]]:
 
 
 def check_log(log: Log, topic: str, grown: Sequence[Grown], writers: Sequence[Writer]) -> None:
-    """What was placed under an old count lies before its thresholds, under a new one behind; and nothing is lost."""
+    """Records placed with an old count are before its thresholds, those with a new one after them; and none is lost."""
     count = grown[-1].to_count if grown else 1
     counts: dict[int, list[tuple[int, int]]] = {}
     found: set[tuple[str, int]] = set()
@@ -208,9 +208,9 @@ def check_log(log: Log, topic: str, grown: Sequence[Grown], writers: Sequence[Wr
             continue
         for partition, placed in counts.items():
             for offset, under in placed:
-                behind = partition >= each.from_count or offset >= each.thresholds[partition]
-                assert (under >= each.to_count) == behind, (
-                    f"{topic}-{partition} at {offset}: placed under {under} partitions, growth was {each}"
+                after_threshold = partition >= each.from_count or offset >= each.thresholds[partition]
+                assert (under >= each.to_count) == after_threshold, (
+                    f"{topic}-{partition} at {offset}: placed under {under} partitions, the expansion was {each}"
                 )
     for writer in writers:
         lost = {(writer.name, number) for number in writer.acknowledged} - found

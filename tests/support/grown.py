@@ -1,4 +1,4 @@
-"""Topics that grow in order."""
+"""Topics with ordered expansion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATE_TOPIC = "__fencepost_state"
 
 
 class GrownTopic:
-    """`kafka` – bootstrap of Kafka itself, `proxy` – of the proxy. Created with `partitions`, and ordered."""
+    """`kafka` – Kafka's bootstrap address, `proxy` – the proxy's. Created with `partitions`."""
 
     def __init__(
         self, kafka: str, proxy: str, name: str, partitions: int, *, replicas: int = 1, **configs: str
@@ -62,7 +62,7 @@ class GrownTopic:
             consumer.close()
 
     def grow(self, to: int) -> None:
-        """Through the proxy: when it returns, the new partitions can be written to."""
+        """Expand through the proxy. On return, the new partitions accept appends."""
         admin = KafkaAdminClient(bootstrap_servers=self.proxy)
         try:
             admin.create_partitions({self.name: NewPartitions(to)})
@@ -72,7 +72,7 @@ class GrownTopic:
         self._await(to)
 
     def grow_by_hand(self, to: int, *, thresholds: Sequence[int]) -> None:
-        """With thresholds that no procedure would find: what it would have stored is written without it."""
+        """Store an expansion with arbitrary thresholds, without the procedure that determines them."""
         now_ms = int(time.time() * 1000)
         expansion = Expansion(self.name, self.topic_id, self.count, to, uuid4(), now_ms, process=uuid4())
         ends = [LogEndOffset(each) for each in thresholds]
@@ -95,7 +95,7 @@ class GrownTopic:
             admin.close()
 
     def _store(self, *records: StateRecord) -> None:
-        """In one batch, so that nobody sees an expansion that does not end."""
+        """Store the records in one batch, so that no reader observes an incomplete expansion."""
         producer = KafkaProducer(bootstrap_servers=self.kafka, linger_ms=500)
         try:
             sent = [producer.send(STATE_TOPIC, key=each.key, value=each.value, partition=0) for each in records]

@@ -1,9 +1,9 @@
-"""A client that means harm, in one way, until it is ended.
+"""A hostile client that attacks in one way until it is ended.
 
     python -m tests.support.hostile HOST:PORT TOPIC WAY
 
-A process of its own, so that it competes with the good client at Kafka or at the proxy, and not for an interpreter.
-Prints `ready` once it has begun. A connection that is closed is opened again.
+A separate process, so that it competes with the well-behaved client at Kafka or the proxy, not for a Python
+interpreter. Prints `ready` once it has started. It reopens closed connections.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support import compressed, raw
 from tests.support.bytewise import record
 
 ABSENT_PARTITIONS = 300
-#: Of the topic `TOPIC-wide`.
+#: Number of partitions of the topic `TOPIC-wide`.
 WIDE_PARTITIONS = 60
 _TIMEOUT_MS = 5_000
 PIPELINED = 200
@@ -29,7 +29,7 @@ CONNECTIONS = 100
 BOMB_BYTES = 100_000_000
 TINY_RECORDS = 200_000
 
-#: Sends something once for each `next`.
+#: Sends one attack for each `next`.
 Way = Callable[[str, str], Iterator[None]]
 WAYS: dict[str, Way] = {}
 
@@ -41,14 +41,14 @@ def way(each: Way) -> Way:
 
 @way
 def absent_partitions(address: str, topic: str) -> Iterator[None]:
-    """One that exists, and many that do not."""
+    """One existing partition, and many that do not exist."""
     records = raw.batch(b"x")
     return _produces(address, {topic: dict.fromkeys(range(1 + ABSENT_PARTITIONS), records)})
 
 
 @way
 def many_partitions(address: str, topic: str) -> Iterator[None]:
-    """Whose log ends are not known."""
+    """Partitions with unknown log ends."""
     records = raw.batch(b"x")
     wide = dict.fromkeys(range(WIDE_PARTITIONS), raw.batch(raw.Record(b"x", expected=1 << 40)))
     return _produces(address, {topic: {0: records}, f"{topic}-wide": wide})
@@ -56,25 +56,25 @@ def many_partitions(address: str, topic: str) -> Iterator[None]:
 
 @way
 def linked_blocks(address: str, topic: str) -> Iterator[None]:
-    """LZ4 that Kafka answers with UNKNOWN_SERVER_ERROR, and the proxy without asking it."""
+    """LZ4 that Kafka answers with UNKNOWN_SERVER_ERROR, and that the proxy refuses itself."""
     return _produces(address, *_after_a_good_one(topic, "lz4, linked blocks"))
 
 
 @way
 def error_after_error(address: str, topic: str) -> Iterator[None]:
-    """LZ4 that the proxy can read, and that Kafka answers with UNKNOWN_SERVER_ERROR."""
+    """LZ4 that the proxy can decompress, and that Kafka answers with UNKNOWN_SERVER_ERROR."""
     return _produces(address, *_after_a_good_one(topic, "lz4, missing content checksum"))
 
 
 @way
 def wrong_expectations(address: str, topic: str) -> Iterator[None]:
-    """None of which holds."""
+    """Only wrong expected offsets."""
     return _produces(address, {topic: {0: raw.batch(raw.Record(b"x", expected=1 << 40))}})
 
 
 @way
 def appends_without_an_answer(address: str, topic: str) -> Iterator[None]:
-    """Its connection is gone before Kafka can answer."""
+    """Closes the connection before Kafka can respond."""
     records = raw.batch(b"x")
     for _ in repeat(None):
         connection = raw.Connection(address)
@@ -86,7 +86,7 @@ def appends_without_an_answer(address: str, topic: str) -> Iterator[None]:
 
 @way
 def damaged_batches(address: str, topic: str) -> Iterator[None]:
-    """Many at once, which the proxy refuses itself."""
+    """Many damaged batches at once, which the proxy refuses itself."""
     damaged = raw.batch(b"x")[:-1] + b"?"
     with raw.Connection(address) as connection:
         for _ in repeat(None):
@@ -99,7 +99,7 @@ def damaged_batches(address: str, topic: str) -> Iterator[None]:
 
 @way
 def very_many_requests(address: str, topic: str) -> Iterator[None]:
-    """To another partition, as fast as they are answered."""
+    """Requests for another partition, at the rate of their responses."""
     wide = {f"{topic}-wide": {0: raw.batch(b"x")}}
     with raw.Connection(address) as connection:
         for _ in repeat(None):
@@ -118,7 +118,7 @@ def decompression_bomb(address: str, topic: str) -> Iterator[None]:
 
 @way
 def tiny_records(address: str, topic: str) -> Iterator[None]:
-    """Very many of them, in few bytes."""
+    """Very many records in few bytes."""
     tiny = [record(0, timestamp_delta=1, value=None)] * TINY_RECORDS
     return _produces(address, {topic: {0: compressed.batch(1, gzip.compress(b"".join(tiny)), records=tiny)}})
 
@@ -130,17 +130,17 @@ def silent_connections(address: str, topic: str) -> Iterator[None]:
 
 @way
 def half_a_frame(address: str, topic: str) -> Iterator[None]:
-    """And a byte of it now and then."""
+    """Half a frame, followed by single bytes."""
     request = raw.produce_request({topic: {0: raw.batch(b"x" * 50_000)}}, -1, _TIMEOUT_MS, None, None)
     with raw.Connection(address) as connection:
         _, frame = connection.frame(request, 9)
-    places: dict[raw.Connection, int] = {}
+    offsets: dict[raw.Connection, int] = {}
 
     def one(connection: raw.Connection) -> None:
-        at = places.get(connection, 0)
+        at = offsets.get(connection, 0)
         until = len(frame) // 2 if not at else min(at + 1, len(frame) - 1)
         connection.socket.sendall(frame[at:until])
-        places[connection] = until
+        offsets[connection] = until
 
     return _many(address, one)
 
@@ -195,7 +195,7 @@ def _closed(address: str, data: bytes) -> Iterator[None]:
 
 
 def _many(address: str, one: Callable[[raw.Connection], None]) -> Iterator[None]:
-    """Does that on each of many connections, in turn; one that is closed is opened again."""
+    """Call `one` on each of many connections in turn; reopen closed ones."""
     connections = [raw.Connection(address) for _ in range(CONNECTIONS)]
     while True:
         for number, connection in enumerate(connections):
@@ -209,7 +209,7 @@ def _many(address: str, one: Callable[[raw.Connection], None]) -> Iterator[None]
 
 
 def _after_a_good_one(topic: str, form: str) -> Iterator[raw.Batches]:
-    """So that it has proved that it may write, and an append of it may be sent again."""
+    """First sends a valid append, which proves the permission to write and makes a retry of it possible."""
     odd = compressed.batch(*compressed.FORMS[form], base_timestamp_ms=int(time.time() * 1000))
     for batch in (raw.batch(b"x"), *[odd] * 20):
         yield {topic: {0: batch}}

@@ -22,13 +22,13 @@ CLIENTS = ("java", "confluent-kafka", "kafka-python", "aiokafka")
 _JAVA = Path(__file__).parents[1] / "java" / "TransactionalWorker.java"
 _PATIENCE_SECONDS = 150.0
 _PROBE_SECONDS = 0.5
-#: So that what it says of its threads is not among its answers.
+#: Thread dumps go to stderr, apart from the responses.
 _JAVA_ENVIRONMENT = {"JDK_JAVA_OPTIONS": "-XX:+DisplayVMOutputToStderr"}
 _numbers = itertools.count(1)
 
 
 class Told(NamedTuple):
-    """`text` – what it answered, or the exception's class and its message."""
+    """`text` – the response, or the exception's class and message."""
 
     ok: bool
     text: str
@@ -74,23 +74,23 @@ class Process:
 
     @property
     def at(self) -> str:
-        """What it has last begun to do of what has no end (`transform`, `forward`)."""
+        """The last step that it began of an endless command (`transform`, `forward`)."""
         begun = [line for line in self.log.read_text().splitlines() if line.startswith("at ")]
         return begun[-1].split()[1] if begun else ""
 
     def probe(self) -> None:
-        """It writes to its log where it stands."""
+        """Make it log its stack traces."""
         self._process.send_signal(signal.SIGQUIT if self.client == "java" else signal.SIGUSR1)
         time.sleep(_PROBE_SECONDS)
 
     def report(self, *command: object) -> None:
-        """Answered later, see `hear`."""
+        """Send a command; `apply_records` returns its response."""
         assert self._process.stdin is not None
         self._process.stdin.write(" ".join(map(str, command)) + "\n")
         self._process.stdin.flush()
 
     def apply_records(self, within_seconds: float = _PATIENCE_SECONDS) -> Told | None:
-        """None: it has ended, or said nothing."""
+        """None: it ended, or sent no response."""
         try:
             line = self._lines.get(timeout=within_seconds)
         except queue.Empty:
@@ -105,11 +105,11 @@ class Process:
     def query(self, *command: object) -> Told:
         self.report(*command)
         reported = self.apply_records()
-        assert reported is not None, f"{self.client} said nothing to {command}: {self.log.read_text()[-2000:]}"
+        assert reported is not None, f"{self.client} sent no response to {command}: {self.log.read_text()[-2000:]}"
         return reported
 
     def do(self, *command: object) -> str:
-        """What must not fail."""
+        """Run a command that must succeed."""
         reported = self.query(*command)
         assert reported.ok, f"{self.client}: {command}: {reported.text}"
         return reported.text

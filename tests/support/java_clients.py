@@ -1,4 +1,4 @@
-"""The scripts of `tests/java/ScriptedClients.java`: what the users of Kafka's own clients see."""
+"""The scripts of `tests/java/ScriptedClients.java`: what the users of Kafka's Java clients observe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECONDS = 600.0
 def play_java(
     settings: Mapping[str, str], scripts: Sequence[str], *, prefix: str, brokers: int, at_ms: int, directory: Path
 ) -> dict[str, str]:
-    """Row → what was seen, of several scripts in one JVM: starting one costs seconds. Names begin with `prefix`."""
+    """Row → output, of several scripts in one JVM, because each JVM start takes seconds. Names begin with `prefix`."""
     (file := directory / f"{prefix}.properties").write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
     version = kafka_version()
     names = [JAVA_SCRIPTS[each] for each in scripts]

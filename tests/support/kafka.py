@@ -1,4 +1,4 @@
-"""Real Kafka for tests: which release, and names that nobody else uses."""
+"""Real Kafka for tests: the release, and unique names."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _numbers = itertools.count(1)
 
 
 def kafka_version() -> str:
-    """The release under test: `$FENCEPOST_KAFKA` (see `make test-brokers`), else the newest."""
+    """The release under test: `$FENCEPOST_KAFKA` (see `make test-brokers`), else the latest."""
     return os.environ.get("FENCEPOST_KAFKA") or DEFAULT_VERSION
 
 
 def unique_topic(prefix: str = "topic") -> str:
-    """A name that no other test of this run has on the clusters they share."""
+    """A name that no other test of this run uses."""
     return f"{prefix}-{os.getpid()}-{next(_numbers)}"
 
 
 @contextmanager
 def running_kafka(brokers: int = 1, **settings: object) -> Iterator[KafkaCluster]:
-    """A cluster of the release under test, for tests that break it; the others share `kafka` and `kafka3`."""
+    """A cluster of the release under test, for tests that break it. Other tests share `kafka` and `kafka3`."""
     with KafkaCluster(brokers, version=kafka_version(), **settings) as cluster:  # type: ignore[arg-type]
         yield cluster

@@ -1,4 +1,4 @@
-"""Producers of the four client libraries that choose partitions by their keys, as their users have them."""
+"""Keyed producers of the four client libraries, with their usual configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fencepost_proxy.dev.tools import compile_java, java_command
 from tests.support.kafka import kafka_version
 
 WAIT_SECONDS = 60.0
-#: Longer than any test: no client learns of another count by the clock.
+#: Longer than any test, so that no client refreshes the partition count by age.
 _NEVER_MS = 300_000
 _HEADER = "fencepost-partition-count"
 _JAVA_SOURCE = Path(__file__).parents[1] / "java" / "KeyedProducers.java"
@@ -30,7 +30,7 @@ _JAVA_SOURCE = Path(__file__).parents[1] / "java" / "KeyedProducers.java"
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One send as its user sees it: where it landed, or which error and what it tells."""
+    """The result of one send as its user gets it: partition and offset, or the error and its message."""
 
     partition: int = -1
     offset: int = -1
@@ -113,7 +113,7 @@ class Aiokafka:
 
 
 class Confluent:
-    """It asks for the count only at first and after a failure, as a user would: asking goes to the broker each time."""
+    """Queries the count only at first and after a failure, as a user would: each query goes to the broker."""
 
     placed_by = Partitioner.CRC32
 
@@ -125,7 +125,7 @@ class Confluent:
         self._counts: dict[str, int] = {}
 
     def _count(self, topic: str) -> int:
-        """Asked for in the moment that a refusal closes the connection it goes over, it fails: then it asks again."""
+        """Repeat the query, which fails if a refusal closes its connection at that moment."""
         try:
             listed = self._producer.list_topics(topic, timeout=WAIT_SECONDS)
         except confluent_kafka.KafkaException as error:

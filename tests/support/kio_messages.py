@@ -1,4 +1,4 @@
-"""Messages with random contents, built and written by kio: not by the code under test."""
+"""Messages with random contents, built and encoded by kio, independently of the code under test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _hints(entity: type) -> dict[str, object]:
 
 
 def made_up(entity: type, rng: random.Random, words: tuple[str, ...] = ()) -> object:
-    """A message of kio's with random contents; one in two of its strings is one of `words`, if there are any."""
+    """A kio message with random contents. If `words` is not empty, half of its strings are from there."""
     hints = _hints(entity)
     values = {}
     for field in dataclasses.fields(entity):
@@ -66,7 +66,6 @@ def _value(hint: object, kafka_type: str | None, rng: random.Random, words: tupl
 
 
 def by_kio(entity: type, rng: random.Random, words: tuple[str, ...] = ()) -> bytes:
-    """The body of such a message."""
     out = io.BytesIO()
     entity_writer(entity)(out, made_up(entity, rng, words))
     return out.getvalue()

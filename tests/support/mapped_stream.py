@@ -1,7 +1,7 @@
-"""A driver of its own, that can be killed: Spark's Kafka source, a mapping, the sink; no shuffle between.
+"""A separate Spark driver that can be killed: Spark's Kafka source, a mapping and the sink, without a shuffle.
 
-Arguments: Kafka, the proxy, the source's topics by commas, the target, the checkpoint. It ends when all is written that
-was there when it began.
+Arguments: Kafka, the proxy, the source's topics separated by commas, the target, the checkpoint. It ends when all
+records that existed at its start are written.
 """
 
 from __future__ import annotations

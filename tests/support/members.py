@@ -1,6 +1,6 @@
-"""Members of consumer groups, of every client, with one face: what they are assigned, what they read, when they commit.
+"""Members of consumer groups, of every client, with one interface: assignment, records, commits.
 
-Each runs by itself, in a thread or a process, and commits only when it is told to.
+Each runs in a separate thread or process, and commits only on request.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Commits(Protocol):
 
 
 class Member:
-    """Close it, or use it in `with`. `read` has every record in the order in which it came."""
+    """Close it, or use it in `with`. `read` has every record in the order received."""
 
     def __init__(self) -> None:
         self.read: list[Read] = []
@@ -50,7 +50,7 @@ class Member:
         self._end = threading.Event()
 
     def commit(self) -> None:
-        """Returns once what was read until now is committed."""
+        """Commit the records read so far, and wait for that."""
         before = self.commits
         self._commit_wanted.set()
         until(lambda: self.commits > before or not self.live, f"{self} did not commit: {self.errors}")
@@ -169,7 +169,7 @@ class KafkaPythonMember(_Threaded):
                 try:
                     polled = consumer.poll(50)
                 except KafkaConnectionError as error:
-                    # Where a port is closed for a moment its user is told, and polls again.
+                    # kafka-python raises this while a port is closed; users poll again.
                     self.errors.append(repr(error))
                     continue
                 for records in polled.values():
@@ -324,7 +324,7 @@ def _java(**configs: str) -> Start:
     return lambda bootstrap, topic, group, reset: JavaMember(bootstrap, topic, group, reset, **configs)
 
 
-#: Every client and protocol: bootstrap, topic, group, auto.offset.reset -> member.
+#: Every client and protocol: bootstrap, topic, group, auto.offset.reset → member.
 MEMBERS: dict[str, Start] = {
     "java-eager": _java(**{"partition.assignment.strategy": f"{_ASSIGNORS}RangeAssignor"}),
     "java-cooperative": _java(**{"partition.assignment.strategy": f"{_ASSIGNORS}CooperativeStickyAssignor"}),

@@ -1,6 +1,6 @@
-"""Any message of the Kafka under test, from the definitions in that Kafka's own jar: not by the code under test.
+"""Any message of the Kafka under test, from the definitions in that Kafka's jar, independently of the code under test.
 
-Messages are dicts, with the names of Kafka's definitions (`topicName` and `TopicName` as they stand there).
+Messages are dicts with the names of Kafka's definitions (`topicName` or `TopicName`, as Kafka spells it).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Definition(NamedTuple):
 
 @cache
 def definitions() -> Mapping[int, Definition]:
-    """By API key. Those that the release has dropped are not among them."""
+    """By API key, without APIs that the release has removed."""
     jars = classpath(release(kafka_version()).broker_lock).split(":")
     with zipfile.ZipFile(next(jar for jar in jars if Path(jar).name.startswith("kafka-clients"))) as jar:
         schemas = {
@@ -63,7 +63,7 @@ def definitions() -> Mapping[int, Definition]:
 
 
 def encode_request(api_key: int, version: int, correlation_id: int, body: Fields) -> bytes:
-    """A whole frame, its length included. What `body` does not name has Kafka's default."""
+    """A whole frame with its length. Fields that `body` lacks have Kafka's default."""
     definition = definitions()[api_key]
     out = bytearray(struct.pack(">hhih", api_key, version, correlation_id, 4) + b"walk")
     if definition.flexible(version):
@@ -73,7 +73,7 @@ def encode_request(api_key: int, version: int, correlation_id: int, body: Fields
 
 
 def decode_response(api_key: int, version: int, frame: bytes) -> Fields:
-    """Of a frame without its length: the body, all of it."""
+    """Decode the whole body of a frame without its length."""
     definition = definitions()[api_key]
     if api_key == _API_VERSIONS and frame[4:6] == struct.pack(">h", 35):
         version = 0  # KIP-511
@@ -86,11 +86,11 @@ def decode_response(api_key: int, version: int, frame: bytes) -> Fields:
 
 
 class Closed(raw.Closed):
-    """The peer closed the connection instead of answering."""
+    """The peer closed the connection instead of responding."""
 
 
 class RawConnection:
-    """One request at a time on a plain socket."""
+    """One request at a time on a plaintext socket."""
 
     def __init__(self, address: Address, timeout_seconds: float = 60.0, *, enter: raw.Enter = raw.as_it_is) -> None:
         self.socket = enter(socket.create_connection(address, timeout_seconds))
@@ -163,7 +163,7 @@ class _Walk:
         return _within(self.version, field.get("nullableVersions"))
 
     def is_compact(self, field: dict[str, Any]) -> bool:
-        # Fields such as the client id, and some of Kafka's own, stay as they were in flexible versions.
+        # Some fields, such as the client id, have their old format also in flexible versions.
         return self.flexible and field.get("flexibleVersions") != "none"
 
     def inner(self, field: dict[str, Any], name: str) -> list[dict[str, Any]]:

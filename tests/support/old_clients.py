@@ -1,6 +1,6 @@
-"""Old releases of client libraries, each in a virtual environment of its own (`tests/old_clients`).
+"""Old releases of client libraries, each in a separate virtual environment (`tests/old_clients`).
 
-An environment is made by the first test that needs it and stays in the cache, named by what it pins and its Python.
+The first test that needs an environment creates it. It stays in the cache, named by its requirements and Python.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SECONDS = 200.0
 
 
 def run_old_client(release: str, reported: Mapping[str, Any]) -> Any:
-    """What `tests/old_clients/append.py` prints for `told`. Skips the test where the release cannot be installed."""
+    """The output of `tests/old_clients/append.py` for `reported`. Skips the test if the release cannot be installed."""
     library = release.rpartition("-")[0]
     done = subprocess.run(
         [_python_with(release), "-I", _HERE / "append.py"],
@@ -41,13 +41,13 @@ def run_old_client(release: str, reported: Mapping[str, Any]) -> Any:
 def _python_with(release: str) -> Path:
     pinned = _HERE / f"{release}.txt"
     name = hashlib.sha256(pinned.read_bytes() + sys.version.encode()).hexdigest()[:16]
-    place = cache_directory() / "old_clients" / name
-    place.mkdir(parents=True, exist_ok=True)
-    python, complete = place / "bin" / "python", place / "complete"
-    with (place / "lock").open("w") as lock:
+    environment = cache_directory() / "old_clients" / name
+    environment.mkdir(parents=True, exist_ok=True)
+    python, complete = environment / "bin" / "python", environment / "complete"
+    with (environment / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not complete.exists():
-            subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True, timeout=_SECONDS)
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=_SECONDS)
             _install(release, pinned, python)
             complete.touch()
     return python

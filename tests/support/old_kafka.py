@@ -1,7 +1,7 @@
-"""Kafka 2.8, the last release that takes topics of message format 0.10 (`fencepost.idempotence.level=safe`).
+"""Kafka 2.8, the last release that accepts topics of message format 0.10 (`fencepost.idempotence.level=safe`).
 
-One broker and its ZooKeeper, each a process. Clients whose id begins with `not-idempotent` get no producer ids there
-(`tests/java/NotIdempotent.java`), but may write.
+One broker and its ZooKeeper, each a process. Clients whose id begins with `not-idempotent` may write there, but get no
+producer ids (`tests/java/NotIdempotent.java`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ maxClientCnxns=0
 
 
 class OldKafka:
-    """Runs from `with` to its end. `bootstrap` – the broker's address."""
+    """A context manager. `bootstrap` – the broker's address."""
 
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="fencepost-old-kafka-"))

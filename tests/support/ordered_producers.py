@@ -1,4 +1,4 @@
-"""The library's ordered producers of the three clients, behind one face."""
+"""The library's ordered producers of the three clients, with one interface."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Producer(Protocol):
     """Keys and values are text."""
 
     def send(self, topic: str, key: str, value: str, **options: Any) -> None:
-        """Without waiting for its outcome."""
+        """Send without waiting for the outcome."""
         ...
 
     def resolve(self) -> list[Any]:
-        """Waits for all; what failed."""
+        """Wait for all outcomes; return the failures."""
         ...
 
     def close(self) -> None: ...
@@ -78,7 +78,7 @@ class Confluent:
 
 
 class Aiokafka:
-    """In a loop of its own, in a thread, as an application's would run."""
+    """In an event loop in a separate thread, as in an application."""
 
     def __init__(self, bootstrap: str, **options: Any) -> None:
         self._loop = asyncio.new_event_loop()

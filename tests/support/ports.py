@@ -1,7 +1,7 @@
-"""Ports for what tests start: nobody else's, also while who has them is down for a restart.
+"""Ports for processes that tests start. No other process takes a port, even while its user restarts.
 
-They lie below every ephemeral range, so that no outgoing connection takes one meanwhile, and each test process has a
-part of its own (`own_ports`).
+They are below every ephemeral range, so no outgoing connection takes one, and each test process has a separate range
+(`own_ports`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ATTEMPTS = 1000
 
 
 def own_ports() -> range:
-    """Of `cluster.FREE_PORTS`, the part of this one of pytest-xdist's workers; all of them where there are none."""
+    """This pytest-xdist worker's part of `cluster.FREE_PORTS`; all of them without workers."""
     everything = cluster.FREE_PORTS
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if not worker.startswith("gw"):
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 def free_ports_in_a_row(count: int) -> int:
-    """The first of them. A port is given out once."""
+    """The first of these ports. Each port is returned only once."""
     for _ in range(_ATTEMPTS):
         first = random.choice(cluster.FREE_PORTS[:-count])
         row = range(first, first + count)

@@ -1,4 +1,4 @@
-"""How hard the property tests try: a few examples in the test suite, the same each time; many others by `make fuzz`."""
+"""Settings of the property tests: a few fixed examples in the test suite; `make fuzz` draws many others."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from hypothesis import HealthCheck, settings
 
 _EXAMPLES = int(os.environ.get("FENCEPOST_EXAMPLES", "40"))
 
-#: Without a deadline: a machine may be busy with something else.
+#: No deadline, because the machine may be busy.
 some = settings(max_examples=_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

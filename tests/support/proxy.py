@@ -1,4 +1,4 @@
-"""`fencepost proxy` as a process of its own, so that a test can kill it."""
+"""`fencepost proxy` as a separate process, so that a test can kill it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from typing import Self
 from tests.support.ports import free_ports_in_a_row
 from tests.support.raw import Enter, as_it_is
 
-#: Of those that tests share: a proxy that gets no time for so long stops serving, and a machine may be busy.
+#: For shared proxies: a proxy that is suspended for this long, as on a busy machine, stops serving.
 LEASE_SECONDS = 3.0
-#: A config that guards topics by the beginning of their names.
+#: Checks topics by name prefix.
 GUARDED_BY_NAME = f"""
 config_lease_seconds = {LEASE_SECONDS}
 
@@ -39,10 +39,10 @@ config_lease_seconds = {LEASE_SECONDS}
 "fencepost.expected.offsets.source" = "base"
 """
 
-#: The same for tests that change no virtual configs: it serves on however long it, or Kafka, stood still.
+#: For tests that change no virtual configs: the proxy serves after long pauses of it or Kafka.
 GUARDED_FOR_LONG = GUARDED_BY_NAME.replace(f"seconds = {LEASE_SECONDS}", "seconds = 30.0")
 
-#: The bootstrap listener's; and 1 + node id above it, each broker's.
+#: The port of the bootstrap listener, and for each broker the port 1 + node id above it.
 _PORTS = 7
 READY_SECONDS = 60.0
 _STOP_SECONDS = 60.0
@@ -56,12 +56,12 @@ def _with_short_takeover(config: str) -> str:
 
 
 class ProxyProcess:
-    """Starts on construction; `bootstrap` is there once clients can connect.
+    """Starts on construction; `bootstrap` is set once clients can connect.
 
-    `config` is TOML text. Where it does not say otherwise, a takeover is waited for briefly: many proxies share a Kafka
-    here, and are killed. Without a `port` it takes free ones for itself and the first brokers; `restart` keeps them.
-    `module` – run instead of the proxy's own, with more of an `environment`. `log` has all that it wrote to stderr.
-    `enter` – how clients' sockets get in at it.
+    `config` is TOML text. By default, takeovers are short, because many proxies share a Kafka and are killed. Without a
+    `port`, it takes free ones for itself and the first brokers; `restart` keeps them. `module` – runs instead of the
+    proxy's module, with additional variables from `environment`. `log` has its stderr. `enter` – prepares clients'
+    sockets.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ProxyProcess:
         self.enter = enter
         self.directory = directory
         self.config = config
-        # Chosen here: no outgoing connection may take one while the proxy is down for a restart.
+        # Chosen here, so that no outgoing connection takes one during a restart.
         self.port = port or free_ports_in_a_row(_PORTS)
         self.arguments = arguments
         self.module = module
@@ -144,31 +144,29 @@ class ProxyProcess:
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> int:
-        """SIGTERM; gives back the exit status."""
+        """Send SIGTERM; return the exit status."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(_STOP_SECONDS)
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye to anybody."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(_STOP_SECONDS)
 
     def pause(self) -> None:
-        """Once it returns, it stands still: it is single-threaded but for a moment."""
+        """Return once the process is stopped."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def signal_reload(self) -> None:
-        """SIGHUP."""
         os.kill(self.pid, signal.SIGHUP)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
     def restart(self) -> None:
-        """After `stop` or `kill`: the same command again, on the same port."""
+        """After `stop` or `kill`: run the same command on the same ports."""
         assert not self.running
         self.start()
 
@@ -190,8 +188,8 @@ class ProxyProcess:
 
 
 def blocked_by(log: str, packages: str) -> list[str]:
-    """Lines of the watchdog that name code of these packages. On a busy machine every callback is late, so only those
-    count whose look used the CPU for 0.5 s: it is 0.25 s long when all is well."""
+    """Lines of the watchdog that name code of these packages. On a busy machine every callback is late. So only those
+    count whose probe used the CPU for 0.5 s; it lasts 0.25 s without a blocking callback."""
     late = [line for line in log.splitlines() if "the event loop was late" in line]
     named = [line for line in late if re.search(rf"frame=\S*({packages})/", line)]
     return [line for line in named if float(re.search(r"cpu_seconds=([\d.]+)", line)[1]) > 0.5]  # type: ignore[index]

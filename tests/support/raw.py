@@ -1,6 +1,6 @@
-"""A raw Kafka client: blocking sockets, one request as one frame, nothing retried (but see `produce`).
+"""A raw Kafka client: blocking sockets, one request per frame, no retries (except `produce`).
 
-Judges what the proxy did, so it shares no code with it: messages are kafka-python's, record batches aiokafka's.
+It checks the proxy, so it shares no code with it: messages are kafka-python's, record batches aiokafka's.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _RESPONSES: Mapping[Any, Any] = {
     SaslHandshakeRequest: SaslHandshakeResponse,
 }
 _HEADER = struct.Struct(">qiibIhiqqqhii")
-#: Of a partition just created: unknown, without a leader, or its leader does not know of that, or of its epoch.
+#: Errors of a new partition: unknown, without a leader, or its leader does not know yet that it leads, or its epoch.
 _NOT_YET = frozenset({3, 5, 6, 74, 75})
 _LEADERS_SECONDS = 30.0
 _CONFIGS_SECONDS = 60.0
@@ -103,7 +103,7 @@ _Headers = Sequence[tuple[str, bytes | None]]
 
 
 class Producer(NamedTuple):
-    """What an idempotent producer writes into a batch."""
+    """The producer fields of a batch."""
 
     id: int
     epoch: int = 0
@@ -137,14 +137,14 @@ def batch(
     write_id: bytes | None = None,
 ) -> bytes:
     """One v2 record batch. `expected` and `write_id` become headers of the first record; `attributes` are or-ed in."""
-    who = producer or Producer(-1, -1, -1)
+    identity = producer or Producer(-1, -1, -1)
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=codec,
         is_transactional=transactional,
-        producer_id=who.id,
-        producer_epoch=who.epoch,
-        base_sequence=who.sequence,
+        producer_id=identity.id,
+        producer_epoch=identity.epoch,
+        base_sequence=identity.sequence,
         batch_size=1 << 30,
     )
     now_ms = int(time.time() * 1000)
@@ -166,12 +166,12 @@ def batch(
 
 
 def sign(records: bytearray) -> None:
-    """Puts the right CRC into a batch that was changed."""
+    """Set the right CRC in a changed batch."""
     struct.pack_into(">I", records, 17, crc32c.crc32c(bytes(records[21:])))
 
 
 class Logged(NamedTuple):
-    """One batch as Kafka's log has it."""
+    """One batch in Kafka's log."""
 
     base_offset: int
     producer_id: int
@@ -185,12 +185,12 @@ class Logged(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """Not by how many values there are: compaction takes records out of a batch, and may leave it empty."""
+        """From the header: compaction removes records from a batch, and may leave it empty."""
         return self.base_offset + self.last_offset_delta + 1
 
 
 def read_batches(data: bytes) -> Iterator[Logged]:
-    """The complete batches of a Fetch answer. A control batch counts as one record without a value."""
+    """The complete batches of a Fetch response. A control batch counts as one record without a value."""
     at = 0
     while len(data) - at >= _HEADER.size:
         header = _HEADER.unpack_from(data, at)
@@ -215,7 +215,7 @@ class Closed(ConnectionError):
 
 
 class Answer(NamedTuple):
-    """What a Produce response says of one partition. Fields that its version has not are None."""
+    """The part of a Produce response for one partition. Fields that its version lacks are None."""
 
     error_code: int
     base_offset: int
@@ -226,7 +226,7 @@ class Answer(NamedTuple):
 
     @property
     def lacks_configs(self) -> bool:
-        """A proxy that was stopped for as long as its lease answers so, as on a busy machine. Nothing was appended."""
+        """A proxy whose lease expired during a pause, as on a busy machine, responds so. Nothing was appended."""
         return (self.message or "").startswith("TRY_AGAIN the proxy has not (re)read its topic configs")
 
 
@@ -234,7 +234,7 @@ class Answer(NamedTuple):
 Batches = Mapping[str, Mapping[int, bytes]]
 
 
-#: What a new socket becomes before it is used: with TLS, logged in. Closes it if it raises.
+#: Prepares a new socket, such as TLS and login. Closes it if it raises.
 Enter = Callable[[socket.socket], socket.socket]
 
 
@@ -243,7 +243,7 @@ def as_it_is(new: socket.socket) -> socket.socket:
 
 
 class Connection:
-    """To one address. `send…` and `receive…` may be mixed freely: answers come in the order of requests."""
+    """One connection. `send…` and `receive…` may be mixed freely: responses have the order of requests."""
 
     def __init__(self, address: str, *, timeout_seconds: float = 60.0, enter: Enter = as_it_is) -> None:
         host, _, port = address.rpartition(":")
@@ -266,7 +266,7 @@ class Connection:
         self.socket.close()
 
     def reset(self) -> None:
-        """RST: what was sent and not read yet by the peer may be lost, as when a client dies."""
+        """Send RST: the peer may lose data that it has not read yet, as when a client dies."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
@@ -277,7 +277,7 @@ class Connection:
         return correlation_id, bytes(request.encode(version=version, header=True, framed=True))
 
     def send(self, request: Any, version: int) -> int:
-        """Gives back the correlation id."""
+        """Return the correlation id."""
         correlation_id, data = self.frame(request, version)
         self.socket.sendall(data)
         return correlation_id
@@ -300,16 +300,16 @@ class Connection:
         return data
 
     def receive(self, request_class: Any, version: int) -> tuple[int, Any]:
-        """The next answer, and its correlation id."""
+        """The next response, and its correlation id."""
         frame = self.receive_frame()
         (correlation_id,) = struct.unpack_from(">i", frame)
-        # ApiVersions answers with the oldest header, whatever its own version.
+        # ApiVersions responses have the oldest header in every version.
         return correlation_id, _RESPONSES[request_class].decode(frame, version=version, header=True)
 
     def query(self, request: Any, version: int) -> Any:
         sent = self.send(request, version)
         correlation_id, response = self.receive(type(request), version)
-        assert correlation_id == sent, f"answer {correlation_id} to request {sent}"
+        assert correlation_id == sent, f"response {correlation_id} to request {sent}"
         return response
 
     def is_closed(self, within_seconds: float = 60.0) -> bool:
@@ -352,12 +352,12 @@ class Connection:
         }
 
     def produce(self, batches: Batches, *, version: int = 9, **settings: Any) -> dict[tuple[str, int], Answer]:
-        """Repeats the request while a proxy has not (re)read its topic configs: nothing was appended."""
+        """Repeat the request while the proxy has not read its topic configs: nothing was appended."""
         deadline = time.monotonic() + _CONFIGS_SECONDS
         while True:
             sent = self.send_produce(batches, version=version, **settings)
             correlation_id, answers = self.receive_produce(version)
-            assert correlation_id == sent, f"answer {correlation_id} to request {sent}"
+            assert correlation_id == sent, f"response {correlation_id} to request {sent}"
             lacks_configs = any(each.lacks_configs for each in answers.values())
             if (
                 not lacks_configs
@@ -368,17 +368,17 @@ class Connection:
             time.sleep(0.05)
 
     def append(self, topic: str, records: bytes, *, partition: int = 0, **settings: Any) -> Answer:
-        """Produce of one batch to one partition."""
+        """Produce one batch to one partition."""
         return self.produce({topic: {partition: records}}, **settings)[topic, partition]
 
-    # ---- what else tests ask
+    # ---- other requests
 
     def api_versions(self, version: int = 3) -> dict[int, tuple[int, int]]:
         request = ApiVersionsRequest(client_software_name="raw", client_software_version="1")
         return {each.api_key: (each.min_version, each.max_version) for each in self.query(request, version).api_keys}
 
     def metadata(self, *topics: str) -> Any:
-        """Of all topics where none is named."""
+        """Of all topics if none is named."""
         named = [MetadataRequest.MetadataRequestTopic(topic_id=uuid.UUID(int=0), name=name) for name in topics]
         request = MetadataRequest(
             topics=named if topics else None,
@@ -393,7 +393,7 @@ class Connection:
             transactional_id=transactional_id, transaction_timeout_ms=timeout_ms, producer_id=-1, producer_epoch=-1
         )
         answer = self.query(request, 4)
-        assert answer.error_code == 0, f"InitProducerId answered {answer.error_code}"
+        assert answer.error_code == 0, f"InitProducerId returned {answer.error_code}"
         return Producer(answer.producer_id, answer.producer_epoch, 0)
 
     def create_topic(
@@ -407,8 +407,8 @@ class Connection:
     ) -> tuple[int, str | None]:
         """(error code, message). `on`: the brokers of every partition, the leader first.
 
-        Comes back once the leaders know that they lead: Kafka says before that that the topic is there, and answers
-        the first appends with 3 or 6, which every client asks again.
+        Returns once the leaders know that they lead. Kafka reports the topic before that, and responds to the first
+        appends with 3 or 6, which every client retries.
         """
         assignment = CreateTopicsRequest.CreatableTopic.CreatableReplicaAssignment
         topic = CreateTopicsRequest.CreatableTopic(
@@ -430,9 +430,9 @@ class Connection:
         return answer.topics[0].error_code, answer.topics[0].error_message
 
     def _await_leaders(self, topic: str) -> None:
-        """Whoever may not ask, or asks what cannot lead, is not kept.
+        """Return at once if the user lacks permission or the leaders cannot be queried.
 
-        On a connection of its own: an old broker closes one on which it is asked in a version that it does not know.
+        Uses a separate connection, because an old broker closes it at an unknown version.
         """
         deadline = time.monotonic() + _LEADERS_SECONDS
         host, port = self.socket.getpeername()[:2]
@@ -458,7 +458,7 @@ class Connection:
         return True
 
     def epoch_ends(self, topic: str, epochs: Mapping[int, int]) -> list[Any]:
-        """OffsetForLeaderEpoch of these partitions, of the epoch that their leader has now."""
+        """OffsetForLeaderEpoch of these partitions, with their leaders' current epochs."""
         request_topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
         queried = [
             request_topic.OffsetForLeaderPartition(partition=partition, current_leader_epoch=epoch, leader_epoch=epoch)
@@ -489,9 +489,9 @@ class Connection:
             request = IncrementalAlterConfigsRequest(resources=[topic], validate_only=validate_only)
             answer = self.query(request, 1).responses[0]
         else:
-            plain = AlterConfigsRequest.AlterConfigsResource
-            entries = [plain.AlterableConfig(name=key, value=value) for key, value in configs.items()]
-            topic = plain(resource_type=2, resource_name=name, configs=entries)
+            legacy = AlterConfigsRequest.AlterConfigsResource
+            entries = [legacy.AlterableConfig(name=key, value=value) for key, value in configs.items()]
+            topic = legacy(resource_type=2, resource_name=name, configs=entries)
             answer = self.query(AlterConfigsRequest(resources=[topic], validate_only=validate_only), 2).responses[0]
         return answer.error_code, answer.error_message
 
@@ -516,7 +516,7 @@ def produce_request(
     transactional_id: str | None = None,
     topic_ids: Mapping[str, uuid.UUID] | None = None,
 ) -> Any:
-    """`topic_ids` are needed from v13 on, which names topics by them alone."""
+    """`topic_ids` are needed from v13 on, which names topics only by them."""
     topic_data = ProduceRequest.TopicProduceData
     topics = [
         topic_data(
@@ -532,17 +532,17 @@ def produce_request(
     return ProduceRequest(transactional_id=transactional_id, acks=acks, timeout_ms=timeout_ms, topic_data=topics)
 
 
-# --- the truth: Kafka's own log, asked without any proxy --------------------------------------------------------------
+# --- Kafka's log, read without a proxy --------------------------------------------------------------------------------
 
 
 class Log:
-    """Reads partitions directly from the brokers. `bootstrap` is Kafka's own address."""
+    """Reads partitions directly from the brokers. `bootstrap` is Kafka's address."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap.split(",")
 
     def leader(self, topic: str, partition: int = 0) -> str:
-        """Its leader's own address. Waits for one."""
+        """The leader's address. Waits for one."""
         return until(lambda: self.known_leader(topic, partition), f"{topic}-{partition} to have a leader")
 
     def known_leader(self, topic: str, partition: int) -> str | None:
@@ -574,7 +574,7 @@ class Log:
         return int(answer.end_offset) if not answer.error_code and answer.leader_epoch == epoch else None
 
     def batches(self, topic: str, partition: int = 0, start: int = 0) -> list[Logged]:
-        """Everything from `start` on to the log end of this moment, read uncommitted."""
+        """All batches from `start` to the current log end, read uncommitted."""
         end = self.end(topic, partition)
         found: list[Logged] = []
         at = start
@@ -608,11 +608,11 @@ class Log:
                 found += [each for each in news if each.base_offset >= at]
                 if news:
                     at = news[-1].next_offset
-        assert at >= end, f"{topic}-{partition} could be read up to {at} only, its end is {end}"
+        assert at >= end, f"{topic}-{partition} was read up to {at} only, but its end is {end}"
         return found
 
     def values(self, topic: str, partition: int = 0) -> list[bytes | None]:
-        """The value of every record, by offset; markers left out."""
+        """The value of every record, by offset, without markers."""
         return [value for each in self.batches(topic, partition) if not each.is_control for value in each.values]
 
 
@@ -621,7 +621,7 @@ def _not_none(value: object) -> bool:
 
 
 def settled(client: Connection, topic: str, records: bytes, **settings: Any) -> Answer:
-    """What an append comes to: 6 says that nothing was appended and that it may come again."""
+    """The final response of an append: error 6 means that nothing was appended and a retry is permitted."""
 
     def answer() -> Answer | None:
         last = client.append(topic, records, **settings)
@@ -632,7 +632,7 @@ def settled(client: Connection, topic: str, records: bytes, **settings: Any) -> 
 
 
 def filled_topic(client: Connection, log: Log, name: str, length: int) -> str:
-    """The topic, made and with so many records appended through the proxy."""
+    """Create the topic and append so many records through the proxy."""
     assert client.create_topic(name) == (_OK, None)
     assert log.end(name) == 0
     for at in range(length):

@@ -1,4 +1,4 @@
-"""What kafka-python's groups need of their tests. Apart from `members`, for those that load one client only."""
+"""A workaround for kafka-python's groups. Separate from `members`, for tests that load one client only."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from kafka import KafkaConsumer
 
 
 def keep_on_joining(consumer: KafkaConsumer) -> None:
-    """To be called between its polls.
+    """Call this between the consumer's polls.
 
-    Of itself kafka-python 3.0.12 forgets a rejoin that it began because a topic's metadata changed, if Kafka's answers
-    outlast that poll: it has taken note of the new metadata by then, so no later poll sees a reason to rejoin. The
-    member then keeps the partitions that it had, sends no heartbeats, and every commit is refused (also without a
-    proxy, whenever a topic grows under a group whose leader polls for less time than a rejoin takes). A consumer that
-    joins before it knows its topic rejoins at once for the same reason; then it has no partitions, for good.
+    kafka-python 3.0.12 can lose a rejoin after a metadata change:
+
+    1. A topic's metadata changes, and the member begins to rejoin.
+    2. Kafka's responses take longer than that poll.
+    3. Later polls compare with the new metadata, find no change, and do not continue the rejoin.
+
+    The member keeps its partitions and sends no heartbeats, and its commits are refused; without a proxy, too. A
+    consumer that joins before it knows its topic rejoins for the same reason, and then never gets partitions.
     """
     if consumer._coordinator.rejoining:
         consumer._coordinator.request_rejoin()

@@ -1,8 +1,8 @@
-"""Results of tests in a file, a time limit, and a resumed run: pytest's options `--results`, `--minutes`, `--resume`.
+"""Test results in a file, a time limit, and a resumed run: pytest's options `--results`, `--minutes`, `--resume`.
 
 `--results FILE` appends a JSON line per test: its id, outcome and seconds. With `--resume`, tests that passed in FILE
-are deselected, so a run that was interrupted continues. The file's first line names the commit and a digest of the
-uncommitted changes: results of other code are discarded.
+are deselected, so an interrupted run continues. The file's first line names the commit and a digest of the uncommitted
+changes: results of other code are discarded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_TIME = "no time left (--minutes)"
 
 
 class Stored(NamedTuple):
-    """What a file of results contains. `last`: the last result of each test, by its id."""
+    """The contents of a file of results. `last`: the last result of each test, by its id."""
 
     code: str | None
     last: dict[str, dict[str, Any]]
@@ -39,12 +39,12 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def git(*arguments: str, root: Path = ROOT) -> str:
-    """What git prints; nothing if it fails."""
+    """The output of git; empty if it fails."""
     return subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, check=False).stdout
 
 
 def code(root: Path = ROOT) -> str:
-    """The commit, and a digest of what is not committed."""
+    """The commit, and a digest of the uncommitted changes."""
     changes = hashlib.sha256(git("diff", "HEAD", root=root).encode())
     for path in git("ls-files", "--others", "--exclude-standard", "-z", root=root).split("\0")[:-1]:
         changes.update(path.encode() + (root / path).read_bytes())
@@ -56,7 +56,7 @@ def read(file: Path) -> Stored:
     for line in file.read_text().splitlines() if file.is_file() else ():
         try:
             entry = json.loads(line)
-        except ValueError:  # cut off
+        except ValueError:  # incomplete
             continue
         of_code = entry.get("code", of_code)
         if "id" in entry:

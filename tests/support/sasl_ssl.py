@@ -1,4 +1,4 @@
-"""A Kafka that speaks TLS and asks for a login, by every mechanism; how each client gets in, at it or at a proxy."""
+"""A Kafka with TLS and logins by every mechanism, and how each client connects to it or to a proxy."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.support.messages import RawConnection
 from tests.support.raw import Connection, Enter
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
-#: The proxy's own, who may everything; one who may too; two whom nobody has given anything.
+#: The proxy's user, which may do everything; another such user; and two users without permissions.
 CONTROL, ADMIN, ALICE, BOB = "control", "admin", "alice", "bob"
 USERS = (CONTROL, ADMIN, ALICE, BOB)
-#: Of the listener where logins end.
+#: Lifetime of a login at the listener SHORT.
 SHORT_SECONDS = 3
 _WAIT_SECONDS = 60.0
 _TOKEN_SECONDS = 3600
@@ -42,7 +42,7 @@ def password(user: str) -> str:
 
 
 def token(user: str) -> str:
-    """Unsecured, as Kafka's own validator takes them where nobody has configured another."""
+    """An unsecured token, which Kafka's default validator accepts."""
     now = int(time.time())
 
     def encoded(value: object) -> str:
@@ -71,18 +71,18 @@ class _Token(AbstractTokenProvider):
 
 @dataclass(frozen=True)
 class Secured:
-    """`kafka`'s listeners: `SECURED` asks for a login by any mechanism, `SHORT` for another one every few seconds,
-    `MUTUAL` for a certificate and no login; `LOOPBACK` for a login, without TLS. `PLAINTEXT` is for whoever sets the
-    scene."""
+    """`kafka`'s listeners: `SECURED` requires a login by any mechanism; `SHORT` requires a new login every few seconds;
+    `MUTUAL` requires a certificate and no login; `LOOPBACK` requires a login, without TLS. Test setup uses `PLAINTEXT`.
+    """
 
     kafka: KafkaCluster
     authority: Authority
-    #: Of listeners, brokers' and proxies' alike.
+    #: Certificate of the listeners of brokers and proxies.
     server: Certificate
     directory: Path
 
     def login_files(self) -> tuple[Path, Path]:
-        """What the proxy's own login needs: a password, a token."""
+        """Files for the proxy's login: a password and a token."""
         (secret := self.directory / "password").write_text(password(CONTROL) + "\n")
         (bearer := self.directory / "token").write_text(token(CONTROL) + "\n")
         return secret, bearer
@@ -100,9 +100,9 @@ class Secured:
     def proxy_config(self, mechanism: str = "PLAIN", listen: str = "", more: str = "") -> str:
         """`listen` – further lines of listen_tls."""
         secret, bearer = self.login_files()
-        who = f'username = "{CONTROL}"\npassword_file = "{secret}"'
+        login = f'username = "{CONTROL}"\npassword_file = "{secret}"'
         if mechanism == "OAUTHBEARER":
-            who = f'token_file = "{bearer}"'
+            login = f'token_file = "{bearer}"'
         return f"""
 {more}
 [listen_tls]
@@ -115,13 +115,13 @@ ca_file = "{self.authority.file}"
 
 [control_sasl]
 mechanism = "{mechanism}"
-{who}
+{login}
 """
 
     # ---- clients
 
     def entering(self, user: str) -> Enter:
-        """With a password, by PLAIN."""
+        """Log in with a password, by PLAIN."""
         context = self.trusting()
 
         def enter(new: socket.socket) -> socket.socket:
@@ -175,28 +175,28 @@ mechanism = "{mechanism}"
         return settings | {"sasl.username": user, "sasl.password": password(user)}
 
     def java(self, user: str, mechanism: str = "PLAIN") -> dict[str, str]:
-        who = f'username="{user}" password="{password(user)}"'
+        options = f'username="{user}" password="{password(user)}"'
         module = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
         if mechanism == "OAUTHBEARER":
-            module, who = "oauthbearer.OAuthBearerLoginModule", f'unsecuredLoginStringClaim_sub="{user}"'
+            module, options = "oauthbearer.OAuthBearerLoginModule", f'unsecuredLoginStringClaim_sub="{user}"'
         return {
             "security.protocol": "SASL_SSL",
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(self.authority.file),
             "sasl.mechanism": mechanism,
-            "sasl.jaas.config": f"{_LOGIN_MODULE}.{module} required {who};",
+            "sasl.jaas.config": f"{_LOGIN_MODULE}.{module} required {options};",
         }
 
 
 class SecuredConnection(Connection):
-    """A raw one, with TLS; `log_in` says who it is."""
+    """A raw connection with TLS; `log_in` authenticates it."""
 
     def __init__(self, address: str, context: ssl.SSLContext) -> None:
         super().__init__(address)
         self.socket = context.wrap_socket(self.socket, server_hostname="127.0.0.1")
 
     def log_in(self, user: str, secret: str | None = None) -> int:
-        """The error code."""
+        """Return the error code."""
         assert self.query(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 0
         code: int = self.query(SaslAuthenticateRequest(auth_bytes=plain(user, secret)), 1).error_code
         return code
@@ -209,11 +209,11 @@ def plain(user: str, secret: str | None = None) -> bytes:
 def server_properties(
     authority: Authority, server: Certificate, listeners: Sequence[str] = ("secured", "short", "loopback")
 ) -> dict[str, str]:
-    """`listeners` – those with logins, in small letters."""
+    """`listeners` – those with logins, in lower case."""
     passwords = " ".join(f'user_{user}="{password(user)}"' for user in USERS)
     properties = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        # Whoever comes in by the plain listener sets the scene.
+        # Clients of the plaintext listener may do everything: they set up the test.
         "super.users": f"User:ANONYMOUS;User:{CONTROL};User:{ADMIN};User:CN=proxy",
         "sasl.enabled.mechanisms": ",".join(MECHANISMS),
         "ssl.keystore.type": "PEM",
@@ -249,7 +249,7 @@ def sasl_ssl_kafka(directory: Path, brokers: int = 1, more: Mapping[str, str] | 
 def set_scram_passwords(bootstrap: str) -> None:
     admin = confluent_admin.AdminClient({"bootstrap.servers": bootstrap})
     for kind in (confluent_admin.ScramMechanism.SCRAM_SHA_256, confluent_admin.ScramMechanism.SCRAM_SHA_512):
-        # One request each: Kafka takes a user once in one.
+        # One request each, because Kafka accepts a user only once per request.
         requested = [
             confluent_admin.UserScramCredentialUpsertion(
                 user, confluent_admin.ScramCredentialInfo(kind, 4096), password(user).encode()

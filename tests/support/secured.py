@@ -1,6 +1,6 @@
-"""A Kafka that asks for passwords and has an authorizer: clients are its users, and the proxy is one of its own.
+"""A Kafka with passwords and an authorizer: clients and the proxy are its users.
 
-At its plain listener everybody may everything: whoever sets the scene.
+Any client of its plaintext listener may do everything, for test setup.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _properties(users: Sequence[str]) -> dict[str, str]:
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS;User:admin",
         "sasl.enabled.mechanisms": "PLAIN",
-        # Who likes may log in anew; nobody here stays for so long that it has to.
+        # Permits reauthentication, but no test lasts long enough to require it.
         "listener.name.sasl.connections.max.reauth.ms": "86400000",
         "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
         + " ".join(f'user_{name}="{PASSWORD}"' for name in users)
@@ -36,14 +36,14 @@ def _properties(users: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def secured_kafka(users: Sequence[str]) -> Iterator[KafkaCluster]:
-    """`admin` may everything, and has to be among `users`."""
+    """`users` contains `admin`, a superuser."""
     with running_kafka(properties=_properties(users), listeners={"SASL": "SASL_PLAINTEXT"}) as cluster:
         yield cluster
 
 
 @contextmanager
 def proxy_of(kafka: KafkaCluster, directory: Path, config: str) -> Iterator[ProxyProcess]:
-    """It logs in as `admin`, and its clients as who they are."""
+    """It logs in as `admin`, and its clients as themselves."""
     (secret := directory / "password").write_text(PASSWORD)
     login = f'\n[control_sasl]\nmechanism = "PLAIN"\nusername = "admin"\npassword_file = "{secret}"\n'
     with ProxyProcess(kafka.bootstrap_of("SASL"), directory, config=config + login) as proxy:
@@ -51,7 +51,7 @@ def proxy_of(kafka: KafkaCluster, directory: Path, config: str) -> Iterator[Prox
 
 
 class User(RawConnection):
-    """One that has logged in, at Kafka itself or through the proxy."""
+    """A logged-in connection to Kafka or to the proxy."""
 
     def __init__(self, address: Address, name: str) -> None:
         super().__init__(address)
@@ -71,7 +71,7 @@ def deny(kafka: KafkaCluster, user: str, kind: int, name: str, operation: int) -
 
 
 def _create_acl(kafka: KafkaCluster, user: str, resource: tuple[int, str], operation: int, permission: int) -> None:
-    """It holds when this returns: the controller has it a moment before the broker that is asked."""
+    """Wait until the ACL applies: the broker has it shortly after the controller."""
     kind, name = resource
     acl = {
         "ResourceType": kind,

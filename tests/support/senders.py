@@ -1,6 +1,6 @@
-"""Producers of every client under one face: those of the four libraries as their users have them, and ours.
+"""Producers of every client with one interface: the four libraries with their usual configuration, and ours.
 
-A `send` hands one record over and comes back; the library goes on by itself. `Seen`: what its user is told in the end.
+A `send` submits one record and returns; the library continues in the background. `Seen` is the result that a user gets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _JAVA_SOURCE = Path(__file__).parents[1] / "java" / "ScriptedProducers.java"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One send as its user sees it. `error`: the exception's class or the error's name; `shown`: what else it tells."""
+    """The result of one send. `error`: the exception's class or the error's name; `shown`: other details."""
 
     offset: int | None = None
     error: str | None = None
@@ -62,14 +62,12 @@ class Sending:
         self._ended.set()
 
     def get(self, seconds: float = WAIT_SECONDS) -> Seen:
-        assert self._ended.wait(seconds), "the client has told nothing yet"
+        assert self._ended.wait(seconds), "the client has reported no outcome yet"
         assert self._observed is not None
         return self._observed
 
 
 class Sender(Protocol):
-    """One producer object."""
-
     def send(
         self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
     ) -> Sending: ...
@@ -118,7 +116,7 @@ class KafkaPython:
 
 
 class Aiokafka:
-    """In an event loop of its own thread."""
+    """In the event loop of a separate thread."""
 
     def __init__(self, bootstrap: str, configs: Mapping[str, Any], *, library: bool) -> None:
         self._library = library
@@ -190,7 +188,7 @@ class Confluent:
 
     def _poll(self) -> None:
         while not self._closed.is_set():
-            with contextlib.suppress(confluent_kafka.KafkaException):  # of a producer that is dead
+            with contextlib.suppress(confluent_kafka.KafkaException):  # after a fatal error
                 self._producer.poll(0.05)
 
     def send(
@@ -211,7 +209,7 @@ class Confluent:
 
         try:
             self._producer.produce(topic, value.encode(), partition=partition, on_delivery=delivered, **stated)
-        except confluent_kafka.KafkaException as error:  # a producer that is dead
+        except confluent_kafka.KafkaException as error:  # after a fatal error
             sending.end(_failed(error))
         return sending
 
@@ -223,7 +221,7 @@ class Confluent:
 
 
 class JavaProducers:
-    """One Java process that holds any number of producers."""
+    """One JVM with any number of producers."""
 
     def __init__(self) -> None:
         version = kafka_version()
@@ -300,20 +298,20 @@ class _JavaProducer:
 
 @dataclass(frozen=True)
 class Client:
-    """A row of the tables in docs/other-clients.md: a client library as it is configured there."""
+    """A row of the tables in docs/other-clients.md: a client library with the configuration there."""
 
     name: str
     library: str  # java, kafka-python, aiokafka, confluent-kafka
     configs: Mapping[str, Any] = field(default_factory=dict)
-    ours: bool = False  # `fencepost`'s producer over it
+    ours: bool = False  # `fencepost`'s producer with it
     idempotent: bool = False
-    #: Whether it sends a partition's next batch before the one ahead of it is answered, with its own defaults.
+    #: Whether it pipelines a partition's batches by default.
     pipelines: bool = False
     #: Whether it can send anything after a refusal.
     goes_on: bool = True
 
     def open(self, bootstrap: str, java: JavaProducers, **more: Any) -> Sender:
-        """`more`: further settings, in the library's own spelling with `_` for `.`."""
+        """`more`: further settings, in the library's spelling with `_` for `.`."""
         configs = {**self.configs, **self._spelled(more)}
         match self.library:
             case "java":
@@ -362,7 +360,7 @@ CLIENTS = (
 
 
 def create_topic(address: str, name: str, partitions: int = 1) -> str:
-    """Through a proxy at `address`. Comes back once the broker shows its configs: our library asks for them."""
+    """Create it through the proxy. Returns once the broker reports its configs, which our library reads."""
     with Connection(address) as raw:
         assert raw.create_topic(name, partitions=partitions) == (0, None)
 
@@ -376,12 +374,12 @@ def create_topic(address: str, name: str, partitions: int = 1) -> str:
 
 
 def free_proxy_port() -> int:
-    """A bootstrap port whose listener for broker 1 (+ 1 + broker id) is free too: a restart finds both again."""
+    """A bootstrap port whose listener for broker 1 (+ 1 + broker id) is free too, also for a restart."""
     return free_ports_in_a_row(3)
 
 
 def documented(heading: str) -> Iterator[dict[str, str]]:
-    """The rows of the table below this heading in docs/other-clients.md, by the names of its columns."""
+    """The rows of the table below this heading in docs/other-clients.md, by column names."""
     lines = (Path(__file__).parents[2] / "docs" / "other-clients.md").read_text().splitlines()
     below = itertools.islice(lines, lines.index(heading) + 1, None)
     table = itertools.takewhile(

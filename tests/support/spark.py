@@ -1,6 +1,6 @@
-"""What tests of Spark share: a session, topics that can be used at once, and what lies in Kafka.
+"""Shared parts of Spark tests: a session, usable topics, and the records in Kafka.
 
-PySpark is imported only where a session is made: collecting tests needs none.
+Only creating a session imports PySpark, so that collecting tests does not need it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support import growing
 
-#: Of one query of a few hundred rows, on a machine that has other things to do.
+#: Limit for one query of a few hundred rows on a busy machine.
 QUERY_SECONDS = 600.0
-#: For the whole of a test with its fixtures, which runs several of those.
+#: Limit for a whole test with its fixtures and several queries.
 TEST_SECONDS = 1800
 _READ_SECONDS = 120.0
 SETTINGS = {
@@ -53,8 +53,6 @@ def running_spark(more: Mapping[str, str]) -> Iterator[Any]:
 
 
 class Read(NamedTuple):
-    """A record as it lies in Kafka."""
-
     offset: int
     key: bytes | None
     value: bytes | None
@@ -62,7 +60,7 @@ class Read(NamedTuple):
 
 
 def create(bootstrap: str, *topics: str, partitions: int) -> None:
-    """Comes back when all are shown with their leaders: a broker learns of them a moment after the controller."""
+    """Create them, and wait until all have leaders: a broker learns of them shortly after the controller."""
     with closing(KafkaAdminClient(bootstrap_servers=bootstrap)) as admin:
         admin.create_topics([NewTopic(topic, partitions, 1) for topic in topics])
 
@@ -77,17 +75,17 @@ def create(bootstrap: str, *topics: str, partitions: int) -> None:
 
 
 def grow(bootstrap: str, topic: str, count: int) -> None:
-    """An ordered topic waits for whoever serves this Kafka, and may have to be asked for again."""
+    """Repeat the request: an expansion of an ordered topic waits for all proxies of this Kafka."""
 
-    def grown() -> bool:
+    def expanded() -> bool:
         growing.grow(bootstrap, topic, count, timeout_ms=60_000)
         return growing.partition_count(bootstrap, topic) == count
 
-    until(grown, f"{topic} to grow to {count} partitions", seconds=180)
+    until(expanded, f"{topic} to be expanded to {count} partitions", seconds=180)
 
 
 def contents(kafka: KafkaCluster, topic: str) -> dict[int, list[Read]]:
-    """All records of a topic by partition, read from Kafka itself."""
+    """All records of a topic by partition, read directly from Kafka."""
 
     async def read() -> dict[int, list[Read]]:
         async with AIOKafkaConsumer(topic, bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest") as consumer:
@@ -119,7 +117,7 @@ def append(
     key: bytes | None = None,
     expected: int | None = None,
 ) -> None:
-    """As a writer of another kind. Raises PolicyViolationError where it is refused."""
+    """Append as another kind of writer. Raises PolicyViolationError for a refusal."""
 
     async def send() -> None:
         async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as producer:

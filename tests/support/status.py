@@ -1,4 +1,4 @@
-"""A status page of its own, with what a test wants to see on it."""
+"""A status page with contents that a test chooses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.ports import free_port
 
 
 def lists(rows: Mapping[str, Sequence[Any]]) -> Callable[[Sequence[PageRequest]], Awaitable[Sequence[Listed]]]:
-    """By what is wanted; of a topic, or a page of them."""
+    """Rows by kind; of one topic, or one page of them."""
 
     async def listed(requested: Sequence[PageRequest]) -> Sequence[Listed]:
         found = []
@@ -38,7 +38,7 @@ def status_page(
     release: Release | None = None,
     token_file: Path | None = None,
 ) -> Iterator[Address]:
-    """Served by a thread, for commands that ask it."""
+    """Served by a thread, for commands that query it."""
     loop, address = asyncio.new_event_loop(), Address("127.0.0.1", free_port())
     server = StatusServer(lambda: snapshot, Metrics(), release=release, lists=lists(rows), token_file=token_file)
     thread = threading.Thread(target=loop.run_forever, daemon=True)

@@ -1,4 +1,4 @@
-"""Three brokers, each behind a fault proxy, and two proxies that connect through these.
+"""Three brokers with a fault proxy each, and two proxies that connect through these.
 
 Every node is broker and controller. All tests of a run share one cluster; the fixture `stage3` repairs it after each.
 """
@@ -23,9 +23,9 @@ from tests.support.proxy import GUARDED_BY_NAME, LEASE_SECONDS, ProxyProcess
 from tests.support.raw import Connection, Log
 
 NODES = (1, 2, 3)
-#: For what a broker does after a session (4 s) has ended, on a busy machine.
+#: For reactions of a broker to an expired session (4 s), on a busy machine.
 PATIENCE_SECONDS = 90.0
-#: A process that comes after another waits before it is sure of `true` topics: not for long here.
+#: Short takeovers of `true` topics.
 LIMITS = """
 [limits]
 sequencer_wait_max_seconds = 1.0
@@ -34,7 +34,7 @@ reconnect_backoff_max_seconds = 0.2
 takeover_seconds = 3.0
 """
 STAMPED = GUARDED_BY_NAME + LIMITS
-#: With a long lease: what is wrong with them should show also where a slow machine lets them pause for long.
+#: A long lease, so that their faults are visible on a slow machine, too.
 NAIVE = "unsafe_disable_fencing = true\n" + STAMPED.replace(
     f"config_lease_seconds = {LEASE_SECONDS}", "config_lease_seconds = 30.0"
 )
@@ -44,7 +44,7 @@ _PREFERRED = 0
 _ELECTION_NOT_NEEDED = 84
 
 _PROPERTIES = {
-    # Leaders move when a test says so.
+    # Leaders move only on request of a test.
     "auto.leader.rebalance.enable": "false",
     "default.replication.factor": "3",
     "min.insync.replicas": "2",
@@ -78,7 +78,7 @@ class Stage3:
 
     @property
     def naive(self) -> tuple[ProxyProcess, ProxyProcess]:
-        """Two proxies that compare by themselves and leave Kafka out of it: what they get wrong shows what holds."""
+        """Two proxies that compare offsets without Kafka. Their faults show what fencing prevents."""
         if self._naive is None:
             self._naive = self._start("n1", NAIVE), self._start("n2", NAIVE)
         return self._naive
@@ -86,7 +86,7 @@ class Stage3:
     def one_more_proxy(self, name: str, config: str = STAMPED) -> ProxyProcess:
         return self._start(name, config)
 
-    # ---- asked of Kafka itself, not of a node that is down or stands still
+    # ---- queries to a running broker of Kafka
 
     @property
     def living(self) -> list[int]:
@@ -108,7 +108,7 @@ class Stage3:
         return found
 
     def partition(self, topic: str, partition: int = 0) -> Fields:
-        """LeaderId, IsrNodes, … as Metadata has them."""
+        """LeaderId, IsrNodes, … as in Metadata."""
         found = self.query(_METADATA, 9, {"Topics": [{"Name": topic}], "AllowAutoTopicCreation": False})["Topics"][0]
         return next((each for each in found["Partitions"] if each["PartitionIndex"] == partition), {})
 
@@ -132,7 +132,7 @@ class Stage3:
         return until(condition, what, seconds=PATIENCE_SECONDS)
 
     def log_end_of(self, topic: str, node_id: int) -> int:
-        """As this broker has it, if it believes that it leads."""
+        """The log end of this broker, if it believes that it leads."""
         body: Fields = {
             "ReplicaId": -1,
             "Topics": [{"Topic": topic, "Partitions": [{"Partition": 0, "LeaderEpoch": self.leader_epoch(topic)}]}],
@@ -156,10 +156,10 @@ class Stage3:
     def await_in_sync(self, topic: str, replicas: int = 3) -> None:
         self.until(lambda: len(self.isr(topic)) == replicas, f"{topic} to have {replicas} replicas in sync")
 
-    # ---- done to it
+    # ---- changes
 
     def create(self, topic: str, *, on: Sequence[int] = NODES, configs: Mapping[str, str] | None = None) -> str:
-        """Through the first proxy; led by the first of `on`."""
+        """Create it through the first proxy; the first of `on` leads."""
         first = self.proxies[0]
         with Connection(first.bootstrap, enter=first.enter) as connection:
             assert connection.create_topic(topic, on=on, configs=configs) == (0, None)
@@ -169,8 +169,8 @@ class Stage3:
         return topic
 
     def reassign(self, topic: str, replicas: Sequence[int]) -> None:
-        """Comes back when the partition has these replicas, all that live in sync. The first is preferred, but does not
-        lead yet."""
+        """Wait until the partition has these replicas, with all running ones in sync. The first is preferred, but does
+        not lead yet."""
         living = set(replicas) & set(self.living)
         requested = [{"PartitionIndex": 0, "Replicas": list(replicas)}]
         body: Fields = {"TimeoutMs": 20_000, "Topics": [{"Name": topic, "Partitions": requested}]}
@@ -198,14 +198,14 @@ class Stage3:
         self.until(elected, f"a preferred election of {topic}")
 
     def lead(self, topic: str, node_id: int) -> None:
-        """Moves the leader, and nothing else."""
+        """Move only the leader."""
         rest = [each for each in self.partition(topic)["ReplicaNodes"] if each != node_id]
         self.reassign(topic, [node_id, *rest])
         self.elect_preferred(topic)
         self.await_leader(topic, is_now=node_id)
 
     def mend(self) -> None:
-        """Everything runs again, and nothing is held back."""
+        """Remove all faults, and wait until every process runs."""
         for pipe in self.pipes.values():
             pipe.forget_faults()
         for node_id in NODES:
@@ -232,12 +232,12 @@ def three_brokers(directory: Path) -> Iterator[Stage3]:
         bootstrap = ",".join(pipe.address for pipe in pipes.values())
 
         def start(name: str, config: str) -> ProxyProcess:
-            own = directory / name
-            own.mkdir()
-            # All of its ports are chosen here: one that is restarted has to find them free again.
+            logs = directory / name
+            logs.mkdir()
+            # All of its ports are chosen here, so that they are free for a restart.
             port, *listeners = _free_ports(1 + len(NODES), set())
             ports = "".join(f"{node_id} = {each}\n" for node_id, each in zip(NODES, listeners, strict=True))
-            proxy = ProxyProcess(bootstrap, own, config=f"{config}\n[broker_ports]\n{ports}", port=port)
+            proxy = ProxyProcess(bootstrap, logs, config=f"{config}\n[broker_ports]\n{ports}", port=port)
             stack.callback(proxy.close)
             with contextlib.suppress(Closed):
                 leaders_listener(proxy, "there-is-no-such-topic")  # learns the listeners
@@ -250,7 +250,7 @@ def required_topic() -> str:
     return unique_topic("required")
 
 
-#: Of each proxy process: its listeners by node id, once anybody has learned them.
+#: Listeners of each proxy process by node id, once a client has learned them.
 _listeners: dict[int, dict[int, str]] = {}
 
 
@@ -259,9 +259,9 @@ def _client(proxy: ProxyProcess, address: str) -> RawConnection:
 
 
 def leaders_listener(proxy: ProxyProcess, topic: str) -> str:
-    """Where a client that goes through this proxy sends its appends. Raises Closed or OSError; ask again.
+    """The address for a client's appends through this proxy. Raises Closed or OSError; retry then.
 
-    Asks as clients do: at any address that it knows, since some brokers may be away or stand still.
+    Queries any known address, as clients do, because some brokers may be stopped.
     """
     known = _listeners.setdefault(proxy.pid, {})
     for address in random.sample([proxy.bootstrap, *known.values()], 1 + len(known)):

@@ -1,4 +1,4 @@
-"""Kafka's command line tools, several of them in one JVM (`tests/java/ToolRunner.java`): starting one costs seconds."""
+"""Kafka's command line tools in one JVM (`tests/java/ToolRunner.java`), because each JVM start takes seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RUNNER = Path(__file__).parents[1] / "java" / "ToolRunner.java"
 
 
 def run_tools(given: Sequence[Sequence[str]], directory: Path) -> None:
-    """Each as a list of words, the tool's name first. All have to succeed."""
+    """Each tool is a list of words, its name first. All must succeed."""
     script = directory / "tools"
     script.write_text(
         "".join("\t".join([MAIN_CLASSES[words[0].removesuffix(".sh")], "", *words[1:]]) + "\n" for words in given)

@@ -1,19 +1,18 @@
-"""A process with transactional clients that does what it is told: `python -m tests.support.transactional_worker CLIENT
+"""A process with transactional clients that runs commands: `python -m tests.support.transactional_worker CLIENT
 BOOTSTRAP`, CLIENT one of `kafka-python`, `aiokafka`, `confluent-kafka`. Java has `tests/java/TransactionalWorker.java`.
 
-A process, so that it can be killed with a transaction open. A line of standard input is a command, and answered by one
+As a process it can be killed with an open transaction. Each line of standard input is a command. The response is one
 line, "ok …" or "error CLASS message":
 
-    init NAME TRANSACTIONAL_ID TIMEOUT_MS        a producer NAME, and its initTransactions; with "-" one without them
+    init NAME TRANSACTIONAL_ID TIMEOUT_MS        create producer NAME, and call initTransactions; "-": no transactions
     begin|commit|abort|close NAME
-    send NAME TOPIC PARTITION VALUE EXPECTED     EXPECTED: an offset, or "-". Answers the offset, once acknowledged
+    send NAME TOPIC PARTITION VALUE EXPECTED     EXPECTED: an offset, or "-". Returns the offset, once acknowledged
     offsets NAME GROUP TOPIC PARTITION OFFSET    sendOffsetsToTransaction
-    read TOPIC PARTITION LEVEL STOP IDLE_MS      values from the beginning, to STOP, or until nothing comes for so long
-    transform NAME GROUP INPUT OUTPUT PARTITION  consume-transform-produce, for ever: a line "ok OFFSET" per transaction
-    forward NAME GROUP INPUT OUTPUT PARTITION    the same without transactions: what was sent, then what was read is
-                                                 committed
+    read TOPIC PARTITION LEVEL STOP IDLE_MS      values from the beginning, to STOP, or until the idle time has passed
+    transform NAME GROUP INPUT OUTPUT PARTITION  endless consume-transform-produce: a line "ok OFFSET" per transaction
+    forward NAME GROUP INPUT OUTPUT PARTITION    the same without transactions: it commits offsets after the sends
 
-Of what has no end, each step is told on standard error as it begins: "at STEP".
+Endless commands report the beginning of each step on standard error: "at STEP".
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata
 
 _PATIENCE_SECONDS = 60.0
-#: librdkafka may wait for as long as this for a connection that is gone.
+#: librdkafka may wait this long for a lost connection.
 _OFFSETS_SECONDS = 20.0
 _BATCH_MAX = 20
-#: In place of a transactional id.
+#: Instead of a transactional id.
 PLAIN = "-"
 _POLL_SECONDS = 0.2
 
@@ -224,7 +223,7 @@ class Confluent:
         return int(sent.offset())
 
     def offsets(self, group: str, topic: str, partition: int, offset: int) -> None:
-        # librdkafka makes what names a group only from a consumer of it.
+        # librdkafka creates group metadata only from a consumer.
         consumer = confluent_kafka.Consumer({"bootstrap.servers": "127.0.0.1:1", "group.id": group, "log_level": 0})
         try:
             requested = [confluent_kafka.TopicPartition(topic, partition, offset)]
@@ -239,7 +238,7 @@ class Confluent:
         self._producer.abort_transaction(_PATIENCE_SECONDS)
 
     def close(self) -> None:
-        """It has no such thing; what it does is done when nobody knows of it any more."""
+        """No-op: librdkafka's producer has no close, and ends with its last reference."""
 
 
 class ConfluentReader:
@@ -328,7 +327,7 @@ class Worker:
         return ""
 
     def transform(self, instance: Instance, group: str, source: str, target: str, partition: int) -> None:
-        """Begins where the group's committed offset is: `init` has ended what an earlier one left open."""
+        """Starts at the group's committed offset: `init` has ended the previous instance's open transaction."""
         reader: Reader = READERS[self.client](self.bootstrap, source, partition, "committed", group)
         while True:
             found = _awaited(reader)
@@ -366,7 +365,7 @@ def _at(step: str) -> None:
 
 
 def main(client: str, bootstrap: str) -> None:
-    faulthandler.register(signal.SIGUSR1)  # where does it hang?
+    faulthandler.register(signal.SIGUSR1)  # shows where it hangs
     worker = Worker(client, bootstrap)
     for line in sys.stdin:
         command, *arguments = line.split()

@@ -1,4 +1,4 @@
-"""A transactional producer by raw requests, of either protocol, and the ways in which a transaction ends."""
+"""A transactional producer with raw requests, of either protocol, and the ways in which a transaction ends."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _WRITE_TXN_MARKERS, _DESCRIBE_PRODUCERS, _DESCRIBE_TRANSACTIONS, _UPDATE_FEATURE
 class Transactional:
     """`protocol` 1: partitions are added before they are written to. 2: by the first write (KIP-890).
 
-    One broker only: the coordinator is wherever `address` leads. `epoch` and `sequences` are kept as a client would.
-    `source_is_base` – expectations are said in the base offset, not in a header.
+    For one broker, which is also the coordinator. `epoch` and `sequences` are kept as in a client. `source_is_base` –
+    the base offset carries the expected offset, instead of a header.
     """
 
     source_is_base = False
@@ -43,7 +43,7 @@ class Transactional:
         self.connection.close()
 
     def init(self) -> None:
-        """Also ends what an earlier instance of this name left open."""
+        """Also ends an open transaction of an earlier instance with this name."""
         request = InitProducerIdRequest(
             transactional_id=self.name, transaction_timeout_ms=self.timeout_ms, producer_id=-1, producer_epoch=-1
         )
@@ -65,7 +65,7 @@ class Transactional:
         return _added(answer)
 
     def begin(self, *topics: str) -> None:
-        """So that partition 0 of them may be written to."""
+        """Begin a transaction that may write to partition 0 of these topics."""
         if self.protocol == 1:
             assert set(self.add({topic: [0] for topic in topics}).values()) <= {OK}
 
@@ -88,15 +88,15 @@ class Transactional:
         timeout_ms: int = 10_000,
         codec: int = 0,
     ) -> dict[tuple[str, int], Answer]:
-        """One request. What is refused keeps its sequence for the next try; what landed elsewhere has used it up."""
+        """Send one request. A refused append keeps its sequence for the retry; an OFFSET_VIOLATION has used it."""
         batches: dict[str, dict[int, bytes]] = {}
         for (topic, partition), (values, expected) in requested.items():
-            who = self.producer._replace(sequence=self.sequences.get((topic, partition), 0))
+            producer = self.producer._replace(sequence=self.sequences.get((topic, partition), 0))
             if self.source_is_base:
                 base = -1 if expected is None else expected
-                records = batch(*values, base_offset=base, producer=who, transactional=True, codec=codec)
+                records = batch(*values, base_offset=base, producer=producer, transactional=True, codec=codec)
             else:
-                records = batch(*values, expected=expected, producer=who, transactional=True, codec=codec)
+                records = batch(*values, expected=expected, producer=producer, transactional=True, codec=codec)
             batches.setdefault(topic, {})[partition] = records
         version = 12 if self.protocol == 2 else 11
         answers: dict[tuple[str, int], Answer] = {}
@@ -110,7 +110,7 @@ class Transactional:
         return answers
 
     def end(self, *, commit: bool) -> int:
-        """The error code of EndTxn. The markers come later."""
+        """The error code of EndTxn. The markers appear later."""
         version = 5 if self.protocol == 2 else 3
         request = EndTxnRequest(
             transactional_id=self.name,
@@ -120,7 +120,7 @@ class Transactional:
         )
         answer = self._until_done(request, version, lambda found: found.error_code)
         if self.protocol == 2 and answer.error_code == OK:
-            # Every transaction has an epoch of its own.
+            # Every transaction has a different epoch.
             self.producer = Producer(answer.producer_id, answer.producer_epoch, 0)
             self.sequences.clear()
         return int(answer.error_code)
@@ -142,9 +142,9 @@ def _added(answer: Any) -> dict[tuple[str, int], int]:
 
 
 def abort_as_an_admin(address: str, topic: str, producer: Producer) -> None:
-    """As `kafka-transactions abort`: the marker is written by the partition's leader, nobody asks the coordinator.
+    """As `kafka-transactions abort`: the partition's leader writes the marker, without the coordinator.
 
-    The epoch is the one that the leader knows: under transactions v2 not the one of the client's batches.
+    The epoch is the one that the leader knows: with transactions v2 not the one of the client's batches.
     """
     with RawConnection(Address.parse(address)) as admin:
         (known,) = [each for each in _producers(admin, topic) if each["ProducerId"] == producer.id]
@@ -154,7 +154,7 @@ def abort_as_an_admin(address: str, topic: str, producer: Producer) -> None:
 
 
 def write_abort_marker(admin: RawConnection, topic: str, producer: Producer, *, coordinator_epoch: int = 0) -> int:
-    """The error code of partition 0, whose leader writes one whether or not a transaction is open."""
+    """The error code of partition 0, whose leader writes a marker whether or not a transaction is open."""
     marker = {
         "ProducerId": producer.id,
         "ProducerEpoch": producer.epoch,
@@ -167,7 +167,7 @@ def write_abort_marker(admin: RawConnection, topic: str, producer: Producer, *, 
 
 
 def open_transactions(address: str, topic: str) -> set[int]:
-    """Producer ids with a transaction that is open on partition 0, asked of its leader."""
+    """Producer ids with an open transaction on partition 0, from its leader."""
     with RawConnection(Address.parse(address)) as admin:
         return {each["ProducerId"] for each in _producers(admin, topic) if each["CurrentTxnStartOffset"] >= 0}
 
@@ -181,7 +181,7 @@ def _producers(admin: RawConnection, topic: str) -> list[dict[str, Any]]:
 
 
 def transaction_state(address: str, name: str) -> tuple[str, set[tuple[str, int]]]:
-    """The coordinator's word: its state, and the partitions that a marker would go to."""
+    """The transaction's state at the coordinator, and the partitions that would get a marker."""
     with RawConnection(Address.parse(address)) as admin:
         (found,) = admin.query(_DESCRIBE_TRANSACTIONS, 0, {"TransactionalIds": [name]})["TransactionStates"]
     assert found["ErrorCode"] == OK, found
@@ -189,7 +189,7 @@ def transaction_state(address: str, name: str) -> tuple[str, set[tuple[str, int]
 
 
 def set_transaction_version(address: str, level: int) -> None:
-    """The cluster's: 1 for clients that add partitions themselves, 2 for KIP-890. They learn it as they connect."""
+    """The cluster's version: 1 for clients that add partitions themselves, 2 for KIP-890. Set it before connecting."""
     with RawConnection(Address.parse(address)) as admin:
         update = {"Feature": "transaction.version", "MaxVersionLevel": level, "UpgradeType": 1 if level > 1 else 2}
         answer = admin.query(_UPDATE_FEATURES, 1, {"timeoutMs": 30_000, "FeatureUpdates": [update]})

@@ -1,9 +1,8 @@
-"""One sensible request of every API that a client may send, for the walk over all of them.
+"""One valid request of every API that a client may send, for the walk over all of them.
 
-`BODIES[api name](side, version)` gives the bodies to send. A `ProxiedSocket` is a stage of its own on the cluster (a
-topic, a
-group with a member, a transaction), set up alike for what goes direct and what goes through the proxy, so that equal
-questions have equal answers.
+`BODIES[api name](side, version)` returns the bodies to send. Each `ProxiedSocket` has separate objects in the cluster
+(a topic, a group with a member, a transaction). The direct and the proxied one are set up alike, so that equal requests
+have equal responses.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ METADATA, FIND_COORDINATOR, JOIN_GROUP, SYNC_GROUP, CREATE_TOPICS, INIT_PRODUCER
 GROUP, TRANSACTION = 0, 1
 RETRIABLE: Final = {3, 5, 6, 14, 15, 16, 41, 51}
 _NO_BROKER = 999
-#: Of all records: the same for both sides, and too young for Kafka's retention, which would start one side's log anew.
+#: The timestamp of all records: equal for both, and too recent for Kafka's retention, which would change one log start.
 _AT_MS: Final = now_ms()
 
 
@@ -148,7 +147,7 @@ def _fetch(side: ProxiedSocket, version: int) -> list[Fields]:
 
 def _metadata(side: ProxiedSocket, version: int) -> list[Fields]:
     known = {"Topics": [{"Name": side.topic}], "AllowAutoTopicCreation": False}
-    # Before v4 a client cannot ask a broker not to create the topic.
+    # Before v4 a client cannot disable topic creation.
     nowhere = {"Topics": [{"Name": side.of("nowhere")}], "AllowAutoTopicCreation": False}
     return [known, *([nowhere, {"Topics": [{"Name": "not a name"}]}] if version >= 4 else [])]
 
@@ -157,7 +156,7 @@ def _find_coordinator(side: ProxiedSocket, version: int) -> list[Fields]:
     def of(key: str, key_type: int) -> Fields:
         return {"Key": key, "KeyType": key_type, "CoordinatorKeys": [key, f"{key}-0-1"]}
 
-    # The same names on both sides: where a coordinator is follows from the name.
+    # The same names for both, because the name determines the coordinator.
     bodies = [of("walk-0", GROUP)]
     if version:
         bodies += [of("walk-0", TRANSACTION), of("", GROUP), of("walk-0", 9), of("x:y:z", 2)]
@@ -283,7 +282,7 @@ def _partitions(side: ProxiedSocket, key: str = "PartitionIndexes") -> list[Fiel
     return [{"Name": side.topic, key: [0]}, {"Name": side.of("nowhere"), key: [0]}]
 
 
-#: What a side asks, per API. An API without a row is asked with Kafka's defaults alone.
+#: The request bodies per API. An API without a row gets a request with Kafka's defaults.
 BODIES: Final[dict[str, Callable[[ProxiedSocket, int], list[Fields]]]] = {
     "Produce": _produce,
     "Fetch": _fetch,

@@ -1,8 +1,8 @@
-"""Several test processes at once (`make test`, pytest-xdist): which tests stay together, and what begins first.
+"""Concurrent test processes (`make test`, pytest-xdist): which tests share a process, and which start first.
 
-A file of integration tests stays in one process, since its tests share clusters and proxies that its fixtures start;
-each process has Kafkas of its own. Simulations share nothing: they go wherever somebody is idle. One process begins at
-the other end: it is busy while the others wait for their Kafkas.
+The tests of an integration file share a process, because they share clusters and proxies of its fixtures. Simulations
+share nothing, so any idle process takes them. One process starts at the other end of the list: it is busy while the
+others wait for their Kafkas.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import pytest
     from xdist.workermanage import WorkerController
 
-#: The longest first, as measured, so that nobody is left alone with one of them at the end; then all others, and last
-#: what can be cut into small pieces.
+#: The slowest files first, as measured, so that none runs alone at the end; then all others, and last the tests that
+#: can be distributed one by one.
 LONGEST = (
     "test_spark",
     "test_conformance",
@@ -47,7 +47,7 @@ _ALONE = "tests/simulation/"
 
 class ByFile(LoadScopeScheduling):
     def __init__(self, config: pytest.Config, log: Any) -> None:
-        config.option.loadscopereorder = False  # the number of a file's tests does not tell how long they take
+        config.option.loadscopereorder = False  # the number of a file's tests does not determine its duration
         super().__init__(config, log)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
@@ -60,6 +60,6 @@ class ByFile(LoadScopeScheduling):
 
 
 def longest_first(item: pytest.Item) -> tuple[bool, int]:
-    """The key to sort by; files and tests keep their order otherwise."""
+    """The sort key; files and tests keep their order otherwise."""
     name = item.path.stem
     return item.nodeid.startswith(_ALONE), LONGEST.index(name) if name in LONGEST else len(LONGEST)

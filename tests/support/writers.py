@@ -1,7 +1,7 @@
-"""Conditional writers on plain sockets that go on whatever happens, and a ledger of what they were told.
+"""Conditional writers on raw sockets that continue after every error, and a ledger of their outcomes.
 
-Every value says who wrote it and which offset it expected, and is unique: so the log alone tells whether it was
-accepted at the wrong place, twice, or although it was refused.
+Every value is unique and contains its writer and expected offset. So the log alone shows whether a record is at the
+wrong offset, duplicated, or present although refused.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tests.support.raw import Answer, Closed, Connection, Log, Logged, Producer,
 from tests.support.three_brokers import PATIENCE_SECONDS, Stage3, leaders_listener
 
 OK, TIMED_OUT, POLICY_VIOLATION = 0, 7, 44
-#: "Not now": what a client retries after looking who leads. 3 and 5 while a topic or a leader is not known everywhere.
+#: Errors that a client retries after reading the leader. 3 and 5: a broker does not know the topic or leader yet.
 RETRIABLE = frozenset({3, 5, 6})
-#: Kafka's own refusal before an append while too few replicas are in sync.
+#: Kafka's refusal before an append while too few replicas are in sync.
 NOT_ENOUGH_REPLICAS = 19
 _TRIES_MAX = 8
 _numbers = itertools.count(1)
@@ -39,23 +39,23 @@ def expected_of(value: bytes) -> int | None:
 
 @dataclass
 class Ledger:
-    """What one writer, or many, were told."""
+    """Outcomes of one or several writers."""
 
-    accepted: dict[bytes, int] = field(default_factory=dict)  # value -> the offset it was told
+    accepted: dict[bytes, int] = field(default_factory=dict)  # value → reported offset
     refused: set[bytes] = field(default_factory=set)
     unknown: set[bytes] = field(default_factory=set)
     violated: dict[bytes, int] = field(default_factory=dict)
     codes: Counter[int] = field(default_factory=Counter)
     retries: Counter[int] = field(default_factory=Counter)
-    learned_absent: set[bytes] = field(default_factory=set)  # named writes, refused when they were asked about again
+    learned_absent: set[bytes] = field(default_factory=set)  # named writes that a retry reported as refused
     lost: int = 0  # connections
 
     def sent(self, value: bytes) -> None:
         self.unknown.add(value)
 
     def note(self, value: bytes, answer: Answer, *, again: bool = False, named: bool = False) -> None:
-        """`again`: an earlier try of it has ended unknown, and a refusal speaks only of the try that it answers; of
-        every try where the write is `named`."""
+        """`again`: an earlier attempt has an unknown outcome, and a refusal covers only its own attempt, or every
+        attempt of a `named` write."""
         (self.retries if again else self.codes)[answer.error_code] += 1
         message = answer.message or ""
         if answer.error_code == OK:
@@ -71,12 +71,12 @@ class Ledger:
         else:
             assert answer.error_code in RETRIABLE | {POLICY_VIOLATION, NOT_ENOUGH_REPLICAS}, answer
             if "POSSIBLY_YOURS" in message:
-                return  # a try of the proxy's own may have landed
+                return  # one of the proxy's attempts may have been appended
             self.unknown.discard(value)
             self.refused.add(value)
 
     def take(self, *others: Ledger) -> Ledger:
-        """Joins other ledgers to this one. Gives back itself."""
+        """Add other ledgers to this one. Return itself."""
         for each in others:
             self.accepted |= each.accepted
             self.refused |= each.refused
@@ -98,31 +98,31 @@ class Ledger:
     # ---- against the log
 
     def misplaced(self, log: Log, topic: str, *, may_lose: bool = False) -> list[bytes]:
-        """Told the truth, or an AssertionError; gives back what lies elsewhere than it expected.
+        """Records at another offset than expected. Raises AssertionError if a reported outcome is wrong.
 
-        `may_lose`: Kafka lost a part of the log by itself (an unclean election).
+        `may_lose`: Kafka lost a part of the log (an unclean election).
         """
         there = offsets(log.batches(topic))
         for value, offset in (self.accepted | self.violated).items():
             assert (may_lose and value not in there) or there.get(value) == offset, (
-                f"{value!r} was told {offset}, the log has it at {there.get(value)}"
+                f"{value!r} was reported at {offset}, the log has it at {there.get(value)}"
             )
         appeared = self.refused & there.keys()
         assert not appeared, f"refused, and in the log: {appeared}"
         appeared = self.learned_absent & there.keys()
-        assert not appeared, f"told that it is not there, and in the log: {appeared}"
-        strangers = there.keys() - self.accepted.keys() - self.violated.keys() - self.unknown
-        assert not strangers, f"nobody wrote {strangers}"
+        assert not appeared, f"reported as absent, and in the log: {appeared}"
+        unknown = there.keys() - self.accepted.keys() - self.violated.keys() - self.unknown
+        assert not unknown, f"no writer wrote {unknown}"
         return [value for value, offset in there.items() if expected_of(value) not in (None, offset)]
 
     def check(self, log: Log, topic: str, *, may_lose: bool = False) -> None:
-        """Airtight: what was accepted lies where it expected to, what is unknown there or nowhere."""
+        """Accepted records are at their expected offsets; those with unknown outcomes are there or absent."""
         assert not self.violated
         wrong = {value: offset for value, offset in self.accepted.items() if expected_of(value) not in (None, offset)}
-        assert not wrong, f"accepted elsewhere than expected: {wrong}"
+        assert not wrong, f"accepted at another offset than expected: {wrong}"
         if not may_lose:
             winners = Counter(self.accepted.values())
-            assert not [offset for offset, count in winners.items() if count > 1], "an offset was won twice"
+            assert not [offset for offset, count in winners.items() if count > 1], "two appends won one offset"
         assert self.misplaced(log, topic, may_lose=may_lose) == []
         check_stamps(log.batches(topic))
 
@@ -138,18 +138,18 @@ def offsets(batches: Iterable[Logged]) -> dict[bytes, int]:
 
 
 def check_stamps(batches: Sequence[Logged]) -> None:
-    """Log and sequence went together all the way: nobody ever had to agree on a new base."""
-    stamps = {(each.producer_id, each.producer_epoch, each.base_offset - each.base_sequence) for each in batches}
-    assert len(stamps) <= 1, f"(producer id, epoch, shift): {stamps}"
-    assert all(epoch == 0 and sequence_offset == 0 for _, epoch, sequence_offset in stamps), stamps
+    """Offset and sequence advanced together: no new fence base was needed."""
+    fences = {(each.producer_id, each.producer_epoch, each.base_offset - each.base_sequence) for each in batches}
+    assert len(fences) <= 1, f"(producer id, epoch, sequence offset): {fences}"
+    assert all(epoch == 0 and sequence_offset == 0 for _, epoch, sequence_offset in fences), fences
 
 
 class Writer:
-    """Appends conditionally at the end it was last told, until `stop`; a thread of its own.
+    """Appends conditionally at its last known log end, in a separate thread, until `stop`.
 
-    `chain`: as many batches are in flight at once. `idempotent`: with a producer id. `named`: every write has its
-    write-id. With either, whatever ended unknown is sent again as it was. Goes through the first of `proxies`, and
-    changes to the next one when a connection fails. Not `conditional`: as producers that know nothing of all this.
+    `chain`: number of batches in flight. `idempotent`: with a producer id. `named`: every write has a write-id. With
+    either, batches with unknown outcomes are resent unchanged. Uses the first of `proxies`, and changes to the next one
+    when a connection fails. Not `conditional`: as an unconditional producer.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Writer:
             self._failure = failure
 
     def _connect(self) -> Connection:
-        """To the leader, as its proxy knows it."""
+        """Connect to the leader that the proxy reports."""
         proxy = self._proxies[0]
         address = leaders_listener(proxy, self.topic)
         connection = Connection(address, timeout_seconds=self._timeout_ms / 1000 + 2, enter=proxy.enter)
@@ -225,7 +225,7 @@ class Writer:
         return connection
 
     def _round(self, connection: Connection) -> bool:
-        """False: look again who leads."""
+        """False: read the leader again."""
         again = self._again[: self._chain]
         fresh = [] if again else self._new_batches()
         requests = again or fresh
@@ -266,23 +266,23 @@ class Writer:
             self._number += 1
             expected = self._end + i if self._conditional else None
             value = value_of(self.name, self._number, expected)
-            who = None
+            producer = None
             if self._producer is not None:
-                who = self._producer
-                self._producer = who._replace(sequence=who.sequence + 1)
+                producer = self._producer
+                self._producer = producer._replace(sequence=producer.sequence + 1)
             name = value if self._named else None
-            made.append((value, batch(value, expected=expected, producer=who, write_id=name)))
+            made.append((value, batch(value, expected=expected, producer=producer, write_id=name)))
         return made
 
     def _record(self, value: bytes, records: bytes, answer: Answer, *, again: bool) -> None:
-        # An unconditional idempotent producer gives no sequence up: a gap would be its end.
+        # An unconditional idempotent producer never skips a sequence: a gap would end it.
         persists = self._idempotent and not self._conditional
         self.ledger.note(value, answer, again=again or (persists and answer.error_code != OK), named=self._named)
         if again:
             if answer.error_code == OK or (answer.error_code == POLICY_VIOLATION and not persists):
                 self._again.remove((value, records))
             elif self.ledger.retries.total() % _TRIES_MAX == 0 and not persists:
-                self._again.clear()  # the log will tell
+                self._again.clear()  # the check of the log determines their outcome
         elif answer.error_code == TIMED_OUT or (persists and answer.error_code != OK):
             self._unresolved(value, records)
 
@@ -293,7 +293,7 @@ class Writer:
 
 @contextlib.contextmanager
 def writing(*writers: Writer) -> Iterator[Sequence[Writer]]:
-    """They write; afterwards none of them has failed or hangs."""
+    """Run the writers; check afterwards that none failed or hangs."""
     for each in writers:
         each.start()
     try:
@@ -306,7 +306,7 @@ def writing(*writers: Writer) -> Iterator[Sequence[Writer]]:
 
 
 def await_more(stage: Stage3, topic: str, writers: Sequence[Writer], appends: int) -> None:
-    """By all of them together: who wins is chance, and a chain seldom does. A writer that has failed ends it."""
+    """Of all together: the winner is random, and pipelined appends win seldom. A failed writer ends the wait."""
     end = stage.log.end(topic)
 
     def moved() -> bool:
@@ -318,18 +318,18 @@ def await_more(stage: Stage3, topic: str, writers: Sequence[Writer], appends: in
 
 
 def append_at_the_end(
-    log: Log, proxy: ProxyProcess, topic: str, who: str, ledger: Ledger, *, within_seconds: float = PATIENCE_SECONDS
+    log: Log, proxy: ProxyProcess, topic: str, name: str, ledger: Ledger, *, within_seconds: float = PATIENCE_SECONDS
 ) -> int:
-    """The next correct append works, with nobody's help: gives back its offset.
+    """The next correct append succeeds without a reset; return its offset.
 
-    6 is an answer for as long as a leader moves; 44 only where the log has moved on meanwhile.
+    Error 6 is permitted while a leader moves; 44 only if other appends moved the log end.
     """
     deadline = time.monotonic() + within_seconds
     last: object = None
     while True:
-        assert time.monotonic() < deadline, f"{topic} takes no append through {proxy.bootstrap}; last: {last}"
+        assert time.monotonic() < deadline, f"{topic} accepts no append through {proxy.bootstrap}; last: {last}"
         end = log.end(topic)
-        value = value_of(f"{who}-{proxy.port}", next(_numbers), end)
+        value = value_of(f"{name}-{proxy.port}", next(_numbers), end)
         ledger.sent(value)
         try:
             address = leaders_listener(proxy, topic)

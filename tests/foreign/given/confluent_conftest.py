@@ -1,4 +1,4 @@
-"""confluent-kafka-python's tests/integration/conftest.py wants trivup; this one uses the Kafka that `KAFKA` names."""
+"""confluent-kafka-python's tests/integration/conftest.py needs trivup; this one uses the Kafka that `KAFKA` names."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""test/service.py, which kafka-python's sdist lacks. With a Kafka that runs already, its tests need only the names."""
+"""Replaces test/service.py, which kafka-python's sdist lacks. With a running Kafka, its tests need only the names."""
 
 
 class ExternalService:
