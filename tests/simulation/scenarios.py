@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
+from unittest.mock import patch
+from uuid import UUID
 
 from fencepost_policies.append import Check
 from fencepost_proxy.sequencer.events import SequencerLimits
+from fencepost_proxy.transactions import table
 from tests.simulation.atomic import HABITS, Atomic
 from tests.simulation.checkers import check, check_bounds, check_rest
 from tests.simulation.clients import Admin, Client, Probe
@@ -681,6 +685,12 @@ class Outcome:
 
 def run(scenario: Scenario, seed: int, *, tracing: bool = False) -> Outcome:
     """One run: activity under faults, then no faults, then one more append through every sequencer."""
+    ids = Random(seed)
+    with patch.object(table, "uuid4", lambda: UUID(int=ids.getrandbits(128), version=4)):
+        return _run(scenario, seed, tracing=tracing)
+
+
+def _run(scenario: Scenario, seed: int, *, tracing: bool) -> Outcome:
     history = History()
     world = World(scenario, seed, history, tracing=tracing)
     sim = world.sim
