@@ -19,7 +19,18 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 #: The sources contain all its texts.
 GENERATED = ROOT / "docs" / "messages.md"
-CHECKED = ("proxy", "policies", "client", "spark_jobs", "examples", "benchmarks", "README.md", "docs", "deploy")
+CHECKED = (
+    "proxy",
+    "policies",
+    "client",
+    "spark_jobs",
+    "examples",
+    "benchmarks",
+    "README.md",
+    "CHANGELOG.md",
+    "docs",
+    "deploy",
+)
 SUFFIXES = frozenset(
     (".py", ".md", ".js", ".css", ".toml", ".yml", ".yaml", ".json", ".sh", ".service", ".kafka", ".spark", "")
 )
