@@ -348,7 +348,7 @@ def test_resent_given_up_record_is_not_appended_twice(
                 again = sender.send(topic, value, expected=1, write_id=write_id)
             if client.library == "kafka-python":
                 # It waits for a new producer id but never requests one. The same happens without a proxy.
-                with pytest.raises(AssertionError, match="nothing yet"):
+                with pytest.raises(AssertionError, match="no outcome yet"):
                     again.get(3)
                 changes.append(_comes_as(stage, value))
             else:
