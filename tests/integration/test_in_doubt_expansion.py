@@ -85,7 +85,7 @@ def test_expansion_continues_after_primary_worker_is_killed(kafka: KafkaCluster,
             transaction.begin(topic)
             assert transaction.append(topic, b"t:0:1").error_code == OK
             assert grow_impatiently(proxy.bootstrap, topic) != OK
-            until(lambda: f"topic={topic} step=doors" in proxy.log, "the expansion to wait")
+            until(lambda: f"topic={topic} step=barriers" in proxy.log, "the expansion to wait")
             assert expansions(proxy.bootstrap, topic) == []
             os.kill(worker_pid(proxy, 0), signal.SIGKILL)
             until(lambda: "worker exited unexpectedly worker=0" in proxy.log, "it to be dead")
