@@ -23,6 +23,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 
 from fencepost_proxy.types import Address
+from tests.kit.stage import NODES, PATIENCE_SECONDS
 from tests.kit.waiting import until
 from tests.support.instances import Process, Told
 from tests.support.kafka import unique_topic
@@ -30,7 +31,7 @@ from tests.support.messages import RawConnection
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Producer, batch, produce_request
 from tests.support.stopping_validator import Stops
-from tests.support.three_brokers import NODES, PATIENCE_SECONDS, STAMPED, Stage3, leaders_listener
+from tests.support.three_brokers import STAMPED, Stage3, leaders_listener
 from tests.support.transactions import transaction_state
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(600)]

@@ -16,13 +16,14 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
 
 from fencepost_proxy.types import Address
+from tests.kit.stage import NODES
 from tests.kit.waiting import until
 from tests.support.cut_off import CutOffCluster, cut_off_cluster
 from tests.support.kafka import unique_topic
 from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
 from tests.support.raw import Answer, Connection, Producer, batch, produce_request
-from tests.support.three_brokers import LIMITS, NODES
+from tests.support.three_brokers import LIMITS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
 

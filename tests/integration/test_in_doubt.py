@@ -15,9 +15,10 @@ from contextlib import suppress
 import pytest
 
 from tests.kit.fault_proxy import Change, Cut, Direction, Hold, produce_error
+from tests.kit.stage import NODES
 from tests.kit.waiting import until
 from tests.support.raw import Answer, Closed, Connection, Producer, batch, produce_request
-from tests.support.three_brokers import NODES, Stage3, leaders_listener, required_topic
+from tests.support.three_brokers import Stage3, leaders_listener, required_topic
 from tests.support.writers import (
     OK,
     POLICY_VIOLATION,

@@ -16,10 +16,11 @@ from functools import partial
 import pytest
 
 from tests.kit.fault_proxy import Hold
+from tests.kit.stage import NODES
 from tests.kit.waiting import until
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Closed, Connection, batch
-from tests.support.three_brokers import NODES, Stage3, leaders_listener, required_topic
+from tests.support.three_brokers import Stage3, leaders_listener, required_topic
 from tests.support.writers import (
     OK,
     POLICY_VIOLATION,

@@ -16,12 +16,13 @@ from urllib.request import urlopen
 import pytest
 
 from tests.kit.fault_proxy import Cut, Hold
+from tests.kit.stage import PATIENCE_SECONDS
 from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, batch
-from tests.support.three_brokers import PATIENCE_SECONDS, STAMPED, Stage3, leaders_listener, required_topic
+from tests.support.three_brokers import STAMPED, Stage3, leaders_listener, required_topic
 from tests.support.writers import (
     OK,
     POLICY_VIOLATION,

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tests.kit.stage import NODES
 from tests.sidecars.stage import Sidecars
 from tests.support.kafka import unique_topic
 from tests.support.raw import Log
-from tests.support.three_brokers import NODES, required_topic
+from tests.support.three_brokers import required_topic
 from tests.support.writers import Ledger, Writer, append_at_the_end, await_more, expected_of, offsets, writing
 
 Say = Callable[[str], None]

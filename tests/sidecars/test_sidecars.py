@@ -14,13 +14,13 @@ import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
+from tests.kit.stage import NODES
 from tests.kit.waiting import until
 from tests.sidecars.run import Check, run
 from tests.sidecars.stage import CLIENTS, Sidecars, Way, addresses_told, sidecars
 from tests.support.messages import Fields, RawConnection
 from tests.support.ports import free_port
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
-from tests.support.three_brokers import NODES
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
 

@@ -13,8 +13,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.kit.stage import NODES
 from tests.soak.history import Recorder
-from tests.soak.stage import NODES, PROXIES, Stage
+from tests.soak.stage import PROXIES, Stage
 
 _IN_SYNC_SECONDS = 20.0
 #: A fault that hits no connection for this long is discarded.
@@ -96,14 +97,14 @@ class Faults:
     def _await_in_sync(self, topic: str) -> None:
         """Otherwise the next broker's failure makes the partition unavailable."""
         for _ in range(int(_IN_SYNC_SECONDS)):
-            if self._stage.in_sync(topic) == set(NODES) or self._over.wait(1.0):
+            if self._stage.isr(topic) == set(NODES) or self._over.wait(1.0):
                 return
 
     def _move(self, topic: str, to: int) -> None:
         self._record("leader moved", f"{topic} to {to}")
-        self._stage.reassign(topic, [to, *(node_id for node_id in NODES if node_id != to)])
+        self._stage.request_reassignment(topic, [to, *(node_id for node_id in NODES if node_id != to)])
         for _ in range(10):
-            self._stage.elect_preferred(topic)
+            self._stage.request_election(topic)
             if self._stage.leader(topic) == to or self._over.wait(0.2):
                 return
 
@@ -113,7 +114,7 @@ class Faults:
         name = randomness.choice(PROXIES)
         kind = randomness.choices(["paused", "killed", "stopped"], weights=[2, 2, 1])[0]
         seconds = randomness.uniform(0.5, 10.0)
-        proxy = self._stage.proxies[name]
+        proxy = self._stage.named[name]
         with self._stage.proxy_locks[name]:
             if kind == "paused":
                 self._record("proxy paused", f"{name} for {seconds:.1f} s")
@@ -129,14 +130,14 @@ class Faults:
             else:
                 proxy.kill()
             self._over.wait(seconds / 5)
-            self._stage.start_proxy(name)
+            self._stage.restart_proxy(name)
 
     # ---- connections
 
     def break_connections(self, randomness: random.Random) -> None:
         name = randomness.choice(PROXIES)
         hop = randomness.choice(["clients-proxy", "proxy-broker"])
-        pipe = randomness.choice((self._stage.downstream if hop == "clients-proxy" else self._stage.upstream)[name])
+        pipe = randomness.choice((self._stage.to_proxies if hop == "clients-proxy" else self._stage.to_brokers)[name])
         kind = randomness.choices(["Cut", "Hold", "Drop", "refuse"], weights=[6, 4, 3, 1])[0]
         seconds = randomness.choice([0.05, 0.3, 1.0, 3.0, 9.0])
         fault: dict[str, Any] = {
@@ -149,7 +150,7 @@ class Faults:
         reset = randomness.random() < 0.5
         if kind == "refuse":
             fault = {"seconds": min(seconds, 3.0)}
-            self._stage.pipes.refuse(pipe, **fault)
+            self._stage.fault_proxies.refuse(pipe, **fault)
         else:
             if kind != "Cut":
                 fault["seconds"] = seconds
@@ -157,5 +158,5 @@ class Faults:
                 fault["reset"] = reset
             if kind == "Drop":
                 fault["everything"] = True
-            self._stage.pipes.add(pipe, kind, **fault)
+            self._stage.fault_proxies.add(pipe, kind, **fault)
         self._record(f"{hop} {kind.lower()}", f"{pipe}: {fault}")

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.kit.stage import NODES
 from tests.soak import checker, log
+from tests.soak import stage as stages
 from tests.soak import writers as kinds
 from tests.soak.faults import Faults
 from tests.soak.history import OK, OUTCOMES, Manner, Recorder
 from tests.soak.java import JavaProducers
-from tests.soak.stage import NODES, PROXIES, Stage
+from tests.soak.stage import PROXIES, Stage
 from tests.soak.writers import Crew, Writer, told_of
 from tests.support.raw import Closed, Connection, batch
 
@@ -157,9 +159,9 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
     interrupted = interrupted or threading.Event()
     recorder = Recorder(plan.directory / HISTORY)
     troubles: list[str] = []
-    with Stage(plan.directory, fencing=plan.fencing) as stage:
+    with stages.stage(plan.directory, fencing=plan.fencing) as stage:
         for index, (topic, mode) in enumerate(TOPICS.items()):
-            stage.create(topic, NODES[index % len(NODES)])
+            stage.create(topic, on=[*NODES[index % len(NODES) :], *NODES[: index % len(NODES)]])
             recorder.topic(topic, mode, one_proxy=mode == "true")
         with JavaProducers(plan.directory / "java.log") as java:
             crew = Crew(stage, recorder, java, plan.seed, plan.pace_seconds)
@@ -180,10 +182,10 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
             deadline = time.monotonic() + _JOIN_SECONDS
             hanging = [writer.name for writer in writers if not writer.join(max(0.1, deadline - time.monotonic()))]
             troubles += [f"{name} does not come back from its client" for name in hanging]
-        hits = stage.pipes.hits()
-        for proxy in stage.proxies.values():
+        hits = stage.fault_proxies.hits()
+        for proxy in stage.proxies:
             proxy.close()
-        troubles += [trouble for name, proxy in stage.proxies.items() for trouble in crashes(name, proxy.log)]
+        troubles += [trouble for name, proxy in stage.named.items() for trouble in crashes(name, proxy.log)]
         time.sleep(_LAST_SECONDS)
         recorder.close()
         say("reading the log")

@@ -25,12 +25,12 @@ class Stage:
     def __init__(self) -> None:
         self.kafka = Kafka()
         self.armed: list[Any] = []
-        self.pipes = SimpleNamespace(
+        self.fault_proxies = SimpleNamespace(
             add=lambda pipe, kind, **fault: self.armed.append((pipe, kind, fault)),
             refuse=lambda pipe, seconds: self.armed.append((pipe, seconds)),
         )
-        self.downstream = {name: [f"clients to {name} {number}" for number in range(4)] for name in PROXIES}
-        self.upstream = {name: [f"{name} to broker {number}" for number in range(3)] for name in PROXIES}
+        self.to_proxies = {name: [f"clients to {name} {number}" for number in range(4)] for name in PROXIES}
+        self.to_brokers = {name: [f"{name} to broker {number}" for number in range(3)] for name in PROXIES}
 
     def leader(self, topic: str) -> int:
         return 1
@@ -38,11 +38,11 @@ class Stage:
     def controller(self) -> int:
         return 2
 
-    def in_sync(self, topic: str) -> set[int]:
+    def isr(self, topic: str) -> set[int]:
         return {1, 2, 3}
 
-    def reassign(self, topic: str, replicas: list[int]) -> None: ...
-    def elect_preferred(self, topic: str) -> None: ...
+    def request_reassignment(self, topic: str, replicas: list[int]) -> None: ...
+    def request_election(self, topic: str) -> None: ...
 
 
 def schedule(directory: Path, seed: int) -> list[tuple[str, str]]:

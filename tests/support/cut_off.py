@@ -11,15 +11,17 @@ from contextlib import ExitStack, contextmanager
 
 from fencepost_proxy.dev.cluster import HOST, KafkaCluster
 from tests.kit.fault_proxy import FaultProxy
+from tests.kit.stage import NODES, THREE_REPLICAS
 from tests.support.kafka import kafka_version
-from tests.support.three_brokers import _PROPERTIES, NODES
 
 
 class CutOffCluster(KafkaCluster):
     """`wire`: the address of each node for clients."""
 
     def __init__(self, controllers: dict[int, FaultProxy], replicas: dict[int, FaultProxy]) -> None:
-        super().__init__(len(NODES), version=kafka_version(), listeners={"WIRE": "PLAINTEXT"}, properties=_PROPERTIES)
+        super().__init__(
+            len(NODES), version=kafka_version(), listeners={"WIRE": "PLAINTEXT"}, properties=THREE_REPLICAS
+        )
         self._controllers, self._replicas = controllers, replicas
 
     def wire(self, node_id: int) -> str:

@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tests.kit.stage import PATIENCE_SECONDS, Stage
 from tests.support.messages import Closed as MessagesClosed
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, Log, Logged, Producer, batch, produce_request
-from tests.support.three_brokers import PATIENCE_SECONDS, Stage3, leaders_listener
+from tests.support.three_brokers import leaders_listener
 
 OK, TIMED_OUT, POLICY_VIOLATION = 0, 7, 44
 #: Errors that a client retries after reading the leader. 3 and 5: a broker does not know the topic or leader yet.
@@ -305,7 +306,7 @@ def writing(*writers: Writer) -> Iterator[Sequence[Writer]]:
         each.join()
 
 
-def await_more(stage: Stage3, topic: str, writers: Sequence[Writer], appends: int) -> None:
+def await_more(stage: Stage, topic: str, writers: Sequence[Writer], appends: int) -> None:
     """Of all together: the winner is random, and pipelined appends win seldom. A failed writer ends the wait."""
     end = stage.log.end(topic)
 
