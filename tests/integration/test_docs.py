@@ -68,7 +68,7 @@ def test_the_quickstart_does_what_it_says(proxy: ProxyProcess, capsys: pytest.Ca
             assert shown[index + 1].text.replace("topic=orders", f"topic={topic}") in reported, block.where
             stated += 1
     assert stated == 3
-    for name in ("producer", "plain"):
+    for name in ("producer", "ordinary"):
         names[name].close()  # type: ignore[attr-defined]
 
 

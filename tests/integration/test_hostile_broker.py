@@ -1,4 +1,4 @@
-"""Whoever sits at a broker's address and does not speak Kafka: the process lives, waits, and holds little memory."""
+"""A server at a broker's address that does not speak Kafka: the proxy keeps running and its memory stays bounded."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _CHUNK = bytes(65_536)
 
 
 def _endless(sock: socket.socket, correlation_id: bytes) -> None:
-    """A length that cannot be, and then bytes without an end."""
+    """An impossible length, then endless bytes."""
     sock.sendall(struct.pack(">i", 2_000_000_000) + correlation_id)
     while True:
         sock.sendall(_CHUNK)
 
 
 def _nearly(sock: socket.socket, correlation_id: bytes) -> None:
-    """The longest answer there may be, and its last byte never comes."""
+    """The longest allowed response, without the last byte."""
     sock.sendall(struct.pack(">i", FRAME_BYTES_MAX) + correlation_id)
     for _ in range(FRAME_BYTES_MAX // len(_CHUNK) - 1):
         sock.sendall(_CHUNK)
@@ -77,7 +77,8 @@ KINDS: tuple[Callable[[socket.socket, bytes], None], ...] = (_endless, _nearly, 
 
 @contextmanager
 def hostile() -> Iterator[tuple[Address, list[str]]]:
-    """Each connection meets the next of `KINDS`; which were there is told."""
+    """Serve each connection with the next of `KINDS`. Yield the address and the names of the kinds that have been
+    served."""
     listener = socket.create_server(("127.0.0.1", 0))
     kinds, met = itertools.cycle(KINDS), list[str]()
 
@@ -102,8 +103,6 @@ def hostile() -> Iterator[tuple[Address, list[str]]]:
 
 
 def test_a_hostile_broker_costs_bounded_memory(tmp_path: Path) -> None:
-    """Given a broker that answers in every wrong way in turn, to the proxy's own questions, when each was met twice,
-    then the process is alive and not ready, and holds no more than an answer may have."""
     status = free_port()
     (file := tmp_path / "fencepost.toml").write_text(CONFIG)
     with hostile() as (address, met):

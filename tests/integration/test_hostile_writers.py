@@ -1,10 +1,10 @@
-"""One hostile client and one good writer of the same checked partition: the good one keeps half of the rate that it has
-directly at Kafka beside the same hostile client.
+"""A hostile client and a correct writer use the same checked partition. Through the proxy, the writer keeps half of the
+rate that it has directly at Kafka under the same attack.
 
     python -m pytest tests/integration/test_hostile_writers.py -s
 
-prints the rates. Both are measured in turn, in short windows, and the best window of each counts: a busy machine slows
-some of them, a partition that is blocked is slow in all.
+prints the rates. The two rates are measured alternately, in short windows, and the best window of each counts. A busy
+machine slows some windows. A blocked partition is slow in all of them.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(600)]
 
-#: What the good writer does between an answer and its next append: so that its rate is not that of its own work.
+#: Pause of the writer between a response and its next append. It keeps the writer's CPU time from limiting its rate.
 THINKS_SECONDS = 0.02
 WINDOW_SECONDS = 1.5
 ROUNDS_MIN, ROUNDS_MAX = 2, 10
-#: What is wanted, and measured for until it is there; and what is asked for where a machine stays busy: a blocked
-#: partition keeps less than a tenth.
+#: The test measures until the ratio reaches `WANTED`, and requires `LEAST` on a busy machine. A blocked partition keeps
+#: less than a tenth.
 WANTED, LEAST = 0.5, 0.3
 OK, UNKNOWN_PARTITION, NOT_LEADER, TIMED_OUT = 0, 3, 6, 7
 
 
 @contextlib.contextmanager
 def hostile(address: str, topic: str, way: str) -> Iterator[subprocess.Popen[str]]:
-    """It has begun, and is stopped."""
+    """Start a hostile client, wait until it is ready, and pause it."""
     command = [sys.executable, "-m", "tests.support.hostile", address, topic, way]
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root) as process:
@@ -56,13 +56,13 @@ def hostile(address: str, topic: str, way: str) -> Iterator[subprocess.Popen[str
 
 
 def rate(address: str, topic: str, beside: subprocess.Popen[str]) -> float:
-    """Appends of the good writer, in one window, per second."""
+    """The writer's appends per second in one window."""
     os.kill(beside.pid, signal.SIGCONT)
     try:
         appended, end = 0, time.monotonic() + WINDOW_SECONDS
         records = raw.batch(b"good")
         while time.monotonic() < end:
-            # A connection that is lost, or silent for a whole window, counts as no append.
+            # A lost connection, or one silent for a whole window, counts as no append.
             with contextlib.suppress(OSError, raw.Closed), raw.Connection(address, timeout_seconds=2.0) as connection:
                 while time.monotonic() < end:
                     error = connection.append(topic, records).error_code
@@ -96,7 +96,7 @@ def test_good_writer_keeps_half_rate_despite_hostile_client(
             for address, topic in topics.items():
                 best[address] = max(best[address], rate(address, topic, beside[address]))
             kept = best[proxy.bootstrap] / max(best[kafka.bootstrap], 1.0)
-            if number + 1 >= ROUNDS_MIN and kept >= WANTED:  # else perhaps the machine was busy
+            if number + 1 >= ROUNDS_MIN and kept >= WANTED:  # otherwise the machine may have been busy
                 break
     print(f"\n| {way} | {best[kafka.bootstrap]:.1f} | {best[proxy.bootstrap]:.1f} | {kept:.0%} |")
     assert kept >= LEAST
@@ -123,7 +123,7 @@ def test_request_for_2000_absent_partitions_costs_milliseconds(
 def test_partition_added_at_kafka_accepts_first_append(
     kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
-    """The proxy's metadata is from before."""
+    """The proxy's metadata is older than the partition."""
     topic = unique_topic("checked")
     with raw.Connection(kafka.bootstrap) as direct, raw.Connection(proxy.bootstrap) as connection:
         direct.create_topic(topic)

@@ -1,6 +1,7 @@
-"""Levels of idempotence (KAFKA-5794) on a broker that takes no producer ids, and for clients that get none.
+"""Levels of idempotence (KAFKA-5794) with a broker that supports no producer ids, and with clients that may not use
+them.
 
-These tests verify what docs/other-clients.md says of `fencepost.idempotence.level=safe`.
+These tests verify what docs/other-clients.md states about `fencepost.idempotence.level=safe`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
-#: Errors without the proxy: on a topic of message format 0.10, and for a client that gets no producer id.
+#: Errors without the proxy: on a topic with message format 0.10, and for a client that gets no producer id.
 WITHOUT_PROXY = {
     "Java (default: idempotent)": ("`UnsupportedForMessageFormatException`", "`ClusterAuthorizationException`"),
     "kafka-python (default: idempotent)": ("`UnsupportedForMessageFormatError`", "`KafkaError`"),
@@ -86,7 +87,7 @@ def downgraded(proxy: ProxyProcess, why: str) -> int:
 
 
 def outcome(client: Client, bootstrap: str, java: JavaProducers, topic: str, **more: str) -> Sequence[Seen]:
-    """Of many sends at once, each in a batch of its own."""
+    """Outcomes of `COUNT` concurrent sends, one record per batch."""
     with closing(client.open(bootstrap, java, **client.one_record_a_batch(), **more)) as producer:
         sendings = [producer.send(topic, f"{n}") for n in range(COUNT)]
         return [sending.get() for sending in sendings]
@@ -94,7 +95,7 @@ def outcome(client: Client, bootstrap: str, java: JavaProducers, topic: str, **m
 
 def refused(client: Client, bootstrap: str, java: JavaProducers, topic: str, **more: str) -> Seen:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # of one that could not even be started
+        warnings.simplefilter("ignore", ResourceWarning)  # from a producer that failed to start
         try:
             with closing(client.open(bootstrap, java, **more)) as producer:
                 return producer.send(topic, "x").get()
@@ -122,13 +123,13 @@ def test_what_each_idempotent_producer_makes_of_it(
         topic = create(old, "safe", old_format=old_format)
         error = shown(refused(client, old.bootstrap, java, topic, **more))
         if client.library == "kafka-python" and error == "`ClusterAuthorizationFailedError`":
-            # A KafkaError that says more. Whether it is raised at once or of the record is a race in the client.
+            # A subclass of KafkaError. A race in the client decides whether the constructor or the send raises it.
             error = "`KafkaError`"
         assert error == expected
         assert read_all(old.bootstrap, topic) == []
         before = downgraded(proxy, why)
         observed = outcome(client, proxy.bootstrap, java, topic, **more)
-        # All of it, in the order in which it was sent, once: though nobody deduplicates it.
+        # All records are in the log once and in order, although Kafka deduplicates none of them.
         assert [each.offset for each in observed] == list(range(COUNT)), observed
         assert read_all(old.bootstrap, topic) == [(n, b"%d" % n) for n in range(COUNT)]
         assert downgraded(proxy, why) > before
@@ -138,7 +139,7 @@ def test_what_each_idempotent_producer_makes_of_it(
 
 
 def test_fabricated_producer_id_grants_no_access(old: OldKafka, proxy: ProxyProcess) -> None:
-    """On topics that are read and not safe it is told what Kafka said; where nobody reads, Kafka itself decides."""
+    """On parsed topics that are not `safe`, the proxy returns Kafka's error. On relayed topics, Kafka decides."""
     safe, required, plain = (create(old, prefix, old_format=False) for prefix in ("safe", "required", "plain"))
     with Connection(proxy.bootstrap) as connection:
         connection.client_id = "not-idempotent"
@@ -151,7 +152,7 @@ def test_fabricated_producer_id_grants_no_access(old: OldKafka, proxy: ProxyProc
         assert (refusal.error_code, (refusal.message or "").split()[0]) == (NOT_PERMITTED, "IDEMPOTENCE_NOT_PERMITTED")
         assert connection.append(plain, records) == connection.append(plain, records)._replace(log_append_time_ms=-1)
     with Connection(old.bootstrap) as direct:
-        # What Kafka thinks of such an id where it is asked itself: as of any other.
+        # Kafka itself accepts such an id like any other.
         direct.client_id = "not-idempotent"
         assert direct.append(plain, batch(b"w", producer=made_up._replace(id=made_up.id ^ 1))).error_code == 0
 

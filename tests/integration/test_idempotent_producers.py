@@ -1,4 +1,4 @@
-"""What idempotent producers hear when Kafka has forgotten them, and when it has lost what it acknowledged (KAFKA-5793).
+"""Errors that idempotent producers receive when Kafka has lost their state or acknowledged records (KAFKA-5793).
 
 These tests verify the section "When Kafka has lost a producer's state" in docs/other-clients.md.
 """
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
-#: After a 45 of a broker that only forgot the producer; after acknowledged records were lost.
+#: After error 45 from a broker that only lost the producer's state; after acknowledged records were lost.
 OUTCOMES = {
     "Java (default: idempotent)": ("goes on", "goes on behind the hole"),
     "kafka-python (default: idempotent)": ("`OutOfOrderSequenceNumberError` once",) * 2,
@@ -41,7 +41,7 @@ OUTCOMES = {
 OK, REFUSED, OUT_OF_ORDER, UNKNOWN_PRODUCER_ID = 0, 44, 45, 59
 IDEMPOTENT = [client for client in CLIENTS if client.idempotent and not client.ours]
 BEFORE, AFTER = 5, 5
-#: `read-…` topics are read by the proxy, all others streamed.
+#: The proxy parses appends to `read-…` topics and relays all others.
 _CONFIG = f"""
 [topics."read-*"]
 "fencepost.idempotence.level" = "required"
@@ -79,7 +79,7 @@ def create(proxy: ProxyProcess, log: Log, prefix: str) -> str:
 
 
 def send(producer: Sender, topic: str, numbers: range) -> list[Seen]:
-    """One after the other: what is acknowledged is acknowledged when the next is sent."""
+    """Send one record at a time, each after the previous one's response."""
     return [producer.send(topic, f"{n}").get() for n in numbers]
 
 
@@ -92,7 +92,7 @@ def outcome(observed: list[Seen], all_well: str) -> str:
     return f"`{first.error}` once" if gone_on else f"`{first.error}` from then on"
 
 
-# --- forgotten, by brokers of today -----------------------------------------------------------------------------------
+# --- expired producer state, current brokers --------------------------------------------------------------------------
 
 
 def by_delete_records(log: Log, topic: str) -> None:
@@ -111,7 +111,7 @@ Forgotten = dict[tuple[str, str], tuple[Client, str, Sender]]
 
 @pytest.fixture(scope="module")
 def forgotten(forgetful: KafkaCluster, proxy: ProxyProcess, java: JavaProducers) -> Iterator[Forgotten]:
-    """Producers whose state has expired, on topics that are read and on streamed ones: all from one long wait."""
+    """Producers whose state has expired, on parsed and on relayed topics. All share one wait."""
     log, made = Log(forgetful.bootstrap), {}
     with ExitStack() as stack:
         for client in IDEMPOTENT:
@@ -168,8 +168,8 @@ def test_every_answer_says_where_the_log_starts(proxy: ProxyProcess, forgetful: 
             assert connection.append(topic, records).log_start_offset == 0
         delete_records(log, topic)
     for version in (5, 7, 8, 9, 11):
-        with Connection(proxy.bootstrap) as connection:  # one that nobody knows yet
-            # Kafka was asked a moment ago, and is asked again soon.
+        with Connection(proxy.bootstrap) as connection:  # not known to the proxy yet
+            # The proxy read the log start a moment ago, and reads it again soon.
             refusal = until(
                 lambda version=version: connection.append(topic, batch(b"v"), version=version),
                 "a refusal that knows it",
@@ -179,16 +179,16 @@ def test_every_answer_says_where_the_log_starts(proxy: ProxyProcess, forgetful: 
             gap = connection.append(
                 topic, batch(b"v", producer=producer._replace(sequence=9 + version)), version=version
             )
-            assert (gap.error_code, gap.log_start_offset) == (UNKNOWN_PRODUCER_ID, 3)  # all that it wrote is gone
+            assert (gap.error_code, gap.log_start_offset) == (UNKNOWN_PRODUCER_ID, 3)  # all its records are deleted
 
 
-# --- forgotten, by a broker that still raises 45 ----------------------------------------------------------------------
+# --- expired producer state, a broker that still returns 45 -----------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def old_fashioned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """A played broker, and the proxy in front of it: no broker from a public repository that the proxy speaks to still
-    does so (from 2.5 on they take any first sequence)."""
+    """A fake broker and a proxy in front of it. No available broker that the proxy supports still returns 45: since
+    2.5, brokers accept any first sequence."""
     topics = {f"{FORGETFUL}{n}": 1 for n in range(len(IDEMPOTENT))}
     with (
         FakeClusterProcess(topics=topics) as fake,
@@ -213,13 +213,13 @@ def test_harmless_error_45_lets_the_producer_continue(
     gc.collect()
 
 
-# --- lost -------------------------------------------------------------------------------------------------------------
+# --- lost records -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_records_lost_by_kafka_are_reported_lost(stage3: Stage3, java: JavaProducers) -> None:
-    """One replica left, then only an outdated one: acknowledged records are gone, and the log still starts at 0."""
+    """An outdated replica becomes leader: acknowledged records are lost, and the log still starts at 0."""
     proxy = stage3.proxies[0]
     configs = {
         "fencepost.idempotence.level": "required",

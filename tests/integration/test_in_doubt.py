@@ -36,30 +36,30 @@ NOT_LEADER, NOT_ENOUGH_REPLICAS, NOT_ENOUGH_REPLICAS_AFTER_APPEND, UNKNOWN_SERVE
 
 
 class Story:
-    """One topic, led by broker 1; the appends to it and what was told."""
+    """One topic, led by broker 1, its appends and their responses."""
 
     def __init__(self, stage: Stage3, *, on: Sequence[int] = NODES, configs: dict[str, str] | None = None) -> None:
         self.stage = stage
         self.topic = stage.create(required_topic(), on=on, configs=configs)
         self.ledger = Ledger()
-        self.named: dict[bytes, int] = {}  # write-ids are the values
+        self.named: dict[bytes, int] = {}  # write ids equal the values
         self.number = 0
 
     def connect(self, proxy: int = 0, *, timeout_seconds: float = 40.0) -> Connection:
         client = Connection(leaders_listener(self.stage.proxies[proxy], self.topic), timeout_seconds=timeout_seconds)
         try:
-            client.api_versions()  # a connection that says nothing for long is closed
+            client.api_versions()  # the proxy closes a connection that stays silent for long
         except BaseException:
             client.close()
             raise
         return client
 
     def warm(self, proxy: int = 0) -> int:
-        """Appends, so that this proxy's gate is sure of the log end; gives that back."""
+        """Append through this proxy, so that it confirms its fence. Return the log end offset."""
         return append_at_the_end(self.stage.log, self.stage.proxies[proxy], self.topic, "warm", self.ledger) + 1
 
     def warm_client(self) -> tuple[Connection, int]:
-        """A connection from before an acknowledged append, which may therefore pipeline; and the log end."""
+        """A connection that is older than an acknowledged append and may therefore pipeline; and the log end offset."""
         client = self.connect()
         return client, self.warm()
 
@@ -76,7 +76,7 @@ class Story:
         producer: Producer | None = None,
         timeout_ms: int = 10_000,
     ) -> None:
-        """One batch for each value, all in one write."""
+        """Send one batch per value, all in one write."""
         frames = b""
         for i, value in enumerate(values):
             self.ledger.sent(value)
@@ -88,7 +88,7 @@ class Story:
         client.socket.sendall(frames)
 
     def apply_records(self, client: Connection, *values: bytes) -> list[int]:
-        """What each was told; ends where the connection does."""
+        """Error codes of the responses, until the connection ends."""
         codes = []
         with suppress(Closed, OSError):
             for value in values:
@@ -98,13 +98,13 @@ class Story:
         return codes
 
     def go_on(self) -> None:
-        """The next correct append works, through each proxy."""
+        """Check that the next correct append succeeds through each proxy."""
         self.stage.mend()
         for proxy in self.stage.proxies:
             append_at_the_end(self.stage.log, proxy, self.topic, "after", self.ledger)
 
     def ask_again(self) -> None:
-        """Whoever named a write that ended unknown learns which it was: through any proxy, whatever came behind it."""
+        """Check that a retry with the same write id reports the outcome of an in-doubt append, through each proxy."""
         for value, expected in self.named.items():
             if value not in self.ledger.unknown:
                 continue
@@ -134,7 +134,7 @@ class Story:
         self.ledger.check(self.stage.log, self.topic)
 
 
-# --- the connection dies at a byte ------------------------------------------------------------------------------------
+# --- lost connections -------------------------------------------------------------------------------------------------
 
 DIRECTIONS: Sequence[Direction] = ("request", "response")
 PARTS = [0.0, 0.01, 0.5, 0.99, 1.0]
@@ -142,7 +142,7 @@ PARTS = [0.0, 0.01, 0.5, 0.99, 1.0]
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(15, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_the_connection_is_lost_at_any_byte(rounds: int, stage3: Stage3, say: Say) -> None:
-    """Of request or response; one append, or the third of a pipeline; fence confirmed or not; named, idempotent."""
+    """The connection is cut in the request or the response, for one append or the third of a pipeline."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -170,7 +170,6 @@ def test_the_connection_is_lost_at_any_byte(rounds: int, stage3: Stage3, say: Sa
 
 @pytest.mark.parametrize("beside", ["another wants the offset", "alone"])
 def test_lost_answer_delays_another_client_until_resolved(beside: str, stage3: Stage3, say: Say) -> None:
-    """The second append is admitted only after the first is resolved from the log."""
     story = Story(stage3)
     for part in (0.0, 0.5):
         for direction in DIRECTIONS:
@@ -187,12 +186,9 @@ def test_lost_answer_delays_another_client_until_resolved(beside: str, stage3: S
     story.end(say, beside)
 
 
-# --- errors after the append ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("tells_offset", [True, False], ids=["with the offset", "without"])
 def test_an_error_after_the_append_is_no_refusal(tells_offset: bool, stage3: Stage3, say: Say) -> None:
-    """The broker responds 7, 20 or -1 to a batch that it has appended. 6 only with an offset: without, it has not."""
+    """The broker returns 7, 20 or -1 for a batch that it has appended, and 6 only together with an offset."""
     story = Story(stage3)
     errors = [TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND, UNKNOWN_SERVER_ERROR]
     for error_code in [*errors, NOT_LEADER] if tells_offset else errors:
@@ -209,12 +205,12 @@ def test_an_error_after_the_append_is_no_refusal(tells_offset: bool, stage3: Sta
             fault.wait()
             assert codes in ([OK], [TIMED_OUT], []), codes
             if kind == "named":
-                assert codes == [OK], "the log has it, under its name"
+                assert codes == [OK], "a named append that is in the log succeeds"
     story.end(say, "error after the append")
 
 
 def test_min_isr_is_lost_in_the_middle(stage3: Stage3, say: Say) -> None:
-    """Three replicas have to have it; one stands still after the leader has appended it, and comes back."""
+    """All three replicas must have the batch. One pauses after the leader has appended it, and resumes later."""
     story = Story(stage3, configs={"min.insync.replicas": "3"})
     client, end = story.warm_client()
     pipeline_key = [story.value("chain", end + i) for i in range(3)]
@@ -223,21 +219,21 @@ def test_min_isr_is_lost_in_the_middle(stage3: Stage3, say: Say) -> None:
         story.send(client, *pipeline_key, at=end, timeout_ms=7_000)
         stage3.until(lambda: stage3.isr(story.topic) == {1, 2}, "broker 3 to be out of sync")
         codes = story.apply_records(client, *pipeline_key)
-        # Now Kafka refuses before it appends.
+        # Now Kafka refuses the batch before it appends it.
         now = stage3.log_end_of(story.topic, 1)
         late = story.value("late", now)
         story.send(another, late, at=now, timeout_ms=3_000)
         codes += story.apply_records(another, late)
         stage3.kafka.resume(3)
     say(f"min ISR lost: chain and a late one were told {codes}")
-    assert OK not in codes, "too few replicas had it"
+    assert OK not in codes, "too few replicas had the batch"
     stage3.await_in_sync(story.topic)
     story.end(say, "min ISR lost")
 
 
 def test_appends_timed_out_by_paused_replicas_stay_consistent(stage3: Stage3, say: Say) -> None:
     story = Story(stage3)
-    stage3.lead("__fencepost_state", 1)  # or the proxies stop serving when they cannot read it
+    stage3.lead("__fencepost_state", 1)  # otherwise the proxies cannot read it and stop serving
     client, end = story.warm_client()
     values = [story.value("timeout", end), story.value("named", end + 1)]
     with client:
@@ -256,7 +252,7 @@ def test_appends_timed_out_by_paused_replicas_stay_consistent(stage3: Stage3, sa
     story.end(say, "followers stood still")
 
 
-# --- the client is gone -----------------------------------------------------------------------------------------------
+# --- disconnected clients ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("held", DIRECTIONS)
@@ -277,11 +273,11 @@ def test_append_of_disconnected_client_keeps_its_offset(held: Direction, stage3:
             story.send(another, next_one, at=end, timeout_ms=3_000)
             codes = story.apply_records(another, next_one)
             fault.release()
-        assert OK not in codes, "the offset was another's already"
+        assert OK not in codes, "the offset was already taken by the disconnected client"
     story.end(say, "client gone")
 
 
-# --- the broker stands still, or is replaced --------------------------------------------------------------------------
+# --- paused and replaced brokers --------------------------------------------------------------------------------------
 
 
 def test_append_queued_in_former_leader_stays_consistent(stage3: Stage3, say: Say) -> None:
@@ -296,9 +292,9 @@ def test_append_queued_in_former_leader_stays_consistent(stage3: Stage3, say: Sa
     try:
         codes = story.apply_records(client, *queued)
         client.reset()
-        assert codes[:1] in ([TIMED_OUT], []), codes  # those behind it may not have been sent at all
+        assert codes[:1] in ([TIMED_OUT], []), codes  # the proxy may not have sent the later ones
         stage3.await_leader(story.topic, other_than=1)
-        # Through the other proxy: its gate knows nothing of what is queued.
+        # The sequencer of the other proxy knows nothing about the queued appends.
         append_at_the_end(stage3.log, stage3.proxies[1], story.topic, "other", story.ledger)
     finally:
         stage3.kafka.resume(1)
@@ -308,7 +304,7 @@ def test_append_queued_in_former_leader_stays_consistent(stage3: Stage3, say: Sa
 
 @pytest.mark.parametrize("seconds", [8, pytest.param(45, marks=pytest.mark.soak)])
 def test_append_queued_in_only_replica_stays_consistent(seconds: int, stage3: Stage3, say: Say) -> None:
-    """Nobody else can lead: the broker wakes up, and what sat in its sockets is appended, compared by Kafka."""
+    """No other replica can lead. The broker resumes, reads its sockets and compares the queued appends."""
     stories = [Story(stage3, on=[1], configs={"min.insync.replicas": "1"}) for _ in range(3)]
     others = [story.connect(1) for story in stories]
     clients = [story.connect() for story in stories]
@@ -336,7 +332,7 @@ def test_append_queued_in_only_replica_stays_consistent(seconds: int, stage3: St
 
 @pytest.mark.parametrize("held", [pytest.param("request", marks=pytest.mark.soak), "response"])
 def test_broker_replaced_during_append_stays_consistent(held: Direction, stage3: Stage3, say: Say) -> None:
-    """kill -9 of the leader. The held response of the dead broker arrives after another leader has appended."""
+    """The leader is killed with SIGKILL. Its delayed response arrives after another leader has appended."""
     story = Story(stage3)
     client, end = story.warm_client()
     values = [story.value("on-its-way", end + i) for i in range(3)]
@@ -357,7 +353,7 @@ def test_broker_replaced_during_append_stays_consistent(held: Direction, stage3:
 
 
 def test_paused_leader_blocks_no_client_after_failover(stage3: Stage3) -> None:
-    """Its client has been told 7 and keeps its connection, as clients do."""
+    """The client received 7 and keeps its connection open, as client libraries do."""
     story = Story(stage3)
     end = story.warm()
     value = story.value("in-flight", end)

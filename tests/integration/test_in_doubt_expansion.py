@@ -1,4 +1,4 @@
-"""What is under way where nobody would look for it while a topic grows: frames that take long, workers that die."""
+"""Partition expansion during appends that the barrier cannot see: slow requests, and workers that die."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ REQUEST_SECONDS = 6.0
 
 
 def test_slow_produce_is_not_appended_past_the_threshold(kafka: KafkaCluster, tmp_path: Path) -> None:
-    """Given a large append to a topic that is not counted, half of it streamed, when the count is switched on and the
-    topic grows, then it is not waited for any longer than a request may take: its connection is closed."""
+    """The append starts before partition-count checks are switched on. The proxy closes its connection when the request
+    times out."""
     config = (
         f"config_lease_seconds = 3.0\n[limits]\ntakeover_seconds = 0.5\nrequest_timeout_seconds = {REQUEST_SECONDS}\n"
     )
@@ -41,7 +41,7 @@ def test_slow_produce_is_not_appended_past_the_threshold(kafka: KafkaCluster, tm
             assert admin.alter_topic(topic, {"fencepost.ordered.partition.expansion": "true"}) == (OK, None)
             assert grow(proxy.bootstrap, topic, 2) == (OK, None)
 
-            # However it ends: what it still sends goes nowhere.
+            # The rest of the request must have no effect.
             with suppress(OSError):
                 slow.socket.sendall(frame[len(frame) // 2 :])
             assert slow.is_closed(30.0)
@@ -71,26 +71,25 @@ def told_or_nothing(address: str, topic: str, count: int) -> tuple[int, str | No
 
 
 def test_expansion_continues_after_primary_worker_is_killed(kafka: KafkaCluster, tmp_path: Path) -> None:
-    """Given two workers, and an expansion that waits for a transaction, when the one that drives it is killed, then the
-    other one, or its successor, goes on with it."""
+    """Another worker, or the successor of the killed one, finishes the expansion."""
     with ProxyProcess(kafka.bootstrap, tmp_path, config=counted(60.0), arguments=("--workers", "2")) as proxy:
         topic = unique_topic("grows")
         with Connection(proxy.bootstrap) as connection:
             assert connection.create_topic(topic) == (OK, None)
         until(lambda: partition_count(proxy.bootstrap, topic) == 1, f"{topic} to appear")
-        # Around the proxy: its connection must outlive the worker.
+        # Connect directly to Kafka, so that the connection outlives the worker.
         with Transactional(kafka.bootstrap, topic) as transaction, writing([proxy.bootstrap] * 3, topic) as writers:
             for writer in writers:
                 writer.goes_on()
             transaction.begin(topic)
             assert transaction.append(topic, b"t:0:1").error_code == OK
             assert grow_impatiently(proxy.bootstrap, topic) != OK
-            until(lambda: f"topic={topic} step=doors" in proxy.log, "the expansion to wait")
+            until(lambda: f"topic={topic} step=barriers" in proxy.log, "the expansion to wait")
             assert expansions(proxy.bootstrap, topic) == []
             os.kill(worker_pid(proxy, 0), signal.SIGKILL)
             until(lambda: "worker exited unexpectedly worker=0" in proxy.log, "it to be dead")
             transaction.end(commit=True)
-            # Whoever goes on with it: also a proxy of another test may, since all that serve this Kafka are asked to.
+            # Any instance at this Kafka may finish the expansion, including the proxy of another test.
             until(lambda: expansions(proxy.bootstrap, topic), f"{topic} to grow")
             for writer in writers:
                 writer.goes_on()

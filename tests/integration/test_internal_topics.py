@@ -42,7 +42,7 @@ def test_transactional_offsets_commit_with_all_topics_checked(
         producer.init_transactions(60)
         for offset in (1, 2):
             producer.begin_transaction()
-            if (mode, offset_source) == ("true", "header"):  # elsewhere a producer without expectations is refused
+            if (mode, offset_source) == ("true", "header"):  # otherwise an append needs an expected offset
                 producer.produce(topic, f"record {offset}", partition=0)
             positions = [confluent_kafka.TopicPartition(topic, 0, offset)]
             producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), 60)

@@ -1,4 +1,4 @@
-"""What the user of Kafka's own Java producer sees of conditional publish, idempotent (its default) and not."""
+"""Errors and results that Kafka's Java producer shows for conditional appends, with and without idempotence."""
 
 from __future__ import annotations
 

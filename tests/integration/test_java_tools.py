@@ -1,6 +1,6 @@
-"""Kafka's own tools, a Kafka Streams application and kcat: through the proxy as without it.
+"""Kafka's own tools, a Kafka Streams application and kcat behave the same through the proxy and without it.
 
-The tools of one side run in one JVM (`tests/java/ToolRunner.java`), since starting one costs seconds.
+All tools of one run share a JVM (`tests/java/ToolRunner.java`), since starting a JVM takes seconds.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ pytestmark = [pytest.mark.kafka, pytest.mark.brokers, pytest.mark.timeout(600)]
 
 SOURCES = Path(__file__).parents[1] / "java"
 METADATA = 3
-#: Of 3.9.2; see `fencepost_proxy.dev.tools`.
+#: In 3.9.2; see `fencepost_proxy.dev.tools`.
 OLDER = {"kafka-console-producer": "kafka.tools.ConsoleProducer"}
 
 
 def run_tools(bootstrap: str, prefix: str, directory: Path) -> list[tuple[str, int, str]]:
-    """(tool, exit code, what it printed) of each, with names, addresses and measured numbers made equal."""
+    """(tool, exit code, output) of each, with names, addresses and measured numbers normalized."""
     topic, group = f"{prefix}-topic", f"{prefix}-group"
     here = ("--bootstrap-server", bootstrap)
-    # What reads at most so much and gives up after so long ends by itself.
+    # Consumers end after a number of records or a timeout.
     commands: list[tuple[str, str, tuple[str, ...]]] = [
         ("kafka-topics", "", (*here, "--create", "--topic", topic, "--partitions", "2")),
         ("kafka-topics", "", (*here, "--create", "--topic", topic)),
@@ -50,7 +50,7 @@ def run_tools(bootstrap: str, prefix: str, directory: Path) -> list[tuple[str, i
         )),
         ("kafka-consumer-groups", "", (*here, "--describe", "--group", group)),
         ("kafka-consumer-groups", "", (*here, "--list")),
-        # Not sooner: each broker hears of the change in its own time.
+        # Placed late, since the change reaches the brokers one by one.
         ("kafka-configs", "", (*here, "--describe", "--topic", topic)),
         ("kafka-get-offsets", "", (*here, "--topic", topic)),
         ("kafka-producer-perf-test", "", (
@@ -70,7 +70,7 @@ def run_tools(bootstrap: str, prefix: str, directory: Path) -> list[tuple[str, i
     script = directory / f"{prefix}.tools"
     script.write_text(
         "".join(
-            # Brokers learn of a change one by one: a tool that asks another one than the last did would not see it.
+            # A change reaches the brokers one by one, and the next tool may query another broker.
             "\t".join([_main_class(tool), stdin, *arguments])
             + ("\npause\t3000\n" if tool in ("kafka-topics", "kafka-configs") else "\n")
             for tool, stdin, arguments in commands
@@ -105,19 +105,19 @@ def _plain(tool: str, text: str, prefix: str, names: dict[str, str]) -> str:
         text = text.replace(address, name)
     text = text.replace(prefix, "x")
     text = re.sub(r"TopicId: \S+", "TopicId: id", text)
-    # Where Kafka places a partition is chance, and so is how often the cluster's metadata changed meanwhile.
+    # Replica placement and the number of metadata changes vary between runs.
     text = re.sub(r"(Leader|Replicas|Isr|Epoch): \d+", r"\1: n", text)
     if tool.endswith("perf-test"):
-        # How fast is another test's business; how many is this one's.
+        # Compare the number of records, not the throughput.
         return " ".join(re.findall(r"\d+ records sent|[a-zA-Z.]{4,}|\b2003\b", text))
     if tool == "kafka-transactions":
-        # Producer ids and times, and the ids of others.
+        # Producer ids, times, and the transactions of other tests.
         return re.sub(r"\d+", "n", "\n".join(line for line in text.splitlines() if "x-" in line or "Producer" in line))
     if tool == "kafka-console-consumer":
         return "\n".join(sorted(text.split()))
     if "--list" in text or tool == "kafka-consumer-groups":
         lines = [line for line in text.splitlines() if "x-" in line or "GROUP" in line or "rror" in line]
-        # How the three records fell on partitions is the producer's choice.
+        # The producer chooses the partitions of the three records.
         return re.sub(r"\s+", " ", "\n".join(sorted({line.split(" ")[0] for line in lines})))
     if tool == "kafka-get-offsets":
         return str(sum(int(line.rpartition(":")[2]) for line in text.split()))
@@ -125,7 +125,7 @@ def _plain(tool: str, text: str, prefix: str, names: dict[str, str]) -> str:
 
 
 def test_quorum_is_described_with_the_proxys_addresses(kafka3: KafkaCluster, proxied3: ProxyProcess) -> None:
-    """Kafka's tool and kafka-python, which needs DescribeQuorum v2. All brokers here are controllers too."""
+    """Kafka's tool and kafka-python need DescribeQuorum v2. All brokers here are controllers too."""
 
     def of_kafka_python(bootstrap: str) -> dict[int, list[str]]:
         with closing(kafka_python.KafkaAdminClient(bootstrap_servers=bootstrap)) as admin:
@@ -172,7 +172,7 @@ def test_kafka_tools_behave_the_same_through_proxy(
     by_tool = {tool: text for tool, _, text in proxied}
     assert by_tool["kafka-get-offsets"] == "2003"
     assert by_tool["kafka-console-consumer"] == "a\nb\nc"
-    assert [code for _, code, _ in proxied].count(0) >= len(proxied) - 1, "all but the topic that is there already"
+    assert [code for _, code, _ in proxied].count(0) >= len(proxied) - 1, "only the second creation of the topic fails"
 
 
 def test_streams_application_counts_exactly_once_through_proxy(
@@ -199,7 +199,7 @@ def test_streams_application_counts_exactly_once_through_proxy(
         state = tmp_path / prefix
         arguments = [bootstrap, f"{prefix}-app", f"{prefix}-in", f"{prefix}-out", str(state), str(3 * len(lines))]
         run_java("WordCount", arguments, classes=classes, version=kafka_version(), timeout_seconds=400)
-        # Every update of every word, committed: as many as there are words, the last of each its count.
+        # One committed update for each word; the last update of a word is its count.
         updates = _committed(bootstrap, f"{prefix}-out", 3 * len(lines))
         assert len(updates) == 3 * len(lines)
         return {word: max(number for other, number in updates if other == word) for word, _ in updates}
@@ -211,7 +211,7 @@ def test_streams_application_counts_exactly_once_through_proxy(
 
 
 def _committed(bootstrap: str, topic: str, at_least: int) -> list[tuple[str, int]]:
-    """What is there once there is so much, and a moment later."""
+    """Records at the moment the topic has `at_least` records, plus one more poll."""
     consumer = kafka_python.KafkaConsumer(
         topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", isolation_level="read_committed"
     )

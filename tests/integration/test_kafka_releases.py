@@ -1,7 +1,7 @@
-"""What the Kafka under test tells its clients is what docs/kafka-releases.md says, and a Kafka that tells of more than
-anybody knows changes nothing for clients.
+"""The API versions that the Kafka under test reports match docs/kafka-releases.md. APIs and versions that the proxy
+does not know change nothing for clients.
 
-`python -m tests.releases` tells a longer story to each release and prints the page's tables.
+`python -m tests.releases` runs a longer scenario with each release and prints the page's tables.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_releases_page_covers_every_startable_release() -> None:
     assert [each for each in RELEASES if not re.search(rf"\| {re.escape(each)} \|", text)] == []
 
 
-# --- a Kafka of the future --------------------------------------------------------------------------------------------
+# --- a future Kafka release -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def broker() -> Iterator[FutureBroker]:
 
 @pytest.fixture(scope="module")
 def of_today(broker: FutureBroker) -> Iterator[KafkaCluster]:
-    """The broker behind it, at its own address."""
+    """The real broker that the fake one forwards to."""
     advertised = {"FUTURE": Address.parse(broker.address)}
     with running_kafka(listeners={"FUTURE": "PLAINTEXT"}, advertised=advertised) as kafka:
         broker.targets = (kafka.address(1, "FUTURE"),)
@@ -71,7 +71,6 @@ def future(broker: FutureBroker, of_today: KafkaCluster, proxy_directory: Path) 
 def test_future_broker_does_not_change_advertised_versions(
     future: Front, broker: FutureBroker, of_today: KafkaCluster, tmp_path: Path
 ) -> None:
-    """Given a broker that tells of new APIs and higher versions, when a client asks by each version of ApiVersions."""
     known = story.api_versions(of_today.bootstrap)
     promised = story.api_versions(broker.address)
     assert promised == {key: (low, high + NEWER_BY) for key, (low, high) in known.items()} | NEW_APIS
@@ -82,7 +81,7 @@ def test_future_broker_does_not_change_advertised_versions(
             for address in (proxy_of_today.bootstrap, future.proxy.bootstrap):
                 with Connection(address) as client:
                     reported.append(client.api_versions(version))
-            # What this release does not have yet, up to what the proxy knows, is all that may come.
+            # The result may only add APIs that this release lacks, up to the versions that the proxy supports.
             assert reported[1] == {key: _up_to_the_table(key, known[key]) for key in reported[0]}, version
 
 
@@ -93,14 +92,14 @@ def _up_to_the_table(key: int, known: tuple[int, int]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("library", ["kafka-python", "aiokafka", "confluent-kafka", "java"])
 def test_clients_append_as_they_did(library: str, future: Front) -> None:
-    """Accepted where the log ends as expected, refused where it does not."""
+    """An append is accepted at its expected offset and refused elsewhere."""
     client = next(each for each in CLIENTS if each.library == library)
     with JavaProducers() as java:
         story.append_both_ways(client, future, java)
 
 
 def test_unknown_request_closes_only_its_connection(future: Front, broker: FutureBroker) -> None:
-    """Given a client that has a topic, when others send APIs and versions that only the broker tells of."""
+    """Clients send APIs and versions that only the broker reports."""
     topic = create_topic(future.proxy.bootstrap, unique_topic("required"))
     with Connection(future.proxy.bootstrap) as client:
         assert client.append(topic, batch(b"before", expected=0)).error_code == 0
@@ -123,7 +122,7 @@ def test_unknown_request_closes_only_its_connection(future: Front, broker: Futur
 
 
 def test_broker_receives_only_requests_it_knows(future: Front, broker: FutureBroker) -> None:
-    """By clients, and by the proxy for itself, which speaks more than it lets pass."""
+    """Requests of clients, and of the proxy itself, which uses more APIs than it relays."""
     with Connection(future.proxy.bootstrap) as client:
         client.metadata("none")
     known = story.api_versions(future.kafka.bootstrap)

@@ -1,8 +1,8 @@
-"""KIP-98 flow by flow, with every client, through the proxy in front of three brokers: what its Data Flow and its
-guarantees say is what users see, on topics that the proxy has nothing to do with, and on those where it looks into
-each commit. The table that this prints is in docs/transactions.md.
+"""KIP-98's data flows and guarantees hold with every client through the proxy, with three brokers.
 
-Clients are processes of their own: a dead instance is one that was killed with its transaction open.
+Topics are relayed, or checked with a commit validator in the path of each commit. The printed table is in
+docs/transactions.md. Each client is a separate process. A dead instance is a process that was killed with an open
+transaction.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
 OK = 0
 LIST_OFFSETS, FIND_COORDINATOR, DESCRIBE_TRANSACTIONS = 2, 10, 65
 LONG_MS, SHORT_MS = 60_000, 3_000
-#: Nothing more comes for so long: what a reader that must not see a record is given to see it.
+#: Time without records after which a reader stops, where it must not see a record.
 IDLE_MS = 1_000
 PATIENCE_SECONDS = 120.0
 SOURCES = Path(__file__).parents[1] / "java"
-#: Where the judge is on the way of each commit, and where it is not.
+#: Topics with the commit validator in the path of each commit, and without it.
 PREFIXES = ("checked", "plain")
-#: What a producer whose transactional id another took over may be told, by client and version of the protocol.
+#: Errors of a producer whose transactional id was taken over, by client and protocol version.
 FENCED = re.compile(r"fenced|INVALID_PRODUCER_EPOCH|InvalidProducerEpoch|InvalidProducerIdMapping", re.IGNORECASE)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
-    """Its coordinators look for transactions that ran out of time every fifth of a second."""
+    """The coordinators check for timed-out transactions every 200 ms."""
     often = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
     with running_kafka(3, properties=often) as running:
         yield running
@@ -60,7 +60,7 @@ def proxy(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def second(proxy: ProxyProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Process]]:
-    """A process of each client that lives through all tests."""
+    """One long-running process per client."""
     directory = tmp_path_factory.mktemp("second")
     processes = {client: Process(client, proxy.bootstrap, directory) for client in CLIENTS}
     yield processes
@@ -68,7 +68,7 @@ def second(proxy: ProxyProcess, tmp_path_factory: pytest.TempPathFactory) -> Ite
         process.kill()
 
 
-# --- asked of Kafka, not of the proxy ---------------------------------------------------------------------------------
+# --- queries to Kafka, not to the proxy -------------------------------------------------------------------------------
 
 
 def _query(address: str, api_key: int, version: int, body: Fields) -> Fields:
@@ -110,7 +110,7 @@ def _committed(cluster: KafkaCluster, group: str, topic: str) -> int | None:
 
 @dataclass
 class Story:
-    """One client's, on one topic. `shown` – what each step of it came to, as the table has it."""
+    """Flows of one client on one topic. `shown` – each step's result, as the table shows it."""
 
     client: str
     topic: str
@@ -118,7 +118,7 @@ class Story:
     first: Process
     second: Process
     shown: dict[str, str] = field(default_factory=dict)
-    #: In the order of the log; those that committed, and all.
+    #: Values in log order: the committed ones, and all.
     visible: list[str] = field(default_factory=list)
     everything: list[str] = field(default_factory=list)
 
@@ -141,10 +141,10 @@ class Story:
     def read(self, level: str, stop: str, idle_ms: int = 0) -> list[str]:
         return self.second.do("read", self.topic, 0, level, stop, idle_ms).split()
 
-    # ---- each builds on those before it
+    # ---- each step needs the previous ones
 
     def commit(self) -> None:
-        """Given two transactions of one instance, when they commit, then all of it is there."""
+        """Records of two committed transactions are visible."""
         self.first.do("init", "a", f"{self.topic}-txn", LONG_MS)
         for number in range(2):
             self.first.do("begin", "a")
@@ -159,8 +159,8 @@ class Story:
         self.shown["commit"] = "visible"
 
     def abort(self) -> None:
-        """Given an open transaction, then who reads committed stands before it and who reads uncommitted does not; when
-        it aborts, then nobody who reads committed ever sees it."""
+        """A read_committed reader stops at an open transaction and never sees it after it is aborted. A
+        read_uncommitted reader sees it."""
         self.first.do("begin", "a")
         offset = self.send(self.first, "a", "aborted")
         assert _last_stable_offset(self.cluster, self.topic) == offset
@@ -171,8 +171,7 @@ class Story:
         self.shown["abort"] = "invisible"
 
     def consume_transform_produce(self, source: str, group: str) -> None:
-        """Given two records to consume, when the transaction that sent on the second aborts, then its offset is not
-        committed either."""
+        """When a transaction aborts, its consumer offset is not committed either."""
         for offset, end in enumerate(("commit", "abort", "commit")):
             at = min(offset, 1)
             self.first.do("begin", "a")
@@ -190,13 +189,13 @@ class Story:
         self.shown["offsets"] = "with the records"
 
     def fence(self) -> None:
-        """Given a transaction that is open, when a second instance takes the transactional id, then it is aborted, and
-        the first can neither send nor commit any more."""
+        """When a second instance takes the transactional id, the open transaction is aborted. The first instance can
+        neither send nor commit."""
         self.first.do("begin", "a")
         self.send(self.first, "a", "zombie")
         self.second.do("init", "b", f"{self.topic}-txn", LONG_MS)
         reported = self.first.query("commit", "a")
-        assert not reported.ok, "a zombie has committed"
+        assert not reported.ok, "a fenced producer has committed"
         assert FENCED.search(reported.text), reported
         self.shown["zombie"] = reported.error
         self.second.do("begin", "b")
@@ -205,8 +204,7 @@ class Story:
         self.visible.append("successor")
 
     def recover(self) -> None:
-        """Given an instance that was killed with its transaction open, when the next one comes, then it is aborted at
-        once."""
+        """The next instance aborts the open transaction of a killed one."""
         self.first.do("init", "dead", f"{self.topic}-dead", LONG_MS)
         self.first.do("begin", "dead")
         offset = self.send(self.first, "dead", "left-behind")
@@ -217,14 +215,14 @@ class Story:
         self.shown["dead instance"] = "aborted by the next"
 
     def time_out(self) -> None:
-        """Given a transaction that nobody ends, when its time is over, then the coordinator aborts it."""
+        """The coordinator aborts a transaction that times out."""
         name = f"{self.topic}-slow"
         self.second.do("init", "slow", name, SHORT_MS)
         self.second.do("begin", "slow")
         self.send(self.second, "slow", "too-late")
         until(lambda: _state(self.cluster, name) == "CompleteAbort", "the timeout", seconds=PATIENCE_SECONDS)
         reported = self.second.query("commit", "slow")
-        assert not reported.ok, "it has committed what its coordinator aborted"
+        assert not reported.ok, "the producer committed a transaction that its coordinator aborted"
         self.shown["timed out"] = reported.error
         self.second.do("init", "again", name, LONG_MS)
         self.second.do("begin", "again")
@@ -295,8 +293,8 @@ def test_every_flow_of_the_kip(  # noqa: PLR0917
 
 
 def test_kafkas_own_tools(cluster: KafkaCluster, proxy: ProxyProcess, tmp_path: Path) -> None:
-    """Given an open transaction, then kafka-transactions lists and describes it, finds none that hangs, and aborts it,
-    all of it through the proxy."""
+    """kafka-transactions lists, describes and aborts an open transaction through the proxy, and does not call it
+    hanging."""
     topic = unique_topic("checked")
     with Connection(proxy.bootstrap) as admin:
         assert admin.create_topic(topic, replicas=3) == (OK, None)
@@ -311,7 +309,7 @@ def test_kafkas_own_tools(cluster: KafkaCluster, proxy: ProxyProcess, tmp_path: 
             ("list",),
             ("describe", "--transactional-id", name),
             ("describe-producers", *where),
-            # What is open for longer than no time at all, and known to its coordinator: so it does not hang.
+            # The coordinator knows the transaction, so it does not hang, however long it is open.
             ("find-hanging", "--topic", topic, "--max-transaction-timeout", "0"),
             ("abort", *where, "--start-offset", "0"),
             ("describe-producers", *where),

@@ -1,6 +1,5 @@
-"""What KIP-98 says that producers may not do, on a Kafka with an authorizer and passwords: asked directly and through
-the proxy, it is refused in the same words. And nobody gets at another's transaction by way of what the proxy keeps.
-"""
+"""With authorization and SASL, the proxy refuses what KIP-98 forbids, with the same errors as Kafka. A client cannot
+affect another client's transaction through the proxy's transaction state."""
 
 from __future__ import annotations
 
@@ -32,8 +31,9 @@ INVALID_TXN_STATE, BAD_MAPPING, CONCURRENT, TRANSACTIONAL_ID_DENIED = 48, 49, 51
 POLICY_VIOLATION, INVALID_RECORD, NOT_ATTEMPTED = 44, 87, 55
 NOT_LEADER = 6
 LATER = frozenset({14, 15, 16, CONCURRENT})
-#: owner: the transactional id, the topics and the group. topicless, idless, groupless: all but that. other: a
-#: transactional id of its own, and the topics; internal: `owner`, and may write every topic.
+#: `owner` has rights on the transactional id, the topics and the group. `topicless`, `idless` and `groupless` each lack
+#: one of these. `other` has another transactional id, and the topics. `internal` has the rights of `owner` on the
+#: transactional id, and may write the internal topics.
 USERS = ("admin", "owner", "topicless", "idless", "groupless", "other", "internal", "nobody")
 _COMMIT, _ABORT = True, False
 
@@ -53,7 +53,7 @@ def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @dataclass
 class Scene:
-    """Topics plain-x and checked-x, a transactional id and a group; `direct` and `through`: where users log in."""
+    """Topics plain-x and checked-x, a transactional id and a group. Users log in at `direct` and `through`."""
 
     kafka: KafkaCluster
     direct: Address
@@ -88,7 +88,7 @@ class Scene:
             return connection.query(api_key, version, body)
 
     def same(self, user: str, api_key: int, version: int, body: Fields, *codes: int) -> Fields:
-        """The one answer that both sides give, once they have no reason to say: later."""
+        """The response that Kafka and the proxy both give, after retriable errors."""
 
         def query(side: Address) -> Fields:
             def answer() -> Fields | None:
@@ -132,7 +132,7 @@ class Scene:
         def answer() -> Fields | None:
             reported = self.as_user(user, side or self.through, PRODUCE, 9, _produce(topic, records, name))
             partition: Fields = reported["Responses"][0]["PartitionResponses"][0]
-            return None if partition["ErrorCode"] == NOT_LEADER else partition  # the log end is not known yet
+            return None if partition["ErrorCode"] == NOT_LEADER else partition  # the log end offset is not known yet
 
         found: Fields = until(answer, "an answer", seconds=60)
         return found
@@ -215,7 +215,7 @@ def _produce(topic: str, records: bytes, name: str | None) -> Fields:
 
 
 def _codes(answer: Any) -> set[int]:
-    """All error codes in an answer."""
+    """All error codes in a response."""
     if isinstance(answer, dict):
         own = {value for name, value in answer.items() if name in ("ErrorCode", "PartitionErrorCode")}
         return own.union(*map(_codes, answer.values())) if answer else own
@@ -223,7 +223,7 @@ def _codes(answer: Any) -> set[int]:
 
 
 def _control_batch(producer: Producer, *, transactional: bool) -> bytes:
-    """As a COMMIT marker: version 0, type 1."""
+    """A batch like a COMMIT marker: version 0, type 1."""
     found = bytearray(batch(b"\0\0\0\0\0\0", producer=producer, transactional=transactional))
     attributes = struct.unpack_from(">h", found, 21)[0] | 0x20
     struct.pack_into(">h", found, 21, attributes)
@@ -231,13 +231,13 @@ def _control_batch(producer: Producer, *, transactional: bool) -> bytes:
     return bytes(found)
 
 
-# --- who may what -----------------------------------------------------------------------------------------------------
+# --- required rights --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["plain", "checked"])
 def test_each_request_of_a_transaction_needs_its_rights(scene: Scene, kind: str) -> None:
-    """Given a transaction of its owner, when users that lack one of the rights speak in its name, then each is told
-    what it lacks, and the transaction commits all the same."""
+    """Users that lack one of the rights send requests for an open transaction. Each gets the matching error, and the
+    transaction still commits."""
     topic, name, group = scene.topic(kind), scene.name, scene.group
     producer = scene.init("owner", name)
     scene.add("owner", name, producer, topic)
@@ -296,8 +296,7 @@ def test_one_denied_topic_keeps_others_from_being_added(scene: Scene, kafka: Kaf
 
 @pytest.mark.parametrize("kind", ["plain", "checked"])
 def test_anothers_producer_id_under_ones_own_transactional_id(scene: Scene, kind: str) -> None:
-    """Given one who may everything under its own transactional id, when it names another's producer id, then the
-    coordinator refuses it, and the other's transaction commits."""
+    """The coordinator refuses the combination, and the transaction commits."""
     topic = scene.topic(kind)
     producer = scene.init("owner", scene.name)
     scene.init("other", scene.others_name)
@@ -314,12 +313,12 @@ def test_anothers_producer_id_under_ones_own_transactional_id(scene: Scene, kind
     assert scene.end("owner", scene.name, producer, commit=True) == OK
 
 
-# --- what nobody may --------------------------------------------------------------------------------------------------
+# --- always forbidden -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("topic", ["__transaction_state", "__consumer_offsets"])
 def test_internal_topics_refuse_all_client_writes(scene: Scene, topic: str) -> None:
-    """Given one who may write there, when it does, then it is refused; who may not is told just that."""
+    """Users with WRITE are refused too. Users without WRITE get an authorization error."""
     producer = scene.init("owner", scene.name)
     for side in scene.sides:  # creates __consumer_offsets
         queried = {"KeyType": 0, "CoordinatorKeys": [scene.group]}
@@ -332,14 +331,13 @@ def test_internal_topics_refuse_all_client_writes(scene: Scene, topic: str) -> N
     plain = batch(b"x", producer=Producer(-1, -1, -1))
     transactional = batch(b"x", producer=producer, transactional=True)
     scene.same("internal", PRODUCE, 9, _produce(topic, plain, None), INVALID_TOPIC)
-    # Its coordinator knows of no such partition in a transaction, and is asked first.
+    # The coordinator checks the transaction first and does not know this partition.
     scene.same("internal", PRODUCE, 9, _produce(topic, transactional, scene.name), INVALID_TXN_STATE)
     scene.same("owner", PRODUCE, 9, _produce(topic, plain, None), TOPIC_DENIED)
 
 
 @pytest.mark.parametrize("kind", ["plain", "checked"])
 def test_client_written_control_batches_are_refused(scene: Scene, kind: str) -> None:
-    """Given an open transaction of its own, when a producer writes the marker itself, then nothing lands."""
     topic = scene.topic(kind)
     producer = scene.init("owner", scene.name)
     scene.add("owner", scene.name, producer, topic)
@@ -359,7 +357,7 @@ def test_client_written_control_batches_are_refused(scene: Scene, kind: str) -> 
     assert scene.end("owner", scene.name, producer, commit=False) == OK
 
 
-# --- what the proxy keeps of transactions is nobody else's ------------------------------------------------------------
+# --- transaction state in the proxy -----------------------------------------------------------------------------------
 
 
 def _conditional(producer: Producer, value: bytes, expected: int) -> bytes:
@@ -367,7 +365,7 @@ def _conditional(producer: Producer, value: bytes, expected: int) -> bytes:
 
 
 def _begun(scene: Scene) -> Producer:
-    """With one conditional append of the owner's at 0."""
+    """A transaction of `owner` with one conditional append at 0."""
     topic = scene.topic("checked")
     producer = scene.init("owner", scene.name)
     scene.add("owner", scene.name, producer, topic)
@@ -399,8 +397,6 @@ STRANGERS: dict[str, Callable[[Scene, Producer], None]] = {
 
 @pytest.mark.parametrize("who", STRANGERS)
 def test_unauthorized_batch_does_not_make_transaction_abort_only(scene: Scene, who: str) -> None:
-    """Given an open transaction with an expectation, when one who has no right to it says that a batch is part of it,
-    which is refused, then its owner commits all the same."""
     producer = _begun(scene)
     STRANGERS[who](scene, producer)
     assert scene.end("owner", scene.name, producer, commit=True) == OK
@@ -411,8 +407,8 @@ def test_unauthorized_batch_does_not_make_transaction_abort_only(scene: Scene, w
 
 @pytest.mark.parametrize("who", ["who may write the topic", "who may nothing"])
 def test_unauthorized_client_gets_kafka_errors_and_no_offsets(scene: Scene, who: str) -> None:
-    """Given a transaction that must not commit, when a stranger says that a batch is part of it, then it is told the
-    same by both, and by the proxy nothing of the log: whatever it expects, and without an expectation."""
+    """Kafka and the proxy give the same response, with and without an expected offset, whether it is the right one or
+    not."""
     user = {"who may write the topic": "idless", "who may nothing": "nobody"}[who]
     producer = _begun(scene)
     for records in (
@@ -429,9 +425,9 @@ def test_unauthorized_client_gets_kafka_errors_and_no_offsets(scene: Scene, who:
 
 @pytest.mark.parametrize("side", ["direct", "through"])
 def test_kafka_accepts_another_transactional_ids_unconditional_batch(scene: Scene, side: str) -> None:
-    """Given an open transaction, when one who may write the topic, and use a transactional id of its own, names its
-    producer beside that and expects nothing, then Kafka takes it for part of the transaction, with or without the
-    proxy. Who expects something goes through a gate, which looks."""
+    """A user may write the topic and use its transactional id, but names another's producer id. Kafka accepts such a
+    batch without an expected offset as part of the other transaction, with or without the proxy. The proxy's sequencer
+    checks a batch with an expected offset and refuses it."""
     producer = _begun(scene)
     scene.init("other", scene.others_name)
     theirs = batch(b"theirs", producer=producer._replace(sequence=1), transactional=True)
@@ -444,8 +440,7 @@ def test_kafka_accepts_another_transactional_ids_unconditional_batch(scene: Scen
 
 
 def test_refused_append_blocks_commit_through_another_connection(scene: Scene) -> None:
-    """Given connections that have shown nothing yet, when the owner's batch is refused on one of them and it commits on
-    another, then the commit is refused; and its next transaction commits."""
+    """The proxy still accepts the commit of the next transaction."""
     producer = _begun(scene)
     wrong = _conditional(producer._replace(sequence=1), b"wrong", 77)
     assert scene.produce("owner", scene.topic("checked"), wrong, scene.name)["ErrorCode"] == POLICY_VIOLATION
@@ -465,8 +460,7 @@ def test_refused_append_blocks_commit_through_another_connection(scene: Scene) -
 
 @pytest.mark.parametrize("version", [3, 5])
 def test_unauthorized_end_neither_reveals_nor_clears_abort_only(scene: Scene, version: int) -> None:
-    """Given a transaction that must not commit, when a stranger ends it, then it is told what Kafka tells it, and the
-    owner's commit is still refused."""
+    """An unauthorized EndTxn gets Kafka's error, and the commit is still refused afterwards."""
     producer = _begun(scene)
     wrong = _conditional(producer._replace(sequence=1), b"wrong", 77)
     assert scene.produce("owner", scene.topic("checked"), wrong, scene.name)["ErrorCode"] == POLICY_VIOLATION

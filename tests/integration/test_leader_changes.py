@@ -1,9 +1,8 @@
-"""Leaders that move, die, stand still or are elected uncleanly while conditional writers go on.
+"""Leaders move, die, pause or are elected uncleanly while conditional writers append.
 
-Kafka's log and its memory of sequences go forward together, and when a leader's tail is truncated they go back
-together. So afterwards every accepted append lies where it was told, a refused one nowhere, an unknown one at most
-once and at its offset, and the next correct append works with nobody's help. Every check is made on the log as Kafka
-itself has it.
+Kafka's log and its producer state advance together, and truncation of a log resets both. Afterwards, every accepted
+append is at its reported offset, and no refused append is in the log. An append with an unknown outcome is in the log
+at most once, at its expected offset. The next correct append succeeds. Every check reads the log directly from Kafka.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ ONE_ROUND_AND_MANY = [1, pytest.param(8, marks=[pytest.mark.soak, pytest.mark.ti
 
 
 def all_kinds(proxies: Sequence[ProxyProcess], topic: str) -> list[Writer]:
-    """Pipelined and one at a time, idempotent, named and bare, beginning with one proxy and with the other."""
+    """Writers that pipeline or wait for each response, idempotent or not, named or not, starting with either proxy."""
     there, back = list(proxies), list(reversed(proxies))
     return [
         Writer("single", there, topic),
@@ -57,7 +56,7 @@ def all_kinds(proxies: Sequence[ProxyProcess], topic: str) -> list[Writer]:
 
 @contextmanager
 def load(stage: Stage3, topic: str, say: Say) -> Iterator[list[Writer]]:
-    """Writers of all kinds while something happens; then their stories are compared with the log."""
+    """Run writers of all kinds during the block, then compare their responses with the log."""
     writers = all_kinds(stage.proxies, topic)
     with writing(*writers):
         until(lambda: stage.log.end(topic) > 20, "the writers to get on", seconds=120)
@@ -79,7 +78,7 @@ def told_the_truth(stage: Stage3, topic: str, writers: Sequence[Writer], say: Sa
     return ledger
 
 
-# --- leaders that are told to move ------------------------------------------------------------------------------------
+# --- leaders that move ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
@@ -91,7 +90,7 @@ def test_preferred_elections_and_reassignments(rounds: int, stage3: Stage3, say:
                 stage3.lead(topic, leader)
                 await_more(stage3, topic, writers, 10)
             for replicas in ([1, 2], [3, 1], [2, 3, 1], [1, 2, 3]):
-                stage3.reassign(topic, replicas)  # data moves, and with [3, 1] the leader too
+                stage3.reassign(topic, replicas)  # moves data, and with [3, 1] the leader too
                 stage3.elect_preferred(topic)
                 await_more(stage3, topic, writers, 10)
 
@@ -104,7 +103,8 @@ def test_preferred_elections_and_reassignments(rounds: int, stage3: Stage3, say:
 def test_leader_returning_between_check_and_append_misplaces_nothing(
     tail: str, fenced: bool, stage3: Stage3, say: Say
 ) -> None:
-    """A -> B -> A: the request that was checked under the first A comes to the second A, which cannot tell."""
+    """Leadership moves from A to B and back to A. A request that was checked before the moves arrives at A after them,
+    and A cannot detect this."""
     first, second = stage3.proxies if fenced else stage3.naive
     topic = stage3.create(required_topic())
     ledger = Ledger()
@@ -114,18 +114,18 @@ def test_leader_returning_between_check_and_append_misplaces_nothing(
         if run >= runs and (set(reported) != {NOT_LEADER} or run >= 4 * runs):
             break
         end = append_at_the_end(stage3.log, first, topic, f"warm{run}", ledger) + 1
-        # Kafka takes an equal sequence range for a duplicate, and refuses any other: see that both are understood.
+        # Kafka takes an equal sequence range for a duplicate, and refuses any other. The runs cover both responses.
         late = [value_of("late", run, end), value_of("too-late", run, end + 1)][: 1 + run % 2]
         for value in late:
             ledger.sent(value)
         with Hold("request", late[0]) as held, Connection(leaders_listener(first, topic)) as client:
             stage3.pipes[1].add(held)
-            # Leaders may take their time to move.
+            # Allow time for the leader changes.
             client.send_produce({topic: {0: batch(*late, expected=end)}}, timeout_ms=60_000)
             held.wait_observed()
             stage3.lead(topic, 2)
             if tail == "another wrote":
-                # Two of them: a naive proxy cannot be right by chance.
+                # Two appends, so that the offsets of a naive proxy cannot match by chance.
                 for _ in range(2):
                     append_at_the_end(stage3.log, second, topic, f"other{run}", ledger)
             stage3.lead(topic, 1)
@@ -136,7 +136,7 @@ def test_leader_returning_between_check_and_append_misplaces_nothing(
         if fenced:
             for i, value in enumerate(late):
                 ledger.note(value, answer._replace(base_offset=answer.base_offset + i))
-            # 6: its time at the gate is over, or broker 1 has not taken the lead yet.
+            # 6: the append timed out in the sequencer, or broker 1 does not lead yet.
             right = POLICY_VIOLATION if tail == "another wrote" else OK
             assert answer.error_code in (right, NOT_LEADER), answer
     misplaced = [
@@ -148,9 +148,9 @@ def test_leader_returning_between_check_and_append_misplaces_nothing(
     say(f"{title}: {run} runs, {len(misplaced)} at a wrong offset; the late ones were told {reported}")
     if fenced:
         ledger.check(stage3.log, topic)
-        assert set(reported) != {NOT_LEADER}, "never compared: these runs show nothing"
+        assert set(reported) != {NOT_LEADER}, "no append was compared: these runs prove nothing"
     else:
-        assert len(misplaced) >= runs, "without the stamp nothing went wrong: these runs show nothing"
+        assert len(misplaced) >= runs, "no append was misplaced without a fence: these runs prove nothing"
 
 
 # --- leaders that die -------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_leader_returning_between_check_and_append_misplaces_nothing(
     ],
 )
 def test_kill_9(victim: str, rounds: int, stage3: Stage3, say: Say) -> None:
-    """Of the partition's leader, of the active controller, of one that is both; then the leader moves once more."""
+    """Kills the partition's leader, the active controller, or a broker that is both. Then the leader moves again."""
     topic = stage3.create(required_topic())
     with load(stage3, topic, say) as writers:
         for _ in range(rounds):
@@ -186,12 +186,13 @@ def test_kill_9(victim: str, rounds: int, stage3: Stage3, say: Say) -> None:
             await_more(stage3, topic, writers, 10)
 
 
-# --- leaders that stand still and lose their tail ---------------------------------------------------------------------
+# --- paused leaders that lose the end of their log --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
 def test_replaced_leader_truncates_without_misplaced_appends(rounds: int, stage3: Stage3, say: Say) -> None:
-    """What was in its sockets is appended by a leader that does not know yet that it is none, and then truncated."""
+    """The former leader resumes and appends the requests in its sockets before it learns of its replacement. Then it
+    truncates them."""
     topic = stage3.create(required_topic())
     with load(stage3, topic, say) as writers:
         for _ in range(rounds):
@@ -210,55 +211,55 @@ def has_grown(stage: Stage3, topic: str, leader: int, end: int) -> bool:
 
 @pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
 def test_unreplicated_log_end_is_truncated_without_misplaced_appends(rounds: int, stage3: Stage3, say: Say) -> None:
-    """Followers stand still, so the leader's appends are its own alone; then it stands still and they go on."""
+    """The followers pause, so that only the leader has the appends. Then the leader pauses and the followers resume."""
     topic = stage3.create(required_topic())
     ledger = Ledger()
     truncated = 0
     for run in itertools.count():
-        # A follower may have some of the tail after all, where its fetch was answered late.
+        # A follower may have some of the appends, if the leader answered its fetch late.
         if run >= rounds and (truncated or run >= rounds + 4):
             break
         leader = stage3.leader(topic)
         duplicate_waiters = [each for each in NODES if each != leader]
-        stage3.lead(STATE_TOPIC, leader)  # or the proxies stop serving when they cannot read it
+        stage3.lead(STATE_TOPIC, leader)  # otherwise the proxies cannot read it and stop serving
         with Connection(leaders_listener(stage3.proxies[0], topic), timeout_seconds=40) as client:
-            client.api_versions()  # connected before the acknowledgement that makes the gate sure: it may pipeline
+            client.api_versions()  # older than the acknowledgement that confirms the fence, so it may pipeline
             end = append_at_the_end(stage3.log, stage3.proxies[0], topic, f"warm{run}", ledger) + 1
             tail = [value_of("tail", run * 10 + i, end + i) for i in range(5)]
             for duplicate_waiter in duplicate_waiters:
                 stage3.kafka.pause(duplicate_waiter)
-            time.sleep(1)  # their fetches wait in the leader for replica.fetch.wait.max.ms, and would be answered
+            time.sleep(1)  # lets the followers' waiting fetches end (replica.fetch.wait.max.ms)
             for i, value in enumerate(tail):
                 ledger.sent(value)
-                # acks=1 would be told of a success here, which is then truncated: all have to have it.
+                # With acks=1 the client would get a success that is truncated later. All replicas must have the append.
                 client.send_produce({topic: {0: batch(value, expected=end + i)}}, acks=1, timeout_ms=8_000)
             until(partial(has_grown, stage3, topic, leader, end), "a tail")
             stage3.kafka.pause(leader)
             for duplicate_waiter in duplicate_waiters:
                 stage3.kafka.resume(duplicate_waiter)
             stage3.await_leader(topic, other_than=leader)
-            # Another writer takes the offsets that the old leader gave to the tail.
+            # Another writer takes the offsets that the former leader assigned to these appends.
             other = append_at_the_end(stage3.log, stage3.proxies[1], topic, f"other{run}", ledger)
             stage3.kafka.resume(leader)
             with suppress(Closed, TimeoutError):
                 for value in tail:
                     ledger.note(value, client.receive_produce()[1][topic, 0])
         stage3.await_in_sync(topic)
-        truncated += other == end  # which the old leader had given to the tail
-        stage3.lead(topic, leader)  # and so log and sequence of the one that truncated are what counts now
+        truncated += other == end  # an offset that the former leader assigned
+        stage3.lead(topic, leader)  # tests the log and producer state of the broker that truncated
         for proxy in stage3.proxies:
             append_at_the_end(stage3.log, proxy, topic, f"after{run}", ledger)
     say(f"{truncated} of {run} leaders had a tail to lose; {ledger}")
     ledger.check(stage3.log, topic)
-    assert truncated, "no leader ever lost a tail: these runs show nothing"
+    assert truncated, "no leader was truncated: these runs prove nothing"
 
 
-# --- what Kafka itself loses ------------------------------------------------------------------------------------------
+# --- data loss in Kafka -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(4, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_unclean_election_loses_records_but_misplaces_none(rounds: int, stage3: Stage3, say: Say) -> None:
-    """One replica left, then only an outdated one: its end is the end, for log and sequence alike."""
+    """Only an outdated replica remains. Its log end applies to both the log and the producer state."""
     topic = stage3.create(
         required_topic(),
         on=(1, 2),
@@ -281,11 +282,11 @@ def test_unclean_election_loses_records_but_misplaces_none(rounds: int, stage3: 
             append_at_the_end(stage3.log, proxy, topic, f"uncleanly-led{run}", ledger)
         stage3.kafka.restart(1)
         stage3.await_in_sync(topic, 2)
-        stage3.lead(topic, 1)  # it had what was lost, and has truncated
+        stage3.lead(topic, 1)  # had the lost records, and has truncated them
         for proxy in stage3.proxies:
             append_at_the_end(stage3.log, proxy, topic, f"mended{run}", ledger)
     say(f"{lost} accepted appends lost by Kafka in {rounds} elections; {ledger}")
-    assert lost, "nothing was lost: this shows nothing"
+    assert lost, "no record was lost: this run proves nothing"
     ledger.check(stage3.log, topic, may_lose=True)
 
 
@@ -309,11 +310,12 @@ def test_weak_replication_settings_are_warned_about(stage3: Stage3) -> None:
     warned("has unclean.leader.election.enable=true")
 
 
-# --- clients that come meanwhile --------------------------------------------------------------------------------------
+# --- clients that connect meanwhile -----------------------------------------------------------------------------------
 
 
 def test_clients_connect_while_first_broker_is_paused(stage3: Stage3) -> None:
-    """It takes connections and answers nothing. They try again, as clients do, and soon meet another broker."""
+    """The paused broker accepts connections and does not respond. Clients reconnect, as client libraries do, and soon
+    reach another broker."""
     answered = 0
     stage3.kafka.pause(1)
     for _ in range(20):

@@ -1,7 +1,7 @@
-"""What the proxy need not look at: Kafka walks over every record before it appends any of them.
+"""Malformed record batches that the proxy relays unparsed: Kafka validates every record before it appends any of them.
 
-`scan_batch` takes apart only records that could have a header of ours. These batches it may let through; were one of
-them appended, a batch could say one thing to the proxy and be another in the log.
+`scan_batch` parses only records that could have a Fencepost header. The proxy may relay these batches. If Kafka
+appended one, its content in the log could differ from what the proxy has checked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MALFORMED: dict[str, tuple[list[bytes], int]] = {
 
 
 def reported(connection: raw.Connection, topic: str, records: bytes) -> int:
-    """By a leader that knows that it is one."""
+    """The error code, once the broker knows that it leads the partition."""
     return int(
         until(
             lambda: connection.append(topic, records).error_code,
@@ -67,7 +67,7 @@ def test_kafka_appends_nothing_of_a_malformed_batch(
 def test_kafka_trusts_offset_deltas_of_uncompressed_batches_only(
     kafka: KafkaCluster, unique_topic: Callable[..., str], delta: int, codec: str
 ) -> None:
-    """Why a record with an expectation must have its place in the batch for its offset delta."""
+    """Therefore the offset delta of a record with an expected offset must equal its position in the batch."""
     now_ms = int(time.time() * 1000)
     name = unique_topic("deltas")
     with raw.Connection(kafka.bootstrap) as connection:

@@ -1,4 +1,4 @@
-"""A thousand connections that misbehave beside one that does not: whose appends are right, and go on."""
+"""One correct client appends while a thousand connections misbehave: its appends are correct and continue."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ drain_seconds = 3.0
 [topics."guarded-*"]
 "fencepost.check.expected.offsets" = "required"
 """
-#: Two sockets for each connection at the proxy, and Kafka's side of them.
+#: Two sockets per connection in the proxy, and Kafka's sockets.
 FILES = 8_192
 APPENDS = 200
-#: Beside the others, however busy the machine is with them.
+#: Minimum duration and number of appends next to the misbehaving connections.
 BESIDE_SECONDS, AT_LEAST = 10.0, 20
 PATIENCE_SECONDS = 120.0
-#: What a thousand may cost: a full buffer towards each that does not read, what the limit above lets be held for all,
-#: and the sockets' objects. What they did cost is reported.
+#: Allowed memory for a thousand connections: a full buffer for each that does not read, `buffered_bytes_max` for all,
+#: and the socket objects. The test prints the actual amount.
 MEMORY_BYTES_MAX = 500 * 1024 * 1024
 
 
 class Good:
-    """Appends one record after the other, each where it expects it; named, so that one in doubt can be sent again."""
+    """Append single records at their expected offsets, with write ids so that an in-doubt append can be retried."""
 
     def __init__(self, address: Address, topic: str) -> None:
         self._address, self._topic = address, topic
@@ -63,7 +63,7 @@ class Good:
         self.again: Counter[int | None] = Counter()  # by error code, None for a lost connection
 
     def append(self, count: int) -> None:
-        """Until so many more are there. Whatever is not a success has to be one that may be tried again."""
+        """Append this many records. Every error must be retriable."""
         for _ in range(count):
             give_up = time.monotonic() + PATIENCE_SECONDS
             at, value = len(self.appended), b"record %d" % len(self.appended)
@@ -78,7 +78,7 @@ class Good:
             self.appended.append(value)
 
     def _try(self, records: memoryview, at: int) -> int | None:
-        """The error code; None where the connection was lost."""
+        """The error code, or None if the connection was lost."""
         data = [{"Index": 0, "Records": bytes(records)}]
         body = {"Acks": -1, "TimeoutMs": 15_000, "TopicData": [{"Name": self._topic, "PartitionData": data}]}
         try:
@@ -104,7 +104,7 @@ class Good:
 
 
 class Watch(threading.Thread):
-    """The most memory and sockets that a process had."""
+    """Maximum memory and sockets of a process."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -145,7 +145,7 @@ def sockets(pid: int) -> int:
         try:
             count += proxied.readlink().name.startswith("socket:")
         except FileNotFoundError:
-            continue  # closed meanwhile
+            continue  # closed in the meantime
     return count
 
 
@@ -164,7 +164,7 @@ def _topic(kafka: KafkaCluster, name: str) -> str:
 
 
 def _fill(kafka: KafkaCluster, topic: str) -> None:
-    """10 MB to fetch."""
+    """Append 10 MB to fetch."""
     with RawConnection(kafka.address(1)) as connection:
         data = [{"Index": 0, "Records": bytes(batch(b"x" * 500_000))}]
         for _ in range(20):
@@ -175,7 +175,7 @@ def _fill(kafka: KafkaCluster, topic: str) -> None:
 
 @contextmanager
 def crowd(listener: Address, plain: str, checked_topic: str) -> Iterator[dict[str, int]]:
-    """All of them connected; how often they came, once they are gone."""
+    """Run all misbehaving connections. At the end, the counts say how often each kind connected."""
     command = [sys.executable, "-m", "tests.support.crowd", str(listener), plain, checked_topic, str(SEED)]
     root = Path(__file__).parents[2]
     counts: dict[str, int] = {}
@@ -230,7 +230,7 @@ def test_good_client_is_unaffected_by_thousand_misbehaving_ones(
                 good.append(1)
             beside = good.take_times()
         give_up = time.monotonic() + PATIENCE_SECONDS
-        while sockets(proxy.pid) > sockets_before + 3:  # the proxy's own come and go
+        while sockets(proxy.pid) > sockets_before + 3:  # the proxy opens and closes its connections
             assert time.monotonic() < give_up, f"{sockets(proxy.pid)} sockets are left, {sockets_before} there were"
             time.sleep(0.2)
         good.append(10)

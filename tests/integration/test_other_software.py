@@ -1,6 +1,6 @@
-"""Others' software through the proxy: Kafka Connect, MirrorMaker 2, and the calls of admin tools with screens.
+"""Third-party software through the proxy: Kafka Connect, MirrorMaker 2, and the calls of graphical admin tools.
 
-What was run, and what it showed: docs/other-software.md. Spark has tests of its own.
+docs/other-software.md describes the runs and their results. Spark has separate tests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.support.raw import Connection, Log, batch
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
 
-#: A worker starts in half a minute on a machine that has nothing else to do.
+#: A worker starts in half a minute on an idle machine.
 PATIENCE_SECONDS = 240.0
 LINES = [f"line {number}" for number in range(1000)]
 _SCREENS = Path(__file__).parents[1] / "java" / "AdminScreens.java"
@@ -41,7 +41,7 @@ _SCREENS = Path(__file__).parents[1] / "java" / "AdminScreens.java"
 
 
 def screens(bootstrap: str, directory: Path) -> list[str]:
-    """A line of each call, with names and addresses made equal."""
+    """One line per call, with names and addresses normalized."""
     prefix = unique_topic("screens")
     (file := directory / f"{prefix}.properties").write_text(f"bootstrap.servers={bootstrap}\n")
     classes = compile_java([_SCREENS], version=kafka_version())
@@ -56,13 +56,13 @@ def screens(bootstrap: str, directory: Path) -> list[str]:
 def test_admin_tools_see_the_same_through_proxy(
     kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
-    """Each call of Java's Admin client that fills a screen of theirs, at Kafka and through the proxy."""
+    """Each call of Java's Admin client that such tools use for their screens, at Kafka and through the proxy."""
     with ThreadPoolExecutor(2) as pool:
         direct, observed = pool.map(
             lambda bootstrap: screens(bootstrap, tmp_path), [kafka.bootstrap, proxied.bootstrap]
         )
     say(f"{len(observed)} lines, of {len([line for line in observed if not line.startswith('  ')])} calls")
-    # The virtual configs are the proxy's own.
+    # Kafka does not report virtual configs.
     assert [line for line in observed if line.strip().partition("=")[0] not in VIRTUAL_CONFIGS] == direct
     assert len(direct) > 50
 
@@ -71,7 +71,7 @@ def test_admin_tools_see_the_same_through_proxy(
 
 
 def test_connect_copies_a_file_through_a_topic(kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path) -> None:
-    """connect-standalone with a file source and a file sink; more is appended to the file while it runs."""
+    """connect-standalone with a file source and a file sink. More lines are written to the file while it runs."""
     topic = _created(proxied.bootstrap, "connect")
     (source := tmp_path / "source.txt").write_text("".join(f"{line}\n" for line in LINES))
     sink = tmp_path / "sink.txt"
@@ -93,7 +93,7 @@ def test_connect_copies_a_file_through_a_topic(kafka: KafkaCluster, proxied: Pro
 def test_distributed_connect_is_exactly_once_across_a_restart(
     kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
 ) -> None:
-    """A worker that keeps its state in topics and its source's offsets in transactions; killed half way."""
+    """The worker keeps its state in topics and its source's offsets in transactions. It is killed half-way."""
     topic = _created(proxied.bootstrap, "connect-once")
     (source := tmp_path / "source.txt").write_text("".join(f"{line}\n" for line in LINES[:500]))
     sink = tmp_path / "sink.txt"
@@ -118,7 +118,7 @@ def test_distributed_connect_is_exactly_once_across_a_restart(
     with source.open("a") as file:
         file.write("".join(f"{line}\n" for line in LINES[500:]))
     with connect.running(connect.DISTRIBUTED, tmp_path, settings):
-        # A sink tells Connect what it has written now and then: killed, it writes some of it anew.
+        # A sink reports its progress periodically. After a kill it writes some records again.
         _until(lambda: {*_lines(sink)} == {*LINES}, "the rest of the file in the sink", tmp_path)
 
     log = Log(kafka.bootstrap)
@@ -133,7 +133,7 @@ def test_distributed_connect_is_exactly_once_across_a_restart(
 def test_mirror_maker_copies_records_and_group_offsets(
     kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
 ) -> None:
-    """From one cluster to another, a proxy in front of each."""
+    """From one cluster to another, each with a proxy in front."""
     topic, group = _created(proxied.bootstrap, "mirrored"), unique_topic("reader")
     values = [line.encode() for line in LINES]
     with Connection(proxied.bootstrap) as client:
@@ -175,7 +175,7 @@ _MIRROR_MAKERS_TOPICS = (
 _MIRROR_MAKERS_INTERVALS = ("emit.checkpoints", "sync.group.offsets", "refresh.topics", "refresh.groups")
 
 
-# --- what tests share -------------------------------------------------------------------------------------------------
+# --- shared helpers ---------------------------------------------------------------------------------------------------
 
 
 def _created(bootstrap: str, prefix: str) -> str:
@@ -202,7 +202,7 @@ def _until_there(file: Path, lines: list[str], directory: Path) -> None:
 
 
 def _post(port: int, connector: Mapping[str, str]) -> bool:
-    """Whether a worker of Connect has taken it. It refuses, or is not there, while it starts."""
+    """Whether a Connect worker has accepted the connector. A starting worker refuses it or is not reachable."""
     body = json.dumps({"name": connector["name"], "config": connector}).encode()
     request = Request(f"http://127.0.0.1:{port}/connectors", body, {"Content-Type": "application/json"})
     try:

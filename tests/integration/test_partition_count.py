@@ -1,4 +1,5 @@
-"""Partition counts (KIP-253) with real clients: what each user sees when his producer's count is out of date."""
+"""Partition counts (KIP-253) with real clients: errors that users see when their producer's partition count is
+outdated."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 class Growing:
-    """A topic of two partitions that grows to three, and the proxy knows of it."""
+    """A topic of two partitions that is expanded to three, known to the proxy."""
 
     def __init__(self, kafka: KafkaCluster, proxy: ProxyProcess, name: str) -> None:
         self.name = name
@@ -70,7 +71,7 @@ class Growing:
             self._probe(3)
 
     def _probe(self, count: int) -> None:
-        """Goes in as soon as the proxy knows that there are so many."""
+        """Append once the proxy knows the partition count."""
         give_up = time.monotonic() + WAIT_SECONDS
         while True:
             producer = KafkaProducer(
@@ -87,18 +88,18 @@ class Growing:
                 producer.close()
 
     def values(self) -> dict[str, int]:
-        """Of each value that is there, the partition; and each is there once."""
+        """The partition of each value. Each value must be there once."""
         found: dict[str, int] = {}
         for partition in range(3):
             for _, value in read_all(self._kafka.bootstrap, self.name, partition):
                 if value != b"probe":
-                    assert value.decode() not in found, f"{value!r} is there twice"
+                    assert value.decode() not in found, f"{value!r} is in the log twice"
                     found[value.decode()] = partition
         return found
 
 
 def moving_key(partitioner: Partitioner) -> str:
-    """One that belongs on another partition of three than of two."""
+    """A key whose partition differs between two and three partitions."""
     return next(
         key
         for key in (f"key-{n}" for n in range(1000))
@@ -126,14 +127,14 @@ def test_java_partitioner_agrees_on_every_key() -> None:
     assert placed == [partition_for(Partitioner.MURMUR2, key, count) for key, count in cases]
 
 
-#: What the user of each client sees where his producer's count is out of date: the error, and what it tells.
+#: The error and message that each client shows when its producer's partition count is outdated.
 STALE = {
     "Java": ("InvalidPartitionsException", "{reported}"),
     "kafka-python": ("InvalidPartitionsError", "[Error 37] InvalidPartitionsError: {reported}"),
     "aiokafka": ("InvalidPartitionsError", "[Error 37] InvalidPartitionsError"),
     "confluent-kafka": ("INVALID_PARTITIONS", "Broker: Invalid number of partitions"),
 }
-#: Of each client what a user may set: with an idempotent producer and without.
+#: User settings per client: with an idempotent producer and without.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Java (default: idempotent)": ("Java", {}),
     "Java, `enable.idempotence=false`": ("Java", {"enable.idempotence": "false"}),
@@ -144,7 +145,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "confluent-kafka (default)": ("confluent-kafka", {}),
     "confluent-kafka, `enable.idempotence=true`": ("confluent-kafka", {"enable.idempotence": True}),
 }
-#: By its default, an idempotent producer of kafka-python is dead after any error that is final.
+#: kafka-python's default producer is idempotent and stops after any non-retriable error.
 CONFIGS: dict[str, dict[str, Any]] = {"kafka-python": {"enable_idempotence": False}}
 
 
@@ -163,21 +164,19 @@ def sends_again(producer: Keyed, topic: str, key: str, value: str, *, says: bool
 def test_producer_stating_stale_count_is_refused_then_recovers(
     client: str, prefix: str, growing: Callable[[str], Growing], proxy: ProxyProcess
 ) -> None:
-    # Given a producer that knows of two partitions
     topic = growing(prefix)
     with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
         key = moving_key(producer.placed_by)
         old, new = (partition_for(producer.placed_by, key.encode(), count) for count in (2, 3))
         assert producer.send(topic.name, key, "before", says=True).partition == old
 
-        # When the topic grows
         topic.grow()
         observed = producer.send(topic.name, key, "after", says=True)
         error, shown = STALE[client]
         reported = f"INVALID_PARTITION_COUNT topic={topic.name} partition={old} expected=2 actual=3"
         assert (observed.error, observed.shown) == (error, shown.format(reported=reported))
 
-        # Then it learns of it, and places its keys anew
+        # The producer refreshes its metadata and assigns the key to its new partition.
         assert sends_again(producer, topic.name, key, "after", says=True).partition == new
     assert topic.values() == {"before": old, "after": new}
 
@@ -210,7 +209,7 @@ def test_producer_without_count_is_checked_by_its_keys(
 def test_keyless_check_uses_last_metadata_response(
     client: str, growing: Callable[[str], Growing], proxy: ProxyProcess
 ) -> None:
-    """A guess: what is placed while the client still asks is taken wherever it was placed."""
+    """A heuristic: the proxy accepts records that are partitioned during a metadata refresh, wherever they are."""
     topic = growing("counted")
     with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
         key = moving_key(producer.placed_by)
@@ -234,8 +233,8 @@ _JAVA = "`InvalidPartitionsException: {reported}`"
 _KAFKA_PYTHON = "`InvalidPartitionsError: [Error 37] InvalidPartitionsError: {reported}`"
 _AIOKAFKA = "`InvalidPartitionsError: [Error 37] InvalidPartitionsError`"
 _CONFLUENT = "`INVALID_PARTITIONS: Broker: Invalid number of partitions`"
-#: What `docs/other-clients.md` says of each client: the exception, the outcome of the same record sent again, and of
-#: another key that belongs on the partition that refused it.
+#: Per client, as in `docs/other-clients.md`: the exception, the outcome of a resend, and the outcome of another key for
+#: the partition that refused.
 TABLE = {
     "Java (default: idempotent)": (_JAVA, "yes", "yes"),
     "Java, `enable.idempotence=false`": (_JAVA, "yes", "yes"),
@@ -282,7 +281,7 @@ def test_what_becomes_of_the_producer_afterwards(
 
 
 def _keys_of_the_first(placed_by: Partitioner) -> tuple[str, str]:
-    """Both belong on partition 0 of two; of three, the one elsewhere, the other still there."""
+    """Two keys on partition 0 of two. With three partitions, the first moves and the second stays."""
     of_two = [key for key in (f"key-{n}" for n in range(1000)) if partition_for(placed_by, key.encode(), 2) == 0]
     moves = next(key for key in of_two if partition_for(placed_by, key.encode(), 3) != 0)
     return moves, next(key for key in of_two if partition_for(placed_by, key.encode(), 3) == 0)
@@ -293,8 +292,8 @@ def _keys_of_the_first(placed_by: Partitioner) -> tuple[str, str]:
 def test_running_producer_loses_nothing_during_expansion(
     client: str, says: bool, growing: Callable[[str], Growing], proxy: ProxyProcess
 ) -> None:
-    # Given a producer that says its count with each record, or a topic that knows how it places them; and it sends
-    # again what is refused
+    # The producer states its count with each record, or the topic has a configured partitioner. It resends refused
+    # records.
     with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
         topic = growing("counted" if says else producer.placed_by.value)
         keys = [f"key-{number}" for number in range(20)]
@@ -303,7 +302,7 @@ def test_running_producer_loses_nothing_during_expansion(
         grown = threading.Thread(target=topic.grow)
         left = 40
 
-        # When it grows meanwhile
+        # The topic is expanded meanwhile.
         while left or grown.is_alive():
             left = max(0, left - 1)
             if len(sent) == 39:
@@ -319,7 +318,7 @@ def test_running_producer_loses_nothing_during_expansion(
             sent.append((key, value))
         grown.join()
 
-    # Then each record is there, once; and of each key none lies on its old partition behind one on its new
+    # Each record is there once. No record of a key is on the old partition after one on the new partition.
     assert refused > 0
     values = topic.values()
     assert values.keys() == {value for _, value in sent}

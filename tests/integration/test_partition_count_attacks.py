@@ -1,4 +1,5 @@
-"""Partition counts on bare connections, with what no client library sends: real Kafka, real proxy, several workers."""
+"""Partition counts on raw connections, with requests that no client library sends, to one process and to several
+workers."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def proxy(
 
 @pytest.fixture
 def topic(kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]) -> str:
-    """Of three partitions."""
+    """A topic of three partitions."""
     return _created(kafka, unique_topic("counted"))
 
 
@@ -60,7 +61,7 @@ def _created(kafka: KafkaCluster, name: str) -> str:
 
 
 def leader(proxy: ProxyProcess, topic: str) -> Connection:
-    """To the listener of the broker that leads it, once appends are taken there."""
+    """A connection to the leader's listener, once the leader accepts appends."""
 
     def found() -> str | None:
         with Connection(proxy.bootstrap) as client:
@@ -95,7 +96,7 @@ def test_batch_unpacking_too_much_is_refused_connection_stays(topic: str, proxy:
 
 
 def test_pipelining_client_reads_answers_before_the_close(topic: str, proxy: ProxyProcess, kafka: KafkaCluster) -> None:
-    # Given a pipeline: answers that Kafka still owes, a stale count in the middle, and megabytes behind it
+    # A pipeline: responses that Kafka still owes, a stale count in the middle, and megabytes after it.
     before = Log(kafka.bootstrap).end(topic)
     with leader(proxy, topic) as client:
         appended_batch = Log(kafka.bootstrap).end(topic)
@@ -106,7 +107,7 @@ def test_pipelining_client_reads_answers_before_the_close(topic: str, proxy: Pro
                 {topic: {0: batch(Record(bytes(700_000), headers=[("fencepost-partition-count", b"3")]))}}
             )
 
-        # Then all is answered up to there, and nothing behind it is appended
+        # Everything up to the stale count is answered, and nothing after it is appended.
         first, good = client.receive_produce()
         second, _ = client.receive(MetadataRequest, 1)
         third, stale = client.receive_produce()
@@ -125,7 +126,7 @@ def test_expansion_bypassing_the_proxy_is_detected(kafka: KafkaCluster, topic: s
             admin.create_partitions({topic: NewPartitions(4)})
         finally:
             admin.close()
-        # A broker may be asked before it has heard of it itself.
+        # The broker may not know the new partition yet.
         answers: list[int] = []
         give_up = time.monotonic() + 60
         while not answers or answers[-1]:
@@ -133,7 +134,7 @@ def test_expansion_bypassing_the_proxy_is_detected(kafka: KafkaCluster, topic: s
             with leader_of_four(proxy, topic) as another:
                 answers.append(another.append(topic, stated(4)).error_code)
         assert set(answers) <= {0, INVALID_PARTITIONS, NOT_LEADER}
-        # Another process than the one that was told has to read metadata again.
+        # Every other process must refresh its metadata.
         until(lambda: client.append(topic, stated(3)).error_code == INVALID_PARTITIONS, "every process knows")
 
 

@@ -1,7 +1,7 @@
-"""Counted topics grow while they are written to: real Kafka, the tools that people use, and whatever may go wrong.
+"""Topics are expanded under load, with real Kafka, common admin tools and injected faults.
 
-What must hold each time (`check_log`): what was placed under the old count lies before the thresholds, what was placed
-under the new one behind them, and nothing that was acknowledged is lost.
+`check_log` verifies each run. Records partitioned by the old count lie before the thresholds, records partitioned by
+the new count after them. No acknowledged record is lost.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from tests.support.transactions import Transactional
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
 
-#: Longer than whoever asks waits for an answer.
+#: Longer than an admin client waits for its response.
 _TOLD_SECONDS = 130.0
 
 
 @pytest.fixture(scope="module")
 def growing(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """It waits for open transactions longer than a busy machine takes for what a test does meanwhile."""
+    """Its timeout for open transactions leaves time for the test's steps on a busy machine."""
     port = free_port()
     with ProxyProcess(
         kafka.bootstrap,
@@ -91,7 +91,7 @@ def counted_topic(address: str, partitions: int = 1, replicas: int = 1, *, prefi
 
 
 def is_count_checked(address: str, topic: str) -> bool:
-    """Whether the state topic says where the counting of its partitions began."""
+    """Whether the state topic records the start of the topic's partition-count checks."""
     stated = [json.loads(value) for value in Log(address).values("__fencepost_state") if value]
     return any(each.get("topic") == topic and "count" in each for each in stated)
 
@@ -172,10 +172,12 @@ def test_topic_expands_under_load_through_any_tool(
     assert [each.multiple for each in grown] == ([True] * 3 if prefix == "doubles" else [True, False, False])
     assert grown[0].thresholds > (0,)
     check_log(Log(kafka.bootstrap), topic, grown, writers)
-    assert sum(writer.codes[INVALID_PARTITIONS] for writer in writers) > 0, "nobody was told of a new count"
+    assert sum(writer.codes[INVALID_PARTITIONS] for writer in writers) > 0, (
+        "no writer was refused for its partition count"
+    )
 
 
-#: The other tools do the same there.
+#: The other tools do the same in this test.
 _MOSTLY_LATER = [pytest.param(each, marks=[] if each is by_kafka_topics else pytest.mark.soak) for each in TOOLS]
 
 
@@ -249,7 +251,7 @@ def test_expansion_to_non_multiple_is_refused_unless_allowed(growing: ProxyProce
     assert grow(growing.bootstrap, topic, 3) == (OK, None)
 
 
-# --- what does not grow -----------------------------------------------------------------------------------------------
+# --- refused and unchecked expansions ---------------------------------------------------------------------------------
 
 
 def test_validate_only_is_kafkas_answer_and_nothing_else(growing: ProxyProcess) -> None:
@@ -310,7 +312,7 @@ def test_concurrent_expansion_is_refused_as_in_progress(kafka: KafkaCluster, gro
 
     with Transactional(growing.bootstrap, topic) as transaction:
         transaction.begin(topic)
-        assert transaction.append(topic, b"t:0:1").error_code == OK  # so that the first one waits
+        assert transaction.append(topic, b"t:0:1").error_code == OK  # makes the first expansion wait
         first, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
         until(lambda: f"topic={topic} step=barriers" in growing.log, "the first one to wait")
         code, message = grow(growing.bootstrap, topic, 3)
@@ -345,7 +347,7 @@ def test_overlapping_transactions_do_not_prevent_expansion(kafka: KafkaCluster, 
     ended: Counter[int] = Counter()
 
     def works(number: int) -> None:
-        """Until it is refused for its count. What is held for long is sent again."""
+        """Append until the partition count is refused, and retry blocked appends."""
         with Transactional(growing.bootstrap, f"{topic}-{number}") as transaction:
             while True:
                 for _ in range(2):
@@ -388,7 +390,9 @@ def test_open_transaction_finishes_while_expansion_waits(
         assert transaction.append(topic, b"t:0:1").error_code == OK
         thread, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
         until(lambda: f"topic={topic} step=barriers" in growing.log, "the expansion to wait")
-        assert transaction.append(topic, b"t:1:1").error_code == OK, "its own batches pass, or it could never end"
+        assert transaction.append(topic, b"t:1:1").error_code == OK, (
+            "the open transaction cannot append, so it could never end"
+        )
         assert not found
         transaction.end(commit=commit)
         thread.join(_TOLD_SECONDS)
@@ -415,7 +419,7 @@ def test_unfinished_transaction_fails_expansion_and_topic_reopens(kafka: KafkaCl
             writers[0].goes_on()
             assert partition_count(kafka.bootstrap, topic) == 1
             transaction.end(commit=True)
-            # And then it can; for a busy machine four seconds may be short.
+            # The expansion succeeds now. Retry it, since four seconds may be short on a busy machine.
             grow_in_the_end(impatient.bootstrap, topic, 2)
             writers[0].goes_on()
 
@@ -468,7 +472,7 @@ def test_bypassing_expansion_is_recorded_as_unordered(kafka: KafkaCluster, growi
     shown = status_of(growing)
     assert any(topic in each for each in shown["warnings"])  # type: ignore[attr-defined]
     assert 'fencepost_expansions_total{result="unordered"}' in metrics_of(growing)
-    # From there it goes on in order.
+    # Later expansions are ordered again.
     assert grow(growing.bootstrap, topic, 5) == (OK, None)
     assert [each.unordered for each in expansions(growing.bootstrap, topic)] == [True, False]
 
@@ -498,7 +502,8 @@ def forbid_alter(address: str, topic: str) -> None:
 
 
 def test_expansion_without_alter_permission_changes_nothing(tmp_path: Path) -> None:
-    """Kafka asks for it of the client, and of the proxy itself: here it is taken away while the proxy is about to."""
+    """Kafka checks the permission of the client and of the proxy. This test revokes it just before the proxy uses
+    it."""
     go = tmp_path / "go"
     with (
         running_kafka(1, properties=AUTHORIZER) as kafka,
@@ -512,7 +517,9 @@ def test_expansion_without_alter_permission_changes_nothing(tmp_path: Path) -> N
     ):
         topic, other = counted_topic(proxy.bootstrap), counted_topic(proxy.bootstrap)
         forbid_alter(kafka.bootstrap, other)
-        assert grow(proxy.bootstrap, other, 2) == (TOPIC_AUTHORIZATION_FAILED, None), "as Kafka says it"
+        assert grow(proxy.bootstrap, other, 2) == (TOPIC_AUTHORIZATION_FAILED, None), (
+            "the proxy must return Kafka's response"
+        )
         assert f"topic={other} step" not in proxy.log
 
         with writing([proxy.bootstrap], topic) as [writer]:
@@ -546,7 +553,7 @@ def test_expansion_through_two_proxies_keeps_order(kafka: KafkaCluster, tmp_path
                 assert grow(proxy.bootstrap, topic, count) == (OK, None)
                 for writer in writers:
                     writer.goes_on()
-        # It may hear of the last one a moment later.
+        # The other proxy may learn of the last expansion a moment later.
         grown = until(lambda: expansions(other.bootstrap, topic), "all to be known", accept=lambda each: len(each) == 3)
         assert [each.to_count for each in grown] == [2, 3, 8]
         check_log(Log(kafka.bootstrap), topic, grown, writers)
@@ -564,7 +571,7 @@ def test_expansion_through_worker_processes_keeps_order(kafka: KafkaCluster, tmp
                 grow_in_the_end(proxy.bootstrap, topic, count)
                 for writer in writers:
                     writer.goes_on()
-        # Any worker answers, and one may be a moment behind another.
+        # Any worker may respond, and one may lag another.
         grown = until(
             lambda: expansions(proxy.bootstrap, topic), "both to be shown", accept=lambda each: len(each) == 2
         )
@@ -598,16 +605,16 @@ def test_expansion_fails_after_waiting_for_paused_proxy(kafka: KafkaCluster, tmp
         check_log(Log(kafka.bootstrap), topic, expansions(one.bootstrap, topic), writers)
 
 
-# --- killed anywhere --------------------------------------------------------------------------------------------------
+# --- processes killed at any step -------------------------------------------------------------------------------------
 
-#: Every step that asks for something, and the moment at which a process says that its door is closed.
+#: Every step that sends requests, and the moment at which a process reports a closed append barrier.
 STOPS = [
     *(step.value for step in Step if step not in (Step.BARRIERS, Step.PROBE, Step.ABANDON)),
     "closed",
 ]
 
 
-#: Before one of these is where a process also stands after the step before it.
+#: The point before one of these steps equals the point after the previous step.
 LIKE_AFTER_ANOTHER = frozenset({"intent", "create", "leaders", "ends", "store"})
 
 
@@ -628,8 +635,8 @@ def test_expansion_killed_at_any_step_keeps_order(
     when: str,
     survivor: bool,
 ) -> None:
-    """Given a proxy that dies by SIGKILL at that step, when it is started again, or another one goes on, then the
-    expansion ends: the topic has grown, or is as it was and can grow."""
+    """A proxy is killed with SIGKILL at the step. It restarts, or another proxy continues: the topic is expanded, or
+    unchanged and can be expanded."""
     dying = ProxyProcess(
         kafka.bootstrap,
         tmp_path,
@@ -685,7 +692,7 @@ _BROKER_STOPS = [pytest.param(each, marks=[] if each in ("create", "store") else
 
 @pytest.mark.parametrize("step", _BROKER_STOPS)
 def test_the_broker_is_killed_at_a_step(tmp_path: Path, step: str) -> None:
-    """Given a proxy that stands at that step, when its broker is killed and comes back, then the expansion ends."""
+    """The broker is killed and restarted while the proxy is paused at the step. The expansion still ends."""
     go = tmp_path / "go"
     with (
         running_kafka(1) as kafka,
@@ -711,7 +718,7 @@ def test_the_broker_is_killed_at_a_step(tmp_path: Path, step: str) -> None:
             def ended() -> bool:
                 if expansions(proxy.bootstrap, topic):
                     return True
-                # Where the intent was not stored yet, whoever asked was told so, and asks again.
+                # If the intent was not stored yet, the client got an error and sends the request again.
                 return step in ("validate", "intent") and grow(proxy.bootstrap, topic, 3)[0] == OK
 
             until(lambda: partition_count(proxy.bootstrap, topic) > 0, "the topic to be there again")

@@ -1,8 +1,8 @@
-"""Kafka forgets what it knew of the stamp: expiry, deleted records, compaction, a topic created again, a restart.
+"""Kafka loses producer state that fences need: expiry, deleted records, compaction, a recreated topic, a restart.
 
-The brokers here forget a producer after ten seconds, clean their logs several times a second, and are killed. A story
-is one guarded partition and all that its writer was told; after each loss the same questions are put to it
-(`assert_right`), through two proxies, and answered by the log that Kafka has.
+The brokers expire producers after ten seconds, clean their logs several times a second, and are killed. A `Story` is
+one checked partition and its writer's responses. After each loss, `assert_right` appends through two proxies and
+compares the responses with Kafka's log.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WRAP = 1 << 31
 EXPIRATION_MS = 10_000
 MESSAGE_BYTES_MAX = 20_000
 PATIENCE_SECONDS = 60.0
-#: Others' proxies come and go beside the ones here: what those left in the queue is not what is tried.
+#: Proxies of other tests start and stop here. A short takeover keeps their queued appends from delaying this test.
 CONFIG = f"{GUARDED_BY_NAME}\n[limits]\ntakeover_seconds = 0.5\n"
 SETTINGS = {
     "producer.id.expiration.ms": str(EXPIRATION_MS),
@@ -64,14 +64,14 @@ COMPACTED = {
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
-    """Forgetful. Whoever kills its broker starts it again."""
+    """Brokers that expire producers soon. A test that kills a broker restarts it."""
     with running_kafka(1, properties=SETTINGS) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def proxies(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ProxyProcess]]:
-    """Two, so that one of them never saw what it is asked about."""
+    """Two proxies, so that one of them has not handled the earlier appends."""
     directory = tmp_path_factory.mktemp("forgetful")
     with (
         ProxyProcess(cluster.bootstrap, directory, config=CONFIG) as first,
@@ -83,11 +83,11 @@ def proxies(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> 
             assert "crashed" not in proxy.log
 
 
-# --- one guarded partition, and what its writer was told --------------------------------------------------------------
+# --- one checked partition and its writer's responses -----------------------------------------------------------------
 
 
 def settled(address: str, topic: str, records: bytes, **settings: object) -> Answer:
-    """What it comes to in the end, over as many connections as it takes."""
+    """The first response that is not retriable."""
 
     def answer() -> Answer | None:
         with Connection(address, timeout_seconds=30) as connection:
@@ -100,10 +100,9 @@ def settled(address: str, topic: str, records: bytes, **settings: object) -> Ans
 
 @dataclass
 class Story:
-    """`end`: where the log ends, by what was told. `accepted`: by first offset, the batch and its values.
-
-    `key`: of all records, for compaction to leave the last one only; without it each has its own.
-    """
+    """`end`: the log end offset according to the responses. `accepted`: by first offset, the batch and its values.
+    `key`: the key of all records, so that compaction keeps only the last. Without it, each record has a different
+    key."""
 
     topic: str
     log: Log
@@ -118,7 +117,7 @@ class Story:
         return self.topic.startswith("required")
 
     def make(self, size: int = 1, *, expected: int | None = None, timestamp_ms: int | None = None) -> bytes:
-        """A named batch with values and keys that no other has."""
+        """A batch with a write id and unique values and keys."""
         number = next(self.numbers)
         values = [b"%d.%d" % (number, i) for i in range(size)]
         records = [Record(value, key=self.key or value, timestamp_ms=timestamp_ms) for value in values]
@@ -131,18 +130,17 @@ class Story:
         self.end += size
 
     def append(self, size: int = 1, *, through: int = 0, timestamp_ms: int | None = None) -> None:
-        """At the end, and accepted."""
         records = self.make(size, timestamp_ms=timestamp_ms)
         self.took(records, settled(self.addresses[through], self.topic, records), size)
 
     def refuse(self, records: bytes, *, through: int = 0) -> None:
-        """As a mismatch, told where the log ends."""
         answer = settled(self.addresses[through], self.topic, records)
         assert (answer.error_code, answer.base_offset) == (POLICY_VIOLATION, self.end), (self.topic, answer)
         assert (answer.message or "").startswith("OFFSET_MISMATCH"), answer
 
     def retry(self, offset: int, *, through: int = 0, gone: bool = False) -> None:
-        """Known as what it is; where its records are `gone`, at least never appended again, nor plainly refused."""
+        """Check that a retry is a known duplicate. If its records are `gone`, it may be refused as possibly the
+        client's."""
         answer = settled(self.addresses[through], self.topic, self.accepted[offset][0])
         if gone and answer.error_code != OK:
             assert answer.error_code == POLICY_VIOLATION, answer
@@ -151,11 +149,11 @@ class Story:
             assert (answer.error_code, answer.base_offset) == (OK, offset), (self.topic, answer)
 
     def check(self) -> None:
-        """The log has what was accepted, where it was accepted, and nothing else; its start may have moved."""
+        """The log has only the accepted values, at their offsets. Its start may have moved."""
         there = {}
         for each in self.log.batches(self.topic, start=log_start(self.log, self.topic)):
             if not each.is_control:
-                # Compaction leaves holes in a batch, and empty batches.
+                # Compaction removes records from batches and leaves empty batches.
                 there.update(dict.fromkeys(each.values, each.base_offset))
         reported = {value: offset for offset, (_, values) in self.accepted.items() for value in values}
         assert there.items() <= reported.items()
@@ -167,10 +165,10 @@ def _values(records: bytes) -> list[bytes]:
 
 
 def assert_right(story: Story, *, gone: bool = False) -> None:
-    """Whatever Kafka forgot. `gone`: the records that were accepted so far can no longer be read."""
+    """Check appends after a loss of state. `gone`: the records accepted so far can no longer be read."""
     here, there = range(2)
     before = sorted(story.accepted)
-    # A chain whose first batch Kafka itself refuses: where it knows no sequence, the second would land in its place.
+    # Kafka refuses the first of several pipelined appends. Without producer state, the second could take its offset.
     with Connection(story.addresses[here], timeout_seconds=30) as connection:
         too_large = batch(b"x" * 2 * MESSAGE_BYTES_MAX, expected=story.end)
         pipeline_key = [too_large, story.make(expected=story.end + 1), story.make(expected=story.end + 2)]
@@ -178,12 +176,12 @@ def assert_right(story: Story, *, gone: bool = False) -> None:
             connection.send_produce({story.topic: {0: records}})
         codes = [connection.receive_produce()[1][story.topic, 0].error_code for _ in pipeline_key]
         assert OK not in codes, (story.topic, codes)
-    # Nothing lands where it did not expect to.
+    # Appends with a wrong expected offset are refused.
     for through in (here, there):
         for wrong in (story.end - 1, story.end + 1, story.end + WRAP, story.end - WRAP):
             if wrong >= 0:
                 story.refuse(story.make(expected=wrong), through=through)
-    # One of two wins.
+    # One of two concurrent appends is accepted.
     if story.required:
         both = [story.make(), story.make()]
         with ThreadPoolExecutor(2) as pool:
@@ -192,7 +190,7 @@ def assert_right(story: Story, *, gone: bool = False) -> None:
         story.took(both[winner], answers[winner])
         assert answers[1 - winner].error_code == POLICY_VIOLATION
         assert "VIOLATION " not in (answers[1 - winner].message or "")
-    # And it goes on, with a chain and with batches of several records.
+    # Pipelined appends and batches of several records succeed.
     story.append(3, through=here)
     with Connection(story.addresses[here], timeout_seconds=30) as connection:
         pipeline_key = [story.make(expected=story.end + i) for i in range(4)]
@@ -200,12 +198,12 @@ def assert_right(story: Story, *, gone: bool = False) -> None:
             connection.send_produce({story.topic: {0: records}})
         answers = [connection.receive_produce()[1][story.topic, 0] for _ in pipeline_key]
     for records, answer in zip(pipeline_key, answers, strict=True):
-        # Named as they are, those that shall come again may.
+        # Batches with write ids may be retried.
         again = answer.error_code in COME_AGAIN
         story.took(records, settled(story.addresses[here], story.topic, records) if again else answer)
     story.append(through=here)
     story.check()
-    # What is there is known, by processes that saw it and by those that did not.
+    # Both proxies recognize retries, although only one of them handled the original.
     for through in (here, there):
         for offset in (before[:1] + before[-1:]) if before else []:
             story.retry(offset, through=through, gone=gone)
@@ -217,7 +215,7 @@ Tell = Callable[..., Story]
 
 @pytest.fixture
 def report(cluster: KafkaCluster, proxies: list[ProxyProcess]) -> Tell:
-    """`tell("required", length=3)`: a new story."""
+    """`report("required", length=3)` creates a story."""
     return partial(begin, cluster, proxies)
 
 
@@ -246,7 +244,7 @@ def create(address: str, log: Log, topic: str, configs: dict[str, str] | None = 
 
 
 def asked_of_the_leader(log: Log, topic: str, api_key: int, version: int, body: Fields) -> Fields:
-    """The answer's one partition, once its leader has accepted the role: after a restart that takes a moment."""
+    """The partition in the response of a broker that leads it, which takes a moment after a restart."""
 
     def answered() -> Fields | None:
         with RawConnection(Address.parse(log.leader(topic))) as connection:
@@ -259,7 +257,7 @@ def asked_of_the_leader(log: Log, topic: str, api_key: int, version: int, body: 
 
 
 def producers(log: Log, topic: str) -> dict[int, tuple[int, int]]:
-    """What the leader knows: producer id → (epoch, last sequence)."""
+    """Producer state in the leader: producer id → (epoch, last sequence)."""
     topics = [{"Name": topic, "PartitionIndexes": [0]}]
     answer = asked_of_the_leader(log, topic, DESCRIBE_PRODUCERS, 0, {"Topics": topics})
     return {each["ProducerId"]: (each["ProducerEpoch"], each["LastSequence"]) for each in answer["ActiveProducers"]}
@@ -271,7 +269,6 @@ def log_start(log: Log, topic: str) -> int:
 
 
 def delete_records(log: Log, topic: str) -> None:
-    """All there are."""
     queried = DeleteRecordsRequest.DeleteRecordsTopic
     partition = queried.DeleteRecordsPartition(partition_index=0, offset=-1)
     with log.connect(topic) as connection:
@@ -281,7 +278,7 @@ def delete_records(log: Log, topic: str) -> None:
 
 @contextmanager
 def while_it_is_written_to(story: Story) -> Iterator[None]:
-    """One conditional append after the other, each accepted where it expected to be, until the block ends."""
+    """Append conditionally until the block ends. Every append must be accepted."""
     done = threading.Event()
 
     def write() -> None:
@@ -301,12 +298,12 @@ def while_it_is_written_to(story: Story) -> Iterator[None]:
         writing.result()
 
 
-# --- forgotten while the broker runs ----------------------------------------------------------------------------------
+# --- state lost while the broker runs ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def expired(cluster: KafkaCluster, proxies: list[ProxyProcess]) -> dict[str, Story]:
-    """Partitions that know no producer any more, all from the same long wait."""
+    """Partitions without producer state, after one shared wait."""
     stories = {}
     for prefix, what in itertools.product(("required", "checked"), ("records kept", "records deleted")):
         story = stories[f"{prefix}, {what}"] = begin(cluster, proxies, prefix, length=5)
@@ -322,14 +319,14 @@ def expired(cluster: KafkaCluster, proxies: list[ProxyProcess]) -> dict[str, Sto
 @pytest.mark.parametrize("what", ["records kept", "records deleted"])
 @pytest.mark.parametrize("prefix", ["required", "checked"])
 def test_producer_state_that_expired(prefix: str, what: str, expired: dict[str, Story]) -> None:
-    """The partition takes any first sequence, as one that was never written to, but its log ends elsewhere."""
+    """The partition accepts any first sequence, like a new one, but its log end offset is not 0."""
     assert_right(expired[f"{prefix}, {what}"], gone=what == "records deleted")
 
 
 @pytest.mark.parametrize("how", ["DeleteRecords", "retention"])
 @pytest.mark.parametrize("prefix", ["required", "checked"])
 def test_records_that_are_deleted(prefix: str, how: str, report: Tell) -> None:
-    """All of them, while their writer goes on: the log end stays where it was, and so must everybody's idea of it."""
+    """All records are deleted during appends. The log end offset does not change."""
     story = report(prefix, length=3)
     with while_it_is_written_to(story), story.log.connect(story.topic) as direct:
         if how == "retention":
@@ -353,7 +350,8 @@ def test_records_that_are_deleted(prefix: str, how: str, report: Tell) -> None:
 @pytest.mark.parametrize("timestamp", ["two days old", "none"])
 @pytest.mark.parametrize("prefix", ["required", "checked"])
 def test_records_whose_timestamps_make_kafka_forget(prefix: str, timestamp: str, report: Tell) -> None:
-    """A producer's state is as old as its newest record says. So no stamp may stand on such a batch."""
+    """Kafka expires a producer by the timestamp of its newest record. Therefore the proxy must not fence such a
+    batch."""
     story = report(prefix, length=3)
     timestamp_ms = -1 if timestamp == "none" else now_ms() - 2 * DAY_MS
     for _ in range(3):
@@ -362,17 +360,17 @@ def test_records_whose_timestamps_make_kafka_forget(prefix: str, timestamp: str,
             assert answer.error_code == INVALID_TIMESTAMP, answer
         else:
             story.append(2, timestamp_ms=timestamp_ms)
-            # Refused without a stamp too.
+            # Unfenced batches with a wrong expected offset are refused too.
             story.refuse(story.make(expected=story.end - 2, timestamp_ms=timestamp_ms))
             story.refuse(story.make(expected=story.end + 1, timestamp_ms=timestamp_ms))
         story.append()
     shared = {each.producer_id for each in story.log.batches(story.topic) if each.producer_id >= 0}
-    assert shared <= producers(story.log, story.topic).keys(), "the stamp was forgotten"
+    assert shared <= producers(story.log, story.topic).keys(), "the shared producer id has expired"
     assert_right(story)
 
 
 def is_compacted(story: Story) -> bool:
-    """Whether what was written first is gone, although the log starts where it did."""
+    """Whether the first records are compacted away, although the log start offset is still 0."""
     assert log_start(story.log, story.topic) == 0
     first = story.log.batches(story.topic)[0]
     return first.base_offset > 0 or not first.values
@@ -380,14 +378,14 @@ def is_compacted(story: Story) -> bool:
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
 def test_a_log_that_is_compacted(prefix: str, report: Tell) -> None:
-    """Batches vanish and are emptied behind its writer; where the log ends does not change."""
+    """Batches disappear or become empty during appends. The log end offset does not change."""
     story = report(prefix, key=b"the same", configs=COMPACTED)
     with while_it_is_written_to(story):
         until(lambda: story.end > 0 and is_compacted(story), "compaction", seconds=PATIENCE_SECONDS)
     assert_right(story, gone=True)
 
 
-# --- the broker's own time --------------------------------------------------------------------------------------------
+# --- timestamps of the broker -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
@@ -400,7 +398,8 @@ def test_log_append_time(prefix: str, report: Tell) -> None:
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
 def test_log_append_time_comes_and_goes(prefix: str, report: Tell) -> None:
-    """Around the proxy, under a writer: fresh answers begin to look like duplicates, and duplicates like fresh ones."""
+    """The config changes directly at Kafka during appends. The proxy may mistake successes for duplicates and the
+    reverse."""
     story = report(prefix, length=1)
     with while_it_is_written_to(story), story.log.connect(story.topic) as direct:
         for kind in (LOG_APPEND_TIME, CREATE_TIME, LOG_APPEND_TIME):
@@ -411,7 +410,8 @@ def test_log_append_time_comes_and_goes(prefix: str, report: Tell) -> None:
 
 
 def test_unnamed_log_append_time_batch_is_possibly_yours(report: Tell) -> None:
-    """It cannot be proved to be its client's own while the proxy believes otherwise: a success, or marked."""
+    """The proxy does not know of the config yet and cannot identify the batch. It returns a success or a marked
+    refusal."""
     story = report("required", length=1)
     with story.log.connect(story.topic) as direct, Connection(story.addresses[0]) as client:
         assert direct.alter_topic(story.topic, LOG_APPEND_TIME) == (OK, None)
@@ -435,7 +435,7 @@ def test_unnamed_log_append_time_batch_is_possibly_yours(report: Tell) -> None:
 @pytest.mark.parametrize("by", ["the proxy", "Kafka itself"])
 @pytest.mark.parametrize("prefix", ["required", "checked"])
 def test_a_topic_is_created_again_under_its_writer(prefix: str, by: str, report: Tell) -> None:
-    """What was accepted after the new topic was there is in it, at its offset; what was refused is not."""
+    """Appends accepted after the creation are in the new topic at their offsets. Refused appends are not."""
     story = report(prefix, length=2)
     topic, log = story.topic, story.log
     reported: dict[bytes, tuple[float, Answer]] = {}
@@ -483,7 +483,7 @@ def test_a_topic_is_created_again_under_its_writer(prefix: str, by: str, report:
             assert value not in there, (value, answer)
     assert there.keys() <= reported.keys()
 
-    # None went up by the topic's name alone, to land at the start of one that its writer never meant.
+    # No append meant for the old topic was appended to the new one.
     assert not [each for _, each in reported.values() if "OFFSET_VIOLATION" in (each.message or "")]
 
 
@@ -495,7 +495,7 @@ def topic_id(log: Log, topic: str) -> uuid.UUID | None:
 
 # --- the broker is killed ---------------------------------------------------------------------------------------------
 
-#: Where a partition begins that gets offsets as high as one gets only after years.
+#: Log start offsets that a real partition would reach only after years.
 BEGINS = {
     "a chain across the wrap": WRAP - 6,
     "a batch across the wrap": WRAP - 2,
@@ -506,7 +506,7 @@ HISTORIES = ("plain", "records deleted", "compacted", "LogAppendTime", "old time
 
 @pytest.fixture(scope="module")
 def restarted(cluster: KafkaCluster, proxies: list[ProxyProcess]) -> dict[str, Story]:
-    """Stories of every kind, and then the broker was killed: it reads its producers' states from what it finds."""
+    """Stories of every kind, after a kill of the broker. It rebuilds its producer state from the logs."""
     stories = {
         f"{prefix}, {history}": _before_the_restart(prefix, history, partial(begin, cluster, proxies))
         for prefix in ("required", "checked")
@@ -528,7 +528,7 @@ def _before_the_restart(prefix: str, history: str, report: Tell) -> Story:
     configs = {"compacted": COMPACTED, "LogAppendTime": LOG_APPEND_TIME}.get(history)
     story: Story = report(prefix, configs=configs, key=b"the same" if history == "compacted" else None)
     if history in BEGINS:
-        return story  # its log must be empty
+        return story  # `begin_at` needs an empty log
     for _ in range(4):
         story.append(2)
         if history == "old timestamps" and not story.required:
@@ -542,7 +542,7 @@ def _before_the_restart(prefix: str, history: str, report: Tell) -> Story:
 
 
 def begin_at(directory: Path, offset: int) -> None:
-    """Makes a log without records, of a broker that is down, one that begins at `offset`: its only segment names it."""
+    """Make an empty log of a stopped broker begin at `offset`, by the name of its only segment."""
     (segment,) = directory.glob("*.log")
     assert segment.stat().st_size == 0
     for leftover in (*directory.glob("*.index"), *directory.glob("*.timeindex"), *directory.glob("*.snapshot")):
@@ -573,13 +573,13 @@ def test_sequences_wrap_where_offsets_do_not(prefix: str, begins: str, restarted
 
 
 def test_producers_continue_after_a_clean_restart(cluster: KafkaCluster, restarted: dict[str, Story]) -> None:
-    """By now states were written that stand for wrapped sequences, for shifts and for batches that are gone."""
+    """The broker has stored producer state with wrapped sequences, sequence offsets and deleted batches."""
     gone = [story for name, story in restarted.items() if name.endswith("records deleted")]
     for story in gone:
         delete_records(story.log, story.topic)
     cluster.restart(1)
     for story in gone:
-        assert log_start(story.log, story.topic) == story.end, "the broker did not keep where its log starts"
+        assert log_start(story.log, story.topic) == story.end, "the broker did not keep the log start offset"
     for story in restarted.values():
         for _ in range(2):
             story.refuse(story.make(expected=story.end - 1))

@@ -1,4 +1,4 @@
-"""`fencepost proxy` as a process: its one line, its exit codes, and how it takes being told to stop."""
+"""`fencepost proxy` as a process: its ready line, its exit codes and its reaction to signals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def proxy(*options: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def ready(process: subprocess.Popen[str]) -> str:
-    """The bootstrap address; fails where the process ends before it is ready."""
+    """Wait until the process is ready and return its bootstrap address."""
     assert process.stdout is not None
     line = process.stdout.readline().strip()
     assert line.startswith("ready bootstrap="), line
@@ -54,7 +54,7 @@ def ready(process: subprocess.Popen[str]) -> str:
 
 
 def get(port: int, path: str) -> tuple[int, str]:
-    """(0, "") where nobody listens yet."""
+    """The status and the body, or (0, "") while the port is closed."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
             return response.status, response.read().decode()
@@ -87,7 +87,7 @@ def test_proxy_reports_ready_serves_and_stops_on_sigterm(kafka: KafkaCluster) ->
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
-        assert out == "", "nothing but the ready line belongs on stdout"
+        assert out == "", "stdout must contain only the ready line"
         assert "draining" in err
 
 
@@ -103,7 +103,7 @@ def test_proxy_waiting_for_kafka_serves_once_it_starts(workers: int, kafka: Kafk
                 break
         else:
             pytest.fail("it never said what it waits for")
-        for _ in range(3):  # whoever looks does not disturb it
+        for _ in range(3):  # queries must not disturb the start
             assert get(status, "/livez")[0] == 200
             code, reason = get(status, "/readyz")
             assert code == 503
@@ -154,7 +154,7 @@ def test_drain_closes_idle_refuses_new_and_finishes_begun(
             _, another = begun.frame(produce_request({topic: {0: batch(b"not begun")}}), 9)
             begun.socket.sendall(frame[-5:] + another)
             assert begun.receive_produce()[1][topic, 0].error_code == 0
-            assert begun.is_closed()  # and not reset: the answer could be read
+            assert begun.is_closed()  # closed but not reset, so the response could be read
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
         assert "not answered within" not in err
@@ -171,7 +171,8 @@ def _refused(address: str) -> bool:
 
 
 def test_drain_notice_keeps_serving_with_readyz_unavailable(kafka: KafkaCluster, tmp_path: Path) -> None:
-    """`drain_notice_seconds`: who looks at /readyz has the time to send nobody any more. A second signal ends that."""
+    """With `drain_notice_seconds`, load balancers can react to /readyz before connections close. A second signal ends
+    the notice."""
     status = free_port()
     file = tmp_path / "proxy.toml"
     file.write_text("[limits]\ndrain_notice_seconds = 150\n")
@@ -214,7 +215,7 @@ def test_unfinished_requests_at_drain_limit_are_logged(
             kafka.resume(1)
         assert process.returncode == 0, err
         assert "'Produce': 1" in err
-    # Try again: it waited for its turn, and nothing was sent. Not known: it may be there, once.
+    # NOT_LEADER: the append was not sent. TIMED_OUT: it may have been appended.
     possible = [[b"first"], [b"first", b"second"]][: 1 if answer.error_code == NOT_LEADER else 2]
     assert Log(kafka.bootstrap).values(topic) in possible
 
@@ -224,22 +225,22 @@ def test_second_stop_signal_ends_the_drain_at_once(kafka: KafkaCluster, tmp_path
     drains_long.write_text("[limits]\ndrain_seconds = 150.0\n")
     with proxy(f"--upstream={kafka.bootstrap}", "--listen=127.0.0.1:0", f"--config={drains_long}") as process:
         host, port = ready(process).rsplit(":", 1)
-        # A request that Kafka will not answer before the drain is over: the broker is paused.
+        # Pause the broker, so that the request is not answered before the drain ends.
         kafka.pause(1)
         try:
             with socket.create_connection((host, int(port))) as client:
-                metadata_v1 = "0003 0001 00000001 ffff ffffffff"  # of all topics
+                metadata_v1 = "0003 0001 00000001 ffff ffffffff"  # for all topics
                 client.sendall(bytes.fromhex("0000000e" + metadata_v1))
-                time.sleep(3)  # until it is on its way, which nobody can see
+                time.sleep(3)  # the request has no observable sign of its arrival
                 process.send_signal(signal.SIGTERM)
                 time.sleep(0.5)
-                assert process.poll() is None, "it must wait for the answer under way"
+                assert process.poll() is None, "the drain must wait for the response in progress"
                 process.send_signal(signal.SIGTERM)
-                _, err = process.communicate(timeout=100)  # long before the drain is over
+                _, err = process.communicate(timeout=100)  # well before the drain limit
                 assert process.returncode == 0
                 assert "second stop signal" in err
                 assert "requests not answered within" in err
-                assert client.recv(1) == b"", "it must be an orderly end"
+                assert client.recv(1) == b"", "the proxy must close the connection without a reset"
         finally:
             kafka.resume(1)
 

@@ -1,6 +1,7 @@
-"""Writers that race for the same offsets: through one proxy and through two, cold and warm, broker paused or killed.
+"""Writers race for the same offsets: through one proxy and two, with fences confirmed or not, with a paused or killed
+broker.
 
-Every record says in its value which offset it expected, and every check is made on the log as Kafka itself has it.
+Every record states its expected offset in its value. Every check reads the log directly from Kafka.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.no_cover]
 
 OK, NOT_LEADER, TIMED_OUT, POLICY_VIOLATION = 0, 6, 7, 44
 SEQUENCER_WAIT_MAX_SECONDS = 1.0
-#: Of one run: on a busy machine some are in vain.
+#: Per run, since some tries fail on a busy machine.
 TRIES_MAX = 20
-TAKEOVER = "takeover_seconds = 0.5\n"  # processes come and go here
+TAKEOVER = "takeover_seconds = 0.5\n"  # tests here start and stop proxies
 STAMPED = f"{GUARDED_FOR_LONG}\n[limits]\nsequencer_wait_max_seconds = {SEQUENCER_WAIT_MAX_SECONDS}\n{TAKEOVER}"
 NAIVE = "unsafe_disable_fencing = true\n" + STAMPED
 
@@ -51,9 +52,9 @@ Say = Callable[[str], None]
 
 @dataclass
 class Tally:
-    """What writers were told. Values are unique."""
+    """Responses to writers. Values are unique."""
 
-    accepted: dict[bytes, int] = field(default_factory=dict)  # value -> the offset it was told
+    accepted: dict[bytes, int] = field(default_factory=dict)  # value -> the offset in its response
     refused: set[bytes] = field(default_factory=set)
     unknown: set[bytes] = field(default_factory=set)
     violated: dict[bytes, int] = field(default_factory=dict)
@@ -72,7 +73,7 @@ class Tally:
             self.refused.add(value)
 
     def check(self, log: Log, topic: str) -> list[bytes]:
-        """Told the truth: accepted is where it was said to be, refused is nowhere, and there is nothing else."""
+        """Check that the log agrees with the responses and has no other values. Return the values at a wrong offset."""
         there = offsets(log, topic)
         assert {value: there.get(value) for value in self.accepted} == self.accepted
         assert {value: there.get(value) for value in self.violated} == self.violated
@@ -97,7 +98,7 @@ def offsets(log: Log, topic: str) -> dict[bytes, int]:
         for delta, value in enumerate(each.values):
             assert value is not None
             if not value.strip(b"\0"):
-                continue  # only there to make its batch heavy
+                continue  # padding that makes the batch large
             assert value not in found, f"{value!r} is in the log twice"
             found[value] = each.base_offset + delta
     return found
@@ -105,7 +106,7 @@ def offsets(log: Log, topic: str) -> dict[bytes, int]:
 
 @pytest.fixture(scope="module")
 def second_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """Another process in front of the same cluster as `proxy`."""
+    """Another proxy of the same cluster as `proxy`."""
     with ProxyProcess(
         kafka.bootstrap, tmp_path_factory.mktemp("second"), config=f"{GUARDED_BY_NAME}\n[limits]\n{TAKEOVER}"
     ) as process:
@@ -135,11 +136,9 @@ def conditional_writer(
     least: int = 0,
     start_line: threading.Barrier | None = None,
 ) -> Callable[[], None]:
-    """Appends at the end it was last told, until the log has `rounds` records and `least` appends were accepted.
-
-    With a start line, all writers begin each round together: they want the same offset at the same time, and one that
-    is slower by nature gets its chance too.
-    """
+    """Append at the last reported log end until the log has `rounds` records and `least` appends were accepted. With a
+    start line, all writers begin each round together. They compete for the same offset, and slower writers get a
+    chance."""
 
     def write() -> None:
         end = number = 0
@@ -155,7 +154,7 @@ def conditional_writer(
                 elif answer.error_code == POLICY_VIOLATION:
                     end = answer.base_offset
         if start_line is not None:
-            start_line.abort()  # whoever is not done goes on alone
+            start_line.abort()  # the remaining writers continue without it
 
     return write
 
@@ -166,10 +165,10 @@ def line_up(start_line: threading.Barrier | None) -> None:
             start_line.wait(60)
         except threading.BrokenBarrierError:
             return
-        time.sleep(random.random() / 1000)  # nobody is first by habit
+        time.sleep(random.random() / 1000)  # no writer is always first
 
 
-# --- who wins an offset -----------------------------------------------------------------------------------------------
+# --- competition for an offset ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -220,8 +219,8 @@ def test_each_offset_has_one_winner(  # noqa: PLR0917
     assert not all_of_them.unknown
     assert all_of_them.check(log, topic) == []
     assert log.end(topic) == len(winners) >= rounds
-    assert all(tally.accepted for tally in tallies), "somebody never won: this was no race"
-    assert len(all_of_them.refused) > rounds / 2, "hardly anybody lost: this was no race"
+    assert all(tally.accepted for tally in tallies), "one writer never succeeded: this was no race"
+    assert len(all_of_them.refused) > rounds / 2, "too few appends were refused: this was no race"
 
 
 @pytest.mark.parametrize("proxies", [1, 2])
@@ -233,12 +232,10 @@ def test_pipelined_appends_race_without_misplaced_records(  # noqa: PLR0917
     unique_topic: Callable[..., str],
     say: Say,
 ) -> None:
-    """Ten conditional batches in flight each: every one lands where it expected to or is refused, never with a 45.
-
-    What stands behind a refused batch falls with it. Through two proxies too, which know of each other: were their
-    chains sent ahead, the other's batch, of the same size, would take the sequence that the first one lost, and Kafka
-    would find the second one next in line.
-    """
+    """Two writers each have ten conditional batches in flight. Each batch is appended at its expected offset or
+    refused, never with 45. A refusal also fails all later batches of the pipeline, with two proxies too. Otherwise,
+    another writer's batch of the same size could take the sequence of the refused one, and Kafka would accept the next
+    batch."""
     log = Log(kafka.bootstrap)
     topic = create(proxy.bootstrap, log, unique_topic("required"))
     addresses = [proxy.bootstrap, [proxy, second_proxy][proxies - 1].bootstrap]
@@ -259,7 +256,7 @@ def test_pipelined_appends_race_without_misplaced_records(  # noqa: PLR0917
                         produce_request({topic: {0: batch(value, expected=end + i)}})
                         for i, value in enumerate(pipeline_key)
                     ]
-                    # All at once: what is sent only after a refusal has left stands for itself.
+                    # One write, since requests sent after a refusal do not belong to the pipeline.
                     connection.socket.sendall(b"".join(connection.frame(request, 9)[1] for request in requests))
                     answers = [connection.receive_produce()[1][topic, 0] for _ in pipeline_key]
                     for value, answer in zip(pipeline_key, answers, strict=True):
@@ -267,7 +264,7 @@ def test_pipelined_appends_race_without_misplaced_records(  # noqa: PLR0917
                     codes = [answer.error_code for answer in answers]
                     assert set(codes) <= {OK, NOT_LEADER, POLICY_VIOLATION}
                     won_whole += codes == [OK] * 10
-                    torn += OK in codes[codes.count(OK) :]  # behind a refusal
+                    torn += OK in codes[codes.count(OK) :]  # accepted after a refusal
                     end = max(end, *(answer.base_offset + (answer.error_code == OK) for answer in answers))
             start_line.abort()
 
@@ -292,7 +289,7 @@ def test_pipelined_appends_race_without_misplaced_records(  # noqa: PLR0917
 def test_unconfirmed_fences_of_two_proxies_agree(
     kafka: KafkaCluster, proxy: ProxyProcess, second_proxy: ProxyProcess, unique_topic: Callable[..., str], say: Say
 ) -> None:
-    """A broker that does not know the stamp's producer takes any first sequence: equal expectations have equal ones."""
+    """A broker without producer state accepts any first sequence. Equal expected offsets get equal sequences."""
     log = Log(kafka.bootstrap)
     topics = [create(proxy.bootstrap, log, unique_topic("required")) for _ in range(30)]
     codes: Counter[int] = Counter()
@@ -306,12 +303,12 @@ def test_unconfirmed_fences_of_two_proxies_agree(
             tally = Tally()
             deadline = time.monotonic() + 60
             while waiting:
-                assert time.monotonic() < deadline, f"nobody can tell where {topic} ends"
+                assert time.monotonic() < deadline, f"no proxy knows the log end offset of {topic}"
                 for value, connection in waiting.items():
                     connection.send_produce({topic: {0: batch(value, expected=0)}})
                 answers = {value: each.receive_produce()[1][topic, 0] for value, each in waiting.items()}
                 for value, answer in answers.items():
-                    if answer.error_code != NOT_LEADER:  # else it comes again
+                    if answer.error_code != NOT_LEADER:  # otherwise the loop sends it again
                         tally.note(value, answer)
                         del waiting[value]
             codes.update(tally.codes)
@@ -321,7 +318,7 @@ def test_unconfirmed_fences_of_two_proxies_agree(
     assert codes[OK] == len(topics)
 
 
-# --- beside others who say nothing ------------------------------------------------------------------------------------
+# --- unconditional writers --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("proxies", [1, 2])
@@ -333,7 +330,8 @@ def test_unconditional_writers_on_the_same_topic(  # noqa: PLR0917
     unique_topic: Callable[..., str],
     say: Say,
 ) -> None:
-    """Through one process nothing lands where it did not expect to; through two it may, and then it is told so."""
+    """Through one process, no append is misplaced. Through two, an append may be misplaced, but is reported as a
+    violation."""
     log = Log(kafka.bootstrap)
     topic = create(proxy.bootstrap, log, unique_topic("checked"))
     rounds = 600
@@ -395,7 +393,7 @@ def test_unconditional_writers_on_the_same_topic(  # noqa: PLR0917
     assert all(tally.accepted for tally in tallies)
 
 
-# --- a broker that is paused, cut off, killed -------------------------------------------------------------------------
+# --- a broker that is paused, disconnected or killed ------------------------------------------------------------------
 
 
 class Stage(kit.Stage):
@@ -406,7 +404,7 @@ class Stage(kit.Stage):
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Both proxies start cold, and at once: neither finds a state topic or a producer id."""
+    """Both proxies start at once and find neither a state topic nor a shared producer id."""
     with (
         kit.piped_kafka(1) as (kafka, pipes),
         Stage(kafka, tmp_path_factory.mktemp("races"), pipes) as ready,
@@ -427,10 +425,8 @@ def test_proxies_started_together_share_one_producer_id(stage: Stage, unique_top
 
 
 def warm_up(stage: Stage, proxy: ProxyProcess, topic: str, run: int, tally: Tally) -> int:
-    """Appends twice through the proxy, so that its gate is sure of the log end; gives that back.
-
-    Sure for connections that were there before: a younger one might lead to a broker that has started again.
-    """
+    """Append twice through the proxy, so that it confirms its fence. Return the log end offset. The fence is confirmed
+    for older connections only. A newer one might lead to a restarted broker."""
     end = stage.log.end(topic)
     succeeded = 0
     deadline = time.monotonic() + 60
@@ -453,10 +449,8 @@ def warm_up(stage: Stage, proxy: ProxyProcess, topic: str, run: int, tally: Tall
 
 
 def is_queued(stage: Stage, client: Connection, topic: str, records: bytes, words: bytes) -> bool:
-    """Whether the paused broker has it. If not, the proxy has refused it: what it read of Kafka was too old.
-
-    That happens to a proxy that was stopped just before. `words`: in the request and in no other.
-    """
+    """Whether the paused broker has received it. If not, the proxy has refused it, because its view of Kafka was too
+    old. This happens to a proxy that was paused just before. `words`: bytes that only this request contains."""
     client.send_produce({topic: {0: records}})
 
     def sent() -> bool:
@@ -479,21 +473,19 @@ def one_run(stage: Stage, proxies: Sequence[ProxyProcess], topic: str, run: int,
 
 
 def one_try(stage: Stage, proxies: Sequence[ProxyProcess], topic: str, run: int, tally: Tally) -> Answer | None:
-    """A's append waits in the paused broker; what carried it is gone; B wants the same offset.
-
-    In turn: only A's client goes; the proxy's connection to Kafka goes, and B comes through the same proxy; the same,
-    and B comes through another proxy, which was the last to append and is sure of the log end. None: A's was refused.
-    """
+    """Queue A's append in the paused broker, break a connection, and append B at the same offset. Return None if A was
+    refused. The runs alternate. 1: A's client disconnects. 2: the proxy loses its broker connection, and B uses the
+    same proxy. 3: like 2, but B uses another proxy, which appended last and has a confirmed fence."""
     through_another = run % 3 == 2
     first, second = proxies[0], proxies[int(through_another)]
     with Connection(first.bootstrap) as a, Connection(second.bootstrap) as b:
         for each in (a, b):
-            each.api_versions()  # its connection to Kafka is up
+            each.api_versions()  # connects the proxy to Kafka
         end = warm_up(stage, second, topic, run, tally)
         value_a, value_b = value_of("a", run, end), value_of("b", run, end)
-        # The broker takes a moment to check it: whoever comes later may overtake it.
+        # The broker needs a moment to validate this batch, so a later one may overtake it.
         heavy = batch(Record(value_a, expected=end), b"\0" * 4_000_000, codec=GZIP)
-        # A refusal makes A's proxy read the log end: it may send one append without asking again.
+        # The refusal makes A's proxy read the log end. It may then send one append without another read.
         value = value_of("far", run, end + 1000)
         tally.note(value, settled(a, topic, batch(value, expected=end + 1000)))
         a.client_id = mark = f"a/{run}/{end}/{topic}"
@@ -502,7 +494,7 @@ def one_try(stage: Stage, proxies: Sequence[ProxyProcess], topic: str, run: int,
             if not is_queued(stage, a, topic, heavy, mark.encode()):
                 tally.refused.add(value_a)
                 return None
-            tally.unknown.add(value_a)  # its client does not wait for the answer
+            tally.unknown.add(value_a)  # its client does not wait for the response
             if run % 3 == 0:
                 a.reset()
             else:
@@ -521,7 +513,7 @@ def one_try(stage: Stage, proxies: Sequence[ProxyProcess], topic: str, run: int,
 def test_a_queued_append_whose_connection_died(
     fenced: bool, runs: int, stage: Stage, unique_topic: Callable[..., str], say: Say
 ) -> None:
-    """No re-read of the log is a barrier for what a broker has in its queue; Kafka's own comparison is one."""
+    """Reading the log again does not cover requests in the broker's queue. Kafka's sequence check does."""
     proxies = stage.proxies if fenced else stage.naive
     topic = create(proxies[0].bootstrap, stage.log, unique_topic("required"))
     tally = Tally()
@@ -538,11 +530,11 @@ def test_a_queued_append_whose_connection_died(
     if fenced:
         assert misplaced == []
     else:
-        assert len(misplaced) > runs // 25, "without the stamp hardly anything went wrong: these runs show nothing"
+        assert len(misplaced) > runs // 25, "too few appends were misplaced without a fence: these runs prove nothing"
 
 
 def proxy_killed(stage: Stage, topic: str, run: int, tally: Tally) -> bool:
-    """False: the append that the proxy should have sent was refused."""
+    """False if the proxy refused the append instead of sending it."""
     first, second = stage.proxies
     with Connection(first.bootstrap) as a, Connection(second.bootstrap) as b:
         for each in (a, b):
@@ -631,19 +623,20 @@ def test_the_broker_is_killed_while_writers_race(stage: Stage, unique_topic: Cal
     assert len(set(total.accepted.values())) == len(total.accepted)
 
 
-# --- what cannot be known now -----------------------------------------------------------------------------------------
+# --- unknown state ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("timeout_ms", "bound_seconds"), [(1500, 0.5), (30_000, SEQUENCER_WAIT_MAX_SECONDS)])
 def test_unknown_log_end_is_waited_for_briefly(
     timeout_ms: int, bound_seconds: float, stage: Stage, unique_topic: Callable[..., str]
 ) -> None:
-    """Clients give up at their timeout: a third of it is ours, and never more than the configured longest wait."""
+    """The wait is limited to a third of the client's timeout, and to the configured maximum."""
     proxy = stage.proxies[0]
     topic = create(proxy.bootstrap, stage.log, unique_topic("required"), partitions=2)
     with Connection(proxy.bootstrap) as client:
         client.api_versions()
-        # The log end is reported to clients with WRITE on the topic; its other partition shows that.
+        # The proxy states the log end only to clients with WRITE permission. An append to the other partition proves
+        # it.
         assert settled(client, topic, batch(b"z"), partition=1).error_code == POLICY_VIOLATION
         stage.kafka.pause(1)
         try:
@@ -654,14 +647,14 @@ def test_unknown_log_end_is_waited_for_briefly(
             stage.kafka.resume(1)
         assert (answer.error_code, answer.base_offset) == (NOT_LEADER, -1)
         assert (answer.message or "").startswith("TRY_AGAIN the log end could not be read in time")
-        assert bound_seconds - 0.1 < waited < bound_seconds + 20  # a machine may be busy; its client waits for longer
+        assert bound_seconds - 0.1 < waited < bound_seconds + 20  # allows for a busy machine
         again = settled(client, topic, batch(b"y", expected=0))
     assert (again.error_code, again.base_offset) == (OK, 0)
     assert stage.log.values(topic) == [b"y"]
 
 
 def test_no_append_is_sent_with_expired_configs(stage: Stage, unique_topic: Callable[..., str], tmp_path: Path) -> None:
-    """Another process may have switched a check on meanwhile: whether a topic is guarded is not known."""
+    """Another process may have switched on a check, so the proxy does not know whether the topic is checked."""
     address = stage.proxies[0].bootstrap
     topics = [create(address, stage.log, unique_topic(prefix)) for prefix in ("required", "checked", "plain")]
     with (

@@ -1,4 +1,4 @@
-"""SIGHUP at a running proxy: a changed file changes it, of one process and of several; a wrong one does not."""
+"""SIGHUP makes a running proxy apply a changed file, with one process and several. An invalid file changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT_FIRST = "[limits]\nconnections_max = 100\n"
 
 
 def admitted(address: str, tries: int) -> int:
-    """How many of so many connections at once are served."""
+    """Number of simultaneous connections that are served."""
     count = 0
     with ExitStack() as stack:
         for _ in range(tries):
@@ -49,25 +49,25 @@ def test_a_running_proxy_takes_over_what_it_can(kafka: KafkaCluster, tmp_path: P
             until(lambda: wait_for(proxy.log[observed:]), "what it says of the new file")
             return proxy.log[observed:]
 
-        # Given: everybody gets in.
+        # All connections are admitted.
         assert admitted(proxy.bootstrap, 4) == 4
 
-        # When: there is less room, and a setting that needs a restart.
+        # A lower limit, and a setting that needs a restart.
         changed = 'status = "127.0.0.1:1"\n' + before.replace("connections_max = 100", "connections_max = 1")
         stated = hang_up(changed, lambda log: "configuration reloaded" in log)
 
-        # Then: one line says both, and each process serves one connection at once.
+        # One line reports both settings, and each process serves one connection at once.
         (line,) = [each for each in stated.splitlines() if "configuration reloaded" in each]
         assert 'changed="limits.connections_max: 100 → 1"' in line
         assert 'needs_restart="status: not set → \\"127.0.0.1:1\\""' in line
         until(lambda: 1 <= admitted(proxy.bootstrap, 4) <= workers, "the new limit")
 
-        # When: the file is wrong, the limit stays, and the line is named.
+        # An invalid file keeps the limit, and the log names the line.
         stated = hang_up(changed + "\n[limit]\n", lambda log: "keeping the old one" in log)
         assert f"{file}:{len(changed.splitlines()) + 2}: limit: unknown key; did you mean 'limits'?" in stated
         until(lambda: 1 <= admitted(proxy.bootstrap, 4) <= workers, "the limit as it was")
 
-        # When: it is as it was, so is the proxy; and logs look as the file says now.
+        # The old limit again, with another log format.
         hang_up(before + '\n[log]\nformat = "json"\n', lambda log: "configuration reloaded" in log)
         until(lambda: admitted(proxy.bootstrap, 4) == 4, "room for all")
         assert proxy.stop() == 0

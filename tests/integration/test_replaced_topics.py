@@ -1,4 +1,4 @@
-"""A checked topic that is deleted and created again at Kafka, behind two proxies, keeps its checks."""
+"""A checked topic keeps its checks when it is deleted and created again at Kafka, with two proxies running."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.raw import Connection, Log, batch, settled
 pytestmark = pytest.mark.kafka
 
 CHECK, OK, UNKNOWN_TOPIC, POLICY_VIOLATION = "fencepost.check.expected.offsets", 0, 3, 44
-#: An append that expects this never succeeds where it is checked.
+#: An append with this expected offset is always refused on a checked topic.
 FAR = 1_000_000_000
 
 

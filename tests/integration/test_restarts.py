@@ -1,6 +1,7 @@
-"""The proxy is killed at any moment: nothing accepted is lost, nothing refused appears, nothing looks unguarded.
+"""The proxy is killed at any moment. No accepted append is lost, no refused append is in the log, and every check stays
+on.
 
-Topics are guarded by what the state topic says of them, so that a process that has not read it would know nothing.
+Only the state topic holds the checks. A process that has not read it knows of none.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CHECK = "fencepost.check.expected.offsets"
 STATE_TOPIC = "__fencepost_state"
 LEASE_SECONDS = 1.0
 CONFIG = f"config_lease_seconds = {LEASE_SECONDS}\n[limits]\ntakeover_seconds = 0.5\n"
-#: Nothing else takes so long here that it could be taken for one, or outlast it.
+#: Much longer than any other delay in these tests.
 TAKEOVER_SECONDS = 25.0
 PATIENCE_SECONDS = 90.0
 SEED = 20_263
@@ -41,7 +42,7 @@ SEED = 20_263
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
-    """One whose state topic may be spoilt, and whose broker may be paused."""
+    """A cluster whose state topic tests may damage and whose broker they may pause."""
     with running_kafka(1) as running:
         yield running
 
@@ -60,7 +61,7 @@ def proxy(cluster: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
 
 
 def checked_topic(proxy: ProxyProcess, log: Log, topic: str, check: str) -> str:
-    """By an admin's call, which the state topic alone remembers."""
+    """Switch the check on by an admin call, so that only the state topic holds it."""
     with Connection(proxy.bootstrap, timeout_seconds=60) as client:
         assert client.create_topic(topic) == (OK, None)
         assert log.end(topic) == 0
@@ -69,7 +70,7 @@ def checked_topic(proxy: ProxyProcess, log: Log, topic: str, check: str) -> str:
 
 
 def reported(client: Connection, topic: str, records: bytes) -> Answer:
-    """Not "come again": a process that got no time for as long as its lease says so, and has appended nothing."""
+    """The first response other than 6, which a proxy returns without appending when its lease has expired."""
 
     def answer() -> Answer | None:
         last = client.append(topic, records)
@@ -79,12 +80,12 @@ def reported(client: Connection, topic: str, records: bytes) -> Answer:
     return found
 
 
-# --- writers that do not give up --------------------------------------------------------------------------------------
+# --- persistent writers -----------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Told:
-    """What was told of each value in the end. `lost`: tries whose connection died before the answer."""
+    """The final response to each value. `lost`: attempts whose connection closed before the response."""
 
     answers: dict[bytes, Answer] = field(default_factory=dict)
     lost: int = 0
@@ -95,7 +96,7 @@ class Told:
 
 
 def tried_until_told(address: Callable[[], str], topic: str, value: bytes, records: bytes, reported: Told) -> Answer:
-    """The same bytes again and again, until the answer is neither "come again" nor "not known"."""
+    """Send the same bytes until the outcome is known."""
     while True:
         try:
             with Connection(address(), timeout_seconds=30) as connection:
@@ -135,7 +136,7 @@ def idempotent_writer(
 
 
 def check(log: Log, topic: str, reported: Told, *, violations: bool) -> Counter[str]:
-    """`violations`: whether an append may have landed elsewhere, if it was told so."""
+    """`violations`: whether appends may be at a wrong offset if the response reports it."""
     there: dict[bytes, int] = {}
     for each in log.batches(topic):
         for delta, value in enumerate(each.values):
@@ -162,7 +163,7 @@ def check(log: Log, topic: str, reported: Told, *, violations: bool) -> Counter[
 
 @dataclass
 class Probes:
-    """Unconditional appends to a `required` topic, from the first moment on that a port answers."""
+    """Unconditional appends to a `required` topic, from the moment the port accepts connections."""
 
     address: Callable[[], str]
     topic: str
@@ -170,7 +171,7 @@ class Probes:
 
     def run(self, done: threading.Event) -> None:
         while not done.is_set():
-            # One connection each: many wait to be accepted while the process starts.
+            # One connection per append. Many of them wait while the process starts.
             with suppress(OSError, Closed), Connection(self.address(), timeout_seconds=30) as connection:
                 producer = Producer(1 << 50, 0, 0) if random.random() < 0.5 else None
                 answer = connection.append(self.topic, batch(b"unguarded", producer=producer), timeout_ms=1000)
@@ -184,8 +185,6 @@ class Probes:
 
 
 class Restarts:
-    """Kills the proxy while it serves and while it starts."""
-
     def __init__(self, proxy: ProxyProcess, rng: random.Random) -> None:
         self._proxy = proxy
         self._rng = rng
@@ -201,7 +200,7 @@ class Restarts:
     def kill_while_it_starts(self) -> None:
         starting = self._start()
         time.sleep(self._rng.uniform(0, 1.2))
-        # It may be ready by now: that is a moment too.
+        # The proxy may be ready by now, which is a valid moment too.
         self._proxy.kill()
         with suppress(AssertionError):
             starting.result()
@@ -290,16 +289,18 @@ def test_the_proxy_is_killed_at_any_moment(
     both = Told({**reported["c"].answers, **reported["idempotent"].answers})
     print(f"true: {dict(check(log, checked, both, violations=True))}; probes: {dict(probes.answers)}")
     probes.check(log)
-    assert sum(each.lost for each in reported.values()) > times / 2, "hardly an answer was lost: the kills hit nothing"
+    assert sum(each.lost for each in reported.values()) > times / 2, (
+        "too few responses were lost: the kills had no effect"
+    )
 
 
 def test_takeover_waits_for_possibly_queued_appends(
     cluster: KafkaCluster, log: Log, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    """On `true` topics, behind a process that was killed. Not on `required` ones, nor behind one that ended well."""
+    """On `true` topics, after a process was killed. Not on `required` topics, and not after an orderly exit."""
     config = f"config_lease_seconds = {LEASE_SECONDS}\n[limits]\ntakeover_seconds = {TAKEOVER_SECONDS}\n"
     with Connection(cluster.bootstrap) as direct:
-        start_anew(direct)  # those that other tests killed are in the state topic
+        start_anew(direct)  # removes the records of proxies that other tests killed
     with ProxyProcess(cluster.bootstrap, tmp_path, config=config) as proxy:
         required = checked_topic(proxy, log, unique_topic("restarts"), "required")
         checked = checked_topic(proxy, log, unique_topic("restarts"), "true")
@@ -313,7 +314,7 @@ def test_takeover_waits_for_possibly_queued_appends(
                 return answer(client, topic).error_code == OK
 
         def accepted_at_once(topic: str) -> None:
-            """The log end may have to be read first."""
+            """The proxy may have to read the log end first."""
             until(lambda: accepted(topic), f"an append to {topic}", seconds=TAKEOVER_SECONDS / 2)
 
         assert proxy.stop() == 0
@@ -335,7 +336,8 @@ def test_takeover_waits_for_possibly_queued_appends(
 def test_a_broker_that_hangs_while_the_proxy_starts(
     cluster: KafkaCluster, proxy: ProxyProcess, log: Log, unique_topic: Callable[..., str]
 ) -> None:
-    """Paused for longer than the lease, at any moment of the start: guarded is what was guarded, or nothing is said."""
+    """The broker is paused for longer than the lease during the start. The proxy checks the topic or refuses to
+    append."""
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     topic = checked_topic(proxy, log, unique_topic("restarts"), "required")
@@ -367,13 +369,13 @@ def test_a_broker_that_hangs_while_the_proxy_starts(
         )
 
 
-# --- a state topic that cannot be had ---------------------------------------------------------------------------------
+# --- an unusable state topic ------------------------------------------------------------------------------------------
 
 
 def test_kafka_is_not_there_at_the_start(
     cluster: KafkaCluster, proxy: ProxyProcess, log: Log, unique_topic: Callable[..., str]
 ) -> None:
-    """No client is served before the state topic was read: what it sent meanwhile is answered by what that says."""
+    """The proxy serves no client before it has read the state topic. Requests sent earlier are then checked."""
     topic = checked_topic(proxy, log, unique_topic("restarts"), "required")
     proxy.kill()
     cluster.pause(1)
@@ -390,7 +392,7 @@ def test_kafka_is_not_there_at_the_start(
             assert not starting.done()
             cluster.resume(1)
             starting.result()
-            with suppress(Closed):  # also an answer
+            with suppress(Closed):  # a response is allowed too
                 answer = early.receive_produce()[1][topic, 0]
                 assert answer.error_code in (NOT_LEADER, POLICY_VIOLATION), answer
             early.close()
@@ -406,7 +408,7 @@ def _a_compressed_batch(cluster: KafkaCluster, direct: Connection) -> None:
     assert direct.alter_topic(STATE_TOPIC, {"compression.type": "gzip"}) == (OK, None)
 
     def compressed() -> bool:
-        # The log hears of the config a moment later.
+        # The log applies the config a moment later.
         assert direct.append(STATE_TOPIC, batch(Record(b"{}", key=b"no-such-kind/x"))).error_code == OK
         return Log(cluster.bootstrap).batches(STATE_TOPIC)[-1].codec == GZIP
 
@@ -447,7 +449,7 @@ SPOILT = {
 def test_a_state_topic_that_cannot_be_relied_on(
     how: str, cluster: KafkaCluster, tmp_path: Path, log: Log, unique_topic: Callable[..., str]
 ) -> None:
-    """The process that runs answers no append any more, and one that starts does not serve before it is mended."""
+    """The running process refuses all appends. A new process waits until the topic is repaired."""
     spoil, reason = SPOILT[how]
     with Connection(cluster.bootstrap) as direct:
         start_anew(direct)
@@ -458,21 +460,21 @@ def test_a_state_topic_that_cannot_be_relied_on(
 
                 spoil(cluster, direct)
 
-                # Each append is what a fresh view would have made of it, until the view can no longer be had.
+                # Appends are handled by the last view until the lease expires.
                 at = itertools.count(1)
                 until(
                     lambda: client.append(topic, batch(b"y", expected=next(at))).error_code == NOT_LEADER,
                     "appends to be answered 6",
                     seconds=PATIENCE_SECONDS,
                 )
-                # For good, and not for want of time.
+                # The failure is permanent, not a timeout.
                 until(lambda: "state topic failed" in proxy.log, "it to be told", seconds=PATIENCE_SECONDS)
                 end = log.end(topic)
                 for records in (batch(b"unguarded"), batch(b"late", expected=end)):
                     answer = client.append(topic, records)
                     assert answer.error_code == NOT_LEADER, answer
             proxy.kill()
-        # One that starts says so, too, and waits for somebody to decide; then it serves.
+        # A new process reports the reason, waits for an operator, and then serves.
         own = tmp_path / "next"
         own.mkdir()
         with ThreadPoolExecutor(1) as pool:
@@ -492,6 +494,6 @@ def logged(directory: Path) -> str:
 
 
 def start_anew(direct: Connection) -> None:
-    """As an operator may, who has decided what to guard: without the state topic, and no proxy running."""
+    """Delete the state topic while no proxy runs, as an operator may."""
     direct.delete_topic(STATE_TOPIC)
     until(lambda: direct.metadata(STATE_TOPIC).topics[0].error_code == UNKNOWN_TOPIC_OR_PARTITION, "its deletion")

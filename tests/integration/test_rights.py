@@ -1,8 +1,8 @@
-"""The proxy does nothing for a client that the client may not do, and tells it nothing that it may not know.
+"""The proxy performs no unauthorized request, and its responses disclose nothing to unauthorized clients.
 
-On a Kafka with an authorizer and passwords, each request is asked directly and through the proxy, where a topic is
-guarded, counted, and has virtual configs: who may not is told the same by both. (What concerns groups and transactions
-is in `test_group_rights.py` and `test_kip98_rights.py`.)
+Each request goes to a Kafka with authorization and SASL, directly and through the proxy, for a checked topic with
+virtual configs. Unauthorized clients get the same response from both. Groups and transactions: `test_group_rights.py`
+and `test_kip98_rights.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ READ, WRITE, ALTER, DESCRIBE, CONFIGS_READ, CONFIGS_WRITE = 3, 4, 7, 8, 10, 11
 OK, NOT_LEADER, TIMED_OUT, DENIED, CLUSTER_DENIED, ILLEGAL_SASL_STATE, POLICY_VIOLATION = 0, 6, 7, 29, 31, 34, 44
 SET = 0
 STATE_TOPIC = "__fencepost_state"
-#: What each may do with the topic of a scene. blind: Kafka lets it write, and must not describe to it.
+#: Operations of each user on the scene's topic. For `blind`, Kafka allows WRITE and denies DESCRIBE.
 MAY = {
     "describer": (DESCRIBE,),
     "reader": (READ,),
@@ -78,14 +78,14 @@ def proxy(kafka: KafkaCluster, status: Address, tmp_path_factory: pytest.TempPat
 
 @dataclass
 class Scene:
-    """A topic of one partition, with all virtual configs that guard, and `MAY` on it."""
+    """A topic of one partition, with all checks on, and the permissions of `MAY`."""
 
     kafka: KafkaCluster
     direct: Address
     through: Address
     status: Address
     topic: str
-    #: The batch that is there.
+    #: The batch in the topic.
     first: bytes
 
     def query(self, user: str, side: Address, api_key: int, version: int, body: Fields) -> Fields:
@@ -93,7 +93,7 @@ class Scene:
             return connection.query(api_key, version, body)
 
     def same(self, user: str, api_key: int, version: int, body: Fields) -> Fields:
-        """The one answer that both sides give."""
+        """The response that Kafka and the proxy both give."""
         direct, proxied = (self.query(user, side, api_key, version, body) for side in (self.direct, self.through))
         assert direct == proxied, (user, api_key, version)
         return direct
@@ -103,7 +103,7 @@ class Scene:
         assert code in codes(reported), (user, api_key, version, reported)
 
     def configs(self) -> dict[str, str]:
-        """All that is set on the topic, by who may know."""
+        """All configs set on the topic, as the admin sees them."""
         reported = self.query("admin", self.through, DESCRIBE_CONFIGS, 4, _describe(self.topic))
         return {each["Name"]: each["Value"] for each in reported["Results"][0]["Configs"] if each["ConfigSource"] == 1}
 
@@ -113,8 +113,6 @@ class Scene:
         return found
 
     def appended(self, user: str, records: bytes) -> Fields:
-        """What becomes of it in the end."""
-
         def reported() -> Fields | None:
             with User(self.through, user) as connection:
                 found = self.append(connection, records)
@@ -126,7 +124,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def still(kafka: KafkaCluster, proxy: ProxyProcess, status: Address) -> Scene:
-    """For those who change nothing: it has one record, and takes no more."""
+    """A scene for tests that change nothing. Its topic keeps one record."""
     return _scene(kafka, proxy, status)
 
 
@@ -151,7 +149,6 @@ def _scene(kafka: KafkaCluster, proxy: ProxyProcess, status: Address) -> Scene:
 
 
 def codes(answer: Any) -> set[int]:
-    """All error codes in an answer."""
     if isinstance(answer, dict):
         own = {value for name, value in answer.items() if name.endswith("ErrorCode")}
         return own.union(*map(codes, answer.values())) if answer else own
@@ -194,9 +191,6 @@ def _produce(topic: str, records: bytes, partition: int = 0, acks: int = -1) -> 
 
 @pytest.mark.parametrize("user", ["nobody", "describer", "reader", "writer", "grower"])
 def test_virtual_configs_require_describe_and_alter_configs_permission(still: Scene, user: str) -> None:
-    """Given a topic with virtual configs, when one without the right asks for them, by name or for all, or sets them,
-    alone or beside Kafka's own, for good or to see whether it could, then it is told what Kafka tells it, and nothing
-    is set."""
     before = still.configs()
     for version in (1, 2, 3, 4):
         for names in ((), ("fencepost.check.expected.offsets",), ("retention.ms", "fencepost.idempotence.level")):
@@ -219,7 +213,7 @@ def test_virtual_configs_require_describe_and_alter_configs_permission(still: Sc
 
 
 def test_permitted_client_describes_and_alters_virtual_configs(scene: Scene) -> None:
-    """Without which the one above would prove nothing."""
+    """Proves that the test above can fail."""
     reported = scene.query("configurer", scene.through, DESCRIBE_CONFIGS, 4, _describe(scene.topic))
     assert GUARDS.items() <= {each["Name"]: each["Value"] for each in reported["Results"][0]["Configs"]}.items()
     alter = _alter(scene.topic, {"fencepost.check.partition.count": "false"}, incremental=True)
@@ -238,13 +232,13 @@ def test_refused_topic_creation_stores_no_virtual_configs(still: Scene, user: st
     assert not [each for each in reported["Results"][0]["Configs"] if each["ConfigSource"] == 1]
 
 
-# --- what a refusal tells ---------------------------------------------------------------------------------------------
+# --- contents of a refusal --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("user", ["nobody", "describer", "reader", "configurer"])
 def test_unauthorized_writer_gets_the_errors_of_kafka(still: Scene, user: str) -> None:
-    """Given a guarded topic with a record, when one who may not write appends what would be refused, and what is there
-    already, byte for byte, then it is told what Kafka tells it: neither that it is guarded, nor an end, nor a count."""
+    """The appends would be refused or are already in the log. The error discloses no check, log end offset or partition
+    count."""
     known, stale = still.first, batch(b"stale", expected=1)
     for records in (batch(b"unconditional"), stale, batch(b"theirs", expected=77), known):
         for version in (3, 7, 8, 9, 12):
@@ -253,7 +247,7 @@ def test_unauthorized_writer_gets_the_errors_of_kafka(still: Scene, user: str) -
 
 
 def test_writer_without_describe_learns_only_the_log_end(scene: Scene) -> None:
-    """Kafka itself tells one who may write, and must not describe, where its own append came to lie."""
+    """Kafka also returns base offsets to clients with WRITE and without DESCRIBE."""
     with User(scene.direct, "blind") as direct:
         assert codes(direct.query(METADATA, 9, {"Topics": [{"Name": scene.topic}]})["Topics"]) == {DENIED}
         reported = scene.append(direct, batch(b"direct"))
@@ -269,8 +263,8 @@ def _list_offsets(topic: str) -> Fields:
 
 
 def test_revoked_permission_takes_effect_on_same_connection(scene: Scene) -> None:
-    """Given one who was told where the log ends, since it may write, when it may not any more and Kafka has said so
-    once, then a refusal tells it nothing either."""
+    """The client learned the log end offset while it had WRITE. After Kafka has denied it once, refusals disclose
+    nothing."""
     with User(scene.through, "leaving") as client, User(scene.direct, "leaving") as direct:
         assert scene.append(client, batch(b"theirs", expected=77))["BaseOffset"] == 1
         deny(scene.kafka, "leaving", TOPIC, scene.topic, WRITE)
@@ -283,7 +277,7 @@ def test_revoked_permission_takes_effect_on_same_connection(scene: Scene) -> Non
 
 
 def test_connection_cannot_change_its_principal(still: Scene) -> None:
-    """Given one who was told where the log ends, when it logs in anew as another, then Kafka ends it, here as there."""
+    """Kafka closes a connection that authenticates again as another user, directly and through the proxy."""
     for side in (still.direct, still.through):
         with User(side, "writer") as client:
             if side == still.through:
@@ -293,12 +287,12 @@ def test_connection_cannot_change_its_principal(still: Scene) -> None:
                 still.append(client, batch(b"theirs", expected=77))
 
 
-# --- without a login --------------------------------------------------------------------------------------------------
+# --- clients without a login ------------------------------------------------------------------------------------------
 
 
 def test_client_without_login_is_closed_and_changes_nothing(scene: Scene) -> None:
-    """Given one who has not logged in, when it begins with what the proxy has a say in, then its connection ends, as
-    Kafka's does, without an answer, or in the middle of a login with that; nothing is done, and the others go on."""
+    """Requests that the proxy handles close the connection, as at Kafka, before and during a login. Nothing is
+    changed."""
     before = scene.configs()
     new = unique_topic("not-mine")
     requests = [
@@ -336,8 +330,8 @@ def test_client_without_login_is_closed_and_changes_nothing(scene: Scene) -> Non
 
 @pytest.mark.parametrize("check", ["required", "true"])
 def test_unauthorized_append_never_enters_a_partition_sequencer(scene: Scene, check: str) -> None:
-    """Given a guarded topic, when strangers without a login append to it, one in the middle of a login, and one who may
-    not write it, then none of them has a turn, which others would have to wait for; and who may, has."""
+    """Appends without a login, during a login, or without WRITE do not wait in the sequencer. An authorized append
+    does."""
     checked = _alter(scene.topic, {"fencepost.check.expected.offsets": check}, incremental=True)
     assert codes(scene.query("admin", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, checked)) == {OK}
     before = _sequencer_waits(scene)
@@ -362,18 +356,18 @@ def test_unauthorized_append_never_enters_a_partition_sequencer(scene: Scene, ch
 
     reported = scene.appended("writer", batch(b"second", expected=1))
     assert (reported["ErrorCode"], reported["BaseOffset"]) == (OK, 1)
-    assert _sequencer_waits(scene) > before, "else this would prove nothing"
+    assert _sequencer_waits(scene) > before, "the metric does not count appends: this test proves nothing"
 
 
 def _sequencer_waits(scene: Scene) -> int:
-    """How many appends have had a turn at a gate so far."""
+    """Number of appends that have entered a sequencer."""
     with urllib.request.urlopen(f"http://{scene.status}/metrics", timeout=60) as response:
         text = response.read().decode()
     (line,) = [each for each in text.splitlines() if each.startswith("fencepost_sequencer_wait_seconds_count ")]
     return int(float(line.split()[1]))
 
 
-# --- topics that grow -------------------------------------------------------------------------------------------------
+# --- topics that are expanded -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("user", ["nobody", "describer", "reader", "writer", "configurer"])
@@ -383,7 +377,7 @@ def test_expansion_without_alter_permission_is_not_started(still: Scene, user: s
             for validate_only in (False, True):
                 still.denied(user, CREATE_PARTITIONS, version, _grow(still.topic, count, validate_only=validate_only))
     refused = still.appended("writer", batch(b"x", expected=77))
-    assert refused["ErrorCode"] == POLICY_VIOLATION, "its door is open, and its gate answers"
+    assert refused["ErrorCode"] == POLICY_VIOLATION, "the topic must accept and check appends"
     assert not [each for each in _status(still)["expansions"] if each["topic"] == still.topic]
 
 
@@ -394,8 +388,7 @@ def _status(scene: Scene) -> dict[str, Any]:
 
 
 def test_pending_expansion_is_hidden_from_unauthorized_clients(scene: Scene) -> None:
-    """Given a topic that is about to grow and waits for a transaction, when others want it to grow, or append, then who
-    may not is told what Kafka tells it."""
+    """The expansion waits for a transaction. Unauthorized expansions and appends get Kafka's errors."""
     name = unique_topic("txn")
     primary = _begun(scene, name)
     with User(scene.through, "grower") as grower:
@@ -407,7 +400,9 @@ def test_pending_expansion_is_hidden_from_unauthorized_clients(scene: Scene) -> 
 
         until(pending, "an expansion under way")
         again = scene.query("grower", scene.through, CREATE_PARTITIONS, 1, _grow(scene.topic, 4))
-        assert "EXPANSION_IN_PROGRESS" in again["Results"][0]["ErrorMessage"], "else this would prove nothing"
+        assert "EXPANSION_IN_PROGRESS" in again["Results"][0]["ErrorMessage"], (
+            "no expansion is pending: this test proves nothing"
+        )
         for user in ("nobody", "describer", "writer", "configurer"):
             for count in (1, 2, 4):
                 for validate_only in (False, True):
@@ -423,7 +418,7 @@ def test_pending_expansion_is_hidden_from_unauthorized_clients(scene: Scene) -> 
 
 
 def _begun(scene: Scene, name: str) -> Fields:
-    """A transaction that is open on the scene's topic; a topic that requires expectations would have none."""
+    """An open transaction on the scene's topic, which must not require expected offsets."""
     checked = _alter(scene.topic, {"fencepost.check.expected.offsets": "true"}, incremental=True)
     assert codes(scene.query("admin", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, checked)) == {OK}
 
@@ -455,8 +450,6 @@ def _add(name: str, producer: Fields, *topics: str) -> Fields:
 
 
 def test_state_topic_is_closed_even_to_superusers(scene: Scene) -> None:
-    """Given one whom Kafka lets do everything, when it wants anything of the state topic, by name or by id, then it is
-    refused as if it might not; and it goes on as it was."""
     with RawConnection(scene.kafka.address(1)) as kafka:
         (found,) = kafka.query(METADATA, 12, {"Topics": [{"Name": STATE_TOPIC}]})["Topics"]
         topic_id = found["TopicId"]
@@ -514,8 +507,7 @@ def _fetch(topic: Fields) -> Fields:
 
 @pytest.mark.parametrize("subscription", ["names", "pattern"])
 def test_a_group_is_not_assigned_the_state_topic(scene: Scene, subscription: str) -> None:
-    """Given one whom Kafka lets do everything, when it subscribes to the state topic beside another, or to all there
-    are, then it is assigned the other alone; at Kafka itself it gets both."""
+    """A superuser subscribes to the state topic and another one. At Kafka, the group is assigned both."""
     with RawConnection(scene.kafka.address(1)) as kafka:
         topics = kafka.query(METADATA, 12, {"Topics": [{"Name": each} for each in (STATE_TOPIC, scene.topic)]})[
             "Topics"
@@ -527,7 +519,7 @@ def test_a_group_is_not_assigned_the_state_topic(scene: Scene, subscription: str
 
 
 def _assigned(side: Address, requested: set[uuid.UUID], topic: str, subscription: str) -> set[uuid.UUID]:
-    """All topics that it was told of until it had those that are wanted."""
+    """All assigned topics, once the requested ones are among them."""
     who = {"GroupId": unique_topic("group"), "MemberId": str(uuid.uuid4()), "RebalanceTimeoutMs": 60_000}
     first: Fields = {"SubscribedTopicNames": [STATE_TOPIC, topic], "TopicPartitions": []}
     if subscription == "pattern":
@@ -548,12 +540,10 @@ def _assigned(side: Address, requested: set[uuid.UUID], topic: str, subscription
     return observed
 
 
-# --- what is on the status page ---------------------------------------------------------------------------------------
+# --- the status page --------------------------------------------------------------------------------------------------
 
 
 def test_status_page_and_log_show_no_secrets(scene: Scene, proxy: ProxyProcess) -> None:
-    """Given traffic with words in it that occur nowhere else, when everything that HTTP tells is looked at, and the
-    log, then none of them is there."""
     secret = {each: f"{each}-{uuid.uuid4().hex}" for each in ("value", "key", "header", "write", "password")}
     headers = [("header", secret["header"].encode())]
     record = Record(secret["value"].encode(), key=secret["key"].encode(), headers=headers)
@@ -570,7 +560,7 @@ def test_status_page_and_log_show_no_secrets(scene: Scene, proxy: ProxyProcess) 
     for path in ("/", "/status.json", "/metrics", "/readyz", "/livez"):
         with urllib.request.urlopen(f"http://{scene.status}{path}", timeout=60) as response:
             texts[path] = response.read().decode()
-    assert scene.topic in texts["/"], "else this would prove nothing"
+    assert scene.topic in texts["/"], "the page does not show the topic: this test proves nothing"
     for where, text in texts.items():
         for what, word in secret.items():
             assert word not in text, (where, what)

@@ -134,8 +134,8 @@ KILLS = Plan(
     1,
     (
         Step(2, kill="driver at create"),
-        Step(4, ("join",), kill="broker at doors"),
-        Step(8, ("kill",), kill="proxy at doors"),
+        Step(4, ("join",), kill="broker at barriers"),
+        Step(8, ("kill",), kill="proxy at barriers"),
         Step(16, ("leave", "join"), kill="driver at ends"),
     ),
     keys=10,
