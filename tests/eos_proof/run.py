@@ -22,7 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
@@ -32,9 +32,10 @@ from typing import Any
 import confluent_kafka
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit import stage as kit
 from tests.support.instances import CLIENTS, Process, Told
 from tests.support.kafka import running_kafka, unique_topic
-from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.proxy import GUARDED_BY_NAME
 from tests.support.raw import Connection
 from tests.support.transactional_worker import PLAIN
 
@@ -262,11 +263,11 @@ class Application:
             self._zombies.clear()
 
 
-class Stage:
+class Stage(kit.Stage):
     """Three brokers, and two proxies that applications choose at random; or no proxy between them and Kafka."""
 
-    def __init__(self, kafka: KafkaCluster, proxies: Sequence[ProxyProcess], directory: Path) -> None:
-        self.kafka, self.proxies, self.directory = kafka, proxies, directory
+    def __init__(self, kafka: KafkaCluster, directory: Path) -> None:
+        super().__init__(kafka, directory)
         self.written = 0
         self.killed = "nothing"
         self._began = time.monotonic()
@@ -288,7 +289,7 @@ class Stage:
         self.kafka.restart(node_id)
 
     def without_proxies(self) -> Stage:
-        return Stage(self.kafka, (), self.directory)
+        return Stage(self.kafka, self.directory)
 
     def note(self, text: str) -> None:
         with (self.directory / "events.log").open("a") as log:
@@ -299,20 +300,9 @@ class Stage:
 def stage(directory: Path, *, lie: str = "") -> Iterator[Stage]:
     """`lie` – the fault that `tests/support/lying_proxy.py` injects."""
     lying: dict[str, Any] = {"module": "tests.support.lying_proxy", "environment": {"LIE": lie}} if lie else {}
-    with ExitStack() as stack:
-        kafka = stack.enter_context(running_kafka(3, properties=_PROPERTIES))
-        proxies = [
-            stack.enter_context(
-                ProxyProcess(kafka.bootstrap, _made(directory / f"proxy{i}"), config=GUARDED_BY_NAME, **lying)
-            )
-            for i in range(_PROXIES)
-        ]
-        yield Stage(kafka, proxies, directory)
-
-
-def _made(directory: Path) -> Path:
-    directory.mkdir()
-    return directory
+    with running_kafka(3, properties=_PROPERTIES) as kafka, Stage(kafka, directory) as ready:
+        ready.start_proxies({f"proxy{i}": {"config": GUARDED_BY_NAME} | lying for i in range(_PROXIES)})
+        yield ready
 
 
 class Feeder:

@@ -21,11 +21,10 @@ from kafka.protocol.producer import ProduceRequest
 from fencepost import Record, RetryPolicy
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.kit.fault_proxy import Cut, Drop, Fault, FaultProxy, Hold
+from tests.kit.stage import piped_kafka
 from tests.kit.waiting import until
 from tests.support import clients
 from tests.support.clients import LIBRARIES
-from tests.support.kafka import running_kafka
-from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, Logged, batch, read_batches
 from tests.support.senders import (
@@ -107,26 +106,15 @@ class Stage:
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with ExitStack() as stack:
-        upstream = stack.enter_context(FaultProxy())
-        port = free_port()
-        kafka = stack.enter_context(
-            running_kafka(
-                1,
-                ports=[port],
-                listeners={"WIRE": "PLAINTEXT"},
-                # Kafka advertises the fault proxy.
-                properties={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},WIRE://{upstream.address}"},
-            )
-        )
-        upstream.targets = (kafka.address(1, "WIRE"),)
+        kafka, pipes = stack.enter_context(piped_kafka(1))
         proxy_port = free_proxy_port()
         directory = tmp_path_factory.mktemp("proxy")
-        proxy = stack.enter_context(ProxyProcess(upstream.address, directory, config=_CONFIG, port=proxy_port))
+        proxy = stack.enter_context(ProxyProcess(pipes[1].address, directory, config=_CONFIG, port=proxy_port))
         front = tuple(
             stack.enter_context(FaultProxy(("127.0.0.1", each), host=HOST, port=each))
             for each in (proxy_port, proxy_port + 2)
         )
-        yield Stage(kafka, proxy, front[0].address, {"client": front[1], "kafka": upstream}, front)
+        yield Stage(kafka, proxy, front[0].address, {"client": front[1], "kafka": pipes[1]}, front)
 
 
 @pytest.fixture(scope="module")

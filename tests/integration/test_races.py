@@ -12,7 +12,7 @@ import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -21,10 +21,8 @@ from pathlib import Path
 import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
-from tests.kit.fault_proxy import FaultProxy
+from tests.kit import stage as kit
 from tests.kit.waiting import until
-from tests.support.kafka import running_kafka
-from tests.support.ports import free_port
 from tests.support.proxy import GUARDED_BY_NAME, GUARDED_FOR_LONG, LEASE_SECONDS, ProxyProcess
 from tests.support.raw import (
     GZIP,
@@ -398,43 +396,22 @@ def test_unconditional_writers_on_the_same_topic(  # noqa: PLR0917
 # --- a broker that is paused, disconnected or killed ------------------------------------------------------------------
 
 
-@dataclass
-class Stage:
-    """One broker with a fault proxy in front, and two proxies that connect through it."""
+class Stage(kit.Stage):
+    """One broker, and two proxies that connect through a fault proxy; `naive`, two without fencing."""
 
-    kafka: KafkaCluster
-    wire: FaultProxy
-    log: Log
-    proxies: tuple[ProxyProcess, ProxyProcess]
-    naive: tuple[ProxyProcess, ProxyProcess]
+    naive: list[ProxyProcess]
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Both proxies start at once and find neither a state topic nor a shared producer id."""
-    with ExitStack() as stack:
-        wire = stack.enter_context(FaultProxy())
-        port = free_port()
-        advertised = f"PLAINTEXT://127.0.0.1:{port},WIRE://{wire.address}"
-        kafka = stack.enter_context(
-            running_kafka(
-                1, ports=[port], listeners={"WIRE": "PLAINTEXT"}, properties={"advertised.listeners": advertised}
-            )
-        )
-        wire.targets = (kafka.address(1, "WIRE"),)
-
-        directories = {name: tmp_path_factory.mktemp(name) for name in ("p1", "p2", "n1", "n2")}  # not thread-safe
-
-        def start(name: str, config: str) -> ProxyProcess:
-            return ProxyProcess(wire.address, directories[name], config=config)
-
-        with ThreadPoolExecutor(2) as pool:
-            started = list(pool.map(start, ("p1", "p2"), (STAMPED, STAMPED)))
-        started += [start("n1", NAIVE), start("n2", NAIVE)]
-        for each in started:
-            stack.enter_context(each)
-        p1, p2, n1, n2 = started
-        yield Stage(kafka, wire, Log(kafka.bootstrap), (p1, p2), (n1, n2))
+    with (
+        kit.piped_kafka(1) as (kafka, pipes),
+        Stage(kafka, tmp_path_factory.mktemp("races"), pipes) as ready,
+    ):
+        ready.start_proxies({name: {"config": STAMPED} for name in ("p1", "p2")})
+        ready.naive = [ready.start_proxy(name, config=NAIVE) for name in ("n1", "n2")]
+        yield ready
 
 
 def test_proxies_started_together_share_one_producer_id(stage: Stage, unique_topic: Callable[..., str]) -> None:
@@ -477,7 +454,7 @@ def is_queued(stage: Stage, client: Connection, topic: str, records: bytes, word
     client.send_produce({topic: {0: records}})
 
     def sent() -> bool:
-        return any(words in each.frame for each in list(stage.wire.requests))
+        return any(words in each.frame for each in list(stage.pipes[1].requests))
 
     until(
         lambda: sent() or select.select([client.socket], [], [], 0)[0],
@@ -490,14 +467,12 @@ def is_queued(stage: Stage, client: Connection, topic: str, records: bytes, word
     return True
 
 
-def one_run(stage: Stage, proxies: tuple[ProxyProcess, ProxyProcess], topic: str, run: int, tally: Tally) -> Answer:
+def one_run(stage: Stage, proxies: Sequence[ProxyProcess], topic: str, run: int, tally: Tally) -> Answer:
     tries = (one_try(stage, proxies, topic, run, tally) for _ in range(TRIES_MAX))
     return next(answer for answer in tries if answer is not None)
 
 
-def one_try(
-    stage: Stage, proxies: tuple[ProxyProcess, ProxyProcess], topic: str, run: int, tally: Tally
-) -> Answer | None:
+def one_try(stage: Stage, proxies: Sequence[ProxyProcess], topic: str, run: int, tally: Tally) -> Answer | None:
     """Queue A's append in the paused broker, break a connection, and append B at the same offset. Return None if A was
     refused. The runs alternate. 1: A's client disconnects. 2: the proxy loses its broker connection, and B uses the
     same proxy. 3: like 2, but B uses another proxy, which appended last and has a confirmed fence."""
@@ -523,7 +498,7 @@ def one_try(
             if run % 3 == 0:
                 a.reset()
             else:
-                stage.wire.cut_after(mark.encode())
+                stage.pipes[1].cut_after(mark.encode())
             b.send_produce({topic: {0: batch(value_b, expected=end)}})
             time.sleep(0.02)
         finally:
@@ -683,7 +658,7 @@ def test_no_append_is_sent_with_expired_configs(stage: Stage, unique_topic: Call
     address = stage.proxies[0].bootstrap
     topics = [create(address, stage.log, unique_topic(prefix)) for prefix in ("required", "checked", "plain")]
     with (
-        ProxyProcess(stage.wire.address, tmp_path, config=GUARDED_BY_NAME) as proxy,
+        ProxyProcess(stage.upstream, tmp_path, config=GUARDED_BY_NAME) as proxy,
         Connection(proxy.bootstrap) as client,
     ):
         for topic in topics:

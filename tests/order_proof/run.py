@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -30,6 +30,7 @@ from kafka.errors import KafkaError
 from fencepost import jump_hash
 from fencepost_policies.partitioners import Partitioner, partition_for
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit import stage as kit
 from tests.kit.waiting import until
 from tests.order_proof.members import BROKER_PROPERTIES, AppendMode, Group
 from tests.order_proof.observed import NANOS, WARM_UP, Decision, Grown, Seen, validate
@@ -38,7 +39,7 @@ from tests.support.growing import expansions, partition_count
 from tests.support.growing import grow as ask_to_grow
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Closed, Connection
+from tests.support.raw import Closed
 
 #: Name prefixes of topics with ordered expansion and partition-count checks. One expands by multiples (there, producers
 #: without a partition count are known to place keys by murmur2), the other to any count.
@@ -174,11 +175,11 @@ class NeverHappened(AssertionError):
     """An event that a run waits for did not happen."""
 
 
-class Stage:
+class Stage(kit.Stage):
     """`proxies` – with two, members and writers use them in turn."""
 
-    def __init__(self, kafka: KafkaCluster, proxies: Sequence[ProxyProcess], directory: Path) -> None:
-        self.kafka, self.proxies, self.directory = kafka, list(proxies), directory
+    def __init__(self, kafka: KafkaCluster, directory: Path) -> None:
+        super().__init__(kafka, directory)
         self.replicas = min(3, len(kafka.node_ids))
         self._histories = 0
         self._coming_back: list[threading.Thread] = []
@@ -187,7 +188,7 @@ class Stage:
     def bootstraps(self) -> list[str]:
         return [proxy.bootstrap for proxy in self.proxies]
 
-    def create(self, topic: str, partitions: int) -> None:
+    def create_partitions(self, topic: str, partitions: int) -> None:
         with closing(KafkaAdminClient(bootstrap_servers=self.bootstraps[0])) as admin:
             admin.create_topics([NewTopic(topic, partitions, self.replicas)])
         for bootstrap in self.bootstraps:
@@ -205,7 +206,7 @@ class Stage:
         driver = self.proxies[self._histories % len(self.proxies)]
         self._histories += 1
         from_count, began = self.count(topic, driver.bootstrap), time.monotonic_ns()
-        queried = threading.Thread(target=self._query, args=(driver.bootstrap, topic, to_count), daemon=True)
+        queried = threading.Thread(target=self._request, args=(driver.bootstrap, topic, to_count), daemon=True)
         log_bytes = len(driver.log)
         queried.start()
         if kill:
@@ -216,7 +217,7 @@ class Stage:
         self._await_grown(topic, to_count)
         return Grown(from_count, to_count, began, time.monotonic_ns())
 
-    def _query(self, bootstrap: str, topic: str, to_count: int) -> None:
+    def _request(self, bootstrap: str, topic: str, to_count: int) -> None:
         """Send the request with an admin client; the response may get lost."""
         with (
             contextlib.suppress(KafkaError),
@@ -234,7 +235,7 @@ class Stage:
 
         until(lambda: step in steps(), f"{topic} to reach {step}", seconds=_GROW_SECONDS, pause_seconds=0.001)
         if what == "broker":
-            node_id = self._leader(topic)
+            node_id = self.leader(topic)
             self.kafka.kill(node_id)
             self._come_back(lambda: self.kafka.restart(node_id, wait=False))
         else:
@@ -251,10 +252,6 @@ class Stage:
         thread = threading.Thread(target=later, daemon=True)
         thread.start()
         self._coming_back.append(thread)
-
-    def _leader(self, topic: str) -> int:
-        with Connection(str(self.kafka.addresses[0])) as connection:
-            return int(connection.metadata(topic).topics[0].partitions[0].leader_id)
 
     def _await_grown(self, topic: str, to_count: int) -> None:
         """Repeat the request at a live proxy if the first proxy died before it persisted the expansion."""
@@ -292,14 +289,8 @@ class Stage:
 
 @contextmanager
 def stage(directory: Path, brokers: int = 1, proxies: int = 1) -> Iterator[Stage]:
-    with ExitStack() as stack:
-        kafka = stack.enter_context(running_kafka(brokers, properties=BROKER_PROPERTIES))
-        started = []
-        for number in range(proxies):
-            logs = directory / f"proxy-{number}"
-            logs.mkdir()
-            started.append(stack.enter_context(ProxyProcess(kafka.bootstrap, logs, config=PROXY_CONFIG)))
-        ready = Stage(kafka, started, directory)
+    with running_kafka(brokers, properties=BROKER_PROPERTIES) as kafka, Stage(kafka, directory) as ready:
+        ready.start_proxies({f"proxy-{number}": {"config": PROXY_CONFIG} for number in range(proxies)})
         yield ready
         ready.resolve()  # otherwise one would restart after the end
 
@@ -309,7 +300,7 @@ def run(
 ) -> Result:
     """Raises AssertionError if an event did not happen at all. The result lists records that were read out of order."""
     topic = unique_topic((ORDERED if plan.by_multiples else ANY) if ordered else SEQUENCED)
-    stage.create(topic, plan.initial)
+    stage.create_partitions(topic, plan.initial)
     # Half of the groups use `latest`: without the proxy's start offset they would skip records of a new partition.
     groups = [
         Group(kind, stage.bootstraps, topic, stage.directory, "latest" if ordered and i % 2 else "earliest")

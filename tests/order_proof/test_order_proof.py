@@ -50,7 +50,7 @@ def test_warm_up_ends_after_every_partition_has_commit(stage: proof.Stage) -> No
     """Otherwise a second member would start at the log end of a partition, and miss records without any fault."""
     (kind,) = kinds_named("kafka-python cooperative")
     topic = unique_topic(proof.SEQUENCED)
-    stage.create(topic, 2)
+    stage.create_partitions(topic, 2)
     group = Group(kind, stage.bootstraps, topic, stage.directory, "latest")
     try:
         group.join(commit_seconds=2.0)

@@ -161,7 +161,8 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
     troubles: list[str] = []
     with stages.stage(plan.directory, fencing=plan.fencing) as stage:
         for index, (topic, mode) in enumerate(TOPICS.items()):
-            stage.create(topic, on=[*NODES[index % len(NODES) :], *NODES[: index % len(NODES)]])
+            leader = NODES[index % len(NODES)]
+            stage.create(topic, on=[leader, *(node_id for node_id in NODES if node_id != leader)])
             recorder.topic(topic, mode, one_proxy=mode == "true")
         with JavaProducers(plan.directory / "java.log") as java:
             crew = Crew(stage, recorder, java, plan.seed, plan.pace_seconds)

@@ -25,8 +25,8 @@ CLIENTS_HOST = "127.0.0.2"
 PROXIES = ("a", "b")
 _START_ATTEMPTS = 4
 _PROPERTIES = THREE_REPLICAS | {"transaction.max.timeout.ms": "60000"}
-_CONFIG = """
-advertised_host = "127.0.0.2"
+_CONFIG = f"""
+advertised_host = "{CLIENTS_HOST}"
 config_lease_seconds = 2.0
 
 [limits]
@@ -89,9 +89,10 @@ def stage(directory: Path, *, fencing: bool = True) -> Iterator[Stage]:
     """`fencing` False: the proxies compare offsets without Kafka, so that the checker finds violations."""
     wires = {proxy: dict(zip(NODES, _free_ports(len(NODES), set()), strict=True)) for proxy in PROXIES}
     advertised = {
-        _listener(proxy): {node: f"127.0.0.1:{port}" for node, port in wires[proxy].items()} for proxy in wires
+        _listener(proxy): {node_id: f"127.0.0.1:{port}" for node_id, port in ports.items()}
+        for proxy, ports in wires.items()
     }
-    config = _CONFIG if fencing else "unsafe_disable_fencing = true\\n" + _CONFIG
+    config = _CONFIG if fencing else "unsafe_disable_fencing = true\n" + _CONFIG
     with (
         FaultProxies() as pipes,
         AdvertisedCluster(len(NODES), advertised, properties=_PROPERTIES) as kafka,
