@@ -322,7 +322,8 @@ def plan_describe_configs(version: int, request: Message, known: Known) -> Plan:
             set_on_topic = known.view.configs_set_on(topic, known.topic_id(topic))
             levels = _levels(known.file_configs(topic), set_on_topic)
             all_names = [*levels, *([ORDERED_PARTITION_EXPANSIONS] if _shows_expansions(known, topic) else [])]
-            for requested_name in all_names if keys is None else keys:  # an alias is answered under its own name
+            requested_names = all_names if keys is None else dict.fromkeys(keys)  # as Kafka: a repeated key once
+            for requested_name in requested_names:  # an alias is answered under its own name
                 name = canonical(requested_name)
                 if name in levels:
                     config = _described(version, request, name, levels[name])
