@@ -32,7 +32,7 @@ from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import SEQUENCE_MODULUS, TopicPartition
 
 TXN, ID, EPOCH = "transfer", 7, 3
-A, B, FREE = TopicPartition("guarded", 0), TopicPartition("guarded", 1), TopicPartition("free", 0)
+A, B, FREE = TopicPartition("checked", 0), TopicPartition("checked", 1), TopicPartition("free", 0)
 BASE = TopicPartition("base", 0)
 ON_A = TransactionIs(True, ID, EPOCH, "Ongoing", frozenset({A}))
 
@@ -73,7 +73,7 @@ class World:
         self.table.appended_batch(TXN, one, at)
 
     def validate(self) -> CommitValidator:
-        is_checked = {"guarded": CheckedTopic(), "base": CheckedTopic(source_is_base=True)}
+        is_checked = {"checked": CheckedTopic(), "base": CheckedTopic(source_is_base=True)}
         return CommitValidator(
             self.table, TXN, ID, EPOCH, v2=self.v2, is_checked=is_checked.get, may_be_committed=self.may_be_committed
         )

@@ -71,7 +71,7 @@ def test_started_request_completes_and_later_ones_are_unread() -> None:
 
 def test_started_buffered_request_completes() -> None:
     talk = Draining()
-    query = produce(("guarded-a", 0, expecting(5, b"x")))
+    query = produce(("checked-a", 0, expecting(5, b"x")))
     talk.client(query[:-3])
     talk.drains()
     talk.drains(after=1.0)
@@ -82,7 +82,7 @@ def test_started_buffered_request_completes() -> None:
     talk.grant(pending)
     talk.sent(pending)
     talk.upstream()
-    talk.kafka(produced(("guarded-a", 0, 0, 5)))
+    talk.kafka(produced(("checked-a", 0, 0, 5)))
     assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
 
 
@@ -109,7 +109,7 @@ def test_pending_append_gets_retriable_error_before_the_bound() -> None:
     talk.drains(at=talk.until - READ_SECONDS)
     talk.canceled(pending)
     talk.counted()
-    code, offset, message = read(talk.answer())[("guarded-a", 0)]
+    code, offset, message = read(talk.answer())[("checked-a", 0)]
     assert (code, offset) == (NOT_LEADER, -1)
     assert "shutting down" in (message or "")
     talk.silent()
@@ -127,7 +127,7 @@ def test_unanswered_append_is_unknown_and_resolution_continues() -> None:
     talk.drains(at=talk.until - READ_SECONDS)
     talk.lost(pending)
     talk.counted()
-    assert read(talk.answer())[("guarded-a", 0)][0] == TIMED_OUT
+    assert read(talk.answer())[("checked-a", 0)][0] == TIMED_OUT
     talk.drains(at=talk.until)
     talk.hangs_up()
 

@@ -43,7 +43,7 @@ from tests.fuzz.engine import Failure, Op, Program, Untraced
 from tests.fuzz.log import SHARED
 from tests.support.batches import batch, expecting
 from tests.support.mutants import Change, Mutant, edit
-from tests.unit.test_session import Around, Unchanged, produce, produced
+from tests.unit.test_session import ServicesStandIn, Unchanged, produce, produced
 
 _PROGRAMS = 40
 _GATE_PROGRAMS = 400
@@ -550,7 +550,7 @@ def test_unknown_outcome_is_reported_in_time() -> None:
     assert [each.error_code for each in response.topics[0].partitions] == [7]
 
 
-class _Switched(Around):
+class _Switched(ServicesStandIn):
     """Its gates are the switch's."""
 
     dispatcher: Dispatcher
@@ -584,16 +584,16 @@ def test_unreported_sequencer_decision_is_not_overtaken() -> None:
     services = _Switched(newest_produce=13)
     dispatcher = services.dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     for connection in (1, 2):
-        dispatcher.open(connection, "proxy.local", 0.0)._may_write = {"guarded": float("inf")}
+        dispatcher.open(connection, "proxy.local", 0.0)._may_write = {"checked": float("inf")}
 
     def client(connection: int, now: float, *frames: bytes) -> None:
         dispatcher.session_event(connection, m.ClientBytes(memoryview(b"".join(frames))), now)
 
     def query(number: int, partition: int, records: memoryview) -> bytes:
-        return produce(("guarded", partition, records), correlation=number, timeout_ms=30_000)
+        return produce(("checked", partition, records), correlation=number, timeout_ms=30_000)
 
     # Given a partition where what keeps its own producer id has to wait for 5 s, and another client's does
-    waiting, other = TopicPartition("guarded", 0), TopicPartition("guarded", 1)
+    waiting, other = TopicPartition("checked", 0), TopicPartition("checked", 1)
     dispatcher._sequencer(waiting)._fenced_queued_until = 105.0
     client(2, 99.0, query(1, 0, batch(b"x", producer=(9, 0, 0))))
     # And A at another one, of which Kafka has refused the stamp: it is looked at whether it is there already

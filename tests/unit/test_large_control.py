@@ -277,11 +277,11 @@ def test_large_request_naming_state_topic_uses_thread() -> None:
 
 def test_large_produce_response_is_rewritten_in_thread() -> None:
     talk = Talk(newest_produce=12)
-    talk.client(produce(("plain", 0, batch(b"x")), version=12))
+    talk.client(produce(("unchecked", 0, batch(b"x")), version=12))
     talk.upstream()
     results = tuple(PartitionResult(each, 6, -1) for each in range(3_000))
     endpoints = (NodeEndpoint(3, "kafka", 9092, None),)
-    data = encode_produce_response(ProduceResponse(1, (TopicResult("plain", None, results),), 0, endpoints), 12)
+    data = encode_produce_response(ProduceResponse(1, (TopicResult("unchecked", None, results),), 0, endpoints), 12)
     assert len(data) > PRODUCED_HERE_BYTES_MAX
     talk.kafka(data)
     talk.read_elsewhere()
@@ -348,10 +348,10 @@ def test_what_thread_changes_is_changed_in_event_loop() -> None:
 
 
 def test_lost_client_reserves_no_memory_during_work() -> None:
-    talk = _talk().may_write("guarded")
+    talk = _talk().may_write("checked")
     free = talk.services.free_bytes
     talk.client(
-        _ask_metadata(1) + request(HEARTBEAT, 4, 2) + produce(("guarded", 0, batch(b"x", base_offset=5)), correlation=3)
+        _ask_metadata(1) + request(HEARTBEAT, 4, 2) + produce(("checked", 0, batch(b"x", base_offset=5)), correlation=3)
     )
     pending = talk.submitted()
     talk.grant(pending)

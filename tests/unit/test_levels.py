@@ -42,26 +42,26 @@ from fencepost_proxy.wire.produce import (
 )
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
-from tests.unit.test_session import Around, Talk, produced, read, response
+from tests.unit.test_session import ServicesStandIn, Talk, produced, read, response
 
 TIMED_OUT, NOT_LEADER, NOT_AUTHORIZED, NOT_PERMITTED, OLD_FORMAT, POLICY_VIOLATION = 7, 6, 29, 31, 43, 44
 OUT_OF_ORDER, UNKNOWN_PRODUCER_ID, INVALID_RECORD = 45, 59, 87
 _POLICIES = {
     "safe": TopicPolicy(idempotence=Level.SAFE),
     "required": TopicPolicy(idempotence=Level.REQUIRED),
-    "counted": TopicPolicy(count_check=Check.ON),
-    "counted-safe": TopicPolicy(count_check=Check.ON, idempotence=Level.SAFE),
-    "guarded": TopicPolicy(Check.ON),
-    "guarded-safe": TopicPolicy(Check.ON, idempotence=Level.SAFE),
-    "guarded-required": TopicPolicy(Check.ON, idempotence=Level.REQUIRED),
+    "count-checked": TopicPolicy(count_check=Check.ON),
+    "count-checked-safe": TopicPolicy(count_check=Check.ON, idempotence=Level.SAFE),
+    "checked": TopicPolicy(Check.ON),
+    "checked-safe": TopicPolicy(Check.ON, idempotence=Level.SAFE),
+    "checked-required": TopicPolicy(Check.ON, idempotence=Level.REQUIRED),
 }
 MADE_UP = MADE_UP_IDS_FROM + 5
 
 
-class Process(Around):
+class Process(ServicesStandIn):
     def __init__(self, **services: Any) -> None:
         super().__init__(**services)
-        self.partition_counts = {"counted": 6, "counted-safe": 6}
+        self.partition_counts = {"count-checked": 6, "count-checked-safe": 6}
         self.confirmed_at = dict.fromkeys(self.partition_counts, float("inf"))
 
     def policy(self, topic: str) -> TopicPolicy | None:
@@ -81,7 +81,7 @@ class Levels(Talk):
         else:
             self.session._services = self.services
         if may_write:
-            self.session._may_write = dict.fromkeys([*_POLICIES, "plain"], float("inf"))
+            self.session._may_write = dict.fromkeys([*_POLICIES, "unchecked"], float("inf"))
 
     def ups(self) -> Iterator[ProduceRequest]:
         """The requests of one write to Kafka."""
@@ -185,15 +185,15 @@ def test_topic_checks_are_hidden_from_unauthorized_clients() -> None:
 @pytest.mark.parametrize("level", [b"\0", b"\1", b"\2"])
 def test_level_field_is_removed_and_others_are_forwarded(level: bytes) -> None:
     talk = Levels()
-    talk.client(query(("plain", 0, idempotent()), level=level))
+    talk.client(query(("unchecked", 0, idempotent()), level=level))
     request = talk.up()
     assert request.header_tags == join_tags([(7, b"theirs"), (300, b"later")])
     assert producer(request)[0] == 9
 
 
 def test_level_is_readable_before_the_request_completes() -> None:
-    with_level = query(("plain", 0, idempotent()), level=b"\1")
-    without = query(("plain", 0, idempotent()))
+    with_level = query(("unchecked", 0, idempotent()), level=b"\1")
+    without = query(("unchecked", 0, idempotent()))
     for frame, count in ((with_level, TO_BE_READ), (without, 1)):
         peek = peek_produce(memoryview(frame)[4:80], len(frame) - 4)
         assert peek is not None
@@ -205,7 +205,7 @@ def test_level_field_affects_only_its_own_request() -> None:
     way round."""
     talk = Levels()
     for correlation, level in enumerate([None, b"\2", None, b"\2"]):
-        frame = query(("plain", 0, batch(b"v")), level=level, correlation=correlation)
+        frame = query(("unchecked", 0, batch(b"v")), level=level, correlation=correlation)
         count, out = talk.session.take_up(memoryview(frame), talk.now)
         assert (count > 0) == (correlation == 2)
         if count:
@@ -214,12 +214,12 @@ def test_level_field_affects_only_its_own_request() -> None:
         talk.client(frame)
         if level is None:
             assert talk.upstream() == frame
-            talk.kafka(produced(("plain", 0, 0, 1), correlation=correlation))
+            talk.kafka(produced(("unchecked", 0, 0, 1), correlation=correlation))
             talk.answer()
         else:
             talk.commands.clear()
         if correlation == 1:
-            talk.session._may_write["plain"] = float("inf")
+            talk.session._may_write["unchecked"] = float("inf")
 
 
 # --------------------------------------------------------------------------------------------------- sent without an id
@@ -298,7 +298,7 @@ def test_requests_in_progress_keep_their_order() -> None:
     talk.downgraded("safe")
     assert producer(talk.up()) == NOBODY
     talk.client(
-        query(("safe", 0, idempotent(b"last", 3)), correlation=3) + query(("plain", 0, batch(b"v")), correlation=4)
+        query(("safe", 0, idempotent(b"last", 3)), correlation=3) + query(("unchecked", 0, batch(b"v")), correlation=4)
     )
     assert talk.next(m.ReadClient) == m.ReadClient(False)
     talk.silent()
@@ -388,7 +388,7 @@ def test_resend_waits_for_a_streamed_frames_end() -> None:
     talk = Levels()
     talk.client(query(("safe", 0, idempotent()), correlation=1))
     talk.upstream()
-    streamed = query(("plain", 0, batch(b"v" * 500)), correlation=2)
+    streamed = query(("unchecked", 0, batch(b"v" * 500)), correlation=2)
     talk.client(streamed[:200])
     assert talk.upstream() == streamed[:200]
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), correlation=1))
@@ -434,9 +434,9 @@ def test_batch_reported_unknown_is_not_resent() -> None:
 
 def test_only_safe_topics_partitions_are_resent() -> None:
     talk = Levels()
-    talk.client(query(("safe", 0, idempotent()), ("required", 0, idempotent()), ("plain", 0, batch(b"v"))))
+    talk.client(query(("safe", 0, idempotent()), ("required", 0, idempotent()), ("unchecked", 0, batch(b"v"))))
     assert len(talk.up().topics) == 3
-    talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), ("required", 0, OLD_FORMAT, -1), ("plain", 0, 0, 4)))
+    talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), ("required", 0, OLD_FORMAT, -1), ("unchecked", 0, 0, 4)))
     talk.downgraded("safe")
     again = talk.up()
     assert [topic.name for topic in again.topics] == ["safe"]
@@ -445,21 +445,21 @@ def test_only_safe_topics_partitions_are_resent() -> None:
     assert {key: each[:2] for key, each in reported.items()} == {
         ("safe", 0): (0, 8),
         ("required", 0): (OLD_FORMAT, -1),
-        ("plain", 0): (0, 4),
+        ("unchecked", 0): (0, 4),
     }
 
 
 def test_barrier_is_left_after_the_resend_is_answered() -> None:
     talk = Levels()
-    talk.client(query(("counted-safe", 0, idempotent())))
+    talk.client(query(("count-checked-safe", 0, idempotent())))
     talk.upstream()
-    barrier = talk.services.barrier("counted-safe")
-    talk.kafka(produced(("counted-safe", 0, OLD_FORMAT, -1)))
-    talk.downgraded("counted-safe")
+    barrier = talk.services.barrier("count-checked-safe")
+    talk.kafka(produced(("count-checked-safe", 0, OLD_FORMAT, -1)))
+    talk.downgraded("count-checked-safe")
     talk.upstream()
     assert not barrier.empty(talk.now)
-    talk.kafka(produced(("counted-safe", 0, 0, 2)))
-    assert talk.reported()["counted-safe", 0][0] == 0
+    talk.kafka(produced(("count-checked-safe", 0, 0, 2)))
+    assert talk.reported()["count-checked-safe", 0][0] == 0
     assert barrier.empty(talk.now)
 
 
@@ -505,25 +505,25 @@ def test_made_up_ids_are_unique_and_not_kafkas() -> None:
 
 def test_safe_count_checked_topic_removes_made_up_id() -> None:
     talk = Levels()
-    talk.client(query(("counted-safe", 0, idempotent(producer_id=MADE_UP))))
-    talk.downgraded("counted-safe", "not_permitted")
+    talk.client(query(("count-checked-safe", 0, idempotent(producer_id=MADE_UP))))
+    talk.downgraded("count-checked-safe", "not_permitted")
     assert producer(talk.up()) == NOBODY
 
 
 def test_sequencer_never_receives_a_made_up_id() -> None:
     talk = Levels()
-    talk.client(query(("guarded-safe", 0, expecting(4, b"v", producer=(MADE_UP, 0, 0)))))
-    talk.downgraded("guarded-safe", "not_permitted")
+    talk.client(query(("checked-safe", 0, expecting(4, b"v", producer=(MADE_UP, 0, 0)))))
+    talk.downgraded("checked-safe", "not_permitted")
     pending = talk.submitted()
     assert (pending.append.producer_id, pending.append.expected_base_offset) == (-1, 4)
 
 
 def test_checked_topic_may_also_require_idempotence() -> None:
     talk = Levels()
-    talk.client(query(("guarded-required", 0, expecting(4, b"v")), correlation=1))
+    talk.client(query(("checked-required", 0, expecting(4, b"v")), correlation=1))
     talk.counted()
-    assert talk.reported()["guarded-required", 0][0] == POLICY_VIOLATION
-    talk.client(query(("guarded-required", 0, expecting(4, b"v", producer=(9, 0, 0))), correlation=2))
+    assert talk.reported()["checked-required", 0][0] == POLICY_VIOLATION
+    talk.client(query(("checked-required", 0, expecting(4, b"v", producer=(9, 0, 0))), correlation=2))
     assert talk.submitted().append.producer_id == 9
 
 
@@ -584,7 +584,7 @@ def _with_start(answer: bytes, start: int) -> bytes:
     return bytes(message.encode(header=True, framed=True))
 
 
-@pytest.mark.parametrize("topic", ["required", "safe", "counted"])
+@pytest.mark.parametrize("topic", ["required", "safe", "count-checked"])
 def test_producer_with_all_records_deleted_may_continue(topic: str) -> None:
     talk = Levels()
     assert answered(talk, 0, 10, correlation=1, topic=topic, start=0) == 0
@@ -624,12 +624,12 @@ def test_checked_topic_tracks_its_producers_too() -> None:
     for correlation, (code, base, start, reported) in enumerate(
         [(0, 10, 0, 0), (OUT_OF_ORDER, -1, 11, UNKNOWN_PRODUCER_ID)]
     ):
-        talk.client(query(("guarded", 0, idempotent(sequence=correlation)), correlation=correlation))
+        talk.client(query(("checked", 0, idempotent(sequence=correlation)), correlation=correlation))
         pending = talk.submitted()
         talk.report(m.AppendAdmitted(pending))
         talk.sent(pending)
         talk.upstream()
-        talk.kafka(_with_start(produced(("guarded", 0, code, base), correlation=correlation), start))
+        talk.kafka(_with_start(produced(("checked", 0, code, base), correlation=correlation), start))
         decision = talk.next(m.ToSequencer).event
         assert decision.result.error_code == reported  # type: ignore[union-attr]
         talk.report(m.AppendCompleted(pending, decision.result, None))  # type: ignore[union-attr]
@@ -772,7 +772,7 @@ def test_interleaved_response_reaches_its_own_request() -> None:
     talk.client(query(("required", 0, batch(b"v")), correlation=1))
     talk.counted()
     talk.upstream()
-    talk.client(query(("plain", 0, batch(b"v")), correlation=2))
+    talk.client(query(("unchecked", 0, batch(b"v")), correlation=2))
     talk.upstream()
     talk.kafka(log_starts("required", 0, 17))
     assert starts(talk.answer()) == {("required", 0): 17}
@@ -785,9 +785,9 @@ def test_earlier_denial_does_not_count_as_authorization() -> None:
     """Asked about anew, each time: its second try is not told where a guarded log ends either."""
     talk = Levels(may_write=False)
     for correlation in (1, 2):
-        talk.client(query(("guarded", 0, expecting(9, b"x")), correlation=correlation))
+        talk.client(query(("checked", 0, expecting(9, b"x")), correlation=correlation))
         talk.refuse(talk.submitted())
         talk.counted()
         assert talk.up().topics[0].partitions[0].records == b""
-        talk.kafka(produced(("guarded", 0, NOT_AUTHORIZED, -1), correlation=correlation))
-        assert talk.reported() == {("guarded", 0): (NOT_AUTHORIZED, -1, None)}
+        talk.kafka(produced(("checked", 0, NOT_AUTHORIZED, -1), correlation=correlation))
+        assert talk.reported() == {("checked", 0): (NOT_AUTHORIZED, -1, None)}

@@ -63,7 +63,7 @@ class Run:
         number = self.queried
         self.queried += 1
         if self.random.random() < 0.2:
-            self.from_client += query(("plain", 0, batch(b"x" * 200)), correlation=number)
+            self.from_client += query(("unchecked", 0, batch(b"x" * 200)), correlation=number)
             return
         value = b"%d" % number
         partitions = self.random.sample(range(_PARTITIONS), self.random.randint(1, _PARTITIONS))

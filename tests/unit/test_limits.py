@@ -32,7 +32,7 @@ from fencepost_proxy.wire.produce import PartitionData
 from tests.support.batches import batch, expecting
 from tests.unit.test_control_codec import uvarint
 from tests.unit.test_sequencer import TP, Talk
-from tests.unit.test_session import HEARTBEAT, Around, Unchanged, produce, request
+from tests.unit.test_session import HEARTBEAT, ServicesStandIn, Unchanged, produce, request
 from tests.unit.test_session import Talk as SessionTalk
 
 MESSAGE_TOO_LARGE, TIMED_OUT = 10, 7
@@ -164,9 +164,9 @@ def test_buffered_response_above_limit_closes_connection() -> None:
 def test_broken_request_releases_shared_memory() -> None:
     """Of a request that cannot be answered, and of requests that cannot be read."""
     for broken in (
-        produce(("guarded-a", 0, expecting(5, b"x")), acks=0),
-        produce(("guarded-a", 0, batch(b"x")), ("guarded-a", 0, batch(b"x"))),
-        produce(("guarded-a", 0, batch(b"x")))[:-1] + b"\7",
+        produce(("checked-a", 0, expecting(5, b"x")), acks=0),
+        produce(("checked-a", 0, batch(b"x")), ("checked-a", 0, batch(b"x"))),
+        produce(("checked-a", 0, batch(b"x")))[:-1] + b"\7",
     ):
         talk = SessionTalk()
         free = talk.services.free_bytes
@@ -245,13 +245,13 @@ def test_sequencer_remembers_bounded_batches_and_producers() -> None:
 def test_idle_sequencers_are_dropped_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients choose topic names that match a pattern."""
     monkeypatch.setattr(dispatcher_module, "_IDLE_SEQUENCERS_MAX", 4)
-    services = Around()
+    services = ServicesStandIn()
     dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     for number in range(1, 12):
         dispatcher.open(number, "proxy.local", 100.0)
-        data = produce((f"guarded-{number}", 0, batch(b"x")))
+        data = produce((f"checked-{number}", 0, batch(b"x")))
         dispatcher.session_event(number, m.ClientBytes(memoryview(data)), 100.0)
         if number != 3:  # an append that waits keeps its sequencer
             dispatcher.session_event(number, m.ClientLost(), 100.0)
         assert len(dispatcher.sequencers) <= 4
-    assert TopicPartition("guarded-3", 0) in dispatcher.sequencers
+    assert TopicPartition("checked-3", 0) in dispatcher.sequencers

@@ -28,7 +28,7 @@ from fencepost_proxy.wire.control import (
 )
 from fencepost_proxy.wire.schema import Message
 from tests.unit.test_assignment_filter import Grown
-from tests.unit.test_session import Around
+from tests.unit.test_session import ServicesStandIn
 from tests.unit.test_session import Talk as SessionTalk
 
 P2 = TopicPartition("orders", 2)
@@ -50,7 +50,7 @@ class Talk(SessionTalk):
         rewriters = RequestRewriters(
             AddressBook(1), lambda: known, frozenset[int], lambda nodes: None, assignment_filter
         )
-        self.services = Around(relayed_versions=relayed_versions_without(FOLLOWING))
+        self.services = ServicesStandIn(relayed_versions=relayed_versions_without(FOLLOWING))
         self.session = Session(1, "proxy.local", self.services, rewriters, 0.0)
         self.commands = []
         self.now = 100.0
