@@ -142,8 +142,8 @@ class Reply(NamedTuple):
             return False
         if self.message is None or message is None:
             return message is self.message
-        wanted = self.message.replace("{where}", where).replace("{topic}", topic)
-        return message.startswith(wanted[:-1]) if wanted.endswith("…") else message == wanted
+        expected = self.message.replace("{where}", where).replace("{topic}", topic)
+        return message.startswith(expected[:-1]) if expected.endswith("…") else message == expected
 
 
 def appended(at: int) -> Reply:
@@ -349,7 +349,7 @@ class Level:
             wanted.log_start,
         ):
             got = Reply(code, base_offset, message, -1 if log_start is None else log_start)
-            raise AssertionError(f"row {self.row.name}\n  append {part.batch}\n  wanted {wanted}\n  got    {got}")
+            raise AssertionError(f"row {self.row.name}\n  append {part.batch}\n  expected {wanted}\n  got      {got}")
 
     def run_all(self) -> None:
         for step in self.row.steps:

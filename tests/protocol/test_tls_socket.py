@@ -209,7 +209,7 @@ def test_bytes_arrive_as_they_were_sent(
 
 
 def test_several_connections_share_what_is_empty_between_calls(authority: Authority, server: Certificate) -> None:
-    # Given: five connections to one process, whose records come and go in no order.
+    # Given: five connections to one process, whose records are sent and received in no order.
     buffers, context = TlsBuffers(), listen(server)
     pairs = [tcp_pair() for _ in range(5)]
     stated = [f"client {number} ".encode() * 3_000 for number in range(5)]

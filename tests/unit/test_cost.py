@@ -1,19 +1,19 @@
-"""What one request costs, counted and not timed: the counts are the same on any machine, however busy it is.
+"""What one request costs, counted and not timed: the counts are the same on any machine, at any load.
 
-Each case is a canned dialogue on real sockets with the real links, switch, sessions and gates, told again and again.
-Only the event loop and Kafka are played here. Counted are, of one request:
+Each case repeats a fixed dialogue on real sockets with real proxied connections, dispatcher, sessions and sequencers.
+Only the event loop and Kafka are stand-ins. The counts of one request are:
 
 - opcodes that the interpreter executes, ours and those of the libraries in Python that are called;
-- held: the bytes that are allocated at most while one read is handled, summed over its reads. A copy of what passes
-  shows here;
-- left: the objects that hold others, and the whole kilobytes, that stay behind once it is answered. There should be
+- held_bytes: the peak of allocated bytes while one read is handled, summed over its reads. It shows copies of
+  relayed bytes;
+- left: the objects that hold others, and the whole kilobytes, that remain after the answer. There should be
   none (a few hundred bytes Python keeps for itself).
 
 And of a connection that is idle: the bytes that it holds, without its sockets.
 
 A budget that is exceeded by more than a tenth fails. Then look first whether a needless copy or loop is on the way.
-Where the cost is worth it, or has become smaller, `python -m tests.unit.test_cost` prints the table anew; put it in,
-and say in the commit why. Opcodes differ between Python releases: each has figures of its own; one without is skipped.
+Where the cost is worth it, or has become smaller, `python -m tests.unit.test_cost` prints the new table; put it in,
+and say in the commit why. Opcodes differ between Python releases: each has its figures; one without is skipped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from tests.unit.test_session import ServicesStandIn, Unchanged, produce, produce
 
 #: More than this above its budget fails. Opcodes do not vary at all; small changes need not touch the table.
 TOLERANCE: Final = 0.10
-#: Of Python's own making, and not the same on every run: free lists, dictionaries that grow.
+#: Python's free lists and resized dictionaries differ between runs.
 BYTES_TOLERATED: Final = MappingProxyType({"held_bytes": 512, "idle_bytes": 256})
 
 
@@ -131,12 +131,12 @@ class Piece(NamedTuple):
     data: memoryview
 
 
-#: What is said for the request of this number.
+#: The pieces for the request of this number.
 Dialogue = Callable[[int], Sequence[Piece]]
 
 
 class _Process(ServicesStandIn):
-    """Grants are the gates' to confirm."""
+    """The dispatcher's sequencers confirm what was admitted."""
 
     dispatcher: Dispatcher
 
@@ -160,7 +160,7 @@ class Wire(NamedTuple):
 
 
 class _Loop:
-    """An event loop whose turns are the test's."""
+    """An event loop whose iterations the test controls."""
 
     def __init__(self) -> None:
         self.readers: dict[int, Callable[[], None]] = {}
@@ -171,8 +171,8 @@ class _Loop:
     def remove_reader(self, fd: int) -> None:
         del self.readers[fd]
 
-    def exchange(self, wire: Wire) -> None:
-        """Whoever wants to read and can, does; until nobody can."""
+    def run_ready(self, wire: Wire) -> None:
+        """Call readers until none is ready."""
         ends = (wire.near_client.fileno(), wire.near_kafka.fileno())
         while ready := select.select([fd for fd in ends if fd in self.readers], [], [], 0)[0]:
             for fd in ready:
@@ -186,7 +186,7 @@ class _Loop:
 
 
 class Stage:
-    """The process between clients and one broker, whose log begins empty. Gates soon remember all they may."""
+    """The process between clients and one broker, whose log begins empty. Sequencers soon remember their maximum."""
 
     def __init__(self, connections: int = 1) -> None:
         services = _Process(frame_bytes_max=1 << 24, free_bytes=1 << 24, newest_produce=13, in_flight_requests_max=100)
@@ -236,7 +236,7 @@ class Stage:
             piece = stated.data[at : at + _PIECE_BYTES]
             far.sendall(piece)
             _arrived(wire.near_client if stated.by_client else wire.near_kafka, len(piece))
-            self._loop.exchange(wire)
+            self._loop.run_ready(wire)
             self._take(wire.client)
             self._take(wire.kafka)
 
@@ -245,7 +245,7 @@ class Stage:
             while far.recv_into(self._taken, flags=socket.MSG_DONTWAIT):
                 pass
 
-    # ---- what a link tells the process
+    # ---- what a proxied connection reports to the process
 
     @property
     def now(self) -> float:
@@ -255,9 +255,8 @@ class Stage:
         self.dispatcher.keep_time(session)
 
     def proxied_opened(self, proxied: ProxiedConnection) -> Session:
-        return self.dispatcher.open(
-            proxied.connection, proxied.local_host, 0.0
-        )  # long ago: what gates know holds for it
+        # Opened long ago: what sequencers know holds for it.
+        return self.dispatcher.open(proxied.connection, proxied.local_host, 0.0)
 
     def proxied_closed(self, proxied: ProxiedConnection) -> None:
         raise AssertionError("no connection ends here")
@@ -326,7 +325,7 @@ def _unchecked(number: int) -> list[Piece]:
 
 
 def _checked(topic: str, make: Callable[[int], memoryview], *, records: int = 1, together: int = 1) -> Dialogue:
-    """Appends that are accepted, one behind the other; `together` of them are sent before the first is answered."""
+    """Accepted appends, one after the other; `together` of them are sent before the first is answered."""
 
     def query(number: int) -> Piece:
         return _queried(produce((topic, 0, make(number * records)), correlation=number, acks=-1, timeout_ms=30_000))
@@ -362,10 +361,10 @@ CASES: Final[dict[str, Dialogue]] = {
 # ------------------------------------------------------------------------------------------------------------- counting
 
 _WARM_UP, _MEASURED, _WEIGHED = 24, 3, 8
-#: What is left is looked at so many times, after so many requests each.
+#: So many snapshots of what is left, after so many requests each.
 _SNAPSHOTS, _BETWEEN_SNAPSHOTS = 2, 40
 _CONNECTIONS = 20
-#: Not counted: what stands here for the process around the switch.
+#: Not counted: the stand-ins for the services of the dispatcher.
 _STAND_INS = frozenset({__file__, ServicesStandIn.policy.__code__.co_filename})
 _NOTHING_MUCH = CASES["Heartbeat, relayed"](0)
 
@@ -402,7 +401,7 @@ def measure(name: str) -> Cost:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Nobody else counts meanwhile (coverage's tracer would be counted too), or collects; allocations are watched."""
+    """Without tracer (coverage's would be counted, too) and garbage collection; allocations are traced."""
     tracer, collecting = sys.gettrace(), gc.isenabled()
     sys.settrace(None)
     gc.collect()
@@ -483,7 +482,7 @@ def _resolved() -> tuple[int, int]:
 
 
 def _idle_bytes(dialogue: Dialogue) -> int:
-    """Of a connection that is idle after this request; what its gate keeps is shared by all."""
+    """Of a connection that is idle after this request; connections share the sequencer's memory."""
     reported = [dialogue(number) for number in range(2 * _CONNECTIONS)]
     with _undisturbed(), Stage(len(reported)) as stage:
 
@@ -500,7 +499,7 @@ def _idle_bytes(dialogue: Dialogue) -> int:
         return (_resolved()[1] - before) // _CONNECTIONS
 
 
-# -------------------------------------------------------------------------------------------------------------- judging
+# -------------------------------------------------------------------------------------------------------------- budgets
 
 
 def too_much(cost: Cost, budget: Cost) -> list[str]:
@@ -520,7 +519,7 @@ def _budgets() -> dict[str, Cost]:
 
 
 def _measured(*arguments: str) -> dict[str, Cost]:
-    """In a process of its own: what threads of other tests allocate meanwhile would be taken for ours."""
+    """In a separate process: allocations by threads of other tests would be counted, too."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     command = [sys.executable, "-m", "tests.unit.test_cost", "--json", *arguments]
     done = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -551,7 +550,7 @@ _WASTE = {
     "held_bytes": "copy = bytes(bytearray(data))",
     "left_objects": "kept.append([])",
     "left_kilobytes": "kept.append(bytes(1000))",
-    "idle_bytes": "held[id(self)] = bytes(1000)",
+    "idle_bytes": "by_id[id(self)] = bytes(1000)",
 }
 
 
@@ -565,7 +564,7 @@ def test_waste_is_noticed(what: str, costs: dict[str, Cost]) -> None:
 def _waste(what: str) -> None:
     code = f"def wasteful(self, data):\n {_WASTE[what]}\n real(self, data)"
     for side in (ClientSocket, UpstreamSocket):
-        names: dict[str, Any] = {"real": side._received, "kept": [], "held": {}}
+        names: dict[str, Any] = {"real": side._received, "kept": [], "by_id": {}}
         exec(compile(code, "<waste>", "exec"), names)
         side._received = names["wasteful"]  # type: ignore[method-assign]
 

@@ -1,4 +1,4 @@
-"""Levels of idempotence: what a topic or a request asks for, what goes without its producer id, and in which order."""
+"""Levels of idempotence: what a topic or a request demands, which batches lose their producer id, and their order."""
 
 from __future__ import annotations
 
@@ -127,10 +127,10 @@ def producer(request: ProduceRequest, topic: int = 0) -> tuple[int, int, int]:
     return header.producer_id, header.producer_epoch, header.base_sequence
 
 
-NOBODY = (-1, -1, -1)
+NO_PRODUCER = (-1, -1, -1)
 
 
-# --------------------------------------------------------------------------------------------------------- what is said
+# --------------------------------------------------------------------------------------------------------- answers
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_malformed_records_are_refused() -> None:
 
 def test_topic_checks_are_hidden_from_unauthorized_clients() -> None:
     talk = Levels(may_write=False)
-    for correlation in (1, 2):  # and not when it asks again either
+    for correlation in (1, 2):  # a second request gets the same answer
         talk.client(query(("required", 0, batch(b"v")), correlation=correlation))
         talk.counted()
         assert talk.up().topics[0].partitions[0].records == b""
@@ -233,7 +233,7 @@ def test_batch_refused_as_idempotent_is_resent_without_id() -> None:
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
     talk.downgraded("safe")
     again = talk.up()
-    assert (producer(again), again.acks, again.timeout_ms) == (NOBODY, -1, 3000)
+    assert (producer(again), again.acks, again.timeout_ms) == (NO_PRODUCER, -1, 3000)
     (data,) = again.topics[0].partitions
     assert data.records is not None
     assert data.records[61:] == sent[61:]
@@ -247,7 +247,7 @@ def test_later_batches_omit_the_id_until_expiry() -> None:
     talk.services.idempotence.refused("safe", talk.now)
     talk.client(query(("safe", 1, idempotent(sequence=1)), correlation=1))
     talk.downgraded("safe")
-    assert producer(talk.up()) == NOBODY
+    assert producer(talk.up()) == NO_PRODUCER
     talk.kafka(produced(("safe", 1, 0, 1), correlation=1))
     talk.answer()
     talk.now += 301
@@ -296,7 +296,7 @@ def test_requests_in_progress_keep_their_order() -> None:
         assert producer(talk.up())[0] == 9
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), correlation=1))
     talk.downgraded("safe")
-    assert producer(talk.up()) == NOBODY
+    assert producer(talk.up()) == NO_PRODUCER
     talk.client(
         query(("safe", 0, idempotent(b"last", 3)), correlation=3) + query(("unchecked", 0, batch(b"v")), correlation=4)
     )
@@ -308,7 +308,7 @@ def test_requests_in_progress_keep_their_order() -> None:
     sent = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToUpstream))
     assert sent.index(b"second") < sent.index(b"last")
     talk.commands.clear()
-    # And what they are told comes in theirs.
+    # And the answers keep the order of the requests.
     for correlation, base in ((1, 0), (2, 1), (3, 2)):
         talk.kafka(produced(("safe", 0, 0, base), correlation=correlation))
     answers = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
@@ -339,8 +339,8 @@ def test_append_waiting_on_silent_broker_gets_retriable_error() -> None:
 def test_batch_after_unknown_configs_refusal_is_also_refused(
     producer_id: int,
 ) -> None:
-    """Given A, refused since the configs are too old, and B, sent behind it and read when they are not any more, then B
-    is refused too: without producer ids nobody would notice that it lands before A's next try."""
+    """A is refused because the configs are too old. B is sent after A and read when they are fresh. B is refused, too:
+    without producer ids, Kafka would append it before the retry of A."""
     talk = Levels()
     talk.services.idempotence.refused("safe", talk.now)
     first, second = (
@@ -361,7 +361,7 @@ def test_batch_after_unknown_configs_refusal_is_also_refused(
     for frame in (first, second):
         talk.client(frame)
         talk.downgraded("safe", "message_format" if producer_id == 9 else "not_permitted")
-        assert producer(talk.up()) == NOBODY
+        assert producer(talk.up()) == NO_PRODUCER
     assert not talk.session._failed_pipelines
 
 
@@ -381,7 +381,7 @@ def test_another_partition_need_not_wait() -> None:
     talk.services.idempotence.refused("safe", talk.now)
     talk.client(query(("safe", 1, idempotent()), correlation=2))
     talk.downgraded("safe")
-    assert producer(talk.up()) == NOBODY
+    assert producer(talk.up()) == NO_PRODUCER
 
 
 def test_resend_waits_for_a_streamed_frames_end() -> None:
@@ -397,7 +397,7 @@ def test_resend_waits_for_a_streamed_frames_end() -> None:
     talk.client(streamed[200:])
     rest = talk.upstream()
     assert rest.startswith(streamed[200:])
-    assert producer(parse_produce_request(memoryview(rest[len(streamed) - 200 :])[4:])) == NOBODY
+    assert producer(parse_produce_request(memoryview(rest[len(streamed) - 200 :])[4:])) == NO_PRODUCER
 
 
 def test_batches_after_a_timed_out_one_are_refused() -> None:
@@ -470,7 +470,7 @@ def test_acks_0_is_sent_again_too() -> None:
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
     talk.downgraded("safe")
     again = talk.up()
-    assert (producer(again), again.acks) == (NOBODY, -1)
+    assert (producer(again), again.acks) == (NO_PRODUCER, -1)
     talk.kafka(produced(("safe", 0, 0, 2)))
     talk.silent()
     assert talk.session.drained
@@ -507,7 +507,7 @@ def test_safe_count_checked_topic_removes_made_up_id() -> None:
     talk = Levels()
     talk.client(query(("count-checked-safe", 0, idempotent(producer_id=MADE_UP))))
     talk.downgraded("count-checked-safe", "not_permitted")
-    assert producer(talk.up()) == NOBODY
+    assert producer(talk.up()) == NO_PRODUCER
 
 
 def test_sequencer_never_receives_a_made_up_id() -> None:
@@ -533,7 +533,7 @@ _KNOWN = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__st
 def init_producer_id(
     code: int, *, safe: bool = True, transactional_id: str | None = None, version: int = 4
 ) -> tuple[int, int, int]:
-    """What a client is told that Kafka tells `code`: code, id, epoch."""
+    """The client's answer when Kafka's is `code`: code, id, epoch."""
     rewriters = RequestRewriters(
         AddressBook(1),
         lambda: _KNOWN,
@@ -571,7 +571,7 @@ def test_transactional_ids_and_other_errors_are_relayed() -> None:
 
 
 def answered(talk: Levels, code: int, base: int, *, correlation: int, topic: str = "required", start: int) -> int:
-    """One append of the same producer, and what Kafka says of it; what its client is told."""
+    """One append of the same producer and Kafka's answer; returns the code that the client gets."""
     talk.client(query((topic, 0, idempotent(sequence=correlation)), correlation=correlation))
     talk.upstream()
     talk.kafka(_with_start(produced((topic, 0, code, base), correlation=correlation), start))
@@ -592,7 +592,7 @@ def test_producer_with_all_records_deleted_may_continue(topic: str) -> None:
 
 
 def test_unknown_producer_id_is_reported_once_per_batch() -> None:
-    """kafka-python 3 sends the same batch again, at once and for ever. Others begin anew under another epoch."""
+    """kafka-python 3 sends the same batch again, at once and without end. Others start again with a new epoch."""
     talk = Levels()
     assert answered(talk, 0, 10, correlation=1, start=0) == 0
     for reported in (UNKNOWN_PRODUCER_ID, OUT_OF_ORDER, OUT_OF_ORDER):
@@ -782,7 +782,7 @@ def test_interleaved_response_reaches_its_own_request() -> None:
 
 
 def test_earlier_denial_does_not_count_as_authorization() -> None:
-    """Asked about anew, each time: its second try is not told where a guarded log ends either."""
+    """The proxy requests authorization for each attempt. The second answer has no log end offset either."""
     talk = Levels(may_write=False)
     for correlation in (1, 2):
         talk.client(query(("checked", 0, expecting(9, b"x")), correlation=correlation))

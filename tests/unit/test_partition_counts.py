@@ -1,4 +1,4 @@
-"""Dialogues at the doors of counted topics: who goes in, who is refused, who waits, and when they are out again."""
+"""Dialogues at append barriers: which appends enter, wait or are refused, and when they leave."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _POLICIES = {
 
 
 class Process(ServicesStandIn):
-    """Its topics have 6 partitions, and metadata was asked lately."""
+    """Its topics have 6 partitions, and its metadata is fresh."""
 
     def __init__(self, **services: Any) -> None:
         super().__init__(**services)
@@ -231,7 +231,7 @@ def test_keys_are_decompressed_under_the_bound() -> None:
 
 
 def test_client_with_older_metadata_is_refused_until_refreshed() -> None:
-    # Given a client that was told 3 partitions
+    # Given a client whose metadata has 3 partitions
     talk = Barriers()
     talk.services.served[("test", "count-checked")] = 3
 
@@ -245,7 +245,7 @@ def test_client_with_older_metadata_is_refused_until_refreshed() -> None:
     talk.hangs_up()
     assert talk.services.guesses == [("test", "count-checked")]
 
-    # And told 6, it goes in
+    # And with 6, its append enters
     again = Barriers()
     again.services.served[("test", "count-checked")] = 6
     again.client(query(("count-checked", 2, batch(b"v"))))
@@ -263,7 +263,7 @@ def test_what_a_batch_says_is_no_guess() -> None:
 
 
 class _Reported:
-    """Every control message is answered by a Metadata that tells 3 partitions of each topic."""
+    """Answers every control message with a Metadata response of 3 partitions for each topic."""
 
     def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
         counts = (("count-checked", 3), ("checked", 3), ("unchecked", 3))
@@ -302,7 +302,7 @@ def test_differing_count_is_confirmed_before_the_refusal() -> None:
     talk.services.confirmed_at["count-checked"] = talk.now
     talk.report(m.TopicNews())
 
-    # Then it goes in, and what is behind it
+    # Then it enters, and so do the requests after it
     assert talk.next(m.ReadClient).on
     assert talk.next(m.ToUpstream).chunks[-1] == heartbeat
     assert talk.barrier().in_flight == 1
@@ -363,11 +363,11 @@ def test_count_of_opened_barrier_overrides_old_metadata() -> None:
     talk.sent_up()
 
 
-# ----------------------------------------------------------------------------------------------------- a closed door
+# ----------------------------------------------------------------------------------------------------- closed barrier
 
 
 def test_append_waiting_at_closed_barrier_uses_new_count() -> None:
-    # Given a topic that grows
+    # Given a topic that is being expanded
     talk = Barriers()
     talk.barrier().close(talk.now)
     talk.client(query(("count-checked", 2, saying(6)), timeout_ms=30_000))
@@ -382,7 +382,7 @@ def test_append_waiting_at_closed_barrier_uses_new_count() -> None:
     talk.barrier().open(8)
     talk.report(m.TopicNews())
 
-    # Then what was placed over 6 is refused, and nothing behind it is read on this connection
+    # Then what was placed over 6 is refused, and no request after it is read on this connection
     assert talk.refusals() == ["invalid_partition_count"]
     assert (
         talk.reported()[("count-checked", 2)][2]
@@ -428,8 +428,8 @@ def test_transactions_an_expansion_waits_for_pass_its_barrier() -> None:
 
 
 def test_next_transaction_of_a_producer_waits_at_barrier() -> None:
-    """With transactions v2 each has an epoch of its own. Otherwise a producer that has one upon the other passes for
-    ever, and no topic that it writes to can grow."""
+    """Each transaction has its own epoch (transactions v2). Otherwise a producer with one transaction after the other
+    would always pass, and its topics could never be expanded."""
     talk = Barriers()
     talk.barrier().close(talk.now, but_for=[(77, 0)])
 
@@ -568,13 +568,13 @@ def test_earlier_requests_are_answered_before_the_refusal() -> None:
     talk.client(heartbeat + query(("count-checked", 0, saying(6)), correlation=2))
     talk.upstream()
 
-    # When a stale count comes behind them, and more behind that
+    # When a stale count follows them, and another request follows that
     talk.client(
         query(("count-checked", 2, saying(3)), correlation=3) + query(("count-checked", 2, saying(6)), correlation=4)
     )
     talk.client(request(HEARTBEAT, 4, 5))
 
-    # Then nothing behind it is sent; the answers come in their order, and only then the end
+    # Then no request after it is sent; the answers come in their order, and only then the end
     assert talk.refusals() == ["invalid_partition_count"]
     talk.next(m.ReadClient)
     talk.silent()
@@ -635,7 +635,7 @@ def test_acks_0_is_sent_as_all_and_tracked() -> None:
     assert talk.barrier().empty(talk.now)
 
 
-# ----------------------------------------------------------------------------------------------- no way around the door
+# ---------------------------------------------------------------------------------------------- no way past the barrier
 
 
 @pytest.mark.parametrize("version", [3, 7, 8, 9, 12])
@@ -648,7 +648,7 @@ def test_fast_path_does_not_skip_the_count_check(topic: str, version: int, monke
     talk.client(first)
     talk.kafka(produced((topic, 0, 0, 1), correlation=1, version=version))
     talk.commands.clear()
-    assert talk.session.take_up(memoryview(second), talk.now)[0] == len(second), "it is streamed, the short way"
+    assert talk.session.take_up(memoryview(second), talk.now)[0] == len(second), "it is streamed by the fast path"
     talk.kafka(produced((topic, 0, 0, 2), correlation=2, version=version))
     talk.commands.clear()
 
@@ -679,7 +679,7 @@ def test_fast_path_ends_once_topic_is_count_checked(
     talk.session._waiting_produce = None
     assert talk.session.take_up(memoryview(frame), talk.now)[0] == 0
 
-    assert taken == [None, None], "it was asked, and left it to the general way"
+    assert taken == [None, None], "the fast path was called, and left it to the general path"
 
 
 def test_request_of_several_topics_checks_every_barrier() -> None:
@@ -700,11 +700,11 @@ def test_header_names_are_as_configured() -> None:
     assert talk.refusals() == ["invalid_partition_count"]
 
 
-# ------------------------------------------------------------------------------------------------------ in the switch
+# ---------------------------------------------------------------------------------------------------- in the dispatcher
 
 
-class InSwitch(Process):
-    """The doors are the switch's."""
+class InDispatcher(Process):
+    """The barriers are the dispatcher's."""
 
     dispatcher: Dispatcher
 
@@ -712,8 +712,8 @@ class InSwitch(Process):
         return self.dispatcher.barrier(topic)
 
 
-def _dispatcher() -> tuple[Dispatcher, InSwitch]:
-    services = InSwitch()
+def _dispatcher() -> tuple[Dispatcher, InDispatcher]:
+    services = InDispatcher()
     services.dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     services.dispatcher.open(1, "proxy.local", 0.0)._may_write = dict.fromkeys(_POLICIES, float("inf"))
     return services.dispatcher, services
@@ -748,14 +748,14 @@ def test_waiting_transaction_continues_once_it_is_excepted() -> None:
 
 def test_unknown_topic_names_use_bounded_memory() -> None:
     dispatcher, _ = _dispatcher()
-    dispatcher.close_barrier("growing", 100.0)
-    assert dispatcher.barrier("busy").enter("somebody", 100.0)
+    dispatcher.close_barrier("expanding", 100.0)
+    assert dispatcher.barrier("busy").enter("an append", 100.0)
 
     for number in range(25_000):
         dispatcher.barrier(f"count-checked-{number}")
 
     assert len(dispatcher.barriers) <= 10_000
-    assert dispatcher.barrier("growing").closed
+    assert dispatcher.barrier("expanding").closed
     assert dispatcher.barrier("busy").in_flight == 1
 
 
@@ -776,7 +776,7 @@ def test_process_is_quiet_only_without_appends_in_flight() -> None:
     dispatcher.session_event(1, m.ClientBytes(memoryview(frame[-5:])), 100.0)
     assert dispatcher.quiet
 
-    # At a gate
+    # At a partition sequencer
     dispatcher.session_event(1, m.ClientBytes(memoryview(query(("checked", 0, batch(b"v")), correlation=3))), 100.0)
     assert not dispatcher.quiet
 
@@ -806,7 +806,7 @@ def test_late_answer_after_lost_outcome_stays_in_doubt() -> None:
     talk.grant(pending)
     talk.commands.clear()
 
-    # Given a gate that settles it, since the leader has stood still for so long
+    # Given a sequencer that answers it after the leader was silent for too long
     talk.now += 2.8
     talk.report(m.Tick())
     talk.report(m.AppendCompleted(pending, produced_result(), None))
@@ -815,7 +815,7 @@ def test_late_answer_after_lost_outcome_stays_in_doubt() -> None:
     # When Kafka answers after all
     talk.kafka(produced(("both", 0, 0, 41), version=9))
 
-    # Then what the gate has sent by itself meanwhile may be queued
+    # Then what the sequencer resent meanwhile may still be queued
     assert talk.barrier("both").in_flight == 0
     assert talk.barrier("both").empty_at == talk.now + 30
 
@@ -825,8 +825,8 @@ def produced_result() -> PartitionResult:
 
 
 def test_repeated_resends_keep_the_barrier_until_queued_end() -> None:
-    """Given an append that was cut off, and a gate that sends it again until it gives up, each time without an answer,
-    then its door is empty only once the last of those may not come any more: not when the first may not."""
+    """A connection breaks during an append. The sequencer resends it until it gives up, each time without an answer.
+    The barrier is empty only when the last resend, not the first, can no longer be appended."""
     dispatcher, _ = _dispatcher()
     own = batch(b"v", producer=(77, 0, 0), headers=[[("fencepost-partition-count", b"6")]])
     dispatcher.session_event(1, m.ClientBytes(memoryview(query(("both", 0, own), timeout_ms=30_000))), 100.0)
@@ -848,15 +848,13 @@ def test_repeated_resends_keep_the_barrier_until_queued_end() -> None:
 
     assert sent_at[0] == 101.0
     assert 10.0 < sent_at[-1] - sent_at[0] <= g.SequencerLimits().resolve_seconds
-    assert not dispatcher.barrier_empty(
-        "both", sent_at[0] + 30
-    )  # that is how long this door doubts, see ServicesStandIn
+    assert not dispatcher.barrier_empty("both", sent_at[0] + 30)  # the queued time of ServicesStandIn
     assert not dispatcher.barrier_empty("both", sent_at[-1] + 29.9)
     assert dispatcher.barrier_empty("both", sent_at[-1] + 30)
 
 
 def test_barrier_is_not_empty_while_sequencer_may_resend() -> None:
-    """However long that takes: a gate that waits for Kafka has no time limit for that of its own."""
+    """The sequencer has no time limit while it waits for Kafka."""
     dispatcher, _ = _dispatcher()
     own = batch(b"v", producer=(77, 0, 0), headers=[[("fencepost-partition-count", b"6")]])
     dispatcher.session_event(1, m.ClientBytes(memoryview(query(("both", 0, own), timeout_ms=30_000))), 100.0)
@@ -868,7 +866,7 @@ def test_barrier_is_not_empty_while_sequencer_may_resend() -> None:
     assert dispatcher.barrier_empty("count-checked", 200.0)
 
 
-# ------------------------------------------------------------------- what went past the door before there was one
+# ------------------------------------------------------------------- what passed before there was a barrier
 
 
 @pytest.mark.parametrize("acks", [1, 0])
@@ -878,9 +876,7 @@ def test_streamed_request_keeps_newly_checked_topics_barrier_occupied(acks: int)
     frame = query(("unchecked", 0, batch(bytes(100))), acks=acks)
     dispatcher.session_event(1, m.ClientBytes(memoryview(frame[:-5])), 100.0)
 
-    dispatcher.now_count_checked(
-        "count-checked", 101.0
-    )  # for all that a connection knows, its frame may be to that one
+    dispatcher.now_count_checked("count-checked", 101.0)  # the frame may be for this topic
 
     assert not dispatcher.barrier_empty("count-checked", 1000.0)
     assert dispatcher.streams_past_barriers(dispatcher.sessions[1], 1000.0) == "count-checked"
@@ -891,7 +887,7 @@ def test_streamed_request_keeps_newly_checked_topics_barrier_occupied(acks: int)
     if acks:  # Kafka's answer ends it
         dispatcher.session_event(1, m.UpstreamBytes(memoryview(produced(("unchecked", 0, 0, 1)))), 1003.0)
         assert dispatcher.barrier_empty("count-checked", 1003.0)
-    else:  # nobody will hear of it
+    else:  # no answer will come
         assert not dispatcher.barrier_empty("count-checked", 1031.9)
         assert dispatcher.barrier_empty("count-checked", 1032.0)
 
@@ -912,7 +908,7 @@ def test_later_requests_on_connection_occupy_no_barrier() -> None:
 
 
 def test_tracked_appends_are_forgotten_once_answered() -> None:
-    """Given topics that begin to be counted by the hundred on a busy process, though none of them ever grows."""
+    """Hundreds of topics get partition-count checks on a busy process, but none of them is expanded."""
     dispatcher, _ = _dispatcher()
     dispatcher.session_event(1, m.ClientBytes(memoryview(query(("unchecked", 0, batch(b"v"))))), 100.0)
     for number in range(100):
@@ -952,7 +948,7 @@ def test_append_waiting_at_sequencer_occupies_new_barrier() -> None:
     talk.grant(pending)
     assert not dispatcher.barrier_empty("count-checked", 1000.0)
     talk.commands.clear()
-    talk.report(m.AppendCompleted(pending, produced_result(), None))  # its gate has found out by itself
+    talk.report(m.AppendCompleted(pending, produced_result(), None))  # its sequencer found out without an answer
     assert not dispatcher.barrier_empty("count-checked", 1000.0), "Kafka still has the request"
     talk.kafka(produced(("checked", 0, 0, 41), version=9))
 
@@ -960,7 +956,7 @@ def test_append_waiting_at_sequencer_occupies_new_barrier() -> None:
 
 
 def test_fast_path_append_occupies_the_barrier_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its slot is exchanged for another one as soon as something is not as usual: it is the same request."""
+    """Its pending response is replaced when the append leaves the fast path, but the request is the same."""
     dispatcher, _ = _dispatcher()
     session = dispatcher.sessions[1]
     single = PendingResponse(PRODUCE, 9, 1, Answer.RELAYED)

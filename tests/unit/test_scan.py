@@ -1,4 +1,4 @@
-"""The scan that looks only where it must, held against one that takes every record apart.
+"""The selective scan against one that parses every record.
 
 Batches here are made to mislead the first: names of headers inside keys and values, followed by just what a header
 would say; headers twice; numbers with one digit more than the one before; records cut so that a name lies across two.
@@ -27,7 +27,7 @@ Header = tuple[bytes, bytes | None]
 
 
 class Row(NamedTuple):
-    """A record before it is bytes. `place` is its offset delta, None where that is its place in the batch."""
+    """A record before it is bytes. `place` is its offset delta, None where that is its index in the batch."""
 
     headers: tuple[Header, ...] = ()
     key: bytes | None = None
@@ -144,7 +144,7 @@ def rows_and_names(draw: st.DrawFn) -> tuple[list[Row], HeaderNames]:
     values = st.sampled_from([b"", b"-1", b"5", b"041", b"x", b"9223372036854775808", b"w" * 64, b"w" * 63]) | st.none()
 
     def misleading(index: int) -> st.SearchStrategy[bytes | None]:
-        """Bytes that look like one of our headers where none is."""
+        """Bytes that resemble one of our headers where none is."""
         probes = [sized(name) + sized(stated) for name, stated in agreeing(index)]
         piece = st.sampled_from(
             [*probes, *(name for name, _ in agreeing(index)), b"\x02", b"\0", b"text", probes[0][:-1]]
@@ -204,7 +204,7 @@ def test_batch_scan_agrees_with_a_simple_reading(case: tuple[list[Row], HeaderNa
 @some
 @given(rows_and_names(), st.sampled_from([-(2**40), -1, 0, 1, 999, 2**50]))
 def test_reported_batch_time_is_never_after_newest_record(case: tuple[list[Row], HeaderNames], lie_ms: int) -> None:
-    """And where the header tells the truth, at most a second older."""
+    """And where the header is right, at most a second older."""
     rows = [row._replace(place=None) for row in case[0]]
     newest_ms = NOW_MS + max(row.timestamp_delta for row in rows)
     stated = scanned(built(rows))

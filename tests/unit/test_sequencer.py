@@ -1,4 +1,4 @@
-"""Dialogues with one gate: what it is told, what it asks for. The rules that these pin are those of its docstring."""
+"""Dialogues with one partition sequencer: events and effects. Its docstring numbers the rules tested here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OLD_TIMESTAMP, POLICY_VIOLATION, OUT_OF_ORDER, WRONG_EPOCH = 32, 44, 45, 47
 
 @dataclass
 class Talk:
-    """One gate and a clock. `effects` are those that no assertion has consumed yet."""
+    """One partition sequencer and a clock. `effects` are those that no assertion has consumed yet."""
 
     check: Check = Check.REQUIRED
     sequencer: PartitionSequencer = field(default_factory=lambda: PartitionSequencer(TP, LIMITS))
@@ -40,7 +40,7 @@ class Talk:
     leader_epoch: int = 0
     alone: bool = True
     taken_over: bool = True
-    may_write: bool = False  # what the session says of its client, once Kafka has said it
+    may_write: bool = False  # whether the session knows that Kafka authorizes its client
     effects: list[g.Effect] = field(default_factory=list)
 
     def report(self, event: g.Event) -> None:
@@ -79,7 +79,7 @@ class Talk:
         return pending
 
     def next(self, kind: type[E]) -> E:
-        assert self.effects, f"nothing was asked for, expected {kind.__name__}"
+        assert self.effects, f"no effect, expected {kind.__name__}"
         effect = self.effects.pop(0)
         assert isinstance(effect, kind), f"expected {kind.__name__}, got {effect}"
         return effect
@@ -88,7 +88,7 @@ class Talk:
         assert not self.effects, self.effects
 
     def snapshot(self, end: int, *, next_sequence: int | None = None, **more: Any) -> None:
-        """Answers the read of the tail that the gate has asked for."""
+        """Answer the sequencer's read of the log end."""
         self.next(g.ReadLogEnd)
         state = None if next_sequence is None else g.ProducerState(more.pop("epoch", 0), next_sequence)
         facts: dict[str, Any] = {
@@ -134,7 +134,7 @@ class Talk:
         return result.error_message
 
     def append(self, at: int, *values: bytes, timestamp_ms: int | None = None, connection: int = 1) -> g.PendingAppend:
-        """A conditional append that goes well on a warm gate."""
+        """A conditional append that succeeds while the fence is confirmed."""
         pending = self.offer(expecting(at, *values, timestamp_ms=timestamp_ms), connection=connection)
         assert self.admitted(pending) == g.Fence(SHARED, 0, at)
         self.kafka(pending, base_offset=at)
@@ -143,7 +143,7 @@ class Talk:
 
 
 def warm(at: int = 10, check: Check = Check.REQUIRED) -> Talk:
-    """A gate after one good append of one record; the log ends at `at`."""
+    """The state after one successful append of one record; the log ends at `at`."""
     talk = Talk(check)
     pending = talk.offer(expecting(at - 1, b"first"))
     talk.snapshot(at - 1)
@@ -166,7 +166,7 @@ def in_log(records: memoryview, at: int, fence: g.Fence | None = None, *, log_ap
         instance_id=fence.instance_id,
     )
     stored[:8] = at.to_bytes(8, "big")
-    if log_append_time:  # written anew by the broker
+    if log_append_time:  # rewritten by the broker
         stored[21:23] = b"\0\x08"
     return g.Found(memoryview(bytes(stored)))
 
@@ -177,7 +177,7 @@ def unstamped(records: memoryview, at: int) -> g.Found:
 
 
 def compacted(found: g.Found, record_count: int) -> g.Found:
-    """So many of its records are left: written anew, with its place, its length and its producer."""
+    """The batch with fewer records: compaction keeps its offset, its offset range and its producer."""
     left = bytearray(found.batch)
     left[21:23] = b"\0\0"
     left[57:61] = record_count.to_bytes(4, "big")
@@ -319,7 +319,7 @@ def test_not_leader_before_any_append_is_relayed() -> None:
     assert talk.answered(pending).error_code == NOT_LEADER
     talk.silent()
     talk.offer(expecting(10, b"a"))
-    talk.next(g.ReadLogEnd)  # the new leader may not know the stamp
+    talk.next(g.ReadLogEnd)  # the new leader may not know the fence
 
 
 def test_lost_acknowledgement_is_resolved_from_the_log() -> None:
@@ -329,7 +329,7 @@ def test_lost_acknowledgement_is_resolved_from_the_log() -> None:
     talk.report(g.Lost(pending))
     assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
     talk.report(g.BatchRead(pending, in_log(expecting(10, b"theirs"), 10)))
-    talk.snapshot(11, next_sequence=11)  # it can never land: decide anew
+    talk.snapshot(11, next_sequence=11)  # it can no longer be appended: decide again
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(pending, in_log(expecting(10, b"theirs"), 10)))
     talk.mismatch(pending, expected=10, actual=11)
@@ -338,7 +338,7 @@ def test_lost_acknowledgement_is_resolved_from_the_log() -> None:
 def in_doubt(
     *, check: Check = Check.REQUIRED, producer: tuple[int, int, int] = (5, 0, 0)
 ) -> tuple[Talk, g.PendingAppend]:
-    """The acknowledgement of an append at 10 is lost; its client may write, and this process has a tag."""
+    """The acknowledgement of an append at 10 is lost; its client may write, and this process has an instance id."""
     talk = warm(10, check)
     talk.instance_id, talk.may_write = 7, True
     pending = talk.offer(expecting(10, b"a", producer=producer))
@@ -381,7 +381,7 @@ def test_unconditional_batch_is_fenced_again_at_new_end() -> None:
 def test_one_of_two_equal_batches_succeeds() -> None:
     talk, first = in_doubt()
     talk.report(g.BatchRead(first, g.NotYet(10)))
-    talk.snapshot(10, next_sequence=9)  # not what it was stamped for: it stays unknown
+    talk.snapshot(10, next_sequence=9)  # not the sequence of its fence: the outcome stays unknown
     assert talk.answered(first).error_code == TIMED_OUT
     second = talk.offer(expecting(10, b"a", producer=(6, 0, 0), timestamp_ms=first.append.max_timestamp_ms))
     talk.snapshot(10, next_sequence=10)
@@ -576,8 +576,8 @@ def test_missing_in_doubt_append_is_unknown() -> None:
 
 @pytest.mark.parametrize("other", ["unstamped", "stamped before it"])
 def test_in_doubt_append_is_sought_after_foreign_batches(other: str) -> None:
-    """An append that was queued comes out first, or a marker does: this one's sequence fits all the same. Taken for
-    lost, it would be appended once more."""
+    """A queued append or a marker is appended first. The sequence of the in-doubt append still fits. If the sequencer
+    treated it as lost, it would be appended twice."""
     talk = warm(10, Check.ON)
     talk.instance_id, talk.may_write = 7, True
     lost = talk.offer(batch(b"a"))
@@ -617,7 +617,7 @@ def test_retry_of_unresolved_batch_skips_foreign_batches() -> None:
     talk.report(g.BatchRead(retry, marker))
     assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
     talk.report(g.BatchRead(retry, g.NotYet(12)))
-    talk.snapshot(13, next_sequence=12)  # it was queued, and has landed since that look
+    talk.snapshot(13, next_sequence=12)  # it was queued, and was appended after that read
     assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
     talk.report(g.BatchRead(retry, in_log(records, 12, g.Fence(SHARED, 0, 11))))
     talk.accepted(retry, 12)
@@ -661,7 +661,7 @@ def test_displaced_in_doubt_append_may_still_follow() -> None:
         assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 11)
         talk.report(g.BatchRead(pending, g.NotYet(11)))
         assert talk.answered(pending).error_code == TIMED_OUT
-    # Not for ever.
+    # Only for a limited time.
     talk.now += LIMITS.queued_seconds + 1
     retry = talk.offer(records, connection=2)
     talk.next(g.ReadBatch)
@@ -675,7 +675,7 @@ def test_displaced_in_doubt_append_may_still_follow() -> None:
 
 
 def test_compacted_in_doubt_batch_stays_unknown() -> None:
-    """Its place, its length and its stamp are those of the first try, but records of it are gone."""
+    """Its offset, its offset range and its fence are those of the first attempt, but some records are deleted."""
     talk = warm(10, Check.ON)
     talk.append(10, b"x")
     named = talk.offer(expecting(11, b"a", producer=(5, 0, 0)))
@@ -791,7 +791,7 @@ def test_old_batch_on_true_topic_is_sent_unfenced() -> None:
 
 
 def too_old(talk: Talk) -> memoryview:
-    """An unconditional batch of a producer that is stamped here: Kafka does not know its sequences."""
+    """An unconditional batch of a producer with fenced appends: Kafka does not know its sequences."""
     fenced = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
     talk.admitted(fenced)
     talk.kafka(fenced, base_offset=10)
@@ -855,7 +855,7 @@ def test_log_append_time_topic_confirms_every_success() -> None:
     talk.report(g.BatchRead(pending, in_log(pending.records, 10, log_append_time=True)))
     talk.accepted(pending, 10)
     talk.offer(expecting(11, b"b"))
-    talk.next(g.Admit)  # still warm: the doubt was only a confirmation
+    talk.next(g.Admit)  # the fence stays confirmed: the read was only a check
 
 
 def test_append_found_in_log_leaves_log_end_unknown() -> None:
@@ -865,7 +865,7 @@ def test_append_found_in_log_leaves_log_end_unknown() -> None:
     late = talk.offer(expecting(5, b"b"), connection=2)
     talk.now += 1
     talk.admitted(first)
-    talk.kafka(first, base_offset=10, log_append_time_ms=5)  # perhaps a duplicate: the log may have grown since
+    talk.kafka(first, base_offset=10, log_append_time_ms=5)  # perhaps a duplicate: the log may be longer now
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(first, in_log(first.records, 10, log_append_time=True)))
     talk.accepted(first, 10)
@@ -918,7 +918,7 @@ def test_new_log_append_time_is_noticed_from_response() -> None:
     talk.accepted(pending, 10)
 
 
-# ------------------------------------------------------------------------------------------ rule 6: shifts and bases
+# ------------------------------------------------------------------------------------------ rule 6: offsets and bases
 
 
 def test_required_topic_publishes_new_fence_base_before_use() -> None:
@@ -955,7 +955,7 @@ def test_partition_without_fence_state_needs_no_base() -> None:
 def test_recently_published_foreign_epoch_is_no_violation() -> None:
     talk = Talk()
     pending = talk.offer(expecting(12, b"a"))
-    talk.snapshot(12, epoch=2, next_sequence=2, fence_base=(1, 5))  # this process's view is one poll behind
+    talk.snapshot(12, epoch=2, next_sequence=2, fence_base=(1, 5))  # this process's view is one poll old
     talk.next(g.PublishBase)
     talk.report(g.BasePublished(True, ours=False))
     talk.snapshot(12, epoch=2, next_sequence=2, fence_base=(2, 10))
@@ -967,7 +967,7 @@ def test_append_at_another_offset_is_a_reported_violation() -> None:
     pending = talk.offer(expecting(10, b"a"))
     talk.admitted(pending)
     talk.kafka(pending, base_offset=11)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)  # who is it?
+    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)  # which producer is it?
     talk.report(g.BatchRead(pending, in_log(batch(b"theirs"), 10, g.Fence(99, 0, 0))))
     assert talk.next(g.Violation) == g.Violation(TP, 10, 11, producer_id=99)
     result = talk.answered(pending)
@@ -1036,7 +1036,7 @@ def test_unexplained_log_end_is_a_violation_on_required() -> None:
 def test_earlier_sequence_offset_is_no_violation_at_start() -> None:
     talk = Talk()
     talk.offer(expecting(12, b"a"))
-    talk.snapshot(12, next_sequence=10)  # appended before the topic was guarded, perhaps
+    talk.snapshot(12, next_sequence=10)  # perhaps appended before the topic was checked
     talk.next(g.PublishBase)
 
 
@@ -1150,7 +1150,7 @@ def test_fence_bases_are_published_at_a_bounded_rate() -> None:
     assert published <= limits.bases_burst + 2 + (talk.now - began) / limits.base_seconds
 
 
-# --------------------------------------------------------------------------------------------- rules 12, 13: cold
+# -------------------------------------------------------------------------------------- rules 12, 13: fence unconfirmed
 
 
 def test_unconfirmed_sequencer_sends_one_append_alone() -> None:
@@ -1258,7 +1258,7 @@ def test_takeover_delays_conditional_appends_on_true_topics(check: Check) -> Non
         behind = talk.offer(batch(b"behind"))
         plain = talk.offer(batch(b"x"), connection=2)
         talk.snapshot(10)
-        talk.admitted(plain)  # it expects nothing, and waits for nobody
+        talk.admitted(plain)  # without an expected offset it does not wait
         talk.kafka(plain, base_offset=10)
         talk.accepted(plain, 10)
         talk.silent()
@@ -1346,7 +1346,7 @@ def test_what_was_truncated_is_not_remembered() -> None:
 
 
 def unresolved(talk: Talk) -> memoryview:
-    """An unconditional batch of a producer that is stamped here, told 7 while its send may still be queued in Kafka."""
+    """An unconditional batch of a producer with fenced appends, answered with 7 while Kafka may have it queued."""
     first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
     talk.admitted(first)
     talk.kafka(first, base_offset=10)
@@ -1376,7 +1376,7 @@ def test_retry_of_unresolved_batch_is_sought_in_log() -> None:
     retry = talk.offer(records, connection=2)
     assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
     talk.report(g.BatchRead(retry, in_log(records, 11)))
-    talk.accepted(retry, 11)  # the first try has landed meanwhile
+    talk.accepted(retry, 11)  # the first attempt was appended meanwhile
 
 
 def test_absent_unresolved_batch_is_retried_with_same_sequence() -> None:
@@ -1393,7 +1393,7 @@ def test_absent_unresolved_batch_is_retried_with_same_sequence() -> None:
 def test_first_try_appended_before_retry_is_not_repeated() -> None:
     talk = warm(10, Check.ON)
     records, retry = looked_for_in_vain(talk)
-    talk.snapshot(12, next_sequence=12)  # it was queued, and has landed since that look
+    talk.snapshot(12, next_sequence=12)  # it was queued, and was appended after that read
     assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
     talk.report(g.BatchRead(retry, in_log(records, 11)))
     talk.accepted(retry, 11)
@@ -1410,7 +1410,7 @@ def test_retry_is_fenced_again_when_sequence_was_taken() -> None:
 
 
 def two_unresolved(talk: Talk, *, conditional: bool) -> tuple[memoryview, memoryview]:
-    """One sent ahead of the other, both told 7 while they may still be queued in Kafka."""
+    """Two pipelined batches, both answered with 7 while Kafka may still have them queued."""
     fenced = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
     talk.admitted(fenced)
     talk.kafka(fenced, base_offset=10)
@@ -1457,7 +1457,7 @@ def test_retry_of_a_possibly_queued_batch_stays_unknown(conditional: bool) -> No
     talk.report(g.BatchRead(retry, g.NotYet(11)))
     talk.snapshot(11, next_sequence=11)
     assert talk.answered(retry).error_code == TIMED_OUT
-    # Not for ever.
+    # Only for a limited time.
     talk.now += LIMITS.queued_seconds + 1
     retry = talk.offer(records, connection=2)
     talk.next(g.ReadBatch)
@@ -1471,7 +1471,7 @@ def test_retry_of_a_possibly_queued_batch_stays_unknown(conditional: bool) -> No
 
 @pytest.mark.parametrize("error", [3, 5, 19, TOO_LARGE])
 def test_failed_retry_does_not_exclude_the_first_try(error: int) -> None:
-    """Forgotten, the next retry would go behind what has landed meanwhile: itself."""
+    """If the sequencer forgot the first attempt, the next retry could append the batch a second time."""
     talk = warm(10, Check.ON)
     records, retry = looked_for_in_vain(talk)
     talk.snapshot(11, next_sequence=11)
@@ -1518,19 +1518,19 @@ def test_early_retry_of_unknown_batch_is_sought_too() -> None:
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(first, g.NotYet(12)))
     assert talk.answered(first).error_code == TIMED_OUT
-    talk.snapshot(13, next_sequence=13)  # it was queued, and has landed since that look
+    talk.snapshot(13, next_sequence=13)  # it was queued, and was appended after that read
     assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
     talk.report(g.BatchRead(retry, in_log(records, 12)))
     talk.accepted(retry, 12)
 
 
-@pytest.mark.parametrize("end", ["withdrawn while it is looked up", "withdrawn in the queue", "its time is over"])
+@pytest.mark.parametrize("end", ["canceled while it is looked up", "canceled in the queue", "its time is over"])
 def test_retry_that_is_not_sent_leaves_batch_unresolved(end: str) -> None:
     talk = warm(10, Check.ON)
     records = unresolved(talk)
     retry = talk.offer(records, connection=2)
     talk.next(g.ReadBatch)
-    if end == "withdrawn while it is looked up":
+    if end == "canceled while it is looked up":
         talk.report(g.Canceled(retry))
         talk.report(g.BatchRead(retry, g.NotYet(11)))
     else:
@@ -1538,9 +1538,9 @@ def test_retry_that_is_not_sent_leaves_batch_unresolved(end: str) -> None:
         talk.now += 6
         talk.report(g.Tick() if end == "its time is over" else g.Canceled(retry))
     talk.snapshot(11, next_sequence=11)
-    if end == "withdrawn while it is looked up":
+    if end == "canceled while it is looked up":
         assert talk.next(g.Admit).pending is retry
-        talk.report(g.Canceled(retry))  # there is nobody to send it
+        talk.report(g.Canceled(retry))  # no connection is left to send it
     talk.effects.clear()
     again = talk.offer(records, connection=3)
     assert talk.next(g.ReadBatch) == g.ReadBatch(again, 11)
@@ -1760,12 +1760,12 @@ def test_marker_of_own_previous_transaction_is_waited_for() -> None:
     talk = warm(10, Check.ON)
     for _ in range(2):
         pending = talk.offer(within(10, b"t"), within="app")
-        talk.snapshot(10, next_sequence=10, ending_transactions=frozenset({"app"}))  # read anew for each
+        talk.snapshot(10, next_sequence=10, ending_transactions=frozenset({"app"}))  # read again for each
         assert talk.answered(pending).error_code == NOT_LEADER
 
 
 def test_transaction_with_appends_waits_for_an_ending_one() -> None:
-    """It waits for nobody. Whoever follows a transaction through its partitions meets its markers one by one."""
+    """The ending transaction waits for no other. Its markers are appended to one partition after the other."""
     talk = warm(10, Check.ON)
     written_by_another(talk)
     pending = talk.offer(within(12, b"t"), within="app", owns=True)
@@ -1773,12 +1773,12 @@ def test_transaction_with_appends_waits_for_an_ending_one() -> None:
     talk.snapshot(11, **more)
     assert talk.answered(pending).error_code == NOT_LEADER
     pending = talk.offer(within(12, b"t"), within="app", owns=True)
-    talk.snapshot(11, **more | {"open_transactions": frozenset({4, 6})})  # beside it there is another one
+    talk.snapshot(11, **more | {"open_transactions": frozenset({4, 6})})  # another transaction is open, too
     assert talk.answered(pending).error_code == POLICY_VIOLATION
 
 
 def test_joined_and_ending_transaction_is_waited_for() -> None:
-    """It waits for nobody, and its marker is on its way."""
+    """The ending transaction waits for no other, and its marker is on its way."""
     talk = warm(10, Check.ON)
     joins(talk, "other")
     talk.report(g.TransactionJoined("other", answered=True))
@@ -1837,8 +1837,8 @@ INVALID_PRODUCER_ID_MAPPING = 49
 
 @pytest.mark.parametrize("expected", [10, 11, 17, 3])
 def test_foreign_producer_id_in_a_transaction_is_refused(expected: int) -> None:
-    """Given another's transaction on the partition, when one who may use some transactional id names its producer,
-    then it is told as Kafka's coordinator would, and not where the log ends. Kafka would have taken it for part."""
+    """A client with another transactional id uses the producer id of an open transaction. The answer is that of Kafka's
+    coordinator, without the log end offset. Kafka would have added the batch to the open transaction."""
     talk = warm(10, Check.ON)
     mine = talk.offer(within(10, b"t"), within="app")
     talk.snapshot(10, next_sequence=10, producer_ids={"app": 5})
@@ -1846,8 +1846,8 @@ def test_foreign_producer_id_in_a_transaction_is_refused(expected: int) -> None:
     talk.kafka(mine, base_offset=10)
     talk.accepted(mine, 10)
     talk.now += 1
-    theirs = talk.offer(within(expected, b"t", producer=(5, 0, 1)), within="strangers")
-    talk.snapshot(11, next_sequence=10, open_transactions=frozenset({5}), producer_ids={"app": 5, "strangers": 6})
+    theirs = talk.offer(within(expected, b"t", producer=(5, 0, 1)), within="others")
+    talk.snapshot(11, next_sequence=10, open_transactions=frozenset({5}), producer_ids={"app": 5, "others": 6})
     result = talk.answered(theirs)
     assert (result.error_code, result.base_offset) == (INVALID_PRODUCER_ID_MAPPING, -1)
     assert "ANOTHERS_PRODUCER" in str(result.error_message)
@@ -1865,9 +1865,9 @@ def test_unknown_producer_id_is_left_to_kafka() -> None:
 
 def test_producer_id_is_known_per_transactional_id() -> None:
     talk = warm(10, Check.ON)
-    first = talk.offer(within(17, b"t", producer=(6, 0, 0)), within="strangers")
+    first = talk.offer(within(17, b"t", producer=(6, 0, 0)), within="others")
     second = talk.offer(within(10, b"t"), within="app")
-    talk.snapshot(10, next_sequence=10, producer_ids={"strangers": 6})
+    talk.snapshot(10, next_sequence=10, producer_ids={"others": 6})
     talk.mismatch(first, expected=17, actual=10)
     assert talk.effects[0] == g.ReadLogEnd(TP, ("app",))
     talk.snapshot(10, next_sequence=10, producer_ids={"app": 6})
@@ -1886,7 +1886,7 @@ def test_transaction_waits_bounded_time_with_other_instances() -> None:
         codes.append(talk.answered(pending).error_code)
         talk.now += 3
     assert codes == [NOT_LEADER] * 4 + [POLICY_VIOLATION]
-    # Later it may want something here again, and waits anew.
+    # A later append waits again.
     talk.now += 3
     pending = talk.offer(within(11, b"t"), within="app")
     talk.snapshot(11, open_transactions=frozenset({4}))
@@ -1960,7 +1960,7 @@ def test_retry_appended_elsewhere_is_reported_as_violation() -> None:
     talk.snapshot(14, next_sequence=10, **in_transaction(2))
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(again, in_log(batch(b"another's"), 10)))
-    assert talk.admitted(again) is None  # sent once more: for Kafka it is a duplicate
+    assert talk.admitted(again) is None  # sent again: for Kafka it is a duplicate
     talk.kafka(again, base_offset=12, log_append_time_ms=7)
     assert talk.next(g.ReadBatch) == g.ReadBatch(again, 12)
     talk.report(g.BatchRead(again, own(12)))
@@ -1973,7 +1973,7 @@ def test_retry_appended_elsewhere_is_reported_as_violation() -> None:
 
 
 def test_violation_by_a_marker_names_the_marker() -> None:
-    """Of a transaction that had joined and written nothing, as it may: for that nobody waits."""
+    """The marker ends a transaction that joined and wrote nothing. No append waits for such a transaction."""
     talk = warm(10, Check.ON)
     pending = talk.offer(within(10, b"t"), within="app")
     talk.snapshot(10, next_sequence=10)
@@ -2016,7 +2016,7 @@ def test_unknown_batch_at_taken_offset_is_refused(state: dict[str, Any]) -> None
 
 
 def test_refusal_waits_while_earlier_try_may_be_queued() -> None:
-    """It would land behind its refusal: in the next transaction of its producer, where that has the same epoch."""
+    """The queued attempt could be appended after the refusal, in the producer's next transaction of the same epoch."""
     talk = warm(10, Check.ON)
     records = lost_at_ten(talk)
     again = talk.offer(records, within="app", owns=True)
@@ -2061,7 +2061,7 @@ def unconditional_duplicate_at_seven(talk: Talk) -> g.PendingAppend:
 
 
 def test_unconditional_duplicate_of_earlier_batch_is_sequence_taken() -> None:
-    """Kafka says 0 and where the other one lies: told as it is, the record would be lost."""
+    """Kafka answers 0 with the offset of the other batch. If the proxy relayed that, the record would be lost."""
     talk = warm(10, Check.ON)
     pending = unconditional_duplicate_at_seven(talk)
     talk.report(g.BatchRead(pending, own(7, (5, 0, 0), b"o", b"p")))
@@ -2121,14 +2121,14 @@ def test_later_appends_wait_for_acknowledged_transactional_retry() -> None:
 # ---- a transaction joins
 
 
-@pytest.mark.parametrize("way", ["by events", "the short way"])
+@pytest.mark.parametrize("way", ["by events", "fast path"])
 def test_join_waits_for_fenced_appends_in_flight(way: str) -> None:
     talk = warm(10, Check.ON)
     pending = talk.offer(expecting(10, b"a"))
     talk.admitted(pending)
     talk.report(g.TransactionJoins("app", 7))
     talk.silent()
-    if way == "the short way":
+    if way == "fast path":
         assert talk.sequencer.appended_batch(pending, PartitionResult(TP.partition, 0, 10), talk.now) is None
     talk.kafka(pending, base_offset=10)
     talk.accepted(pending, 10)
@@ -2136,7 +2136,8 @@ def test_join_waits_for_fenced_appends_in_flight(way: str) -> None:
 
 
 def test_join_waits_for_in_doubt_appends() -> None:
-    """Its marker would lie where that is looked for, and the batch behind it, after its writer was told 44."""
+    """Otherwise the marker takes the offset at which the sequencer looks for the in-doubt batch: the client gets 44,
+    and Kafka appends the batch after the marker."""
     talk = warm(10, Check.ON)
     records = expecting(10, b"a")
     pending = talk.offer(records)
@@ -2178,7 +2179,7 @@ def test_fenced_conditional_appends_wait_for_a_pending_join() -> None:
 def test_admission_before_a_join_expires() -> None:
     talk = warm(10, Check.ON)
     pending = talk.offer(expecting(10, b"a"))
-    talk.next(g.Admit)  # and waits for its turn at another gate
+    talk.next(g.Admit)  # and waits for another partition of its request
     assert talk.sequencer.may_send(pending, talk.now)
     talk.report(g.TransactionJoins("app", 7))
     assert talk.next(g.MayJoin) == g.MayJoin(7)
@@ -2329,7 +2330,7 @@ def test_retriable_resend_error_is_retried(error: int) -> None:
     talk.report(g.Lost(own))
     talk.next(g.Resend)
     talk.report(g.Resent(own, PartitionResult(3, error)))
-    talk.silent()  # the first send may be in the log all the same: 19 is answered before duplicates are looked for
+    talk.silent()  # the first send may still be in the log: Kafka answers 19 before it looks for duplicates
     talk.now += 0.1
     talk.report(g.Tick())
     talk.next(g.Resend)
@@ -2379,7 +2380,7 @@ def test_duplicate_waiter_replaces_a_canceled_first_try() -> None:
     talk.next(g.ReadBatch)
     again = talk.offer(records, connection=2)
     talk.silent()
-    # Another process has written there, and was truncated again since: the first try would be sent once more.
+    # Another process appended there, and its batch was truncated: the first attempt would be sent again.
     talk.report(g.BatchRead(first, in_log(expecting(10, b"another's"), 10)))
     talk.snapshot(10, next_sequence=10)
     assert talk.next(g.Admit).pending is first
@@ -2435,7 +2436,7 @@ def test_an_unconditional_batch_does_not_fall_with_another() -> None:
         talk.admitted(pending)
     talk.kafka(first, TOO_LARGE)
     assert talk.answered(first).error_code == TOO_LARGE
-    talk.kafka(second, OUT_OF_ORDER)  # its stamp was that of a successor
+    talk.kafka(second, OUT_OF_ORDER)  # its fence was that of a successor
     talk.snapshot(10, next_sequence=10)
     assert talk.admitted(second).base_sequence == 10
     talk.kafka(second, base_offset=10)
@@ -2471,7 +2472,7 @@ def test_append_after_a_canceled_resubmission_fails_too() -> None:
 
 
 def test_unused_fence_is_not_kept() -> None:
-    """Given back, and offered again when nobody remembers its producer: under that stamp it would not be compared."""
+    """A canceled append is submitted again after its producer was forgotten: the old fence would not be compared."""
     talk = warm(10, Check.ON)
     fenced = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
     talk.admitted(fenced)
@@ -2490,7 +2491,7 @@ def test_forgetting_drops_log_end_and_pending_reads() -> None:
     pending = talk.offer(expecting(10, b"a"))
     assert isinstance(talk.effects[0], g.ReadLogEnd)
     talk.report(g.Forget())
-    talk.snapshot(7)  # asked before the topic was created anew
+    talk.snapshot(7)  # requested before the topic was created again
     talk.snapshot(0)
     talk.mismatch(pending, expected=10, actual=0)
 

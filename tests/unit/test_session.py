@@ -62,7 +62,7 @@ class ServicesStandIn(Counting):
     is_fresh: bool = True
     free_bytes: int = 1 << 20
     newest_produce: int = 12
-    grants_hold: bool = True
+    admissions_hold: bool = True
     unread: int = 0
     instance_id: int = 7
     is_alone: bool = True
@@ -97,7 +97,7 @@ class ServicesStandIn(Counting):
         return self.newest_produce
 
     def may_send(self, pending: g.PendingAppend, now: float) -> bool:
-        return self.grants_hold
+        return self.admissions_hold
 
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         return NodeEndpoint(endpoint.node_id, local_host, 19000 + endpoint.node_id, endpoint.rack)
@@ -721,7 +721,7 @@ def test_acks_0_append_waits_for_the_configs() -> None:
 
 
 def test_expired_admission_is_returned_and_requested_again() -> None:
-    talk = Talk(grants_hold=False)
+    talk = Talk(admissions_hold=False)
     pending = talk.submits()
     talk.grant(pending)
     talk.canceled(pending)
