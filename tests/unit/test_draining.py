@@ -79,7 +79,7 @@ def test_started_buffered_request_completes() -> None:
     talk.client(query[-3:])
     pending = talk.submitted()
     talk.next(m.ReadClient)
-    talk.grant(pending)
+    talk.admit(pending)
     talk.sent(pending)
     talk.upstream()
     talk.kafka(produced(("checked-a", 0, 0, 5)))
@@ -108,7 +108,7 @@ def test_pending_append_gets_retriable_error_before_the_bound() -> None:
     talk.silent()
     talk.drains(at=talk.until - READ_SECONDS)
     talk.canceled(pending)
-    talk.counted()
+    talk.metric()
     code, offset, message = read(talk.answer())[("checked-a", 0)]
     assert (code, offset) == (NOT_LEADER, -1)
     assert "shutting down" in (message or "")
@@ -126,7 +126,7 @@ def test_unanswered_append_is_unknown_and_resolution_continues() -> None:
     assert talk.session.unanswered == [PRODUCE]
     talk.drains(at=talk.until - READ_SECONDS)
     talk.lost(pending)
-    talk.counted()
+    talk.metric()
     assert read(talk.answer())[("checked-a", 0)][0] == TIMED_OUT
     talk.drains(at=talk.until)
     talk.hangs_up()

@@ -356,7 +356,7 @@ def test_lost_client_reserves_no_memory_during_work() -> None:
         + produce(("checked", 0, batch(b"x", base_offset=5)), correlation=3)
     )
     pending = talk.submitted()
-    talk.grant(pending)
+    talk.admit(pending)
     talk.commands.clear()
     talk.kafka(_metadata(MANY, 1))
     requested = talk.next(m.ReadBatches)

@@ -164,7 +164,7 @@ def test_malformed_records_are_refused() -> None:
     talk = Levels()
     two = bytes(idempotent()) + bytes(batch(b"v"))
     talk.client(query(("required", 0, two)))
-    talk.counted()
+    talk.metric()
     assert talk.reported()["required", 0][0] == INVALID_RECORD
 
 
@@ -172,7 +172,7 @@ def test_topic_checks_are_hidden_from_unauthorized_clients() -> None:
     talk = Levels(may_write=False)
     for correlation in (1, 2):  # a second request gets the same answer
         talk.client(query(("required", 0, batch(b"v")), correlation=correlation))
-        talk.counted()
+        talk.metric()
         assert talk.up().topics[0].partitions[0].records == b""
         talk.silent()
         talk.kafka(produced(("required", 0, NOT_AUTHORIZED, -1), correlation=correlation))
@@ -326,7 +326,7 @@ def test_append_waiting_on_silent_broker_gets_retriable_error() -> None:
     talk.silent()
     talk.now += 1.1  # a third of the request's timeout
     talk.report(m.Tick())
-    talk.counted()
+    talk.metric()
     talk.silent()
     talk.kafka(produced(("safe", 0, 0, 0), correlation=1))
     first, second = _split(talk.answer())
@@ -348,12 +348,12 @@ def test_batch_after_unknown_configs_refusal_is_also_refused(
     )
     talk.services.is_fresh, talk.services.unread = False, len(second)
     talk.client(first)
-    talk.counted()
+    talk.metric()
     assert talk.reported()["safe", 0][0] == NOT_LEADER
 
     talk.services.is_fresh, talk.services.unread = True, 0
     talk.client(second)
-    talk.counted()
+    talk.metric()
     code, _, message = talk.reported()["safe", 0]
     assert (code, (message or "").split()[0]) == (NOT_LEADER, "PREDECESSOR_FAILED")
 
@@ -410,10 +410,10 @@ def test_batches_after_a_timed_out_one_are_refused() -> None:
     talk.silent()
     talk.now += 1.1
     talk.report(m.Tick())
-    talk.counted()
+    talk.metric()
     # When the first is answered, the next one is in the socket.
     talk.client(third)
-    talk.counted()
+    talk.metric()
     talk.kafka(produced(("safe", 0, 0, 0), correlation=1))
     codes = [read(each)["safe", 0][0] for each in _split(talk.answer())]
     assert codes == [0, NOT_LEADER, NOT_LEADER]
@@ -426,7 +426,7 @@ def test_batch_reported_unknown_is_not_resent() -> None:
     talk.upstream()
     talk.now += 3
     talk.report(m.Tick())
-    talk.counted()
+    talk.metric()
     assert talk.reported()["safe", 0][0] == TIMED_OUT
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
     talk.silent()
@@ -476,19 +476,19 @@ def test_acks_0_is_sent_again_too() -> None:
     assert talk.session.drained
 
 
-@pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("it broke")])
-def test_connection_loss_before_resend_frees_all_memory(gone: m.Event) -> None:
+@pytest.mark.parametrize("lost", [m.ClientLost(), m.UpstreamLost("it broke")])
+def test_connection_loss_before_resend_frees_all_memory(lost: m.Event) -> None:
     talk = Levels()
     talk.client(query(("safe", 0, idempotent())))
     talk.upstream()
-    if isinstance(gone, m.ClientLost):
-        talk.report(gone)
+    if isinstance(lost, m.ClientLost):
+        talk.report(lost)
         talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
         assert isinstance(talk.commands.pop(), m.CloseUpstream)
     else:
         talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
         talk.commands.clear()
-        talk.report(gone)
+        talk.report(lost)
         talk.next(m.CloseClient)
     assert talk.services.free_bytes == 1 << 20
     talk.silent()
@@ -521,7 +521,7 @@ def test_sequencer_never_receives_a_made_up_id() -> None:
 def test_checked_topic_may_also_require_idempotence() -> None:
     talk = Levels()
     talk.client(query(("checked-required", 0, expecting(4, b"v")), correlation=1))
-    talk.counted()
+    talk.metric()
     assert talk.reported()["checked-required", 0][0] == POLICY_VIOLATION
     talk.client(query(("checked-required", 0, expecting(4, b"v", producer=(9, 0, 0))), correlation=2))
     assert talk.submitted().append.producer_id == 9
@@ -690,7 +690,7 @@ def forgetful(*, may_write: bool = True) -> Levels:
 def test_refusal_includes_log_start_queried_once() -> None:
     talk = forgetful()
     talk.client(query(("required", 3, batch(b"v"))))
-    talk.counted()
+    talk.metric()
     up = talk.upstream()
     assert queries(up) == [(LIST_OFFSETS, 1)]
     header = parse_request_header(up[4:])
@@ -704,14 +704,14 @@ def test_refusal_includes_log_start_queried_once() -> None:
     assert starts(answer) == {("required", 3): 17}
     assert read(answer)["required", 3][0] == POLICY_VIOLATION
     talk.client(query(("required", 3, batch(b"v")), correlation=2))
-    talk.counted()
+    talk.metric()
     assert starts(talk.answer()) == {("required", 3): 17}
 
 
 def test_log_start_is_queried_alongside_authorization() -> None:
     talk = forgetful(may_write=False)
     talk.client(query(("required", 0, batch(b"v"))))
-    talk.counted()
+    talk.metric()
     assert queries(talk.upstream()) == [(0, 1), (LIST_OFFSETS, 1)]
     talk.kafka(produced(("required", 0, INVALID_RECORD, -1)))
     talk.silent()
@@ -722,7 +722,7 @@ def test_log_start_is_queried_alongside_authorization() -> None:
 def test_log_start_is_hidden_from_unauthorized_clients() -> None:
     talk = forgetful(may_write=False)
     talk.client(query(("required", 0, batch(b"v"))))
-    talk.counted()
+    talk.metric()
     talk.upstream()
     talk.kafka(produced(("required", 0, NOT_AUTHORIZED, -1)) + log_starts("required", 0, 17))
     assert starts(talk.answer()) == {("required", 0): -1}
@@ -731,7 +731,7 @@ def test_log_start_is_hidden_from_unauthorized_clients() -> None:
 def test_failed_log_start_query_leaves_it_unset() -> None:
     talk = forgetful()
     talk.client(query(("required", 0, batch(b"v"))))
-    talk.counted()
+    talk.metric()
     talk.upstream()
     talk.kafka(log_starts("required", 0, -1, code=NOT_LEADER))
     assert starts(talk.answer()) == {("required", 0): -1}
@@ -740,18 +740,18 @@ def test_failed_log_start_query_leaves_it_unset() -> None:
 def test_old_version_refusal_skips_the_log_start() -> None:
     talk = forgetful()
     talk.client(query(("required", 0, batch(b"v")), version=4))
-    talk.counted()
+    talk.metric()
     assert talk.answer()
 
 
 def test_silent_broker_delays_a_refusal_only_briefly() -> None:
     talk = forgetful()
     talk.client(query(("required", 0, batch(b"v"))))
-    talk.counted()
+    talk.metric()
     talk.upstream()
     talk.now += 3
     talk.report(m.Tick())
-    talk.counted()
+    talk.metric()
     assert read(talk.answer())["required", 0][0] == POLICY_VIOLATION
     talk.kafka(log_starts("required", 0, 17))
     talk.silent()
@@ -763,14 +763,14 @@ def test_retriable_refusal_uses_only_known_log_start() -> None:
     talk.services.is_fresh = False
     talk.services.idempotence.record_log_start(TopicPartition("required", 0), 17, 0.0)
     talk.client(query(("required", 0, idempotent()), ("required", 1, idempotent())))
-    talk.counted()
+    talk.metric()
     assert starts(talk.answer()) == {("required", 0): 17, ("required", 1): -1}
 
 
 def test_interleaved_response_reaches_its_own_request() -> None:
     talk = forgetful()
     talk.client(query(("required", 0, batch(b"v")), correlation=1))
-    talk.counted()
+    talk.metric()
     talk.upstream()
     talk.client(query(("unchecked", 0, batch(b"v")), correlation=2))
     talk.upstream()
@@ -787,7 +787,7 @@ def test_earlier_denial_does_not_count_as_authorization() -> None:
     for correlation in (1, 2):
         talk.client(query(("checked", 0, expecting(9, b"x")), correlation=correlation))
         talk.refuse(talk.submitted())
-        talk.counted()
+        talk.metric()
         assert talk.up().topics[0].partitions[0].records == b""
         talk.kafka(produced(("checked", 0, NOT_AUTHORIZED, -1), correlation=correlation))
         assert talk.reported() == {("checked", 0): (NOT_AUTHORIZED, -1, None)}

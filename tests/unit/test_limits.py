@@ -183,7 +183,7 @@ def test_broken_request_releases_shared_memory() -> None:
 def _limited(**limits: Any) -> Talk:
     """A sequencer with a confirmed fence; the log ends at 10."""
     talk = Talk(sequencer=PartitionSequencer(TP, g.SequencerLimits(**limits)))
-    pending = talk.offer(expecting(9, b"first"))
+    pending = talk.submit(expecting(9, b"first"))
     talk.snapshot(9)
     talk.admitted(pending)
     talk.kafka(pending, base_offset=9)
@@ -194,7 +194,7 @@ def _limited(**limits: Any) -> Talk:
 
 def test_pipelined_appends_respect_the_in_flight_limit() -> None:
     talk = _limited(in_flight_max=2)
-    first, second, third = (talk.offer(expecting(at, b"x")) for at in (10, 11, 12))
+    first, second, third = (talk.submit(expecting(at, b"x")) for at in (10, 11, 12))
     assert talk.admitted(first) is not None
     assert talk.admitted(second) is not None
     talk.silent()  # the third waits, though it could go
@@ -205,7 +205,7 @@ def test_pipelined_appends_respect_the_in_flight_limit() -> None:
 
 def test_unresolvable_append_is_finally_reported_unknown() -> None:
     talk = _limited(resolve_seconds=3.0, read_retry_seconds=0.5)
-    pending = talk.offer(expecting(10, b"x"))
+    pending = talk.submit(expecting(10, b"x"))
     talk.admitted(pending)
     talk.report(g.Lost(pending))
     probes = 0
@@ -228,7 +228,7 @@ def test_sequencer_remembers_bounded_batches_and_producers() -> None:
     talk = _limited(remembered_batches_max=3, remembered_producers_max=2)
     sent = [expecting(at, b"%d" % at, producer=(100 + at, 0, 0)) for at in range(10, 16)]
     for at, records in enumerate(sent, 10):
-        pending = talk.offer(records)
+        pending = talk.submit(records)
         talk.admitted(pending)
         talk.kafka(pending, base_offset=at)
         talk.accepted(pending, at)
@@ -236,8 +236,8 @@ def test_sequencer_remembers_bounded_batches_and_producers() -> None:
     assert len(talk.sequencer.memory.appended_batch) == 3
     assert len(talk.sequencer.memory.fenced) == 2
     # The newest are known at once; an older one has to be looked for in the log.
-    talk.accepted(talk.offer(sent[-1], connection=2), 15)
-    talk.offer(sent[0], connection=2)
+    talk.accepted(talk.submit(sent[-1], connection=2), 15)
+    talk.submit(sent[0], connection=2)
     assert talk.effects
     assert not isinstance(talk.effects[0], g.Answer)
 

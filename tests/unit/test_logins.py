@@ -71,7 +71,7 @@ def test_login_waits_for_possible_resends() -> None:
     # When: Kafka refuses it, and it is admitted again.
     talk.kafka(produced(("checked-a", 0, 45, -1)))
     talk.next(m.ToSequencer)
-    talk.grant(pending)
+    talk.admit(pending)
     talk.sent(pending)
 
     # Then: it is sent, and nothing of the login.

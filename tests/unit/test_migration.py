@@ -109,7 +109,7 @@ def test_migration_waits_for_requests_in_progress() -> None:
     primary = Primary(migrated)
     pending = primary.submitted()
     primary.next(m.ReadClient)
-    primary.grant(pending)
+    primary.admit(pending)
     primary.sent(pending)
 
 
@@ -201,7 +201,7 @@ def test_failed_pipeline_stays_failed_after_migration(monkeypatch: pytest.Monkey
     primary = Primary(migrated)
     is_checked = primary.submitted()
     primary.next(m.ReadClient)
-    primary.grant(is_checked)
+    primary.admit(is_checked)
     primary.sent(is_checked)
     assert primary.next(m.Count).label == "predecessor_failed", "B was submitted"
     primary.next(m.ReadClient)

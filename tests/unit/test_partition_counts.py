@@ -34,7 +34,7 @@ from tests.support.batches import batch, expecting
 from tests.unit.test_session import HEARTBEAT, ServicesStandIn, Talk, Unchanged, produced, read, request, response
 
 NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_PARTITIONS, INVALID_RECORD = 6, 7, 29, 37, 87
-COUNT_TAG = 253
+COUNT_FIELD = 253
 METADATA = 3
 _POLICIES = {
     "count-checked": TopicPolicy(count_check=Check.ON),
@@ -106,7 +106,7 @@ def query(
     topics: dict[str, list[PartitionData]] = {}
     for topic, partition, records in parts:
         topics.setdefault(topic, []).append(PartitionData(partition, memoryview(records)))
-    tags = b"" if instance_id is None else join_tags([(7, b"theirs"), (COUNT_TAG, instance_id), (300, b"later")])
+    tags = b"" if instance_id is None else join_tags([(7, b"theirs"), (COUNT_FIELD, instance_id), (300, b"later")])
     return b"".join(
         encode_produce_request(
             ProduceRequest(
@@ -163,7 +163,7 @@ def test_a_tagged_field_that_occurs_twice_is_refused() -> None:
     talk = Barriers()
     six = struct.pack(">i", 6)
     whole = parse_produce_request(memoryview(query(("count-checked", 2, batch(b"v"))))[4:])
-    tags = join_tags([(COUNT_TAG, six), (COUNT_TAG, six)])
+    tags = join_tags([(COUNT_FIELD, six), (COUNT_FIELD, six)])
 
     talk.client(b"".join(encode_produce_request(replace(whole, topics=(replace(whole.topics[0], tags=tags),)))))
 
@@ -532,7 +532,7 @@ def test_conditional_append_is_in_flight_until_sequencer_ends() -> None:
     pending = talk.submitted()
     assert talk.barrier("both").in_flight == 1
 
-    talk.grant(pending)
+    talk.admit(pending)
     talk.sent(pending)
     talk.sent_up()
     talk.report(m.UpstreamLost("it broke"))
@@ -803,7 +803,7 @@ def test_late_answer_after_lost_outcome_stays_in_doubt() -> None:
         )
     )
     pending = talk.submitted()
-    talk.grant(pending)
+    talk.admit(pending)
     talk.commands.clear()
 
     # Given a sequencer that answers it after the leader was silent for too long
@@ -945,7 +945,7 @@ def test_append_waiting_at_sequencer_occupies_new_barrier() -> None:
     dispatcher.now_count_checked("count-checked", talk.now)
     assert not dispatcher.barrier_empty("count-checked", 1000.0)
 
-    talk.grant(pending)
+    talk.admit(pending)
     assert not dispatcher.barrier_empty("count-checked", 1000.0)
     talk.commands.clear()
     talk.report(m.AppendCompleted(pending, produced_result(), None))  # its sequencer found out without an answer

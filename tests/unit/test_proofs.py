@@ -228,7 +228,7 @@ def test_append_sent_after_an_unauthorized_one_is_refused() -> None:
     talk.queries_first(6, correlation=2)
     talk.says((TOPIC, MAY), correlation=2)
 
-    talk.counted()
+    talk.metric()
     assert talk.reported()[TOPIC, 0][0] == MAY_NOT
     talk.silent()
 
@@ -383,9 +383,9 @@ def test_append_waiting_past_its_login_is_not_sent(seconds: float) -> None:
     """Sent, it would be in doubt; unsent, the client may repeat it."""
     talk, pending = waits_past_its_login()
     talk.now += seconds
-    talk.grant(pending)
+    talk.admit(pending)
     talk.canceled(pending)
-    talk.counted()
+    talk.metric()
     reported = talk.reported()
     assert {key: answer[0] for key, answer in reported.items()} == {
         (TOPIC, 0): NOT_LEADER,
@@ -401,24 +401,24 @@ def test_append_waiting_past_its_login_is_not_sent(seconds: float) -> None:
 def test_before_that_it_is_sent() -> None:
     talk, pending = waits_past_its_login()
     talk.now += 0.9
-    talk.grant(pending)
+    talk.admit(pending)
     talk.sent(pending)
     assert len(talk.sent_up().topics) == 2
 
 
 def test_append_is_not_resent_after_its_login_ends() -> None:
     talk, pending = waits_past_its_login()
-    talk.grant(pending)
+    talk.admit(pending)
     talk.sent(pending)
     talk.upstream()
     talk.kafka(produced((TOPIC, 0, 45, -1), ("unchecked", 0, 0, 3)))
     talk.next(m.ToSequencer)
     talk.now += 1.0
 
-    talk.grant(pending)
+    talk.admit(pending)
 
     assert talk.next(m.TopicStale).topic == TOPIC
-    talk.counted()
+    talk.metric()
     talk.canceled(pending)
     assert {key: answer[0] for key, answer in talk.reported().items()} == {(TOPIC, 0): NOT_LEADER, ("unchecked", 0): 0}
     talk.silent()

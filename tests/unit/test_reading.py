@@ -223,7 +223,7 @@ def test_more_records_than_are_taken_are_refused() -> None:
     talk = Talk().may_write("checked")
     talk.client(produce(("checked", 0, batch)))
     talk.read_elsewhere()
-    talk.counted()
+    talk.metric()
     error_code, _, message = read(talk.answer())["checked", 0]
     assert error_code == Error.MESSAGE_TOO_LARGE
     assert f"the limit of {RECORDS_MAX}" in (message or "")

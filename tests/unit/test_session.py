@@ -43,7 +43,7 @@ NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_RECORD = 6, 7, 29, 87
 
 @dataclass
 class ServicesStandIn(Counting):
-    """The services of a process in which `guarded-*` topics are checked; the test decides for the sequencers."""
+    """The services of a process in which `checked-*` topics are checked; the test decides for the sequencers."""
 
     frame_bytes_max: int = 1 << 20
     in_flight_requests_max: int = 10
@@ -172,7 +172,7 @@ class Talk:
         assert isinstance(event, g.Submitted), event
         return event.pending
 
-    def grant(self, pending: g.PendingAppend, sequence: int = 5) -> None:
+    def admit(self, pending: g.PendingAppend, sequence: int = 5) -> None:
         pending.fence = g.Fence(7000, 0, sequence)
         self.report(m.AppendAdmitted(pending))
 
@@ -193,7 +193,7 @@ class Talk:
     def sends(self, **options: Any) -> g.PendingAppend:
         """It is admitted too, and goes to Kafka."""
         pending = self.submits(**options)
-        self.grant(pending)
+        self.admit(pending)
         self.sent(pending)
         self.upstream()
         return pending
@@ -202,7 +202,7 @@ class Talk:
         """Of a request to `checked-a` 0 and `checked-b` 1: the first append is admitted, the second one waits."""
         self.client(produce(("checked-a", 0, expecting(5, b"x")), ("checked-b", 1, expecting(9, b"x"))))
         first = self.submitted()
-        self.grant(first)
+        self.admit(first)
         return first, self.submitted()
 
     def lost(self, pending: g.PendingAppend) -> None:
@@ -216,7 +216,7 @@ class Talk:
         """The next append is submitted, admitted and sent; its bytes are left."""
         pending = self.submitted()
         if fenced:
-            self.grant(pending)
+            self.admit(pending)
         else:
             self.report(m.AppendAdmitted(pending))
         self.sent(pending)
@@ -227,7 +227,7 @@ class Talk:
 
     def refused(self, pending: g.PendingAppend) -> None:
         self.refuse(pending)
-        self.counted()
+        self.metric()
 
     def completed(self, pending: g.PendingAppend, answer: bytes, result: PartitionResult) -> None:
         """Kafka answers, and `result` is the sequencer's last word."""
@@ -239,7 +239,7 @@ class Talk:
         self.now += seconds
         self.report(m.Tick())
 
-    def counted(self) -> None:
+    def metric(self) -> None:
         self.next(m.Count)
 
     def read_elsewhere(self) -> None:
@@ -447,7 +447,7 @@ def append(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -> li
         and isinstance(talk.commands[0].event, g.Submitted)
     ):
         pending_appends.append(talk.submitted())
-        talk.grant(pending_appends[-1])
+        talk.admit(pending_appends[-1])
     talk.sent(*pending_appends)
     return pending_appends
 
@@ -490,7 +490,7 @@ def test_requests_after_a_waiting_append_are_not_read() -> None:
     pending = talk.submitted()
     assert not talk.next(m.ReadClient).on
     talk.silent()
-    talk.grant(pending)
+    talk.admit(pending)
     talk.sent(pending)
     assert talk.next(m.ReadClient).on
     assert request(HEARTBEAT, 4, 2) in talk.upstream()
@@ -518,7 +518,7 @@ def test_refused_fence_is_replaced_and_sent_again() -> None:
     pending = talk.sends()
     talk.kafka(produced(("checked-a", 0, 47, -1)))
     talk.next(m.ToSequencer)
-    talk.grant(pending, sequence=0)
+    talk.admit(pending, sequence=0)
     assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Sent(pending))
     again = talk.sent_up()
     assert parse_batch_header(again.topics[0].partitions[0].records or memoryview(b"")).base_sequence == 0
@@ -564,7 +564,7 @@ def read_later(talk: Talk, second: bytes) -> tuple[int, str]:
     talk.commands.clear()
     talk.services.unread = 0
     talk.client(second)
-    talk.counted()
+    talk.metric()
     ((code, _, message),) = read(talk.answer()).values()
     return code, (message or "").split()[0]
 
@@ -575,7 +575,7 @@ def test_append_after_an_unsent_batch_fails_too(why: str) -> None:
     second = produce(("checked-a", 0, expecting(6, b"y")), correlation=2)
     if why == "the whole request":
         talk.client(produce(("checked-a", 0, expecting(5, b"x")), ("checked-b", 1, expecting(9, b"x"))))
-        talk.grant(talk.submitted())
+        talk.admit(talk.submitted())
         talk.services.unread = len(second)
         talk.refuse(talk.submitted())
     else:
@@ -624,7 +624,7 @@ def test_outcome_is_for_authorized_writers_only(result: PartitionResult, refusal
     result = replace(result, partition=0)
     talk.report(m.AppendCompleted(talk.submitted(), result, refusal))
     if refusal:
-        talk.counted()
+        talk.metric()
     assert [(p.partition, bytes(p.records or b"")) for p in talk.sent_up().topics[0].partitions] == [(0, b"")]
     talk.kafka(produced(("checked-a", 0, stated, -1)))
     allowed = (result.error_code, result.base_offset, result.error_message)
@@ -638,12 +638,12 @@ def test_silent_kafka_gives_retriable_error_without_reason(result: PartitionResu
     talk = Talk()
     talk.client(produce(("checked-a", 0, expecting(5, b"x"))))
     talk.report(m.AppendCompleted(talk.submitted(), replace(result, partition=0), "refused"))
-    talk.counted()
+    talk.metric()
     talk.upstream()
     talk.tick(silent_seconds)
     talk.silent()
     talk.tick(0.8)
-    talk.counted()
+    talk.metric()
     code, base_offset, message = read(talk.answer())[("checked-a", 0)]
     assert (code, base_offset) == (NOT_LEADER, -1)
     assert (message or "").startswith("TRY_AGAIN")
@@ -656,7 +656,7 @@ def test_silent_kafka_gives_retriable_error_without_reason(result: PartitionResu
 def test_unauthorized_state_topic_append_costs_one_query(stated: int) -> None:
     talk = Talk()
     talk.client(produce(("__state", 0, batch(b"unguard everything"))))
-    talk.counted()
+    talk.metric()
     query = talk.upstream()
     assert b"__state" in query
     assert b"unguard" not in query
@@ -682,7 +682,7 @@ def test_write_permission_expires_after_a_time() -> None:
 def test_nothing_is_sent_while_configs_are_unknown(clients_log_in: bool) -> None:
     talk = Talk(is_fresh=False, clients_log_in=clients_log_in)
     talk.client(produce(("unchecked", 0, batch(b"p")), ("checked-a", 0, batch(b"x"))))
-    talk.counted()
+    talk.metric()
     assert outcomes(talk.answer()) == {("unchecked", 0): (6, -1), ("checked-a", 0): (6, -1)}
 
 
@@ -694,7 +694,7 @@ def test_append_after_refusal_for_unknown_configs_fails_too(topic: str) -> None:
     second = produce((topic, 0, expecting(6, b"y")), correlation=2)
     talk.services.unread = len(second)
     talk.client(produce((topic, 0, expecting(5, b"x"))))
-    talk.counted()
+    talk.metric()
     assert read(talk.answer())[topic, 0][0] == 6
 
     talk.services.is_fresh = True
@@ -723,7 +723,7 @@ def test_acks_0_append_waits_for_the_configs() -> None:
 def test_expired_admission_is_returned_and_requested_again() -> None:
     talk = Talk(admissions_hold=False)
     pending = talk.submits()
-    talk.grant(pending)
+    talk.admit(pending)
     talk.canceled(pending)
     assert talk.submitted() is pending
     talk.silent()
@@ -763,7 +763,7 @@ def test_batch_sent_before_reading_a_failure_fails_too() -> None:
     talk.commands.clear()
     talk.refused(first)  # the other partition is not decided, so the client has no answer yet
     talk.client(produce(("checked-a", 0, expecting(57, b"sent before the refusal was read")), correlation=2))
-    talk.counted()
+    talk.metric()
     talk.refused(slow)
     one, other = frames(talk.answer())
     assert read(one) == dict.fromkeys([("checked-a", 0), ("checked-b", 0)], (44, 57, MISMATCH.error_message))
@@ -830,7 +830,7 @@ def test_lost_connection_cancels_waiting_appends_at_once(end: m.Event) -> None:
     talk.canceled(first, second)
     talk.next(m.CloseUpstream if isinstance(end, m.ClientLost) else m.CloseClient)
     assert talk.services.free_bytes == 1 << 20
-    talk.grant(second)  # was on its way
+    talk.admit(second)  # was on its way
     talk.canceled(second)
     talk.silent()
 
@@ -850,7 +850,7 @@ def test_late_outcome_is_answered_as_timed_out() -> None:
     pending = talk.sends(timeout_ms=1000)
     talk.tick(0.95)
     talk.lost(pending)  # others must not wait for a stalled broker
-    talk.counted()
+    talk.metric()
     assert read(talk.answer())[("checked-a", 0)][0] == TIMED_OUT
     talk.completed(pending, produced(("checked-a", 0, 0, 5)), PartitionResult(0, 0, 5))
     talk.silent()
@@ -885,11 +885,11 @@ def test_append_submitted_before_predecessors_end_fails_too() -> None:
     _, first = append(talk, ("checked-b", 0, expecting(5, b"x")))
     talk.upstream()
     talk.client(produce(("checked-a", 0, expecting(6, b"y")), ("checked-b", 0, expecting(6, b"y")), correlation=2))
-    talk.grant(talk.submitted())
+    talk.admit(talk.submitted())
     crossing = talk.submitted()
     talk.refused(first)
-    talk.grant(crossing)
-    talk.counted()
+    talk.admit(crossing)
+    talk.metric()
     talk.canceled(crossing)
     assert isinstance(talk.next(m.ToSequencer).event, g.Sent)
     sent = talk.sent_up()
@@ -946,7 +946,7 @@ def test_permission_probe_waits_for_half_sent_frame() -> None:
     pending = talk.sends()
     rest = half_a_later_frame(talk)
     talk.report(m.AppendCompleted(pending, replace(MISMATCH, partition=0), "offset_mismatch"))
-    talk.counted()
+    talk.metric()
     talk.silent()
     talk.client(rest)
     sent = talk.upstream()
@@ -960,7 +960,7 @@ def test_append_is_not_resent_within_client_frame() -> None:
     half_a_later_frame(talk)
     talk.report(m.AppendAdmitted(pending))
     assert talk.next(m.TopicStale) == m.TopicStale("checked-a")
-    talk.counted()
+    talk.metric()
     talk.canceled(pending)
     assert read(talk.answer())[("checked-a", 0)][0] == NOT_LEADER
 
@@ -1074,9 +1074,9 @@ def test_unchecked_topic_without_id_is_sent_by_name() -> None:
 def test_checked_topic_without_id_gets_retriable_error() -> None:
     talk = Talk(newest_produce=13, unknown_topics=frozenset({"checked-a"})).may_write("checked-a")
     pending = talk.submits()
-    talk.grant(pending)
+    talk.admit(pending)
     assert talk.next(m.TopicStale) == m.TopicStale("checked-a")
-    talk.counted()
+    talk.metric()
     talk.canceled(pending)
     assert read(talk.answer())[("checked-a", 0)][0] == NOT_LEADER
 
@@ -1086,7 +1086,7 @@ def test_append_after_unknown_topic_id_fails_too() -> None:
     second = produce(("checked-a", 0, expecting(6, b"y")), correlation=2)
     talk.client(produce(("checked-a", 0, expecting(5, b"x"))))
     talk.services.unread = len(second)
-    talk.grant(talk.submitted())
+    talk.admit(talk.submitted())
     talk.services.unknown_topics = frozenset()
     assert read_later(talk, second) == (NOT_LEADER, "PREDECESSOR_FAILED")
 
@@ -1115,8 +1115,8 @@ def test_append_waiting_at_another_sequencer_still_fails() -> None:
     waiting = talk.submitted()  # at checked-a
     talk.report(m.AppendCompleted(first, PartitionResult(0, NOT_LEADER, -1), None))
     assert read(talk.answer())[("checked-b", 0)][0] == NOT_LEADER
-    talk.grant(waiting)
-    talk.counted()  # the other one is never submitted
+    talk.admit(waiting)
+    talk.metric()  # the other one is never submitted
     talk.sent(waiting)
     sent = talk.upstream()
     assert [topic.name for topic in parse_produce_request(memoryview(sent[4:])).topics] == ["checked-a"]
@@ -1346,10 +1346,10 @@ def test_absent_partitions_are_answered_before_waiting() -> None:
     talk.services.confirmed_at["checked-b"] = talk.now
     talk.report(m.TopicNews())
     for _ in absent:
-        talk.counted()
+        talk.metric()
     pending = talk.submitted()
     assert pending.partition == TopicPartition("checked-a", 0)
-    talk.grant(pending)
+    talk.admit(pending)
     talk.sent(pending)
     talk.upstream()
     talk.completed(pending, produced(("checked-a", 0, 0, 5)), PartitionResult(0, 0, 5))
@@ -1386,7 +1386,7 @@ def test_absent_partition_is_retriable_without_timely_metadata() -> None:
     talk.now += 1.1
     talk.commands.clear()
     talk.report(m.Tick())
-    talk.counted()
+    talk.metric()
     assert read(talk.answer())[ABSENT][:2] == (NOT_LEADER, -1)
 
 
@@ -1400,7 +1400,7 @@ def test_append_after_one_to_absent_partition_fails_too() -> None:
     talk.services.unread = len(second)
     talk.commands.clear()
     talk.report(m.TopicNews())
-    talk.counted()
+    talk.metric()
     assert read(talk.answer())[ABSENT][0] == UNKNOWN_PARTITION
     talk.services.absent = set()
     assert read_later(talk, second)[0] == UNKNOWN_PARTITION  # it would have been appended without its predecessor
@@ -1413,7 +1413,7 @@ def test_unproved_success_is_unknown_and_not_retriable() -> None:
     talk.completed(pending, produced(("checked-a", 0, -1, -1)), PartitionResult(0, 0, 5))
     assert partitions_of(talk.upstream()) == {("checked-a", 0)}  # an empty append: whether it may
     talk.tick(3.0)
-    talk.counted()
+    talk.metric()
     assert read(talk.answer())["checked-a", 0][0] == TIMED_OUT
 
 
@@ -1426,7 +1426,7 @@ def in_part() -> tuple[Talk, g.PendingAppend, g.PendingAppend]:
         )
     )
     first = talk.submitted()
-    talk.grant(first)
+    talk.admit(first)
     second = talk.submitted()
     assert talk.session.needs_ticks
     talk.tick(0.01)
@@ -1448,7 +1448,7 @@ def test_admitted_append_is_sent_before_slow_one() -> None:
     assert talk.next(m.ToSequencer).event == g.Answered(first, PartitionResult(0, 0, 5, -1, 0))
     talk.report(m.AppendCompleted(first, PartitionResult(0, 0, 5), None))
     talk.silent()
-    talk.grant(second)
+    talk.admit(second)
     talk.sent(second)
     assert partitions_of(talk.upstream()) == {("checked-b", 1)}
     talk.completed(second, produced(("checked-b", 1, 0, 9)), PartitionResult(1, 0, 9))
@@ -1462,7 +1462,7 @@ def test_drain_reports_sent_appends_unknown_and_unsent_retriable() -> None:
     talk.report(m.Drain(talk.now + 0.05))
     talk.canceled(second)
     talk.lost(first)  # its outcome is read from the log
-    talk.counted()
+    talk.metric()
     assert not talk.next(m.ReadClient).on
     got = {key: value[0] for key, value in read(talk.answer()).items()}
     assert got == {("checked-a", 0): TIMED_OUT, ("checked-b", 1): NOT_LEADER, ("unchecked", 2): TIMED_OUT}
@@ -1503,12 +1503,12 @@ def test_whole_request_blocks_no_partition_while_waiting() -> None:
     talk.tick(0.03)
     talk.canceled(first)
     talk.silent()
-    talk.grant(second)
+    talk.admit(second)
     talk.canceled(second)  # or two requests could wait for each other
     assert talk.submitted() is first
-    talk.grant(first)
+    talk.admit(first)
     assert talk.submitted() is second
-    talk.grant(second)
+    talk.admit(second)
     talk.sent(first, second)
     assert partitions_of(talk.upstream()) == {("checked-a", 0), ("checked-b", 1)}
 
@@ -1519,6 +1519,6 @@ def test_partitions_after_a_slow_one_get_retriable_error() -> None:
     first = talk.submitted()
     talk.now += 2.8
     talk.report(m.AppendCompleted(first, PartitionResult(0, NOT_LEADER), "try_again"))
-    talk.counted()
-    talk.counted()
+    talk.metric()
+    talk.metric()
     assert {value[0] for value in read(talk.answer()).values()} == {NOT_LEADER}

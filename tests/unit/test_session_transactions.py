@@ -120,7 +120,7 @@ def test_its_answer_waits_for_those_before_it() -> None:
     talk.client(request(HEARTBEAT, 4, 1))
     talk.upstream()
     commits(talk, REFUSE, correlation=2)
-    talk.counted()
+    talk.metric()
     talk.silent()
     talk.kafka(response(1))
     answer = talk.answer()
@@ -210,7 +210,7 @@ def test_commit_validated_elsewhere_also_counts_as_queued(end: m.Event | None) -
     assert commits(later, LATER).may_be_committed
     later.answer()
     later.client(append())
-    later.counted()
+    later.metric()
     assert later.next(m.RecordAbortOnly).abort_only.pending is not None
 
 
@@ -308,7 +308,7 @@ def refuse(talk: Talk, error: int = POLICY_VIOLATION, **settings: Any) -> AbortO
     talk.report(
         m.AppendCompleted(pending, PartitionResult(0, error, 57, error_message="OFFSET_MISMATCH …"), "offset_mismatch")
     )
-    talk.counted()
+    talk.metric()
     prove(talk)
     return talk.next(m.RecordAbortOnly).abort_only
 
@@ -359,7 +359,7 @@ def test_repeated_refusal_is_recorded_once() -> None:
             talk.submitted(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="…"), "mismatch"
         )
         talk.report(end)
-        talk.counted()
+        talk.metric()
         prove(talk)
         recording = talk.next(m.RecordAbortOnly)
         for record in encode_abort_only_record(recording.abort_only, recording.instead_of):
@@ -381,7 +381,7 @@ def test_retriable_refusal_replaces_no_other_record() -> None:
     talk.answer()
     talk.client(append(1))
     talk.report(m.AppendCompleted(talk.submitted(), PartitionResult(1, NOT_LEADER), "try_again"))
-    talk.counted()
+    talk.metric()
     assert not talk.next(m.RecordAbortOnly).instead_of
 
 
@@ -389,7 +389,7 @@ def test_late_abort_only_record_gives_retriable_error() -> None:
     talk = proved_talk()
     refuse(talk)
     talk.tick(3)
-    talk.counted()
+    talk.metric()
     assert read(talk.answer(), 11)["checked-a", 0][0] == NOT_LEADER
     talk.report(m.AbortOnlyRecorded(1, True))
     talk.silent()
@@ -417,7 +417,7 @@ def test_failed_unconditional_append_is_not_a_refusal() -> None:
 def test_unreadable_batch_is_handled_as_conditional() -> None:
     talk = proved_talk()
     talk.client(append(corrupt=True))
-    talk.counted()
+    talk.metric()
     abort_only = talk.next(m.RecordAbortOnly).abort_only
     assert abort_only.pending is not None  # CORRUPT_MESSAGE: clients send it again
     talk.report(m.AbortOnlyRecorded(1, True))
@@ -429,7 +429,7 @@ def test_unanswered_append_is_pending_until_outcome_is_known() -> None:
     pending = send(talk)
     talk.tick(3)
     assert talk.next(m.ToSequencer).event == g.Lost(pending)
-    talk.counted()
+    talk.metric()
     recording = talk.next(m.RecordAbortOnly)
     assert recording.abort_only.pending is not None
     assert read(talk.answer(), 11)["checked-a", 0][0] == 7
@@ -490,7 +490,7 @@ def test_unstored_refusal_with_unanswered_append_becomes_retriable() -> None:
     pending = send_beside_a_refusal(talk)
     talk.tick(3)
     assert talk.next(m.ToSequencer).event == g.Lost(pending)
-    talk.counted()
+    talk.metric()
     recording = talk.next(m.RecordAbortOnly)
     assert recording.abort_only.pending is not None
     assert {partition.partition for partition, _ in recording.abort_only.pending} == {0, 1}
@@ -519,7 +519,7 @@ def test_append_during_its_commit_gets_retriable_error() -> None:
     land(talk)
     talk.services.transactions.commit_sent(TXN, ID, EPOCH)
     talk.client(append(sequence=1, correlation=1))
-    talk.counted()
+    talk.metric()
     talk.next(m.RecordAbortOnly)
     talk.report(m.AbortOnlyRecorded(1, True))
     error, _, message = read(talk.answer(), 11)["checked-a", 0]
@@ -534,7 +534,7 @@ def test_several_partitions_are_answered_together() -> None:
     talk.report(
         m.AppendCompleted(first, PartitionResult(0, POLICY_VIOLATION, 57, error_message="OFFSET_MISMATCH"), "x")
     )
-    talk.counted()
+    talk.metric()
     second = talk.admitted(fenced=False)
     talk.upstream()
     talk.completed(second, produced(("checked-a", 1, OK, 5), version=11), PartitionResult(1, OK, 5))
@@ -573,7 +573,7 @@ def test_transactional_id_permission_is_queried_once(error: int) -> None:
     assert talk.next(m.ValidateCommit) == m.ValidateCommit(1, TXN, ID, EPOCH, 3)
     talk.silent()
     talk.report(m.CommitDecided(1, REFUSE))
-    talk.counted()
+    talk.metric()
     assert talk.next(m.ReadClient) == m.ReadClient(True)
     assert talk.upstream() == request(HEARTBEAT, 4, 3)
     assert code(talk.answer()) == UNKNOWN_PRODUCER_ID
@@ -687,7 +687,7 @@ def test_append_waiting_for_permission_fails_with_its_predecessor() -> None:
     first = bytes(batch(b"x", expected=5, producer=Producer(ID, EPOCH, 0)))
     talk.client(produce({"checked-a": {0: first}}, transactional_id=None))
     pending = talk.submitted()
-    talk.grant(pending)
+    talk.admit(pending)
     talk.sent(pending)
     talk.upstream()
     talk.client(append(expected=6, correlation=2))
@@ -696,7 +696,7 @@ def test_append_waiting_for_permission_fails_with_its_predecessor() -> None:
     talk.next(m.TopicStale)
     assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
     talk.report(m.AppendCompleted(pending, PartitionResult(0, NOT_LEADER, error_message="TRY_AGAIN …"), "try_again"))
-    talk.counted()
+    talk.metric()
     assert read(talk.answer(), 11)["checked-a", 0][0] == NOT_LEADER
     talk.kafka(ended(INVALID_PRODUCER_ID_MAPPING, version=1, correlation=2))
     assert not any(isinstance(each, m.ToSequencer) for each in talk.commands), (
