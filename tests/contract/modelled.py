@@ -19,7 +19,7 @@ from tests.support import raw
 _STEP_SECONDS = 0.002
 #: Reasons in the metrics that are not the first word of the message.
 _REASONS = {"producer_id_taken": "shared_producer_id"}
-_NOT_COUNTED = {"whole_request_refused"}
+_WITHOUT_METRIC = {"whole_request_refused"}
 
 
 class _World(World):
@@ -118,7 +118,7 @@ class ModelledLevel(WireLevel):
         super().__init__(row, TOPIC, lambda via: _Connection(self.world, self.world.proxies[via == OTHER]))
         if seed % 2 or not row.length:
             self.fill()
-        else:  # the proxy has not seen the topic
+        else:  # the proxy has not read the topic
             old = [raw.Record(b"old", timestamp_ms=self.now_ms())] * row.length
             self.bypass(raw.batch(*old))
 
@@ -135,8 +135,8 @@ class ModelledLevel(WireLevel):
         super().check(part, answer)
         if answer[2] is not None:
             reason = answer[2].split()[0].lower()
-            counted = self.world.history.refusals
-            assert reason in _NOT_COUNTED or _REASONS.get(reason, reason) in counted, (reason, counted)
+            refusals = self.world.history.refusals
+            assert reason in _WITHOUT_METRIC or _REASONS.get(reason, reason) in refusals, (reason, refusals)
 
     def now_ms(self) -> int:
         return self.world.sim.unix_ms

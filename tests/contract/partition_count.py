@@ -32,14 +32,14 @@ def _int32(count: int) -> bytes:
     return struct.pack(">i", count)
 
 
-def _counted(name: str, topic: str, *steps, **more):  # type: ignore[no-untyped-def]
+def _row(name: str, topic: str, *steps, **more):  # type: ignore[no-untyped-def]
     return row(name, topic, *steps, partitions=6, **more)
 
 
 WITHOUT = NO_SESSION
 ROWS = [
     *(
-        _counted(
+        _row(
             f"current-count/{topic}",
             topic,
             send(batch(b"header", expected=0, count=6), appended(0)),
@@ -50,29 +50,29 @@ ROWS = [
         for topic in _CHECKED
     ),
     *(
-        _counted(
+        _row(
             f"stale-count-{count}-in-a-header/{topic}", topic, send(batch(b"x", expected=0, count=count), _stale(count))
         )
         for topic in _CHECKED
         for count in (3, 8, 2**31 - 1)
     ),
     *(
-        _counted(f"stale-count-in-the-field/{topic}", topic, send(batch(b"x", expected=0), _stale(3), count=_int32(3)))
+        _row(f"stale-count-in-the-field/{topic}", topic, send(batch(b"x", expected=0), _stale(3), count=_int32(3)))
         for topic in _CHECKED
     ),
-    _counted(
+    _row(
         "the-connection-is-closed-afterwards",
         "counted",
         send(batch(b"x", count=3), _stale(3)),
         send(batch(b"y", count=6), closes=True),
     ),
-    _counted("missing-count", "counted", send(batch(b"x"), appended(0))),
-    _counted(
+    _row("missing-count", "counted", send(batch(b"x"), appended(0))),
+    _row(
         "missing-count-is-required",
         "count-required",
         send(batch(b"x"), refused(POLICY_VIOLATION, "PARTITION_COUNT_REQUIRED {where} actual=6: this topic has ")),
     ),
-    _counted(
+    _row(
         "header-contradicts-the-field",
         "counted",
         send(
@@ -82,7 +82,7 @@ ROWS = [
         ),
     ),
     *(
-        _counted(
+        _row(
             f"unreadable-field/{name}",
             "counted",
             send(batch(b"x"), Reply(INVALID_RECORD, -1, f"PARTITION_COUNT_UNREADABLE {{where}}: {why}"), count=content),
@@ -96,7 +96,7 @@ ROWS = [
             ("lowest", _int32(-(2**31)), f"{-(2**31)} is not a number of partitions"),
         )
     ),
-    _counted(
+    _row(
         "headers-of-other-checks-are-ignored",
         "counted",
         send(
@@ -104,12 +104,12 @@ ROWS = [
             _stale(3),
         ),
     ),
-    _counted("count-is-not-checked-elsewhere", "required", send(batch(b"x", expected=0, count=3), appended(0))),
-    _counted("both-checks-apply", "checked-and-counted", send(batch(b"x", expected=1, count=6), mismatch(1, 0))),
-    _counted(
+    _row("count-is-not-checked-elsewhere", "required", send(batch(b"x", expected=0, count=3), appended(0))),
+    _row("both-checks-apply", "checked-and-counted", send(batch(b"x", expected=1, count=6), mismatch(1, 0))),
+    _row(
         "count-is-checked-before-the-offset", "checked-and-counted", send(batch(b"x", expected=5, count=3), _stale(3))
     ),
-    _counted(
+    _row(
         "each-partition-is-answered-separately",
         "counted",
         Send(
@@ -118,7 +118,7 @@ ROWS = [
         send(_CURRENT, closes=True),
         second="plain",
     ),
-    _counted(
+    _row(
         "request-scope",
         "counted",
         Send(
@@ -130,11 +130,11 @@ ROWS = [
         scope="request",
     ),
     *(
-        _counted(f"stale-count-in-{name}", "counted", send(batch(b"x" * 300, count=3, codec=codec), _stale(3)))
+        _row(f"stale-count-in-{name}", "counted", send(batch(b"x" * 300, count=3, codec=codec), _stale(3)))
         for name, codec in CODECS.items()
     ),
     *(
-        _counted(f"field-in-version-{version}/{count}", "counted", step)
+        _row(f"field-in-version-{version}/{count}", "counted", step)
         for version in (9, 12)
         for count, step in (
             (6, send(batch(b"v"), appended(0), count=_int32(6), version=version)),
@@ -142,7 +142,7 @@ ROWS = [
         )
     ),
     *(
-        _counted(f"header-is-ignored-without-the-check/{count!r}", "plain", send(batch(b"v", count=count), appended(0)))
+        _row(f"header-is-ignored-without-the-check/{count!r}", "plain", send(batch(b"v", count=count), appended(0)))
         for count in (3, b"x", b"-1")
     ),
 ]

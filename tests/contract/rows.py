@@ -142,8 +142,8 @@ class Reply(NamedTuple):
             return False
         if self.message is None or message is None:
             return message is self.message
-        wanted = self.message.replace("{where}", where).replace("{topic}", topic)
-        return message.startswith(wanted[:-1]) if wanted.endswith("…") else message == wanted
+        expected = self.message.replace("{where}", where).replace("{topic}", topic)
+        return message.startswith(expected[:-1]) if expected.endswith("…") else message == expected
 
 
 def appended(at: int) -> Reply:
@@ -343,13 +343,13 @@ class Level:
         code, base_offset, message, log_start = answer
         where = "topic={} partition={}".format(*self.place(part.partition))
         assert part.reply is not None, f"row {self.row.name}: {part.batch} got an answer: {answer}"
-        wanted = part.reply
-        if not wanted.matches(code, base_offset, message, self.topic, where) or log_start not in (
+        expected = part.reply
+        if not expected.matches(code, base_offset, message, self.topic, where) or log_start not in (
             None,
-            wanted.log_start,
+            expected.log_start,
         ):
             got = Reply(code, base_offset, message, -1 if log_start is None else log_start)
-            raise AssertionError(f"row {self.row.name}\n  append {part.batch}\n  wanted {wanted}\n  got    {got}")
+            raise AssertionError(f"row {self.row.name}\n  append {part.batch}\n  expected {expected}\n  got      {got}")
 
     def run_all(self) -> None:
         for step in self.row.steps:
@@ -357,5 +357,7 @@ class Level:
         for partition, log in self.row.logs.items():
             gzip = self.row.settings.gzip
             stored = {b.base_offset: (b.values, 0 if gzip else b.codec) for b in self.stored(partition)}
-            wanted = {at: (values, 0 if gzip else codec) for at, (values, codec) in log.items() if at >= self.log_start}
-            assert stored == wanted, f"row {self.row.name}: partition {partition} has {stored}, not {wanted}"
+            expected = {
+                at: (values, 0 if gzip else codec) for at, (values, codec) in log.items() if at >= self.log_start
+            }
+            assert stored == expected, f"row {self.row.name}: partition {partition} has {stored}, not {expected}"

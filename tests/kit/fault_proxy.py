@@ -7,7 +7,7 @@
 |---|---|
 | `Cut` | closes the connection, with FIN or RST |
 | `Drop` | discards the frame, or everything from here on |
-| `Hold` | keeps the frame and all that follows until `release`, for a time, or until several are held |
+| `Hold` | keeps the frame and all that follows until `release`, for a time, or until several wait |
 | `Duplicate` | sends the frame twice |
 | `Change` | sends another frame instead |
 | `Respond` | answers the request without the broker |
@@ -127,9 +127,9 @@ class Drop(Fault):
 
 @dataclass(eq=False)
 class Hold(Fault):
-    """`count`: so many frames are held, on all connections, and sent on with the last, in one write per connection.
+    """`count`: so many frames are kept, on all connections, and sent on with the last, in one write per connection.
 
-    What is held is delivered even if its sender has gone.
+    Kept frames are delivered even if their sender has disconnected.
     """
 
     count: int | None = None
@@ -209,7 +209,7 @@ class Request(NamedTuple):
 
 
 class FaultProxy:
-    """Listens from the start. `targets` may be set later; connections take turns, and skip a target that is down.
+    """Listens from the start. `targets` may be set later; connections alternate between those that are up.
 
     `raw`: no frames; faults hit the next bytes. `requests`: those that were sent on. `hits`: how many faults struck.
     """
@@ -224,7 +224,7 @@ class FaultProxy:
         self.hits: Counter[str] = Counter()
         self._faults: list[Fault] = []
         self._connections: set[Connection] = set()
-        self._turns = itertools.count()
+        self._rotation = itertools.count()
         self._refuses_until = 0.0
         started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), daemon=True)
@@ -323,7 +323,7 @@ class FaultProxy:
         return time.monotonic() < self._refuses_until
 
     async def _connect(self) -> Stream | None:
-        first = next(self._turns) % max(1, len(self.targets))
+        first = next(self._rotation) % max(1, len(self.targets))
         for target in self.targets[first:] + self.targets[:first]:
             with contextlib.suppress(OSError, TimeoutError):
                 return await asyncio.wait_for(asyncio.open_connection(*target), _CONNECT_SECONDS)
@@ -386,7 +386,7 @@ class Channel:
         self.reader = reader
         self._direction = direction
         self._writer = writer
-        self._held: list[bytes] = []
+        self._kept: list[bytes] = []
         self._flows = asyncio.Event()
         self._flows.set()
         writer.transport.set_write_buffer_limits(0)  # `drain` waits until the kernel has everything
@@ -426,7 +426,7 @@ class Channel:
 
     async def send(self, data: bytes) -> None:
         if not self._flows.is_set():
-            self._held.append(data)
+            self._kept.append(data)
         elif data:
             self._writer.write(data)
             await self._writer.drain()
@@ -441,9 +441,9 @@ class Channel:
 
     def resume(self) -> None:
         if not self.connection.closed:
-            self._writer.write(b"".join(self._held))
-            self._record(*self._held)
-        self._held.clear()
+            self._writer.write(b"".join(self._kept))
+            self._record(*self._kept)
+        self._kept.clear()
         self._flows.set()
 
     def close(self, *, reset: bool) -> None:

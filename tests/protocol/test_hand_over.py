@@ -23,7 +23,7 @@ from tests.protocol.test_proxied_connection import SIZE, Driver, Pair, receive, 
 from tests.support.batches import expecting
 from tests.unit.test_session import Unchanged, produce
 
-GUARDED = produce(("guarded", 0, expecting(5, b"a")), correlation=7)
+CHECKED = produce(("checked", 0, expecting(5, b"a")), correlation=7)
 
 
 class Other(Driver):
@@ -102,13 +102,13 @@ async def test_buffered_bytes_and_partial_frame_migrate_with_connection() -> Non
     sockets.connect()
     primary = TakesOver()
 
-    await send(sockets.client, request(1) + GUARDED[:60])
+    await send(sockets.client, request(1) + CHECKED[:60])
     assert await receive(sockets.broker, len(request(1))) == request(1)
     await send(sockets.broker, response(1))
     assert await receive(sockets.client, len(response(1))) == response(1)
     await until_async(lambda: bool(other.packets), "a packet")
     assert other.closed == [sockets.proxied]
-    await send(sockets.client, GUARDED[60:])  # while it is on its way
+    await send(sockets.client, CHECKED[60:])  # while it is on its way
     kept: list[bytes] = []
     original = primary.session_event
 
@@ -119,9 +119,9 @@ async def test_buffered_bytes_and_partial_frame_migrate_with_connection() -> Non
 
     primary.session_event = keep  # type: ignore[method-assign]
     primary.take_over(through_a_socket_pair(other.packets[0]))
-    await until_async(lambda: len(b"".join(kept)) >= len(GUARDED), "all bytes")
+    await until_async(lambda: len(b"".join(kept)) >= len(CHECKED), "all bytes")
 
-    assert b"".join(kept) == GUARDED
+    assert b"".join(kept) == CHECKED
     proxied = primary.opened[0]
     assert proxied.peer == Address("client", 1)
     proxied.client.abort()
@@ -142,7 +142,7 @@ async def test_unsent_response_bytes_migrate_with_connection() -> None:
     sockets.connect()
     big = response(1, bytes(SIZE))
 
-    await send(sockets.client, request(1) + GUARDED)
+    await send(sockets.client, request(1) + CHECKED)
     await receive(sockets.broker, len(request(1)))
     sending = asyncio.create_task(send(sockets.broker, big))
     reading = asyncio.create_task(receive(sockets.client, len(big) // 2))

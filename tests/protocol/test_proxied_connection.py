@@ -21,7 +21,7 @@ from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import Address
 from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
-from tests.unit.test_session import Around, Unchanged
+from tests.unit.test_session import ServicesStandIn, Unchanged
 
 #: More than the kernel takes off a sender's hands on loopback.
 SIZE = 48 * 1024 * 1024
@@ -43,7 +43,7 @@ class Driver:
 
     def __init__(self, **services: Any) -> None:
         self.traffic = Traffic()
-        self.services = Around(**services)
+        self.services = ServicesStandIn(**services)
         self.opened: list[ProxiedConnection] = []
         self.closed: list[ProxiedConnection] = []
         self.events: list[messages.Event] = []

@@ -33,7 +33,7 @@ RECORD_BYTES = 16 * 1024
 ANSWER_BYTES = 1 << 20
 
 
-class Counted(TlsSocket):
+class CountingSocket(TlsSocket):
     """How often it was read and written to, by system calls that moved something."""
 
     reads = writes = 0
@@ -104,7 +104,12 @@ def worth_an_event(sock: TlsSocket) -> int:
 
 class Both:
     def __init__(
-        self, proxied: ProxiedConnection, client: Far, broker: Far, near_client: Counted, near_broker: Counted
+        self,
+        proxied: ProxiedConnection,
+        client: Far,
+        broker: Far,
+        near_client: CountingSocket,
+        near_broker: CountingSocket,
     ) -> None:
         self.proxied, self.client, self.broker = proxied, client, broker
         self.near_client, self.near_broker = near_client, near_broker
@@ -116,15 +121,15 @@ class Both:
 
 
 @asynccontextmanager
-async def secured_link(authority: Authority, server: Certificate, *, narrow: bool = False) -> AsyncIterator[Both]:
+async def secured_connection(authority: Authority, server: Certificate, *, narrow: bool = False) -> AsyncIterator[Both]:
     """`narrow` – the kernel holds little for anybody."""
 
-    def pair_of(*, as_server: bool) -> tuple[Counted, Far]:
+    def pair_of(*, as_server: bool) -> tuple[CountingSocket, Far]:
         near, far = tcp_pair() if narrow else _tcp_pair()
         ours, theirs = listen(server), trusting(authority)
         if not as_server:
             ours, theirs = theirs, ours
-        sock = Counted(near, ours, tls_buffers, None if as_server else "localhost")
+        sock = CountingSocket(near, ours, tls_buffers, None if as_server else "localhost")
         return sock, Far(far, theirs, as_server=not as_server)
 
     buffers, tls_buffers, driver = Buffers(), TlsBuffers(), Driver(frame_bytes_max=1 << 30)
@@ -145,7 +150,7 @@ async def secured_link(authority: Authority, server: Certificate, *, narrow: boo
         await asyncio.sleep(0)
 
 
-async def _one_by_one(records: list[bytes], far: Far, near: Counted) -> None:
+async def _one_by_one(records: list[bytes], far: Far, near: CountingSocket) -> None:
     """Each is received before the next is sent, and the event loop has run meanwhile."""
 
     def is_there(reads: int, byte_count: int) -> bool:
@@ -164,7 +169,7 @@ async def _one_by_one(records: list[bytes], far: Far, near: Counted) -> None:
 async def test_many_tls_records_are_read_and_written_together(
     authority: Authority, server: Certificate, direction: str
 ) -> None:
-    async with secured_link(authority, server) as both:
+    async with secured_connection(authority, server) as both:
         # Given: a frame of 1 MB, in 65 records.
         if direction == "answer":
             await both.query()
@@ -190,7 +195,7 @@ async def test_many_tls_records_are_read_and_written_together(
 
 @in_event_loop
 async def test_trickling_tls_records_are_relayed(authority: Authority, server: Certificate) -> None:
-    async with secured_link(authority, server) as both:
+    async with secured_connection(authority, server) as both:
         # Given: of an answer three records have come, and no more.
         await both.query()
         frame = response(1, os.urandom(ANSWER_BYTES // 4))
@@ -211,7 +216,7 @@ async def test_trickling_tls_records_are_relayed(authority: Authority, server: C
 
 @in_event_loop
 async def test_a_client_that_reads_nothing_costs_bounded_memory(authority: Authority, server: Certificate) -> None:
-    async with secured_link(authority, server, narrow=True) as both:
+    async with secured_connection(authority, server, narrow=True) as both:
         await both.query()
         upstream, frame = both.proxied.upstream, response(1, os.urandom(4 * ANSWER_BYTES))
         assert upstream is not None
@@ -236,7 +241,7 @@ async def test_a_client_that_reads_nothing_costs_bounded_memory(authority: Autho
 
 @in_event_loop
 async def test_close_within_a_frame_is_noticed(authority: Authority, server: Certificate) -> None:
-    async with secured_link(authority, server) as both:
+    async with secured_connection(authority, server) as both:
         await both.query()
         records = both.broker.records(response(1, os.urandom(ANSWER_BYTES // 4)))
         receiving = asyncio.create_task(both.client.receive(2 * RECORD_BYTES))

@@ -209,7 +209,7 @@ def test_bytes_arrive_as_they_were_sent(
 
 
 def test_several_connections_share_what_is_empty_between_calls(authority: Authority, server: Certificate) -> None:
-    # Given: five connections to one process, whose records come and go in no order.
+    # Given: five connections to one process, whose records are sent and received in no order.
     buffers, context = TlsBuffers(), listen(server)
     pairs = [tcp_pair() for _ in range(5)]
     stated = [f"client {number} ".encode() * 3_000 for number in range(5)]
@@ -424,7 +424,7 @@ def test_a_client_that_leaves(server: Certificate) -> None:
 
 def test_clients_certificates(authority: Authority, server: Certificate, tmp_path: Path) -> None:
     # Given: listeners that request certificates of one authority.
-    other = Authority(tmp_path / "stranger").sign("mallory")
+    other = Authority(tmp_path / "untrusted").sign("mallory")
     friend, old = authority.sign("friend"), authority.sign("old", days=-1)
     required = listen(server, client_certificates="required", client_ca_file=authority.file)
     optional = listen(server, client_certificates="optional", client_ca_file=authority.file)
@@ -474,7 +474,7 @@ def test_nothing_in_common(authority: Authority, server: Certificate) -> None:
 
 def test_untrusted_broker_is_classified_by_cause(authority: Authority, server: Certificate, tmp_path: Path) -> None:
     elsewhere = authority.sign("elsewhere", names="DNS:kafka-7.example.com")
-    others = Authority(tmp_path / "others").sign("stranger")
+    others = Authority(tmp_path / "others").sign("untrusted")
 
     kind, words = of_broker(fails(trusting(authority), "localhost", as_server(listen(elsewhere))))
     assert (kind, "localhost" in words, "check_hostname" in words) == ("hostname_mismatch", True, True)

@@ -37,7 +37,7 @@ P0, P2, P3 = (TopicPartition("orders", each) for each in (0, 2, 3))
 
 
 @dataclass
-class Grown:
+class Expanded:
     """`orders` was expanded from 2 to 4 partitions."""
 
     first_new: int = 2
@@ -61,7 +61,7 @@ class Played:
 
     def __init__(self) -> None:
         self.watch = Watch()
-        self.assignment_filter = AssignmentFilter(self.watch, Grown(), lambda: 100.0)
+        self.assignment_filter = AssignmentFilter(self.watch, Expanded(), lambda: 100.0)
 
     def queries_to_send(self, api_key: int, version: int, request: Message) -> GroupPlan:
         decoded = decode_request(api_key, version, encode_request(api_key, version, request))

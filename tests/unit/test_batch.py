@@ -378,7 +378,7 @@ def _rewritten(batch: memoryview, **changes: int) -> memoryview:
 
 @each_codec
 def test_digest_is_independent_of_packing(codec: str) -> None:
-    plain = _by_kafka_python(0, SOME)
+    unpacked = _by_kafka_python(0, SOME)
     packed = _rewritten(
         _by_aiokafka(CODECS[codec], SOME),
         base_offset=1_000_000,
@@ -388,8 +388,8 @@ def test_digest_is_independent_of_packing(codec: str) -> None:
         base_sequence=7,
         max_timestamp_ms=NOW_MS + 999,
     )
-    assert _digest(packed) == _digest(plain)
-    assert _digest(packed, ignore_timestamps=True) == _digest(plain, ignore_timestamps=True)
+    assert _digest(packed) == _digest(unpacked)
+    assert _digest(packed, ignore_timestamps=True) == _digest(unpacked, ignore_timestamps=True)
 
 
 def _with(index: int, row: tuple[int, bytes | None, bytes | None, Headers]) -> Built:

@@ -25,7 +25,7 @@ PENDING = PartitionExpansion(3, 4, None)
 
 
 @pytest.mark.parametrize(
-    ("grown", "partition", "positions", "waits"),
+    ("expanded", "partition", "positions", "waits"),
     [
         pytest.param(order(3, TO_THREE), 0, {}, None, id="original partition"),
         pytest.param(order(3, TO_THREE), 1, {}, None, id="other original partition"),
@@ -43,23 +43,23 @@ PENDING = PartitionExpansion(3, 4, None)
     ],
 )
 def test_partition_waits_for_the_positions_of_its_expansion(
-    grown: TopicOrder,
+    expanded: TopicOrder,
     partition: int,
     positions: dict[int, int | None],
     waits: dict[int, tuple[int | None, int]] | None,
 ) -> None:
-    assert grown.waiting(partition, positions) == (None if waits is None else Waiting(partition, waits))
+    assert expanded.waiting(partition, positions) == (None if waits is None else Waiting(partition, waits))
 
 
 def test_undescribed_partition_waits_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    grown = order(3, TO_THREE)
-    grown.learn(4, (TO_THREE,))
-    waits = grown.waiting(3, {})
+    expanded = order(3, TO_THREE)
+    expanded.learn(4, (TO_THREE,))
+    waits = expanded.waiting(3, {})
     assert waits == Waiting(3, {})
     with caplog.at_level(logging.WARNING, "fencepost"):
-        grown.unexplained([waits], 100.0)
+        expanded.unexplained([waits], 100.0)
         assert not caplog.messages
-        grown.unexplained([waits], 131.0)
+        expanded.unexplained([waits], 131.0)
     assert "t-3 is not read" in caplog.text
 
 
@@ -68,20 +68,20 @@ def test_described_expansion_is_known_before_metadata() -> None:
 
 
 def test_an_opened_partition_stays_open() -> None:
-    grown = order(3, TO_THREE)
-    grown.opened.add(2)
-    assert grown.waiting(2, {0: 0, 1: 0}) is None
+    expanded = order(3, TO_THREE)
+    expanded.opened.add(2)
+    assert expanded.waiting(2, {0: 0, 1: 0}) is None
 
 
 def test_threshold_above_log_end_is_not_awaited(caplog: pytest.LogCaptureFixture) -> None:
-    grown = order(3, TO_THREE)
+    expanded = order(3, TO_THREE)
     with caplog.at_level(logging.WARNING, "fencepost"):
-        grown.ended_at(0, 50)
-        grown.ended_at(1, 200)
-        grown.ended_at(0, 70)  # later records there do not bring it back
+        expanded.ended_at(0, 50)
+        expanded.ended_at(1, 200)
+        expanded.ended_at(0, 70)  # later records there do not bring it back
     assert len(caplog.messages) == 1
-    assert grown.waiting(2, {0: 50, 1: 79}) == Waiting(2, {1: (79, 80)})
-    assert grown.waiting(2, {0: 50, 1: 80}) is None
+    assert expanded.waiting(2, {0: 50, 1: 79}) == Waiting(2, {1: (79, 80)})
+    assert expanded.waiting(2, {0: 50, 1: 80}) is None
 
 
 def test_only_assigned_partitions_open_and_sharing_needs_group() -> None:

@@ -32,7 +32,7 @@ from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import SEQUENCE_MODULUS, TopicPartition
 
 TXN, ID, EPOCH = "transfer", 7, 3
-A, B, FREE = TopicPartition("guarded", 0), TopicPartition("guarded", 1), TopicPartition("free", 0)
+A, B, FREE = TopicPartition("checked", 0), TopicPartition("checked", 1), TopicPartition("free", 0)
 BASE = TopicPartition("base", 0)
 ON_A = TransactionIs(True, ID, EPOCH, "Ongoing", frozenset({A}))
 
@@ -65,7 +65,9 @@ class World:
     may_be_committed: bool = False
     queried: list[CommitQuery] = field(default_factory=list)
 
-    def lands(self, partition: TopicPartition, sequence: int, expected: int | None, at: int, *, count: int = 1) -> None:
+    def appends(
+        self, partition: TopicPartition, sequence: int, expected: int | None, at: int, *, count: int = 1
+    ) -> None:
         """An append through this process."""
         one = append(partition, sequence, expected, count=count)
         self.table.submitted(TXN, one)
@@ -73,7 +75,7 @@ class World:
         self.table.appended_batch(TXN, one, at)
 
     def validate(self) -> CommitValidator:
-        is_checked = {"guarded": CheckedTopic(), "base": CheckedTopic(source_is_base=True)}
+        is_checked = {"checked": CheckedTopic(), "base": CheckedTopic(source_is_base=True)}
         return CommitValidator(
             self.table, TXN, ID, EPOCH, v2=self.v2, is_checked=is_checked.get, may_be_committed=self.may_be_committed
         )
@@ -125,8 +127,8 @@ def abort_only(*pending: tuple[TopicPartition, int], name: int = 1, transactiona
 
 def test_commit_passes_when_every_append_passed_here() -> None:
     world = World(producers={A: ProducerAt(EPOCH, 2, 10)})
-    world.lands(A, 0, 10, 10, count=2)
-    world.lands(A, 2, None, 12)
+    world.appends(A, 0, 10, 10, count=2)
+    world.appends(A, 2, None, 12)
     assert world.decision().outcome is Outcome.PASS
     assert not any(isinstance(query, ReadBack) for query in world.queried)
 
@@ -159,8 +161,8 @@ def test_nonempty_transaction_is_not_taken_for_its_predecessor() -> None:
 
 def test_a_sequence_that_wraps() -> None:
     world = World(v2=False, producers={A: ProducerAt(EPOCH, 1, 10)})
-    world.lands(A, SEQUENCE_MODULUS - 1, 10, 10)
-    world.lands(A, 0, 11, 11, count=2)
+    world.appends(A, SEQUENCE_MODULUS - 1, 10, 10)
+    world.appends(A, 0, 11, 11, count=2)
     assert world.decision().outcome is Outcome.PASS
 
 
@@ -195,7 +197,7 @@ def test_append_in_progress_defers_the_commit() -> None:
 
 def test_append_submitted_during_validation_defers_the_commit() -> None:
     world = World(producers={A: ProducerAt(EPOCH, 0, 10)})
-    world.lands(A, 0, 10, 10)
+    world.appends(A, 0, 10, 10)
     validate = world.validate()
     validate.begin()
     validate.handle(StateRead(()))
@@ -208,7 +210,7 @@ def test_append_submitted_during_validation_defers_the_commit() -> None:
 
 def test_append_at_another_offset_refuses_the_commit() -> None:
     world = World(producers={A: ProducerAt(EPOCH, 0, 11)})
-    world.lands(A, 0, 10, 11)
+    world.appends(A, 0, 10, 11)
     decision = world.decision()
     assert decision.outcome is Outcome.REFUSE
     assert "expected=10 appended_at=11" in decision.message
@@ -217,7 +219,7 @@ def test_append_at_another_offset_refuses_the_commit() -> None:
 def test_commit_sent_to_kafka_before_is_never_refused() -> None:
     """Its answer was lost, so a refusal could be wrong."""
     world = World(producers={A: ProducerAt(EPOCH, 0, 10)})
-    world.lands(A, 0, 10, 10)
+    world.appends(A, 0, 10, 10)
     world.may_be_committed = True
     world.table.failed(TXN, append(A, 1, 5), 44, "OFFSET_MISMATCH", was_sent=False)
     assert world.decision().outcome is Outcome.LATER
@@ -239,7 +241,7 @@ def test_commit_completed_during_validation_is_deferred(then: TransactionIs, pas
     like an early end."""
     world = World(producers={A: ProducerAt(EPOCH + 1, -1, None)}, transaction_then=then)
     if passed_here:
-        world.lands(A, 0, 10, 10)
+        world.appends(A, 0, 10, 10)
     else:
         world.abort_only_records = (abort_only((A, 0)),)  # refused retriably, then appended
     assert world.decision().outcome is Outcome.LATER
@@ -252,7 +254,7 @@ def test_v1_commit_completed_during_validation_is_deferred() -> None:
     world = World(
         v2=False, abort_only_records=(abort_only((A, 0)),), producers={A: ProducerAt(EPOCH, 0, None)}, logs={A: log}
     )
-    world.lands(A, 0, 10, 10)
+    world.appends(A, 0, 10, 10)
     assert world.decision().outcome is Outcome.REFUSE
     world.queried.clear()
     world.transaction_then = COMMITTED
@@ -321,7 +323,7 @@ def test_missing_append_is_unresolved_though_others_passed_here() -> None:
         producers={A: ProducerAt(EPOCH, 0, 10)},
         logs={A: (logged(10, 0, 10),)},
     )
-    world.lands(A, 0, 10, 10)
+    world.appends(A, 0, 10, 10)
     assert world.decision().reason == "append_unresolved"
 
 
@@ -340,7 +342,7 @@ def test_own_abort_only_record_is_resolved_from_memory() -> None:
     one = append(A, 0, 10)
     recorded = world.table.record_to_store(world.table.failed(TXN, one, 6, "TRY_AGAIN", was_sent=False))
     assert recorded is not None
-    world.lands(A, 0, 10, 10)
+    world.appends(A, 0, 10, 10)
     world.abort_only_records = (recorded,)
     assert world.decision().outcome is Outcome.PASS
     assert not any(isinstance(query, ReadBack) for query in world.queried)
@@ -352,8 +354,8 @@ def test_own_abort_only_record_is_resolved_from_memory() -> None:
 def test_batches_that_passed_here_are_not_unpacked_again() -> None:
     log = (logged(10, 0), logged(11, 1, count=2), logged(13, 3, 13))
     world = World(producers={A: ProducerAt(EPOCH, 3, 10)}, logs={A: log})
-    world.lands(A, 0, 10, 10)
-    world.lands(A, 1, 11, 11, count=2)
+    world.appends(A, 0, 10, 10)
+    world.appends(A, 1, 11, 11, count=2)
     assert world.decision().outcome is Outcome.PASS
     assert [each for each in world.queried if isinstance(each, ReadBack)] == [ReadBack(ID, A, 10, (10, 13))]
 
@@ -362,9 +364,9 @@ def test_batches_that_passed_here_are_not_unpacked_again() -> None:
 def test_possible_gaps_cause_unpacking_of_passed_batches(why: str) -> None:
     log = (logged(10, 0, 10), logged(11, 1), logged(12, 2, 12), logged(13, 3))
     world = World(producers={A: ProducerAt(EPOCH, 3, 10)}, logs={A: log})
-    world.lands(A, 0, 10, 10)
+    world.appends(A, 0, 10, 10)
     if why == "a gap":
-        world.lands(A, 2, 12, 12)
+        world.appends(A, 2, 12, 12)
     else:
         world.abort_only_records = (abort_only((A, 1)),)
     world.decision()
@@ -379,7 +381,7 @@ def test_commit_is_validated_from_log_alone() -> None:
 
 def test_violation_at_another_process_is_found_in_log() -> None:
     world = World(producers={A: ProducerAt(EPOCH, 1, 10)}, logs={A: (logged(10, 0, 10), logged(12, 1, 11))})
-    world.lands(A, 0, 10, 10)
+    world.appends(A, 0, 10, 10)
     assert world.decision().reason == "violation"
 
 
@@ -387,8 +389,8 @@ def test_violation_between_two_passed_appends_is_found() -> None:
     """The first and the last are known here, but are not adjacent."""
     log = (logged(10, 0, 10), logged(12, 1, 11), logged(13, 2, 13))
     world = World(producers={A: ProducerAt(EPOCH, 2, 10)}, logs={A: log})
-    world.lands(A, 0, 10, 10)
-    world.lands(A, 2, 13, 13)
+    world.appends(A, 0, 10, 10)
+    world.appends(A, 2, 13, 13)
     assert world.decision().reason == "violation"
 
 
@@ -403,7 +405,7 @@ def test_violation_on_another_partition_is_found() -> None:
         producers={A: ProducerAt(EPOCH, 0, 10), B: ProducerAt(EPOCH, 0, 4)},
         logs={B: (logged(4, 0, 3),)},
     )
-    world.lands(A, 0, 10, 10)
+    world.appends(A, 0, 10, 10)
     assert world.decision().reason == "violation"
     assert QueryProducers(ID, (A, B)) in world.queried  # the other topic is not checked
 
@@ -414,7 +416,7 @@ def test_expected_offset_missing_from_log_cannot_be_proved() -> None:
         producers={BASE: ProducerAt(EPOCH, 0, 10)},
     )
     assert world.decision().reason == "cannot_be_proved"
-    world.lands(BASE, 0, 10, 10)
+    world.appends(BASE, 0, 10, 10)
     assert world.decision().outcome is Outcome.PASS
 
 
@@ -436,7 +438,7 @@ def test_a_marker_before_its_time_under_v2() -> None:
     """Each transaction has a different epoch, so what ended in this epoch was part of this one."""
     world = World(producers={A: ProducerAt(EPOCH, 0, None)})
     assert world.decision().reason == "aborted"
-    world.lands(A, 0, 10, 10)
+    world.appends(A, 0, 10, 10)
     assert world.decision().reason == "aborted"
 
 
@@ -450,23 +452,23 @@ def test_previous_v1_transaction_ended_at_another_process() -> None:
     """Both have the same epoch; only the marker separates them."""
     log = (logged(10, 0, 10), marker(11, Marker.COMMIT), logged(12, 1, 12))
     world = World(v2=False, producers={A: ProducerAt(EPOCH, 1, 12)}, logs={A: log})
-    world.lands(A, 0, 10, 10)
-    world.lands(A, 1, 12, 12)
+    world.appends(A, 0, 10, 10)
+    world.appends(A, 1, 12, 12)
     assert world.decision().outcome is Outcome.PASS
 
 
 def test_previous_v1_transactions_appends_are_not_required() -> None:
     log = (logged(10, 0, 10), marker(11, Marker.COMMIT))
     world = World(v2=False, producers={A: ProducerAt(EPOCH, 0, None)}, logs={A: log})
-    world.lands(A, 0, 10, 10)
+    world.appends(A, 0, 10, 10)
     assert world.decision().outcome is Outcome.PASS
 
 
 def test_partly_aborted_v1_transaction_is_refused() -> None:
     log = (logged(10, 0, 10), marker(11, Marker.ABORT), logged(12, 1, 12))
     world = World(v2=False, producers={A: ProducerAt(EPOCH, 1, 12)}, logs={A: log})
-    world.lands(A, 0, 10, 10)
-    world.lands(A, 1, 12, 12)
+    world.appends(A, 0, 10, 10)
+    world.appends(A, 1, 12, 12)
     assert world.decision().reason == "aborted"
 
 
@@ -481,7 +483,7 @@ def test_added_but_unwritten_partition_passes() -> None:
 def test_partition_unknown_to_coordinator_cannot_be_proved() -> None:
     """B gets no marker, so its append would not be committed with the rest."""
     world = World(producers={A: None, B: ProducerAt(EPOCH, 0, 10)})
-    world.lands(B, 0, 10, 10)
+    world.appends(B, 0, 10, 10)
     assert world.decision().reason == "cannot_be_proved"
 
 

@@ -68,18 +68,18 @@ def _records(size: int) -> bytes:
 @pytest.mark.parametrize("size", [0, 1, 100, 70_000, 1_000_000])
 def test_what_a_producer_compressed_comes_back(encoder: str, size: int) -> None:
     codec, encode = ENCODERS[encoder]
-    plain = _records(size)
-    assert bytes(decompress(codec, memoryview(bytes(encode(plain))), bytes_max=LIMIT)) == plain
+    data = _records(size)
+    assert bytes(decompress(codec, memoryview(bytes(encode(data))), bytes_max=LIMIT)) == data
 
 
 @each_encoder
 def test_the_bound_is_exact_whatever_the_ratio(encoder: str) -> None:
     codec, encode = ENCODERS[encoder]
-    for plain in (b"\0" * 3_000_000, os.urandom(300_000)):  # the first outgrows the first buffer several times
-        packed = memoryview(bytes(encode(plain)))
-        assert bytes(decompress(codec, packed, bytes_max=len(plain))) == plain
-        with pytest.raises(LimitError, match=f"{CODEC_NAMES[codec]}.*limit of {len(plain) - 1} bytes"):
-            decompress(codec, packed, bytes_max=len(plain) - 1)
+    for data in (b"\0" * 3_000_000, os.urandom(300_000)):  # the first outgrows the first buffer several times
+        packed = memoryview(bytes(encode(data)))
+        assert bytes(decompress(codec, packed, bytes_max=len(data))) == data
+        with pytest.raises(LimitError, match=f"{CODEC_NAMES[codec]}.*limit of {len(data) - 1} bytes"):
+            decompress(codec, packed, bytes_max=len(data) - 1)
 
 
 def test_no_compression_is_the_same_view() -> None:
@@ -156,16 +156,16 @@ def test_truncated_data_is_malformed_or_short(encoder: str) -> None:
     """xerial snappy has no end mark: cut between blocks it is shorter, which the record count then shows. An LZ4
     frame's content checksum is not read."""
     codec, encode = ENCODERS[encoder]
-    plain = _records(100_000)
-    packed = memoryview(bytes(encode(plain)))
+    data = _records(100_000)
+    packed = memoryview(bytes(encode(data)))
     for length in [*range(1, 200), *range(200, len(packed), 97), len(packed) - 1]:
         try:
             got = bytes(decompress(codec, packed[:length], bytes_max=LIMIT))
         except MalformedBatch:
             continue
         assert encoder in ("snappy-xerial", "lz4-cramjam")
-        assert plain.startswith(got)
-        assert (len(got) < len(plain)) == (encoder == "snappy-xerial")
+        assert data.startswith(got)
+        assert (len(got) < len(data)) == (encoder == "snappy-xerial")
 
 
 @given(st.sampled_from([GZIP, SNAPPY, LZ4, ZSTD]), st.binary(min_size=1, max_size=300))
@@ -254,9 +254,9 @@ def test_each_form_is_decompressed_as_in_kafka(form: str) -> None:
 @pytest.mark.parametrize("size", [300, 100_000, 1_000_000])
 @pytest.mark.parametrize("random_bytes", [False, True])
 def test_gzip_with_trailing_bytes_has_same_bound(size: int, random_bytes: bool) -> None:
-    plain = os.urandom(size) if random_bytes else _records(size)
-    packed = memoryview(gzip.compress(plain[: size // 2]) + gzip.compress(plain[size // 2 :]) + b"trailing")
-    assert bytes(decompress(GZIP, packed, bytes_max=size)) == plain
+    data = os.urandom(size) if random_bytes else _records(size)
+    packed = memoryview(gzip.compress(data[: size // 2]) + gzip.compress(data[size // 2 :]) + b"trailing")
+    assert bytes(decompress(GZIP, packed, bytes_max=size)) == data
     with pytest.raises(LimitError):
         decompress(GZIP, packed, bytes_max=size - 1)
 

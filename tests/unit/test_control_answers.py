@@ -28,7 +28,7 @@ def at(offset: int, *values: bytes) -> bytes:
 def test_only_requested_epochs_end_is_a_log_end() -> None:
     assert control._read_log_end(end_of_epoch(5, 41), LEADER).offset == 41
 
-    # Of an older epoch Kafka tells where the next one starts; undefined is (-1, -1).
+    # For an older epoch Kafka answers with the start of the next one; undefined is (-1, -1).
     for answer in (end_of_epoch(4, 41), end_of_epoch(-1, -1), end_of_epoch(5, -1)):
         with pytest.raises(control._Retry):
             control._read_log_end(answer, LEADER)

@@ -1,19 +1,19 @@
-"""What one request costs, counted and not timed: the counts are the same on any machine, however busy it is.
+"""What one request costs, counted and not timed: the counts are the same on any machine, at any load.
 
-Each case is a canned dialogue on real sockets with the real links, switch, sessions and gates, told again and again.
-Only the event loop and Kafka are played here. Counted are, of one request:
+Each case repeats a fixed dialogue on real sockets with real proxied connections, dispatcher, sessions and sequencers.
+Only the event loop and Kafka are stand-ins. The counts of one request are:
 
 - opcodes that the interpreter executes, ours and those of the libraries in Python that are called;
-- held: the bytes that are allocated at most while one read is handled, summed over its reads. A copy of what passes
-  shows here;
-- left: the objects that hold others, and the whole kilobytes, that stay behind once it is answered. There should be
+- held_bytes: the peak of allocated bytes while one read is handled, summed over its reads. It shows copies of
+  relayed bytes;
+- left: the objects that hold others, and the whole kilobytes, that remain after the answer. There should be
   none (a few hundred bytes Python keeps for itself).
 
 And of a connection that is idle: the bytes that it holds, without its sockets.
 
 A budget that is exceeded by more than a tenth fails. Then look first whether a needless copy or loop is on the way.
-Where the cost is worth it, or has become smaller, `python -m tests.unit.test_cost` prints the table anew; put it in,
-and say in the commit why. Opcodes differ between Python releases: each has figures of its own; one without is skipped.
+Where the cost is worth it, or has become smaller, `python -m tests.unit.test_cost` prints the new table; put it in,
+and say in the commit why. Opcodes differ between Python releases: each has its figures; one without is skipped.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames
 from tests.support.batches import batch, expecting
-from tests.unit.test_session import Around, Unchanged, produce, produced, request, response
+from tests.unit.test_session import ServicesStandIn, Unchanged, produce, produced, request, response
 
 #: More than this above its budget fails. Opcodes do not vary at all; small changes need not touch the table.
 TOLERANCE: Final = 0.10
-#: Of Python's own making, and not the same on every run: free lists, dictionaries that grow.
+#: Python's free lists and resized dictionaries differ between runs.
 BYTES_TOLERATED: Final = MappingProxyType({"held_bytes": 512, "idle_bytes": 256})
 
 
@@ -79,8 +79,8 @@ BUDGETS: Final[dict[tuple[int, int], dict[str, Cost]]] = {
         #                                                opcodes, held_bytes, left_objects, left_kilobytes, idle_bytes
         "Heartbeat, relayed":                            Cost(    872,    2177,       0,       0,    2454),
         "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(   8884,    3344,       0,       0,    2478),
-        "Produce, unguarded, 1 KB":                      Cost(   1033,    2216,       0,       0,    2990),
-        "Produce, guarded, unconditional":               Cost(   3749,    6381,       0,       0,    3098),
+        "Produce, unchecked, 1 KB":                      Cost(   1033,    2216,       0,       0,    2990),
+        "Produce, checked, unconditional":               Cost(   3749,    6381,       0,       0,    3098),
         "Produce, conditional by header":                Cost(   3966,    6442,       0,       0,    3101),
         "Produce, conditional by base offset":           Cost(   3745,    6373,       0,       0,    3092),
         "Produce, conditional, 100 records":             Cost(   4290,   38672,       0,       0,    3133),
@@ -90,8 +90,8 @@ BUDGETS: Final[dict[tuple[int, int], dict[str, Cost]]] = {
         #                                                opcodes, held_bytes, left_objects, left_kilobytes, idle_bytes
         "Heartbeat, relayed":                            Cost(    797,    1746,       0,       0,    2094),
         "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(   7858,    2801,       0,       0,    2247),
-        "Produce, unguarded, 1 KB":                      Cost(    846,    1761,       0,       0,    2499),
-        "Produce, guarded, unconditional":               Cost(   3470,    5918,       0,       0,    2783),
+        "Produce, unchecked, 1 KB":                      Cost(    846,    1761,       0,       0,    2499),
+        "Produce, checked, unconditional":               Cost(   3470,    5918,       0,       0,    2783),
         "Produce, conditional by header":                Cost(   3664,    5979,       0,       0,    2783),
         "Produce, conditional by base offset":           Cost(   3456,    5910,       0,       0,    2774),
         "Produce, conditional, 100 records":             Cost(   3982,   38176,       0,       0,    2818),
@@ -101,8 +101,8 @@ BUDGETS: Final[dict[tuple[int, int], dict[str, Cost]]] = {
         #                                                opcodes, held_bytes, left_objects, left_kilobytes, idle_bytes
         "Heartbeat, relayed":                            Cost(    792,    1730,       0,       0,    2158),
         "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(   8143,    2737,       0,       0,    2118),
-        "Produce, unguarded, 1 KB":                      Cost(    839,    1730,       0,       0,    2514),
-        "Produce, guarded, unconditional":               Cost(   3311,    5790,       0,       0,    2794),
+        "Produce, unchecked, 1 KB":                      Cost(    839,    1730,       0,       0,    2514),
+        "Produce, checked, unconditional":               Cost(   3311,    5790,       0,       0,    2794),
         "Produce, conditional by header":                Cost(   3479,    5851,       0,       0,    2797),
         "Produce, conditional by base offset":           Cost(   3293,    5782,       0,       0,    2788),
         "Produce, conditional, 100 records":             Cost(   3785,   38112,       0,       0,    2829),
@@ -126,17 +126,17 @@ _POLICIES = MappingProxyType(
 )
 
 
-class Said(NamedTuple):
+class Piece(NamedTuple):
     by_client: bool
     data: memoryview
 
 
-#: What is said for the request of this number.
-Dialogue = Callable[[int], Sequence[Said]]
+#: The pieces for the request of this number.
+Dialogue = Callable[[int], Sequence[Piece]]
 
 
-class _Process(Around):
-    """Grants are the gates' to confirm."""
+class _Process(ServicesStandIn):
+    """The dispatcher's sequencers confirm what was admitted."""
 
     dispatcher: Dispatcher
 
@@ -160,7 +160,7 @@ class Wire(NamedTuple):
 
 
 class _Loop:
-    """An event loop whose turns are the test's."""
+    """An event loop whose iterations the test controls."""
 
     def __init__(self) -> None:
         self.readers: dict[int, Callable[[], None]] = {}
@@ -171,8 +171,8 @@ class _Loop:
     def remove_reader(self, fd: int) -> None:
         del self.readers[fd]
 
-    def exchange(self, wire: Wire) -> None:
-        """Whoever wants to read and can, does; until nobody can."""
+    def run_ready(self, wire: Wire) -> None:
+        """Call readers until none is ready."""
         ends = (wire.near_client.fileno(), wire.near_kafka.fileno())
         while ready := select.select([fd for fd in ends if fd in self.readers], [], [], 0)[0]:
             for fd in ready:
@@ -186,7 +186,7 @@ class _Loop:
 
 
 class Stage:
-    """The process between clients and one broker, whose log begins empty. Gates soon remember all they may."""
+    """The process between clients and one broker, whose log begins empty. Sequencers soon remember their maximum."""
 
     def __init__(self, connections: int = 1) -> None:
         services = _Process(frame_bytes_max=1 << 24, free_bytes=1 << 24, newest_produce=13, in_flight_requests_max=100)
@@ -229,14 +229,14 @@ class Stage:
         proxied.connected(wire.near_kafka)
         return connection
 
-    def report(self, connection: int, stated: Said) -> None:
+    def report(self, connection: int, stated: Piece) -> None:
         wire = self._wires[connection]
         far = wire.client if stated.by_client else wire.kafka
         for at in range(0, len(stated.data), _PIECE_BYTES):
             piece = stated.data[at : at + _PIECE_BYTES]
             far.sendall(piece)
             _arrived(wire.near_client if stated.by_client else wire.near_kafka, len(piece))
-            self._loop.exchange(wire)
+            self._loop.run_ready(wire)
             self._take(wire.client)
             self._take(wire.kafka)
 
@@ -245,7 +245,7 @@ class Stage:
             while far.recv_into(self._taken, flags=socket.MSG_DONTWAIT):
                 pass
 
-    # ---- what a link tells the process
+    # ---- what a proxied connection reports to the process
 
     @property
     def now(self) -> float:
@@ -255,9 +255,8 @@ class Stage:
         self.dispatcher.keep_time(session)
 
     def proxied_opened(self, proxied: ProxiedConnection) -> Session:
-        return self.dispatcher.open(
-            proxied.connection, proxied.local_host, 0.0
-        )  # long ago: what gates know holds for it
+        # Opened long ago: what sequencers know holds for it.
+        return self.dispatcher.open(proxied.connection, proxied.local_host, 0.0)
 
     def proxied_closed(self, proxied: ProxiedConnection) -> None:
         raise AssertionError("no connection ends here")
@@ -307,12 +306,12 @@ def _pair(server: socket.socket) -> tuple[socket.socket, socket.socket]:
     return far, server.accept()[0]
 
 
-def _queried(frame: bytes) -> Said:
-    return Said(True, memoryview(frame))
+def _queried(frame: bytes) -> Piece:
+    return Piece(True, memoryview(frame))
 
 
-def _answered(frame: bytes) -> Said:
-    return Said(False, memoryview(frame))
+def _answered(frame: bytes) -> Piece:
+    return Piece(False, memoryview(frame))
 
 
 def _relayed(api_key: int, version: int, answer_bytes: int) -> Dialogue:
@@ -320,21 +319,21 @@ def _relayed(api_key: int, version: int, answer_bytes: int) -> Dialogue:
     return lambda number: stated
 
 
-def _unguarded(number: int) -> list[Said]:
-    query = produce(("plain", 0, batch(b"v" * 1000)), correlation=number, acks=-1)
-    return [_queried(query), _answered(produced(("plain", 0, 0, number), correlation=number))]
+def _unchecked(number: int) -> list[Piece]:
+    query = produce(("unchecked", 0, batch(b"v" * 1000)), correlation=number, acks=-1)
+    return [_queried(query), _answered(produced(("unchecked", 0, 0, number), correlation=number))]
 
 
 def _checked(topic: str, make: Callable[[int], memoryview], *, records: int = 1, together: int = 1) -> Dialogue:
-    """Appends that are accepted, one behind the other; `together` of them are sent before the first is answered."""
+    """Accepted appends, one after the other; `together` of them are sent before the first is answered."""
 
-    def query(number: int) -> Said:
+    def query(number: int) -> Piece:
         return _queried(produce((topic, 0, make(number * records)), correlation=number, acks=-1, timeout_ms=30_000))
 
-    def answer(number: int) -> Said:
+    def answer(number: int) -> Piece:
         return _answered(produced((topic, 0, 0, number * records), correlation=number, version=13, by_id=True))
 
-    def stated(number: int) -> list[Said]:
+    def stated(number: int) -> list[Piece]:
         numbers = range(number * together, (number + 1) * together)
         return [*map(query, numbers), *map(answer, numbers)]
 
@@ -349,8 +348,8 @@ _IN_FLIGHT = 5
 CASES: Final[dict[str, Dialogue]] = {
     "Heartbeat, relayed": _relayed(_HEARTBEAT, 4, 20),
     "Fetch of 1 MiB, relayed in pieces of 64 KiB": _relayed(_FETCH, 12, 16 * _PIECE_BYTES - 8),
-    "Produce, unguarded, 1 KB": _unguarded,
-    "Produce, guarded, unconditional": _checked("checked", lambda offset: batch(b"v" * 100)),
+    "Produce, unchecked, 1 KB": _unchecked,
+    "Produce, checked, unconditional": _checked("checked", lambda offset: batch(b"v" * 100)),
     "Produce, conditional by header": _checked("required", lambda offset: expecting(offset, b"v" * 100)),
     "Produce, conditional by base offset": _checked("based", lambda offset: batch(b"v" * 100, base_offset=offset)),
     "Produce, conditional, 100 records": _checked(
@@ -361,46 +360,48 @@ CASES: Final[dict[str, Dialogue]] = {
 
 # ------------------------------------------------------------------------------------------------------------- counting
 
-_WARM_UP, _COUNTED, _WEIGHED = 24, 3, 8
-#: What is left is looked at so many times, after so many requests each.
-_LOOKS, _BETWEEN_LOOKS = 2, 40
+_WARM_UP, _MEASURED, _WEIGHED = 24, 3, 8
+#: So many snapshots of what is left, after so many requests each.
+_SNAPSHOTS, _BETWEEN_SNAPSHOTS = 2, 40
 _CONNECTIONS = 20
-#: Not counted: what stands here for the process around the switch.
-_STAND_INS = frozenset({__file__, Around.policy.__code__.co_filename})
+#: Not counted: the stand-ins for the services of the dispatcher.
+_STAND_INS = frozenset({__file__, ServicesStandIn.policy.__code__.co_filename})
 _NOTHING_MUCH = CASES["Heartbeat, relayed"](0)
 
-Tell = Callable[[Sequence[Said]], None]
+Report = Callable[[Sequence[Piece]], None]
 
 
 def measure(name: str) -> Cost:
     dialogue = CASES[name]
-    reported = iter([dialogue(number) for number in range(_WARM_UP + _COUNTED + _WEIGHED + _LOOKS * _BETWEEN_LOOKS)])
+    reported = iter(
+        [dialogue(number) for number in range(_WARM_UP + _MEASURED + _WEIGHED + _SNAPSHOTS * _BETWEEN_SNAPSHOTS)]
+    )
     with _undisturbed(), Stage() as stage:
         connection = stage.connect()
 
-        def report(stated: Sequence[Said]) -> None:
+        def report(stated: Sequence[Piece]) -> None:
             for each in stated:
                 stage.report(connection, each)
 
         for stated in islice(reported, _WARM_UP):
             report(stated)
-        counts = {_opcodes(report, stated) for stated in islice(reported, _COUNTED)}
-        held = min(_paused(report, stated) for stated in islice(reported, _WEIGHED))
+        counts = {_opcodes(report, stated) for stated in islice(reported, _MEASURED)}
+        peak = min(_paused(report, stated) for stated in islice(reported, _WEIGHED))
         probes = [_resolved()]
-        while more := list(islice(reported, _BETWEEN_LOOKS)):
+        while more := list(islice(reported, _BETWEEN_SNAPSHOTS)):
             for stated in more:
                 report(stated)
             probes.append(_resolved())
     assert stage.dispatcher.sessions[connection].drained, "the dialogue is out of step with the code"
     assert len(counts) == 1, f"the opcodes of one request vary: {sorted(counts)}"
     left = [min(after[of] - before[of] for before, after in pairwise(probes)) for of in range(2)]
-    left_objects, left_bytes = (max(0, each) // _BETWEEN_LOOKS for each in left)
-    return Cost(min(counts), held, left_objects, left_bytes // 1024, _idle_bytes(dialogue))
+    left_objects, left_bytes = (max(0, each) // _BETWEEN_SNAPSHOTS for each in left)
+    return Cost(min(counts), peak, left_objects, left_bytes // 1024, _idle_bytes(dialogue))
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Nobody else counts meanwhile (coverage's tracer would be counted too), or collects; allocations are watched."""
+    """Without tracer (coverage's would be counted, too) and garbage collection; allocations are traced."""
     tracer, collecting = sys.gettrace(), gc.isenabled()
     sys.settrace(None)
     gc.collect()
@@ -415,11 +416,11 @@ def _undisturbed() -> Iterator[None]:
         sys.settrace(tracer)
 
 
-def _opcodes(report: Tell, stated: Sequence[Said]) -> int:
+def _opcodes(report: Report, stated: Sequence[Piece]) -> int:
     return (_opcodes_monitored if sys.version_info >= (3, 12) else _opcodes_traced)(report, stated)
 
 
-def _opcodes_traced(report: Tell, stated: Sequence[Said]) -> int:
+def _opcodes_traced(report: Report, stated: Sequence[Piece]) -> int:
     count = 0
 
     def each_opcode(frame: FrameType, event: str, argument: Any) -> Any:
@@ -442,7 +443,7 @@ def _opcodes_traced(report: Tell, stated: Sequence[Said]) -> int:
     return count
 
 
-def _opcodes_monitored(report: Tell, stated: Sequence[Said]) -> int:
+def _opcodes_monitored(report: Report, stated: Sequence[Piece]) -> int:
     """Since Python 3.12 tracing stands on monitoring, and misses some opcodes."""
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
     count = 0
@@ -463,14 +464,14 @@ def _opcodes_monitored(report: Tell, stated: Sequence[Said]) -> int:
     return count
 
 
-def _paused(report: Tell, stated: Sequence[Said]) -> int:
+def _paused(report: Report, stated: Sequence[Piece]) -> int:
     report(_NOTHING_MUCH)  # what was kept of the request before is not taken for granted
-    before, held = tracemalloc.get_traced_memory()[0], 0
+    before, peak = tracemalloc.get_traced_memory()[0], 0
     for each in stated:
         tracemalloc.reset_peak()
         report((each,))
-        held += tracemalloc.get_traced_memory()[1] - before
-    return held
+        peak += tracemalloc.get_traced_memory()[1] - before
+    return peak
 
 
 def _resolved() -> tuple[int, int]:
@@ -481,11 +482,11 @@ def _resolved() -> tuple[int, int]:
 
 
 def _idle_bytes(dialogue: Dialogue) -> int:
-    """Of a connection that is idle after this request; what its gate keeps is shared by all."""
+    """Of a connection that is idle after this request; connections share the sequencer's memory."""
     reported = [dialogue(number) for number in range(2 * _CONNECTIONS)]
     with _undisturbed(), Stage(len(reported)) as stage:
 
-        def come(stated: Sequence[Said]) -> None:
+        def come(stated: Sequence[Piece]) -> None:
             connection = stage.connect()
             for each in stated:
                 stage.report(connection, each)
@@ -498,7 +499,7 @@ def _idle_bytes(dialogue: Dialogue) -> int:
         return (_resolved()[1] - before) // _CONNECTIONS
 
 
-# -------------------------------------------------------------------------------------------------------------- judging
+# -------------------------------------------------------------------------------------------------------------- budgets
 
 
 def too_much(cost: Cost, budget: Cost) -> list[str]:
@@ -518,7 +519,7 @@ def _budgets() -> dict[str, Cost]:
 
 
 def _measured(*arguments: str) -> dict[str, Cost]:
-    """In a process of its own: what threads of other tests allocate meanwhile would be taken for ours."""
+    """In a separate process: allocations by threads of other tests would be counted, too."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     command = [sys.executable, "-m", "tests.unit.test_cost", "--json", *arguments]
     done = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -549,7 +550,7 @@ _WASTE = {
     "held_bytes": "copy = bytes(bytearray(data))",
     "left_objects": "kept.append([])",
     "left_kilobytes": "kept.append(bytes(1000))",
-    "idle_bytes": "held[id(self)] = bytes(1000)",
+    "idle_bytes": "by_id[id(self)] = bytes(1000)",
 }
 
 
@@ -563,7 +564,7 @@ def test_waste_is_noticed(what: str, costs: dict[str, Cost]) -> None:
 def _waste(what: str) -> None:
     code = f"def wasteful(self, data):\n {_WASTE[what]}\n real(self, data)"
     for side in (ClientSocket, UpstreamSocket):
-        names: dict[str, Any] = {"real": side._received, "kept": [], "held": {}}
+        names: dict[str, Any] = {"real": side._received, "kept": [], "by_id": {}}
         exec(compile(code, "<waste>", "exec"), names)
         side._received = names["wasteful"]  # type: ignore[method-assign]
 

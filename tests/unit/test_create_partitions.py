@@ -27,7 +27,7 @@ from fencepost_proxy.wire.control import decode_request, encode_request
 from fencepost_proxy.wire.schema import Message
 
 GROWS, SEQUENCED = UUID(int=1), UUID(int=2)
-IDS = {"grows": GROWS, "also-grows": UUID(int=3), "plain": SEQUENCED}
+IDS = {"grows": GROWS, "also-grows": UUID(int=3), "unchecked": SEQUENCED}
 PROCESS, END = UUID(int=50), UUID(int=60)
 FIRST = Expansion("grows", GROWS, 2, 3, UUID(int=70), 1_000, process=PROCESS)
 DONE = encode_done(
@@ -109,15 +109,15 @@ def test_kafkas_validation_error_is_relayed_without_expansion() -> None:
 
 
 def test_other_topics_are_forwarded_first_and_responses_merged() -> None:
-    plan = queried(topic("plain"), topic("grows"), topic("also-grows", 5))
+    plan = queried(topic("unchecked"), topic("grows"), topic("also-grows", 5))
     expanded_topics = plan.expansions
     assert expanded_topics is not None
     assert expanded_topics.first is not None
 
-    assert (names(expanded_topics.first), expanded_topics.first.validate_only) == (["plain"], False)
+    assert (names(expanded_topics.first), expanded_topics.first.validate_only) == (["unchecked"], False)
     assert (names(plan.forward), plan.forward.validate_only) == (["grows", "also-grows"], True)
 
-    expanded_topics.finish_first(answered("plain", code=Error.INVALID_PARTITIONS))
+    expanded_topics.finish_first(answered("unchecked", code=Error.INVALID_PARTITIONS))
     response = answered("grows", "also-grows")
     plan.finish(response)
     assert [each.topic for each in expanded_topics.requested(response)] == ["grows", "also-grows"]
@@ -125,12 +125,12 @@ def test_other_topics_are_forwarded_first_and_responses_merged() -> None:
     assert {each.name: each.error_code for each in response.results} == {
         "grows": 0,
         "also-grows": 0,
-        "plain": Error.INVALID_PARTITIONS,
+        "unchecked": Error.INVALID_PARTITIONS,
     }
 
 
 @pytest.mark.parametrize(
-    ("requested", "validate_only"), [(["plain"], False), (["grows"], True), (["plain", "grows"], True)]
+    ("requested", "validate_only"), [(["unchecked"], False), (["grows"], True), (["unchecked", "grows"], True)]
 )
 def test_unchecked_or_validate_only_requests_are_forwarded(requested: list[str], validate_only: bool) -> None:
     plan = queried(*map(topic, requested), validate_only=validate_only)
@@ -142,12 +142,12 @@ def test_unchecked_or_validate_only_requests_are_forwarded(requested: list[str],
 
 @pytest.mark.parametrize("validate_only", [False, True])
 def test_multiples_only_topic_is_validated_by_the_proxy(validate_only: bool) -> None:
-    plan = queried(topic("plain"), topic("doubles"), validate_only=validate_only)
+    plan = queried(topic("unchecked"), topic("doubles"), validate_only=validate_only)
     expanded_topics = plan.expansions
     assert expanded_topics is not None
 
     assert expanded_topics.first is not None
-    assert (names(expanded_topics.first), expanded_topics.first.validate_only) == (["plain"], validate_only)
+    assert (names(expanded_topics.first), expanded_topics.first.validate_only) == (["unchecked"], validate_only)
     assert (names(plan.forward), plan.forward.validate_only) == (["doubles"], True)
     [request] = expanded_topics.requested(answered("doubles"))
     assert (request.multiples_only, request.validate_only) == (True, validate_only)
@@ -171,10 +171,10 @@ def test_else_keys_move_between_old_partitions(before: int, after: int) -> None:
 
 
 def test_pending_expansion_refuses_any_other() -> None:
-    plan = queried(topic("grows", 8), topic("plain"), services=known(encode_expansion(FIRST)))
+    plan = queried(topic("grows", 8), topic("unchecked"), services=known(encode_expansion(FIRST)))
 
     assert plan.expansions is not None
-    assert names(plan.expansions.first) == ["plain"]
+    assert names(plan.expansions.first) == ["unchecked"]
     assert (names(plan.forward), plan.forward.validate_only) == (["grows"], True), (
         "Kafka decides whether this client may know"
     )
@@ -198,7 +198,7 @@ def test_pending_expansion_is_hidden_from_unauthorized_clients() -> None:
 
 
 def test_request_is_retriable_while_checks_are_unknown() -> None:
-    plan = queried(topic("plain"), services=known(fresh=False))
+    plan = queried(topic("unchecked"), services=known(fresh=False))
 
     assert names(plan.forward) == []
     response = answered()
@@ -244,8 +244,8 @@ def test_expansions_are_shown_when_possible_or_requested() -> None:
     name = "fencepost.ordered.partition.expansions"
 
     assert described("grows", known())[name].value == "[]"
-    assert name not in described("plain", known())
-    assert described("plain", known(), [name])[name].value == "[]"
+    assert name not in described("unchecked", known())
+    assert described("unchecked", known(), [name])[name].value == "[]"
     assert name not in described("grows", known(), ["retention.ms"])
 
 
@@ -321,7 +321,7 @@ def test_deleting_a_topic_removes_its_expansion_records() -> None:
 
 
 def test_expanding_topic_stays_checked_when_switched_off() -> None:
-    pending = Expansion("plain", SEQUENCED, 1, 2, UUID(int=77), 1_000, process=PROCESS)
+    pending = Expansion("unchecked", SEQUENCED, 1, 2, UUID(int=77), 1_000, process=PROCESS)
 
-    assert known(encode_expansion(pending)).is_count_checked("plain")
-    assert not known().is_count_checked("plain")
+    assert known(encode_expansion(pending)).is_count_checked("unchecked")
+    assert not known().is_count_checked("unchecked")

@@ -19,7 +19,7 @@ from fencepost_proxy.config import Limits, ProxyConfig
 
 ROOT = Path(__file__).parents[2] / "deploy" / "kubernetes"
 KINDS = ("gateway", "sidecar")
-#: preStop's sleep is there since the first, without a gate; the newest is what the package knows.
+#: the first has preStop's sleep without a feature flag; the newest is what the package knows.
 RELEASES = ("1.30", "1.37")
 WORKLOADS = ("Deployment", "StatefulSet")
 
@@ -205,7 +205,7 @@ def test_sidecars_broker_advertises_the_proxy_to_clients_only(tmp_path: Path) ->
 
 
 def test_memory_is_enough_for_what_the_limits_allow() -> None:
-    """Held frames, and 10 KB for each connection as docs/performance.md has measured it, above what a process takes."""
+    """Buffered frames, and 10 KB for each connection (measured in docs/performance.md), above the size of a process."""
     limits = Limits()
     needed = limits.buffered_bytes_max + limits.connections_max * 10_000 + 64 * 2**20
     for directory in KINDS:

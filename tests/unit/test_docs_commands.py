@@ -110,9 +110,9 @@ def test_every_runner_pattern_matches_a_command() -> None:
     assert idle == []
 
 
-@pytest.mark.parametrize("who", sorted(set(RUN_BY.values())))
-def test_named_runners_exist(who: str) -> None:
-    file, _, name = who.partition("::")
+@pytest.mark.parametrize("runner", sorted(set(RUN_BY.values())))
+def test_named_runners_exist(runner: str) -> None:
+    file, _, name = runner.partition("::")
     text = (ROOT / file).read_text("utf-8")
     assert (f"\ndef {name}(" if name.startswith("test_") else name) in text
 

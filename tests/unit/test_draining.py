@@ -71,7 +71,7 @@ def test_started_request_completes_and_later_ones_are_unread() -> None:
 
 def test_started_buffered_request_completes() -> None:
     talk = Draining()
-    query = produce(("guarded-a", 0, expecting(5, b"x")))
+    query = produce(("checked-a", 0, expecting(5, b"x")))
     talk.client(query[:-3])
     talk.drains()
     talk.drains(after=1.0)
@@ -79,10 +79,10 @@ def test_started_buffered_request_completes() -> None:
     talk.client(query[-3:])
     pending = talk.submitted()
     talk.next(m.ReadClient)
-    talk.grant(pending)
+    talk.admit(pending)
     talk.sent(pending)
     talk.upstream()
-    talk.kafka(produced(("guarded-a", 0, 0, 5)))
+    talk.kafka(produced(("checked-a", 0, 0, 5)))
     assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
 
 
@@ -108,8 +108,8 @@ def test_pending_append_gets_retriable_error_before_the_bound() -> None:
     talk.silent()
     talk.drains(at=talk.until - READ_SECONDS)
     talk.canceled(pending)
-    talk.counted()
-    code, offset, message = read(talk.answer())[("guarded-a", 0)]
+    talk.metric()
+    code, offset, message = read(talk.answer())[("checked-a", 0)]
     assert (code, offset) == (NOT_LEADER, -1)
     assert "shutting down" in (message or "")
     talk.silent()
@@ -126,8 +126,8 @@ def test_unanswered_append_is_unknown_and_resolution_continues() -> None:
     assert talk.session.unanswered == [PRODUCE]
     talk.drains(at=talk.until - READ_SECONDS)
     talk.lost(pending)
-    talk.counted()
-    assert read(talk.answer())[("guarded-a", 0)][0] == TIMED_OUT
+    talk.metric()
+    assert read(talk.answer())[("checked-a", 0)][0] == TIMED_OUT
     talk.drains(at=talk.until)
     talk.hangs_up()
 

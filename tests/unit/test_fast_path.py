@@ -1,4 +1,4 @@
-"""The short way of guarded appends, against the general one: the same dialogue by both comes to the same.
+"""The fast path and the general path of checked appends have the same results.
 
 A dialogue is a program of the fuzzer's kind: requests of several clients in pieces of any size, an upstream that
 answers rightly, wrongly, late or never, connections that break, time that passes. It is run twice: as
@@ -43,15 +43,15 @@ from tests.fuzz.engine import Failure, Op, Program, Untraced
 from tests.fuzz.log import SHARED
 from tests.support.batches import batch, expecting
 from tests.support.mutants import Change, Mutant, edit
-from tests.unit.test_session import Around, Unchanged, produce, produced
+from tests.unit.test_session import ServicesStandIn, Unchanged, produce, produced
 
 _PROGRAMS = 40
-_GATE_PROGRAMS = 400
+_SEQUENCER_PROGRAMS = 400
 _OPS = 60
 
 
 class _GeneralRun(_Run):
-    """Every byte is an event, and no append takes the short way from within one either."""
+    """Every byte is an event, and no append takes the fast path."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -69,7 +69,7 @@ class _GeneralRun(_Run):
 
 
 class _Programs(Dialogue):
-    """More of what takes the short way than the fuzzer makes, and nothing malformed: that is its business."""
+    """More fast-path appends than the fuzzer makes, and nothing malformed, which the fuzzer covers."""
 
     def program(self, seed: int) -> Program:
         rng = random.Random(f"short {seed}")
@@ -131,7 +131,7 @@ def _meaning(frame: bytes) -> Any:
     return replace(request, topics=topics)
 
 
-def _gate_seen(sequencer: PartitionSequencer) -> list[Any]:
+def _sequencer_observed(sequencer: PartitionSequencer) -> list[Any]:
     """What decides about its future."""
     memory = sequencer.memory
     return [
@@ -184,7 +184,7 @@ def _gate_seen(sequencer: PartitionSequencer) -> list[Any]:
 
 
 def _observed(run: _Run) -> list[Any]:
-    """All that anybody outside can tell, and what decides about the future."""
+    """All that is observable from outside, and what decides about the future."""
     observed: list[Any] = []
     for wires in run.wires:
         frames, rest = dialogue_module.frames_of(wires.upstream_got, 8)
@@ -200,44 +200,44 @@ def _observed(run: _Run) -> list[Any]:
     for partition, log in run.logs.items():
         observed.append((partition, log.end, log.batches))
     for partition, sequencer in run.dispatcher.sequencers.items():
-        observed += [partition, *_gate_seen(sequencer)]
+        observed += [partition, *_sequencer_observed(sequencer)]
     observed.append([(each.partition, type(each.effect)) for each in run.control])
     return observed
 
 
 def _run_both(program: Program) -> Counter[str]:
-    """Step by step, compared after each. How often the short way was taken."""
+    """Compare after each step; count how often the fast path was taken."""
     taken: Counter[str] = Counter()
     observed: set[Any] = set()
     general = _GeneralRun(program, observed, Untraced())
     short = _Run(program, observed, Untraced())
     for run in (general, short):
-        # What only passes is held in memory by the general way if it is long; who waits for memory is no matter here.
+        # The general path buffers long relayed requests; waiting for memory is not compared.
         run.services.free_bytes = run.services.memory_bytes = 1 << 30
     take, appended_batch, back = PartitionSequencer.take, PartitionSequencer.appended_batch, Session._disable_fast_path
 
-    def counted_take(self: PartitionSequencer, pending: g.PendingAppend, now: float) -> bool:
+    def count_take(self: PartitionSequencer, pending: g.PendingAppend, now: float) -> bool:
         took = take(self, pending, now)
         taken["taken" if took else "not taken"] += 1
         taken[f"taken {pending.kind.name}"] += took
         return took
 
-    def counted_landed(
+    def count_appended(
         self: PartitionSequencer, pending: g.PendingAppend, result: PartitionResult, now: float
     ) -> PartitionResult | None:
         reported = appended_batch(self, pending, result, now)
-        taken["not landed" if reported is None else "landed"] += 1
+        taken["not appended" if reported is None else "appended"] += 1
         return reported
 
-    def counted_back(self: Session) -> None:
+    def count_back(self: Session) -> None:
         taken["taken back"] += sum(pending_response.single is not None for pending_response in self._from_upstream)
         back(self)
 
     patch = pytest.MonkeyPatch()
     with patch.context() as on:
-        on.setattr(PartitionSequencer, "take", counted_take)
-        on.setattr(PartitionSequencer, "appended_batch", counted_landed)
-        on.setattr(Session, "_disable_fast_path", counted_back)
+        on.setattr(PartitionSequencer, "take", count_take)
+        on.setattr(PartitionSequencer, "appended_batch", count_appended)
+        on.setattr(Session, "_disable_fast_path", count_back)
         for number, op in enumerate(program.ops):
             general._do(op)
             short._do(op)
@@ -260,7 +260,7 @@ def test_fast_path_and_general_path_agree(block: int) -> None:
         taken += _run_both(_Programs().program(seed))
     print(taken)
     # Not by never taking it, nor by never leaving it.
-    assert min(taken[each] for each in ("taken", "not taken", "landed", "not landed", "taken back")) > 10, taken
+    assert min(taken[each] for each in ("taken", "not taken", "appended", "not appended", "taken back")) > 10, taken
 
 
 @pytest.mark.parametrize(
@@ -274,11 +274,11 @@ def test_past_path_differences_stay_fixed(seed: int) -> None:
     _run_both(_Programs().program(seed))
 
 
-# --- a gate alone -----------------------------------------------------------------------------------------------------
+# --- a sequencer alone ------------------------------------------------------------------------------------------------
 
 
-class _GatePrograms(sequencers.Sequencers):
-    """With transactions; and more of what is honest, or it would be cold all the time."""
+class _SequencerPrograms(sequencers.Sequencers):
+    """With transactions; and more honest operations, or the fence would never be confirmed."""
 
     def program(self, seed: int) -> Program:
         rng = random.Random(f"gate {seed}")
@@ -307,14 +307,14 @@ class _GatePrograms(sequencers.Sequencers):
         for _ in range(rng.choice((1, 1, 2))):
             how, count = rng.choice(("end", "end", "none")), rng.randint(1, 2)
             sequence, flags = rng.choice((rng.randrange(4), rng.randrange(500))), rng.choice((0, 0, 0, 0, 1))
-            offer: Op = ["submit", connection, [how, ahead, count, rng.randrange(3), sequence, flags, 0]]
+            submit: Op = ["submit", connection, [how, ahead, count, rng.randrange(3), sequence, flags, 0]]
             ahead += count
-            ops += [offer, ["control", 0, "true", 0], ["control", 0, "true", 0], ["send"]]
+            ops += [submit, ["control", 0, "true", 0], ["control", 0, "true", 0], ["send"]]
         return ops + [["answer", connection, "ok", 0]] * rng.choice((0, 1, 1, 2, 2))
 
 
-class _GateRun(sequencers._Run):
-    """`short` – appends are taken where the gate takes them, and land where they land."""
+class _SequencerRun(sequencers._Run):
+    """`short` – appends take the fast path where the sequencer allows it."""
 
     def __init__(self, program: Program, *, short: bool) -> None:
         super().__init__(program, set(), Untraced())
@@ -374,7 +374,7 @@ class _GateRun(sequencers._Run):
         reported = [line for line in self.transcript if line != "Admit"]
         queried = [(type(each), getattr(each, "offset", None), at) for each, at in self.control]
         return [
-            *_gate_seen(self.sequencer),
+            *_sequencer_observed(self.sequencer),
             reported,
             queried,
             self.log.end,
@@ -384,10 +384,10 @@ class _GateRun(sequencers._Run):
         ]
 
 
-def _run_gates(seed: int) -> Counter[str]:
-    """One gate that takes, and one that is told of each step. What the one takes the other has to grant at once."""
-    program = _GatePrograms().program(seed)
-    general, short = _GateRun(program, short=False), _GateRun(program, short=True)
+def _run_sequencers(seed: int) -> Counter[str]:
+    """One sequencer takes appends, the other gets events. What the first takes, the second admits at once."""
+    program = _SequencerPrograms().program(seed)
+    general, short = _SequencerRun(program, short=False), _SequencerRun(program, short=True)
     taken: Counter[str] = Counter()
     for number, op in enumerate(program.ops):
         short._do(op)
@@ -395,7 +395,7 @@ def _run_gates(seed: int) -> Counter[str]:
         if short.took:
             taken[short.submitted[-1].kind.name] += 1
             assert general.admitted is general.submitted[-1], (
-                f"taken and not granted: op {number} of {program.to_json()}"
+                f"taken and not admitted: op {number} of {program.to_json()}"
             )
             general._send()
         assert short.everything() == general.everything(), f"after op {number} {op} of {program.to_json()}"
@@ -407,8 +407,8 @@ def _run_gates(seed: int) -> Counter[str]:
 
 def test_sequencer_fast_path_agrees_with_general_path() -> None:
     taken: Counter[str] = Counter()
-    for seed in range(_GATE_PROGRAMS):
-        taken += _run_gates(seed)
+    for seed in range(_SEQUENCER_PROGRAMS):
+        taken += _run_sequencers(seed)
     print(taken)
     assert min(taken[each] for each in ("CONDITIONAL", "SEQUENCED", "PASS_THROUGH")) > 10, taken
 
@@ -429,13 +429,13 @@ class _Talk(_Run):
         self._deliver_client(self.client, [])
 
     def appends_the_first(self) -> None:
-        """After it the gate is warm."""
+        """After it the fence is confirmed."""
         self.sends(_append("required", 0))
         self._control(0, "true", 0)
         self._answer(self.client, "ok", 0, 0)
         assert self.logs[TopicPartition("required", 0)].end == 1
 
-    def asked_for(self) -> list[tuple[int, str]]:
+    def requested(self) -> list[tuple[int, str]]:
         """What went upstream: version and topic."""
         frames, _ = dialogue_module.frames_of(self.client.upstream_got, 8)
         return [(Requested(frame).version, topic) for frame in frames for topic, _ in self._parts(Requested(frame))]
@@ -460,13 +460,13 @@ def _append(
 @pytest.mark.parametrize("version", [8, 9])
 def test_long_client_id_hides_no_topic(version: int) -> None:
     talk, client_id = _Talk(), "c" * 5000
-    # Given a request to a topic that is not guarded, and so much before its name that this is all that was looked at
+    # Given a request to an unchecked topic, with so many bytes before its name that only these are parsed
     talk.sends(_append("relay", 0, version=version, client_id=client_id))
-    assert talk.asked_for() == [(version, "relay")]
-    # When the next one of the client is for a guarded topic
+    assert talk.requested() == [(version, "relay")]
+    # When the next one of the client is for a checked topic
     talk.sends(_append("required", 7, version=version, client_id=client_id, correlation_id=2))
-    # Then it goes to its gate, which wants to know where the log ends
-    assert talk.asked_for() == [(version, "relay")]
+    # Then it goes to its sequencer, which reads the log end
+    assert talk.requested() == [(version, "relay")]
     assert [type(each.effect) for each in talk.control] == [g.ReadLogEnd]
 
 
@@ -484,7 +484,7 @@ def test_overlong_varint_lengths_shift_no_field(at: str) -> None:
         queried = talk.client.queried[-1]
         assert parse_produce_request(memoryview(queried.frame)).timeout_ms == 30_000
         talk._answer(talk.client, "ok", 0, 0)
-    assert talk.asked_for() == [(13, "required")] * 3
+    assert talk.requested() == [(13, "required")] * 3
     assert talk.logs[TopicPartition("required", 0)].end == 3
     talk._check_wires(talk.client)
 
@@ -507,7 +507,7 @@ def test_truncated_request_is_not_taken_for_its_predecessor() -> None:
     talk = _Talk()
     usual = _append("relay", 0)
     talk.sends(usual)
-    # When a frame claims to be shorter, and the bytes behind its end go on as the one before did
+    # When a frame claims to be shorter, and the bytes after its end go on as the one before did
     length = usual.index(b"relay") + 2 - 4
     talk.sends(length.to_bytes(4, "big") + usual[4:])
     # Then it is malformed, and not for a broker to find out
@@ -522,7 +522,7 @@ def test_duplicate_of_fast_path_append_is_answered_too() -> None:
     talk = _Talk()
     other = talk._wires(1)
     talk.appends_the_first()
-    # Given an append that took the short way, and the same one again by another connection of its producer
+    # Given an append that took the fast path, and the same one again by another connection of its producer
     again = _append("required", 1, correlation_id=2, producer=(5, 0, 3))
     talk.sends(again)
     assert len(talk.client.queried) == 1
@@ -550,8 +550,8 @@ def test_unknown_outcome_is_reported_in_time() -> None:
     assert [each.error_code for each in response.topics[0].partitions] == [7]
 
 
-class _Switched(Around):
-    """Its gates are the switch's."""
+class _Switched(ServicesStandIn):
+    """Its sequencers are the dispatcher's."""
 
     dispatcher: Dispatcher
 
@@ -584,27 +584,27 @@ def test_unreported_sequencer_decision_is_not_overtaken() -> None:
     services = _Switched(newest_produce=13)
     dispatcher = services.dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     for connection in (1, 2):
-        dispatcher.open(connection, "proxy.local", 0.0)._may_write = {"guarded": float("inf")}
+        dispatcher.open(connection, "proxy.local", 0.0)._may_write = {"checked": float("inf")}
 
     def client(connection: int, now: float, *frames: bytes) -> None:
         dispatcher.session_event(connection, m.ClientBytes(memoryview(b"".join(frames))), now)
 
     def query(number: int, partition: int, records: memoryview) -> bytes:
-        return produce(("guarded", partition, records), correlation=number, timeout_ms=30_000)
+        return produce(("checked", partition, records), correlation=number, timeout_ms=30_000)
 
     # Given a partition where what keeps its own producer id has to wait for 5 s, and another client's does
-    waiting, other = TopicPartition("guarded", 0), TopicPartition("guarded", 1)
+    waiting, other = TopicPartition("checked", 0), TopicPartition("checked", 1)
     dispatcher._sequencer(waiting)._fenced_queued_until = 105.0
     client(2, 99.0, query(1, 0, batch(b"x", producer=(9, 0, 0))))
-    # And A at another one, of which Kafka has refused the stamp: it is looked at whether it is there already
+    # And A at another one, whose fence Kafka refused: the sequencer reads whether A was appended already
     client(1, 99.5, query(1, 1, expecting(5, b"a")))
     dispatcher.sequencer_event(other, _ends_at(5, 99.5), 99.5)
     refused = produced(("", 1, 45, -1), version=13, by_id=True)
     dispatcher.session_event(1, m.UpstreamBytes(memoryview(refused)), 104.4)
     dispatcher.sequencer_event(other, _ends_at(6, 104.4), 104.4)
-    # And behind it one that waits at the first partition, and B, which follows A
+    # And after it one that waits at the first partition, and B, which follows A
     client(1, 104.4, query(2, 0, batch(b"y", producer=(8, 0, 0))), query(3, 1, expecting(6, b"b")))
-    # When at one moment the first has its turn, and A's time is up
+    # When at the same moment the first is admitted and A times out
     actions = dispatcher.tick(105.1)
     # Then B falls with A, though it would fit
     sent = b"".join(
@@ -618,7 +618,7 @@ def test_unreported_sequencer_decision_is_not_overtaken() -> None:
     assert dispatcher.sequencers[other].idle
 
 
-# --- defects of the short way that only a comparison shows ------------------------------------------------------------
+# --- defects of the fast path that only a comparison shows ------------------------------------------------------------
 
 
 def _differ(defect: Change, run: Any) -> bool:
@@ -630,7 +630,7 @@ def _differ(defect: Change, run: Any) -> bool:
     return False
 
 
-_GATE_DEFECTS = {
+_SEQUENCER_DEFECTS = {
     "does not wait for what is queued": edit(
         PartitionSequencer, "take", ("self._waits_for_queued(pending, now)", "False")
     ),
@@ -666,11 +666,12 @@ _SESSION_DEFECTS = {
 
 
 @pytest.mark.no_cover  # of what is broken
-@pytest.mark.parametrize("defect", _GATE_DEFECTS)
+@pytest.mark.parametrize("defect", _SEQUENCER_DEFECTS)
 def test_defective_sequencer_fast_path_is_noticed(defect: str) -> None:
-    assert any(_differ(_GATE_DEFECTS[defect], lambda seed=seed: _run_gates(seed)) for seed in range(_GATE_PROGRAMS)), (
-        defect
-    )
+    assert any(
+        _differ(_SEQUENCER_DEFECTS[defect], lambda seed=seed: _run_sequencers(seed))
+        for seed in range(_SEQUENCER_PROGRAMS)
+    ), defect
 
 
 @pytest.mark.no_cover  # of what is broken

@@ -225,7 +225,7 @@ async def test_unauthorized_topic_releases_only_its_own_partitions(story: Story)
 
 @in_event_loop
 async def test_group_reset_to_partition_start_waits_again(story: Story) -> None:
-    """The first records of the new partition have expired, those of the prior ones have not."""
+    """The first records of the new partition have expired, those of the prior partitions have not."""
     story.kafka.starts[P1] = 5
     story.kafka.commits = {P0: 0, P1: 5}
     assert await story.queries_to_send(P1) == {P1}

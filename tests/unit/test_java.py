@@ -1,4 +1,4 @@
-"""Which Java is taken, and what is said where there is none that will do."""
+"""Which Java is used, and the message if none is suitable."""
 
 from __future__ import annotations
 

@@ -81,13 +81,13 @@ def _metadata(count: int, correlation: int = 1) -> bytes:
     return encode_response_frame(METADATA, 12, correlation, Message(brokers=brokers, topics=topics))
 
 
-def _ask_metadata(correlation: int = 1) -> bytes:
+def _metadata_request(correlation: int = 1) -> bytes:
     return encode_request_frame(METADATA, 12, correlation, "app", Message(topics=None))
 
 
 def _queried_metadata(talk: Talk) -> None:
     """A large response is there, and is not read yet."""
-    talk.client(_ask_metadata())
+    talk.client(_metadata_request())
     talk.upstream()
     talk.kafka(_metadata(MANY))
 
@@ -149,7 +149,7 @@ def test_small_messages_need_no_thread() -> None:
 
 def test_responses_keep_their_order_around_threaded_one() -> None:
     talk = _talk()
-    talk.client(_ask_metadata(1) + request(HEARTBEAT, 4, 2) + _ask_metadata(3))
+    talk.client(_metadata_request(1) + request(HEARTBEAT, 4, 2) + _metadata_request(3))
     talk.commands.clear()
     talk.kafka(_metadata(MANY, 1) + response(2) + _metadata(MANY, 3))
     requested = talk.next(m.ReadBatches)
@@ -250,7 +250,7 @@ def test_unreadable_large_message_closes_its_connection(*, crashes: bool) -> Non
     assert talk.next(m.CloseClient).fault is ClientProtocolError
 
     talk = _talk()
-    talk.client(_ask_metadata())
+    talk.client(_metadata_request())
     talk.upstream()
     talk.kafka(_metadata(MANY)[:-1] + b"\7")
     requested = talk.next(m.ReadBatches)
@@ -277,11 +277,11 @@ def test_large_request_naming_state_topic_uses_thread() -> None:
 
 def test_large_produce_response_is_rewritten_in_thread() -> None:
     talk = Talk(newest_produce=12)
-    talk.client(produce(("plain", 0, batch(b"x")), version=12))
+    talk.client(produce(("unchecked", 0, batch(b"x")), version=12))
     talk.upstream()
     results = tuple(PartitionResult(each, 6, -1) for each in range(3_000))
     endpoints = (NodeEndpoint(3, "kafka", 9092, None),)
-    data = encode_produce_response(ProduceResponse(1, (TopicResult("plain", None, results),), 0, endpoints), 12)
+    data = encode_produce_response(ProduceResponse(1, (TopicResult("unchecked", None, results),), 0, endpoints), 12)
     assert len(data) > PRODUCED_HERE_BYTES_MAX
     talk.kafka(data)
     talk.read_elsewhere()
@@ -348,13 +348,15 @@ def test_what_thread_changes_is_changed_in_event_loop() -> None:
 
 
 def test_lost_client_reserves_no_memory_during_work() -> None:
-    talk = _talk().may_write("guarded")
+    talk = _talk().may_write("checked")
     free = talk.services.free_bytes
     talk.client(
-        _ask_metadata(1) + request(HEARTBEAT, 4, 2) + produce(("guarded", 0, batch(b"x", base_offset=5)), correlation=3)
+        _metadata_request(1)
+        + request(HEARTBEAT, 4, 2)
+        + produce(("checked", 0, batch(b"x", base_offset=5)), correlation=3)
     )
     pending = talk.submitted()
-    talk.grant(pending)
+    talk.admit(pending)
     talk.commands.clear()
     talk.kafka(_metadata(MANY, 1))
     requested = talk.next(m.ReadBatches)

@@ -1,4 +1,4 @@
-"""Levels of idempotence: what a topic or a request asks for, what goes without its producer id, and in which order."""
+"""Levels of idempotence: what a topic or a request demands, which batches lose their producer id, and their order."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ from fencepost_proxy.wire.produce import (
 )
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
-from tests.unit.test_session import Around, Talk, produced, read, response
+from tests.unit.test_session import ServicesStandIn, Talk, produced, read, response
 
 TIMED_OUT, NOT_LEADER, NOT_AUTHORIZED, NOT_PERMITTED, OLD_FORMAT, POLICY_VIOLATION = 7, 6, 29, 31, 43, 44
 OUT_OF_ORDER, UNKNOWN_PRODUCER_ID, INVALID_RECORD = 45, 59, 87
 _POLICIES = {
     "safe": TopicPolicy(idempotence=Level.SAFE),
     "required": TopicPolicy(idempotence=Level.REQUIRED),
-    "counted": TopicPolicy(count_check=Check.ON),
-    "counted-safe": TopicPolicy(count_check=Check.ON, idempotence=Level.SAFE),
-    "guarded": TopicPolicy(Check.ON),
-    "guarded-safe": TopicPolicy(Check.ON, idempotence=Level.SAFE),
-    "guarded-required": TopicPolicy(Check.ON, idempotence=Level.REQUIRED),
+    "count-checked": TopicPolicy(count_check=Check.ON),
+    "count-checked-safe": TopicPolicy(count_check=Check.ON, idempotence=Level.SAFE),
+    "checked": TopicPolicy(Check.ON),
+    "checked-safe": TopicPolicy(Check.ON, idempotence=Level.SAFE),
+    "checked-required": TopicPolicy(Check.ON, idempotence=Level.REQUIRED),
 }
 MADE_UP = MADE_UP_IDS_FROM + 5
 
 
-class Process(Around):
+class Process(ServicesStandIn):
     def __init__(self, **services: Any) -> None:
         super().__init__(**services)
-        self.partition_counts = {"counted": 6, "counted-safe": 6}
+        self.partition_counts = {"count-checked": 6, "count-checked-safe": 6}
         self.confirmed_at = dict.fromkeys(self.partition_counts, float("inf"))
 
     def policy(self, topic: str) -> TopicPolicy | None:
@@ -81,7 +81,7 @@ class Levels(Talk):
         else:
             self.session._services = self.services
         if may_write:
-            self.session._may_write = dict.fromkeys([*_POLICIES, "plain"], float("inf"))
+            self.session._may_write = dict.fromkeys([*_POLICIES, "unchecked"], float("inf"))
 
     def ups(self) -> Iterator[ProduceRequest]:
         """The requests of one write to Kafka."""
@@ -127,10 +127,10 @@ def producer(request: ProduceRequest, topic: int = 0) -> tuple[int, int, int]:
     return header.producer_id, header.producer_epoch, header.base_sequence
 
 
-NOBODY = (-1, -1, -1)
+NO_PRODUCER = (-1, -1, -1)
 
 
-# --------------------------------------------------------------------------------------------------------- what is said
+# --------------------------------------------------------------------------------------------------------- answers
 
 
 @pytest.mark.parametrize(
@@ -164,15 +164,15 @@ def test_malformed_records_are_refused() -> None:
     talk = Levels()
     two = bytes(idempotent()) + bytes(batch(b"v"))
     talk.client(query(("required", 0, two)))
-    talk.counted()
+    talk.metric()
     assert talk.reported()["required", 0][0] == INVALID_RECORD
 
 
 def test_topic_checks_are_hidden_from_unauthorized_clients() -> None:
     talk = Levels(may_write=False)
-    for correlation in (1, 2):  # and not when it asks again either
+    for correlation in (1, 2):  # a second request gets the same answer
         talk.client(query(("required", 0, batch(b"v")), correlation=correlation))
-        talk.counted()
+        talk.metric()
         assert talk.up().topics[0].partitions[0].records == b""
         talk.silent()
         talk.kafka(produced(("required", 0, NOT_AUTHORIZED, -1), correlation=correlation))
@@ -185,15 +185,15 @@ def test_topic_checks_are_hidden_from_unauthorized_clients() -> None:
 @pytest.mark.parametrize("level", [b"\0", b"\1", b"\2"])
 def test_level_field_is_removed_and_others_are_forwarded(level: bytes) -> None:
     talk = Levels()
-    talk.client(query(("plain", 0, idempotent()), level=level))
+    talk.client(query(("unchecked", 0, idempotent()), level=level))
     request = talk.up()
     assert request.header_tags == join_tags([(7, b"theirs"), (300, b"later")])
     assert producer(request)[0] == 9
 
 
 def test_level_is_readable_before_the_request_completes() -> None:
-    with_level = query(("plain", 0, idempotent()), level=b"\1")
-    without = query(("plain", 0, idempotent()))
+    with_level = query(("unchecked", 0, idempotent()), level=b"\1")
+    without = query(("unchecked", 0, idempotent()))
     for frame, count in ((with_level, TO_BE_READ), (without, 1)):
         peek = peek_produce(memoryview(frame)[4:80], len(frame) - 4)
         assert peek is not None
@@ -205,7 +205,7 @@ def test_level_field_affects_only_its_own_request() -> None:
     way round."""
     talk = Levels()
     for correlation, level in enumerate([None, b"\2", None, b"\2"]):
-        frame = query(("plain", 0, batch(b"v")), level=level, correlation=correlation)
+        frame = query(("unchecked", 0, batch(b"v")), level=level, correlation=correlation)
         count, out = talk.session.take_up(memoryview(frame), talk.now)
         assert (count > 0) == (correlation == 2)
         if count:
@@ -214,12 +214,12 @@ def test_level_field_affects_only_its_own_request() -> None:
         talk.client(frame)
         if level is None:
             assert talk.upstream() == frame
-            talk.kafka(produced(("plain", 0, 0, 1), correlation=correlation))
+            talk.kafka(produced(("unchecked", 0, 0, 1), correlation=correlation))
             talk.answer()
         else:
             talk.commands.clear()
         if correlation == 1:
-            talk.session._may_write["plain"] = float("inf")
+            talk.session._may_write["unchecked"] = float("inf")
 
 
 # --------------------------------------------------------------------------------------------------- sent without an id
@@ -233,7 +233,7 @@ def test_batch_refused_as_idempotent_is_resent_without_id() -> None:
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
     talk.downgraded("safe")
     again = talk.up()
-    assert (producer(again), again.acks, again.timeout_ms) == (NOBODY, -1, 3000)
+    assert (producer(again), again.acks, again.timeout_ms) == (NO_PRODUCER, -1, 3000)
     (data,) = again.topics[0].partitions
     assert data.records is not None
     assert data.records[61:] == sent[61:]
@@ -247,7 +247,7 @@ def test_later_batches_omit_the_id_until_expiry() -> None:
     talk.services.idempotence.refused("safe", talk.now)
     talk.client(query(("safe", 1, idempotent(sequence=1)), correlation=1))
     talk.downgraded("safe")
-    assert producer(talk.up()) == NOBODY
+    assert producer(talk.up()) == NO_PRODUCER
     talk.kafka(produced(("safe", 1, 0, 1), correlation=1))
     talk.answer()
     talk.now += 301
@@ -296,9 +296,9 @@ def test_requests_in_progress_keep_their_order() -> None:
         assert producer(talk.up())[0] == 9
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), correlation=1))
     talk.downgraded("safe")
-    assert producer(talk.up()) == NOBODY
+    assert producer(talk.up()) == NO_PRODUCER
     talk.client(
-        query(("safe", 0, idempotent(b"last", 3)), correlation=3) + query(("plain", 0, batch(b"v")), correlation=4)
+        query(("safe", 0, idempotent(b"last", 3)), correlation=3) + query(("unchecked", 0, batch(b"v")), correlation=4)
     )
     assert talk.next(m.ReadClient) == m.ReadClient(False)
     talk.silent()
@@ -308,7 +308,7 @@ def test_requests_in_progress_keep_their_order() -> None:
     sent = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToUpstream))
     assert sent.index(b"second") < sent.index(b"last")
     talk.commands.clear()
-    # And what they are told comes in theirs.
+    # And the answers keep the order of the requests.
     for correlation, base in ((1, 0), (2, 1), (3, 2)):
         talk.kafka(produced(("safe", 0, 0, base), correlation=correlation))
     answers = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
@@ -326,7 +326,7 @@ def test_append_waiting_on_silent_broker_gets_retriable_error() -> None:
     talk.silent()
     talk.now += 1.1  # a third of the request's timeout
     talk.report(m.Tick())
-    talk.counted()
+    talk.metric()
     talk.silent()
     talk.kafka(produced(("safe", 0, 0, 0), correlation=1))
     first, second = _split(talk.answer())
@@ -339,8 +339,8 @@ def test_append_waiting_on_silent_broker_gets_retriable_error() -> None:
 def test_batch_after_unknown_configs_refusal_is_also_refused(
     producer_id: int,
 ) -> None:
-    """Given A, refused since the configs are too old, and B, sent behind it and read when they are not any more, then B
-    is refused too: without producer ids nobody would notice that it lands before A's next try."""
+    """A is refused because the configs are too old. B is sent after A and read when they are fresh. B is refused, too:
+    without producer ids, Kafka would append it before the retry of A."""
     talk = Levels()
     talk.services.idempotence.refused("safe", talk.now)
     first, second = (
@@ -348,12 +348,12 @@ def test_batch_after_unknown_configs_refusal_is_also_refused(
     )
     talk.services.is_fresh, talk.services.unread = False, len(second)
     talk.client(first)
-    talk.counted()
+    talk.metric()
     assert talk.reported()["safe", 0][0] == NOT_LEADER
 
     talk.services.is_fresh, talk.services.unread = True, 0
     talk.client(second)
-    talk.counted()
+    talk.metric()
     code, _, message = talk.reported()["safe", 0]
     assert (code, (message or "").split()[0]) == (NOT_LEADER, "PREDECESSOR_FAILED")
 
@@ -361,7 +361,7 @@ def test_batch_after_unknown_configs_refusal_is_also_refused(
     for frame in (first, second):
         talk.client(frame)
         talk.downgraded("safe", "message_format" if producer_id == 9 else "not_permitted")
-        assert producer(talk.up()) == NOBODY
+        assert producer(talk.up()) == NO_PRODUCER
     assert not talk.session._failed_pipelines
 
 
@@ -381,14 +381,14 @@ def test_another_partition_need_not_wait() -> None:
     talk.services.idempotence.refused("safe", talk.now)
     talk.client(query(("safe", 1, idempotent()), correlation=2))
     talk.downgraded("safe")
-    assert producer(talk.up()) == NOBODY
+    assert producer(talk.up()) == NO_PRODUCER
 
 
 def test_resend_waits_for_a_streamed_frames_end() -> None:
     talk = Levels()
     talk.client(query(("safe", 0, idempotent()), correlation=1))
     talk.upstream()
-    streamed = query(("plain", 0, batch(b"v" * 500)), correlation=2)
+    streamed = query(("unchecked", 0, batch(b"v" * 500)), correlation=2)
     talk.client(streamed[:200])
     assert talk.upstream() == streamed[:200]
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), correlation=1))
@@ -397,7 +397,7 @@ def test_resend_waits_for_a_streamed_frames_end() -> None:
     talk.client(streamed[200:])
     rest = talk.upstream()
     assert rest.startswith(streamed[200:])
-    assert producer(parse_produce_request(memoryview(rest[len(streamed) - 200 :])[4:])) == NOBODY
+    assert producer(parse_produce_request(memoryview(rest[len(streamed) - 200 :])[4:])) == NO_PRODUCER
 
 
 def test_batches_after_a_timed_out_one_are_refused() -> None:
@@ -410,10 +410,10 @@ def test_batches_after_a_timed_out_one_are_refused() -> None:
     talk.silent()
     talk.now += 1.1
     talk.report(m.Tick())
-    talk.counted()
+    talk.metric()
     # When the first is answered, the next one is in the socket.
     talk.client(third)
-    talk.counted()
+    talk.metric()
     talk.kafka(produced(("safe", 0, 0, 0), correlation=1))
     codes = [read(each)["safe", 0][0] for each in _split(talk.answer())]
     assert codes == [0, NOT_LEADER, NOT_LEADER]
@@ -426,7 +426,7 @@ def test_batch_reported_unknown_is_not_resent() -> None:
     talk.upstream()
     talk.now += 3
     talk.report(m.Tick())
-    talk.counted()
+    talk.metric()
     assert talk.reported()["safe", 0][0] == TIMED_OUT
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
     talk.silent()
@@ -434,9 +434,9 @@ def test_batch_reported_unknown_is_not_resent() -> None:
 
 def test_only_safe_topics_partitions_are_resent() -> None:
     talk = Levels()
-    talk.client(query(("safe", 0, idempotent()), ("required", 0, idempotent()), ("plain", 0, batch(b"v"))))
+    talk.client(query(("safe", 0, idempotent()), ("required", 0, idempotent()), ("unchecked", 0, batch(b"v"))))
     assert len(talk.up().topics) == 3
-    talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), ("required", 0, OLD_FORMAT, -1), ("plain", 0, 0, 4)))
+    talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), ("required", 0, OLD_FORMAT, -1), ("unchecked", 0, 0, 4)))
     talk.downgraded("safe")
     again = talk.up()
     assert [topic.name for topic in again.topics] == ["safe"]
@@ -445,21 +445,21 @@ def test_only_safe_topics_partitions_are_resent() -> None:
     assert {key: each[:2] for key, each in reported.items()} == {
         ("safe", 0): (0, 8),
         ("required", 0): (OLD_FORMAT, -1),
-        ("plain", 0): (0, 4),
+        ("unchecked", 0): (0, 4),
     }
 
 
 def test_barrier_is_left_after_the_resend_is_answered() -> None:
     talk = Levels()
-    talk.client(query(("counted-safe", 0, idempotent())))
+    talk.client(query(("count-checked-safe", 0, idempotent())))
     talk.upstream()
-    barrier = talk.services.barrier("counted-safe")
-    talk.kafka(produced(("counted-safe", 0, OLD_FORMAT, -1)))
-    talk.downgraded("counted-safe")
+    barrier = talk.services.barrier("count-checked-safe")
+    talk.kafka(produced(("count-checked-safe", 0, OLD_FORMAT, -1)))
+    talk.downgraded("count-checked-safe")
     talk.upstream()
     assert not barrier.empty(talk.now)
-    talk.kafka(produced(("counted-safe", 0, 0, 2)))
-    assert talk.reported()["counted-safe", 0][0] == 0
+    talk.kafka(produced(("count-checked-safe", 0, 0, 2)))
+    assert talk.reported()["count-checked-safe", 0][0] == 0
     assert barrier.empty(talk.now)
 
 
@@ -470,25 +470,25 @@ def test_acks_0_is_sent_again_too() -> None:
     talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
     talk.downgraded("safe")
     again = talk.up()
-    assert (producer(again), again.acks) == (NOBODY, -1)
+    assert (producer(again), again.acks) == (NO_PRODUCER, -1)
     talk.kafka(produced(("safe", 0, 0, 2)))
     talk.silent()
     assert talk.session.drained
 
 
-@pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("it broke")])
-def test_connection_loss_before_resend_frees_all_memory(gone: m.Event) -> None:
+@pytest.mark.parametrize("lost", [m.ClientLost(), m.UpstreamLost("it broke")])
+def test_connection_loss_before_resend_frees_all_memory(lost: m.Event) -> None:
     talk = Levels()
     talk.client(query(("safe", 0, idempotent())))
     talk.upstream()
-    if isinstance(gone, m.ClientLost):
-        talk.report(gone)
+    if isinstance(lost, m.ClientLost):
+        talk.report(lost)
         talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
         assert isinstance(talk.commands.pop(), m.CloseUpstream)
     else:
         talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
         talk.commands.clear()
-        talk.report(gone)
+        talk.report(lost)
         talk.next(m.CloseClient)
     assert talk.services.free_bytes == 1 << 20
     talk.silent()
@@ -505,25 +505,25 @@ def test_made_up_ids_are_unique_and_not_kafkas() -> None:
 
 def test_safe_count_checked_topic_removes_made_up_id() -> None:
     talk = Levels()
-    talk.client(query(("counted-safe", 0, idempotent(producer_id=MADE_UP))))
-    talk.downgraded("counted-safe", "not_permitted")
-    assert producer(talk.up()) == NOBODY
+    talk.client(query(("count-checked-safe", 0, idempotent(producer_id=MADE_UP))))
+    talk.downgraded("count-checked-safe", "not_permitted")
+    assert producer(talk.up()) == NO_PRODUCER
 
 
 def test_sequencer_never_receives_a_made_up_id() -> None:
     talk = Levels()
-    talk.client(query(("guarded-safe", 0, expecting(4, b"v", producer=(MADE_UP, 0, 0)))))
-    talk.downgraded("guarded-safe", "not_permitted")
+    talk.client(query(("checked-safe", 0, expecting(4, b"v", producer=(MADE_UP, 0, 0)))))
+    talk.downgraded("checked-safe", "not_permitted")
     pending = talk.submitted()
     assert (pending.append.producer_id, pending.append.expected_base_offset) == (-1, 4)
 
 
 def test_checked_topic_may_also_require_idempotence() -> None:
     talk = Levels()
-    talk.client(query(("guarded-required", 0, expecting(4, b"v")), correlation=1))
-    talk.counted()
-    assert talk.reported()["guarded-required", 0][0] == POLICY_VIOLATION
-    talk.client(query(("guarded-required", 0, expecting(4, b"v", producer=(9, 0, 0))), correlation=2))
+    talk.client(query(("checked-required", 0, expecting(4, b"v")), correlation=1))
+    talk.metric()
+    assert talk.reported()["checked-required", 0][0] == POLICY_VIOLATION
+    talk.client(query(("checked-required", 0, expecting(4, b"v", producer=(9, 0, 0))), correlation=2))
     assert talk.submitted().append.producer_id == 9
 
 
@@ -533,7 +533,7 @@ _KNOWN = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__st
 def init_producer_id(
     code: int, *, safe: bool = True, transactional_id: str | None = None, version: int = 4
 ) -> tuple[int, int, int]:
-    """What a client is told that Kafka tells `code`: code, id, epoch."""
+    """The client's answer when Kafka's is `code`: code, id, epoch."""
     rewriters = RequestRewriters(
         AddressBook(1),
         lambda: _KNOWN,
@@ -571,7 +571,7 @@ def test_transactional_ids_and_other_errors_are_relayed() -> None:
 
 
 def answered(talk: Levels, code: int, base: int, *, correlation: int, topic: str = "required", start: int) -> int:
-    """One append of the same producer, and what Kafka says of it; what its client is told."""
+    """One append of the same producer and Kafka's answer; returns the code that the client gets."""
     talk.client(query((topic, 0, idempotent(sequence=correlation)), correlation=correlation))
     talk.upstream()
     talk.kafka(_with_start(produced((topic, 0, code, base), correlation=correlation), start))
@@ -584,7 +584,7 @@ def _with_start(answer: bytes, start: int) -> bytes:
     return bytes(message.encode(header=True, framed=True))
 
 
-@pytest.mark.parametrize("topic", ["required", "safe", "counted"])
+@pytest.mark.parametrize("topic", ["required", "safe", "count-checked"])
 def test_producer_with_all_records_deleted_may_continue(topic: str) -> None:
     talk = Levels()
     assert answered(talk, 0, 10, correlation=1, topic=topic, start=0) == 0
@@ -592,7 +592,7 @@ def test_producer_with_all_records_deleted_may_continue(topic: str) -> None:
 
 
 def test_unknown_producer_id_is_reported_once_per_batch() -> None:
-    """kafka-python 3 sends the same batch again, at once and for ever. Others begin anew under another epoch."""
+    """kafka-python 3 sends the same batch again, at once and without end. Others start again with a new epoch."""
     talk = Levels()
     assert answered(talk, 0, 10, correlation=1, start=0) == 0
     for reported in (UNKNOWN_PRODUCER_ID, OUT_OF_ORDER, OUT_OF_ORDER):
@@ -624,12 +624,12 @@ def test_checked_topic_tracks_its_producers_too() -> None:
     for correlation, (code, base, start, reported) in enumerate(
         [(0, 10, 0, 0), (OUT_OF_ORDER, -1, 11, UNKNOWN_PRODUCER_ID)]
     ):
-        talk.client(query(("guarded", 0, idempotent(sequence=correlation)), correlation=correlation))
+        talk.client(query(("checked", 0, idempotent(sequence=correlation)), correlation=correlation))
         pending = talk.submitted()
         talk.report(m.AppendAdmitted(pending))
         talk.sent(pending)
         talk.upstream()
-        talk.kafka(_with_start(produced(("guarded", 0, code, base), correlation=correlation), start))
+        talk.kafka(_with_start(produced(("checked", 0, code, base), correlation=correlation), start))
         decision = talk.next(m.ToSequencer).event
         assert decision.result.error_code == reported  # type: ignore[union-attr]
         talk.report(m.AppendCompleted(pending, decision.result, None))  # type: ignore[union-attr]
@@ -690,7 +690,7 @@ def forgetful(*, may_write: bool = True) -> Levels:
 def test_refusal_includes_log_start_queried_once() -> None:
     talk = forgetful()
     talk.client(query(("required", 3, batch(b"v"))))
-    talk.counted()
+    talk.metric()
     up = talk.upstream()
     assert queries(up) == [(LIST_OFFSETS, 1)]
     header = parse_request_header(up[4:])
@@ -704,14 +704,14 @@ def test_refusal_includes_log_start_queried_once() -> None:
     assert starts(answer) == {("required", 3): 17}
     assert read(answer)["required", 3][0] == POLICY_VIOLATION
     talk.client(query(("required", 3, batch(b"v")), correlation=2))
-    talk.counted()
+    talk.metric()
     assert starts(talk.answer()) == {("required", 3): 17}
 
 
 def test_log_start_is_queried_alongside_authorization() -> None:
     talk = forgetful(may_write=False)
     talk.client(query(("required", 0, batch(b"v"))))
-    talk.counted()
+    talk.metric()
     assert queries(talk.upstream()) == [(0, 1), (LIST_OFFSETS, 1)]
     talk.kafka(produced(("required", 0, INVALID_RECORD, -1)))
     talk.silent()
@@ -722,7 +722,7 @@ def test_log_start_is_queried_alongside_authorization() -> None:
 def test_log_start_is_hidden_from_unauthorized_clients() -> None:
     talk = forgetful(may_write=False)
     talk.client(query(("required", 0, batch(b"v"))))
-    talk.counted()
+    talk.metric()
     talk.upstream()
     talk.kafka(produced(("required", 0, NOT_AUTHORIZED, -1)) + log_starts("required", 0, 17))
     assert starts(talk.answer()) == {("required", 0): -1}
@@ -731,7 +731,7 @@ def test_log_start_is_hidden_from_unauthorized_clients() -> None:
 def test_failed_log_start_query_leaves_it_unset() -> None:
     talk = forgetful()
     talk.client(query(("required", 0, batch(b"v"))))
-    talk.counted()
+    talk.metric()
     talk.upstream()
     talk.kafka(log_starts("required", 0, -1, code=NOT_LEADER))
     assert starts(talk.answer()) == {("required", 0): -1}
@@ -740,18 +740,18 @@ def test_failed_log_start_query_leaves_it_unset() -> None:
 def test_old_version_refusal_skips_the_log_start() -> None:
     talk = forgetful()
     talk.client(query(("required", 0, batch(b"v")), version=4))
-    talk.counted()
+    talk.metric()
     assert talk.answer()
 
 
 def test_silent_broker_delays_a_refusal_only_briefly() -> None:
     talk = forgetful()
     talk.client(query(("required", 0, batch(b"v"))))
-    talk.counted()
+    talk.metric()
     talk.upstream()
     talk.now += 3
     talk.report(m.Tick())
-    talk.counted()
+    talk.metric()
     assert read(talk.answer())["required", 0][0] == POLICY_VIOLATION
     talk.kafka(log_starts("required", 0, 17))
     talk.silent()
@@ -763,16 +763,16 @@ def test_retriable_refusal_uses_only_known_log_start() -> None:
     talk.services.is_fresh = False
     talk.services.idempotence.record_log_start(TopicPartition("required", 0), 17, 0.0)
     talk.client(query(("required", 0, idempotent()), ("required", 1, idempotent())))
-    talk.counted()
+    talk.metric()
     assert starts(talk.answer()) == {("required", 0): 17, ("required", 1): -1}
 
 
 def test_interleaved_response_reaches_its_own_request() -> None:
     talk = forgetful()
     talk.client(query(("required", 0, batch(b"v")), correlation=1))
-    talk.counted()
+    talk.metric()
     talk.upstream()
-    talk.client(query(("plain", 0, batch(b"v")), correlation=2))
+    talk.client(query(("unchecked", 0, batch(b"v")), correlation=2))
     talk.upstream()
     talk.kafka(log_starts("required", 0, 17))
     assert starts(talk.answer()) == {("required", 0): 17}
@@ -782,12 +782,12 @@ def test_interleaved_response_reaches_its_own_request() -> None:
 
 
 def test_earlier_denial_does_not_count_as_authorization() -> None:
-    """Asked about anew, each time: its second try is not told where a guarded log ends either."""
+    """The proxy requests authorization for each attempt. The second answer has no log end offset either."""
     talk = Levels(may_write=False)
     for correlation in (1, 2):
-        talk.client(query(("guarded", 0, expecting(9, b"x")), correlation=correlation))
+        talk.client(query(("checked", 0, expecting(9, b"x")), correlation=correlation))
         talk.refuse(talk.submitted())
-        talk.counted()
+        talk.metric()
         assert talk.up().topics[0].partitions[0].records == b""
-        talk.kafka(produced(("guarded", 0, NOT_AUTHORIZED, -1), correlation=correlation))
-        assert talk.reported() == {("guarded", 0): (NOT_AUTHORIZED, -1, None)}
+        talk.kafka(produced(("checked", 0, NOT_AUTHORIZED, -1), correlation=correlation))
+        assert talk.reported() == {("checked", 0): (NOT_AUTHORIZED, -1, None)}

@@ -63,7 +63,7 @@ class Run:
         number = self.queried
         self.queried += 1
         if self.random.random() < 0.2:
-            self.from_client += query(("plain", 0, batch(b"x" * 200)), correlation=number)
+            self.from_client += query(("unchecked", 0, batch(b"x" * 200)), correlation=number)
             return
         value = b"%d" % number
         partitions = self.random.sample(range(_PARTITIONS), self.random.randint(1, _PARTITIONS))
@@ -142,7 +142,7 @@ class Run:
 def _value(records: memoryview) -> bytes:
     """Of the only record: its last bytes but one, which counts its headers."""
     body = bytes(records[61:])
-    length = body[5] >> 1  # behind length, attributes, time and offset deltas, and an absent key
+    length = body[5] >> 1  # after length, attributes, time and offset deltas, and an absent key
     return body[6 : 6 + length]
 
 
@@ -155,7 +155,7 @@ def test_nothing_is_overtaken_lost_or_doubled() -> None:
 
 
 def test_disabling_the_order_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That this can be seen: who goes without does not wait for what is upstream with an id."""
+    """Without the rule, a batch without a producer id does not wait for batches upstream that have one."""
     monkeypatch.setattr(CheckedProduce, "_has_id_upstream", staticmethod(lambda produce, key: False))
     with pytest.raises(AssertionError, match="seed"):
         test_nothing_is_overtaken_lost_or_doubled()

@@ -32,7 +32,7 @@ from fencepost_proxy.wire.produce import PartitionData
 from tests.support.batches import batch, expecting
 from tests.unit.test_control_codec import uvarint
 from tests.unit.test_sequencer import TP, Talk
-from tests.unit.test_session import HEARTBEAT, Around, Unchanged, produce, request
+from tests.unit.test_session import HEARTBEAT, ServicesStandIn, Unchanged, produce, request
 from tests.unit.test_session import Talk as SessionTalk
 
 MESSAGE_TOO_LARGE, TIMED_OUT = 10, 7
@@ -164,9 +164,9 @@ def test_buffered_response_above_limit_closes_connection() -> None:
 def test_broken_request_releases_shared_memory() -> None:
     """Of a request that cannot be answered, and of requests that cannot be read."""
     for broken in (
-        produce(("guarded-a", 0, expecting(5, b"x")), acks=0),
-        produce(("guarded-a", 0, batch(b"x")), ("guarded-a", 0, batch(b"x"))),
-        produce(("guarded-a", 0, batch(b"x")))[:-1] + b"\7",
+        produce(("checked-a", 0, expecting(5, b"x")), acks=0),
+        produce(("checked-a", 0, batch(b"x")), ("checked-a", 0, batch(b"x"))),
+        produce(("checked-a", 0, batch(b"x")))[:-1] + b"\7",
     ):
         talk = SessionTalk()
         free = talk.services.free_bytes
@@ -183,7 +183,7 @@ def test_broken_request_releases_shared_memory() -> None:
 def _limited(**limits: Any) -> Talk:
     """A sequencer with a confirmed fence; the log ends at 10."""
     talk = Talk(sequencer=PartitionSequencer(TP, g.SequencerLimits(**limits)))
-    pending = talk.offer(expecting(9, b"first"))
+    pending = talk.submit(expecting(9, b"first"))
     talk.snapshot(9)
     talk.admitted(pending)
     talk.kafka(pending, base_offset=9)
@@ -194,7 +194,7 @@ def _limited(**limits: Any) -> Talk:
 
 def test_pipelined_appends_respect_the_in_flight_limit() -> None:
     talk = _limited(in_flight_max=2)
-    first, second, third = (talk.offer(expecting(at, b"x")) for at in (10, 11, 12))
+    first, second, third = (talk.submit(expecting(at, b"x")) for at in (10, 11, 12))
     assert talk.admitted(first) is not None
     assert talk.admitted(second) is not None
     talk.silent()  # the third waits, though it could go
@@ -205,7 +205,7 @@ def test_pipelined_appends_respect_the_in_flight_limit() -> None:
 
 def test_unresolvable_append_is_finally_reported_unknown() -> None:
     talk = _limited(resolve_seconds=3.0, read_retry_seconds=0.5)
-    pending = talk.offer(expecting(10, b"x"))
+    pending = talk.submit(expecting(10, b"x"))
     talk.admitted(pending)
     talk.report(g.Lost(pending))
     probes = 0
@@ -228,7 +228,7 @@ def test_sequencer_remembers_bounded_batches_and_producers() -> None:
     talk = _limited(remembered_batches_max=3, remembered_producers_max=2)
     sent = [expecting(at, b"%d" % at, producer=(100 + at, 0, 0)) for at in range(10, 16)]
     for at, records in enumerate(sent, 10):
-        pending = talk.offer(records)
+        pending = talk.submit(records)
         talk.admitted(pending)
         talk.kafka(pending, base_offset=at)
         talk.accepted(pending, at)
@@ -236,8 +236,8 @@ def test_sequencer_remembers_bounded_batches_and_producers() -> None:
     assert len(talk.sequencer.memory.appended_batch) == 3
     assert len(talk.sequencer.memory.fenced) == 2
     # The newest are known at once; an older one has to be looked for in the log.
-    talk.accepted(talk.offer(sent[-1], connection=2), 15)
-    talk.offer(sent[0], connection=2)
+    talk.accepted(talk.submit(sent[-1], connection=2), 15)
+    talk.submit(sent[0], connection=2)
     assert talk.effects
     assert not isinstance(talk.effects[0], g.Answer)
 
@@ -245,13 +245,13 @@ def test_sequencer_remembers_bounded_batches_and_producers() -> None:
 def test_idle_sequencers_are_dropped_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients choose topic names that match a pattern."""
     monkeypatch.setattr(dispatcher_module, "_IDLE_SEQUENCERS_MAX", 4)
-    services = Around()
+    services = ServicesStandIn()
     dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     for number in range(1, 12):
         dispatcher.open(number, "proxy.local", 100.0)
-        data = produce((f"guarded-{number}", 0, batch(b"x")))
+        data = produce((f"checked-{number}", 0, batch(b"x")))
         dispatcher.session_event(number, m.ClientBytes(memoryview(data)), 100.0)
         if number != 3:  # an append that waits keeps its sequencer
             dispatcher.session_event(number, m.ClientLost(), 100.0)
         assert len(dispatcher.sequencers) <= 4
-    assert TopicPartition("guarded-3", 0) in dispatcher.sequencers
+    assert TopicPartition("checked-3", 0) in dispatcher.sequencers

@@ -69,14 +69,14 @@ def test_login_waits_for_possible_resends() -> None:
     assert not talk.reads
 
     # When: Kafka refuses it, and it is admitted again.
-    talk.kafka(produced(("guarded-a", 0, 45, -1)))
+    talk.kafka(produced(("checked-a", 0, 45, -1)))
     talk.next(m.ToSequencer)
-    talk.grant(pending)
+    talk.admit(pending)
     talk.sent(pending)
 
     # Then: it is sent, and nothing of the login.
     assert HANDSHAKE not in talk.upstream()
-    talk.kafka(produced(("guarded-a", 0, 0, 5)))
+    talk.kafka(produced(("checked-a", 0, 0, 5)))
     assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
     talk.silent()
 
@@ -85,7 +85,7 @@ def test_login_waits_for_possible_resends() -> None:
     assert {type(each) for each in talk.commands} == {m.ToUpstream, m.ToClient}
     talk.commands.sort(key=lambda each: isinstance(each, m.ToClient))
     assert talk.upstream() == HANDSHAKE
-    assert read(talk.answer()) == {("guarded-a", 0): (0, 5, None)}
+    assert read(talk.answer()) == {("checked-a", 0): (0, 5, None)}
     assert talk.reads
 
 
@@ -123,17 +123,17 @@ def test_appends_end_when_the_login_expires(version: int) -> None:
 
     # When: another append follows after its end.
     talk.now += 1.0
-    talk.client(produce(("guarded-a", 0, expecting(6, b"y"))))
+    talk.client(produce(("checked-a", 0, expecting(6, b"y"))))
 
     # Then: that is not sent. Kafka would close the connection, and its outcome would be unknown.
     talk.silent()
-    talk.kafka(produced(("guarded-a", 0, 0, 5)))
+    talk.kafka(produced(("checked-a", 0, 0, 5)))
     assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
     talk.silent()
 
     # And: the one before it is answered, and then the connection ends.
     talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5, -1, 0), None))
-    assert read(talk.answer()) == {("guarded-a", 0): (0, 5, None)}
+    assert read(talk.answer()) == {("checked-a", 0): (0, 5, None)}
     closed = talk.next(m.CloseClient)
     assert (closed.hang_up, closed.fault) == (True, None)
     assert "login expired" in closed.reason
@@ -342,7 +342,7 @@ def test_login_by_bare_tokens_ends_too() -> None:
     assert talk.answer() == bare(b"")
     talk.now += 3.0
 
-    talk.client(produce(("guarded-a", 0, expecting(6, b"y"))))
+    talk.client(produce(("checked-a", 0, expecting(6, b"y"))))
 
     assert "login expired" in talk.next(m.CloseClient).reason
 

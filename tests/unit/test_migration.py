@@ -21,9 +21,9 @@ from fencepost_proxy.wire.apis import (
     INCREMENTAL_ALTER_CONFIGS,
 )
 from tests.support.batches import batch, expecting
-from tests.unit.test_session import HEARTBEAT, Around, Talk, Unchanged, produce, produced, request, response
+from tests.unit.test_session import HEARTBEAT, ServicesStandIn, Talk, Unchanged, produce, produced, request, response
 
-GUARDED = produce(("guarded", 0, expecting(5, b"a")), correlation=7)
+CHECKED = produce(("checked", 0, expecting(5, b"a")), correlation=7)
 FREE = 1 << 20
 
 
@@ -57,41 +57,41 @@ class Primary(Talk):
 
 def test_unchecked_append_does_not_migrate() -> None:
     talk = Secondary()
-    talk.client(produce(("plain", 0, batch(b"a"))))
+    talk.client(produce(("unchecked", 0, batch(b"a"))))
     talk.upstream()
-    talk.kafka(produced(("plain", 0, 0, 3)))
+    talk.kafka(produced(("unchecked", 0, 0, 3)))
     talk.answer()
     talk.silent()
 
 
 def test_an_append_to_a_required_topic_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Around, "policy", lambda self, topic: TopicPolicy(Check.REQUIRED))
+    monkeypatch.setattr(ServicesStandIn, "policy", lambda self, topic: TopicPolicy(Check.REQUIRED))
     talk = Secondary()
-    talk.client(GUARDED)
+    talk.client(CHECKED)
     talk.submitted()
 
 
-@pytest.mark.parametrize("arrived", [30, 60, len(GUARDED) - 1])
+@pytest.mark.parametrize("arrived", [30, 60, len(CHECKED) - 1])
 def test_partial_frame_migrates_with_its_connection(arrived: int) -> None:
     """The primary's session reads the rest from the socket."""
     talk = Secondary()
-    talk.client(GUARDED[:arrived])
+    talk.client(CHECKED[:arrived])
     if not talk.commands:  # not even its topic is known yet
-        talk.client(GUARDED[arrived : arrived + 40])
+        talk.client(CHECKED[arrived : arrived + 40])
         arrived += 40
     migrated = talk.migrates()
-    assert migrated.unread == GUARDED[:arrived]
+    assert migrated.unread == CHECKED[:arrived]
 
     primary = Primary(migrated)
     primary.silent()
-    primary.client(GUARDED[arrived:])
+    primary.client(CHECKED[arrived:])
     assert primary.submitted().append.expected_base_offset == 5
 
 
 def test_migration_waits_for_requests_in_progress() -> None:
     talk = Secondary()
     after = request(HEARTBEAT, 4, 8)
-    talk.client(request(HEARTBEAT, 4, 1) + request(HEARTBEAT, 4, 2) + GUARDED + after)
+    talk.client(request(HEARTBEAT, 4, 1) + request(HEARTBEAT, 4, 2) + CHECKED + after)
     talk.next(m.ReadClient)
     talk.upstream()
     talk.silent()
@@ -104,19 +104,19 @@ def test_migration_waits_for_requests_in_progress() -> None:
     talk.kafka(response(2))
     assert talk.answer() == response(2)
     migrated = talk.migrated()
-    assert migrated.unread == GUARDED + after + request(HEARTBEAT, 4, 9)
+    assert migrated.unread == CHECKED + after + request(HEARTBEAT, 4, 9)
 
     primary = Primary(migrated)
     pending = primary.submitted()
     primary.next(m.ReadClient)
-    primary.grant(pending)
+    primary.admit(pending)
     primary.sent(pending)
 
 
 def test_collected_request_migrates_whole() -> None:
     """With several topics, only the whole request shows whether one of them is checked."""
     talk = Secondary()
-    both = produce(("plain", 0, batch(b"a")), ("guarded", 0, expecting(5, b"a")), correlation=7)
+    both = produce(("unchecked", 0, batch(b"a")), ("checked", 0, expecting(5, b"a")), correlation=7)
     after = request(HEARTBEAT, 4, 8)
 
     talk.client(both[:100])
@@ -131,7 +131,7 @@ def test_collected_request_migrates_whole() -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        GUARDED,
+        CHECKED,
         request(CREATE_TOPICS, 5, 3),
         request(DELETE_TOPICS, 4, 3),
         request(ALTER_CONFIGS, 1, 3),
@@ -149,7 +149,7 @@ def test_request_for_primary_worker_migrates_before_processing(query: bytes) -> 
 def test_transaction_adding_checked_partitions_migrates() -> None:
     class Joining:
         def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
-            joins = Joins("tx", (TopicPartition("guarded", 0),))
+            joins = Joins("tx", (TopicPartition("checked", 0),))
             return RequestRewriter(b"to Kafka", finish=lambda found: Finished(b""), joins=joins)
 
     talk = Secondary(Joining())
@@ -161,7 +161,7 @@ def test_transaction_adding_checked_partitions_migrates() -> None:
 @pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
 def test_connection_lost_meanwhile_is_not_migrated(end: m.Event) -> None:
     talk = Secondary()
-    talk.client(request(HEARTBEAT, 4, 1) + GUARDED)
+    talk.client(request(HEARTBEAT, 4, 1) + CHECKED)
     talk.next(m.ReadClient)
     talk.upstream()
     talk.report(end)
@@ -172,8 +172,8 @@ def test_connection_lost_meanwhile_is_not_migrated(end: m.Event) -> None:
 
 def test_a_right_that_was_proved_stays_proved() -> None:
     talk = Secondary()
-    talk.session._may_write["guarded"] = float("inf")
-    talk.client(GUARDED)
+    talk.session._may_write["checked"] = float("inf")
+    talk.client(CHECKED)
     primary = Primary(talk.migrates())
     primary.refused(primary.submitted())
     primary.answer()
@@ -182,31 +182,31 @@ def test_a_right_that_was_proved_stays_proved() -> None:
 
 def test_failed_pipeline_stays_failed_after_migration(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fails on a `required` topic; B was sent before that was read, after the append that migrates the connection."""
-    policies = {"required": TopicPolicy(Check.REQUIRED), "guarded": TopicPolicy(Check.ON)}
-    monkeypatch.setattr(Around, "policy", lambda self, topic: policies.get(topic))
+    policies = {"required": TopicPolicy(Check.REQUIRED), "checked": TopicPolicy(Check.ON)}
+    monkeypatch.setattr(ServicesStandIn, "policy", lambda self, topic: policies.get(topic))
     talk = Secondary()
     talk.session._may_write["required"] = float("inf")
     a = produce(("required", 0, expecting(5, b"a")), correlation=1)
     b = produce(("required", 0, expecting(6, b"a")), correlation=2)
     c = produce(("required", 0, expecting(57, b"a")), correlation=3)
-    talk.client(a + GUARDED + b)
+    talk.client(a + CHECKED + b)
     pending = talk.submitted()
     talk.next(m.ReadClient)
     talk.refused(pending)
     talk.next(m.ReadClient)
     talk.answer()
     migrated = talk.migrated()
-    assert migrated.unread == GUARDED + b
+    assert migrated.unread == CHECKED + b
 
     primary = Primary(migrated)
     is_checked = primary.submitted()
     primary.next(m.ReadClient)
-    primary.grant(is_checked)
+    primary.admit(is_checked)
     primary.sent(is_checked)
     assert primary.next(m.Count).label == "predecessor_failed", "B was submitted"
     primary.next(m.ReadClient)
     primary.upstream()
-    primary.kafka(produced(("guarded", 0, 0, 5), correlation=7))
+    primary.kafka(produced(("checked", 0, 0, 5), correlation=7))
     primary.commands.clear()
 
     primary.client(c)  # its client knows by now

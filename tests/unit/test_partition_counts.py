@@ -1,4 +1,4 @@
-"""Dialogues at the doors of counted topics: who goes in, who is refused, who waits, and when they are out again."""
+"""Dialogues at append barriers: which appends enter, wait or are refused, and when they leave."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from fencepost_proxy.wire.produce import (
     parse_produce_request,
 )
 from tests.support.batches import batch, expecting
-from tests.unit.test_session import HEARTBEAT, Around, Talk, Unchanged, produced, read, request, response
+from tests.unit.test_session import HEARTBEAT, ServicesStandIn, Talk, Unchanged, produced, read, request, response
 
 NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_PARTITIONS, INVALID_RECORD = 6, 7, 29, 37, 87
-COUNT_TAG = 253
+COUNT_FIELD = 253
 METADATA = 3
 _POLICIES = {
-    "counted": TopicPolicy(count_check=Check.ON),
-    "counted-2": TopicPolicy(count_check=Check.ON),
+    "count-checked": TopicPolicy(count_check=Check.ON),
+    "count-checked-2": TopicPolicy(count_check=Check.ON),
     "required": TopicPolicy(count_check=Check.REQUIRED),
     "hashed": TopicPolicy(count_check=Check.ON, partitioner=Partitioner.MURMUR2),
     "ordered": TopicPolicy(ordered=True),
     "both": TopicPolicy(Check.ON, count_check=Check.ON),
-    "guarded": TopicPolicy(Check.ON),
+    "checked": TopicPolicy(Check.ON),
 }
 
 
-class Process(Around):
-    """Its topics have 6 partitions, and metadata was asked lately."""
+class Process(ServicesStandIn):
+    """Its topics have 6 partitions, and its metadata is fresh."""
 
     def __init__(self, **services: Any) -> None:
         super().__init__(**services)
@@ -71,7 +71,7 @@ class Barriers(Talk):
         if may_write:
             self.session._may_write = dict.fromkeys(_POLICIES, float("inf"))
 
-    def barrier(self, topic: str = "counted") -> AppendBarrier:
+    def barrier(self, topic: str = "count-checked") -> AppendBarrier:
         return self.services.barrier(topic)
 
     def sent_up(self) -> ProduceRequest:
@@ -106,7 +106,7 @@ def query(
     topics: dict[str, list[PartitionData]] = {}
     for topic, partition, records in parts:
         topics.setdefault(topic, []).append(PartitionData(partition, memoryview(records)))
-    tags = b"" if instance_id is None else join_tags([(7, b"theirs"), (COUNT_TAG, instance_id), (300, b"later")])
+    tags = b"" if instance_id is None else join_tags([(7, b"theirs"), (COUNT_FIELD, instance_id), (300, b"later")])
     return b"".join(
         encode_produce_request(
             ProduceRequest(
@@ -139,14 +139,14 @@ def test_correct_count_is_appended_and_enters_the_barrier(how: str) -> None:
     talk = Barriers()
     records = saying(6) if how != "tag" else batch(b"v")
 
-    talk.client(query(("counted", 2, records), instance_id=struct.pack(">i", 6) if how != "header" else None))
+    talk.client(query(("count-checked", 2, records), instance_id=struct.pack(">i", 6) if how != "header" else None))
 
     up = talk.sent_up()
-    assert [topic.name for topic in up.topics] == ["counted"]
+    assert [topic.name for topic in up.topics] == ["count-checked"]
     assert up.topics[0].partitions[0].records == records, "as it came"
     assert talk.barrier().in_flight == 1
-    talk.kafka(produced(("counted", 2, 0, 41)))
-    assert talk.reported() == {("counted", 2): (0, 41, None)}
+    talk.kafka(produced(("count-checked", 2, 0, 41)))
+    assert talk.reported() == {("count-checked", 2): (0, 41, None)}
     talk.silent()
     assert talk.barrier().empty(talk.now)
 
@@ -154,7 +154,7 @@ def test_correct_count_is_appended_and_enters_the_barrier(how: str) -> None:
 def test_partition_count_field_is_removed_and_others_kept() -> None:
     talk = Barriers()
 
-    talk.client(query(("counted", 2, batch(b"v")), instance_id=struct.pack(">i", 6)))
+    talk.client(query(("count-checked", 2, batch(b"v")), instance_id=struct.pack(">i", 6)))
 
     assert talk.sent_up().topics[0].tags == join_tags([(7, b"theirs"), (300, b"later")])
 
@@ -162,13 +162,13 @@ def test_partition_count_field_is_removed_and_others_kept() -> None:
 def test_a_tagged_field_that_occurs_twice_is_refused() -> None:
     talk = Barriers()
     six = struct.pack(">i", 6)
-    whole = parse_produce_request(memoryview(query(("counted", 2, batch(b"v"))))[4:])
-    tags = join_tags([(COUNT_TAG, six), (COUNT_TAG, six)])
+    whole = parse_produce_request(memoryview(query(("count-checked", 2, batch(b"v"))))[4:])
+    tags = join_tags([(COUNT_FIELD, six), (COUNT_FIELD, six)])
 
     talk.client(b"".join(encode_produce_request(replace(whole, topics=(replace(whole.topics[0], tags=tags),)))))
 
     assert talk.refusals() == ["partition_count_unreadable"]
-    assert talk.reported()[("counted", 2)][0] == INVALID_RECORD
+    assert talk.reported()[("count-checked", 2)][0] == INVALID_RECORD
 
 
 def test_ordered_topic_without_count_check_has_a_barrier() -> None:
@@ -231,42 +231,42 @@ def test_keys_are_decompressed_under_the_bound() -> None:
 
 
 def test_client_with_older_metadata_is_refused_until_refreshed() -> None:
-    # Given a client that was told 3 partitions
+    # Given a client whose metadata has 3 partitions
     talk = Barriers()
-    talk.services.served[("test", "counted")] = 3
+    talk.services.served[("test", "count-checked")] = 3
 
     # When it appends without a word
-    talk.client(query(("counted", 2, batch(b"v"))))
+    talk.client(query(("count-checked", 2, batch(b"v"))))
 
     # Then it is taken to have placed it over those
     assert talk.refusals() == ["invalid_partition_count"]
     talk.next(m.ReadClient)
-    assert talk.reported()[("counted", 2)][0] == INVALID_PARTITIONS
+    assert talk.reported()[("count-checked", 2)][0] == INVALID_PARTITIONS
     talk.hangs_up()
-    assert talk.services.guesses == [("test", "counted")]
+    assert talk.services.guesses == [("test", "count-checked")]
 
-    # And told 6, it goes in
+    # And with 6, its append enters
     again = Barriers()
-    again.services.served[("test", "counted")] = 6
-    again.client(query(("counted", 2, batch(b"v"))))
+    again.services.served[("test", "count-checked")] = 6
+    again.client(query(("count-checked", 2, batch(b"v"))))
     again.sent_up()
 
 
 def test_what_a_batch_says_is_no_guess() -> None:
     talk = Barriers()
-    talk.services.served[("test", "counted")] = 3
+    talk.services.served[("test", "count-checked")] = 3
 
-    talk.client(query(("counted", 2, saying(4))))
+    talk.client(query(("count-checked", 2, saying(4))))
 
     assert talk.refusals() == ["invalid_partition_count"]
     assert talk.services.guesses == []
 
 
 class _Reported:
-    """Every control message is answered by a Metadata that tells 3 partitions of each topic."""
+    """Answers every control message with a Metadata response of 3 partitions for each topic."""
 
     def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
-        counts = (("counted", 3), ("guarded", 3), ("plain", 3))
+        counts = (("count-checked", 3), ("checked", 3), ("unchecked", 3))
         return RequestRewriter(
             struct.pack(">i", len(frame)) + bytes(frame),
             finish=lambda answer: Finished(bytes(answer), partition_counts=counts, client_id="test"),
@@ -279,7 +279,7 @@ def test_reported_partition_counts_are_remembered() -> None:
     talk.client(request(METADATA, 9, 1))
     talk.kafka(response(1))
 
-    assert talk.services.served == {("test", "counted"): 3}
+    assert talk.services.served == {("test", "count-checked"): 3}
 
 
 # ------------------------------------------------------------------------------------------------------ what is known
@@ -287,22 +287,22 @@ def test_reported_partition_counts_are_remembered() -> None:
 
 def test_differing_count_is_confirmed_before_the_refusal() -> None:
     talk = Barriers()
-    talk.services.confirmed_at["counted"] = talk.now - 1
+    talk.services.confirmed_at["count-checked"] = talk.now - 1
     heartbeat = request(HEARTBEAT, 4, 9)
 
     # Given a client that knows more than the proxy
-    talk.client(query(("counted", 2, saying(8))))
-    assert talk.next(m.TopicStale) == m.TopicStale("counted")
+    talk.client(query(("count-checked", 2, saying(8))))
+    assert talk.next(m.TopicStale) == m.TopicStale("count-checked")
     talk.client(heartbeat)
     talk.next(m.ReadClient)
     talk.silent()
 
     # When metadata says so, too
-    talk.services.partition_counts["counted"] = 8
-    talk.services.confirmed_at["counted"] = talk.now
+    talk.services.partition_counts["count-checked"] = 8
+    talk.services.confirmed_at["count-checked"] = talk.now
     talk.report(m.TopicNews())
 
-    # Then it goes in, and what is behind it
+    # Then it enters, and so do the requests after it
     assert talk.next(m.ReadClient).on
     assert talk.next(m.ToUpstream).chunks[-1] == heartbeat
     assert talk.barrier().in_flight == 1
@@ -310,30 +310,30 @@ def test_differing_count_is_confirmed_before_the_refusal() -> None:
 
 def test_unanswered_metadata_query_gives_a_retriable_error() -> None:
     talk = Barriers()
-    talk.services.confirmed_at["counted"] = talk.now - 1
-    talk.client(query(("counted", 2, saying(8)), timeout_ms=3000))
+    talk.services.confirmed_at["count-checked"] = talk.now - 1
+    talk.client(query(("count-checked", 2, saying(8)), timeout_ms=3000))
     talk.next(m.TopicStale)
 
     talk.now += 0.9
     talk.report(m.Tick())
-    assert talk.next(m.TopicStale) == m.TopicStale("counted"), "the one before may have been on its way already"
+    assert talk.next(m.TopicStale) == m.TopicStale("count-checked"), "the one before may have been on its way already"
     talk.silent()
     talk.now += 0.2
     talk.report(m.Tick())
 
     assert talk.refusals() == ["count_unknown"]
-    assert talk.reported()[("counted", 2)][0] == NOT_LEADER
+    assert talk.reported()[("count-checked", 2)][0] == NOT_LEADER
     talk.silent()
 
 
 def test_unknown_topic_is_looked_up_before_appending() -> None:
     talk = Barriers()
-    del talk.services.partition_counts["counted"]
-    talk.services.confirmed_at["counted"] = talk.now - 1
+    del talk.services.partition_counts["count-checked"]
+    talk.services.confirmed_at["count-checked"] = talk.now - 1
 
-    talk.client(query(("counted", 2, saying(6))))
+    talk.client(query(("count-checked", 2, saying(6))))
     talk.next(m.TopicStale)
-    talk.services.partition_counts["counted"] = 6
+    talk.services.partition_counts["count-checked"] = 6
     talk.report(m.TopicNews())
 
     talk.sent_up()
@@ -341,16 +341,16 @@ def test_unknown_topic_is_looked_up_before_appending() -> None:
 
 def test_missing_topic_is_refused_after_metadata_confirms() -> None:
     talk = Barriers()
-    del talk.services.partition_counts["counted"]
-    talk.services.confirmed_at["counted"] = talk.now - 1
-    talk.client(query(("counted", 2, saying(6))))
+    del talk.services.partition_counts["count-checked"]
+    talk.services.confirmed_at["count-checked"] = talk.now - 1
+    talk.client(query(("count-checked", 2, saying(6))))
     talk.next(m.TopicStale)
 
-    talk.services.confirmed_at["counted"] = talk.now
+    talk.services.confirmed_at["count-checked"] = talk.now
     talk.report(m.TopicNews())
 
     assert talk.refusals() == ["unknown_topic"]
-    assert talk.reported()[("counted", 2)][0] == 3
+    assert talk.reported()[("count-checked", 2)][0] == 3
     talk.silent()
 
 
@@ -358,20 +358,20 @@ def test_count_of_opened_barrier_overrides_old_metadata() -> None:
     talk = Barriers()
     talk.barrier().open(8)
 
-    talk.client(query(("counted", 2, saying(8))))
+    talk.client(query(("count-checked", 2, saying(8))))
 
     talk.sent_up()
 
 
-# ----------------------------------------------------------------------------------------------------- a closed door
+# ----------------------------------------------------------------------------------------------------- closed barrier
 
 
 def test_append_waiting_at_closed_barrier_uses_new_count() -> None:
-    # Given a topic that grows
+    # Given a topic that is being expanded
     talk = Barriers()
     talk.barrier().close(talk.now)
-    talk.client(query(("counted", 2, saying(6)), timeout_ms=30_000))
-    talk.client(query(("counted", 7, saying(8)), correlation=2, timeout_ms=30_000))
+    talk.client(query(("count-checked", 2, saying(6)), timeout_ms=30_000))
+    talk.client(query(("count-checked", 7, saying(8)), correlation=2, timeout_ms=30_000))
     talk.next(m.ReadClient)
     talk.silent()
     assert talk.session.needs_ticks
@@ -382,9 +382,12 @@ def test_append_waiting_at_closed_barrier_uses_new_count() -> None:
     talk.barrier().open(8)
     talk.report(m.TopicNews())
 
-    # Then what was placed over 6 is refused, and nothing behind it is read on this connection
+    # Then what was placed over 6 is refused, and no request after it is read on this connection
     assert talk.refusals() == ["invalid_partition_count"]
-    assert talk.reported()[("counted", 2)][2] == "INVALID_PARTITION_COUNT topic=counted partition=2 expected=6 actual=8"
+    assert (
+        talk.reported()[("count-checked", 2)][2]
+        == "INVALID_PARTITION_COUNT topic=count-checked partition=2 expected=6 actual=8"
+    )
     talk.hangs_up()
     talk.silent()
     assert talk.services.waited == [2]
@@ -393,7 +396,7 @@ def test_append_waiting_at_closed_barrier_uses_new_count() -> None:
 def test_append_waiting_too_long_gets_a_retriable_error() -> None:
     talk = Barriers()
     talk.barrier().close(talk.now)
-    talk.client(query(("counted", 2, saying(6)), ("plain", 0, batch(b"v")), timeout_ms=3000))
+    talk.client(query(("count-checked", 2, saying(6)), ("unchecked", 0, batch(b"v")), timeout_ms=3000))
     talk.silent()
 
     talk.now += 1
@@ -401,12 +404,12 @@ def test_append_waiting_too_long_gets_a_retriable_error() -> None:
 
     # Its other topic does not wait with it
     assert talk.refusals() == ["barrier_closed"]
-    assert [topic.name for topic in talk.sent_up().topics] == ["plain"]
-    talk.kafka(produced(("plain", 0, 0, 5)))
+    assert [topic.name for topic in talk.sent_up().topics] == ["unchecked"]
+    talk.kafka(produced(("unchecked", 0, 0, 5)))
     reported = talk.reported()
-    assert reported[("plain", 0)][:2] == (0, 5)
-    assert reported[("counted", 2)][0] == NOT_LEADER
-    assert "is being expanded" in (reported[("counted", 2)][2] or "")
+    assert reported[("unchecked", 0)][:2] == (0, 5)
+    assert reported[("count-checked", 2)][0] == NOT_LEADER
+    assert "is being expanded" in (reported[("count-checked", 2)][2] or "")
     talk.silent()
 
 
@@ -416,21 +419,21 @@ def test_transactions_an_expansion_waits_for_pass_its_barrier() -> None:
     mine = batch(b"v", producer=(77, 0, 0), transactional=True)
     anothers = batch(b"v", producer=(78, 0, 0), transactional=True)
 
-    talk.client(query(("counted", 2, mine)))
+    talk.client(query(("count-checked", 2, mine)))
     talk.sent_up()
-    talk.client(query(("counted", 2, anothers), correlation=2))
+    talk.client(query(("count-checked", 2, anothers), correlation=2))
 
     talk.silent()
     assert talk.session.at_barrier
 
 
 def test_next_transaction_of_a_producer_waits_at_barrier() -> None:
-    """With transactions v2 each has an epoch of its own. Otherwise a producer that has one upon the other passes for
-    ever, and no topic that it writes to can grow."""
+    """Each transaction has its own epoch (transactions v2). Otherwise a producer with one transaction after the other
+    would always pass, and its topics could never be expanded."""
     talk = Barriers()
     talk.barrier().close(talk.now, but_for=[(77, 0)])
 
-    talk.client(query(("counted", 2, batch(b"v", producer=(77, 1, 0), transactional=True))))
+    talk.client(query(("count-checked", 2, batch(b"v", producer=(77, 1, 0), transactional=True))))
 
     talk.silent()
     assert talk.session.at_barrier
@@ -438,21 +441,21 @@ def test_next_transaction_of_a_producer_waits_at_barrier() -> None:
 
 def test_request_enters_all_its_barriers_or_none() -> None:
     talk = Barriers()
-    talk.barrier("counted-2").close(talk.now)
+    talk.barrier("count-checked-2").close(talk.now)
 
-    talk.client(query(("counted", 2, saying(6)), ("counted-2", 2, saying(6))))
+    talk.client(query(("count-checked", 2, saying(6)), ("count-checked-2", 2, saying(6))))
 
-    assert talk.barrier("counted").in_flight == 0, "two expansions would wait for each other"
-    talk.barrier("counted-2").open(6)
+    assert talk.barrier("count-checked").in_flight == 0, "two expansions would wait for each other"
+    talk.barrier("count-checked-2").open(6)
     talk.report(m.TopicNews())
-    assert talk.barrier("counted").in_flight == talk.barrier("counted-2").in_flight == 1
+    assert talk.barrier("count-checked").in_flight == talk.barrier("count-checked-2").in_flight == 1
 
 
 def test_client_lost_at_the_barrier_frees_everything() -> None:
     talk = Barriers()
     free_bytes = talk.services.free_bytes
     talk.barrier().close(talk.now)
-    talk.client(query(("counted", 2, saying(6))))
+    talk.client(query(("count-checked", 2, saying(6))))
 
     talk.report(m.ClientLost())
 
@@ -466,13 +469,13 @@ def test_client_lost_at_the_barrier_frees_everything() -> None:
 def test_append_waiting_with_expired_configs_gets_retriable_error() -> None:
     talk = Barriers()
     talk.barrier().close(talk.now)
-    talk.client(query(("counted", 2, saying(6))))
+    talk.client(query(("count-checked", 2, saying(6))))
 
     talk.services.is_fresh = False
     talk.report(m.Tick())
 
     assert talk.refusals() == ["not_ready"]
-    assert talk.reported()[("counted", 2)][0] == NOT_LEADER
+    assert talk.reported()[("count-checked", 2)][0] == NOT_LEADER
 
 
 # ------------------------------------------------------------------------------------------------------ out again
@@ -480,7 +483,7 @@ def test_append_waiting_with_expired_configs_gets_retriable_error() -> None:
 
 def test_append_on_broken_broker_connection_is_in_doubt() -> None:
     talk = Barriers()
-    talk.client(query(("counted", 2, saying(6))))
+    talk.client(query(("count-checked", 2, saying(6))))
 
     talk.report(m.UpstreamLost("it broke"))
 
@@ -490,11 +493,11 @@ def test_append_on_broken_broker_connection_is_in_doubt() -> None:
 
 def test_append_stays_in_flight_after_its_client_leaves() -> None:
     talk = Barriers()
-    talk.client(query(("counted", 2, saying(6))))
+    talk.client(query(("count-checked", 2, saying(6))))
 
     talk.report(m.ClientLost())
     assert talk.barrier().in_flight == 1
-    talk.kafka(produced(("counted", 2, 0, 41)))
+    talk.kafka(produced(("count-checked", 2, 0, 41)))
 
     assert talk.barrier().empty(talk.now)
     assert talk.session.finished
@@ -502,15 +505,15 @@ def test_append_stays_in_flight_after_its_client_leaves() -> None:
 
 def test_timed_out_append_stays_in_flight_until_answered() -> None:
     talk = Barriers()
-    talk.client(query(("counted", 2, saying(6)), timeout_ms=3000))
+    talk.client(query(("count-checked", 2, saying(6)), timeout_ms=3000))
     talk.sent_up()
 
     talk.now += 2.8
     talk.report(m.Tick())
     talk.refusals()
-    assert talk.reported()[("counted", 2)][0] == TIMED_OUT
+    assert talk.reported()[("count-checked", 2)][0] == TIMED_OUT
     assert talk.barrier().in_flight == 1
-    talk.kafka(produced(("counted", 2, 0, 41)))
+    talk.kafka(produced(("count-checked", 2, 0, 41)))
 
     assert talk.barrier().empty(talk.now)
 
@@ -529,7 +532,7 @@ def test_conditional_append_is_in_flight_until_sequencer_ends() -> None:
     pending = talk.submitted()
     assert talk.barrier("both").in_flight == 1
 
-    talk.grant(pending)
+    talk.admit(pending)
     talk.sent(pending)
     talk.sent_up()
     talk.report(m.UpstreamLost("it broke"))
@@ -562,25 +565,27 @@ def test_earlier_requests_are_answered_before_the_refusal() -> None:
     # Given answers that are still to come
     talk = Barriers()
     heartbeat = request(HEARTBEAT, 4, 1)
-    talk.client(heartbeat + query(("counted", 0, saying(6)), correlation=2))
+    talk.client(heartbeat + query(("count-checked", 0, saying(6)), correlation=2))
     talk.upstream()
 
-    # When a stale count comes behind them, and more behind that
-    talk.client(query(("counted", 2, saying(3)), correlation=3) + query(("counted", 2, saying(6)), correlation=4))
+    # When a stale count follows them, and another request follows that
+    talk.client(
+        query(("count-checked", 2, saying(3)), correlation=3) + query(("count-checked", 2, saying(6)), correlation=4)
+    )
     talk.client(request(HEARTBEAT, 4, 5))
 
-    # Then nothing behind it is sent; the answers come in their order, and only then the end
+    # Then no request after it is sent; the answers come in their order, and only then the end
     assert talk.refusals() == ["invalid_partition_count"]
     talk.next(m.ReadClient)
     talk.silent()
     talk.kafka(response(1))
     assert talk.answer() == response(1)
     talk.silent()
-    talk.kafka(produced(("counted", 0, 0, 7), correlation=2))
+    talk.kafka(produced(("count-checked", 0, 0, 7), correlation=2))
     answers = talk.answer()
     first = 4 + int.from_bytes(answers[:4], "big")
-    assert read(answers[:first]) == {("counted", 0): (0, 7, None)}
-    assert read(answers[first:])[("counted", 2)][0] == INVALID_PARTITIONS
+    assert read(answers[:first]) == {("count-checked", 0): (0, 7, None)}
+    assert read(answers[first:])[("count-checked", 2)][0] == INVALID_PARTITIONS
     talk.hangs_up()
     talk.silent()
 
@@ -589,7 +594,7 @@ def test_silent_broker_does_not_delay_the_close_indefinitely() -> None:
     talk = Barriers()
     talk.client(request(HEARTBEAT, 4, 1))
     talk.upstream()
-    talk.client(query(("counted", 2, saying(3)), correlation=2))
+    talk.client(query(("count-checked", 2, saying(3)), correlation=2))
     talk.refusals()
     talk.next(m.ReadClient)
     assert talk.session.needs_ticks
@@ -605,36 +610,36 @@ def test_silent_broker_does_not_delay_the_close_indefinitely() -> None:
 
 def test_actual_count_is_shown_only_to_authorized_writers() -> None:
     talk = Barriers(may_write=False)
-    talk.client(query(("counted", 2, saying(3))))
+    talk.client(query(("count-checked", 2, saying(3))))
     talk.refusals()
     talk.next(m.ReadClient)
     probe = talk.sent_up()
     assert [(t.name, p.partition, bytes(p.records or b"")) for t in probe.topics for p in t.partitions] == [
-        ("counted", 2, b"")
+        ("count-checked", 2, b"")
     ]
 
-    talk.kafka(produced(("counted", 2, NOT_AUTHORIZED, -1)))
+    talk.kafka(produced(("count-checked", 2, NOT_AUTHORIZED, -1)))
 
-    assert talk.reported() == {("counted", 2): (NOT_AUTHORIZED, -1, None)}
+    assert talk.reported() == {("count-checked", 2): (NOT_AUTHORIZED, -1, None)}
 
 
 def test_acks_0_is_sent_as_all_and_tracked() -> None:
     talk = Barriers()
 
-    talk.client(query(("counted", 2, saying(6)), acks=0))
+    talk.client(query(("count-checked", 2, saying(6)), acks=0))
     assert talk.sent_up().acks == -1
     assert talk.barrier().in_flight == 1
-    talk.kafka(produced(("counted", 2, 0, 41)))
+    talk.kafka(produced(("count-checked", 2, 0, 41)))
 
     talk.silent()
     assert talk.barrier().empty(talk.now)
 
 
-# ----------------------------------------------------------------------------------------------- no way around the door
+# ---------------------------------------------------------------------------------------------- no way past the barrier
 
 
 @pytest.mark.parametrize("version", [3, 7, 8, 9, 12])
-@pytest.mark.parametrize("topic", ["counted", "ordered", "both"])
+@pytest.mark.parametrize("topic", ["count-checked", "ordered", "both"])
 def test_fast_path_does_not_skip_the_count_check(topic: str, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a connection that has streamed to the topic before it was counted
     talk = Barriers()
@@ -643,7 +648,7 @@ def test_fast_path_does_not_skip_the_count_check(topic: str, version: int, monke
     talk.client(first)
     talk.kafka(produced((topic, 0, 0, 1), correlation=1, version=version))
     talk.commands.clear()
-    assert talk.session.take_up(memoryview(second), talk.now)[0] == len(second), "it is streamed, the short way"
+    assert talk.session.take_up(memoryview(second), talk.now)[0] == len(second), "it is streamed by the fast path"
     talk.kafka(produced((topic, 0, 0, 2), correlation=2, version=version))
     talk.commands.clear()
 
@@ -674,14 +679,14 @@ def test_fast_path_ends_once_topic_is_count_checked(
     talk.session._waiting_produce = None
     assert talk.session.take_up(memoryview(frame), talk.now)[0] == 0
 
-    assert taken == [None, None], "it was asked, and left it to the general way"
+    assert taken == [None, None], "the fast path was called, and left it to the general path"
 
 
 def test_request_of_several_topics_checks_every_barrier() -> None:
     talk = Barriers()
-    talk.barrier("counted-2").close(talk.now)
+    talk.barrier("count-checked-2").close(talk.now)
 
-    talk.client(query(("plain", 0, batch(b"v")), ("counted-2", 0, saying(6))))
+    talk.client(query(("unchecked", 0, batch(b"v")), ("count-checked-2", 0, saying(6))))
 
     talk.silent()
     assert talk.session.at_barrier
@@ -690,16 +695,16 @@ def test_request_of_several_topics_checks_every_barrier() -> None:
 def test_header_names_are_as_configured() -> None:
     talk = Barriers(header_names=HeaderNames(partition_count=b"n"))
 
-    talk.client(query(("counted", 2, batch(b"v", headers=[[("n", b"3")]]))))
+    talk.client(query(("count-checked", 2, batch(b"v", headers=[[("n", b"3")]]))))
 
     assert talk.refusals() == ["invalid_partition_count"]
 
 
-# ------------------------------------------------------------------------------------------------------ in the switch
+# ---------------------------------------------------------------------------------------------------- in the dispatcher
 
 
-class InSwitch(Process):
-    """The doors are the switch's."""
+class InDispatcher(Process):
+    """The barriers are the dispatcher's."""
 
     dispatcher: Dispatcher
 
@@ -707,8 +712,8 @@ class InSwitch(Process):
         return self.dispatcher.barrier(topic)
 
 
-def _dispatcher() -> tuple[Dispatcher, InSwitch]:
-    services = InSwitch()
+def _dispatcher() -> tuple[Dispatcher, InDispatcher]:
+    services = InDispatcher()
     services.dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     services.dispatcher.open(1, "proxy.local", 0.0)._may_write = dict.fromkeys(_POLICIES, float("inf"))
     return services.dispatcher, services
@@ -720,37 +725,37 @@ def _sent(actions: list[Any]) -> int:
 
 def test_waiting_appends_continue_when_the_barrier_opens() -> None:
     dispatcher, services = _dispatcher()
-    dispatcher.close_barrier("counted", 100.0)
-    frame = memoryview(query(("counted", 2, saying(6)), timeout_ms=30_000))
+    dispatcher.close_barrier("count-checked", 100.0)
+    frame = memoryview(query(("count-checked", 2, saying(6)), timeout_ms=30_000))
     assert _sent(dispatcher.session_event(1, m.ClientBytes(frame), 100.0)) == 0
     assert dispatcher.needs_ticks
 
-    assert _sent(dispatcher.open_barrier("counted", 6, 101.0)) == 1
+    assert _sent(dispatcher.open_barrier("count-checked", 6, 101.0)) == 1
 
-    assert dispatcher.barrier("counted").in_flight == 1
+    assert dispatcher.barrier("count-checked").in_flight == 1
     assert services.waited == [1.0]
 
 
 def test_waiting_transaction_continues_once_it_is_excepted() -> None:
     dispatcher, _ = _dispatcher()
-    dispatcher.close_barrier("counted", 100.0)
+    dispatcher.close_barrier("count-checked", 100.0)
     mine = batch(b"v", producer=(77, 0, 0), transactional=True)
-    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("counted", 2, mine), timeout_ms=30_000))), 100.0)
+    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("count-checked", 2, mine), timeout_ms=30_000))), 100.0)
 
-    assert _sent(dispatcher.close_barrier("counted", 101.0, but_for=[(78, 0)])) == 0
-    assert _sent(dispatcher.close_barrier("counted", 102.0, but_for=[(77, 0)])) == 1
+    assert _sent(dispatcher.close_barrier("count-checked", 101.0, but_for=[(78, 0)])) == 0
+    assert _sent(dispatcher.close_barrier("count-checked", 102.0, but_for=[(77, 0)])) == 1
 
 
 def test_unknown_topic_names_use_bounded_memory() -> None:
     dispatcher, _ = _dispatcher()
-    dispatcher.close_barrier("growing", 100.0)
-    assert dispatcher.barrier("busy").enter("somebody", 100.0)
+    dispatcher.close_barrier("expanding", 100.0)
+    assert dispatcher.barrier("busy").enter("an append", 100.0)
 
     for number in range(25_000):
-        dispatcher.barrier(f"counted-{number}")
+        dispatcher.barrier(f"count-checked-{number}")
 
     assert len(dispatcher.barriers) <= 10_000
-    assert dispatcher.barrier("growing").closed
+    assert dispatcher.barrier("expanding").closed
     assert dispatcher.barrier("busy").in_flight == 1
 
 
@@ -759,29 +764,29 @@ def test_process_is_quiet_only_without_appends_in_flight() -> None:
     assert dispatcher.quiet
 
     # Streamed, and not answered yet
-    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("plain", 0, batch(b"v"))))), 100.0)
+    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("unchecked", 0, batch(b"v"))))), 100.0)
     assert not dispatcher.quiet
-    dispatcher.session_event(1, m.UpstreamBytes(memoryview(produced(("plain", 0, 0, 1)))), 100.0)
+    dispatcher.session_event(1, m.UpstreamBytes(memoryview(produced(("unchecked", 0, 0, 1)))), 100.0)
     assert dispatcher.quiet
 
     # Half sent
-    frame = query(("plain", 0, batch(bytes(100))), correlation=2, acks=0)
+    frame = query(("unchecked", 0, batch(bytes(100))), correlation=2, acks=0)
     dispatcher.session_event(1, m.ClientBytes(memoryview(frame[:-5])), 100.0)
     assert not dispatcher.quiet
     dispatcher.session_event(1, m.ClientBytes(memoryview(frame[-5:])), 100.0)
     assert dispatcher.quiet
 
-    # At a gate
-    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("guarded", 0, batch(b"v")), correlation=3))), 100.0)
+    # At a partition sequencer
+    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("checked", 0, batch(b"v")), correlation=3))), 100.0)
     assert not dispatcher.quiet
 
 
 def test_unanswered_appends_are_recorded() -> None:
     talk = Barriers()
-    talk.client(query(("plain", 0, batch(b"v")), acks=0))
+    talk.client(query(("unchecked", 0, batch(b"v")), acks=0))
     assert talk.services.unanswered_at == [100.0]
 
-    talk.client(query(("plain", 0, batch(b"v"))))
+    talk.client(query(("unchecked", 0, batch(b"v"))))
     talk.report(m.UpstreamLost("it broke"))
     assert talk.services.unanswered_at == [100.0, 100.0]
 
@@ -798,10 +803,10 @@ def test_late_answer_after_lost_outcome_stays_in_doubt() -> None:
         )
     )
     pending = talk.submitted()
-    talk.grant(pending)
+    talk.admit(pending)
     talk.commands.clear()
 
-    # Given a gate that settles it, since the leader has stood still for so long
+    # Given a sequencer that answers it after the leader was silent for too long
     talk.now += 2.8
     talk.report(m.Tick())
     talk.report(m.AppendCompleted(pending, produced_result(), None))
@@ -810,7 +815,7 @@ def test_late_answer_after_lost_outcome_stays_in_doubt() -> None:
     # When Kafka answers after all
     talk.kafka(produced(("both", 0, 0, 41), version=9))
 
-    # Then what the gate has sent by itself meanwhile may be queued
+    # Then what the sequencer resent meanwhile may still be queued
     assert talk.barrier("both").in_flight == 0
     assert talk.barrier("both").empty_at == talk.now + 30
 
@@ -820,8 +825,8 @@ def produced_result() -> PartitionResult:
 
 
 def test_repeated_resends_keep_the_barrier_until_queued_end() -> None:
-    """Given an append that was cut off, and a gate that sends it again until it gives up, each time without an answer,
-    then its door is empty only once the last of those may not come any more: not when the first may not."""
+    """A connection breaks during an append. The sequencer resends it until it gives up, each time without an answer.
+    The barrier is empty only when the last resend, not the first, can no longer be appended."""
     dispatcher, _ = _dispatcher()
     own = batch(b"v", producer=(77, 0, 0), headers=[[("fencepost-partition-count", b"6")]])
     dispatcher.session_event(1, m.ClientBytes(memoryview(query(("both", 0, own), timeout_ms=30_000))), 100.0)
@@ -843,13 +848,13 @@ def test_repeated_resends_keep_the_barrier_until_queued_end() -> None:
 
     assert sent_at[0] == 101.0
     assert 10.0 < sent_at[-1] - sent_at[0] <= g.SequencerLimits().resolve_seconds
-    assert not dispatcher.barrier_empty("both", sent_at[0] + 30)  # that is how long this door doubts, see Around
+    assert not dispatcher.barrier_empty("both", sent_at[0] + 30)  # the queued time of ServicesStandIn
     assert not dispatcher.barrier_empty("both", sent_at[-1] + 29.9)
     assert dispatcher.barrier_empty("both", sent_at[-1] + 30)
 
 
 def test_barrier_is_not_empty_while_sequencer_may_resend() -> None:
-    """However long that takes: a gate that waits for Kafka has no time limit for that of its own."""
+    """The sequencer has no time limit while it waits for Kafka."""
     dispatcher, _ = _dispatcher()
     own = batch(b"v", producer=(77, 0, 0), headers=[[("fencepost-partition-count", b"6")]])
     dispatcher.session_event(1, m.ClientBytes(memoryview(query(("both", 0, own), timeout_ms=30_000))), 100.0)
@@ -858,59 +863,59 @@ def test_barrier_is_not_empty_while_sequencer_may_resend() -> None:
 
     assert dispatcher.barrier("both").empty(200.0)
     assert not dispatcher.barrier_empty("both", 200.0)
-    assert dispatcher.barrier_empty("counted", 200.0)
+    assert dispatcher.barrier_empty("count-checked", 200.0)
 
 
-# ------------------------------------------------------------------- what went past the door before there was one
+# ------------------------------------------------------------------- what passed before there was a barrier
 
 
 @pytest.mark.parametrize("acks", [1, 0])
 def test_streamed_request_keeps_newly_checked_topics_barrier_occupied(acks: int) -> None:
     dispatcher, _ = _dispatcher()
-    dispatcher.barrier("counted")
-    frame = query(("plain", 0, batch(bytes(100))), acks=acks)
+    dispatcher.barrier("count-checked")
+    frame = query(("unchecked", 0, batch(bytes(100))), acks=acks)
     dispatcher.session_event(1, m.ClientBytes(memoryview(frame[:-5])), 100.0)
 
-    dispatcher.now_count_checked("counted", 101.0)  # for all that a connection knows, its frame may be to that one
+    dispatcher.now_count_checked("count-checked", 101.0)  # the frame may be for this topic
 
-    assert not dispatcher.barrier_empty("counted", 1000.0)
-    assert dispatcher.streams_past_barriers(dispatcher.sessions[1], 1000.0) == "counted"
+    assert not dispatcher.barrier_empty("count-checked", 1000.0)
+    assert dispatcher.streams_past_barriers(dispatcher.sessions[1], 1000.0) == "count-checked"
     assert dispatcher.streams_past_barriers(dispatcher.sessions[1], 100.9) is None  # not for long enough yet
     dispatcher.session_event(1, m.ClientBytes(memoryview(frame[-5:])), 1001.0)
     assert dispatcher.streams_past_barriers(dispatcher.sessions[1], 1000.0) is None
-    assert not dispatcher.barrier_empty("counted", 1002.0)
+    assert not dispatcher.barrier_empty("count-checked", 1002.0)
     if acks:  # Kafka's answer ends it
-        dispatcher.session_event(1, m.UpstreamBytes(memoryview(produced(("plain", 0, 0, 1)))), 1003.0)
-        assert dispatcher.barrier_empty("counted", 1003.0)
-    else:  # nobody will hear of it
-        assert not dispatcher.barrier_empty("counted", 1031.9)
-        assert dispatcher.barrier_empty("counted", 1032.0)
+        dispatcher.session_event(1, m.UpstreamBytes(memoryview(produced(("unchecked", 0, 0, 1)))), 1003.0)
+        assert dispatcher.barrier_empty("count-checked", 1003.0)
+    else:  # no answer will come
+        assert not dispatcher.barrier_empty("count-checked", 1031.9)
+        assert dispatcher.barrier_empty("count-checked", 1032.0)
 
 
 def test_later_requests_on_connection_occupy_no_barrier() -> None:
     """A producer that never pauses, to other topics."""
     dispatcher, _ = _dispatcher()
-    frames = [query(("plain", 0, batch(b"v")), correlation=number) for number in range(1, 40)]
+    frames = [query(("unchecked", 0, batch(b"v")), correlation=number) for number in range(1, 40)]
     dispatcher.session_event(1, m.ClientBytes(memoryview(frames[0])), 100.0)
-    dispatcher.now_count_checked("counted", 100.5)
+    dispatcher.now_count_checked("count-checked", 100.5)
 
     for before, frame in enumerate(frames[1:], 1):
-        assert dispatcher.barrier_empty("counted", 101.0) is (before > 1)
+        assert dispatcher.barrier_empty("count-checked", 101.0) is (before > 1)
         dispatcher.session_event(1, m.ClientBytes(memoryview(frame)), 101.0)
-        answer = memoryview(produced(("plain", 0, 0, 1), correlation=before))
+        answer = memoryview(produced(("unchecked", 0, 0, 1), correlation=before))
         dispatcher.session_event(1, m.UpstreamBytes(answer), 101.0)
         assert not dispatcher.quiet
 
 
 def test_tracked_appends_are_forgotten_once_answered() -> None:
-    """Given topics that begin to be counted by the hundred on a busy process, though none of them ever grows."""
+    """Hundreds of topics get partition-count checks on a busy process, but none of them is expanded."""
     dispatcher, _ = _dispatcher()
-    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("plain", 0, batch(b"v"))))), 100.0)
+    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("unchecked", 0, batch(b"v"))))), 100.0)
     for number in range(100):
-        dispatcher.now_count_checked(f"counted-{number}", 100.0)
+        dispatcher.now_count_checked(f"count-checked-{number}", 100.0)
     assert dispatcher.find_past_barriers(101.0)
 
-    dispatcher.session_event(1, m.UpstreamBytes(memoryview(produced(("plain", 0, 0, 1)))), 101.0)
+    dispatcher.session_event(1, m.UpstreamBytes(memoryview(produced(("unchecked", 0, 0, 1)))), 101.0)
 
     assert not dispatcher.find_past_barriers(102.0)
     assert not dispatcher._begun
@@ -919,49 +924,49 @@ def test_tracked_appends_are_forgotten_once_answered() -> None:
 @pytest.mark.parametrize("how", ["its client leaves", "its broker does"])
 def test_lost_connection_leaves_the_barrier_in_doubt(how: str) -> None:
     dispatcher, services = _dispatcher()
-    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("plain", 0, batch(b"v"))))), 100.0)
-    dispatcher.now_count_checked("counted", 100.5)
+    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("unchecked", 0, batch(b"v"))))), 100.0)
+    dispatcher.now_count_checked("count-checked", 100.5)
 
     dispatcher.session_event(1, m.ClientLost() if how == "its client leaves" else m.UpstreamLost("it broke"), 110.0)
     dispatcher.session_event(1, m.ClientLost(), 110.0)
 
     assert 1 not in dispatcher.sessions
     assert services.unanswered_at == [110.0]
-    assert not dispatcher.barrier_empty("counted", 139.9)
-    assert dispatcher.barrier_empty("counted", 140.0)
+    assert not dispatcher.barrier_empty("count-checked", 139.9)
+    assert dispatcher.barrier_empty("count-checked", 140.0)
 
 
 def test_append_waiting_at_sequencer_occupies_new_barrier() -> None:
     talk = Barriers()
     dispatcher = Dispatcher(talk.services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     dispatcher.sessions[1] = talk.session
-    talk.client(query(("guarded", 0, batch(b"v"))))
+    talk.client(query(("checked", 0, batch(b"v"))))
     pending = talk.submitted()
-    dispatcher.now_count_checked("counted", talk.now)
-    assert not dispatcher.barrier_empty("counted", 1000.0)
+    dispatcher.now_count_checked("count-checked", talk.now)
+    assert not dispatcher.barrier_empty("count-checked", 1000.0)
 
-    talk.grant(pending)
-    assert not dispatcher.barrier_empty("counted", 1000.0)
+    talk.admit(pending)
+    assert not dispatcher.barrier_empty("count-checked", 1000.0)
     talk.commands.clear()
-    talk.report(m.AppendCompleted(pending, produced_result(), None))  # its gate has found out by itself
-    assert not dispatcher.barrier_empty("counted", 1000.0), "Kafka still has the request"
-    talk.kafka(produced(("guarded", 0, 0, 41), version=9))
+    talk.report(m.AppendCompleted(pending, produced_result(), None))  # its sequencer found out without an answer
+    assert not dispatcher.barrier_empty("count-checked", 1000.0), "Kafka still has the request"
+    talk.kafka(produced(("checked", 0, 0, 41), version=9))
 
-    assert dispatcher.barrier_empty("counted", 1000.0)
+    assert dispatcher.barrier_empty("count-checked", 1000.0)
 
 
 def test_fast_path_append_occupies_the_barrier_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its slot is exchanged for another one as soon as something is not as usual: it is the same request."""
+    """Its pending response is replaced when the append leaves the fast path, but the request is the same."""
     dispatcher, _ = _dispatcher()
     session = dispatcher.sessions[1]
     single = PendingResponse(PRODUCE, 9, 1, Answer.RELAYED)
     session._from_upstream.append(single)
     exchanged = PendingResponse(PRODUCE, 9, 1, Answer.MADE_FROM_RESPONSE)
     monkeypatch.setattr(Session, "_disable_fast_path", lambda self: self._from_upstream.__setitem__(0, exchanged))
-    dispatcher.now_count_checked("counted", 100.0)
+    dispatcher.now_count_checked("count-checked", 100.0)
 
-    assert not dispatcher.barrier_empty("counted", 1000.0)
+    assert not dispatcher.barrier_empty("count-checked", 1000.0)
     session._disable_fast_path()
-    assert not dispatcher.barrier_empty("counted", 1000.0)
+    assert not dispatcher.barrier_empty("count-checked", 1000.0)
     session._from_upstream.clear()
-    assert dispatcher.barrier_empty("counted", 1000.0)
+    assert dispatcher.barrier_empty("count-checked", 1000.0)

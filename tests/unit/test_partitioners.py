@@ -22,7 +22,7 @@ _COUNTS = (1, 2, 3, 6, 7, 12, 100, 1999, 2**31 - 1)
 
 
 def _keys() -> list[bytes]:
-    """Of every length up to 40, since hashes treat tails differently, and with every byte."""
+    """Of every length up to 40, since hashes treat the last bytes differently, and with every byte."""
     rng = random.Random(253)
     keys = [rng.randbytes(length) for length in range(1, 41) for _ in range(20)]
     return [*keys, bytes(256), bytes(range(256)), b"\xff" * 7, b"key", "ключ".encode()]
@@ -105,7 +105,7 @@ _AHEAD = "INVALID_PARTITION_COUNT topic=orders partition=3 expected=9 actual=8"
 @pytest.mark.parametrize(
     ("check", "stated", "served", "code", "message"),
     [
-        # Both checks want what is said to be true, wherever it is said.
+        # Both checks demand a correct count, wherever it is stated.
         ("true", (8, None), None, 0, ""),
         ("true", (None, 8), None, 0, ""),
         ("true", (8, 8), None, 0, ""),
@@ -117,9 +117,9 @@ _AHEAD = "INVALID_PARTITION_COUNT topic=orders partition=3 expected=9 actual=8"
         ("required", (6, None), None, 37, _STALE),
         ("required", (None, 6), None, 37, _STALE),
         ("required", (6, 8), None, 87, _CONTRADICTION),
-        # What is said wins over what the client was told.
+        # The stated count wins over the served one.
         ("true", (8, None), 6, 0, ""),
-        # Nothing said: a guess, that never keeps out who may be right.
+        # No count stated: a guess that refuses no batch that may be right.
         ("true", (None, None), None, 0, ""),
         ("true", (None, None), 8, 0, ""),
         ("true", (None, None), 6, 37, _STALE),
@@ -151,13 +151,13 @@ def test_keys_are_checked_when_batch_states_no_count() -> None:
         return None if refused is None else (refused.error_code, refused.message)
 
     # Then the first misplaced one is named, and what needs no place has none
-    assert refusal(here, None, here) is None, "what the client was told does not matter where its keys are looked at"
+    assert refusal(here, None, here) is None, "the served count does not matter where keys are compared"
     assert refusal(here, None, elsewhere) == (
         37,
         "MISPLACED_KEY topic=orders partition=3 record=2 belongs=5 actual=8: of 8 partitions, its key is placed on "
         "another one by murmur2",
     )
-    assert refusal(elsewhere, stated=8) is None, "who says the count chooses partitions as it likes"
+    assert refusal(elsewhere, stated=8) is None, "a client that states the count chooses its partitions freely"
 
 
 def test_keys_are_not_checked_outside_the_grace_period() -> None:

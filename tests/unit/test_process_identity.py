@@ -11,7 +11,7 @@ import pytest
 
 from fencepost_proxy.net import process_identity
 
-pytestmark = pytest.mark.skipif(process_identity.own_identity() is None, reason="only Linux tells")
+pytestmark = pytest.mark.skipif(process_identity.own_identity() is None, reason="only on Linux")
 SAY = "from fencepost_proxy.net.process_identity import own_identity; print(own_identity(), flush=True); input()"
 
 
@@ -20,13 +20,13 @@ def test_process_is_dead_once_ended_even_unreaped() -> None:
         [sys.executable, "-c", SAY], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        place = process.stdout.readline().strip()
-        assert not process_identity.is_dead(place)
+        identity = process.stdout.readline().strip()
+        assert not process_identity.is_dead(identity)
         process.send_signal(signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie
-        assert process_identity.is_dead(place)
+        assert process_identity.is_dead(identity)
         process.wait()
-        assert process_identity.is_dead(place)
+        assert process_identity.is_dead(identity)
 
 
 def test_reused_process_number_is_another_process() -> None:
@@ -38,6 +38,6 @@ def test_reused_process_number_is_another_process() -> None:
     assert process_identity.is_dead(f"{machine}/{pid}/{int(started) + 1}")
 
 
-@pytest.mark.parametrize("place", ["another/1/2", "", "nonsense", "a/b/c"])
-def test_process_on_another_machine_is_not_dead(place: str) -> None:
-    assert not process_identity.is_dead(place)
+@pytest.mark.parametrize("identity", ["another/1/2", "", "nonsense", "a/b/c"])
+def test_process_on_another_machine_is_not_dead(identity: str) -> None:
+    assert not process_identity.is_dead(identity)

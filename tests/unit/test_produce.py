@@ -37,7 +37,7 @@ from fencepost_proxy.wire.produce import (
 
 VERSIONS = range(3, 14)
 TOPIC_ID = UUID("01234567-89ab-cdef-0123-456789abcdef")
-#: A section of two fields that nobody knows: tag 9 of 3 bytes, tag 300 of none.
+#: A section of two unknown tagged fields: 9 with 3 bytes, 300 with none.
 TAGS = b"\x02\x09\x03abc\xac\x02\x00"
 each_version = pytest.mark.parametrize("version", VERSIONS)
 
@@ -144,7 +144,7 @@ def requests(draw: st.DrawFn) -> ProduceRequest:
 def responses(draw: st.DrawFn) -> tuple[int, ProduceResponse]:
     version = draw(st.sampled_from(VERSIONS))
     tags = tag_sections(version)
-    # Tag 0 is a known field from v10 on, and left out of v9's results, where current_leader does not exist.
+    # Tagged field 0 is known from v10 on, and left out of v9's results, where current_leader does not exist.
     partition_tags = tags if version >= 10 else tag_sections(version, first_tag=1)
     response_tags = tags if version < 10 else tag_sections(version, first_tag=1)
     errors = st.lists(st.builds(RecordError, int32s, st.none() | texts, tags), max_size=3).map(tuple)
@@ -543,6 +543,6 @@ def test_peek_ignores_bytes_of_the_next_frame() -> None:
     ],
 )
 def test_peek_refuses_at_once_what_exceeds_the_frame(prefix: bytes) -> None:
-    """Waiting for it would mean holding bytes for a verdict that is known."""
+    """Waiting would buffer bytes although the result is known."""
     with pytest.raises(ClientProtocolError, match="malformed Produce request of 500 bytes"):
         peek_produce(memoryview(prefix), 500)

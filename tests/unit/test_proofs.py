@@ -35,7 +35,7 @@ from tests.unit.test_session import (
     response,
 )
 
-TOPIC = "guarded-a"
+TOPIC = "checked-a"
 MAY, MAY_NOT, ILLEGAL_SASL_STATE = INVALID_RECORD, NOT_AUTHORIZED, 34
 AT_5 = PartitionResult(0, 0, 5)
 
@@ -120,8 +120,8 @@ def test_kafka_authorizes_once_per_connection_and_topic() -> None:
     assert talk.submitted().partition == TopicPartition(TOPIC, 1)
 
     talk = Proving()
-    talk.client(produce((TOPIC, 0, expecting(5, b"x")), ("guarded-b", 0, batch(b"y")), ("plain", 0, batch(b"z"))))
-    assert talk.queried() == [TOPIC, "guarded-b"]
+    talk.client(produce((TOPIC, 0, expecting(5, b"x")), ("checked-b", 0, batch(b"y")), ("unchecked", 0, batch(b"z"))))
+    assert talk.queried() == [TOPIC, "checked-b"]
 
 
 def test_append_without_login_never_reaches_the_sequencer() -> None:
@@ -203,18 +203,18 @@ def test_unauthorized_append_is_refused_before_it_is_queued() -> None:
 def test_other_partitions_of_the_request_proceed_after_refusal(whole: bool) -> None:
     """`refusal_scope` is for refusals by the proxy."""
     talk = Proving(refuse_whole_requests=whole)
-    more = ("guarded-b", 0, expecting(7, b"y")), ("plain", 0, batch(b"z"))
+    more = ("checked-b", 0, expecting(7, b"y")), ("unchecked", 0, batch(b"z"))
     talk.client(produce((TOPIC, 0, expecting(5, b"x")), *more))
     talk.queried()
-    talk.says((TOPIC, MAY_NOT), ("guarded-b", MAY))
+    talk.says((TOPIC, MAY_NOT), ("checked-b", MAY))
 
     pending = talk.admitted()
-    assert pending.partition.topic == "guarded-b"
-    assert [topic.name for topic in talk.sent_up().topics] == ["guarded-b", "plain"]
-    talk.completed(pending, produced(("guarded-b", 0, 0, 7), ("plain", 0, 0, 9)), PartitionResult(0, 0, 7))
+    assert pending.partition.topic == "checked-b"
+    assert [topic.name for topic in talk.sent_up().topics] == ["checked-b", "unchecked"]
+    talk.completed(pending, produced(("checked-b", 0, 0, 7), ("unchecked", 0, 0, 9)), PartitionResult(0, 0, 7))
 
     reported = {name: answer[:2] for (name, _), answer in talk.reported().items()}
-    assert reported == {TOPIC: (MAY_NOT, -1), "guarded-b": (0, 7), "plain": (0, 9)}
+    assert reported == {TOPIC: (MAY_NOT, -1), "checked-b": (0, 7), "unchecked": (0, 9)}
 
 
 def test_append_sent_after_an_unauthorized_one_is_refused() -> None:
@@ -228,7 +228,7 @@ def test_append_sent_after_an_unauthorized_one_is_refused() -> None:
     talk.queries_first(6, correlation=2)
     talk.says((TOPIC, MAY), correlation=2)
 
-    talk.counted()
+    talk.metric()
     assert talk.reported()[TOPIC, 0][0] == MAY_NOT
     talk.silent()
 
@@ -305,16 +305,16 @@ def test_only_authorized_markers_make_appends_wait(error: int) -> None:
 def test_unauthorized_append_does_not_enter_the_barrier() -> None:
     """Nor is it refused for its outdated partition count."""
     talk = barriers.Barriers(may_write=False, clients_log_in=True)
-    talk.client(barriers.query(("counted", 2, barriers.saying(3)), ("plain", 0, batch(b"z"))))
-    assert [topic.name for topic in talk.sent_up().topics] == ["counted"]
+    talk.client(barriers.query(("count-checked", 2, barriers.saying(3)), ("unchecked", 0, batch(b"z"))))
+    assert [topic.name for topic in talk.sent_up().topics] == ["count-checked"]
     assert talk.barrier().empty
 
-    talk.kafka(produced(("counted", 2, MAY_NOT, -1)))
+    talk.kafka(produced(("count-checked", 2, MAY_NOT, -1)))
 
     assert talk.barrier().empty
-    assert [topic.name for topic in talk.sent_up().topics] == ["plain"]
-    talk.kafka(produced(("plain", 0, 0, 4)))
-    assert talk.reported() == {("counted", 2): (MAY_NOT, -1, None), ("plain", 0): (0, 4, None)}
+    assert [topic.name for topic in talk.sent_up().topics] == ["unchecked"]
+    talk.kafka(produced(("unchecked", 0, 0, 4)))
+    assert talk.reported() == {("count-checked", 2): (MAY_NOT, -1, None), ("unchecked", 0): (0, 4, None)}
     assert not [each for each in talk.commands if isinstance(each, m.CloseClient)]
 
 
@@ -344,7 +344,7 @@ def test_client_lost_during_permission_query_is_not_queued() -> None:
 def test_permission_answer_without_the_topic_is_broker_error() -> None:
     talk = Proving()
     talk.queries_first()
-    talk.says(("guarded-b", MAY))
+    talk.says(("checked-b", MAY))
     assert talk.next(m.CloseClient).fault is UpstreamProtocolError
 
 
@@ -374,7 +374,7 @@ def waits_past_its_login() -> tuple[Proving, g.PendingAppend]:
     logs_in(talk, logged_in(3000))
     talk.session._may_write[TOPIC] = talk.now
     talk.now += 2.0
-    talk.client(produce((TOPIC, 0, expecting(5, b"x")), ("plain", 0, batch(b"y")), timeout_ms=30_000))
+    talk.client(produce((TOPIC, 0, expecting(5, b"x")), ("unchecked", 0, batch(b"y")), timeout_ms=30_000))
     return talk, talk.submitted()
 
 
@@ -383,11 +383,14 @@ def test_append_waiting_past_its_login_is_not_sent(seconds: float) -> None:
     """Sent, it would be in doubt; unsent, the client may repeat it."""
     talk, pending = waits_past_its_login()
     talk.now += seconds
-    talk.grant(pending)
+    talk.admit(pending)
     talk.canceled(pending)
-    talk.counted()
+    talk.metric()
     reported = talk.reported()
-    assert {key: answer[0] for key, answer in reported.items()} == {(TOPIC, 0): NOT_LEADER, ("plain", 0): NOT_LEADER}
+    assert {key: answer[0] for key, answer in reported.items()} == {
+        (TOPIC, 0): NOT_LEADER,
+        ("unchecked", 0): NOT_LEADER,
+    }
     assert "login expired" in str(reported[TOPIC, 0][2])
     talk.silent()
 
@@ -398,24 +401,24 @@ def test_append_waiting_past_its_login_is_not_sent(seconds: float) -> None:
 def test_before_that_it_is_sent() -> None:
     talk, pending = waits_past_its_login()
     talk.now += 0.9
-    talk.grant(pending)
+    talk.admit(pending)
     talk.sent(pending)
     assert len(talk.sent_up().topics) == 2
 
 
 def test_append_is_not_resent_after_its_login_ends() -> None:
     talk, pending = waits_past_its_login()
-    talk.grant(pending)
+    talk.admit(pending)
     talk.sent(pending)
     talk.upstream()
-    talk.kafka(produced((TOPIC, 0, 45, -1), ("plain", 0, 0, 3)))
+    talk.kafka(produced((TOPIC, 0, 45, -1), ("unchecked", 0, 0, 3)))
     talk.next(m.ToSequencer)
     talk.now += 1.0
 
-    talk.grant(pending)
+    talk.admit(pending)
 
     assert talk.next(m.TopicStale).topic == TOPIC
-    talk.counted()
+    talk.metric()
     talk.canceled(pending)
-    assert {key: answer[0] for key, answer in talk.reported().items()} == {(TOPIC, 0): NOT_LEADER, ("plain", 0): 0}
+    assert {key: answer[0] for key, answer in talk.reported().items()} == {(TOPIC, 0): NOT_LEADER, ("unchecked", 0): 0}
     talk.silent()

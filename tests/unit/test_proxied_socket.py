@@ -56,7 +56,7 @@ async def test_more_chunks_than_a_system_call_takes(count: int) -> None:
 
 
 class _Hanging(ProxiedSocket):
-    """Of a client that goes on sending: nothing of it is looked at any more."""
+    """Of a client that goes on sending: the proxy no longer parses its bytes."""
 
     lost: list[OSError | None]
 

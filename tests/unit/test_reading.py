@@ -27,7 +27,7 @@ from tests.support.batches import expecting
 from tests.unit.test_partition_counts import Barriers, query
 from tests.unit.test_session import Talk, produce, read, request
 
-WHERE = TopicPartition("guarded", 0)
+WHERE = TopicPartition("checked", 0)
 #: Deflate does not shrink them below what is read here.
 LARGE = expecting(7, b"v" * 3000)
 
@@ -38,7 +38,7 @@ def talk() -> Talk:
 
 
 def test_request_after_large_batch_does_not_overtake_it(talk: Talk) -> None:
-    talk.client(produce(("guarded", 0, LARGE)) + request(12, 4, 2))
+    talk.client(produce(("checked", 0, LARGE)) + request(12, 4, 2))
     requested = talk.next(m.ReadBatches)
     assert talk.commands == [m.ReadClient(False)]
     talk.commands.clear()
@@ -50,7 +50,7 @@ def test_request_after_large_batch_does_not_overtake_it(talk: Talk) -> None:
 
 def test_client_lost_during_reading_frees_everything(talk: Talk) -> None:
     free = talk.services.free_bytes
-    talk.client(produce(("guarded", 0, LARGE)))
+    talk.client(produce(("checked", 0, LARGE)))
     requested = talk.next(m.ReadBatches)
     talk.report(m.ClientLost())
     talk.report(m.BatchesRead(requested.token))
@@ -60,7 +60,7 @@ def test_client_lost_during_reading_frees_everything(talk: Talk) -> None:
 
 
 def test_process_that_drains_waits_for_what_is_read(talk: Talk) -> None:
-    talk.client(produce(("guarded", 0, LARGE)))
+    talk.client(produce(("checked", 0, LARGE)))
     requested = talk.next(m.ReadBatches)
     talk.report(m.Drain(talk.now + 10))
     talk.now += 1
@@ -73,7 +73,7 @@ def test_process_that_drains_waits_for_what_is_read(talk: Talk) -> None:
 
 
 def test_many_unreadable_batches_are_read_elsewhere(talk: Talk) -> None:
-    talk.client(_many("guarded", partitions=HERE_BATCHES_MAX + 1))
+    talk.client(_many("checked", partitions=HERE_BATCHES_MAX + 1))
     talk.next(m.ReadBatches)
 
 
@@ -112,9 +112,9 @@ def _closed(talk: Talk) -> str:
 
 
 def test_many_relayed_partitions_are_forwarded_in_order(talk: Talk) -> None:
-    queried = _many("plain", "other", partitions=PARTITIONS_MAX)
+    queried = _many("unchecked", "other", partitions=PARTITIONS_MAX)
     free = talk.services.free_bytes
-    talk.client(queried + produce(("guarded", 0, expecting(7, b"v")), correlation=2))
+    talk.client(queried + produce(("checked", 0, expecting(7, b"v")), correlation=2))
     talk.read_elsewhere()
     talk.commands = [each for each in talk.commands if not isinstance(each, m.ReadClient)]
     assert talk.submitted().append.expected_base_offset == 7
@@ -123,7 +123,7 @@ def test_many_relayed_partitions_are_forwarded_in_order(talk: Talk) -> None:
 
 
 def test_many_partitions_are_parsed_outside_the_event_loop(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    queried = _many("plain", "other", partitions=65_536 // 2)
+    queried = _many("unchecked", "other", partitions=65_536 // 2)
     talk.services.free_bytes = len(queried)
     assert _lines_of(lambda: talk.client(queried)) < 2_000
     requested = talk.next(m.ReadBatches)
@@ -133,7 +133,7 @@ def test_many_partitions_are_parsed_outside_the_event_loop(talk: Talk, monkeypat
 
 
 def test_many_topics_are_looked_up_in_several_goes(talk: Talk) -> None:
-    queried = _many(*(f"plain-{number}" for number in range(PARTITIONS_MAX + 1)))
+    queried = _many(*(f"unchecked-{number}" for number in range(PARTITIONS_MAX + 1)))
     talk.client(queried)
     for _ in range(1 + PARTITIONS_MAX // TOPICS_AT_ONCE):
         assert not any(isinstance(each, m.ToUpstream) for each in talk.commands)
@@ -141,7 +141,7 @@ def test_many_topics_are_looked_up_in_several_goes(talk: Talk) -> None:
     assert talk.upstream() == queried
 
 
-@pytest.mark.parametrize("topics", [("guarded",), ("plain", "guarded"), ("plain", "__state")])
+@pytest.mark.parametrize("topics", [("checked",), ("unchecked", "checked"), ("unchecked", "__state")])
 def test_many_partitions_are_refused_on_a_checked_topic(talk: Talk, topics: tuple[str, ...]) -> None:
     talk.client(_many(*topics, partitions=PARTITIONS_MAX + 1))
     talk.read_elsewhere()
@@ -149,20 +149,20 @@ def test_many_partitions_are_refused_on_a_checked_topic(talk: Talk, topics: tupl
 
 
 def test_partitions_at_the_limit_are_not_refused(talk: Talk) -> None:
-    talk.client(_many("guarded", partitions=PARTITIONS_MAX))
+    talk.client(_many("checked", partitions=PARTITIONS_MAX))
     talk.read_elsewhere()
     assert not any(isinstance(each, m.ReadBatches | m.CloseClient) for each in talk.commands)
 
 
 def test_many_partitions_are_refused_while_configs_unknown(talk: Talk) -> None:
     talk.services.is_fresh = False
-    talk.client(_many("plain", "other", partitions=PARTITIONS_MAX))
+    talk.client(_many("unchecked", "other", partitions=PARTITIONS_MAX))
     talk.read_elsewhere()
     assert "not (re)read yet" in _closed(talk)
 
 
 def test_unreadable_request_of_many_partitions_closes_connection(talk: Talk) -> None:
-    queried = bytearray(_many("plain", "other", partitions=PARTITIONS_MAX))
+    queried = bytearray(_many("unchecked", "other", partitions=PARTITIONS_MAX))
     queried[-4] = 0x40  # the length of the last one's records
     talk.client(bytes(queried))
     talk.read_elsewhere()
@@ -220,10 +220,10 @@ def test_batches_of_a_request_share_the_local_limit() -> None:
 
 def test_more_records_than_are_taken_are_refused() -> None:
     batch = bytewise.batch([_TINY], count=RECORDS_MAX + 1)
-    talk = Talk().may_write("guarded")
-    talk.client(produce(("guarded", 0, batch)))
+    talk = Talk().may_write("checked")
+    talk.client(produce(("checked", 0, batch)))
     talk.read_elsewhere()
-    talk.counted()
-    error_code, _, message = read(talk.answer())["guarded", 0]
+    talk.metric()
+    error_code, _, message = read(talk.answer())["checked", 0]
     assert error_code == Error.MESSAGE_TOO_LARGE
     assert f"the limit of {RECORDS_MAX}" in (message or "")

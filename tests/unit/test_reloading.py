@@ -197,7 +197,7 @@ def test_reload_signal_during_start_is_applied_later(write: Write) -> None:
         assert len(reloads) == 1
         os.kill(os.getpid(), signal.SIGHUP)
         async with asyncio.timeout(60):
-            while len(reloads) < 2:  # noqa: ASYNC110 - a signal has no event of its own
+            while len(reloads) < 2:  # noqa: ASYNC110 - a signal sets no event
                 await asyncio.sleep(0.01)
 
     try:

@@ -1,4 +1,4 @@
-"""The scan that looks only where it must, held against one that takes every record apart.
+"""The selective scan against one that parses every record.
 
 Batches here are made to mislead the first: names of headers inside keys and values, followed by just what a header
 would say; headers twice; numbers with one digit more than the one before; records cut so that a name lies across two.
@@ -27,7 +27,7 @@ Header = tuple[bytes, bytes | None]
 
 
 class Row(NamedTuple):
-    """A record before it is bytes. `place` is its offset delta, None where that is its place in the batch."""
+    """A record before it is bytes. `place` is its offset delta, None where that is its index in the batch."""
 
     headers: tuple[Header, ...] = ()
     key: bytes | None = None
@@ -36,7 +36,7 @@ class Row(NamedTuple):
     place: int | None = None
 
 
-class Said(NamedTuple):
+class Stated(NamedTuple):
     expected_base_offset: int | None = None
     contradiction: tuple[int, int] | None = None
     unreadable: int | None = None
@@ -44,9 +44,9 @@ class Said(NamedTuple):
     write_id: bytes | None = None
 
 
-def plainly(rows: list[Row], names: HeaderNames = NAMES) -> Said | None:
+def plainly(rows: list[Row], names: HeaderNames = NAMES) -> Stated | None:
     """What the rows say, by the rules and nothing else; None where a record with a header of ours is out of place."""
-    stated = Said()
+    stated = Stated()
     for index, row in enumerate(rows):
         observed = set()
         for spelling, value in row.headers:
@@ -98,12 +98,12 @@ def scanned(records: memoryview, names: HeaderNames = NAMES) -> BatchScan:
     return scan_batch(records, names, source_is_base=False, decompressed_bytes_max=LIMIT)
 
 
-def last_observed(records: memoryview, names: HeaderNames = NAMES) -> Said | None:
+def last_observed(records: memoryview, names: HeaderNames = NAMES) -> Stated | None:
     try:
         scan = scanned(records, names)
     except MalformedBatch:
         return None
-    return Said(
+    return Stated(
         scan.expected_base_offset,
         scan.contradiction and (scan.contradiction.record, scan.contradiction.expected),
         scan.unreadable and scan.unreadable.record,
@@ -123,7 +123,7 @@ def way(request: pytest.FixtureRequest) -> object:
 
 # --- drawn batches ----------------------------------------------------------------------------------------------------
 
-#: Where numbers get a digit more, where offsets end, and a few plain ones.
+#: Where numbers get a digit more, where offsets end, and a few parsed ones.
 bases = st.sampled_from([0, 1, 7, 8, 9, 41, 95, 96, 98, 995, 10**18 - 2, INT64_MAX - 1, INT64_MAX, INT64_MAX - 5, 1234])
 
 
@@ -144,7 +144,7 @@ def rows_and_names(draw: st.DrawFn) -> tuple[list[Row], HeaderNames]:
     values = st.sampled_from([b"", b"-1", b"5", b"041", b"x", b"9223372036854775808", b"w" * 64, b"w" * 63]) | st.none()
 
     def misleading(index: int) -> st.SearchStrategy[bytes | None]:
-        """Bytes that look like one of our headers where none is."""
+        """Bytes that resemble one of our headers where none is."""
         probes = [sized(name) + sized(stated) for name, stated in agreeing(index)]
         piece = st.sampled_from(
             [*probes, *(name for name, _ in agreeing(index)), b"\x02", b"\0", b"text", probes[0][:-1]]
@@ -192,19 +192,19 @@ def rows_and_names(draw: st.DrawFn) -> tuple[list[Row], HeaderNames]:
 @example(([Row(((b"fencepost-write-id", b"a"),)), Row(((b"h", b"fencepost-write-id"),))], NAMES), "none")
 def test_batch_scan_agrees_with_a_simple_reading(case: tuple[list[Row], HeaderNames], codec: str) -> None:
     rows, names = case
-    plain = plainly(rows, names)
+    parsed = plainly(rows, names)
     stated = last_observed(built(rows, codec), names)
     if stated is None:
         # A record out of place need not have a header of ours to be noticed.
         assert any(row.place not in (None, index) for index, row in enumerate(rows))
     else:
-        assert stated == plain
+        assert stated == parsed
 
 
 @some
 @given(rows_and_names(), st.sampled_from([-(2**40), -1, 0, 1, 999, 2**50]))
 def test_reported_batch_time_is_never_after_newest_record(case: tuple[list[Row], HeaderNames], lie_ms: int) -> None:
-    """And where the header tells the truth, at most a second older."""
+    """And where the header is right, at most a second older."""
     rows = [row._replace(place=None) for row in case[0]]
     newest_ms = NOW_MS + max(row.timestamp_delta for row in rows)
     stated = scanned(built(rows))
@@ -230,9 +230,9 @@ def _expect(offset: int) -> Header:
 @pytest.mark.parametrize("count", [63, 64, 65, 200, 8191, 8192, 8193, 9000])
 def test_every_record_may_state_its_expectation(count: int) -> None:
     rows = [Row((_expect(41 + i),), value=b"") for i in range(count)]
-    assert last_observed(built(rows)) == Said(41)
+    assert last_observed(built(rows)) == Stated(41)
     rows[-1] = Row((_expect(41 + count),))
-    assert last_observed(built(rows)) == Said(41, (count - 1, 41 + count))
+    assert last_observed(built(rows)) == Stated(41, (count - 1, 41 + count))
 
 
 @pytest.mark.parametrize("count", [3, 70, 8200])
@@ -240,7 +240,7 @@ def test_every_record_may_state_its_expectation(count: int) -> None:
 def test_misplaced_record_with_matching_expectation_is_malformed(count: int, timestamp_delta: int) -> None:
     """Kafka would append it at another offset than the one it expects, where the batch is not compressed."""
     rows = [Row((_expect(41 + i),), timestamp_delta=timestamp_delta) for i in range(count)]
-    assert last_observed(built(rows)) == Said(41)
+    assert last_observed(built(rows)) == Stated(41)
     for place in (0, count - 2, count, 2**31 - 1):
         assert last_observed(built([*rows[:-1], rows[-1]._replace(place=place)])) is None
 
@@ -259,20 +259,20 @@ NEAR_THE_END = [Row((_expect(INT64_MAX - 2 + i),)) for i in range(5)]
 MISLEADING = {
     "header after a value that resembles it": (
         [EXPECTS_41, Row((_expect(50),), value=b"x" + RESEMBLES)],
-        Said(41, (1, 50)),
+        Stated(41, (1, 50)),
     ),
     "value that resembles the next header": (
         [EXPECTS_41, Row(value=RESEMBLES), Row((_expect(44),))],
-        Said(41, (2, 44)),
+        Stated(41, (2, 44)),
     ),
     "headers after an unreadable one": (
         [EXPECTS_41, UNREADABLE, Row((_expect(99), _write_id(b"w")))],
-        Said(41, unreadable=1),
+        Stated(41, unreadable=1),
     ),
-    "offset beyond 64 bits": (NEAR_THE_END, Said(INT64_MAX - 2, unreadable=3)),
-    "number without its last digit": ([*(Row((_expect(7 + i),)) for i in range(3)), ONE], Said(7, (3, 1))),
-    "null write-id": ([Row((_write_id(each),)) for each in (b"a", b"b", None)], Said(write_id=b"a", unreadable=2)),
-    "empty write-id": ([Row((_write_id(each),)) for each in (b"a", b"b", b"")], Said(write_id=b"a", unreadable=2)),
+    "offset beyond 64 bits": (NEAR_THE_END, Stated(INT64_MAX - 2, unreadable=3)),
+    "number without its last digit": ([*(Row((_expect(7 + i),)) for i in range(3)), ONE], Stated(7, (3, 1))),
+    "null write-id": ([Row((_write_id(each),)) for each in (b"a", b"b", None)], Stated(write_id=b"a", unreadable=2)),
+    "empty write-id": ([Row((_write_id(each),)) for each in (b"a", b"b", b"")], Stated(write_id=b"a", unreadable=2)),
 }
 
 
@@ -283,7 +283,7 @@ def test_misleading_records_are_read_correctly(name: str) -> None:
 
 
 def test_offsets_reach_the_end_of_64_bits() -> None:
-    assert last_observed(built(NEAR_THE_END[:3])) == Said(INT64_MAX - 2)
+    assert last_observed(built(NEAR_THE_END[:3])) == Stated(INT64_MAX - 2)
 
 
 def test_name_across_two_records_is_no_header() -> None:
@@ -294,13 +294,13 @@ def test_name_across_two_records_is_no_header() -> None:
     names = HeaderNames(name, b"count", b"id")
     first = record(0, [(b"h", tail)])
     assert name in first + head
-    assert last_observed(batch([first, head]), names) == Said()
+    assert last_observed(batch([first, head]), names) == Stated()
 
 
 def test_overlong_header_name_length_is_accepted() -> None:
     """Kafka reads such a length, too."""
     body = b"\0\0\x02" + sized(None) + sized(b"v") + varint(1) + b"\x9e\x00expected-offset" + sized(b"50")
-    assert last_observed(batch([record(0, [_expect(41)]), framed(body)])) == Said(41, (1, 50))
+    assert last_observed(batch([record(0, [_expect(41)]), framed(body)])) == Stated(41, (1, 50))
 
 
 @pytest.mark.parametrize("name", [b"fencepost-expected-offset", b"fencepost-partition-count", b"fencepost-write-id"])

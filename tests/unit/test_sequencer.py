@@ -1,4 +1,4 @@
-"""Dialogues with one gate: what it is told, what it asks for. The rules that these pin are those of its docstring."""
+"""Dialogues with one partition sequencer: events and effects. Its docstring numbers the rules tested here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OLD_TIMESTAMP, POLICY_VIOLATION, OUT_OF_ORDER, WRONG_EPOCH = 32, 44, 45, 47
 
 @dataclass
 class Talk:
-    """One gate and a clock. `effects` are those that no assertion has consumed yet."""
+    """One partition sequencer and a clock. `effects` are those that no assertion has consumed yet."""
 
     check: Check = Check.REQUIRED
     sequencer: PartitionSequencer = field(default_factory=lambda: PartitionSequencer(TP, LIMITS))
@@ -40,13 +40,13 @@ class Talk:
     leader_epoch: int = 0
     alone: bool = True
     taken_over: bool = True
-    may_write: bool = False  # what the session says of its client, once Kafka has said it
+    may_write: bool = False  # whether the session knows that Kafka authorizes its client
     effects: list[g.Effect] = field(default_factory=list)
 
     def report(self, event: g.Event) -> None:
         self.effects += self.sequencer.handle(event, self.now)
 
-    def offer(
+    def submit(
         self,
         records: memoryview,
         *,
@@ -79,7 +79,7 @@ class Talk:
         return pending
 
     def next(self, kind: type[E]) -> E:
-        assert self.effects, f"nothing was asked for, expected {kind.__name__}"
+        assert self.effects, f"no effect, expected {kind.__name__}"
         effect = self.effects.pop(0)
         assert isinstance(effect, kind), f"expected {kind.__name__}, got {effect}"
         return effect
@@ -88,7 +88,7 @@ class Talk:
         assert not self.effects, self.effects
 
     def snapshot(self, end: int, *, next_sequence: int | None = None, **more: Any) -> None:
-        """Answers the read of the tail that the gate has asked for."""
+        """Answer the sequencer's read of the log end."""
         self.next(g.ReadLogEnd)
         state = None if next_sequence is None else g.ProducerState(more.pop("epoch", 0), next_sequence)
         facts: dict[str, Any] = {
@@ -134,18 +134,18 @@ class Talk:
         return result.error_message
 
     def append(self, at: int, *values: bytes, timestamp_ms: int | None = None, connection: int = 1) -> g.PendingAppend:
-        """A conditional append that goes well on a warm gate."""
-        pending = self.offer(expecting(at, *values, timestamp_ms=timestamp_ms), connection=connection)
+        """A conditional append that succeeds while the fence is confirmed."""
+        pending = self.submit(expecting(at, *values, timestamp_ms=timestamp_ms), connection=connection)
         assert self.admitted(pending) == g.Fence(SHARED, 0, at)
         self.kafka(pending, base_offset=at)
         self.accepted(pending, at)
         return pending
 
 
-def warm(at: int = 10, check: Check = Check.REQUIRED) -> Talk:
-    """A gate after one good append of one record; the log ends at `at`."""
+def confirmed(at: int = 10, check: Check = Check.REQUIRED) -> Talk:
+    """The state after one successful append of one record; the log ends at `at`."""
     talk = Talk(check)
-    pending = talk.offer(expecting(at - 1, b"first"))
+    pending = talk.submit(expecting(at - 1, b"first"))
     talk.snapshot(at - 1)
     talk.admitted(pending)
     talk.kafka(pending, base_offset=at - 1)
@@ -166,18 +166,18 @@ def in_log(records: memoryview, at: int, fence: g.Fence | None = None, *, log_ap
         instance_id=fence.instance_id,
     )
     stored[:8] = at.to_bytes(8, "big")
-    if log_append_time:  # written anew by the broker
+    if log_append_time:  # rewritten by the broker
         stored[21:23] = b"\0\x08"
     return g.Found(memoryview(bytes(stored)))
 
 
-def unstamped(records: memoryview, at: int) -> g.Found:
+def not_fenced(records: memoryview, at: int) -> g.Found:
     """The same of a batch that kept its own producer id."""
     return g.Found(memoryview(at.to_bytes(8, "big") + bytes(records[8:])))
 
 
 def compacted(found: g.Found, record_count: int) -> g.Found:
-    """So many of its records are left: written anew, with its place, its length and its producer."""
+    """The batch with fewer records: compaction keeps its offset, its offset range and its producer."""
     left = bytearray(found.batch)
     left[21:23] = b"\0\0"
     left[57:61] = record_count.to_bytes(4, "big")
@@ -189,7 +189,7 @@ def compacted(found: g.Found, record_count: int) -> g.Found:
 
 def test_unconfirmed_sequencer_reads_log_end_and_fences() -> None:
     talk = Talk()
-    pending = talk.offer(expecting(41, b"a", b"b"))
+    pending = talk.submit(expecting(41, b"a", b"b"))
     talk.snapshot(41)
     assert talk.admitted(pending) == g.Fence(SHARED, 0, 41)
     talk.kafka(pending, base_offset=41)
@@ -198,7 +198,7 @@ def test_unconfirmed_sequencer_reads_log_end_and_fences() -> None:
 
 
 def test_confirmed_sequencer_appends_without_reading() -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     talk.append(10, b"a", b"b")
     talk.append(12, b"c", connection=2)
     talk.silent()
@@ -207,24 +207,24 @@ def test_confirmed_sequencer_appends_without_reading() -> None:
 def test_sequences_wrap_where_kafkas_do() -> None:
     talk = Talk()
     end = (1 << 31) + 5
-    pending = talk.offer(expecting(end, b"a"))
+    pending = talk.submit(expecting(end, b"a"))
     talk.snapshot(end, next_sequence=5)
     assert talk.admitted(pending) == g.Fence(SHARED, 0, 5)
 
 
 def test_true_topic_counts_unfenced_appends_in_sequence_offset() -> None:
-    talk = warm(10, Check.ON)
-    own = talk.offer(batch(b"x", b"y", producer=(5, 0, 0)))
+    talk = confirmed(10, Check.ON)
+    own = talk.submit(batch(b"x", b"y", producer=(5, 0, 0)))
     assert talk.admitted(own) is None
     talk.kafka(own, base_offset=10)
     talk.accepted(own, 10)
-    pending = talk.offer(expecting(12, b"z"))
+    pending = talk.submit(expecting(12, b"z"))
     assert talk.admitted(pending) == g.Fence(SHARED, 0, 10)
 
 
 def test_batch_without_producer_is_fenced_at_log_end() -> None:
-    talk = warm(10, Check.ON)
-    pending = talk.offer(batch(b"x"))
+    talk = confirmed(10, Check.ON)
+    pending = talk.submit(batch(b"x"))
     assert talk.admitted(pending) == g.Fence(SHARED, 0, 10)
 
 
@@ -232,23 +232,23 @@ def test_batch_without_producer_is_fenced_at_log_end() -> None:
 
 
 def test_mismatch_reports_log_end_read_during_the_request() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(12, b"a"))
+    talk = confirmed(10)
+    pending = talk.submit(expecting(12, b"a"))
     talk.snapshot(11, next_sequence=11)  # another process has appended meanwhile
     talk.mismatch(pending, expected=12, actual=11)
 
 
 def test_earlier_log_end_is_not_reported_as_actual() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(12, b"a"))
+    talk = confirmed(10)
+    pending = talk.submit(expecting(12, b"a"))
     talk.next(g.ReadLogEnd)
     talk.silent()
     assert pending.sent_at is None
 
 
 def test_unreadable_batch_at_offset_gives_retriable_error() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(11, b"a"), wait=1.0)
+    talk = confirmed(10)
+    pending = talk.submit(expecting(11, b"a"), wait=1.0)
     talk.snapshot(12, next_sequence=12)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(pending, g.NotYet(12)))
@@ -265,8 +265,8 @@ def test_unreadable_batch_at_offset_gives_retriable_error() -> None:
 
 
 def test_sequence_gap_becomes_mismatch_after_reading_the_log() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10)
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.kafka(pending, OUT_OF_ORDER)
     talk.snapshot(13, next_sequence=13)
@@ -276,8 +276,8 @@ def test_sequence_gap_becomes_mismatch_after_reading_the_log() -> None:
 
 
 def test_fence_with_wrong_epoch_is_rebuilt_from_log() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10)
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.kafka(pending, WRONG_EPOCH)
     talk.snapshot(10, next_sequence=0, epoch=3, fence_base=(3, 10))
@@ -287,8 +287,8 @@ def test_fence_with_wrong_epoch_is_rebuilt_from_log() -> None:
 
 
 def test_repeatedly_refused_fence_ends_with_retriable_error() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10)
+    pending = talk.submit(expecting(10, b"a"))
     for _ in range(LIMITS.attempts_max):
         talk.admitted(pending)
         talk.kafka(pending, OUT_OF_ORDER)
@@ -301,8 +301,8 @@ def test_repeatedly_refused_fence_ends_with_retriable_error() -> None:
     ("error", "base_offset"), [(TIMED_OUT, -1), (AFTER_APPEND, -1), (NOT_LEADER, 10), (-1, -1), (56, -1)]
 )
 def test_errors_after_possible_append_leave_it_in_doubt(error: int, base_offset: int) -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(10, b"a", write_id=b"w"))
+    talk = confirmed(10)
+    pending = talk.submit(expecting(10, b"a", write_id=b"w"))
     talk.admitted(pending)
     talk.kafka(pending, error, base_offset)
     assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
@@ -312,24 +312,24 @@ def test_errors_after_possible_append_leave_it_in_doubt(error: int, base_offset:
 
 
 def test_not_leader_before_any_append_is_relayed() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10)
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.kafka(pending, NOT_LEADER)
     assert talk.answered(pending).error_code == NOT_LEADER
     talk.silent()
-    talk.offer(expecting(10, b"a"))
-    talk.next(g.ReadLogEnd)  # the new leader may not know the stamp
+    talk.submit(expecting(10, b"a"))
+    talk.next(g.ReadLogEnd)  # the new leader may not know the fence
 
 
 def test_lost_acknowledgement_is_resolved_from_the_log() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10)
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.report(g.Lost(pending))
     assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
     talk.report(g.BatchRead(pending, in_log(expecting(10, b"theirs"), 10)))
-    talk.snapshot(11, next_sequence=11)  # it can never land: decide anew
+    talk.snapshot(11, next_sequence=11)  # it can no longer be appended: decide again
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(pending, in_log(expecting(10, b"theirs"), 10)))
     talk.mismatch(pending, expected=10, actual=11)
@@ -338,10 +338,10 @@ def test_lost_acknowledgement_is_resolved_from_the_log() -> None:
 def in_doubt(
     *, check: Check = Check.REQUIRED, producer: tuple[int, int, int] = (5, 0, 0)
 ) -> tuple[Talk, g.PendingAppend]:
-    """The acknowledgement of an append at 10 is lost; its client may write, and this process has a tag."""
-    talk = warm(10, check)
+    """The acknowledgement of an append at 10 is lost; its client may write, and this process has an instance id."""
+    talk = confirmed(10, check)
     talk.instance_id, talk.may_write = 7, True
-    pending = talk.offer(expecting(10, b"a", producer=producer))
+    pending = talk.submit(expecting(10, b"a", producer=producer))
     assert talk.admitted(pending) == g.Fence(SHARED, 0, 10, 7)
     talk.report(g.Lost(pending))
     assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
@@ -352,7 +352,7 @@ def test_fence_with_own_instance_id_proves_the_append() -> None:
     talk, pending = in_doubt()
     talk.report(g.BatchRead(pending, in_log(pending.records, 10, pending.fence)))
     talk.accepted(pending, 10)
-    retry = talk.offer(pending.records, connection=2)
+    retry = talk.submit(pending.records, connection=2)
     talk.accepted(retry, 10)
 
 
@@ -367,9 +367,9 @@ def test_equal_batch_of_another_instance_is_no_success() -> None:
 
 
 def test_unconditional_batch_is_fenced_again_at_new_end() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     talk.instance_id = 7
-    pending = talk.offer(batch(b"a"))
+    pending = talk.submit(batch(b"a"))
     talk.admitted(pending)
     talk.report(g.Lost(pending))
     talk.next(g.ReadBatch)
@@ -381,16 +381,16 @@ def test_unconditional_batch_is_fenced_again_at_new_end() -> None:
 def test_one_of_two_equal_batches_succeeds() -> None:
     talk, first = in_doubt()
     talk.report(g.BatchRead(first, g.NotYet(10)))
-    talk.snapshot(10, next_sequence=9)  # not what it was stamped for: it stays unknown
+    talk.snapshot(10, next_sequence=9)  # not the sequence of its fence: the outcome stays unknown
     assert talk.answered(first).error_code == TIMED_OUT
-    second = talk.offer(expecting(10, b"a", producer=(6, 0, 0), timestamp_ms=first.append.max_timestamp_ms))
+    second = talk.submit(expecting(10, b"a", producer=(6, 0, 0), timestamp_ms=first.append.max_timestamp_ms))
     talk.snapshot(10, next_sequence=10)
     talk.admitted(second)
     talk.report(g.Lost(second))
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(second, in_log(first.records, 10, first.fence)))
     talk.accepted(second, 10)
-    retry = talk.offer(first.records, connection=3)
+    retry = talk.submit(first.records, connection=3)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(retry, in_log(first.records, 10, first.fence)))
     talk.snapshot(11, next_sequence=11)
@@ -458,8 +458,8 @@ def test_nothing_is_resent_without_proven_write_permission() -> None:
     pending.may_write = False
     talk.report(g.BatchRead(pending, g.NotYet(10)))
     assert talk.answered(pending).error_code == TIMED_OUT
-    talk = warm(10, Check.ON)
-    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    talk = confirmed(10, Check.ON)
+    own = talk.submit(batch(b"x", producer=(5, 0, 0)))
     talk.admitted(own)
     talk.report(g.Lost(own))
     assert talk.answered(own).error_code == TIMED_OUT
@@ -473,11 +473,11 @@ def test_nothing_is_resent_to_a_possibly_recreated_topic() -> None:
 
 
 def test_nothing_is_resent_after_a_sequence_gap() -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     talk.instance_id, talk.may_write = 7, True
-    first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    first = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
     talk.admitted(first)
-    second = talk.offer(expecting(11, b"b", producer=(5, 0, 1)))
+    second = talk.submit(expecting(11, b"b", producer=(5, 0, 1)))
     talk.admitted(second)
     talk.report(g.Lost(first))
     talk.report(g.Lost(second))
@@ -502,7 +502,7 @@ def test_retry_after_unknown_outcome_finds_the_first_try() -> None:
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(first, g.Unreadable("no leader")))
     assert talk.answered(first).error_code == TIMED_OUT
-    retry = talk.offer(first.records, connection=2)
+    retry = talk.submit(first.records, connection=2)
     assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 10)
     talk.report(g.BatchRead(retry, in_log(first.records, 10, first.fence)))
     talk.accepted(retry, 10)
@@ -513,7 +513,7 @@ def test_unfenced_appends_wait_for_possibly_queued_fenced_one() -> None:
     lost.may_write = False
     talk.report(g.BatchRead(lost, g.NotYet(10)))
     assert talk.answered(lost).error_code == TIMED_OUT
-    own = talk.offer(batch(b"x", producer=(8, 0, 0)), connection=2, wait=100.0)
+    own = talk.submit(batch(b"x", producer=(8, 0, 0)), connection=2, wait=100.0)
     talk.silent()
     talk.now += LIMITS.queued_seconds + 1
     talk.report(g.Tick())
@@ -525,27 +525,27 @@ def test_acknowledged_later_fence_ends_that_wait() -> None:
     lost.may_write = False
     talk.report(g.BatchRead(lost, g.NotYet(10)))
     talk.answered(lost)
-    other = talk.offer(expecting(10, b"b"), connection=2)
+    other = talk.submit(expecting(10, b"b"), connection=2)
     talk.snapshot(10, next_sequence=10)
     talk.admitted(other)
-    own = talk.offer(batch(b"x", producer=(8, 0, 0)), connection=2)
+    own = talk.submit(batch(b"x", producer=(8, 0, 0)), connection=2)
     talk.kafka(other, base_offset=10)
     talk.accepted(other, 10)
     assert talk.admitted(own) is None
 
 
 def test_conditional_append_waits_for_possibly_queued_unfenced_one() -> None:
-    talk = warm(10, Check.ON)
-    own = talk.offer(batch(b"x", producer=(8, 0, 0), transactional=True))
+    talk = confirmed(10, Check.ON)
+    own = talk.submit(batch(b"x", producer=(8, 0, 0), transactional=True))
     talk.admitted(own)
     talk.report(g.Lost(own))
     assert talk.answered(own).error_code == TIMED_OUT
-    conditional = talk.offer(expecting(10, b"a"), connection=2)
+    conditional = talk.submit(expecting(10, b"a"), connection=2)
     talk.silent()
     talk.now += 6
     talk.report(g.Tick())
     assert talk.answered(conditional).error_code == NOT_LEADER
-    late = talk.offer(expecting(11, b"a"), connection=2, wait=100.0)
+    late = talk.submit(expecting(11, b"a"), connection=2, wait=100.0)
     talk.now += LIMITS.queued_seconds
     talk.report(g.Tick())
     talk.snapshot(11, next_sequence=10)
@@ -553,8 +553,8 @@ def test_conditional_append_waits_for_possibly_queued_unfenced_one() -> None:
 
 
 def test_equal_batch_without_write_id_proves_nothing() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10)
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.report(g.Lost(pending))
     talk.next(g.ReadBatch)
@@ -565,8 +565,8 @@ def test_equal_batch_without_write_id_proves_nothing() -> None:
 
 
 def test_missing_in_doubt_append_is_unknown() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10)
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.report(g.Lost(pending))
     talk.next(g.ReadBatch)
@@ -574,19 +574,21 @@ def test_missing_in_doubt_append_is_unknown() -> None:
     assert talk.answered(pending).error_code == TIMED_OUT
 
 
-@pytest.mark.parametrize("other", ["unstamped", "stamped before it"])
+@pytest.mark.parametrize("other", ["not_fenced", "fenced before it"])
 def test_in_doubt_append_is_sought_after_foreign_batches(other: str) -> None:
-    """An append that was queued comes out first, or a marker does: this one's sequence fits all the same. Taken for
-    lost, it would be appended once more."""
-    talk = warm(10, Check.ON)
+    """A queued append or a marker is appended first. The sequence of the in-doubt append still fits. If the sequencer
+    treated it as lost, it would be appended twice."""
+    talk = confirmed(10, Check.ON)
     talk.instance_id, talk.may_write = 7, True
-    lost = talk.offer(batch(b"a"))
+    lost = talk.submit(batch(b"a"))
     assert talk.admitted(lost) == g.Fence(SHARED, 0, 10, 7)
     talk.report(g.Lost(lost))
     assert talk.next(g.ReadBatch) == g.ReadBatch(lost, 10)
     queued = batch(b"x", b"y", producer=(8, 0, 0))
     talk.report(
-        g.BatchRead(lost, unstamped(queued, 10) if other == "unstamped" else in_log(queued, 10, g.Fence(SHARED, 0, 8)))
+        g.BatchRead(
+            lost, not_fenced(queued, 10) if other == "not_fenced" else in_log(queued, 10, g.Fence(SHARED, 0, 8))
+        )
     )
     assert talk.next(g.ReadBatch) == g.ReadBatch(lost, 12)
     talk.report(g.BatchRead(lost, in_log(lost.records, 12, lost.fence)))
@@ -594,13 +596,13 @@ def test_in_doubt_append_is_sought_after_foreign_batches(other: str) -> None:
 
 
 def test_absent_in_doubt_append_is_resent_unchanged() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     talk.instance_id, talk.may_write = 7, True
-    lost = talk.offer(batch(b"a"))
+    lost = talk.submit(batch(b"a"))
     talk.admitted(lost)
     talk.report(g.Lost(lost))
     talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(lost, unstamped(batch(b"x"), 10)))
+    talk.report(g.BatchRead(lost, not_fenced(batch(b"x"), 10)))
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(lost, g.NotYet(11)))
     talk.snapshot(11, next_sequence=10)
@@ -609,15 +611,15 @@ def test_absent_in_doubt_append_is_resent_unchanged() -> None:
 
 
 def test_retry_of_unresolved_batch_skips_foreign_batches() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     records = unresolved(talk)
-    retry = talk.offer(records, connection=2)
+    retry = talk.submit(records, connection=2)
     assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
-    marker = unstamped(batch(b"x"), 11)
+    marker = not_fenced(batch(b"x"), 11)
     talk.report(g.BatchRead(retry, marker))
     assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
     talk.report(g.BatchRead(retry, g.NotYet(12)))
-    talk.snapshot(13, next_sequence=12)  # it was queued, and has landed since that look
+    talk.snapshot(13, next_sequence=12)  # it was queued, and was appended after that read
     assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
     talk.report(g.BatchRead(retry, in_log(records, 12, g.Fence(SHARED, 0, 11))))
     talk.accepted(retry, 12)
@@ -626,20 +628,20 @@ def test_retry_of_unresolved_batch_skips_foreign_batches() -> None:
 @pytest.mark.parametrize("marker", [False, True])
 def test_a_lost_acknowledgement_does_not_hide_a_violation(marker: bool) -> None:
     """A marker in its place is no writer around the proxy: its transaction may have joined since."""
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     talk.instance_id = 7
-    lost = talk.offer(expecting(10, b"a"))
+    lost = talk.submit(expecting(10, b"a"))
     talk.admitted(lost)
     talk.report(g.Lost(lost))
     talk.next(g.ReadBatch)
-    services = unstamped(batch(b"x", producer=(8, 0, 0)), 10)
+    foreign = not_fenced(batch(b"x", producer=(8, 0, 0)), 10)
     if marker:
-        services = g.Found(memoryview(bytes(services.batch[:21]) + b"\0\x30" + bytes(services.batch[23:])))
-    talk.report(g.BatchRead(lost, services))
+        foreign = g.Found(memoryview(bytes(foreign.batch[:21]) + b"\0\x30" + bytes(foreign.batch[23:])))
+    talk.report(g.BatchRead(lost, foreign))
     assert talk.next(g.ReadBatch) == g.ReadBatch(lost, 11)
     talk.report(g.BatchRead(lost, in_log(lost.records, 11, lost.fence)))
     assert talk.next(g.ReadBatch) == g.ReadBatch(lost, 10)
-    talk.report(g.BatchRead(lost, services))
+    talk.report(g.BatchRead(lost, foreign))
     if not marker:
         assert talk.next(g.Violation) == g.Violation(TP, 10, 11, producer_id=8)
     message = talk.answered(lost).error_message or ""
@@ -648,48 +650,48 @@ def test_a_lost_acknowledgement_does_not_hide_a_violation(marker: bool) -> None:
 
 
 def test_displaced_in_doubt_append_may_still_follow() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     talk.may_write = True
     records = expecting(10, b"a", producer=(5, 0, 0))
-    lost = talk.offer(records)
+    lost = talk.submit(records)
     talk.admitted(lost)
     talk.report(g.Lost(lost))
     for pending in (lost, None):
-        pending = pending or talk.offer(records, connection=2)  # noqa: PLW2901
+        pending = pending or talk.submit(records, connection=2)  # noqa: PLW2901
         assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
-        talk.report(g.BatchRead(pending, unstamped(batch(b"x"), 10)))
+        talk.report(g.BatchRead(pending, not_fenced(batch(b"x"), 10)))
         assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 11)
         talk.report(g.BatchRead(pending, g.NotYet(11)))
         assert talk.answered(pending).error_code == TIMED_OUT
-    # Not for ever.
+    # Only for a limited time.
     talk.now += LIMITS.queued_seconds + 1
-    retry = talk.offer(records, connection=2)
+    retry = talk.submit(records, connection=2)
     talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(retry, unstamped(batch(b"x"), 10)))
+    talk.report(g.BatchRead(retry, not_fenced(batch(b"x"), 10)))
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(retry, g.NotYet(11)))
     talk.snapshot(11, next_sequence=10)
     talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(retry, unstamped(batch(b"x"), 10)))
+    talk.report(g.BatchRead(retry, not_fenced(batch(b"x"), 10)))
     talk.mismatch(retry, expected=10, actual=11)
 
 
 def test_compacted_in_doubt_batch_stays_unknown() -> None:
-    """Its place, its length and its stamp are those of the first try, but records of it are gone."""
-    talk = warm(10, Check.ON)
+    """Its offset, its offset range and its fence are those of the first attempt, but some records are deleted."""
+    talk = confirmed(10, Check.ON)
     talk.append(10, b"x")
-    named = talk.offer(expecting(11, b"a", producer=(5, 0, 0)))
+    named = talk.submit(expecting(11, b"a", producer=(5, 0, 0)))
     talk.admitted(named)
     talk.kafka(named, base_offset=11)
     talk.accepted(named, 11)
     records = batch(b"b", b"c", producer=(5, 0, 1))
-    lost = talk.offer(records)
+    lost = talk.submit(records)
     talk.admitted(lost)
     talk.report(g.Lost(lost))
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(lost, g.NotYet(12)))
     assert talk.answered(lost).error_code == TIMED_OUT
-    retry = talk.offer(records, connection=2)
+    retry = talk.submit(records, connection=2)
     assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
     talk.report(g.BatchRead(retry, compacted(in_log(records, 12), 1)))
     assert talk.answered(retry).error_code == TIMED_OUT
@@ -697,8 +699,8 @@ def test_compacted_in_doubt_batch_stays_unknown() -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_compacted_batch_at_expected_offset_is_possibly_yours(count: int) -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(4, b"a", b"b"))
+    talk = confirmed(10)
+    pending = talk.submit(expecting(4, b"a", b"b"))
     talk.snapshot(10, next_sequence=10)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(pending, compacted(in_log(batch(*(b"x" for _ in range(count))), 4), 1)))
@@ -714,9 +716,9 @@ def test_repacked_batch_in_doubt_is_recognised() -> None:
         records = [bytewise.record(i, headers[i:], timestamp_delta=at_ms + i - origin_ms) for i in range(2)]
         return bytewise.batch(records, base_timestamp_ms=origin_ms)
 
-    talk = warm(10)
+    talk = confirmed(10)
     talk.instance_id = 7
-    pending = talk.offer(measured_from(at_ms - 70))
+    pending = talk.submit(measured_from(at_ms - 70))
     fence = talk.admitted(pending)
     talk.report(g.Lost(pending))
     assert talk.next(g.ReadBatch).offset == 10
@@ -725,12 +727,12 @@ def test_repacked_batch_in_doubt_is_recognised() -> None:
 
 
 def test_no_append_starts_while_one_is_in_doubt() -> None:
-    talk = warm(10)
-    lost = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10)
+    lost = talk.submit(expecting(10, b"a"))
     talk.admitted(lost)
     talk.report(g.Lost(lost))
     talk.next(g.ReadBatch)
-    waiting = talk.offer(expecting(10, b"b"), connection=2)
+    waiting = talk.submit(expecting(10, b"b"), connection=2)
     talk.silent()
     talk.report(g.BatchRead(lost, g.NotYet(10)))
     talk.answered(lost)
@@ -739,17 +741,17 @@ def test_no_append_starts_while_one_is_in_doubt() -> None:
 
 
 def test_lost_client_keeps_its_sent_append_first() -> None:
-    talk = warm(10)
-    sent = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10)
+    sent = talk.submit(expecting(10, b"a"))
     talk.admitted(sent)
     talk.report(g.Canceled(sent))
-    talk.offer(expecting(10, b"b"), connection=2)
+    talk.submit(expecting(10, b"b"), connection=2)
     talk.silent()
 
 
 def test_answer_after_resolution_changes_nothing() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10)
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.report(g.Lost(pending))
     talk.next(g.ReadBatch)
@@ -758,7 +760,7 @@ def test_answer_after_resolution_changes_nothing() -> None:
 
 
 def test_connection_lost_after_answer_leaves_nothing_in_doubt() -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     pending = talk.append(10, b"a")
     talk.report(g.Lost(pending))
     talk.silent()
@@ -769,21 +771,21 @@ def test_connection_lost_after_answer_leaves_nothing_in_doubt() -> None:
 
 
 def test_the_limit_for_timestamps_moves_with_the_clock() -> None:
-    talk = warm(10)
-    stamp_ms = now_ms()
+    talk = confirmed(10)
+    limit_ms = now_ms()
     for at in (10, 11):
         talk.now += 5.5 * 3600
         talk.append(at, b"fresh enough: half a day is the limit")
     talk.now += 2 * 3600
-    pending = talk.offer(expecting(12, b"a", timestamp_ms=stamp_ms))
+    pending = talk.submit(expecting(12, b"a", timestamp_ms=limit_ms))
     assert talk.answered(pending).error_code == OLD_TIMESTAMP
 
 
 def test_old_batch_on_true_topic_is_sent_unfenced() -> None:
-    talk = warm(10, Check.ON)
-    old = talk.offer(expecting(10, b"a", timestamp_ms=0, producer=(5, 0, 0)))
+    talk = confirmed(10, Check.ON)
+    old = talk.submit(expecting(10, b"a", timestamp_ms=0, producer=(5, 0, 0)))
     assert talk.admitted(old) == g.NO_PRODUCER
-    waiting = talk.offer(expecting(11, b"b"), connection=1)
+    waiting = talk.submit(expecting(11, b"b"), connection=1)
     talk.silent()
     talk.kafka(old, base_offset=10)
     talk.accepted(old, 10)
@@ -791,8 +793,8 @@ def test_old_batch_on_true_topic_is_sent_unfenced() -> None:
 
 
 def too_old(talk: Talk) -> memoryview:
-    """An unconditional batch of a producer that is stamped here: Kafka does not know its sequences."""
-    fenced = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    """An unconditional batch of a producer with fenced appends: Kafka does not know its sequences."""
+    fenced = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
     talk.admitted(fenced)
     talk.kafka(fenced, base_offset=10)
     talk.accepted(fenced, 10)
@@ -801,71 +803,71 @@ def too_old(talk: Talk) -> memoryview:
 
 @pytest.mark.parametrize("conditional", [False, True])
 def test_retry_of_an_appended_old_batch_is_recognised(conditional: bool) -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     records = too_old(talk)
     if conditional:
         records = expecting(11, b"old", producer=(5, 0, 1), timestamp_ms=0)
-    first = talk.offer(records)
+    first = talk.submit(records)
     assert talk.admitted(first) == g.NO_PRODUCER
     talk.kafka(first, base_offset=11)
     talk.accepted(first, 11)  # the answer does not reach its client
-    talk.accepted(talk.offer(records, connection=2), 11)
+    talk.accepted(talk.submit(records, connection=2), 11)
     talk.silent()
 
 
 def test_retry_of_old_unknown_batch_is_not_sent() -> None:
     """Nothing in the log proves that it is there, and Kafka would not know it again."""
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     records = too_old(talk)
-    first = talk.offer(records)
+    first = talk.submit(records)
     talk.admitted(first)
     talk.report(g.Lost(first))
     assert talk.answered(first).error_code == TIMED_OUT
     for _ in range(2):
-        assert talk.answered(talk.offer(records, connection=2)).error_code == TIMED_OUT
+        assert talk.answered(talk.submit(records, connection=2)).error_code == TIMED_OUT
 
 
 @pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
 def test_retry_that_became_too_old_is_not_appended(check: Check) -> None:
-    talk = warm(10, check)
+    talk = confirmed(10, check)
     limit_ms = now_ms() - 12 * 3600 * 1000
     records = expecting(10, b"a", producer=(5, 0, 0), timestamp_ms=limit_ms + 10_000)
-    first = talk.offer(records)
+    first = talk.submit(records)
     assert talk.admitted(first) == g.Fence(SHARED, 0, 10)
     talk.report(g.Lost(first))
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(first, g.NotYet(10)))
     assert talk.answered(first).error_code == TIMED_OUT
     talk.now += 20
-    retry = talk.offer(records, connection=2)
+    retry = talk.submit(records, connection=2)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(retry, g.NotYet(10)))
-    wall = {"clock_offset_seconds": now_ms() / 1000 + 20 - talk.now}
-    talk.snapshot(10, next_sequence=10, **wall)
+    clock = {"clock_offset_seconds": now_ms() / 1000 + 20 - talk.now}
+    talk.snapshot(10, next_sequence=10, **clock)
     assert talk.answered(retry).error_code == TIMED_OUT
 
 
 def test_log_append_time_topic_confirms_every_success() -> None:
     talk = Talk()
-    pending = talk.offer(expecting(10, b"a", timestamp_ms=0))
+    pending = talk.submit(expecting(10, b"a", timestamp_ms=0))
     talk.snapshot(10, log_append_time=True)
     talk.admitted(pending)
     talk.kafka(pending, base_offset=10, log_append_time_ms=5)
     assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
     talk.report(g.BatchRead(pending, in_log(pending.records, 10, log_append_time=True)))
     talk.accepted(pending, 10)
-    talk.offer(expecting(11, b"b"))
-    talk.next(g.Admit)  # still warm: the doubt was only a confirmation
+    talk.submit(expecting(11, b"b"))
+    talk.next(g.Admit)  # the fence stays confirmed: the read was only a check
 
 
 def test_append_found_in_log_leaves_log_end_unknown() -> None:
     talk = Talk()
-    first = talk.offer(expecting(10, b"a"))
+    first = talk.submit(expecting(10, b"a"))
     talk.snapshot(10, log_append_time=True)
-    late = talk.offer(expecting(5, b"b"), connection=2)
+    late = talk.submit(expecting(5, b"b"), connection=2)
     talk.now += 1
     talk.admitted(first)
-    talk.kafka(first, base_offset=10, log_append_time_ms=5)  # perhaps a duplicate: the log may have grown since
+    talk.kafka(first, base_offset=10, log_append_time_ms=5)  # perhaps a duplicate: the log may be longer now
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(first, in_log(first.records, 10, log_append_time=True)))
     talk.accepted(first, 10)
@@ -877,7 +879,7 @@ def test_append_found_in_log_leaves_log_end_unknown() -> None:
 
 def test_success_not_confirmed_by_log_is_a_mismatch() -> None:
     talk = Talk()
-    pending = talk.offer(expecting(10, b"a"))
+    pending = talk.submit(expecting(10, b"a"))
     talk.snapshot(10, log_append_time=True)
     talk.admitted(pending)
     talk.kafka(pending, base_offset=10, log_append_time_ms=5)
@@ -894,9 +896,9 @@ def test_success_not_confirmed_by_log_is_a_mismatch() -> None:
 
 @pytest.mark.parametrize(("equal", "instance_id"), [(False, 0), (True, 0), (True, 7), (True, 8)])
 def test_duplicate_answer_to_first_send_is_anothers_batch(equal: bool, instance_id: int) -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     talk.instance_id = 7
-    pending = talk.offer(expecting(10, b"a"))
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.kafka(pending, base_offset=10, log_append_time_ms=now_ms())
     assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
@@ -909,8 +911,8 @@ def test_duplicate_answer_to_first_send_is_anothers_batch(equal: bool, instance_
 
 
 def test_new_log_append_time_is_noticed_from_response() -> None:
-    talk = warm(10)
-    pending = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10)
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.kafka(pending, base_offset=10, log_append_time_ms=now_ms())
     talk.next(g.ReadBatch)
@@ -918,12 +920,12 @@ def test_new_log_append_time_is_noticed_from_response() -> None:
     talk.accepted(pending, 10)
 
 
-# ------------------------------------------------------------------------------------------ rule 6: shifts and bases
+# ------------------------------------------------------------------------------------------ rule 6: offsets and bases
 
 
 def test_required_topic_publishes_new_fence_base_before_use() -> None:
     talk = Talk()
-    pending = talk.offer(expecting(12, b"a"))
+    pending = talk.submit(expecting(12, b"a"))
     talk.snapshot(12, next_sequence=10)  # two records came around the proxy
     publish = talk.next(g.PublishBase)
     assert (publish.producer_epoch, publish.base) == (1, 12)
@@ -935,7 +937,7 @@ def test_required_topic_publishes_new_fence_base_before_use() -> None:
 
 def test_losing_base_proposal_uses_the_winners_base() -> None:
     talk = Talk()
-    pending = talk.offer(expecting(13, b"a"))
+    pending = talk.submit(expecting(13, b"a"))
     talk.snapshot(12, next_sequence=10)
     talk.next(g.PublishBase)
     talk.report(g.BasePublished(True))
@@ -947,15 +949,15 @@ def test_losing_base_proposal_uses_the_winners_base() -> None:
 
 def test_partition_without_fence_state_needs_no_base() -> None:
     talk = Talk()
-    pending = talk.offer(expecting(500, b"a"))
+    pending = talk.submit(expecting(500, b"a"))
     talk.snapshot(500)
     assert talk.admitted(pending) == g.Fence(SHARED, 0, 500)
 
 
 def test_recently_published_foreign_epoch_is_no_violation() -> None:
     talk = Talk()
-    pending = talk.offer(expecting(12, b"a"))
-    talk.snapshot(12, epoch=2, next_sequence=2, fence_base=(1, 5))  # this process's view is one poll behind
+    pending = talk.submit(expecting(12, b"a"))
+    talk.snapshot(12, epoch=2, next_sequence=2, fence_base=(1, 5))  # this process's view is one poll old
     talk.next(g.PublishBase)
     talk.report(g.BasePublished(True, ours=False))
     talk.snapshot(12, epoch=2, next_sequence=2, fence_base=(2, 10))
@@ -963,11 +965,11 @@ def test_recently_published_foreign_epoch_is_no_violation() -> None:
 
 
 def test_append_at_another_offset_is_a_reported_violation() -> None:
-    talk = warm(10, Check.ON)
-    pending = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10, Check.ON)
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.kafka(pending, base_offset=11)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)  # who is it?
+    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)  # which producer is it?
     talk.report(g.BatchRead(pending, in_log(batch(b"theirs"), 10, g.Fence(99, 0, 0))))
     assert talk.next(g.Violation) == g.Violation(TP, 10, 11, producer_id=99)
     result = talk.answered(pending)
@@ -975,15 +977,15 @@ def test_append_at_another_offset_is_a_reported_violation() -> None:
     assert "OFFSET_VIOLATION topic=orders partition=3 expected=10 appended_at=11 producer_id=99" in (
         result.error_message or ""
     )
-    talk.offer(expecting(12, b"b"))
+    talk.submit(expecting(12, b"b"))
     talk.next(g.ReadLogEnd)
 
 
 @pytest.mark.parametrize("sequence", [10, 9])
 def test_violation_after_equal_sequence_names_producer_expiration(sequence: int) -> None:
     """Kafka would have compared the two. One sequence earlier: an append of the proxy lies one too far."""
-    talk = warm(10)
-    pending = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10)
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.kafka(pending, base_offset=11)
     talk.next(g.ReadBatch)
@@ -996,8 +998,8 @@ def test_violation_after_equal_sequence_names_producer_expiration(sequence: int)
 
 
 def test_violation_is_reported_without_a_known_author() -> None:
-    talk = warm(10, Check.ON)
-    pending = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10, Check.ON)
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.kafka(pending, base_offset=11)
     talk.next(g.ReadBatch)
@@ -1010,13 +1012,13 @@ def test_violation_is_reported_without_a_known_author() -> None:
 
 @pytest.mark.parametrize("named", [True, False])
 def test_retry_during_violation_lookup_gets_its_answer(named: bool) -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     records = expecting(10, b"a", write_id=b"w") if named else expecting(10, b"a", producer=(5, 0, 0))
-    pending = talk.offer(records)
+    pending = talk.submit(records)
     talk.admitted(pending)
     talk.kafka(pending, base_offset=11)
     talk.next(g.ReadBatch)
-    retry = talk.offer(records, connection=2)
+    retry = talk.submit(records, connection=2)
     talk.report(g.BatchRead(pending, in_log(batch(b"theirs"), 10, g.Fence(99, 0, 0))))
     talk.next(g.Violation)
     reported = talk.answered(pending)
@@ -1024,8 +1026,8 @@ def test_retry_during_violation_lookup_gets_its_answer(named: bool) -> None:
 
 
 def test_unexplained_log_end_is_a_violation_on_required() -> None:
-    talk = warm(10)
-    refused = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10)
+    refused = talk.submit(expecting(10, b"a"))
     talk.admitted(refused)
     talk.kafka(refused, OUT_OF_ORDER)
     talk.snapshot(13, next_sequence=10)  # three records came around the proxy
@@ -1035,15 +1037,15 @@ def test_unexplained_log_end_is_a_violation_on_required() -> None:
 
 def test_earlier_sequence_offset_is_no_violation_at_start() -> None:
     talk = Talk()
-    talk.offer(expecting(12, b"a"))
-    talk.snapshot(12, next_sequence=10)  # appended before the topic was guarded, perhaps
+    talk.submit(expecting(12, b"a"))
+    talk.snapshot(12, next_sequence=10)  # perhaps appended before the topic was checked
     talk.next(g.PublishBase)
 
 
 @pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
 def test_foreign_epoch_of_shared_producer_is_reported(check: Check) -> None:
     talk = Talk(check)
-    pending = talk.offer(expecting(12, b"a"))
+    pending = talk.submit(expecting(12, b"a"))
     talk.snapshot(12, epoch=32_766, next_sequence=2)
     if check is Check.REQUIRED:
         publish = talk.next(g.PublishBase)
@@ -1063,7 +1065,7 @@ LAST = 32_767
 
 def test_foreign_last_epoch_leads_to_next_producer_id() -> None:
     talk = Talk()
-    pending = talk.offer(expecting(12, b"a"))
+    pending = talk.submit(expecting(12, b"a"))
     talk.snapshot(12, epoch=LAST, next_sequence=2)
     publish = talk.next(g.PublishBase)
     assert (publish.producer_epoch, publish.base) == (LAST + 1, 12)
@@ -1073,15 +1075,15 @@ def test_foreign_last_epoch_leads_to_next_producer_id() -> None:
     assert talk.admitted(pending) == g.Fence(NEXT_ID, 0, 0)
     talk.kafka(pending, base_offset=12)
     talk.accepted(pending, 12)
-    second = talk.offer(expecting(13, b"b"))
+    second = talk.submit(expecting(13, b"b"))
     assert talk.admitted(second) == g.Fence(NEXT_ID, 0, 1)
 
 
 def test_last_epoch_is_good_for_one_append() -> None:
     """Sequence 0 of the last epoch: from then on Kafka refuses what still comes under that producer id."""
     talk = Talk()
-    first = talk.offer(expecting(12, b"a"))
-    behind = talk.offer(expecting(13, b"b"))
+    first = talk.submit(expecting(12, b"a"))
+    later = talk.submit(expecting(13, b"b"))
     talk.snapshot(12, epoch=LAST - 1, next_sequence=3, fence_base=(LAST, 12))
     assert talk.admitted(first) == g.Fence(SHARED, LAST, 0)
     talk.silent()
@@ -1092,19 +1094,19 @@ def test_last_epoch_is_good_for_one_append() -> None:
     assert (publish.producer_epoch, publish.base) == (LAST + 1, 13)
     talk.report(g.BasePublished(True, ours=True))
     talk.snapshot(13, fence_base=(LAST + 1, 13), producer_id=NEXT_ID)
-    assert talk.admitted(behind) == g.Fence(NEXT_ID, 0, 0)
+    assert talk.admitted(later) == g.Fence(NEXT_ID, 0, 0)
 
 
 def test_last_epoch_forgotten_by_kafka_is_not_reused() -> None:
     talk = Talk()
-    talk.offer(expecting(13, b"a"))
+    talk.submit(expecting(13, b"a"))
     talk.snapshot(13, fence_base=(LAST, 12))
     assert talk.next(g.PublishBase).producer_epoch == LAST + 1
 
 
 def test_epochs_continue_under_the_next_producer_id() -> None:
     talk = Talk()
-    pending = talk.offer(expecting(20, b"a"))
+    pending = talk.submit(expecting(20, b"a"))
     known = {"producer_id": NEXT_ID}
     talk.snapshot(20, epoch=LAST + 6, next_sequence=3, fence_base=(LAST + 6, 10), **known)
     assert talk.next(g.PublishBase).producer_epoch == LAST + 7
@@ -1116,7 +1118,7 @@ def test_epochs_continue_under_the_next_producer_id() -> None:
 def test_next_producer_id_resends_an_in_doubt_append() -> None:
     talk = Talk()
     talk.may_write = True
-    pending = talk.offer(expecting(20, b"a"))
+    pending = talk.submit(expecting(20, b"a"))
     known = {"producer_id": NEXT_ID, "epoch": LAST + 6, "next_sequence": 10, "fence_base": (LAST + 6, 10)}
     talk.snapshot(20, **known)
     talk.admitted(pending)
@@ -1130,7 +1132,7 @@ def test_next_producer_id_resends_an_in_doubt_append() -> None:
 def test_fence_bases_are_published_at_a_bounded_rate() -> None:
     """Each appends at Kafka itself would cost an epoch: 32,767 in a quarter of an hour."""
     talk = Talk()
-    talk.offer(expecting(99_999, b"a"), wait=10_000)
+    talk.submit(expecting(99_999, b"a"), wait=10_000)
     began, published = talk.now, 0
     for end in range(1, 2_000):
         talk.snapshot(end, next_sequence=0, fence_base=(published, 0))
@@ -1150,15 +1152,15 @@ def test_fence_bases_are_published_at_a_bounded_rate() -> None:
     assert published <= limits.bases_burst + 2 + (talk.now - began) / limits.base_seconds
 
 
-# --------------------------------------------------------------------------------------------- rules 12, 13: cold
+# -------------------------------------------------------------------------------------- rules 12, 13: fence unconfirmed
 
 
 def test_unconfirmed_sequencer_sends_one_append_alone() -> None:
     talk = Talk()
-    first = talk.offer(expecting(10, b"a"))
+    first = talk.submit(expecting(10, b"a"))
     talk.snapshot(10)
     talk.admitted(first)
-    second = talk.offer(expecting(11, b"b"))
+    second = talk.submit(expecting(11, b"b"))
     talk.silent()
     talk.kafka(first, base_offset=10)
     talk.accepted(first, 10)
@@ -1167,7 +1169,7 @@ def test_unconfirmed_sequencer_sends_one_append_alone() -> None:
 
 def test_unconfirmed_admission_expires() -> None:
     talk = Talk()
-    pending = talk.offer(expecting(10, b"a"))
+    pending = talk.submit(expecting(10, b"a"))
     talk.snapshot(10)
     talk.next(g.Admit)
     assert talk.sequencer.may_send(pending, talk.now)
@@ -1176,15 +1178,15 @@ def test_unconfirmed_admission_expires() -> None:
 
 
 def test_warmth_ends_before_kafka_can_forget() -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     talk.now += 86_400 / 4 + 1
-    talk.offer(expecting(10, b"a"))
+    talk.submit(expecting(10, b"a"))
     talk.next(g.ReadLogEnd)
 
 
 def test_fence_is_unconfirmed_after_the_expiration_lease() -> None:
     talk = Talk()
-    first = talk.offer(expecting(9, b"a"))
+    first = talk.submit(expecting(9, b"a"))
     talk.snapshot(9, expiration_known_until=talk.now + 60)
     talk.admitted(first)
     talk.kafka(first, base_offset=9)
@@ -1192,28 +1194,28 @@ def test_fence_is_unconfirmed_after_the_expiration_lease() -> None:
     talk.now += 59
     talk.append(10, b"an acknowledgement does not make that read a later one")
     talk.now += 2
-    talk.offer(expecting(11, b"c"))
+    talk.submit(expecting(11, b"c"))
     talk.next(g.ReadLogEnd)
 
 
 def test_fence_is_unconfirmed_on_a_newer_connection() -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     talk.now += 5
     talk.connected_at = talk.now  # the broker may have started again meanwhile, and forgotten
-    talk.offer(expecting(10, b"a"))
+    talk.submit(expecting(10, b"a"))
     talk.next(g.ReadLogEnd)
 
 
 def test_fence_is_unconfirmed_under_another_leader() -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     talk.now += 5
     talk.leader_epoch = 1
-    talk.offer(expecting(10, b"a"))
+    talk.submit(expecting(10, b"a"))
     talk.next(g.ReadLogEnd)
 
 
 def test_new_append_keeps_the_fence_confirmed() -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     started_ms = now_ms()
     for hours in (5, 10, 15):
         talk.now += 5 * 3600
@@ -1224,8 +1226,8 @@ def test_new_append_keeps_the_fence_confirmed() -> None:
 
 
 def test_pipelined_appends_are_sent_before_acknowledgements() -> None:
-    talk = warm(10)
-    pipeline_key = [talk.offer(expecting(10 + 2 * i, b"a", b"b")) for i in range(3)]
+    talk = confirmed(10)
+    pipeline_key = [talk.submit(expecting(10 + 2 * i, b"a", b"b")) for i in range(3)]
     for i, pending in enumerate(pipeline_key):
         assert talk.admitted(pending) == g.Fence(SHARED, 0, 10 + 2 * i)
     for i, pending in enumerate(pipeline_key):
@@ -1234,11 +1236,11 @@ def test_pipelined_appends_are_sent_before_acknowledgements() -> None:
 
 
 def test_pipelining_stops_while_other_instances_are_live() -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     talk.alone = False
-    first = talk.offer(expecting(10, b"a"))
+    first = talk.submit(expecting(10, b"a"))
     talk.admitted(first)
-    second = talk.offer(expecting(11, b"b"))
+    second = talk.submit(expecting(11, b"b"))
     talk.silent()
     talk.kafka(first, base_offset=10)
     talk.accepted(first, 10)
@@ -1249,30 +1251,30 @@ def test_pipelining_stops_while_other_instances_are_live() -> None:
 def test_takeover_delays_conditional_appends_on_true_topics(check: Check) -> None:
     talk = Talk(check)
     talk.taken_over = False
-    pending = talk.offer(expecting(10, b"a"))
+    pending = talk.submit(expecting(10, b"a"))
     if check is Check.REQUIRED:
         talk.snapshot(10)
         talk.admitted(pending)
     else:
         talk.silent()
-        behind = talk.offer(batch(b"behind"))
-        plain = talk.offer(batch(b"x"), connection=2)
+        later = talk.submit(batch(b"later"))
+        unconditional = talk.submit(batch(b"x"), connection=2)
         talk.snapshot(10)
-        talk.admitted(plain)  # it expects nothing, and waits for nobody
-        talk.kafka(plain, base_offset=10)
-        talk.accepted(plain, 10)
+        talk.admitted(unconditional)  # without an expected offset it does not wait
+        talk.kafka(unconditional, base_offset=10)
+        talk.accepted(unconditional, 10)
         talk.silent()
         talk.now += 6
         talk.report(g.Tick())
         assert talk.answered(pending).error_code == NOT_LEADER
-        assert talk.answered(behind).error_code == NOT_LEADER
+        assert talk.answered(later).error_code == NOT_LEADER
 
 
 def test_append_from_another_connection_waits_for_the_pipeline() -> None:
-    talk = warm(10)
-    first = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10)
+    first = talk.submit(expecting(10, b"a"))
     talk.admitted(first)
-    other = talk.offer(expecting(11, b"b"), connection=2)
+    other = talk.submit(expecting(11, b"b"), connection=2)
     talk.silent()
     talk.kafka(first, base_offset=10)
     talk.accepted(first, 10)
@@ -1280,10 +1282,10 @@ def test_append_from_another_connection_waits_for_the_pipeline() -> None:
 
 
 def test_pipeline_fails_with_its_first_append_without_45() -> None:
-    talk = warm(10, Check.ON)
-    first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
-    second = talk.offer(batch(b"unconditional", producer=(5, 0, 1)))
-    third = talk.offer(expecting(12, b"c", producer=(5, 0, 2)))
+    talk = confirmed(10, Check.ON)
+    first = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
+    second = talk.submit(batch(b"unconditional", producer=(5, 0, 1)))
+    third = talk.submit(expecting(12, b"c", producer=(5, 0, 2)))
     for pending in (first, second, third):
         assert talk.admitted(pending)
     for pending in (first, second, third):
@@ -1298,18 +1300,18 @@ def test_pipeline_fails_with_its_first_append_without_45() -> None:
 
 
 def test_producer_continues_after_a_refused_conditional_batch() -> None:
-    talk = warm(10, Check.ON)
-    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    talk = confirmed(10, Check.ON)
+    own = talk.submit(batch(b"x", producer=(5, 0, 0)))
     assert talk.admitted(own) is None
     talk.kafka(own, base_offset=10)
     talk.accepted(own, 10)
-    refused = talk.offer(expecting(99, b"a", producer=(5, 0, 1)))
+    refused = talk.submit(expecting(99, b"a", producer=(5, 0, 1)))
     talk.now += 1
     talk.effects.clear()
     talk.sequencer.handle(g.Tick(), talk.now)
     talk.sequencer.handle(g.Canceled(refused), talk.now)
     # Kafka knows sequence 0 of this producer and would find a gap before 2.
-    later = talk.offer(batch(b"y", producer=(5, 0, 2)))
+    later = talk.submit(batch(b"y", producer=(5, 0, 2)))
     assert later.kind is g.AppendMode.SEQUENCED
 
 
@@ -1317,11 +1319,11 @@ def test_producer_continues_after_a_refused_conditional_batch() -> None:
 
 
 def test_retry_waits_for_the_first_try_in_flight() -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     records = expecting(10, b"a", producer=(5, 0, 0))
-    first = talk.offer(records)
+    first = talk.submit(records)
     talk.admitted(first)
-    retry = talk.offer(records, connection=2)
+    retry = talk.submit(records, connection=2)
     talk.silent()
     talk.kafka(first, base_offset=10)
     talk.accepted(first, 10)
@@ -1329,30 +1331,30 @@ def test_retry_waits_for_the_first_try_in_flight() -> None:
 
 
 def test_what_was_truncated_is_not_remembered() -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     records = expecting(10, b"a", producer=(5, 0, 0))
-    first = talk.offer(records)
+    first = talk.submit(records)
     talk.admitted(first)
     talk.kafka(first, base_offset=10)
     talk.accepted(first, 10)
     talk.now += 1
-    probe = talk.offer(expecting(50, b"x"))
+    probe = talk.submit(expecting(50, b"x"))
     talk.snapshot(10, next_sequence=10)  # the log goes back, and the sequence with it
     talk.mismatch(probe, expected=50, actual=10)
-    retry = talk.offer(records, connection=2)
+    retry = talk.submit(records, connection=2)
     if isinstance(talk.effects[0], g.ReadLogEnd):
         talk.snapshot(10, next_sequence=10)
     assert talk.admitted(retry) == g.Fence(SHARED, 0, 10)
 
 
 def unresolved(talk: Talk) -> memoryview:
-    """An unconditional batch of a producer that is stamped here, told 7 while its send may still be queued in Kafka."""
-    first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    """An unconditional batch of a producer with fenced appends, answered with 7 while Kafka may have it queued."""
+    first = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
     talk.admitted(first)
     talk.kafka(first, base_offset=10)
     talk.accepted(first, 10)
     records = batch(b"b", producer=(5, 0, 1))
-    lost = talk.offer(records)
+    lost = talk.submit(records)
     assert talk.admitted(lost) == g.Fence(SHARED, 0, 11)
     talk.report(g.Lost(lost))
     talk.next(g.ReadBatch)
@@ -1361,27 +1363,27 @@ def unresolved(talk: Talk) -> memoryview:
     return records
 
 
-def looked_for_in_vain(talk: Talk) -> tuple[memoryview, g.PendingAppend]:
+def retry_of_absent_batch(talk: Talk) -> tuple[memoryview, g.PendingAppend]:
     """The retry of such a batch, which was not where its first try should be."""
     records = unresolved(talk)
-    retry = talk.offer(records, connection=2)
+    retry = talk.submit(records, connection=2)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(retry, g.NotYet(11)))
     return records, retry
 
 
 def test_retry_of_unresolved_batch_is_sought_in_log() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     records = unresolved(talk)
-    retry = talk.offer(records, connection=2)
+    retry = talk.submit(records, connection=2)
     assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
     talk.report(g.BatchRead(retry, in_log(records, 11)))
-    talk.accepted(retry, 11)  # the first try has landed meanwhile
+    talk.accepted(retry, 11)  # the first attempt was appended meanwhile
 
 
 def test_absent_unresolved_batch_is_retried_with_same_sequence() -> None:
-    talk = warm(10, Check.ON)
-    records, retry = looked_for_in_vain(talk)
+    talk = confirmed(10, Check.ON)
+    records, retry = retry_of_absent_batch(talk)
     talk.snapshot(11, next_sequence=11)
     assert talk.admitted(retry) == g.Fence(SHARED, 0, 11)
     talk.kafka(retry, base_offset=11, log_append_time_ms=now_ms())  # the first try was faster
@@ -1391,17 +1393,17 @@ def test_absent_unresolved_batch_is_retried_with_same_sequence() -> None:
 
 
 def test_first_try_appended_before_retry_is_not_repeated() -> None:
-    talk = warm(10, Check.ON)
-    records, retry = looked_for_in_vain(talk)
-    talk.snapshot(12, next_sequence=12)  # it was queued, and has landed since that look
+    talk = confirmed(10, Check.ON)
+    records, retry = retry_of_absent_batch(talk)
+    talk.snapshot(12, next_sequence=12)  # it was queued, and was appended after that read
     assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
     talk.report(g.BatchRead(retry, in_log(records, 11)))
     talk.accepted(retry, 11)
 
 
 def test_retry_is_fenced_again_when_sequence_was_taken() -> None:
-    talk = warm(10, Check.ON)
-    _, retry = looked_for_in_vain(talk)
+    talk = confirmed(10, Check.ON)
+    _, retry = retry_of_absent_batch(talk)
     talk.snapshot(12, next_sequence=12)
     assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
     talk.report(g.BatchRead(retry, in_log(batch(b"another's"), 11)))
@@ -1410,15 +1412,15 @@ def test_retry_is_fenced_again_when_sequence_was_taken() -> None:
 
 
 def two_unresolved(talk: Talk, *, conditional: bool) -> tuple[memoryview, memoryview]:
-    """One sent ahead of the other, both told 7 while they may still be queued in Kafka."""
-    fenced = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    """Two pipelined batches, both answered with 7 while Kafka may still have them queued."""
+    fenced = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
     talk.admitted(fenced)
     talk.kafka(fenced, base_offset=10)
     talk.accepted(fenced, 10)
     made = (expecting(11, b"b", producer=(5, 0, 1)), expecting(12, b"c", producer=(5, 0, 2)))
     if not conditional:
         made = batch(b"b", producer=(5, 0, 1)), batch(b"c", producer=(5, 0, 2))
-    lost = [talk.offer(records) for records in made]
+    lost = [talk.submit(records) for records in made]
     for at, pending in enumerate(lost, 11):
         assert talk.admitted(pending) == g.Fence(SHARED, 0, at)
     for pending in lost:
@@ -1435,8 +1437,8 @@ def two_unresolved(talk: Talk, *, conditional: bool) -> tuple[memoryview, memory
 
 @pytest.mark.parametrize("conditional", [False, True])
 def test_pipelined_retries_keep_their_order(conditional: bool) -> None:
-    talk = warm(10, Check.ON)
-    retries = [talk.offer(records, connection=2) for records in two_unresolved(talk, conditional=conditional)]
+    talk = confirmed(10, Check.ON)
+    retries = [talk.submit(records, connection=2) for records in two_unresolved(talk, conditional=conditional)]
     for at, retry in enumerate(retries, 11):
         assert talk.next(g.ReadBatch) == g.ReadBatch(retry, at)
         talk.report(g.BatchRead(retry, g.NotYet(11)))
@@ -1450,16 +1452,16 @@ def test_pipelined_retries_keep_their_order(conditional: bool) -> None:
 @pytest.mark.parametrize("conditional", [False, True])
 def test_retry_of_a_possibly_queued_batch_stays_unknown(conditional: bool) -> None:
     """Both may still land, this one at 12: neither is it refused, nor does it go where the log ends now."""
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     _, records = two_unresolved(talk, conditional=conditional)
-    retry = talk.offer(records, connection=2)
+    retry = talk.submit(records, connection=2)
     assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
     talk.report(g.BatchRead(retry, g.NotYet(11)))
     talk.snapshot(11, next_sequence=11)
     assert talk.answered(retry).error_code == TIMED_OUT
-    # Not for ever.
+    # Only for a limited time.
     talk.now += LIMITS.queued_seconds + 1
-    retry = talk.offer(records, connection=2)
+    retry = talk.submit(records, connection=2)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(retry, g.NotYet(11)))
     talk.snapshot(11, next_sequence=11)
@@ -1471,23 +1473,23 @@ def test_retry_of_a_possibly_queued_batch_stays_unknown(conditional: bool) -> No
 
 @pytest.mark.parametrize("error", [3, 5, 19, TOO_LARGE])
 def test_failed_retry_does_not_exclude_the_first_try(error: int) -> None:
-    """Forgotten, the next retry would go behind what has landed meanwhile: itself."""
-    talk = warm(10, Check.ON)
-    records, retry = looked_for_in_vain(talk)
+    """If the sequencer forgot the first attempt, the next retry could append the batch a second time."""
+    talk = confirmed(10, Check.ON)
+    records, retry = retry_of_absent_batch(talk)
     talk.snapshot(11, next_sequence=11)
     talk.admitted(retry)
     talk.kafka(retry, error)
     assert talk.answered(retry).error_code == error
-    again = talk.offer(records, connection=2)
+    again = talk.submit(records, connection=2)
     assert talk.next(g.ReadBatch) == g.ReadBatch(again, 11)
     talk.report(g.BatchRead(again, in_log(records, 11)))
     talk.accepted(again, 11)
 
 
 def test_failed_pipelined_retry_stays_unresolved() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     made = two_unresolved(talk, conditional=False)
-    retries = [talk.offer(records, connection=2) for records in made]
+    retries = [talk.submit(records, connection=2) for records in made]
     for at, retry in enumerate(retries, 11):
         assert talk.next(g.ReadBatch) == g.ReadBatch(retry, at)
         talk.report(g.BatchRead(retry, g.NotYet(11)))
@@ -1496,21 +1498,21 @@ def test_failed_pipelined_retry_stays_unresolved() -> None:
     talk.kafka(retries[0], 19)
     for retry in retries:
         assert talk.answered(retry).error_code == 19
-    again = talk.offer(made[1], connection=3)
+    again = talk.submit(made[1], connection=3)
     assert talk.next(g.ReadBatch) == g.ReadBatch(again, 12)
 
 
 def test_early_retry_of_unknown_batch_is_sought_too() -> None:
-    talk = warm(10, Check.ON)
-    named = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk = confirmed(10, Check.ON)
+    named = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
     talk.admitted(named)
     talk.kafka(named, base_offset=10)
     talk.accepted(named, 10)
-    ahead = talk.offer(expecting(11, b"c"), connection=2)
+    ahead = talk.submit(expecting(11, b"c"), connection=2)
     talk.admitted(ahead)
     records = batch(b"b", producer=(5, 0, 1))
-    first = talk.offer(records)
-    retry = talk.offer(records, connection=3)  # its connection has broken, and the proxy does not know yet
+    first = talk.submit(records)
+    retry = talk.submit(records, connection=3)  # its connection has broken, and the proxy does not know yet
     talk.kafka(ahead, base_offset=11)
     talk.accepted(ahead, 11)
     talk.admitted(first)
@@ -1518,19 +1520,19 @@ def test_early_retry_of_unknown_batch_is_sought_too() -> None:
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(first, g.NotYet(12)))
     assert talk.answered(first).error_code == TIMED_OUT
-    talk.snapshot(13, next_sequence=13)  # it was queued, and has landed since that look
+    talk.snapshot(13, next_sequence=13)  # it was queued, and was appended after that read
     assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
     talk.report(g.BatchRead(retry, in_log(records, 12)))
     talk.accepted(retry, 12)
 
 
-@pytest.mark.parametrize("end", ["withdrawn while it is looked up", "withdrawn in the queue", "its time is over"])
+@pytest.mark.parametrize("end", ["canceled while it is looked up", "canceled in the queue", "its time is over"])
 def test_retry_that_is_not_sent_leaves_batch_unresolved(end: str) -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     records = unresolved(talk)
-    retry = talk.offer(records, connection=2)
+    retry = talk.submit(records, connection=2)
     talk.next(g.ReadBatch)
-    if end == "withdrawn while it is looked up":
+    if end == "canceled while it is looked up":
         talk.report(g.Canceled(retry))
         talk.report(g.BatchRead(retry, g.NotYet(11)))
     else:
@@ -1538,11 +1540,11 @@ def test_retry_that_is_not_sent_leaves_batch_unresolved(end: str) -> None:
         talk.now += 6
         talk.report(g.Tick() if end == "its time is over" else g.Canceled(retry))
     talk.snapshot(11, next_sequence=11)
-    if end == "withdrawn while it is looked up":
+    if end == "canceled while it is looked up":
         assert talk.next(g.Admit).pending is retry
-        talk.report(g.Canceled(retry))  # there is nobody to send it
+        talk.report(g.Canceled(retry))  # no connection is left to send it
     talk.effects.clear()
-    again = talk.offer(records, connection=3)
+    again = talk.submit(records, connection=3)
     assert talk.next(g.ReadBatch) == g.ReadBatch(again, 11)
 
 
@@ -1551,18 +1553,18 @@ def test_retry_that_is_not_sent_leaves_batch_unresolved(end: str) -> None:
 
 def test_open_transaction_gives_conditional_append_retriable_error() -> None:
     talk = Talk(Check.ON)
-    pending = talk.offer(expecting(10, b"a"))
+    pending = talk.submit(expecting(10, b"a"))
     talk.snapshot(10, open_transactions=frozenset({5}))
     assert talk.answered(pending).error_code == NOT_LEADER
 
 
 def test_log_end_is_reread_after_transactional_append() -> None:
-    talk = warm(10, Check.ON)
-    pending = talk.offer(batch(b"t", producer=(5, 0, 0), transactional=True))
+    talk = confirmed(10, Check.ON)
+    pending = talk.submit(batch(b"t", producer=(5, 0, 0), transactional=True))
     assert talk.admitted(pending) is None
     talk.kafka(pending, base_offset=10)
     talk.accepted(pending, 10)
-    talk.offer(expecting(11, b"a"))
+    talk.submit(expecting(11, b"a"))
     talk.next(g.ReadLogEnd)
 
 
@@ -1572,21 +1574,21 @@ def joins(talk: Talk, transactional_id: str = "app") -> None:
 
 
 def test_joined_transaction_counts_until_coordinator_reports_its_end() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     joins(talk)
     talk.report(g.TransactionJoined("app", answered=True))
     talk.now += 1
-    first = talk.offer(expecting(10, b"a"))
+    first = talk.submit(expecting(10, b"a"))
     assert talk.effects[0] == g.ReadLogEnd(TP, ("app",))
     talk.snapshot(10, next_sequence=10)  # nothing was written: the leader knows of no transaction
     assert talk.answered(first).error_code == NOT_LEADER
-    second = talk.offer(expecting(10, b"a"))
+    second = talk.submit(expecting(10, b"a"))
     assert talk.effects[0] == g.ReadLogEnd(TP, ("app",))
     talk.snapshot(11, next_sequence=10, ended_transactions=frozenset({"app"}))  # its marker lies at 10
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(second, in_log(batch(b"marker"), 10)))
     talk.mismatch(second, expected=10, actual=11)
-    third = talk.offer(expecting(11, b"a"))
+    third = talk.submit(expecting(11, b"a"))
     if isinstance(talk.effects[0], g.ReadLogEnd):
         assert talk.effects[0] == g.ReadLogEnd(TP)
         talk.snapshot(11, next_sequence=10)
@@ -1596,12 +1598,12 @@ def test_joined_transaction_counts_until_coordinator_reports_its_end() -> None:
 @pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
 @pytest.mark.parametrize("answered", [True, False])
 def test_appends_wait_while_a_marker_is_written(check: Check, answered: bool) -> None:
-    talk = warm(10, check)
-    sent = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10, check)
+    sent = talk.submit(expecting(10, b"a"))
     talk.admitted(sent)
     talk.report(g.TransactionJoins(MARKER, 9))
-    waiting = talk.offer(expecting(12, b"b"), wait=60)
-    late = talk.offer(expecting(12, b"c"))
+    waiting = talk.submit(expecting(12, b"b"), wait=60)
+    late = talk.submit(expecting(12, b"c"))
     talk.silent()  # a conditional append is in progress
     talk.kafka(sent, base_offset=10)
     talk.accepted(sent, 10)
@@ -1630,7 +1632,7 @@ def test_appends_wait_while_a_marker_is_written(check: Check, answered: bool) ->
 
 def test_log_end_read_during_marker_is_read_again() -> None:
     talk = Talk(Check.ON)
-    pending = talk.offer(expecting(10, b"a"))
+    pending = talk.submit(expecting(10, b"a"))
     talk.report(g.TransactionJoins(MARKER, 9))
     read = talk.effects.pop(0)
     assert talk.next(g.MayJoin) == g.MayJoin(9)
@@ -1643,11 +1645,11 @@ def test_log_end_read_during_marker_is_read_again() -> None:
 
 
 def test_appends_wait_for_every_marker() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     for connection in (8, 9):
         talk.report(g.TransactionJoins(MARKER, connection))
         assert talk.next(g.MayJoin) == g.MayJoin(connection)
-    talk.offer(expecting(12, b"a"))
+    talk.submit(expecting(12, b"a"))
     talk.report(g.TransactionJoined(MARKER, answered=True))
     assert talk.sequencer.in_transaction
     talk.silent()
@@ -1658,19 +1660,19 @@ def test_appends_wait_for_every_marker() -> None:
 
 @pytest.mark.parametrize("fate", ["not answered yet", "lost a moment ago"])
 def test_coordinator_that_may_not_know_is_not_trusted(fate: str) -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     joins(talk)
     if fate == "lost a moment ago":
         talk.report(g.TransactionJoined("app", answered=False))
-    pending = talk.offer(expecting(10, b"a"))
+    pending = talk.submit(expecting(10, b"a"))
     talk.snapshot(10, next_sequence=10, ended_transactions=frozenset({"app"}))
     assert talk.answered(pending).error_code == NOT_LEADER
 
 
 def test_coordinator_response_older_than_the_join_is_ignored() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     joins(talk)
-    pending = talk.offer(expecting(10, b"a"))
+    pending = talk.submit(expecting(10, b"a"))
     queried_at = talk.now
     talk.now += 0.1
     talk.report(g.TransactionJoined("app", answered=True))  # while the log end is still being read
@@ -1680,28 +1682,28 @@ def test_coordinator_response_older_than_the_join_is_ignored() -> None:
 
 
 def test_fence_is_unconfirmed_while_a_transaction_may_exist() -> None:
-    talk = warm(10, Check.ON)
-    pending = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10, Check.ON)
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.report(g.TransactionJoins("app", 1))
     talk.kafka(pending, base_offset=10)
     talk.accepted(pending, 10)
     talk.next(g.MayJoin)
-    talk.offer(expecting(11, b"b"))
+    talk.submit(expecting(11, b"b"))
     talk.next(g.ReadLogEnd)
 
 
 def test_an_unconditional_append_does_not_wait_for_transactions() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     joins(talk)
-    plain = talk.offer(batch(b"x"))
+    unconditional = talk.submit(batch(b"x"))
     talk.snapshot(10, next_sequence=10, open_transactions=frozenset({4}))
-    assert talk.admitted(plain) == g.Fence(SHARED, 0, 10)
+    assert talk.admitted(unconditional) == g.Fence(SHARED, 0, 10)
 
 
 def test_transactions_are_refused_where_expectations_are_required() -> None:
-    talk = warm(10)
-    result = talk.answered(talk.offer(expecting(10, b"t", producer=(5, 0, 0), transactional=True)))
+    talk = confirmed(10)
+    result = talk.answered(talk.submit(expecting(10, b"t", producer=(5, 0, 0), transactional=True)))
     assert result.error_code == POLICY_VIOLATION
     assert "TRANSACTIONS_NOT_SUPPORTED" in (result.error_message or "")
 
@@ -1718,24 +1720,24 @@ def within(expected: int | None, *values: bytes, producer: tuple[int, int, int] 
 
 def written_by_another(talk: Talk, at: int = 10) -> None:
     """Transaction `other`, of producer 4, has a record at `at`."""
-    pending = talk.offer(within(None, b"o", producer=(4, 0, 0)), within="other", connection=9)
+    pending = talk.submit(within(None, b"o", producer=(4, 0, 0)), within="other", connection=9)
     talk.admitted(pending)
     talk.kafka(pending, base_offset=at)
     talk.accepted(pending, at)
 
 
 def test_transaction_without_appends_retries_while_another_has_records() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     written_by_another(talk)
-    pending = talk.offer(within(11, b"t"), within="app")
+    pending = talk.submit(within(11, b"t"), within="app")
     talk.snapshot(11, open_transactions=frozenset({4}))
     assert talk.answered(pending).error_code == NOT_LEADER
 
 
 def test_transaction_with_appends_conflicts_with_another_one() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     written_by_another(talk)
-    pending = talk.offer(within(11, b"t"), within="app", owns=True)
+    pending = talk.submit(within(11, b"t"), within="app", owns=True)
     talk.snapshot(11, open_transactions=frozenset({4}))
     result = talk.answered(pending)
     assert result.error_code == POLICY_VIOLATION
@@ -1745,10 +1747,10 @@ def test_transaction_with_appends_conflicts_with_another_one() -> None:
 
 def test_transaction_that_only_joined_delays_no_other() -> None:
     """Two that have joined each other's partitions would both wait, and neither has written anything yet."""
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     joins(talk, "other")
     talk.report(g.TransactionJoined("other", answered=True))
-    pending = talk.offer(within(10, b"t"), within="app", owns=True)
+    pending = talk.submit(within(10, b"t"), within="app", owns=True)
     talk.snapshot(10, next_sequence=10)
     assert talk.admitted(pending) is None
     talk.kafka(pending, base_offset=10)
@@ -1757,68 +1759,68 @@ def test_transaction_that_only_joined_delays_no_other() -> None:
 
 def test_marker_of_own_previous_transaction_is_waited_for() -> None:
     """Kafka answers EndTxn before it writes the markers."""
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     for _ in range(2):
-        pending = talk.offer(within(10, b"t"), within="app")
-        talk.snapshot(10, next_sequence=10, ending_transactions=frozenset({"app"}))  # read anew for each
+        pending = talk.submit(within(10, b"t"), within="app")
+        talk.snapshot(10, next_sequence=10, ending_transactions=frozenset({"app"}))  # read again for each
         assert talk.answered(pending).error_code == NOT_LEADER
 
 
 def test_transaction_with_appends_waits_for_an_ending_one() -> None:
-    """It waits for nobody. Whoever follows a transaction through its partitions meets its markers one by one."""
-    talk = warm(10, Check.ON)
+    """The ending transaction waits for no other. Its markers are appended to one partition after the other."""
+    talk = confirmed(10, Check.ON)
     written_by_another(talk)
-    pending = talk.offer(within(12, b"t"), within="app", owns=True)
+    pending = talk.submit(within(12, b"t"), within="app", owns=True)
     more = {"open_transactions": frozenset({4}), "ending_transactions": frozenset({"other"})}
     talk.snapshot(11, **more)
     assert talk.answered(pending).error_code == NOT_LEADER
-    pending = talk.offer(within(12, b"t"), within="app", owns=True)
-    talk.snapshot(11, **more | {"open_transactions": frozenset({4, 6})})  # beside it there is another one
+    pending = talk.submit(within(12, b"t"), within="app", owns=True)
+    talk.snapshot(11, **more | {"open_transactions": frozenset({4, 6})})  # another transaction is open, too
     assert talk.answered(pending).error_code == POLICY_VIOLATION
 
 
 def test_joined_and_ending_transaction_is_waited_for() -> None:
-    """It waits for nobody, and its marker is on its way."""
-    talk = warm(10, Check.ON)
+    """The ending transaction waits for no other, and its marker is on its way."""
+    talk = confirmed(10, Check.ON)
     joins(talk, "other")
     talk.report(g.TransactionJoined("other", answered=True))
-    pending = talk.offer(within(10, b"t"), within="app")
+    pending = talk.submit(within(10, b"t"), within="app")
     talk.snapshot(10, next_sequence=10, ending_transactions=frozenset({"other"}))
     assert talk.answered(pending).error_code == NOT_LEADER
 
 
 def test_transaction_with_refused_append_has_no_records_here() -> None:
-    talk = warm(10, Check.ON)
-    pending = talk.offer(within(None, b"o", producer=(4, 0, 7)), within="other", connection=9)
+    talk = confirmed(10, Check.ON)
+    pending = talk.submit(within(None, b"o", producer=(4, 0, 7)), within="other", connection=9)
     talk.admitted(pending)
     talk.kafka(pending, 45)
     assert talk.answered(pending).error_code == 45
-    mine = talk.offer(within(10, b"t"), within="app")
+    mine = talk.submit(within(10, b"t"), within="app")
     talk.snapshot(10, next_sequence=10)
     assert talk.admitted(mine) is None
 
 
 def test_transaction_with_lost_append_is_waited_for() -> None:
-    talk = warm(10, Check.ON)
-    pending = talk.offer(within(None, b"o", producer=(4, 0, 0)), within="other", connection=9)
+    talk = confirmed(10, Check.ON)
+    pending = talk.submit(within(None, b"o", producer=(4, 0, 0)), within="other", connection=9)
     talk.admitted(pending)
     talk.report(g.Lost(pending))
     assert talk.answered(pending).error_code == TIMED_OUT
-    mine = talk.offer(within(10, b"t"), within="app", wait=1.0)
+    mine = talk.submit(within(10, b"t"), within="app", wait=1.0)
     talk.now += 1.1
     talk.report(g.Tick())
     assert talk.answered(mine).error_code == NOT_LEADER
     talk.now += 40
-    mine = talk.offer(within(10, b"t"), within="app")
+    mine = talk.submit(within(10, b"t"), within="app")
     talk.snapshot(10, next_sequence=10)
     assert talk.admitted(mine) is None
 
 
 def test_transaction_delays_no_append_after_its_marker() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     written_by_another(talk)
     talk.now += 1
-    pending = talk.offer(within(12, b"t"), within="app", owns=True)
+    pending = talk.submit(within(12, b"t"), within="app", owns=True)
     assert talk.effects[0] == g.ReadLogEnd(TP, ("other", "app"))
     talk.snapshot(12, next_sequence=10, ended_transactions=frozenset({"other"}))
     assert talk.admitted(pending) is None
@@ -1827,7 +1829,7 @@ def test_transaction_delays_no_append_after_its_marker() -> None:
     # And what it wrote is no news of its next transaction, which has only joined.
     joins(talk, "other")
     talk.report(g.TransactionJoined("other", answered=True))
-    more = talk.offer(within(13, b"t", producer=(5, 0, 1)), within="app", owns=True)
+    more = talk.submit(within(13, b"t", producer=(5, 0, 1)), within="app", owns=True)
     talk.snapshot(13, next_sequence=10, open_transactions=frozenset({5}))
     assert talk.admitted(more) is None
 
@@ -1837,37 +1839,37 @@ INVALID_PRODUCER_ID_MAPPING = 49
 
 @pytest.mark.parametrize("expected", [10, 11, 17, 3])
 def test_foreign_producer_id_in_a_transaction_is_refused(expected: int) -> None:
-    """Given another's transaction on the partition, when one who may use some transactional id names its producer,
-    then it is told as Kafka's coordinator would, and not where the log ends. Kafka would have taken it for part."""
-    talk = warm(10, Check.ON)
-    mine = talk.offer(within(10, b"t"), within="app")
+    """A client with another transactional id uses the producer id of an open transaction. The answer is that of Kafka's
+    coordinator, without the log end offset. Kafka would have added the batch to the open transaction."""
+    talk = confirmed(10, Check.ON)
+    mine = talk.submit(within(10, b"t"), within="app")
     talk.snapshot(10, next_sequence=10, producer_ids={"app": 5})
     assert talk.admitted(mine) is None
     talk.kafka(mine, base_offset=10)
     talk.accepted(mine, 10)
     talk.now += 1
-    theirs = talk.offer(within(expected, b"t", producer=(5, 0, 1)), within="strangers")
-    talk.snapshot(11, next_sequence=10, open_transactions=frozenset({5}), producer_ids={"app": 5, "strangers": 6})
+    theirs = talk.submit(within(expected, b"t", producer=(5, 0, 1)), within="others")
+    talk.snapshot(11, next_sequence=10, open_transactions=frozenset({5}), producer_ids={"app": 5, "others": 6})
     result = talk.answered(theirs)
     assert (result.error_code, result.base_offset) == (INVALID_PRODUCER_ID_MAPPING, -1)
     assert "ANOTHERS_PRODUCER" in str(result.error_message)
-    more = talk.offer(within(11, b"t", producer=(5, 0, 1)), within="app")
+    more = talk.submit(within(11, b"t", producer=(5, 0, 1)), within="app")
     assert talk.admitted(more) is None
 
 
 def test_unknown_producer_id_is_left_to_kafka() -> None:
     """Its coordinator does not know it, is away, or about to give it another producer id: then Kafka is to decide."""
-    talk = warm(10, Check.ON)
-    mine = talk.offer(within(10, b"t"), within="app")
+    talk = confirmed(10, Check.ON)
+    mine = talk.submit(within(10, b"t"), within="app")
     talk.snapshot(10, next_sequence=10, producer_ids={"app": -1})
     assert talk.admitted(mine) is None
 
 
 def test_producer_id_is_known_per_transactional_id() -> None:
-    talk = warm(10, Check.ON)
-    first = talk.offer(within(17, b"t", producer=(6, 0, 0)), within="strangers")
-    second = talk.offer(within(10, b"t"), within="app")
-    talk.snapshot(10, next_sequence=10, producer_ids={"strangers": 6})
+    talk = confirmed(10, Check.ON)
+    first = talk.submit(within(17, b"t", producer=(6, 0, 0)), within="others")
+    second = talk.submit(within(10, b"t"), within="app")
+    talk.snapshot(10, next_sequence=10, producer_ids={"others": 6})
     talk.mismatch(first, expected=17, actual=10)
     assert talk.effects[0] == g.ReadLogEnd(TP, ("app",))
     talk.snapshot(10, next_sequence=10, producer_ids={"app": 6})
@@ -1876,27 +1878,27 @@ def test_producer_id_is_known_per_transactional_id() -> None:
 
 def test_transaction_waits_bounded_time_with_other_instances() -> None:
     """What it owns by them is not known here."""
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     written_by_another(talk)
     talk.alone = False
     codes = []
     for _ in range(5):
-        pending = talk.offer(within(11, b"t"), within="app")
+        pending = talk.submit(within(11, b"t"), within="app")
         talk.snapshot(11, open_transactions=frozenset({4}))
         codes.append(talk.answered(pending).error_code)
         talk.now += 3
     assert codes == [NOT_LEADER] * 4 + [POLICY_VIOLATION]
-    # Later it may want something here again, and waits anew.
+    # A later append waits again.
     talk.now += 3
-    pending = talk.offer(within(11, b"t"), within="app")
+    pending = talk.submit(within(11, b"t"), within="app")
     talk.snapshot(11, open_transactions=frozenset({4}))
     assert talk.answered(pending).error_code == NOT_LEADER
 
 
 def test_taken_offset_is_refused_despite_open_transactions() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     written_by_another(talk)
-    pending = talk.offer(within(9, b"t"), within="app")
+    pending = talk.submit(within(9, b"t"), within="app")
     talk.snapshot(11, open_transactions=frozenset({4}))
     talk.mismatch(pending, expected=9, actual=11)
 
@@ -1907,7 +1909,7 @@ def test_taken_offset_is_refused_despite_open_transactions() -> None:
 def lost_at_ten(talk: Talk) -> memoryview:
     """A batch of transaction `app`, expecting 10, that ended unknown."""
     records = within(10, b"t", b"u")
-    pending = talk.offer(records, within="app")
+    pending = talk.submit(records, within="app")
     talk.snapshot(10, next_sequence=10)
     assert talk.admitted(pending) is None
     talk.report(g.Lost(pending))
@@ -1928,9 +1930,9 @@ def in_transaction(next_sequence: int, epoch: int = 0) -> dict[str, Any]:
 
 def test_retry_of_appended_transactional_batch_succeeds() -> None:
     """And does not wait until its first try can be in no queue any more."""
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     records = lost_at_ten(talk)
-    again = talk.offer(records, within="app", owns=True)
+    again = talk.submit(records, within="app", owns=True)
     talk.snapshot(12, next_sequence=10, **in_transaction(2))
     assert talk.next(g.ReadBatch) == g.ReadBatch(again, 10)
     talk.report(g.BatchRead(again, own(10)))
@@ -1943,10 +1945,10 @@ def test_retry_of_appended_transactional_batch_succeeds() -> None:
     ids=["another sequence", "another epoch", "another producer", "other records"],
 )
 def test_different_batch_at_the_offset_is_no_success(there: g.Found) -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     records = lost_at_ten(talk)
     talk.now += 40  # its first try sits in no queue any more
-    again = talk.offer(records, within="app", owns=True)
+    again = talk.submit(records, within="app", owns=True)
     talk.snapshot(12, next_sequence=10)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(again, there))
@@ -1954,13 +1956,13 @@ def test_different_batch_at_the_offset_is_no_success(there: g.Found) -> None:
 
 
 def test_retry_appended_elsewhere_is_reported_as_violation() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     records = lost_at_ten(talk)
-    again = talk.offer(records, within="app", owns=True)
+    again = talk.submit(records, within="app", owns=True)
     talk.snapshot(14, next_sequence=10, **in_transaction(2))
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(again, in_log(batch(b"another's"), 10)))
-    assert talk.admitted(again) is None  # sent once more: for Kafka it is a duplicate
+    assert talk.admitted(again) is None  # sent again: for Kafka it is a duplicate
     talk.kafka(again, base_offset=12, log_append_time_ms=7)
     assert talk.next(g.ReadBatch) == g.ReadBatch(again, 12)
     talk.report(g.BatchRead(again, own(12)))
@@ -1973,9 +1975,9 @@ def test_retry_appended_elsewhere_is_reported_as_violation() -> None:
 
 
 def test_violation_by_a_marker_names_the_marker() -> None:
-    """Of a transaction that had joined and written nothing, as it may: for that nobody waits."""
-    talk = warm(10, Check.ON)
-    pending = talk.offer(within(10, b"t"), within="app")
+    """The marker ends a transaction that joined and wrote nothing. No append waits for such a transaction."""
+    talk = confirmed(10, Check.ON)
+    pending = talk.submit(within(10, b"t"), within="app")
     talk.snapshot(10, next_sequence=10)
     talk.admitted(pending)
     talk.kafka(pending, base_offset=11)
@@ -1990,9 +1992,9 @@ def test_violation_by_a_marker_names_the_marker() -> None:
 
 
 def test_mismatch_after_forgotten_sequence_is_possibly_yours() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     records = lost_at_ten(talk)
-    again = talk.offer(records, within="app", owns=True)
+    again = talk.submit(records, within="app", owns=True)
     talk.snapshot(14, next_sequence=10, **in_transaction(4))
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(again, in_log(batch(b"another's"), 10)))
@@ -2005,10 +2007,10 @@ def test_mismatch_after_forgotten_sequence_is_possibly_yours() -> None:
     "state", [in_transaction(0), in_transaction(2, epoch=1), {}], ids=["not come to it", "of another epoch", "unknown"]
 )
 def test_unknown_batch_at_taken_offset_is_refused(state: dict[str, Any]) -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     records = lost_at_ten(talk)
     talk.now += 40  # its first try sits in no queue any more
-    again = talk.offer(records, within="app", owns=True)
+    again = talk.submit(records, within="app", owns=True)
     talk.snapshot(14, next_sequence=10, **state)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(again, in_log(batch(b"another's"), 10)))
@@ -2016,10 +2018,10 @@ def test_unknown_batch_at_taken_offset_is_refused(state: dict[str, Any]) -> None
 
 
 def test_refusal_waits_while_earlier_try_may_be_queued() -> None:
-    """It would land behind its refusal: in the next transaction of its producer, where that has the same epoch."""
-    talk = warm(10, Check.ON)
+    """The queued attempt could be appended after the refusal, in the producer's next transaction of the same epoch."""
+    talk = confirmed(10, Check.ON)
     records = lost_at_ten(talk)
-    again = talk.offer(records, within="app", owns=True)
+    again = talk.submit(records, within="app", owns=True)
     talk.snapshot(14, next_sequence=10)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(again, in_log(batch(b"another's"), 10)))
@@ -2027,7 +2029,7 @@ def test_refusal_waits_while_earlier_try_may_be_queued() -> None:
 
 
 def duplicate_at_ten(talk: Talk) -> g.PendingAppend:
-    pending = talk.offer(within(10, b"t", b"u"), within="app")
+    pending = talk.submit(within(10, b"t", b"u"), within="app")
     talk.snapshot(10, next_sequence=10)
     talk.admitted(pending)
     talk.kafka(pending, base_offset=10, log_append_time_ms=7)
@@ -2036,7 +2038,7 @@ def duplicate_at_ten(talk: Talk) -> g.PendingAppend:
 
 
 def test_what_kafka_calls_a_duplicate_is_read_back() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     pending = duplicate_at_ten(talk)
     talk.report(g.BatchRead(pending, own(10)))
     talk.accepted(pending, 10)
@@ -2044,7 +2046,7 @@ def test_what_kafka_calls_a_duplicate_is_read_back() -> None:
 
 def test_duplicate_of_an_earlier_batch_is_sequence_taken() -> None:
     """One of a transaction that was aborted while it sat in a queue, under transactions v1."""
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     pending = duplicate_at_ten(talk)
     talk.report(g.BatchRead(pending, own(10, (5, 0, 0), b"o", b"p")))
     result = talk.answered(pending)
@@ -2053,7 +2055,7 @@ def test_duplicate_of_an_earlier_batch_is_sequence_taken() -> None:
 
 
 def unconditional_duplicate_at_seven(talk: Talk) -> g.PendingAppend:
-    pending = talk.offer(within(None, b"t", b"u"), within="app")
+    pending = talk.submit(within(None, b"t", b"u"), within="app")
     talk.admitted(pending)
     talk.kafka(pending, base_offset=7, log_append_time_ms=7)
     assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 7)
@@ -2061,23 +2063,23 @@ def unconditional_duplicate_at_seven(talk: Talk) -> g.PendingAppend:
 
 
 def test_unconditional_duplicate_of_earlier_batch_is_sequence_taken() -> None:
-    """Kafka says 0 and where the other one lies: told as it is, the record would be lost."""
-    talk = warm(10, Check.ON)
+    """Kafka answers 0 with the offset of the other batch. If the proxy relayed that, the record would be lost."""
+    talk = confirmed(10, Check.ON)
     pending = unconditional_duplicate_at_seven(talk)
     talk.report(g.BatchRead(pending, own(7, (5, 0, 0), b"o", b"p")))
     assert "SEQUENCE_TAKEN" in (talk.answered(pending).error_message or "")
 
 
 def test_unconditional_retry_known_to_kafka_is_read_back() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     pending = unconditional_duplicate_at_seven(talk)
     talk.report(g.BatchRead(pending, in_log(within(None, b"t", b"u"), 7, g.Fence(5, 0, 0))))
     talk.accepted(pending, 7)
 
 
 def test_duplicate_of_a_batch_elsewhere_is_sequence_taken() -> None:
-    talk = warm(10, Check.ON)
-    pending = talk.offer(within(10, b"t", b"u"), within="app")
+    talk = confirmed(10, Check.ON)
+    pending = talk.submit(within(10, b"t", b"u"), within="app")
     talk.snapshot(10, next_sequence=10)
     talk.admitted(pending)
     talk.kafka(pending, base_offset=7, log_append_time_ms=7)
@@ -2087,7 +2089,7 @@ def test_duplicate_of_a_batch_elsewhere_is_sequence_taken() -> None:
 
 
 def test_unreadable_duplicate_becomes_unknown() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     pending = duplicate_at_ten(talk)
     for _ in range(2):
         talk.report(g.BatchRead(pending, g.Unreadable("the leader is moving")))
@@ -2101,34 +2103,34 @@ def test_unreadable_duplicate_becomes_unknown() -> None:
 
 
 def test_later_appends_wait_for_acknowledged_transactional_retry() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     records = lost_at_ten(talk)
-    behind = talk.offer(within(12, b"v", producer=(5, 0, 2)), within="app", wait=1.0, owns=True)
+    later = talk.submit(within(12, b"v", producer=(5, 0, 2)), within="app", wait=1.0, owns=True)
     talk.silent()
     talk.now += 1.1
     talk.report(g.Tick())
-    assert talk.answered(behind).error_code == NOT_LEADER
-    again = talk.offer(records, within="app", owns=True)
+    assert talk.answered(later).error_code == NOT_LEADER
+    again = talk.submit(records, within="app", owns=True)
     talk.snapshot(10, next_sequence=10)
     assert talk.admitted(again) is None
     talk.kafka(again, base_offset=10)
     talk.accepted(again, 10)
-    behind = talk.offer(within(12, b"v", producer=(5, 0, 2)), within="app", wait=1.0, owns=True)
+    later = talk.submit(within(12, b"v", producer=(5, 0, 2)), within="app", wait=1.0, owns=True)
     talk.snapshot(12, next_sequence=10, **in_transaction(2))
-    assert talk.admitted(behind) is None
+    assert talk.admitted(later) is None
 
 
 # ---- a transaction joins
 
 
-@pytest.mark.parametrize("way", ["by events", "the short way"])
+@pytest.mark.parametrize("way", ["by events", "fast path"])
 def test_join_waits_for_fenced_appends_in_flight(way: str) -> None:
-    talk = warm(10, Check.ON)
-    pending = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10, Check.ON)
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.report(g.TransactionJoins("app", 7))
     talk.silent()
-    if way == "the short way":
+    if way == "fast path":
         assert talk.sequencer.appended_batch(pending, PartitionResult(TP.partition, 0, 10), talk.now) is None
     talk.kafka(pending, base_offset=10)
     talk.accepted(pending, 10)
@@ -2136,10 +2138,11 @@ def test_join_waits_for_fenced_appends_in_flight(way: str) -> None:
 
 
 def test_join_waits_for_in_doubt_appends() -> None:
-    """Its marker would lie where that is looked for, and the batch behind it, after its writer was told 44."""
-    talk = warm(10, Check.ON)
+    """Otherwise the marker takes the offset at which the sequencer looks for the in-doubt batch: the client gets 44,
+    and Kafka appends the batch after the marker."""
+    talk = confirmed(10, Check.ON)
     records = expecting(10, b"a")
-    pending = talk.offer(records)
+    pending = talk.submit(records)
     fence = talk.admitted(pending)
     talk.report(g.TransactionJoins("app", 7))
     talk.report(g.Lost(pending))
@@ -2152,19 +2155,19 @@ def test_join_waits_for_in_doubt_appends() -> None:
 
 
 def test_unfenced_append_does_not_delay_a_join() -> None:
-    talk = warm(10, Check.ON)
-    pending = talk.offer(batch(b"x", producer=(8, 0, 0)))
+    talk = confirmed(10, Check.ON)
+    pending = talk.submit(batch(b"x", producer=(8, 0, 0)))
     talk.admitted(pending)
     talk.report(g.TransactionJoins("app", 7))
     assert talk.next(g.MayJoin) == g.MayJoin(7)
 
 
 def test_fenced_conditional_appends_wait_for_a_pending_join() -> None:
-    talk = warm(10, Check.ON)
-    first = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10, Check.ON)
+    first = talk.submit(expecting(10, b"a"))
     talk.admitted(first)
     talk.report(g.TransactionJoins("app", 7))
-    second = talk.offer(expecting(11, b"b"))
+    second = talk.submit(expecting(11, b"b"))
     talk.silent()
     talk.kafka(first, base_offset=10)
     talk.accepted(first, 10)
@@ -2176,9 +2179,9 @@ def test_fenced_conditional_appends_wait_for_a_pending_join() -> None:
 
 
 def test_admission_before_a_join_expires() -> None:
-    talk = warm(10, Check.ON)
-    pending = talk.offer(expecting(10, b"a"))
-    talk.next(g.Admit)  # and waits for its turn at another gate
+    talk = confirmed(10, Check.ON)
+    pending = talk.submit(expecting(10, b"a"))
+    talk.next(g.Admit)  # and waits for another partition of its request
     assert talk.sequencer.may_send(pending, talk.now)
     talk.report(g.TransactionJoins("app", 7))
     assert talk.next(g.MayJoin) == g.MayJoin(7)
@@ -2186,8 +2189,8 @@ def test_admission_before_a_join_expires() -> None:
 
 
 def test_abandoned_join_is_not_notified_later() -> None:
-    talk = warm(10, Check.ON)
-    pending = talk.offer(expecting(10, b"a"))
+    talk = confirmed(10, Check.ON)
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.report(g.TransactionJoins("app", 7))
     talk.report(g.TransactionJoined("app", answered=True))
@@ -2201,7 +2204,7 @@ def test_abandoned_join_is_not_notified_later() -> None:
 
 def test_unreadable_log_end_is_retried_until_timeout() -> None:
     talk = Talk()
-    pending = talk.offer(expecting(10, b"a"), wait=1.0)
+    pending = talk.submit(expecting(10, b"a"), wait=1.0)
     for _ in range(3):
         talk.next(g.ReadLogEnd)
         talk.report(g.LogEndUnknown("the leader is moving"))
@@ -2216,7 +2219,7 @@ def test_unreadable_log_end_is_retried_until_timeout() -> None:
 
 def test_missing_partition_is_refused_at_once() -> None:
     talk = Talk()
-    pending_appends = [talk.offer(expecting(10, b"a"), connection=i) for i in range(2)]
+    pending_appends = [talk.submit(expecting(10, b"a"), connection=i) for i in range(2)]
     talk.next(g.ReadLogEnd)
     talk.report(g.LogEndUnknown("there is no such partition", 3))
     assert [talk.answered(pending).error_code for pending in pending_appends] == [3, 3]
@@ -2226,18 +2229,18 @@ def test_missing_partition_is_refused_at_once() -> None:
 def test_the_queue_is_bounded() -> None:
     talk = Talk(sequencer=PartitionSequencer(TP, g.SequencerLimits(queue_max=2)))
     for _ in range(2):
-        talk.offer(expecting(10, b"a"))
+        talk.submit(expecting(10, b"a"))
     talk.next(g.ReadLogEnd)
-    result = talk.answered(talk.offer(expecting(10, b"a")))
+    result = talk.answered(talk.submit(expecting(10, b"a")))
     assert result.error_code == NOT_LEADER
     assert "queue is full" in (result.error_message or "")
 
 
 def test_appends_are_admitted_in_submission_order() -> None:
-    talk = warm(10)
-    first = talk.offer(expecting(10, b"a"), connection=1)
+    talk = confirmed(10)
+    first = talk.submit(expecting(10, b"a"), connection=1)
     talk.admitted(first)
-    waiting = [talk.offer(expecting(11 + i, b"x"), connection=2 + i) for i in range(3)]
+    waiting = [talk.submit(expecting(11 + i, b"x"), connection=2 + i) for i in range(3)]
     talk.kafka(first, base_offset=10)
     talk.accepted(first, 10)
     for i, pending in enumerate(waiting):
@@ -2248,29 +2251,29 @@ def test_appends_are_admitted_in_submission_order() -> None:
 
 
 def test_retry_keeps_original_producer_after_later_fenced_append() -> None:
-    talk = warm(10, Check.ON)
-    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    talk = confirmed(10, Check.ON)
+    own = talk.submit(batch(b"x", producer=(5, 0, 0)))
     assert talk.admitted(own) is None
     talk.kafka(own, base_offset=10)
     talk.accepted(own, 10)  # the answer does not reach its client
-    fenced = talk.offer(expecting(11, b"a", producer=(5, 0, 1)))
+    fenced = talk.submit(expecting(11, b"a", producer=(5, 0, 1)))
     assert talk.admitted(fenced) == g.Fence(SHARED, 0, 10)
     talk.kafka(fenced, base_offset=11)
     talk.accepted(fenced, 11)
-    retry = talk.offer(batch(b"x", producer=(5, 0, 0)), connection=2)
+    retry = talk.submit(batch(b"x", producer=(5, 0, 0)), connection=2)
     assert talk.admitted(retry) is None  # Kafka knows it by its sequence
     assert retry.kind is g.AppendMode.PASS_THROUGH
     talk.kafka(retry, base_offset=10, log_append_time_ms=now_ms())
     talk.accepted(retry, 10)
-    assert talk.admitted(talk.offer(batch(b"y", producer=(5, 0, 2)))) == g.Fence(SHARED, 0, 11)
+    assert talk.admitted(talk.submit(batch(b"y", producer=(5, 0, 2)))) == g.Fence(SHARED, 0, 11)
 
 
 def test_idempotent_unconditional_appends_run_together_unfenced() -> None:
-    talk = warm(10, Check.ON)
-    pending_appends = [talk.offer(batch(b"x", producer=(5 + i, 0, 0)), connection=i) for i in range(3)]
+    talk = confirmed(10, Check.ON)
+    pending_appends = [talk.submit(batch(b"x", producer=(5 + i, 0, 0)), connection=i) for i in range(3)]
     for pending in pending_appends:
         assert talk.admitted(pending) is None
-    conditional = talk.offer(expecting(13, b"a"), connection=9)
+    conditional = talk.submit(expecting(13, b"a"), connection=9)
     talk.silent()
     for i in (1, 0, 2):  # answered in another order than sent
         talk.kafka(pending_appends[i], base_offset=10 + i)
@@ -2279,13 +2282,13 @@ def test_idempotent_unconditional_appends_run_together_unfenced() -> None:
 
 
 def test_lost_idempotent_append_is_resent_before_others() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     talk.may_write = True
-    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    own = talk.submit(batch(b"x", producer=(5, 0, 0)))
     talk.admitted(own)
     talk.report(g.Lost(own))
     assert talk.next(g.Resend).pending is own
-    conditional = talk.offer(expecting(11, b"a"), connection=2)
+    conditional = talk.submit(expecting(11, b"a"), connection=2)
     talk.silent()
     talk.report(g.Resent(own, None))
     talk.now += 0.1
@@ -2300,9 +2303,9 @@ def test_lost_idempotent_append_is_resent_before_others() -> None:
 @pytest.mark.parametrize("fate", ["unknown", "an error on the resend", "an error"])
 def test_lost_idempotent_append_after_failure_is_not_resent(fate: str) -> None:
     """Kafka finds the gap only if it knows this producer; else it would take the second without the first."""
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     talk.may_write = True
-    first, second = (talk.offer(batch(b"x", producer=(5, 0, each))) for each in range(2))
+    first, second = (talk.submit(batch(b"x", producer=(5, 0, each))) for each in range(2))
     talk.admitted(first)
     talk.admitted(second)
     if fate == "an error":
@@ -2322,14 +2325,14 @@ def test_lost_idempotent_append_after_failure_is_not_resent(fate: str) -> None:
 
 @pytest.mark.parametrize("error", [19, 6, 3, 7])
 def test_retriable_resend_error_is_retried(error: int) -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     talk.may_write = True
-    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    own = talk.submit(batch(b"x", producer=(5, 0, 0)))
     talk.admitted(own)
     talk.report(g.Lost(own))
     talk.next(g.Resend)
     talk.report(g.Resent(own, PartitionResult(3, error)))
-    talk.silent()  # the first send may be in the log all the same: 19 is answered before duplicates are looked for
+    talk.silent()  # the first send may still be in the log: Kafka answers 19 before it looks for duplicates
     talk.now += 0.1
     talk.report(g.Tick())
     talk.next(g.Resend)
@@ -2337,9 +2340,9 @@ def test_retriable_resend_error_is_retried(error: int) -> None:
 
 @pytest.mark.parametrize("error", [TOO_LARGE, OLD_TIMESTAMP, OUT_OF_ORDER, WRONG_EPOCH])
 def test_resend_error_leaves_the_first_send_unknown(error: int) -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     talk.may_write = True
-    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    own = talk.submit(batch(b"x", producer=(5, 0, 0)))
     talk.admitted(own)
     talk.report(g.Lost(own))
     talk.next(g.Resend)
@@ -2349,17 +2352,17 @@ def test_resend_error_leaves_the_first_send_unknown(error: int) -> None:
 
 @pytest.mark.parametrize("conditional", [True, False])
 def test_retry_of_a_waiting_append_is_appended_once(conditional: bool) -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     talk.append(10, b"x")
-    named = talk.offer(expecting(11, b"a", producer=(5, 0, 0)))
+    named = talk.submit(expecting(11, b"a", producer=(5, 0, 0)))
     talk.admitted(named)
     talk.kafka(named, base_offset=11)
     talk.accepted(named, 11)
     records = expecting(13, b"b", producer=(5, 0, 1)) if conditional else batch(b"b", producer=(5, 0, 1))
-    ahead = talk.offer(expecting(12, b"c"), connection=2)
+    ahead = talk.submit(expecting(12, b"c"), connection=2)
     talk.admitted(ahead)
-    first = talk.offer(records)
-    again = talk.offer(records, connection=3)
+    first = talk.submit(records)
+    again = talk.submit(records, connection=3)
     talk.silent()  # both wait for the other connection's append
     talk.kafka(ahead, base_offset=12)
     talk.accepted(ahead, 12)
@@ -2371,15 +2374,15 @@ def test_retry_of_a_waiting_append_is_appended_once(conditional: bool) -> None:
 
 
 def test_duplicate_waiter_replaces_a_canceled_first_try() -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     records = expecting(10, b"a", producer=(5, 0, 0))
-    first = talk.offer(records)
+    first = talk.submit(records)
     talk.admitted(first)
     talk.report(g.Lost(first))
     talk.next(g.ReadBatch)
-    again = talk.offer(records, connection=2)
+    again = talk.submit(records, connection=2)
     talk.silent()
-    # Another process has written there, and was truncated again since: the first try would be sent once more.
+    # Another process appended there, and its batch was truncated: the first attempt would be sent again.
     talk.report(g.BatchRead(first, in_log(expecting(10, b"another's"), 10)))
     talk.snapshot(10, next_sequence=10)
     assert talk.next(g.Admit).pending is first
@@ -2391,7 +2394,7 @@ def test_duplicate_waiter_replaces_a_canceled_first_try() -> None:
 
 def test_duplicate_waiter_of_a_resubmitted_append_is_cancelable() -> None:
     talk, first = in_doubt()
-    retry = talk.offer(first.records, connection=2)
+    retry = talk.submit(first.records, connection=2)
     theirs = in_log(expecting(10, b"theirs"), 10, g.Fence(SHARED, 0, 10, 8))
     talk.report(g.BatchRead(first, theirs))
     talk.report(g.Canceled(retry))
@@ -2403,20 +2406,20 @@ def test_duplicate_waiter_of_a_resubmitted_append_is_cancelable() -> None:
 
 
 def test_conditional_append_hides_predecessors_error_45() -> None:
-    talk = warm(10, Check.ON)
-    own = talk.offer(batch(b"x", producer=(5, 0, 7)))
+    talk = confirmed(10, Check.ON)
+    own = talk.submit(batch(b"x", producer=(5, 0, 7)))
     talk.admitted(own)
-    behind = talk.offer(expecting(11, b"a", producer=(5, 0, 8)))
+    later = talk.submit(expecting(11, b"a", producer=(5, 0, 8)))
     talk.kafka(own, OUT_OF_ORDER)
     assert talk.answered(own).error_code == OUT_OF_ORDER  # Kafka's own word, and its own business
-    result = talk.answered(behind)
+    result = talk.answered(later)
     assert result.error_code == POLICY_VIOLATION
     assert result.error_message == "PREDECESSOR_FAILED error 45"
 
 
 def test_in_doubt_append_after_failed_batch_fails_too() -> None:
-    talk = warm(10, Check.ON)
-    first, second = talk.offer(batch(b"a")), talk.offer(expecting(11, b"b"))
+    talk = confirmed(10, Check.ON)
+    first, second = talk.submit(batch(b"a")), talk.submit(expecting(11, b"b"))
     talk.admitted(first)
     talk.admitted(second)
     talk.report(g.Lost(second))
@@ -2429,13 +2432,13 @@ def test_in_doubt_append_after_failed_batch_fails_too() -> None:
 
 def test_an_unconditional_batch_does_not_fall_with_another() -> None:
     """Neither has a producer id: Kafka would answer each for itself."""
-    talk = warm(10, Check.ON)
-    first, second = talk.offer(batch(b"a")), talk.offer(batch(b"b"))
+    talk = confirmed(10, Check.ON)
+    first, second = talk.submit(batch(b"a")), talk.submit(batch(b"b"))
     for pending in (first, second):
         talk.admitted(pending)
     talk.kafka(first, TOO_LARGE)
     assert talk.answered(first).error_code == TOO_LARGE
-    talk.kafka(second, OUT_OF_ORDER)  # its stamp was that of a successor
+    talk.kafka(second, OUT_OF_ORDER)  # its fence was that of a successor
     talk.snapshot(10, next_sequence=10)
     assert talk.admitted(second).base_sequence == 10
     talk.kafka(second, base_offset=10)
@@ -2443,10 +2446,10 @@ def test_an_unconditional_batch_does_not_fall_with_another() -> None:
 
 
 def test_admitted_append_fails_with_its_pipeline() -> None:
-    talk = warm(10)
-    first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk = confirmed(10)
+    first = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
     talk.admitted(first)
-    second = talk.offer(expecting(11, b"b", producer=(5, 0, 1)))
+    second = talk.submit(expecting(11, b"b", producer=(5, 0, 1)))
     assert talk.next(g.Admit).pending is second
     assert talk.sequencer.may_send(second, talk.now)
     talk.kafka(first, TOO_LARGE)
@@ -2458,8 +2461,8 @@ def test_admitted_append_fails_with_its_pipeline() -> None:
 
 
 def test_append_after_a_canceled_resubmission_fails_too() -> None:
-    talk = warm(10, Check.ON)
-    first, second = talk.offer(batch(b"a")), talk.offer(expecting(11, b"b"))
+    talk = confirmed(10, Check.ON)
+    first, second = talk.submit(batch(b"a")), talk.submit(expecting(11, b"b"))
     for pending in (first, second):
         talk.admitted(pending)
     for pending in (first, second):
@@ -2471,36 +2474,36 @@ def test_append_after_a_canceled_resubmission_fails_too() -> None:
 
 
 def test_unused_fence_is_not_kept() -> None:
-    """Given back, and offered again when nobody remembers its producer: under that stamp it would not be compared."""
-    talk = warm(10, Check.ON)
-    fenced = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    """A canceled append is submitted again after its producer was forgotten: the old fence would not be compared."""
+    talk = confirmed(10, Check.ON)
+    fenced = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
     talk.admitted(fenced)
     talk.kafka(fenced, base_offset=10)
     talk.accepted(fenced, 10)
-    plain = talk.offer(batch(b"b", producer=(5, 0, 1)))
-    assert talk.next(g.Admit).pending is plain
+    unconditional = talk.submit(batch(b"b", producer=(5, 0, 1)))
+    assert talk.next(g.Admit).pending is unconditional
     talk.report(g.Forget())
-    talk.report(g.Canceled(plain))
-    talk.report(g.Submitted(plain))
-    assert talk.admitted(plain) is None
+    talk.report(g.Canceled(unconditional))
+    talk.report(g.Submitted(unconditional))
+    assert talk.admitted(unconditional) is None
 
 
 def test_forgetting_drops_log_end_and_pending_reads() -> None:
     talk = Talk()
-    pending = talk.offer(expecting(10, b"a"))
+    pending = talk.submit(expecting(10, b"a"))
     assert isinstance(talk.effects[0], g.ReadLogEnd)
     talk.report(g.Forget())
-    talk.snapshot(7)  # asked before the topic was created anew
+    talk.snapshot(7)  # requested before the topic was created again
     talk.snapshot(0)
     talk.mismatch(pending, expected=10, actual=0)
 
 
 @pytest.mark.parametrize("same_log", [True, False])
 def test_config_change_keeps_retry_detection(same_log: bool) -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     records = unresolved(talk)
     talk.report(g.Forget(same_log))
-    retry = talk.offer(records, connection=2)
+    retry = talk.submit(records, connection=2)
     if same_log:
         assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
     else:
@@ -2519,7 +2522,7 @@ SERVER_ERROR = -1
 
 def failed(talk: Talk) -> g.PendingAppend:
     """Kafka has answered an append that expects 10 with -1, and nothing lies there."""
-    pending = talk.offer(expecting(10, b"a"))
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.kafka(pending, SERVER_ERROR)
     assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
@@ -2534,10 +2537,10 @@ def resent(talk: Talk, pending: g.PendingAppend, error: int = SERVER_ERROR) -> N
 
 
 def test_repeated_error_is_final_if_log_is_unchanged() -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     talk.may_write = True
     pending = failed(talk)
-    other = talk.offer(expecting(10, b"b"), connection=2)
+    other = talk.submit(expecting(10, b"b"), connection=2)
     resent(talk, pending)
     assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)  # after the second answer, at once
     talk.report(g.BatchRead(pending, g.NotYet(10)))
@@ -2549,7 +2552,7 @@ def test_repeated_error_is_final_if_log_is_unchanged() -> None:
 
 @pytest.mark.parametrize("there", ["in the log", "not replicated yet", "by its sequence"])
 def test_repeated_error_is_not_final_if_append_exists(there: str) -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     talk.may_write, talk.instance_id = True, 7
     pending = failed(talk)
     resent(talk, pending)
@@ -2566,7 +2569,7 @@ def test_repeated_error_is_not_final_if_append_exists(there: str) -> None:
 
 
 def test_different_second_error_is_not_final() -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     talk.may_write = True
     pending = failed(talk)
     resent(talk, pending, error=56)
@@ -2580,9 +2583,9 @@ def test_different_second_error_is_not_final() -> None:
 
 
 def test_repeated_error_after_lost_try_is_unknown() -> None:
-    talk = warm(10)
+    talk = confirmed(10)
     talk.may_write = True
-    pending = talk.offer(expecting(10, b"a"))
+    pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
     talk.report(g.Lost(pending))
     for _ in range(2):
@@ -2598,33 +2601,33 @@ def test_repeated_error_after_lost_try_is_unknown() -> None:
 
 
 def test_error_is_final_without_proven_write_permission() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     pending = failed(talk)
     talk.snapshot(10, next_sequence=10)
     assert talk.answered(pending) == PartitionResult(3, SERVER_ERROR)
-    talk.offer(batch(b"x", producer=(5, 0, 0)), connection=2)
+    talk.submit(batch(b"x", producer=(5, 0, 0)), connection=2)
     talk.next(g.Admit)  # nothing is queued that it would have to wait for
 
 
 def test_unconditional_append_error_is_relayed() -> None:
-    talk = warm(10, Check.ON)
+    talk = confirmed(10, Check.ON)
     talk.may_write = True
-    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    own = talk.submit(batch(b"x", producer=(5, 0, 0)))
     talk.admitted(own)
     talk.kafka(own, SERVER_ERROR)
     assert talk.answered(own) == PartitionResult(3, SERVER_ERROR)
-    conditional = talk.offer(expecting(10, b"a"), connection=2)
+    conditional = talk.submit(expecting(10, b"a"), connection=2)
     talk.snapshot(10, next_sequence=10)
     talk.admitted(conditional)
 
 
 def test_transactional_append_timed_out_by_kafka_is_final() -> None:
     """`timeout_ms` is the client's to choose: it could keep others from appending for as long as a queue may take."""
-    talk = warm(10, Check.ON)
-    transactional = talk.offer(batch(b"x", producer=(5, 0, 0), transactional=True), within="t")
+    talk = confirmed(10, Check.ON)
+    transactional = talk.submit(batch(b"x", producer=(5, 0, 0), transactional=True), within="t")
     talk.admitted(transactional)
     talk.kafka(transactional, TIMED_OUT)
     assert talk.answered(transactional).error_code == TIMED_OUT
-    conditional = talk.offer(expecting(12, b"a"), connection=2)
+    conditional = talk.submit(expecting(12, b"a"), connection=2)
     talk.snapshot(12, next_sequence=10, ended_transactions=frozenset({"t"}), transactions_as_of=talk.now)
     talk.admitted(conditional)

@@ -1,4 +1,4 @@
-"""What systemd is told, as it listens: a datagram at $NOTIFY_SOCKET."""
+"""The datagrams to systemd at $NOTIFY_SOCKET."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_service_manager_is_notified(abstract: bool, tmp_path: Path, monkeypatch
         assert manager.recv(100) == b"READY=1\nSTATUS=serving"
 
 
-@pytest.mark.parametrize("name", ["", "/nobody/listens/here", "vsock:2:1"])
+@pytest.mark.parametrize("name", ["", "/no/such/socket", "vsock:2:1"])
 def test_without_one_nothing_happens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", name)
     notify("READY=1")

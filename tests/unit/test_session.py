@@ -42,8 +42,8 @@ NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_RECORD = 6, 7, 29, 87
 
 
 @dataclass
-class Around(Counting):
-    """The services of a process in which `guarded-*` topics are checked; the test decides for the sequencers."""
+class ServicesStandIn(Counting):
+    """The services of a process in which `checked-*` topics are checked; the test decides for the sequencers."""
 
     frame_bytes_max: int = 1 << 20
     in_flight_requests_max: int = 10
@@ -62,7 +62,7 @@ class Around(Counting):
     is_fresh: bool = True
     free_bytes: int = 1 << 20
     newest_produce: int = 12
-    grants_hold: bool = True
+    admissions_hold: bool = True
     unread: int = 0
     instance_id: int = 7
     is_alone: bool = True
@@ -82,7 +82,7 @@ class Around(Counting):
         return self.is_fresh
 
     def policy(self, topic: str) -> TopicPolicy | None:
-        return TopicPolicy(Check.ON) if topic.startswith("guarded") else None
+        return TopicPolicy(Check.ON) if topic.startswith("checked") else None
 
     def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
         return None
@@ -97,7 +97,7 @@ class Around(Counting):
         return self.newest_produce
 
     def may_send(self, pending: g.PendingAppend, now: float) -> bool:
-        return self.grants_hold
+        return self.admissions_hold
 
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         return NodeEndpoint(endpoint.node_id, local_host, 19000 + endpoint.node_id, endpoint.rack)
@@ -133,7 +133,7 @@ class Talk:
     """One session; `commands` are those that no assertion has consumed yet."""
 
     def __init__(self, **services: Any) -> None:
-        self.services = Around(**services)
+        self.services = ServicesStandIn(**services)
         self.session = Session(1, "proxy.local", self.services, Unchanged(), 0.0)  # type: ignore[arg-type]
         self.commands: list[m.Command] = []
         self.now = 100.0
@@ -172,7 +172,7 @@ class Talk:
         assert isinstance(event, g.Submitted), event
         return event.pending
 
-    def grant(self, pending: g.PendingAppend, sequence: int = 5) -> None:
+    def admit(self, pending: g.PendingAppend, sequence: int = 5) -> None:
         pending.fence = g.Fence(7000, 0, sequence)
         self.report(m.AppendAdmitted(pending))
 
@@ -186,23 +186,23 @@ class Talk:
             assert self.next(m.ToSequencer) == m.ToSequencer(pending, g.Sent(pending))
 
     def submits(self, at: int = 5, **options: Any) -> g.PendingAppend:
-        """The client sends a batch for `guarded-a` 0 that expects to lie there."""
-        self.client(produce(("guarded-a", 0, expecting(at, b"x")), **options))
+        """The client sends a batch for `checked-a` 0 that expects to lie there."""
+        self.client(produce(("checked-a", 0, expecting(at, b"x")), **options))
         return self.submitted()
 
     def sends(self, **options: Any) -> g.PendingAppend:
         """It is admitted too, and goes to Kafka."""
         pending = self.submits(**options)
-        self.grant(pending)
+        self.admit(pending)
         self.sent(pending)
         self.upstream()
         return pending
 
     def half_admitted(self) -> tuple[g.PendingAppend, g.PendingAppend]:
-        """Of a request to `guarded-a` 0 and `guarded-b` 1: the first append is admitted, the second one waits."""
-        self.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
+        """Of a request to `checked-a` 0 and `checked-b` 1: the first append is admitted, the second one waits."""
+        self.client(produce(("checked-a", 0, expecting(5, b"x")), ("checked-b", 1, expecting(9, b"x"))))
         first = self.submitted()
-        self.grant(first)
+        self.admit(first)
         return first, self.submitted()
 
     def lost(self, pending: g.PendingAppend) -> None:
@@ -216,7 +216,7 @@ class Talk:
         """The next append is submitted, admitted and sent; its bytes are left."""
         pending = self.submitted()
         if fenced:
-            self.grant(pending)
+            self.admit(pending)
         else:
             self.report(m.AppendAdmitted(pending))
         self.sent(pending)
@@ -227,7 +227,7 @@ class Talk:
 
     def refused(self, pending: g.PendingAppend) -> None:
         self.refuse(pending)
-        self.counted()
+        self.metric()
 
     def completed(self, pending: g.PendingAppend, answer: bytes, result: PartitionResult) -> None:
         """Kafka answers, and `result` is the sequencer's last word."""
@@ -239,7 +239,7 @@ class Talk:
         self.now += seconds
         self.report(m.Tick())
 
-    def counted(self) -> None:
+    def metric(self) -> None:
         self.next(m.Count)
 
     def read_elsewhere(self) -> None:
@@ -365,7 +365,7 @@ def test_frame_without_handling_is_streamed_both_ways() -> None:
 
 def test_unchecked_produce_is_streamed_once_topic_is_known() -> None:
     talk = Talk()
-    query = produce(("plain", 0, batch(b"v" * 1000)))
+    query = produce(("unchecked", 0, batch(b"v" * 1000)))
     talk.client(query[:60])
     begun = talk.upstream()
     assert query[:60].startswith(begun)
@@ -397,28 +397,28 @@ def test_relayed_produce_with_shared_producer_id_is_refused(partitions: int, ver
     """In the last of its partitions, after requests with the same beginning."""
     talk = Talk()
     good, bad = (batch(b"v" * 100, producer=(producer_id, 32_767, 0)) for producer_id in (6999, 7000))
-    entries = [("plain", number, good) for number in range(partitions - 1)]
+    entries = [("unchecked", number, good) for number in range(partitions - 1)]
     for _ in range(2):
-        query = produce(*entries, ("plain", partitions - 1, good), version=version)
+        query = produce(*entries, ("unchecked", partitions - 1, good), version=version)
         assert relayed(talk, query, cut) == query
     talk.silent()
-    query = produce(*entries, ("plain", partitions - 1, bad), version=version)
+    query = produce(*entries, ("unchecked", partitions - 1, bad), version=version)
     assert len(relayed(talk, query, cut)) < len(query)
     assert "PRODUCER_ID_TAKEN" in talk.next(m.CloseClient).reason
 
 
 def test_collected_produce_with_shared_producer_id_is_refused() -> None:
     talk = Talk()
-    talk.client(produce(("plain", 0, batch(b"v")), ("other", 0, batch(b"v", producer=(7000, 32_767, 0)))))
+    talk.client(produce(("unchecked", 0, batch(b"v")), ("other", 0, batch(b"v", producer=(7000, 32_767, 0)))))
     assert "PRODUCER_ID_TAKEN" in talk.next(m.CloseClient).reason
 
 
 def test_addresses_in_a_produce_answer_become_ours() -> None:
     talk = Talk()
-    talk.client(produce(("plain", 0, batch(b"v")), version=10))
+    talk.client(produce(("unchecked", 0, batch(b"v")), version=10))
     talk.upstream()
     endpoint = ProduceResponse.NodeEndpoint(version=10, node_id=3, host="kafka-3.internal", port=9092, rack=None)
-    talk.kafka(produced(("plain", 0, 6, -1), version=10, node_endpoints=[endpoint]))
+    talk.kafka(produced(("unchecked", 0, 6, -1), version=10, node_endpoints=[endpoint]))
     answer = talk.answer()
     assert b"kafka-3.internal" not in answer
     (got,) = ProduceResponse.decode(answer, version=10, header=True, framed=True).node_endpoints
@@ -427,7 +427,7 @@ def test_addresses_in_a_produce_answer_become_ours() -> None:
 
 def test_acks_0_has_no_answer_to_wait_for() -> None:
     talk = Talk()
-    talk.client(produce(("plain", 0, batch(b"v")), acks=0) + request(HEARTBEAT, 4, 2))
+    talk.client(produce(("unchecked", 0, batch(b"v")), acks=0) + request(HEARTBEAT, 4, 2))
     talk.upstream()
     reply = response(2)
     talk.kafka(reply)
@@ -438,8 +438,8 @@ def test_acks_0_has_no_answer_to_wait_for() -> None:
 
 
 def append(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -> list[g.PendingAppend]:
-    """A Produce to `guarded-a` 0 (and more), every append of which is admitted; what was sent upstream is left."""
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), *more, **options))
+    """A Produce to `checked-a` 0 (and more), every append of which is admitted; what was sent upstream is left."""
+    talk.client(produce(("checked-a", 0, expecting(5, b"x")), *more, **options))
     pending_appends = []
     while (
         talk.commands
@@ -447,7 +447,7 @@ def append(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -> li
         and isinstance(talk.commands[0].event, g.Submitted)
     ):
         pending_appends.append(talk.submitted())
-        talk.grant(pending_appends[-1])
+        talk.admit(pending_appends[-1])
     talk.sent(*pending_appends)
     return pending_appends
 
@@ -461,11 +461,11 @@ def test_checked_batch_is_fenced_and_sent_as_all() -> None:
     assert data.records is not None
     header = parse_batch_header(data.records)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7000, 0, 5)
-    talk.kafka(produced(("guarded-a", 0, 0, 5)))
+    talk.kafka(produced(("checked-a", 0, 0, 5)))
     assert talk.next(m.ToSequencer).event == g.Answered(pending, PartitionResult(0, 0, 5, -1, 0))
     talk.silent()  # the sequencer decides
     talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5, -1, 0), None))
-    assert read(talk.answer()) == {("guarded-a", 0): (0, 5, None)}
+    assert read(talk.answer()) == {("checked-a", 0): (0, 5, None)}
     assert talk.services.free_bytes == 1 << 20
 
 
@@ -475,22 +475,22 @@ def test_topic_id_is_used_upstream_and_name_downstream() -> None:
     sent = talk.sent_up()
     assert (sent.api_version, sent.topics[0].topic_id) == (13, T_ID)
     talk.kafka(produced(("", 0, 100, -1), version=13, by_id=True))
-    assert talk.next(m.TopicStale).topic == "guarded-a"
+    assert talk.next(m.TopicStale).topic == "checked-a"
     answered = talk.next(m.ToSequencer).event
     assert isinstance(answered, g.Answered)
     assert answered.result.error_code == 3  # a client that names topics knows no UNKNOWN_TOPIC_ID
     talk.report(m.AppendCompleted(pending, answered.result, None))
     # WRITE cannot be proved for an unknown topic, but Kafka itself has answered.
-    assert read(talk.answer())[("guarded-a", 0)][0] == 3
+    assert read(talk.answer())[("checked-a", 0)][0] == 3
 
 
 def test_requests_after_a_waiting_append_are_not_read() -> None:
     talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))) + request(HEARTBEAT, 4, 2))
+    talk.client(produce(("checked-a", 0, expecting(5, b"x"))) + request(HEARTBEAT, 4, 2))
     pending = talk.submitted()
     assert not talk.next(m.ReadClient).on
     talk.silent()
-    talk.grant(pending)
+    talk.admit(pending)
     talk.sent(pending)
     assert talk.next(m.ReadClient).on
     assert request(HEARTBEAT, 4, 2) in talk.upstream()
@@ -502,7 +502,7 @@ def test_early_answer_stays_in_the_socket() -> None:
     talk.client(request(HEARTBEAT, 4, 2))
     talk.upstream()
     reply = response(2, b"y" * 50)
-    talk.kafka(produced(("guarded-a", 0, 45, -1)) + reply)
+    talk.kafka(produced(("checked-a", 0, 45, -1)) + reply)
     assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
     assert not talk.next(m.ReadUpstream).on
     talk.silent()  # the sequencer reads the log
@@ -510,38 +510,40 @@ def test_early_answer_stays_in_the_socket() -> None:
     assert talk.next(m.ReadUpstream).on
     answers = talk.answer()
     assert answers.endswith(reply)
-    assert read(answers[: -len(reply)]) == {("guarded-a", 0): (44, 57, "OFFSET_MISMATCH …")}
+    assert read(answers[: -len(reply)]) == {("checked-a", 0): (44, 57, "OFFSET_MISMATCH …")}
 
 
 def test_refused_fence_is_replaced_and_sent_again() -> None:
     talk = Talk()
     pending = talk.sends()
-    talk.kafka(produced(("guarded-a", 0, 47, -1)))
+    talk.kafka(produced(("checked-a", 0, 47, -1)))
     talk.next(m.ToSequencer)
-    talk.grant(pending, sequence=0)
+    talk.admit(pending, sequence=0)
     assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Sent(pending))
     again = talk.sent_up()
     assert parse_batch_header(again.topics[0].partitions[0].records or memoryview(b"")).base_sequence == 0
-    talk.completed(pending, produced(("guarded-a", 0, 0, 5)), PartitionResult(0, 0, 5))
-    assert read(talk.answer())[("guarded-a", 0)][:2] == (0, 5)
+    talk.completed(pending, produced(("checked-a", 0, 0, 5)), PartitionResult(0, 0, 5))
+    assert read(talk.answer())[("checked-a", 0)][:2] == (0, 5)
 
 
 def test_refused_and_accepted_partitions_share_one_response() -> None:
     talk = Talk()
     talk.client(
-        produce(("guarded-b", 1, expecting(9, b"x")), ("guarded-a", 0, expecting(5, b"x")), ("plain", 2, batch(b"p")))
+        produce(
+            ("checked-b", 1, expecting(9, b"x")), ("checked-a", 0, expecting(5, b"x")), ("unchecked", 2, batch(b"p"))
+        )
     )
     first = talk.submitted()
-    assert first.partition == TopicPartition("guarded-a", 0)  # in the order of partitions, not of the request
+    assert first.partition == TopicPartition("checked-a", 0)  # in the order of partitions, not of the request
     talk.refused(first)
     second = talk.admitted()
     sent = talk.sent_up()
-    assert {(t.name, p.partition) for t in sent.topics for p in t.partitions} == {("guarded-b", 1), ("plain", 2)}
-    talk.completed(second, produced(("guarded-b", 1, 0, 9), ("plain", 2, 0, 100)), PartitionResult(1, 0, 9))
+    assert {(t.name, p.partition) for t in sent.topics for p in t.partitions} == {("checked-b", 1), ("unchecked", 2)}
+    talk.completed(second, produced(("checked-b", 1, 0, 9), ("unchecked", 2, 0, 100)), PartitionResult(1, 0, 9))
     probe = talk.sent_up()
-    assert [t.name for t in probe.topics] == ["guarded-a"]  # WRITE for the second was proved by the append itself
-    talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
-    assert outcomes(talk.answer()) == {("guarded-a", 0): (44, 57), ("guarded-b", 1): (0, 9), ("plain", 2): (0, 100)}
+    assert [t.name for t in probe.topics] == ["checked-a"]  # WRITE for the second was proved by the append itself
+    talk.kafka(produced(("checked-a", 0, INVALID_RECORD, -1)))
+    assert outcomes(talk.answer()) == {("checked-a", 0): (44, 57), ("checked-b", 1): (0, 9), ("unchecked", 2): (0, 100)}
 
 
 def test_one_mismatch_refuses_whole_request_when_configured() -> None:
@@ -551,10 +553,10 @@ def test_one_mismatch_refuses_whole_request_when_configured() -> None:
     talk.canceled(first)
     probe = talk.sent_up()
     assert all(p.records is not None and len(p.records) == 0 for t in probe.topics for p in t.partitions)
-    talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1), ("guarded-b", 1, INVALID_RECORD, -1)))
+    talk.kafka(produced(("checked-a", 0, INVALID_RECORD, -1), ("checked-b", 1, INVALID_RECORD, -1)))
     got = read(talk.answer())
-    assert {key: value[0] for key, value in got.items()} == {("guarded-a", 0): 44, ("guarded-b", 1): 44}
-    assert (got["guarded-a", 0][2] or "").startswith("WHOLE_REQUEST_REFUSED")
+    assert {key: value[0] for key, value in got.items()} == {("checked-a", 0): 44, ("checked-b", 1): 44}
+    assert (got["checked-a", 0][2] or "").startswith("WHOLE_REQUEST_REFUSED")
 
 
 def read_later(talk: Talk, second: bytes) -> tuple[int, str]:
@@ -562,39 +564,39 @@ def read_later(talk: Talk, second: bytes) -> tuple[int, str]:
     talk.commands.clear()
     talk.services.unread = 0
     talk.client(second)
-    talk.counted()
+    talk.metric()
     ((code, _, message),) = read(talk.answer()).values()
     return code, (message or "").split()[0]
 
 
 @pytest.mark.parametrize("why", ["the whole request", "its batch"])
 def test_append_after_an_unsent_batch_fails_too(why: str) -> None:
-    talk = Talk(refuse_whole_requests=True).may_write("guarded-a", "guarded-b")
-    second = produce(("guarded-a", 0, expecting(6, b"y")), correlation=2)
+    talk = Talk(refuse_whole_requests=True).may_write("checked-a", "checked-b")
+    second = produce(("checked-a", 0, expecting(6, b"y")), correlation=2)
     if why == "the whole request":
-        talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
-        talk.grant(talk.submitted())
+        talk.client(produce(("checked-a", 0, expecting(5, b"x")), ("checked-b", 1, expecting(9, b"x"))))
+        talk.admit(talk.submitted())
         talk.services.unread = len(second)
         talk.refuse(talk.submitted())
     else:
         damaged = bytearray(expecting(5, b"x"))
         damaged[-1] ^= 1
         talk.services.unread = len(second)
-        talk.client(produce(("guarded-a", 0, memoryview(bytes(damaged)))))
+        talk.client(produce(("checked-a", 0, memoryview(bytes(damaged)))))
     assert read_later(talk, second)[1] == "PREDECESSOR_FAILED"
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=3))  # sent knowing it
+    talk.client(produce(("checked-a", 0, expecting(5, b"x")), correlation=3))  # sent knowing it
     talk.submitted()
 
 
 def test_known_retry_does_not_refuse_the_whole_request() -> None:
-    talk = Talk(refuse_whole_requests=True).may_write("guarded-a")
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
+    talk = Talk(refuse_whole_requests=True).may_write("checked-a")
+    talk.client(produce(("checked-a", 0, expecting(5, b"x")), ("checked-b", 1, expecting(9, b"x"))))
     first = talk.submitted()
     talk.report(m.AppendCompleted(first, PartitionResult(0, 0, 5), None))  # its first attempt was appended
     second = talk.admitted()
     talk.upstream()
-    talk.completed(second, produced(("guarded-b", 1, 0, 9)), PartitionResult(1, 0, 9))
-    assert outcomes(talk.answer()) == {("guarded-a", 0): (0, 5), ("guarded-b", 1): (0, 9)}
+    talk.completed(second, produced(("checked-b", 1, 0, 9)), PartitionResult(1, 0, 9))
+    assert outcomes(talk.answer()) == {("checked-a", 0): (0, 5), ("checked-b", 1): (0, 9)}
 
 
 def test_write_is_proved_once_a_connection() -> None:
@@ -603,8 +605,8 @@ def test_write_is_proved_once_a_connection() -> None:
         talk.refused(talk.submits(correlation=correlation))
         if correlation == 1:
             talk.upstream()
-            talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
-        assert read(talk.answer())[("guarded-a", 0)][:2] == (44, 57)
+            talk.kafka(produced(("checked-a", 0, INVALID_RECORD, -1)))
+        assert read(talk.answer())[("checked-a", 0)][:2] == (44, 57)
 
 
 TRY_AGAIN = PartitionResult(0, NOT_LEADER, error_message="TRY_AGAIN a transaction is open")
@@ -618,15 +620,15 @@ TRY_AGAIN = PartitionResult(0, NOT_LEADER, error_message="TRY_AGAIN a transactio
 )
 def test_outcome_is_for_authorized_writers_only(result: PartitionResult, refusal: str | None, stated: int) -> None:
     talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
+    talk.client(produce(("checked-a", 0, expecting(5, b"x"))))
     result = replace(result, partition=0)
     talk.report(m.AppendCompleted(talk.submitted(), result, refusal))
     if refusal:
-        talk.counted()
+        talk.metric()
     assert [(p.partition, bytes(p.records or b"")) for p in talk.sent_up().topics[0].partitions] == [(0, b"")]
-    talk.kafka(produced(("guarded-a", 0, stated, -1)))
+    talk.kafka(produced(("checked-a", 0, stated, -1)))
     allowed = (result.error_code, result.base_offset, result.error_message)
-    assert read(talk.answer())["guarded-a", 0] == (allowed if stated == INVALID_RECORD else (NOT_AUTHORIZED, -1, None))
+    assert read(talk.answer())["checked-a", 0] == (allowed if stated == INVALID_RECORD else (NOT_AUTHORIZED, -1, None))
 
 
 @pytest.mark.parametrize(
@@ -634,19 +636,19 @@ def test_outcome_is_for_authorized_writers_only(result: PartitionResult, refusal
 )
 def test_silent_kafka_gives_retriable_error_without_reason(result: PartitionResult, silent_seconds: float) -> None:
     talk = Talk()
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
+    talk.client(produce(("checked-a", 0, expecting(5, b"x"))))
     talk.report(m.AppendCompleted(talk.submitted(), replace(result, partition=0), "refused"))
-    talk.counted()
+    talk.metric()
     talk.upstream()
     talk.tick(silent_seconds)
     talk.silent()
     talk.tick(0.8)
-    talk.counted()
-    code, base_offset, message = read(talk.answer())[("guarded-a", 0)]
+    talk.metric()
+    code, base_offset, message = read(talk.answer())[("checked-a", 0)]
     assert (code, base_offset) == (NOT_LEADER, -1)
     assert (message or "").startswith("TRY_AGAIN")
     assert "transaction" not in (message or "")
-    talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
+    talk.kafka(produced(("checked-a", 0, INVALID_RECORD, -1)))
     talk.silent()
 
 
@@ -654,7 +656,7 @@ def test_silent_kafka_gives_retriable_error_without_reason(result: PartitionResu
 def test_unauthorized_state_topic_append_costs_one_query(stated: int) -> None:
     talk = Talk()
     talk.client(produce(("__state", 0, batch(b"unguard everything"))))
-    talk.counted()
+    talk.metric()
     query = talk.upstream()
     assert b"__state" in query
     assert b"unguard" not in query
@@ -666,25 +668,25 @@ def test_unauthorized_state_topic_append_costs_one_query(stated: int) -> None:
 
 def test_write_permission_expires_after_a_time() -> None:
     """A client that is only ever refused here would otherwise keep reading the log end after its right is revoked."""
-    talk = Talk().may_write("guarded-a")
+    talk = Talk().may_write("checked-a")
     for seconds, queried in ((29.0, False), (2.0, True)):
         talk.now += seconds
         talk.refused(talk.submits())
         if not queried:
-            assert read(talk.answer())[("guarded-a", 0)][:2] == (44, 57)
-    assert b"guarded-a" in talk.upstream()
+            assert read(talk.answer())[("checked-a", 0)][:2] == (44, 57)
+    assert b"checked-a" in talk.upstream()
     talk.silent()
 
 
 @pytest.mark.parametrize("clients_log_in", [False, True])
 def test_nothing_is_sent_while_configs_are_unknown(clients_log_in: bool) -> None:
     talk = Talk(is_fresh=False, clients_log_in=clients_log_in)
-    talk.client(produce(("plain", 0, batch(b"p")), ("guarded-a", 0, batch(b"x"))))
-    talk.counted()
-    assert outcomes(talk.answer()) == {("plain", 0): (6, -1), ("guarded-a", 0): (6, -1)}
+    talk.client(produce(("unchecked", 0, batch(b"p")), ("checked-a", 0, batch(b"x"))))
+    talk.metric()
+    assert outcomes(talk.answer()) == {("unchecked", 0): (6, -1), ("checked-a", 0): (6, -1)}
 
 
-@pytest.mark.parametrize("topic", ["guarded-a", "a topic whose check is known only then"])
+@pytest.mark.parametrize("topic", ["checked-a", "a topic whose check is known only then"])
 def test_append_after_refusal_for_unknown_configs_fails_too(topic: str) -> None:
     """Given A, refused because the configs are too old, and B, sent after A and read with newer configs: another
     writer's record may be at A's offset, and B would be appended after that record."""
@@ -692,7 +694,7 @@ def test_append_after_refusal_for_unknown_configs_fails_too(topic: str) -> None:
     second = produce((topic, 0, expecting(6, b"y")), correlation=2)
     talk.services.unread = len(second)
     talk.client(produce((topic, 0, expecting(5, b"x"))))
-    talk.counted()
+    talk.metric()
     assert read(talk.answer())[topic, 0][0] == 6
 
     talk.services.is_fresh = True
@@ -706,7 +708,7 @@ def test_append_after_refusal_for_unknown_configs_fails_too(topic: str) -> None:
 def test_acks_0_append_waits_for_the_configs() -> None:
     """A refusal would lose it: the client gets no answer."""
     talk = Talk(is_fresh=False)
-    query = produce(("plain", 0, batch(b"p")), acks=0)
+    query = produce(("unchecked", 0, batch(b"p")), acks=0)
     talk.client(query)
     assert not talk.next(m.ReadClient).on
     talk.report(m.Tick())
@@ -719,9 +721,9 @@ def test_acks_0_append_waits_for_the_configs() -> None:
 
 
 def test_expired_admission_is_returned_and_requested_again() -> None:
-    talk = Talk(grants_hold=False)
+    talk = Talk(admissions_hold=False)
     pending = talk.submits()
-    talk.grant(pending)
+    talk.admit(pending)
     talk.canceled(pending)
     assert talk.submitted() is pending
     talk.silent()
@@ -731,9 +733,9 @@ def test_expired_admission_is_returned_and_requested_again() -> None:
 def test_appends_sent_before_a_refusal_fail_with_it(where: str) -> None:
     """The second would fit after another writer's record, but its client expects the first there."""
     talk = Talk()
-    first = produce(("guarded-a", 0, expecting(5, b"x")), correlation=1)
-    second = produce(("guarded-a", 0, expecting(6, b"y")), ("guarded-a", 1, expecting(0, b"z")), correlation=2)
-    talk.session._may_write["guarded-a"] = talk.now
+    first = produce(("checked-a", 0, expecting(5, b"x")), correlation=1)
+    second = produce(("checked-a", 0, expecting(6, b"y")), ("checked-a", 1, expecting(0, b"z")), correlation=2)
+    talk.session._may_write["checked-a"] = talk.now
     talk.client(first + second if where == "read together" else first)
     talk.services.unread = len(second) if where == "in the socket" else 0
     talk.refuse(talk.submitted())
@@ -745,29 +747,29 @@ def test_appends_sent_before_a_refusal_fail_with_it(where: str) -> None:
     ]
     assert [pending.partition.partition for pending in others] == [1]  # another partition is another pipeline
     talk.refuse(others[0])
-    code, base_offset, message = read(to_client(talk)[1])[("guarded-a", 0)]
+    code, base_offset, message = read(to_client(talk)[1])[("checked-a", 0)]
     assert (code, base_offset) == (44, -1)
     assert (message or "").startswith("PREDECESSOR_FAILED OFFSET_MISMATCH")
     talk.commands.clear()
-    talk.client(produce(("guarded-a", 0, expecting(6, b"y")), correlation=3))  # sent knowing it
+    talk.client(produce(("checked-a", 0, expecting(6, b"y")), correlation=3))  # sent knowing it
     assert talk.submitted().append.expected_base_offset == 6
 
 
 def test_batch_sent_before_reading_a_failure_fails_too() -> None:
     talk = Talk()
-    first, slow = append(talk, ("guarded-b", 0, expecting(9, b"y")))
+    first, slow = append(talk, ("checked-b", 0, expecting(9, b"y")))
     talk.upstream()
-    talk.kafka(produced(("guarded-a", 0, 45, -1), ("guarded-b", 0, 45, -1)))
+    talk.kafka(produced(("checked-a", 0, 45, -1), ("checked-b", 0, 45, -1)))
     talk.commands.clear()
     talk.refused(first)  # the other partition is not decided, so the client has no answer yet
-    talk.client(produce(("guarded-a", 0, expecting(57, b"sent before the refusal was read")), correlation=2))
-    talk.counted()
+    talk.client(produce(("checked-a", 0, expecting(57, b"sent before the refusal was read")), correlation=2))
+    talk.metric()
     talk.refused(slow)
     one, other = frames(talk.answer())
-    assert read(one) == dict.fromkeys([("guarded-a", 0), ("guarded-b", 0)], (44, 57, MISMATCH.error_message))
-    code, _, message = read(other)["guarded-a", 0]
+    assert read(one) == dict.fromkeys([("checked-a", 0), ("checked-b", 0)], (44, 57, MISMATCH.error_message))
+    code, _, message = read(other)["checked-a", 0]
     assert (code, (message or "").split()[0]) == (44, "PREDECESSOR_FAILED")
-    talk.client(produce(("guarded-a", 0, expecting(57, b"sent after it")), correlation=3))
+    talk.client(produce(("checked-a", 0, expecting(57, b"sent after it")), correlation=3))
     talk.submitted()
 
 
@@ -776,10 +778,10 @@ def test_batch_sent_before_reading_a_failure_fails_too() -> None:
 
 def test_checked_acks_0_append_is_acknowledged_internally() -> None:
     talk = Talk()
-    talk.client(produce(("guarded-a", 0, batch(b"x")), acks=0))
+    talk.client(produce(("checked-a", 0, batch(b"x")), acks=0))
     pending = talk.admitted()
     assert talk.sent_up().acks == -1
-    talk.completed(pending, produced(("guarded-a", 0, 0, 5)), PartitionResult(0, 0, 5))
+    talk.completed(pending, produced(("checked-a", 0, 0, 5)), PartitionResult(0, 0, 5))
     talk.silent()
     assert talk.session.drained
 
@@ -792,7 +794,7 @@ def test_lost_client_keeps_upstream_until_outcome_is_known() -> None:
     pending = talk.sends()
     talk.report(m.ClientLost())
     talk.silent()
-    talk.kafka(produced(("guarded-a", 0, 0, 5)))
+    talk.kafka(produced(("checked-a", 0, 0, 5)))
     assert talk.next(m.ToSequencer).event == g.Answered(pending, PartitionResult(0, 0, 5, -1, 0))
     talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
     talk.next(m.CloseUpstream)
@@ -828,15 +830,15 @@ def test_lost_connection_cancels_waiting_appends_at_once(end: m.Event) -> None:
     talk.canceled(first, second)
     talk.next(m.CloseUpstream if isinstance(end, m.ClientLost) else m.CloseClient)
     assert talk.services.free_bytes == 1 << 20
-    talk.grant(second)  # was on its way
+    talk.admit(second)  # was on its way
     talk.canceled(second)
     talk.silent()
 
 
 def test_unread_requests_of_lost_client_are_dropped() -> None:
     talk = Talk()
-    behind = produce(("guarded-b", 0, expecting(5, b"x")), correlation=2)
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))) + behind[:-1])
+    behind = produce(("checked-b", 0, expecting(5, b"x")), correlation=2)
+    talk.client(produce(("checked-a", 0, expecting(5, b"x"))) + behind[:-1])
     talk.submitted()
     talk.report(m.ClientLost())
     assert talk.session.finished
@@ -848,9 +850,9 @@ def test_late_outcome_is_answered_as_timed_out() -> None:
     pending = talk.sends(timeout_ms=1000)
     talk.tick(0.95)
     talk.lost(pending)  # others must not wait for a stalled broker
-    talk.counted()
-    assert read(talk.answer())[("guarded-a", 0)][0] == TIMED_OUT
-    talk.completed(pending, produced(("guarded-a", 0, 0, 5)), PartitionResult(0, 0, 5))
+    talk.metric()
+    assert read(talk.answer())[("checked-a", 0)][0] == TIMED_OUT
+    talk.completed(pending, produced(("checked-a", 0, 0, 5)), PartitionResult(0, 0, 5))
     talk.silent()
     assert talk.session.drained
 
@@ -858,11 +860,11 @@ def test_late_outcome_is_answered_as_timed_out() -> None:
 def test_append_after_an_unknown_one_fails_too() -> None:
     """It was not read earlier because another append waited. Another writer's record may be where the first was
     expected."""
-    talk = Talk().may_write("guarded-a", "guarded-b")
+    talk = Talk().may_write("checked-a", "checked-b")
     first = talk.sends(timeout_ms=1000)
     talk.client(
-        produce(("guarded-b", 0, expecting(1, b"y")), correlation=2, timeout_ms=9000)
-        + produce(("guarded-a", 0, expecting(6, b"z")), correlation=3)
+        produce(("checked-b", 0, expecting(1, b"y")), correlation=2, timeout_ms=9000)
+        + produce(("checked-a", 0, expecting(6, b"z")), correlation=3)
     )
     waiting = talk.submitted()
     assert not talk.next(m.ReadClient).on
@@ -871,7 +873,7 @@ def test_append_after_an_unknown_one_fails_too() -> None:
     talk.commands.clear()
     talk.refuse(waiting)
     assert not [c for c in talk.commands if isinstance(c, m.ToSequencer)]
-    code, _, message = read(to_client(talk)[1])["guarded-a", 0]
+    code, _, message = read(to_client(talk)[1])["checked-a", 0]
     assert (code, (message or "").split()[0]) == (TIMED_OUT, "PREDECESSOR_FAILED")
 
 
@@ -879,25 +881,25 @@ def test_append_submitted_before_predecessors_end_fails_too() -> None:
     """1. Each of two requests has two partitions.
     2. The second is admitted at one of them and submitted at the other.
     3. There the first fails, so the sequencer would admit the second."""
-    talk = Talk().may_write("guarded-a", "guarded-b")
-    _, first = append(talk, ("guarded-b", 0, expecting(5, b"x")))
+    talk = Talk().may_write("checked-a", "checked-b")
+    _, first = append(talk, ("checked-b", 0, expecting(5, b"x")))
     talk.upstream()
-    talk.client(produce(("guarded-a", 0, expecting(6, b"y")), ("guarded-b", 0, expecting(6, b"y")), correlation=2))
-    talk.grant(talk.submitted())
+    talk.client(produce(("checked-a", 0, expecting(6, b"y")), ("checked-b", 0, expecting(6, b"y")), correlation=2))
+    talk.admit(talk.submitted())
     crossing = talk.submitted()
     talk.refused(first)
-    talk.grant(crossing)
-    talk.counted()
+    talk.admit(crossing)
+    talk.metric()
     talk.canceled(crossing)
     assert isinstance(talk.next(m.ToSequencer).event, g.Sent)
     sent = talk.sent_up()
-    assert [topic.name for topic in sent.topics] == ["guarded-a"]
+    assert [topic.name for topic in sent.topics] == ["checked-a"]
     talk.silent()
 
 
 def test_unawaited_append_also_times_out() -> None:
     talk = Talk()
-    talk.client(produce(("guarded-a", 0, batch(b"x")), acks=0, timeout_ms=1000))
+    talk.client(produce(("checked-a", 0, batch(b"x")), acks=0, timeout_ms=1000))
     pending = talk.admitted()
     talk.upstream()
     talk.tick(0.95)
@@ -944,7 +946,7 @@ def test_permission_probe_waits_for_half_sent_frame() -> None:
     pending = talk.sends()
     rest = half_a_later_frame(talk)
     talk.report(m.AppendCompleted(pending, replace(MISMATCH, partition=0), "offset_mismatch"))
-    talk.counted()
+    talk.metric()
     talk.silent()
     talk.client(rest)
     sent = talk.upstream()
@@ -953,21 +955,21 @@ def test_permission_probe_waits_for_half_sent_frame() -> None:
 
 
 def test_append_is_not_resent_within_client_frame() -> None:
-    talk = Talk().may_write("guarded-a")
+    talk = Talk().may_write("checked-a")
     pending = talk.sends()
     half_a_later_frame(talk)
     talk.report(m.AppendAdmitted(pending))
-    assert talk.next(m.TopicStale) == m.TopicStale("guarded-a")
-    talk.counted()
+    assert talk.next(m.TopicStale) == m.TopicStale("checked-a")
+    talk.metric()
     talk.canceled(pending)
-    assert read(talk.answer())[("guarded-a", 0)][0] == NOT_LEADER
+    assert read(talk.answer())[("checked-a", 0)][0] == NOT_LEADER
 
 
 # ------------------------------------------------------------------------------------------------------ transactions v1
 
 
 class Joining(Unchanged):
-    """AddPartitionsToTxn adds `guarded-a` 0, or WriteTxnMarkers writes there."""
+    """AddPartitionsToTxn adds `checked-a` 0, or WriteTxnMarkers writes there."""
 
     def __init__(self, put_off: bytes, transactional_id: str = "app") -> None:
         self.put_off = put_off
@@ -981,7 +983,7 @@ class Joining(Unchanged):
         return RequestRewriter(forward, finish=finish, joins=self.joins, answer_later=lambda: self.put_off)
 
 
-WHERE = TopicPartition("guarded-a", 0)
+WHERE = TopicPartition("checked-a", 0)
 
 
 def about_to_join(*, put_off: bytes = b"", may_use: str | None = None) -> Talk:
@@ -1057,34 +1059,34 @@ def test_join_is_not_sent_after_timeout_or_disconnect(end: str) -> None:
 
 
 def test_unchecked_topic_without_id_is_sent_by_name() -> None:
-    talk = Talk(newest_produce=13, unknown_topics=frozenset({"plain"}))
-    pending_appends = append(talk, ("plain", 0, batch(b"v")))
+    talk = Talk(newest_produce=13, unknown_topics=frozenset({"unchecked"}))
+    pending_appends = append(talk, ("unchecked", 0, batch(b"v")))
     first, second = (parse_produce_request(memoryview(each)[4:]) for each in frames(talk.upstream()))
     assert (first.api_version, first.topics[0].topic_id, first.acks) == (13, T_ID, -1)
-    assert (second.api_version, [topic.name for topic in second.topics]) == (9, ["plain"])
-    talk.kafka(produced(("guarded-a", 0, 0, 5), version=13, by_id=True))
-    talk.kafka(produced(("plain", 0, 0, 70)))
+    assert (second.api_version, [topic.name for topic in second.topics]) == (9, ["unchecked"])
+    talk.kafka(produced(("checked-a", 0, 0, 5), version=13, by_id=True))
+    talk.kafka(produced(("unchecked", 0, 0, 70)))
     talk.next(m.ToSequencer)
     talk.report(m.AppendCompleted(pending_appends[0], PartitionResult(0, 0, 5), None))
-    assert outcomes(talk.answer()) == {("guarded-a", 0): (0, 5), ("plain", 0): (0, 70)}
+    assert outcomes(talk.answer()) == {("checked-a", 0): (0, 5), ("unchecked", 0): (0, 70)}
 
 
 def test_checked_topic_without_id_gets_retriable_error() -> None:
-    talk = Talk(newest_produce=13, unknown_topics=frozenset({"guarded-a"})).may_write("guarded-a")
+    talk = Talk(newest_produce=13, unknown_topics=frozenset({"checked-a"})).may_write("checked-a")
     pending = talk.submits()
-    talk.grant(pending)
-    assert talk.next(m.TopicStale) == m.TopicStale("guarded-a")
-    talk.counted()
+    talk.admit(pending)
+    assert talk.next(m.TopicStale) == m.TopicStale("checked-a")
+    talk.metric()
     talk.canceled(pending)
-    assert read(talk.answer())[("guarded-a", 0)][0] == NOT_LEADER
+    assert read(talk.answer())[("checked-a", 0)][0] == NOT_LEADER
 
 
 def test_append_after_unknown_topic_id_fails_too() -> None:
-    talk = Talk(newest_produce=13, unknown_topics=frozenset({"guarded-a"})).may_write("guarded-a")
-    second = produce(("guarded-a", 0, expecting(6, b"y")), correlation=2)
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
+    talk = Talk(newest_produce=13, unknown_topics=frozenset({"checked-a"})).may_write("checked-a")
+    second = produce(("checked-a", 0, expecting(6, b"y")), correlation=2)
+    talk.client(produce(("checked-a", 0, expecting(5, b"x"))))
     talk.services.unread = len(second)
-    talk.grant(talk.submitted())
+    talk.admit(talk.submitted())
     talk.services.unknown_topics = frozenset()
     assert read_later(talk, second) == (NOT_LEADER, "PREDECESSOR_FAILED")
 
@@ -1093,9 +1095,9 @@ def test_append_after_unknown_topic_id_fails_too() -> None:
 
 
 def test_pipelined_appends_fail_with_the_same_message() -> None:
-    talk = Talk(newest_produce=12).may_write("guarded-a")
+    talk = Talk(newest_produce=12).may_write("checked-a")
     batches = [expecting(6 + i, b"x") for i in range(3)]  # after one that failed
-    talk.client(b"".join(produce(("guarded-a", 0, each), correlation=1 + i) for i, each in enumerate(batches)))
+    talk.client(b"".join(produce(("checked-a", 0, each), correlation=1 + i) for i, each in enumerate(batches)))
     second = talk.submitted()
     behind = "PREDECESSOR_FAILED TRY_AGAIN later"  # the sequencer's message
     talk.report(m.AppendCompleted(second, PartitionResult(0, NOT_LEADER, error_message=behind), None))
@@ -1105,19 +1107,19 @@ def test_pipelined_appends_fail_with_the_same_message() -> None:
 
 
 def test_append_waiting_at_another_sequencer_still_fails() -> None:
-    talk = Talk().may_write("guarded-b")
-    talk.client(produce(("guarded-b", 0, expecting(5, b"x"))))
+    talk = Talk().may_write("checked-b")
+    talk.client(produce(("checked-b", 0, expecting(5, b"x"))))
     first = talk.admitted()
     talk.upstream()
-    talk.client(produce(("guarded-a", 0, expecting(1, b"y")), ("guarded-b", 0, expecting(6, b"z")), correlation=2))
-    waiting = talk.submitted()  # at guarded-a
+    talk.client(produce(("checked-a", 0, expecting(1, b"y")), ("checked-b", 0, expecting(6, b"z")), correlation=2))
+    waiting = talk.submitted()  # at checked-a
     talk.report(m.AppendCompleted(first, PartitionResult(0, NOT_LEADER, -1), None))
-    assert read(talk.answer())[("guarded-b", 0)][0] == NOT_LEADER
-    talk.grant(waiting)
-    talk.counted()  # the other one is never submitted
+    assert read(talk.answer())[("checked-b", 0)][0] == NOT_LEADER
+    talk.admit(waiting)
+    talk.metric()  # the other one is never submitted
     talk.sent(waiting)
     sent = talk.upstream()
-    assert [topic.name for topic in parse_produce_request(memoryview(sent[4:])).topics] == ["guarded-a"]
+    assert [topic.name for topic in parse_produce_request(memoryview(sent[4:])).topics] == ["checked-a"]
 
 
 # ------------------------------------------------------------------------------------------------------------ bad peers
@@ -1138,7 +1140,7 @@ def test_invalid_answer_during_close_fails_the_append() -> None:
     talk.client(struct.pack(">i", talk.services.frame_bytes_max)[1:])
     talk.client(struct.pack(">hhi", 32_000, 0, 9))
     assert talk.next(m.CloseClient).fault is ClientProtocolError
-    talk.kafka(produced(("guarded-a", 1, 0, 5)))
+    talk.kafka(produced(("checked-a", 1, 0, 5)))
     talk.lost(pending)
     talk.next(m.CloseUpstream)
 
@@ -1278,7 +1280,7 @@ def test_relayed_answers_need_no_quota() -> None:
 
 def test_one_session_at_a_time_gets_new_quota() -> None:
     """With a hundred clients that query all metadata and never read, another client had 0 appends per second."""
-    services = Around(in_flight_requests_max=100)
+    services = ServicesStandIn(in_flight_requests_max=100)
     dispatcher = Dispatcher(services, ChangesAnswers(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     queried = b"".join(request(METADATA, 9, correlation) for correlation in range(10))
     answers = b"".join(response(correlation, bytes(4000)) for correlation in range(10))
@@ -1327,32 +1329,32 @@ def test_unusable_broker_id_closes_only_the_connection() -> None:
 
 # -------------------------------------------------------- partitions that are absent, or cannot be appended to for long
 
-ABSENT = TopicPartition("guarded-b", 7)
+ABSENT = TopicPartition("checked-b", 7)
 UNKNOWN_PARTITION = 3
 
 
 def test_absent_partitions_are_answered_before_waiting() -> None:
     talk = Talk()
-    talk.services.absent = {TopicPartition("guarded-b", each) for each in range(2000)}
-    absent = [("guarded-b", each, batch(b"x")) for each in range(2000)]
+    talk.services.absent = {TopicPartition("checked-b", each) for each in range(2000)}
+    absent = [("checked-b", each, batch(b"x")) for each in range(2000)]
     talk.services.frame_bytes_max = talk.services.free_bytes = 1 << 24
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), *absent))
+    talk.client(produce(("checked-a", 0, expecting(5, b"x")), *absent))
     talk.read_elsewhere()
-    assert talk.next(m.TopicStale).topic == "guarded-b"  # once, and nothing is submitted meanwhile
+    assert talk.next(m.TopicStale).topic == "checked-b"  # once, and nothing is submitted meanwhile
     talk.silent()
     assert talk.session.needs_ticks
-    talk.services.confirmed_at["guarded-b"] = talk.now
+    talk.services.confirmed_at["checked-b"] = talk.now
     talk.report(m.TopicNews())
     for _ in absent:
-        talk.counted()
+        talk.metric()
     pending = talk.submitted()
-    assert pending.partition == TopicPartition("guarded-a", 0)
-    talk.grant(pending)
+    assert pending.partition == TopicPartition("checked-a", 0)
+    talk.admit(pending)
     talk.sent(pending)
     talk.upstream()
-    talk.completed(pending, produced(("guarded-a", 0, 0, 5)), PartitionResult(0, 0, 5))
+    talk.completed(pending, produced(("checked-a", 0, 0, 5)), PartitionResult(0, 0, 5))
     got = read(talk.answer())
-    assert got.pop(("guarded-a", 0)) == (0, 5, None)
+    assert got.pop(("checked-a", 0)) == (0, 5, None)
     assert set(got.values()) == {(UNKNOWN_PARTITION, -1, None)}
     assert len(got) == 2000
 
@@ -1363,7 +1365,7 @@ def test_new_partition_is_appended_once_metadata_shows_it() -> None:
     talk.client(produce((*ABSENT, expecting(0, b"x"))))
     talk.next(m.TopicStale)
     talk.services.absent = set()
-    talk.services.confirmed_at["guarded-b"] = talk.now
+    talk.services.confirmed_at["checked-b"] = talk.now
     talk.report(m.TopicNews())
     assert talk.submitted().partition == ABSENT
 
@@ -1371,7 +1373,7 @@ def test_new_partition_is_appended_once_metadata_shows_it() -> None:
 def test_metadata_older_than_request_does_not_prove_absence() -> None:
     talk = Talk()
     talk.services.absent = {ABSENT}
-    talk.services.confirmed_at["guarded-b"] = talk.now - 0.1
+    talk.services.confirmed_at["checked-b"] = talk.now - 0.1
     talk.client(produce((*ABSENT, expecting(0, b"x"))))
     talk.next(m.TopicStale)
     talk.silent()
@@ -1384,7 +1386,7 @@ def test_absent_partition_is_retriable_without_timely_metadata() -> None:
     talk.now += 1.1
     talk.commands.clear()
     talk.report(m.Tick())
-    talk.counted()
+    talk.metric()
     assert read(talk.answer())[ABSENT][:2] == (NOT_LEADER, -1)
 
 
@@ -1394,11 +1396,11 @@ def test_append_after_one_to_absent_partition_fails_too() -> None:
     idempotent = {"producer": (1000, 0, 0)}
     second = produce((*ABSENT, batch(b"y", producer=(1000, 0, 1))), correlation=2)
     talk.client(produce((*ABSENT, batch(b"x", **idempotent))))
-    talk.services.confirmed_at["guarded-b"] = talk.now
+    talk.services.confirmed_at["checked-b"] = talk.now
     talk.services.unread = len(second)
     talk.commands.clear()
     talk.report(m.TopicNews())
-    talk.counted()
+    talk.metric()
     assert read(talk.answer())[ABSENT][0] == UNKNOWN_PARTITION
     talk.services.absent = set()
     assert read_later(talk, second)[0] == UNKNOWN_PARTITION  # it would have been appended without its predecessor
@@ -1408,21 +1410,23 @@ def test_unproved_success_is_unknown_and_not_retriable() -> None:
     """Kafka answered -1 and appended; the sequencer found the batch; Kafka does not confirm WRITE."""
     talk = Talk()
     pending = talk.sends()
-    talk.completed(pending, produced(("guarded-a", 0, -1, -1)), PartitionResult(0, 0, 5))
-    assert partitions_of(talk.upstream()) == {("guarded-a", 0)}  # an empty append: whether it may
+    talk.completed(pending, produced(("checked-a", 0, -1, -1)), PartitionResult(0, 0, 5))
+    assert partitions_of(talk.upstream()) == {("checked-a", 0)}  # an empty append: whether it may
     talk.tick(3.0)
-    talk.counted()
-    assert read(talk.answer())["guarded-a", 0][0] == TIMED_OUT
+    talk.metric()
+    assert read(talk.answer())["checked-a", 0][0] == TIMED_OUT
 
 
 def in_part() -> tuple[Talk, g.PendingAppend, g.PendingAppend]:
-    """An append to guarded-a was sent before the one to guarded-b, which waits."""
-    talk = Talk().may_write("guarded-a", "guarded-b")
+    """An append to checked-a was sent before the one to checked-b, which waits."""
+    talk = Talk().may_write("checked-a", "checked-b")
     talk.client(
-        produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x")), ("plain", 2, batch(b"p")))
+        produce(
+            ("checked-a", 0, expecting(5, b"x")), ("checked-b", 1, expecting(9, b"x")), ("unchecked", 2, batch(b"p"))
+        )
     )
     first = talk.submitted()
-    talk.grant(first)
+    talk.admit(first)
     second = talk.submitted()
     assert talk.session.needs_ticks
     talk.tick(0.01)
@@ -1439,16 +1443,16 @@ def partitions_of(frame: bytes) -> set[tuple[str, int]]:
 
 def test_admitted_append_is_sent_before_slow_one() -> None:
     talk, first, second = in_part()
-    assert partitions_of(talk.upstream()) == {("guarded-a", 0), ("plain", 2)}
-    talk.kafka(produced(("guarded-a", 0, 0, 5), ("plain", 2, 0, 70)))
+    assert partitions_of(talk.upstream()) == {("checked-a", 0), ("unchecked", 2)}
+    talk.kafka(produced(("checked-a", 0, 0, 5), ("unchecked", 2, 0, 70)))
     assert talk.next(m.ToSequencer).event == g.Answered(first, PartitionResult(0, 0, 5, -1, 0))
     talk.report(m.AppendCompleted(first, PartitionResult(0, 0, 5), None))
     talk.silent()
-    talk.grant(second)
+    talk.admit(second)
     talk.sent(second)
-    assert partitions_of(talk.upstream()) == {("guarded-b", 1)}
-    talk.completed(second, produced(("guarded-b", 1, 0, 9)), PartitionResult(1, 0, 9))
-    assert outcomes(talk.answer()) == {("guarded-a", 0): (0, 5), ("guarded-b", 1): (0, 9), ("plain", 2): (0, 70)}
+    assert partitions_of(talk.upstream()) == {("checked-b", 1)}
+    talk.completed(second, produced(("checked-b", 1, 0, 9)), PartitionResult(1, 0, 9))
+    assert outcomes(talk.answer()) == {("checked-a", 0): (0, 5), ("checked-b", 1): (0, 9), ("unchecked", 2): (0, 70)}
     assert talk.services.free_bytes == 1 << 20
 
 
@@ -1458,10 +1462,10 @@ def test_drain_reports_sent_appends_unknown_and_unsent_retriable() -> None:
     talk.report(m.Drain(talk.now + 0.05))
     talk.canceled(second)
     talk.lost(first)  # its outcome is read from the log
-    talk.counted()
+    talk.metric()
     assert not talk.next(m.ReadClient).on
     got = {key: value[0] for key, value in read(talk.answer()).items()}
-    assert got == {("guarded-a", 0): TIMED_OUT, ("guarded-b", 1): NOT_LEADER, ("plain", 2): TIMED_OUT}
+    assert got == {("checked-a", 0): TIMED_OUT, ("checked-b", 1): NOT_LEADER, ("unchecked", 2): TIMED_OUT}
 
 
 def test_lost_upstream_leaves_only_sent_appends_in_doubt() -> None:
@@ -1480,7 +1484,7 @@ def test_lost_client_cancels_only_unsent_appends(answered: bool) -> None:
     talk.upstream()
 
     def answer() -> None:
-        talk.completed(first, produced(("guarded-a", 0, 0, 5), ("plain", 2, 0, 70)), PartitionResult(0, 0, 5))
+        talk.completed(first, produced(("checked-a", 0, 0, 5), ("unchecked", 2, 0, 70)), PartitionResult(0, 0, 5))
 
     if answered:
         answer()
@@ -1499,22 +1503,22 @@ def test_whole_request_blocks_no_partition_while_waiting() -> None:
     talk.tick(0.03)
     talk.canceled(first)
     talk.silent()
-    talk.grant(second)
+    talk.admit(second)
     talk.canceled(second)  # or two requests could wait for each other
     assert talk.submitted() is first
-    talk.grant(first)
+    talk.admit(first)
     assert talk.submitted() is second
-    talk.grant(second)
+    talk.admit(second)
     talk.sent(first, second)
-    assert partitions_of(talk.upstream()) == {("guarded-a", 0), ("guarded-b", 1)}
+    assert partitions_of(talk.upstream()) == {("checked-a", 0), ("checked-b", 1)}
 
 
 def test_partitions_after_a_slow_one_get_retriable_error() -> None:
-    talk = Talk().may_write("guarded-a", "guarded-b")
-    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x")), timeout_ms=3000))
+    talk = Talk().may_write("checked-a", "checked-b")
+    talk.client(produce(("checked-a", 0, expecting(5, b"x")), ("checked-b", 1, expecting(9, b"x")), timeout_ms=3000))
     first = talk.submitted()
     talk.now += 2.8
     talk.report(m.AppendCompleted(first, PartitionResult(0, NOT_LEADER), "try_again"))
-    talk.counted()
-    talk.counted()
+    talk.metric()
+    talk.metric()
     assert {value[0] for value in read(talk.answer()).values()} == {NOT_LEADER}

@@ -27,8 +27,8 @@ from fencepost_proxy.wire.control import (
     parse_request_header,
 )
 from fencepost_proxy.wire.schema import Message
-from tests.unit.test_assignment_filter import Grown
-from tests.unit.test_session import Around
+from tests.unit.test_assignment_filter import Expanded
+from tests.unit.test_session import ServicesStandIn
 from tests.unit.test_session import Talk as SessionTalk
 
 P2 = TopicPartition("orders", 2)
@@ -46,11 +46,11 @@ class Talk(SessionTalk):
 
     def __post_init__(self) -> None:
         known = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__state")
-        assignment_filter = AssignmentFilter(self.watch, Grown(), lambda: self.now)
+        assignment_filter = AssignmentFilter(self.watch, Expanded(), lambda: self.now)
         rewriters = RequestRewriters(
             AddressBook(1), lambda: known, frozenset[int], lambda nodes: None, assignment_filter
         )
-        self.services = Around(relayed_versions=relayed_versions_without(FOLLOWING))
+        self.services = ServicesStandIn(relayed_versions=relayed_versions_without(FOLLOWING))
         self.session = Session(1, "proxy.local", self.services, rewriters, 0.0)
         self.commands = []
         self.now = 100.0
@@ -161,7 +161,7 @@ def test_the_state_topic_is_not_assigned(expanded: bool) -> None:
     """It is removed from subscriptions, owned partitions and assignments, with and without expansions."""
     state, other = UUID(int=9), UUID(int=8)
     known = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__state", state)
-    assignment_filter = AssignmentFilter(Watch(), Grown(), lambda: 100.0) if expanded else None
+    assignment_filter = AssignmentFilter(Watch(), Expanded(), lambda: 100.0) if expanded else None
     rewriters = RequestRewriters(AddressBook(1), lambda: known, frozenset[int], lambda nodes: None, assignment_filter)
     key = apis.CONSUMER_GROUP_HEARTBEAT
     both = [Message(topic_id=state, partitions=[0]), Message(topic_id=other, partitions=[0])]

@@ -23,7 +23,7 @@ TXN, ID, EPOCH = "transfer", 77, 3
 OK, NOT_LEADER, REQUEST_TIMED_OUT, POLICY_VIOLATION = 0, 6, 7, 44
 CONCURRENT, UNKNOWN_PRODUCER_ID, ABORTABLE = 51, 59, 120
 LOADING, WRONG_COORDINATOR, INVALID_PRODUCER_ID_MAPPING, DENIED = 14, 16, 49, 53
-APPEND = Append("guarded-a", 0, 1, expected_base_offset=5, producer_id=ID, producer_epoch=EPOCH, base_sequence=0)
+APPEND = Append("checked-a", 0, 1, expected_base_offset=5, producer_id=ID, producer_epoch=EPOCH, base_sequence=0)
 PASS = Decision(Outcome.PASS, "passed")
 REFUSE = Decision(Outcome.REFUSE, "append_refused", "OFFSET_MISMATCH …")
 LATER = Decision(Outcome.LATER, "unknown")
@@ -70,7 +70,7 @@ def append(
     records = bytearray(batch(b"x", expected=expected, producer=Producer(ID, EPOCH, sequence), transactional=True))
     if corrupt:
         records[-1] ^= 1
-    return produce({"guarded-a": dict.fromkeys(partitions or (0,), bytes(records))}, correlation=correlation)
+    return produce({"checked-a": dict.fromkeys(partitions or (0,), bytes(records))}, correlation=correlation)
 
 
 def commits(talk: Talk, decision: Decision = PASS, **how: int) -> m.ValidateCommit:
@@ -120,7 +120,7 @@ def test_its_answer_waits_for_those_before_it() -> None:
     talk.client(request(HEARTBEAT, 4, 1))
     talk.upstream()
     commits(talk, REFUSE, correlation=2)
-    talk.counted()
+    talk.metric()
     talk.silent()
     talk.kafka(response(1))
     answer = talk.answer()
@@ -210,7 +210,7 @@ def test_commit_validated_elsewhere_also_counts_as_queued(end: m.Event | None) -
     assert commits(later, LATER).may_be_committed
     later.answer()
     later.client(append())
-    later.counted()
+    later.metric()
     assert later.next(m.RecordAbortOnly).abort_only.pending is not None
 
 
@@ -297,8 +297,8 @@ def land(talk: Talk, sequence: int = 0) -> None:
     talk.sent(pending)
     talk.upstream()
     assert transaction(talk).has_partitions
-    talk.completed(pending, produced(("guarded-a", 0, OK, 5), version=11), PartitionResult(0, OK, 5))
-    assert read(talk.answer(), 11)["guarded-a", 0][:2] == (OK, 5)
+    talk.completed(pending, produced(("checked-a", 0, OK, 5), version=11), PartitionResult(0, OK, 5))
+    assert read(talk.answer(), 11)["checked-a", 0][:2] == (OK, 5)
 
 
 def refuse(talk: Talk, error: int = POLICY_VIOLATION, **settings: Any) -> AbortOnly:
@@ -308,7 +308,7 @@ def refuse(talk: Talk, error: int = POLICY_VIOLATION, **settings: Any) -> AbortO
     talk.report(
         m.AppendCompleted(pending, PartitionResult(0, error, 57, error_message="OFFSET_MISMATCH …"), "offset_mismatch")
     )
-    talk.counted()
+    talk.metric()
     prove(talk)
     return talk.next(m.RecordAbortOnly).abort_only
 
@@ -317,7 +317,7 @@ def prove(talk: Talk) -> None:
     """WRITE, where it is not yet proved."""
     if talk.commands and isinstance(talk.commands[0], m.ToUpstream):
         talk.upstream()
-        talk.kafka(produced(("guarded-a", 0, 87, -1), version=9))
+        talk.kafka(produced(("checked-a", 0, 87, -1), version=9))
 
 
 def test_appended_batch_is_recorded_in_its_transaction() -> None:
@@ -334,20 +334,20 @@ def test_refusal_is_recorded_before_it_is_answered() -> None:
     assert abort_only.pending is None
     talk.silent()
     talk.report(m.AbortOnlyRecorded(1, True))
-    assert read(talk.answer(), 11)["guarded-a", 0] == (POLICY_VIOLATION, 57, "OFFSET_MISMATCH …")
+    assert read(talk.answer(), 11)["checked-a", 0] == (POLICY_VIOLATION, 57, "OFFSET_MISMATCH …")
 
 
 def test_unstorable_refusal_becomes_a_retriable_error() -> None:
     talk = proved_talk()
     refuse(talk)
     talk.report(m.AbortOnlyRecorded(1, False))
-    error, base_offset, message = read(talk.answer(), 11)["guarded-a", 0]
+    error, base_offset, message = read(talk.answer(), 11)["checked-a", 0]
     assert (error, base_offset) == (NOT_LEADER, -1)
     assert (message or "").startswith("TRY_AGAIN")
     # The next refusal is recorded under another name.
     refuse(talk)
     talk.report(m.AbortOnlyRecorded(2, True))
-    assert read(talk.answer(), 11)["guarded-a", 0][0] == POLICY_VIOLATION
+    assert read(talk.answer(), 11)["checked-a", 0][0] == POLICY_VIOLATION
 
 
 def test_repeated_refusal_is_recorded_once() -> None:
@@ -359,7 +359,7 @@ def test_repeated_refusal_is_recorded_once() -> None:
             talk.submitted(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="…"), "mismatch"
         )
         talk.report(end)
-        talk.counted()
+        talk.metric()
         prove(talk)
         recording = talk.next(m.RecordAbortOnly)
         for record in encode_abort_only_record(recording.abort_only, recording.instead_of):
@@ -367,7 +367,7 @@ def test_repeated_refusal_is_recorded_once() -> None:
             if (name := cleared(record)) is not None:
                 talk.services.transactions.cleared(name)
         talk.report(m.AbortOnlyRecorded(recording.token, True))
-        assert read(talk.answer(), 11)["guarded-a", 0][0] == POLICY_VIOLATION
+        assert read(talk.answer(), 11)["checked-a", 0][0] == POLICY_VIOLATION
         assert [each.name for each in view.of(ID, EPOCH)] == [recording.abort_only.name], f"refused {number} times"
         assert transaction(talk).refused
         assert len(transaction(talk).names) == 1
@@ -381,7 +381,7 @@ def test_retriable_refusal_replaces_no_other_record() -> None:
     talk.answer()
     talk.client(append(1))
     talk.report(m.AppendCompleted(talk.submitted(), PartitionResult(1, NOT_LEADER), "try_again"))
-    talk.counted()
+    talk.metric()
     assert not talk.next(m.RecordAbortOnly).instead_of
 
 
@@ -389,8 +389,8 @@ def test_late_abort_only_record_gives_retriable_error() -> None:
     talk = proved_talk()
     refuse(talk)
     talk.tick(3)
-    talk.counted()
-    assert read(talk.answer(), 11)["guarded-a", 0][0] == NOT_LEADER
+    talk.metric()
+    assert read(talk.answer(), 11)["checked-a", 0][0] == NOT_LEADER
     talk.report(m.AbortOnlyRecorded(1, True))
     talk.silent()
     assert talk.session.drained
@@ -401,7 +401,7 @@ def test_retriable_error_is_answered_even_if_unrecorded() -> None:
     abort_only = refuse(talk, NOT_LEADER)
     assert abort_only.pending is not None
     talk.report(m.AbortOnlyRecorded(1, False))
-    assert read(talk.answer(), 11)["guarded-a", 0] == (NOT_LEADER, 57, "OFFSET_MISMATCH …")
+    assert read(talk.answer(), 11)["checked-a", 0] == (NOT_LEADER, 57, "OFFSET_MISMATCH …")
 
 
 def test_failed_unconditional_append_is_not_a_refusal() -> None:
@@ -409,19 +409,19 @@ def test_failed_unconditional_append_is_not_a_refusal() -> None:
     talk.client(append(expected=None))
     pending = talk.admitted(fenced=False)
     talk.upstream()
-    talk.completed(pending, produced(("guarded-a", 0, 10, -1), version=11), PartitionResult(0, 10))
-    assert read(talk.answer(), 11)["guarded-a", 0][0] == 10
+    talk.completed(pending, produced(("checked-a", 0, 10, -1), version=11), PartitionResult(0, 10))
+    assert read(talk.answer(), 11)["checked-a", 0][0] == 10
     assert transaction(talk).refused is None
 
 
 def test_unreadable_batch_is_handled_as_conditional() -> None:
     talk = proved_talk()
     talk.client(append(corrupt=True))
-    talk.counted()
+    talk.metric()
     abort_only = talk.next(m.RecordAbortOnly).abort_only
     assert abort_only.pending is not None  # CORRUPT_MESSAGE: clients send it again
     talk.report(m.AbortOnlyRecorded(1, True))
-    assert read(talk.answer(), 11)["guarded-a", 0][0] == 2
+    assert read(talk.answer(), 11)["checked-a", 0][0] == 2
 
 
 def test_unanswered_append_is_pending_until_outcome_is_known() -> None:
@@ -429,10 +429,10 @@ def test_unanswered_append_is_pending_until_outcome_is_known() -> None:
     pending = send(talk)
     talk.tick(3)
     assert talk.next(m.ToSequencer).event == g.Lost(pending)
-    talk.counted()
+    talk.metric()
     recording = talk.next(m.RecordAbortOnly)
     assert recording.abort_only.pending is not None
-    assert read(talk.answer(), 11)["guarded-a", 0][0] == 7
+    assert read(talk.answer(), 11)["checked-a", 0][0] == 7
     assert transaction(talk).pending
     talk.report(m.AppendCompleted(pending, PartitionResult(0, OK, 5), None))
     assert not transaction(talk).pending
@@ -446,7 +446,7 @@ def test_a_client_that_left_is_not_waited_for() -> None:
     talk.report(m.ClientLost())
     talk.completed(
         pending,
-        produced(("guarded-a", 0, OK, 6), version=11),
+        produced(("checked-a", 0, OK, 6), version=11),
         PartitionResult(0, POLICY_VIOLATION, 6, error_message="OFFSET_VIOLATION"),
     )
     assert talk.next(m.RecordAbortOnly).abort_only.reason == "OFFSET_VIOLATION"
@@ -490,12 +490,12 @@ def test_unstored_refusal_with_unanswered_append_becomes_retriable() -> None:
     pending = send_beside_a_refusal(talk)
     talk.tick(3)
     assert talk.next(m.ToSequencer).event == g.Lost(pending)
-    talk.counted()
+    talk.metric()
     recording = talk.next(m.RecordAbortOnly)
     assert recording.abort_only.pending is not None
     assert {partition.partition for partition, _ in recording.abort_only.pending} == {0, 1}
     reported = read(talk.answer(), 11)
-    assert [reported["guarded-a", each][0] for each in (0, 1)] == [NOT_LEADER, REQUEST_TIMED_OUT]
+    assert [reported["checked-a", each][0] for each in (0, 1)] == [NOT_LEADER, REQUEST_TIMED_OUT]
     assert transaction(talk).under_way is None
     # The sequencer resolves the second.
     talk.report(m.AppendCompleted(pending, PartitionResult(1, OK, 5), None))
@@ -519,10 +519,10 @@ def test_append_during_its_commit_gets_retriable_error() -> None:
     land(talk)
     talk.services.transactions.commit_sent(TXN, ID, EPOCH)
     talk.client(append(sequence=1, correlation=1))
-    talk.counted()
+    talk.metric()
     talk.next(m.RecordAbortOnly)
     talk.report(m.AbortOnlyRecorded(1, True))
-    error, _, message = read(talk.answer(), 11)["guarded-a", 0]
+    error, _, message = read(talk.answer(), 11)["checked-a", 0]
     assert error == NOT_LEADER
     assert "a commit of its transaction is being sent" in (message or "")
 
@@ -534,15 +534,15 @@ def test_several_partitions_are_answered_together() -> None:
     talk.report(
         m.AppendCompleted(first, PartitionResult(0, POLICY_VIOLATION, 57, error_message="OFFSET_MISMATCH"), "x")
     )
-    talk.counted()
+    talk.metric()
     second = talk.admitted(fenced=False)
     talk.upstream()
-    talk.completed(second, produced(("guarded-a", 1, OK, 5), version=11), PartitionResult(1, OK, 5))
+    talk.completed(second, produced(("checked-a", 1, OK, 5), version=11), PartitionResult(1, OK, 5))
     talk.next(m.RecordAbortOnly)
     talk.silent()
     talk.report(m.AbortOnlyRecorded(1, False))
     reported = read(talk.answer(), 11)
-    assert [reported["guarded-a", each][0] for each in (0, 1)] == [NOT_LEADER, OK]
+    assert [reported["checked-a", each][0] for each in (0, 1)] == [NOT_LEADER, OK]
 
 
 # ---- permissions
@@ -573,7 +573,7 @@ def test_transactional_id_permission_is_queried_once(error: int) -> None:
     assert talk.next(m.ValidateCommit) == m.ValidateCommit(1, TXN, ID, EPOCH, 3)
     talk.silent()
     talk.report(m.CommitDecided(1, REFUSE))
-    talk.counted()
+    talk.metric()
     assert talk.next(m.ReadClient) == m.ReadClient(True)
     assert talk.upstream() == request(HEARTBEAT, 4, 3)
     assert code(talk.answer()) == UNKNOWN_PRODUCER_ID
@@ -616,7 +616,7 @@ def test_unauthorized_append_does_not_reach_the_sequencer(records: str) -> None:
     assert talk.next(m.ReadClient) == m.ReadClient(True)
     assert talk.upstream() == request(HEARTBEAT, 4, 2)
     reported = read(talk.answer(), 11)
-    assert [reported["guarded-a", each][:2] for each in (0, 1)] == [(DENIED, -1), (DENIED, -1)]
+    assert [reported["checked-a", each][:2] for each in (0, 1)] == [(DENIED, -1), (DENIED, -1)]
     talk.silent()
     known = transaction(talk)
     assert (known.refused, dict(known.open), known.sent_others) == (None, {}, False)
@@ -633,17 +633,17 @@ def test_authorized_append_reaches_the_sequencer_after_proof() -> None:
 
 def test_unchecked_transactions_need_no_permission_query() -> None:
     talk = unproved_talk()
-    transactional = produce({"plain": {0: _transactional()}})
+    transactional = produce({"unchecked": {0: _transactional()}})
     talk.client(transactional)
     assert talk.upstream() == transactional
-    talk.client(produce({"guarded-a": {0: bytes(batch(b"x", expected=5))}}))
+    talk.client(produce({"checked-a": {0: bytes(batch(b"x", expected=5))}}))
     talk.submitted()
 
 
 def test_unauthorized_acks_0_append_closes_the_connection() -> None:
     """As Kafka does."""
     talk = unproved_talk()
-    talk.client(produce({"guarded-a": {0: _transactional()}}, acks=0))
+    talk.client(produce({"checked-a": {0: _transactional()}}, acks=0))
     stated(talk, DENIED)
     assert "acks=0" in talk.next(m.CloseClient).reason
 
@@ -685,19 +685,19 @@ def test_append_waiting_for_permission_fails_with_its_predecessor() -> None:
     """B was sent before A's failure was read; A fails while B waits for the permission."""
     talk = unproved_talk()
     first = bytes(batch(b"x", expected=5, producer=Producer(ID, EPOCH, 0)))
-    talk.client(produce({"guarded-a": {0: first}}, transactional_id=None))
+    talk.client(produce({"checked-a": {0: first}}, transactional_id=None))
     pending = talk.submitted()
-    talk.grant(pending)
+    talk.admit(pending)
     talk.sent(pending)
     talk.upstream()
     talk.client(append(expected=6, correlation=2))
     proof(talk)
-    talk.kafka(produced(("guarded-a", 0, NOT_LEADER, -1), version=11))
+    talk.kafka(produced(("checked-a", 0, NOT_LEADER, -1), version=11))
     talk.next(m.TopicStale)
     assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
     talk.report(m.AppendCompleted(pending, PartitionResult(0, NOT_LEADER, error_message="TRY_AGAIN …"), "try_again"))
-    talk.counted()
-    assert read(talk.answer(), 11)["guarded-a", 0][0] == NOT_LEADER
+    talk.metric()
+    assert read(talk.answer(), 11)["checked-a", 0][0] == NOT_LEADER
     talk.kafka(ended(INVALID_PRODUCER_ID_MAPPING, version=1, correlation=2))
     assert not any(isinstance(each, m.ToSequencer) for each in talk.commands), (
         "it would be appended without its predecessor"

@@ -65,13 +65,13 @@ def request_frame(request: ProduceRequest) -> bytearray:
 
 
 def one(frame: bytearray | bytes, name_end: int) -> tuple[int, bytes] | None:
-    """Partition and batch of it as the short way reads them."""
+    """Partition and batch of it as the fast path reads them."""
     read = read_single(memoryview(frame), name_end)
     return None if read is None else (read[0], bytes(frame[read[1] : read[2]]))
 
 
 def one_by_the_parser(frame: bytearray | bytes) -> tuple[int, bytes] | None:
-    """The same by the general parser: None if it cannot be read, or is not one batch with nothing beside it."""
+    """The same by the general parser: None if it cannot be read, or is not exactly one batch."""
     try:
         request = parse_produce_request(memoryview(frame))
     except ProtocolError:
@@ -115,7 +115,7 @@ class TestRequests:
     @settings(max_examples=300)
     @given(requests(), st.sampled_from([1, 61, 126, 127, 200, 16_383, 20_000]), st.integers(0, 61))
     def test_request_is_written_like_the_encoder(self, request: ProduceRequest, size: int, header_bytes: int) -> None:
-        """What goes before acks is the client's own; behind it stand topic id, partition, batch."""
+        """The bytes before acks are the client's; topic id, partition and batch follow."""
         batch = bytes(range(256)) * 80
         batch, header_bytes = batch[:size], min(size, header_bytes)
         topic = TopicData("", TOPIC_ID, (PartitionData(7, memoryview(batch), b""),), b"")
@@ -227,8 +227,8 @@ class TestAnswers:
         assert made == response_frame(response, version)
 
 
-def tells_nothing_of_brokers(frame: bytearray, version: int) -> bool:
-    """By the parser. What it cannot read goes to the client as it is, and tells it nothing either – but is not sure."""
+def names_no_brokers(frame: bytearray, version: int) -> bool:
+    """By the parser. The client gets an unreadable response unchanged; it probably names no broker."""
     return not parse_produce_response(memoryview(frame)[4:], version).node_endpoints
 
 
@@ -238,7 +238,7 @@ class TestAnswersThatPass:
     def test_answer_naming_a_broker_is_never_misclassified(self, response: ProduceResponse, version: int) -> None:
         frame = response_frame(response, version)
         if names_no_broker(memoryview(frame), version):
-            assert tells_nothing_of_brokers(frame, version)
+            assert names_no_brokers(frame, version)
 
     @given(st.lists(st.tuples(names, st.lists(int32s, max_size=5)), min_size=1, max_size=4), st.integers(9, 12), int32s)
     def test_the_usual_answer_is_known(self, topics: list[tuple[str, list[int]]], version: int, throttle: int) -> None:
@@ -264,6 +264,6 @@ class TestAnswersThatPass:
         if not names_no_broker(memoryview(frame), version):
             return
         try:
-            assert tells_nothing_of_brokers(frame, version)
+            assert names_no_brokers(frame, version)
         except ProtocolError:
             return  # names that are no text, say: nothing reads an address out of it

@@ -19,7 +19,7 @@ SINK = ROOT / "client" / "fencepost" / "spark"
 
 
 def options_section() -> str:
-    """What stands between the page's marks."""
+    """The text between the page's comments."""
     return f"{lines(OPTIONS)}\n\n{lines(KAFKA_OPTIONS)}\n\n{ignored()}"
 
 
@@ -37,7 +37,7 @@ def ignored() -> str:
 
 def test_the_page_has_all_options_and_no_other() -> None:
     between = PAGE.partition("<!-- options:")[2].partition("\n")[2].partition("<!-- … to here -->")[0]
-    assert between.strip() == options_section(), f"put this between the marks of docs/spark.md:\n{options_section()}"
+    assert between.strip() == options_section(), f"put this between the comments of docs/spark.md:\n{options_section()}"
 
 
 def texts() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the Spark jobs make of a command line, and how they tell progress. No Spark is started."""
+"""What the Spark jobs make of a command line, and how they report progress. No Spark is started."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_command_line_settings_override_the_client_config_file(tmp_path: Path) -
     file = tmp_path / "client.properties"
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="a=b";'
     file.write_text(f"# of the loader\n! and this\n\nsecurity.protocol=SASL_SSL\nsasl.jaas.config = {login}\n")
-    # when it is named beside an option that it has, too
+    # when it is named together with an option that it also has
     found = settings("--client-config", str(file), "--option", "security.protocol=SASL_PLAINTEXT")
     # then values may have an equals sign, and the command line decides
     assert found == {
@@ -54,8 +54,8 @@ def test_an_option_has_a_name_and_a_value(wrong: str, capsys: pytest.CaptureFixt
     assert "is not NAME=VALUE" in capsys.readouterr().err
 
 
-class GrowingLog:
-    """Ends move on by ten records with every look; the second look does not work out."""
+class AdvancingLog:
+    """Each read finds ten more records; the second read fails."""
 
     def __init__(self) -> None:
         self.probes = 0
@@ -74,7 +74,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("out", [io.StringIO(), Terminal()], ids=["a file", "a terminal"])
 def test_progress_is_printed_while_spark_works(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a log that grows, and a Spark that is at its second stage
+    # given a log that gets longer, and a Spark that is at its second stage
     monkeypatch.setattr("fencepost.spark.jobs._PROBE_SECONDS", 0.001)
     monkeypatch.setattr("fencepost.spark.jobs._LINE_SECONDS", 0.0)
     stage = SimpleNamespace(numCompletedTasks=3, numTasks=8)
@@ -82,14 +82,14 @@ def test_progress_is_printed_while_spark_works(out: io.StringIO, monkeypatch: py
         getActiveStageIds=lambda: [1, 2], getStageInfo=lambda number: stage if number == 2 else None
     )
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
-    log: Any = GrowingLog()
+    log: Any = AdvancingLog()
     # when it is shown for some looks
     with Progress("load", spark, log, "t", partitions=2, out=out).shown():
         deadline = time.monotonic() + 30
         while log.probes < 4:
             assert time.monotonic() < deadline
             time.sleep(0.001)
-    # then it tells what was appended since the first look; a look that failed is left out
+    # then it reports what was appended since the first read; a failed read is left out
     lines = out.getvalue().replace("\r", "\n").split("\n")
     reported = [line.rstrip() for line in lines if line.strip()]
     assert reported[0].startswith("load: 0 records appended, 0 a second; log ends 110 110; Spark: 3 of 8 tasks done")

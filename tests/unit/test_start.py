@@ -16,7 +16,7 @@ main.command_parser("proxy")
 import fencepost_proxy.net.app
 print(*sorted(sys.modules))
 """
-_SETTLED = """
+_AFTER_START = """
 import gc
 from fencepost_proxy.cli import proxy
 before = gc.get_threshold()
@@ -47,7 +47,7 @@ def test_proxy_start_loads_no_unneeded_modules() -> None:
 
 
 def test_startup_objects_are_frozen_and_gc_continues() -> None:
-    run(_SETTLED)
+    run(_AFTER_START)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], [], ["no-such-command"]])

@@ -20,7 +20,7 @@ from fencepost_proxy.wire.apis import PRODUCE
 from tests.kit.waiting import until_async
 
 
-def counted(times: int) -> Metrics:
+def counts_of(times: int) -> Metrics:
     metrics = Metrics()
     for _ in range(times):
         metrics.connections.inc()
@@ -33,7 +33,7 @@ def counted(times: int) -> Metrics:
 
 
 def test_numbers_of_two_processes_are_added_without_changes() -> None:
-    one, other = counted(2), counted(3)
+    one, other = counts_of(2), counts_of(3)
     other.refused("not_ready")
 
     whole = one.plus(pickle.loads(pickle.dumps(other)))
@@ -49,7 +49,7 @@ def test_numbers_of_two_processes_are_added_without_changes() -> None:
 
 
 def test_most_advanced_numbers_of_a_shared_partition_win() -> None:
-    one, other = counted(1), counted(1)
+    one, other = counts_of(1), counts_of(1)
     known, both = TopicPartition("t", 0), TopicPartition("t", 1)
     one.moment.partitions = {known: PartitionNumbers(7, 1), both: PartitionNumbers(7, 3)}
     other.moment.partitions = {both: PartitionNumbers(9, 2)}
@@ -68,7 +68,7 @@ def test_most_advanced_numbers_of_a_shared_partition_win() -> None:
 
 
 def test_ended_worker_keeps_totals_and_loses_pending_numbers() -> None:
-    metrics = counted(3)
+    metrics = counts_of(3)
     metrics.expansions_pending.inc()
     metrics.partitions_gated.value = 5
     metrics.traffic.requests_in_flight = 7
@@ -84,7 +84,7 @@ def test_ended_worker_keeps_totals_and_loses_pending_numbers() -> None:
 
 
 def test_only_multiple_workers_have_a_series_each() -> None:
-    metrics = counted(1)
+    metrics = counts_of(1)
     assert b"worker" not in metrics.exposition()
 
     metrics.workers = [WorkerNumbers(0, 3, 5, 70, 1, 1.5, 1 << 20, 9), WorkerNumbers(1, 4, 6, 80, 2, 2.5, 1 << 21, 9)]

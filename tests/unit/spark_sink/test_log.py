@@ -178,7 +178,7 @@ def test_leaderless_queries_back_off_and_time_out(brokers: Brokers, code: int) -
         with pytest.raises(CannotReach, match=r"t-0 at offset 0: .*tried for 1 s"):
             list(log.read("t", 0, 0, 1))
 
-    # With growing pauses: of 0.05 s each there would be 40 and 20.
+    # With increasing pauses: of 0.05 s each there would be 40 and 20.
     assert 3 <= brokers.queried[1, LIST_OFFSETS] <= 20
     assert 3 <= brokers.queried[1, FETCH] <= 10
     assert brokers.described == {"t"}
