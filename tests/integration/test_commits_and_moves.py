@@ -41,7 +41,6 @@ OK, POLICY_VIOLATION, UNKNOWN_PRODUCER_ID, ABORTABLE = 0, 44, 59, 120
 _AGAIN = frozenset({3, 5, 6, 7, 14, 15, 16, 19, 20, 51})
 TRANSACTION_STATE, STATE_TOPIC = "__transaction_state", "__fencepost_state"
 FIRST, SECOND, COORDINATOR = NODES
-_ELECT_LEADERS, _REASSIGN = 43, 45
 #: A validation takes as long as the cluster change during it.
 CONFIG = f"{STAMPED}\ncommit_wait_seconds = 60.0\n"
 _TRANSACTION_PARTITIONS = 5
@@ -126,13 +125,11 @@ class Stage:
     def elect(self, topic: str, leader: int, partitions: Sequence[int]) -> None:
         """Make that broker the leader of these partitions. No other partition moves."""
         replicas = [leader, *(each for each in NODES if each != leader)]
-        requested = [{"PartitionIndex": each, "Replicas": replicas} for each in partitions]
-        self.kafka.query(_REASSIGN, 0, {"TimeoutMs": 20_000, "Topics": [{"Name": topic, "Partitions": requested}]})
+        self.kafka.request_reassignment(topic, replicas, partitions)
 
         def led() -> bool:
-            queried = [{"Topic": topic, "Partitions": list(partitions)}]
-            self.kafka.query(_ELECT_LEADERS, 2, {"ElectionType": 0, "TopicPartitions": queried, "TimeoutMs": 20_000})
-            return all(self.kafka.partition(topic, each).get("LeaderId") == leader for each in partitions)
+            self.kafka.request_election(topic, partitions)
+            return all(self.kafka.leader(topic, each) == leader for each in partitions)
 
         self.kafka.until(led, f"broker {leader} to lead {topic}")
 

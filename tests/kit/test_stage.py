@@ -36,7 +36,7 @@ def test_mend_repairs_everything_and_end_stops_proxies(tmp_path: Path) -> None:
 
             killed.kill()
             paused.pause()
-            pipes[1].add(Hold("request", b"after"))
+            fault = pipes[1].add(Hold("request", b"after"))
             kafka.kill(1)
             assert stage.living == []
             stage.mend()
@@ -44,6 +44,7 @@ def test_mend_repairs_everything_and_end_stops_proxies(tmp_path: Path) -> None:
             assert stage.living == [1]
             for proxy in stage.proxies:
                 until(lambda proxy=proxy: append(proxy, topic, b"after"), "an append after the repair")
+            assert not fault.observed.is_set()
             assert set(stage.log.values(topic)) == {b"before", b"after"}
         assert not any(each.running for each in (killed, paused, other))
         assert kafka.running(1)
