@@ -502,6 +502,7 @@ def test_virtual_configs_are_shown_with_their_source(
         ([CHECK], [CHECK]),
         ([SOURCE, "retention.ms"], [SOURCE]),
         (["check.expected.offsets"], ["check.expected.offsets"]),
+        ([CHECK, CHECK], [CHECK]),
         (["retention.ms"], []),
     ],
 )
